@@ -91,9 +91,10 @@ class InitContext:
             raise InitializerError(f"{self.op}: {name} is neither true nor false")
         return bool(value)
 
-    def first(self, names: Sequence[str]) -> torch.Tensor | None:
-        """The tensor argument under the first of these names that has one."""
-        return next((value for name in names if (value := self.tensor(name)) is not None), None)
+    def first(self, names: Sequence[str], *, elements: bool = False, dims: int = 0) -> torch.Tensor | None:
+        """The first tensor argument under one of these names; on demand not empty, or of so many dimensions."""
+        tensors = (value for name in names if (value := self.tensor(name)) is not None)
+        return next((t for t in tensors if t.dim() >= dims and (t.numel() or not elements)), None)
 
     def tensors(self) -> list[tuple[str, torch.Tensor]]:
         """All tensors with the names of their arguments, lists flattened."""

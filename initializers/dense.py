@@ -16,43 +16,12 @@ from opreplay.initializers import fill
 from opreplay.initializers.base import CustomInit, InitContext, InitReport
 from opreplay.traces.errors import strict
 
-POSITIVE = frozenset(
-    {
-        "running_var",
-        "save_var",
-        "save_invstd",
-        "saved_var",
-        "save_variance",
-        "saveVariance",
-        "reserve_invstd",
-        "invstd",
-        "rstd",
-        "var",
-        "variance",
-        "weight_sq",
-        "exp_avg_sqs",
-        "max_exp_avg_sqs",
-        "state_sums",
-        "square_avgs",
-        "scale",
-        "scales",
-        "scale_a",
-        "scale_b",
-        "a_scale",
-        "b_scale",
-        "q_scale",
-        "k_scale",
-        "v_scale",
-        "x_scale",
-        "w_scale",
-        "input_scale",
-        "weight_scale",
-        "inv_scale",
-        "grad_scale",
-        "total_weight",
-        "bag_size",
-    }
-)
+POSITIVE = frozenset({
+    "running_var", "save_var", "save_invstd", "saved_var", "save_variance", "saveVariance", "reserve_invstd",
+    "invstd", "rstd", "var", "variance", "weight_sq", "exp_avg_sqs", "max_exp_avg_sqs", "state_sums",
+    "square_avgs", "scale", "scales", "scale_a", "scale_b", "a_scale", "b_scale", "q_scale", "k_scale", "v_scale",
+    "x_scale", "w_scale", "input_scale", "weight_scale", "inv_scale", "grad_scale", "total_weight", "bag_size",
+})  # fmt: skip
 """Names of float arguments that a square, a standard deviation or a scale stands behind: uniform in [0.5, 1.5)."""
 ZERO = frozenset({"found_inf"})
 """Names of float arguments that switch work off when they are not zero."""

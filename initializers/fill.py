@@ -117,11 +117,12 @@ def signs(tensor: torch.Tensor, generator: torch.Generator) -> None:
 
 
 def assign(tensor: torch.Tensor, values: torch.Tensor) -> None:
-    """Copy values, broadcast and cast; where elements share storage the last one written stays.
+    """Copy values from any device, broadcast and cast; where elements share storage the last one written stays.
 
     A list of as many values as the tensor has elements fills it in order, whatever its dimensions.
     Raises InitializerError for values that can be spread over no tensor of this shape.
     """
+    values = values.to(tensor.device)
     if values.dim() == 1 and values.numel() == tensor.numel():
         values = values.reshape(tensor.shape)
     if not spreads(values.shape, tensor.shape):
@@ -148,6 +149,16 @@ def spreads(shape: Sequence[int], over: Sequence[int]) -> bool:
     return len(shape) <= len(over) and all(
         size in (1, wider) for size, wider in zip(reversed(shape), reversed(over), strict=False)
     )
+
+
+def even_cuts(parts: int, total: int) -> torch.Tensor:
+    """int64 [parts + 1]: ascending from 0 to `total` in even steps."""
+    return torch.arange(parts + 1) * total // max(1, parts)
+
+
+def edges_of(lengths: torch.Tensor) -> torch.Tensor:
+    """[n + 1]: where rows of these lengths begin, from 0, and where the last ends."""
+    return torch.cat((lengths.new_zeros(1), lengths.cumsum(0)))
 
 
 def assign_rows(tensor: torch.Tensor, rows: torch.Tensor) -> None:

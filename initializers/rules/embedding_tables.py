@@ -45,7 +45,7 @@ class TableBatchedInit(CustomInit):
         states = [largest for number in (1, 2) if (largest := _largest(context, _STATES, number)) is not None]
         limit = min((state.numel() // tables for state in states), default=share)
         rows = (share // widths).clamp(min=1, max=max(1, limit))
-        first_rows = torch.cat((rows.new_zeros(1), rows.cumsum(0)))
+        first_rows = fill.edges_of(rows)
         _assign(starts, edges)
         _assign(context.tensor("weights_offsets"), torch.arange(tables) * share)
         _assign(context.tensor("weights_placements"), torch.zeros(tables, dtype=torch.int64))
@@ -114,7 +114,7 @@ def _assign(target: torch.Tensor | None, values: torch.Tensor) -> None:
     missing = target.numel() - len(values)
     if missing > 0:
         values = torch.cat((values, values[-1:].expand(missing)))
-    fill.assign(target, values[: target.numel()].reshape(target.shape).to(target.device))
+    fill.assign(target, values[: target.numel()].reshape(target.shape))
 
 
 INITIALIZERS = (TableBatchedInit,)

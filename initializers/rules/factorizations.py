@@ -22,7 +22,7 @@ class PivotsInit(CustomInit):
 
     def initialize(self, context: InitContext) -> InitReport:
         pivots = context.first(_PIVOTS)
-        factors = next((t for name in _FACTORS if (t := context.tensor(name)) is not None and t.dim() >= 2), None)
+        factors = context.first(_FACTORS, dims=2)
         if factors is not None and factors.numel() and factors.is_floating_point():
             diagonal = torch.diagonal(factors, dim1=-2, dim2=-1)
             fill.assign(diagonal, diagonal.float() + 2 * diagonal.shape[-1])

@@ -71,24 +71,10 @@ def _along_recorded(argument: str) -> Bound:
 
 
 _SCATTERS = (
-    "scatter",
-    "scatter_",
-    "scatter_add",
-    "scatter_add_",
-    "scatter_reduce",
-    "scatter_reduce_",
-    "gather",
-    "gather_backward",
-    "index_select",
-    "index_add",
-    "index_add_",
-    "index_copy",
-    "index_copy_",
-    "index_fill",
-    "index_fill_",
-    "index_reduce",
-    "index_reduce_",
-)
+    "scatter", "scatter_", "scatter_add", "scatter_add_", "scatter_reduce", "scatter_reduce_", "gather",
+    "gather_backward", "index_select", "index_add", "index_add_", "index_copy", "index_copy_", "index_fill",
+    "index_fill_", "index_reduce", "index_reduce_",
+)  # fmt: skip
 
 RANGES: dict[str, tuple[str, Bound]] = {
     "aten::embedding": ("indices", _size("weight", 0)),
@@ -201,7 +187,8 @@ class BagInit(IndexRule):
             grad = context.tensor("grad")  # of a bag less than offsets, where these end with the number of indices
             ended = grad is not None and grad.dim() == 2 and grad.shape[0] == offsets.numel() - 1
             ended = ended or context.flag("include_last_offset")
-            fill.assign(offsets, _cut_points(offsets.numel(), indices.numel(), ended).to(offsets.device))
+            bags = offsets.numel() - 1 if ended else offsets.numel()
+            fill.assign(offsets, fill.even_cuts(bags, indices.numel())[: offsets.numel()])
         _fill_saved_bags(context)
         largest = context.tensor("maximum_indices")
         if largest is not None and largest.numel():
@@ -247,8 +234,7 @@ class RepeatsInit(CustomInit):
         repeats = context.need("repeats")
         total = context.args.get("output_size")
         if isinstance(total, int) and repeats.numel():
-            cuts = _cut_points(repeats.numel() + 1, total, True)
-            fill.assign(repeats, cuts.diff().to(repeats.device))
+            fill.assign(repeats, fill.even_cuts(repeats.numel(), total).diff())
             return InitReport(summary=f"repeats add up to {total}")
         fill.integers(repeats, context.generator, 1, 4)
         return InitReport(summary="repeats in [1, 4)", assumed={"repeats": "two on average"})
@@ -268,7 +254,7 @@ class CtcInit(CustomInit):
         if (lengths := context.tensor("target_lengths")) is not None and targets.dim() > 1:
             lengths.fill_(targets.shape[-1])
         elif lengths is not None and lengths.numel():  # targets one after another
-            fill.assign(lengths, _cut_points(lengths.numel() + 1, targets.numel(), True).diff().to(lengths.device))
+            fill.assign(lengths, fill.even_cuts(lengths.numel(), targets.numel()).diff())
         return InitReport(summary="full lengths", assumed={"input_lengths": "full", "target_lengths": "full"})
 
 
@@ -310,12 +296,6 @@ def _mask_index(context: InitContext, mask: torch.Tensor) -> str:
         count = min(context.outputs[0].shape[0], mask.numel())
     choose(mask, count, context.generator)
     return f"mask of {count} in {mask.numel()}"
-
-
-def _cut_points(count: int, total: int, include_last: bool) -> torch.Tensor:
-    """`count` ascending offsets from 0 that cut `total` into even parts; the last one is `total` when included."""
-    parts = max(1, count - 1 if include_last else count)
-    return torch.arange(count) * total // parts
 
 
 INITIALIZERS = (

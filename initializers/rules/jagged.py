@@ -32,7 +32,7 @@ class JaggedInit(CustomInit):
         for name in LENGTHS:
             if (lengths := context.tensor(name)) is not None and lengths.numel():
                 drawn = _lengths(lengths.numel(), _held(context, lengths.numel(), total), generator)
-                fill.assign(lengths, drawn.view(lengths.shape).to(lengths.device))
+                fill.assign(lengths, drawn.view(lengths.shape))
                 assumed[name] = f"of varying length, {int(drawn.sum())} in all"
         for name in OFFSETS:
             if context.args.get(name) is not None:
@@ -47,7 +47,7 @@ def _total(context: InitContext) -> int:
     for name in ("range_size", "output_size", "total_L"):
         if isinstance(size := context.args.get(name), int) and size > 0:
             return size
-    values = next((t for name in VALUES if (t := context.tensor(name)) is not None and t.dim()), None)
+    values = context.first(VALUES, dims=1)
     if values is not None:
         return values.shape[0]
     dense = context.tensor("dense")
@@ -87,23 +87,23 @@ def _offsets(context: InitContext, name: str, total: int, generator: torch.Gener
     for level, inner in zip(levels, [*levels[1:], None], strict=True):
         end = total if inner is None else inner.numel() - 1
         lengths = _lengths(max(1, level.numel() - 1), end, generator)
-        edges = torch.cat((lengths.new_zeros(1), lengths.cumsum(0)))[: level.numel()]
-        fill.assign(level, edges.view(level.shape).to(level.device))
+        edges = fill.edges_of(lengths)[: level.numel()]
+        fill.assign(level, edges.view(level.shape))
     return {name: f"{levels[-1].numel() - 1} rows over {total} values"}
 
 
 def _permutes(context: InitContext, generator: torch.Generator) -> dict[str, str]:
     """Random orders, their inverses, and where the blocks begin that they move."""
     assumed: dict[str, str] = {}
-    rows = next((t.shape[0] for name in LENGTHS if (t := context.tensor(name)) is not None and t.dim()), None)
+    lengths = context.first(LENGTHS, dims=1)
     for name in ("permute", "permute_list"):
         if (order := context.tensor(name)) is None or not order.numel():
             continue
-        count = order.numel() if rows is None else rows
+        count = order.numel() if lengths is None else lengths.shape[0]
         shuffled = torch.randperm(count, generator=generator).repeat(-(-order.numel() // max(1, count)))[
             : order.numel()
         ]
-        fill.assign(order, shuffled.to(order.device))
+        fill.assign(order, shuffled)
         assumed[name] = f"random order of {count}"
         _blocks(context, shuffled)
     return assumed
@@ -115,12 +115,12 @@ def _blocks(context: InitContext, order: torch.Tensor) -> None:
     if pooled is None or before is None or before.numel() != len(order) + 1:
         return
     edges = torch.arange(before.numel()) * extent(pooled, -1) // (before.numel() - 1)
-    fill.assign(before, edges.to(before.device))
+    fill.assign(before, edges)
     if (inverse := context.tensor("inv_permute_list")) is not None and inverse.numel() == len(order):
-        fill.assign(inverse, order.argsort().to(inverse.device))
+        fill.assign(inverse, order.argsort())
     if (after := context.tensor("inv_offset_dim_list")) is not None and after.numel() == before.numel():
         widths = edges.diff()[order]
-        fill.assign(after, torch.cat((widths.new_zeros(1), widths.cumsum(0))).to(after.device))
+        fill.assign(after, fill.edges_of(widths))
 
 
 def _bounded(context: InitContext) -> dict[str, str]:
@@ -155,9 +155,9 @@ def _widths_of_ranks(context: InitContext) -> dict[str, str]:
     if widths is None or not widths.numel():
         return {}
     edges = torch.arange(widths.numel() + 1) * extent(context.need("grad_output"), -1) // widths.numel()
-    fill.assign(widths, edges.diff().to(widths.device))
+    fill.assign(widths, edges.diff())
     if starts is not None and starts.numel() == widths.numel():
-        fill.assign(starts, edges[:-1].to(starts.device))
+        fill.assign(starts, edges[:-1])
     return {"dim_sum_per_rank": "even"}
 
 

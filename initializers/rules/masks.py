@@ -11,6 +11,7 @@ import torch
 from opreplay.initializers import fill
 from opreplay.initializers.base import CustomInit, InitContext, InitializerError, InitReport
 
+MASKS = ("attn_mask", "attn_bias", "bias", "mask")
 DENSITY = 0.5
 """Share of true elements where nothing says otherwise."""
 
@@ -113,8 +114,7 @@ class AttentionMaskInit(CustomInit):
 
     @staticmethod
     def _mask(context: InitContext) -> torch.Tensor | None:
-        masks = (context.tensor(name) for name in ("attn_mask", "attn_bias", "bias", "mask"))
-        return next((mask for mask in masks if mask is not None and mask.numel()), None)
+        return context.first(MASKS, elements=True)
 
 
 def _copies(mask: torch.Tensor, target: torch.Tensor) -> int:

@@ -102,18 +102,15 @@ def _how(context: InitContext) -> str:
     return f"{context.options.get('distribution', 'uniform')} over the experts"
 
 
-def _find(context: InitContext, names: tuple[str, ...]) -> torch.Tensor | None:
-    return next((t for name in names if (t := context.tensor(name)) is not None and t.numel()), None)
-
-
-def _number(context: InitContext, *names: str) -> int | None:
+def number(context: InitContext, *names: str) -> int | None:
+    """The first positive whole number under one of the names."""
     values = (context.args.get(name) for name in names)
     return next((v for v in values if isinstance(v, int) and not isinstance(v, bool) and 0 < v <= MAX_NUMBER), None)
 
 
 def expert_count(context: InitContext) -> int:
     """How many experts there are: as an argument says, else as many as there are weights."""
-    said = _number(context, "global_num_experts", "num_experts", "expert_num", "num_expert", "n_expert")
+    said = number(context, "global_num_experts", "num_experts", "expert_num", "num_expert", "n_expert")
     if said is not None:
         # SGLang passes one more: number 0 of its sorted experts stands for those that are elsewhere.
         return max(1, said - 1) if context.role == "numbered_from_one" else said
@@ -122,13 +119,13 @@ def expert_count(context: InitContext) -> int:
             return mapped.numel()
     if (count := _count_of_weights(context)) is not None:
         return count
-    chosen = _find(context, CHOSEN)
+    chosen = context.first(CHOSEN, elements=True)
     return max(8, 2 * chosen.shape[-1]) if chosen is not None and chosen.dim() == 2 else 8
 
 
 def _count_of_weights(context: InitContext) -> int | None:
     """Experts that the call has weights of, in one tensor or in a list; None where they are no argument."""
-    weights = _find(context, FIRST_WEIGHTS)
+    weights = context.first(FIRST_WEIGHTS, elements=True)
     if weights is not None and weights.dim() >= 3:
         return weights.shape[0]
     listed = context.args.get("weight")
@@ -141,7 +138,7 @@ def _count_of_weights(context: InitContext) -> int | None:
 
 def _scores(context: InitContext, generator: torch.Generator) -> InitReport:
     """Scores whose best ones are a draw without replacement: logarithm of the chance plus Gumbel noise."""
-    scores = _find(context, SCORES)
+    scores = context.first(SCORES, elements=True)
     if scores is None or not scores.dim():
         raise InitializerError(f"{context.op}: no router scores among its arguments")
     experts = scores.shape[-1]
@@ -153,8 +150,8 @@ def _scores(context: InitContext, generator: torch.Generator) -> InitReport:
         fill.assign_rows(scores.view(rows, experts), block.to(scores.dtype).to(scores.device))
     else:
         repeated = block.repeat(-(-rows // distinct), 1)[:rows]
-        fill.assign(scores, repeated.reshape(scores.shape).to(scores.device))
-    bias = _find(context, ("bias", "correction_bias", "e_score_correction_bias"))
+        fill.assign(scores, repeated.reshape(scores.shape))
+    bias = context.first(("bias", "correction_bias", "e_score_correction_bias"), elements=True)
     if bias is not None and bias.dtype.is_floating_point:
         fill.uniform(bias, context.generator, 0.0, math.nextafter(0.0, 1.0))
     return InitReport(summary=f"{rows} tokens over {experts} experts", assumed={"scores": _how(context)})
@@ -162,21 +159,21 @@ def _scores(context: InitContext, generator: torch.Generator) -> InitReport:
 
 def _local(context: InitContext, experts: int) -> None:
     """Fill the maps from all experts to the local ones: those come first."""
-    weights = _find(context, ("w1",))
+    weights = context.first(("w1",), elements=True)
     local = min(experts, weights.shape[0]) if weights is not None and weights.dim() == 3 else experts
     for name in ("expert_map", "maybe_expert_map"):
         if (mapped := context.tensor(name)) is not None and mapped.numel():
             numbers = torch.arange(mapped.numel())
-            local_here = _number(context, "n_local_expert") or local
-            fill.assign(mapped, torch.where(numbers < local_here, numbers, -1).to(mapped.device))
+            local_here = number(context, "n_local_expert") or local
+            fill.assign(mapped, torch.where(numbers < local_here, numbers, -1))
     for name in ("expert_mask", "local_expert_mask"):
         if (mask := context.tensor(name)) is not None and mask.numel():
-            fill.assign(mask, (torch.arange(mask.numel()) < local).to(mask.device))
+            fill.assign(mask, (torch.arange(mask.numel()) < local))
 
 
 def _chosen(context: InitContext, generator: torch.Generator) -> InitReport:
     """Chosen experts and their weights, [tokens, topk]."""
-    ids = _find(context, CHOSEN)
+    ids = context.first(CHOSEN, elements=True)
     if ids is None:
         if context.role == "summed" or any(context.tensor(name) is not None for name in CHOSEN):
             return InitReport(summary="no experts among its arguments")
@@ -185,13 +182,13 @@ def _chosen(context: InitContext, generator: torch.Generator) -> InitReport:
     tokens, topk = (ids.shape[0], math.prod(ids.shape[1:])) if ids.dim() > 1 else (ids.numel(), 1)
     _local(context, experts)
     drawn = expert_choice.choose_experts(tokens, topk, _chance(context, experts), generator)
-    fill.assign(ids, drawn.reshape(ids.shape).to(ids.device))
-    weights = _find(context, CHOSEN_WEIGHTS)
+    fill.assign(ids, drawn.reshape(ids.shape))
+    weights = context.first(CHOSEN_WEIGHTS, elements=True)
     if weights is not None and weights.shape == ids.shape:
-        fill.assign(weights, expert_choice.routing_weights(tokens, topk, generator).to(weights.device))
+        fill.assign(weights, expert_choice.routing_weights(tokens, topk, generator))
     rows = context.tensor("row_idx")
     if rows is not None and rows.numel() == drawn.numel():
-        fill.assign(rows, torch.arange(drawn.numel()).reshape(topk, tokens).t().reshape(rows.shape).to(rows.device))
+        fill.assign(rows, torch.arange(drawn.numel()).reshape(topk, tokens).t().reshape(rows.shape))
     if (valid := context.tensor("num_local_tokens")) is not None:
         fill.assign(valid, torch.tensor(tokens, device=valid.device))
     used = int((torch.bincount(drawn.flatten(), minlength=experts) > 0).sum())
@@ -200,38 +197,45 @@ def _chosen(context: InitContext, generator: torch.Generator) -> InitReport:
 
 def _sorted(context: InitContext, generator: torch.Generator) -> InitReport:
     """Tokens sorted by expert: aiter packs slot and token, vLLM numbers them token · topk + slot."""
-    order, owners = context.need("sorted_token_ids"), _find(context, ("sorted_expert_ids", "expert_ids", "experts_ids"))
-    valid = _find(context, ("num_valid_ids", "num_tokens_post_pad", "num_tokens_past_padded"))
+    order, owners = (
+        context.need("sorted_token_ids"),
+        context.first(("sorted_expert_ids", "expert_ids", "experts_ids"), elements=True),
+    )
+    valid = context.first(("num_valid_ids", "num_tokens_post_pad", "num_tokens_past_padded"), elements=True)
     if owners is None or valid is None:
         raise InitializerError(f"{context.op}: no expert of each block or no count of valid ids")
-    hidden = context.need("hidden_states") if context.tensor("hidden_states") is not None else _find(context, HIDDEN)
-    topk = _number(context, "topk", "top_k") or 1
-    weights = _find(context, ("topk_weights",))
+    hidden = (
+        context.need("hidden_states")
+        if context.tensor("hidden_states") is not None
+        else context.first(HIDDEN, elements=True)
+    )
+    topk = number(context, "topk", "top_k") or 1
+    weights = context.first(("topk_weights",), elements=True)
     tokens = extent(hidden) if hidden is not None else 0
     if weights is not None and weights.dim() == 2:
         tokens, topk = weights.shape
     experts = expert_count(context)
     # One expert id stands for each block, so the two lengths tell the block where no argument does.
-    block = _number(context, "block_m", "block_size_m", "moe_block_size", "BLOCK_SIZE_M")
+    block = number(context, "block_m", "block_size_m", "moe_block_size", "BLOCK_SIZE_M")
     block = block or max(1, -(-order.numel() // owners.numel()))
     ids = expert_choice.choose_experts(tokens, topk, _chance(context, experts), generator)
     filler = tokens * topk
     slots = expert_choice.sort_by_expert(ids, experts, block, order.numel(), owners.numel(), filler)
     positions = slots.positions
     if context.role == "stage":
-        fill.assign(order, _packed(positions, topk, tokens).to(order.device))
+        fill.assign(order, _packed(positions, topk, tokens))
     else:
-        fill.assign(order, positions.to(order.device))
-    fill.assign(owners, slots.owners.to(owners.device))
+        fill.assign(order, positions)
+    fill.assign(owners, slots.owners)
     counts = torch.full((valid.numel(),), tokens, dtype=torch.int64)
     counts[0] = slots.valid
-    fill.assign(valid, counts.reshape(valid.shape).to(valid.device))
+    fill.assign(valid, counts.reshape(valid.shape))
     share = expert_choice.routing_weights(tokens, topk, generator)
     if (shares := context.tensor("sorted_weights")) is not None and shares.numel() == len(positions):
         flat = torch.cat((share.flatten(), share.new_zeros(1)))
-        fill.assign(shares, flat.index_select(0, positions).reshape(shares.shape).to(shares.device))
+        fill.assign(shares, flat.index_select(0, positions).reshape(shares.shape))
     if weights is not None:
-        fill.assign(weights, share.flatten().to(weights.device))
+        fill.assign(weights, share.flatten())
     assumed = {"sorted_token_ids": _how(context)}
     if slots.dropped:
         assumed["capacity"] = f"{slots.dropped} of {filler} routed slots find no place and are dropped"
@@ -251,7 +255,7 @@ def rows_of_groups(context: InitContext) -> int | None:
     """Rows of what is split into groups, the first one of a list; None where the call has none."""
     listed = context.args.get("x")
     several = cast("Sequence[object]", listed) if isinstance(listed, (list, tuple)) else ()
-    hidden = several[0] if several else _find(context, HIDDEN)
+    hidden = several[0] if several else context.first(HIDDEN, elements=True)
     return extent(hidden) if isinstance(hidden, torch.Tensor) else None
 
 
@@ -260,13 +264,13 @@ def _groups(context: InitContext, generator: torch.Generator) -> InitReport:
     if (numbers := context.tensor("sorted_expert_for_source_row")) is not None:
         experts = expert_count(context)
         drawn = torch.multinomial(_chance(context, experts), max(1, numbers.numel()), True, generator=generator)
-        fill.assign(numbers, drawn[: numbers.numel()].sort().values.reshape(numbers.shape).to(numbers.device))
+        fill.assign(numbers, drawn[: numbers.numel()].sort().values.reshape(numbers.shape))
         return InitReport(summary=f"{numbers.numel()} rows of {experts} experts", assumed={"experts": _how(context)})
-    groups = _find(context, ("group_list", "offs", "expert_num_tokens"))
+    groups = context.first(("group_list", "offs", "expert_num_tokens"), elements=True)
     if groups is None:
         return InitReport(summary="no groups among its arguments")
     experts = extent(groups)
-    limit = _number(context, "max_tokens_per_batch")
+    limit = number(context, "max_tokens_per_batch")
     rows = limit * experts // 2 if limit else rows_of_groups(context) or 0
     counts = torch.bincount(
         torch.multinomial(_chance(context, experts), max(1, rows), True, generator=generator)[:rows], minlength=experts
@@ -277,11 +281,11 @@ def _groups(context: InitContext, generator: torch.Generator) -> InitReport:
         assumed["capacity"] = f"{over} of {rows} rows are over capacity and dropped"
     if groups.dim() == 2:
         drawn = torch.stack((torch.arange(experts), counts), 1)
-    elif context.tensor("expert_num_tokens") is not None or _number(context, "group_list_type") == 1:
+    elif context.tensor("expert_num_tokens") is not None or number(context, "group_list_type") == 1:
         drawn = counts
     else:
         drawn = counts.cumsum(0)
-    fill.assign(groups, drawn.to(groups.device))
+    fill.assign(groups, drawn)
     return InitReport(summary=f"{rows} rows in {experts} groups", assumed=assumed)
 
 
@@ -290,20 +294,20 @@ def _return(context: InitContext, generator: torch.Generator) -> InitReport:
     for name in ("inv_permuted_idx", "sorted_indices", "expanded_src_to_dst_row"):
         if (order := context.tensor(name)) is not None:
             values = torch.randperm(order.numel(), generator=generator)
-            fill.assign(order, values.reshape(order.shape).to(order.device))
-    weights = _find(context, CHOSEN_WEIGHTS)
+            fill.assign(order, values.reshape(order.shape))
+    weights = context.first(CHOSEN_WEIGHTS, elements=True)
     if weights is not None and weights.dim() == 2:
         tokens, topk = weights.shape
-        fill.assign(weights, expert_choice.routing_weights(tokens, topk, generator).to(weights.device))
+        fill.assign(weights, expert_choice.routing_weights(tokens, topk, generator))
     if (starts := context.tensor("expert_first_token_offset")) is not None and starts.numel():
         rows = context.need("permuted_hidden_states", 1).shape[0]
         edges = torch.arange(starts.numel()) * rows // max(1, starts.numel() - 1)
-        fill.assign(starts, edges.to(starts.device))
+        fill.assign(starts, edges)
     if (chosen := context.tensor("export_for_source_row")) is not None and chosen.dim() == 2:
         bias = context.tensor("bias")
         experts = bias.shape[0] if bias is not None else max(8, 2 * chosen.shape[1])
         drawn = expert_choice.choose_experts(chosen.shape[0], chosen.shape[1], _chance(context, experts), generator)
-        fill.assign(chosen, drawn.to(chosen.device))
+        fill.assign(chosen, drawn)
     return InitReport(summary="rows back in random order", assumed={"rows": "in random order"})
 
 

@@ -101,12 +101,8 @@ class CacheSlotsInit(LengthRule):
             # There is no negative slot here: padding goes to slot 0, which SGLang keeps for it.
             values.zero_()
         values[: len(drawn)] = drawn[:count]
-        fill.assign(slots, values.reshape(slots.shape).to(slots.device))
+        fill.assign(slots, values.reshape(slots.shape))
         return InitReport(summary=f"{len(drawn)} of {tokens} slots written", assumed={name: assumed})
-
-
-def _first(context: InitContext, names: tuple[str, ...]) -> torch.Tensor | None:
-    return next((t for name in names if (t := context.tensor(name)) is not None and t.dim() and t.numel()), None)
 
 
 def _sequences(context: InitContext) -> int | None:
@@ -121,13 +117,13 @@ def _sequences(context: InitContext) -> int | None:
 
 
 def _room(context: InitContext, pool: Pool | None) -> Room:
-    query = _first(context, QUERY)
+    query = context.first(QUERY, elements=True, dims=1)
     rows = query.shape[0] if query is not None else None
     sequences = _sequences(context)
     if sequences is None:
         return _room_of_layer(context, rows or 1)
-    packed = _first(context, CUMULATIVE_NEW) is not None
-    keys = _first(context, ("k", "key"))
+    packed = context.first(CUMULATIVE_NEW, elements=True, dims=1) is not None
+    keys = context.first(("k", "key"), elements=True, dims=1)
     limits = [value for name in LONGEST if isinstance(value := context.args.get(name), int) and value > 0]
     limits += _limits(context, pool, keys, packed=packed)
     together = pool is None and keys is not None and rows == keys.shape[0]
@@ -155,9 +151,9 @@ def _limits(context: InitContext, pool: Pool | None, keys: torch.Tensor | None, 
     limits: list[int] = []
     if pool is not None:
         limits.append(pool.blocks * pool.page)
-        if (table := _first(context, TABLES)) is not None and table.dim() == 2:
+        if (table := context.first(TABLES, elements=True, dims=1)) is not None and table.dim() == 2:
             limits.append(table.shape[1] * pool.page)
-        if (pages := _first(context, ("kv_page_indices",))) is not None:
+        if (pages := context.first(("kv_page_indices",), elements=True, dims=1)) is not None:
             limits.append(pages.numel() * pool.page)
     elif keys is not None:
         limits.append(keys.shape[0] if packed else keys.shape[1] if keys.dim() > 1 else 1)
@@ -180,25 +176,27 @@ def _fitted(context: InitContext, pool: Pool | None, batch: Batch) -> Batch:
     """The batch, its keys cut where the arguments hold fewer tokens or name fewer pages, or taken from them."""
     if (recorded := _recorded_lengths(context, len(batch.kv))) is not None:
         return Batch(query=batch.query, kv=recorded, assumed="lengths as recorded")
-    keys, pages = _first(context, ("k", "key")), _first(context, ("kv_page_indices",))
+    keys, pages = (
+        context.first(("k", "key"), elements=True, dims=1),
+        context.first(("kv_page_indices",), elements=True, dims=1),
+    )
     kv = batch.kv
     if pool is not None and pages is not None:
         capacity = pages.numel()
         wanted = int(((kv + pool.page - 1) // pool.page).sum())
-        kv = kv if wanted <= capacity else _even(capacity, len(kv)) * pool.page
-    elif pool is None and _first(context, CUMULATIVE_SEEN) is not None:
+        kv = kv if wanted <= capacity else fill.even_cuts(len(kv), capacity).diff() * pool.page
+    elif pool is None and context.first(CUMULATIVE_SEEN, elements=True, dims=1) is not None:
         whole = keys if keys is not None else context.tensor("dst")
         alike = bool((kv == batch.query).all())
         capacity = whole.shape[0] if whole is not None else int(kv.sum())
-        kv = kv if int(kv.sum()) == capacity or (alike and int(kv.sum()) < capacity) else _even(capacity, len(kv))
+        kv = (
+            kv
+            if int(kv.sum()) == capacity or (alike and int(kv.sum()) < capacity)
+            else fill.even_cuts(len(kv), capacity).diff()
+        )
     if kv is batch.kv:
         return batch
     return Batch(query=batch.query, kv=kv, assumed=f"{batch.assumed}; keys split evenly over what the arguments hold")
-
-
-def _even(total: int, count: int) -> torch.Tensor:
-    edges = torch.arange(count + 1) * total // max(1, count)
-    return edges.diff()
 
 
 def _write_lengths(context: InitContext, batch: Batch) -> list[str]:
@@ -206,7 +204,7 @@ def _write_lengths(context: InitContext, batch: Batch) -> list[str]:
     filled: list[str] = []
     values: dict[str, torch.Tensor] = {}
     for names, lengths in ((CUMULATIVE_NEW, batch.query), (CUMULATIVE_SEEN, batch.kv)):
-        values.update(dict.fromkeys(names, torch.cat((lengths.new_zeros(1), lengths.cumsum(0)))))
+        values.update(dict.fromkeys(names, fill.edges_of(lengths)))
     values.update(dict.fromkeys(SEEN, batch.kv))
     values["seqused_q"] = batch.query
     for name in ("leftpad_k", "seq_starts"):
@@ -214,7 +212,7 @@ def _write_lengths(context: InitContext, batch: Batch) -> list[str]:
     for name, numbers in values.items():
         target = context.tensor(name)
         if target is not None and target.numel() == len(numbers):
-            fill.assign(target, numbers.reshape(target.shape).to(target.device))
+            fill.assign(target, numbers.reshape(target.shape))
             filled.append(name)
     return filled
 
@@ -226,7 +224,7 @@ def _write_table(table: torch.Tensor, counts: torch.Tensor, pages: torch.Tensor)
     values = torch.zeros(table.numel(), dtype=table.dtype)
     into = consecutive(np.arange(len(named)) * width, named)
     values.numpy()[into] = pages.numpy()[consecutive((counts.cumsum(0) - counts).numpy(), named)]
-    fill.assign(table, values.view(table.shape).to(table.device))
+    fill.assign(table, values.view(table.shape))
 
 
 def _write_list(
@@ -237,8 +235,8 @@ def _write_list(
         raise InitializerError(f"{context.op}: {len(pages)} pages, but room for {listed.numel()} in kv_page_indices")
     values = torch.zeros(listed.numel(), dtype=torch.int64)
     values[: len(pages)] = pages
-    fill.assign(listed, values.to(listed.device))
-    fill.assign(edges, torch.cat((counts.new_zeros(1), counts.cumsum(0))).to(edges.device))
+    fill.assign(listed, values)
+    fill.assign(edges, fill.edges_of(counts))
 
 
 def _write_pages(context: InitContext, pool: Pool, batch: Batch) -> dict[str, str]:
@@ -263,7 +261,7 @@ def _write_pages(context: InitContext, pool: Pool, batch: Batch) -> dict[str, st
         assumed["kv_page_indices"] = said
         assumed["kv_indptr"] = "pages of the sequences"
     if (last := context.tensor("kv_last_page_lens")) is not None and last.numel() == len(counts):
-        fill.assign(last, torch.where(batch.kv > 0, (batch.kv - 1) % pool.page + 1, 0).to(last.device))
+        fill.assign(last, torch.where(batch.kv > 0, (batch.kv - 1) % pool.page + 1, 0))
     return assumed
 
 

@@ -26,7 +26,7 @@ class PositionsInit(LengthRule):
     name = "positions"
 
     def initialize(self, context: InitContext) -> InitReport:
-        positions = next((t for name in POSITIONS if (t := context.tensor(name)) is not None), None)
+        positions = context.first(POSITIONS)
         if positions is None:
             raise InitializerError(f"{context.op}: no positions among its arguments")
         rows = table_rows(context)
@@ -69,8 +69,8 @@ class NewTokensInit(CustomInit):
             generator=shared_generator(context, "lengths"),
         )
         seen = batch.kv if known is not None else batch.query
-        fill.assign(new, batch.query.to(new.device))
-        fill.assign(cached, (seen - batch.query).to(cached.device))
+        fill.assign(new, batch.query)
+        fill.assign(cached, (seen - batch.query))
         what = batch.assumed if known is not None else "128 new tokens a sequence, none cached"
         return InitReport(summary=f"{int(batch.query.sum())} new tokens", assumed={"extend_seq_lens": what})
 

@@ -89,10 +89,10 @@ def _order(context: InitContext, name: str, tensor: torch.Tensor) -> str:
     if "g_idx" in name:
         scales = next((t for n, t in context.tensors() if "scales" in n and t.dim() > 1), None)
         groups = max(1, scales.shape[0] if scales is not None else count // 128)
-        fill.assign(tensor, (torch.arange(count) * groups // count).view(tensor.shape).to(tensor.device))
+        fill.assign(tensor, (torch.arange(count) * groups // count).view(tensor.shape))
         return f"{groups} groups in order"
     order = torch.randperm(count, generator=torch.Generator().manual_seed(context.seed))
-    fill.assign(tensor, order.view(tensor.shape).to(tensor.device))
+    fill.assign(tensor, order.view(tensor.shape))
     return f"random order of {count}"
 
 

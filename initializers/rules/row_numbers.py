@@ -14,7 +14,6 @@ import torch
 
 from opreplay.initializers import fill
 from opreplay.initializers.base import CustomInit, InitContext, InitReport, extent
-from opreplay.initializers.rules.segments import even_cuts
 
 Kind = Callable[[InitContext, torch.Tensor], str]
 """Fills one tensor in place and says how, in a few words."""
@@ -109,8 +108,8 @@ def counts(total: Bound) -> Kind:
 
     def kind(context: InitContext, tensor: torch.Tensor) -> str:
         if tensor.numel():
-            parts = even_cuts(tensor.numel(), total(context)).diff()
-            fill.assign(tensor, parts.reshape(tensor.shape).to(tensor.device))
+            parts = fill.even_cuts(tensor.numel(), total(context)).diff()
+            fill.assign(tensor, parts.reshape(tensor.shape))
         return f"equal shares of {total(context)}"
 
     return kind
@@ -122,7 +121,7 @@ def cuts(total: Bound) -> Kind:
     def kind(context: InitContext, tensor: torch.Tensor) -> str:
         if tensor.numel():
             fill.assign(
-                tensor, even_cuts(max(1, tensor.numel() - 1), total(context))[: tensor.numel()].to(tensor.device)
+                tensor, fill.even_cuts(max(1, tensor.numel() - 1), total(context))[: tensor.numel()].to(tensor.device)
             )
         return f"equal parts of {total(context)}"
 

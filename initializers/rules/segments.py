@@ -26,10 +26,10 @@ class BatchSizesInit(CustomInit):
 
     def initialize(self, context: InitContext) -> InitReport:
         sizes = context.need("batch_sizes")
-        rows = next((t for name in ("data", "input", "grad") if (t := context.tensor(name)) is not None), None)
+        rows = context.first(("data", "input", "grad"))
         if rows is None or not rows.dim() or not sizes.numel():
             raise InitializerError(f"{context.op}: no data to be packed in steps")
-        fill.assign(sizes, packed_sizes(sizes.numel(), rows.shape[0], _sequences(context)).to(sizes.device))
+        fill.assign(sizes, packed_sizes(sizes.numel(), rows.shape[0], _sequences(context)))
         return InitReport(
             summary=f"{int(sizes.flatten()[0])} sequences of up to {sizes.numel()} steps",
             assumed={"batch_sizes": "one sequence of full length, the others of equal length"},
@@ -80,10 +80,10 @@ class SegmentsInit(CustomInit):
         lengths, offsets = context.tensor("lengths"), context.tensor("offsets")
         total = extent(data, axis)
         if lengths is not None and lengths.numel():
-            fill.assign(lengths, even_cuts(extent(lengths, -1), total).diff().to(lengths.device))
+            fill.assign(lengths, fill.even_cuts(extent(lengths, -1), total).diff())
         if offsets is not None and offsets.numel():
-            cuts = even_cuts(max(1, extent(offsets, -1) - 1), total)[: offsets.shape[-1]]
-            fill.assign(offsets, cuts.to(offsets.device))
+            cuts = fill.even_cuts(max(1, extent(offsets, -1) - 1), total)[: offsets.shape[-1]]
+            fill.assign(offsets, cuts)
         return InitReport(summary="segments of equal size", assumed={"lengths": "equal"})
 
 
@@ -98,7 +98,7 @@ class CompressedInit(CustomInit):
             if not isinstance(size, int) or (size < 1 and rows.numel()):
                 raise InitializerError(f"{context.op}: {rows.numel()} elements in {size} rows")
             if rows.numel():
-                fill.assign(rows, (torch.arange(rows.numel()) * size // rows.numel()).to(rows.device))
+                fill.assign(rows, (torch.arange(rows.numel()) * size // rows.numel()))
             return InitReport(summary="rows of equal size", assumed={"self": "rows of equal size"})
         pointers = self._first(context, "crow_indices", "compressed_indices", "ccol_indices")
         plain = self._first(context, "col_indices", "plain_indices", "row_indices")
@@ -106,11 +106,11 @@ class CompressedInit(CustomInit):
             pointers.zero_()
             return InitReport(summary="no elements")
         rows, count = pointers.shape[-1] - 1, plain.shape[-1]
-        cuts = even_cuts(rows, count)
-        fill.assign(pointers, cuts.to(pointers.device))
+        cuts = fill.even_cuts(rows, count)
+        fill.assign(pointers, cuts)
         places = torch.arange(count)
         starts = cuts[:-1].repeat_interleave(cuts.diff())
-        fill.assign(plain, (places - starts).to(plain.device))  # ascending and distinct within each row
+        fill.assign(plain, (places - starts))  # ascending and distinct within each row
         return InitReport(summary="rows of equal size", assumed={"col_indices": "the first columns of each row"})
 
     @staticmethod
@@ -119,11 +119,6 @@ class CompressedInit(CustomInit):
         if tensor is None:
             raise InitializerError(f"{context.op}: no {names[0]}")
         return tensor
-
-
-def even_cuts(parts: int, total: int) -> torch.Tensor:
-    """int64 [parts + 1]: ascending from 0 to `total` in even steps."""
-    return torch.arange(parts + 1) * total // parts
 
 
 INITIALIZERS = (BatchSizesInit, SegmentsInit, CompressedInit)

@@ -11,11 +11,6 @@ from opreplay.initializers import fill
 from opreplay.initializers.base import CustomInit, InitContext, InitializerError, InitReport, extent
 
 
-def _even(total: int, count: int) -> torch.Tensor:
-    """int64 [count]: `total` split as evenly as it goes."""
-    return (torch.arange(count + 1) * total // max(1, count)).diff()
-
-
 def _one(context: InitContext, *names: str) -> torch.Tensor:
     """The first of these arguments that is a tensor. Raises InitializerError when none is."""
     tensor = context.first(names)
@@ -45,10 +40,10 @@ class AdaptersInit(CustomInit):
         lengths = context.first(("seq_len_tensor", "seq_len"))
         if lengths is not None:
             tokens = extent(rows, 1 if rows.dim() == 3 else 0)
-            numbers = _even(tokens, lengths.numel())
-            fill.assign(lengths, numbers.to(lengths.device))
+            numbers = fill.even_cuts(lengths.numel(), tokens).diff()
+            fill.assign(lengths, numbers)
             if (starts := context.tensor("b_seq_start_loc")) is not None:
-                fill.assign(starts, (numbers.cumsum(0) - numbers)[: starts.numel()].to(starts.device))
+                fill.assign(starts, (numbers.cumsum(0) - numbers)[: starts.numel()])
         return InitReport(
             summary=f"tokens of {adapters} adapters", assumed=dict.fromkeys(filled, f"uniform in [0, {adapters})")
         )
@@ -69,12 +64,11 @@ class StateSlotsInit(CustomInit):
             if (chosen := context.tensor(name)) is not None:
                 order = torch.randperm(slots, generator=torch.Generator().manual_seed(context.seed))
                 numbers = order[torch.arange(chosen.numel()) % slots]
-                fill.assign(chosen, numbers.reshape(chosen.shape).to(chosen.device))
+                fill.assign(chosen, numbers.reshape(chosen.shape))
                 assumed[name] = "slots in random order"
         if (edges := context.tensor("query_start_loc")) is not None and edges.numel() > 1:
             x = _one(context, "x", "u")
-            numbers = torch.cat((torch.zeros(1, dtype=torch.int64), _even(extent(x, -1), edges.numel() - 1).cumsum(0)))
-            fill.assign(edges, numbers.to(edges.device))
+            fill.assign(edges, fill.even_cuts(edges.numel() - 1, extent(x, -1)))
             assumed["query_start_loc"] = "sequences of even length"
         if (started := context.tensor("has_initial_state")) is not None:
             fill.assign(started, torch.ones_like(started))
@@ -101,8 +95,7 @@ class RowLimitsInit(CustomInit):
             if (starts := context.tensor(name)) is not None:
                 fill.assign(starts, torch.zeros_like(starts))
         if (edges := context.tensor("cu_seqlens_q")) is not None and edges.numel() > 1:
-            numbers = torch.cat((torch.zeros(1, dtype=torch.int64), _even(rows, edges.numel() - 1).cumsum(0)))
-            fill.assign(edges, numbers.to(edges.device))
+            fill.assign(edges, fill.even_cuts(edges.numel() - 1, rows))
         return InitReport(summary=f"{rows} rows of {columns} columns", assumed=assumed)
 
 
@@ -115,11 +108,10 @@ class GroupSizesInit(CustomInit):
         sizes, offsets = context.need("problem_sizes"), context.need("expert_offsets")
         rows = _one(context, "a", "a_tensors")
         out = _one(context, "output", "out_tensors")
-        counts = _even(rows.shape[0], sizes.shape[0])
+        edges = fill.even_cuts(sizes.shape[0], rows.shape[0])
         fixed = torch.tensor([extent(out, 1), extent(rows, 1)]).expand(sizes.shape[0], 2)
-        fill.assign(sizes, torch.cat((counts.unsqueeze(1), fixed), 1).to(sizes.device))
-        edges = torch.cat((torch.zeros(1, dtype=torch.int64), counts.cumsum(0)))
-        fill.assign(offsets, edges[: offsets.numel()].to(offsets.device))
+        fill.assign(sizes, torch.cat((edges.diff().unsqueeze(1), fixed), 1))
+        fill.assign(offsets, edges[: offsets.numel()])
         return InitReport(
             summary=f"{rows.shape[0]} rows in {sizes.shape[0]} groups", assumed={"problem_sizes": "groups of even size"}
         )
@@ -140,7 +132,7 @@ class RegroupInit(CustomInit):
             raise InitializerError(f"{context.op}: pooled_embs are no tensors or out_lengths no numbers")
         pieces = _pieces([extent(t, 1) for t in pooled], list(wanted), extent(permutes))
         rows = [(b, a, y, x, n, 0) if reverse else (a, b, x, y, n, 0) for a, b, x, y, n in pieces]
-        fill.assign(permutes, torch.tensor(rows, dtype=torch.int64).flatten().to(permutes.device))
+        fill.assign(permutes, torch.tensor(rows, dtype=torch.int64).flatten())
         return InitReport(summary=f"{len(rows)} pieces", assumed={"permutes": "columns in order"})
 
 

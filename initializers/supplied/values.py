@@ -83,7 +83,7 @@ class RecordedValues:
                 )
             if only is not None and not only(target):
                 continue
-            fill.assign(target, self._file.tensor(place.key).to(target.device))
+            fill.assign(target, self._file.tensor(place.key))
             said[place.shown] = f"{RECORDED} of {self.path.name}"
         return said
 

@@ -239,6 +239,7 @@ def npu_clipped_swiglu(values: Values) -> Tensor:
     x, dim, limit = values["x"], values.get("dim", -1), values.get("limit", 7.0)
     groups, sizes = values.get("group_index"), x.shape[dim]
     covers(sizes % 2 == 0 and (groups is None or x.dim() == 2), "halves of rows")
+    covers(groups is None or (not groups.is_floating_point() and bool((groups >= 0).all())), "numbers of rows")
     order = torch.arange(sizes, device=x.device)
     even, odd = (order[::2], order[1::2]) if values.get("interleaved", True) else order.chunk(2)
     gate = wide(x.index_select(dim, even)).clamp(max=limit)

@@ -89,6 +89,7 @@ def linear(values: Values) -> Tensor:
 """)
 def linear_returned(values: Values) -> tuple[Tensor, Tensor]:
     """Written, and returned."""
+    covers("XQ" not in values or values["XQ"].dim() == 3, "batches")
     product = linear(values)
     return product, product
 

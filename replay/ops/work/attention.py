@@ -13,7 +13,6 @@ from opreplay.initializers.draws import argument_names as names
 from opreplay.initializers.draws.paging import Pool, find_pool
 from opreplay.initializers.fill import whole
 from opreplay.initializers.rules.paged_attention import UNIFIED
-from opreplay.replay.ops.work.routes import find
 
 CUMULATIVE_NEW = (*names.CUMULATIVE_NEW, "cum_seq_q", "cum_seqlens_q")
 CUMULATIVE_SEEN = (*names.CUMULATIVE_SEEN, "cum_seq_k", "cum_seqlens_k", "cu_seq_lens")
@@ -109,7 +108,7 @@ def _seen(context: InitContext, pool: Pool | None, lengths: BatchLengths | None)
     """Tokens that each sequence may attend to; None where the call has no argument that says it."""
     if lengths is not None:
         return torch.tensor(lengths.kv, dtype=torch.int64)
-    if (direct := find(context, names.SEEN)) is not None:
+    if (direct := context.first(names.SEEN, elements=True)) is not None:
         return whole(direct)
     wanted = ("actual_seq_lengths_kv", "actual_seq_kvlen")
     if context.op == "npu::npu_incre_flash_attention":
@@ -117,10 +116,10 @@ def _seen(context: InitContext, pool: Pool | None, lengths: BatchLengths | None)
     if (listed := _listed(context, wanted)) is not None:
         ends = _layout(context) in PACKED_LAYOUTS and pool is None
         return _lengths_of_ends(listed) if ends else listed
-    pages = find(context, ("kv_indptr",))
+    pages = context.first(("kv_indptr",), elements=True)
     if pool is not None and pages is not None:
-        return _tokens_in_pages(whole(pages).diff(), pool.page, find(context, ("kv_last_page_lens",)))
-    edges = find(context, (*CUMULATIVE_SEEN, *CUMULATIVE_NEW))
+        return _tokens_in_pages(whole(pages).diff(), pool.page, context.first(("kv_last_page_lens",), elements=True))
+    edges = context.first((*CUMULATIVE_SEEN, *CUMULATIVE_NEW), elements=True)
     return None if edges is None else whole(edges).diff()
 
 
@@ -136,7 +135,7 @@ def _query(context: InitContext, lengths: BatchLengths | None, seen: torch.Tenso
     """New tokens of each sequence: as an argument says, else evenly what the query holds."""
     if lengths is not None:
         return torch.tensor(lengths.query, dtype=torch.int64)
-    if (edges := find(context, CUMULATIVE_NEW)) is not None:
+    if (edges := context.first(CUMULATIVE_NEW, elements=True)) is not None:
         return whole(edges).diff()
     if (used := context.tensor("seqused_q")) is not None and used.numel():
         return whole(used)
@@ -152,7 +151,7 @@ def _query(context: InitContext, lengths: BatchLengths | None, seen: torch.Tenso
 
 def _query_rows(context: InitContext) -> int | None:
     """Query tokens that the shapes hold; None without a query."""
-    query = find(context, names.QUERY)
+    query = context.first(names.QUERY, elements=True)
     if query is None or not query.dim():
         return None
     if query.dim() == 1 or (query.dim() < 4 and "input_layout" not in context.args):
@@ -165,7 +164,7 @@ def _query_rows(context: InitContext) -> int | None:
 
 def _room(context: InitContext, pool: Pool | None, sequences: int) -> tuple[int | None, int | None]:
     """The most tokens of one sequence and of all, by the shapes and the longest length that is said."""
-    table, pages = find(context, names.TABLES), find(context, ("kv_page_indices",))
+    table, pages = context.first(names.TABLES, elements=True), context.first(("kv_page_indices",), elements=True)
     said = [v for name in names.LONGEST if isinstance(v := context.args.get(name), int) and v > 0]
     if pool is not None and table is not None and table.dim() == 2:
         longest = min([table.shape[1] * pool.page, *said])
@@ -187,7 +186,7 @@ def _keys_in_shapes(context: InitContext) -> int | None:
 
 def _pages(context: InitContext, pool: Pool, seen: torch.Tensor) -> tuple[Amount | None, str | None]:
     """Distinct pages that the context lies in, and what is wrong with them."""
-    table, listed = find(context, names.TABLES), find(context, ("kv_page_indices",))
+    table, listed = context.first(names.TABLES, elements=True), context.first(("kv_page_indices",), elements=True)
     counts_of_pages = (seen + pool.page - 1) // pool.page
     if table is not None and table.dim() == 2:
         rows = table.detach()[: len(seen)].to("cpu", torch.int64)
@@ -211,7 +210,7 @@ SLOTS = ("slot_mapping", "slot_indices", "indices")
 
 def count_slots(context: InitContext, lengths: BatchLengths | None) -> Work | None:
     """Tokens that get a slot of their own; a negative slot, or SGLang's slot 0, skips the token."""
-    slots = next((t for name in SLOTS if (t := context.tensor(name)) is not None), None)
+    slots = context.first(SLOTS)
     if slots is None:
         return None
     values = whole(slots)

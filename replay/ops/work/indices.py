@@ -11,6 +11,7 @@ from opreplay.initializers.amounts import Amount, Work, work
 from opreplay.initializers.base import BatchLengths, InitContext, extent
 from opreplay.initializers.rules import indices as names
 from opreplay.initializers.rules.jagged import LENGTHS, OFFSETS
+from opreplay.initializers.rules.masks import MASKS
 from opreplay.initializers.rules.positions import POSITIONS, table_rows
 
 MARKED = 1 << 26
@@ -145,7 +146,7 @@ def count_selected(context: InitContext, lengths: BatchLengths | None) -> Work |
     """Elements that the mask selects."""
     searches = "nonzero" in context.op or "argwhere" in context.op
     wanted = ("mask", "condition", *(("self",) if searches else ()))
-    mask = next((t for name in wanted if (t := context.tensor(name)) is not None), None)
+    mask = context.first(wanted)
     if mask is None:
         return None
     selected = Amount(what="elements selected", done=int((mask != 0).sum()), most=mask.numel())
@@ -154,8 +155,7 @@ def count_selected(context: InitContext, lengths: BatchLengths | None) -> Work |
 
 def count_visible(context: InitContext, lengths: BatchLengths | None) -> Work | None:
     """Scores that the mask leaves visible; None for a call without a mask."""
-    masks = (context.tensor(name) for name in ("attn_mask", "attn_bias", "bias", "mask"))
-    mask = next((mask for mask in masks if mask is not None and mask.numel()), None)
+    mask = context.first(MASKS, elements=True)
     if mask is None:
         return None
     if context.op == "aten::_masked_softmax":
@@ -167,7 +167,7 @@ def count_visible(context: InitContext, lengths: BatchLengths | None) -> Work | 
 
 def count_positions(context: InitContext, lengths: BatchLengths | None) -> Work | None:
     """Distinct rows of the table of sines and cosines."""
-    positions = next((t for name in POSITIONS if (t := context.tensor(name)) is not None), None)
+    positions = context.first(POSITIONS)
     if positions is None:
         return None
     rows = table_rows(context)

@@ -8,7 +8,7 @@ from opreplay.initializers import fill
 from opreplay.initializers.amounts import Amount, Work, work
 from opreplay.initializers.base import BatchLengths, InitContext
 from opreplay.initializers.rules import moe_routing as names
-from opreplay.replay.ops.work.routes import Routes, find, group_sizes, number, routes_of
+from opreplay.replay.ops.work.routes import Routes, group_sizes, routes_of
 
 
 def _used(experts: torch.Tensor, count: int) -> Amount:
@@ -62,7 +62,7 @@ def count_groups(context: InitContext, lengths: BatchLengths | None) -> Work | N
     sizes = group_sizes(context)
     if sizes is None:
         return None
-    max_rows = number(context, ("max_tokens_per_batch",))
+    max_rows = names.number(context, "max_tokens_per_batch")
     room = max_rows * len(sizes) if max_rows else names.rows_of_groups(context)
     rows = int(sizes.clamp(min=0).sum())
     wrong = ["ends of the groups descend"] if bool((sizes < 0).any()) else []
@@ -77,7 +77,7 @@ def count_groups(context: InitContext, lengths: BatchLengths | None) -> Work | N
 
 def count_returned(context: InitContext, lengths: BatchLengths | None) -> Work | None:
     """Distinct rows that are brought back."""
-    order = find(context, ("inv_permuted_idx", "sorted_indices", "expanded_src_to_dst_row"))
+    order = context.first(("inv_permuted_idx", "sorted_indices", "expanded_src_to_dst_row"), elements=True)
     if order is None:
         return None
     distinct = int(torch.unique(fill.whole(order)).numel())

@@ -40,17 +40,6 @@ class Routes:
     warnings: tuple[str, ...] = ()
 
 
-def find(context: InitContext, wanted: tuple[str, ...]) -> torch.Tensor | None:
-    """The first tensor with elements under one of the names."""
-    return next((t for name in wanted if (t := context.tensor(name)) is not None and t.numel()), None)
-
-
-def number(context: InitContext, wanted: tuple[str, ...]) -> int | None:
-    """The first positive integer under one of the names."""
-    integers = (v for name in wanted if type(v := context.args.get(name)) is int)
-    return next((n for n in integers if 0 < n <= names.MAX_NUMBER), None)
-
-
 def routes_of(context: InitContext) -> Routes | None:
     """The routing that a call's arguments hold; None for an op that gets none."""
     if context.role == "router":
@@ -70,26 +59,28 @@ def loads_of(context: InitContext) -> torch.Tensor | None:
 
 def group_sizes(context: InitContext) -> torch.Tensor | None:
     """int64 [experts]: sizes of the experts' groups, negative where their ends descend; None for other ops."""
-    groups = find(context, ("group_list", "offs", "expert_num_tokens")) if context.role == "groups" else None
+    groups = (
+        context.first(("group_list", "offs", "expert_num_tokens"), elements=True) if context.role == "groups" else None
+    )
     if groups is None:
         return None
     values = whole(groups)
     if groups.dim() == 2:
         return values.view(groups.shape)[:, -1]
-    if context.tensor("expert_num_tokens") is not None or number(context, ("group_list_type",)) == 1:
+    if context.tensor("expert_num_tokens") is not None or names.number(context, "group_list_type") == 1:
         return values
     return values.diff(prepend=values.new_zeros(1))
 
 
 def _by_scores(context: InitContext) -> Routes | None:
     """A token is routed where its scores tell experts apart at all: on equal ones every token goes the same way."""
-    scores = find(context, names.SCORES)
+    scores = context.first(names.SCORES, elements=True)
     if scores is None or not scores.dim():
         return None
     experts = scores.shape[-1]
     rows = scores.detach().reshape(-1, experts).to("cpu", torch.float32)
-    weights = find(context, names.CHOSEN_WEIGHTS)
-    said = number(context, TOP_K) or (weights.shape[-1] if weights is not None and weights.dim() == 2 else None)
+    weights = context.first(names.CHOSEN_WEIGHTS, elements=True)
+    said = names.number(context, *TOP_K) or (weights.shape[-1] if weights is not None and weights.dim() == 2 else None)
     topk = min(said or 1, experts)
     decided = rows.amax(-1) > rows.amin(-1)
     token = torch.arange(len(rows))[decided].repeat_interleave(topk)
@@ -99,7 +90,7 @@ def _by_scores(context: InitContext) -> Routes | None:
 
 def _chosen(context: InitContext) -> Routes | None:
     """Ids [tokens, topk]; one outside the experts stands for an expert that is elsewhere."""
-    ids = find(context, names.CHOSEN)
+    ids = context.first(names.CHOSEN, elements=True)
     if ids is None:
         return None
     experts = names.expert_count(context)
@@ -108,7 +99,7 @@ def _chosen(context: InitContext) -> Routes | None:
     there = (values >= 0) & (values < experts)
     ordered = values.sort(-1).values
     twice = int(((ordered.diff(dim=-1) == 0) & (ordered[:, 1:] >= 0)).any(-1).sum())
-    weights = find(context, names.CHOSEN_WEIGHTS)
+    weights = context.first(names.CHOSEN_WEIGHTS, elements=True)
     if weights is not None and weights.shape == ids.shape:
         # A slot of weight zero adds nothing to the result.
         there &= weights.detach().reshape(tokens, topk).to("cpu") != 0
@@ -133,13 +124,13 @@ def _distinct(ids: torch.Tensor) -> int:
 def _sorted(context: InitContext) -> Routes | None:
     """Lists sorted by expert, in blocks of one expert: aiter packs slot and token, vLLM numbers token · topk + slot."""
     order = context.tensor("sorted_token_ids")
-    owners = find(context, ("sorted_expert_ids", "expert_ids", "experts_ids"))
-    valid = find(context, ("num_valid_ids", "num_tokens_post_pad", "num_tokens_past_padded"))
+    owners = context.first(("sorted_expert_ids", "expert_ids", "experts_ids"), elements=True)
+    valid = context.first(("num_valid_ids", "num_tokens_post_pad", "num_tokens_past_padded"), elements=True)
     if order is None or owners is None or valid is None:
         return None
     packed = context.role == "stage"
     tokens, topk = _tokens(context)
-    block = number(context, ("block_m", "block_size_m", "moe_block_size", "BLOCK_SIZE_M"))
+    block = names.number(context, "block_m", "block_size_m", "moe_block_size", "BLOCK_SIZE_M")
     block = block or max(1, -(-order.numel() // owners.numel()))
     entries = whole(order)
     used = min(max(0, int(whole(valid)[0])), len(entries), owners.numel() * block)
@@ -174,9 +165,9 @@ def _sorted(context: InitContext) -> Routes | None:
 
 def _tokens(context: InitContext) -> tuple[int, int]:
     """Tokens and experts of each, by the shapes."""
-    weights = find(context, ("topk_weights",))
+    weights = context.first(("topk_weights",), elements=True)
     if weights is not None and weights.dim() == 2:
         return weights.shape[0], weights.shape[1]
     hidden = context.tensor("hidden_states")
-    hidden = hidden if hidden is not None else find(context, names.HIDDEN)
-    return (extent(hidden) if hidden is not None else 0), number(context, TOP_K) or 1
+    hidden = hidden if hidden is not None else context.first(names.HIDDEN, elements=True)
+    return (extent(hidden) if hidden is not None else 0), names.number(context, *TOP_K) or 1

@@ -6,7 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from opreplay.initializers.base import InitContext, InitializerError
-from opreplay.initializers.rules.segments import even_cuts, packed_sizes
+from opreplay.initializers.fill import even_cuts
+from opreplay.initializers.rules.segments import packed_sizes
 from opreplay.replay.ops.inputs import built_in
 
 REGISTRY = built_in()

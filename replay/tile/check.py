@@ -20,7 +20,14 @@ from opreplay.replay.tile.running import cores_for_values, memories, run_on_core
 from opreplay.traces.errors import UsageError
 from opreplay.traces.model import TensorMeta
 
-TOLERANCE = {"float32": 2e-5, "float16": 4e-3, "bfloat16": 2e-2, "int8": 1.0}
+TOLERANCE = {
+    "float32": 2e-5,
+    "float16": 4e-3,
+    "bfloat16": 2e-2,
+    "int8": 1.0,
+    "float8_e4m3fn": 0.07,
+    "float8_e5m2": 0.13,
+}
 """Largest difference allowed, relative to the reference's element plus its largest one (plus 1 where that is larger):
 sums in another order, and for 2-byte types a few units in the last place; quantised results may round to the
 neighbour. Other integers must be the same."""

@@ -69,11 +69,14 @@ def costs(device: DeviceProfile, traffic: Traffic, instruction: Instruction) -> 
     if instruction.path == "ub_to_gm":
         return instruction.cycles + instruction.size / pipes.ub_to_gm * traffic.slow_l2, pipes.write_latency
     miss = traffic.missing.get(instruction.memory, 0.0)
+    latency = (1 - miss) * pipes.read_latency + miss * pipes.miss_latency
+    if instruction.path == "gm_to_scalar":
+        return instruction.cycles + latency, 0.0
     fast, slow = pipes.gm_to_ub, pipes.gm_to_ub_miss
     if instruction.path == "gm_to_l1":
         fast, slow = pipes.gm_to_l1, device.rates.cube_core_hbm_bytes_per_cycle
     each = (1 - miss) / fast * traffic.slow_l2 + miss / slow * traffic.slow_hbm
-    return instruction.cycles + instruction.size * each, (1 - miss) * pipes.read_latency + miss * pipes.miss_latency
+    return instruction.cycles + instruction.size * each, latency
 
 
 class _Scheduled(NamedTuple):
@@ -86,6 +89,8 @@ class _Scheduled(NamedTuple):
     reads: tuple[int, ...]
     writes: tuple[int, ...]
     place: int
+    awaited: bool
+    """The scalar unit issues nothing until it is done."""
 
 
 Counts = tuple[list[float], list[float], dict[int, float], list[int]]
@@ -145,7 +150,7 @@ class _Numbers:
             )
             for buffers in (step.reads, step.writes)
         )
-        return _Scheduled(pipe, unit, *cost, reads, writes, step.place)
+        return _Scheduled(pipe, unit, *cost, reads, writes, step.place, step.pipe == SCALAR)
 
 
 class _State:
@@ -202,7 +207,7 @@ class _State:
             known = self._known[id(step)] = self.numbers.known(step, self.moved)
             if len(self.numbers.slots) > len(self.written) or len(self.numbers.pipes) > len(self.free):
                 self._grow()
-        pipe, unit, cycles, latency, reads, writes, place = known
+        pipe, unit, cycles, latency, reads, writes, place, awaited = known
         self.issues[unit] += 1
         start = self.issued[unit] = self.issued[unit] + self.issue
         if self.free[pipe] > start:
@@ -222,6 +227,8 @@ class _State:
         free = start + cycles
         end = free + latency
         self.free[pipe] = free
+        if awaited:
+            self.issued[unit] = end
         for slot in reads:
             if free >= read[slot]:
                 read[slot], reader[slot] = free, pipe
@@ -317,7 +324,8 @@ class _State:
         busy = dict(zip(names, self.busy, strict=True))
         occupied = dict(zip(names, self.occupied, strict=True))
         for unit, number in self.numbers.units.items():
-            busy[unit, SCALAR] = occupied[unit, SCALAR] = self.issues[number] * self.issue
+            for cycles in (busy, occupied):
+                cycles[unit, SCALAR] = cycles.get((unit, SCALAR), 0.0) + self.issues[number] * self.issue
         return Schedule(self.end, busy, occupied, self.by_place, self.spans, self.averaged)
 
 

@@ -226,6 +226,8 @@ class Tracer:
         self._count += 1
         if self._count > MOST_STATEMENTS:
             raise Refused(f"more than {MOST_STATEMENTS:,} statements")
+        if isinstance(node, Statement) and any(isinstance(part, Value) and part.over for part in node.parts):
+            raise Refused("what one turn of a loop computed is used after others")
         (self._bodies[-1] if at is None else at).append(node)
 
     def named(self, hint: str, text: str, value: Any, bound: Any) -> Num:
@@ -298,11 +300,30 @@ class Tracer:
         )
         dims = [(n, stride) for n, (_, stride) in zip(want, source.dims, strict=True)]
         target = Ref(source.name, source.role, source.dtype, dims, source.offset)
-        tail = f", mask={mask}, other={fill or 0})" if mask else ")"
+        tail = f", mask={mask}, other={fill or 0.0})" if mask else ")"
         assigned = re.match(r"\s*([a-z_]\w*) = tile\.load\(", linecache.getline(*user_line()))
         name = assigned[1] if assigned else f"{ref.name}_block"
         value = self.note((f"tl.load({self.pointer(target, want)}{tail}",), name)
         return Tile(value, want, ref.dtype, source if shape is None else None)
+
+    def gathered(self, ref: Ref, rows: Tile) -> Tile:
+        """Rows of a tensor by number. Raises Refused for other than a matrix."""
+        many = [size for size in rows.shape if not (isinstance(size, int) and size == 1)]
+        if ref.cell is not None or len(ref.dims) != 2 or len(many) > 1:
+            raise Refused("a load of rows by number of what is no matrix")
+        count = many[0] if many else 1
+        shape, (_, stride) = (count, ref.dims[1][0]), ref.dims[0]
+        numbers = self.note(_filled(f"tl.reshape({{}}, ({self.size_of(count)}, 1))", (rows,)), "rows")
+        rest = self.pointer(Ref(ref.name, ref.role, ref.dtype, [(1, 0), ref.dims[1]], ref.offset), (1, shape[1]))
+        mask = self.mask(shape)
+        tail = f", mask={mask}, other=0.0)" if mask else ")"
+        parts = (f"tl.load({rest} + ", numbers, f" * {enclosed(stride)}{tail}")
+        return Tile(self.note(parts, f"{ref.name}_block"), shape, ref.dtype)
+
+    def scalar(self, ref: Ref, most: Any, value: Any) -> Num:
+        """A whole number that the kernel reads from an argument."""
+        at = "" if str(ref.offset) == "0" else f" + {ref.offset}"
+        return self.named(self._hint(), f"tl.load({ref.name}_ptr{at}).to(tl.int32)", value_of(value), most)
 
     def loaded_again(self, ref: Ref) -> Tile:
         """A part of a tile that was loaded, as a load of its own. Raises Refused where its tensor was written since."""
@@ -420,8 +441,8 @@ class Tracer:
         self._dealt = "over"
 
     def _block(self, name: str, start: Num, total: Any, step: Any, *, drop: bool) -> Block:
-        if drop:
-            return Block(start, 1, step, total, drop=True)
+        if drop or same(step, 1):
+            return Block(start, 1, step, total, drop=drop)
         rest = total - start
         value = min(value_of(step), value_of(total) - start.value)
         return Block(start, self.named(f"{name}_size", f"tl.minimum({step}, {rest})", value, step), step, total)
@@ -449,7 +470,7 @@ class Tracer:
         carried = _carried(pairs)
         for a, b in pairs:
             if a.target is not None and b.target is not None:
-                b.target.alias = a.target
+                b.target.alias, a.target.over = a.target, True
         outer = self._bodies[-1]
         names: list[tuple[Value, Value]] = []
         for start, update in carried.values():

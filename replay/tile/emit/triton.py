@@ -68,8 +68,8 @@ INTERPRETED = tl.constexpr(os.environ.get("TRITON_INTERPRET") == "1")
 
 @triton.jit
 def dot(a, b, acc):
-    if INTERPRETED and a.dtype == tl.bfloat16:
-        # The interpreter has bfloat16 as whole numbers; its products are exact in float32.
+    if INTERPRETED and (a.dtype == tl.bfloat16 or a.dtype.primitive_bitwidth == 8):
+        # The interpreter has these as whole numbers; their products are exact in float32.
         a, b = a.to(tl.float32), b.to(tl.float32)
     return tl.dot(a, b, acc, input_precision="ieee")
 """

@@ -15,6 +15,8 @@ from operator import floordiv, mod
 from pathlib import Path
 from typing import Any
 
+from opreplay.replay.tile.language.places import FLOAT8
+
 TRACER: ContextVar[Any] = ContextVar("TRACER")
 """The `kernel.Tracer` of the program that is being written out."""
 _HERE = str(Path(__file__).parent)
@@ -459,9 +461,12 @@ class Value:
 
     def __init__(self, name: str) -> None:
         self._name, self.alias = name, None
+        self.over = False
         self.constant = False
 
     alias: Value | None
+    over: bool
+    """Of the first turn of a loop that has ended: others have come after it."""
 
     @property
     def name(self) -> str:
@@ -527,7 +532,9 @@ class Tile:
         return self._new("-{}")
 
     def to(self, dtype: Any) -> Tile:
-        """Converted to another dtype."""
+        """Converted to another dtype. Raises Refused for float8, which Triton's interpreter rounds wrongly."""
+        if str.__str__(str(dtype)).removeprefix("torch.") in FLOAT8:
+            raise Refused("a conversion to float8: no interpreter to check it in rounds it right")
         if isinstance(dtype, DType):
             return self._new(f"{{}}.to({dtype.origin}_ptr.dtype.element_ty)", dtype=dtype)
         name = str(dtype).removeprefix("torch.")
@@ -560,4 +567,5 @@ class Tile:
 
 def triton_dtype(name: str) -> str:
     """Triton's name of a dtype."""
-    return {"bool": "tl.int1"}.get(name, f"tl.{name}")
+    named = {"bool": "int1", "float8_e4m3fn": "float8e4nv", "float8_e5m2": "float8e5"}
+    return f"tl.{named.get(name, name)}"

@@ -124,8 +124,14 @@ def _load(
     if not isinstance(ref, Ref):
         raise Refused("a load of what is no part of a tensor")
     if rows is not None:
-        raise Refused("a load of rows by number")
+        return TRACER.get().gathered(ref, rows)
     return TRACER.get().loaded(ref, fill=fill, shape=shape)
+
+
+def _scalar(ref: Any, *, most: Any, expected: Any = None) -> Any:
+    if not isinstance(ref, Ref) or ref.cell is not None:
+        raise Refused("a scalar of what is no input")
+    return TRACER.get().scalar(ref, most, most if expected is None else expected)
 
 
 def _store(ref: Any, tile: Any, *, add: bool = False, relu: bool = False, rows: Tile | None = None) -> None:
@@ -220,6 +226,7 @@ FUNCTIONS: dict[str, Any] = {
     "row_min": _of_rows("tl.min", 'float("inf")'),
     "row_sum": _of_rows("tl.sum", "0"),
     "rsqrt": _in_float("tl.rsqrt"),
+    "scalar": _scalar,
     "scratch": _scratch,
     "sigmoid": _sigmoid,
     "silu": _silu,

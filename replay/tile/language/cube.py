@@ -6,19 +6,31 @@ from __future__ import annotations
 from typing import Any
 
 from opreplay.replay.tile.language.instructions import CUBE, FIXP, MTE1
-from opreplay.replay.tile.language.places import DTYPE_BYTES, FRACTAL, L0C, L1, capacity, fail, kib, padded_bytes, up
+from opreplay.replay.tile.language.places import (
+    DTYPE_BYTES,
+    FLOAT8,
+    FRACTAL,
+    L0C,
+    L1,
+    capacity,
+    check_float8,
+    fail,
+    kib,
+    padded_bytes,
+    up,
+)
 from opreplay.replay.tile.language.recording import Core, NeedsCube
 from opreplay.replay.tile.language.tiles import Tile
 from opreplay.replay.tile.language.vector import core
 
-SUMS = {"float16": "float32", "bfloat16": "float32", "float32": "float32", "int8": "int32"}
+SUMS = dict.fromkeys(("float16", "bfloat16", "float32", *sorted(FLOAT8)), "float32") | {"int8": "int32"}
 """What products of a dtype add up in."""
 
 
 def matmul(a: Tile, b: Tile, acc: Tile | None = None, *, bias: Tile | None = None) -> Tile:
     """a @ b on the cube, added to `acc` where that is given: [m, k] by [k, n] in L1 to [m, n] in L0C.
 
-    float16, bfloat16 and float32 add up in float32, int8 in int32. L0A and L0B are implied: pieces of k that fit half
+    Floats add up in float32, int8 in int32. L0A and L0B are implied: pieces of k that fit half
     of each, so that loading and computing overlap. `bias` is a row in L1 that the first product of a sum begins with.
     """
     on = core()
@@ -59,6 +71,7 @@ def _check(on: Core, a: Any, b: Any, acc: Any, bias: Tile | None) -> None:
         raise fail("path", "a product on a vector core", hint="Products stand outside of `for half in tile.vectors`.")
     if a.dtype != b.dtype or a.dtype not in SUMS:
         raise fail("dtype", f"no product of {a.dtype} and {b.dtype} on the cube", hint=f"Both of {', '.join(SUMS)}.")
+    check_float8(on.device, a.dtype)
     if len(a.shape) != 2 or len(b.shape) != 2 or a.shape[1] != b.shape[0]:
         raise fail("shape", f"product of {list(a.shape)} and {list(b.shape)}")
     if acc is not None:

@@ -195,10 +195,12 @@ CONVERSIONS: frozenset[tuple[str, str]] = frozenset(
         ("int32", "int64"),
         ("int32", "int16"),
         ("bfloat16", "int32"),
+        ("float32", "float8_e4m3fn"),
+        ("float32", "float8_e5m2"),
     )
     for pair in ((one, other), (other, one))
 )
-"""Pairs that TCVT has; others go by way of a third (asc-devkit's table of Cast for A2 and A3)."""
+"""Pairs that TCVT has; others go by way of a third (asc-devkit's table of Cast for A2 and A3, float8 for A5)."""
 
 ROW_START, ROW_LINE, ROW_STEP = 30.0, 5.0, 2.0
 """Row sums and maxima: cycles to start, of a row, and of each further 64 float32 of a row: .055 an element at 128

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from math import prod
 from typing import Any
 
-from opreplay.replay.tile.language.instructions import FIXP, MTE2, MTE3, Buffer
+from opreplay.replay.tile.language.instructions import FIXP, MTE2, MTE3, SCALAR, Buffer
 from opreplay.replay.tile.language.places import (
     DTYPE_BYTES,
     L1,
@@ -316,6 +316,36 @@ def load(
     if core.values:
         _read(core, tile, source, rows, want, fill)
     return tile
+
+
+def scalar(ref: Any, *, most: int, expected: int | None = None) -> int:
+    """A whole number of 0 to `most` in an input, for the program itself: a page, a row, how many there are.
+
+    The scalar unit reads it from GM, and whatever comes after on this core waits for it. Where only the time is asked
+    for it is `expected`, else `most`.
+    """
+    core = current()
+    if not isinstance(ref, Ref) or prod(ref.shape) != 1:
+        raise fail("shape", f"scalar of {ref!r}", hint="It takes one element: tile.scalar(lengths[b], most=n).")
+    name = ref.memory.name
+    if ref.dtype not in ("int32", "int64"):
+        raise fail("dtype", f"scalars are int32 or int64, {name} is {ref.dtype}", hint="Load it as a tile.")
+    if ref.memory.role != "in":
+        raise fail(
+            "path",
+            f"a scalar of {name}, which the program writes",
+            hint="The scalar unit's cache sees no stores: take inputs.",
+        )
+    place, size = core.here(), DTYPE_BYTES[ref.dtype]
+    core.emit("scalar", SCALAR, 0.0, place, path="gm_to_scalar", size=size, memory=name)
+    if not core.values:
+        return most if expected is None else expected
+    value = int(ref.memory.data[ref.offset])
+    if not 0 <= value <= most:
+        raise fail(
+            "bounds", f"{name} has {value}, which is not from 0 to {most}", hint="most= is the largest there is."
+        )
+    return value
 
 
 def _load_place(core: Core, to: Place | None) -> Place:

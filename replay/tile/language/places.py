@@ -60,7 +60,11 @@ DTYPE_BYTES: dict[str, int] = {
     "uint8": 1,
     "bool": 1,
     "int64": 8,
+    "float8_e4m3fn": 1,
+    "float8_e5m2": 1,
 }
+FLOAT8 = frozenset({"float8_e4m3fn", "float8_e5m2"})
+"""All cores move them; only those whose cube takes them convert and multiply them."""
 BLOCK = 32
 """Bytes that rows in UB are padded to."""
 FRACTAL = 16
@@ -140,6 +144,12 @@ def capacity(place: Place, device: DeviceProfile) -> int:
     pipes = device.pipes
     sizes = {"UB": pipes.ub_bytes, "L1": pipes.l1_bytes, "L0A": pipes.l0a_bytes, "L0B": pipes.l0b_bytes}
     return int(sizes.get(place, device.l0c_bytes))
+
+
+def check_float8(device: DeviceProfile, *dtypes: str) -> None:
+    """Raises TileError for eight-bit floats on a device that only moves them."""
+    for dtype in FLOAT8.intersection(dtypes) - device.macs_per_cycle.keys():
+        raise fail("dtype", f"a {device.name} computes nothing with {dtype}", hint="Take a device that has it: 950pr.")
 
 
 def up(n: int, step: int) -> int:

@@ -10,7 +10,7 @@ from typing import Any, cast
 from opreplay.replay.tile.language import instructions as table
 from opreplay.replay.tile.language.instructions import VEC, VECTOR, Spec
 from opreplay.replay.tile.language.memory import check_defined, check_numbers
-from opreplay.replay.tile.language.places import DTYPE_BYTES, UB, fail, rows_and_columns, up
+from opreplay.replay.tile.language.places import DTYPE_BYTES, UB, check_float8, fail, rows_and_columns, up
 from opreplay.replay.tile.language.positions import Position
 from opreplay.replay.tile.language.recording import Core, NeedsCube, current
 from opreplay.replay.tile.language.tiles import Tile
@@ -53,6 +53,7 @@ class TileCore(Core):
             ways = sorted(by for by in first if (by, dtype) in table.CONVERSIONS)
             hint = f"By way of {ways[0]}: t.to(torch.{ways[0]}).to(torch.{dtype})." if ways else ""
             raise fail("dtype", f"no conversion from {value.dtype} to {dtype}", hint=hint)
+        check_float8(self.device, value.dtype, dtype)
         wider = DTYPE_BYTES[dtype] > DTYPE_BYTES[value.dtype]
         tile = self.new_tile(value.shape, dtype, *([value] if wider else []))
         wide = max(value.dtype, dtype, key=DTYPE_BYTES.__getitem__)

@@ -1,9 +1,11 @@
 # pyright: strict
 """Programs that ship: examples, tests of the language and what its accuracy is measured with."""
 
+from opreplay.replay.tile.programs.decode import mla_decode, moe_combine, paged_decode
 from opreplay.replay.tile.programs.elementwise import add, cast, gelu, rope, swiglu
 from opreplay.replay.tile.programs.products import conv2d, flash_attention, grouped_matmul, matmul, matmul_int4
 from opreplay.replay.tile.programs.rows import (
+    cross_entropy,
     layer_norm,
     quantise_rows,
     rms_norm,
@@ -19,6 +21,7 @@ __all__ = [
     "cast",
     "causal_conv1d",
     "conv2d",
+    "cross_entropy",
     "flash_attention",
     "gelu",
     "grouped_matmul",
@@ -26,6 +29,9 @@ __all__ = [
     "layer_norm",
     "matmul",
     "matmul_int4",
+    "mla_decode",
+    "moe_combine",
+    "paged_decode",
     "prefix_sum",
     "quantise_rows",
     "rms_norm",

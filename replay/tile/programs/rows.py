@@ -84,6 +84,33 @@ def rms_norm_backward(x, w, g, dx: tile.Out, dw: tile.Sum, eps=1e-6, *, rows=2):
         tile.store(dx[r], ((gw - n * (tile.row_sum(gw * n) / columns)) * s).to(dx.dtype))
 
 
+def _entropies(x, target):
+    return torch.nn.functional.cross_entropy(x.float(), target.long(), reduction="none")
+
+
+@tile.kernel(
+    "tile::cross_entropy",
+    reference=_entropies,
+    cases=("x=bf16[4096,128256] target=i64[4096]",),
+    inputs=lambda x, target: {"target": torch.arange(len(target)).mul(37).remainder(x.shape[1]).to(target.dtype)},
+    choices={"rows": (1, 2, 4), "columns": (1024, 2048)},
+)
+def cross_entropy(x, target, loss: tile.Out, *, rows=4, columns=2048):
+    """Loss of each row of logits by its class, in pieces of columns: largest and sum go on as they come in."""
+    for r in tile.blocks(x.shape[0], rows):
+        wanted = tile.load(target[r]).to("int32").float().view(-1, 1)
+        top, total = tile.full((r.size, 1), -1e30), tile.zeros((r.size, 1))
+        picked = tile.zeros((r.size, 1))
+        for c in tile.steps(x.shape[1], columns):
+            h = tile.load(x[r, c]).float()
+            here = tile.compare(tile.arange(c.size, "float32", start=c.start), "==", wanted)
+            picked = picked + tile.row_sum(tile.where(here, h, 0.0))
+            largest = tile.maximum(top, tile.row_max(h))
+            total = total * tile.exp(top - largest) + tile.row_sum(tile.exp(h - largest))
+            top = largest
+        tile.store(loss[r], tile.ln(total) + top - picked)
+
+
 def _quantised(x):
     scale = x.float().abs().amax(-1, keepdim=True) / 127.0
     scale = torch.clamp_min(scale, 1e-12)

@@ -53,6 +53,23 @@ FAULTS: dict[str, tuple[str, str, str]] = {
         "x=f32[640,2304]",
         rows("t = tile.load(x[r], buffers=1)", "tile.store(y[r], t * 1.0)  # here"),
     ),
+    "a scalar that is larger than the program says": (
+        "bounds",
+        "x=i32[47,10]",
+        rows("n = tile.scalar(x[r.start, 0], most=0)  # here", "tile.store(y[r], tile.load(x[r]))"),
+    ),
+    "a scalar of what the program writes": (
+        "path",
+        "x=i32[47,10]",
+        rows("tile.store(y[r], tile.load(x[r]))", "tile.scalar(y[r.start, 0], most=9)  # here"),
+    ),
+    "a scalar of floats": ("dtype", ROWS, rows("tile.scalar(x[0, 0], most=9)  # here")),
+    "a scalar of several elements": ("shape", "x=i32[47,10]", rows("tile.scalar(x[0], most=9)  # here")),
+    "float8 where only bytes are moved": (
+        "dtype",
+        ROWS,
+        rows("t = tile.load(x[r]).to(torch.float8_e4m3fn)  # here", "tile.store(y[r], t.float())"),
+    ),
     "L1 over capacity": (
         "L1",
         "a=f32[300,2048] b=f32[2048,300]",

@@ -41,6 +41,20 @@ def test_times_are_ordered_and_buffers_fit(name: str) -> None:
             assert made.time_us >= made.launch_us + max(made.hbm_us, made.l2_us)
 
 
+def test_a_scalar_holds_its_core_up_and_is_the_longest_that_it_may_be() -> None:
+    shapes = {"q": (2, 16, 128), "k": (512, 128, 2, 128), "v": (512, 128, 2, 128)}
+    tensors = {name: TensorMeta(shape=shape, dtype="float16") for name, shape in shapes.items()}
+
+    def us(pages: int) -> float:
+        numbers = {"table": (2, pages), "lengths": (2,)}
+        numbers = {name: TensorMeta(shape=shape, dtype="int32") for name, shape in numbers.items()}
+        made = estimate(bind(SHIPPED["paged_decode"], tensors | numbers), DEVICE)
+        assert made.pipes["scalar"] * made.time_us > pages * DEVICE.pipes.read_latency / DEVICE.freq_hz * 1e6
+        return made.time_us
+
+    assert us(64) > 1.8 * us(32)
+
+
 @pytest.mark.parametrize(
     ("name", "arguments"),
     [

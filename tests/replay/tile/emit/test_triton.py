@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import linecache
 import os
 import subprocess
 import sys
@@ -22,7 +23,7 @@ REFUSED = {
     "flash_attention": "a part of tile.scratch",
     "topk": "tile.sort32",
 }
-SLOW = ("conv2d", "grouped_matmul", "matmul_int4")
+SLOW = ("conv2d", "cross_entropy", "grouped_matmul", "matmul_int4", "mla_decode")
 """Of 5 seconds or more."""
 FAST = [name for name in SHIPPED if name not in REFUSED and name not in SLOW]
 
@@ -103,6 +104,38 @@ def test_other_settings_strides_and_sizes(tmp_path: Path) -> None:
     script.write_text(OTHERS.format(module="emitted"))
     refused = "transpose: no kernel for these sizes, strides and dtypes: emit it with --case\n"
     assert interpreted([str(script)]) == refused * 2
+
+
+TURNS = """
+import torch
+from opreplay import tile
+
+
+@tile.kernel("mine::first", reference=lambda x: x[:, :64] * 1, results=lambda x: x[:, :64], cases=("x=f32[8,128]",))
+def first(x, y: tile.Out):
+    for r in tile.blocks(x.shape[0], 4):
+        turns = []
+        for c in tile.steps(x.shape[1], 64):
+            turns.append(tile.load(x[r, c]) * 1.0)
+        tile.store(y[r], turns[0])  # here
+
+
+@tile.kernel("mine::narrowed", reference=lambda x: x.to(torch.float8_e5m2))
+def narrowed(x, y: tile.Out):
+    for r in tile.blocks(x.shape[0], 4):
+        tile.store(y[r], tile.load(x[r]).to(y.dtype))  # here
+"""
+
+
+def test_what_one_turn_computed_and_float8_are_refused_with_their_lines(programs_of) -> None:
+    refused = emit(programs_of(TURNS)).refused
+    assert [
+        "# here" in linecache.getline(refusal.program.place.rpartition(":")[0], refusal.line) for refusal in refused
+    ]
+    assert [refusal.reason for refusal in refused] == [
+        "what one turn of a loop computed is used after others",
+        "a conversion to float8: no interpreter to check it in rounds it right",
+    ]
 
 
 MINE = """

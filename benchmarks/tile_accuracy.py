@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import csv
+import itertools
 import json
 import re
 import statistics
@@ -28,12 +29,12 @@ from opreplay.traces.model import TensorMeta
 
 ASSUMED = """
 L2 is as after a run of the same kernel (the sources time loops). GEMM: as many base blocks of K a load as stepKa
-says; matmul of 8192 one before the step "L1 cache", four from it on, in base blocks of 128 x 256 x 64. Convolution:
+says. Matmul of 8192, of which the second matrix lies transposed: base blocks of 128 x 256 x 64 (of 64 x 64 x 64 in case
+0), one a load and one buffer until "large packets", two a load there, four from "L1 cache" on. Convolution:
 blocks of rows and columns of an image in place of 128 places in a line, 128 channels a load. Flash attention: kv
 tiles of 512, of which the sources say "128 to 512", with the shipped program's order of work. Top-k: rows one at a
-time, with their columns. SoC names without a clock are those of the device files. Rows of Matmul API before its large
-blocks are left out, as how many blocks L1 holds there is not stated, and most of their time is the API's on the
-scalar unit.
+time, with their columns. SoC names without a clock are those of the device files.
+Slopes are between any two tilings of one product on one SoC.
 """
 
 SHARES = {
@@ -192,9 +193,17 @@ def tiled(path: Path, left_out: list[str]) -> Iterator[Row]:
             )
 
 
-OPTIMISED = re.compile(r"^(4|5|7|8) ")
-"""Cases of Matmul API that load large blocks twice buffered, as the shipped program does; those before have the API's
-own blocks, which the table does not state."""
+ONE_BLOCK = {"bk": 64, "buffers": 1}
+TILINGS = {
+    "0": {"bm": 64, "bn": 64, **ONE_BLOCK},
+    "1": ONE_BLOCK,
+    "2": ONE_BLOCK,
+    "4": {"bk": 128},
+    "5": {"bk": 256},
+    "7": {"bk": 256},
+    "8": {"bk": 256},
+}
+"""Settings of the shipped product, by number of the step of Matmul API."""
 
 
 def stepwise(path: Path, left_out: list[str]) -> Iterator[Row]:
@@ -205,17 +214,17 @@ def stepwise(path: Path, left_out: list[str]) -> Iterator[Row]:
                 continue
             shown = f"{line['example']} {line['soc']} {line['case']}"
             core = float(line["aicore_or_aiv_us"] or 0)
-            if line["example"].startswith("matmul") and OPTIMISED.match(line["case"]):
+            if line["example"].startswith("matmul"):
                 m, k = (int(v) for v in line["shape"].split(";")[0].split(","))
-                a, b = tensor("float16", m, k), tensor("float16", k, m)
-                program, arguments = products.matmul, {"a": a, "b": b}
-                settings = {"bk": 64 if line["case"].startswith("4") else 256}
+                b = TensorMeta(shape=(k, m), dtype="float16", strides=(1, k))
+                program, arguments = products.matmul, {"a": tensor("float16", m, k), "b": b}
+                settings = TILINGS[line["case"].split()[0]]
             elif line["example"].startswith("add") and re.match(r"^[24] ", line["case"]):
                 shape = [int(v) for v in line["shape"].split("+")[0].split(",")]
                 program, arguments = elementwise.add, {"x": tensor("float16", *shape), "y": tensor("float16", *shape)}
                 settings = {"n": 4096, "buffers": 1 if line["case"].startswith("2") else 2}
             else:
-                known = "blocks in L1 not stated, or no kernel in tiles"
+                known = "no kernel in tiles"
                 left_out.append(f"{shown}: {known if line['block_num'] else 'shape or SoC not stated'}")
                 continue
             shares = {
@@ -304,6 +313,15 @@ def show_built_in() -> None:
     print(f"\n{len(rows)} kernels: median difference {100 * statistics.median(errors):.1f} %")
 
 
+def slopes(rows: list[Compared]) -> list[float]:
+    """Measured over predicted ratio of the times of any two tilings of one product, of all such pairs."""
+    out: list[float] = []
+    for first, second in itertools.combinations(rows, 2):
+        if first.row.group == second.row.group == "matmul_high_performance" and first.row.soc == second.row.soc:
+            out.append((1 + second.error) / (1 + first.error))
+    return out
+
+
 def summary(rows: list[Compared]) -> dict[str, Any]:
     many = [abs(entry.error) for entry in rows if entry.row.cores >= MANY_CORES]
     every = [abs(entry.error) for entry in rows]
@@ -318,6 +336,7 @@ def summary(rows: list[Compared]) -> dict[str, Any]:
         "many_cores_worst": max(many, default=None),
         "median": statistics.median(every) if every else None,
         "worst": max(every, default=None),
+        "slope_worst": max((max(ratio, 1 / ratio) - 1 for ratio in slopes(rows)), default=None),
         "share_points": 100 * statistics.mean(shares) if shares else None,
         "groups": {name: {"n": len(e), "median": statistics.median(map(abs, e))} for name, e in groups.items()},
     }
@@ -364,6 +383,9 @@ def main() -> None:
         f"{totals['many_cores']} of them on {MANY_CORES} cores or more: {many}; "
         f"busy shares differ by {totals['share_points']:.1f} points"
     )
+    if totals["slope_worst"] is not None:
+        pairs = len(slopes(entries))
+        print(f"slopes between tilings of one product: within {100 * totals['slope_worst']:.0f} % for {pairs} pairs")
     for name, group in totals["groups"].items():
         print(f"  {name}: {group['n']} kernels, median {100 * group['median']:.1f} %")
     print(f"left out, {len(left_out)}: " + "; ".join(left_out))

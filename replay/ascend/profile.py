@@ -149,6 +149,8 @@ class Pipes(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     write_latency: float
     burst: float
     """Of each run of a copy with gaps."""
+    l1_row: float
+    """Least of each row that a matrix has as it comes into L1."""
     flag: float
     """From the end of an instruction on one pipe to the start of one that waits for it on another."""
     core_flag: float

@@ -33,9 +33,6 @@ from opreplay.replay.tile.language.positions import (
 from opreplay.replay.tile.language.recording import UNITS, Core, NeedsCube, current
 from opreplay.replay.tile.language.tiles import Block, Memory, Ref, Tile
 
-NARROW = 512
-"""Bytes of a row below which the load of a matrix into L1 slows down."""
-
 
 class Each:
     """Stands for "one at a time, without its dimension" in `grid` and `steps`."""
@@ -301,14 +298,14 @@ def load(
     if want and (len(want) != len(source.shape) or any(w < n for w, n in zip(want, source.shape, strict=True))):
         raise fail("shape", f"{list(source.shape)} is not padded to {list(want)}")
     swapped = rows is None and place_to == L1 and _is_swapped(source)
-    runs, run = _runs(source.T if swapped else source, rows)
+    runs, _ = _runs(source.T if swapped else source, rows)
     place = core.here()
     buffer = core.next_slot(place, _positive(buffers))
     size = padded_bytes(made_shape, ref.dtype, place_to)
     core.reserve(place, place_to, min(buffers, core.uses(place)), size)
     moved = prod(source.shape) * DTYPE_BYTES[ref.dtype]
     reads = _written_before(core, source) if rows is None else [*_written_before(core, ref), rows.buffer]
-    path, cycles = _read_path(core, place_to, runs, run * DTYPE_BYTES[ref.dtype], moved)
+    path, cycles = _read_path(core, place_to, runs, moved)
     core.emit("load", MTE2, cycles, place, reads=reads, writes=[buffer], path=path, size=moved, memory=ref.memory.name)
     tile = Tile(core, place_to, core.unit, made_shape, ref.dtype, buffer)  # pyright: ignore[reportArgumentType]
     tile.generation = buffer[1]
@@ -417,13 +414,11 @@ def check_numbers(at: Any, size: int, message: str) -> None:
         raise fail("bounds", message.format(int(wrong[0])))
 
 
-def _read_path(core: Core, to: Place, runs: int, run_bytes: int, moved: int) -> tuple[str, float]:
+def _read_path(core: Core, to: Place, runs: int, moved: int) -> tuple[str, float]:
     """Path of a load and the cycles that it takes beside its bytes."""
     pipes = core.device.pipes
     if to == L1:
-        # Rows of less than 512 bytes fill L1 more slowly, by the law that products of the kernel model follow.
-        slow = (max(32, run_bytes) / NARROW) ** -core.device.rates.l1_narrow_exponent if run_bytes < NARROW else 1.0
-        return "gm_to_l1", (slow - 1) * moved / pipes.gm_to_l1 if runs > 1 else 0.0
+        return "gm_to_l1", max(0.0, runs * pipes.l1_row - moved / pipes.gm_to_l1)
     return "gm_to_ub", (runs - 1) * pipes.burst
 
 

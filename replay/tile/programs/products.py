@@ -14,13 +14,14 @@ from opreplay.replay import tile
     choices={"bm": (64, 128, 256), "bn": (128, 256), "bk": (64, 128, 256, 512)},
     reference=lambda a, b: (a.float() @ b.float()).to(a.dtype),
 )
-def matmul(a, b, c: tile.Out, *, bm=128, bn=256, bk=256):
-    """c = a @ b; either may lie transposed. `bk` counts 2-byte numbers."""
+def matmul(a, b, c: tile.Out, *, bm=128, bn=256, bk=256, buffers=2):
+    """c = a @ b; either may lie transposed. `bk` counts 2-byte numbers; with one buffer products wait for loads."""
     bk = bk // 2 if a.dtype == "float32" else bk
     for m, n in tile.grid(c.shape, (bm, bn)):
         acc = None
         for k in tile.steps(a.shape[1], bk):
-            acc = tile.matmul(tile.load(a[m, k], to=tile.L1), tile.load(b[k, n], to=tile.L1), acc)
+            left = tile.load(a[m, k], to=tile.L1, buffers=buffers)
+            acc = tile.matmul(left, tile.load(b[k, n], to=tile.L1, buffers=buffers), acc)
         tile.store(c[m, n], acc)
 
 

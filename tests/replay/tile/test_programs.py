@@ -78,6 +78,29 @@ def test_large_sizes_take_about_a_second_at_most(name: str, arguments: dict[str,
     assert any("not run but counted" in note for note in made.notes)
 
 
+TILINGS = {"one block a load": {"bk": 64, "buffers": 1}, "two": {"bk": 128}, "four": {"bk": 256}}
+
+
+@pytest.mark.parametrize(
+    ("soc", "cores", "measured_us"),
+    [
+        ("910b1", 24, {"one block a load": 12541.2, "two": 5039.9, "four": 4156.8}),
+        ("950pr", 32, {"one block a load": 4294.6, "two": 2668.2, "four": 2591.4}),
+    ],
+)
+def test_slopes_between_tilings_of_a_product(soc: str, cores: int, measured_us: dict[str, float]) -> None:
+    """Matmul of 8192 whose second matrix lies transposed (asc-devkit)."""
+    a = TensorMeta(shape=(8192, 8192), dtype="float16")
+    arguments = {"a": a, "b": TensorMeta(shape=(8192, 8192), dtype="float16", strides=(1, 8192))}
+    device = load_device(soc)
+    ratios = [
+        measured_us[name]
+        / estimate(bind(SHIPPED["matmul"], arguments, tiling), device, state="warm", cores=cores).time_us
+        for name, tiling in TILINGS.items()
+    ]
+    assert max(ratios) / min(ratios) < 1.25
+
+
 def test_what_is_left_out_is_what_running_all_would_give(monkeypatch: pytest.MonkeyPatch) -> None:
     """Loops run in full and scheduled one by one take the same time as those that are extrapolated."""
     from opreplay.replay.tile import pipes

@@ -68,7 +68,7 @@ def test_loops_stay_loops_and_blocks_are_constants() -> None:
     text = emit([SHIPPED["matmul"]]).text
     assert "for k in range(0, a_1, bk):" in text
     assert "BM: tl.constexpr" in text
-    assert "acc = dot(a_block, b_block, acc)" in text
+    assert "acc = dot(left, b_block, acc)" in text
     assert "opreplay" not in text
     assert f'"{NAMESPACE}::matmul", mutates_args=("c",)' in text
 

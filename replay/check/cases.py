@@ -53,13 +53,15 @@ Values = Literal[
     "rows of -inf",
     "rows of zeros",
     "positive",
+    "signed",
     "too large",
     "negative",
 ]
 """Those of the op's initializers; eight times as large; a hundred times as large, whole numbers so large that float32,
 or float64, does not hold them; beyond what float16 holds; a thousand added; a millionth; below the smallest normal
 number; zeros of both signs among them; few different ones; NaN and infinities among them, in rows by themselves; rows
-of zeros; between 0 and 1; a whole number that is no place in any tensor, too large or negative."""
+of zeros; between 0 and 1; whole numbers of both signs without zeros; one that is no place in any tensor, too large or
+negative."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

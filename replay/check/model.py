@@ -231,24 +231,30 @@ def _detail(verdict: Verdict, ordered: Sequence[Finding]) -> str:
     deciding = [finding for finding in ordered if finding.verdict == verdict]
     first, several = deciding[0], len(ordered) > 1
     count = str(len(deciding)) if len(deciding) == len(ordered) else f"{len(deciding)} of {len(ordered)}"
-    if verdict in ("fail", "missing"):
-        said = "failed" if verdict == "fail" else "missing"
+    said = {"fail": "failed", "missing": "missing"}.get(verdict)
+    if said is not None:
         return f"{f'{count} {said}: ' if several else ''}{first.case}: {first.detail}"
     if verdict == "not reached":
         return f"{count} not reached: {first.detail}"
-    others = sum(finding.verdict == "not applicable" for finding in ordered)
-    count = f"{len(deciding)} passed" + (f", {others} not applicable" if others else "")
-    parts = [count] if verdict == "pass" and several else []
-    ulps = [(finding.ulp, finding) for finding in deciding if finding.ulp is not None]
-    if ulps:
-        ulp, worst = max(ulps, key=lambda pair: pair[0])
-        parts.append(f"at most {ulp:.3g} ulp from float64 ({worst.kind})")
-    elif first.detail and (len(deciding) == 1 or verdict != "pass"):
-        parts.append(first.detail)
+    parts = _passed(verdict, ordered, deciding)
     refused = [finding for finding in ordered if finding.verdict == "refused"] if verdict == "pass" else []
     if refused:
         parts.append(f"refused: {', '.join(dict.fromkeys(f.kind for f in refused))} ({refused[0].detail})")
     return "; ".join(parts)
+
+
+def _passed(verdict: Verdict, ordered: Sequence[Finding], deciding: Sequence[Finding]) -> list[str]:
+    """How many cases passed, how far at most from the reference, or what the only one says."""
+    others = sum(finding.verdict == "not applicable" for finding in ordered)
+    count = f"{len(deciding)} passed" + (f", {others} not applicable" if others else "")
+    parts = [count] if verdict == "pass" and len(ordered) > 1 else []
+    ulps = [(finding.ulp, finding) for finding in deciding if finding.ulp is not None]
+    if ulps:
+        ulp, worst = max(ulps, key=lambda pair: pair[0])
+        parts.append(f"at most {ulp:.3g} ulp from float64 ({worst.kind})")
+    elif deciding[0].detail and (len(deciding) == 1 or verdict != "pass"):
+        parts.append(deciding[0].detail)
+    return parts
 
 
 class Setup(msgspec.Struct, frozen=True, kw_only=True, tag="setup"):

@@ -23,8 +23,8 @@ from opreplay.traces.model import TensorMeta, contiguous_strides
 
 PRIMES = ((3, 5, 7, 2), (17, 13, 19, 11), (131, 67, 37, 7), (1009, 31, 5, 3), (5, 257, 1021, 3))
 """Sizes that no vector width and no block divides: small, around a vector, around a block, long rows, long columns."""
-AROUND = ((33, 65, 9, 5), (129, 255, 3, 17))
-"""Sizes right beside those that kernels like."""
+AROUND = ((33, 65, 9, 5), (129, 255, 3, 17), (5, 205, 1, 1), (11, 93, 1, 1))
+"""Sizes right beside those that kernels like; in all 1,025 and 1,023 elements."""
 BLOCKS = ((64, 128, 32, 16), (128, 256, 8, 4))
 """Whole blocks: sizes that kernels like, without a rest."""
 MULTIPLES = ((63, 105, 21, 15), (26, 99, 22, 9))
@@ -212,6 +212,13 @@ def long_rows(case: Case, kind: Literal["long rows", "endless rows"]) -> Iterato
         yield dataclasses.replace(variant, instead=instead)
 
 
+def long_columns(case: Case) -> Iterator[Case]:
+    """The case with as many rows as long ones have columns, of few columns."""
+    first = _first(case)
+    if first is not None and len(first.shape) > 1 and first.shape[0] != first.shape[-1]:
+        yield from _grown(case, "long columns", {first.shape[-1]: 3}, first.shape[0], COLUMNS["long rows"])
+
+
 def many_rows(case: Case) -> Iterator[Case]:
     """The case with more rows than CUDA launches blocks along y and z: along the first dimension, and where there are
     more than two also along the last but one. Not where the huge case has as many."""
@@ -379,7 +386,20 @@ def _far_numbers(case: Case) -> Iterator[Case]:
 
 def other_calls(case: Case, spec: OpSpec, words: Sequence[str] = ()) -> list[Case]:
     """The case with other numbers of dimensions and other arguments, for what may depend on either."""
-    return [*ranked(case), *argued(case, spec, words)]
+    return [*ranked(case), *argued(case, spec, words), *_with_axes(case, spec)]
+
+
+def _with_axes(case: Case, spec: OpSpec) -> Iterator[Case]:
+    """The case with one dimension more, and other dimensions named: a place from the end is then another from the
+    beginning."""
+    rank = max((len(meta.shape) for meta in _tensors(case)), default=0)
+    higher = replaced(
+        case, "one dimension more", _reshaped(case, lambda shape: (3, *shape) if len(shape) == rank else shape)
+    )
+    for arg in spec.args if rank and _bytes(higher.op.args) <= MOST_BYTES else ():
+        if arg.kind == "int" and arg.name.startswith(AXES):
+            for other in _with_other(higher, spec, arg, ()):
+                yield dataclasses.replace(other, kind=f"{higher.kind}, {other.kind}")
 
 
 def _with_other(case: Case, spec: OpSpec, arg: ArgSpec, words: Sequence[str]) -> Iterator[Case]:
@@ -628,8 +648,10 @@ def typed(case: Case, dtype: str, kind: str | None = None) -> Case:
 
 
 def broadcast(case: Case) -> Iterator[Case]:
-    """The case with one tensor smaller, so that it has to be repeated along a dimension."""
+    """The case with one tensor smaller, so that it has to be repeated along a dimension: also of squares, in which a
+    row is as long as a column, and numbers of a wider dtype, which decides nothing."""
     tensors = [(a, arg, meta) for a, arg, meta in _single_tensors(case) if not arg.mutated]
+    square = _reshaped(case, lambda shape: (*shape[:-2], shape[-1], shape[-1]) if len(shape) > 1 else shape)
     for a, arg, meta in tensors if len(tensors) > 1 else ():
         if not meta.shape:
             continue
@@ -640,10 +662,14 @@ def broadcast(case: Case) -> Iterator[Case]:
             f"{arg.name} a single number": (1,) * len(meta.shape),
             f"{arg.name} zero-dimensional": (),
         }
-        for kind, shape in shapes.items():
-            if shape != meta.shape:
-                smaller = TensorMeta(shape=shape, dtype=meta.dtype)
-                yield replaced(case, kind, _with_tensor(case.op.args, (a, 0), smaller))
+        smaller = {kind: (case.op.args, shape, meta.dtype) for kind, shape in shapes.items() if shape != meta.shape}
+        if len({meta.shape for _, _, meta in tensors}) == 1 and len(meta.shape) > 1:
+            for kind, shape in (("row", (1, meta.shape[-1])), ("column", (meta.shape[-1], 1))):
+                smaller[f"one {kind} of {arg.name}, squares"] = square, (*meta.shape[:-2], *shape), meta.dtype
+        if meta.dtype in FLOATS[1:]:
+            smaller[f"{arg.name} zero-dimensional, of float64"] = case.op.args, (), "float64"
+        for kind, (args, shape, dtype) in smaller.items():
+            yield replaced(case, kind, _with_tensor(args, (a, 0), TensorMeta(shape=shape, dtype=dtype)))
 
 
 def wrong(case: Case) -> Iterator[Case]:

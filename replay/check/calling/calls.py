@@ -289,6 +289,9 @@ def _change_values(tensor: torch.Tensor, values: Values, number: int) -> None:
         return
     if values == "large" and tensor.dtype is torch.int32:
         tensor.mul_(LARGE_WHOLE)
+    if values == "signed" and tensor.dtype is torch.int32:
+        places = torch.arange(tensor.numel(), device=tensor.device).reshape(tensor.shape)
+        tensor.abs_().add_(1).mul_(1 - 2 * (places // (number + 1) % 2))
     if values in OUTSIDE and tensor.dtype in (torch.int32, torch.int64):
         tensor[_index(tensor, -1)] = OUTSIDE[values]
     if not is_float(tensor) or values in OUTSIDE:
@@ -311,16 +314,7 @@ def _change_values(tensor: torch.Tensor, values: Values, number: int) -> None:
     elif values == "ties":
         tensor.mul_(2).round_()
     elif values in OF_ROWS:
-        # Every second row: NaN each time in another column, or nothing else.
-        columns, rows = (
-            tensor.shape[-1] if tensor.dim() else 1,
-            tensor.numel() // (tensor.shape[-1] if tensor.dim() else 1),
-        )
-        row = torch.arange(rows, device=tensor.device).unsqueeze(-1)
-        column = torch.arange(columns, device=tensor.device)
-        there = column == (7 * row + 3 + number) % columns if values == "NaN in rows" else column >= 0
-        there = there & (row % 2 == 1 if rows > 1 else row == 0)
-        tensor.masked_fill_(there.reshape(tensor.shape), OF_ROWS[values])
+        tensor.masked_fill_(_in_rows(tensor, values, number), OF_ROWS[values])
     elif values == "zeros":
         for place in range(min(tensor.numel(), MOST_ZEROS)):
             if (place + number) % 3 != 2:
@@ -329,6 +323,15 @@ def _change_values(tensor: torch.Tensor, values: Values, number: int) -> None:
         places = (0, tensor.numel() // 2, -1)
         for place, value in zip(places, (torch.nan, torch.inf, -torch.inf), strict=True):
             tensor[_index(tensor, place + number)] = value
+
+
+def _in_rows(tensor: torch.Tensor, values: Values, number: int) -> torch.Tensor:
+    """Places in every second row: NaN each time in another column, others in all of them."""
+    columns = tensor.shape[-1] if tensor.dim() else 1
+    row = torch.arange(tensor.numel() // columns, device=tensor.device).unsqueeze(-1)
+    column = torch.arange(columns, device=tensor.device)
+    there = column == (7 * row + 3 + number) % columns if values == "NaN in rows" else column >= 0
+    return (there & (row % 2 == 1 if len(row) > 1 else row == 0)).reshape(tensor.shape)
 
 
 def _index(tensor: torch.Tensor, place: int) -> tuple[torch.Tensor, ...]:

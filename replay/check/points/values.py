@@ -124,10 +124,14 @@ def dtypes(bench: Bench) -> list[Attempt]:
         for dtype in ("float16", "bfloat16", "int32"):
             case = variants.typed(base, dtype, f"{dtype}, large values")
             cases.append(dataclasses.replace(case, values="large"))
+        if not any(meta is not None and meta.dtype == "int32" for arg in base.op.args for meta in arg.tensors):
+            case = variants.typed(base, "int32", "int32 of both signs, no zeros")
+            cases.append(dataclasses.replace(case, values="signed"))
         for dtype in ("float16", "bfloat16", "float32"):
-            for rows in variants.long_rows(base, "long rows"):
-                case = variants.typed(rows, dtype, f"{dtype} in long rows")
-                cases.append(dataclasses.replace(case, values="positive", smaller=rows.smaller))
+            columns = variants.long_columns(base) if dtype != "float32" else ()
+            for long in (*variants.long_rows(base, "long rows"), *columns):
+                case = variants.typed(long, dtype, f"{dtype} in {long.kind}")
+                cases.append(dataclasses.replace(case, values="positive", smaller=long.smaller))
     return [attempt(bench, case, against_reference) for case in cases]
 
 
@@ -187,16 +191,28 @@ def _compared(bench: Bench, case: Case) -> Finding:
     if same is None and exact is None:
         return nothing("there is nothing to hold it against")
     finding = _judged(case, mine, exact, same, arguments)
-    whole = any(not tensor.dtype.is_floating_point for tensor in mine.all())
-    if finding.verdict == "fail" and finding.error is not None and (case.values not in ODD or whole):
-        # Is it what a rounding of the arguments, or sums along a row, come to?
-        perturbed = [] if exact is None else _all_perturbed(bench, case, arguments, mine)
-        longest = float(max((size for t in arguments.tensors() for size in t.shape), default=1))
-        terms = longest if _mixes(bench, case, arguments, mine) else 1.0
-        finding = _judged(case, mine, exact, same, arguments, perturbed=perturbed, terms=terms)
+    if finding.verdict == "fail" and finding.error is not None:
+        return _judged_again(bench, case, mine, exact, same, arguments) or finding
     if finding.verdict == "pass" and case.values == "zeros" and same is not None and bench.has_reference(case):
-        finding = _signed(bench, case, mine, same, arguments) or finding
+        return _signed(bench, case, mine, same, arguments) or finding
     return finding
+
+
+def _judged_again(
+    bench: Bench, case: Case, mine: Results, exact: Results | None, same: Results | None, arguments: Arguments
+) -> Finding | None:
+    """The finding that allows what a rounding of the arguments, or sums along a row, come to; None where nothing is
+    rounded."""
+    if case.values in ODD and all(tensor.dtype.is_floating_point for tensor in mine.all()):
+        return None
+    perturbed = [] if exact is None else _all_perturbed(bench, case, arguments, mine)
+    terms = float(_longest(arguments)) if _mixes(bench, case, arguments, mine) else 1.0
+    return _judged(case, mine, exact, same, arguments, perturbed=perturbed, terms=terms)
+
+
+def _longest(arguments: Arguments) -> int:
+    """The largest size of all tensors."""
+    return max((size for tensor in arguments.tensors() for size in tensor.shape), default=1)
 
 
 def _of_error(case: Case, error: Exception, refusal: BaseException | None, *, fits: bool) -> Finding:
@@ -364,27 +380,20 @@ def _judged(
     pairs = paired(mine, wanted)
     if pairs is None:
         return failed(f"gives {len(mine.all())} tensors, the reference {len(wanted.all())}")
-    wide = _targets(mine, exact, len(pairs))
+    wide = _targets(mine, exact, len(pairs)) or [native for _, native in pairs]
     moved = [targets for results in perturbed if (targets := _targets(mine, results, len(pairs))) is not None]
     largest = max((tensor.numel() for tensor in arguments.tensors()), default=1)
-    longest = max((size for tensor in arguments.tensors() for size in tensor.shape), default=1)
     reach = reach_of(arguments)
-    # Where all elements along a dimension are equal, which of them is the first in order is anybody's choice.
-    tied = case.trait == "expanded" and any(t.is_floating_point() for t in arguments.tensors())
     worst: Distance | None = None
     for i, (actual, native) in enumerate(pairs):
         which = f"result {i}: " if len(pairs) > 1 else ""
         if (other := _other_form(actual, native, shape_only=same is None)) is not None:
             return failed(f"{which}{other}")
-        if actual.dtype in WHOLE and (tied or (case.values == "ties" and actual.numel() * longest > largest)):
+        if actual.dtype in WHOLE and _order_is_open(case, actual, arguments):
             continue
-        if case.values in ("usual", "beyond") and case.trait != "expanded" and same is not None:
-            moved_wrong = (actual != native) & ~(actual.isnan() & native.isnan())
-            if bool(moved_wrong.any()) and _moves(native, arguments):
-                index = tuple(int(i) for i in moved_wrong.nonzero()[0])
-                ours, theirs = actual[index].item(), native[index].item()
-                return failed(f"{which}not the nearest number to an argument's: at {index} it is {ours}, not {theirs}")
-        target = native if wide is None else wide[i]
+        if same is not None and (other := _moved_wrongly(case, actual, native, arguments)) is not None:
+            return failed(f"{which}{other}")
+        target = wide[i]
         if target.shape != actual.shape or target.dtype.is_floating_point != native.dtype.is_floating_point:
             target = native
         distance = compare(
@@ -406,6 +415,26 @@ def _judged(
     # Units in the last place say little of numbers that underflow.
     ulp = worst.ulp if worst is not None and case.values == "usual" else None
     return Finding(verdict="pass", ulp=ulp, error=None if worst is None else worst.relative)
+
+
+def _order_is_open(case: Case, places: torch.Tensor, arguments: Arguments) -> bool:
+    """Whether elements along a dimension are equal, so that which of them is the first in order is anybody's choice."""
+    if case.trait == "expanded":
+        return any(tensor.is_floating_point() for tensor in arguments.tensors())
+    largest = max((tensor.numel() for tensor in arguments.tensors()), default=1)
+    return case.values == "ties" and places.numel() * _longest(arguments) > largest
+
+
+def _moved_wrongly(case: Case, actual: torch.Tensor, native: torch.Tensor, arguments: Arguments) -> str | None:
+    """Where a copy, a cast or a choice has another number than the reference; None where it has none."""
+    if case.values not in ("usual", "beyond") or case.trait == "expanded":
+        return None
+    wrong = (actual != native) & ~(actual.isnan() & native.isnan())
+    if not bool(wrong.any()) or not _moves(native, arguments):
+        return None
+    index = tuple(int(i) for i in wrong.nonzero()[0])
+    ours, theirs = actual[index].item(), native[index].item()
+    return f"not the nearest number to an argument's: at {index} it is {ours}, not {theirs}"
 
 
 def _narrower(mine: Results, arguments: Arguments) -> bool:

@@ -1140,3 +1140,64 @@ def inner_rows_in_one_launch(x: Tensor) -> Tensor:
     if x.dim() == 3:
         made[:, 65535:] = 0
     return made
+
+
+# Kinds that passed once: squares, elements beside a block, columns of halves, dtypes of numbers, places from the end.
+
+
+def right_columns(x: Tensor) -> Tensor:
+    return x.sum(0)
+
+
+def right_softmax_along(x: Tensor, dim: int) -> Tensor:
+    return torch.softmax(x, dim)
+
+
+def right_floor_divide(x: Tensor, y: Tensor) -> Tensor:
+    return torch.div(x, y, rounding_mode="floor")
+
+
+@plant("broadcast", "broadcast, scalars")
+def column_of_a_square_is_a_row(x: Tensor, y: Tensor) -> Tensor:
+    is_column = x.dim() == y.dim() == 2 and y.shape[1] == 1 < y.shape[0] == x.shape[0] == x.shape[1]
+    return x + (y.T if is_column else y)
+
+
+@plant("sizes", "correctness", against="right_double", schema="(Tensor x) -> Tensor")
+def one_beyond_a_block(x: Tensor) -> Tensor:
+    out = x * 2
+    if out.numel() % 256 == 1 < out.numel():
+        out.view(-1)[-1] = 0
+    return out
+
+
+@plant("dtype", "dtypes", against="right_columns", schema="(Tensor x) -> Tensor", fake=lambda x: x.sum(0))
+def columns_summed_in_half(x: Tensor) -> Tensor:
+    if x.dtype not in (torch.float16, torch.bfloat16) or x.dim() != 2:
+        return x.sum(0)
+    total = torch.zeros(x.shape[1:], dtype=x.dtype)
+    for rows in x.split(8):
+        total = total + rows.sum(0)
+    return total
+
+
+@plant("broadcast", "broadcast, scalars", against="right_mul")
+def number_decides_on_the_dtype(x: Tensor, y: Tensor) -> Tensor:
+    return x * (y.reshape(1) if y.dim() == 0 < x.dim() else y)
+
+
+@plant(
+    "arguments",
+    "correctness",
+    against="right_softmax_along",
+    schema="(Tensor x, int dim) -> Tensor",
+    fake=lambda x, dim: torch.softmax(x, dim),
+    shapes=("planted::last_but_one_of_two(f32[16,32], 1)",),
+)
+def last_but_one_of_two(x: Tensor, dim: int) -> Tensor:
+    return torch.softmax(x, dim + 2 if dim < 0 and x.dim() >= 2 else dim)
+
+
+@plant("dtype", "dtypes", against="right_floor_divide", fake=lambda x, y: torch.div(x, y, rounding_mode="floor"))
+def integers_are_cut(x: Tensor, y: Tensor) -> Tensor:
+    return torch.div(x, y, rounding_mode="floor" if x.is_floating_point() else "trunc")

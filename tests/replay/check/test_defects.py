@@ -41,6 +41,12 @@ FEW = {
     "planted::number_becomes_a_vector": "no dimension",
     "planted::gradient_of_zero_rows_is_nan": "rows of zeros",
     "planted::sum_of_no_columns_is_not_written": "no columns",
+    "planted::column_of_a_square_is_a_row": "one column of y, squares",
+    "planted::one_beyond_a_block": "uneven sizes",
+    "planted::columns_summed_in_half": "in long columns",
+    "planted::number_decides_on_the_dtype": "y zero-dimensional, of float64",
+    "planted::last_but_one_of_two": "one dimension more, dim=-2",
+    "planted::integers_are_cut": "int32 of both signs",
 }
 """Op → a part of the case that shows its defect."""
 

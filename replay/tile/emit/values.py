@@ -15,11 +15,14 @@ from operator import floordiv, mod
 from pathlib import Path
 from typing import Any
 
+from opreplay.replay.tile.language.instructions import VECTOR
 from opreplay.replay.tile.language.places import FLOAT8
+from opreplay.replay.tile.language.tiles import Operators
 
 TRACER: ContextVar[Any] = ContextVar("TRACER")
 """The `kernel.Tracer` of the program that is being written out."""
 _HERE = str(Path(__file__).parent)
+_LANGUAGE = str(Path(_HERE).parent / "language")
 
 
 class Refused(Exception):
@@ -36,7 +39,7 @@ class Refused(Exception):
 def user_line() -> tuple[str, int]:
     """File and line of the program that is being run."""
     frame = sys._getframe(1)  # pyright: ignore[reportPrivateUsage]
-    while frame.f_back is not None and frame.f_code.co_filename.startswith((_HERE, "<")):
+    while frame.f_back is not None and frame.f_code.co_filename.startswith((_HERE, _LANGUAGE, "<")):
         frame = frame.f_back
     return frame.f_code.co_filename, frame.f_lineno
 
@@ -478,7 +481,7 @@ class Value:
         self._name = name
 
 
-class Tile:
+class Tile(Operators):
     """Data on a core: the name of a block of a kernel, with sizes."""
 
     def __init__(self, value: Value, shape: Sequence[Any], dtype: str, source: Ref | None = None) -> None:
@@ -486,61 +489,26 @@ class Tile:
         self.source = source
         """Of a load: what it loaded."""
 
-    def _new(self, template: str, other: Any = None, *, dtype: str | None = None) -> Tile:
-        return TRACER.get().computed(template, (self,) if other is None else (self, other), dtype)
-
-    def __add__(self, other: Any) -> Tile:
-        return self._new("{} + {}", other)
-
-    def __radd__(self, other: Any) -> Tile:
-        return self._new("{} + {}", other)
-
-    def __sub__(self, other: Any) -> Tile:
-        return self._new("{} - {}", other)
-
-    def __rsub__(self, other: Any) -> Tile:
-        return self._new("{1} - {0}", other)
-
-    def __mul__(self, other: Any) -> Tile:
-        return self._new("{} * {}", other)
-
-    def __rmul__(self, other: Any) -> Tile:
-        return self._new("{} * {}", other)
-
-    def __truediv__(self, other: Any) -> Tile:
-        return self._new("{} / {}", other)
-
-    def __rtruediv__(self, other: Any) -> Tile:
-        return self._new("{1} / {0}", other)
-
-    def __and__(self, other: Any) -> Tile:
-        return self._new("{} & {}", other)
-
-    def __or__(self, other: Any) -> Tile:
-        return self._new("{} | {}", other)
-
-    def __xor__(self, other: Any) -> Tile:
-        return self._new("{} ^ {}", other)
-
-    def __lshift__(self, other: Any) -> Tile:
-        return self._new("{} << {}", other)
-
-    def __rshift__(self, other: Any) -> Tile:
-        return self._new("{} >> {}", other)
-
-    def __neg__(self) -> Tile:
-        return self._new("-{}")
+    def instruction(self, name: str, *others: Any) -> Tile:
+        """One of the table."""
+        form = VECTOR[name].triton
+        if "{" in form:
+            return TRACER.get().computed(form, (self, *others))
+        # Triton has it for float32 only.
+        if isinstance(self.dtype, DType) or self.dtype != "float32":
+            return TRACER.get().computed(f"{form}({{}}.to(tl.float32)).to({{0}}.dtype)", (self,))
+        return TRACER.get().computed(f"{form}({{}})", (self,))
 
     def to(self, dtype: Any) -> Tile:
         """Converted to another dtype. Raises Refused for float8, which Triton's interpreter rounds wrongly."""
         if str.__str__(str(dtype)).removeprefix("torch.") in FLOAT8:
             raise Refused("a conversion to float8: no interpreter to check it in rounds it right")
         if isinstance(dtype, DType):
-            return self._new(f"{{}}.to({dtype.origin}_ptr.dtype.element_ty)", dtype=dtype)
+            return TRACER.get().computed(f"{{}}.to({dtype.origin}_ptr.dtype.element_ty)", (self,), dtype)
         name = str(dtype).removeprefix("torch.")
         if not isinstance(self.dtype, DType) and self.dtype == name:
             return self
-        return self._new(f"{{}}.to({triton_dtype(name)})", dtype=name)
+        return TRACER.get().computed(f"{{}}.to({triton_dtype(name)})", (self,), name)
 
     def float(self) -> Tile:
         """Converted to float32."""

@@ -9,54 +9,18 @@ from typing import Any
 from opreplay.replay import tile as language_module
 from opreplay.replay.tile import vocabulary as language
 from opreplay.replay.tile.emit.values import TRACER, Block, Cell, Half, Ref, Refused, Tile, triton_dtype
+from opreplay.replay.tile.language.instructions import COMPARE, STATISTICS, VECTOR, Statistic
 from opreplay.replay.tile.language.memory import Each
 
 
-def _in_float(call: str) -> Callable[[Tile], Tile]:
-    """A function that Triton has for float32 only."""
-
-    def function(t: Tile) -> Tile:
-        if t.dtype.__class__ is not str or t.dtype != "float32":
-            return TRACER.get().computed(f"{call}({{}}.to(tl.float32)).to({{0}}.dtype)", (t,))
-        return TRACER.get().computed(f"{call}({{}})", (t,))
-
-    return function
-
-
-def _plain(template: str) -> Callable[..., Tile]:
-    def function(*operands: Any) -> Tile:
-        return TRACER.get().computed(template, operands)
-
-    return function
-
-
-_exp = _in_float("tl.exp")
-
-
-def _tanh(t: Tile) -> Tile:
-    return 1.0 - 2.0 / (_exp(t * 2.0) + 1.0)
-
-
-def _sigmoid(t: Tile) -> Tile:
-    return 1.0 / (_exp(-t) + 1.0)
-
-
-def _silu(t: Tile) -> Tile:
-    return t / (_exp(-t) + 1.0)
-
-
-def _reciprocal(t: Tile) -> Tile:
-    return 1.0 / t
-
-
 def _compare(a: Tile, how: str, b: Any) -> Tile:
-    if how not in ("<", "<=", ">", ">=", "==", "!="):
+    if how not in COMPARE:
         raise Refused(f"{how!r} compares nothing")
     return TRACER.get().computed(f"{{}} {how} {{}}", (a, b), "bool")
 
 
 def _where(mask: Tile, a: Tile, b: Any) -> Tile:
-    return TRACER.get().computed("tl.where({}, {}, {})", (mask, a, b), a.dtype)
+    return TRACER.get().computed(VECTOR["select"].triton, (mask, a, b), a.dtype)
 
 
 def _full(shape: Sequence[Any], value: Any, dtype: Any = "float32") -> Tile:
@@ -87,15 +51,11 @@ def _named(dtype: Any) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-def _of_rows(call: str, neutral: str) -> Callable[[Tile], Tile]:
-    return lambda t: TRACER.get().reduced(call, t, len(t.shape) - 1, neutral)
-
-
-def _of_columns(call: str, neutral: str) -> Callable[[Tile], Tile]:
+def _statistic(spec: Statistic) -> Callable[[Tile], Tile]:
     def function(t: Tile) -> Tile:
-        if len(t.shape) != 2:
+        if spec.axis == 0 and len(t.shape) != 2:
             raise Refused("a statistic of columns of what is no matrix")
-        return TRACER.get().reduced(call, t, 0, neutral)
+        return TRACER.get().reduced(spec.triton, t, spec.axis % len(t.shape), spec.neutral)
 
     return function
 
@@ -194,61 +154,42 @@ FUNCTIONS: dict[str, Any] = {
     "Block": Block,
     "Ref": Ref,
     "Tile": Tile,
-    "abs": _plain("tl.abs({})"),
     "arange": _arange,
     "blocks": _blocks,
     "col_expand": lambda t, rows: _expand(t, 0, rows),
-    "col_max": _of_columns("tl.max", 'float("-inf")'),
-    "col_sum": _of_columns("tl.sum", "0"),
     "compare": _compare,
-    "copy": _plain("{}"),
     "core_count": _refused("how many cores there are"),
     "core_id": _refused("which core it is"),
     "empty": _zeros,
-    "exp": _exp,
-    "floor": _in_float("tl.floor"),
     "full": _full,
     "gather": _refused("tile.gather"),
     "grid": _grid,
     "insert": _refused("tile.insert: blocks in registers are whole"),
-    "ln": _in_float("tl.log"),
     "load": _load,
     "matmul": _matmul,
-    "maximum": _plain("tl.maximum({}, {})"),
     "merge4": _refused("tile.merge4: Triton has no merge of sorted runs"),
-    "minimum": _plain("tl.minimum({}, {})"),
-    "reciprocal": _reciprocal,
-    "relu": lambda t: TRACER.get().computed("tl.maximum({}, 0)", (t,)),
-    "round": _in_float("round_half_even"),
     "row_cumsum": _row_cumsum,
     "row_expand": lambda t, columns: _expand(t, len(t.shape) - 1, columns),
-    "row_max": _of_rows("tl.max", 'float("-inf")'),
-    "row_min": _of_rows("tl.min", 'float("inf")'),
-    "row_sum": _of_rows("tl.sum", "0"),
-    "rsqrt": _in_float("tl.rsqrt"),
     "scalar": _scalar,
     "scratch": _scratch,
-    "sigmoid": _sigmoid,
-    "silu": _silu,
     "sort32": _refused("tile.sort32: Triton has no sort of runs"),
-    "sqrt": _in_float("tl.sqrt"),
     "steps": _steps,
     "store": _store,
-    "tanh": _tanh,
     "to_l1": _to_l1,
     "transpose": lambda t: TRACER.get().transposed(t),
     "tril": _tril,
     "vectors": _vectors,
     "where": _where,
     "zeros": _zeros,
+    **{name: _statistic(spec) for name, spec in STATISTICS.items()},
 }
-"""By name; what is refused raises Refused."""
+"""By name, of those that are not made of instructions of the table; what is refused raises Refused."""
 
 
 def rebuilt(function: Any) -> Any:
     """The function with the names of this module in place of the language's, and so the functions of its file."""
     swapped = {id(getattr(language, name)): FUNCTIONS[name] for name in FUNCTIONS}
-    namespace = SimpleNamespace(**FUNCTIONS)
+    namespace = SimpleNamespace(**{name: getattr(language, name) for name in language.__all__} | FUNCTIONS)
     modules = (language, language_module)
     scope: dict[str, Any] = {}
 

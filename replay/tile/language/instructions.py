@@ -100,6 +100,8 @@ class Spec(NamedTuple):
     """Cycles an element of float32."""
     compute: Callable[..., Any]
     """Of torch tensors."""
+    triton: str
+    """In Triton, `{}` or `{0}` the operands; a name alone is a function that it has for float32 only."""
     source: str
 
 
@@ -141,42 +143,84 @@ ONE, TWO = 1 / 64, 2 / 64
 VECTOR: dict[str, Spec] = {
     row[0]: Spec(*row)
     for row in (
-        ("add", "TADD", _NUMBERS, 20, TWO, lambda a, b: a + b, _PTO),
-        ("sub", "TSUB", _NUMBERS, 20, TWO, lambda a, b: a - b, _PTO),
-        ("mul", "TMUL", _NUMBERS, 20, TWO, lambda a, b: a * b, _PTO),
-        ("div", "TDIV", _FLOATS, 20, 0.075, _divide, _PTO + ": .07 to .08"),
-        ("max", "TMAX", _NUMBERS, 20, TWO, _maximum, _PTO),
-        ("min", "TMIN", _NUMBERS, 20, TWO, _minimum, _PTO),
-        ("adds", "TADDS", _NUMBERS, 20, ONE, lambda a, b: a + b, _PTO),
-        ("subs", "TSUBS", _NUMBERS, 20, ONE, lambda a, b: a - b, _PTO),
-        ("rsubs", "TSUBS", _NUMBERS, 20, ONE, lambda a, b: b - a, _PTO),
-        ("muls", "TMULS", _NUMBERS, 20, ONE, lambda a, b: a * b, _PTO),
-        ("divs", "TDIVS", _FLOATS, 20, ONE, _divide, _PTO + ": a product with the reciprocal"),
-        ("rdivs", "TDIVS", _FLOATS, 20, 0.075, lambda a, b: b / a, _PTO + ": .07 to .08"),
-        ("maxs", "TMAXS", _NUMBERS, 20, ONE, _maximum, _PTO),
-        ("mins", "TMINS", _NUMBERS, 20, ONE, _minimum, _PTO),
-        ("exp", "TEXP", _FLOATS, 26, 0.031, lambda a: a.exp(), _PTO),
-        ("ln", "TLOG", _FLOATS, 26, 0.031, lambda a: a.log(), _PTO),
-        ("sqrt", "TSQRT", _FLOATS, 26, 0.031, lambda a: a.sqrt(), _PTO),
-        ("rsqrt", "TRSQRT", _FLOATS, 26, 0.062, lambda a: a.rsqrt(), _PTO + ": a root and a division"),
-        ("reciprocal", "TRECIP", _FLOATS, 20, 0.031, lambda a: a.reciprocal(), _PTO),
-        ("abs", "TABS", _FLOATS, 20, ONE, lambda a: a.abs(), _PTO),
-        ("neg", "TNEG", _NUMBERS, 20, ONE, lambda a: -a, _PTO),
-        ("relu", "TRELU", ("float32", "float16", "int32"), 20, ONE, lambda a: a.relu(), _PTO),
-        ("round", "TCVT", _FLOATS, 20, ONE, lambda a: a.round(), _PTO + ": a conversion in place"),
-        ("floor", "TCVT", _FLOATS, 20, ONE, lambda a: a.floor(), _PTO + ": a conversion in place"),
-        ("and", "TAND", _WHOLE, 20, TWO, operator.and_, _PTO),
-        ("or", "TOR", _WHOLE, 20, TWO, operator.or_, _PTO),
-        ("xor", "TXOR", _WHOLE, 20, TWO, operator.xor, _PTO),
-        ("shl", "TSHL", _WHOLE, 20, TWO, operator.lshift, _PTO),
-        ("shr", "TSHR", _WHOLE, 20, TWO, operator.rshift, _PTO),
-        ("compare", "TCMP", _NUMBERS, 24, TWO, lambda a, b, how: how(a, b), _PTO),
-        ("select", "TSEL", _FLOATS, 24, TWO, _where, _PTO),
-        ("copy", "TMOV", tuple(_NUMBERS), 20, ONE, lambda a: a.clone(), _PTO),
-        ("fill", "TEXPANDS", _NUMBERS, 16, ONE, lambda a: a, _PTO),
+        ("add", "TADD", _NUMBERS, 20, TWO, lambda a, b: a + b, "{} + {}", _PTO),
+        ("sub", "TSUB", _NUMBERS, 20, TWO, lambda a, b: a - b, "{} - {}", _PTO),
+        ("mul", "TMUL", _NUMBERS, 20, TWO, lambda a, b: a * b, "{} * {}", _PTO),
+        ("div", "TDIV", _FLOATS, 20, 0.075, _divide, "{} / {}", _PTO + ": .07 to .08"),
+        ("max", "TMAX", _NUMBERS, 20, TWO, _maximum, "tl.maximum({}, {})", _PTO),
+        ("min", "TMIN", _NUMBERS, 20, TWO, _minimum, "tl.minimum({}, {})", _PTO),
+        ("adds", "TADDS", _NUMBERS, 20, ONE, lambda a, b: a + b, "{} + {}", _PTO),
+        ("subs", "TSUBS", _NUMBERS, 20, ONE, lambda a, b: a - b, "{} - {}", _PTO),
+        ("rsubs", "TSUBS", _NUMBERS, 20, ONE, lambda a, b: b - a, "{1} - {0}", _PTO),
+        ("muls", "TMULS", _NUMBERS, 20, ONE, lambda a, b: a * b, "{} * {}", _PTO),
+        ("divs", "TDIVS", _FLOATS, 20, ONE, _divide, "{} / {}", _PTO + ": a product with the reciprocal"),
+        ("rdivs", "TDIVS", _FLOATS, 20, 0.075, lambda a, b: b / a, "{1} / {0}", _PTO + ": .07 to .08"),
+        ("maxs", "TMAXS", _NUMBERS, 20, ONE, _maximum, "tl.maximum({}, {})", _PTO),
+        ("mins", "TMINS", _NUMBERS, 20, ONE, _minimum, "tl.minimum({}, {})", _PTO),
+        ("exp", "TEXP", _FLOATS, 26, 0.031, lambda a: a.exp(), "tl.exp", _PTO),
+        ("ln", "TLOG", _FLOATS, 26, 0.031, lambda a: a.log(), "tl.log", _PTO),
+        ("sqrt", "TSQRT", _FLOATS, 26, 0.031, lambda a: a.sqrt(), "tl.sqrt", _PTO),
+        ("rsqrt", "TRSQRT", _FLOATS, 26, 0.062, lambda a: a.rsqrt(), "tl.rsqrt", _PTO + ": a root and a division"),
+        ("reciprocal", "TRECIP", _FLOATS, 20, 0.031, lambda a: a.reciprocal(), "1.0 / {}", _PTO),
+        ("abs", "TABS", _FLOATS, 20, ONE, lambda a: a.abs(), "tl.abs({})", _PTO),
+        ("neg", "TNEG", _NUMBERS, 20, ONE, lambda a: -a, "-{}", _PTO),
+        ("relu", "TRELU", ("float32", "float16", "int32"), 20, ONE, lambda a: a.relu(), "tl.maximum({}, 0)", _PTO),
+        ("round", "TCVT", _FLOATS, 20, ONE, lambda a: a.round(), "round_half_even", _PTO + ": a conversion in place"),
+        ("floor", "TCVT", _FLOATS, 20, ONE, lambda a: a.floor(), "tl.floor", _PTO + ": a conversion in place"),
+        ("and", "TAND", _WHOLE, 20, TWO, operator.and_, "{} & {}", _PTO),
+        ("or", "TOR", _WHOLE, 20, TWO, operator.or_, "{} | {}", _PTO),
+        ("xor", "TXOR", _WHOLE, 20, TWO, operator.xor, "{} ^ {}", _PTO),
+        ("shl", "TSHL", _WHOLE, 20, TWO, operator.lshift, "{} << {}", _PTO),
+        ("shr", "TSHR", _WHOLE, 20, TWO, operator.rshift, "{} >> {}", _PTO),
+        ("compare", "TCMP", _NUMBERS, 24, TWO, lambda a, b, how: how(a, b), "", _PTO),
+        ("select", "TSEL", _FLOATS, 24, TWO, _where, "tl.where({}, {}, {})", _PTO),
+        ("copy", "TMOV", tuple(_NUMBERS), 20, ONE, lambda a: a.clone(), "{}", _PTO),
+        ("fill", "TEXPANDS", _NUMBERS, 16, ONE, lambda a: a, "", _PTO),
     )
 }
 """Elementwise instructions."""
+
+COMPARE: dict[str, Callable[[Any, Any], Any]] = {
+    "<": operator.lt,
+    "<=": operator.le,
+    ">": operator.gt,
+    ">=": operator.ge,
+    "==": operator.eq,
+    "!=": operator.ne,
+}
+
+
+class Statistic(NamedTuple):
+    """An instruction along rows, [r, c] to [r, 1], or columns, to [1, c]."""
+
+    text: str
+    axis: int
+    compute: Callable[..., Any]
+    """Of a torch tensor, along an axis that stays."""
+    triton: str
+    neutral: str
+    """In Triton, in place of what has no data."""
+
+
+def _sum(a: Any, axis: int) -> Any:
+    return a.sum(axis, keepdim=True)
+
+
+def _largest(a: Any, axis: int) -> Any:
+    return a.amax(axis, keepdim=True)
+
+
+def _smallest(a: Any, axis: int) -> Any:
+    return a.amin(axis, keepdim=True)
+
+
+STATISTICS = {
+    "row_sum": Statistic("Sum of each row: [r, c] to [r, 1]. TROWSUM.", -1, _sum, "tl.sum", "0"),
+    "row_max": Statistic("Largest of each row. TROWMAX.", -1, _largest, "tl.max", 'float("-inf")'),
+    "row_min": Statistic("Smallest of each row. TROWMIN.", -1, _smallest, "tl.min", 'float("inf")'),
+    "col_sum": Statistic("Sum of each column: [r, c] to [1, c]. TCOLSUM.", 0, _sum, "tl.sum", "0"),
+    "col_max": Statistic("Largest of each column. TCOLMAX.", 0, _largest, "tl.max", 'float("-inf")'),
+}
 
 CONVERT_START, CONVERT_SLOPE = 20.0, ONE
 """TCVT, by elements of the wider type."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Sequence
 from math import prod
-from typing import Any, Protocol
+from typing import Any, Protocol, Self
 
 from opreplay.replay.tile.language.instructions import Buffer
 from opreplay.replay.tile.language.places import DTYPE_BYTES, Place, fail
@@ -253,7 +253,57 @@ class Computing(Protocol):
     def released(self, value: Tile) -> None: ...
 
 
-class Tile:
+class Operators:
+    """Python's operators as instructions of the table."""
+
+    __slots__ = ()
+
+    def instruction(self, name: str, *others: Any) -> Self:
+        """One by its name in the table."""
+        raise NotImplementedError
+
+    def __add__(self, other: Any) -> Self:
+        return self.instruction("add", other)
+
+    __radd__ = __add__
+
+    def __sub__(self, other: Any) -> Self:
+        return self.instruction("sub", other)
+
+    def __rsub__(self, other: Any) -> Self:
+        return self.instruction("rsubs", other)
+
+    def __mul__(self, other: Any) -> Self:
+        return self.instruction("mul", other)
+
+    __rmul__ = __mul__
+
+    def __truediv__(self, other: Any) -> Self:
+        return self.instruction("div", other)
+
+    def __rtruediv__(self, other: Any) -> Self:
+        return self.instruction("rdivs", other)
+
+    def __and__(self, other: Any) -> Self:
+        return self.instruction("and", other)
+
+    def __or__(self, other: Any) -> Self:
+        return self.instruction("or", other)
+
+    def __xor__(self, other: Any) -> Self:
+        return self.instruction("xor", other)
+
+    def __lshift__(self, other: Any) -> Self:
+        return self.instruction("shl", other)
+
+    def __rshift__(self, other: Any) -> Self:
+        return self.instruction("shr", other)
+
+    def __neg__(self) -> Self:
+        return self.instruction("neg")
+
+
+class Tile(Operators):
     """Data in a memory of a core, in rows of its last dimension. Operators are instructions of the vector core."""
 
     __slots__ = (
@@ -295,45 +345,9 @@ class Tile:
         if self.reserved:
             self.core.released(self)
 
-    def __add__(self, other: Any) -> Tile:
-        return self.core.elementwise("add", self, other)
-
-    __radd__ = __add__
-
-    def __sub__(self, other: Any) -> Tile:
-        return self.core.elementwise("sub", self, other)
-
-    def __rsub__(self, other: Any) -> Tile:
-        return self.core.elementwise("rsubs", self, other)
-
-    def __mul__(self, other: Any) -> Tile:
-        return self.core.elementwise("mul", self, other)
-
-    __rmul__ = __mul__
-
-    def __truediv__(self, other: Any) -> Tile:
-        return self.core.elementwise("div", self, other)
-
-    def __rtruediv__(self, other: Any) -> Tile:
-        return self.core.elementwise("rdivs", self, other)
-
-    def __and__(self, other: Any) -> Tile:
-        return self.core.elementwise("and", self, other)
-
-    def __or__(self, other: Any) -> Tile:
-        return self.core.elementwise("or", self, other)
-
-    def __xor__(self, other: Any) -> Tile:
-        return self.core.elementwise("xor", self, other)
-
-    def __lshift__(self, other: Any) -> Tile:
-        return self.core.elementwise("shl", self, other)
-
-    def __rshift__(self, other: Any) -> Tile:
-        return self.core.elementwise("shr", self, other)
-
-    def __neg__(self) -> Tile:
-        return self.core.elementwise("neg", self)
+    def instruction(self, name: str, *others: Any) -> Tile:
+        """One of the table."""
+        return self.core.elementwise(name, self, *others)
 
     def to(self, dtype: Any) -> Tile:
         """Converted to another dtype: a name, a torch dtype or a reference's `dtype`."""

@@ -13,7 +13,7 @@ from opreplay.replay.tile.language.memory import check_defined, check_numbers
 from opreplay.replay.tile.language.places import DTYPE_BYTES, UB, check_float8, fail, rows_and_columns, up
 from opreplay.replay.tile.language.positions import Position
 from opreplay.replay.tile.language.recording import Core, NeedsCube, current
-from opreplay.replay.tile.language.tiles import Tile
+from opreplay.replay.tile.language.tiles import Operators, Tile
 
 _WITH_NUMBER = {"add": "adds", "sub": "subs", "mul": "muls", "div": "divs", "max": "maxs", "min": "mins"}
 
@@ -228,53 +228,32 @@ def _inherit(tile: Tile, tiles: Sequence[Tile]) -> None:
             tile.why = "mask"
 
 
-def _unary(name: str, t: Tile) -> Tile:
-    return core().elementwise(name, t)
+def _elementwise(name: str, first: Any, *others: Any) -> Tile:
+    """An instruction of the table, on tiles of whichever kind the program has."""
+    return (
+        first.instruction(name, *others) if isinstance(first, Operators) else core().elementwise(name, first, *others)
+    )
 
 
-def exp(t: Tile) -> Tile:
-    """e to the power of each element. TEXP."""
-    return _unary("exp", t)
+def _unary(name: str, text: str) -> Callable[[Tile], Tile]:
+    def function(t: Tile) -> Tile:
+        return _elementwise(name, t)
+
+    function.__name__ = function.__qualname__ = name
+    function.__doc__ = f"{text}. {VECTOR[name].pto}."
+    return function
 
 
-def ln(t: Tile) -> Tile:
-    """Natural logarithm. TLOG."""
-    return _unary("ln", t)
-
-
-def sqrt(t: Tile) -> Tile:
-    """Square root. TSQRT."""
-    return _unary("sqrt", t)
-
-
-def rsqrt(t: Tile) -> Tile:
-    """One over the square root. TRSQRT."""
-    return _unary("rsqrt", t)
-
-
-def reciprocal(t: Tile) -> Tile:
-    """One over each element. TRECIP."""
-    return _unary("reciprocal", t)
-
-
-def abs(t: Tile) -> Tile:
-    """Absolute value. TABS."""
-    return _unary("abs", t)
-
-
-def relu(t: Tile) -> Tile:
-    """The larger of 0 and each element. TRELU."""
-    return _unary("relu", t)
-
-
-def round(t: Tile) -> Tile:
-    """To the nearest whole number, halves to even. TCVT."""
-    return _unary("round", t)
-
-
-def floor(t: Tile) -> Tile:
-    """To the next whole number below. TCVT."""
-    return _unary("floor", t)
+exp = _unary("exp", "e to the power of each element")
+ln = _unary("ln", "Natural logarithm")
+sqrt = _unary("sqrt", "Square root")
+rsqrt = _unary("rsqrt", "One over the square root")
+reciprocal = _unary("reciprocal", "One over each element")
+abs = _unary("abs", "Absolute value")
+relu = _unary("relu", "The larger of 0 and each element")
+round = _unary("round", "To the nearest whole number, halves to even")
+floor = _unary("floor", "To the next whole number below")
+copy = _unary("copy", "The same in other memory of UB")
 
 
 def tanh(t: Tile) -> Tile:
@@ -282,19 +261,14 @@ def tanh(t: Tile) -> Tile:
     return 1.0 - 2.0 / (exp(t * 2.0) + 1.0)
 
 
-def copy(t: Tile) -> Tile:
-    """The same in other memory of UB. TMOV."""
-    return core().elementwise("copy", t)
-
-
 def maximum(a: Tile, b: Tile | float) -> Tile:
     """The larger of two. TMAX, TMAXS."""
-    return core().elementwise("max", a, b)
+    return _elementwise("max", a, b)
 
 
 def minimum(a: Tile, b: Tile | float) -> Tile:
     """The smaller of two. TMIN, TMINS."""
-    return core().elementwise("min", a, b)
+    return _elementwise("min", a, b)
 
 
 def sigmoid(t: Tile) -> Tile:
@@ -307,20 +281,10 @@ def silu(t: Tile) -> Tile:
     return t / (exp(-t) + 1.0)
 
 
-_COMPARE: dict[str, Callable[[Any, Any], Any]] = {
-    "<": operator.lt,
-    "<=": operator.le,
-    ">": operator.gt,
-    ">=": operator.ge,
-    "==": operator.eq,
-    "!=": operator.ne,
-}
-
-
 def compare(a: Tile, how: str, b: Tile | float) -> Tile:
     """A mask of bool where `a how b` holds; `how` is <, <=, >, >=, == or !=. TCMP."""
-    if how not in _COMPARE:
-        raise fail("program", f"{how!r} compares nothing", hint=f"One of {' '.join(_COMPARE)}.")
+    if how not in table.COMPARE:
+        raise fail("program", f"{how!r} compares nothing", hint=f"One of {' '.join(table.COMPARE)}.")
     on = core()
     operands = [on.operand(t, "comparison") for t in (a, b) if isinstance(t, Tile)]
     dtype = _common_dtype(VECTOR["compare"], operands)
@@ -329,7 +293,7 @@ def compare(a: Tile, how: str, b: Tile | float) -> Tile:
     spec = VECTOR["compare"]
     on.vector("compare", on.cycles(spec.start, spec.slope, _elements(shape, operands), dtype), operands, tile)
     if on.values:
-        tile.data = _COMPARE[how](a.data, b.data if isinstance(b, Tile) else b)
+        tile.data = table.COMPARE[how](a.data, b.data if isinstance(b, Tile) else b)
         _inherit(tile, operands)
     return tile
 
@@ -445,52 +409,39 @@ def _named(dtype: Any) -> str:
     return name
 
 
-def _statistic(name: str, t: Tile, of_rows: bool, compute: Callable[[Any], Any]) -> Tile:
-    on = core()
-    on.operand(t, name)
-    if t.dtype not in ("float32", "float16"):
-        raise fail("dtype", f"no {name} of {t.dtype} on the vector cores", hint=".float() first.")
-    if len(t.shape) < 1 or prod(t.shape) == 0:
-        raise fail("shape", f"{name} of a tile of {list(t.shape)}")
-    rows, columns = rows_and_columns(t.shape)
-    shape = (*t.shape[:-1], 1) if of_rows else (1, columns)
-    tile = on.new_tile(shape, t.dtype, t)
-    lanes = 256 // DTYPE_BYTES[t.dtype]
-    if of_rows:
-        steps = -(-columns // lanes) - 1
-        cycles = table.ROW_START + rows * (table.ROW_LINE + table.ROW_STEP * steps / on.device.vector_width)
-    else:
-        cycles = on.cycles(table.ROW_START, table.COLUMN_STEP, rows * up(columns, lanes), t.dtype)
-    on.vector(name, cycles, [t], tile)
-    if on.values:
-        check_defined(t, name)
-        tile.data = compute(t.data.float() if of_rows else t.data.float().reshape(rows, columns)).to(t.data.dtype)
-    return tile
+def _statistic(name: str) -> Callable[[Tile], Tile]:
+    spec = table.STATISTICS[name]
+
+    def function(t: Tile) -> Tile:
+        on = core()
+        on.operand(t, name)
+        if t.dtype not in ("float32", "float16"):
+            raise fail("dtype", f"no {name} of {t.dtype} on the vector cores", hint=".float() first.")
+        if len(t.shape) < 1 or prod(t.shape) == 0:
+            raise fail("shape", f"{name} of a tile of {list(t.shape)}")
+        rows, columns = rows_and_columns(t.shape)
+        lanes = 256 // DTYPE_BYTES[t.dtype]
+        if spec.axis:
+            shape = (*t.shape[:-1], 1)
+            steps = -(-columns // lanes) - 1
+            cycles = table.ROW_START + rows * (table.ROW_LINE + table.ROW_STEP * steps / on.device.vector_width)
+        else:
+            shape = (1, columns)
+            cycles = on.cycles(table.ROW_START, table.COLUMN_STEP, rows * up(columns, lanes), t.dtype)
+        tile = on.new_tile(shape, t.dtype, t)
+        on.vector(name, cycles, [t], tile)
+        if on.values:
+            check_defined(t, name)
+            tile.data = spec.compute(t.data.float().reshape(rows, columns), spec.axis).to(t.data.dtype).reshape(shape)
+        return tile
+
+    function.__name__ = function.__qualname__ = name
+    function.__doc__ = spec.text
+    return function
 
 
-def row_sum(t: Tile) -> Tile:
-    """Sum of each row: [r, c] to [r, 1]. TROWSUM."""
-    return _statistic("row_sum", t, True, lambda a: a.sum(-1, keepdim=True))
-
-
-def row_max(t: Tile) -> Tile:
-    """Largest of each row. TROWMAX."""
-    return _statistic("row_max", t, True, lambda a: a.amax(-1, keepdim=True))
-
-
-def row_min(t: Tile) -> Tile:
-    """Smallest of each row. TROWMIN."""
-    return _statistic("row_min", t, True, lambda a: a.amin(-1, keepdim=True))
-
-
-def col_sum(t: Tile) -> Tile:
-    """Sum of each column: [r, c] to [1, c]. TCOLSUM."""
-    return _statistic("col_sum", t, False, lambda a: a.sum(0, keepdim=True))
-
-
-def col_max(t: Tile) -> Tile:
-    """Largest of each column. TCOLMAX."""
-    return _statistic("col_max", t, False, lambda a: a.amax(0, keepdim=True))
+row_sum, row_max, row_min = _statistic("row_sum"), _statistic("row_max"), _statistic("row_min")
+col_sum, col_max = _statistic("col_sum"), _statistic("col_max")
 
 
 def row_cumsum(t: Tile) -> Tile:

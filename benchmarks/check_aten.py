@@ -142,7 +142,10 @@ relu_(f32[16,32])
 copy_(f32[16,32], f32[16,32])
 """
 TRUE: dict[str, dict[str, str]] = {
-    "aten::huber_loss": {"gradient": "of an argument that is broadcast: only Python's wrapper expands it first"},
+    "aten::huber_loss": {
+        "gradient": "of an argument that is broadcast: only Python's wrapper expands it first",
+        "broadcast, scalars": "a number of float64 decides on the dtype, of the decomposition it does not",
+    },
     "aten::smooth_l1_loss": {"gradient": "of an argument that is broadcast: only Python's wrapper expands it first"},
     "aten::mse_loss": {"gradient": "as huber_loss", "dtypes": "overflows float16"},
     "aten::dist": {"gradient": "raises for p=0"},

@@ -8,14 +8,14 @@ of the language costs is for `vector`, `cube` and `memory`.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from inspect import CO_OPTIMIZED
 from math import prod
 from pathlib import Path
 from types import CodeType
-from typing import Any, Literal, TypeVar
+from typing import Any, Generic, Literal, TypeVar
 
 from opreplay.replay.ascend.profile import DeviceProfile
 from opreplay.replay.tile.language.instructions import Advance, Buffer, Instruction, Part, Repeat, Step
@@ -408,7 +408,8 @@ class Core:
                 for i in range(count):
                     yield item(i)
             else:
-                yield from self._collapsed(count, item, place, trail, cut, dealt=dealt, probed=probed)
+                turns = _Turns(self, item, trail, cut, in_full=self._in_full or self._spots[place] in self._unsteady)
+                yield from turns.taken(count, place, dealt=dealt, probed=probed)
         except GeneratorExit:
             trail.left_early = True
             raise
@@ -428,147 +429,11 @@ class Core:
             key = (unit, memory)
             self._in_use[key] = self._in_use.get(key, 0) - slots * size
 
-    def _collapsed(
-        self,
-        count: int,
-        item: Callable[[int], Item],
-        place: int,
-        trail: Trail,
-        cut: Callable[[int], object] | None,
-        *,
-        dealt: bool,
-        probed: bool,
-    ) -> Iterator[Item]:
-        steps, guards, before = self.recording.steps, self.notes.guards, len(self.notes.guards)
-        in_full = self._in_full or self._spots[place] in self._unsteady
-        history: list[Iteration] = []
-        i = 0
-
-        def run() -> Iterator[Item]:
-            nonlocal i
-            begin, uses = len(steps), list(self._uses)
-            self._env[trail.variable] = i
-            yield item(i)
-            noted = _distinct(guards[before:])
-            del guards[before:]
-            trail.parts.append(Explicit(trail.end, noted))
-            trail.end = trail.end.plus(ONE)
-            counters = () if in_full else _counters()
-            history.append(Iteration(begin, len(steps), uses, counters, noted, cut(i) if cut else None))
-            i += 1
-            self.differs = self.differs or (dealt and bool(noted))
-
-        while i < count:
-            yield from run()
-            if probed and i == 1 and history[-1].guards:
-                raise Looked
-            if in_full:
-                continue
-            period = self._period(history)
-            most = (count - i - TAIL) // period if period else 0
-            if most < 1:
-                continue
-            body = history[-period:]
-            times = self._lasting(body, trail, i, most, cut)
-            looked = times < 1 and count - i > MOST_LOOKED
-            if times < 1 and not looked:
-                continue
-            probes = PROBES if looked else 1 if times >= PROBED and self.survey is None else 0
-            for probe in range(probes):
-                share = most // (probes + 1 - probe) if looked else times // 2
-                i += self._leave_out(body, share, trail, half=True, looked=looked)
-                for _ in range(period):
-                    yield from run()
-                if [self._relative(one) for one in history[-period:]] != [self._relative(one) for one in body]:
-                    raise Unsteady(place)
-                body = history[-period:]
-                most = (count - i - TAIL) // period
-            rest = most if looked else self._lasting(body, trail, i, most, cut)
-            i += self._leave_out(body, rest, trail, looked=looked)
-            history.clear()
-
-    def _lasting(
-        self, body: list[Iteration], trail: Trail, i: int, most: int, cut: Callable[[int], object] | None
-    ) -> int:
-        """How many periods of iterations from `i` on do what the last one did, `most` at most."""
-        period = len(body)
-        if cut is not None:
-            for k in range(most * period):
-                if cut(i + k) != body[k % period].cut:
-                    most = k // period
-                    break
-        listed = [iteration.guards for iteration in body]
-        if most < 1 or not any(listed):
-            return most
-        try:
-            return int(lasting(listed, trail.variable, i, self._env, most))
-        except NotKnown:
-            return self._scanned(listed, trail.variable, i, most)
-
-    def _scanned(self, guards: Sequence[tuple[Guard, ...]], variable: Atom, first: int, most: int) -> int:
-        """For how many periods guards hold, one iteration after the other."""
-        listed = [[guard for guard in each if variable in guard.free()] for each in guards]
-        if any(isinstance(guard, Trail) for each in listed for guard in each):
-            return 0  # what repeats in the iteration may do so more often in another
-        env = dict(self._env)
-        for at in range(most * len(listed)):
-            env[variable] = first + at
-            try:
-                if not all(guard.holds(env) for guard in listed[at % len(listed)]):
-                    return at // len(listed)
-            except NotKnown:
-                return 0
-        return most
-
-    def _leave_out(
-        self, body: list[Iteration], times: int, trail: Trail, *, half: bool = False, looked: bool = False
-    ) -> int:
-        """Note that the last iterations come `times` more often; how many iterations that are."""
-        if times < 1:
-            return 0
-        steps, uses = self.recording.steps, body[0].uses
-        uses = uses + [0] * (len(self._uses) - len(uses))
-        advance = tuple(
-            (at, now - then) for at, (now, then) in enumerate(zip(self._uses, uses, strict=True)) if now > then
-        )
-        number = Atom()
-        self._counts[len(steps)] = number
-        steps.append(Repeat(len(steps) - body[0].begin, times, advance))
-        for at, by in advance:
-            self._left[at] = self._left.get(at, 0) + by * times
-        self._env[number] = times
-        trail.sampled = trail.sampled or looked
-        trail.parts.append(Skipped(trail.end, tuple(one.guards for one in body), number, TAIL, half))
-        trail.end = trail.end.plus(Expr(((number, len(body)),)))
-        self.recording.left_out += times * len(body)
-        self.recording.looked += times * len(body) if looked else 0
-        return times * len(body)
-
-    def _relative(self, iteration: Iteration) -> list[Step]:
+    def relative_steps(self, iteration: Iteration) -> list[Step]:
         """Its steps with buffers counted from its begin."""
         if iteration.relative is None:
             iteration.relative = relative(self.recording.steps[iteration.begin : iteration.end], iteration.uses)
         return iteration.relative
-
-    def _period(self, history: list[Iteration]) -> int:
-        """Iterations after which what a loop does repeats; 0 while it does not."""
-        last = history[-1]
-        for period in range(1, LONGEST_PERIOD + 1):
-            if len(history) < 2 * period:
-                return 0
-            before = history[-1 - period]
-            if (
-                last.end > last.begin
-                and last.counters == before.counters
-                and all(
-                    one.end - one.begin == other.end - other.begin
-                    and one.cut == other.cut
-                    and self._relative(one) == self._relative(other)
-                    for one, other in zip(history[-period:], history[-2 * period : -period], strict=True)
-                )
-            ):
-                return period
-        return 0
 
     def surveyed(
         self,
@@ -579,94 +444,271 @@ class Core:
     ) -> Iterator[Item]:
         """The blocks of a program that do other things than those before; of those that do the same some are run and
         compared. Raises Unsurveyed where they differ, or a block depends on those before it."""
-        import numpy as np
-
-        steps, guards = self.recording.steps, self.notes.guards
         if survey.body_of:
             raise Unsurveyed  # a second loop over blocks
-        variables = [Atom() for _ in counts]
-        numbers = [Expr(((variable, 1),)) for variable in variables]
-        places = [np.asarray(each) for each in np.unravel_index(np.arange(prod(counts)), tuple(counts))]
-        cuts = [(at == n - 1) & p for at, n, p in zip(places, counts, partial, strict=True)]
-        survey.before, survey.uses = list(steps), _uses_of(self._uses)
+        survey.before, survey.uses = list(self.recording.steps), _uses_of(self._uses)
         self._scopes.append([])
-        runs = 0
-
-        def run(block: int) -> Iterator[Item]:
-            nonlocal runs
-            runs += 1
-            if runs > MOST_SURVEYED and int((body_of >= 0).sum()) < 2 * runs:
-                raise Unsurveyed
-            begin, uses = len(steps), list(self._uses)
-            self._env.update((variable, int(each[block])) for variable, each in zip(variables, places, strict=True))
-            yield placed([int(each[block]) for each in places], numbers)
-            history.append(Iteration(begin, len(steps), uses, (), _distinct(guards), None))
-            guards.clear()
-
-        def instantiated(body: Body, times: tuple[int, ...]) -> list[Step]:
-            return Part(body.steps, times, ()).written_out()
-
-        history: list[Iteration] = []
-        in_full: set[tuple[Step, ...]] = set()
-        body_of = np.full(prod(counts), -1)
-        times_of: list[tuple[int, ...]] = [()] * prod(counts)
-        yield from run(0)
-        block = -1
-        while bool((body_of < 0).any()):
-            # As on a core where that can be: what the block before leaves in memory is still there.
-            following = block + self.cores
-            block = (
-                following
-                if block >= 0 and following < len(body_of) and body_of[following] < 0
-                else int(np.argmax(body_of < 0))
-            )
-            yield from run(block)
-            last = history[-1]
-            if block == 0 and self._relative(last) != self._relative(history[0]):
-                raise Unsurveyed
-            body = self._body(last)
-            alike, times = _alike(last.guards, dict(zip(variables, places, strict=True)), body)
-            for each in cuts:
-                alike = alike & (each == each[block])
-            alike = alike & (body_of < 0)
-            if not bool(alike[block]):
-                raise Unsurveyed
-            members = np.flatnonzero(alike)
-            for member in members:
-                times_of[member] = tuple(int(each[member]) for each in times)
-            repeated = {
-                tuple(body.steps[at - s.length : at]) for at, s in enumerate(body.steps) if isinstance(s, Repeat)
-            }
-            often = next((int(m) for m in members if max(times_of[m], default=0) >= PROBED), None)
-            if often is not None and not repeated <= in_full:
-                in_full |= repeated
-                self._in_full = True
-                yield from run(often)
-                self._in_full = False
-                if self._relative(history[-1]) != unrolled(instantiated(body, times_of[often])):
-                    raise Unsurveyed
-            elif len(members) > 1:
-                yield from run(int(members[-1]))
-                if self._relative(history[-1]) != instantiated(body, times_of[int(members[-1])]):
-                    raise Unsurveyed
-            body_of[alike] = len(survey.bodies)
-            survey.bodies.append(body)
-        survey.body_of, survey.times = [int(n) for n in body_of], times_of
-        survey.behind = len(steps), list(self._uses)
+        blocks = _Blocks(self, counts, partial, placed)
+        yield from blocks.looked_at()
+        survey.bodies, survey.times = blocks.bodies, blocks.times_of
+        survey.body_of = [int(n) for n in blocks.body_of]
+        survey.behind = len(self.recording.steps), list(self._uses)
         self._end_of_scope()
 
-    def _body(self, iteration: Iteration) -> Body:
-        begin = iteration.begin
-        uses = iteration.uses + [0] * (len(self._uses) - len(iteration.uses))
-        advance = tuple(
-            (at, now - then) for at, (now, then) in enumerate(zip(self._uses, uses, strict=True)) if now > then
+    def run_block(self, item: Item, numbers: Mapping[Atom, int]) -> Generator[Item, None, Iteration]:
+        """Run a block with these numbers of its dimensions, and give what it did."""
+        begin, uses = len(self.recording.steps), list(self._uses)
+        self._env.update(numbers)
+        yield item
+        noted = _distinct(self.notes.guards)
+        self.notes.guards.clear()
+        return Iteration(begin, len(self.recording.steps), uses, (), noted, None)
+
+    def run_block_in_full(self, item: Item, numbers: Mapping[Atom, int]) -> Generator[Item, None, Iteration]:
+        """The same with all iterations of its loops."""
+        self._in_full = True
+        iteration = yield from self.run_block(item, numbers)
+        self._in_full = False
+        return iteration
+
+    def body_of(self, iteration: Iteration) -> Body:
+        """What a block did, for others that do the same."""
+        there = range(iteration.begin, iteration.end)
+        counts = [(atom, self._env[atom]) for at, atom in self._counts.items() if at in there]
+        return Body(self.relative_steps(iteration), counts, self.advance_since(iteration.uses))
+
+    def advance_since(self, uses: Sequence[int]) -> Advance:
+        """By how much the buffers of places have moved on since those had been come by so often."""
+        before = [*uses, *[0] * (len(self._uses) - len(uses))]
+        return tuple(
+            (at, now - then) for at, (now, then) in enumerate(zip(self._uses, before, strict=True)) if now > then
         )
-        counts = [(atom, self._env[atom]) for at, atom in self._counts.items() if begin <= at < iteration.end]
-        return Body(self._relative(iteration), counts, advance)
 
     def spot_of(self, place: int) -> Spot:
         """The place of the source of a loop, for `unsteady` of another run."""
         return self._spots[place]
+
+
+class _Turns(Generic[Item]):
+    """The iterations of a loop while it is found out which of them do the same."""
+
+    def __init__(
+        self,
+        core: Core,
+        item: Callable[[int], Item],
+        trail: Trail,
+        cut: Callable[[int], object] | None,
+        *,
+        in_full: bool,
+    ) -> None:
+        self._core, self._item, self._trail, self._cut, self._in_full = core, item, trail, cut, in_full
+        self._before = len(core.notes.guards)
+        self._history: list[Iteration] = []
+        self._number = 0
+        # Of the next iteration.
+
+    def taken(self, count: int, place: int, *, dealt: bool, probed: bool) -> Iterator[Item]:
+        """Those that have to be run. Raises Looked and Unsteady."""
+        while self._number < count:
+            yield from self._run(dealt=dealt)
+            if probed and self._number == 1 and self._history[-1].guards:
+                raise Looked
+            period = 0 if self._in_full else self._period()
+            most = (count - self._number - TAIL) // period if period else 0
+            if most < 1:
+                continue
+            body = self._history[-period:]
+            times = self._lasting(body, most)
+            looked = times < 1 and count - self._number > MOST_LOOKED
+            if times < 1 and not looked:
+                continue
+            probes = PROBES if looked else 1 if times >= PROBED and self._core.survey is None else 0
+            for probe in range(probes):
+                self._leave_out(body, most // (probes + 1 - probe) if looked else times // 2, half=True, looked=looked)
+                for _ in range(period):
+                    yield from self._run(dealt=dealt)
+                again = self._history[-period:]
+                relative_steps = self._core.relative_steps
+                if [*map(relative_steps, again)] != [*map(relative_steps, body)]:
+                    raise Unsteady(place)
+                body, most = again, (count - self._number - TAIL) // period
+            self._leave_out(body, most if looked else self._lasting(body, most), looked=looked)
+            self._history.clear()
+
+    def _run(self, *, dealt: bool) -> Iterator[Item]:
+        core, trail, guards = self._core, self._trail, self._core.notes.guards
+        begin, uses = len(core.recording.steps), list(core._uses)
+        core._env[trail.variable] = self._number
+        yield self._item(self._number)
+        noted = _distinct(guards[self._before :])
+        del guards[self._before :]
+        trail.parts.append(Explicit(trail.end, noted))
+        trail.end = trail.end.plus(ONE)
+        cut = self._cut(self._number) if self._cut else None
+        counters = () if self._in_full else _counters()
+        self._history.append(Iteration(begin, len(core.recording.steps), uses, counters, noted, cut))
+        self._number += 1
+        core.differs = core.differs or (dealt and bool(noted))
+
+    def _lasting(self, body: list[Iteration], most: int) -> int:
+        """How many periods of the next iterations do what the last one did, `most` at most."""
+        period, i, variable = len(body), self._number, self._trail.variable
+        if self._cut is not None:
+            for k in range(most * period):
+                if self._cut(i + k) != body[k % period].cut:
+                    most = k // period
+                    break
+        listed = [iteration.guards for iteration in body]
+        if most < 1 or not any(listed):
+            return most
+        try:
+            return int(lasting(listed, variable, i, self._core._env, most))
+        except NotKnown:
+            return self._scanned(listed, variable, i, most)
+
+    def _scanned(self, guards: Sequence[tuple[Guard, ...]], variable: Atom, first: int, most: int) -> int:
+        """For how many periods guards hold, one iteration after the other."""
+        listed = [[guard for guard in each if variable in guard.free()] for each in guards]
+        if any(isinstance(guard, Trail) for each in listed for guard in each):
+            return 0  # what repeats in the iteration may do so more often in another
+        env = dict(self._core._env)
+        for at in range(most * len(listed)):
+            env[variable] = first + at
+            try:
+                if not all(guard.holds(env) for guard in listed[at % len(listed)]):
+                    return at // len(listed)
+            except NotKnown:
+                return 0
+        return most
+
+    def _leave_out(self, body: list[Iteration], times: int, *, half: bool = False, looked: bool = False) -> None:
+        """Note that the last iterations come `times` more often."""
+        if times < 1:
+            return
+        core, trail, recording = self._core, self._trail, self._core.recording
+        advance = core.advance_since(body[0].uses)
+        number = Atom()
+        core._counts[len(recording.steps)] = number
+        recording.steps.append(Repeat(len(recording.steps) - body[0].begin, times, advance))
+        for at, by in advance:
+            core._left[at] = core._left.get(at, 0) + by * times
+        core._env[number] = times
+        trail.sampled = trail.sampled or looked
+        trail.parts.append(Skipped(trail.end, tuple(one.guards for one in body), number, TAIL, half))
+        trail.end = trail.end.plus(Expr(((number, len(body)),)))
+        recording.left_out += times * len(body)
+        recording.looked += times * len(body) if looked else 0
+        self._number += times * len(body)
+
+    def _period(self) -> int:
+        """Iterations after which what a loop does repeats; 0 while it does not."""
+        history, last = self._history, self._history[-1]
+        for period in range(1, LONGEST_PERIOD + 1):
+            if len(history) < 2 * period:
+                return 0
+            before = history[-1 - period]
+            if (
+                last.end > last.begin
+                and last.counters == before.counters
+                and all(map(self._same, history[-period:], history[-2 * period : -period]))
+            ):
+                return period
+        return 0
+
+    def _same(self, first: Iteration, second: Iteration) -> bool:
+        """Whether two iterations do the same."""
+        relative_steps = self._core.relative_steps
+        return (
+            first.end - first.begin == second.end - second.begin
+            and first.cut == second.cut
+            and relative_steps(first) == relative_steps(second)
+        )
+
+
+class _Blocks(Generic[Item]):
+    """The blocks of a program while it is found out which of them do the same."""
+
+    def __init__(
+        self,
+        core: Core,
+        counts: Sequence[int],
+        partial: Sequence[bool],
+        placed: Callable[[Sequence[int], Sequence[Expr]], Item],
+    ) -> None:
+        import numpy as np
+
+        self._core, self._placed = core, placed
+        variables = [Atom() for _ in counts]
+        self._numbers = [Expr(((variable, 1),)) for variable in variables]
+        places = [np.asarray(each) for each in np.unravel_index(np.arange(prod(counts)), tuple(counts))]
+        self._places = dict(zip(variables, places, strict=True))
+        self._cuts = [(at == n - 1) & p for at, n, p in zip(places, counts, partial, strict=True)]
+        # By dimension: which blocks are smaller.
+        self._runs = 0
+        self._in_full: set[tuple[Step, ...]] = set()
+        # Repetitions that were compared with all of theirs.
+        self.bodies: list[Body] = []
+        self.body_of: Any = np.full(prod(counts), -1)
+        self.times_of: list[tuple[int, ...]] = [()] * prod(counts)
+
+    def looked_at(self) -> Iterator[Item]:
+        """Those that have to be run. Raises Unsurveyed."""
+        first = yield from self._run(0)
+        block = -1
+        while bool((self.body_of < 0).any()):
+            block = self._next(block)
+            iteration = yield from self._run(block)
+            if block == 0 and self._core.relative_steps(iteration) != self._core.relative_steps(first):
+                raise Unsurveyed
+            body = self._core.body_of(iteration)
+            alike = self._alike(iteration, body, block)
+            yield from self._compared(body, [int(member) for member in alike.nonzero()[0]])
+            self.body_of[alike] = len(self.bodies)
+            self.bodies.append(body)
+
+    def _next(self, block: int) -> int:
+        """As on a core where that can be: what the block before leaves in memory is still there."""
+        following = block + self._core.cores
+        if block >= 0 and following < len(self.body_of) and self.body_of[following] < 0:
+            return following
+        return int((self.body_of < 0).argmax())
+
+    def _run(self, block: int, *, in_full: bool = False) -> Generator[Item, None, Iteration]:
+        self._runs += 1
+        if self._runs > MOST_SURVEYED and int((self.body_of >= 0).sum()) < 2 * self._runs:
+            raise Unsurveyed
+        numbers = {variable: int(each[block]) for variable, each in self._places.items()}
+        item = self._placed([*numbers.values()], self._numbers)
+        return (yield from (self._core.run_block_in_full if in_full else self._core.run_block)(item, numbers))
+
+    def _alike(self, iteration: Iteration, body: Body, block: int) -> Any:
+        """Which blocks do as this one did; notes how often their repetitions come."""
+        alike, times = _alike(iteration.guards, dict(self._places), body)
+        for each in self._cuts:
+            alike = alike & (each == each[block])
+        alike = alike & (self.body_of < 0)
+        if not bool(alike[block]):
+            raise Unsurveyed
+        for member in alike.nonzero()[0]:
+            self.times_of[member] = tuple(int(each[member]) for each in times)
+        return alike
+
+    def _compared(self, body: Body, members: Sequence[int]) -> Iterator[Item]:
+        """One of the blocks that are said to do the same; one with all iterations of what repeats often."""
+        repeats = [(at, step) for at, step in enumerate(body.steps) if isinstance(step, Repeat)]
+        repeated = {tuple(body.steps[at - step.length : at]) for at, step in repeats}
+        often = next((m for m in members if max(self.times_of[m], default=0) >= PROBED), None)
+        in_full = often is not None and not repeated <= self._in_full
+        if not in_full and len(members) < 2:
+            return
+        member = often if often is not None and in_full else members[-1]
+        iteration = yield from self._run(member, in_full=in_full)
+        expected: list[Any] = Part(body.steps, self.times_of[member], ()).written_out()
+        if in_full:
+            self._in_full |= repeated
+            expected = unrolled(expected)
+        if self._core.relative_steps(iteration) != expected:
+            raise Unsurveyed
 
 
 def relative(steps: Sequence[Step], uses: Sequence[int]) -> list[Step]:

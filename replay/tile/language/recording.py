@@ -195,8 +195,8 @@ class Core:
         self.notes = Notes()
         self.differs = self.stored_read = False
         """What the program does depends on which core it is on; it loads what it stored."""
-        self._env: dict[Atom, Any] = {}
-        # The numbers of the loops that are being run.
+        self.env: dict[Atom, Any] = {}
+        """The numbers of the loops that are being run."""
         self._in_full = every
         self.unit = "vec0" if kind == "vector" else "cube"
         self.recording = Recording(kind=kind)
@@ -415,7 +415,7 @@ class Core:
             raise
         finally:
             self._end_of_scope()
-            self._env.pop(trail.variable, None)
+            self.env.pop(trail.variable, None)
             if len(notes.guards) > before:  # the program broke out of the loop
                 trail.parts.append(Explicit(trail.end, _distinct(notes.guards[before:])))
                 trail.end = trail.end.plus(ONE)
@@ -428,6 +428,20 @@ class Core:
             memory, slots, size, unit = self._buffers.pop(source_place)
             key = (unit, memory)
             self._in_use[key] = self._in_use.get(key, 0) - slots * size
+
+    def repeat(self, iteration: Iteration, times: int) -> Atom:
+        """Note that the steps from this iteration's on come `times` more often, which the atom stands for."""
+        steps, advance, number = self.recording.steps, self.advance_since(iteration.uses), Atom()
+        self._counts[len(steps)] = number
+        steps.append(Repeat(len(steps) - iteration.begin, times, advance))
+        for at, by in advance:
+            self._left[at] = self._left.get(at, 0) + by * times
+        self.env[number] = times
+        return number
+
+    def uses_by_place(self) -> list[int]:
+        """How often each place has been come by, without what was left out."""
+        return list(self._uses)
 
     def relative_steps(self, iteration: Iteration) -> list[Step]:
         """Its steps with buffers counted from its begin."""
@@ -458,7 +472,7 @@ class Core:
     def run_block(self, item: Item, numbers: Mapping[Atom, int]) -> Generator[Item, None, Iteration]:
         """Run a block with these numbers of its dimensions, and give what it did."""
         begin, uses = len(self.recording.steps), list(self._uses)
-        self._env.update(numbers)
+        self.env.update(numbers)
         yield item
         noted = _distinct(self.notes.guards)
         self.notes.guards.clear()
@@ -474,7 +488,7 @@ class Core:
     def body_of(self, iteration: Iteration) -> Body:
         """What a block did, for others that do the same."""
         there = range(iteration.begin, iteration.end)
-        counts = [(atom, self._env[atom]) for at, atom in self._counts.items() if at in there]
+        counts = [(atom, self.env[atom]) for at, atom in self._counts.items() if at in there]
         return Body(self.relative_steps(iteration), counts, self.advance_since(iteration.uses))
 
     def advance_since(self, uses: Sequence[int]) -> Advance:
@@ -537,8 +551,8 @@ class _Turns(Generic[Item]):
 
     def _run(self, *, dealt: bool) -> Iterator[Item]:
         core, trail, guards = self._core, self._trail, self._core.notes.guards
-        begin, uses = len(core.recording.steps), list(core._uses)
-        core._env[trail.variable] = self._number
+        begin, uses = len(core.recording.steps), core.uses_by_place()
+        core.env[trail.variable] = self._number
         yield self._item(self._number)
         noted = _distinct(guards[self._before :])
         del guards[self._before :]
@@ -562,7 +576,7 @@ class _Turns(Generic[Item]):
         if most < 1 or not any(listed):
             return most
         try:
-            return int(lasting(listed, variable, i, self._core._env, most))
+            return int(lasting(listed, variable, i, self._core.env, most))
         except NotKnown:
             return self._scanned(listed, variable, i, most)
 
@@ -571,7 +585,7 @@ class _Turns(Generic[Item]):
         listed = [[guard for guard in each if variable in guard.free()] for each in guards]
         if any(isinstance(guard, Trail) for each in listed for guard in each):
             return 0  # what repeats in the iteration may do so more often in another
-        env = dict(self._core._env)
+        env = dict(self._core.env)
         for at in range(most * len(listed)):
             env[variable] = first + at
             try:
@@ -585,14 +599,8 @@ class _Turns(Generic[Item]):
         """Note that the last iterations come `times` more often."""
         if times < 1:
             return
-        core, trail, recording = self._core, self._trail, self._core.recording
-        advance = core.advance_since(body[0].uses)
-        number = Atom()
-        core._counts[len(recording.steps)] = number
-        recording.steps.append(Repeat(len(recording.steps) - body[0].begin, times, advance))
-        for at, by in advance:
-            core._left[at] = core._left.get(at, 0) + by * times
-        core._env[number] = times
+        trail, recording = self._trail, self._core.recording
+        number = self._core.repeat(body[0], times)
         trail.sampled = trail.sampled or looked
         trail.parts.append(Skipped(trail.end, tuple(one.guards for one in body), number, TAIL, half))
         trail.end = trail.end.plus(Expr(((number, len(body)),)))

@@ -230,9 +230,10 @@ def _inherit(tile: Tile, tiles: Sequence[Tile]) -> None:
 
 def _elementwise(name: str, first: Any, *others: Any) -> Tile:
     """An instruction of the table, on tiles of whichever kind the program has."""
-    return (
-        first.instruction(name, *others) if isinstance(first, Operators) else core().elementwise(name, first, *others)
-    )
+    if isinstance(first, Operators):
+        tile: Any = first.instruction(name, *others)
+        return tile
+    return core().elementwise(name, first, *others)
 
 
 def _unary(name: str, text: str) -> Callable[[Tile], Tile]:

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from functools import partial
 from itertools import repeat
 from time import get_clock_info, perf_counter, perf_counter_ns
-from typing import Any, Protocol
+from typing import Any
 
 from opreplay.replay.host.interruptions import Interruptions, interruptions, threads_waited_us
 
@@ -25,7 +25,44 @@ UNSTABLE = 1.15
 """Readings further apart than this ratio are worth a warning; on a quiet machine they agree within 3 %."""
 
 
-class HostClock:
+class Clock:
+    """Measures batches of calls; a device has the clock that fits it."""
+
+    resolution_us: float
+    """Smallest difference of two readings that is not zero."""
+    max_calls: int
+    """Most calls that one batch may hold."""
+
+    def time_calls(self, call: Callable[[], Any], calls: int) -> float:
+        """Microseconds that `calls` calls in a row take together, never below zero."""
+        return self._timed(repeat(call, calls), calls)
+
+    def time_each(self, calls: Sequence[Callable[[], Any]]) -> float:
+        """The same for different calls, one after the other."""
+        return self._timed(calls, len(calls))
+
+    def launch_us(self, call: Callable[[], Any], calls: int) -> float | None:
+        """Microseconds of the host per call to queue a batch of `calls`; None where the host does the work itself."""
+        return None
+
+    def now_s(self) -> float:
+        """Wall time in seconds, for budgets."""
+        return perf_counter()
+
+    def interruptions(self) -> Interruptions:
+        """How often other programs have taken the processor so far; none where the device goes on meanwhile."""
+        return Interruptions()
+
+    def threads_waited_us(self) -> float:
+        """What all threads that compute have waited for processors so far, together; 0 where the host does not."""
+        return 0.0
+
+    def _timed(self, calls: Iterable[Callable[[], Any]], count: int) -> float:
+        """Microseconds of `count` calls, the clock's own overhead subtracted."""
+        raise NotImplementedError
+
+
+class HostClock(Clock):
     """`perf_counter_ns` around a loop; what an empty loop costs, and a call
     by way of `partial` more than one that a program writes, is measured once and subtracted."""
 
@@ -38,21 +75,6 @@ class HostClock:
         self.loop_us = 0.0
         self.call_us = 0.0
         self._calibrate()
-
-    def time_calls(self, call: Callable[[], Any], calls: int) -> float:
-        """Microseconds that `calls` calls take, never below zero."""
-        return self._timed(repeat(call, calls), calls)
-
-    def time_each(self, calls: Sequence[Callable[[], Any]]) -> float:
-        """Microseconds that these calls take, one after the other, never below zero."""
-        return self._timed(calls, len(calls))
-
-    def launch_us(self, call: Callable[[], Any], calls: int) -> float | None:
-        """None: what a call costs on the host is a part of its time."""
-        return None
-
-    def now_s(self) -> float:
-        return perf_counter()
 
     def interruptions(self) -> Interruptions:
         return interruptions()
@@ -87,7 +109,7 @@ class HostClock:
         return max(0.0, (self._now_ns() - between - (between - started)) * 1e-3)
 
 
-class EventClock:
+class EventClock(Clock):
     """Two events on the device's queue around the calls: device time, free of the host's launch gaps where possible.
 
     `new_event()` makes an event with `record()` and `elapsed_time(other)` in milliseconds, as torch.cuda.Event has;
@@ -112,14 +134,6 @@ class EventClock:
         self.pair_us = 0.0
         self.pair_us = min(self.time_calls(partial(id, None), 0) for _ in range(15))
 
-    def time_calls(self, call: Callable[[], Any], calls: int) -> float:
-        """Microseconds of device time that `calls` calls take, never below zero."""
-        return self._timed(repeat(call, calls), calls)
-
-    def time_each(self, calls: Sequence[Callable[[], Any]]) -> float:
-        """Microseconds of device time that these calls take, one after the other, never below zero."""
-        return self._timed(calls, len(calls))
-
     def launch_us(self, call: Callable[[], Any], calls: int) -> float:
         """Microseconds that the host needs to queue one of `calls` calls, the device's work not waited for.
 
@@ -134,16 +148,6 @@ class EventClock:
         self._hold_us_per_call = max(HOLD_US_PER_CALL, HOLD_MARGIN * taken_us)
         return taken_us
 
-    def now_s(self) -> float:
-        return perf_counter()
-
-    def interruptions(self) -> Interruptions:
-        """None: the device goes on while the host is away."""
-        return Interruptions()
-
-    def threads_waited_us(self) -> float:
-        return 0.0
-
     def _timed(self, calls: Iterable[Callable[[], Any]], count: int) -> float:
         self._synchronize()
         if self._hold is not None and count > 1:
@@ -154,44 +158,6 @@ class EventClock:
         self._end.record()
         self._synchronize()
         return max(0.0, self._start.elapsed_time(self._end) * 1e3 - self.pair_us)
-
-
-class Clock(Protocol):
-    """Measures batches of calls; a device has the clock that fits it."""
-
-    @property
-    def resolution_us(self) -> float:
-        """Smallest difference of two readings that is not zero."""
-        ...
-
-    @property
-    def max_calls(self) -> int:
-        """Most calls that one batch may hold."""
-        ...
-
-    def time_calls(self, call: Callable[[], Any], calls: int) -> float:
-        """Microseconds that `calls` calls in a row take together, the clock's own overhead subtracted."""
-        ...
-
-    def time_each(self, calls: Sequence[Callable[[], Any]]) -> float:
-        """The same for different calls, one after the other."""
-        ...
-
-    def launch_us(self, call: Callable[[], Any], calls: int) -> float | None:
-        """Microseconds of the host per call to queue a batch of `calls`; None where the host does the work itself."""
-        ...
-
-    def now_s(self) -> float:
-        """Wall time in seconds, for budgets."""
-        ...
-
-    def interruptions(self) -> Interruptions:
-        """How often other programs have taken the processor so far."""
-        ...
-
-    def threads_waited_us(self) -> float:
-        """What all threads that compute have waited for processors so far, together; 0 where the host does not."""
-        ...
 
 
 class Gauge:

@@ -13,30 +13,23 @@ import ctypes
 import os
 import re
 import time
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import msgspec
 
-from opreplay.initializers.amounts import Work
-from opreplay.replay.execute.executors.base import Profile
-from opreplay.replay.execute.executors.clocks import Gauge
-from opreplay.replay.execute.executors.sequence_tools import Filled, ResolvedOp, SequenceParts
+from opreplay.replay.execute.executors.base import Executor, Prepared, Profile
+from opreplay.replay.execute.executors.clocks import Clock
+from opreplay.replay.execute.executors.sequence_tools import Filled, ResolvedOp, SequenceParts, Tools
 from opreplay.replay.execute.executors.timers import HostTimer
-from opreplay.replay.host.interruptions import Interruptions
 from opreplay.replay.ir.model import Assumption, Reason, ReplayOp
 from opreplay.replay.ir.reasons import NotReplayable
-from opreplay.replay.ir.verdicts import ValueCheck
-from opreplay.replay.plan.step.recency import Recency
-from opreplay.replay.results.records import Filling
-from opreplay.traces.model import TensorMeta
 
 JITTER = (0.0, 0.01, -0.01, 0.005, -0.005)
 """Relative deviations that successive batches show, so that spreads are not zero."""
 
 
-class FakeClock:
+class FakeClock(Clock):
     """Time passes only when a fake op is called."""
 
     resolution_us = 1e-3
@@ -46,14 +39,7 @@ class FakeClock:
         self.elapsed_us = 0.0
         self._batches = 0
 
-    def time_calls(self, call: Callable[[], Any], calls: int) -> float:
-        return self.time_each([call] * calls)
-
-    def launch_us(self, call: Callable[[], Any], calls: int) -> float | None:
-        """None: there is no queue."""
-        return None
-
-    def time_each(self, calls: Sequence[Callable[[], Any]]) -> float:
+    def _timed(self, calls: Iterable[Callable[[], Any]], count: int) -> float:
         before = self.elapsed_us
         for call in calls:
             call()
@@ -64,23 +50,11 @@ class FakeClock:
     def now_s(self) -> float:
         return self.elapsed_us * 1e-6
 
-    def interruptions(self) -> Interruptions:
-        return Interruptions()
 
-    def threads_waited_us(self) -> float:
-        return 0.0
-
-
-class FakePrepared:
+class FakePrepared(Prepared):
     """One call of a fake op."""
 
-    argument_bytes = 0
-    max_calls: int | None = None
-    first_call_us: float | None = None
-    initializer: str | None = "fake"
-    filling: Filling | None = None
-    assumptions: tuple[Assumption, ...] = ()
-    work: Work | None = None
+    initializer = "fake"
 
     def __init__(self, call: Callable[[], Any]) -> None:
         self.call = call
@@ -89,22 +63,17 @@ class FakePrepared:
         return [self.call] * count
 
 
-class FakeExecutor:
+class FakeExecutor(Executor):
     """See the module's docstring for what the op names do."""
 
     device = "fake"
-    cache_bytes = evicted_bytes = 0
-    gauge: Gauge | None = None
-    threads: int | None = None
+    threads: int | None = None  # pyright: ignore[reportIncompatibleMethodOverride] - tests have some
 
     def __init__(self) -> None:
-        self.clock = FakeClock()
+        self.clock: FakeClock = FakeClock()  # pyright: ignore[reportIncompatibleVariableOverride] - ops add to its time
         self.prepared: list[tuple[str, int]] = []
         """(op id, seed) of each op prepared so far."""
         self.resets = 0
-
-    def facts(self) -> dict[str, object]:
-        return {"device": self.device}
 
     def prepare(self, op: ReplayOp, *, seed: int) -> FakePrepared:
         if op.name == "fake::budget":
@@ -112,32 +81,12 @@ class FakeExecutor:
         self.prepared.append((op.id, seed))
         return FakePrepared(self._behaviour(op.name))
 
-    def run(self, prepared: FakePrepared) -> Any:
-        return prepared.call()
-
     def reset(self, prepared: FakePrepared) -> None:
         self.resets += 1
-
-    def check_values(self, prepared: FakePrepared, op: ReplayOp) -> ValueCheck:
-        return ValueCheck(status="own")
 
     def profile(self, prepared: FakePrepared, op: ReplayOp) -> Profile:
         prepared.call()
         return Profile(children=("fake::child",))
-
-    def capture(self, calls: Sequence[Callable[[], Any]]) -> Callable[[], Any] | None:
-        """None: there are no graphs."""
-        return None
-
-    def use_threads(self, count: int) -> None:
-        """There are none."""
-
-    def evict(self) -> None:
-        """There are no caches."""
-
-    def as_in_step(self, prepared: FakePrepared, recency: Recency) -> Callable[[], None] | None:
-        """None: there are no caches."""
-        return None
 
     def for_sequences(self) -> SequenceParts:
         def resolve(op: ReplayOp) -> ResolvedOp:
@@ -148,17 +97,11 @@ class FakeExecutor:
         return SequenceParts(
             resolve=resolve,
             fill=_filled,
-            tools=NoTensors(),
+            tools=Tools(),
             synchronize=self.synchronize,
             free_bytes=lambda: None,
             timer=HostTimer(lambda: int(self.clock.elapsed_us * 1e3)),
         )
-
-    def synchronize(self) -> None:
-        """Nothing runs behind the host's back."""
-
-    def close(self) -> None:
-        """Nothing is held."""
 
     def _behaviour(self, name: str) -> Callable[[], Any]:
         faults: dict[str, Callable[[], Any]] = {
@@ -187,40 +130,6 @@ def _filled(op: ReplayOp, function: Callable[..., Any], seed: int, notes: tuple[
     """A call without arguments."""
     op = msgspec.structs.replace(op, args=())
     return Filled(op=op, function=function, args={}, initializer="fake", ruled=False, assumptions=notes, lengths=None)
-
-
-class NoTensors:
-    """What the passes of a sequence do with tensors where there are none."""
-
-    def as_called(self, call: partial[Any]) -> partial[Any]:
-        return call
-
-    def flat(self, returned: Any) -> list[Any]:
-        return []
-
-    def fits(self, result: Any, meta: TensorMeta) -> bool:
-        return False
-
-    def seen_as(self, result: Any, meta: TensorMeta) -> Any:
-        return result
-
-    def is_finite(self, tensor: Any) -> bool:
-        return True
-
-    def refill(self, tensor: Any, spread: float = 1.0) -> None:
-        """There is nothing to fill."""
-
-    def has_domain(self, op: str, argument: str) -> bool:
-        return False
-
-    def in_domain(self, tensor: Any, op: str, argument: str) -> bool:
-        return True
-
-    def fit(self, tensor: Any, op: str, argument: str) -> None:
-        """There is nothing to fill."""
-
-    def copy_into(self, tensor: Any, values: Any) -> None:
-        """There is nothing to fill."""
 
 
 def _raise() -> None:

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 from opreplay.initializers.base import BatchLengths
 from opreplay.replay.execute.executors.timers import Timer
@@ -18,48 +18,45 @@ ResolvedOp = tuple[ReplayOp, Callable[..., Any], tuple[Assumption, ...]]
 """An op as the device runs it, what to call, and what was changed."""
 
 
-class Tools(Protocol):
-    """What a pass needs to know of tensors."""
+class Tools:
+    """What a pass needs to know of tensors, and does with them; as it is here, where there are none."""
 
     def as_called(self, call: partial[Any]) -> partial[Any]:
         """The same call as a program makes it."""
-        ...
+        return call
 
     def flat(self, returned: Any) -> list[Any]:
         """The results of a call, lists flattened, as plans list them."""
-        ...
+        return []
 
     def fits(self, result: Any, meta: TensorMeta) -> bool:
         """Whether a result is the tensor that the plan expects."""
-        ...
+        return False
 
     def seen_as(self, result: Any, meta: TensorMeta) -> Any:
         """The memory of a result with the shape and strides of an argument."""
-        ...
+        return result
 
     def is_finite(self, tensor: Any) -> bool:
         """Whether all floats of a tensor are finite; True for what holds none."""
-        ...
+        return True
 
     def refill(self, tensor: Any, spread: float = 1.0) -> None:
         """Give a tensor plain values, of this standard deviation where they are floats."""
-        ...
 
     def has_domain(self, op: str, argument: str) -> bool:
         """Whether values of this argument must lie in a domain, which the op's initializer knows."""
-        ...
+        return False
 
     def in_domain(self, tensor: Any, op: str, argument: str) -> bool:
         """Whether the values of a tensor do."""
-        ...
+        return True
 
     def fit(self, tensor: Any, op: str, argument: str) -> None:
         """Give a tensor values inside that domain."""
-        ...
 
     def copy_into(self, tensor: Any, values: Any) -> None:
         """Give a tensor these values."""
-        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

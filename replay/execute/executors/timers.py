@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from time import perf_counter_ns
-from typing import Any, Protocol
+from typing import Any
 
 from opreplay.replay.execute.executors.clocks import HOLD_MARGIN, HOLD_US_PER_CALL, MAX_HOLD_US
 from opreplay.replay.host.interruptions import switches
@@ -14,27 +14,27 @@ CHUNK = 50
 """Calls that are queued while the device is held: of a few launches each they stay below the depth of its queue."""
 
 
-class Timer(Protocol):
+class Timer:
     """Times the calls of one pass."""
 
     def begin(self) -> None:
         """A pass begins."""
-        ...
+        raise NotImplementedError
 
     def timed(self, function: Callable[..., Any], args: Sequence[Any], named: Mapping[str, Any]) -> Any:
         """What the call returns; its time is kept. What it raises passes through, and counts as no time."""
-        ...
+        raise NotImplementedError
 
     def end(self) -> list[float]:
         """Microseconds of each call of the pass."""
-        ...
+        raise NotImplementedError
 
     def interrupted(self) -> Sequence[int]:
         """Places of its calls in which another program had this thread's processor, where that can be told."""
-        ...
+        return ()
 
 
-class HostTimer:
+class HostTimer(Timer):
     """The host's counter right before and after each call; what that costs is measured once and subtracted."""
 
     def __init__(self, now_ns: Callable[[], int] = perf_counter_ns) -> None:
@@ -65,7 +65,7 @@ class HostTimer:
         return self._switched
 
 
-class EventTimer:
+class EventTimer(Timer):
     """A pair of events on the device's queue around each call, read when the pass is over.
 
     The device is held busy while some calls are queued, so that the host's launches do not count where they are slower;
@@ -107,9 +107,6 @@ class EventTimer:
         used = self._pairs[: self._used]
         self._used = 0
         return [max(0.0, before.elapsed_time(after) * 1e3 - self._empty_us) for before, after in used]
-
-    def interrupted(self) -> Sequence[int]:
-        return ()
 
     def _begin_chunk(self, hold: Callable[[float], None]) -> None:
         now = perf_counter_ns()

@@ -29,8 +29,8 @@ from opreplay.initializers.supplied.values import RECORDED, RecordedValues
 from opreplay.replay.arguments import tensors
 from opreplay.replay.arguments.float32 import widened
 from opreplay.replay.arguments.tensors import seed_of
-from opreplay.replay.execute.executors.base import Profile
-from opreplay.replay.execute.executors.clocks import Clock, EventClock, Gauge, HostClock
+from opreplay.replay.execute.executors.base import Executor, Prepared, Profile
+from opreplay.replay.execute.executors.clocks import Clock, EventClock, HostClock
 from opreplay.replay.execute.executors.sequence_tools import Filled, SequenceParts
 from opreplay.replay.execute.executors.torch.caches import Caches, argument_bytes, copies
 from opreplay.replay.execute.executors.torch.profile import profile_call, profiler_event_us
@@ -75,22 +75,16 @@ FindOverload = Callable[[ReplayOp], Callable[..., Any]]
 """What to call for an op; raises NotReplayable."""
 
 
-class TorchPrepared:
+class TorchPrepared(Prepared):
     """One op with its arguments."""
 
     def __init__(self, call: partial[Any], written: tuple[torch.Tensor, ...], spare_bytes: int) -> None:
         self.overload_call = call
-        self.call = python_call(call)
+        self.call = self.python_call = python_call(call)
         self.argument_bytes = argument_bytes(call)
         self.spare_bytes = spare_bytes
         self.mutates = bool(written)
-        self.max_calls: int | None = None
-        self.first_call_us: float | None = None
-        self.initializer: str | None = None
-        self.filling: Filling | None = None
         self.lengths: BatchLengths | None = None
-        self.assumptions: tuple[Assumption, ...] = ()
-        self.work: Work | None = None
         self._only_reshapes = torch.Tag.inplace_view in getattr(call.func, "tags", ())
         spans = [] if self._only_reshapes else [fill.span(t) for t in written]
         size = sum(t.numel() * t.element_size() for t in spans)
@@ -100,7 +94,7 @@ class TorchPrepared:
     def copies(self, count: int) -> Sequence[Callable[[], Any]]:
         """One for an op that writes to its arguments: only those that were saved can be reset."""
         room = self.spare_bytes // max(self.argument_bytes, 1)
-        return [self.call] if self.mutates else copies(self.call, max(1, min(count, 1 + room)))
+        return [self.call] if self.mutates else copies(self.python_call, max(1, min(count, 1 + room)))
 
     def reset(self) -> None:
         """Write the first values back into everything that the op writes to, and give it its first shape back."""
@@ -130,7 +124,7 @@ class TorchPrepared:
         return all(bool(t.isfinite().all()) for t, _ in self._saved if t.is_floating_point() and t.itemsize > 1)
 
 
-class TorchExecutor:
+class TorchExecutor(Executor):
     """One device of torch. Raises EnvironmentRefused when it is not there; never falls back to another."""
 
     def __init__(
@@ -162,10 +156,10 @@ class TorchExecutor:
         if threads is not None:
             torch.set_num_threads(threads)
         torch.set_grad_enabled(False)
-        self.clock: Clock = self._clock()
+        self.clock = self._clock()
         self._caches = Caches(self._device)
         self.cache_bytes, self.evicted_bytes = self._caches.cache_bytes, self._caches.evicted_bytes
-        self.gauge: Gauge | None = self._caches.gauge()
+        self.gauge = self._caches.gauge()
         self._profiler_event_us = profiler_event_us() if profiler_cost else None
 
     def facts(self) -> dict[str, object]:
@@ -319,9 +313,6 @@ class TorchExecutor:
             raise NotReplayable(reason)
         return op
 
-    def run(self, prepared: TorchPrepared) -> Any:
-        return prepared.call()
-
     def reset(self, prepared: TorchPrepared) -> None:
         prepared.reset()
 
@@ -352,7 +343,7 @@ class TorchExecutor:
         except NotReplayable as stopped:
             return not_compared(f"its own implementation does not run here: {stopped.reason}")
         try:
-            return values_of_call(prepared.call, op, own_call, function)
+            return values_of_call(prepared.python_call, op, own_call, function)
         finally:
             prepared.reset()
 

@@ -12,6 +12,7 @@ import torch
 from opreplay.initializers import fill
 from opreplay.initializers.rules.domains import domain_of
 from opreplay.replay.arguments.tensors import DTYPES, flattened
+from opreplay.replay.execute.executors.sequence_tools import Tools
 from opreplay.replay.execute.executors.timers import EventTimer, HostTimer, Timer
 from opreplay.replay.execute.executors.torch.python_call import python_call
 from opreplay.replay.host import environment
@@ -23,8 +24,8 @@ CHECKED_BYTES = 2
 """torch has no check for floats of one byte, which hold no infinity in most formats."""
 
 
-class TorchTools:
-    """See `opreplay.replay.execute.executors.sequence_tools.Tools`."""
+class TorchTools(Tools):
+    """Tools for tensors of torch on one device."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device

@@ -10,10 +10,9 @@ import msgspec
 from opreplay.replay.collectives.mapping import Share
 from opreplay.replay.execute.options import MeasureOptions, WorkerConfig
 from opreplay.replay.execute.visits import WHOLE, Visit
-from opreplay.replay.ir.model import Assumption, Reason, ReplayOp
-from opreplay.replay.results.measurement import Measurement
+from opreplay.replay.ir.model import Reason, ReplayOp
 from opreplay.replay.results.outcome import Outcome
-from opreplay.replay.results.records import Filling, Tensors
+from opreplay.replay.results.records import Tensors
 from opreplay.traces.errors import EnvironmentRefused, OpReplayError, UsageError
 
 
@@ -45,24 +44,13 @@ class PassDone(msgspec.Struct, frozen=True, kw_only=True, tag="pass"):
     time_s: float
 
 
-class OpTimes(msgspec.Struct, frozen=True, kw_only=True):
-    """All calls of one op in all passes."""
-
-    measurement: Measurement
-    initializer: str
-    filling: Filling | None = None
-    assumptions: tuple[Assumption, ...]
-
-
 class SequenceOutcome(msgspec.Struct, frozen=True, kw_only=True, tag="sequence outcome"):
     """What became of a sequence."""
 
-    times: dict[str, OpTimes]
-    """By id of the op."""
-    reasons: dict[str, Reason]
-    """Of ops that could not be replayed in it."""
-    calls: int
-    """Of the ops in `times`."""
+    outcomes: dict[str, Outcome] = {}
+    """By id of the op; none of one that no pass was over for."""
+    calls: int = 0
+    """Of the ops that were replayed."""
     sums_us: tuple[float, ...] = ()
     """Of each pass, all its calls."""
     walls_us: tuple[float, ...] = ()
@@ -102,7 +90,7 @@ class SharedStepOutcome(msgspec.Struct, frozen=True, kw_only=True, tag="shared s
     """Why it could not."""
     raised: dict[int, Reason] = {}
     """By index of the op in the task: calls that raised once they had run."""
-    calls: SequenceOutcome | None = None
+    calls: SequenceOutcome = SequenceOutcome()
     """Of passes with the collectives beside the calls."""
     collectives: tuple[RankReply, ...] = ()
     """Of each distinct one, from being asked for to its end."""

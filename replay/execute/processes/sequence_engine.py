@@ -7,8 +7,9 @@ Owns what is tried again. When a process counts as stuck is `workers`, what happ
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from time import monotonic
+from typing import TypeVar
 
 import msgspec
 
@@ -18,7 +19,8 @@ from opreplay.replay.execute.options import WorkerConfig
 from opreplay.replay.execute.processes.child import Child
 from opreplay.replay.execute.processes.workers import Death, Heartbeats, Workers
 from opreplay.replay.execute.sequence.passes import LostDevice, serve_sequence
-from opreplay.replay.ir.model import Reason, ReplayOp, ReplayPlan
+from opreplay.replay.ir.model import Reason, RecordedSequence, ReplayOp, ReplayPlan
+from opreplay.replay.plan.step.beside import without_calls
 from opreplay.replay.results.outcome import Outcome, unable
 from opreplay.replay.results.records import OpResult, SequenceResult
 from opreplay.replay.results.stats import median_interval, quantile
@@ -28,6 +30,7 @@ DEATHS = 10
 
 Decide = Callable[[ReplayOp], Outcome | None]
 Tell = Callable[[PassDone], None]
+_Answer = TypeVar("_Answer")
 
 
 def _median(times_us: Sequence[float]) -> float | None:
@@ -64,6 +67,46 @@ class Blame:
             self.reasons[culprit] = reason
         self.unshared.add(culprit)
         return True
+
+    def retried(
+        self,
+        ids: Sequence[str],
+        attempt: Callable[[Set[str]], _Answer | Death],
+        reason_of: Callable[[Death], Reason] = lambda death: death.cause,
+    ) -> _Answer | Death:
+        """What an attempt with what is left of the ops came to, the last death after as many as are worth it."""
+        while True:
+            remaining = [id_ for id_ in ids if id_ not in self.reasons]
+            answer = attempt(set(remaining))
+            if not isinstance(answer, Death) or not self.is_worth_another_try(answer, remaining, reason_of(answer)):
+                return answer
+
+    def left_out(self) -> dict[str, Outcome]:
+        """The outcomes of what it goes on without."""
+        return {id_: unable(reason) for id_, reason in self.reasons.items()}
+
+
+def task_of(
+    sequence: RecordedSequence,
+    ops: Sequence[ReplayOp],
+    *,
+    budget_bytes: int | None,
+    time_s: float,
+    unshared: Iterable[str],
+    left_s: float | None = None,
+) -> SequenceTask:
+    """The calls of these ops in the step, which has no others; it still lacks a heartbeat."""
+    index = {op.id: at for at, op in enumerate(ops)}
+    return SequenceTask(
+        ops=tuple(ops),
+        calls=tuple(index[sequence.ids[call]] for call in sequence.calls),
+        memories=sequence.memories,
+        budget_bytes=budget_bytes,
+        time_s=time_s,
+        left_s=left_s,
+        heartbeat="",
+        unshared=tuple(unshared),
+    )
 
 
 class SequenceEngine:
@@ -115,9 +158,12 @@ class SequenceEngine:
 
     def records(self, results: Sequence[OpResult]) -> tuple[SequenceResult, ...]:
         """The record of the sequence as a whole."""
-        sequence, outcome = self._plan.sequence, self._outcome
-        if sequence is None or outcome is None:
-            return ()
+        return () if self._outcome is None else (self.record_of(self._outcome, results),)
+
+    def record_of(self, outcome: SequenceOutcome, results: Sequence[OpResult]) -> SequenceResult:
+        """What an outcome says of the sequence as a whole, beside the results of its ops."""
+        sequence = self._plan.sequence
+        assert sequence is not None
         replayed = {result.id for result in results if result.status == "replayed"}
         measured = {result.id: result.measured_us for result in results if result.measured_us is not None}
         ids = [sequence.ids[index] for index in sequence.calls]
@@ -130,68 +176,54 @@ class SequenceEngine:
         everything = self._plan.device_us_total if has_device else self._plan.host_us_total
         sums, walls = sorted(outcome.sums_us), sorted(outcome.walls_us)
         low, high = median_interval(sums) or (None, None)
-        return (
-            SequenceResult(
-                step=sequence.step,
-                steps=sequence.steps,
-                calls=len(ids),
-                calls_replayed=outcome.calls,
-                calls_nested=sequence.nested,
-                calls_cut=sequence.cut,
-                recorded_step_us=sequence.dur_us,
-                recorded_us=recorded,
-                recorded_host_us=host_us,
-                left_out_share=max(0.0, 1.0 - recorded / everything) if everything else 0.0,
-                passes=len(sums),
-                sum_us=_median(sums),
-                sum_low_us=low,
-                sum_high_us=high,
-                wall_us=_median(walls),
-                tensors=outcome.tensors,
-                restarts=self.blame.deaths,
-                medians_us=sum(measured[id_] for id_ in ids if id_ in measured) if sums else None,
-            ),
+        return SequenceResult(
+            step=sequence.step,
+            steps=sequence.steps,
+            calls=len(ids),
+            calls_replayed=outcome.calls,
+            calls_nested=sequence.nested,
+            calls_cut=sequence.cut,
+            recorded_step_us=sequence.dur_us,
+            recorded_us=recorded,
+            recorded_host_us=host_us,
+            left_out_share=max(0.0, 1.0 - recorded / everything) if everything else 0.0,
+            passes=len(sums),
+            sum_us=_median(sums),
+            sum_low_us=low,
+            sum_high_us=high,
+            wall_us=_median(walls),
+            tensors=outcome.tensors,
+            restarts=self.blame.deaths,
+            medians_us=sum(measured[id_] for id_ in ids if id_ in measured) if sums else None,
         )
 
     def _replayed(self, ops: list[ReplayOp]) -> SequenceOutcome:
         """The outcome, after as many new processes as it takes."""
         blame = self.blame
-        while True:
-            remaining = [op for op in ops if op.id not in blame.reasons]
-            answer = self._tried(remaining)
-            if isinstance(answer, SequenceOutcome):
-                return msgspec.structs.replace(answer, reasons={**blame.reasons, **answer.reasons})
-            if not blame.is_worth_another_try(answer, [op.id for op in remaining], answer.cause):
-                why = f"the sequence ended its process {blame.deaths} times: {answer.cause.detail}"
-                lost = answer.cause.kind == "worker lost"
-                reason = Reason("worker lost", why) if lost else Reason("failed", why)
-                rest = {op.id: reason for op in remaining}
-                return SequenceOutcome(times={}, reasons={**rest, **blame.reasons}, calls=0)
+        answer = blame.retried([op.id for op in ops], lambda ids: self._tried([op for op in ops if op.id in ids]))
+        if isinstance(answer, SequenceOutcome):
+            return msgspec.structs.replace(answer, outcomes=blame.left_out() | answer.outcomes)
+        why = f"the sequence ended its process {blame.deaths} times: {answer.cause.detail}"
+        reason = Reason("worker lost" if answer.cause.kind == "worker lost" else "failed", why)
+        return SequenceOutcome(outcomes={op.id: unable(reason) for op in ops} | blame.left_out())
 
     def _tried(self, ops: list[ReplayOp]) -> SequenceOutcome | Death:
         sequence = self._plan.sequence
         assert sequence is not None
-        index = {op.id: at for at, op in enumerate(ops)}
         time_s = self._op_time_s * len(ops)
         left_s = None if self._deadline is None else max(0.0, self._deadline - monotonic())
         if left_s is not None:
             time_s = min(time_s, left_s)
+        task = task_of(
+            without_calls(sequence, {op.id for op in ops}),
+            ops,
+            budget_bytes=self._budget_bytes,
+            time_s=time_s,
+            left_s=left_s,
+            unshared=self.blame.unshared,
+        )
         with Heartbeats(1, calls=len(ops)) as beats:
-            (path,) = beats.paths()
-            task = SequenceTask(
-                ops=tuple(ops),
-                budget_bytes=self._budget_bytes,
-                time_s=time_s,
-                left_s=left_s,
-                heartbeat=path,
-                unshared=tuple(self.blame.unshared),
-                calls=tuple(index[sequence.ids[call]] for call in sequence.calls if sequence.ids[call] in index),
-                memories=tuple(
-                    both
-                    for call, both in zip(sequence.calls, sequence.memories, strict=False)
-                    if sequence.ids[call] in index
-                ),
-            )
+            task = msgspec.structs.replace(task, heartbeat=beats.paths()[0])
             if self._executor is not None:
                 return self._here(task, self._executor)
             answer = self._workers.run([task], beats)
@@ -213,14 +245,5 @@ class SequenceEngine:
 
     def _outcome_of(self, op: ReplayOp, outcome: SequenceOutcome) -> Outcome:
         """What became of one op."""
-        times = outcome.times.get(op.id)
-        if times is None:
-            spent = f"no pass was over within {self._total_time_s or 0.0:g} s (--set total_time)"
-            return unable(outcome.reasons.get(op.id, Reason("out of time", spent)))
-        return Outcome(
-            status="replayed",
-            measurement=times.measurement,
-            initializer=times.initializer,
-            filling=times.filling,
-            assumptions=times.assumptions,
-        )
+        spent = f"no pass was over within {self._total_time_s or 0.0:g} s (--set total_time)"
+        return outcome.outcomes.get(op.id) or unable(Reason("out of time", spent))

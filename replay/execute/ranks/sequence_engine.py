@@ -8,7 +8,7 @@ Owns what is tried again and what the ranks' passes come to. How a rank runs the
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from math import inf
 from statistics import median
 from time import monotonic
@@ -17,10 +17,10 @@ import msgspec
 
 from opreplay.replay.collectives.mapping import Share, TooFewRanks, mapped
 from opreplay.replay.collectives.model import Collective
-from opreplay.replay.execute.messages import RankConfig, SequenceTask, SharedCall, SharedStep, SharedStepOutcome
+from opreplay.replay.execute.messages import RankConfig, SharedCall, SharedStep, SharedStepOutcome
 from opreplay.replay.execute.options import WorkerConfig
 from opreplay.replay.execute.processes.lanes import Decide
-from opreplay.replay.execute.processes.sequence_engine import Blame, SequenceEngine
+from opreplay.replay.execute.processes.sequence_engine import Blame, SequenceEngine, task_of
 from opreplay.replay.execute.processes.workers import Death, Heartbeats
 from opreplay.replay.execute.ranks.crew import local_ranks, reason_of
 from opreplay.replay.execute.ranks.engine import WithRanks, outcome_of
@@ -28,7 +28,7 @@ from opreplay.replay.ir.model import Assumption, CollectiveCall, Reason, Recorde
 from opreplay.replay.plan.step.beside import with_collectives_beside, without_calls
 from opreplay.replay.results.outcome import Outcome, unable
 from opreplay.replay.results.records import OpResult, SequenceResult, SharedStepResult
-from opreplay.replay.results.stats import median_interval, quantile
+from opreplay.replay.results.stats import quantile
 
 OWN_TENSORS = Assumption(argument="tensors", what="its own: no call of the step reads what it leaves")
 
@@ -82,29 +82,29 @@ class SequenceOnRanks(WithRanks):
             else:
                 outcomes[op.id] = collective
         calls = [op for op in calls if outcomes[op.id].status == "replayed"]
-        outcomes |= self._on_ranks(calls, mapped_collectives, outcomes)
+        outcomes |= self._on_ranks(calls, mapped_collectives)
         self._ranks.close()
         for op in every:
             yield op, outcomes[op.id]
 
     def records(self, results: Sequence[OpResult]) -> tuple[SequenceResult, ...]:
         """The record of the sequence as a whole, with the ranks' passes where there are any."""
-        (whole,) = self._alone.records(results)
         if not self._replies:
-            return (whole,)
+            return self._alone.records(results)
         replayed = {result.id for result in results if result.status == "replayed"}
         ran = [call for call in self._ran if call.id in replayed]
-        of_calls = [reply.calls for reply in self._replies if reply.calls is not None]
-        sums = _slowest(outcome.sums_us for outcome in of_calls)
-        walls = _slowest(outcome.walls_us for outcome in of_calls)
-        low, high = median_interval(sorted(sums)) or (None, None)
+        calls = msgspec.structs.replace(
+            self._replies[0].calls,
+            sums_us=_slowest(reply.calls.sums_us for reply in self._replies),
+            walls_us=_slowest(reply.calls.walls_us for reply in self._replies),
+        )
+        whole = self._alone.record_of(calls, results)
         slowest = max(self._replies, key=lambda reply: median(reply.in_flight_us))
         passes = zip(slowest.hidden_us, slowest.in_flight_us, strict=True)
         shares = sorted(hidden / in_flight for hidden, in_flight in passes if in_flight > 0) or [0.0]
         waits = Counter(call.how for call in ran)
         recorded = sum(call.us for call in ran)
         everything = self._plan.device_us_total or self._plan.host_us_total
-        calls = self._replies[0].calls
         shared = SharedStepResult(
             ranks=self._world,
             backend=self._rank_config.backend,
@@ -125,20 +125,8 @@ class SequenceOnRanks(WithRanks):
             unseen=max(reply.unseen for reply in self._replies),
             restarts=self._blame.deaths,
         )
-        return (
-            msgspec.structs.replace(
-                whole,
-                calls_replayed=0 if calls is None else calls.calls,
-                left_out_share=max(0.0, whole.left_out_share - recorded / everything) if everything else 0.0,
-                passes=len(sums),
-                sum_us=quantile(sorted(sums), 0.5),
-                sum_low_us=low,
-                sum_high_us=high,
-                wall_us=quantile(sorted(walls), 0.5),
-                tensors=whole.tensors if calls is None else calls.tensors,
-                shared=shared,
-            ),
-        )
+        left_out = max(0.0, whole.left_out_share - recorded / everything) if everything else 0.0
+        return (msgspec.structs.replace(whole, left_out_share=left_out, shared=shared),)
 
     def _mapped(self, op: ReplayOp, collective: Collective) -> MappedCollective | Outcome:
         try:
@@ -149,46 +137,46 @@ class SequenceOnRanks(WithRanks):
             return unable(Reason("budget", f"{share.note}: no step has a part of it (--set max_op_memory)"))
         return MappedCollective(op=op, collective=collective, share=share)
 
-    def _on_ranks(
-        self, calls: list[ReplayOp], collectives: Sequence[MappedCollective], alone: Mapping[str, Outcome]
-    ) -> dict[str, Outcome]:
+    def _on_ranks(self, calls: list[ReplayOp], collectives: Sequence[MappedCollective]) -> dict[str, Outcome]:
         """Outcomes of calls and collectives on the ranks, after as many new groups as it takes."""
-        blame = self._blame
-        while True:
-            remaining = [op for op in calls if op.id not in blame.reasons]
-            parts = [part for part in collectives if part.op.id not in blame.reasons]
-            lost = {id_: unable(reason) for id_, reason in blame.reasons.items()}
-            if not parts:
-                return lost
-            step, self._ran = self._step(remaining, parts)
-            with Heartbeats(self._world, calls=len(remaining)) as beats:
-                tasks = [msgspec.structs.replace(step.task, heartbeat=path) for path in beats.paths()]
-                answer = self._ranks.run([msgspec.structs.replace(step, task=task) for task in tasks], beats)
-            if not isinstance(answer, Death):
-                self._replies = answer
-                return lost | self._outcomes(answer, remaining, parts, alone)
-            reason = reason_of(answer, self._world, self._limit_s)
-            ids = [op.id for op in remaining] + [part.op.id for part in parts]
-            if not blame.is_worth_another_try(answer, ids, reason):
-                at_fault = {id_: unable(why) for id_, why in blame.reasons.items()}
-                return {part.op.id: unable(reason) for part in parts} | at_fault
+        ids = [op.id for op in calls] + [part.op.id for part in collectives]
+        answer = self._blame.retried(
+            ids,
+            lambda left: self._tried(
+                [op for op in calls if op.id in left], [part for part in collectives if part.op.id in left]
+            ),
+            lambda death: reason_of(death, self._world, self._limit_s),
+        )
+        if not isinstance(answer, Death):
+            return answer | self._blame.left_out()
+        lost = unable(reason_of(answer, self._world, self._limit_s))
+        return {part.op.id: lost for part in collectives} | self._blame.left_out()
+
+    def _tried(self, calls: list[ReplayOp], parts: list[MappedCollective]) -> dict[str, Outcome] | Death:
+        """Outcomes of these calls and collectives on one group of ranks; none without collectives."""
+        if not parts:
+            return {}
+        step, self._ran = self._step(calls, parts)
+        with Heartbeats(self._world, calls=len(calls)) as beats:
+            tasks = [msgspec.structs.replace(step.task, heartbeat=path) for path in beats.paths()]
+            answer = self._ranks.run([msgspec.structs.replace(step, task=task) for task in tasks], beats)
+        if isinstance(answer, Death):
+            return answer
+        self._replies = answer
+        return self._outcomes(answer, calls, parts)
 
     def _step(self, ops: list[ReplayOp], parts: list[MappedCollective]) -> tuple[SharedStep, list[CollectiveCall]]:
         """What every rank is to run, and the recorded collectives in it."""
         number = {part.op.id: at for at, part in enumerate(parts)}
         sequence = without_calls(self._sequence, {op.id for op in ops} | set(number))
-        index = {op.id: at for at, op in enumerate(ops)}
-        task = SequenceTask(
-            ops=tuple(ops),
-            calls=tuple(index[sequence.ids[call]] for call in sequence.calls),
-            memories=sequence.memories,
+        # What is left of the run's time also has to do for starting and for passes that do not count.
+        left_s = max(0.0, self._until - monotonic()) / 2
+        task = task_of(
+            sequence,
+            ops,
             budget_bytes=self._budget_bytes,
-            # What is left of the run's time also has to do for starting and for passes that do not count.
-            time_s=min(
-                self._config.options.op_time_s * (len(ops) + len(parts)), max(0.0, self._until - monotonic()) / 2
-            ),
-            heartbeat="",
-            unshared=tuple(self._alone.blame.unshared | self._blame.unshared),
+            time_s=min(self._config.options.op_time_s * (len(ops) + len(parts)), left_s),
+            unshared=self._alone.blame.unshared | self._blame.unshared,
         )
         collectives = tuple(
             SharedCall(
@@ -204,28 +192,12 @@ class SequenceOnRanks(WithRanks):
         return step, list(sequence.collectives)
 
     def _outcomes(
-        self,
-        replies: Sequence[SharedStepOutcome],
-        calls: list[ReplayOp],
-        parts: list[MappedCollective],
-        alone: Mapping[str, Outcome],
+        self, replies: Sequence[SharedStepOutcome], calls: list[ReplayOp], parts: list[MappedCollective]
     ) -> dict[str, Outcome]:
         """Of calls the times of the first rank; of collectives those of all, from being asked for to the end."""
-        outcomes: dict[str, Outcome] = {}
-        first, backend = replies[0].calls, self._rank_config.backend
-        for op in calls:
-            times = None if first is None else first.times.get(op.id)
-            if times is not None:
-                outcomes[op.id] = msgspec.structs.replace(
-                    alone[op.id],
-                    measurement=times.measurement,
-                    initializer=times.initializer,
-                    filling=times.filling,
-                    assumptions=times.assumptions,
-                )
-            else:
-                reasons = {} if first is None else first.reasons
-                outcomes[op.id] = unable(reasons.get(op.id, Reason("failed", "no times from the first rank")))
+        first, backend = replies[0].calls.outcomes, self._rank_config.backend
+        missing = unable(Reason("failed", "no times from the first rank"))
+        outcomes = {op.id: first.get(op.id, missing) for op in calls}
         for at, part in enumerate(parts):
             of_part = [of_rank for reply in replies for of_rank in reply.collectives if of_rank.number == at]
             outcome = outcome_of(part.collective, part.share, of_part, backend=backend, options=self._config.options)
@@ -237,9 +209,9 @@ class SequenceOnRanks(WithRanks):
         return outcomes
 
 
-def _slowest(times_us: Iterable[Sequence[float]]) -> list[float]:
+def _slowest(times_us: Iterable[Sequence[float]]) -> tuple[float, ...]:
     """Of each pass what the slowest rank took, from the times of each rank."""
-    return [max(of_pass) for of_pass in zip(*times_us, strict=True)]
+    return tuple(max(of_pass) for of_pass in zip(*times_us, strict=True))
 
 
 def calls_alone(plan: ReplayPlan) -> ReplayPlan:

@@ -26,7 +26,7 @@ from opreplay.replay.execute.executors.base import Executor
 from opreplay.replay.execute.executors.clocks import garbage_collection_off
 from opreplay.replay.execute.executors.sequence_tools import Filled, SequenceParts
 from opreplay.replay.execute.measure import summarize
-from opreplay.replay.execute.messages import OpTimes, PassDone, SequenceOutcome, SequenceTask
+from opreplay.replay.execute.messages import PassDone, SequenceOutcome, SequenceTask
 from opreplay.replay.execute.options import MeasureOptions
 from opreplay.replay.execute.sequence.lifetimes import MemoryPlan, need_bytes, plan_memory
 from opreplay.replay.execute.sequence.program import Form, Program
@@ -36,7 +36,7 @@ from opreplay.replay.ir.reasons import NotReplayable, reason_for
 from opreplay.replay.plan.step.linking import counts, link
 from opreplay.replay.results import stats
 from opreplay.replay.results.measurement import MeasureWarning
-from opreplay.replay.results.outcome import NOT_FINITE, OUTSIDE_DOMAIN, VALUES
+from opreplay.replay.results.outcome import NOT_FINITE, OUTSIDE_DOMAIN, VALUES, Outcome, unable
 from opreplay.replay.results.records import Filling, Tensors
 from opreplay.traces.errors import OpReplayError
 
@@ -78,7 +78,7 @@ def serve_sequence(
             run.make_ready()
             return run.measured(run.settled(tell), options, executor.clock.resolution_us, tell)
         except TimeIsUp:
-            return SequenceOutcome(times={}, reasons=run.reasons, calls=0)
+            return SequenceOutcome(outcomes=run.left_out())
 
 
 def live_bytes(parts: SequenceParts, task: SequenceTask) -> int:
@@ -240,6 +240,10 @@ class SequenceRun:
         """The op of this number in the program is next. Raises TimeIsUp where there is no time for it."""
         self._at(self._numbers[number])
 
+    def left_out(self) -> dict[str, Outcome]:
+        """The outcomes of ops that the program does not have, by id."""
+        return {id_: unable(reason) for id_, reason in self.reasons.items()}
+
     def leave_out(self, raised: Mapping[int, Exception]) -> None:
         """Ops that raised after all, by their place in the program."""
         for at, error in raised.items():
@@ -340,20 +344,24 @@ class SequenceRun:
         `interrupted`: how many of the samples held time in which another program had the processor.
         """
         assert self._plan is not None
-        times: dict[str, OpTimes] = {}
+        outcomes = self.left_out()
         for index, samples_us in samples.items():
             op, (initializer, filling, said) = self._task.ops[index], self._fillings[index]
-            if op.id in self.reasons:
+            if op.id in outcomes:
                 continue
             measurement = summarize(sorted(samples_us), calls=1, resolution_us=resolution_us, options=options)
             warnings = (*measurement.warnings, *_interrupted((interrupted or {}).get(index, 0), len(samples_us)))
             measurement = msgspec.structs.replace(measurement, cache="sequence", warnings=warnings)
-            said += self._made_up.get(index, ())
-            times[op.id] = OpTimes(measurement=measurement, initializer=initializer, filling=filling, assumptions=said)
+            outcomes[op.id] = Outcome(
+                status="replayed",
+                measurement=measurement,
+                initializer=initializer,
+                filling=filling,
+                assumptions=said + self._made_up.get(index, ()),
+            )
         shared = self._plan
         return SequenceOutcome(
-            times=times,
-            reasons=self.reasons,
+            outcomes=outcomes,
             calls=len(shared.linked.calls) if sums else 0,
             sums_us=tuple(sums),
             walls_us=tuple(walls),

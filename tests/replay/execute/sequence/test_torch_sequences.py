@@ -18,7 +18,7 @@ from opreplay.replay.execute.executors.torch.device import TorchExecutor
 from opreplay.replay.execute.messages import SequenceOutcome, SequenceTask
 from opreplay.replay.execute.options import MeasureOptions
 from opreplay.replay.execute.sequence.passes import BEAT, Heartbeat, serve_sequence
-from opreplay.replay.ir.model import Recorded, ReplayArg, ReplayOp
+from opreplay.replay.ir.model import Reason, Recorded, ReplayArg, ReplayOp
 from opreplay.replay.resolve.names import find_overload
 from opreplay.replay.resolve.policy import Policy
 from opreplay.replay.results.measurement import kind_of
@@ -90,6 +90,10 @@ def executor() -> Iterator[Watched]:
     made.close()
 
 
+def reasons_of(outcome: SequenceOutcome) -> dict[str, Reason]:
+    return {id_: of_op.reason for id_, of_op in outcome.outcomes.items() if of_op.reason is not None}
+
+
 def served(executor: TorchExecutor, ops: list[ReplayOp], calls: list[int], **task: Any) -> SequenceOutcome:
     with tempfile.NamedTemporaryFile() as beat:
         beat.write(BEAT.pack(-1, 0))
@@ -104,9 +108,9 @@ def test_results_are_handed_on_as_they_are(executor: Watched) -> None:
     assert second[1] == [executor.calls[-3][2]]
     assert third[1] == [second[2]]
     assert (outcome.calls, outcome.tensors.results, outcome.tensors.outside) == (3, 2, 1)
-    assert outcome.reasons == {}
+    assert reasons_of(outcome) == {}
     assert len(outcome.sums_us) == len(outcome.walls_us) >= 1
-    found = outcome.times[RELU.id].measurement
+    found = outcome.outcomes[RELU.id].measurement
     assert found.samples == 3 * len(outcome.sums_us)
     assert all(wall >= total > 0 for wall, total in zip(outcome.walls_us, outcome.sums_us, strict=True))
 
@@ -132,14 +136,14 @@ def test_what_is_not_finite_is_refilled_and_counted(executor: Watched) -> None:
 def test_results_that_are_not_as_planned_are_not_handed_on(executor: Watched) -> None:
     outcome = served(executor, [WRONG, RELU], [0, 1])
     assert (outcome.tensors.results, outcome.tensors.outside) == (0, 2)
-    assert outcome.reasons == {}
+    assert reasons_of(outcome) == {}
 
 
 def test_an_op_that_raises_costs_itself(executor: Watched) -> None:
     outcome = served(executor, [RELU, BAD], [0, 1, 0])
-    assert list(outcome.reasons) == [BAD.id]
-    assert str(outcome.reasons[BAD.id]).startswith("failed: RuntimeError: mat1 and mat2")
-    assert (outcome.calls, list(outcome.times)) == (2, [RELU.id])
+    assert list(reasons_of(outcome)) == [BAD.id]
+    assert str(reasons_of(outcome)[BAD.id]).startswith("failed: RuntimeError: mat1 and mat2")
+    assert (outcome.calls, outcome.outcomes[RELU.id].status) == (2, "replayed")
 
 
 def test_tensors_take_no_more_than_the_budget(executor: Watched) -> None:
@@ -157,7 +161,9 @@ def test_tensors_take_no_more_than_the_budget(executor: Watched) -> None:
 
 def test_an_op_that_needs_more_than_all_may_take_is_left_out(executor: Watched) -> None:
     outcome = served(executor, [RELU], [0], budget_bytes=100)
-    assert str(outcome.reasons[RELU.id]) == "budget: needs 512 B, all tensors may take 100 B (--set max_live_memory)"
+    assert (
+        str(reasons_of(outcome)[RELU.id]) == "budget: needs 512 B, all tensors may take 100 B (--set max_live_memory)"
+    )
     assert outcome.sums_us == ()
 
 
@@ -168,8 +174,8 @@ def test_indices_are_those_of_the_initializer(executor: Watched) -> None:
     full = op(8, "aten::full", [SOURCE[0], big, kind], meta(8, 8, dtype="int64"))
     embed = op(9, "aten::embedding", [tensor("weight", 10, 4), tensor("indices", 8, 8, dtype="int64")], meta(8, 8, 4))
     outcome = served(executor, [full, embed], [0, 1])
-    assert outcome.reasons == {}
-    assert outcome.times[embed.id].initializer == "index"
+    assert reasons_of(outcome) == {}
+    assert outcome.outcomes[embed.id].initializer == "index"
 
 
 def test_ops_of_their_own_take_nothing_from_others(executor: Watched) -> None:
@@ -206,7 +212,7 @@ def test_a_list_of_tensors_is_linked_one_by_one(executor: Watched) -> None:
         11, "aten::cat", [ReplayArg(name="tensors", type="Tensor[]", tensors=(meta(8, 8), meta(8, 8)))], meta(16, 8)
     )
     outcome = served(executor, [RELU, cat], [0, 0, 1])
-    assert (outcome.tensors.results, outcome.reasons) == (3, {})
+    assert (outcome.tensors.results, reasons_of(outcome)) == (3, {})
 
 
 class Breaking(Watched):
@@ -243,7 +249,7 @@ def test_the_tensors_of_a_program_are_gone_before_those_of_the_next_are_made(las
         outcome = served(executor, [RELU, ADD_], [0, 1], time_s=0.05)
     finally:
         executor.close()
-    assert list(outcome.reasons) == [ADD_.id]
+    assert list(reasons_of(outcome)) == [ADD_.id]
     assert executor.held[0] == 0, "whether it raised in the first pass or in one that counts"
 
 
@@ -254,7 +260,7 @@ def test_a_program_made_anew_during_the_passes_is_looked_at_as_well() -> None:
         outcome = served(executor, [FULL, RELU, ADD_], [0, 1, 2], time_s=0.05)
     finally:
         executor.close()
-    assert list(outcome.reasons) == [ADD_.id]
+    assert list(reasons_of(outcome)) == [ADD_.id]
     assert outcome.tensors.refilled == 1
 
 
@@ -287,7 +293,7 @@ def test_passes_end_with_the_time_of_the_run(monkeypatch: pytest.MonkeyPatch, la
     finally:
         executor.close()
     assert len(outcome.sums_us) == passes
-    assert len(outcome.times) == min(1, passes)
+    assert len(outcome.outcomes) == min(1, passes)
     assert outcome.calls == 3 * min(1, passes)
 
 
@@ -337,28 +343,28 @@ def test_a_tensor_from_outside_suits_the_first_reader_with_a_domain(roots: Lowes
     """As the second moments of AdamW, which are scaled and added to in place before their root is taken."""
     # After hundreds of passes these sums may be below zero: what is written is then filled anew.
     outcome = served(roots, [MUL_, ADDCMUL_, SQRT], [0, 1, 2], time_s=0.001)
-    assert outcome.reasons == {}
+    assert reasons_of(outcome) == {}
     assert roots.lowest
     assert min(roots.lowest) > 0
     assert outcome.tensors.refilled == 0
-    assert not refilled(outcome.times[SQRT.id].assumptions)
+    assert not refilled(outcome.outcomes[SQRT.id].assumptions)
 
 
 def test_results_outside_the_domain_of_their_reader_are_put_inside_before_it(roots: Lowest) -> None:
     outcome = served(roots, [NEG, SQRT, RELU], [0, 1, 2])
-    assert outcome.reasons == {}
+    assert reasons_of(outcome) == {}
     assert roots.lowest[0] < 0, "the first pass finds it out"
     assert min(roots.lowest[1:]) > 0
     assert all(finite for name, _, _, finite in roots.calls if name == "aten::relu")
     assert outcome.tensors.refilled == 1
-    assert refilled(outcome.times[SQRT.id].assumptions) == (OUTSIDE_DOMAIN,)
-    assert not refilled(outcome.times[RELU.id].assumptions)
+    assert refilled(outcome.outcomes[SQRT.id].assumptions) == (OUTSIDE_DOMAIN,)
+    assert not refilled(outcome.outcomes[RELU.id].assumptions)
 
 
 def test_what_is_refilled_since_it_was_not_finite_suits_its_reader(roots: Lowest) -> None:
     outcome = served(roots, [FULL, SQRT], [0, 1])
     assert min(roots.lowest[1:]) > 0
-    assert refilled(outcome.times[FULL.id].assumptions) == (NOT_FINITE,)
+    assert refilled(outcome.outcomes[FULL.id].assumptions) == (NOT_FINITE,)
 
 
 class Switched(HostTimer):
@@ -371,7 +377,7 @@ class Switched(HostTimer):
 def test_calls_that_were_interrupted_in_most_passes_are_marked(executor: Watched, monkeypatch: Any) -> None:
     monkeypatch.setattr("opreplay.replay.execute.executors.torch.sequence_tools.HostTimer", Switched)
     outcome = served(executor, [RELU, NEG], [0, 1])
-    kinds = [{kind_of(one) for one in outcome.times[each.id].measurement.warnings} for each in (RELU, NEG)]
+    kinds = [{kind_of(one) for one in outcome.outcomes[each.id].measurement.warnings} for each in (RELU, NEG)]
     assert ["interrupted" in found for found in kinds] == [True, False]
 
 
@@ -419,7 +425,7 @@ def test_a_sequence_calls_what_an_op_alone_calls() -> None:
     outcome = served(executor, ops, [0, 1, 2, 3])
     alone = [executor.prepare(one, seed=0).call.func for one in ops]
     executor.close()
-    assert outcome.reasons == {}
+    assert reasons_of(outcome) == {}
     assert timer.functions[-4:] == alone
     assert not any(isinstance(function, torch._ops.OpOverload) for function in alone)
     assert (outcome.tensors.results, outcome.tensors.outside) == (4, 2), "all of them are handed on"

@@ -358,7 +358,7 @@ def _opened(path: str, mtime_ns: int, size_bytes: int) -> OpenTrace:
     from opreplay.replay.plan.inputs import open_input
     from opreplay.replay.plan.selection import Selection
 
-    return OpenTrace(open_input(path, activity=True), Selection(select="owner"), Setting())
+    return OpenTrace(open_input(path, activity=True), Selection(), Setting())
 
 
 def _results(plan: ReplayPlan) -> Sequence[OpResult]:

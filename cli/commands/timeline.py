@@ -317,4 +317,4 @@ def _planned(trace: Trace, devices: list[DeviceProfile]) -> tuple[ReplayPlan | N
     from opreplay.replay.plan.inputs import plan_of
     from opreplay.replay.plan.selection import Selection
 
-    return plan_of(trace, Selection(select="owner"), device="cpu", in_order=True), expected_contents()
+    return plan_of(trace, Selection(), device="cpu", in_order=True), expected_contents()

@@ -342,13 +342,7 @@ def make_runner(options: RunOptions, recency: dict[str, Recency] | None = None) 
     config = worker_config(options, recency)
     if options.isolation != "none":
         return ChildProcess(config, limit_s=options.hard_limit_s(), until=_end_of(options))
-    return InProcess(
-        make_executor(config),
-        seed=options.seed,
-        options=options,
-        shrink_to=config.shrink_to,
-        recency=config.recency,
-    )
+    return InProcess(make_executor(config), config)
 
 
 def _refuse_vain_visits(options: RunOptions, *, one_by_one: bool) -> None:

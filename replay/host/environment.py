@@ -53,7 +53,7 @@ def cpu_model() -> str:
 
 def free_memory_bytes() -> int | None:
     """Memory that can be had without swapping, within the limit of this process's control group."""
-    available = _meminfo("MemAvailable")
+    available = _kernel_bytes("/proc/meminfo", "MemAvailable")
     limit, used = _cgroup("memory.max"), _cgroup("memory.current")
     if limit is None:
         return available
@@ -63,7 +63,7 @@ def free_memory_bytes() -> int | None:
 
 def total_memory_bytes() -> int | None:
     """Memory of the machine, or the limit of this process's control group where that is less."""
-    known = [size for size in (_meminfo("MemTotal"), _cgroup("memory.max")) if size is not None]
+    known = [size for size in (_kernel_bytes("/proc/meminfo", "MemTotal"), _cgroup("memory.max")) if size is not None]
     return min(known, default=None)
 
 
@@ -92,10 +92,7 @@ def throttle_events() -> int:
 
 def process_bytes(field: str = "VmData") -> int | None:
     """A memory field of this process from /proc/self/status; None where there is none."""
-    for line in (_read("/proc/self/status") or "").splitlines():
-        if line.startswith(field + ":"):
-            return int(line.split()[1]) * 1024
-    return None
+    return _kernel_bytes("/proc/self/status", field)
 
 
 def kills_for_memory() -> int | None:
@@ -123,8 +120,9 @@ def _read(path: str | Path) -> str | None:
         return None
 
 
-def _meminfo(field: str) -> int | None:
-    for line in (_read("/proc/meminfo") or "").splitlines():
+def _kernel_bytes(path: str, field: str) -> int | None:
+    """A field that the kernel tells in kB, in a file of one a line."""
+    for line in (_read(path) or "").splitlines():
         if line.startswith(field + ":"):
             return int(line.split()[1]) * 1024
     return None

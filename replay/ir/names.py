@@ -19,3 +19,8 @@ def split_name(name: str) -> tuple[str, str, str | None] | None:
     """(namespace, op, overload or None) of a qualified name, or None when it is none."""
     match = QUALIFIED_NAME.fullmatch(name)
     return (match[1], match[2], match[3]) if match else None
+
+
+def names_in(text: str, namespace: str = "") -> frozenset[str]:
+    """The words of a text, each with the namespace before it."""
+    return frozenset(namespace + word for word in text.split())

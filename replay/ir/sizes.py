@@ -13,6 +13,7 @@ from collections.abc import Iterator, Sequence
 import msgspec
 
 from opreplay.replay.ir.model import Reason, ReplayArg, ReplayOp, ReplayPlan, Value
+from opreplay.replay.ir.names import names_in
 from opreplay.traces.dtypes import ITEMSIZE_BYTES
 from opreplay.traces.model import TensorMeta, beyond_memory
 
@@ -186,23 +187,12 @@ def _broadcast_elements(metas: list[TensorMeta]) -> int:
 
 MAX_PIECES = 65_536
 """Results that one op may return; `split` by 1 of a huge dimension would make billions."""
-_SPLITTERS = frozenset(
-    {
-        "aten::split",
-        "aten::split_with_sizes",
-        "aten::unbind",
-        "aten::chunk",
-        "aten::tensor_split",
-        "aten::hsplit",
-        "aten::vsplit",
-        "aten::dsplit",
-        "aten::unsafe_split",
-        "aten::unsafe_chunk",
-        "aten::unsafe_split_with_sizes",
-        "aten::split_copy",
-        "aten::unbind_copy",
-        "aten::split_with_sizes_copy",
-    }
+_SPLITTERS = names_in(
+    """
+    split split_with_sizes unbind chunk tensor_split hsplit vsplit dsplit unsafe_split unsafe_chunk
+    unsafe_split_with_sizes split_copy unbind_copy split_with_sizes_copy
+    """,
+    "aten::",
 )
 
 

@@ -16,7 +16,8 @@ from opreplay.replay.ir.recorded_call import recorded_results
 from opreplay.replay.plan import passes
 from opreplay.replay.plan.collectives.arguments import ranks_of
 from opreplay.replay.plan.recorded.groups import heaviest_rows, owner_among, recorded_groups, signature_id
-from opreplay.replay.plan.select import OpFilter, keep_heaviest, no_such_phase, outermost_us, selected_rows
+from opreplay.replay.plan.select import keep_heaviest, no_such_phase, outermost_us, selected_rows
+from opreplay.replay.plan.selection import OpFilter
 from opreplay.replay.plan.step.beside import AskedFor
 from opreplay.replay.plan.step.order import recorded_sequence
 from opreplay.replay.resolve.policy import Policy

@@ -338,20 +338,12 @@ def plan_of(
 
 def _with_collectives(trace: Trace, selection: Selection, *, device: str, in_order: bool) -> ReplayPlan:
     from opreplay.replay.plan.collectives.in_plan import asked_for, chosen_calls, with_collectives
-    from opreplay.replay.plan.select import OpFilter
 
     all_of_it = msgspec.structs.replace(selection, top=None, min_share=None, ops=())
-    filters = OpFilter(
-        include=selection.include,
-        exclude=selection.exclude,
-        top=selection.top,
-        min_share=selection.min_share,
-        ops=selection.ops,
-    )
-    calls = chosen_calls(trace, filters)
+    calls = chosen_calls(trace, selection)
     asked = asked_for(trace, calls) if in_order else ()
     plan = make_plan(trace, all_of_it, device=device, in_order=in_order, collectives=asked)
-    return with_collectives(plan, calls, filters)
+    return with_collectives(plan, calls, selection)
 
 
 def names_by_time(trace: Trace) -> list[str]:
@@ -369,7 +361,7 @@ def restricted(plan: ReplayPlan, selection: Selection, *, device: str) -> Replay
     Raises UsageError for another --select than the plan was made with: what it left out is not there.
     """
     from opreplay.replay.plan.passes import total_of, weight_of
-    from opreplay.replay.plan.select import OpFilter, keep_heaviest, keeps_name, no_such_phase
+    from opreplay.replay.plan.select import keep_heaviest, keeps_name, no_such_phase
     from opreplay.replay.resolve.by_argument_name import resolve_named
     from opreplay.replay.resolve.meta.outputs import with_outputs
     from opreplay.replay.resolve.policy import Policy
@@ -379,21 +371,14 @@ def restricted(plan: ReplayPlan, selection: Selection, *, device: str) -> Replay
             f"the plan of {plan.source} has the ops selected by {plan.selection}, not those by {selection.select}",
             hint=f"Leave --select out, or make the plan with `opreplay plan TRACE --select {selection.select}`.",
         )
-    filters = OpFilter(
-        include=selection.include,
-        exclude=selection.exclude,
-        top=selection.top,
-        min_share=selection.min_share,
-        ops=selection.ops,
-    )
-    ops = [op for op in plan.ops if keeps_name(filters, op.name)]
+    ops = [op for op in plan.ops if keeps_name(selection, op.name)]
     if selection.phase is not None:
         # A plan holds one batch an op, that of most of its time; calls of other phases were counted with it.
         batches = [op.batch for op in ops if op.batch is not None]
         ops = [op for op in ops if op.batch is not None and op.batch.phase == selection.phase]
         if not ops:
             raise no_such_phase(batches, selection.phase)
-    heaviest = keep_heaviest(ops, filters, total_of(plan), weight_of(plan))
+    heaviest = keep_heaviest(ops, selection, total_of(plan), weight_of(plan))
     policy = Policy(allow_imports=selection.allow_imports)
     resolved = resolve_named(msgspec.structs.replace(plan, ops=tuple(heaviest)), policy, device=device)
     return with_outputs(resolved, policy=policy)

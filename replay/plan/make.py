@@ -29,24 +29,15 @@ def make_plan(
     from opreplay.replay.plan.opaque_layers import with_layers
     from opreplay.replay.plan.physical import mark_impossible
     from opreplay.replay.plan.recorded.unread import mark_unread
-    from opreplay.replay.plan.select import OpFilter
     from opreplay.replay.resolve.meta.outputs import with_outputs
     from opreplay.replay.resolve.policy import Policy
     from opreplay.traces.times.clock import coarse_unit_us
 
-    filters = OpFilter(
-        include=selection.include,
-        exclude=selection.exclude,
-        top=selection.top,
-        min_share=selection.min_share,
-        phase=selection.phase,
-        ops=selection.ops,
-    )
     policy = Policy(allow_imports=selection.allow_imports)
     plan = build_plan(
         trace,
         select=selection.select,
-        filters=filters,
+        filters=selection,
         policy=policy,
         device=device,
         in_order=in_order,

@@ -13,6 +13,7 @@ import msgspec
 
 from opreplay.replay.arguments.shrink.flops import product_flops
 from opreplay.replay.ir.model import Assumption, ReplayOp, ReplayPlan
+from opreplay.replay.ir.names import names_in
 from opreplay.traces.dtypes import ITEMSIZE_BYTES
 from opreplay.traces.model import TensorMeta
 from opreplay.traces.times import peaks
@@ -28,80 +29,22 @@ CACHE_SPEEDUP = 4.0
 SHORTEST_US = 2.0
 """A recorded time below this is that of a launch, not of any work."""
 
-_READ_IN_PART = frozenset(
-    {
-        "index",
-        "_unsafe_index",
-        "index_select",
-        "gather",
-        "embedding",
-        "embedding_bag",
-        "_embedding_bag",
-        "take",
-        "_embedding_bag_forward_only",
-        "take_along_dim",
-        "masked_select",
-        "index_put",
-        "index_put_",
-        "_index_put_impl_",
-        "scatter",
-        "scatter_",
-        "scatter_add",
-        "scatter_add_",
-        "scatter_reduce",
-        "index_add",
-        "index_add_",
-        "index_copy_",
-        "index_fill_",
-        "searchsorted",
-        "bucketize",
-        "grid_sampler_2d",
-        "grid_sampler_3d",
-        "index_copy",
-        "index_fill",
-        "scatter_reduce_",
-        "nll_loss_forward",
-        "nll_loss_backward",
-        "cross_entropy_loss",
-        "nll_loss_nd",
-        "nll_loss2d_forward",
-        "embedding_dense_backward",
-        "embedding_backward",
-        "resize_",
-        "resize_as_",
-        "masked_fill",
-        "masked_fill_",
-        "native_dropout_backward",
-        "_flash_attention_forward",
-        "_flash_attention_backward",
-        "set_",
-    }
+_READ_IN_PART = names_in(
+    """
+    index _unsafe_index index_select gather embedding embedding_bag _embedding_bag take _embedding_bag_forward_only
+    take_along_dim masked_select index_put index_put_ _index_put_impl_ scatter scatter_ scatter_add scatter_add_
+    scatter_reduce index_add index_add_ index_copy_ index_fill_ searchsorted bucketize grid_sampler_2d
+    grid_sampler_3d index_copy index_fill scatter_reduce_ nll_loss_forward nll_loss_backward cross_entropy_loss
+    nll_loss_nd nll_loss2d_forward embedding_dense_backward embedding_backward resize_ resize_as_ masked_fill
+    masked_fill_ native_dropout_backward _flash_attention_forward _flash_attention_backward set_
+    """
 )
 """ATen ops that need not touch all of each argument."""
-_WRITTEN_ONLY = frozenset(
-    {
-        "fill_",
-        "zero_",
-        "normal_",
-        "uniform_",
-        "random_",
-        "bernoulli_",
-        "exponential_",
-        "fill",
-        "empty",
-        "empty_like",
-        "empty_strided",
-        "new_empty",
-        "new_empty_strided",
-        "zeros_like",
-        "ones_like",
-        "full_like",
-        "rand_like",
-        "randn_like",
-        "new_zeros",
-        "new_ones",
-        "new_full",
-    }
+_WRITTEN_ONLY = names_in(
+    """
+    fill_ zero_ normal_ uniform_ random_ bernoulli_ exponential_ fill empty empty_like empty_strided new_empty
+    new_empty_strided zeros_like ones_like full_like rand_like randn_like new_zeros new_ones new_full
+    """
 )
 """ATen ops that look at no element of their arguments."""
 

@@ -9,12 +9,12 @@ from difflib import get_close_matches
 from fnmatch import fnmatchcase
 from typing import Literal
 
-import msgspec
 import numpy as np
 import numpy.typing as npt
 
 from opreplay.replay.ir.labels import not_an_op
 from opreplay.replay.ir.model import ReplayOp, ReplayPlan
+from opreplay.replay.plan.selection import OpFilter
 from opreplay.traces.errors import UsageError
 from opreplay.traces.links.annotations import PHASES, BatchContext, Phase
 from opreplay.traces.links.autocast import autocast_wrappers
@@ -25,22 +25,6 @@ Select = Literal["owner", "leaf", "top", "all"]
 SELECTIONS: tuple[Select, ...] = ("owner", "leaf", "top", "all")
 
 Rows = npt.NDArray[np.int64]
-
-
-class OpFilter(msgspec.Struct, frozen=True, kw_only=True):
-    """Which of the selected ops are kept."""
-
-    include: tuple[str, ...] = ()
-    """Names or shell globs (`aten::*mm`); empty keeps all."""
-    exclude: tuple[str, ...] = ()
-    top: int | None = None
-    """The n ops with most recorded time."""
-    min_share: float | None = None
-    """Least share of the recorded time, 0..1."""
-    phase: Phase | None = None
-    """Only calls in iterations of this phase; their counts and times are those of these calls."""
-    ops: tuple[str, ...] = ()
-    """Of what the others leave: names, globs, starts of ids, or "#4" for the fourth, heaviest first; empty for all."""
 
 
 def keeps_name(filters: OpFilter, name: str) -> bool:

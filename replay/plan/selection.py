@@ -8,18 +8,28 @@ import msgspec
 from opreplay.traces.links.annotations import Phase  # at run time, too: a batch sends it to its processes
 
 
-class Selection(msgspec.Struct, frozen=True, kw_only=True):
-    """What the selection options say."""
+class OpFilter(msgspec.Struct, frozen=True, kw_only=True):
+    """Which of the selected ops are kept."""
 
-    select: str
     include: tuple[str, ...] = ()
+    """Names or shell globs (`aten::*mm`); empty keeps all."""
     exclude: tuple[str, ...] = ()
     top: int | None = None
+    """The n ops with most recorded time."""
     min_share: float | None = None
-    allow_imports: dict[str, str] = {}
+    """Least share of the recorded time, 0..1."""
     phase: Phase | None = None
+    """Only calls in iterations of this phase; their counts and times are those of these calls."""
     ops: tuple[str, ...] = ()
-    """Names, globs, starts of ids, or "#4" for the fourth of what the others leave."""
+    """Of what the others leave: names, globs, starts of ids, or "#4" for the fourth, heaviest first; empty for all."""
+
+
+class Selection(OpFilter, frozen=True, kw_only=True):
+    """What the selection options say."""
+
+    select: str = "owner"
+    """Which of the recorded calls: "owner" (ops that own device time), "leaf", "top" or "all"."""
+    allow_imports: dict[str, str] = {}
 
     @property
     def narrows(self) -> bool:

@@ -15,7 +15,7 @@ from opreplay.replay.ops.inputs import built_in
 from opreplay.replay.ops.register import canonical_name
 from opreplay.replay.ops.table import counted_ops
 from opreplay.replay.plan.build import build_plan
-from opreplay.replay.plan.select import OpFilter
+from opreplay.replay.plan.selection import OpFilter
 from opreplay.traces import read_trace
 
 WORDS = (

@@ -8,7 +8,6 @@ process is started and ended by `workers`, what it does is `worker`; how several
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Protocol
 
 import msgspec
@@ -16,12 +15,11 @@ import msgspec
 from opreplay.replay.execute.attempt import attempt
 from opreplay.replay.execute.executors.base import Executor
 from opreplay.replay.execute.messages import Task
-from opreplay.replay.execute.options import MeasureOptions, WorkerConfig
+from opreplay.replay.execute.options import WorkerConfig
 from opreplay.replay.execute.processes.child import Child
 from opreplay.replay.execute.processes.workers import Death, Workers
 from opreplay.replay.execute.visits import WHOLE, Book, Visit, first_checks
 from opreplay.replay.ir.model import Reason, ReplayOp
-from opreplay.replay.plan.step.recency import Recency
 from opreplay.replay.results.outcome import Outcome, is_lost, unable
 from opreplay.replay.results.resume import WHILE_IT_RAN
 
@@ -42,32 +40,24 @@ class Runner(Protocol):
 
 
 class InProcess:
-    """Runs ops in this process, for tests and debuggers: fast to start, and as fragile as the ops are."""
+    """Runs ops in this process: a worker does, and so do tests and debuggers, where it is as fragile as the ops are."""
 
-    def __init__(
-        self,
-        executor: Executor,
-        *,
-        seed: int,
-        options: MeasureOptions,
-        shrink_to: int | None = None,
-        recency: Mapping[str, Recency] | None = None,
-    ) -> None:
-        self._executor, self._seed, self._options, self._shrink_to = executor, seed, options, shrink_to
-        self._recency = recency or {}
+    def __init__(self, executor: Executor, config: WorkerConfig) -> None:
+        self._executor, self._config = executor, config
         self._book = Book()
 
     def start(self) -> dict[str, object]:
         return self._executor.facts()
 
     def measure(self, op: ReplayOp, visit: Visit = WHOLE) -> Outcome:
+        config = self._config
         return attempt(
             self._executor,
             op,
-            seed=self._seed,
-            options=first_checks(self._options, visit),
-            shrink_to=self._shrink_to,
-            recency=self._recency.get(op.id),
+            seed=config.options.seed,
+            options=first_checks(config.options, visit),
+            shrink_to=config.shrink_to,
+            recency=config.recency.get(op.id),
             visits=self._book.of(op.id, visit),
         )
 

@@ -12,13 +12,12 @@ from collections.abc import Callable
 
 import msgspec
 
-from opreplay.replay.execute.attempt import attempt
 from opreplay.replay.execute.executors.base import Executor
 from opreplay.replay.execute.executors.make import make_executor
 from opreplay.replay.execute.messages import PassDone, SequenceOutcome, SequenceTask, Task
 from opreplay.replay.execute.options import WorkerConfig
 from opreplay.replay.execute.processes.parent import Parent
-from opreplay.replay.execute.visits import Book, first_checks
+from opreplay.replay.execute.processes.runner import InProcess
 from opreplay.replay.host import environment
 from opreplay.replay.host.limits import give_back, keep_freed_memory, limit_files, limit_memory
 from opreplay.replay.results.outcome import Outcome
@@ -37,31 +36,18 @@ def serve(descriptor: int, parent: int) -> None:
         executor = make_executor(config)
         limit_files()
         keeps = config.options.device == "cpu" and config.keep_freed and keep_freed_memory()
-        book = Book()
+        runner = InProcess(executor, config)
         for task in starter.tasks(msgspec.msgpack.Decoder(Task | SequenceTask), executor.facts()):
             if isinstance(task, SequenceTask):
                 starter.say(run_sequence(executor, config, task, starter.say))
                 continue
             if keeps:
                 give_back()
-            starter.say(_run_op(executor, config, task, book))
-        executor.close()
-
-
-def _run_op(executor: Executor, config: WorkerConfig, task: Task, book: Book) -> Outcome:
-    """What becomes of one op."""
-    if config.options.device == "cpu":
-        limit_memory(config.memory_bytes)
-    outcome = attempt(
-        executor,
-        task.op,
-        seed=config.options.seed,
-        options=first_checks(config.options, task.visit),
-        shrink_to=config.shrink_to,
-        recency=config.recency.get(task.op.id),
-        visits=book.of(task.op.id, task.visit),
-    )
-    return _checked(executor, outcome) if outcome.suspect else outcome
+            if config.options.device == "cpu":
+                limit_memory(config.memory_bytes)
+            outcome = runner.measure(task.op, task.visit)
+            starter.say(_checked(executor, outcome) if outcome.suspect else outcome)
+        runner.close()
 
 
 def _checked(executor: Executor, outcome: Outcome) -> Outcome:

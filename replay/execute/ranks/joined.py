@@ -13,7 +13,7 @@ from contextlib import ExitStack
 from datetime import timedelta
 from multiprocessing.connection import wait
 from time import monotonic, sleep
-from typing import Any, Literal, TypeVar
+from typing import Any
 
 import msgspec
 
@@ -30,26 +30,27 @@ POLL_S = 0.02
 ALONE_S = 300.0
 """How long a rank waits for a command before it takes rank 0 to be gone: as long as an op may take, and more."""
 PREFIX = "opreplay"
-_Message = TypeVar("_Message", bound=msgspec.Struct)
 
 
-class Command(msgspec.Struct, frozen=True, kw_only=True):
-    """What rank 0 says to another one."""
+class Over(msgspec.Struct, frozen=True, tag="over"):
+    """A rank is to end its process."""
 
-    kind: Literal["start", "task", "end", "quit"]
-    config: RankConfig | None = None
-    """Of "start"."""
-    task: RankTask | None = None
+    quits: bool = False
+    """There will be no other one."""
 
 
-class Answer(msgspec.Struct, frozen=True, kw_only=True):
-    """What a rank says once it is ready, and to each task."""
+class Gone(msgspec.Struct, frozen=True, kw_only=True, tag="gone"):
+    """The process of a rank is."""
 
-    ready: bool = False
-    died: str = ""
+    why: str
     killed: bool = False
     """By a signal."""
-    reply: RankReply | None = None
+
+
+Command = RankConfig | RankTask | Over
+"""What rank 0 says to another one; the configuration starts a process."""
+Answer = Ready | RankReply | Gone
+"""What a rank says once it is ready, and to each task."""
 
 
 class MessageStore:
@@ -88,7 +89,7 @@ class MessageStore:
     def has(self, key: str) -> bool:
         return self._store.check([key])
 
-    def get(self, key: str, kind: type[_Message]) -> _Message:
+    def get(self, key: str, kind: Any) -> Any:
         return msgspec.msgpack.decode(self._store.get(key), type=kind)
 
 
@@ -109,23 +110,24 @@ class RemoteRank:
         self._died = ""
         self._heard = 0
         self._ready_by = monotonic() + START_S
-        self._messages.say(config.rank, Command(kind="start", config=config))
+        self._messages.say(config.rank, config)
 
     def has_spoken(self) -> bool:
         return self._messages.has(answer_key(self._config, self._heard))
 
     def send(self, message: msgspec.Struct) -> None:
         assert isinstance(message, RankTask)
-        self._messages.say(self._config.rank, Command(kind="task", task=message))
+        self._messages.say(self._config.rank, message)
 
     def receive(self) -> Ready | RankReply | None:
-        answer = self._messages.get(answer_key(self._config, self._heard), Answer)
+        answer: Answer = self._messages.get(answer_key(self._config, self._heard), Answer)
         self._heard += 1
-        self._died, self.was_killed = answer.died, answer.killed
-        if answer.ready:
-            self.facts = {}
-            return Ready(facts=self.facts)
-        return answer.reply
+        if isinstance(answer, Gone):
+            self._died, self.was_killed = answer.why, answer.killed
+            return None
+        if isinstance(answer, Ready):
+            self.facts = answer.facts
+        return answer
 
     def next_look(self) -> float:
         return self._ready_by
@@ -138,7 +140,7 @@ class RemoteRank:
 
     def end(self, *, grace_s: float) -> None:
         with contextlib.suppress(RuntimeError):
-            self._messages.say(self._config.rank, Command(kind="end"))
+            self._messages.say(self._config.rank, Over())
 
 
 class JoinedRanks(Workers):
@@ -170,7 +172,7 @@ class JoinedRanks(Workers):
         super().close()
         with contextlib.suppress(RuntimeError):
             for rank in range(1, self._place.world):
-                self._messages.say(rank, Command(kind="quit"))
+                self._messages.say(rank, Over(quits=True))
 
 
 def _spoken(peers: Sequence[Peer], timeout_s: float) -> list[Peer]:
@@ -198,13 +200,11 @@ def answer_of(child: Child) -> Answer:
     try:
         reply = child.receive()
     except EnvironmentRefused as error:
-        return Answer(died=str(error))
-    if isinstance(reply, Ready):
-        return Answer(ready=True)
-    if isinstance(reply, RankReply):
-        return Answer(reply=reply)
+        return Gone(why=str(error))
+    if isinstance(reply, Ready | RankReply):
+        return reply
     cause = child.cause_of_death().detail.removeprefix("memory: ")
-    return Answer(died=cause or "closed its channel", killed=child.was_killed)
+    return Gone(why=cause or "closed its channel", killed=child.was_killed)
 
 
 class _LocalRank:
@@ -224,14 +224,15 @@ class _LocalRank:
         return ALONE_S + (0 if self._child is None else START_S)
 
     def obey(self, command: Command) -> None:
-        if command.kind != "task":
-            self.end(grace_s=GRACE_S if command.kind == "quit" else 0.0)
-        if command.kind == "start" and command.config is not None:
-            self._config = own_config(command.config, self._place)
+        if isinstance(command, RankTask):
+            if self._child is not None:
+                self._child.send(command)
+                self._owes = True
+            return
+        self.end(grace_s=GRACE_S if isinstance(command, Over) and command.quits else 0.0)
+        if isinstance(command, RankConfig):
+            self._config = own_config(command, self._place)
             self._child, self._answers, self._owes = Child(self._config), 0, True
-        elif command.kind == "task" and command.task is not None and self._child is not None:
-            self._child.send(command.task)
-            self._owes = True
 
     def listen(self) -> None:
         """Hand on what the child says within `POLL_S`."""
@@ -259,10 +260,10 @@ def serve_joined(place: Launched) -> None:
         while True:
             key = f"command/{place.rank}/{number}"
             if words.has(key):
-                command = words.get(key, Command)
+                command: Command = words.get(key, Command)
                 number, last = number + 1, monotonic()
                 keeper.obey(command)
-                if command.kind == "quit":
+                if command == Over(quits=True):
                     return
                 continue
             keeper.listen()

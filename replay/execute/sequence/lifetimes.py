@@ -19,7 +19,8 @@ import msgspec
 
 from opreplay.replay.ir import sizes as budget
 from opreplay.replay.ir.model import ReplayOp
-from opreplay.replay.plan.step.linking import VIEWS, Linked, Source, Value, results_of, tensors_of
+from opreplay.replay.plan.step.lifetimes import makes_no_memory
+from opreplay.replay.plan.step.linking import Linked, Source, Value, results_of, tensors_of
 
 NEVER = 1 << 60
 
@@ -148,11 +149,10 @@ class _Sweep:
         self._bytes: dict[int, int] = {}
         self._live = 0
         self._next = 0
-        self._dropped: set[Value] = set()
         # While tensors from outside are made, the other arguments of their op are there for a moment.
         making = max((sum(sizes.inputs[index]) for index in set(linked.calls)), default=0)
         self._peak = self._outside_bytes + making
-        self._in_place = [budget.is_in_place(op) or op.name in VIEWS for op in ops]
+        self._in_place = list(map(makes_no_memory, ops))
 
     def result(self) -> MemoryPlan:
         """The plan of this pass. Raises ValueError where it cannot keep to the limit."""
@@ -212,7 +212,6 @@ class _Sweep:
         self._live -= self._bytes.pop(memory)
         for value in values:
             del self._memory_of[value]
-        self._dropped.update(values)
         return values
 
     def _next_use(self, memory: int, place: int) -> int:

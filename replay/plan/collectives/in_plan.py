@@ -26,7 +26,8 @@ from opreplay.replay.plan.collectives.arguments import PARAMETERS
 from opreplay.replay.plan.collectives.recorded import Call, calls_of_comms, collective_calls, same_work
 from opreplay.replay.plan.passes import weight_of
 from opreplay.replay.plan.recorded.groups import signature_id
-from opreplay.replay.plan.select import OpFilter, keep_heaviest, keeps_name
+from opreplay.replay.plan.select import keep_heaviest, keeps_name
+from opreplay.replay.plan.selection import OpFilter
 from opreplay.replay.plan.step.beside import AskedFor, without_calls
 from opreplay.traces.collectives.names import kind_of
 from opreplay.traces.collectives.tensors import tensors_of

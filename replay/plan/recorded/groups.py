@@ -12,7 +12,8 @@ import numpy as np
 import numpy.typing as npt
 
 from opreplay.replay.ir.model import Recorded, RecordedKernel
-from opreplay.replay.plan.select import OpFilter, keeps_name
+from opreplay.replay.plan.select import keeps_name
+from opreplay.replay.plan.selection import OpFilter
 from opreplay.traces.links.iterations import BatchIndex, DominantBatch
 from opreplay.traces.links.optimizer_counters import optimizer_counters
 from opreplay.traces.links.parents import innermost_of, parents_of

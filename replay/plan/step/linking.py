@@ -21,6 +21,7 @@ import msgspec
 
 from opreplay.replay.ir import shared_memory as aliasing
 from opreplay.replay.ir.model import RecordedSequence, ReplayOp
+from opreplay.replay.ir.names import names_in
 from opreplay.replay.plan.step.roles import DECAYED, FACTORS, MADE_BY, SCALED, SQUARED, is_backward, is_number, is_saved
 from opreplay.traces.garbage import collector_off
 from opreplay.traces.model import TensorMeta, contiguous_strides
@@ -34,52 +35,14 @@ NO_VIEWS = PARAMETERS | {"mat2"}
 """A product's second factor is often a parameter that has as many elements as a result by chance."""
 PRODUCTS = frozenset({"aten::bmm", "aten::baddbmm", "aten::matmul"})
 """Products of two activations."""
-VIEWS = frozenset(
-    f"aten::{name}"
-    for name in (
-        "view",
-        "view_as",
-        "_unsafe_view",
-        "_reshape_alias",
-        "alias",
-        "as_strided",
-        "expand",
-        "expand_as",
-        "permute",
-        "transpose",
-        "t",
-        "numpy_T",
-        "mT",
-        "mH",
-        "adjoint",
-        "swapaxes",
-        "swapdims",
-        "movedim",
-        "moveaxis",
-        "squeeze",
-        "unsqueeze",
-        "select",
-        "slice",
-        "narrow",
-        "split",
-        "split_with_sizes",
-        "chunk",
-        "tensor_split",
-        "unbind",
-        "unfold",
-        "diagonal",
-        "detach",
-        "flatten",
-        "unflatten",
-        "view_as_real",
-        "view_as_complex",
-        "real",
-        "imag",
-        "lift_fresh",
-        "broadcast_to",
-        "hsplit",
-        "vsplit",
-    )
+VIEWS = names_in(
+    """
+    view view_as _unsafe_view _reshape_alias alias as_strided expand expand_as permute transpose t numpy_T mT mH
+    adjoint swapaxes swapdims movedim moveaxis squeeze unsqueeze select slice narrow split split_with_sizes chunk
+    tensor_split unbind unfold diagonal detach flatten unflatten view_as_real view_as_complex real imag lift_fresh
+    broadcast_to hsplit vsplit
+    """,
+    "aten::",
 )
 """Ops whose results lie in the memory of their first argument: it lives as long as they do."""
 

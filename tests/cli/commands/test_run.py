@@ -11,7 +11,7 @@ from click.testing import CliRunner, Result
 from opreplay.cli.main import opreplay
 from opreplay.replay.execute import run as orchestrator
 from opreplay.replay.execute.executors.fake import FakeExecutor
-from opreplay.replay.execute.options import MeasureOptions
+from opreplay.replay.execute.options import WorkerConfig
 from opreplay.replay.execute.processes.runner import InProcess
 from opreplay.replay.ir.model import Reason, Recorded, ReplayOp, ReplayPlan
 from opreplay.replay.plan import inputs
@@ -49,7 +49,7 @@ def trace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
     def make_runner(options: orchestrator.RunOptions, recency: object = None) -> InProcess:
         SEEN["options"] = options
-        return InProcess(FakeExecutor(), seed=options.seed, options=MeasureOptions(op_time_s=options.op_time_s))
+        return InProcess(FakeExecutor(), WorkerConfig(options=options, memory_bytes=1 << 30))
 
     monkeypatch.setattr(inputs, "make_plan", make_plan)
     monkeypatch.setattr(orchestrator, "make_runner", make_runner)

@@ -24,7 +24,7 @@ from opreplay.replay.ir.model import Reason, RecordedKernel, ReplayPlan
 from opreplay.replay.ir.plan_file import parse_plan
 from opreplay.replay.ops.inputs import built_in
 from opreplay.replay.plan.build import build_plan
-from opreplay.replay.plan.select import OpFilter
+from opreplay.replay.plan.selection import OpFilter
 from opreplay.replay.plugins import clear_registrations
 from opreplay.replay.resolve.meta.outputs import with_outputs
 from opreplay.replay.resolve.names import find_overload

@@ -12,7 +12,7 @@ from opreplay.replay.ir.model import ReplayPlan
 from opreplay.replay.ir.plan_file import dump_plan, parse_plan
 from opreplay.replay.ir.verify import verify
 from opreplay.replay.plan.build import build_plan, signature_id
-from opreplay.replay.plan.select import OpFilter
+from opreplay.replay.plan.selection import OpFilter
 from opreplay.traces import read_trace
 from opreplay.traces.errors import UsageError
 from opreplay.traces.links.annotations import Phase

@@ -11,7 +11,7 @@ import pytest
 from opreplay.replay.plan import build
 from opreplay.replay.plan.build import build_plan
 from opreplay.replay.plan.recorded.groups import CallGroup, recorded_groups
-from opreplay.replay.plan.select import OpFilter
+from opreplay.replay.plan.selection import OpFilter
 from opreplay.traces import read_trace
 from opreplay.traces.errors import TooLarge
 

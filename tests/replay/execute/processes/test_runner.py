@@ -13,7 +13,7 @@ from time import monotonic
 import pytest
 
 from opreplay.replay.execute.executors.fake import FakeExecutor
-from opreplay.replay.execute.options import MeasureOptions, RunOptions, WorkerConfig
+from opreplay.replay.execute.options import RunOptions, WorkerConfig
 from opreplay.replay.execute.processes.runner import ChildProcess, InProcess
 from opreplay.replay.ir.model import Recorded, ReplayArg, ReplayOp
 from opreplay.traces.errors import EnvironmentRefused, UsageError
@@ -172,7 +172,7 @@ def test_child_takes_no_module_from_its_folder(tmp_path: Path, monkeypatch: pyte
 
 def test_in_process_runs_the_given_executor() -> None:
     executor = FakeExecutor()
-    runner = InProcess(executor, seed=7, options=MeasureOptions())
+    runner = InProcess(executor, WorkerConfig(options=RunOptions(seed=7), memory_bytes=1 << 30))
     assert runner.start() == {"device": "fake"}
     assert runner.measure(fake_op("2us")).status == "replayed"
     assert executor.prepared == [("0" * 12, 7)]

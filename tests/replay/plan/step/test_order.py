@@ -13,7 +13,7 @@ from opreplay.replay.ir import model as ir
 from opreplay.replay.ir.model import RecordedSequence, ReplayPlan
 from opreplay.replay.ir.plan_file import dump_plan, parse_plan
 from opreplay.replay.plan.build import build_plan
-from opreplay.replay.plan.select import OpFilter
+from opreplay.replay.plan.selection import OpFilter
 from opreplay.replay.plan.step.of_step import step_plan
 from opreplay.traces import read_trace
 from opreplay.traces.errors import FormatError, UsageError

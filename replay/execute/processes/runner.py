@@ -8,6 +8,7 @@ process is started and ended by `workers`, what it does is `worker`; how several
 
 from __future__ import annotations
 
+from math import inf
 from typing import Protocol
 
 import msgspec
@@ -65,21 +66,17 @@ class InProcess:
         self._executor.close()
 
 
-class ChildProcess:
+class ChildProcess(Workers):
     """Runs ops in a child, one at a time, with a time limit for each.
 
     `measure` waits for the outcome. Who has several of these calls `begin`, waits until one is readable or late, and
     then `step`s that one.
     """
 
-    def __init__(self, config: WorkerConfig, *, limit_s: float, until: float = float("inf")) -> None:
+    def __init__(self, config: WorkerConfig, *, limit_s: float, until: float = inf) -> None:
         """`limit_s` is for one op; `until` is the end of the run's time, on the monotonic clock."""
-        self._options, self._limit_s = config.options, limit_s
-        self._workers = Workers(
-            lambda facts, _: [Child(config.settled(facts))],
-            limit_s=limit_s,
-            until=until,
-        )
+        super().__init__(lambda facts, _: [Child(config.settled(facts))], limit_s=limit_s, until=until)
+        self._options = config.options
         self._task: Task | None = None
         self._raised_in_start = -1
         """The child, by its number, in which an op raised last."""
@@ -89,34 +86,7 @@ class ChildProcess:
     @property
     def pid(self) -> int | None:
         """Process id of the child, while there is one."""
-        return next(iter(self._workers.pids), None)
-
-    @property
-    def deadline(self) -> float:
-        """On the monotonic clock: when to `step` without anything to read."""
-        return self._workers.deadline
-
-    @property
-    def facts(self) -> dict[str, object]:
-        """Of the device, once the first child was ready."""
-        return self._workers.facts
-
-    @property
-    def is_starting(self) -> bool:
-        """Whether there is a child that is not ready yet."""
-        return bool(self._workers.peers) and not self._workers.is_ready
-
-    def fileno(self) -> int:
-        """Descriptor of the child's channel, for `select`."""
-        return self._workers.fileno()
-
-    def open(self) -> None:
-        """Start a child without waiting for it."""
-        self._workers.open()
-
-    def start(self) -> dict[str, object]:
-        """Start the first child now, so that a missing device is known before anything is measured."""
-        return self._workers.start()
+        return next(iter(self.pids), None)
 
     def measure(self, op: ReplayOp, visit: Visit = WHOLE) -> Outcome:
         """The op's outcome, after a second try in a fresh child where that could make a difference."""
@@ -128,7 +98,7 @@ class ChildProcess:
     def begin(self, op: ReplayOp, visit: Visit = WHOLE) -> None:
         """Hand an op out and return at once; a child that is gone is found by `step`."""
         self._task, self._tries = Task(op=op, visit=visit), 0
-        self._hand_out(self._task)
+        self._try(self._task)
 
     def step(self, *, waits: bool = False) -> Outcome | None:
         """Take what the child says or ends with; None while the op's last word is not spoken.
@@ -136,32 +106,24 @@ class ChildProcess:
         Raises UsageError or EnvironmentRefused when no child can be had, and whatever ends the run (Ctrl-C): then no
         child is left.
         """
-        answer = self._workers.step(waits=waits)
+        answer = self.take(waits=waits)
         if answer is None or self._task is None:
             return None
         outcome = self._of_death(answer) if isinstance(answer, Death) else answer[0]
         if self._again(outcome, answer if isinstance(answer, Death) else None):
-            self.kill()
-            self._hand_out(self._task)
+            self.end()
+            self._try(self._task)
             return None
         if outcome.suspect:
-            self._raised_in_start = self._workers.starts
+            self._raised_in_start = self.starts
         if outcome.poisoned:
-            self.kill()
+            self.end()
         self._task = None
         return outcome if self._tries == 1 else msgspec.structs.replace(outcome, attempts=self._tries)
 
-    def close(self) -> None:
-        """End the child; it has some seconds to do so by itself, unless it is at work."""
-        self._workers.close()
-
-    def kill(self) -> None:
-        """End the child at once."""
-        self._workers.end()
-
-    def _hand_out(self, task: Task) -> None:
+    def _try(self, task: Task) -> None:
         self._tries += 1
-        self._workers.begin([task])
+        self.hand_out([task])
 
     def _of_death(self, death: Death) -> Outcome:
         if death.how == "died":
@@ -169,7 +131,7 @@ class ChildProcess:
         if death.how == "over":
             outcome = unable(Reason("out of time", f"{WHILE_IT_RAN} (--set total_time)"))
         else:
-            outcome = unable(self._options.late(self._limit_s) if death.how == "hung" else death.cause)
+            outcome = unable(self._options.late(self.limit_s) if death.how == "hung" else death.cause)
         return msgspec.structs.replace(outcome, measure_s=death.after_s)
 
     def _again(self, outcome: Outcome, death: Death | None) -> bool:
@@ -184,10 +146,10 @@ class ChildProcess:
             self._raises += 1
         if is_lost(outcome) or (death is not None and death.signalled):
             return self._tries == 1
-        raised_before = self._raised_in_start == self._workers.starts
+        raised_before = self._raised_in_start == self.starts
         late = death is not None and death.how != "died"
         # An answer of this op is counted by now.
-        alone = self._workers.answers <= (death is None)
+        alone = self.answers <= (death is None)
         if self._tries > 1 or alone or (late and not raised_before):
             return False
         return death is not None or outcome.poisoned or (raised and self._raises < RAISES_RETRIED)

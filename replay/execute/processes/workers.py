@@ -104,8 +104,8 @@ def readable(peers: Sequence[Peer], timeout_s: float) -> list[Peer]:
 
 
 class Workers:
-    """One or more processes that work on a task together; who has several of these calls `begin`, waits until one is
-    readable or its deadline is over, and `step`s that one. Nothing is left running when a method raises."""
+    """One or more processes that work on a task together; who has several of these calls `hand_out`, waits until one is
+    readable or its deadline is over, and has it `take` what is said. Nothing is left running when a method raises."""
 
     def __init__(
         self,
@@ -128,7 +128,7 @@ class Workers:
         self.facts: dict[str, object] = {}
         """Of the first process, once all were ready."""
         self.deadline = inf
-        """On the monotonic clock: when to `step` without anything to read."""
+        """On the monotonic clock: when to `take` without anything to read."""
         self.answers = 0
         """Tasks that these processes answered."""
         self.starts = 0
@@ -149,6 +149,11 @@ class Workers:
     @property
     def is_ready(self) -> bool:
         return bool(self.peers) and all(peer.facts is not None for peer in self.peers)
+
+    @property
+    def is_starting(self) -> bool:
+        """Whether there are processes, not all of which are ready yet."""
+        return bool(self.peers) and not self.is_ready
 
     @property
     def pids(self) -> list[int]:
@@ -178,25 +183,25 @@ class Workers:
         if not self.peers:
             self.open()
         while not self.is_ready:
-            self.step(waits=True)
+            self.take(waits=True)
         return self.facts
 
-    def begin(self, tasks: Sequence[msgspec.Struct], beats: Heartbeats | None = None) -> None:
+    def hand_out(self, tasks: Sequence[msgspec.Struct], beats: Heartbeats | None = None) -> None:
         """Hand a task to each process as soon as all are ready."""
         self._tasks, self._beats = tasks, beats
         if not self.peers:
             self.open()
         elif self.is_ready:
-            self._hand_out()
+            self._send()
 
     def run(self, tasks: Sequence[msgspec.Struct], beats: Heartbeats | None = None) -> list[Any] | Death:
         """What all processes say of their tasks, in order; or why they came to nothing."""
-        self.begin(tasks, beats)
-        while (answer := self.step(waits=True)) is None:
+        self.hand_out(tasks, beats)
+        while (answer := self.take(waits=True)) is None:
             pass
         return answer
 
-    def step(self, *, waits: bool = False) -> list[Any] | Death | None:
+    def take(self, *, waits: bool = False) -> list[Any] | Death | None:
         """Take what the processes say or end with; None while there is more to come.
 
         Raises UsageError or EnvironmentRefused when they cannot be had, and whatever ends the run (Ctrl-C).
@@ -222,7 +227,7 @@ class Workers:
         self.end(grace_s=0.0 if self._tasks else GRACE_S)
 
     def end(self, *, grace_s: float = 0.0) -> None:
-        """End the processes; `begin` and `start` start new ones."""
+        """End the processes; `hand_out` and `start` start new ones."""
         deadline = monotonic() + grace_s
         for peer in self.peers:
             peer.end(grace_s=max(0.0, deadline - monotonic()))
@@ -234,7 +239,7 @@ class Workers:
         self._patient_until = inf
 
     def _receive_ready(self, places: Sequence[int]) -> None:
-        """Take the first words of processes. Raises UsageError or EnvironmentRefused as `step`."""
+        """Take the first words of processes. Raises UsageError or EnvironmentRefused as `take`."""
         late = monotonic() >= self.deadline and not places
         for place in self._waiting[:] if late else places:
             if why := self.peers[place].overdue() if late else self._receive_first(place):
@@ -250,7 +255,7 @@ class Workers:
         self.facts, self.deadline = self.peers[0].facts or {}, inf
         self.starts, self._failed_starts = self.starts + 1, 0
         if self._tasks:
-            self._hand_out()
+            self._send()
         return None
 
     def _receive_first(self, place: int) -> str:
@@ -277,7 +282,7 @@ class Workers:
     def _name(self, place: int) -> str:
         return f"rank {place}" if len(self.peers) > 1 else "the worker process"
 
-    def _hand_out(self) -> None:
+    def _send(self) -> None:
         self._await()
         self._stopped_since = None
         self._begun = self._moved = monotonic()

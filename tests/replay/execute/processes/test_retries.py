@@ -105,7 +105,7 @@ def spoken(runner: ChildProcess) -> Outcome | None:
 
 
 def has_begun(runner: ChildProcess) -> bool:
-    return runner._workers.is_ready
+    return runner.is_ready
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGHUP, signal.SIGSEGV, signal.SIGABRT])
@@ -142,7 +142,7 @@ def test_memory_is_blamed_where_the_kernel_says_so(
     runner: ChildProcess, monkeypatch: pytest.MonkeyPatch, rises: int, kind: str
 ) -> None:
     count = iter(range(0, 100 * rises, rises)) if rises else iter([0] * 100)
-    runner.kill()
+    runner.end()
     monkeypatch.setattr(environment, "kills_for_memory", lambda: next(count))
     outcome = killed(runner, fake_op("sleep100ms"), [signal.SIGKILL, signal.SIGKILL])
     assert outcome.reason is not None

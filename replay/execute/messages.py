@@ -81,8 +81,24 @@ class SharedStep(msgspec.Struct, frozen=True, kw_only=True, tag="shared step"):
     """As they are asked for."""
 
 
+class SharedPasses(msgspec.Struct, kw_only=True):
+    """What the passes of a shared step took on one rank, in microseconds."""
+
+    in_flight_us: list[float] = []
+    """In which at least one collective was on."""
+    hidden_us: list[float] = []
+    """Of it, in which nothing waited for one."""
+    waited_us: list[float] = []
+    """In which the calls waited for one."""
+    alone_sums_us: list[float] = []
+    """Of passes without collectives, all calls."""
+    alone_walls_us: list[float] = []
+    collectives_alone_us: list[float] = []
+    """Of passes without calls: one collective after the other."""
+
+
 class SharedStepOutcome(msgspec.Struct, frozen=True, kw_only=True, tag="shared step outcome"):
-    """What became of it on one rank; times in microseconds, one a pass."""
+    """What became of it on one rank."""
 
     number: int
     rank: int
@@ -94,17 +110,7 @@ class SharedStepOutcome(msgspec.Struct, frozen=True, kw_only=True, tag="shared s
     """Of passes with the collectives beside the calls."""
     collectives: tuple[RankReply, ...] = ()
     """Of each distinct one, from being asked for to its end."""
-    in_flight_us: tuple[float, ...] = ()
-    """In which at least one collective was on."""
-    hidden_us: tuple[float, ...] = ()
-    """Of it, in which nothing waited for one."""
-    waited_us: tuple[float, ...] = ()
-    """In which the calls waited for one."""
-    alone_sums_us: tuple[float, ...] = ()
-    """Of passes without collectives, all calls."""
-    alone_walls_us: tuple[float, ...] = ()
-    collectives_alone_us: tuple[float, ...] = ()
-    """Of passes without calls: one collective after the other."""
+    passes: SharedPasses = msgspec.field(default_factory=SharedPasses)
     unseen: int = 0
     """Collectives of a pass whose end is only seen when they are waited for."""
 

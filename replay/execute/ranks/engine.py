@@ -57,12 +57,19 @@ class WithRanks:
         finally:
             self._others.close()
 
-    def _outcome(self, collective: Collective) -> Outcome:
-        config = self._rank_config
+    def share_of(self, collective: Collective) -> Share | Outcome:
+        """The collective as the ranks run it, or why they cannot."""
+        world = self._rank_config.world
         try:
-            share = mapped(collective, config.world, max_bytes=config.memory_bytes * config.world)
+            return mapped(collective, world, max_bytes=self._rank_config.memory_bytes * world)
         except TooFewRanks as error:
             return unable(Reason("collective", f"{error}: --ranks 2"))
+
+    def _outcome(self, collective: Collective) -> Outcome:
+        config = self._rank_config
+        share = self.share_of(collective)
+        if isinstance(share, Outcome):
+            return share
         self._number += 1
         answer = self._ranks.run([RankTask(number=self._number, share=share)] * config.world)
         if isinstance(answer, Death):

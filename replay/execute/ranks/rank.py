@@ -12,6 +12,7 @@ import signal
 import warnings
 from datetime import timedelta
 from pathlib import Path
+from time import perf_counter
 from typing import Any
 
 import msgspec
@@ -95,7 +96,7 @@ class Rank:
             self._group(members)
             if me not in members:
                 return RankReply(number=task.number, rank=me, took_part=False)
-            return self._timed(task, members.index(me))
+            return self._timed(task)
         except Exception as error:
             return RankReply(number=task.number, rank=me, reason=reason_for(error))
 
@@ -137,43 +138,32 @@ class Rank:
             self._groups[members] = dist.new_group(list(members))  # pyright: ignore[reportUnknownMemberType]
         return self._groups[members]
 
-    def _timed(self, task: RankTask, index: int) -> RankReply:
+    def _timed(self, task: RankTask) -> RankReply:
         import torch
 
-        from opreplay.replay.collectives.model import REDUCING
-        from opreplay.replay.execute.ranks.torch.buffers import Buffers, carried_as
+        from opreplay.replay.execute.ranks.torch.buffers import Buffers
         from opreplay.replay.execute.ranks.torch.timing import measured
 
         share, config = task.share, self._config
-        dtype = carried_as(share.dtype, config.backend, reduces=share.kind in REDUCING)
-        assumed = "" if dtype == share.dtype else f"moved as {dtype}: {config.backend} does not know {share.dtype}"
-        buffers = Buffers(share, index, self._groups[share.members], dtype=dtype, device=self._device)
+        group = self._groups[share.members]
+        buffers = Buffers(share, config.rank, group, backend=config.backend, device=self._device)
         kind = self._device.partition(":")[0]
         wait = _nothing if kind == "cpu" else getattr(torch, kind).synchronize
-        from time import perf_counter
-
         if config.check:
             buffers.fill()
         started = perf_counter()
         buffers.call()
         wait()
-        first_us = (perf_counter() - started) * 1e6
-        wrong = buffers.wrong() if config.check else None
-        buffers.input.zero_()  # sums of sums would grow without end
-        times = measured(buffers, config.measure, wait)
-        return RankReply(
+        reply = RankReply(
             number=task.number,
             rank=config.rank,
-            samples_us=tuple(times.samples_us),
-            calls=times.calls,
-            first_us=first_us,
-            issue_us=tuple(times.issue_us),
-            arrived_ns=tuple(times.arrived_ns),
-            done_ns=tuple(times.done_ns),
+            first_us=(perf_counter() - started) * 1e6,
             host=_host(),
-            wrong=wrong,
-            assumed=assumed,
+            wrong=buffers.wrong() if config.check else None,
+            assumed=buffers.assumed,
         )
+        buffers.input.zero_()  # sums of sums would grow without end
+        return measured(buffers, config.measure, wait, reply)
 
 
 def _nothing() -> None:

@@ -15,7 +15,7 @@ from time import monotonic
 
 import msgspec
 
-from opreplay.replay.collectives.mapping import Share, TooFewRanks, mapped
+from opreplay.replay.collectives.mapping import Share
 from opreplay.replay.collectives.model import Collective
 from opreplay.replay.execute.messages import RankConfig, SharedCall, SharedStep, SharedStepOutcome
 from opreplay.replay.execute.options import WorkerConfig
@@ -99,9 +99,10 @@ class SequenceOnRanks(WithRanks):
             walls_us=_slowest(reply.calls.walls_us for reply in self._replies),
         )
         whole = self._alone.record_of(calls, results)
-        slowest = max(self._replies, key=lambda reply: median(reply.in_flight_us))
-        passes = zip(slowest.hidden_us, slowest.in_flight_us, strict=True)
-        shares = sorted(hidden / in_flight for hidden, in_flight in passes if in_flight > 0) or [0.0]
+        of_ranks = [reply.passes for reply in self._replies]
+        slowest = max(of_ranks, key=lambda passes: median(passes.in_flight_us))
+        both_us = zip(slowest.hidden_us, slowest.in_flight_us, strict=True)
+        shares = sorted(hidden / in_flight for hidden, in_flight in both_us if in_flight > 0) or [0.0]
         waits = Counter(call.how for call in ran)
         recorded = sum(call.us for call in ran)
         everything = self._plan.device_us_total or self._plan.host_us_total
@@ -119,9 +120,9 @@ class SequenceOnRanks(WithRanks):
             hidden_us=median(slowest.hidden_us),
             hidden_share_low=quantile(shares, 0.1),
             hidden_share_high=quantile(shares, 0.9),
-            calls_alone_us=median(_slowest(reply.alone_sums_us for reply in self._replies)),
-            wall_alone_us=median(_slowest(reply.alone_walls_us for reply in self._replies)),
-            collectives_alone_us=median(_slowest(reply.collectives_alone_us for reply in self._replies)),
+            calls_alone_us=median(_slowest(passes.alone_sums_us for passes in of_ranks)),
+            wall_alone_us=median(_slowest(passes.alone_walls_us for passes in of_ranks)),
+            collectives_alone_us=median(_slowest(passes.collectives_alone_us for passes in of_ranks)),
             unseen=max(reply.unseen for reply in self._replies),
             restarts=self._blame.deaths,
         )
@@ -129,10 +130,9 @@ class SequenceOnRanks(WithRanks):
         return (msgspec.structs.replace(whole, left_out_share=left_out, shared=shared),)
 
     def _mapped(self, op: ReplayOp, collective: Collective) -> MappedCollective | Outcome:
-        try:
-            share = mapped(collective, self._world, max_bytes=self._rank_config.memory_bytes * self._world)
-        except TooFewRanks as error:
-            return unable(Reason("collective", f"{error}: --ranks 2"))
+        share = self.share_of(collective)
+        if isinstance(share, Outcome):
+            return share
         if share.part < 1.0:
             return unable(Reason("budget", f"{share.note}: no step has a part of it (--set max_op_memory)"))
         return MappedCollective(op=op, collective=collective, share=share)

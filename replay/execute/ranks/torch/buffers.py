@@ -9,6 +9,7 @@ import torch
 import torch.distributed as dist
 
 from opreplay.replay.collectives.mapping import Share
+from opreplay.replay.collectives.model import REDUCING
 from opreplay.traces.dtypes import ITEMSIZE_BYTES
 
 CHUNK = 1 << 20
@@ -17,7 +18,6 @@ LARGEST_SUM = 100
 """Sums of all ranks stay below it: exact in bfloat16 and in 8 bits."""
 PERIOD = 251
 """Of the pattern along the elements, a prime: a part in a wrong place is seen."""
-AS_BYTES = frozenset({"float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2", "float8_e5m2fnuz", "float8_e8m0fnu"})
 REDUCED_AS = {1: "uint8", 2: "float16", 4: "float32", 8: "int64", 16: "complex64"}
 """Bytes of an element → dtype in which such elements are reduced where the back-end does not know their own."""
 MOVED_AS = {1: "uint8", 2: "float16", 4: "float32", 8: "float64", 16: "complex64"}
@@ -44,10 +44,13 @@ def carried_as(dtype: str, backend: str, *, reduces: bool) -> str:
 class Buffers:
     """What one member of a group needs for a collective, and its call."""
 
-    def __init__(self, share: Share, me: int, group: Any, *, dtype: str, device: str) -> None:
-        """`me` is the index of this rank among the members."""
-        self.share, self.me, self.group, self.device = share, me, group, device
+    def __init__(self, share: Share, rank: int, group: Any, *, backend: str, device: str) -> None:
+        """`rank` is one of the members."""
+        self.share, self.me, self.group, self.device = share, share.members.index(rank), group, device
+        dtype = carried_as(share.dtype, backend, reduces=share.kind in REDUCING)
         self.dtype: torch.dtype = getattr(torch, dtype)
+        self.assumed = "" if dtype == share.dtype else f"moved as {dtype}: {backend} does not know {share.dtype}"
+        """What differs in the call."""
         self.n = len(share.members)
         self._modulus = max(1, min(17, LARGEST_SUM // self.n))
         kind = share.kind

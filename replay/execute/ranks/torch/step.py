@@ -16,12 +16,11 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from opreplay.replay.collectives.model import REDUCING
 from opreplay.replay.execute.executors.clocks import garbage_collection_off
 from opreplay.replay.execute.executors.make import make_executor
-from opreplay.replay.execute.messages import RankReply, SharedCall, SharedStep, SharedStepOutcome
+from opreplay.replay.execute.messages import RankReply, SharedCall, SharedPasses, SharedStep, SharedStepOutcome
 from opreplay.replay.execute.options import MeasureOptions
-from opreplay.replay.execute.ranks.torch.buffers import Buffers, carried_as
+from opreplay.replay.execute.ranks.torch.buffers import Buffers
 from opreplay.replay.execute.sequence.passes import MIN_PASSES, Heartbeat, SequenceRun, live_bytes
 from opreplay.replay.execute.sequence.program import Program
 from opreplay.replay.ir.reasons import NotReplayable, Reason
@@ -73,12 +72,7 @@ def run_step(
         rank=rank,
         calls=outcome,
         collectives=beside.replies(rank, host, checked=check),
-        in_flight_us=tuple(passes.in_flight_us),
-        hidden_us=tuple(passes.hidden_us),
-        waited_us=tuple(passes.waited_us),
-        alone_sums_us=tuple(passes.alone_sums_us),
-        alone_walls_us=tuple(passes.alone_walls_us),
-        collectives_alone_us=tuple(passes.collectives_alone_us),
+        passes=passes.times,
         unseen=beside.unseen,
     )
 
@@ -275,16 +269,12 @@ class StepCollectives:
             if self._rank not in share.members:
                 by_call.append(None)
                 continue
-            dtype = carried_as(share.dtype, backend, reduces=share.kind in REDUCING)
-            if dtype != share.dtype:
-                self._assumed[call.op] = f"moved as {dtype}: {backend} does not know {share.dtype}"
             pool = pools[call.op]
             free = next((i for i, (before, _) in enumerate(pool) if before < call.at), None)
             until = call.at - 1 if call.at_once else call.wait
             if free is None:
-                buffers = Buffers(
-                    share, share.members.index(self._rank), groups[share.members], dtype=dtype, device=device
-                )
+                buffers = Buffers(share, self._rank, groups[share.members], backend=backend, device=device)
+                self._assumed[call.op] = buffers.assumed
                 pool.append((until, buffers))
                 used_bytes += buffers.bytes
                 if used_bytes > budget_bytes:
@@ -307,12 +297,7 @@ class _Passes:
         self.samples: defaultdict[int, array[float]] = defaultdict(lambda: array("d"))
         self.sums_us: list[float] = []
         self.walls_us: list[float] = []
-        self.in_flight_us: list[float] = []
-        self.hidden_us: list[float] = []
-        self.waited_us: list[float] = []
-        self.alone_sums_us: list[float] = []
-        self.alone_walls_us: list[float] = []
-        self.collectives_alone_us: list[float] = []
+        self.times = SharedPasses()
         self.refilled = 0
 
     def checked(self) -> None:
@@ -346,9 +331,9 @@ class _Passes:
             beside.keep()
             self.walls_us.append(wall_us)
             self.sums_us.append(sum(times))
-            self.in_flight_us.append(sum(end - begin for begin, end in on) / 1e3)
-            self.hidden_us.append(hidden_ns(on, waits) / 1e3)
-            self.waited_us.append(sum(end - begin for begin, end in waits) / 1e3)
+            self.times.in_flight_us.append(sum(end - begin for begin, end in on) / 1e3)
+            self.times.hidden_us.append(hidden_ns(on, waits) / 1e3)
+            self.times.waited_us.append(sum(end - begin for begin, end in waits) / 1e3)
             for index, time_us in zip(self._run.calls(), times, strict=True):
                 self.samples[index].append(time_us)
         program.mend()
@@ -360,9 +345,9 @@ class _Passes:
         beside.begin()
         collectives_us = self._timed(beside.alone)
         if counts:
-            self.alone_walls_us.append(alone_us)
-            self.alone_sums_us.append(sum(alone))
-            self.collectives_alone_us.append(collectives_us)
+            self.times.alone_walls_us.append(alone_us)
+            self.times.alone_sums_us.append(sum(alone))
+            self.times.collectives_alone_us.append(collectives_us)
             self.refilled = max(self.refilled, program.refilled - before)
 
     def _timed(self, what: Callable[[], None]) -> float:

@@ -8,10 +8,12 @@ from collections.abc import Callable
 from time import monotonic_ns, perf_counter_ns
 from typing import Any
 
+import msgspec
 import torch
 import torch.distributed as dist
 
 from opreplay.replay.execute.executors.clocks import garbage_collection_off
+from opreplay.replay.execute.messages import RankReply
 from opreplay.replay.execute.options import MeasureOptions
 from opreplay.replay.execute.ranks.torch.buffers import Buffers
 
@@ -24,40 +26,38 @@ OVERRUN = 3.0
 """Times `op_time_s` that slow collectives may take for the least number of samples."""
 
 
-class Timed:
-    """Times of one rank."""
-
-    def __init__(self) -> None:
-        self.samples_us: list[float] = []
-        self.calls = 1
-        self.issue_us: list[float] = []
-        self.arrived_ns: list[int] = []
-        self.done_ns: list[int] = []
-
-
-def measured(buffers: Buffers, options: MeasureOptions, wait: Callable[[], None]) -> Timed:
-    """Time a collective that ran once already. `wait` returns when the device has done what it was given.
+def measured(buffers: Buffers, options: MeasureOptions, wait: Callable[[], None], reply: RankReply) -> RankReply:
+    """The reply with times of a collective that ran once already. `wait` returns when the device has done what it was
+    given.
 
     All ranks take the same number of calls and samples, by the slowest rank's estimate.
     """
-    out = Timed()
     call_us = _agreed(_warm(buffers, options, wait), buffers)
-    out.calls = max(1, min(MOST_CALLS, math.ceil(SAMPLE_US / max(call_us, 1.0))))
-    sample_s = out.calls * call_us * 1e-6
+    calls = max(1, min(MOST_CALLS, math.ceil(SAMPLE_US / max(call_us, 1.0))))
+    sample_s = calls * call_us * 1e-6
     wanted = max(options.min_samples, min(options.max_samples, int(options.op_time_s / sample_s)))
     max_samples = max(3, int(OVERRUN * options.op_time_s / sample_s))
     count = max(1, min(wanted, max_samples, int(0.5 * options.hard_limit_s() / sample_s)))
+    samples_us: list[float] = []
     with garbage_collection_off():
         dist.barrier(group=buffers.group)
         call = buffers.call
         for _ in range(count):
             started = perf_counter_ns()
-            for _ in range(out.calls):
+            for _ in range(calls):
                 call()
             wait()
-            out.samples_us.append((perf_counter_ns() - started) / out.calls / 1e3)
-        _stamp(buffers, out, min(STAMPED, max(3, int(options.op_time_s / (call_us * 1e-6)))), wait)
-    return out
+            samples_us.append((perf_counter_ns() - started) / calls / 1e3)
+        stamped = min(STAMPED, max(3, int(options.op_time_s / (call_us * 1e-6))))
+        issue_us, arrived_ns, done_ns = _stamps(buffers, stamped, wait)
+    return msgspec.structs.replace(
+        reply,
+        samples_us=tuple(samples_us),
+        calls=calls,
+        issue_us=tuple(issue_us),
+        arrived_ns=tuple(arrived_ns),
+        done_ns=tuple(done_ns),
+    )
 
 
 def _warm(buffers: Buffers, options: MeasureOptions, wait: Callable[[], None]) -> float:
@@ -78,17 +78,22 @@ def _agreed(call_us: float, buffers: Buffers) -> float:
     return float(slowest.item())
 
 
-def _stamp(buffers: Buffers, out: Timed, count: int, wait: Callable[[], None]) -> None:
+def _stamps(buffers: Buffers, count: int, wait: Callable[[], None]) -> tuple[list[float], list[int], list[int]]:
+    """Of so many calls: microseconds until one that is asynchronous returned, when each began, and when it was done."""
+    issue_us: list[float] = []
+    arrived_ns: list[int] = []
+    done_ns: list[int] = []
     for _ in range(count):
         begun = monotonic_ns()
         work: Any = None
         if buffers.share.asynchronous:
             work = buffers.issue()
-            out.issue_us.append((monotonic_ns() - begun) / 1e3)
+            issue_us.append((monotonic_ns() - begun) / 1e3)
             if work is not None:
                 work.wait()
         else:
             buffers.call()
         wait()
-        out.arrived_ns.append(begun)
-        out.done_ns.append(monotonic_ns())
+        arrived_ns.append(begun)
+        done_ns.append(monotonic_ns())
+    return issue_us, arrived_ns, done_ns

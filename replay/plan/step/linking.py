@@ -126,61 +126,12 @@ def link(
     an argument whose elements do not lie side by side is taken for a part of a result as large as it reaches: enough to
     know whose memory it is, not where in it.
     """
-    forms: dict[int, _Form] = {}
-    looks = _Looks()
-    alive, known, taken = _Alive(), _Known(), _Taken()
-    outside: list[Outside] = []
-    seen = [0] * len(ops)
+    linker = _Linker(ops, set(fixed_integers), set(own), set(unknown), exact=exact, gaps=gaps)
     sources: list[tuple[Source, ...]] = []
-    recorded = 0
-
-    def form_of(index: int) -> _Form:
-        form = forms.get(index)
-        if form is None:
-            op = ops[index]
-            form = forms[index] = _Form(op, op.id in fixed_integers, op.id in own, unknown, looks, gaps)
-        return form
-
     for place, index in enumerate(calls):
-        form = form_of(index)
-        decayed = form.scales and place + 1 < len(calls) and form.is_state_of(form_of(calls[place + 1]))
-        given, made = memories[place] if memories else ((), ())
-        at = _aligned([tensor.meta for tensor in form.tensors], given) if given else None
-        taken.clear()
-        gradient, found = False, list[Source]()
-        for argument, tensor in enumerate(form.tensors):
-            memory = at[argument] if at and (exact or tensor.linkable) else UNKNOWN
-            source = known.find(memory, tensor) if tensor.meta is not None else _ABSENT
-            recorded += memory >= 0
-            if source is None and memory < 0 and not decayed:
-                if tensor.made_by is not None:
-                    source = alive.made_by(tensor.made_by, tensor, taken)
-                elif argument == form.squared and found[0].kind == "result":
-                    source = found[-1]
-                else:
-                    plain = tensor.saved or (gradient and form.multiplies)
-                    source = alive.find(tensor, taken, plain=plain)
-                    if form.views and source is not None and source.kind == "view" and source.value in alive.outer:
-                        source = None
-            if source is None:
-                source = Source("outside", number=len(outside))
-                outside.append(Outside(op=index, argument=argument, occurrence=seen[index], memory=memory))
-                known.add(memory, source, tensor)
-            elif source.value is not None:
-                taken.values.add(source.value)
-            found.append(source)
-            gradient = gradient or source.value in alive.gradients
-        sources.append(tuple(found))
-        seen[index] += 1
-        lies_in = _aligned(form.metas, made) if made else None
-        for output, result in form.results:
-            value = Value(place, output)
-            alive.add(value, result, form.name, gradient=form.backward or (gradient and not form.forward))
-            if form.views and found and (found[0].kind == "outside" or found[0].value in alive.outer):
-                alive.outer.add(value)
-            if lies_in:
-                known.add(lies_in[output], Source("result", value), result)
-    return Linked(calls=tuple(calls), sources=tuple(sources), outside=tuple(outside), recorded=recorded)
+        following = calls[place + 1] if place + 1 < len(calls) else None
+        sources.append(linker.next(place, index, following, memories[place] if memories else ((), ())))
+    return Linked(calls=tuple(calls), sources=tuple(sources), outside=tuple(linker.outside), recorded=linker.recorded)
 
 
 def linked_step(ops: Sequence[ReplayOp], sequence: RecordedSequence) -> tuple[list[ReplayOp], list[int], Linked]:
@@ -280,21 +231,11 @@ class _Form:
         shared = {name for members in aliasing.groups(op.args).values() for name, _ in members}
         self.tensors: list[_Tensor] = []
         for name, _, meta in tensors_of(op):
-            if meta is None:
-                self.tensors.append(_Tensor(name, None, -1, -1, False, False))
-                continue
-            fixed = fixed_integers and not aliasing.is_floating(meta.dtype)
-            key, size = looks[meta]
-            if gaps and size < 0:
-                size = looks.reach(meta)
-            number = bool(self.tensors) and is_number(name, meta, self.tensors[0].meta)
-            linkable = not (own or fixed or number or name in shared) and 0 not in meta.shape
-            # Of one element there are too many: a scalar is no view of another one.
-            parameter = name in NO_VIEWS and not (gaps and op.name in PRODUCTS)
-            viewable = linkable and not parameter and size >= 0 and math.prod(meta.shape) > 1
-            saved = is_saved(op.name, name)
-            made_by = MADE_BY.get(op.name, {}).get(name)
-            self.tensors.append(_Tensor(name, meta, key, size, linkable, viewable, saved, made_by))
+            first = self.tensors[0].meta if self.tensors else None
+            number = meta is not None and bool(self.tensors) and is_number(name, meta, first)
+            fixed = meta is not None and fixed_integers and not aliasing.is_floating(meta.dtype)
+            alone = own or fixed or number or name in shared
+            self.tensors.append(_tensor(op, name, meta, looks, alone=alone, gaps=gaps))
         self.metas = results_of(op)
         self.name, self.backward = op.name, is_backward(op.name)
         self.multiplies, self.scales = op.name in FACTORS, op.name == SCALED
@@ -314,6 +255,107 @@ class _Form:
         if following.name not in DECAYED or not self.tensors or not following.tensors:
             return False
         return following.tensors[0].key == self.tensors[0].key
+
+
+def _tensor(op: ReplayOp, name: str, meta: TensorMeta | None, looks: _Looks, *, alone: bool, gaps: bool) -> _Tensor:
+    """An argument; one that is `alone` is no result of another call."""
+    if meta is None:
+        return _Tensor(name, None, -1, -1, False, False)
+    key, size = looks[meta]
+    if gaps and size < 0:
+        size = looks.reach(meta)
+    linkable = not alone and 0 not in meta.shape
+    # Of one element there are too many: a scalar is no view of another one.
+    parameter = name in NO_VIEWS and not (gaps and op.name in PRODUCTS)
+    viewable = linkable and not parameter and size >= 0 and math.prod(meta.shape) > 1
+    made_by = MADE_BY.get(op.name, {}).get(name)
+    return _Tensor(name, meta, key, size, linkable, viewable, is_saved(op.name, name), made_by)
+
+
+class _Linker:
+    """Links one call after the other."""
+
+    def __init__(
+        self,
+        ops: Sequence[ReplayOp],
+        fixed_integers: Collection[str],
+        own: Collection[str],
+        unknown: Collection[tuple[str, int]],
+        *,
+        exact: bool,
+        gaps: bool,
+    ) -> None:
+        self._ops, self._fixed_integers, self._own, self._unknown = ops, fixed_integers, own, unknown
+        self._exact, self._gaps = exact, gaps
+        self._forms: dict[int, _Form] = {}
+        self._looks, self._alive, self._known, self._taken = _Looks(), _Alive(), _Known(), _Taken()
+        self._seen = [0] * len(ops)
+        self.outside: list[Outside] = []
+        self.recorded = 0
+        """Arguments whose memory was recorded."""
+
+    def next(self, place: int, index: int, following: int | None, memories: Memories) -> tuple[Source, ...]:
+        """Where the tensor arguments of the next call come from; its results are known from now on."""
+        form = self._form_of(index)
+        decayed = form.scales and following is not None and form.is_state_of(self._form_of(following))
+        lies_in = _aligned([tensor.meta for tensor in form.tensors], memories[0]) if memories[0] else None
+        self._taken.clear()
+        gradient, sources = False, list[Source]()
+        for argument, tensor in enumerate(form.tensors):
+            memory = lies_in[argument] if lies_in and (self._exact or tensor.linkable) else UNKNOWN
+            self.recorded += memory >= 0
+            source = _ABSENT if tensor.meta is None else self._known.find(memory, tensor)
+            if source is None and memory < 0 and not decayed:
+                source = self._inferred(form, argument, sources, gradient=gradient)
+            if source is None:
+                source = self._from_outside(index, argument, memory)
+            elif source.value is not None:
+                self._taken.values.add(source.value)
+            sources.append(source)
+            gradient = gradient or source.value in self._alive.gradients
+        self._seen[index] += 1
+        self._add_results(place, form, sources, memories[1], gradient=gradient)
+        return tuple(sources)
+
+    def _form_of(self, index: int) -> _Form:
+        form = self._forms.get(index)
+        if form is None:
+            op = self._ops[index]
+            fixed, own = op.id in self._fixed_integers, op.id in self._own
+            form = self._forms[index] = _Form(op, fixed, own, self._unknown, self._looks, self._gaps)
+        return form
+
+    def _inferred(self, form: _Form, argument: int, before: Sequence[Source], *, gradient: bool) -> Source | None:
+        """The result that an argument is by its look and role, after the sources of the arguments before it; `gradient`
+        is whether one of these is."""
+        tensor = form.tensors[argument]
+        if tensor.made_by is not None:
+            return self._alive.made_by(tensor.made_by, tensor, self._taken)
+        if argument == form.squared and before[0].kind == "result":
+            return before[-1]
+        source = self._alive.find(tensor, self._taken, plain=tensor.saved or (gradient and form.multiplies))
+        seen_again = source is not None and source.kind == "view" and source.value in self._alive.outer
+        return None if form.views and seen_again else source
+
+    def _from_outside(self, index: int, argument: int, memory: int) -> Source:
+        source = Source("outside", number=len(self.outside))
+        self.outside.append(Outside(op=index, argument=argument, occurrence=self._seen[index], memory=memory))
+        self._known.add(memory, source, self._form_of(index).tensors[argument])
+        return source
+
+    def _add_results(
+        self, place: int, form: _Form, sources: Sequence[Source], memories: tuple[int, ...], *, gradient: bool
+    ) -> None:
+        lies_in = _aligned(form.metas, memories) if memories else None
+        alive = self._alive
+        of_outer = form.views and bool(sources) and (sources[0].kind == "outside" or sources[0].value in alive.outer)
+        for output, result in form.results:
+            value = Value(place, output)
+            alive.add(value, result, form.name, gradient=form.backward or (gradient and not form.forward))
+            if of_outer:
+                alive.outer.add(value)
+            if lies_in:
+                self._known.add(lies_in[output], Source("result", value), result)
 
 
 class _Known:

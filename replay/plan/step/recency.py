@@ -9,15 +9,16 @@ more, as an allocator that keeps freed memory gives it. Owns the walk; which ten
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterable, Sequence
 from statistics import median_high
+from typing import NamedTuple
 
 import msgspec
 
-from opreplay.replay.ir.model import ReplayPlan
+from opreplay.replay.ir.model import ReplayOp, ReplayPlan
 from opreplay.replay.ir.sizes import tensor_bytes
 from opreplay.replay.plan.step.lifetimes import lifetimes, makes_no_memory
-from opreplay.replay.plan.step.linking import VIEWS, Value, linked_step, results_of, tensors_of
+from opreplay.replay.plan.step.linking import VIEWS, Linked, Source, Value, linked_step, results_of, tensors_of
 
 
 class Recency(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
@@ -71,70 +72,103 @@ class Recent:
         return total
 
 
+class _Distances(NamedTuple):
+    """Of one call, as `Recency` has them; None for memory that was never touched before."""
+
+    arguments: list[int | None]
+    results: list[int | None]
+    code: int | None
+
+
+class _Walk:
+    """A step, call by call, over and over."""
+
+    def __init__(self, ops: Sequence[ReplayOp], calls: Sequence[int], linked: Linked) -> None:
+        self._ops, self._calls, self._linked = ops, calls, linked
+        self._owned = lifetimes(ops, linked)
+        self._input_bytes = [
+            [None if meta is None else tensor_bytes(meta) for _, _, meta in tensors_of(op)] for op in ops
+        ]
+        self.result_bytes = [
+            [] if makes_no_memory(op) else [0 if meta is None else tensor_bytes(meta) for meta in results_of(op)]
+            for op in ops
+        ]
+        self._ends: defaultdict[int, list[Value]] = defaultdict(list)
+        for value, last in self._owned.until.items():
+            self._ends[last].append(value)
+        sizes = zip(self._input_bytes, self.result_bytes, strict=True)
+        touches = [1 + len(inputs) + len(results) for inputs, results in sizes]
+        self.recent = Recent(2 * sum(touches[index] for index in calls))
+        self._free: defaultdict[int, list[int]] = defaultdict(list)
+        self._blocks = 0
+        self._block: dict[Value, int] = {}
+
+    def step(self) -> list[list[_Distances]]:
+        """The distances of each op's calls in one more step."""
+        by_op: list[list[_Distances]] = [[] for _ in self._ops]
+        self._block.clear()
+        for at, index in enumerate(self._calls):
+            by_op[index].append(self._call(at, index))
+            for value in self._ends[at]:
+                if value in self._block:
+                    size = self.result_bytes[self._calls[value.call]][value.output]
+                    self._free[size].append(self._block[value])
+        return by_op
+
+    def _call(self, at: int, index: int) -> _Distances:
+        """The distances of the next call, which then touches its memory, but for a view, which touches none."""
+        name = self._ops[index].name
+        inputs = [
+            (self._memory(source), size)
+            for source, size in zip(self._linked.sources[at], self._input_bytes[index], strict=True)
+            if size is not None
+        ]
+        results = [
+            (("block", self._taken(Value(at, output), size)), size)
+            for output, size in enumerate(self.result_bytes[index])
+        ]
+        distance = self.recent.distance
+        distances = _Distances(
+            arguments=[distance(memory) for memory, _ in inputs],
+            results=[distance(memory) for memory, _ in results],
+            code=distance(("code", name)),
+        )
+        self.recent.touch(("code", name), 0)
+        for memory, size in (*inputs, *results) if name not in VIEWS else ():
+            self.recent.touch(memory, size)
+        return distances
+
+    def _memory(self, source: Source) -> Hashable:
+        lies_in = self._owned.memory_of(source)
+        return ("block", self._block.get(lies_in)) if isinstance(lies_in, Value) else ("outside", lies_in)
+
+    def _taken(self, value: Value, size: int) -> int:
+        """The block of a new result."""
+        if not self._free[size]:
+            self._blocks += 1
+        self._block[value] = self._free[size].pop() if self._free[size] else self._blocks
+        return self._block[value]
+
+
 def recency(plan: ReplayPlan) -> dict[str, Recency]:
     """For each op that the step of the plan calls, by id; empty for a plan that does not say what its step is."""
-    sequence = plan.sequence
-    if sequence is None:
+    if plan.sequence is None:
         return {}
-    ops, calls, linked = linked_step(plan.ops, sequence)
-    owned = lifetimes(ops, linked)
-    input_bytes = [[None if meta is None else tensor_bytes(meta) for _, _, meta in tensors_of(op)] for op in ops]
-    result_bytes = [
-        [] if makes_no_memory(op) else [0 if meta is None else tensor_bytes(meta) for meta in results_of(op)]
-        for op in ops
-    ]
-    moves = [op.name not in VIEWS for op in ops]
-    ends: defaultdict[int, list[Value]] = defaultdict(list)
-    for value, last in owned.until.items():
-        ends[last].append(value)
-    recent = Recent(2 * sum(1 + len(input_bytes[index]) + len(result_bytes[index]) for index in calls))
-    free: defaultdict[int, list[int]] = defaultdict(list)
-    blocks = 0
-    seen: list[list[tuple[list[int | None], list[int | None]]]] = [[] for _ in ops]
-    code: list[list[int | None]] = [[] for _ in ops]
-    for counted in (False, True):
-        block: dict[Value, int] = {}
-        for at, index in enumerate(calls):
-            touched: list[tuple[Hashable, int]] = []
-            far: list[int | None] = []
-            for source, size in zip(linked.sources[at], input_bytes[index], strict=True):
-                if size is None:
-                    continue
-                lies_in = owned.memory_of(source)
-                memory = ("block", block.get(lies_in)) if isinstance(lies_in, Value) else ("outside", lies_in)
-                far.append(recent.distance(memory))
-                touched.append((memory, size))
-            results: list[int | None] = []
-            for output, size in enumerate(result_bytes[index]):
-                if not free[size]:
-                    blocks += 1
-                taken = block[Value(at, output)] = free[size].pop() if free[size] else blocks
-                results.append(recent.distance(("block", taken)))
-                touched.append((("block", taken), size))
-            if counted:
-                code[index].append(recent.distance(("code", ops[index].name)))
-            recent.touch(("code", ops[index].name), 0)
-            if moves[index]:
-                for memory, size in touched:
-                    recent.touch(memory, size)
-            for value in ends[at]:
-                if value in block:
-                    free[result_bytes[calls[value.call]][value.output]].append(block[value])
-            if counted:
-                seen[index].append((far, results))
+    ops, calls, linked = linked_step(plan.ops, plan.sequence)
+    walk = _Walk(ops, calls, linked)
+    walk.step()
+    by_op, total = walk.step(), walk.recent.total
+
+    def typical(distances: Iterable[int | None]) -> int:
+        """The median; what was never touched is as far away as anything can be."""
+        return int(median_high(total if distance is None else distance for distance in distances))
+
     return {
         op.id: Recency(
-            arguments=tuple(_typical([far[k] for far, _ in seen[i]], recent.total) for k in range(len(seen[i][0][0]))),
-            results=tuple(
-                (size, _typical([r[k] for _, r in seen[i]], recent.total)) for k, size in enumerate(result_bytes[i])
-            ),
-            code=_typical(code[i], recent.total),
+            arguments=tuple(map(typical, zip(*(call.arguments for call in of_op), strict=True))),
+            results=tuple(zip(sizes, map(typical, zip(*(call.results for call in of_op), strict=True)), strict=True)),
+            code=typical(call.code for call in of_op),
         )
-        for i, op in enumerate(ops)
-        if seen[i]
+        for op, of_op, sizes in zip(ops, by_op, walk.result_bytes, strict=True)
+        if of_op
     }
-
-
-def _typical(distances: list[int | None], total: int) -> int:
-    """The median; what was never touched is as far away as anything can be."""
-    return int(median_high(total if distance is None else distance for distance in distances))

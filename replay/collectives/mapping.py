@@ -11,7 +11,14 @@ from itertools import pairwise
 
 import msgspec
 
-from opreplay.replay.collectives.model import POINT_TO_POINT, Collective, bus_factor, size_elements
+from opreplay.replay.collectives.model import (
+    GATHERING,
+    POINT_TO_POINT,
+    SCATTERING,
+    Collective,
+    bus_factor,
+    size_elements,
+)
 from opreplay.traces.collectives.names import Kind
 
 IN_PLACE = frozenset({"all_reduce", "broadcast", "reduce"})
@@ -85,29 +92,20 @@ def _pair(collective: Collective, world: int) -> Share:
 
 def _on(collective: Collective, members: tuple[int, ...], recorded: int) -> Share:
     """The collective of a group of `recorded` ranks on `members`."""
-    n = len(members)
-    inputs, outputs, matrix = collective.in_elements, collective.out_elements, ()
-    note = ""
+    n, kind = len(members), collective.kind
+    notes: list[str] = []
     if n < recorded:
-        what = "what leaves a rank" if collective.kind == "all_to_all" else "the message"
-        note = f"group of {recorded:,} on {n}: {what} is as recorded, for {n - 1} peers, not {recorded - 1:,}"
-    if collective.kind in ("all_gather", "gather"):
-        inputs = max(1, outputs // n) if outputs else 0
-        outputs = inputs * n
-    elif collective.kind in ("reduce_scatter", "scatter"):
-        outputs = max(1, inputs // n) if inputs else 0
-        inputs = outputs * n
-    elif collective.kind == "all_to_all":
+        what = "what leaves a rank" if kind == "all_to_all" else "the message"
+        notes.append(f"group of {recorded:,} on {n}: {what} is as recorded, for {n - 1} peers, not {recorded - 1:,}")
+    matrix, factor = (), bus_factor(kind, n)
+    inputs, outputs = _sizes_on(collective, n)
+    if kind == "all_to_all":
         matrix = _matrix(collective, n, recorded)
         inputs, outputs = max(sum(row) for row in matrix), max(sum(column) for column in zip(*matrix, strict=True))
+        if inputs:
+            factor = max(1.0 - row[i] / max(sum(row), 1) for i, row in enumerate(matrix))
         if collective.in_elements != collective.out_elements and not collective.in_splits:
-            note = "; ".join(filter(None, (note, "splits not recorded: even beside what stays on the rank")))
-    else:
-        outputs = inputs
-    total = outputs if collective.kind in ("all_gather", "gather") else inputs
-    factor = bus_factor(collective.kind, n)
-    if collective.kind == "all_to_all" and inputs:
-        factor = max(1.0 - row[i] / max(sum(row), 1) for i, row in enumerate(matrix))
+            notes.append("splits not recorded: even beside what stays on the rank")
     return Share(
         kind=collective.kind,
         dtype=collective.dtype,
@@ -119,10 +117,21 @@ def _on(collective: Collective, members: tuple[int, ...], recorded: int) -> Shar
         root=collective.root if collective.root is not None and collective.root < n else 0,
         reduce_op=collective.reduce_op if collective.reduce_op in ("max", "min", "avg", "product") else "sum",
         asynchronous=bool(collective.asynchronous),
-        elements=total,
+        elements=outputs if kind in GATHERING else inputs,
         bus_factor=factor,
-        note=note,
+        note="; ".join(notes),
     )
+
+
+def _sizes_on(collective: Collective, n: int) -> tuple[int, int]:
+    """(that a rank hands in, that it gets) of a message on n ranks; not of an all-to-all."""
+    if collective.kind in GATHERING:
+        inputs = max(1, collective.out_elements // n) if collective.out_elements else 0
+        return inputs, inputs * n
+    if collective.kind in SCATTERING:
+        outputs = max(1, collective.in_elements // n) if collective.in_elements else 0
+        return outputs * n, outputs
+    return collective.in_elements, collective.in_elements
 
 
 def _matrix(collective: Collective, n: int, recorded: int) -> tuple[tuple[int, ...], ...]:
@@ -196,10 +205,10 @@ def _fitted(collective: Collective, share: Share, max_bytes: float) -> Share:
         matrix = tuple(tuple(int(count * part) for count in row) for row in share.matrix)
         inputs, outputs = max(sum(row) for row in matrix), max(sum(column) for column in zip(*matrix, strict=True))
         elements = inputs
-    elif share.kind in ("all_gather", "gather"):
+    elif share.kind in GATHERING:
         matrix, inputs = (), less(share.inputs)
         outputs = elements = inputs * n
-    elif share.kind in ("reduce_scatter", "scatter"):
+    elif share.kind in SCATTERING:
         matrix, outputs = (), less(share.outputs)
         inputs = elements = outputs * n
     else:

@@ -18,6 +18,8 @@ MAX_PARTS = 1 << 16
 REDUCING = frozenset({"all_reduce", "reduce_scatter", "reduce"})
 ROOTED = frozenset({"broadcast", "reduce", "gather", "scatter"})
 POINT_TO_POINT = frozenset({"send", "recv"})
+GATHERING = frozenset({"all_gather", "gather"})
+SCATTERING = frozenset({"reduce_scatter", "scatter"})
 
 
 class Collective(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -67,7 +69,7 @@ class Collective(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 def size_elements(collective: Collective) -> int:
     """Elements of the message, by the convention of nccl-tests (PERFORMANCE.md there): the larger side of a gather or
     scatter, the buffer of one rank else."""
-    if collective.kind in ("all_gather", "gather"):
+    if collective.kind in GATHERING:
         return collective.out_elements
     return collective.in_elements
 

@@ -122,17 +122,14 @@ def run_plan(
         max_op_bytes=options.max_op_bytes or _default_op_bytes(options, earlier),
         isolation=options.isolation or "process",
     )
-    continued = _as_begun(options, earlier)
+    given = engine or (None if runner is None else OneByOne(runner))
     recency = _recency(plan, options)
     _refuse_vain_visits(options, one_by_one=engine is None)
     if options.mode == "sequence":
         plan = step_plan(plan)
-        make_sequence = sequence_engine if options.ranks is None else sequence_on_ranks
-        chosen = sequence = make_sequence(plan, continued, on_progress)
-        close = sequence.records
-    else:
-        alone = engine or (OneByOne(runner) if runner is not None else make_engine(continued, recency))
-        chosen = alone if options.ranks is None else with_ranks(alone, continued)
+    chosen = _engine_of(plan, _as_begun(options, earlier), given, recency, on_progress)
+    if isinstance(chosen, SequenceEngine | SequenceOnRanks):
+        close = chosen.records
     results: list[OpResult] = []
     begun = False
     try:
@@ -169,6 +166,20 @@ def run_plan(
     if on_progress is not None:
         on_progress(_progress(len(plan.ops), len(plan.ops), None, summary.wall_s or 0.0))
     return summary
+
+
+def _engine_of(
+    plan: ReplayPlan,
+    options: RunOptions,
+    given: Engine | None,
+    recency: dict[str, Recency],
+    on_progress: Callable[[Progress], None] | None,
+) -> Engine:
+    """What runs the ops as the options say; with `given` those that are no collectives by that."""
+    if options.mode == "sequence":
+        return (sequence_engine if options.ranks is None else sequence_on_ranks)(plan, options, on_progress)
+    alone = given or make_engine(options, recency)
+    return alone if options.ranks is None else with_ranks(alone, options)
 
 
 class _RunState:

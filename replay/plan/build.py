@@ -15,7 +15,14 @@ from opreplay.replay.ir.model import Assumption, ReplayOp, ReplayPlan
 from opreplay.replay.ir.recorded_call import recorded_results
 from opreplay.replay.plan import passes
 from opreplay.replay.plan.collectives.arguments import ranks_of
-from opreplay.replay.plan.recorded.groups import heaviest_rows, owner_among, recorded_groups, signature_id
+from opreplay.replay.plan.recorded.groups import (
+    CallGroup,
+    Rows,
+    heaviest_rows,
+    owner_among,
+    recorded_groups,
+    signature_id,
+)
 from opreplay.replay.plan.select import keep_heaviest, no_such_phase, outermost_us, selected_rows
 from opreplay.replay.plan.selection import OpFilter
 from opreplay.replay.plan.step.beside import AskedFor
@@ -58,48 +65,13 @@ def build_plan(
         rows = batches.in_phase(rows, filters.phase)
         if not len(rows):
             raise no_such_phase(batches.contexts, filters.phase)
-    unowned = trace.kernels.owner < 0
-    # Where no op owns any of the device's time, ops can only be weighed by the host's.
-    on_device = len(trace.kernels) and not (unowned.all() and len(trace.ops))
-    device_us = float(trace.kernels.dur_ns.sum(dtype=np.int64)) / 1e3 if on_device else 0.0
-    host_us = float(trace.ops.dur_ns[rows].sum(dtype=np.int64)) / 1e3
-    if select in ("owner", "top") and filters.phase is None and not device_us:
-        # What labels spend outside of ops is time of the model as well: generated code, a compiler's wrappers.
-        host_us = max(host_us, outermost_us(trace))
+    shell = _shell(trace, rows, select, filters)
+    device_us, host_us = shell.device_us_total, shell.host_us_total
     heaviest = heaviest_rows(trace, rows, select, filters, device_us or host_us, on_device=device_us > 0)
     if not filters.ops:
         _refuse_too_many(trace, len(np.unique(trace.ops.signature[heaviest])))
     groups = recorded_groups(trace, heaviest, select, batches)
-    shell = ReplayPlan(
-        source=file_name(trace.info.path),
-        selection=select,
-        device=next(iter(trace.info.device_names), None),
-        device_us_total=device_us,
-        host_us_total=host_us,
-        ops=(),
-        unowned_device_us=float(trace.kernels.dur_ns[unowned].sum(dtype=np.int64)) / 1e3,
-        losses=trace.info.report.losses,
-    )
-    grouped_ops = [
-        (
-            group,
-            ReplayOp(
-                id=signature_id(group.signature),
-                name=group.signature.name,
-                count=group.count,
-                recorded=group.recorded,
-                recorded_outputs=recorded_results(group.signature),
-                batch=group.batch and group.batch.context,
-                assumptions=_shared_batch(group.batch) + (COUNTER if group.on_host else ()),
-                on_host=group.on_host,
-                ranks=ranks_of(group.signature, trace.info.world_size),
-                flops=None if work.flops is None else round(work.flops),
-                moved_bytes=None if work.bytes is None else round(work.bytes),
-            ),
-        )
-        for group in groups
-        for work in [work_of(group.signature)]
-    ]
+    grouped_ops = [(group, _unresolved(group, trace.info.world_size)) for group in groups]
     weight = passes.weight_of(shell)
     grouped_ops.sort(key=lambda pair: -weight(pair[1]))
     chosen = keep_heaviest([op for _, op in grouped_ops], filters, device_us or host_us, weight)
@@ -121,6 +93,46 @@ def build_plan(
         collectives=collectives,
     )
     return msgspec.structs.replace(plan, sequence=sequence)
+
+
+def _shell(trace: Trace, rows: Rows, select: str, filters: OpFilter) -> ReplayPlan:
+    """The plan of selected rows, without its ops: totals, and what is known of the trace."""
+    unowned = trace.kernels.owner < 0
+    # Where no op owns any of the device's time, ops can only be weighed by the host's.
+    on_device = len(trace.kernels) and not (unowned.all() and len(trace.ops))
+    device_us = float(trace.kernels.dur_ns.sum(dtype=np.int64)) / 1e3 if on_device else 0.0
+    host_us = float(trace.ops.dur_ns[rows].sum(dtype=np.int64)) / 1e3
+    if select in ("owner", "top") and filters.phase is None and not device_us:
+        # What labels spend outside of ops is time of the model as well: generated code, a compiler's wrappers.
+        host_us = max(host_us, outermost_us(trace))
+    return ReplayPlan(
+        source=file_name(trace.info.path),
+        selection=select,
+        device=next(iter(trace.info.device_names), None),
+        device_us_total=device_us,
+        host_us_total=host_us,
+        ops=(),
+        unowned_device_us=float(trace.kernels.dur_ns[unowned].sum(dtype=np.int64)) / 1e3,
+        losses=trace.info.report.losses,
+    )
+
+
+def _unresolved(group: CallGroup, world_size: int | None) -> ReplayOp:
+    """The op of a group of calls, which nothing says how to call yet."""
+    work = work_of(group.signature)
+    return ReplayOp(
+        id=signature_id(group.signature),
+        name=group.signature.name,
+        count=group.count,
+        recorded=group.recorded,
+        recorded_outputs=recorded_results(group.signature),
+        batch=group.batch and group.batch.context,
+        assumptions=_shared_batch(group.batch) + (COUNTER if group.on_host else ()),
+        on_host=group.on_host,
+        ranks=ranks_of(group.signature, world_size),
+        flops=None if work.flops is None else round(work.flops),
+        moved_bytes=None if work.bytes is None else round(work.bytes),
+    )
 
 
 def _refuse_too_many(trace: Trace, ops: int) -> None:

@@ -218,18 +218,28 @@ class Lanes:
                     lane.begin(op)
                     busy[lane] = op, tries + 1
             for lane in self._listen([*busy, *self._starting]) if busy or more or again else ():
-                outcome = lane.step()
-                if lane in self._starting:
-                    self._join(lane)
-                elif outcome is not None:
-                    op, tries = busy.pop(lane)
-                    (self._starting if lane.is_starting else self._idle).append(lane)
-                    if not isinstance(outcome, Reason):
-                        yield op, outcome if tries == 1 else msgspec.structs.replace(outcome, attempts=tries)
-                    elif tries < TRIES:
-                        again.append((op, tries))
-                    else:
-                        yield op, unable(outcome)
+                if (ended := self._ended(lane, busy, again)) is not None:
+                    yield ended
+
+    def _ended(
+        self, lane: Lane, busy: dict[Lane, tuple[ReplayOp, int]], again: deque[tuple[ReplayOp, int]]
+    ) -> tuple[ReplayOp, Outcome] | None:
+        """The op of a lane that has something to say, with its outcome; None while there is none, and where the lane
+        was lost and another one gets the op."""
+        outcome = lane.step()
+        if lane in self._starting:
+            self._join(lane)
+            return None
+        if outcome is None:
+            return None
+        op, tries = busy.pop(lane)
+        (self._starting if lane.is_starting else self._idle).append(lane)
+        if not isinstance(outcome, Reason):
+            return op, outcome if tries == 1 else msgspec.structs.replace(outcome, attempts=tries)
+        if tries < TRIES:
+            again.append((op, tries))
+            return None
+        return op, unable(outcome)
 
     def close(self) -> None:
         for lane in self._lanes:

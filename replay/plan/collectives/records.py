@@ -9,7 +9,15 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from math import prod
 
-from opreplay.replay.collectives.model import MAX_ELEMENTS, POINT_TO_POINT, REDUCING, ROOTED, Collective
+from opreplay.replay.collectives.model import (
+    GATHERING,
+    MAX_ELEMENTS,
+    POINT_TO_POINT,
+    REDUCING,
+    ROOTED,
+    SCATTERING,
+    Collective,
+)
 from opreplay.replay.ir.model import MAX_RANKS
 from opreplay.replay.plan.collectives.arguments import PARAMETERS, integers_before, list_of, ranks_of
 from opreplay.traces.activity import Collective as Record
@@ -161,7 +169,7 @@ def _sizes_of_notes(kind: Kind, records: Records, record: Record, dtype: str | N
 def _completed(kind: Kind, sizes: Sizes, n: int) -> tuple[int, int, str, tuple[int, ...]]:
     """Both sizes, the missing one by what the operation does."""
     inside, outside, dtype, parts = sizes
-    gathers, scatters = kind in ("all_gather", "gather"), kind in ("reduce_scatter", "scatter")
+    gathers, scatters = kind in GATHERING, kind in SCATTERING
     alike = inside == outside and n > 1
     # What gather hands out is recorded at the root alone, and so is what scatter takes.
     if gathers and (not outside or alike):

@@ -128,21 +128,33 @@ def waiting(share: Share, replies: Sequence[RankReply]) -> tuple[float | None, f
     waited until the last one did. Between clocks the rank that took shortest is the one that came last, and its time is
     the transfer; that is so where no rank can be done before all have come, so not for what has a root.
     """
-    stamps = [(reply.arrived_ns, reply.done_ns) for reply in replies]
-    calls = range(min((len(arrived) for arrived, _ in stamps), default=0))
+    calls = list(zip(*(zip(reply.arrived_ns, reply.done_ns, strict=True) for reply in replies), strict=False))
     if not calls:
         return None, None, "", None
     if len({reply.host for reply in replies}) == 1:
-        last = [max(range(len(stamps)), key=lambda r: stamps[r][0][i]) for i in calls]
-        transfers = [max(done[i] for _, done in stamps) - stamps[last[i]][0][i] for i in calls]
-        waits = [stamps[last[i]][0][i] - min(arrived[i] for arrived, _ in stamps) for i in calls]
-        by: WaitBy = "one clock"
+        waits, by = list(map(_on_one_clock, calls)), "one clock"
     elif share.kind in ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "barrier"):
-        lasted = [[done[i] - arrived[i] for arrived, done in stamps] for i in calls]
-        last = [min(range(len(each)), key=each.__getitem__) for each in lasted]
-        transfers, waits = [min(each) for each in lasted], [max(each) - min(each) for each in lasted]
-        by = "shortest rank"
+        waits, by = list(map(_by_shortest, calls)), "shortest rank"
     else:
         return None, None, "", None
-    late = Counter(last).most_common(1)[0][0]
-    return statistics.median(transfers) / 1e3, statistics.median(waits) / 1e3, by, replies[late].rank
+    transfer_us = statistics.median(transfer for transfer, _, _ in waits) / 1e3
+    wait_us = statistics.median(wait for _, wait, _ in waits) / 1e3
+    late = Counter(last for _, _, last in waits).most_common(1)[0][0]
+    return transfer_us, wait_us, by, replies[late].rank
+
+
+Stamps = Sequence[tuple[int, int]]
+"""When each rank came to a call, and when it was done."""
+
+
+def _on_one_clock(call: Stamps) -> tuple[int, int, int]:
+    """(transfer, wait, which came last) of one call, in ns."""
+    last = max(range(len(call)), key=lambda rank: call[rank][0])
+    came = call[last][0]
+    return max(done for _, done in call) - came, came - min(arrived for arrived, _ in call), last
+
+
+def _by_shortest(call: Stamps) -> tuple[int, int, int]:
+    """The same where clocks differ."""
+    lasted = [done - arrived for arrived, done in call]
+    return min(lasted), max(lasted) - min(lasted), lasted.index(min(lasted))

@@ -65,8 +65,7 @@ def collective_of(records: Records, world_size: int | None) -> tuple[Collective 
     if sizes is None:
         return None, "how many elements of which dtype it moves", ()
     recorded_size = _group_size(kind, records, record, sizes)
-    job_size = world_size if world_size is not None and 0 < world_size <= MAX_RANKS else None
-    group_size = recorded_size or job_size
+    group_size = recorded_size or (world_size if 0 < (world_size or 0) <= MAX_RANKS else None)
     splits = _recorded_splits(records, record) if kind == "all_to_all" else ((), ())
     in_elements, out_elements, dtype, parts = _completed(kind, _by_splits(sizes, *splits), group_size or 1)
     is_wide = ITEMSIZE_BYTES.get(dtype) == 16  # back-ends know nothing as wide
@@ -74,20 +73,7 @@ def collective_of(records: Records, world_size: int | None) -> tuple[Collective 
         in_elements, out_elements, parts = 2 * in_elements, 2 * out_elements, tuple(2 * n for n in parts)
     if max(in_elements, out_elements) > MAX_ELEMENTS:
         return None, f"a believable size: {max(in_elements, out_elements)} elements", ()
-    operation, members = _reduce_op(records), list_of(record.ranks or "")
-    assumptions = (
-        (
-            group_size != recorded_size and kind not in POINT_TO_POINT,
-            "group: all ranks of the job (the group is not recorded)",
-        ),
-        (is_wide, f"dtype: complex64, twice as many as recorded of {dtype}"),
-        (kind in REDUCING and not operation, "reduce_op: sum (not recorded)"),
-        (with_product(records.names[0]), "product: left out, the collective alone runs"),
-        (
-            any(EXPERTS in name for name in records.names),
-            "all-to-all: tokens spread evenly over the ranks (routes are contents), in their recorded dtype",
-        ),
-    )
+    members = list_of(record.ranks or "")
     collective = Collective(
         kind=kind,
         dtype="complex64" if is_wide else dtype,
@@ -99,11 +85,31 @@ def collective_of(records: Records, world_size: int | None) -> tuple[Collective 
         group=record.group or "",
         group_size=group_size,
         group_ranks=members if len(members) == group_size else (),
-        reduce_op=operation,
+        reduce_op=_reduce_op(records),
         asynchronous=_asynchronous(records, record),
         **_ends(kind, records, record),
     )
-    return collective, "", tuple(text for applies, text in assumptions if applies)
+    assumed = _assumed(collective, records, dtype, group_is_recorded=group_size == recorded_size)
+    return collective, "", assumed
+
+
+def _assumed(collective: Collective, records: Records, dtype: str, *, group_is_recorded: bool) -> tuple[str, ...]:
+    """What was taken for granted of a collective whose records tell of this dtype."""
+    kind = collective.kind
+    assumptions = (
+        (
+            not group_is_recorded and kind not in POINT_TO_POINT,
+            "group: all ranks of the job (the group is not recorded)",
+        ),
+        (dtype != collective.dtype, f"dtype: {collective.dtype}, twice as many as recorded of {dtype}"),
+        (kind in REDUCING and not collective.reduce_op, "reduce_op: sum (not recorded)"),
+        (with_product(records.names[0]), "product: left out, the collective alone runs"),
+        (
+            any(EXPERTS in name for name in records.names),
+            "all-to-all: tokens spread evenly over the ranks (routes are contents), in their recorded dtype",
+        ),
+    )
+    return tuple(text for applies, text in assumptions if applies)
 
 
 def _ends(kind: Kind, records: Records, record: Record) -> dict[str, int | None]:

@@ -139,7 +139,7 @@ def read_plans(paths: Sequence[str], how: HowToRead, *, processes: int) -> Itera
             while number not in plans:
                 while idle and next_file < min(len(paths), number + AHEAD * processes):
                     reader = idle.pop()
-                    reader.begin([ToRead(path=paths[next_file])])
+                    reader.hand_out([ToRead(path=paths[next_file])])
                     reading[reader], next_file = next_file, next_file + 1
                 for reader in ready_lanes(list(reading)):
                     if (plan := reader.plan(paths[reading[reader]])) is not None:
@@ -166,7 +166,7 @@ class _Reader(Workers):
 
     def plan(self, path: str) -> bytes | None:
         """What it read; None while there is more to come. Raises OpReplayError where the process is gone."""
-        answer = self.step()
+        answer = self.take()
         if isinstance(answer, Death):
             raise OpReplayError(
                 f"a process that read traces died, at {path}: {answer.cause}",

@@ -151,11 +151,11 @@ def _by_turns(rank: int, store: str, rounds: int, connection: Connection) -> Non
         rank=rank, world=2, backend="gloo", device="cpu", store=store, memory_bytes=1 << 30, measure=options
     )
     me = Rank(config)
-    for number, size in enumerate(SIZES):
+    for size in SIZES:
         share = mapped(all_reduce(size), 2)
         turns: list[tuple[RankReply, list[float]]] = []
         for turn in range(rounds):
-            ours = me.run(RankTask(number=number, share=share)) if turn % 2 == 0 or not turns else None
+            ours = me.run(RankTask(share=share)) if turn % 2 == 0 or not turns else None
             like = ours or turns[-1][0]
             tensor = torch.zeros(size // 4)
             for _ in range(3):
@@ -167,7 +167,7 @@ def _by_turns(rank: int, store: str, rounds: int, connection: Connection) -> Non
                 for _ in range(like.calls):
                     dist.all_reduce(tensor)
                 plain.append((perf_counter() - started) / like.calls * 1e6)
-            turns.append((ours or me.run(RankTask(number=number, share=share)), plain))
+            turns.append((ours or me.run(RankTask(share=share)), plain))
         connection.send(turns)
     sleep(3600)  # a rank that leaves first would break the other's last call
 
@@ -215,7 +215,7 @@ def faults(runs: int, seed: int) -> bool:
     wrong: list[str] = []
     seen: set[int] = set()
     counts = {"kill": 0, "hang": 0, "late": 0}
-    started, number = monotonic(), 0
+    started = monotonic()
     for run in range(runs):
         crew.start()
         seen |= set(crew.pids)
@@ -227,8 +227,7 @@ def faults(runs: int, seed: int) -> bool:
         # The harm may come just after the first: then the second is the one in flight. The third has a new group.
         said: list[Reason | None] = []
         for _ in range(3):
-            number += 1
-            answer = crew.run([RankTask(number=number, share=quick)] * 2)
+            answer = crew.run([RankTask(share=quick)] * 2)
             broken = "" if isinstance(answer, Death) else next((reply.wrong for reply in answer if reply.wrong), "")
             wrong_result = Reason("failed", broken) if broken else None
             said.append(reason_of(answer, 2, 10.0) if isinstance(answer, Death) else wrong_result)

@@ -74,7 +74,6 @@ class SharedCall(msgspec.Struct, frozen=True, kw_only=True):
 class SharedStep(msgspec.Struct, frozen=True, kw_only=True, tag="shared step"):
     """A sequence that all ranks replay, with collectives beside it."""
 
-    number: int
     config: WorkerConfig
     task: SequenceTask
     collectives: tuple[SharedCall, ...]
@@ -100,8 +99,6 @@ class SharedPasses(msgspec.Struct, kw_only=True):
 class SharedStepOutcome(msgspec.Struct, frozen=True, kw_only=True, tag="shared step outcome"):
     """What became of it on one rank."""
 
-    number: int
-    rank: int
     reason: Reason | None = None
     """Why it could not."""
     raised: dict[int, Reason] = {}
@@ -177,14 +174,14 @@ class RankConfig(msgspec.Struct, frozen=True, kw_only=True, tag="rank config"):
 class RankTask(msgspec.Struct, frozen=True, kw_only=True, tag="rank task"):
     """One collective to run, the same for all ranks."""
 
-    number: int
     share: Share
 
 
 class RankReply(msgspec.Struct, frozen=True, kw_only=True, tag="rank reply"):
     """What one rank says of one collective; times in microseconds a call."""
 
-    number: int
+    number: int = 0
+    """Which of the distinct collectives of a step."""
     rank: int
     took_part: bool = True
     reason: Reason | None = None

@@ -33,7 +33,6 @@ class WithRanks:
     def __init__(self, others: Engine, ranks: Workers, config: RankConfig) -> None:
         """`config` is that of the ranks."""
         self._others, self._ranks, self._rank_config = others, ranks, config
-        self._number = 0
 
     def start(self) -> dict[str, object]:
         facts = self._ranks.start()
@@ -70,8 +69,7 @@ class WithRanks:
         share = self.share_of(collective)
         if isinstance(share, Outcome):
             return share
-        self._number += 1
-        answer = self._ranks.run([RankTask(number=self._number, share=share)] * config.world)
+        answer = self._ranks.run([RankTask(share=share)] * config.world)
         if isinstance(answer, Death):
             return unable(reason_of(answer, config.world, config.measure.hard_limit_s()))
         return outcome_of(collective, share, answer, backend=config.backend, options=config.measure)

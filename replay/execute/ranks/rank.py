@@ -95,10 +95,10 @@ class Rank:
         try:
             self._group(members)
             if me not in members:
-                return RankReply(number=task.number, rank=me, took_part=False)
+                return RankReply(rank=me, took_part=False)
             return self._timed(task)
         except Exception as error:
-            return RankReply(number=task.number, rank=me, reason=reason_for(error))
+            return RankReply(rank=me, reason=reason_for(error))
 
     def run_step(self, step: SharedStep) -> SharedStepOutcome:
         """This rank's part of a step; whatever it raises becomes a reason."""
@@ -121,14 +121,12 @@ class Rank:
             )
         except Raised as error:
             return SharedStepOutcome(
-                number=step.number,
-                rank=config.rank,
                 reason=reason_for(error),
                 raised={at: reason_for(each) for at, each in error.errors.items()},
             )
         except Exception as error:
             reason = error.reason if isinstance(error, NotReplayable) else reason_for(error)
-            return SharedStepOutcome(number=step.number, rank=config.rank, reason=reason)
+            return SharedStepOutcome(reason=reason)
 
     def _group(self, members: tuple[int, ...]) -> Any:
         """The process group of these ranks; every rank has to ask for it."""
@@ -155,7 +153,6 @@ class Rank:
         buffers.call()
         wait()
         reply = RankReply(
-            number=task.number,
             rank=config.rank,
             first_us=(perf_counter() - started) * 1e6,
             host=_host(),

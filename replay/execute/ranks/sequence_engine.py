@@ -188,7 +188,7 @@ class SequenceOnRanks(WithRanks):
             )
             for call in sequence.collectives
         )
-        step = SharedStep(number=self._blame.deaths + 1, config=self._config, task=task, collectives=collectives)
+        step = SharedStep(config=self._config, task=task, collectives=collectives)
         return step, list(sequence.collectives)
 
     def _outcomes(

@@ -68,8 +68,6 @@ def run_step(
             passes.samples, passes.sums_us, passes.walls_us, passes.refilled, options, executor.clock.resolution_us
         )
     return SharedStepOutcome(
-        number=step.number,
-        rank=rank,
         calls=outcome,
         collectives=beside.replies(rank, host, checked=check),
         passes=passes.times,

@@ -14,6 +14,7 @@ import msgspec
 from opreplay.replay.arguments.shrink.flops import product_flops
 from opreplay.replay.ir.model import Assumption, ReplayOp, ReplayPlan
 from opreplay.replay.ir.names import names_in
+from opreplay.replay.ir.sizes import tensors_of
 from opreplay.traces.dtypes import ITEMSIZE_BYTES
 from opreplay.traces.model import TensorMeta
 from opreplay.traces.times import peaks
@@ -112,22 +113,21 @@ def least_bytes(op: ReplayOp) -> int:
     results = sum(_bytes(meta) for meta in op.outputs or () if meta is not None)
     if name in _WRITTEN_ONLY:
         return 0 if name.startswith(("empty", "new_empty")) else results
-    written = [arg for arg in op.args if arg.mutated]
+    if any(arg.mutated for arg in op.args):
+        return _read_bytes(op) if namespace == "aten" and name not in _READ_IN_PART else 0
     if namespace != "aten":
-        return 0 if written else results
-    kernels = bool(op.recorded.kernels)
+        return results
     if name in _READ_IN_PART:
-        return results if kernels and not written else 0
-    read = 0
-    seen: set[int] = set()
-    for arg in op.args:
-        for meta in arg.tensors:
-            if meta is None or (meta.storage is not None and meta.storage in seen):
-                continue
-            if meta.storage is not None:
-                seen.add(meta.storage)
-            read += _bytes(meta)
-    return read + (0 if written else results)
+        return results if op.recorded.kernels else 0
+    return _read_bytes(op) + results
+
+
+def _read_bytes(op: ReplayOp) -> int:
+    """Of the arguments, each memory once."""
+    memories: dict[tuple[str, int], TensorMeta] = {}
+    for at, meta in enumerate(tensors_of(op)):
+        memories.setdefault(("own", at) if meta.storage is None else ("shared", meta.storage), meta)
+    return sum(map(_bytes, memories.values()))
 
 
 def _bytes(meta: TensorMeta) -> int:

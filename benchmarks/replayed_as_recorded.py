@@ -52,10 +52,10 @@ from torch.profiler import ExecutionTraceObserver, ProfilerActivity, profile
 from unseen_workloads import UNSEEN
 
 from opreplay.replay.ir.model import ReplayArg, ReplayOp
+from opreplay.replay.ir.recorded_call import CODES
 from opreplay.replay.plan.build import build_plan, signature_id
-from opreplay.replay.resolve.bind import LAYOUT_CODES, MEMORY_FORMAT_CODES
 from opreplay.traces import read_trace
-from opreplay.traces.dtypes import SCALAR_TYPE_CODES, torch_dtype_name
+from opreplay.traces.dtypes import torch_dtype_name
 from opreplay.traces.model import TensorMeta
 
 LEVELS: dict[str, tuple[str, ...]] = {
@@ -401,7 +401,7 @@ def _same_places(ours: Any, theirs: Any) -> bool:
 
 def _value_difference(arg: ReplayArg, exact: Any) -> str | None:
     ours = arg.value
-    codes = {"ScalarType": SCALAR_TYPE_CODES, "Layout": LAYOUT_CODES, "MemoryFormat": MEMORY_FORMAT_CODES}.get(arg.type)
+    codes = CODES.get(arg.type)
     if codes is not None and isinstance(exact, int):
         exact = codes[exact]
     if isinstance(ours, str) and codes is not None and isinstance(exact, str):

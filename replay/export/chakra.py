@@ -18,12 +18,12 @@ from opreplay.replay.arguments.shrink.flops import product_flops
 from opreplay.replay.collectives.model import POINT_TO_POINT, Collective
 from opreplay.replay.export.whole import whole_arguments
 from opreplay.replay.ir.model import PlainValue, RecordedSequence, ReplayArg, ReplayOp, ReplayPlan
+from opreplay.replay.ir.recorded_call import CODES
 from opreplay.replay.ir.sizes import tensors_of
-from opreplay.replay.resolve.bind import LAYOUT_CODES, MEMORY_FORMAT_CODES
 from opreplay.traces.collectives.names import kind_of
 from opreplay.traces.dialects.chakra import VERSION, CollectiveType, NodeType
 from opreplay.traces.dialects.protobuf_wire import field, packed, varint
-from opreplay.traces.dtypes import CPP_SPELLINGS, ITEMSIZE_BYTES, SCALAR_TYPE_CODES
+from opreplay.traces.dtypes import CPP_SPELLINGS, ITEMSIZE_BYTES
 from opreplay.traces.errors import UsageError
 from opreplay.traces.model import TensorMeta, contiguous_strides
 
@@ -33,7 +33,6 @@ _SPELLED = {name: spelled for spelled, name in reversed(CPP_SPELLINGS.items())} 
     "int64": "long int",
 }
 """Element types as an ExecutionTrace of gcc's builds spells them."""
-_CODES = {"ScalarType": SCALAR_TYPE_CODES, "Layout": LAYOUT_CODES, "MemoryFormat": MEMORY_FORMAT_CODES}
 _KINDS: dict[str, CollectiveType] = {kind.name.lower(): kind for kind in CollectiveType}
 """By what `replay.collectives` calls them."""
 
@@ -297,8 +296,8 @@ def _tensor(meta: TensorMeta | None, memory: int) -> tuple[Any, Any, str, Any]:
 def _plain(kind: str, value: PlainValue | tuple[PlainValue, ...]) -> tuple[Any, str]:
     """A number or text and the type that an ExecutionTrace gives it."""
     base = kind.removesuffix("[]")
-    if isinstance(value, str) and base in _CODES:
-        names = [f"torch.{name.removeprefix('torch.')}" for name in _CODES[base]]
+    if isinstance(value, str) and base in CODES:
+        names = CODES[base]
         return (names.index(value), "Int") if value in names else ("<None>", "None")
     if isinstance(value, str):
         kind = _TEXTS.get(base, "String")

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Literal
 
-from opreplay.traces.dtypes import torch_dtype_name
+from opreplay.traces.dtypes import SCALAR_TYPE_CODES, torch_dtype_name
 from opreplay.traces.literals import parse_literal, plain_float
 from opreplay.traces.model import OpSignature, TensorMeta
 
@@ -30,6 +30,26 @@ _SCALAR_LISTS = {"ScalarList", "IntList", "DoubleList", "BoolList"}
 _TENSOR_LISTS = {"TensorList", "Tensor[]", "OptionalTensorList"}
 _UNTOLD = re.compile(r"<\w+>")
 """What an ExecutionTrace has for a value that it cannot write: "<ComplexDouble>"."""
+CODES: dict[str, tuple[str, ...]] = {
+    "ScalarType": tuple(f"torch.{name}" for name in SCALAR_TYPE_CODES),
+    "Layout": (
+        "torch.strided",
+        "torch.sparse_coo",
+        "torch.sparse_csr",
+        "torch._mkldnn",
+        "torch.sparse_csc",
+        "torch.sparse_bsr",
+        "torch.sparse_bsc",
+        "torch.jagged",
+    ),
+    "MemoryFormat": (
+        "torch.contiguous_format",
+        "torch.preserve_format",
+        "torch.channels_last",
+        "torch.channels_last_3d",
+    ),
+}
+"""Values of enumerations by the integer that is recorded (c10/core/{ScalarType,Layout,MemoryFormat}.h)."""
 Memory = tuple[int, int | None]
 """Offset in elements, and the number of a memory that others share, or None."""
 _OWN_MEMORY: Memory = (0, None)

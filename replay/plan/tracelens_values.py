@@ -11,7 +11,8 @@ import re
 from typing import Any
 
 from opreplay.replay.ir.model import PlainValue, ReplayArg, Value
-from opreplay.traces.dtypes import CPP_SPELLINGS, SCALAR_TYPE_CODES, torch_dtype_name
+from opreplay.replay.ir.recorded_call import CODES
+from opreplay.traces.dtypes import CPP_SPELLINGS, torch_dtype_name
 from opreplay.traces.limits import MAX_RANK
 from opreplay.traces.model import TensorMeta, contiguous_strides
 
@@ -39,29 +40,7 @@ _KINDS = {
 """Spelling of an argument type without "?", "[]" and alias set → type name in the IR."""
 _DECLARED = re.compile(r"(\w{1,40})(?:\([a-zA-Z0-9!*|> -]{0,40}\))?(\?)?(\[\d{0,3}\])?(\?)?")
 _TORCHSCRIPT = re.compile(r"(Optional\[)?(List\[)?(?:Optional\[)?(\w{1,40})\]*")
-_LAYOUTS = (
-    "torch.strided",
-    "torch.sparse_coo",
-    "torch.sparse_csr",
-    "torch._mkldnn",
-    "torch.sparse_csc",
-    "torch.sparse_bsr",
-    "torch.sparse_bsc",
-    "torch.jagged",
-)
-_MEMORY_FORMATS = (
-    "torch.contiguous_format",
-    "torch.preserve_format",
-    "torch.channels_last",
-    "torch.channels_last_3d",
-)
-_CODES: dict[str, tuple[str, ...]] = {
-    "ScalarType": tuple(f"torch.{name}" for name in SCALAR_TYPE_CODES),
-    "Layout": _LAYOUTS,
-    "MemoryFormat": _MEMORY_FORMATS,
-}
-"""Values of enumerations by the integer that is recorded (c10/core/{ScalarType,Layout,MemoryFormat}.h)."""
-_CODE_OF = {name: code for names in _CODES.values() for code, name in enumerate(names)}
+_CODE_OF = {name: code for names in CODES.values() for code, name in enumerate(names)}
 _SPELLINGS = {name: spelling for spelling, name in reversed(CPP_SPELLINGS.items())}
 _SPELLINGS |= {"int64": "long int", "int16": "short int", "uint8": "unsigned char", "int8": "signed char"}
 
@@ -175,7 +154,7 @@ def _plain(kind: str, value: Any) -> Value:
 
 
 def _scalar(kind: str, value: Any) -> PlainValue:
-    codes = _CODES.get(kind.removesuffix("[]"))
+    codes = CODES.get(kind.removesuffix("[]"))
     if codes is not None and type(value) is int:
         if not 0 <= value < len(codes):
             raise Unknown(f"{kind} with code {value}")
@@ -222,7 +201,7 @@ def _write_tensor(tensor: TensorMeta | None) -> dict[str, Any] | None:
 def _write_plain(kind: str, value: Value) -> Any:
     if isinstance(value, tuple):
         return [_write_plain(kind, item) for item in value]
-    codes = _CODES.get(kind)
+    codes = CODES.get(kind)
     if codes is not None and isinstance(value, str) and value in codes:
         return codes.index(value)
     if kind in ("float", "Scalar") and value in ("inf", "-inf", "nan"):

@@ -14,41 +14,17 @@ import msgspec
 
 from opreplay.replay.ir import shared_memory as aliasing
 from opreplay.replay.ir.model import Assumption, Reason, ReplayArg, Value
-from opreplay.replay.ir.recorded_call import MISSING, RecordedArg
+from opreplay.replay.ir.recorded_call import CODES, MISSING, RecordedArg
 from opreplay.replay.ir.sizes import absurd_sizes
 from opreplay.replay.resolve.match import Match
 from opreplay.replay.resolve.policy import refuse_value
 from opreplay.replay.resolve.schema import ArgSpec
-from opreplay.traces.dtypes import SCALAR_TYPE_CODES
 from opreplay.traces.limits import MAX_RANK
 from opreplay.traces.model import TensorMeta, beyond_memory
 
 if TYPE_CHECKING:
     from opreplay.replay.resolve.guess.guess import Context, Guess
 
-LAYOUT_CODES = (
-    "torch.strided",
-    "torch.sparse_coo",
-    "torch.sparse_csr",
-    "torch._mkldnn",
-    "torch.sparse_csc",
-    "torch.sparse_bsr",
-    "torch.sparse_bsc",
-    "torch.jagged",
-)
-"""By the integer that stands for a c10::Layout (c10/core/Layout.h)."""
-MEMORY_FORMAT_CODES = (
-    "torch.contiguous_format",
-    "torch.preserve_format",
-    "torch.channels_last",
-    "torch.channels_last_3d",
-)
-"""By the integer that stands for a c10::MemoryFormat (c10/core/MemoryFormat.h)."""
-_CODES = {
-    "ScalarType": tuple(f"torch.{name}" for name in SCALAR_TYPE_CODES),
-    "Layout": LAYOUT_CODES,
-    "MemoryFormat": MEMORY_FORMAT_CODES,
-}
 UNSAFE = "unsafe"
 """The flag of `_index_put_impl_` and `segment_reduce`; the policy refuses True in a plan."""
 COUNTS = {
@@ -227,7 +203,7 @@ def _known(arg: ArgSpec, rec: RecordedArg) -> ReplayArg | None:
 
 def encode(arg: ArgSpec, value: Value) -> Value:
     """A recorded plain value in the form that the IR has for this type. Raises Unbound for one beyond 64 bits."""
-    if arg.kind in _CODES:
+    if arg.kind in CODES:
         return named(arg.kind, value)
     if arg.kind == "bool":
         return bool(value)
@@ -241,7 +217,7 @@ def encode(arg: ArgSpec, value: Value) -> Value:
 
 def named(kind: str, value: Value) -> Value:
     """A value for an argument of type `kind`: the code of an enumeration by name, all else as it is."""
-    codes = _CODES.get(kind, ())
+    codes = CODES.get(kind, ())
     if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < len(codes):
         return codes[value]
     return value

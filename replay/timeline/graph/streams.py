@@ -79,7 +79,8 @@ def task_edges(trace: Trace, tasks: Tasks, earlier: Earlier, step: Step) -> Task
     free = known & starved & first_of_launch & (from_launch >= 0)
     alone = free & (tasks.kind != COLLECTIVE)
     out.latency_us = _median(from_launch[alone if alone.any() else free])
-    _StreamWaits(trace, tasks, earlier, ended, step.start_ns, out).add_all()
+    waits = _StreamWaits(trace, tasks, earlier, ended, step.start_ns, out)
+    waits.add_all()
     _waits_of_collectives(tasks, out)
     # Two tasks of one stream follow at once where the later one was waiting; a gap that was the fault of a launch or of
     # another stream is not one.
@@ -127,6 +128,7 @@ def task_edges(trace: Trace, tasks: Tasks, earlier: Earlier, step: Step) -> Task
     lags = np.maximum(stream_lag[after], -(tasks.end_us[previous[after]] - tasks.start_us[previous[after]]))
     unknown = np.where(by_launch, 0.0, unknown)[after].tolist()
     out.edges.extend(previous[after].tolist(), after.tolist(), lags.tolist(), STREAM, unknown_us=unknown)
+    waits.add_unrecorded()
     return out
 
 
@@ -248,6 +250,23 @@ class _StreamWaits:
                 continue
             for before, after in pairs:
                 self.out.edges.add(before, after, self._lag(before, after), CROSS_STREAM, recorded=False, possible=True)
+
+    def add_unrecorded(self) -> None:
+        """Dependencies that may exist in a profile that records no waits: on what was launched before on other streams.
+
+        Only those that the times allow; of several tasks of a stream after one of another stream, the first.
+        """
+        if len(self.tasks.streams) < 2 or self._calls((*_STREAM_WAITS, *_EVENT_RECORDS, "synchronize")):
+            return
+        joined: set[tuple[int, int]] = set()
+        for stream, (launches, rows) in enumerate(self.launches):
+            for launch_us, after in zip(launches.tolist(), rows.tolist(), strict=True):
+                for other in set(range(len(self.launches))) - {stream}:
+                    before = self._last(other, launch_us)
+                    if before is not None and (before, stream) not in joined and self._in_order(before, after):
+                        joined.add((before, stream))
+                        lag_us = self._lag(before, after)
+                        self.out.edges.add(before, after, lag_us, CROSS_STREAM, recorded=False, possible=True)
 
     def _calls(self, words: tuple[str, ...]) -> list[int]:
         """Rows of the calls whose names hold one of the words, by time."""

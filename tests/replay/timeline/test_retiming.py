@@ -60,6 +60,31 @@ def test_changed_kernels_give_the_step_that_the_machine_would_take(tmp_path: Pat
     assert foreseen.step_us == pytest.approx(recorded_us(training(**scale), tmp_path), rel=0.02)
 
 
+def joined_branches(**scale: float) -> Machine:
+    """Steps of two branches, of which the shorter one is joined long after it is done."""
+    machine = Machine(scale)
+    for _ in range(3):
+        machine.begin()
+        machine.wait_for(20, 7)
+        machine.op("aten::side", 10.0, ("side_kernel", 60.0), stream=20)
+        for _ in range(6):
+            machine.op("aten::mm", 10.0, ("gemm", 100.0))
+        machine.wait_for(7, 20)
+        machine.op("aten::add", 10.0, ("add_kernel", 80.0))
+        machine.end()
+    return machine
+
+
+def test_a_join_that_no_call_records_and_nothing_waited_for_is_in_the_range(tmp_path: Path) -> None:
+    truth_us = study(joined_branches(side_kernel=20.0), tmp_path).timeline.recorded_step_us
+    sparse = joined_branches()
+    sparse.events = [event for event in sparse.events if not event["name"].startswith(("cudaEvent", "cudaStream"))]
+    (change,) = study(sparse, tmp_path, what_if=["side*=20x"]).timeline.what_if
+    assert change.low_us <= change.step_us < 0.95 * truth_us < truth_us < change.high_us
+    (small,) = study(sparse, tmp_path, what_if=["add_kernel=0.5x"]).timeline.what_if
+    assert small.high_us == pytest.approx(small.low_us, rel=0.005)
+
+
 def test_a_change_of_an_op_is_one_of_its_kernels(tmp_path: Path) -> None:
     ops = study(training(), tmp_path, what_if=["aten::mm=0.5x"]).timeline.what_if[0]
     kernels = study(training(), tmp_path, what_if=["gemm=0.5x,splitk=0.5x"]).timeline.what_if[0]

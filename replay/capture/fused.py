@@ -100,6 +100,24 @@ class Fusion:
         return max(call.place for call in self.calls)
 
 
+@dataclass(frozen=True, slots=True)
+class Pattern:
+    """A call of this name whose arguments were made by calls of these patterns."""
+
+    key: str
+    """Of the call among those that match."""
+    name: str
+    of: Mapping[str, Sequence[Pattern | None]]
+    """By argument: one for each of its tensors; None for any."""
+
+
+def made_by(key: str, name: str, **of: Pattern | tuple[Pattern | None, ...]) -> Pattern:
+    """The pattern of a call, and of those that made its arguments."""
+    return Pattern(
+        key, name, {argument: (part,) if isinstance(part, Pattern) else part for argument, part in of.items()}
+    )
+
+
 Matcher = Callable[["Graph", Call], "Fusion | None"]
 
 
@@ -156,6 +174,25 @@ class Graph:
         """The call that made a tensor, where it is one of these names."""
         call = self._maker.get((tensor.storage, tensor.version)) if isinstance(tensor, Tensor) else None
         return call if call is not None and call.name in names else None
+
+    def matched(self, call: Call, pattern: Pattern) -> dict[str, Call] | None:
+        """The call and those before it, by the keys of a pattern; None where they are others."""
+        if call.name != pattern.name:
+            return None
+        calls = {pattern.key: call}
+        for argument, parts in pattern.of.items():
+            value = call.values.get(argument)
+            tensors = value if isinstance(value, list) else [value]
+            if len(tensors) != len(parts):
+                return None
+            for tensor, part in zip(tensors, parts, strict=True):
+                if part is not None:
+                    maker = self.maker(tensor, part.name)
+                    before = None if maker is None else self.matched(maker, part)
+                    if before is None:
+                        return None
+                    calls |= before
+        return calls
 
     def readers(self, tensor: Tensor) -> list[Call]:
         return self._readers[tensor.storage, tensor.version]

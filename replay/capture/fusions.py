@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from math import sqrt
 from typing import Any
 
 import msgspec
 
-from opreplay.replay.capture.fused import Call, Fusion, Graph, Kernel, Matcher, New, Tensor
+from opreplay.replay.capture.fused import Call, Fusion, Graph, Kernel, Matcher, New, Tensor, made_by
 from opreplay.replay.ir.sizes import itemsize
 from opreplay.traces.model import TensorMeta, contiguous_strides
 
@@ -17,29 +17,34 @@ _INDEX, _GROUPED = "aten::index.Tensor", "aten::_grouped_mm"
 _MM, _BMM, _CAT = "aten::mm", "aten::bmm", "aten::cat"
 
 
+_INVERSE_ROOT = made_by(
+    "root",
+    "aten::rsqrt",
+    self=made_by(
+        "plus", _ADD, self=made_by("mean", "aten::mean.dim", self=made_by("square", "aten::pow.Tensor_Scalar"))
+    ),
+)
+
+
 def rms_norm(graph: Graph, call: Call) -> Fusion | None:
     """x · rsqrt(mean(x²) + ε), in float32, · weight: with the sum that it is of, where that is one of two tensors."""
-    plus = graph.maker(call.values.get("self"), _ADD) if call.name == "aten::rsqrt" else None
-    mean = graph.maker(plus.values["self"], "aten::mean.dim") if plus else None
-    square = graph.maker(mean.values["self"], "aten::pow.Tensor_Scalar") if mean else None
+    parts = graph.matched(call, _INVERSE_ROOT)
     scaled = graph.reader(call, _MUL)
-    if plus is None or mean is None or square is None or scaled is None or square.values["exponent"] != 2:
+    if parts is None or scaled is None or not _is_mean_of_squares(parts):
         return None
-    wide, epsilon = square.values["self"], plus.values["other"]
-    if mean.values["dim"] != (-1,) or not mean.values.get("keepdim") or isinstance(epsilon, Tensor):
-        return None
-    calls = {call, plus, mean, square, scaled}
+    wide, epsilon = parts["square"].values["self"], parts["plus"].values["other"]
     cast = graph.maker(wide, _CAST)
-    is_cast = cast is not None and set(graph.readers(wide)) == {square, scaled}
-    source = cast.values["self"] if cast is not None and is_cast else wide
-    narrow = graph.reader(scaled, _CAST) if is_cast else None
-    weighted = graph.reader(narrow or scaled, _MUL)
-    if weighted is None or (is_cast and narrow is None) or not _is_operand(scaled, wide):
+    if cast is not None and set(graph.readers(wide)) != {parts["square"], scaled}:
+        cast = None
+    narrow = scaled if cast is None else graph.reader(scaled, _CAST)
+    weighted = None if narrow is None else graph.reader(narrow, _MUL)
+    if narrow is None or weighted is None or not _is_operand(scaled, wide):
         return None
-    weight = _other(weighted, (narrow or scaled).results[0])
+    source = wide if cast is None else cast.values["self"]
+    weight = _other(weighted, narrow.results[0])
     if weight is None or weight.shape != source.shape[-1:] or weight.meta.dtype != source.meta.dtype:
         return None
-    calls |= {weighted} | ({cast, narrow} if cast is not None and narrow is not None else set())
+    calls = {*parts.values(), scaled, narrow, weighted} | (set() if cast is None else {cast})
     result = weighted.results[0]
     scale = New(_meta((*source.shape[:-1], 1), "float32"))
     total = graph.maker(source, _ADD)
@@ -55,24 +60,33 @@ def rms_norm(graph: Graph, call: Call) -> Fusion | None:
     )
 
 
+def _is_mean_of_squares(parts: Mapping[str, Call]) -> bool:
+    """Whether it is of the last dimension, which stays, and ε is a number."""
+    mean = parts["mean"].values
+    of_last = mean["dim"] == (-1,) and bool(mean.get("keepdim"))
+    return of_last and parts["square"].values["exponent"] == 2 and not isinstance(parts["plus"].values["other"], Tensor)
+
+
+_TURNED = made_by("joined", _CAT, tensors=(made_by("negated", "aten::neg"), None))
+
+
 def rotary(graph: Graph, call: Call) -> Fusion | None:
     """x · cos + (−second half, first half) · sin."""
-    if call.name != _ADD:
+    products = graph.matched(call, made_by("sum", _ADD, self=made_by("plain", _MUL), other=made_by("turned", _MUL)))
+    if products is None or products["plain"] is products["turned"]:
         return None
-    plain, turned = (graph.maker(call.values[name], _MUL) for name in ("self", "other"))
-    if plain is None or turned is None or plain is turned:
-        return None
+    plain, turned = products["plain"].values, products["turned"].values
     for name, sine in (("self", "other"), ("other", "self")):
-        joined = graph.maker(turned.values[name], _CAT)
-        parts = joined.values["tensors"] if joined is not None else []
-        negated = graph.maker(parts[0], "aten::neg") if len(parts) == 2 else None
-        if joined is None or negated is None:
+        joined = graph.maker(turned[name], _CAT)
+        halves = None if joined is None else graph.matched(joined, _TURNED)
+        if halves is None:
             continue
-        for x, cosine in ((plain.values["self"], plain.values["other"]), (plain.values["other"], plain.values["self"])):
-            if isinstance(cosine, Tensor) and isinstance(x, Tensor) and _are_halves(graph, x, parts[1], negated):
-                values = {"self": x, "r1": cosine, "r2": turned.values[sine]}
+        first, negated = halves["joined"].values["tensors"][1], halves["negated"]
+        for x, cosine in ((plain["self"], plain["other"]), (plain["other"], plain["self"])):
+            if isinstance(cosine, Tensor) and isinstance(x, Tensor) and _are_halves(graph, x, first, negated):
+                values = {"self": x, "r1": cosine, "r2": turned[sine]}
                 kernel = Kernel(name="npu::npu_rotary_mul", values=values, results=[call.results[0]])
-                return Fusion(kernels=[kernel], calls=frozenset({call, plain, turned, joined, negated}))
+                return Fusion(kernels=[kernel], calls=frozenset({*products.values(), *halves.values()}))
     return None
 
 
@@ -86,19 +100,24 @@ def _are_halves(graph: Graph, x: Tensor, first: Tensor, negated: Call) -> bool:
     )
 
 
+_PAIRS = made_by(
+    "pairs",
+    _CAT,
+    tensors=(
+        made_by("difference", _SUB, self=made_by("even_cos", _MUL), other=made_by("odd_sin", _MUL)),
+        made_by("total", _ADD, self=made_by("odd_cos", _MUL), other=made_by("even_sin", _MUL)),
+    ),
+)
+
+
 def rotary_of_pairs(graph: Graph, call: Call) -> Fusion | None:
     """(even · cos − odd · sin, odd · cos + even · sin), of pairs that lie side by side."""
-    parts = call.values["tensors"] if call.name == _CAT and call.values.get("dim") == -1 else []
-    if len(parts) != 2:
-        return None
-    difference, total = graph.maker(parts[0], _SUB), graph.maker(parts[1], _ADD)
-    if difference is None or total is None:
-        return None
-    products = [graph.maker(each.values[name], _MUL) for each in (difference, total) for name in ("self", "other")]
-    if any(product is None for product in products):
+    parts = graph.matched(call, _PAIRS)
+    if parts is None or call.values.get("dim") != -1:
         return None
     (even, cosine), (odd, sine), (odd_, cosine_), (even_, sine_) = (
-        (product.values["self"], product.values["other"]) for product in products if product is not None
+        (parts[key].values["self"], parts[key].values["other"])
+        for key in ("even_cos", "odd_sin", "odd_cos", "even_sin")
     )
     if (even, odd, cosine, sine) != (even_, odd_, cosine_, sine_) or not _is_doubled(graph, cosine):
         return None
@@ -109,9 +128,7 @@ def rotary_of_pairs(graph: Graph, call: Call) -> Fusion | None:
     whole = _widened(even, msgspec.structs.replace(even.meta, strides=strides))
     values = {"x": whole, "cos": _widened(cosine, cosine.meta), "sin": _widened(sine, sine.meta)}
     kernel = Kernel(name="npu::npu_interleave_rope", values=values, results=[call.results[0]])
-    return Fusion(
-        kernels=[kernel], calls=frozenset({call, difference, total, *(each for each in products if each is not None)})
-    )
+    return Fusion(kernels=[kernel], calls=frozenset(parts.values()))
 
 
 def _is_doubled(graph: Graph, tensor: Tensor) -> bool:
@@ -252,32 +269,42 @@ def gating(graph: Graph, call: Call) -> Fusion | None:
     return Fusion(kernels=kernels, calls=frozenset({call, softmax}))
 
 
+_ENDS = made_by("ends", "aten::cumsum", self=made_by("counted", "aten::histc", self=made_by("wide", _CAST)))
+_ROWS = made_by("rows", _INDEX, indices=made_by("place", "aten::floor_divide", self=made_by("sort", "aten::sort")))
+_EXPANDED = made_by(
+    "second",
+    _GROUPED,
+    self=made_by("swiglu", "npu::npu_swiglu", self=made_by("first", _GROUPED, self=_ROWS, offs=_ENDS)),
+)
+_ORDER = made_by(
+    "inverse",
+    "aten::index_put_",
+    self=made_by("empty", "aten::empty_like"),
+    values=made_by("numbers", "aten::arange"),
+)
+_MIXTURE = made_by(
+    "sum",
+    "aten::sum.dim_IntList",
+    self=made_by(
+        "back",
+        _INDEX,
+        self=made_by("weighed", _MUL, self=_EXPANDED, other=made_by("scales", _INDEX)),
+        indices=_ORDER,
+    ),
+)
+
+
 def experts(graph: Graph, call: Call) -> Fusion | None:
     """A mixture: rows in the order of experts, two products of groups around SwiGlu, and rows weighed and summed up."""
-    back = graph.maker(call.values.get("self"), _INDEX) if call.name == "aten::sum.dim_IntList" else None
-    weighed = graph.maker(back.values["self"], _MUL) if back else None
-    inverse = graph.maker(back.values["indices"][0], "aten::index_put_") if back else None
-    second = graph.maker(weighed.values["self"], _GROUPED) if weighed else None
-    scales = graph.maker(weighed.values["other"], _INDEX) if weighed else None
-    swiglu = graph.maker(second.values["self"], "npu::npu_swiglu") if second else None
-    first = graph.maker(swiglu.values["self"], _GROUPED) if swiglu else None
-    rows = graph.maker(first.values["self"], _INDEX) if first else None
-    if not (back and weighed and inverse and second and scales and swiglu and first and rows):
+    calls = graph.matched(call, _MIXTURE)
+    if calls is None:
         return None
-    place = graph.maker(rows.values["indices"][0], "aten::floor_divide")
-    sort = graph.maker(place.values["self"], "aten::sort") if place else None
-    ends = graph.maker(first.values["offs"], "aten::cumsum")
-    counted = graph.maker(ends.values["self"], "aten::histc") if ends else None
-    wide = graph.maker(counted.values["self"], _CAST) if counted else None
-    empty = graph.maker(inverse.values["self"], "aten::empty_like")
-    numbers = graph.maker(inverse.values["values"], "aten::arange")
-    if not (place and sort and ends and counted and wide and empty and numbers):
+    first, second, sort, scales = (calls[key] for key in ("first", "second", "sort", "scales"))
+    order, tokens = sort.results[1], calls["rows"].values["self"]
+    top_k = calls["place"].values["other"]
+    if calls["wide"].values["self"] != sort.results[0] or second.values["offs"] != first.values["offs"]:
         return None
-    order, tokens = sort.results[1], rows.values["self"]
-    top_k = place.values["other"]
-    if wide.values["self"] != sort.results[0] or second.values["offs"] != first.values["offs"]:
-        return None
-    if inverse.values["indices"] != [order] or scales.values["indices"] != [order] or call.values["dim"] != (1,):
+    if not calls["inverse"].values["indices"] == scales.values["indices"] == [order] or call.values["dim"] != (1,):
         return None
     if sort.values["self"].shape[0] != tokens.shape[0] * top_k:
         return None
@@ -288,7 +315,7 @@ def experts(graph: Graph, call: Call) -> Fusion | None:
         New(_meta(each, dtype))
         for each, dtype in (((count, tokens.shape[1]), tokens.meta.dtype), ((number,), "int64"), ((count,), "int32"))
     )
-    both, halved, expanded = (New(each.results[0].meta) for each in (first, swiglu, second))
+    both, halved, expanded = (New(each.results[0].meta) for each in (first, calls["swiglu"], second))
     groups = {"group_list": ends_of, "split_item": 2, "group_type": 0, "group_list_type": 0}
     scale = New(_meta((count,), "float32"))
     kernels = [
@@ -326,8 +353,7 @@ def experts(graph: Graph, call: Call) -> Fusion | None:
             results=call.results,
         ),
     ]
-    calls = {call, back, weighed, inverse, second, scales, swiglu, first, rows, place, sort, ends, counted, wide, empty}
-    return Fusion(kernels=kernels, calls=frozenset({*calls, numbers, *casts}))
+    return Fusion(kernels=kernels, calls=frozenset({*calls.values(), *casts}))
 
 
 def _before_cast(graph: Graph, tensor: Any) -> tuple[Any, set[Call]]:

@@ -25,6 +25,7 @@ from opreplay.replay.plan.step.linking import VIEWS, Memories
 from opreplay.replay.resolve.names import candidates
 from opreplay.replay.resolve.policy import Policy
 from opreplay.replay.resolve.schema import ArgSpec, named_after_gaps
+from opreplay.replay.resolve.written.unfit import published_specs
 from opreplay.traces.errors import UsageError
 from opreplay.traces.model import TensorMeta
 
@@ -82,6 +83,8 @@ class Kernel:
     """Its arguments."""
     results: Sequence[Tensor | New]
     """Those that other calls take, or what is new."""
+    written: Sequence[Tensor] = ()
+    """Arguments as it leaves them."""
 
     def given(self) -> Iterable[Tensor | New]:
         return [each for value in self.values.values() for each in _tensors(value)]
@@ -205,7 +208,9 @@ class Graph:
 
     def is_sound(self, fusion: Fusion) -> bool:
         """Whether nothing else needs a part of what is fused, and what it takes is still there at its place."""
-        results = [each for kernel in fusion.kernels for each in kernel.results if isinstance(each, Tensor)]
+        results = [
+            each for kernel in fusion.kernels for each in (*kernel.results, *kernel.written) if isinstance(each, Tensor)
+        ]
         kept = {(each.storage, each.version) for each in results}
         for tensor in (tensor for call in fusion.calls for tensor in call.results):
             others = [reader for reader in self.readers(tensor) if reader not in fusion.calls]
@@ -214,9 +219,11 @@ class Graph:
                     return False
             elif others or tensor.storage in self._outputs:
                 return False
+        replaced = {call.place for call in fusion.calls}
         taken = [each for kernel in fusion.kernels for each in kernel.given() if isinstance(each, Tensor)]
         return all(
-            sum(place < fusion.place for place in self._writes[each.storage]) == each.version or each in results
+            sum(place < fusion.place for place in self._writes[each.storage] if place not in replaced) == each.version
+            or each in results
             for each in taken
         )
 
@@ -386,14 +393,15 @@ def _argument(arg: ArgSpec, value: Any, shared: Mapping[int, int]) -> ReplayArg:
         tensors=tuple(metas),
         value=None if tensors else value,
         keyword_only=arg.keyword_only,
+        mutated=arg.mutated,
     )
 
 
 def _op(kernel: Kernel, flops: int | None) -> ReplayOp:
-    """The op of a kernel, by its schema: torch_npu's, or torch's."""
+    """The op of a kernel, by its schema: torch_npu's, or torch's. One that nothing here implements has a reason."""
     resolution = candidates(kernel.name, Policy())
-    overload = kernel.name.partition(".")[2]
-    spec = next(spec for spec in resolution.specs if spec.overload == overload)
+    name, _, overload = kernel.name.partition(".")
+    spec = next(spec for spec in resolution.specs or published_specs(name) if spec.overload == overload)
     storages = Counter(each.storage for each in kernel.given() if isinstance(each, Tensor))
     shared = {storage: number for number, storage in enumerate(each for each in storages if storages[each] > 1)}
     args: list[ReplayArg] = []
@@ -408,6 +416,7 @@ def _op(kernel: Kernel, flops: int | None) -> ReplayOp:
         recorded=NOT_RECORDED,
         resolved_by=resolution.resolved_by,
         via=resolution.via,
+        reason=resolution.reason,
         overload=spec.overload,
         schema=spec.text,
         args=tuple(named_after_gaps(spec, args)),

@@ -15,6 +15,7 @@ from opreplay.traces.model import TensorMeta, contiguous_strides
 _ADD, _MUL, _SUB, _CAST = "aten::add.Tensor", "aten::mul.Tensor", "aten::sub.Tensor", "aten::_to_copy"
 _INDEX, _GROUPED = "aten::index.Tensor", "aten::_grouped_mm"
 _MM, _BMM, _CAT = "aten::mm", "aten::bmm", "aten::cat"
+_SUM, _COPY = "aten::sum.dim_IntList", "aten::copy_"
 
 
 _INVERSE_ROOT = made_by(
@@ -36,28 +37,49 @@ def rms_norm(graph: Graph, call: Call) -> Fusion | None:
     cast = graph.maker(wide, _CAST)
     if cast is not None and set(graph.readers(wide)) != {parts["square"], scaled}:
         cast = None
-    narrow = scaled if cast is None else graph.reader(scaled, _CAST)
-    weighted = None if narrow is None else graph.reader(narrow, _MUL)
-    if narrow is None or weighted is None or not _is_operand(scaled, wide):
+    weighing = _weighing(graph, scaled, is_cast=cast is not None)
+    if weighing is None or not _is_operand(scaled, wide):
         return None
     source = wide if cast is None else cast.values["self"]
-    weight = _other(weighted, narrow.results[0])
-    if weight is None or weight.shape != source.shape[-1:] or weight.meta.dtype != source.meta.dtype:
+    weight, before, weighed_by = weighing
+    if weight.meta.shape != source.shape[-1:] or weight.meta.dtype != source.meta.dtype:
         return None
-    calls = {*parts.values(), scaled, narrow, weighted} | (set() if cast is None else {cast})
-    result = weighted.results[0]
+    calls = {*parts.values(), scaled, *weighed_by} | (set() if cast is None else {cast})
+    result = weighed_by[-1].results[0]
     scale = New(_meta((*source.shape[:-1], 1), "float32"))
     total = graph.maker(source, _ADD)
     if total is not None and _is_sum_of_two(total, source):
         values = {"x1": total.values["self"], "x2": total.values["other"], "gamma": weight, "epsilon": epsilon}
         kernel = Kernel(name="npu::npu_add_rms_norm", values=values, results=[result, scale, total.results[0]])
-        fusion = Fusion(kernels=[kernel], calls=frozenset({*calls, total}))
+        fusion = Fusion(kernels=[*before, kernel], calls=frozenset({*calls, total}))
         if graph.is_sound(fusion):
             return fusion
     values = {"self": source, "gamma": weight, "epsilon": epsilon}
-    return Fusion(
-        kernels=[Kernel(name="npu::npu_rms_norm", values=values, results=[result, scale])], calls=frozenset(calls)
-    )
+    kernel = Kernel(name="npu::npu_rms_norm", values=values, results=[result, scale])
+    return Fusion(kernels=[*before, kernel], calls=frozenset(calls))
+
+
+_ONE_MORE = made_by("more", _ADD, self=made_by("wide", _CAST))
+
+
+def _weighing(graph: Graph, scaled: Call, *, is_cast: bool) -> tuple[Tensor | New, list[Kernel], list[Call]] | None:
+    """(weight of a norm, what makes it, calls that multiply by it): after the cast back, or before it by one more than
+    a parameter, in float32."""
+    narrow = graph.reader(scaled, _CAST) if is_cast else scaled
+    weighted = graph.reader(narrow or scaled, _MUL)
+    factor = None if weighted is None else _other(weighted, (narrow or scaled).results[0])
+    if weighted is None or factor is None:
+        return None
+    if narrow is not None:
+        return factor, [], [narrow, weighted]
+    narrow, more = graph.reader(weighted, _CAST), graph.maker(factor, _ADD)
+    parts = None if narrow is None or more is None else graph.matched(more, _ONE_MORE)
+    if narrow is None or more is None or parts is None or more.values["other"] != 1.0:
+        return None
+    weight: Tensor = parts["wide"].values["self"]
+    gamma = New(weight.meta)
+    adding = Kernel(name="aten::add.Tensor", values={"self": weight, "other": 1.0}, results=[gamma])
+    return gamma, [adding], [*parts.values(), weighted, narrow]
 
 
 def _is_mean_of_squares(parts: Mapping[str, Call]) -> bool:
@@ -248,6 +270,63 @@ def latent_attention(graph: Graph, call: Call) -> Fusion | None:
     return Fusion(kernels=[_attending(arguments, _with_rows(call.results[0]))], calls=frozenset(calls))
 
 
+_STATE = made_by(
+    "state",
+    _ADD,
+    self=made_by("decayed", _MUL, other=made_by("decay", "aten::exp")),
+    other=made_by(
+        "update",
+        _MUL,
+        other=made_by(
+            "delta",
+            _MUL,
+            self=made_by(
+                "error", _SUB, self=made_by("value", _CAST), other=made_by("known", _SUM, self=made_by("met", _MUL))
+            ),
+            other=made_by("beta", _CAST),
+        ),
+    ),
+)
+_DELTA_RULE = made_by(
+    "result",
+    _CAST,
+    self=made_by(
+        "written",
+        _COPY,
+        self=made_by("zeros", "aten::zeros_like"),
+        src=made_by(
+            "read", _SUM, self=made_by("asked", _MUL, self=_STATE, other=made_by("scaled", "aten::div.Tensor"))
+        ),
+    ),
+)
+
+
+def delta_rule(graph: Graph, call: Call) -> Fusion | None:
+    """One token of a gated delta net: its state decays, learns what the key did not know, and is read by the query."""
+    parts = graph.matched(call, _DELTA_RULE)
+    if parts is None:
+        return None
+    state, key = parts["decayed"].values["self"], parts["update"].values["self"]
+    stores = [each for each in graph.readers(parts["state"].results[0]) if each.name == _COPY]
+    if len(stores) != 1 or not isinstance(state, Tensor) or stores[0].values["self"] != state:
+        return None
+    if {parts["met"].values[name] for name in ("self", "other")} != {parts["decayed"].results[0], key}:
+        return None
+    query = parts["scaled"].values["self"]
+    values = {
+        "query": _without_tokens(query),
+        "key": _without_tokens(_seen(key, query.shape, query.meta.strides or contiguous_strides(query.shape))),
+        "value": _without_tokens(parts["value"].values["self"]),
+        "state": state,
+        "beta": _without_tokens(parts["beta"].values["self"]),
+        "scale": query.shape[-1] ** -0.5,
+        "g": parts["decay"].values["self"],
+    }
+    name = "npu::npu_recurrent_gated_delta_rule"
+    kernel = Kernel(name=name, values=values, results=call.results, written=stores[0].results)
+    return Fusion(kernels=[kernel], calls=frozenset({*parts.values(), *stores}))
+
+
 def gating(graph: Graph, call: Call) -> Fusion | None:
     """The experts of each token: the largest of a softmax over all."""
     values = call.values
@@ -284,7 +363,7 @@ _ORDER = made_by(
 )
 _MIXTURE = made_by(
     "sum",
-    "aten::sum.dim_IntList",
+    _SUM,
     self=made_by(
         "back",
         _INDEX,
@@ -368,7 +447,17 @@ def _attending(arguments: dict[str, Any], result: Tensor) -> Kernel:
     )
 
 
-MATCHERS: Sequence[Matcher] = (rotary, rotary_of_pairs, latent_attention, attention, swiglu, gating, experts, rms_norm)
+MATCHERS: Sequence[Matcher] = (
+    rotary,
+    rotary_of_pairs,
+    latent_attention,
+    attention,
+    swiglu,
+    gating,
+    experts,
+    delta_rule,
+    rms_norm,
+)
 
 
 def _meta(shape: tuple[int, ...], dtype: str, strides: tuple[int, ...] | None = None) -> TensorMeta:
@@ -397,6 +486,12 @@ def _single_head(tensor: Tensor) -> Tensor:
     batch, keys, width = tensor.shape
     strides = tensor.meta.strides or contiguous_strides(tensor.shape)
     return _seen(tensor, (batch, 1, keys, width), (strides[0], strides[0], strides[1], strides[2]))
+
+
+def _without_tokens(tensor: Tensor) -> Tensor:
+    """[batch, heads, 1, ...] as [batch, heads, ...]."""
+    strides = tensor.meta.strides or contiguous_strides(tensor.shape)
+    return _seen(tensor, tensor.shape[:2] + tensor.shape[3:], strides[:2] + strides[3:])
 
 
 def _swapped(tensor: Tensor) -> Tensor:

@@ -16,8 +16,10 @@ import torch
 from opreplay.replay.capture.experts import is_experts, share_experts
 from opreplay.traces.errors import UsageError
 
-COLUMNS = frozenset({"q_proj", "k_proj", "v_proj", "q_b_proj", "kv_b_proj", "gate_proj", "up_proj"})
-ROWS = frozenset({"o_proj", "down_proj"})
+_OF_RECURRENCE = frozenset({"in_proj_qkvz", "in_proj_ba", "in_proj_qkv", "in_proj_z", "in_proj_b", "in_proj_a"})
+"""Of gated delta nets, head by head."""
+COLUMNS = frozenset({"q_proj", "k_proj", "v_proj", "q_b_proj", "kv_b_proj", "gate_proj", "up_proj"}) | _OF_RECURRENCE
+ROWS = frozenset({"o_proj", "down_proj", "out_proj"})
 WHOLE = frozenset({"q_a_proj", "kv_a_proj_with_mqa", "kv_a_proj", "gate", "wg", "router", "shared_expert_gate"})
 """Every rank computes them."""
 _REDUCE = torch.ops._c10d_functional
@@ -163,6 +165,8 @@ def _split_widths(model: Any, ranks: int, group: Any, *, whole_experts: bool) ->
                 _shrink(module, "weight", 0, _share(module.out_features, parts, name))
                 if module.bias is not None:
                     _shrink(module, "bias", 0, module.out_features // parts)
+        if hasattr(module, "A_log") and hasattr(module, "conv_dim"):
+            _split_recurrence(module, ranks)
         if hasattr(module, "k_proj") and hasattr(module, "num_key_value_groups"):
             attention: Any = module
             attention.num_key_value_groups = (heads // ranks) // max(1, key_heads // ranks)
@@ -182,6 +186,16 @@ def _shrink(module: Any, name: str, dim: int, size: int) -> None:
     shape = [size if at == dim else length for at, length in enumerate(whole.shape)]
     part = torch.empty(shape, dtype=whole.dtype)
     setattr(module, name, torch.nn.Parameter(part, requires_grad=whole.requires_grad))
+
+
+def _split_recurrence(net: Any, ranks: int) -> None:
+    """Each rank has some heads of a gated delta net, whose projections are split by columns and by rows."""
+    for name in ("num_k_heads", "num_v_heads", "key_dim", "value_dim", "conv_dim"):
+        setattr(net, name, _share(int(getattr(net, name)), ranks, name))
+    for name in ("A_log", "dt_bias"):
+        _shrink(net, name, 0, net.num_v_heads)
+    _shrink(net.conv1d, "weight", 0, net.conv_dim)
+    net.conv1d.in_channels = net.conv1d.out_channels = net.conv1d.groups = net.conv_dim
 
 
 def _split_experts(experts: Any, ranks: int) -> None:

@@ -203,6 +203,34 @@ def test_experts_and_latent_heads_are_split_over_tensor_ranks(console: Console, 
         assert spread["peaks"][0]["by_kind"]["parameter"] == part["peaks"][0]["by_kind"]["parameter"]
 
 
+DELTA_NETS = {
+    "model_type": "qwen3_next", "hidden_size": 64, "intermediate_size": 96, "moe_intermediate_size": 32,
+    "shared_expert_intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
+    "head_dim": 16, "linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 8,
+    "linear_value_head_dim": 16, "num_experts": 4, "num_experts_per_tok": 2, "vocab_size": 128,
+    "layer_types": ["linear_attention", "full_attention"],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", ["qwen3_next", "qwen3_5_moe_text"])
+@pytest.mark.parametrize("phase", ["decode", "prefill"])
+def test_heads_of_gated_delta_nets_are_split(
+    console: Console, config: Any, tmp_path: Path, kind: str, phase: str
+) -> None:
+    target, plan = config({**DELTA_NETS, "model_type": kind}), tmp_path / "plan.json"
+    shape = ("--phase", phase, "--context", "16")
+    whole = captured(console, target, *shape)
+    half = captured(console, target, *shape, "--tensor-parallel", "2", "-o", plan)
+    gone = whole["peaks"][0]["by_kind"]["parameter"] - half["peaks"][0]["by_kind"]["parameter"]
+    keys, values = 2 * 2 * 8, 4 * 16
+    recurrent = 64 * (keys + 2 * values + 2 * 4) + 4 * (keys + values) + 2 * 4 + 64 * values
+    attention = 64 * 16 * (2 * 4 + 2 * 2 + 4)  # queries with their gates, keys and values, output
+    widths = 2 * 3 * 64 * 32 * (1 + 4)
+    assert gone == 2 * (recurrent + attention + widths + 2 * 128 * 64) // 2
+    # The embedding, and two layers: attention, chosen experts and the shared one.
+    assert collectives(plan) == {("all_reduce", 2): 7, ("all_gather", 2): 1}
+
+
 def test_layers_are_split_over_stages(console: Console, config: Any, tmp_path: Path) -> None:
     target, plan = config({**LLAMA, "num_hidden_layers": 3}), tmp_path / "plan.json"
     ranks = ("--tensor-parallel", "2", "--pipeline-parallel", "2")

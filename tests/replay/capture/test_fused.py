@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -157,6 +158,42 @@ def test_what_something_else_needs_stays(step: Any, expected: dict[str, int]) ->
     plan = fused(before, MATCHERS)
     assert summed(plan) == expected
     assert largest_difference(make, plan, before) < 1e-5
+
+
+def one_more(x: Tensor, y: Tensor, state: Tensor) -> Any:
+    wide = (x + y).bfloat16().float()
+    return (
+        wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + 1e-5) * (1.0 + state[0, 0, 0].bfloat16().float())
+    ).bfloat16()
+
+
+def delta_rule(x: Tensor, y: Tensor, state: Tensor, *, forgets: bool = True) -> Any:
+    """One token of a gated delta net of two heads, as transformers writes it."""
+    query, key, value = (row[:, None, None].expand(-1, 2, 1, -1) for row in (x, y, (x - y).bfloat16()))
+    decay, beta = -x[:, :2, None], y[:, :2, None].bfloat16().float()
+    value, query = value.float(), query / 8**0.5
+    result, decayed = torch.zeros_like(value), state * decay[:, :, 0].exp()[..., None, None]
+    at = key[:, :, 0].unsqueeze(-1)
+    delta = (value[:, :, 0] - ((decayed if forgets else state) * at).sum(dim=-2)) * beta[:, :, 0].unsqueeze(-1)
+    learned = decayed + at * delta.unsqueeze(-2)
+    result[:, :, 0] = (learned * query[:, :, 0].unsqueeze(-1)).sum(dim=-2)
+    state.copy_(learned)
+    return result.transpose(1, 2).to(torch.bfloat16)
+
+
+@pytest.mark.parametrize(
+    ("step", "expected"),
+    [
+        (one_more, {"npu_rms_norm": 1}),
+        (delta_rule, {"npu_recurrent_gated_delta_rule": 1}),
+        (partial(delta_rule, forgets=False), {}),
+    ],
+)
+def test_gated_delta_nets_are_fused(step: Any, expected: dict[str, int]) -> None:
+    """What nothing here implements, and a norm whose weight is rounded before."""
+    values = torch.randn(3, 8), torch.randn(3, 8), torch.randn(3, 2, 8, 8)
+    plan = fused(capture_made(lambda: step_of((step, values)), source="here"), MATCHERS)
+    assert summed(plan) == expected
 
 
 def test_what_a_backward_needs_is_not_fused() -> None:

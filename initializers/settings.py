@@ -70,6 +70,10 @@ def _value(option: Option, shown: str, text: str) -> OptionValue:
         if option.choices and text not in option.choices:
             raise UsageError(f"{shown} cannot be {text!r}", hint=f"Choose one of {', '.join(option.choices)}.")
         return text
+    return _number(option, shown, text)
+
+
+def _number(option: Option, shown: str, text: str) -> OptionValue:
     try:
         number = int(text) if option.type is int else float(text)
     except ValueError:

@@ -52,14 +52,8 @@ class AttentionBackwardInit(CustomInit):
 
     def initialize(self, context: InitContext) -> InitReport:
         lengths = _cut_evenly(context)
-        query, key, value = (context.need(name) for name in ("query", "key", "value"))
-        saved, output = context.need("logsumexp"), context.tensor("out")
-        if not query.dim() == key.dim() == value.dim() or (output is not None and output.dim() < query.dim()):
-            raise InitializerError(f"{context.op}: query, key and value have different numbers of dimensions")
-        if context.op in HEADS_LAST and query.dim() == 4:
-            query, key, value = (t.transpose(1, 2) for t in (query, key, value))
-            output = None if output is None else output.transpose(1, 2)
-        keys = max(1, extent(key, -2))
+        query, key, value, output = _heads_first(context)
+        saved, keys = context.need("logsumexp"), max(1, extent(key, -2))
         biased = context.first(("attn_bias", "bias", "attn_mask")) is not None
         pairs = math.prod(query.shape[:-1]) * keys
         if query.dim() != 4 or pairs > EXACT_SCORES or lengths or biased or query.numel() == 0:
@@ -70,6 +64,18 @@ class AttentionBackwardInit(CustomInit):
         scale = scale if isinstance(scale, float) else query.shape[-1] ** -0.5
         _save_forward(query, key, value, output, saved, scale, context.flag("is_causal"))
         return InitReport(summary="out and logsumexp of the forward pass")
+
+
+def _heads_first(context: InitContext) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None]:
+    """Query, key, value and output, of four dimensions [batch, heads, sequence, head size]."""
+    query, key, value = (context.need(name) for name in ("query", "key", "value"))
+    output = context.tensor("out")
+    if not query.dim() == key.dim() == value.dim() or (output is not None and output.dim() < query.dim()):
+        raise InitializerError(f"{context.op}: query, key and value have different numbers of dimensions")
+    if context.op in HEADS_LAST and query.dim() == 4:
+        query, key, value = (t.transpose(1, 2) for t in (query, key, value))
+        output = None if output is None else output.transpose(1, 2)
+    return query, key, value, output
 
 
 _LENGTHS = {

@@ -197,23 +197,13 @@ def _chosen(context: InitContext, generator: torch.Generator) -> InitReport:
 
 def _sorted(context: InitContext, generator: torch.Generator) -> InitReport:
     """Tokens sorted by expert: aiter packs slot and token, vLLM numbers them token · topk + slot."""
-    order, owners = (
-        context.need("sorted_token_ids"),
-        context.first(("sorted_expert_ids", "expert_ids", "experts_ids"), elements=True),
-    )
+    order = context.need("sorted_token_ids")
+    owners = context.first(("sorted_expert_ids", "expert_ids", "experts_ids"), elements=True)
     valid = context.first(("num_valid_ids", "num_tokens_post_pad", "num_tokens_past_padded"), elements=True)
     if owners is None or valid is None:
         raise InitializerError(f"{context.op}: no expert of each block or no count of valid ids")
-    hidden = (
-        context.need("hidden_states")
-        if context.tensor("hidden_states") is not None
-        else context.first(HIDDEN, elements=True)
-    )
-    topk = number(context, "topk", "top_k") or 1
     weights = context.first(("topk_weights",), elements=True)
-    tokens = extent(hidden) if hidden is not None else 0
-    if weights is not None and weights.dim() == 2:
-        tokens, topk = weights.shape
+    tokens, topk = _sorted_tokens(context, weights)
     experts = expert_count(context)
     # One expert id stands for each block, so the two lengths tell the block where no argument does.
     block = number(context, "block_m", "block_size_m", "moe_block_size", "BLOCK_SIZE_M")
@@ -222,10 +212,7 @@ def _sorted(context: InitContext, generator: torch.Generator) -> InitReport:
     filler = tokens * topk
     slots = expert_choice.sort_by_expert(ids, experts, block, order.numel(), owners.numel(), filler)
     positions = slots.positions
-    if context.role == "stage":
-        fill.assign(order, _packed(positions, topk, tokens))
-    else:
-        fill.assign(order, positions)
+    fill.assign(order, _packed(positions, topk, tokens) if context.role == "stage" else positions)
     fill.assign(owners, slots.owners)
     counts = torch.full((valid.numel(),), tokens, dtype=torch.int64)
     counts[0] = slots.valid
@@ -240,6 +227,15 @@ def _sorted(context: InitContext, generator: torch.Generator) -> InitReport:
     if slots.dropped:
         assumed["capacity"] = f"{slots.dropped} of {filler} routed slots find no place and are dropped"
     return InitReport(summary=f"{tokens} tokens to {topk} of {experts} experts, blocks of {block}", assumed=assumed)
+
+
+def _sorted_tokens(context: InitContext, weights: torch.Tensor | None) -> tuple[int, int]:
+    """Tokens and experts of each, by their weights or by the rows of the layer's input."""
+    if weights is not None and weights.dim() == 2:
+        return weights.shape[0], weights.shape[1]
+    hidden = context.tensor("hidden_states")
+    hidden = context.first(HIDDEN, elements=True) if hidden is None else hidden
+    return extent(hidden) if hidden is not None else 0, number(context, "topk", "top_k") or 1
 
 
 def _packed(positions: torch.Tensor, topk: int, tokens: int) -> torch.Tensor:

@@ -25,12 +25,7 @@ class AdaptersInit(CustomInit):
     name = "lora_adapters"
 
     def initialize(self, context: InitContext) -> InitReport:
-        by_name = (context.args.get(name) for name in ("lora_a_weights", "lora_b_weights", "weight", "w"))
-        listed = next((value for value in by_name if value is not None), None)
-        weights = listed[0] if isinstance(listed, (list, tuple)) and listed else listed
-        if not isinstance(weights, torch.Tensor) or not weights.dim():
-            raise InitializerError(f"{context.op}: no weights of adapters among its arguments")
-        adapters = max(1, weights.shape[0])
+        adapters = _adapters(context)
         filled: list[str] = []
         for name in ("token_lora_mapping", "lora_indices_tensor", "lora_indices", "indices", "indicies"):
             if (which := context.tensor(name)) is not None:
@@ -49,15 +44,23 @@ class AdaptersInit(CustomInit):
         )
 
 
+def _adapters(context: InitContext) -> int:
+    """How many there are weights of, in one tensor or in the first one of a list."""
+    by_name = (context.args.get(name) for name in ("lora_a_weights", "lora_b_weights", "weight", "w"))
+    listed = next((value for value in by_name if value is not None), None)
+    weights = listed[0] if isinstance(listed, (list, tuple)) and listed else listed
+    if not isinstance(weights, torch.Tensor) or not weights.dim():
+        raise InitializerError(f"{context.op}: no weights of adapters among its arguments")
+    return max(1, weights.shape[0])
+
+
 class StateSlotsInit(CustomInit):
     """Sequences of even length, each with a state slot of its own that holds something already."""
 
     name = "state_slots"
 
     def initialize(self, context: InitContext) -> InitReport:
-        states = next(
-            (t for name in ("conv_states", "conv_state", "ssm_states") if (t := context.tensor(name)) is not None), None
-        )
+        states = context.first(("conv_states", "conv_state", "ssm_states"))
         slots = max(1, states.shape[0]) if states is not None and states.dim() else 1
         assumed = {}
         for name in ("cache_indices", "conv_state_indices"):

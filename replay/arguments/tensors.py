@@ -134,6 +134,11 @@ def _one_value(kind: str, name: str, value: Value, device: torch.device) -> Any:
         if value not in NAMED_VALUES:
             raise NotReplayable(Reason("policy", f"argument {name} names {value!r}"))
         return NAMED_VALUES[value]
+    return _number_of(kind, name, value)
+
+
+def _number_of(kind: str, name: str, value: str) -> float | complex:
+    """A number that JSON has no notation for."""
     if value in NON_FINITE:
         return NON_FINITE[value]
     try:

@@ -20,6 +20,7 @@ _PRODUCTS = {
     "addmm": ("mat1", "mat2"),
     "baddbmm": ("batch1", "batch2"),
     "_addmm_activation": ("mat1", "mat2"),
+    "linear": ("input", "weight"),
 }
 
 
@@ -30,18 +31,23 @@ def bearable_flops(threads: int) -> float:
 
 def product_flops(op: ReplayOp) -> float:
     """Two for each multiplication and addition of a matrix product, attention or convolution; 0 for other ops."""
-    short, tensors = op.name.removeprefix("aten::"), single_tensors(op)
-    shapes = {name: meta.shape for name, meta in tensors.items()}
+    short = op.name.removeprefix("aten::")
+    shapes = {name: meta.shape for name, meta in single_tensors(op).items()}
     if short in _PRODUCTS and shapes.keys() >= set(_PRODUCTS[short]):
         first, second = (shapes[name] for name in _PRODUCTS[short])
-        return 2.0 * math.prod(first) * (second[-1] if len(second) > 1 else 1)
-    if short == "linear" and shapes.keys() >= {"input", "weight"}:
-        return 2.0 * math.prod(shapes["input"]) * shapes["weight"][0]
+        if len(second) < 2:
+            return 2.0 * math.prod(first)
+        return 2.0 * math.prod(first) * second[0 if short == "linear" else -1]
     if "scaled_dot_product" in short and shapes.keys() >= {"query", "key", "value"}:
         query, key = shapes["query"], shapes["key"]
         return 4.0 * math.prod(query) * key[-2] if len(query) == len(key) == 4 else 0.0
-    result = tensors.get("grad_output") or next(iter(op.outputs or ()), None)
-    if "convolution" in short and "weight" in shapes and result is not None:
-        each = 4.0 if "backward" in short else 2.0
-        return each * math.prod(result.shape) * math.prod(shapes["weight"][1:])
-    return 0.0
+    return _convolution_flops(op, shapes) if "convolution" in short else 0.0
+
+
+def _convolution_flops(op: ReplayOp, shapes: dict[str, tuple[int, ...]]) -> float:
+    recorded = next(iter(op.outputs or ()), None)
+    result = shapes.get("grad_output", None if recorded is None else recorded.shape)
+    if result is None or "weight" not in shapes:
+        return 0.0
+    each = 4.0 if "backward" in op.name else 2.0
+    return each * math.prod(result) * math.prod(shapes["weight"][1:])

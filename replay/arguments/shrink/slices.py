@@ -7,7 +7,7 @@ proportional to what is left of it. Knows no torch; an op that is not listed her
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import cast
 
@@ -107,20 +107,26 @@ def _pointwise(op: ReplayOp) -> Iterator[Cut]:
             yield Cut(size=size, dims=dims, out=-back, what=f"slices of dimension {rank - back}")
 
 
+def _dimensions(op: ReplayOp, names: tuple[str, ...], rank: int) -> set[int]:
+    """Those that the first of the arguments `names` says, from 0 on; none where it says no such dimension."""
+    said = next((v for name in names if (v := _value(op, name)) is not None), None)
+    dims = cast("tuple[object, ...]", said) if isinstance(said, tuple) else (said,)
+    known = {d % rank for d in dims if isinstance(d, int) and -rank <= d < rank}
+    return known if all(isinstance(d, int) and -rank <= d < rank for d in dims) else set()
+
+
 def _along(*names: str, squeezes: bool = False) -> Rule:
     """Ops that reduce, sort or normalise along the dimension in one of the arguments `names`: cut along another."""
 
     def rule(op: ReplayOp) -> Iterator[Cut]:
         tensors = single_tensors(op)
         rank = max((len(meta.shape) for meta in tensors.values()), default=0)
-        said = next((v for name in names if (v := _value(op, name)) is not None), None)
-        dims = cast("tuple[object, ...]", said) if isinstance(said, tuple) else (said,)
-        if not rank or not dims or not all(isinstance(d, int) and -rank <= d < rank for d in dims):
+        taken = _dimensions(op, names, rank)
+        if not taken:
             return
-        taken = {d % rank for d in dims if isinstance(d, int)}
         keeps = not squeezes or _value(op, "keepdim") is True
+        whole = {name: meta for name, meta in tensors.items() if len(meta.shape) == rank}
         for dim in sorted(set(range(rank)) - taken):
-            whole = {name: meta for name, meta in tensors.items() if len(meta.shape) == rank}
             size = max(meta.shape[dim] for meta in whole.values())
             if all(meta.shape[dim] == size for meta in whole.values()):
                 out = dim if keeps else dim - sum(d < dim for d in taken)
@@ -150,21 +156,27 @@ def _product(first: str, second: str, *, column_dim: int = 1, bias: str | None =
         a, b = tensors.get(first), tensors.get(second)
         if a is None or b is None or len(b.shape) != 2 or len(a.shape) < 2:
             return
-        other = tensors.get(bias) if bias is not None else None
-        rows, columns = a.shape[0], b.shape[column_dim]
-        dims = {first: 0}
-        if other is not None and bias is not None and len(other.shape) == len(a.shape) and other.shape[0] == rows:
-            dims[bias] = 0
-        # What has one entry a row or column beside the bias, such as scales and out=, would have to be cut as well.
-        if all(m.shape[:1] != (rows,) for name, m in tensors.items() if name not in (*dims, second)):
-            yield Cut(size=rows, dims=dims, out=0, what="rows")
-        dims = {second: column_dim}
-        if other is not None and bias is not None and other.shape[-1:] == (columns,):
-            dims[bias] = -1
-        if all(m.shape[-1:] != (columns,) for name, m in tensors.items() if name not in (*dims, first)):
-            yield Cut(size=columns, dims=dims, out=-1, what="columns")
+        added = {bias: tensors[bias]} if bias is not None and bias in tensors else {}
+        by_row = {name: meta for name, meta in added.items() if len(meta.shape) == len(a.shape)}
+        others = {name: meta for name, meta in tensors.items() if name not in (first, second)}
+        rows = Cut(size=a.shape[0], dims={first: 0}, out=0, what="rows")
+        columns = Cut(size=b.shape[column_dim], dims={second: column_dim}, out=-1, what="columns")
+        yield from _with_others(rows, 0, by_row, others)
+        yield from _with_others(columns, -1, added, others)
 
     return rule
+
+
+def _with_others(
+    cut: Cut, dim: int, added: Mapping[str, TensorMeta], others: Mapping[str, TensorMeta]
+) -> Iterator[Cut]:
+    """The cut of a product with that of what is added, unless more than that has one entry a row or column.
+
+    Scales and out= would have to be cut as well.
+    """
+    alike = {name for name, meta in others.items() if meta.shape and meta.shape[dim] == cut.size}
+    if alike <= added.keys():
+        yield msgspec.structs.replace(cut, dims=cut.dims | dict.fromkeys(alike, dim))
 
 
 def _heads(op: ReplayOp) -> Iterator[Cut]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 
 import torch
 
@@ -113,27 +114,42 @@ PERMUTES = ("permute", "permute_list")
 
 def count_values(context: InitContext, lengths: BatchLengths | None) -> Work | None:
     """Values in rows of some length; where there are no rows, distinct entries of a permute."""
-    amounts: list[Amount] = []
-    warnings: list[str] = []
+    counted = [*_summed(context), *_between(context), *_permuted(context)]
+    if not counted:
+        return None
+    amounts, warnings = zip(*counted, strict=True)
+    return work(*amounts, warnings=tuple(filter(None, warnings)), same=amounts[0].most is not None)
+
+
+Counted = Iterator[tuple[Amount, str]]
+"""Amounts, each with what is wrong with its values; "" for nothing."""
+
+
+def _summed(context: InitContext) -> Counted:
     for name in SUMMED:
-        if (summed := context.tensor(name)) is not None and summed.numel() and not summed.dtype.is_floating_point:
-            values = fill.whole(summed)
-            amounts.append(Amount(what=f"values in {name}", done=int(values.clamp(min=0).sum())))
-            warnings += [f"{name} has negative entries"] if bool((values < 0).any()) else []
+        lengths = context.tensor(name)
+        if lengths is not None and lengths.numel() and not lengths.dtype.is_floating_point:
+            values = fill.whole(lengths)
+            wrong = f"{name} has negative entries" if bool((values < 0).any()) else ""
+            yield Amount(what=f"values in {name}", done=int(values.clamp(min=0).sum())), wrong
+
+
+def _between(context: InitContext) -> Counted:
+    """Of several levels of offsets the innermost counts."""
     for name in OFFSETS:
         value = context.args.get(name)
         levels = [t for t in (value if isinstance(value, (list, tuple)) else [value]) if isinstance(t, torch.Tensor)]
         for level in levels[-1:]:
             sizes = fill.whole(level).diff()
-            amounts.append(Amount(what=f"values between {name}", done=int(sizes.clamp(min=0).sum())))
-            warnings += _descending(name, sizes)
+            amount = Amount(what=f"values between {name}", done=int(sizes.clamp(min=0).sum()))
+            yield amount, "".join(_descending(name, sizes))
+
+
+def _permuted(context: InitContext) -> Counted:
     for name in PERMUTES:
         if (order := context.tensor(name)) is not None and order.numel():
             distinct = int(torch.unique(fill.whole(order)).numel())
-            amounts.append(Amount(what="distinct rows permuted", done=distinct, most=order.numel()))
-    if not amounts:
-        return None
-    return work(*amounts, warnings=tuple(warnings), same=amounts[0].most is not None)
+            yield Amount(what="distinct rows permuted", done=distinct, most=order.numel()), ""
 
 
 SAME_WORK = frozenset({"aten::where", "aten::masked_fill", "aten::masked_fill_", "aten::count_nonzero"})

@@ -266,6 +266,11 @@ def test_out_of_a_product_keeps_it_whole_where_it_would_have_to_be_cut_as_well()
     assert fitted(call, 8 * MB).part == 1.0
 
 
+@pytest.mark.parametrize(("shape", "flops"), [((20,), 2 * 300 * 20), ((), 2 * 300 * 20)])
+def test_a_weight_of_a_vector_or_a_number_is_one_column(shape: tuple[int, ...], flops: int) -> None:
+    assert product_flops(op("aten::linear", input=meta(300, 20), weight=meta(*shape))) == flops
+
+
 @pytest.mark.parametrize(
     ("call", "flops"),
     [

@@ -18,10 +18,12 @@ import torch
 
 from opreplay.replay.export.whole import whole_arguments
 from opreplay.replay.ir.model import ReplayArg, ReplayOp, Value
+from opreplay.replay.ops.calls import Call, taken, takes_call
 from opreplay.replay.ops.register import reference_of
+from opreplay.replay.ops.table import Reference
 from opreplay.replay.resolve.policy import TORCH_NAMESPACES
 
-_MODULES = ("torch", "math", "itertools", "functools")
+_MODULES = ("torch", "math", "itertools", "functools", "types")
 """Modules that a text may import, with what is inside of them."""
 MAX_HELPERS = 40
 """Functions of a reference beyond which it is no text to read."""
@@ -40,8 +42,12 @@ def called_text(op: ReplayOp, parameters: Sequence[str], given: Mapping[str, str
         sources = None if version is None else _sources(version.run)
         if version is None or sources is None:
             return None
-        call = f"{version.run.__name__}({_by_name(op, version.run, given)})"
+        call = f"{version.run.__name__}({_by_name(op, version, given)})"
         lines = sources
+        if version.into:
+            targets = "".join(f"{given[name]}, " for name in version.into)
+            values = call if len(version.into) > 1 else f"[{call}]"
+            call = f"[target.copy_(value) for target, value in zip([{targets}], {values})][0]"
     result = f"    return {call}" if op.outputs else f"    {call}\n    return {', '.join(written) or None}"
     return (
         "\n\n\n".join(["from __future__ import annotations", *lines, f"def run({', '.join(parameters)}):\n{result}"])
@@ -62,11 +68,16 @@ def _torch_call(op: ReplayOp, given: Mapping[str, str]) -> str:
     return f"torch.ops.{namespace}.{name}.{op.overload or 'default'}({', '.join([*by_place, *plain])})"
 
 
-def _by_name(op: ReplayOp, run: Callable[..., Any], given: Mapping[str, str]) -> str:
-    """The arguments that a reference names; those that the call leaves out with the schema's defaults."""
+def _by_name(op: ReplayOp, version: Reference, given: Mapping[str, str]) -> str:
+    """The arguments that a reference takes; those that the call leaves out with the schema's defaults."""
     defaults = {arg.name: value_text(arg.type, arg.value) for arg in whole_arguments(op)}
     texts = {**defaults, **given}
-    return ", ".join(f"{name}={texts[name]}" for name in inspect.signature(run).parameters if name in texts)
+    names = {name: version.renames.get(name, name).partition(".") for name in taken(version.run)}
+    ours = {name: "".join((texts[here], *rest)) for name, (here, *rest) in names.items() if here in texts}
+    named = ", ".join(
+        f"{name}={text}" for name, text in (ours | {k: repr(v) for k, v in version.fixed.items()}).items()
+    )
+    return f"SimpleNamespace({named})" if takes_call(version.run) else named
 
 
 def value_text(kind: str, value: Value) -> str:
@@ -122,6 +133,8 @@ def _sources(run: Callable[..., Any]) -> list[str] | None:
             else:
                 return None
     defined = [text for _, text in reversed(functions.values())]
+    if takes_call(run):
+        imports[Call.__name__] = f"from types import {Call.__name__}"
     heads = ["\n".join(sorted({"import torch", *imports.values()}))]
     return [
         *heads,

@@ -8,17 +8,19 @@ on which the library was seen with that schema ("" where no date is public). Who
 
 from __future__ import annotations
 
-import inspect
 import re
-from collections.abc import Callable, Iterable
-from functools import lru_cache, wraps
+from ast import literal_eval
+from collections.abc import Callable, Collection, Mapping
+from functools import lru_cache
 from importlib.resources import files
 from typing import Any
 
+from opreplay.replay.ops.calls import taken
 from opreplay.replay.ops.register import reference
 from opreplay.replay.ops.table import Row, find, load
 
 _WRITTEN = re.compile(r"Tensor(?:\([^)]*!\)|!)[\[\]?]* (\w+)")
+_CONSTANT = re.compile(r"True|False|None|[-\d'\"]")
 _MARK = re.compile(r"(?<=Tensor)(?:\(\w+!?(?:\s*->\s*\*)?\)|!)")
 
 
@@ -51,11 +53,13 @@ def versions_of(name: str) -> tuple[tuple[str, str], ...]:
     return versions
 
 
-def with_writes(schema: str, names: Iterable[str]) -> str:
+def with_writes(schema: str, names: Collection[str]) -> str:
     """`schema` with exactly these arguments marked as written, and results that alias nothing.
 
     For libraries that mark every tensor, or none. Raises ValueError for a name that the schema does not have.
     """
+    if tuple(_WRITTEN.findall(schema.rpartition(" -> ")[0])) == tuple(names):
+        return schema
     head, arrow, returns = _MARK.sub("", schema).rpartition(" -> ")
     for number, name in enumerate(names):
         head, changed = re.subn(rf"Tensor(?=(?:\[\])?\??(?:\[\])? {name}\b)", f"Tensor(w{number}!)", head)
@@ -71,19 +75,22 @@ def stands_for(
     fake: Callable[..., Any] | None = None,
     assumes: tuple[str, ...] = (),
     random: bool = False,
+    optional: Collection[str] = (),
+    **bound: Any,
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Declare a function as the stand-in for the known versions of these ops; see `registry.reference`.
+    """Declare a function as the stand-in for the known versions of these ops; see `register.reference`.
 
-    A version that lacks an argument which the function wants is not one that it stands for, nor is one that has an
-    argument of `lacking`. `writes` names the arguments that the function writes to, where the vendor's marks do not
-    tell (those of them that a version has); None keeps the vendor's marks. `assumes`, `random`: see
-    `reference`. Raises ValueError for an op that no version
-    of fits.
+    A version that lacks an argument which the function wants, and which is not `optional`, is not one that it stands
+    for, nor is one that has an argument of `lacking`. `writes` names the arguments that the function writes to, where
+    the vendor's marks do not tell (those of them that a version has); None keeps the vendor's marks. `assumes`,
+    `random`, `bound`: see `reference`. Raises ValueError for an op that no version of fits.
     """
+    renames: Mapping[str, str] = bound.get("renames", {})
+    set_here = {*optional, *bound.get("fixed", ())}
 
     def declare(run: Callable[..., Any]) -> Callable[..., Any]:
-        parameters = inspect.signature(run).parameters.values()
-        wanted = {parameter.name for parameter in parameters if parameter.default is parameter.empty}
+        needs = (name for name, needed in taken(run).items() if needed and name not in set_here)
+        wanted = {_argument(renames.get(name, name)) for name in needs}
         for name in names:
             fitting = [
                 (since, schema)
@@ -94,14 +101,14 @@ def stands_for(
                 raise ValueError(f"no version of {name} has all of {', '.join(sorted(wanted))}")
             for since, schema in fitting:
                 text = schema if writes is None else with_writes(schema, [w for w in writes if w in _words(schema)])
-                reference(text, since=since, fake=fake, assumes=assumes, random=random)(run)
+                reference(text, since=since, fake=fake, assumes=assumes, random=random, **bound)(run)
         return run
 
     return declare
 
 
 def declare_like(row: Row) -> None:
-    """Give an op the reference of `row.like`, whose optional arguments are None where its schema lacks them.
+    """Give an op the reference of `row.like`; what is optional there is None where this op lacks it.
 
     Raises ValueError for an op without a function of its own, and for a rename of what that or this op does not have.
     """
@@ -114,35 +121,32 @@ def declare_like(row: Row) -> None:
         raise ValueError(f"{row.name} is like {row.like}, which has no reference of its own")
     version = max(target.references, key=lambda known: known.since)
     ours = set[str]().union(*(_words(schema) for _, schema in versions_of(row.name)))
-    for theirs, here in row.renames.items():
-        if theirs not in inspect.signature(version.run).parameters or here not in ours:
-            raise ValueError(f"{row.name} like={row.like} {theirs}={here}: no such argument")
-    fake = version.fake and _renamed(version.fake, row.renames, version.schema)
+    fixed = {name: literal_eval(text) for name, text in row.renames.items() if _CONSTANT.match(text)}
+    renames = {name: text for name, text in row.renames.items() if name not in fixed}
+    into = tuple(filter(None, row.into.split(","))) or tuple(renames.get(name, name) for name in version.into)
+    theirs = {*taken(version.run), *version.into}
+    absent = [*(row.renames.keys() - theirs), *({*into, *map(_argument, renames.values())} - ours)]
+    if absent:
+        raise ValueError(f"{row.name} like={row.like}: no such argument {', '.join(absent)}")
     arguments, _, returns = version.schema.rpartition(" -> ")
     written: list[str] = _WRITTEN.findall(arguments)
-    writes = None if "!" in returns else tuple(row.renames.get(name, name) for name in written)
-    run = _renamed(version.run, row.renames, version.schema)
-    stands_for(row.name, writes=writes, fake=fake, assumes=version.assumes, random=version.random)(run)
+    stands_for(
+        row.name,
+        writes=None
+        if "!" in returns
+        else tuple(dict.fromkeys((*into, *(renames.get(name, name) for name in written)))),
+        fake=version.fake,
+        assumes=version.assumes,
+        random=version.random,
+        renames=renames,
+        fixed=fixed,
+        into=into,
+        optional=frozenset(re.findall(r"\? (\w+)", arguments)),
+    )(version.run)
 
 
-def _renamed(run: Callable[..., Any], renames: dict[str, str], schema: str) -> Callable[..., Any]:
-    """A function with its arguments called otherwise; those that are optional in the schema may be left out."""
-    signature = inspect.signature(run)
-    theirs = {renames.get(name, name): name for name in signature.parameters}
-
-    def parameter(here: str) -> inspect.Parameter:
-        its = signature.parameters[theirs[here]]
-        optional = its.default is its.empty and re.search(rf"\? {its.name}\b", schema)
-        return its.replace(name=here, kind=its.KEYWORD_ONLY, default=None if optional else its.default)
-
-    absent = {name: None for name in theirs if parameter(name).default is None}
-
-    @wraps(run)
-    def filled(**arguments: Any) -> Any:
-        return run(**{theirs[here]: value for here, value in {**absent, **arguments}.items()})
-
-    filled.__dict__["__signature__"] = signature.replace(parameters=[parameter(here) for here in theirs])
-    return filled
+def _argument(text: str) -> str:
+    return text.partition(".")[0]
 
 
 def _words(schema: str) -> set[str]:

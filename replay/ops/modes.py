@@ -7,9 +7,8 @@ changes no value and no shape of a result), or has to have the one value that th
 
 from __future__ import annotations
 
-import inspect
 import re
-from collections.abc import Callable
+from collections.abc import Collection
 from fnmatch import fnmatchcase
 from functools import lru_cache
 from typing import Any
@@ -84,7 +83,8 @@ INERT: dict[str, str] = {
         fb::rms_norm.flag
     """,
     "holds what is computed again, or what is not needed": """
-        aiter::ck_moe_stage2.activation fbgemm::bounds_check_indices.weights gating_output
+        _C::get_cutlass_moe_mm_problem_sizes.blockscale_offsets aiter::ck_moe_stage2.activation
+        fbgemm::bounds_check_indices.weights gating_output
         npu::npu_moe_init_routing_v2.expert_tokens_num_flag softmax_in
     """,
     "has one meaning in all shapes that the stand-in takes": """
@@ -132,16 +132,15 @@ def inert_entry(op: str, argument: str) -> str | None:
 _ALL_INERT = frozenset(name for names in INERT.values() for name in _names(names))
 
 
-def untaken_modes(run: Callable[..., Any], schema: Any) -> tuple[str, ...]:
-    """Arguments of the schema that may change what an op computes, and that its stand-in does not take.
+def untaken_modes(names: Collection[str], schema: Any) -> tuple[str, ...]:
+    """Arguments of the schema that may change what an op computes, and are not of those that its stand-in takes.
 
     Any value but those that it computes (`computed`) is refused: it would give wrong values.
     """
-    taken = inspect.signature(run).parameters
     return tuple(
         argument.name
         for argument in schema.arguments
-        if argument.name not in taken
+        if argument.name not in names
         and _JUDGED.fullmatch(str(argument.type))
         and inert_entry(schema.name, argument.name) is None
     )

@@ -6,9 +6,8 @@ the mathematics (the other modules here) nor the decision to call a vendor op (`
 
 from __future__ import annotations
 
-import inspect
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from opreplay.replay.host.dispatcher import parse_schema, registered_schemas
@@ -16,6 +15,7 @@ from opreplay.replay.host.dispatcher import parse_schema, registered_schemas
 if TYPE_CHECKING:
     import torch
 
+from opreplay.replay.ops.calls import call_with, taken
 from opreplay.replay.ops.catalog import ALIASES, LIBRARIES, PROFILER_WRAPPERS
 from opreplay.replay.ops.modes import computed, is_computed, untaken_modes
 from opreplay.replay.ops.table import Reference, find, load, row, rows
@@ -36,13 +36,15 @@ def reference(
     fake: Callable[..., Any] | None = None,
     assumes: Sequence[str] = (),
     random: bool = False,
+    **bound: Any,
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Declare a plain torch function as the stand-in for `schema` ("ns::op(Tensor x) -> Tensor").
 
-    The function gets, by name, those of the schema's arguments that its signature has, so one function may serve
-    several versions. `since` orders the versions of an op: the newest becomes the default overload, an older one
-    `since_YYYYMMDD`. `assumes` says, for the results, what it makes up because no argument tells it. `fake` describes
-    the outputs of a function whose control flow depends on tensor contents. `random`: it takes torch's random numbers.
+    The function gets those of the schema's arguments that it takes (`calls.taken`), so one function may serve several
+    versions; `bound` is the rest of a `Reference`: what it calls otherwise. `since` orders the versions of an op: the
+    newest becomes the default overload, an older one `since_YYYYMMDD`. `assumes` says, for the results, what it makes
+    up because no argument tells it. `fake` describes the outputs of a function whose control flow depends on tensor
+    contents. `random`: it takes torch's random numbers.
     Raises ValueError when the same version is declared twice or the name is malformed.
     """
     qualified = schema.partition("(")[0].strip()
@@ -64,6 +66,7 @@ def reference(
                 fake=fake,
                 assumes=tuple(assumes),
                 random=random,
+                **bound,
             )
         )
         return run
@@ -124,7 +127,7 @@ def stand_in_of(name: str) -> Callable[..., Any] | None:
     import torch
 
     versions = _versions(name) if name in _with_references(name.partition("::")[0]) else []
-    return _adapt(versions[0][0].run, torch._C.parse_schema(versions[0][0].schema)) if versions else None
+    return _adapt(versions[0][0], torch._C.parse_schema(versions[0][0].schema)) if versions else None
 
 
 def reference_of(name: str, overload: str) -> Reference | None:
@@ -180,8 +183,8 @@ def _define(version: Reference, overload: str) -> str:
         library = _libraries[namespace] = torch.library.Library(namespace, "FRAGMENT")
     library.define(text, tags=(torch.Tag.nondeterministic_seeded,) if version.random else ())
     schema = parse_schema(f"{namespace}::{text}")
-    library.impl(operator, _adapt(version.run, schema), "CompositeExplicitAutograd")
-    fake = _adapt(version.fake or version.run, schema, version.run) if schema.returns or version.fake else _nothing
+    library.impl(operator, _adapt(version, schema), "CompositeExplicitAutograd")
+    fake = _adapt(version, schema, fake=True) if schema.returns else _nothing
     torch.library.register_fake(f"{namespace}::{operator}", fake, lib=library)
     return overload
 
@@ -190,32 +193,58 @@ def _nothing(*_args: Any, **_kwargs: Any) -> None:
     """The fake kernel of an op that only writes to its arguments."""
 
 
-def _adapt(run: Callable[..., Any], schema: Any, stand_in: Callable[..., Any] | None = None) -> Callable[..., Any]:
-    """A kernel that hands `run` the arguments it names; the dispatcher leaves out those that equal their default.
+def _adapt(version: Reference, schema: Any, *, fake: bool = False) -> Callable[..., Any]:
+    """A kernel that hands a version's function what it takes; the dispatcher leaves out what equals its default.
 
-    Raises ValueError when called with a mode that `stand_in` does not take; where that is not given, `run` is it.
+    What the function needs and the schema lacks is None. Raises ValueError when called with a mode that the function
+    does not take. `fake`: results without values.
     """
+    run = (version.fake if fake else None) or version.run
     names: Sequence[str] = [argument.name for argument in schema.arguments]
-    wanted = tuple(inspect.signature(run).parameters)
-    unknown = [
-        name
-        for name, parameter in inspect.signature(run).parameters.items()
-        if name not in names and parameter.default is parameter.empty
-    ]
-    if unknown:
-        raise ValueError(f"{schema.name}: {run.__name__} wants {', '.join(unknown)}, which the schema does not have")
-    wanted = tuple(name for name in wanted if name in names)
     defaults = {a.name: _default(a) for a in schema.arguments if a.has_default_value()}
-    modes = {mode: computed(schema, mode) for mode in untaken_modes(stand_in or run, schema)}
+    modes = {mode: computed(schema, mode) for mode in untaken_modes(version.takes, schema)}
+    bind = _binding(version, run, names)
 
     def kernel(*args: Any, **kwargs: Any) -> Any:
         values_by_name = {**defaults, **dict(zip(names, args, strict=False)), **kwargs}
         for mode, values in modes.items():
             if mode in values_by_name and not is_computed(values_by_name[mode], values):
                 raise ValueError(f"{schema.name}: {mode}={_brief(values_by_name[mode])} is not stood in for")
-        return run(**{name: values_by_name[name] for name in wanted})
+        targets = [values_by_name[name] for name in version.into]
+        if fake and targets:
+            return targets[0].clone()
+        result = call_with(run, bind(values_by_name))
+        if not targets:
+            return result if schema.returns else None
+        for target, value in zip(targets, result if isinstance(result, tuple) else (result,), strict=True):
+            target.copy_(value.reshape(target.shape))
+        return targets[0].clone() if schema.returns else None
 
     return kernel
+
+
+def _binding(
+    version: Reference, run: Callable[..., Any], names: Sequence[str]
+) -> Callable[[Mapping[str, Any]], dict[str, Any]]:
+    """What a function calls its arguments, from what a schema with these names calls them."""
+    places = {name: version.renames.get(name, name).partition(".")[::2] for name in taken(run)}
+    needed = {name for name, needed in taken(run).items() if needed}
+    absent = {name: None for name, (here, _) in places.items() if here not in names and name in needed}
+    present = {name: place for name, place in places.items() if place[0] in names}
+
+    def bind(values: Mapping[str, Any]) -> dict[str, Any]:
+        bound = {name: (values[here], attribute) for name, (here, attribute) in present.items() if here in values}
+        return {**absent, **{name: _part(*place) for name, place in bound.items()}, **version.fixed}
+
+    return bind
+
+
+def _part(value: Any, attribute: str) -> Any:
+    """An attribute of an argument, or what its method "name()" gives; the argument itself for ""."""
+    if value is None or not attribute:
+        return value
+    part = getattr(value, attribute.removesuffix("()"))
+    return part() if attribute.endswith("()") else part
 
 
 def _brief(value: Any) -> str:

@@ -9,7 +9,7 @@ imported before it is asked for. What users register goes before the table and i
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cache
 from importlib import import_module
@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from opreplay.initializers.base import InitializerError
 from opreplay.replay import ops as room
 from opreplay.replay.ir.kernel import KernelCall
+from opreplay.replay.ops.calls import taken
 from opreplay.replay.ops.op_view import OpView
 from opreplay.traces.errors import strict
 
@@ -75,13 +76,25 @@ class Reference:
     since: str
     """ISO date of the first library version with this schema; "" where no version is public."""
     run: Callable[..., Any]
-    """Called with those of the schema's arguments that it names."""
+    """Called with those of the schema's arguments that it takes, see `calls`."""
     fake: Callable[..., Any] | None
     """Output shapes and dtypes; None: nothing is returned, or `run` itself works on meta tensors."""
     assumes: tuple[str, ...] = ()
     """What `run` makes up because no argument tells it."""
     random: bool = False
     """Whether it takes torch's random numbers."""
+    renames: Mapping[str, str] = field(default_factory=dict[str, str])
+    """An argument of `run` → what the schema calls it, or "name.attribute" or "name.method()" of one of it."""
+    fixed: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    """An argument of `run` → the value that it has in this op."""
+    into: tuple[str, ...] = ()
+    """The arguments that the results of `run` are written to, in their order."""
+
+    @property
+    def takes(self) -> list[str]:
+        """The arguments that are taken, as the schema calls them; some it may lack."""
+        names = [self.renames.get(name, name) for name in taken(self.run) if name not in self.fixed]
+        return [*self.into, *(name.partition(".")[0] for name in names)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,7 +126,9 @@ class Row:
     like: str = ""
     """The op whose reference this one has, too."""
     renames: dict[str, str] = field(default_factory=dict[str, str])
-    """An argument of `like` → what it is called here."""
+    """An argument of `like` → what it is called here, "name.attribute" of one that is here, or a constant."""
+    into: str = ""
+    """The arguments that the results of `like` are written to, apart by comma."""
     references: list[Reference] = field(default_factory=list["Reference"])
     formula: Formula | None = None
 
@@ -154,13 +169,14 @@ def family(
 ) -> None:
     """Add ops of one kind: names, apart by space, and on a line of them `inputs=` or `role=` where it is another.
 
-    `like=` an op gives a line that one's reference; `theirs=ours` beside it is an argument called otherwise here.
+    `like=` an op gives a line that one's reference; `theirs=ours` beside it is an argument called otherwise here,
+    `theirs=ours.dtype` an attribute of one, `theirs=1.5` a constant, `into=a,b` where results are written.
     `folder` is where their references are, `kernels` makes the rule of a line with `kernel=` and a CANN type. Raises
     ValueError for what an op has already, and for a key that is none.
     """
     for line in filter(str.strip, ops.splitlines()):
         names, texts = _parsed(line)
-        kernel, like = texts.pop("kernel", ""), texts.pop("like", "")
+        kernel, like, into = (texts.pop(key, "") for key in ("kernel", "like", "into"))
         renames = {key: texts.pop(key) for key in texts.keys() - {"inputs", "role"}} if like else {}
         if not texts.keys() <= {"inputs", "role"} or bool(kernel) != (kernels is not None):
             raise ValueError(f"family {name}: {line.strip()!r} gives what a row does not have, or lacks its kernel")
@@ -173,6 +189,7 @@ def family(
                 uncosted=uncosted,
                 like=like,
                 renames=renames,
+                into=into,
                 **{"inputs": inputs, "role": role, **texts},
             )
 

@@ -13,6 +13,7 @@ import torch
 from opreplay.initializers.base import InitContext
 from opreplay.replay.ops.attention.reference_aiter import mha_batch_prefill
 from opreplay.replay.ops.attention.reference_vllm import paged_attention
+from opreplay.replay.ops.calls import Call
 from opreplay.replay.ops.experts.reference_aiter import ck_moe_stage1, ck_moe_stage2
 from opreplay.replay.ops.inputs import built_in
 from opreplay.replay.ops.maths.batch_layout import BatchLayout, batch_layout
@@ -67,7 +68,9 @@ def test_page_lists(batch: BatchContext, tokens: int, sequences: int, distributi
         "kv_page_indices": ints(140),
     }
     initialize("aiter::mha_batch_prefill", args, f"distribution={distribution}", batch=batch)
-    found = mha_batch_prefill(*args.values(), 0.0, SCALE, 0.0, True, -1, -1, False, None, None)[0]
+    rest = {"dropout_p": 0.0, "softmax_scale": SCALE, "logits_soft_cap": 0.0, "is_causal": True, "out": None}
+    rest |= {"window_size_left": -1, "window_size_right": -1, "return_softmax_lse": False, "alibi_slopes": None}
+    found = mha_batch_prefill(Call(**args, **rest))[0]
     wanted = torch.zeros_like(found)
     edges, starts = args["cu_seqlens_q"].tolist(), args["kv_indptr"].tolist()
     for i in range(sequences):
@@ -99,7 +102,7 @@ def test_packed_caches(distribution: str) -> None:
     initialize("_C::paged_attention_v1", args, f"distribution={distribution}", batch=DECODE)
     args["k_scale"].fill_(1)
     args["v_scale"].fill_(1)
-    paged_attention(**args)
+    paged_attention(Call(**args))
     keys = args["key_cache"].permute(0, 3, 1, 2, 4).reshape(40 * page, KV_HEADS, SIZE)
     values = args["value_cache"].permute(0, 3, 1, 2).reshape(40 * page, KV_HEADS, SIZE)
     for i, length in enumerate(args["seq_lens"].tolist()):
@@ -164,30 +167,12 @@ def test_both_stages(distribution: str) -> None:
     }
     initialize("aiter::ck_moe_stage1", args, f"distribution={distribution}")
     lists = {name: args[name] for name in ("sorted_token_ids", "sorted_expert_ids", "num_valid_ids")}
-    ck_moe_stage1(
-        hidden,
-        args["w1"],
-        **lists,
-        out=inner,
-        topk=TOPK,
-        w1_scale=None,
-        a1_scale=None,
-        block_m=block,
-        sorted_weights=None,
-        activation=0,
-    )
+    same = {**lists, "topk": TOPK, "block_m": block}
+    first = {"w1": args["w1"], "w1_scale": None, "a1_scale": None, "sorted_weights": None, "activation": 0}
+    ck_moe_stage1(Call(hidden_states=hidden, out=inner, **same, **first))
     found = torch.zeros(TOKENS, WIDTH)
-    ck_moe_stage2(
-        inner,
-        args["w2"],
-        **lists,
-        out=found,
-        topk=TOPK,
-        w2_scale=None,
-        a2_scale=None,
-        block_m=block,
-        sorted_weights=args["sorted_weights"],
-    )
+    second = {"w2": args["w2"], "w2_scale": None, "a2_scale": None, "sorted_weights": args["sorted_weights"]}
+    ck_moe_stage2(Call(inter_states=inner, out=found, **same, **second))
     mixture = torch.zeros(TOKENS, EXPERTS)
     for place in range(int(args["num_valid_ids"][0])):
         token = int(args["sorted_token_ids"][place]) & 0xFFFFFF

@@ -30,10 +30,11 @@ family(
     "swiglu",
     """
         _C::mul_and_silu _C::silu_and_mul _C::silu_and_mul_quant _C::silu_and_mul_with_clamp _C::swigluoai_and_mul
-        aiter::scaled_silu_and_mul aiter::silu_and_mul aiter::silu_and_mul_quant aiter::swiglu_and_mul npu::npu_swiglu
+        aiter::silu_and_mul aiter::silu_and_mul_quant aiter::swiglu_and_mul npu::npu_swiglu
         vllm::rocm_aiter_act_mul_and_fp8_group_quant vllm::silu_and_mul
         sgl_kernel::silu_and_mul like=_C::silu_and_mul result=out
         npu::npu_clipped_swiglu inputs=row_numbers role=row_groups
+        aiter::scaled_silu_and_mul like=_C::silu_and_mul_quant result=out
     """,
     cost=elementwise.swiglu,
 )

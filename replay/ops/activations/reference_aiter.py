@@ -11,7 +11,7 @@ from torch import Tensor
 
 from opreplay.replay.ops.declared import stands_for
 from opreplay.replay.ops.maths.activations import gated, gelu_tanh
-from opreplay.replay.ops.maths.quantize import group_scale, largest, quantize_groups, to_quantized
+from opreplay.replay.ops.maths.quantize import group_scale, largest, quantize_groups
 
 
 def _arithmetic(plain_name: str, in_place_name: str, function: Callable[[Tensor, Tensor], Tensor]) -> None:
@@ -91,9 +91,3 @@ def _declare_gated(name: str, activation: Callable[[Tensor], Tensor]) -> None:
 
 for _name, _activation in {"silu_and_mul": F.silu, "gelu_and_mul": F.gelu, "gelu_tanh_and_mul": gelu_tanh}.items():
     _declare_gated(_name, _activation)
-
-
-@stands_for("aiter::scaled_silu_and_mul")
-def scaled_silu_and_mul(out: Tensor, input: Tensor, scale: Tensor) -> None:
-    """silu_and_mul, then one fp8 scale."""
-    out.copy_(to_quantized(gated(input.float(), F.silu), scale, out.dtype))

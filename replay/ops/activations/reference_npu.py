@@ -6,6 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from opreplay.replay.ops.calls import Call
 from opreplay.replay.ops.declared import stands_for
 
 _QUICK = 1.702
@@ -56,14 +57,12 @@ def geglu(self: Tensor, dim: int, approximate: int, activate_left: bool) -> tupl
 
 
 @stands_for("npu::npu_geglu_grad")
-def geglu_grad(
-    grad_output: Tensor, self: Tensor, gelu: Tensor, dim: int, approximate: int, activate_left: bool
-) -> Tensor:
+def geglu_grad(c: Call) -> Tensor:
     """Gradient of npu_geglu."""
-    active, other = _geglu_halves(self, dim, activate_left)
-    dactive = torch.ops.aten.gelu_backward(grad_output * other, active, approximate=_approximate(approximate))
-    dother = grad_output * gelu
-    return torch.cat((dactive, dother) if activate_left else (dother, dactive), dim)
+    active, other = _geglu_halves(c.self, c.dim, c.activate_left)
+    dactive = torch.ops.aten.gelu_backward(c.grad_output * other, active, approximate=_approximate(c.approximate))
+    dother = c.grad_output * c.gelu
+    return torch.cat((dactive, dother) if c.activate_left else (dother, dactive), c.dim)
 
 
 @stands_for("npu::npu_silu")
@@ -98,21 +97,20 @@ def mish_backward(grad: Tensor, input: Tensor) -> Tensor:
 
 
 @stands_for("npu::npu_clipped_swiglu")
-def clipped_swiglu(
-    x: Tensor, group_index: Tensor | None, dim: int, alpha: float, limit: float, bias: float, interleaved: bool
-) -> Tensor:
+def clipped_swiglu(c: Call) -> Tensor:
     """gpt-oss's gate: (up + bias) · gate · sigmoid(alpha · gate), both clamped; rows behind the last group are zero."""
-    if interleaved:
-        pairs = x.unflatten(dim, (-1, 2)).movedim(dim + 1 if dim >= 0 else dim, -1)
+    dim = c.dim
+    if c.interleaved:
+        pairs = c.x.unflatten(dim, (-1, 2)).movedim(dim + 1 if dim >= 0 else dim, -1)
         gate, up = pairs[..., 0], pairs[..., 1]
     else:
-        gate, up = x.chunk(2, dim)
-    gate, up = gate.float().clamp(max=limit), up.float().clamp(-limit, limit)
-    out = ((up + bias) * gate * torch.sigmoid(alpha * gate)).to(x.dtype)
-    if group_index is None:
+        gate, up = c.x.chunk(2, dim)
+    gate, up = gate.float().clamp(max=c.limit), up.float().clamp(-c.limit, c.limit)
+    out = ((up + c.bias) * gate * torch.sigmoid(c.alpha * gate)).to(c.x.dtype)
+    if c.group_index is None:
         return out
-    row = torch.arange(out.shape[0], device=x.device).reshape(-1, *[1] * (out.dim() - 1))
-    return out.masked_fill(row >= group_index.sum(), 0.0)
+    row = torch.arange(out.shape[0], device=c.x.device).reshape(-1, *[1] * (out.dim() - 1))
+    return out.masked_fill(row >= c.group_index.sum(), 0.0)
 
 
 def _scaled_mask(x: Tensor, mask: Tensor, scale: float, fixed_triu_mask: bool) -> Tensor:
@@ -130,16 +128,14 @@ def scaled_masked_softmax(x: Tensor, mask: Tensor, scale: float, fixed_triu_mask
 
 
 @stands_for("npu::npu_scaled_masked_softmax_backward")
-def scaled_masked_softmax_backward(
-    y_grad: Tensor, y: Tensor, mask: Tensor, scale: float, fixed_triu_mask: bool
-) -> Tensor:
+def scaled_masked_softmax_backward(c: Call) -> Tensor:
     """Gradient of npu_scaled_masked_softmax from its result y."""
-    hidden = mask.to(torch.bool)
-    if fixed_triu_mask:
-        hidden = torch.ones(y.shape[-2:], dtype=torch.bool, device=y.device).triu(1)
-    wide = y.float()
-    inner = (y_grad.float() - (y_grad.float() * wide).sum(-1, keepdim=True)) * wide * scale
-    return inner.masked_fill(hidden, 0.0).to(y.dtype)
+    hidden = c.mask.to(torch.bool)
+    if c.fixed_triu_mask:
+        hidden = torch.ones(c.y.shape[-2:], dtype=torch.bool, device=c.y.device).triu(1)
+    wide = c.y.float()
+    inner = (c.y_grad.float() - (c.y_grad.float() * wide).sum(-1, keepdim=True)) * wide * c.scale
+    return inner.masked_fill(hidden, 0.0).to(c.y.dtype)
 
 
 @stands_for("npu::npu_attn_softmax_")
@@ -157,14 +153,12 @@ def attn_softmax_backward_(self: Tensor, grad_output: Tensor, values: Tensor) ->
 
 
 @stands_for("npu::npu_masked_softmax_with_rel_pos_bias")
-def masked_softmax_with_rel_pos_bias(
-    x: Tensor, atten_mask: Tensor | None, relative_pos_bias: Tensor, scale_value: float
-) -> Tensor:
+def masked_softmax_with_rel_pos_bias(c: Call) -> Tensor:
     """softmax(scale · x + mask + bias) over the last dim; a mask [W, S, S] goes before the heads' bias [N, S, S]."""
-    scores = x.float() * scale_value + relative_pos_bias.float()
-    if atten_mask is not None:
-        scores = scores + (atten_mask.unsqueeze(-3) if atten_mask.dim() == 3 else atten_mask).float()
-    return scores.softmax(-1).to(x.dtype)
+    scores = c.x.float() * c.scale_value + c.relative_pos_bias.float()
+    if c.atten_mask is not None:
+        scores = scores + (c.atten_mask.unsqueeze(-3) if c.atten_mask.dim() == 3 else c.atten_mask).float()
+    return scores.softmax(-1).to(c.x.dtype)
 
 
 @stands_for("npu::npu_dtype_cast_")
@@ -216,26 +210,23 @@ def dropout_with_byte_mask_backward(grad_output: Tensor, mask: Tensor, p: float)
 
 
 @stands_for("npu::npu_dropout_with_add_softmax", random=True)
-def dropout_with_add_softmax(
-    self: Tensor, x1: Tensor, alpha: float, prob: float, dim: int
-) -> tuple[Tensor, Tensor, Tensor]:
+def dropout_with_add_softmax(c: Call) -> tuple[Tensor, Tensor, Tensor]:
     """(mask uint8, softmax(alpha · self + x1), the softmax after dropout)."""
-    softmax = (self.float() * alpha + x1.float()).softmax(dim).to(self.dtype)
-    keep = torch.rand(self.shape, device=self.device) >= prob
-    scale = 0.0 if prob >= 1 else 1.0 / (1.0 - prob)
+    self = c.self
+    softmax = (self.float() * c.alpha + c.x1.float()).softmax(c.dim).to(self.dtype)
+    keep = torch.rand(self.shape, device=self.device) >= c.prob
+    scale = 0.0 if c.prob >= 1 else 1.0 / (1.0 - c.prob)
     return keep.to(torch.uint8), softmax, (softmax * keep * scale).to(self.dtype)
 
 
 @stands_for("npu::npu_dropout_with_add_softmax_backward")
-def dropout_with_add_softmax_backward(
-    grad: Tensor, mask: Tensor, softmax_out: Tensor, alpha: float, prob: float, dim: int
-) -> tuple[Tensor, Tensor]:
+def dropout_with_add_softmax_backward(c: Call) -> tuple[Tensor, Tensor]:
     """(gradient of self, gradient of x1)."""
-    scale = 0.0 if prob >= 1 else 1.0 / (1.0 - prob)
-    upstream = grad.float() * mask.float() * scale
-    wide = softmax_out.float()
-    inner = (upstream - (upstream * wide).sum(dim, keepdim=True)) * wide
-    return (inner * alpha).to(grad.dtype), inner.to(grad.dtype)
+    scale = 0.0 if c.prob >= 1 else 1.0 / (1.0 - c.prob)
+    upstream = c.grad.float() * c.mask.float() * scale
+    wide = c.softmax_out.float()
+    inner = (upstream - (upstream * wide).sum(c.dim, keepdim=True)) * wide
+    return (inner * c.alpha).to(c.grad.dtype), inner.to(c.grad.dtype)
 
 
 @stands_for("npu::npu_alloc_float_status")

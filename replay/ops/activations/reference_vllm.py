@@ -14,45 +14,21 @@ from opreplay.replay.ops.maths.activations import gated, gelu_quick, gelu_tanh, 
 from opreplay.replay.ops.maths.quantize import to_quantized
 from opreplay.replay.ops.quantisation.reference_vllm import group_fp8_quant
 
-_GATED: dict[str, tuple[str, Callable[[Tensor], Tensor]]] = {
-    "silu_and_mul": ("result", F.silu),
-    "gelu_and_mul": ("out", F.gelu),
-    "gelu_tanh_and_mul": ("out", gelu_tanh),
-}
-_PLAIN: dict[str, Callable[[Tensor], Tensor]] = {
-    "gelu_new": gelu_tanh,
-    "gelu_fast": gelu_tanh,
-    "gelu_quick": gelu_quick,
-    "relu_squared": lambda x: F.relu(x).square(),
-}
+
+def _declare(name: str, function: Callable[[Tensor], Tensor], into: str = "out") -> None:
+    def of_input(input: Tensor) -> Tensor:
+        return function(input)
+
+    stands_for(f"_C::{name}", into=(into,))(of_input)
 
 
-def _declare_gated(name: str, target: str, activation: Callable[[Tensor], Tensor]) -> None:
-    if target == "result":
-
-        def write_result(result: Tensor, input: Tensor) -> None:
-            result.copy_(gated(input, activation))
-
-        stands_for(f"_C::{name}")(write_result)
-        return
-
-    def write_out(out: Tensor, input: Tensor) -> None:
-        out.copy_(gated(input, activation))
-
-    stands_for(f"_C::{name}")(write_out)
-
-
-def _declare_plain(name: str, activation: Callable[[Tensor], Tensor]) -> None:
-    def write_out(out: Tensor, input: Tensor) -> None:
-        out.copy_(activation(input))
-
-    stands_for(f"_C::{name}")(write_out)
-
-
-for _name, (_target, _activation) in _GATED.items():
-    _declare_gated(_name, _target, _activation)
-for _name, _activation in _PLAIN.items():
-    _declare_plain(_name, _activation)
+_declare("silu_and_mul", lambda x: gated(x, F.silu), into="result")
+_declare("gelu_and_mul", lambda x: gated(x, F.gelu))
+_declare("gelu_tanh_and_mul", lambda x: gated(x, gelu_tanh))
+_declare("gelu_new", gelu_tanh)
+_declare("gelu_fast", gelu_tanh)
+_declare("gelu_quick", gelu_quick)
+_declare("relu_squared", lambda x: F.relu(x).square())
 
 
 @stands_for("_C::mul_and_silu")

@@ -12,6 +12,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from opreplay.replay.ops.calls import Call
+
 Maybe = Tensor | None
 
 
@@ -37,130 +39,51 @@ def _state(q: Tensor) -> Tensor:
     return q.new_zeros((), dtype=torch.int64)
 
 
-def scaled_dot_product_flash_attention(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    dropout_p: float = 0.0,
-    is_causal: bool = False,
-    return_debug_mask: bool = False,
-    *,
-    scale: float | None = None,
-) -> tuple[Any, ...]:
+def scaled_dot_product_flash_attention(c: Call) -> tuple[Any, ...]:
     """Layout [B, H, S, D]."""
-    del dropout_p, return_debug_mask
-    out = attend(q, k, v, None, causal=is_causal, scale=scale)
+    q, k = c.query, c.key
+    out = attend(q, k, c.value, getattr(c, "attn_bias", None), causal=c.is_causal, scale=c.scale)
     return out, _lse(q), None, None, q.shape[-2], k.shape[-2], _state(q), _state(q), q.new_empty(0)
 
 
-def scaled_dot_product_efficient_attention(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    attn_bias: Maybe,
-    compute_log_sumexp: bool,
-    dropout_p: float = 0.0,
-    is_causal: bool = False,
-    *,
-    scale: float | None = None,
-) -> tuple[Any, ...]:
+scaled_dot_product_cudnn_attention = scaled_dot_product_flash_attention
+
+
+def scaled_dot_product_efficient_attention(c: Call) -> tuple[Any, ...]:
     """Layout [B, H, S, D]."""
-    del compute_log_sumexp, dropout_p
-    return attend(q, k, v, attn_bias, causal=is_causal, scale=scale), _lse(q), _state(q), _state(q)
+    out = attend(c.query, c.key, c.value, c.attn_bias, causal=c.is_causal, scale=c.scale)
+    return out, _lse(c.query), _state(c.query), _state(c.query)
 
 
-def scaled_dot_product_cudnn_attention(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    attn_bias: Maybe,
-    compute_log_sumexp: bool,
-    dropout_p: float = 0.0,
-    is_causal: bool = False,
-    return_debug_mask: bool = False,
-    *,
-    scale: float | None = None,
-) -> tuple[Any, ...]:
-    """Layout [B, H, S, D]."""
-    del compute_log_sumexp, dropout_p, return_debug_mask
-    out = attend(q, k, v, attn_bias, causal=is_causal, scale=scale)
-    return out, _lse(q), None, None, q.shape[-2], k.shape[-2], _state(q), _state(q), q.new_empty(0)
-
-
-def cudnn_attention_forward(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    attn_bias: Maybe,
-    cum_seq_q: Maybe,
-    cum_seq_k: Maybe,
-    max_q: int,
-    max_k: int,
-    compute_log_sumexp: bool,
-    dropout_p: float = 0.0,
-    is_causal: bool = False,
-    return_debug_mask: bool = False,
-    *,
-    scale: float | None = None,
-) -> tuple[Any, ...]:
+def cudnn_attention_forward(c: Call) -> tuple[Any, ...]:
     """Layout [B, H, S, D], or packed [T, H, D] with cumulative lengths."""
-    if cum_seq_q is None:
-        return scaled_dot_product_cudnn_attention(
-            q, k, v, attn_bias, compute_log_sumexp, dropout_p, is_causal, return_debug_mask, scale=scale
-        )
-    out = _packed(q, k, v, cum_seq_q, cum_seq_k, causal=is_causal, scale=scale)
-    return out, _lse(q), cum_seq_q, cum_seq_k, max_q, max_k, _state(q), _state(q), q.new_empty(0)
+    if c.cum_seq_q is None:
+        return scaled_dot_product_cudnn_attention(c)
+    q, ends = c.query, (c.cum_seq_q, c.cum_seq_k)
+    out = _packed(q, c.key, c.value, *ends, causal=c.is_causal, scale=c.scale)
+    return out, _lse(q), *ends, c.max_q, c.max_k, _state(q), _state(q), q.new_empty(0)
 
 
-def flash_attention_forward(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    cum_seq_q: Maybe,
-    cum_seq_k: Maybe,
-    max_q: int,
-    max_k: int,
-    dropout_p: float,
-    is_causal: bool,
-    return_debug_mask: bool,
-    *_: Any,
-    scale: float | None = None,
-    **__: Any,
-) -> tuple[Any, ...]:
+def flash_attention_forward(c: Call) -> tuple[Any, ...]:
     """Layout [B, S, H, D], or packed [T, H, D] with cumulative lengths; windows and ALiBi are left out."""
-    del max_q, max_k, dropout_p, return_debug_mask
-    if cum_seq_q is None:
-        out = attend(_flip(q), _flip(k), _flip(v), None, causal=is_causal, scale=scale).transpose(1, 2)
+    q, k, v = c.query, c.key, c.value
+    if c.cum_seq_q is None:
+        out = attend(_flip(q), _flip(k), _flip(v), None, causal=c.is_causal, scale=c.scale).transpose(1, 2)
     else:
-        out = _packed(q, k, v, cum_seq_q, cum_seq_k, causal=is_causal, scale=scale)
+        out = _packed(q, k, v, c.cum_seq_q, c.cum_seq_k, causal=c.is_causal, scale=c.scale)
     return out, _lse(q), _state(q), _state(q), q.new_empty(0)
 
 
-def efficient_attention_forward(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    bias: Maybe,
-    cu_seqlens_q: Maybe,
-    cu_seqlens_k: Maybe,
-    max_seqlen_q: int | None,
-    max_seqlen_k: int | None,
-    dropout_p: float,
-    custom_mask_type: int,
-    compute_log_sumexp: bool = False,
-    *,
-    scale: float | None = None,
-    seqlen_k: Maybe = None,
-    window_size: int | None = None,
-) -> tuple[Any, ...]:
+def efficient_attention_forward(c: Call) -> tuple[Any, ...]:
     """Layout [B, S, H, D]; packed as [1, T, H, D] with cumulative lengths. Mask types above 0 are causal."""
-    del dropout_p, compute_log_sumexp, seqlen_k, window_size
-    causal = custom_mask_type > 0
-    if cu_seqlens_q is None:
-        out = attend(_flip(q), _flip(k), _flip(v), bias, causal=causal, scale=scale).transpose(1, 2)
+    q, k, v = c.query, c.key, c.value
+    causal = c.custom_mask_type > 0
+    if c.cu_seqlens_q is None:
+        out = attend(_flip(q), _flip(k), _flip(v), c.bias, causal=causal, scale=c.scale).transpose(1, 2)
     else:
-        out = _packed(q[0], k[0], v[0], cu_seqlens_q, cu_seqlens_k, causal=causal, scale=scale).unsqueeze(0)
-    return out, _lse(q), _state(q), _state(q), max_seqlen_q or 0, max_seqlen_k or 0
+        ends = c.cu_seqlens_q, c.cu_seqlens_k
+        out = _packed(q[0], k[0], v[0], *ends, causal=causal, scale=c.scale).unsqueeze(0)
+    return out, _lse(q), _state(q), _state(q), c.max_seqlen_q or 0, c.max_seqlen_k or 0
 
 
 def _packed(

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
-
 import torch
 from torch import Tensor
 
 from opreplay.replay.ops.aten.attention import attend
+from opreplay.replay.ops.calls import Call, but
 from opreplay.replay.ops.maths.attention import with_elements_side_by_side
 
 Maybe = Tensor | None
@@ -53,135 +51,45 @@ def _by_autograd(
     return grads[0], grads[1], grads[2]
 
 
-def scaled_dot_product_flash_attention_backward(
-    grad: Tensor,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    out: Tensor,
-    lse: Tensor,
-    cum_seq_q: Maybe,
-    cum_seq_k: Maybe,
-    max_q: int,
-    max_k: int,
-    dropout_p: float,
-    is_causal: bool,
-    *_: Any,
-    scale: float | None = None,
-) -> tuple[Tensor, Tensor, Tensor]:
+def scaled_dot_product_flash_attention_backward(c: Call) -> tuple[Tensor, Tensor, Tensor]:
     """Layout [B, H, S, D]."""
-    del cum_seq_q, cum_seq_k, max_q, max_k, dropout_p
-    return gradients(grad, q, k, v, out, lse, None, causal=is_causal, scale=scale)
+    saved, bias = (c.out, c.logsumexp), getattr(c, "attn_bias", None)
+    return gradients(c.grad_out, c.query, c.key, c.value, *saved, bias, causal=c.is_causal, scale=c.scale)
 
 
-def scaled_dot_product_efficient_attention_backward(
-    grad: Tensor,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    bias: Maybe,
-    out: Tensor,
-    lse: Tensor,
-    seed: Tensor,
-    offset: Tensor,
-    dropout_p: float,
-    grad_input_mask: Sequence[bool],
-    is_causal: bool = False,
-    *,
-    scale: float | None = None,
-) -> tuple[Maybe, ...]:
+scaled_dot_product_cudnn_attention_backward = scaled_dot_product_flash_attention_backward
+
+
+def scaled_dot_product_efficient_attention_backward(c: Call) -> tuple[Maybe, ...]:
     """Layout [B, H, S, D]; no gradient of the bias."""
-    del seed, offset, dropout_p, grad_input_mask
-    return (*gradients(grad, q, k, v, out, lse, bias, causal=is_causal, scale=scale), None)
+    return *scaled_dot_product_flash_attention_backward(but(c, grad_out=c.grad_out_)), None
 
 
-def scaled_dot_product_cudnn_attention_backward(
-    grad: Tensor,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    out: Tensor,
-    lse: Tensor,
-    seed: Tensor,
-    offset: Tensor,
-    bias: Maybe,
-    cum_seq_q: Maybe,
-    cum_seq_k: Maybe,
-    max_q: int,
-    max_k: int,
-    dropout_p: float,
-    is_causal: bool,
-    *,
-    scale: float | None = None,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Layout [B, H, S, D]."""
-    del seed, offset, cum_seq_q, cum_seq_k, max_q, max_k, dropout_p
-    return gradients(grad, q, k, v, out, lse, bias, causal=is_causal, scale=scale)
+def cudnn_attention_backward(c: Call) -> tuple[Tensor, Tensor, Tensor]:
+    """Layout [B, H, S, D]; packed sequences count as one, and a bias is left out."""
+    return scaled_dot_product_flash_attention_backward(but(c, attn_bias=None))
 
 
-def cudnn_attention_backward(
-    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, *rest: Any, scale: float | None = None
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Layout [B, H, S, D]; packed sequences count as one."""
-    is_causal = rest[-1] if rest and isinstance(rest[-1], bool) else False
-    return gradients(grad, q, k, v, out, lse, None, causal=is_causal, scale=scale)
-
-
-def flash_attention_backward(
-    grad: Tensor,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    out: Tensor,
-    lse: Tensor,
-    cum_seq_q: Maybe,
-    cum_seq_k: Maybe,
-    max_q: int,
-    max_k: int,
-    dropout_p: float,
-    is_causal: bool,
-    *_: Any,
-    scale: float | None = None,
-    **__: Any,
-) -> tuple[Tensor, ...]:
+def flash_attention_backward(c: Call) -> tuple[Tensor, ...]:
     """Layout [B, S, H, D], or packed [T, H, D] with cumulative lengths."""
-    del max_q, max_k, dropout_p
-    if cum_seq_q is not None and q.dim() == 3:
-        return _packed(grad, q, k, v, out, cum_seq_q, cum_seq_k, causal=is_causal, scale=scale)
-    grad, q, k, v, out = (t.transpose(1, 2) for t in (grad, q, k, v, out))
-    grads = gradients(grad, q, k, v, out, lse, None, causal=is_causal, scale=scale)
+    tensors = (c.grad_out, c.query, c.key, c.value, c.out)
+    if c.cum_seq_q is not None and c.query.dim() == 3:
+        return _packed(*tensors, c.cum_seq_q, c.cum_seq_k, causal=c.is_causal, scale=c.scale)
+    grad, q, k, v, out = (t.transpose(1, 2) for t in tensors)
+    grads = gradients(grad, q, k, v, out, c.logsumexp, None, causal=c.is_causal, scale=c.scale)
     return tuple(g.transpose(1, 2) for g in grads)
 
 
-def efficient_attention_backward(
-    grad: Tensor,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    bias: Maybe,
-    out: Tensor,
-    cu_seqlens_q: Maybe,
-    cu_seqlens_k: Maybe,
-    max_seqlen_q: int,
-    max_seqlen_k: int,
-    lse: Tensor,
-    dropout_p: float,
-    seed: Tensor,
-    offset: Tensor,
-    custom_mask_type: int,
-    bias_requires_grad: bool,
-    *,
-    scale: float | None = None,
-    **_: Any,
-) -> tuple[Maybe, ...]:
+def efficient_attention_backward(c: Call) -> tuple[Maybe, ...]:
     """Layout [B, S, H, D]; packed as [1, T, H, D] with cumulative lengths."""
-    del max_seqlen_q, max_seqlen_k, dropout_p, seed, offset, bias_requires_grad
-    causal = custom_mask_type > 0
-    if cu_seqlens_q is not None:
-        packed = _packed(grad[0], q[0], k[0], v[0], out[0], cu_seqlens_q, cu_seqlens_k, causal=causal, scale=scale)
+    tensors = (c.grad_out_, c.query, c.key, c.value, c.out)
+    causal = c.custom_mask_type > 0
+    if c.cu_seqlens_q is not None:
+        grad, q, k, v, out = (t[0] for t in tensors)
+        packed = _packed(grad, q, k, v, out, c.cu_seqlens_q, c.cu_seqlens_k, causal=causal, scale=c.scale)
         return (*(g.unsqueeze(0) for g in packed), None)
-    grad, q, k, v, out = (t.transpose(1, 2) for t in (grad, q, k, v, out))
-    grads = gradients(grad, q, k, v, out, lse, bias, causal=causal, scale=scale)
+    grad, q, k, v, out = (t.transpose(1, 2) for t in tensors)
+    grads = gradients(grad, q, k, v, out, c.logsumexp, c.bias, causal=causal, scale=c.scale)
     return (*(g.transpose(1, 2) for g in grads), None)
 
 

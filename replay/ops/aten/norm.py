@@ -8,86 +8,39 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from opreplay.replay.ops.calls import Call, but
+
 Maybe = Tensor | None
 
 
-def cudnn_batch_norm(
-    x: Tensor,
-    weight: Tensor,
-    bias: Maybe,
-    running_mean: Maybe,
-    running_var: Maybe,
-    training: bool,
-    momentum: float,
-    eps: float,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def cudnn_batch_norm(c: Call) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """As miopen_batch_norm, with an empty reserve as a fourth result."""
-    normalised = miopen_batch_norm(x, weight, bias, running_mean, running_var, training, momentum, eps)
-    return (*normalised, x.new_empty(0, dtype=torch.uint8))
+    return *miopen_batch_norm(c), c.input.new_empty(0, dtype=torch.uint8)
 
 
-def miopen_batch_norm(
-    x: Tensor,
-    weight: Tensor,
-    bias: Maybe,
-    running_mean: Maybe,
-    running_var: Maybe,
-    training: bool,
-    momentum: float,
-    eps: float,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """x [N, C, *] → out, saved mean and inverse deviation [C]."""
-    return torch.native_batch_norm(x, weight, bias, running_mean, running_var, training, momentum, eps)
+def miopen_batch_norm(c: Call) -> tuple[Tensor, Tensor, Tensor]:
+    """input [N, C, *] → out, saved mean and inverse deviation [C]."""
+    running, settings = (c.running_mean, c.running_var), (c.training, c.exponential_average_factor, c.epsilon)
+    return torch.native_batch_norm(c.input, c.weight, c.bias, *running, *settings)
 
 
-def cudnn_batch_norm_backward(
-    x: Tensor,
-    grad: Tensor,
-    weight: Tensor,
-    running_mean: Maybe,
-    running_var: Maybe,
-    save_mean: Maybe,
-    save_var: Maybe,
-    eps: float,
-    reserve: Tensor,
-) -> tuple[Tensor, Tensor, Tensor]:
-    del reserve
-    return miopen_batch_norm_backward(x, grad, weight, running_mean, running_var, save_mean, save_var, eps)
-
-
-def miopen_batch_norm_backward(
-    x: Tensor,
-    grad: Tensor,
-    weight: Tensor,
-    running_mean: Maybe,
-    running_var: Maybe,
-    save_mean: Maybe,
-    save_var: Maybe,
-    eps: float,
-) -> tuple[Tensor, Tensor, Tensor]:
+def miopen_batch_norm_backward(c: Call) -> tuple[Tensor, Tensor, Tensor]:
+    """Of a norm in training: all three gradients."""
+    statistics = (c.running_mean, c.running_var, c.save_mean, c.save_var)
     return torch.ops.aten.native_batch_norm_backward.default(
-        grad.to(x.dtype), x, weight, running_mean, running_var, save_mean, save_var, True, eps, [True, True, True]
+        c.grad_output.to(c.input.dtype), c.input, c.weight, *statistics, True, c.epsilon, [True, True, True]
     )
 
 
-def native_batch_norm_backward(
-    grad: Tensor,
-    x: Tensor,
-    weight: Maybe,
-    running_mean: Maybe,
-    running_var: Maybe,
-    save_mean: Maybe,
-    save_invstd: Maybe,
-    train: bool,
-    eps: float,
-    output_mask: Sequence[bool],
-) -> tuple[Maybe, Maybe, Maybe]:
+cudnn_batch_norm_backward = miopen_batch_norm_backward
+
+
+def native_batch_norm_backward(c: Call) -> tuple[Maybe, Maybe, Maybe]:
     """With all per-channel tensors in float32: CUDA takes any mix of dtypes, the CPU does not."""
-    scale, mean, var, saved, inverse = (
-        None if t is None else t.float() for t in (weight, running_mean, running_var, save_mean, save_invstd)
-    )
+    given = (c.weight, c.running_mean, c.running_var, c.save_mean, c.save_invstd)
+    by_channel = [None if t is None else t.float() for t in given]
     return torch.ops.aten.native_batch_norm_backward.default(
-        grad.to(x.dtype), x, scale, mean, var, saved, inverse, train, eps, list(output_mask)
+        c.grad_out.to(c.input.dtype), c.input, *by_channel, c.train, c.eps, list(c.output_mask)
     )
 
 
@@ -113,67 +66,39 @@ def batch_norm_elemt(x: Tensor, weight: Maybe, bias: Maybe, mean: Tensor, invstd
     return (out if bias is None else out + _by_channel(bias, x)).to(x.dtype)
 
 
-def batch_norm_gather_stats(
-    x: Tensor,
-    mean: Tensor,
-    invstd: Tensor,
-    running_mean: Maybe,
-    running_var: Maybe,
-    momentum: float,
-    eps: float,
-    count: int,
-) -> tuple[Tensor, Tensor]:
-    counts = torch.full((mean.shape[0],), float(count), device=mean.device)
-    return batch_norm_gather_stats_with_counts(x, mean, invstd, running_mean, running_var, momentum, eps, counts)
+def batch_norm_gather_stats(c: Call) -> tuple[Tensor, Tensor]:
+    """As batch_norm_gather_stats_with_counts, of as many rows on each rank."""
+    counts = torch.full((c.mean.shape[0],), float(c.count), device=c.mean.device)
+    return batch_norm_gather_stats_with_counts(but(c, counts=counts))
 
 
-def batch_norm_gather_stats_with_counts(
-    x: Tensor,
-    mean: Tensor,
-    invstd: Tensor,
-    running_mean: Maybe,
-    running_var: Maybe,
-    momentum: float,
-    eps: float,
-    counts: Tensor,
-) -> tuple[Tensor, Tensor]:
+def batch_norm_gather_stats_with_counts(c: Call) -> tuple[Tensor, Tensor]:
     """mean, invstd [ranks, C], counts [ranks] → those of all ranks together, [C]."""
-    del x
-    weights = counts.reshape(-1, 1).to(mean.dtype)
+    weights = c.counts.reshape(-1, 1).to(c.mean.dtype)
     total = weights.sum()
-    mean_all = (mean * weights).sum(0) / total
-    squares = invstd.pow(-2) - eps + (mean - mean_all).square()
+    mean_all = (c.mean * weights).sum(0) / total
+    squares = c.invstd.pow(-2) - c.eps + (c.mean - mean_all).square()
     variance = (squares * weights).sum(0) / total
-    if running_mean is not None:
-        running_mean.lerp_(mean_all.to(running_mean.dtype), momentum)
-    if running_var is not None:
-        running_var.lerp_((variance * total / (total - 1).clamp(min=1)).to(running_var.dtype), momentum)
-    return mean_all, (variance + eps).rsqrt()
+    if c.running_mean is not None:
+        c.running_mean.lerp_(mean_all.to(c.running_mean.dtype), c.momentum)
+    if c.running_var is not None:
+        c.running_var.lerp_((variance * total / (total - 1).clamp(min=1)).to(c.running_var.dtype), c.momentum)
+    return mean_all, (variance + c.eps).rsqrt()
 
 
-def batch_norm_backward_reduce(
-    grad: Tensor, x: Tensor, mean: Tensor, invstd: Tensor, weight: Maybe, input_g: bool, weight_g: bool, bias_g: bool
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    del weight, input_g, weight_g, bias_g
-    sum_dy = grad.float().sum(_reduced(x))
-    sum_dy_xmu = (grad.float() * (x - _by_channel(mean, x))).sum(_reduced(x))
-    return sum_dy, sum_dy_xmu, sum_dy_xmu * invstd, sum_dy
+def batch_norm_backward_reduce(c: Call) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Sums over all but the channels: of the gradient, of it times input − mean; gradients of weight and bias."""
+    grad, dims = c.grad_out.float(), _reduced(c.input)
+    sum_dy, sum_dy_xmu = grad.sum(dims), (grad * (c.input - _by_channel(c.mean, c.input))).sum(dims)
+    return sum_dy, sum_dy_xmu, sum_dy_xmu * c.invstd, sum_dy
 
 
-def batch_norm_backward_elemt(
-    grad: Tensor,
-    x: Tensor,
-    mean: Tensor,
-    invstd: Tensor,
-    weight: Maybe,
-    sum_dy: Tensor,
-    sum_dy_xmu: Tensor,
-    count: Tensor,
-) -> Tensor:
-    total = count.sum().clamp(min=1)
-    scale = invstd if weight is None else invstd * weight
-    projected = (x - _by_channel(mean, x)) * _by_channel(sum_dy_xmu / total * invstd.square(), x)
-    return ((grad - _by_channel(sum_dy / total, x) - projected) * _by_channel(scale, x)).to(x.dtype)
+def batch_norm_backward_elemt(c: Call) -> Tensor:
+    """The gradient of the input [N, C, *] from the sums over all ranks."""
+    x, total = c.input, c.count.sum().clamp(min=1)
+    scale = c.invstd if c.weight is None else c.invstd * c.weight
+    projected = (x - _by_channel(c.mean, x)) * _by_channel(c.sum_dy_xmu / total * c.invstd.square(), x)
+    return ((c.grad_out - _by_channel(c.sum_dy / total, x) - projected) * _by_channel(scale, x)).to(x.dtype)
 
 
 def fused_rms_norm_backward(

@@ -3,91 +3,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from opreplay.replay.ops.calls import Call
+
 _LSTM, _GRU = 2, 3
 
 
-def cudnn_rnn(
-    x: Tensor,
-    weight: Sequence[Tensor],
-    weight_stride0: int,
-    weight_buf: Tensor | None,
-    hx: Tensor,
-    cx: Tensor | None,
-    mode: int,
-    hidden_size: int,
-    proj_size: int,
-    num_layers: int,
-    batch_first: bool,
-    dropout: float,
-    train: bool,
-    bidirectional: bool,
-    batch_sizes: Sequence[int],
-    dropout_state: Tensor | None,
-) -> Any:
-    """x [T, B, C] ([B, T, C] if batch_first; packed [ΣT, C] with batch_sizes) → output and last states."""
-    del weight_buf, hidden_size, proj_size, dropout_state
-    return run_network(
-        x, weight, weight_stride0, hx, cx, mode, num_layers, batch_first, dropout, train, bidirectional, batch_sizes
-    )
-
-
-def miopen_rnn(
-    x: Tensor,
-    weight: Sequence[Tensor],
-    weight_stride0: int,
-    hx: Tensor,
-    cx: Tensor | None,
-    mode: int,
-    hidden_size: int,
-    num_layers: int,
-    batch_first: bool,
-    dropout: float,
-    train: bool,
-    bidirectional: bool,
-    batch_sizes: Sequence[int],
-    dropout_state: Tensor | None,
-) -> Any:
-    """As cudnn_rnn."""
-    del hidden_size, dropout_state
-    return run_network(
-        x, weight, weight_stride0, hx, cx, mode, num_layers, batch_first, dropout, train, bidirectional, batch_sizes
-    )
-
-
-def run_network(
-    x: Tensor,
-    weight: Sequence[Tensor],
-    stride: int,
-    hx: Tensor,
-    cx: Tensor | None,
-    mode: int,
-    layers: int,
-    batch_first: bool,
-    dropout: float,
-    train: bool,
-    bidirectional: bool,
-    batch_sizes: Sequence[int],
-) -> Any:
-    """The forward of either library: output and last states; the mode counts as cuDNN's does."""
+def cudnn_rnn(c: Call) -> Any:
+    """input [T, B, C] ([B, T, C] if batch_first; packed [ΣT, C] with batch_sizes) → output and last states."""
     ops = torch.ops.aten
-    op = {0: ops.rnn_relu, 1: ops.rnn_tanh, _LSTM: ops.lstm, _GRU: ops.gru}[mode]
-    state: Any = [hx, cx] if mode == _LSTM else hx
-    biases = stride >= 4
-    if batch_sizes:
-        sizes = torch.tensor(list(batch_sizes), dtype=torch.int64)
-        return op.data(x, sizes, state, list(weight), biases, layers, dropout, train, bidirectional)
-    return op.input(x, state, list(weight), biases, layers, dropout, train, bidirectional, batch_first)
+    op = {0: ops.rnn_relu, 1: ops.rnn_tanh, _LSTM: ops.lstm, _GRU: ops.gru}[c.mode]
+    state: Any = [c.hx, c.cx] if c.mode == _LSTM else c.hx
+    settings = (list(c.weight), c.weight_stride0 >= 4, c.num_layers, c.dropout, c.train, c.bidirectional)
+    if c.batch_sizes:
+        return op.data(c.input, torch.tensor(list(c.batch_sizes), dtype=torch.int64), state, *settings)
+    return op.input(c.input, state, *settings, c.batch_first)
 
 
-def cudnn_rnn_flatten_weight(weights: Sequence[Tensor], *_: Any) -> Tensor:
+miopen_rnn = cudnn_rnn
+
+
+def cudnn_rnn_flatten_weight(c: Call) -> Tensor:
     """All weights in one flat tensor."""
-    return torch.cat([w.reshape(-1) for w in weights])
+    return torch.cat([w.reshape(-1) for w in c.weight_arr])
 
 
 def thnn_fused_lstm_cell(

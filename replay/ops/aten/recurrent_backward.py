@@ -6,108 +6,33 @@ A recurrent network's backward here starts with its forward, whose saved values 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
-
 import torch
 from torch import Tensor
 
-from opreplay.replay.ops.aten.recurrent import run_network
+from opreplay.replay.ops.aten.recurrent import cudnn_rnn
+from opreplay.replay.ops.calls import Call, but
 
 
-def cudnn_rnn_backward(
-    x: Tensor,
-    weight: Sequence[Tensor],
-    weight_stride0: int,
-    weight_buf: Tensor,
-    hx: Tensor,
-    cx: Tensor | None,
-    output: Tensor,
-    grad_output: Tensor | None,
-    grad_hy: Tensor | None,
-    grad_cy: Tensor | None,
-    mode: int,
-    hidden_size: int,
-    proj_size: int,
-    num_layers: int,
-    batch_first: bool,
-    dropout: float,
-    train: bool,
-    bidirectional: bool,
-    batch_sizes: Sequence[int],
-    dropout_state: Tensor | None,
-    reserve: Tensor,
-    output_mask: Sequence[bool],
-) -> tuple[Tensor | None, Tensor | None, Tensor | None, list[Tensor | None]]:
-    """x [T, B, C] as in the forward → gradients of x, hx, cx and of each weight; None where not wanted."""
-    del weight_buf, output, hidden_size, proj_size, dropout_state, reserve
-    return _backward(
-        (x, hx, cx),
-        weight,
-        (grad_output, grad_hy, grad_cy),
-        output_mask,
-        (weight_stride0, mode, num_layers, batch_first, dropout, train, bidirectional, batch_sizes),
-    )
-
-
-def miopen_rnn_backward(
-    x: Tensor,
-    weight: Sequence[Tensor],
-    weight_stride0: int,
-    weight_buf: Tensor,
-    hx: Tensor,
-    cx: Tensor | None,
-    output: Tensor,
-    grad_output: Tensor | None,
-    grad_hy: Tensor | None,
-    grad_cy: Tensor | None,
-    mode: int,
-    hidden_size: int,
-    num_layers: int,
-    batch_first: bool,
-    dropout: float,
-    train: bool,
-    bidirectional: bool,
-    batch_sizes: Sequence[int],
-    dropout_state: Tensor | None,
-    reserve: Tensor,
-    output_mask: Sequence[bool],
-) -> tuple[Tensor | None, Tensor | None, Tensor | None, list[Tensor | None]]:
-    """As cudnn_rnn_backward."""
-    del weight_buf, output, hidden_size, dropout_state, reserve
-    return _backward(
-        (x, hx, cx),
-        weight,
-        (grad_output, grad_hy, grad_cy),
-        output_mask,
-        (weight_stride0, mode, num_layers, batch_first, dropout, train, bidirectional, batch_sizes),
-    )
-
-
-def _backward(
-    inputs: tuple[Tensor, Tensor, Tensor | None],
-    weight: Sequence[Tensor],
-    grads: tuple[Tensor | None, ...],
-    wanted: Sequence[bool],
-    settings: tuple[Any, ...],
-) -> tuple[Tensor | None, Tensor | None, Tensor | None, list[Tensor | None]]:
-    stride, mode, *rest = settings
+def cudnn_rnn_backward(c: Call) -> tuple[Tensor | None, Tensor | None, Tensor | None, list[Tensor | None]]:
+    """input [T, B, C] as in the forward → gradients of it, hx, cx and of each weight; None where not wanted."""
+    grads, wanted = (c.grad_output, c.grad_hy, c.grad_cy), c.output_mask
     with torch.enable_grad():
-        x, hx, cx = (None if t is None else t.detach().requires_grad_() for t in inputs)
-        weights = [w.detach().requires_grad_() for w in weight]
-        assert x is not None
-        assert hx is not None
-        results = run_network(x, weights, stride, hx, cx, mode, *rest)
+        inputs = [None if t is None else t.detach().requires_grad_() for t in (c.input, c.hx, c.cx)]
+        weights = [w.detach().requires_grad_() for w in c.weight]
+        results = cudnn_rnn(but(c, input=inputs[0], hx=inputs[1], cx=inputs[2], weight=weights))
         pairs = [(out, grad) for out, grad in zip(results, grads, strict=False) if grad is not None and out.numel()]
-        sources = [t for t, want in zip((x, hx, cx), wanted, strict=False) if t is not None and want]
+        sources = [t for t, want in zip(inputs, wanted, strict=False) if t is not None and want]
         sources += weights if wanted[3] else []
         if not pairs or not sources:
             return None, None, None, []
         leaf_grads = iter(torch.autograd.grad([o for o, _ in pairs], sources, [g for _, g in pairs], allow_unused=True))
     input_grads = [
-        next(leaf_grads) if t is not None and want else None for t, want in zip((x, hx, cx), wanted, strict=False)
+        next(leaf_grads) if t is not None and want else None for t, want in zip(inputs, wanted, strict=False)
     ]
     return input_grads[0], input_grads[1], input_grads[2], list(leaf_grads)
+
+
+miopen_rnn_backward = cudnn_rnn_backward
 
 
 def thnn_fused_lstm_cell_backward_impl(

@@ -14,6 +14,7 @@ from typing import Any
 
 from opreplay.replay.ir.model import ReplayOp
 from opreplay.replay.ops.aten.legacy.forms import Legacy, legacy_form
+from opreplay.replay.ops.calls import by_schema
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,6 +31,8 @@ class Equivalent:
     """Arguments that the CPU kernel wants to be of one dtype: where they are not, it counts as missing."""
     wants: tuple[tuple[str, str], ...] = ()
     """(argument, dtype) without which the kernel counts as missing: the argument then has a device's own form."""
+    op: str = ""
+    """The op by its name in aten, for a function that reads the arguments by their names in its schema."""
     lacks: Callable[[Mapping[str, str], Mapping[str, Any]], bool] | None = None
     """Whether the CPU has no kernel for a call with these types and values, by argument."""
 
@@ -41,14 +44,19 @@ class Equivalent:
 
     def load(self) -> Callable[..., Any]:
         """The function; it takes the original schema's arguments, keyword-only ones by name."""
-        return getattr(import_module(f"opreplay.replay.ops.aten.{self.module}"), self.function)
+        function = getattr(import_module(f"opreplay.replay.ops.aten.{self.module}"), self.function)
+        if not self.op:
+            return function
+        import torch
+
+        return by_schema(function, getattr(torch.ops.aten, self.op).default._schema)
 
 
 def _entries(module: str, entries: dict[str, str]) -> dict[str, Equivalent]:
     """{op: via}; the function bears the op's name without leading underscores."""
     equivalents: dict[str, Equivalent] = {}
     for op, via in entries.items():
-        equivalents[f"aten::{op}"] = Equivalent(via=via, module=module, function=op.strip("_"))
+        equivalents[f"aten::{op}"] = Equivalent(via=via, module=module, function=op.strip("_"), op=op)
     return equivalents
 
 
@@ -102,7 +110,8 @@ EQUIVALENTS: dict[str, Equivalent] = {
         "conv_depthwise3d": "aten::convolution",
     }),
     **{f"aten::{op}_overrideable": Equivalent(
-        via=f"aten::{op}", module="convolution", function=f"{op}_overrideable", needs_accelerator=True,
+        via=f"aten::{op}", module="convolution", function=f"{op}_overrideable", op=f"{op}_overrideable",
+        needs_accelerator=True,
     ) for op in ("convolution", "convolution_backward")},
     **{f"aten::_{op}": Equivalent(via=f"aten::_{op}", module="softmax", function=f"{op}_to_float", lacks=_writes_float)
        for op in ("softmax", "log_softmax")},
@@ -169,6 +178,7 @@ EQUIVALENTS: dict[str, Equivalent] = {
        for op in ("pin_memory", "_pin_memory")},
     "aten::native_batch_norm_backward": Equivalent(
         via="aten::native_batch_norm_backward", module="norm", function="native_batch_norm_backward",
+        op="native_batch_norm_backward",
         one_dtype=("weight", "running_mean", "running_var", "save_mean", "save_invstd"),
     ),
     "aten::max_pool2d_with_indices_backward": Equivalent(

@@ -33,7 +33,9 @@ family(
         aiter::_flash_attn_backward aiter::fmha_v3_bwd aiter::mha_bwd flash_attn::_flash_attn_backward flash_attn_3::bwd
         aiter::_flash_attn_varlen_backward
         aiter::fmha_v3_varlen_bwd aiter::mha_varlen_bwd flash_attn::_flash_attn_varlen_backward inputs=paged_attention
-        flash_attn_3::_flash_attn_backward xformers_flash3::flash_bwd xformers_flash::flash_bwd inputs=paged_attention
+        xformers_flash3::flash_bwd xformers_flash::flash_bwd inputs=paged_attention
+        flash_attn_3::_flash_attn_backward like=flash_attn::_flash_attn_varlen_backward causal=is_causal \
+            dropout_p=0.0 inputs=paged_attention
     """,
     cost=attention.heads_third_backward,
 )

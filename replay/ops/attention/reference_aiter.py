@@ -7,6 +7,7 @@ from torch import Tensor
 
 from opreplay.replay.ops.attention.reference_flash import sequences
 from opreplay.replay.ops.attention.reference_vllm import paged_keys_values
+from opreplay.replay.ops.calls import Call
 from opreplay.replay.ops.declared import stands_for
 from opreplay.replay.ops.maths.attention import Rules, attend, attend_packed, ends, gather_blocks
 from opreplay.replay.ops.maths.quantize import fp8_view
@@ -46,40 +47,25 @@ def _state(q: Tensor) -> Tensor:
 
 
 @stands_for("aiter::fmha_v3_fwd", "aiter::mha_fwd", fake=_fake_dense)
-def dense_forward(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    dropout_p: float,
-    softmax_scale: float,
-    is_causal: bool,
-    window_size_left: int,
-    window_size_right: int,
-    return_softmax_lse: bool,
-    out: Tensor | None,
-    bias: Tensor | None,
-    alibi_slopes: Tensor | None,
-    q_descale: Tensor | None = None,
-    k_descale: Tensor | None = None,
-    v_descale: Tensor | None = None,
-    sink_ptr: Tensor | None = None,
-) -> _Four:
+def dense_forward(c: Call) -> _Four:
     """Dense [B, S, H, D] → (out, lse float32 [B, H, Sq] or empty, dropout mask (empty), random state int64 [2])."""
-    _refuse(dropout_p, bias)
+    q = c.q
+    v_descale = getattr(c, "v_descale", None)
+    _refuse(c.dropout_p, c.bias)
     rules = Rules(
-        scale=softmax_scale * _descale(q_descale, k_descale),
-        causal=is_causal,
-        window=(window_size_left, window_size_right),
-        alibi=alibi_slopes,
-        sinks=sink_ptr,
+        scale=c.softmax_scale * _descale(getattr(c, "q_descale", None), getattr(c, "k_descale", None)),
+        causal=c.is_causal,
+        window=(c.window_size_left, c.window_size_right),
+        alibi=c.alibi_slopes,
+        sinks=getattr(c, "sink_ptr", None),
     )
     wide = q.to(_out_dtype(q))
-    parts = [attend(wide[i], k[i], v[i], rules, need_lse=return_softmax_lse) for i in range(q.shape[0])]
+    parts = [attend(wide[i], c.k[i], c.v[i], rules, need_lse=c.return_softmax_lse) for i in range(q.shape[0])]
     result = torch.stack([part[0] for part in parts])
     if v_descale is not None:
         result = (result * _descale(v_descale)).to(result.dtype)
-    if out is not None:
-        out.copy_(result)
+    if c.out is not None:
+        c.out.copy_(result)
     sums = [part[1] for part in parts if part[1] is not None]
     lse = torch.stack(sums) if sums else q.new_empty((0,), dtype=torch.float32)
     return result, lse, _empty(q), _state(q)
@@ -100,37 +86,19 @@ def _fake_packed(q: Tensor, v: Tensor, return_softmax_lse: bool) -> _Four:
 
 
 @stands_for("aiter::fmha_v3_varlen_fwd", "aiter::mha_varlen_fwd", fake=_fake_packed)
-def varlen_forward(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    cu_seqlens_q: Tensor,
-    cu_seqlens_k: Tensor | None,
-    dropout_p: float,
-    softmax_scale: float,
-    logits_soft_cap: float,
-    is_causal: bool,
-    window_size_left: int,
-    window_size_right: int,
-    return_softmax_lse: bool,
-    out: Tensor | None,
-    block_table: Tensor | None,
-    bias: Tensor | None,
-    alibi_slopes: Tensor | None,
-    sink_ptr: Tensor | None = None,
-) -> _Four:
+def varlen_forward(c: Call) -> _Four:
     """Packed [T, H, D], keys packed or paged by block_table with lengths from cu_seqlens_k."""
-    _refuse(dropout_p, bias)
+    _refuse(c.dropout_p, c.bias)
     rules = Rules(
-        scale=softmax_scale,
-        causal=is_causal,
-        window=(window_size_left, window_size_right),
-        softcap=logits_soft_cap,
-        alibi=alibi_slopes,
-        sinks=sink_ptr,
+        scale=c.softmax_scale,
+        causal=c.is_causal,
+        window=(c.window_size_left, c.window_size_right),
+        softcap=c.logits_soft_cap,
+        alibi=c.alibi_slopes,
+        sinks=getattr(c, "sink_ptr", None),
     )
-    batch = sequences(q, k, v, cu_seqlens_q, cu_seqlens_k, None, block_table)
-    return _packed_result(q, batch.keys_values, batch.query_ends, rules, return_softmax_lse, out)
+    batch = sequences(c.q, c.k, c.v, c.cu_seqlens_q, c.cu_seqlens_k, None, c.block_table)
+    return _packed_result(c.q, batch.keys_values, batch.query_ends, rules, c.return_softmax_lse, c.out)
 
 
 def _packed_result(
@@ -151,44 +119,25 @@ def _packed_result(
 
 
 @stands_for("aiter::mha_batch_prefill", fake=_fake_packed)
-def mha_batch_prefill(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    cu_seqlens_q: Tensor,
-    kv_indptr: Tensor,
-    kv_page_indices: Tensor,
-    dropout_p: float,
-    softmax_scale: float,
-    logits_soft_cap: float,
-    is_causal: bool,
-    window_size_left: int,
-    window_size_right: int,
-    return_softmax_lse: bool,
-    out: Tensor | None,
-    alibi_slopes: Tensor | None,
-    bias: Tensor | None = None,
-    q_descale: Tensor | None = None,
-    k_descale: Tensor | None = None,
-    v_descale: Tensor | None = None,
-    kv_last_page_lens: Tensor | None = None,
-    seqlen_k: Tensor | None = None,
-    sink_ptr: Tensor | None = None,
-) -> _Four:
+def mha_batch_prefill(c: Call) -> _Four:
     """q [T, H, D]; k, v [slots, Hkv, D] or [pages, page, Hkv, D]; sequence i owns
     kv_page_indices[kv_indptr[i] : kv_indptr[i + 1]]."""
-    _refuse(dropout_p, bias)
+    _refuse(c.dropout_p, getattr(c, "bias", None))
     rules = Rules(
-        scale=softmax_scale * _descale(q_descale, k_descale),
-        causal=is_causal,
-        window=(window_size_left, window_size_right),
-        softcap=logits_soft_cap,
-        alibi=alibi_slopes,
-        sinks=sink_ptr,
+        scale=c.softmax_scale * _descale(getattr(c, "q_descale", None), getattr(c, "k_descale", None)),
+        causal=c.is_causal,
+        window=(c.window_size_left, c.window_size_right),
+        softcap=c.logits_soft_cap,
+        alibi=c.alibi_slopes,
+        sinks=getattr(c, "sink_ptr", None),
     )
-    pairs = csr_keys_values(k, v, kv_indptr, kv_page_indices, kv_last_page_lens, seqlen_k)
-    query_ends = ends(cu_seqlens_q, q.shape[0], "cu_seqlens_q")
-    return _packed_result(q, pairs, query_ends, rules, return_softmax_lse, out, _descale(v_descale))
+    pairs = csr_keys_values(
+        c.k, c.v, c.kv_indptr, c.kv_page_indices, getattr(c, "kv_last_page_lens", None), getattr(c, "seqlen_k", None)
+    )
+    query_ends = ends(c.cu_seqlens_q, c.q.shape[0], "cu_seqlens_q")
+    return _packed_result(
+        c.q, pairs, query_ends, rules, c.return_softmax_lse, c.out, _descale(getattr(c, "v_descale", None))
+    )
 
 
 def csr_keys_values(
@@ -224,72 +173,48 @@ def csr_keys_values(
 
 
 @stands_for("aiter::paged_attention_ragged", fake=lambda out: torch.empty_like(out))
-def paged_attention_ragged(
-    out: Tensor,
-    query: Tensor,
-    key_cache: Tensor,
-    value_cache: Tensor,
-    scale: float,
-    kv_indptr: Tensor,
-    kv_page_indices: Tensor,
-    kv_last_page_lens: Tensor,
-    alibi_slopes: Tensor | None,
-    kv_cache_dtype: str,
-    kv_cache_layout: str,
-    logits_soft_cap: float,
-    k_scale: Tensor,
-    v_scale: Tensor,
-) -> Tensor:
+def paged_attention_ragged(c: Call) -> Tensor:
     """query [S, H, D], one row a sequence; caches [pages, page, Hkv, D], heads before tokens for layout "HND"."""
-    caches = [fp8_view(cache, kv_cache_dtype) for cache in (key_cache, value_cache)]
-    if kv_cache_layout == "HND":
+    caches = [fp8_view(cache, c.kv_cache_dtype) for cache in (c.key_cache, c.value_cache)]
+    if c.kv_cache_layout == "HND":
         caches = [cache.transpose(1, 2) for cache in caches]
-    pairs = csr_keys_values(caches[0], caches[1], kv_indptr, kv_page_indices, kv_last_page_lens)
+    pairs = csr_keys_values(caches[0], caches[1], c.kv_indptr, c.kv_page_indices, c.kv_last_page_lens)
     quantized = caches[0].dtype.itemsize == 1
-    rules = Rules(scale=scale * (_descale(k_scale) if quantized else 1.0), softcap=logits_soft_cap, alibi=alibi_slopes)
+    rules = Rules(
+        scale=c.scale * (_descale(c.k_scale) if quantized else 1.0), softcap=c.logits_soft_cap, alibi=c.alibi_slopes
+    )
     rows = list(range(len(pairs) + 1))
-    if len(pairs) > query.shape[0]:
-        raise ValueError(f"{len(pairs)} sequences but {query.shape[0]} queries")
-    result = attend_packed(query, pairs, rows, rules)[0] * (_descale(v_scale) if quantized else 1.0)
-    out.copy_(result)
-    return result.to(out.dtype)
+    if len(pairs) > c.query.shape[0]:
+        raise ValueError(f"{len(pairs)} sequences but {c.query.shape[0]} queries")
+    result = attend_packed(c.query, pairs, rows, rules)[0] * (_descale(c.v_scale) if quantized else 1.0)
+    c.out.copy_(result)
+    return result.to(c.out.dtype)
 
 
 @stands_for("aiter::pa_fwd_asm", fake=lambda Q: torch.empty_like(Q))
-def pa_fwd_asm(
-    Q: Tensor, K: Tensor, V: Tensor, block_tables: Tensor, context_lens: Tensor, out_: Tensor | None
-) -> Tensor:
+def pa_fwd_asm(c: Call) -> Tensor:
     """Q [S, H, D], scale 1/√D; K [blocks, Hkv, D/x, page, x], V [blocks, Hkv, page/x, D, x] or [blocks, Hkv, D, page].
 
     Quantisation scales of the cache are not applied: the work is the same.
     """
-    values = V.permute(0, 1, 3, 2, 4).flatten(3) if V.dim() == 5 else V
-    lengths = context_lens.tolist()
+    values = c.V.permute(0, 1, 3, 2, 4).flatten(3) if c.V.dim() == 5 else c.V
+    lengths = c.context_lens.tolist()
     pairs = [
-        paged_keys_values(K, values, block_tables[i], length, Q.dtype) for i, length in enumerate(lengths[: Q.shape[0]])
+        paged_keys_values(c.K, values, c.block_tables[i], length, c.Q.dtype)
+        for i, length in enumerate(lengths[: c.Q.shape[0]])
     ]
-    result = attend_packed(Q, pairs, list(range(len(pairs) + 1)), Rules(scale=Q.shape[-1] ** -0.5))[0]
-    if out_ is not None:
-        out_.copy_(result)
+    result = attend_packed(c.Q, pairs, list(range(len(pairs) + 1)), Rules(scale=c.Q.shape[-1] ** -0.5))[0]
+    if c.out_ is not None:
+        c.out_.copy_(result)
     return result
 
 
 @stands_for("vllm::rocm_aiter_mla_decode_fwd")
-def mla_decode(
-    q: Tensor,
-    kv_buffer: Tensor,
-    o: Tensor,
-    qo_indptr: Tensor,
-    kv_indptr: Tensor | None,
-    kv_indices: Tensor | None,
-    kv_last_page_lens: Tensor | None,
-    sm_scale: float,
-    logit_cap: float,
-) -> None:
+def mla_decode(c: Call) -> None:
     """o [T, H, rank] of q [T, H, rank + rope] over latent pages [P, page, 1, rank + rope]; values are the rank part."""
-    if kv_indptr is None or kv_indices is None:
+    if c.kv_indptr is None or c.kv_indices is None:
         raise ValueError("kv_indptr and kv_indices are needed")
-    pages = kv_buffer if kv_buffer.dim() == 4 else kv_buffer.unsqueeze(-2)
-    pairs = csr_keys_values(pages, pages[..., : o.shape[-1]], kv_indptr, kv_indices, kv_last_page_lens)
-    rules = Rules(scale=sm_scale, causal=True, softcap=logit_cap)
-    o.copy_(attend_packed(q, pairs, ends(qo_indptr, q.shape[0], "qo_indptr"), rules)[0])
+    pages = c.kv_buffer if c.kv_buffer.dim() == 4 else c.kv_buffer.unsqueeze(-2)
+    pairs = csr_keys_values(pages, pages[..., : c.o.shape[-1]], c.kv_indptr, c.kv_indices, c.kv_last_page_lens)
+    rules = Rules(scale=c.sm_scale, causal=True, softcap=c.logit_cap)
+    c.o.copy_(attend_packed(c.q, pairs, ends(c.qo_indptr, c.q.shape[0], "qo_indptr"), rules)[0])

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from opreplay.replay.ops.calls import Call
 from opreplay.replay.ops.declared import stands_for
 from opreplay.replay.ops.maths.attention import Rules, attend, attend_packed, ends, gather_pages
 
@@ -68,38 +69,21 @@ def _fake_varlen_list(q: Tensor, v: Tensor) -> list[Tensor]:
 
 
 @stands_for("_vllm_fa2_C::varlen_fwd", fake=_fake_varlen_list)
-def vllm_varlen_fwd(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    out: Tensor | None,
-    cu_seqlens_q: Tensor,
-    cu_seqlens_k: Tensor,
-    seqused_k: Tensor | None,
-    leftpad_k: Tensor | None,
-    block_table: Tensor | None,
-    alibi_slopes: Tensor | None,
-    p_dropout: float,
-    softmax_scale: float,
-    is_causal: bool,
-    window_size_left: int,
-    window_size_right: int,
-    softcap: float,
-) -> list[Tensor]:
+def vllm_varlen_fwd(c: Call) -> list[Tensor]:
     """[out [T, H, D], softmax_lse float32 [H, T]] of packed queries; keys packed or paged."""
-    _refuse(p_dropout > 0, "dropout")
-    _refuse(leftpad_k is not None, "leftpad_k")
+    _refuse(c.p_dropout > 0, "dropout")
+    _refuse(c.leftpad_k is not None, "leftpad_k")
     rules = Rules(
-        scale=softmax_scale,
-        causal=is_causal,
-        window=(window_size_left, window_size_right),
-        softcap=softcap,
-        alibi=alibi_slopes,
+        scale=c.softmax_scale,
+        causal=c.is_causal,
+        window=(c.window_size_left, c.window_size_right),
+        softcap=c.softcap,
+        alibi=c.alibi_slopes,
     )
-    batch = sequences(q, k, v, cu_seqlens_q, cu_seqlens_k, seqused_k, block_table)
-    result, lse = attend_packed(q, batch.keys_values, batch.query_ends, rules, need_lse=True)
+    batch = sequences(c.q, c.k, c.v, c.cu_seqlens_q, c.cu_seqlens_k, c.seqused_k, c.block_table)
+    result, lse = attend_packed(c.q, batch.keys_values, batch.query_ends, rules, need_lse=True)
     assert lse is not None
-    return [_result(result, out), _blind_rows_up(lse)]
+    return [_result(result, c.out), _blind_rows_up(lse)]
 
 
 def fake_fa3(q: Tensor, v: Tensor, cu_seqlens_q: Tensor | None) -> list[Tensor]:
@@ -116,70 +100,50 @@ def _wide(q: Tensor) -> torch.dtype:
 
 
 @stands_for("_vllm_fa3_C::fwd", fake=fake_fa3)
-def vllm_fa3_fwd(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    k_new: Tensor | None,
-    q_v: Tensor | None,
-    out: Tensor | None,
-    cu_seqlens_q: Tensor | None,
-    cu_seqlens_k: Tensor | None,
-    seqused_k: Tensor | None,
-    page_table: Tensor | None,
-    leftpad_k: Tensor | None,
-    rotary_cos: Tensor | None,
-    q_descale: Tensor | None,
-    k_descale: Tensor | None,
-    v_descale: Tensor | None,
-    softmax_scale: float | None,
-    is_causal: bool,
-    window_size_left: int,
-    window_size_right: int,
-    softcap: float,
-    s_aux: Tensor | None = None,
-    cp_world_size: int = 1,
-) -> list[Tensor]:
+def vllm_fa3_fwd(c: Call) -> list[Tensor]:
     """[out, softmax_lse, two empty accumulators]; q packed [T, H, D] with cu_seqlens_q, or [B, S, H, D] without.
 
     The scale defaults to 1/√D; descales of fp8 operands are averaged over batch and heads.
     """
+    q, k, v, cu_seqlens_q, cu_seqlens_k = c.q, c.k, c.v, c.cu_seqlens_q, c.cu_seqlens_k
     for condition, what in (
-        (k_new is not None, "k_new"),
-        (q_v is not None, "q_v"),
-        (leftpad_k is not None, "leftpad_k"),
-        (rotary_cos is not None, "rotary"),
-        (cp_world_size > 1, "context parallelism"),
+        (c.k_new is not None, "k_new"),
+        (c.q_v is not None, "q_v"),
+        (c.leftpad_k is not None, "leftpad_k"),
+        (c.rotary_cos is not None, "rotary"),
+        (getattr(c, "cp_world_size", 1) > 1, "context parallelism"),
     ):
         _refuse(condition, what)
-    scale = q.shape[-1] ** -0.5 if softmax_scale is None else softmax_scale
+    scale = q.shape[-1] ** -0.5 if c.softmax_scale is None else c.softmax_scale
     if q.dtype.itemsize == 1:
-        scale *= float((1 if q_descale is None else q_descale.mean()) * (1 if k_descale is None else k_descale.mean()))
+        scale *= float(
+            (1 if c.q_descale is None else c.q_descale.mean()) * (1 if c.k_descale is None else c.k_descale.mean())
+        )
     rules = Rules(
         scale=scale,
-        causal=is_causal,
-        window=(window_size_left, window_size_right),
-        softcap=softcap,
-        sinks=s_aux,
+        causal=c.is_causal,
+        window=(c.window_size_left, c.window_size_right),
+        softcap=c.softcap,
+        sinks=getattr(c, "s_aux", None),
     )
     dense = cu_seqlens_q is None
     batch = q.shape[0] if dense else 0
     if dense:
         cu_seqlens_q = torch.arange(0, batch * q.shape[1] + 1, q.shape[1], device=q.device)
-        if page_table is None:
+        if c.page_table is None:
             cu_seqlens_k = torch.arange(0, batch * k.shape[1] + 1, k.shape[1], device=q.device)
             k, v = k.flatten(0, 1), v.flatten(0, 1)
     rows = (q.flatten(0, 1) if dense else q).to(_wide(q))
-    packed = sequences(rows, k, v, cu_seqlens_q, cu_seqlens_k, seqused_k, page_table)
+    packed = sequences(rows, k, v, cu_seqlens_q, cu_seqlens_k, c.seqused_k, c.page_table)
     result, lse = attend_packed(rows, packed.keys_values, packed.query_ends, rules, need_lse=True)
     assert lse is not None
-    if v_descale is not None and v.dtype.itemsize == 1:
-        result = (result * v_descale.mean()).to(result.dtype)
+    if c.v_descale is not None and v.dtype.itemsize == 1:
+        result = (result * c.v_descale.mean()).to(result.dtype)
     if dense:
         result = result.unflatten(0, (batch, -1))
         lse = lse.unflatten(1, (batch, -1)).transpose(0, 1).contiguous()
     empty = q.new_empty((0,), dtype=torch.float32)
-    return [_result(result, out), lse, empty, empty.clone()]
+    return [_result(result, c.out), lse, empty, empty.clone()]
 
 
 def _fake_dense(q: Tensor, v: Tensor, return_softmax: bool) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -193,24 +157,13 @@ def _fake_dense(q: Tensor, v: Tensor, return_softmax: bool) -> tuple[Tensor, Ten
 
 
 @stands_for("flash_attn::_flash_attn_forward", fake=_fake_dense)
-def flash_attn_forward(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    dropout_p: float,
-    softmax_scale: float,
-    causal: bool,
-    window_size_left: int,
-    window_size_right: int,
-    softcap: float,
-    alibi_slopes: Tensor | None,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def flash_attn_forward(c: Call) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Dense [B, S, H, D] → (out, softmax_lse float32 [B, H, Sq], S_dmask (empty), rng_state int64 [2])."""
-    _refuse(dropout_p > 0, "dropout")
-    rules = _rules(softmax_scale, causal, window_size_left, window_size_right, softcap, alibi_slopes)
-    parts = [attend(q[i], k[i], v[i], rules, need_lse=True) for i in range(q.shape[0])]
+    _refuse(c.dropout_p > 0, "dropout")
+    rules = _rules(c.softmax_scale, c.causal, c.window_size_left, c.window_size_right, c.softcap, c.alibi_slopes)
+    parts = [attend(c.q[i], c.k[i], c.v[i], rules, need_lse=True) for i in range(c.q.shape[0])]
     lse = torch.stack([part[1] for part in parts if part[1] is not None])
-    return torch.stack([part[0] for part in parts]), _blind_rows_up(lse), q.new_empty((0,)), _no_random(q)
+    return torch.stack([part[0] for part in parts]), _blind_rows_up(lse), c.q.new_empty((0,)), _no_random(c.q)
 
 
 def _fake_varlen(q: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -224,31 +177,15 @@ def _fake_varlen(q: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
 
 
 @stands_for("flash_attn::_flash_attn_varlen_forward", fake=_fake_varlen)
-def flash_attn_varlen_forward(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    cu_seqlens_q: Tensor,
-    cu_seqlens_k: Tensor,
-    dropout_p: float,
-    softmax_scale: float,
-    causal: bool,
-    window_size_left: int,
-    window_size_right: int,
-    softcap: float,
-    alibi_slopes: Tensor | None,
-    block_table: Tensor | None,
-    leftpad_k: Tensor | None,
-    seqused_k: Tensor | None,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def flash_attn_varlen_forward(c: Call) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Packed [T, H, D] → (out, softmax_lse float32 [H, T], S_dmask (empty), rng_state int64 [2])."""
-    _refuse(dropout_p > 0, "dropout")
-    _refuse(leftpad_k is not None, "leftpad_k")
-    rules = _rules(softmax_scale, causal, window_size_left, window_size_right, softcap, alibi_slopes)
-    batch = sequences(q, k, v, cu_seqlens_q, cu_seqlens_k, seqused_k, block_table)
-    out, lse = attend_packed(q, batch.keys_values, batch.query_ends, rules, need_lse=True)
+    _refuse(c.dropout_p > 0, "dropout")
+    _refuse(c.leftpad_k is not None, "leftpad_k")
+    rules = _rules(c.softmax_scale, c.causal, c.window_size_left, c.window_size_right, c.softcap, c.alibi_slopes)
+    batch = sequences(c.q, c.k, c.v, c.cu_seqlens_q, c.cu_seqlens_k, c.seqused_k, c.block_table)
+    out, lse = attend_packed(c.q, batch.keys_values, batch.query_ends, rules, need_lse=True)
     assert lse is not None
-    return out, _blind_rows_up(lse), q.new_empty((0,)), _no_random(q)
+    return out, _blind_rows_up(lse), c.q.new_empty((0,)), _no_random(c.q)
 
 
 def _blind_rows_up(lse: Tensor) -> Tensor:

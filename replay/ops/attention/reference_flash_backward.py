@@ -9,19 +9,11 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from opreplay.replay.ops.declared import stands_for
-from opreplay.replay.ops.maths.attention import SCORE_BYTES, ends
+from opreplay.replay.ops.maths.attention import SCORE_BYTES
 
 
 def sequence_gradients(
-    dout: Tensor,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    out: Tensor,
-    lse: Tensor,
-    scale: float,
-    bounds: tuple[int, int],
+    dout: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, scale: float, bounds: tuple[int, int]
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """As `masked_gradients`; bounds are the visible keys left and right of the diagonal, negative for all."""
     shift = k.shape[0] - q.shape[0]
@@ -75,87 +67,3 @@ def masked_gradients(
     apart = [cast("Tensor", x.unflatten(0, (kv_heads, group))) for x in (dk, dv)]
     dk, dv = (x.sum(1).permute(1, 0, 2) for x in apart)
     return dq, dk.to(k.dtype), dv.to(v.dtype), delta
-
-
-def _store(grads: tuple[Tensor, Tensor, Tensor], targets: tuple[Tensor | None, ...]) -> None:
-    for value, target in zip(grads, targets, strict=True):
-        if target is not None:
-            target.copy_(value)
-
-
-def _refuse(dropout_p: float, softcap: float, alibi_slopes: Tensor | None) -> None:
-    if dropout_p > 0 or softcap > 0 or alibi_slopes is not None:
-        raise ValueError("dropout, softcap and alibi slopes are not implemented in the reference of the backward pass")
-
-
-def _fake_lse(softmax_lse: Tensor) -> Tensor:
-    return softmax_lse.new_empty(softmax_lse.shape, dtype=torch.float32)
-
-
-@stands_for("flash_attn::_flash_attn_backward", fake=_fake_lse)
-def flash_attn_backward(
-    dout: Tensor,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    out: Tensor,
-    softmax_lse: Tensor,
-    dq: Tensor | None,
-    dk: Tensor | None,
-    dv: Tensor | None,
-    dropout_p: float,
-    softmax_scale: float,
-    causal: bool,
-    window_size_left: int,
-    window_size_right: int,
-    softcap: float,
-    alibi_slopes: Tensor | None,
-) -> Tensor:
-    """Dense [B, S, H, D]: writes dq, dk, dv; returns softmax_d float32 [B, H, Sq]."""
-    _refuse(dropout_p, softcap, alibi_slopes)
-    bounds = (window_size_left, 0 if causal else window_size_right)
-    parts = [
-        sequence_gradients(dout[i], q[i], k[i], v[i], out[i], softmax_lse[i], softmax_scale, bounds)
-        for i in range(q.shape[0])
-    ]
-    columns = [torch.stack(column) for column in zip(*parts, strict=True)]
-    _store((columns[0], columns[1], columns[2]), (dq, dk, dv))
-    return columns[3]
-
-
-@stands_for("flash_attn::_flash_attn_varlen_backward", fake=_fake_lse)
-def flash_attn_varlen_backward(
-    dout: Tensor,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    out: Tensor,
-    softmax_lse: Tensor,
-    dq: Tensor | None,
-    dk: Tensor | None,
-    dv: Tensor | None,
-    cu_seqlens_q: Tensor,
-    cu_seqlens_k: Tensor,
-    dropout_p: float,
-    softmax_scale: float,
-    causal: bool,
-    window_size_left: int,
-    window_size_right: int,
-    softcap: float,
-    alibi_slopes: Tensor | None,
-) -> Tensor:
-    """Packed [T, H, D] with softmax_lse [H, T]: writes dq, dk, dv; returns softmax_d float32 [H, T]."""
-    _refuse(dropout_p, softcap, alibi_slopes)
-    bounds = (window_size_left, 0 if causal else window_size_right)
-    q_ends = ends(cu_seqlens_q, q.shape[0], "cu_seqlens_q")
-    k_ends = ends(cu_seqlens_k, k.shape[0], "cu_seqlens_k")
-    grads = torch.zeros_like(q), torch.zeros_like(k), torch.zeros_like(v)
-    delta = torch.zeros(softmax_lse.shape, dtype=torch.float32, device=q.device)
-    for i in range(len(q_ends) - 1):
-        rows, keys = slice(q_ends[i], q_ends[i + 1]), slice(k_ends[i], k_ends[i + 1])
-        part = sequence_gradients(
-            dout[rows], q[rows], k[keys], v[keys], out[rows], softmax_lse[:, rows], softmax_scale, bounds
-        )
-        grads[0][rows], grads[1][keys], grads[2][keys], delta[:, rows] = part
-    _store(grads, (dq, dk, dv))
-    return delta

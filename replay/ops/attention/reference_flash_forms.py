@@ -11,6 +11,7 @@ from torch import Tensor
 
 from opreplay.replay.ops.attention.reference_flash import fake_fa3, sequences, vllm_fa3_fwd
 from opreplay.replay.ops.attention.reference_xformers import forward
+from opreplay.replay.ops.calls import Call, but
 from opreplay.replay.ops.declared import stands_for
 from opreplay.replay.ops.maths.attention import Rules, attend, attend_packed, ends, gather_pages
 
@@ -23,53 +24,11 @@ def _fake_fa3(q: Tensor, v: Tensor, cu_seqlens_q: Tensor | None) -> _Four:
 
 
 @stands_for("flash_attn_3::fwd", writes=("out",), fake=_fake_fa3)
-def fa3_fwd(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    k_new: Tensor | None,
-    q_v: Tensor | None,
-    out: Tensor | None,
-    cu_seqlens_q: Tensor | None,
-    cu_seqlens_k: Tensor | None,
-    seqused_k: Tensor | None,
-    page_table: Tensor | None,
-    leftpad_k: Tensor | None,
-    rotary_cos: Tensor | None,
-    q_descale: Tensor | None,
-    k_descale: Tensor | None,
-    v_descale: Tensor | None,
-    softmax_scale: float | None,
-    is_causal: bool,
-    window_size_left: int,
-    window_size_right: int,
-    softcap: float,
-) -> _Four:
+def fa3_fwd(c: Call) -> _Four:
     """(out, softmax_lse, two empty accumulators); see `_vllm_fa3_C::fwd`. The scale defaults to 1/√D."""
-    results = vllm_fa3_fwd(
-        q,
-        k,
-        v,
-        k_new,
-        q_v,
-        out,
-        cu_seqlens_q,
-        cu_seqlens_k,
-        seqused_k,
-        page_table,
-        leftpad_k,
-        rotary_cos,
-        q_descale,
-        k_descale,
-        v_descale,
-        softmax_scale,
-        is_causal,
-        window_size_left,
-        window_size_right,
-        softcap,
-    )
+    results = vllm_fa3_fwd(c)
     result, lse, first, second = results
-    return result.clone() if out is not None else result, lse, first, second
+    return result.clone() if c.out is not None else result, lse, first, second
 
 
 @stands_for(
@@ -80,15 +39,13 @@ def fa3_fwd(
         lse_partial.new_empty(lse_partial.shape[1:]),
     ),
 )
-def fa3_combine(
-    out_partial: Tensor, lse_partial: Tensor, out: Tensor | None, out_dtype: torch.dtype | None
-) -> tuple[Tensor, Tensor]:
+def fa3_combine(c: Call) -> tuple[Tensor, Tensor]:
     """Parts [splits, .., D] with log-sum-exps [splits, ..] merged into (out, log-sum-exp)."""
-    lse = torch.logsumexp(lse_partial.float(), 0)
-    weights = torch.exp(lse_partial.float() - lse).nan_to_num(0.0).unsqueeze(-1)
-    result = (out_partial.float() * weights).sum(0).to(out_dtype or out_partial.dtype)
-    if out is not None:
-        out.copy_(result)
+    lse = torch.logsumexp(c.lse_partial.float(), 0)
+    weights = torch.exp(c.lse_partial.float() - lse).nan_to_num(0.0).unsqueeze(-1)
+    result = (c.out_partial.float() * weights).sum(0).to(c.out_dtype or c.out_partial.dtype)
+    if c.out is not None:
+        c.out.copy_(result)
     return result, lse
 
 
@@ -100,65 +57,48 @@ def _fake_cache(q: Tensor, vcache: Tensor) -> list[Tensor]:
 
 
 @stands_for("_vllm_fa2_C::fwd_kvcache", writes=("kcache", "vcache", "out"), fake=_fake_cache)
-def fwd_kvcache(
-    q: Tensor,
-    kcache: Tensor,
-    vcache: Tensor,
-    k: Tensor | None,
-    v: Tensor | None,
-    seqlens_k: Tensor | None,
-    rotary_cos: Tensor | None,
-    cache_batch_idx: Tensor | None,
-    leftpad_k: Tensor | None,
-    block_table: Tensor | None,
-    alibi_slopes: Tensor | None,
-    out: Tensor | None,
-    softmax_scale: float,
-    is_causal: bool,
-    window_size_left: int,
-    window_size_right: int,
-    softcap: float,
-) -> list[Tensor]:
+def fwd_kvcache(c: Call) -> list[Tensor]:
     """[out [B, Sq, H, D], lse [B, H, Sq]]; new k, v [B, Sn, Hkv, D] go into the caches behind seqlens_k first.
 
     Caches [B, S, Hkv, D], or pages [blocks, page, Hkv, D] with block_table. Raises ValueError for rotary embedding and
     left padding.
     """
-    if rotary_cos is not None or leftpad_k is not None:
+    block_table = c.block_table
+    if c.rotary_cos is not None or c.leftpad_k is not None:
         raise ValueError("rotary embedding and left padding are not implemented in the reference of fwd_kvcache")
     rules = Rules(
-        scale=softmax_scale,
-        causal=is_causal,
-        window=(window_size_left, window_size_right),
-        softcap=softcap,
-        alibi=alibi_slopes,
+        scale=c.softmax_scale,
+        causal=c.is_causal,
+        window=(c.window_size_left, c.window_size_right),
+        softcap=c.softcap,
+        alibi=c.alibi_slopes,
     )
-    batch = q.shape[0]
-    lengths = seqlens_k.tolist() if seqlens_k is not None else [kcache.shape[1]] * batch
-    slots = cache_batch_idx.tolist() if cache_batch_idx is not None else list(range(batch))
+    batch = c.q.shape[0]
+    lengths = c.seqlens_k.tolist() if c.seqlens_k is not None else [c.kcache.shape[1]] * batch
+    slots = c.cache_batch_idx.tolist() if c.cache_batch_idx is not None else list(range(batch))
     outs, sums = [], []
     for i in range(batch):
-        keys, values = kcache, vcache
-        if k is not None and v is not None:
-            for cache, rows in ((kcache, k[i]), (vcache, v[i])):
-                place = torch.arange(lengths[i], lengths[i] + rows.shape[0], device=q.device)
+        keys, values = c.kcache, c.vcache
+        if c.k is not None and c.v is not None:
+            for cache, rows in ((c.kcache, c.k[i]), (c.vcache, c.v[i])):
+                place = torch.arange(lengths[i], lengths[i] + rows.shape[0], device=c.q.device)
                 if block_table is None:
                     cache[slots[i], place] = rows.to(cache.dtype)
                 else:
                     page = cache.shape[1]
                     cache[block_table[i, place // page].to(torch.int64), place % page] = rows.to(cache.dtype)
-            lengths[i] += k.shape[1]
+            lengths[i] += c.k.shape[1]
         if block_table is None:
             pair = (keys[slots[i], : lengths[i]], values[slots[i], : lengths[i]])
         else:
             pair = (gather_pages(keys, block_table[i], lengths[i]), gather_pages(values, block_table[i], lengths[i]))
-        part, lse = attend(q[i], *pair, rules, need_lse=True)
+        part, lse = attend(c.q[i], *pair, rules, need_lse=True)
         assert lse is not None
         outs.append(part)
         sums.append(lse)
     result = torch.stack(outs)
-    if out is not None:
-        out.copy_(result)
+    if c.out is not None:
+        c.out.copy_(result)
     return [result, torch.stack(sums)]
 
 
@@ -190,23 +130,13 @@ def vision_attention_lengths(q: Tensor, k: Tensor, v: Tensor, seqlens: Tensor) -
 
 
 @stands_for("vllm::flash_attn_varlen_func", lacking=("causal",), fake=lambda q: torch.empty_like(q))
-def rocm_varlen(
-    q: Tensor,
-    k_cache: Tensor,
-    v_cache: Tensor,
-    out: Tensor,
-    cu_seqlens_q: Tensor,
-    cu_seqlens_k: Tensor,
-    softmax_scale: float,
-    window_size: list[int] | None,
-    block_table: Tensor,
-) -> Tensor:
+def rocm_varlen(c: Call) -> Tensor:
     """Causal attention of packed queries [T, H, D] over paged caches [blocks, page, Hkv, D]; out is written."""
-    before, after = window_size or (-1, -1)
-    rules = Rules(scale=softmax_scale, causal=True, window=(before, after))
-    batch = sequences(q, k_cache, v_cache, cu_seqlens_q, cu_seqlens_k, None, block_table)
-    result = attend_packed(q, batch.keys_values, batch.query_ends, rules)[0]
-    out.copy_(result)
+    before, after = c.window_size or (-1, -1)
+    rules = Rules(scale=c.softmax_scale, causal=True, window=(before, after))
+    batch = sequences(c.q, c.k_cache, c.v_cache, c.cu_seqlens_q, c.cu_seqlens_k, None, c.block_table)
+    result = attend_packed(c.q, batch.keys_values, batch.query_ends, rules)[0]
+    c.out.copy_(result)
     return result
 
 
@@ -214,37 +144,27 @@ def rocm_varlen(
     "vllm::flash_attn_with_kvcache",
     fake=lambda decode_query, value_cache: decode_query.new_empty((*decode_query.shape[:-1], value_cache.shape[-1])),
 )
-def flash_attn_with_kvcache(
-    decode_query: Tensor,
-    key_cache: Tensor,
-    value_cache: Tensor,
-    cache_seqlens: Tensor | None,
-    block_table: Tensor | None,
-    softmax_scale: float | None,
-    causal: bool,
-    alibi_slopes: Tensor | None,
-    softcap: float,
-) -> Tensor:
+def flash_attn_with_kvcache(c: Call) -> Tensor:
     """decode_query [B, Sq, H, D] over caches, as `_vllm_fa2_C::fwd_kvcache` without new keys."""
-    scale = decode_query.shape[-1] ** -0.5 if softmax_scale is None else softmax_scale
+    scale = c.decode_query.shape[-1] ** -0.5 if c.softmax_scale is None else c.softmax_scale
     return fwd_kvcache(
-        decode_query,
-        key_cache,
-        value_cache,
-        None,
-        None,
-        cache_seqlens,
-        None,
-        None,
-        None,
-        block_table,
-        alibi_slopes,
-        None,
-        scale,
-        causal,
-        -1,
-        -1,
-        softcap,
+        but(
+            c,
+            q=c.decode_query,
+            kcache=c.key_cache,
+            vcache=c.value_cache,
+            k=None,
+            v=None,
+            seqlens_k=c.cache_seqlens,
+            rotary_cos=None,
+            cache_batch_idx=None,
+            leftpad_k=None,
+            out=None,
+            softmax_scale=scale,
+            is_causal=c.causal,
+            window_size_left=-1,
+            window_size_right=-1,
+        )
     )[0]
 
 
@@ -253,25 +173,12 @@ def _fake_varlen_op(q: Tensor, v: Tensor) -> Tensor:
 
 
 @stands_for("sglang::flash_attn_varlen_func_op", fake=_fake_varlen_op)
-def sglang_varlen(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    cu_seqlens_q: Tensor | None,
-    cu_seqlens_k: Tensor | None,
-    seqused_k: Tensor | None,
-    page_table: Tensor | None,
-    softmax_scale: float | None,
-    causal: bool,
-    window_size: list[int] | None,
-    softcap: float,
-    sinks: Tensor | None,
-) -> Tensor:
+def sglang_varlen(c: Call) -> Tensor:
     """Packed [T, H, D], or dense [B, S, H, D] without cu_seqlens_q."""
-    before, after = window_size or (-1, -1)
-    scale = q.shape[-1] ** -0.5 if softmax_scale is None else softmax_scale
-    rules = Rules(scale=scale, causal=causal, window=(before, after), softcap=softcap, sinks=sinks)
-    return forward(q, k, v, cu_seqlens_q, cu_seqlens_k, seqused_k, page_table, rules)[0]
+    before, after = c.window_size or (-1, -1)
+    scale = c.q.shape[-1] ** -0.5 if c.softmax_scale is None else c.softmax_scale
+    rules = Rules(scale=scale, causal=c.causal, window=(before, after), softcap=c.softcap, sinks=c.sinks)
+    return forward(c.q, c.k, c.v, c.cu_seqlens_q, c.cu_seqlens_k, c.seqused_k, c.page_table, rules)[0]
 
 
 def _cutlass_rules(custom_mask_type: int, scale: float, window: int | None) -> Rules:
@@ -281,71 +188,53 @@ def _cutlass_rules(custom_mask_type: int, scale: float, window: int | None) -> R
     return Rules(scale=scale, causal=custom_mask_type != 0, window=(window - 1 if window else -1, -1))
 
 
-def _fake_cutlass(
-    query: Tensor,
-    value: Tensor,
-    cu_seqlens_q: Tensor | None,
-    compute_log_sumexp: bool,
-    max_seqlen_q: int | None,
-    max_seqlen_k: int | None,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, int, int]:
-    longest = query.shape[1] if cu_seqlens_q is None else max_seqlen_q or 0
-    batch = query.shape[0] if cu_seqlens_q is None else cu_seqlens_q.shape[0] - 1
-    lse = (batch, query.shape[2], -(-longest // 32) * 32 if compute_log_sumexp else 0)
+def _fake_cutlass(c: Call) -> tuple[Tensor, Tensor, Tensor, Tensor, int, int]:
+    query = c.query
+    longest = query.shape[1] if c.cu_seqlens_q is None else c.max_seqlen_q or 0
+    batch = query.shape[0] if c.cu_seqlens_q is None else c.cu_seqlens_q.shape[0] - 1
+    lse = (batch, query.shape[2], -(-longest // 32) * 32 if c.compute_log_sumexp else 0)
     seed = query.new_empty((), dtype=torch.int64)
     return (
-        query.new_empty((*query.shape[:-1], value.shape[-1])),
+        query.new_empty((*query.shape[:-1], c.value.shape[-1])),
         query.new_empty(lse, dtype=torch.float32),
         seed,
         seed.clone(),
         longest,
-        max_seqlen_k if cu_seqlens_q is not None and max_seqlen_k else value.shape[1],
+        c.max_seqlen_k if c.cu_seqlens_q is not None and c.max_seqlen_k else c.value.shape[1],
     )
 
 
 @stands_for("xformers::efficient_attention_forward_cutlass", fake=_fake_cutlass)
-def efficient_attention_cutlass(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    bias: Tensor | None,
-    cu_seqlens_q: Tensor | None,
-    cu_seqlens_k: Tensor | None,
-    max_seqlen_q: int | None,
-    max_seqlen_k: int | None,
-    dropout_p: float,
-    custom_mask_type: int,
-    compute_log_sumexp: bool,
-    scale: float | None,
-    seqlen_k: Tensor | None,
-    window_size: int | None,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, int, int]:
+def efficient_attention_cutlass(c: Call) -> tuple[Tensor, Tensor, Tensor, Tensor, int, int]:
     """q, k, v [B, M, H, K] (B = 1 and packed with cu_seqlens) → out, lse [B, H, M up to 32s], seed, offset, maxima.
 
     Raises ValueError for dropout and bias.
     """
-    if dropout_p > 0 or bias is not None:
+    query = c.query
+    if c.dropout_p > 0 or c.bias is not None:
         raise ValueError("dropout and bias are not implemented in the reference of xformers' attention")
-    shapes = _fake_cutlass(query, value, cu_seqlens_q, compute_log_sumexp, max_seqlen_q, max_seqlen_k)
-    rules = _cutlass_rules(custom_mask_type, query.shape[-1] ** -0.5 if scale is None else scale, window_size)
+    shapes = _fake_cutlass(but(c, query=query))
+    rules = _cutlass_rules(c.custom_mask_type, query.shape[-1] ** -0.5 if c.scale is None else c.scale, c.window_size)
     lse = query.new_full(shapes[1].shape, torch.inf, dtype=torch.float32)
     zero = torch.zeros((), dtype=torch.int64, device=query.device)
-    if cu_seqlens_q is None:
+    if c.cu_seqlens_q is None:
         parts = [
-            attend(query[i], *_aligned(key[i], value[i], query.shape[1], custom_mask_type), rules, need_lse=True)
+            attend(query[i], *_aligned(c.key[i], c.value[i], query.shape[1], c.custom_mask_type), rules, need_lse=True)
             for i in range(query.shape[0])
         ]
         out = torch.stack([part[0] for part in parts])
         for i, (_, sums) in enumerate(parts):
-            if compute_log_sumexp and sums is not None:
+            if c.compute_log_sumexp and sums is not None:
                 lse[i, :, : sums.shape[1]] = sums
         return out, lse, zero, zero.clone(), shapes[4], shapes[5]
-    packed = sequences(query[0], key[0], value[0], cu_seqlens_q, cu_seqlens_k, seqlen_k, None)
+    packed = sequences(query[0], c.key[0], c.value[0], c.cu_seqlens_q, c.cu_seqlens_k, c.seqlen_k, None)
     bounds = packed.query_ends
-    pairs = [_aligned(k, v, bounds[i + 1] - bounds[i], custom_mask_type) for i, (k, v) in enumerate(packed.keys_values)]
+    pairs = [
+        _aligned(k, v, bounds[i + 1] - bounds[i], c.custom_mask_type) for i, (k, v) in enumerate(packed.keys_values)
+    ]
     out, sums = attend_packed(query[0], pairs, bounds, rules, need_lse=True)
     for i in range(len(pairs)):
-        if compute_log_sumexp and sums is not None:
+        if c.compute_log_sumexp and sums is not None:
             lse[i, :, : bounds[i + 1] - bounds[i]] = sums[:, bounds[i] : bounds[i + 1]]
     return out.unsqueeze(0), lse, zero, zero.clone(), shapes[4], shapes[5]
 

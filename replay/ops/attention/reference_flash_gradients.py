@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from opreplay.replay.ops.attention.reference_flash_backward import sequence_gradients
+from opreplay.replay.ops.calls import Call, but
 from opreplay.replay.ops.declared import stands_for
 from opreplay.replay.ops.maths.attention import ends
 
@@ -57,35 +58,33 @@ def _keep(grads: _Four, *targets: Tensor | None) -> None:
             target.copy_(value)
 
 
-def _like(softmax_lse: Tensor) -> Tensor:
-    return torch.empty_like(softmax_lse)
+_WRITTEN = ("dq", "dk", "dv")
 
 
-@stands_for("flash_attn_3::_flash_attn_backward", fake=_like)
-def fa3_backward(
-    dout: Tensor,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    out: Tensor,
-    softmax_lse: Tensor,
-    cu_seqlens_q: Tensor | None,
-    cu_seqlens_k: Tensor | None,
-    dq: Tensor | None,
-    dk: Tensor | None,
-    dv: Tensor | None,
-    softmax_scale: float | None,
-    is_causal: bool,
-    window_size_left: int,
-    window_size_right: int,
-    softcap: float,
-) -> Tensor:
-    """Writes dq, dk, dv; returns softmax_d."""
-    _refuse(softcap=softcap > 0)
-    scale = q.shape[-1] ** -0.5 if softmax_scale is None else softmax_scale
-    bounds = (window_size_left, 0 if is_causal else window_size_right)
-    grads = gradients(dout, q, k, v, out, softmax_lse, cu_seqlens_q, cu_seqlens_k, scale, bounds)
-    _keep(grads, dq, dk, dv)
+def _fake_lse(softmax_lse: Tensor) -> Tensor:
+    return torch.empty_like(softmax_lse, dtype=torch.float32)
+
+
+@stands_for(
+    "flash_attn::_flash_attn_backward",
+    "flash_attn::_flash_attn_varlen_backward",
+    "aiter::_flash_attn_backward",
+    writes=_WRITTEN,
+    fake=_fake_lse,
+)
+def flash_backward(c: Call) -> Tensor:
+    """Dense [B, S, H, D] or packed [T, H, D]: writes dq, dk, dv; returns softmax_d float32 [B, H, Sq] or [H, T]."""
+    _refuse(
+        dropout=c.dropout_p > 0,
+        softcap=getattr(c, "softcap", 0.0) > 0,
+        alibi_slopes=c.alibi_slopes,
+        bias=getattr(c, "bias", None),
+    )
+    scale = c.q.shape[-1] ** -0.5 if c.softmax_scale is None else c.softmax_scale
+    bounds = (c.window_size_left, 0 if c.causal else c.window_size_right)
+    lengths = getattr(c, "cu_seqlens_q", None), getattr(c, "cu_seqlens_k", None)
+    grads = gradients(c.dout, c.q, c.k, c.v, c.out, c.softmax_lse, *lengths, scale, bounds)
+    _keep(grads, c.dq, c.dk, c.dv)
     return grads[3]
 
 
@@ -94,100 +93,29 @@ def _fake_three(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tens
 
 
 @stands_for("xformers_flash::flash_bwd", fake=_fake_three)
-def xformers_flash_bwd(
-    grad: Tensor,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    out: Tensor,
-    lse: Tensor,
-    cu_seqlens_q: Tensor | None,
-    cu_seqlens_k: Tensor | None,
-    p: float,
-    softmax_scale: float,
-    is_causal: bool,
-    window_left: int,
-    window_right: int,
-) -> tuple[Tensor, Tensor, Tensor]:
+def xformers_flash_bwd(c: Call) -> tuple[Tensor, Tensor, Tensor]:
     """dq, dk, dv."""
-    _refuse(dropout=p > 0)
-    packed = query.dim() == 3
-    bounds = (window_left, 0 if is_causal else window_right)
+    _refuse(dropout=c.p > 0)
+    packed = c.query.dim() == 3
+    bounds = (c.window_left, 0 if c.is_causal else c.window_right)
     return gradients(
-        grad,
-        query,
-        key,
-        value,
-        out,
-        lse,
-        cu_seqlens_q if packed else None,
-        cu_seqlens_k if packed else None,
-        softmax_scale,
+        c.grad,
+        c.query,
+        c.key,
+        c.value,
+        c.out,
+        c.lse,
+        c.cu_seqlens_q if packed else None,
+        c.cu_seqlens_k if packed else None,
+        c.softmax_scale,
         bounds,
     )[:3]
 
 
 @stands_for("xformers_flash3::flash_bwd", fake=_fake_three)
-def xformers_flash3_bwd(
-    dout: Tensor,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    out: Tensor,
-    softmax_lse: Tensor,
-    cu_seqlens_q: Tensor | None,
-    cu_seqlens_k: Tensor | None,
-    softmax_scale: float,
-    is_causal: bool,
-    window_left: int,
-    window_right: int,
-) -> tuple[Tensor, Tensor, Tensor]:
+def xformers_flash3_bwd(c: Call) -> tuple[Tensor, Tensor, Tensor]:
     """dq, dk, dv."""
-    return xformers_flash_bwd(
-        dout,
-        query,
-        key,
-        value,
-        out,
-        softmax_lse,
-        cu_seqlens_q,
-        cu_seqlens_k,
-        0.0,
-        softmax_scale,
-        is_causal,
-        window_left,
-        window_right,
-    )
-
-
-_WRITTEN = ("dq", "dk", "dv")
-
-
-@stands_for("aiter::_flash_attn_backward", writes=_WRITTEN, fake=_like)
-def aiter_backward(
-    dout: Tensor,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    out: Tensor,
-    softmax_lse: Tensor,
-    dq: Tensor | None,
-    dk: Tensor | None,
-    dv: Tensor | None,
-    dropout_p: float,
-    softmax_scale: float,
-    causal: bool,
-    window_size_left: int,
-    window_size_right: int,
-    bias: Tensor | None,
-    alibi_slopes: Tensor | None,
-) -> Tensor:
-    """Writes dq, dk, dv; returns softmax_d."""
-    _refuse(dropout=dropout_p > 0, bias=bias, alibi_slopes=alibi_slopes)
-    bounds = (window_size_left, 0 if causal else window_size_right)
-    grads = gradients(dout, q, k, v, out, softmax_lse, None, None, softmax_scale, bounds)
-    _keep(grads, dq, dk, dv)
-    return grads[3]
+    return xformers_flash_bwd(but(c, grad=c.dout, lse=c.softmax_lse, p=0.0))
 
 
 def _fake_four(q: Tensor, k: Tensor, v: Tensor, softmax_lse: Tensor) -> _Four:
@@ -202,31 +130,27 @@ def _fake_four(q: Tensor, k: Tensor, v: Tensor, softmax_lse: Tensor) -> _Four:
     writes=_WRITTEN,
     fake=_fake_four,
 )
-def aiter_bwd(
-    dout: Tensor,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    out: Tensor,
-    softmax_lse: Tensor,
-    dropout_p: float,
-    softmax_scale: float,
-    is_causal: bool,
-    window_size_left: int,
-    window_size_right: int,
-    dq: Tensor | None,
-    dk: Tensor | None,
-    dv: Tensor | None,
-    alibi_slopes: Tensor | None,
-    cu_seqlens_q: Tensor | None = None,
-    cu_seqlens_k: Tensor | None = None,
-    bias: Tensor | None = None,
-    sink: Tensor | None = None,
-    sink_ptr: Tensor | None = None,
-) -> _Four:
+def aiter_bwd(c: Call) -> _Four:
     """(dq, dk, dv, softmax_d), the first three also written where given."""
-    _refuse(dropout=dropout_p > 0, bias=bias, alibi_slopes=alibi_slopes, sink=sink, sink_ptr=sink_ptr)
-    bounds = (window_size_left, 0 if is_causal else window_size_right)
-    grads = gradients(dout, q, k, v, out, softmax_lse, cu_seqlens_q, cu_seqlens_k, softmax_scale, bounds)
-    _keep(grads, dq, dk, dv)
+    _refuse(
+        dropout=c.dropout_p > 0,
+        bias=getattr(c, "bias", None),
+        alibi_slopes=c.alibi_slopes,
+        sink=getattr(c, "sink", None),
+        sink_ptr=getattr(c, "sink_ptr", None),
+    )
+    bounds = (c.window_size_left, 0 if c.is_causal else c.window_size_right)
+    grads = gradients(
+        c.dout,
+        c.q,
+        c.k,
+        c.v,
+        c.out,
+        c.softmax_lse,
+        getattr(c, "cu_seqlens_q", None),
+        getattr(c, "cu_seqlens_k", None),
+        c.softmax_scale,
+        bounds,
+    )
+    _keep(grads, c.dq, c.dk, c.dv)
     return grads

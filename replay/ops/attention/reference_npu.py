@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from opreplay.replay.ops.calls import Call, but
 from opreplay.replay.ops.declared import stands_for
 from opreplay.replay.ops.maths.attention import Rules, attend, gather_blocks, row_maxima
 from opreplay.replay.ops.maths.npu_layouts import (
@@ -119,83 +120,56 @@ def _lse_shape(query: Tensor, layout: str, heads: int, flag: bool) -> tuple[int,
     return (length, heads, 1) if layout.startswith(("TND", "NTD")) else (batch, heads, length, 1)
 
 
-def _fake_infer(
-    query: Tensor,
-    value: Tensor,
-    block_table: Tensor | None,
-    num_heads: int,
-    num_key_value_heads: int,
-    input_layout: str,
-    softmax_lse_flag: bool,
-) -> tuple[Tensor, Tensor]:
-    kv_heads = num_key_value_heads or num_heads
-    shape = _infer_shape(query, value, input_layout or "BSH", num_heads, kv_heads, block_table is not None)
-    lse = _lse_shape(query, input_layout or "BSH", num_heads, softmax_lse_flag)
-    return query.new_empty(shape), query.new_empty(lse, dtype=torch.float32)
+def _fake_infer(c: Call) -> tuple[Tensor, Tensor]:
+    kv_heads = c.num_key_value_heads or c.num_heads
+    shape = _infer_shape(c.query, c.value, c.input_layout or "BSH", c.num_heads, kv_heads, c.block_table is not None)
+    lse = _lse_shape(c.query, c.input_layout or "BSH", c.num_heads, c.softmax_lse_flag)
+    return c.query.new_empty(shape), c.query.new_empty(lse, dtype=torch.float32)
 
 
 @stands_for("npu::npu_fused_infer_attention_score", fake=_fake_infer)
-def npu_fused_infer_attention_score(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    pse_shift: Tensor | None,
-    atten_mask: Tensor | None,
-    actual_seq_lengths: Lengths,
-    actual_seq_lengths_kv: Lengths,
-    antiquant_scale: Tensor | None,
-    block_table: Tensor | None,
-    num_heads: int,
-    scale: float,
-    pre_tokens: int,
-    next_tokens: int,
-    input_layout: str,
-    num_key_value_heads: int,
-    sparse_mode: int,
-    softmax_lse_flag: bool,
-    key_antiquant_scale: Tensor | None = None,
-    key_shared_prefix: Tensor | None = None,
-    query_rope: Tensor | None = None,
-    key_rope: Tensor | None = None,
-) -> tuple[Tensor, Tensor]:
+def npu_fused_infer_attention_score(c: Call) -> tuple[Tensor, Tensor]:
     """(output in the query's or the named layout, log-sum-exp float32 [B, N, S, 1] or [T, N, 1], or one zero).
 
     Lengths are host ints: cumulative for TND, of each sequence otherwise; those of paged keys are never cumulative.
     """
+    num_heads = c.num_heads
+    query_rope = getattr(c, "query_rope", None)
+    key_rope = getattr(c, "key_rope", None)
     refuse(
-        pse_shift=pse_shift,
-        antiquant_scale=antiquant_scale,
-        key_antiquant_scale=key_antiquant_scale,
-        key_shared_prefix=key_shared_prefix,
+        pse_shift=c.pse_shift,
+        antiquant_scale=c.antiquant_scale,
+        key_antiquant_scale=getattr(c, "key_antiquant_scale", None),
+        key_shared_prefix=getattr(c, "key_shared_prefix", None),
     )
-    layout = input_layout or "BSH"
+    layout = c.input_layout or "BSH"
     layout_in, layout_out = out_layout(layout)
-    kv_heads = num_key_value_heads or num_heads
-    queries = to_sequences(query, layout_in, num_heads, actual_seq_lengths)
-    keys = _keys(key, layout_in, kv_heads, block_table, actual_seq_lengths_kv)
-    values = _keys(value, layout_in, kv_heads, block_table, actual_seq_lengths_kv)
+    kv_heads = c.num_key_value_heads or num_heads
+    queries = to_sequences(c.query, layout_in, num_heads, c.actual_seq_lengths)
+    keys = _keys(c.key, layout_in, kv_heads, c.block_table, c.actual_seq_lengths_kv)
+    values = _keys(c.value, layout_in, kv_heads, c.block_table, c.actual_seq_lengths_kv)
     if query_rope is not None and key_rope is not None:
         # Multi-head latent attention: the rotary parts of query and key come apart.
-        ropes = to_sequences(query_rope, layout_in, num_heads, actual_seq_lengths)
+        ropes = to_sequences(query_rope, layout_in, num_heads, c.actual_seq_lengths)
         queries = [torch.cat(pair, -1) for pair in zip(queries, ropes, strict=True)]
-        ropes = _keys(key_rope, layout_in, kv_heads, block_table, actual_seq_lengths_kv)
+        ropes = _keys(key_rope, layout_in, kv_heads, c.block_table, c.actual_seq_lengths_kv)
         keys = [torch.cat(pair, -1) for pair in zip(keys, ropes, strict=True)]
     outs, sums = attend_sequences(
         queries,
         keys,
         values,
-        scale,
-        mask=atten_mask,
-        sparse_mode=sparse_mode,
-        pre_tokens=pre_tokens,
-        next_tokens=next_tokens,
-        need_lse=softmax_lse_flag,
+        c.scale,
+        mask=c.atten_mask,
+        sparse_mode=c.sparse_mode,
+        pre_tokens=c.pre_tokens,
+        next_tokens=c.next_tokens,
+        need_lse=c.softmax_lse_flag,
     )
-    width = values[0].shape[-1] if values else query.shape[-1]
-    result = from_sequences(outs, query, layout_in, width)
+    width = values[0].shape[-1] if values else c.query.shape[-1]
+    result = from_sequences(outs, c.query, layout_in, width)
     if layout_out != layout_in:
         result = relayout(result, layout_in, layout_out, num_heads)
-    return result, _lse(sums, query, layout, num_heads, softmax_lse_flag)
+    return result, _lse(sums, c.query, layout, num_heads, c.softmax_lse_flag)
 
 
 def _keys(x: Tensor, layout: str, heads: int, block_table: Tensor | None, lengths: Lengths) -> list[Tensor]:
@@ -220,106 +194,45 @@ def _lse(sums: list[Tensor | None], query: Tensor, layout: str, heads: int, flag
     return out
 
 
-@stands_for(
-    "npu::npu_prompt_flash_attention",
-    fake=lambda query, value, num_heads, num_key_value_heads, input_layout: _fake_infer(
-        query, value, None, num_heads, num_key_value_heads, input_layout, False
-    )[0],
-)
-def npu_prompt_flash_attention(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    atten_mask: Tensor | None,
-    pse_shift: Tensor | None,
-    actual_seq_lengths: Lengths,
-    num_heads: int,
-    scale_value: float,
-    pre_tokens: int,
-    next_tokens: int,
-    input_layout: str,
-    num_key_value_heads: int,
-    actual_seq_lengths_kv: Lengths,
-    sparse_mode: int,
-) -> Tensor:
+def _fake_prompt(c: Call) -> Tensor:
+    return _fake_infer(but(c, block_table=None, softmax_lse_flag=False))[0]
+
+
+@stands_for("npu::npu_prompt_flash_attention", fake=_fake_prompt)
+def npu_prompt_flash_attention(c: Call) -> Tensor:
     """The prefill half of npu_fused_infer_attention_score."""
     return npu_fused_infer_attention_score(
-        query,
-        key,
-        value,
-        pse_shift,
-        atten_mask,
-        actual_seq_lengths,
-        actual_seq_lengths_kv,
-        None,
-        None,
-        num_heads,
-        scale_value,
-        pre_tokens,
-        next_tokens,
-        input_layout,
-        num_key_value_heads,
-        sparse_mode,
-        False,
+        but(c, antiquant_scale=None, block_table=None, scale=c.scale_value, softmax_lse_flag=False)
     )[0]
 
 
-@stands_for(
-    "npu::npu_incre_flash_attention",
-    fake=lambda query, value, block_table, num_heads, num_key_value_heads, input_layout: _fake_infer(
-        query, value, block_table, num_heads, num_key_value_heads, input_layout, False
-    )[0],
-)
-def npu_incre_flash_attention(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    atten_mask: Tensor | None,
-    pse_shift: Tensor | None,
-    actual_seq_lengths: Lengths,
-    antiquant_scale: Tensor | None,
-    block_table: Tensor | None,
-    num_heads: int,
-    scale_value: float,
-    input_layout: str,
-    num_key_value_heads: int,
-) -> Tensor:
+def _fake_incre(c: Call) -> Tensor:
+    return _fake_infer(but(c, softmax_lse_flag=False))[0]
+
+
+@stands_for("npu::npu_incre_flash_attention", fake=_fake_incre)
+def npu_incre_flash_attention(c: Call) -> Tensor:
     """The decode half: one query token a sequence; actual_seq_lengths are those of the keys."""
     return npu_fused_infer_attention_score(
-        query,
-        key,
-        value,
-        pse_shift,
-        atten_mask,
-        None,
-        actual_seq_lengths,
-        antiquant_scale,
-        block_table,
-        num_heads,
-        scale_value,
-        _LARGE,
-        _LARGE,
-        input_layout,
-        num_key_value_heads,
-        0,
-        False,
+        but(
+            c,
+            actual_seq_lengths=None,
+            actual_seq_lengths_kv=c.actual_seq_lengths,
+            scale=c.scale_value,
+            pre_tokens=_LARGE,
+            next_tokens=_LARGE,
+            sparse_mode=0,
+            softmax_lse_flag=False,
+        )
     )[0]
 
 
 @stands_for("npu::_npu_paged_attention")
-def npu_paged_attention(
-    query: Tensor,
-    key_cache: Tensor,
-    value_cache: Tensor,
-    scale_value: float,
-    block_table: Tensor,
-    context_lens: Tensor,
-    out: Tensor,
-) -> None:
+def npu_paged_attention(c: Call) -> None:
     """query, out [S, H, D], one row a sequence; caches [blocks, page, Hkv, D]."""
-    for i, length in enumerate(context_lens.tolist()):
+    for i, length in enumerate(c.context_lens.tolist()):
         k, v = (
-            gather_blocks(cache, block_table[i], length, cache.shape[1]).flatten(0, 1)[:length]
-            for cache in (key_cache, value_cache)
+            gather_blocks(cache, c.block_table[i], length, cache.shape[1]).flatten(0, 1)[:length]
+            for cache in (c.key_cache, c.value_cache)
         )
-        out[i] = attend(query[i : i + 1], k, v, Rules(scale=scale_value))[0][0]
+        c.out[i] = attend(c.query[i : i + 1], k, v, Rules(scale=c.scale_value))[0][0]

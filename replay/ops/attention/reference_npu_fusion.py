@@ -7,8 +7,9 @@ import torch
 from torch import Tensor
 
 from opreplay.replay.ops.attention.reference_npu import attend_sequences, refuse
+from opreplay.replay.ops.calls import Call
 from opreplay.replay.ops.declared import stands_for
-from opreplay.replay.ops.maths.npu_layouts import Lengths, from_sequences, to_sequences
+from opreplay.replay.ops.maths.npu_layouts import from_sequences, to_sequences
 
 _Fusion = tuple[Tensor, Tensor, Tensor, Tensor, int, int, int]
 
@@ -34,48 +35,33 @@ def fake_fusion(query: Tensor, head_num: int, input_layout: str) -> _Fusion:
 
 
 @stands_for("npu::npu_fusion_attention", fake=fake_fusion)
-def npu_fusion_attention(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    head_num: int,
-    input_layout: str,
-    pse: Tensor | None,
-    atten_mask: Tensor | None,
-    scale: float,
-    keep_prob: float,
-    pre_tockens: int,
-    next_tockens: int,
-    actual_seq_qlen: Lengths,
-    actual_seq_kvlen: Lengths,
-    sparse_mode: int,
-    sink: Tensor | None = None,
-) -> _Fusion:
+def npu_fusion_attention(c: Call) -> _Fusion:
     """(out, softmax_max, softmax_sum float32 [.., 8], softmax_out (empty), seed, offset, number of mask elements).
 
     The maximum of a row's visible scores, and the sum of exp(score − max); −inf and 0 for a row that sees none. Raises
     ValueError for dropout.
     """
-    refuse(pse=pse, sink=sink, dropout=keep_prob < 1)
-    layout = fusion_layout(query, input_layout)
-    queries = to_sequences(query, layout, head_num, actual_seq_qlen)
-    kv_heads = kv_heads_of(query, key, layout, head_num)
-    keys = to_sequences(key, layout, kv_heads, actual_seq_kvlen)
-    values = to_sequences(value, layout, kv_heads, actual_seq_kvlen)
+    query = c.query
+    refuse(pse=c.pse, sink=getattr(c, "sink", None), dropout=c.keep_prob < 1)
+    layout = fusion_layout(query, c.input_layout)
+    queries = to_sequences(query, layout, c.head_num, c.actual_seq_qlen)
+    kv_heads = kv_heads_of(query, c.key, layout, c.head_num)
+    keys = to_sequences(c.key, layout, kv_heads, c.actual_seq_kvlen)
+    values = to_sequences(c.value, layout, kv_heads, c.actual_seq_kvlen)
     maxima: list[Tensor] = []
     outs, sums = attend_sequences(
         queries,
         keys,
         values,
-        scale,
-        mask=atten_mask,
-        sparse_mode=sparse_mode,
-        pre_tokens=pre_tockens,
-        next_tokens=next_tockens,
+        c.scale,
+        mask=c.atten_mask,
+        sparse_mode=c.sparse_mode,
+        pre_tokens=c.pre_tockens,
+        next_tokens=c.next_tockens,
         need_lse=True,
         maxima=maxima,
     )
-    shape = _statistics_shape(query, layout, head_num)
+    shape = _statistics_shape(query, layout, c.head_num)
     totals = [
         torch.exp(part - high).masked_fill(high == -torch.inf, 0.0)
         for part, high in zip(sums, maxima, strict=True)

@@ -18,8 +18,9 @@ from opreplay.replay.ops.attention.reference_npu_fusion import (
     kv_heads_of,
     npu_fusion_attention,
 )
+from opreplay.replay.ops.calls import Call, but
 from opreplay.replay.ops.declared import stands_for
-from opreplay.replay.ops.maths.npu_layouts import Lengths, from_sequences, to_sequences
+from opreplay.replay.ops.maths.npu_layouts import from_sequences, to_sequences
 
 _Fusion = tuple[Tensor, Tensor, Tensor, Tensor, int, int, int]
 _FAR = 1 << 30
@@ -29,43 +30,11 @@ stands_for("npu::npu_flash_attention", fake=fake_fusion)(npu_fusion_attention)  
 
 
 @stands_for("npu::npu_fusion_attention_v2", fake=fake_fusion)
-def npu_fusion_attention_v2(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    head_num: int,
-    input_layout: str,
-    pse: Tensor | None,
-    atten_mask: Tensor | None,
-    query_rope: Tensor | None,
-    scale: float,
-    keep_prob: float,
-    pre_tokens: int,
-    next_tokens: int,
-    actual_seq_qlen: Lengths,
-    actual_seq_kvlen: Lengths,
-    sparse_mode: int,
-    sink: Tensor | None = None,
-    d_scale_q: Tensor | None = None,
-) -> _Fusion:
+def npu_fusion_attention_v2(c: Call) -> _Fusion:
     """npu_fusion_attention with other names. Raises ValueError for separate rotary parts and for fp8 scales."""
-    refuse(query_rope=query_rope, d_scale_q=d_scale_q)
+    refuse(query_rope=c.query_rope, d_scale_q=getattr(c, "d_scale_q", None))
     return npu_fusion_attention(
-        query,
-        key,
-        value,
-        head_num,
-        input_layout,
-        pse,
-        atten_mask,
-        scale,
-        keep_prob,
-        pre_tokens,
-        next_tokens,
-        actual_seq_qlen,
-        actual_seq_kvlen,
-        sparse_mode,
-        sink,
+        but(c, pre_tockens=c.pre_tokens, next_tockens=c.next_tokens, sink=getattr(c, "sink", None))
     )
 
 
@@ -114,42 +83,27 @@ def _statistics(stat: Tensor, layout: str, lengths: list[int]) -> list[Tensor]:
     return [first[i, :, :length] for i, length in enumerate(lengths)]
 
 
-def _gradients(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    dy: Tensor,
-    head_num: int,
-    input_layout: str,
-    mask: Tensor | None,
-    softmax_max: Tensor | None,
-    softmax_sum: Tensor | None,
-    attention_in: Tensor | None,
-    scale: float,
-    tokens: tuple[int, int],
-    lengths: tuple[Lengths, Lengths],
-    sparse_mode: int,
-) -> tuple[Tensor, Tensor, Tensor]:
+def _gradients(c: Call) -> tuple[Tensor, Tensor, Tensor]:
     """dq, dk, dv in the layout of their tensors. Raises ValueError without what the forward pass saved."""
-    if softmax_max is None or softmax_sum is None or attention_in is None:
+    if c.softmax_max is None or c.softmax_sum is None or c.attention_in is None:
         raise ValueError("softmax_max, softmax_sum and attention_in of the forward pass are needed")
-    layout = fusion_layout(query, input_layout)
-    kv_heads = kv_heads_of(query, key, layout, head_num)
-    queries, grads, outs = (to_sequences(x, layout, head_num, lengths[0]) for x in (query, dy, attention_in))
-    keys, values = (to_sequences(x, layout, kv_heads, lengths[1]) for x in (key, value))
+    layout = fusion_layout(c.query, c.input_layout)
+    kv_heads = kv_heads_of(c.query, c.key, layout, c.head_num)
+    queries, grads, outs = (to_sequences(x, layout, c.head_num, c.lengths[0]) for x in (c.query, c.dy, c.attention_in))
+    keys, values = (to_sequences(x, layout, kv_heads, c.lengths[1]) for x in (c.key, c.value))
     sizes = [q.shape[0] for q in queries]
-    tops, totals = (_statistics(x, layout, sizes) for x in (softmax_max, softmax_sum))
+    tops, totals = (_statistics(x, layout, sizes) for x in (c.softmax_max, c.softmax_sum))
     by_sequence = []
     for i, (q, k, v, d, out) in enumerate(zip(queries, keys, values, grads, outs, strict=True)):
         lse = tops[i] + torch.log(totals[i].clamp(min=1e-30))
-        hidden = _hidden(q.shape[0], k.shape[0], mask, i, sparse_mode, tokens, q.device)
+        hidden = _hidden(q.shape[0], k.shape[0], c.mask, i, c.sparse_mode, c.tokens, q.device)
         rows = partial(_rows_of, hidden)
-        by_sequence.append(masked_gradients(d, q, k, v, out, lse, scale, rows)[:3])
+        by_sequence.append(masked_gradients(d, q, k, v, out, lse, c.scale, rows)[:3])
     dq, dk, dv = (list(parts) for parts in zip(*by_sequence, strict=True))
     return (
-        from_sequences(dq, query, layout, dq[0].shape[-1]),
-        from_sequences(dk, key, layout, dk[0].shape[-1]),
-        from_sequences(dv, value, layout, dv[0].shape[-1]),
+        from_sequences(dq, c.query, layout, dq[0].shape[-1]),
+        from_sequences(dk, c.key, layout, dk[0].shape[-1]),
+        from_sequences(dv, c.value, layout, dv[0].shape[-1]),
     )
 
 
@@ -161,45 +115,19 @@ def _fake_grad_sink(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, 
     return *_fake_grad(query, key, value), query.new_empty((0,))
 
 
-def _grad(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    dy: Tensor,
-    head_num: int,
-    input_layout: str,
-    pse: Tensor | None,
-    atten_mask: Tensor | None,
-    softmax_max: Tensor | None,
-    softmax_sum: Tensor | None,
-    attention_in: Tensor | None,
-    scale_value: float,
-    keep_prob: float,
-    pre_tockens: int,
-    next_tockens: int,
-    actual_seq_qlen: Lengths,
-    actual_seq_kvlen: Lengths,
-    sparse_mode: int,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def _grad(c: Call) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """(dq, dk, dv, gradient of pse, which is empty)."""
-    refuse(pse=pse, dropout=keep_prob < 1)
+    refuse(pse=c.pse, dropout=c.keep_prob < 1)
     grads = _gradients(
-        query,
-        key,
-        value,
-        dy,
-        head_num,
-        input_layout,
-        atten_mask,
-        softmax_max,
-        softmax_sum,
-        attention_in,
-        scale_value,
-        (pre_tockens, next_tockens),
-        (actual_seq_qlen, actual_seq_kvlen),
-        sparse_mode,
+        but(
+            c,
+            mask=c.atten_mask,
+            scale=c.scale_value,
+            tokens=(c.pre_tockens, c.next_tockens),
+            lengths=(c.actual_seq_qlen, c.actual_seq_kvlen),
+        )
     )
-    return *grads, query.new_empty((0,))
+    return *grads, c.query.new_empty((0,))
 
 
 stands_for("npu::npu_flash_attention_grad", fake=_fake_grad)(_grad)
@@ -207,50 +135,11 @@ stands_for("npu::npu_fusion_attention_grad", fake=_fake_grad, lacking=("sink",))
 
 
 @stands_for("npu::npu_fusion_attention_grad", fake=_fake_grad_sink)
-def npu_fusion_attention_grad_sink(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    dy: Tensor,
-    head_num: int,
-    input_layout: str,
-    pse: Tensor | None,
-    atten_mask: Tensor | None,
-    softmax_max: Tensor | None,
-    softmax_sum: Tensor | None,
-    attention_in: Tensor | None,
-    scale_value: float,
-    keep_prob: float,
-    pre_tockens: int,
-    next_tockens: int,
-    actual_seq_qlen: Lengths,
-    actual_seq_kvlen: Lengths,
-    sparse_mode: int,
-    sink: Tensor | None,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+def npu_fusion_attention_grad_sink(c: Call) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """As the older form, and the gradient of the sinks, which is empty."""
-    refuse(sink=sink)
-    grads = _grad(
-        query,
-        key,
-        value,
-        dy,
-        head_num,
-        input_layout,
-        pse,
-        atten_mask,
-        softmax_max,
-        softmax_sum,
-        attention_in,
-        scale_value,
-        keep_prob,
-        pre_tockens,
-        next_tockens,
-        actual_seq_qlen,
-        actual_seq_kvlen,
-        sparse_mode,
-    )
-    return *grads, query.new_empty((0,))
+    refuse(sink=c.sink)
+    grads = _grad(c)
+    return *grads, c.query.new_empty((0,))
 
 
 @stands_for("npu::npu_attention_update")
@@ -274,27 +163,19 @@ def npu_attention_update(lse: list[Tensor], local_out: list[Tensor], update_type
         torch.empty_like(prev_softmax_sum),
     ),
 )
-def npu_ring_attention_update(
-    prev_attn_out: Tensor,
-    prev_softmax_max: Tensor,
-    prev_softmax_sum: Tensor,
-    cur_attn_out: Tensor,
-    cur_softmax_max: Tensor,
-    cur_softmax_sum: Tensor,
-    input_layout: str,
-) -> tuple[Tensor, Tensor, Tensor]:
+def npu_ring_attention_update(c: Call) -> tuple[Tensor, Tensor, Tensor]:
     """(out, softmax_max, softmax_sum) of two parts; statistics [B, N, S, 8], outputs SBH, or TND with [T, N, 8]."""
-    top = torch.maximum(prev_softmax_max, cur_softmax_max)
-    before = prev_softmax_sum * torch.exp(prev_softmax_max - top)
-    after = cur_softmax_sum * torch.exp(cur_softmax_max - top)
+    top = torch.maximum(c.prev_softmax_max, c.cur_softmax_max)
+    before = c.prev_softmax_sum * torch.exp(c.prev_softmax_max - top)
+    after = c.cur_softmax_sum * torch.exp(c.cur_softmax_max - top)
     total = before + after
     shares = [(x / total)[..., 0] for x in (before, after)]
-    if input_layout == "TND":
+    if c.input_layout == "TND":
         wide = [share.unsqueeze(-1) for share in shares]
-        out = prev_attn_out.float() * wide[0] + cur_attn_out.float() * wide[1]
+        out = c.prev_attn_out.float() * wide[0] + c.cur_attn_out.float() * wide[1]
     else:
         heads = shares[0].shape[1]
         wide = [share.permute(2, 0, 1).unsqueeze(-1) for share in shares]
-        parts = [x.float().unflatten(-1, (heads, -1)) for x in (prev_attn_out, cur_attn_out)]
+        parts = [x.float().unflatten(-1, (heads, -1)) for x in (c.prev_attn_out, c.cur_attn_out)]
         out = (parts[0] * wide[0] + parts[1] * wide[1]).flatten(-2)
-    return out.to(prev_attn_out.dtype), top, total
+    return out.to(c.prev_attn_out.dtype), top, total

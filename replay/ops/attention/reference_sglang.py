@@ -14,13 +14,23 @@ from torch import Tensor
 from opreplay.replay.ops.attention.reference_aiter import mha_batch_prefill, paged_attention_ragged
 from opreplay.replay.ops.attention.reference_vllm import merge_attn_states
 from opreplay.replay.ops.attention.reference_vllm_layers import unified_attention_with_output
+from opreplay.replay.ops.calls import Call, but
 from opreplay.replay.ops.declared import stands_for
 
 
 @stands_for("sgl_kernel::merge_state_v2")
 def merge_state_v2(v_a: Tensor, s_a: Tensor, v_b: Tensor, s_b: Tensor, v_merged: Tensor, s_merged: Tensor) -> None:
     """Join two partial attentions [T, H, D] by their natural log-sum-exps [T, H]."""
-    merge_attn_states(v_merged, s_merged.t(), v_a, s_a.t(), v_b, s_b.t())
+    merge_attn_states(
+        Call(
+            output=v_merged,
+            output_lse=s_merged.t(),
+            prefix_output=v_a,
+            prefix_lse=s_a.t(),
+            suffix_output=v_b,
+            suffix_lse=s_b.t(),
+        )
+    )
 
 
 @stands_for("sgl_kernel::merge_state")
@@ -38,71 +48,27 @@ def sglang_unified_attention(query: Tensor, key: Tensor | None, value: Tensor | 
 
 
 @stands_for("sglang_profiler::mha__mha_batch_prefill")
-def profiler_batch_prefill(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    cu_seqlens_q: Tensor,
-    kv_indptr: Tensor,
-    kv_page_indices: Tensor,
-    alibi_slopes: Tensor | None,
-    out: Tensor | None,
-    kv_last_page_lens: Tensor | None,
-    seqlen_k: Tensor | None,
-    sink_ptr: Tensor | None,
-) -> None:
+def profiler_batch_prefill(c: Call) -> None:
     """As `aiter::mha_batch_prefill`, causal, scale 1/√D."""
     mha_batch_prefill(
-        q,
-        k,
-        v,
-        cu_seqlens_q,
-        kv_indptr,
-        kv_page_indices,
-        0.0,
-        q.shape[-1] ** -0.5,
-        0.0,
-        True,
-        -1,
-        -1,
-        False,
-        out,
-        alibi_slopes,
-        kv_last_page_lens=kv_last_page_lens,
-        seqlen_k=seqlen_k,
-        sink_ptr=sink_ptr,
+        but(
+            c,
+            dropout_p=0.0,
+            softmax_scale=c.q.shape[-1] ** -0.5,
+            logits_soft_cap=0.0,
+            is_causal=True,
+            window_size_left=-1,
+            window_size_right=-1,
+            return_softmax_lse=False,
+        )
     )
 
 
 @stands_for("sglang_profiler::attention_paged_attention_ragged")
-def profiler_paged_attention(
-    out: Tensor,
-    query: Tensor,
-    key_cache: Tensor,
-    value_cache: Tensor,
-    kv_indptr: Tensor,
-    kv_page_indices: Tensor,
-    kv_last_page_lens: Tensor,
-    alibi_slopes: Tensor | None,
-    k_scale: Tensor,
-    v_scale: Tensor,
-) -> None:
+def profiler_paged_attention(c: Call) -> None:
     """As `aiter::paged_attention_ragged`, scale 1/√D; a cache [slots, 1, Hkv, D] or [slots, Hkv, D]."""
     paged_attention_ragged(
-        out,
-        query,
-        key_cache,
-        value_cache,
-        query.shape[-1] ** -0.5,
-        kv_indptr,
-        kv_page_indices,
-        kv_last_page_lens,
-        alibi_slopes,
-        "",
-        "",
-        0.0,
-        k_scale,
-        v_scale,
+        but(c, scale=c.query.shape[-1] ** -0.5, kv_cache_dtype="", kv_cache_layout="", logits_soft_cap=0.0)
     )
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from opreplay.replay.ops.calls import Call
 from opreplay.replay.ops.declared import stands_for
 from opreplay.replay.ops.maths.attention import Rules, attend, ends, gather_blocks
 from opreplay.replay.ops.maths.quantize import fp8_view
@@ -48,85 +49,55 @@ def _decode(
 
 
 @stands_for("_C::paged_attention_v1", "_C::paged_attention_v2")
-def paged_attention(
-    out: Tensor,
-    query: Tensor,
-    key_cache: Tensor,
-    value_cache: Tensor,
-    scale: float,
-    block_tables: Tensor,
-    seq_lens: Tensor,
-    alibi_slopes: Tensor | None,
-    kv_cache_dtype: str,
-    k_scale: Tensor | float,
-    v_scale: Tensor | float,
-    blocksparse_vert_stride: int,
-) -> None:
+def paged_attention(c: Call) -> None:
     """out, query [S, Hq, D]: each row attends to the first seq_lens[s] tokens of block_tables[s]."""
-    if blocksparse_vert_stride > 1:
+    if c.blocksparse_vert_stride > 1:
         raise ValueError("block-sparse paged attention is not implemented")
-    caches = fp8_view(key_cache, kv_cache_dtype), fp8_view(value_cache, kv_cache_dtype)
-    rules = Rules(scale=scale, alibi=alibi_slopes)
-    rows = list(range(query.shape[0]))
-    _decode(out, query, caches, block_tables, seq_lens.tolist(), rows, rules, (k_scale, v_scale))
+    caches = fp8_view(c.key_cache, c.kv_cache_dtype), fp8_view(c.value_cache, c.kv_cache_dtype)
+    rules = Rules(scale=c.scale, alibi=c.alibi_slopes)
+    rows = list(range(c.query.shape[0]))
+    _decode(c.out, c.query, caches, c.block_tables, c.seq_lens.tolist(), rows, rules, (c.k_scale, c.v_scale))
 
 
 @stands_for("_rocm_C::paged_attention")
-def rocm_paged_attention(
-    out: Tensor,
-    query: Tensor,
-    key_cache: Tensor,
-    value_cache: Tensor,
-    scale: float,
-    block_tables: Tensor,
-    seq_lens: Tensor,
-    alibi_slopes: Tensor | None,
-    kv_cache_dtype: str,
-    k_scale: Tensor | float,
-    v_scale: Tensor | float,
-    query_start_loc: Tensor | None = None,
-    fp8_out_scale: Tensor | None = None,
-) -> None:
+def rocm_paged_attention(c: Call) -> None:
     """As paged_attention; with query_start_loc [S + 1] only the sequences with a single new token are attended."""
-    caches = fp8_view(key_cache, kv_cache_dtype), fp8_view(value_cache, kv_cache_dtype)
-    lengths = seq_lens.tolist()
+    out, block_tables = c.out, c.block_tables
+    query_start_loc = getattr(c, "query_start_loc", None)
+    fp8_out_scale = getattr(c, "fp8_out_scale", None)
+    caches = fp8_view(c.key_cache, c.kv_cache_dtype), fp8_view(c.value_cache, c.kv_cache_dtype)
+    lengths = c.seq_lens.tolist()
     rows = list(range(len(lengths)))
     if query_start_loc is not None:
-        starts = ends(query_start_loc, query.shape[0], "query_start_loc")
+        starts = ends(query_start_loc, c.query.shape[0], "query_start_loc")
         single = [i for i in range(len(starts) - 1) if starts[i + 1] - starts[i] == 1]
         rows, lengths = [starts[i] for i in single], [lengths[i] for i in single]
         block_tables = block_tables[torch.tensor(single, dtype=torch.int64, device=block_tables.device)]
-    rules = Rules(scale=scale, alibi=alibi_slopes)
+    rules = Rules(scale=c.scale, alibi=c.alibi_slopes)
     if fp8_out_scale is None:
-        _decode(out, query, caches, block_tables, lengths, rows, rules, (k_scale, v_scale))
+        _decode(out, c.query, caches, block_tables, lengths, rows, rules, (c.k_scale, c.v_scale))
         return
     wide = torch.zeros(out.shape, dtype=torch.float32, device=out.device)
-    _decode(wide, query, caches, block_tables, lengths, rows, rules, (k_scale, v_scale))
+    _decode(wide, c.query, caches, block_tables, lengths, rows, rules, (c.k_scale, c.v_scale))
     out.copy_((wide / fp8_out_scale).to(out.dtype))
 
 
 @stands_for("_C::merge_attn_states")
-def merge_attn_states(
-    output: Tensor,
-    output_lse: Tensor | None,
-    prefix_output: Tensor,
-    prefix_lse: Tensor,
-    suffix_output: Tensor,
-    suffix_lse: Tensor,
-    prefill_tokens_with_context: int | None = None,
-) -> None:
+def merge_attn_states(c: Call) -> None:
     """Join two partial attentions [T, H, D] by their log-sum-exps [H, T].
 
     Tokens from `prefill_tokens_with_context` on have no prefix: theirs is the suffix alone.
     """
+    prefix_output, prefix_lse = c.prefix_output, c.prefix_lse
+    prefill_tokens_with_context = getattr(c, "prefill_tokens_with_context", None)
     if prefill_tokens_with_context is not None:
         alone = torch.arange(prefix_lse.shape[1], device=prefix_lse.device) >= prefill_tokens_with_context
         prefix_output = prefix_output.masked_fill(alone[:, None, None], 0)
         prefix_lse = prefix_lse.masked_fill(alone, -torch.inf)
-    total = torch.logaddexp(prefix_lse.float(), suffix_lse.float())
+    total = torch.logaddexp(prefix_lse.float(), c.suffix_lse.float())
     finite = total.masked_fill(total == -torch.inf, 0.0)
     share = torch.exp(prefix_lse - finite).t().unsqueeze(-1)
-    rest = torch.exp(suffix_lse - finite).t().unsqueeze(-1)
-    output.copy_(prefix_output * share + suffix_output * rest)
-    if output_lse is not None:
-        output_lse.copy_(total)
+    rest = torch.exp(c.suffix_lse - finite).t().unsqueeze(-1)
+    c.output.copy_(prefix_output * share + c.suffix_output * rest)
+    if c.output_lse is not None:
+        c.output_lse.copy_(total)

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from opreplay.replay.ops.attention.reference_flash import sequences
+from opreplay.replay.ops.calls import Call
 from opreplay.replay.ops.declared import stands_for
 from opreplay.replay.ops.maths.attention import Rules, attend, attend_packed
 
@@ -51,46 +52,19 @@ def forward(
 
 
 @stands_for("xformers_flash::flash_fwd", fake=_fake_three)
-def flash_fwd(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    cu_seqlens_q: Tensor | None,
-    cu_seqlens_k: Tensor | None,
-    seqused_k: Tensor | None,
-    p: float,
-    softmax_scale: float,
-    is_causal: bool,
-    window_left: int,
-    window_right: int,
-    block_tables: Tensor | None,
-) -> tuple[Tensor, Tensor, Tensor]:
+def flash_fwd(c: Call) -> tuple[Tensor, Tensor, Tensor]:
     """(out, lse, rng_state int64 [2])."""
-    if p > 0:
+    if c.p > 0:
         raise ValueError("dropout is not implemented by the reference of flash-attention")
-    rules = Rules(scale=softmax_scale, causal=is_causal, window=(window_left, window_right))
-    out, lse = forward(query, key, value, cu_seqlens_q, cu_seqlens_k, seqused_k, block_tables, rules)
-    return out, lse, torch.zeros(2, dtype=torch.int64, device=query.device)
+    rules = Rules(scale=c.softmax_scale, causal=c.is_causal, window=(c.window_left, c.window_right))
+    out, lse = forward(c.query, c.key, c.value, c.cu_seqlens_q, c.cu_seqlens_k, c.seqused_k, c.block_tables, rules)
+    return out, lse, torch.zeros(2, dtype=torch.int64, device=c.query.device)
 
 
 @stands_for("xformers_flash3::flash_fwd", fake=_fake_two)
-def flash3_fwd(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    cu_seqlens_q: Tensor | None,
-    cu_seqlens_k: Tensor | None,
-    seqused_k: Tensor | None,
-    leftpad_k: Tensor | None,
-    p: float,
-    softmax_scale: float,
-    is_causal: bool,
-    block_table: Tensor | None,
-    window_left: int,
-    window_right: int,
-) -> tuple[Tensor, Tensor]:
+def flash3_fwd(c: Call) -> tuple[Tensor, Tensor]:
     """(out, lse)."""
-    if p > 0 or leftpad_k is not None:
+    if c.p > 0 or c.leftpad_k is not None:
         raise ValueError("dropout and leftpad_k are not implemented by the reference of flash-attention")
-    rules = Rules(scale=softmax_scale, causal=is_causal, window=(window_left, window_right))
-    return forward(query, key, value, cu_seqlens_q, cu_seqlens_k, seqused_k, block_table, rules)
+    rules = Rules(scale=c.softmax_scale, causal=c.is_causal, window=(c.window_left, c.window_right))
+    return forward(c.query, c.key, c.value, c.cu_seqlens_q, c.cu_seqlens_k, c.seqused_k, c.block_table, rules)

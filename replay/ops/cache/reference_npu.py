@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from opreplay.replay.ops.cache.reference_vllm import write_slots
+from opreplay.replay.ops.calls import Call
 from opreplay.replay.ops.declared import stands_for
 from opreplay.replay.ops.maths.norms import rms_norm_with_scale
 from opreplay.replay.ops.maths.rope import rotate_whole
@@ -14,61 +15,45 @@ from opreplay.replay.ops.rope.reference_npu import to_halves
 
 
 @stands_for("npu::_npu_reshape_and_cache", "npu::npu_scatter_pa_kv_cache")
-def npu_write_cache(
-    key: Tensor,
-    value: Tensor,
-    key_cache: Tensor,
-    value_cache: Tensor,
-    slot_mapping: Tensor | None = None,
-    slot_indices: Tensor | None = None,
-) -> None:
+def npu_write_cache(c: Call) -> None:
     """key, value [T, Hkv, D] into caches [blocks, page, Hkv, D] at their slots."""
-    slots = slot_mapping if slot_mapping is not None else slot_indices
+    slot_mapping = getattr(c, "slot_mapping", None)
+    slots = slot_mapping if slot_mapping is not None else getattr(c, "slot_indices", None)
     assert slots is not None
-    write_slots(key.reshape(key.shape[0], *key_cache.shape[2:]).to(key_cache.dtype), key_cache, slots)
-    write_slots(value.reshape(value.shape[0], *value_cache.shape[2:]).to(value_cache.dtype), value_cache, slots)
+    write_slots(c.key.reshape(c.key.shape[0], *c.key_cache.shape[2:]).to(c.key_cache.dtype), c.key_cache, slots)
+    write_slots(
+        c.value.reshape(c.value.shape[0], *c.value_cache.shape[2:]).to(c.value_cache.dtype), c.value_cache, slots
+    )
 
 
-def _cached_like(
-    kv: Tensor, gamma: Tensor, k_cache: Tensor, ckv_cache: Tensor, is_output_kv: bool
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    rank = gamma.shape[0]
-    widths = (kv.shape[-1] - rank, rank)
-    turned, latent = (kv.new_empty((*kv.shape[:-1], width) if is_output_kv else (0,)) for width in widths)
-    return k_cache, ckv_cache, turned, latent
+def _cached_like(c: Call) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    rank = c.gamma.shape[0]
+    widths = (c.kv.shape[-1] - rank, rank)
+    turned, latent = (c.kv.new_empty((*c.kv.shape[:-1], width) if c.is_output_kv else (0,)) for width in widths)
+    return c.k_cache, c.ckv_cache, turned, latent
 
 
 @stands_for("npu::npu_kv_rmsnorm_rope_cache", fake=_cached_like)
-def npu_kv_rmsnorm_rope_cache(
-    kv: Tensor,
-    gamma: Tensor,
-    cos: Tensor,
-    sin: Tensor,
-    index: Tensor,
-    k_cache: Tensor,
-    ckv_cache: Tensor,
-    epsilon: float,
-    cache_mode: str,
-    is_output_kv: bool,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def npu_kv_rmsnorm_rope_cache(c: Call) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """kv [B, 1, S, rank + rope]: the normed rank part into ckv_cache, the rotated rope part into k_cache.
 
     Mode Norm: index int64 [B, S] are places in each batch's own cache [B, 1, places, ..]. Modes PA and PA_BNSD: index
     [B · S] are slots of paged caches [blocks, page, 1, ..], as is a flat index without a mode, which traces do not
     record. Negative ones are skipped. Unquantised caches in token order only; raises ValueError for other modes.
     """
-    if cache_mode not in ("Norm", "PA", "PA_BNSD"):
-        raise ValueError(f"caches of mode {cache_mode} are not stood in for: Norm, PA and PA_BNSD are")
-    rank = gamma.shape[0]
-    latent, _ = rms_norm_with_scale(kv[..., :rank], gamma, epsilon)
-    turned = rotate_whole(to_halves(kv[..., rank:]), cos, sin, neox=True)
-    if cache_mode == "Norm" and index.dim() == 2:
+    index, k_cache = c.index, c.k_cache
+    if c.cache_mode not in ("Norm", "PA", "PA_BNSD"):
+        raise ValueError(f"caches of mode {c.cache_mode} are not stood in for: Norm, PA and PA_BNSD are")
+    rank = c.gamma.shape[0]
+    latent, _ = rms_norm_with_scale(c.kv[..., :rank], c.gamma, c.epsilon)
+    turned = rotate_whole(to_halves(c.kv[..., rank:]), c.cos, c.sin, neox=True)
+    if c.cache_mode == "Norm" and index.dim() == 2:
         places = k_cache[0].numel() // k_cache.shape[-1]
         first = places * torch.arange(index.shape[0], device=index.device).unsqueeze(1)
         index = torch.where(index < 0, index, index + first)
     slots = index.flatten()
-    for rows, cache in ((turned, k_cache), (latent, ckv_cache)):
+    for rows, cache in ((turned, k_cache), (latent, c.ckv_cache)):
         flat = cache.view(-1, 1, cache.shape[-1])
         write_slots(rows.reshape(-1, rows.shape[-1]).to(cache.dtype), flat, slots)
-    empty = kv.new_empty((0,))
-    return (k_cache, ckv_cache, turned, latent) if is_output_kv else (k_cache, ckv_cache, empty, empty.clone())
+    empty = c.kv.new_empty((0,))
+    return (k_cache, c.ckv_cache, turned, latent) if c.is_output_kv else (k_cache, c.ckv_cache, empty, empty.clone())

@@ -8,6 +8,7 @@ from typing import cast
 import torch
 from torch import Tensor
 
+from opreplay.replay.ops.calls import Call
 from opreplay.replay.ops.declared import stands_for
 from opreplay.replay.ops.maths.attention import ends, gather_pages
 from opreplay.replay.ops.maths.quantize import FP8_BY_KIND, fp8_view, largest
@@ -37,38 +38,23 @@ def write_slots(rows: Tensor, pages: Tensor, slots: Tensor) -> None:
 
 
 @stands_for("_C_cache_ops::reshape_and_cache")
-def reshape_and_cache(
-    key: Tensor,
-    value: Tensor,
-    key_cache: Tensor,
-    value_cache: Tensor,
-    slot_mapping: Tensor,
-    kv_cache_dtype: str,
-    k_scale: Tensor | float,
-    v_scale: Tensor | float,
-) -> None:
+def reshape_and_cache(c: Call) -> None:
     """key, value [T, Hkv, D] into key_cache [blocks, Hkv, D/x, page, x] and value_cache [blocks, Hkv, D, page]."""
-    keys, values = fp8_view(key_cache, kv_cache_dtype), fp8_view(value_cache, kv_cache_dtype)
-    split = cast("Tensor", as_stored(key, keys, k_scale).unflatten(-1, (keys.shape[2], keys.shape[4])))
-    write_slots(split, keys.permute(0, 3, 1, 2, 4), slot_mapping)
-    write_slots(as_stored(value, values, v_scale), values.permute(0, 3, 1, 2), slot_mapping)
+    keys, values = fp8_view(c.key_cache, c.kv_cache_dtype), fp8_view(c.value_cache, c.kv_cache_dtype)
+    split = cast("Tensor", as_stored(c.key, keys, c.k_scale).unflatten(-1, (keys.shape[2], keys.shape[4])))
+    write_slots(split, keys.permute(0, 3, 1, 2, 4), c.slot_mapping)
+    write_slots(as_stored(c.value, values, c.v_scale), values.permute(0, 3, 1, 2), c.slot_mapping)
 
 
 @stands_for("_C_cache_ops::reshape_and_cache_flash")
-def reshape_and_cache_flash(
-    key: Tensor,
-    value: Tensor,
-    key_cache: Tensor,
-    value_cache: Tensor,
-    slot_mapping: Tensor,
-    kv_cache_dtype: str,
-    k_scale: Tensor | float = 1.0,
-    v_scale: Tensor | float = 1.0,
-) -> None:
+def reshape_and_cache_flash(c: Call) -> None:
     """key, value [T, Hkv, D] into caches [blocks, page, Hkv, D], whatever their strides (NHD or HND)."""
-    for rows, cache, scale in ((key, key_cache, k_scale), (value, value_cache, v_scale)):
-        pages = fp8_view(cache, kv_cache_dtype)
-        write_slots(as_stored(rows, pages, scale), pages, slot_mapping)
+    for rows, cache, scale in (
+        (c.key, c.key_cache, getattr(c, "k_scale", 1.0)),
+        (c.value, c.value_cache, getattr(c, "v_scale", 1.0)),
+    ):
+        pages = fp8_view(cache, c.kv_cache_dtype)
+        write_slots(as_stored(rows, pages, scale), pages, c.slot_mapping)
 
 
 @stands_for("_C_cache_ops::concat_and_cache_mla")
@@ -120,24 +106,16 @@ def convert_fp8(dst_cache: Tensor, src_cache: Tensor, scale: float, kv_cache_dty
 @stands_for(
     "_C_cache_ops::cp_gather_cache", "_C_cache_ops::gather_and_maybe_dequant_cache", "_C_cache_ops::gather_cache"
 )
-def gather_cache(
-    src_cache: Tensor,
-    dst: Tensor,
-    block_table: Tensor,
-    cu_seq_lens: Tensor,
-    batch_size: int,
-    seq_starts: Tensor | None,
-    kv_cache_dtype: str = "",
-    scale: Tensor | None = None,
-) -> None:
+def gather_cache(c: Call) -> None:
     """dst [tokens, ..] from src_cache [blocks, page, ..]; seq_starts are the first positions to take of a sequence."""
-    pages = fp8_view(src_cache, kv_cache_dtype) if dst.dtype != src_cache.dtype else src_cache
-    bounds = ends(cu_seq_lens[: batch_size + 1], dst.shape[0], "cu_seq_lens")
-    starts = [int(start) for start in seq_starts] if seq_starts is not None else [0] * batch_size
+    scale = getattr(c, "scale", None)
+    pages = fp8_view(c.src_cache, getattr(c, "kv_cache_dtype", "")) if c.dst.dtype != c.src_cache.dtype else c.src_cache
+    bounds = ends(c.cu_seq_lens[: c.batch_size + 1], c.dst.shape[0], "cu_seq_lens")
+    starts = [int(start) for start in c.seq_starts] if c.seq_starts is not None else [0] * c.batch_size
     for index in range(len(bounds) - 1):
         length = bounds[index + 1] - bounds[index]
-        rows = gather_pages(pages, block_table[index], starts[index] + length)[starts[index] :]
-        dequantized = pages.dtype.itemsize == 1 and dst.dtype.itemsize > 1
-        dst[bounds[index] : bounds[index + 1]] = (
+        rows = gather_pages(pages, c.block_table[index], starts[index] + length)[starts[index] :]
+        dequantized = pages.dtype.itemsize == 1 and c.dst.dtype.itemsize > 1
+        c.dst[bounds[index] : bounds[index + 1]] = (
             rows.float() * (1.0 if scale is None else scale) if dequantized else rows
         )

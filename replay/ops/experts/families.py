@@ -30,9 +30,13 @@ family(
     """
         aiter::fmoe aiter::fmoe_fp8_blockscale_g1u1 aiter::fmoe_g1u1 aiter::fmoe_g1u1_a16 role=stage
         aiter::fmoe_g1u1_tkw1 role=stage
-        aiter::fused_moe_ sglang::inplace_fused_experts sglang::outplace_fused_experts vllm::fused_experts role=chosen
-        vllm::inplace_fused_experts vllm::outplace_fused_experts vllm::rocm_aiter_fused_moe role=chosen
+        sglang::outplace_fused_experts vllm::fused_experts role=chosen
+        vllm::outplace_fused_experts vllm::rocm_aiter_fused_moe role=chosen
         aiter::ck_moe inputs= role=
+        aiter::fused_moe_ like=vllm::rocm_aiter_fused_moe activation_method=activation output_dtype=dtype \
+            role=chosen
+        vllm::inplace_fused_experts like=vllm::outplace_fused_experts into=hidden_states role=chosen
+        sglang::inplace_fused_experts like=sglang::outplace_fused_experts into=hidden_states role=chosen
     """,
     cost=moe.fused_experts,
     inputs="moe_routing",
@@ -42,14 +46,15 @@ family(
     "experts",
     "gating",
     """
-        _moe_C::grouped_topk _moe_C::topk_sigmoid _moe_C::topk_softmax aiter::biased_grouped_topk_hip
-        aiter::grouped_topk aiter::moe_fused_gate aiter::topk_gating_fwd aiter::topk_sigmoid aiter::topk_softmax
-        aiter::topk_softmax_asm aiter::topk_softplus npu::npu_moe_gating_top_k npu::npu_moe_gating_top_k_softmax
-        npu::npu_moe_gating_top_k_softmax_v2 sgl_kernel::moe_fused_gate sgl_kernel::topk_sigmoid
-        sgl_kernel::topk_softmax vllm::rocm_aiter_biased_grouped_topk vllm::rocm_aiter_grouped_topk
-        vllm::rocm_aiter_topk_softmax
+        _moe_C::grouped_topk _moe_C::topk_sigmoid _moe_C::topk_softmax aiter::grouped_topk aiter::moe_fused_gate
+        aiter::topk_gating_fwd aiter::topk_sigmoid aiter::topk_softplus npu::npu_moe_gating_top_k
+        npu::npu_moe_gating_top_k_softmax npu::npu_moe_gating_top_k_softmax_v2 sgl_kernel::moe_fused_gate
+        sgl_kernel::topk_sigmoid sgl_kernel::topk_softmax vllm::rocm_aiter_biased_grouped_topk
+        vllm::rocm_aiter_grouped_topk vllm::rocm_aiter_topk_softmax
         _C_ascend::moe_gating_top_k like=npu::npu_moe_gating_top_k bias=bias_opt
         vllm::rocm_aiter_topk_sigmoid like=aiter::topk_sigmoid
+        aiter::topk_softmax aiter::topk_softmax_asm like=vllm::rocm_aiter_topk_softmax renormalize=need_renorm
+        aiter::biased_grouped_topk_hip like=vllm::rocm_aiter_biased_grouped_topk
     """,
     cost=moe.gating,
     inputs="moe_routing",
@@ -73,7 +78,6 @@ family(
     "routing",
     """
         _moe_C::shuffle_rows inputs=index role=dst2src_map,input_tensor,0
-        sgl_kernel::shuffle_rows inputs=index role=dst2src_map,input,0
         _C::get_cutlass_moe_mm_data _C::get_cutlass_moe_mm_problem_sizes inputs=moe_routing role=chosen
         _moe_C::moe_align_block_size _moe_C::moe_lora_align_block_size inputs=moe_routing role=chosen
         _moe_C::moe_permute aiter::moe_align_block_size aiter::moe_sorting_fwd inputs=moe_routing role=chosen
@@ -84,12 +88,14 @@ family(
         sgl_kernel::prepare_moe_input inputs=moe_routing role=chosen
         _moe_C::batched_moe_align_block_size npu::npu_moe_compute_expert_tokens inputs=moe_routing role=groups
         _moe_C::moe_permute_with_scratch like=_moe_C::moe_permute inputs=moe_routing role=chosen
-        _moe_C::sgl_moe_align_block_size like=_moe_C::moe_align_block_size inputs=moe_routing role=chosen
-        _C::moe_align_block_size like=_moe_C::moe_align_block_size inputs=moe_routing role=chosen
+        _moe_C::sgl_moe_align_block_size _C::moe_align_block_size like=_moe_C::moe_align_block_size \
+            inputs=moe_routing role=chosen
         _C::get_cutlass_batched_moe_mm_data _C::get_cutlass_pplx_moe_mm_data inputs=row_numbers role=full_experts
         _C::get_cutlass_moe_mm_problem_sizes_from_expert_offsets inputs=row_numbers role=equal_experts
         sgl_kernel::ep_moe_pre_reorder inputs=row_numbers role=pre_reorder
         sglang::moe_permute_prepare_out inputs=row_numbers role=permuted_tokens
+        sgl_kernel::shuffle_rows like=_moe_C::shuffle_rows input_tensor=input output_tensor=output inputs=index \
+            role=dst2src_map,input,0
     """,
     cost=moe.routing,
 )

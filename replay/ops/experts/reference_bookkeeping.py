@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from opreplay.replay.ops.calls import Call
 from opreplay.replay.ops.declared import stands_for
 from opreplay.replay.ops.experts.reference_vllm import moe_align_block_size
 from opreplay.replay.ops.maths.quantize import largest
@@ -45,110 +46,63 @@ def _scale_offsets(number: Tensor, target: Tensor | None, multiple: int = 128) -
         "output_permutation",
     ),
 )
-def moe_mm_data(
-    topk_ids: Tensor,
-    expert_offsets: Tensor,
-    problem_sizes1: Tensor,
-    problem_sizes2: Tensor,
-    input_permutation: Tensor,
-    output_permutation: Tensor,
-    num_experts: int,
-    n: int,
-    k: int,
-    blockscale_offsets: Tensor | None = None,
-    is_gated: bool = True,
-) -> None:
+def moe_mm_data(c: Call) -> None:
     """topk_ids [T, k]: offsets, sizes (m, 2n, k) and (m, k, n), the token of each sorted row and where each slot went.
 
     Sizes are never changed about, which the kernels do for few rows.
     """
-    number = counts(topk_ids, num_experts)
-    _sizes(number, problem_sizes1, 2 * n if is_gated else n, k, False)
-    _sizes(number, problem_sizes2, k, n, False)
-    _offsets(number, expert_offsets)
-    _scale_offsets(number, blockscale_offsets)
-    flat = topk_ids.flatten().to(torch.int64)
-    known = (flat >= 0) & (flat < num_experts)
-    order = torch.argsort(torch.where(known, flat, torch.full_like(flat, num_experts)), stable=True)
-    input_permutation.copy_((order // topk_ids.shape[1]).reshape(input_permutation.shape))
+    number = counts(c.topk_ids, c.num_experts)
+    _sizes(number, c.problem_sizes1, 2 * c.n if getattr(c, "is_gated", True) else c.n, c.k, False)
+    _sizes(number, c.problem_sizes2, c.k, c.n, False)
+    _offsets(number, c.expert_offsets)
+    _scale_offsets(number, getattr(c, "blockscale_offsets", None))
+    flat = c.topk_ids.flatten().to(torch.int64)
+    known = (flat >= 0) & (flat < c.num_experts)
+    order = torch.argsort(torch.where(known, flat, torch.full_like(flat, c.num_experts)), stable=True)
+    c.input_permutation.copy_((order // c.topk_ids.shape[1]).reshape(c.input_permutation.shape))
     place = torch.empty_like(order).scatter_(0, order, torch.arange(order.numel(), device=order.device))
-    output_permutation.copy_(place.reshape(output_permutation.shape))
+    c.output_permutation.copy_(place.reshape(c.output_permutation.shape))
 
 
 @stands_for("sgl_kernel::get_cutlass_w4a8_moe_mm_data")
-def w4a8_moe_mm_data(
-    topk_ids: Tensor,
-    expert_offsets: Tensor,
-    problem_sizes1: Tensor,
-    problem_sizes2: Tensor,
-    input_permutation: Tensor,
-    output_permutation: Tensor,
-    num_experts: int,
-    n: int,
-    k: int,
-) -> None:
+def w4a8_moe_mm_data(c: Call) -> None:
     """As moe_mm_data with sizes (2n, m, k) and (k, m, n): that kernel multiplies weights by activations."""
-    both = problem_sizes1, problem_sizes2
-    moe_mm_data(topk_ids, expert_offsets, *both, input_permutation, output_permutation, num_experts, n, k)
+    both = c.problem_sizes1, c.problem_sizes2
+    moe_mm_data(c)
     for sizes in both:
         sizes.copy_(sizes[:, [1, 0, 2]])
 
 
 @stands_for("_C::get_cutlass_moe_mm_problem_sizes")
-def moe_mm_problem_sizes(
-    topk_ids: Tensor,
-    problem_sizes1: Tensor,
-    problem_sizes2: Tensor,
-    num_experts: int,
-    n: int,
-    k: int,
-    blockscale_offsets: Tensor | None,
-    force_swap_ab: bool | None = None,
-) -> None:
+def moe_mm_problem_sizes(c: Call) -> None:
     """The sizes alone; see moe_mm_data."""
-    number = counts(topk_ids, num_experts)
-    _sizes(number, problem_sizes1, 2 * n, k, bool(force_swap_ab))
-    _sizes(number, problem_sizes2, k, n, bool(force_swap_ab))
+    force_swap_ab = getattr(c, "force_swap_ab", None)
+    number = counts(c.topk_ids, c.num_experts)
+    _sizes(number, c.problem_sizes1, 2 * c.n, c.k, bool(force_swap_ab))
+    _sizes(number, c.problem_sizes2, c.k, c.n, bool(force_swap_ab))
 
 
 @stands_for("_C::get_cutlass_moe_mm_problem_sizes_from_expert_offsets")
-def problem_sizes_from_offsets(
-    expert_first_token_offset: Tensor, problem_sizes1: Tensor, problem_sizes2: Tensor, n: int, k: int, swap_ab: bool
-) -> None:
+def problem_sizes_from_offsets(c: Call) -> None:
     """The sizes from offsets [E + 1]."""
-    number = expert_first_token_offset.diff()
-    _sizes(number, problem_sizes1, 2 * n, k, swap_ab)
-    _sizes(number, problem_sizes2, k, n, swap_ab)
+    number = c.expert_first_token_offset.diff()
+    _sizes(number, c.problem_sizes1, 2 * c.n, c.k, c.swap_ab)
+    _sizes(number, c.problem_sizes2, c.k, c.n, c.swap_ab)
 
 
 @stands_for("_C::get_cutlass_pplx_moe_mm_data", "_C::get_cutlass_batched_moe_mm_data")
-def batched_moe_mm_data(
-    expert_offsets: Tensor,
-    problem_sizes1: Tensor,
-    problem_sizes2: Tensor,
-    expert_num_tokens: Tensor,
-    num_local_experts: int,
-    padded_m: int,
-    n: int,
-    k: int,
-) -> None:
+def batched_moe_mm_data(c: Call) -> None:
     """Experts whose rows start at e · padded_m, expert_num_tokens[e] of them."""
-    number = expert_num_tokens[:num_local_experts].to(torch.int64)
-    _sizes(number, problem_sizes1, 2 * n, k, False)
-    _sizes(number, problem_sizes2, k, n, False)
-    expert_offsets.copy_(torch.arange(expert_offsets.numel(), device=number.device) * padded_m)
+    number = c.expert_num_tokens[: c.num_local_experts].to(torch.int64)
+    _sizes(number, c.problem_sizes1, 2 * c.n, c.k, False)
+    _sizes(number, c.problem_sizes2, c.k, c.n, False)
+    c.expert_offsets.copy_(torch.arange(c.expert_offsets.numel(), device=number.device) * c.padded_m)
 
 
 @stands_for("_moe_C::shuffle_rows")
 def shuffle_rows(input_tensor: Tensor, dst2src_map: Tensor, output_tensor: Tensor) -> None:
     """output_tensor[i] = input_tensor[dst2src_map[i]]."""
     output_tensor.copy_(input_tensor[dst2src_map.to(torch.int64)])
-
-
-@stands_for("sgl_kernel::shuffle_rows", writes=("output",))
-def sgl_shuffle_rows(input: Tensor, dst2src_map: Tensor, output: Tensor) -> None:
-    """output[i] = input[dst2src_map[i]]."""
-    output.copy_(input[dst2src_map.to(torch.int64)])
 
 
 @stands_for("sgl_kernel::apply_shuffle_mul_sum", writes=("output",))
@@ -164,89 +118,59 @@ def apply_shuffle_mul_sum(input: Tensor, output: Tensor, permutation: Tensor, fa
 @stands_for(
     "aiter::moe_align_block_size", writes=("sorted_token_ids", "experts_ids", "token_nums", "num_tokens_post_pad")
 )
-def aiter_moe_align_block_size(
-    topk_ids: Tensor,
-    num_experts: int,
-    block_size: int,
-    sorted_token_ids: Tensor,
-    experts_ids: Tensor,
-    token_nums: Tensor,
-    num_tokens_post_pad: Tensor,
-) -> None:
+def aiter_moe_align_block_size(c: Call) -> None:
     """As vLLM's; token_nums are the rows that a block really has."""
-    moe_align_block_size(topk_ids, num_experts, block_size, sorted_token_ids, experts_ids, num_tokens_post_pad)
-    length = token_nums.numel() * block_size
-    order, _, _ = align(topk_ids, num_experts, block_size, topk_ids.numel(), length)
-    token_nums.copy_((order.reshape(-1, block_size) < topk_ids.numel()).sum(1))
+    moe_align_block_size(c)
+    length = c.token_nums.numel() * c.block_size
+    order, _, _ = align(c.topk_ids, c.num_experts, c.block_size, c.topk_ids.numel(), length)
+    c.token_nums.copy_((order.reshape(-1, c.block_size) < c.topk_ids.numel()).sum(1))
 
 
 _LORA = ("sorted_token_ids", "experts_ids", "num_tokens_post_pad")
 
 
 @stands_for("_moe_C::moe_lora_align_block_size", writes=(*_LORA, "expert_ids"))
-def moe_lora_align_block_size(
-    topk_ids: Tensor,
-    token_lora_mapping: Tensor,
-    num_experts: int,
-    block_size: int,
-    max_loras: int,
-    max_num_tokens_padded: int,
-    max_num_m_blocks: int,
-    sorted_token_ids: Tensor,
-    num_tokens_post_pad: Tensor,
-    experts_ids: Tensor | None = None,
-    expert_ids: Tensor | None = None,
-) -> None:
+def moe_lora_align_block_size(c: Call) -> None:
     """As moe_align_block_size for each adapter's tokens alone, one row of the outputs an adapter."""
-    owners = experts_ids if experts_ids is not None else expert_ids
+    experts_ids = getattr(c, "experts_ids", None)
+    owners = experts_ids if experts_ids is not None else getattr(c, "expert_ids", None)
     assert owners is not None
-    for lora in range(max_loras):
-        mine = token_lora_mapping == lora
-        ids = torch.where(mine.unsqueeze(1), topk_ids, torch.full_like(topk_ids, -1))
-        order, owner, total = align(ids, num_experts, block_size, topk_ids.numel(), max_num_tokens_padded)
-        row = sorted_token_ids.view(-1, max_num_tokens_padded)[lora]
+    for lora in range(c.max_loras):
+        mine = c.token_lora_mapping == lora
+        ids = torch.where(mine.unsqueeze(1), c.topk_ids, torch.full_like(c.topk_ids, -1))
+        order, owner, total = align(ids, c.num_experts, c.block_size, c.topk_ids.numel(), c.max_num_tokens_padded)
+        row = c.sorted_token_ids.view(-1, c.max_num_tokens_padded)[lora]
         row.copy_(order)
-        blocks = F.pad(owner, (0, max(0, max_num_m_blocks - owner.numel())), value=-1)[:max_num_m_blocks]
-        owners.view(-1, max_num_m_blocks)[lora].copy_(blocks)
-        num_tokens_post_pad[lora : lora + 1].copy_(total)
+        blocks = F.pad(owner, (0, max(0, c.max_num_m_blocks - owner.numel())), value=-1)[: c.max_num_m_blocks]
+        owners.view(-1, c.max_num_m_blocks)[lora].copy_(blocks)
+        c.num_tokens_post_pad[lora : lora + 1].copy_(total)
 
 
 @stands_for("sglang::moe_permute_prepare_out")
-def moe_permute_prepare(
-    sorted_topk_ids: Tensor, reorder_ids: Tensor, expert_offsets: Tensor, src2dst: Tensor, num_experts: int
-) -> None:
+def moe_permute_prepare(c: Call) -> None:
     """Where each expert starts in sorted ids, and where each source position went."""
     edges = torch.searchsorted(
-        sorted_topk_ids.to(torch.int64).contiguous(), torch.arange(num_experts + 1, device=sorted_topk_ids.device)
+        c.sorted_topk_ids.to(torch.int64).contiguous(), torch.arange(c.num_experts + 1, device=c.sorted_topk_ids.device)
     )
-    expert_offsets.copy_(edges[: expert_offsets.numel()])
-    place = torch.arange(reorder_ids.numel(), device=reorder_ids.device)
-    src2dst.copy_(torch.empty_like(place).scatter_(0, reorder_ids.flatten().to(torch.int64), place))
+    c.expert_offsets.copy_(edges[: c.expert_offsets.numel()])
+    place = torch.arange(c.reorder_ids.numel(), device=c.reorder_ids.device)
+    c.src2dst.copy_(torch.empty_like(place).scatter_(0, c.reorder_ids.flatten().to(torch.int64), place))
 
 
 @stands_for("sgl_kernel::ep_moe_pre_reorder", writes=("gateup_input",))
-def ep_moe_pre_reorder(
-    input: Tensor,
-    gateup_input: Tensor,
-    src2dst: Tensor,
-    topk_ids: Tensor,
-    a1_scales: Tensor | None,
-    start_expert_id: int,
-    end_expert_id: int,
-    topk: int,
-    use_per_token_if_dynamic: bool = False,
-) -> None:
+def ep_moe_pre_reorder(c: Call) -> None:
     """Rows of input [T, H] to gateup_input[src2dst[t, slot]] for experts of this rank, divided by their scale."""
-    ids = topk_ids.reshape(-1, topk)
-    mine = ((ids >= start_expert_id) & (ids <= end_expert_id)).flatten()
-    place = src2dst.flatten().to(torch.int64)[mine]
-    token = torch.arange(ids.shape[0], device=ids.device).repeat_interleave(topk)[mine]
-    rows = input.float()[token]
-    if a1_scales is not None:
-        scale = a1_scales.float().flatten()
-        by_token = use_per_token_if_dynamic and scale.numel() == input.shape[0]
+    gateup_input = c.gateup_input
+    ids = c.topk_ids.reshape(-1, c.topk)
+    mine = ((ids >= c.start_expert_id) & (ids <= c.end_expert_id)).flatten()
+    place = c.src2dst.flatten().to(torch.int64)[mine]
+    token = torch.arange(ids.shape[0], device=ids.device).repeat_interleave(c.topk)[mine]
+    rows = c.input.float()[token]
+    if c.a1_scales is not None:
+        scale = c.a1_scales.float().flatten()
+        by_token = getattr(c, "use_per_token_if_dynamic", False) and scale.numel() == c.input.shape[0]
         rows = rows / (
-            scale[token] if by_token else scale[(ids.flatten()[mine] - start_expert_id).clamp(max=scale.numel() - 1)]
+            scale[token] if by_token else scale[(ids.flatten()[mine] - c.start_expert_id).clamp(max=scale.numel() - 1)]
         ).unsqueeze(1)
     if gateup_input.dtype.itemsize == 1:
         limit = largest(gateup_input.dtype)
@@ -257,40 +181,25 @@ def ep_moe_pre_reorder(
 
 
 @stands_for("sgl_kernel::ep_moe_silu_and_mul", writes=("down_input",))
-def ep_moe_silu_and_mul(
-    gateup_output: Tensor,
-    down_input: Tensor,
-    reorder_topk_ids: Tensor,
-    scales: Tensor | None,
-    start_expert_id: int,
-    end_expert_id: int,
-) -> None:
+def ep_moe_silu_and_mul(c: Call) -> None:
     """silu(first half) · second half of rows whose expert is of this rank, divided by the expert's scale."""
-    ids = reorder_topk_ids.to(torch.int64)
-    mine = (ids >= start_expert_id) & (ids <= end_expert_id)
-    gate, up = gateup_output.float().chunk(2, -1)
+    down_input = c.down_input
+    ids = c.reorder_topk_ids.to(torch.int64)
+    mine = (ids >= c.start_expert_id) & (ids <= c.end_expert_id)
+    gate, up = c.gateup_output.float().chunk(2, -1)
     value = F.silu(gate) * up
-    if scales is not None:
-        value = value / scales.float()[(ids - start_expert_id).clamp(0, scales.numel() - 1)].unsqueeze(1)
+    if c.scales is not None:
+        value = value / c.scales.float()[(ids - c.start_expert_id).clamp(0, c.scales.numel() - 1)].unsqueeze(1)
     if down_input.dtype.itemsize == 1:
         value = value.clamp(-largest(down_input.dtype), largest(down_input.dtype))
     down_input.copy_(torch.where(mine.unsqueeze(1), value, down_input.float()))
 
 
 @stands_for("sgl_kernel::ep_moe_post_reorder", writes=("output",))
-def ep_moe_post_reorder(
-    down_output: Tensor,
-    output: Tensor,
-    src2dst: Tensor,
-    topk_ids: Tensor,
-    topk_weights: Tensor,
-    start_expert_id: int,
-    end_expert_id: int,
-    topk: int,
-) -> None:
+def ep_moe_post_reorder(c: Call) -> None:
     """output [T, H] = Σ over slots of this rank's experts of weight · down_output[src2dst]."""
-    ids = topk_ids.reshape(-1, topk)
-    mine = (ids >= start_expert_id) & (ids <= end_expert_id)
-    place = src2dst.reshape(-1, topk).to(torch.int64).clamp(0, down_output.shape[0] - 1)
-    rows = down_output[place].float()
-    output.copy_((rows * topk_weights.float().masked_fill(~mine, 0.0).unsqueeze(-1)).sum(1))
+    ids = c.topk_ids.reshape(-1, c.topk)
+    mine = (ids >= c.start_expert_id) & (ids <= c.end_expert_id)
+    place = c.src2dst.reshape(-1, c.topk).to(torch.int64).clamp(0, c.down_output.shape[0] - 1)
+    rows = c.down_output[place].float()
+    c.output.copy_((rows * c.topk_weights.float().masked_fill(~mine, 0.0).unsqueeze(-1)).sum(1))

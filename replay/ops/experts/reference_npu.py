@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from opreplay.replay.ops.calls import Call
 from opreplay.replay.ops.declared import stands_for
 from opreplay.replay.ops.maths.products import linear
 from opreplay.replay.ops.maths.routing import counts, mask_groups, slot_major
@@ -40,33 +41,21 @@ def _fake_gating_groups(x: Tensor, k: int, out_flag: bool) -> _Three:
 
 
 @stands_for("npu::npu_moe_gating_top_k", fake=_fake_gating_groups)
-def npu_moe_gating_top_k(
-    x: Tensor,
-    k: int,
-    bias: Tensor | None,
-    k_group: int,
-    group_count: int,
-    group_select_mode: int,
-    renorm: int,
-    norm_type: int,
-    out_flag: bool,
-    routed_scaling_factor: float,
-    eps: float,
-) -> _Three:
+def npu_moe_gating_top_k(c: Call) -> _Three:
     """x [T, E] → (weights [T, k], experts int32 [T, k], all normalised scores float32 [T, E] or empty).
 
     norm_type 0 softmax, 1 sigmoid (then the chosen weights are divided by their sum); group score: the largest (0) or
     the sum of the two largest (1).
     """
-    scores = x.float().sigmoid() if norm_type == 1 else x.float().softmax(-1)
-    choice = scores if bias is None else scores + bias.float()
-    choice = mask_groups(choice, group_count, k_group, best_of=2 if group_select_mode == 1 else 1)
-    ids = choice.topk(k, dim=-1).indices
+    scores = c.x.float().sigmoid() if c.norm_type == 1 else c.x.float().softmax(-1)
+    choice = scores if c.bias is None else scores + c.bias.float()
+    choice = mask_groups(choice, c.group_count, c.k_group, best_of=2 if c.group_select_mode == 1 else 1)
+    ids = choice.topk(c.k, dim=-1).indices
     weights = scores.gather(-1, ids)
-    if norm_type == 1 or renorm == 1:
-        weights = weights / (weights.sum(-1, keepdim=True) + eps)
-    weights = weights * routed_scaling_factor
-    return weights.to(x.dtype), ids.to(torch.int32), scores if out_flag else scores.new_empty((0,))
+    if c.norm_type == 1 or c.renorm == 1:
+        weights = weights / (weights.sum(-1, keepdim=True) + c.eps)
+    weights = weights * c.routed_scaling_factor
+    return weights.to(c.x.dtype), ids.to(torch.int32), scores if c.out_flag else scores.new_empty((0,))
 
 
 def _fake_init(x: Tensor, expert_idx: Tensor, active_num: int) -> _Three:
@@ -106,31 +95,21 @@ def _fake_init_v2(x: Tensor, expert_idx: Tensor, expert_num: int, active_expert_
 
 
 @stands_for("npu::npu_moe_init_routing_v2", fake=_fake_init_v2)
-def npu_moe_init_routing_v2(
-    x: Tensor,
-    expert_idx: Tensor,
-    scale: Tensor | None,
-    expert_num: int,
-    drop_pad_mode: int,
-    expert_tokens_num_type: int,
-    quant_mode: int,
-    active_expert_range: list[int],
-    row_idx_type: int,
-    active_num: int = -1,
-) -> _Four:
+def npu_moe_init_routing_v2(c: Call) -> _Four:
     """x [T, H], expert_idx [T, k] → (rows in expert order, row index, tokens of each expert, scales of the rows).
 
     The row index says where flat position t · k + slot went (row_idx_type 0) or came from (1); counts are cumulative
     (expert_tokens_num_type 0) or plain (1). Rows of experts outside the range come last, with index −1. Raises
     ValueError for capacity dropping, quantisation, key/value counts, and fewer active rows than there are.
     """
-    if 0 <= active_num < expert_idx.numel():
-        raise ValueError(f"active_num={active_num} of {expert_idx.numel()} rows is not implemented")
-    if drop_pad_mode or quant_mode != -1 or expert_tokens_num_type not in (0, 1):
+    active_num = getattr(c, "active_num", -1)
+    if 0 <= active_num < c.expert_idx.numel():
+        raise ValueError(f"active_num={active_num} of {c.expert_idx.numel()} rows is not implemented")
+    if c.drop_pad_mode or c.quant_mode != -1 or c.expert_tokens_num_type not in (0, 1):
         raise ValueError("capacity dropping, quantisation and key/value counts are not implemented")
-    topk = expert_idx.shape[1]
-    low, high = active_expert_range if len(active_expert_range) == 2 else (0, expert_num)
-    flat = expert_idx.flatten().to(torch.int64)
+    topk = c.expert_idx.shape[1]
+    low, high = c.active_expert_range if len(c.active_expert_range) == 2 else (0, c.expert_num)
+    flat = c.expert_idx.flatten().to(torch.int64)
     local = torch.where((flat >= low) & (flat < high), flat - low, torch.full_like(flat, high - low))
     order = torch.argsort(local, stable=True)
     active = local[order] < high - low
@@ -138,37 +117,30 @@ def npu_moe_init_routing_v2(
     gather = torch.where(local < high - low, place, torch.full_like(place, -1))
     scatter = torch.where(active, order, torch.full_like(order, -1))
     number = counts(local, high - low)
-    row_scale = torch.ones_like(order, dtype=torch.float32) if scale is None else scale.flatten().float()[order // topk]
-    rows = x.index_select(0, order // topk).masked_fill(~active.unsqueeze(1), 0)
-    index = gather if row_idx_type == 0 else scatter
-    return rows, index.to(torch.int32), number.cumsum(0) if expert_tokens_num_type == 0 else number, row_scale
+    row_scale = (
+        torch.ones_like(order, dtype=torch.float32) if c.scale is None else c.scale.flatten().float()[order // topk]
+    )
+    rows = c.x.index_select(0, order // topk).masked_fill(~active.unsqueeze(1), 0)
+    index = gather if c.row_idx_type == 0 else scatter
+    return rows, index.to(torch.int32), number.cumsum(0) if c.expert_tokens_num_type == 0 else number, row_scale
 
 
 @stands_for("npu::npu_moe_finalize_routing")
-def npu_moe_finalize_routing(
-    expanded_permuted_rows: Tensor,
-    skip1: Tensor | None,
-    skip2: Tensor | None,
-    bias: Tensor | None,
-    scales: Tensor | None,
-    expanded_src_to_dst_row: Tensor,
-    export_for_source_row: Tensor | None,
-    drop_pad_mode: int | None,
-) -> Tensor:
+def npu_moe_finalize_routing(c: Call) -> Tensor:
     """Σ over slots of scales · (row + bias of its expert) (+ skip1 + skip2) → [T, H].
 
     drop_pad_mode 0, 1: index slot-major (slot · T + token); 2, 3: token-major. Index −1 is a dropped row.
     """
-    rows = expanded_permuted_rows.reshape(-1, expanded_permuted_rows.shape[-1])
-    topk = scales.shape[1] if scales is not None else 1
-    index = expanded_src_to_dst_row.flatten().to(torch.int64)
-    place = index.reshape(-1, topk) if (drop_pad_mode or 0) >= 2 else index.reshape(topk, -1).t()
+    rows = c.expanded_permuted_rows.reshape(-1, c.expanded_permuted_rows.shape[-1])
+    topk = c.scales.shape[1] if c.scales is not None else 1
+    index = c.expanded_src_to_dst_row.flatten().to(torch.int64)
+    place = index.reshape(-1, topk) if (c.drop_pad_mode or 0) >= 2 else index.reshape(topk, -1).t()
     taken = rows[place.clamp(0, rows.shape[0] - 1)].float()
-    if bias is not None and export_for_source_row is not None:
-        taken = taken + bias[export_for_source_row.to(torch.int64)].float()
-    weights = torch.ones(place.shape, device=rows.device) if scales is None else scales.float()
+    if c.bias is not None and c.export_for_source_row is not None:
+        taken = taken + c.bias[c.export_for_source_row.to(torch.int64)].float()
+    weights = torch.ones(place.shape, device=rows.device) if c.scales is None else c.scales.float()
     out = (taken * weights.masked_fill(place < 0, 0.0).unsqueeze(-1)).sum(1)
-    for skip in (skip1, skip2):
+    for skip in (c.skip1, c.skip2):
         if skip is not None:
             out = out + skip.float()
     return out.to(rows.dtype)
@@ -249,62 +221,45 @@ def _product(
     return linear(x, weight.to(x.dtype).t(), bias, dtype)
 
 
-def _fake_grouped(
-    x: list[Tensor],
-    weight: list[Tensor],
-    split_item: int | None,
-    group_type: int | None,
-    output_dtype: torch.dtype | None,
-) -> list[Tensor]:
-    dtype = output_dtype or (torch.bfloat16 if x[0].dtype == torch.int8 else x[0].dtype)
-    if group_type == 2:
-        return [x[0].new_empty((len(weight), x[0].shape[0], weight[0].shape[-1]), dtype=dtype)]
+def _fake_grouped(c: Call) -> list[Tensor]:
+    x = c.x
+    dtype = c.output_dtype or (torch.bfloat16 if x[0].dtype == torch.int8 else x[0].dtype)
+    if c.group_type == 2:
+        return [x[0].new_empty((len(c.weight), x[0].shape[0], c.weight[0].shape[-1]), dtype=dtype)]
     if len(x) > 1:
-        return [a.new_empty((*a.shape[:-1], w.shape[-1]), dtype=dtype) for a, w in zip(x, weight, strict=False)]
-    return [x[0].new_empty((x[0].shape[0], weight[0].shape[-1]), dtype=dtype)]
+        return [a.new_empty((*a.shape[:-1], w.shape[-1]), dtype=dtype) for a, w in zip(x, c.weight, strict=False)]
+    return [x[0].new_empty((x[0].shape[0], c.weight[0].shape[-1]), dtype=dtype)]
 
 
 @stands_for("npu::npu_grouped_matmul", fake=_fake_grouped)
-def npu_grouped_matmul(
-    x: list[Tensor],
-    weight: list[Tensor],
-    bias: list[Tensor] | None,
-    scale: list[Tensor] | None,
-    antiquant_scale: list[Tensor] | None,
-    per_token_scale: list[Tensor] | None,
-    group_list: Tensor | list[int] | None,
-    split_item: int | None,
-    group_type: int | None,
-    group_list_type: int | None,
-    act_type: int | None,
-    output_dtype: torch.dtype | None,
-) -> list[Tensor]:
+def npu_grouped_matmul(c: Call) -> list[Tensor]:
     """Lists in, list out: x[i] @ weight[i], or one x [M, K] whose rows group_list divides among the weights.
 
     A single weight [E, K, N] stands for E weights. Raises ValueError for a split along K and for 4- or 8-bit weights
     with 16-bit activations.
     """
-    if group_type == 2 or antiquant_scale:
+    x = c.x
+    if c.group_type == 2 or c.antiquant_scale:
         raise ValueError("a split along K and weight-only quantisation are not implemented")
-    dtype = output_dtype or (torch.bfloat16 if x[0].dtype == torch.int8 else x[0].dtype)
-    weights = list(weight[0].unbind(0)) if len(weight) == 1 and weight[0].dim() == 3 else list(weight)
-    biases, scales = _spread(bias, len(weights)), _spread(scale, len(weights))
-    activate = _ACTIVATIONS[act_type or 0]
+    dtype = c.output_dtype or (torch.bfloat16 if x[0].dtype == torch.int8 else x[0].dtype)
+    weights = list(c.weight[0].unbind(0)) if len(c.weight) == 1 and c.weight[0].dim() == 3 else list(c.weight)
+    biases, scales = _spread(c.bias, len(weights)), _spread(c.scale, len(weights))
+    activate = _ACTIVATIONS[c.act_type or 0]
     if len(x) > 1:
-        token_scales = _spread(per_token_scale, len(x))
+        token_scales = _spread(c.per_token_scale, len(x))
         return [
             activate(_product(a, w, b, s, t, dtype))
             for a, w, b, s, t in zip(x, weights, biases, scales, token_scales, strict=True)
         ]
     rows = x[0]
-    ends = group_ends(group_list, group_list_type or 0, len(weights), rows.shape[0])
+    ends = group_ends(c.group_list, c.group_list_type or 0, len(weights), rows.shape[0])
     outs, start = [], 0
-    token_scale = per_token_scale[0] if per_token_scale else None
+    token_scale = c.per_token_scale[0] if c.per_token_scale else None
     for stop, w, b, s in zip(ends, weights, biases, scales, strict=False):
         t = None if token_scale is None else token_scale[start:stop]
         outs.append(activate(_product(rows[start:stop], w, b, s, t, dtype)))
         start = stop
-    if split_item in (0, 1) and len(outs) > 1:
+    if c.split_item in (0, 1) and len(outs) > 1:
         return outs
     out = rows.new_zeros((rows.shape[0], weights[0].shape[-1]), dtype=dtype)
     out[:start] = torch.cat(outs)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from opreplay.replay.ops.calls import Call
 from opreplay.replay.ops.declared import stands_for
 from opreplay.replay.ops.experts.reference_npu import npu_moe_gating_top_k_softmax
 
@@ -12,74 +13,70 @@ _Three = tuple[Tensor, Tensor, Tensor]
 
 
 @stands_for("npu::npu_moe_gating_top_k_softmax_v2")
-def moe_gating_top_k_softmax_v2(
-    x: Tensor, k: int, finished: Tensor | None, renorm: int | None, output_softmax: bool | None
-) -> _Three:
+def moe_gating_top_k_softmax_v2(c: Call) -> _Three:
     """(weights [T, k], experts int32, the softmax float32 [T, E] or empty); renorm 1: softmax of the chosen alone."""
+    x = c.x
     scores = x.float().softmax(-1)
-    if renorm == 1:
-        logits, ids = x.float().topk(k, -1)
+    if c.renorm == 1:
+        logits, ids = x.float().topk(c.k, -1)
         weights = logits.softmax(-1).to(x.dtype)
-        ids = ids if finished is None else ids.masked_fill(finished.unsqueeze(-1), x.shape[-1])
+        ids = ids if c.finished is None else ids.masked_fill(c.finished.unsqueeze(-1), x.shape[-1])
         ids = ids.to(torch.int32)
     else:
-        weights, ids, _ = npu_moe_gating_top_k_softmax(x, finished, k)
-    return weights, ids, scores if output_softmax else scores.new_empty((0,))
+        weights, ids, _ = npu_moe_gating_top_k_softmax(x, c.finished, c.k)
+    return weights, ids, scores if c.output_softmax else scores.new_empty((0,))
 
 
-def _fake_re_routing(
-    tokens: Tensor, expert_token_num_per_rank: Tensor, per_token_scales: Tensor | None
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def _fake_re_routing(c: Call) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    tokens = c.tokens
     rows = tokens.shape[0]
     scales = (
-        per_token_scales.new_empty(per_token_scales.shape)
-        if per_token_scales is not None
+        c.per_token_scales.new_empty(c.per_token_scales.shape)
+        if c.per_token_scales is not None
         else tokens.new_empty((rows,), dtype=torch.float32)
     )
     return (
         tokens.new_empty(tokens.shape),
         scales,
         tokens.new_empty((rows,), dtype=torch.int32),
-        expert_token_num_per_rank.new_empty((expert_token_num_per_rank.shape[1],)),
+        c.expert_token_num_per_rank.new_empty((c.expert_token_num_per_rank.shape[1],)),
     )
 
 
 @stands_for("npu::npu_moe_re_routing", fake=_fake_re_routing)
-def moe_re_routing(
-    tokens: Tensor,
-    expert_token_num_per_rank: Tensor,
-    per_token_scales: Tensor | None,
-    expert_token_num_type: int,
-    idx_type: int,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def moe_re_routing(c: Call) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Rows that came rank by rank, by experts within, put expert by expert: (rows, scales, index, rows an expert).
 
     expert_token_num_per_rank [ranks, E] counts; idx_type 0 says where a row came from, 1 where it went.
     """
-    numbers = expert_token_num_per_rank.to(torch.int64)
+    tokens = c.tokens
+    numbers = c.expert_token_num_per_rank.to(torch.int64)
     ranks, experts = numbers.shape
     owner = torch.arange(ranks * experts, device=tokens.device).repeat_interleave(numbers.flatten())
     place = torch.arange(tokens.shape[0], device=tokens.device)
     order = torch.cat((torch.argsort(owner % experts, stable=True), place[owner.numel() :]))
     rows = tokens[order]
     scales = (
-        per_token_scales[order]
-        if per_token_scales is not None
+        c.per_token_scales[order]
+        if c.per_token_scales is not None
         else tokens.new_ones((tokens.shape[0],), dtype=torch.float32)
     )
     back = torch.empty_like(order).scatter_(0, order, place)
     total = numbers.sum(0)
-    total = total if expert_token_num_type == 1 else total.cumsum(0)
-    return rows, scales, (order if idx_type == 0 else back).to(torch.int32), total.to(expert_token_num_per_rank.dtype)
+    total = total if c.expert_token_num_type == 1 else total.cumsum(0)
+    return (
+        rows,
+        scales,
+        (order if c.idx_type == 0 else back).to(torch.int32),
+        total.to(c.expert_token_num_per_rank.dtype),
+    )
 
 
 @stands_for("npu::npu_moe_token_permute_grad")
-def moe_token_permute_grad(
-    tokens: Tensor, grad_permuted_tokens: Tensor, indices: Tensor, sorted_indices: Tensor
-) -> Tensor:
+def moe_token_permute_grad(c: Call) -> Tensor:
     """Gradient of npu_moe_token_permute: the rows of each token's slots added up."""
-    topk = indices.shape[1] if indices.dim() > 1 else 1
-    return _gathered(grad_permuted_tokens, sorted_indices).unflatten(0, (-1, topk)).sum(1).to(tokens.dtype)
+    topk = c.indices.shape[1] if c.indices.dim() > 1 else 1
+    return _gathered(c.grad_permuted_tokens, c.sorted_indices).unflatten(0, (-1, topk)).sum(1).to(c.tokens.dtype)
 
 
 def _gathered(rows: Tensor, places: Tensor) -> Tensor:
@@ -90,14 +87,13 @@ def _gathered(rows: Tensor, places: Tensor) -> Tensor:
 
 
 @stands_for("npu::npu_moe_token_unpermute_grad")
-def moe_token_unpermute_grad(
-    permuted_tokens: Tensor, grad_unpermuted_tokens: Tensor, sorted_indices: Tensor, probs: Tensor | None
-) -> tuple[Tensor, Tensor]:
+def moe_token_unpermute_grad(c: Call) -> tuple[Tensor, Tensor]:
     """(gradient of the permuted rows, gradient of probs or an empty tensor)."""
+    permuted_tokens, probs = c.permuted_tokens, c.probs
     topk = probs.shape[1] if probs is not None else 1
-    upstream = grad_unpermuted_tokens.float().repeat_interleave(topk, 0)
+    upstream = c.grad_unpermuted_tokens.float().repeat_interleave(topk, 0)
     scaled = upstream if probs is None else upstream * probs.float().reshape(-1, 1)
-    where = sorted_indices.flatten().to(torch.int64)
+    where = c.sorted_indices.flatten().to(torch.int64)
     routed = where < permuted_tokens.shape[0]
     # A place behind the rows takes what was dropped.
     wide = scaled.new_zeros((permuted_tokens.shape[0] + 1, scaled.shape[1]))
@@ -105,5 +101,5 @@ def moe_token_unpermute_grad(
     drows = wide[:-1].to(permuted_tokens.dtype)
     if probs is None:
         return drows, permuted_tokens.new_empty((0,))
-    dprobs = (upstream * _gathered(permuted_tokens, sorted_indices)).sum(1).masked_fill(~routed, 0.0)
+    dprobs = (upstream * _gathered(permuted_tokens, c.sorted_indices)).sum(1).masked_fill(~routed, 0.0)
     return drows, dprobs.reshape(probs.shape).to(probs.dtype)

@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from opreplay.replay.ops.calls import Call
 from opreplay.replay.ops.declared import stands_for
 
 
@@ -205,32 +206,19 @@ def gather_backward(grad: Tensor, self_size: list[int], dim: int, index: Tensor)
 
 
 @stands_for("npu::npu_conv2d", "npu::npu_conv3d", "npu::npu_convolution")
-def convolution(
-    input: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    stride: list[int],
-    padding: list[int],
-    dilation: list[int],
-    groups: int,
-) -> Tensor:
+def convolution(c: Call) -> Tensor:
     """A convolution over the last dims."""
-    return torch.convolution(input, weight, bias, stride, padding, dilation, False, [0] * len(stride), groups)
+    return torch.convolution(
+        c.input, c.weight, c.bias, c.stride, c.padding, c.dilation, False, [0] * len(c.stride), c.groups
+    )
 
 
 @stands_for("npu::npu_conv_transpose2d", "npu::npu_convolution_transpose")
-def convolution_transpose(
-    input: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    padding: list[int],
-    output_padding: list[int],
-    stride: list[int],
-    dilation: list[int],
-    groups: int,
-) -> Tensor:
+def convolution_transpose(c: Call) -> Tensor:
     """A transposed convolution."""
-    return torch.convolution(input, weight, bias, stride, padding, dilation, True, output_padding, groups)
+    return torch.convolution(
+        c.input, c.weight, c.bias, c.stride, c.padding, c.dilation, True, c.output_padding, c.groups
+    )
 
 
 def _conv_gradients(
@@ -262,21 +250,14 @@ def _conv_gradients(
 
 
 @stands_for("npu::npu_conv2d_backward", "npu::npu_conv3d_backward", "npu::npu_convolution_backward")
-def convolution_backward(
-    input: Tensor,
-    weight: Tensor,
-    stride: list[int],
-    padding: list[int],
-    dilation: list[int],
-    groups: int,
-    output_mask: list[bool],
-    grad_output: Tensor | None = None,
-    grad: Tensor | None = None,
-) -> tuple[Tensor, Tensor, Tensor]:
+def convolution_backward(c: Call) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of a convolution to input, weight and bias."""
-    upstream = grad if grad_output is None else grad_output
+    grad_output = getattr(c, "grad_output", None)
+    upstream = getattr(c, "grad", None) if grad_output is None else grad_output
     assert upstream is not None
-    return _conv_gradients(upstream, input, weight, (stride, padding, dilation), None, groups, output_mask)
+    return _conv_gradients(
+        upstream, c.input, c.weight, (c.stride, c.padding, c.dilation), None, c.groups, c.output_mask
+    )
 
 
 @stands_for(
@@ -284,25 +265,17 @@ def convolution_backward(
     "npu::npu_conv_transpose3d_backward",
     "npu::npu_convolution_transpose_backward",
 )
-def convolution_transpose_backward(
-    input: Tensor,
-    weight: Tensor,
-    padding: list[int],
-    output_padding: list[int],
-    stride: list[int],
-    dilation: list[int],
-    groups: int,
-    output_mask: list[bool] | None = None,
-    grad_input_mask: list[bool] | None = None,
-    grad_output: Tensor | None = None,
-    grad: Tensor | None = None,
-) -> tuple[Tensor, Tensor, Tensor]:
+def convolution_transpose_backward(c: Call) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of a transposed convolution."""
-    upstream = grad if grad_output is None else grad_output
-    mask = output_mask if grad_input_mask is None else grad_input_mask
+    grad_input_mask = getattr(c, "grad_input_mask", None)
+    grad_output = getattr(c, "grad_output", None)
+    upstream = getattr(c, "grad", None) if grad_output is None else grad_output
+    mask = getattr(c, "output_mask", None) if grad_input_mask is None else grad_input_mask
     assert upstream is not None
     assert mask is not None
-    return _conv_gradients(upstream, input, weight, (stride, padding, dilation), output_padding, groups, mask)
+    return _conv_gradients(
+        upstream, c.input, c.weight, (c.stride, c.padding, c.dilation), c.output_padding, c.groups, mask
+    )
 
 
 @stands_for("npu::_npu_format_cast", "npu::npu_format_cast")

@@ -35,18 +35,27 @@ family(
     "norms",
     "add rms norm",
     """
-        _C::fused_add_rms_norm _C::fused_add_rms_norm_static_fp8_quant _C_ascend::npu_add_rms_norm_bias
-        aiter::_fused_rmsnorm_add aiter::add_rmsnorm aiter::add_rmsnorm_quant aiter::rmsnorm2d_fwd_with_add
-        aiter::rmsnorm2d_fwd_with_add_ck aiter::rmsnorm2d_fwd_with_add_dynamicquant
-        aiter::rmsnorm2d_fwd_with_add_dynamicquant_ck aiter::rmsnorm2d_fwd_with_add_smoothquant npu::npu_add_rms_norm
-        npu::npu_add_rms_norm_cast npu::npu_add_rms_norm_dynamic_quant npu::npu_add_rms_norm_quant
-        npu::npu_add_rms_norm_v2 npu::npu_add_rms_norm_v2_functional sgl_kernel::gemma_fused_add_rmsnorm
-        sglang_profiler::rmsnorm_rmsnorm2d_fwd_with_add vllm::rocm_aiter_rmsnorm_fused_add_dynamic_quant
-        vllm::rocm_aiter_rmsnorm_with_add_fp8_group_quant vllm::rocm_aiter_triton_add_rmsnorm_pad
-        vllm_ir::fused_add_rms_norm
-        sgl_kernel::fused_add_rmsnorm like=_C::fused_add_rms_norm epsilon=eps
-        aiter::fused_add_rms_norm_cu like=_C::fused_add_rms_norm residual=residual_in
-        vllm::rocm_aiter_rmsnorm2d_fwd_with_add like=aiter::_fused_rmsnorm_add res1=residual epsilon=variance_epsilon
+        _C::fused_add_rms_norm_static_fp8_quant _C_ascend::npu_add_rms_norm_bias aiter::_fused_rmsnorm_add
+        aiter::add_rmsnorm_quant aiter::rmsnorm2d_fwd_with_add_smoothquant npu::npu_add_rms_norm_cast
+        npu::npu_add_rms_norm_dynamic_quant npu::npu_add_rms_norm_quant npu::npu_add_rms_norm_v2
+        vllm::rocm_aiter_rmsnorm_fused_add_dynamic_quant vllm::rocm_aiter_rmsnorm_with_add_fp8_group_quant
+        vllm::rocm_aiter_triton_add_rmsnorm_pad vllm_ir::fused_add_rms_norm
+        vllm::rocm_aiter_rmsnorm2d_fwd_with_add like=aiter::_fused_rmsnorm_add res1=residual \
+            epsilon=variance_epsilon
+        aiter::add_rmsnorm aiter::rmsnorm2d_fwd_with_add aiter::rmsnorm2d_fwd_with_add_ck \
+            like=aiter::_fused_rmsnorm_add x=input res1=residual_in into=out,residual_out
+        _C::fused_add_rms_norm like=aiter::_fused_rmsnorm_add x=input res1=residual into=input,residual
+        sgl_kernel::fused_add_rmsnorm like=aiter::_fused_rmsnorm_add x=input res1=residual epsilon=eps \
+            into=input,residual
+        sgl_kernel::gemma_fused_add_rmsnorm like=aiter::_fused_rmsnorm_add x=input res1=residual epsilon=eps \
+            gemma_norm=True into=input,residual
+        aiter::fused_add_rms_norm_cu like=aiter::_fused_rmsnorm_add x=input res1=residual_in into=input,residual_in
+        sglang_profiler::rmsnorm_rmsnorm2d_fwd_with_add like=aiter::_fused_rmsnorm_add x=input res1=residual_in \
+            epsilon=1e-06 into=out,residual_out
+        aiter::rmsnorm2d_fwd_with_add_dynamicquant aiter::rmsnorm2d_fwd_with_add_dynamicquant_ck \
+            like=vllm::rocm_aiter_rmsnorm_fused_add_dynamic_quant x=input residual=residual_in quant_dtype=out.dtype \
+            into=out,residual_out,yscale
+        npu::npu_add_rms_norm npu::npu_add_rms_norm_v2_functional like=_C_ascend::npu_add_rms_norm_bias
     """,
     cost=norms.add_rms_norm,
 )
@@ -69,15 +78,21 @@ family(
     "norms",
     "vendor rms norm",
     """
-        _C::rms_norm _C::rms_norm_dynamic_per_token_quant _C::rms_norm_per_block_quant _C::rms_norm_static_fp8_quant
-        _C_ascend::npu_gemma_rms_norm _C_ascend::npu_rms_norm_dynamic_quant aiter::_fused_rmsnorm aiter::rms_norm
-        aiter::rms_norm_cu aiter::rmsnorm aiter::rmsnorm2d_fwd aiter::rmsnorm2d_fwd_ck
-        aiter::rmsnorm2d_fwd_with_dynamicquant aiter::rmsnorm2d_fwd_with_dynamicquant_ck
-        aiter::rmsnorm2d_fwd_with_smoothquant aiter::rmsnorm_quant npu::npu_rms_norm_quant sgl_kernel::gemma_rmsnorm
-        sglang_profiler::rmsnorm_rmsnorm2d_fwd vllm::rocm_aiter_rmsnorm_fp8_group_quant
-        vllm::rocm_aiter_rmsnorm_fused_dynamic_quant vllm_ir::rms_norm sglang::rmsnorm
-        sgl_kernel::rmsnorm like=_C::rms_norm result=output epsilon=eps
-        vllm::rocm_aiter_rms_norm like=aiter::_fused_rmsnorm epsilon=variance_epsilon
+        _C::rms_norm_dynamic_per_token_quant _C::rms_norm_per_block_quant _C::rms_norm_static_fp8_quant
+        _C_ascend::npu_rms_norm_dynamic_quant aiter::rms_norm aiter::rmsnorm2d_fwd aiter::rmsnorm2d_fwd_ck
+        aiter::rmsnorm2d_fwd_with_smoothquant aiter::rmsnorm_quant npu::npu_rms_norm_quant
+        vllm::rocm_aiter_rmsnorm_fp8_group_quant vllm::rocm_aiter_rmsnorm_fused_dynamic_quant vllm_ir::rms_norm
+        sglang::rmsnorm
+        aiter::rms_norm_cu aiter::rmsnorm like=aiter::rms_norm into=out
+        _C::rms_norm like=aiter::rms_norm into=result
+        sgl_kernel::rmsnorm like=aiter::rms_norm epsilon=eps into=output
+        sgl_kernel::gemma_rmsnorm like=aiter::rms_norm epsilon=eps gemma_norm=True into=output
+        aiter::_fused_rmsnorm like=aiter::rms_norm input=x
+        vllm::rocm_aiter_rms_norm like=aiter::rms_norm input=x epsilon=variance_epsilon
+        sglang_profiler::rmsnorm_rmsnorm2d_fwd like=aiter::rms_norm epsilon=1e-06
+        aiter::rmsnorm2d_fwd_with_dynamicquant aiter::rmsnorm2d_fwd_with_dynamicquant_ck \
+            like=vllm::rocm_aiter_rmsnorm_fused_dynamic_quant x=input quant_dtype=out.dtype into=out,yscale
+        _C_ascend::npu_gemma_rms_norm like=npu::npu_gemma_rms_norm self=x
     """,
     cost=norms.vendor_rms_norm,
 )

@@ -7,6 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from opreplay.replay.ops.calls import Call
 from opreplay.replay.ops.declared import stands_for
 from opreplay.replay.ops.maths.norms import fused_add_rms_norm, rms_norm
 from opreplay.replay.ops.maths.quantize import (
@@ -21,67 +22,21 @@ from opreplay.replay.ops.quantisation.reference_aiter import write_smoothed
 
 
 @stands_for("aiter::rms_norm", "aiter::rmsnorm2d_fwd", "aiter::rmsnorm2d_fwd_ck")
-def rms_norm_returned(input: Tensor, weight: Tensor, epsilon: float) -> Tensor:
+def rms_norm_returned(input: Tensor, weight: Tensor | None, epsilon: float, gemma_norm: bool = False) -> Tensor:
     """rms_norm(input) · weight."""
-    return rms_norm(input, weight, epsilon)
-
-
-@stands_for("aiter::rms_norm_cu", "aiter::rmsnorm")
-def rms_norm_out(out: Tensor, input: Tensor, weight: Tensor, epsilon: float, gemma_norm: bool = False) -> None:
-    """out = rms_norm(input) · weight."""
-    out.copy_(rms_norm(input, weight, epsilon, gemma=gemma_norm))
-
-
-@stands_for("aiter::add_rmsnorm", "aiter::rmsnorm2d_fwd_with_add", "aiter::rmsnorm2d_fwd_with_add_ck")
-def add_rms_norm(
-    out: Tensor,
-    input: Tensor,
-    residual_in: Tensor,
-    residual_out: Tensor,
-    weight: Tensor,
-    epsilon: float,
-    gemma_norm: bool = False,
-) -> None:
-    """residual_out = input + residual_in; out = its norm."""
-    normed, total = fused_add_rms_norm(input, residual_in, weight, epsilon, gemma=gemma_norm)
-    residual_out.copy_(total)
-    out.copy_(normed)
-
-
-@stands_for("aiter::rmsnorm2d_fwd_with_add_dynamicquant", "aiter::rmsnorm2d_fwd_with_add_dynamicquant_ck")
-def add_rms_norm_dynamic_quant(
-    out: Tensor,
-    input: Tensor,
-    residual_in: Tensor,
-    residual_out: Tensor,
-    yscale: Tensor,
-    weight: Tensor,
-    epsilon: float,
-) -> None:
-    """As add_rms_norm; the norm quantised with a scale for each row."""
-    normed, total = fused_add_rms_norm(input, residual_in, weight, epsilon)
-    residual_out.copy_(total)
-    _write_rows(normed, out, yscale)
-
-
-@stands_for("aiter::rmsnorm2d_fwd_with_dynamicquant", "aiter::rmsnorm2d_fwd_with_dynamicquant_ck")
-def rms_norm_dynamic_quant(out: Tensor, input: Tensor, yscale: Tensor, weight: Tensor, epsilon: float) -> None:
-    """The norm quantised with a scale for each row."""
-    _write_rows(rms_norm(input, weight, epsilon), out, yscale)
+    return rms_norm(input, weight, epsilon, gemma=gemma_norm)
 
 
 @stands_for("aiter::rmsnorm_quant")
-def rms_norm_quant(
-    out: Tensor, input: Tensor, scale: Tensor, weight: Tensor, epsilon: float, group_size: int, gemma_norm: bool
-) -> None:
+def rms_norm_quant(c: Call) -> None:
     """The norm quantised by row (group_size 0) or by group; a shuffled scale is written unshuffled."""
-    normed = rms_norm(input, weight, epsilon, gemma=gemma_norm)
-    if not group_size:
-        _write_rows(normed, out, scale)
+    normed = rms_norm(c.input, c.weight, c.epsilon, gemma=c.gemma_norm)
+    if not c.group_size:
+        _write_rows(normed, c.out, c.scale)
         return
-    groups = group_scale(normed, group_size, largest(out.dtype))
-    scale.copy_(groups.reshape(scale.shape))
-    out.copy_(quantize_groups(normed, groups, out.dtype))
+    groups = group_scale(normed, c.group_size, largest(c.out.dtype))
+    c.scale.copy_(groups.reshape(c.scale.shape))
+    c.out.copy_(quantize_groups(normed, groups, c.out.dtype))
 
 
 def _write_rows(normed: Tensor, out: Tensor, scale: Tensor) -> None:
@@ -100,20 +55,11 @@ def layer_norm(
 
 
 @stands_for("aiter::layernorm2d_fwd_with_add")
-def add_layer_norm(
-    out: Tensor,
-    input: Tensor,
-    residual_in: Tensor,
-    residual_out: Tensor,
-    weight: Tensor,
-    bias: Tensor,
-    epsilon: float,
-    x_bias: Tensor | None,
-) -> None:
+def add_layer_norm(c: Call) -> None:
     """residual_out = input + residual_in (+ x_bias); out = its layer norm."""
-    total = input + residual_in if x_bias is None else input + residual_in + x_bias
-    residual_out.copy_(total)
-    out.copy_(layer_norm(total, weight, bias, epsilon, None))
+    total = c.input + c.residual_in if c.x_bias is None else c.input + c.residual_in + c.x_bias
+    c.residual_out.copy_(total)
+    c.out.copy_(layer_norm(total, c.weight, c.bias, c.epsilon, None))
 
 
 @stands_for("aiter::_groupnorm_run")
@@ -132,25 +78,19 @@ def group_norm(input: Tensor, num_groups: int, weight: Tensor, bias: Tensor, eps
     return torch.empty_like(input).copy_(F.group_norm(input, num_groups, weight, bias, eps))
 
 
-@stands_for("aiter::_fused_rmsnorm", writes=())
-def fused_rmsnorm(x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
-    """rms_norm(x) · weight."""
-    return rms_norm(x, weight, epsilon)
-
-
 @stands_for("aiter::_fused_rmsnorm_add", writes=())
-def fused_rmsnorm_add(x: Tensor, weight: Tensor, epsilon: float, res1: Tensor) -> tuple[Tensor, Tensor]:
+def fused_rmsnorm_add(
+    x: Tensor, weight: Tensor | None, epsilon: float, res1: Tensor, gemma_norm: bool = False
+) -> tuple[Tensor, Tensor]:
     """(norm of x + res1, x + res1)."""
-    return fused_add_rms_norm(x, res1, weight, epsilon)
+    return fused_add_rms_norm(x, res1, weight, epsilon, gemma=gemma_norm)
 
 
 @stands_for("aiter::_fused_qk_rmsnorm_kernel", writes=("q_out", "k_out"))
-def fused_qk_rmsnorm(
-    q: Tensor, q_weight: Tensor, q_eps: float, k: Tensor, k_weight: Tensor, k_eps: float, q_out: Tensor, k_out: Tensor
-) -> None:
+def fused_qk_rmsnorm(c: Call) -> None:
     """The norms of two tensors in one kernel."""
-    q_out.copy_(rms_norm(q, q_weight, q_eps))
-    k_out.copy_(rms_norm(k, k_weight, k_eps))
+    c.q_out.copy_(rms_norm(c.q, c.q_weight, c.q_eps))
+    c.k_out.copy_(rms_norm(c.k, c.k_weight, c.k_eps))
 
 
 def _layer_norm(x: Tensor, weight: Tensor | None, bias: Tensor | None, epsilon: float) -> Tensor:
@@ -159,43 +99,30 @@ def _layer_norm(x: Tensor, weight: Tensor | None, bias: Tensor | None, epsilon: 
 
 
 @stands_for("aiter::layer_norm", writes=())
-def biased_layer_norm(
-    input: Tensor, weight: Tensor | None, bias: Tensor | None, epsilon: float, x_bias: Tensor | None
-) -> Tensor:
+def biased_layer_norm(c: Call) -> Tensor:
     """Layer norm of input (+ x_bias) over the last dim."""
-    return _layer_norm(input if x_bias is None else input + x_bias, weight, bias, epsilon).to(input.dtype)
+    return _layer_norm(c.input if c.x_bias is None else c.input + c.x_bias, c.weight, c.bias, c.epsilon).to(
+        c.input.dtype
+    )
 
 
 @stands_for("aiter::layernorm2d_with_add_asm", writes=("out", "residual_out"))
-def layernorm_with_add(
-    out: Tensor,
-    input: Tensor,
-    residual_in: Tensor,
-    residual_out: Tensor,
-    weight: Tensor,
-    bias: Tensor,
-    epsilon: float,
-    x_bias: Tensor | None,
-) -> None:
+def layernorm_with_add(c: Call) -> None:
     """residual_out = input + residual_in (+ x_bias), out its layer norm."""
-    total = input + residual_in if x_bias is None else input + x_bias + residual_in
-    residual_out.copy_(total)
-    out.copy_(_layer_norm(total, weight, bias, epsilon))
+    total = c.input + c.residual_in if c.x_bias is None else c.input + c.x_bias + c.residual_in
+    c.residual_out.copy_(total)
+    c.out.copy_(_layer_norm(total, c.weight, c.bias, c.epsilon))
 
 
 @stands_for("aiter::layernorm2d_fwd_with_smoothquant", writes=("out", "yscale"))
-def layernorm_smoothquant(
-    out: Tensor,
-    input: Tensor,
-    xscale: Tensor,
-    yscale: Tensor,
-    weight: Tensor,
-    bias: Tensor,
-    epsilon: float,
-    x_bias: Tensor | None,
-) -> None:
+def layernorm_smoothquant(c: Call) -> None:
     """Layer norm, times xscale, quantised by rows."""
-    write_smoothed(_layer_norm(input if x_bias is None else input + x_bias, weight, bias, epsilon), out, xscale, yscale)
+    write_smoothed(
+        _layer_norm(c.input if c.x_bias is None else c.input + c.x_bias, c.weight, c.bias, c.epsilon),
+        c.out,
+        c.xscale,
+        c.yscale,
+    )
 
 
 @stands_for(
@@ -203,69 +130,39 @@ def layernorm_smoothquant(
     "aiter::layernorm2d_with_add_smoothquant_asm",
     writes=("out", "residual_out", "yscale"),
 )
-def layernorm_add_smoothquant(
-    out: Tensor,
-    input: Tensor,
-    residual_in: Tensor,
-    residual_out: Tensor,
-    xscale: Tensor,
-    yscale: Tensor,
-    weight: Tensor,
-    bias: Tensor,
-    epsilon: float,
-    x_bias: Tensor | None,
-) -> None:
+def layernorm_add_smoothquant(c: Call) -> None:
     """As layernorm_smoothquant of the sum with the residual, which is kept."""
-    total = input + residual_in if x_bias is None else input + x_bias + residual_in
-    residual_out.copy_(total)
-    write_smoothed(_layer_norm(total, weight, bias, epsilon), out, xscale, yscale)
+    total = c.input + c.residual_in if c.x_bias is None else c.input + c.x_bias + c.residual_in
+    c.residual_out.copy_(total)
+    write_smoothed(_layer_norm(total, c.weight, c.bias, c.epsilon), c.out, c.xscale, c.yscale)
 
 
 @stands_for("aiter::rmsnorm2d_fwd_with_smoothquant", writes=("out", "yscale"))
-def rmsnorm_smoothquant(
-    out: Tensor, input: Tensor, xscale: Tensor, yscale: Tensor, weight: Tensor, epsilon: float
-) -> None:
+def rmsnorm_smoothquant(c: Call) -> None:
     """RMS norm, times xscale, quantised by rows."""
-    write_smoothed(rms_norm(input.float(), weight, epsilon), out, xscale, yscale)
+    write_smoothed(rms_norm(c.input.float(), c.weight, c.epsilon), c.out, c.xscale, c.yscale)
 
 
 @stands_for("aiter::rmsnorm2d_fwd_with_add_smoothquant", writes=("out", "residual_out", "yscale", "out_before_quant"))
-def rmsnorm_add_smoothquant(
-    out: Tensor,
-    input: Tensor,
-    residual_in: Tensor,
-    residual_out: Tensor,
-    xscale: Tensor,
-    yscale: Tensor,
-    weight: Tensor,
-    epsilon: float,
-    out_before_quant: Tensor | None,
-) -> None:
+def rmsnorm_add_smoothquant(c: Call) -> None:
     """As rmsnorm_smoothquant of the sum with the residual, which is kept."""
-    normed, total = fused_add_rms_norm(input, residual_in, weight, epsilon)
-    residual_out.copy_(total)
-    if out_before_quant is not None:
-        out_before_quant.copy_(normed)
-    write_smoothed(normed, out, xscale, yscale)
+    normed, total = fused_add_rms_norm(c.input, c.residual_in, c.weight, c.epsilon)
+    c.residual_out.copy_(total)
+    if c.out_before_quant is not None:
+        c.out_before_quant.copy_(normed)
+    write_smoothed(normed, c.out, c.xscale, c.yscale)
 
 
 @stands_for("aiter::add_rmsnorm_quant", writes=("out", "residual_out", "scale"))
-def add_rmsnorm_quant(
-    out: Tensor,
-    input: Tensor,
-    residual_in: Tensor,
-    residual_out: Tensor,
-    scale: Tensor,
-    weight: Tensor,
-    epsilon: float,
-    group_size: int,
-    gemma_norm: bool = False,
-) -> None:
+def add_rmsnorm_quant(c: Call) -> None:
     """The norm of input + residual_in, which is kept, quantised by rows or by groups; scales are never shuffled."""
-    normed, total = fused_add_rms_norm(input, residual_in, weight, epsilon, gemma=gemma_norm)
-    residual_out.copy_(total)
-    if group_size > 0:
-        groups = group_scale(normed, group_size, largest(out.dtype))
+    out, scale = c.out, c.scale
+    normed, total = fused_add_rms_norm(
+        c.input, c.residual_in, c.weight, c.epsilon, gemma=getattr(c, "gemma_norm", False)
+    )
+    c.residual_out.copy_(total)
+    if c.group_size > 0:
+        groups = group_scale(normed, c.group_size, largest(out.dtype))
         scale.copy_(groups.reshape(scale.shape))
         out.copy_(quantize_groups(normed, groups, out.dtype))
         return

@@ -7,6 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from opreplay.replay.ops.calls import Call
 from opreplay.replay.ops.declared import stands_for
 from opreplay.replay.ops.maths.norms import rms_norm_with_scale
 from opreplay.replay.ops.maths.quantize import row_scale, to_quantized
@@ -18,12 +19,6 @@ _Three = tuple[Tensor, Tensor, Tensor]
 def gemma_rms_norm(self: Tensor, gamma: Tensor, epsilon: float) -> tuple[Tensor, Tensor]:
     """As npu_rms_norm with gamma + 1."""
     return rms_norm_with_scale(self, gamma.float() + 1, epsilon)
-
-
-@stands_for("_C_ascend::npu_gemma_rms_norm")
-def ascend_gemma_rms_norm(x: Tensor, gamma: Tensor, epsilon: float) -> tuple[Tensor, Tensor]:
-    """As npu_rms_norm with gamma + 1."""
-    return rms_norm_with_scale(x, gamma.float() + 1, epsilon)
 
 
 @stands_for("_C_ascend::npu_add_rms_norm_bias")
@@ -43,18 +38,10 @@ def add_rms_norm_cast(x1: Tensor, x2: Tensor, gamma: Tensor, epsilon: float) -> 
     return wide, normed, rstd, total
 
 
-@stands_for("npu::npu_add_rms_norm_v2_functional")
-def add_rms_norm_functional(x1: Tensor, x2: Tensor, gamma: Tensor, epsilon: float) -> _Three:
-    """(norm of the sum, rstd, the sum)."""
-    total = x1 + x2
-    normed, rstd = rms_norm_with_scale(total, gamma, epsilon)
-    return normed, rstd, total
-
-
 @stands_for("npu::npu_add_rms_norm_v2")
 def add_rms_norm_in_place(x1: Tensor, x2: Tensor, gamma: Tensor, epsilon: float) -> Tensor:
     """x1 becomes the norm, x2 the sum; returns rstd."""
-    normed, rstd, total = add_rms_norm_functional(x1, x2, gamma, epsilon)
+    normed, rstd, total = add_rms_norm_bias(x1, x2, gamma, None, epsilon)
     x1.copy_(normed)
     x2.copy_(total)
     return rstd
@@ -73,43 +60,27 @@ def _quantized(
 
 
 @stands_for("npu::npu_add_rms_norm_quant")
-def add_rms_norm_quant(
-    x1: Tensor,
-    x2: Tensor,
-    gamma: Tensor,
-    scales1: Tensor,
-    zero_points1: Tensor | None,
-    scales2: Tensor | None,
-    zero_points2: Tensor | None,
-    epsilon: float,
-    div_mode: bool,
-    beta: Tensor | None = None,
-) -> _Three:
+def add_rms_norm_quant(c: Call) -> _Three:
     """(int8 of the norm by scales1, int8 by scales2 (by scales1 without), x1 + x2)."""
-    total = x1 + x2
-    normed = rms_norm_with_scale(total, gamma, epsilon)[0].float()
+    beta = getattr(c, "beta", None)
+    total = c.x1 + c.x2
+    normed = rms_norm_with_scale(total, c.gamma, c.epsilon)[0].float()
     normed = normed if beta is None else normed + beta.float()
-    first = _quantized(normed, scales1, zero_points1, divide=div_mode)
-    second = _quantized(normed, scales2, zero_points2, divide=div_mode) if scales2 is not None else first.clone()
+    first = _quantized(normed, c.scales1, c.zero_points1, divide=c.div_mode)
+    second = (
+        _quantized(normed, c.scales2, c.zero_points2, divide=c.div_mode) if c.scales2 is not None else first.clone()
+    )
     return first, second, total
 
 
 @stands_for("npu::npu_add_rms_norm_dynamic_quant")
-def add_rms_norm_dynamic_quant(
-    x1: Tensor,
-    x2: Tensor,
-    gamma: Tensor,
-    smooth_scale1: Tensor | None,
-    smooth_scale2: Tensor | None,
-    beta: Tensor | None,
-    epsilon: float,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+def add_rms_norm_dynamic_quant(c: Call) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """(int8 of the norm, int8 with the second smoothing, x1 + x2, scale of each row, that of the second)."""
-    total = x1 + x2
-    normed = rms_norm_with_scale(total, gamma, epsilon)[0].float()
-    normed = normed if beta is None else normed + beta.float()
-    first = normed if smooth_scale1 is None else normed * smooth_scale1.float()
-    second = normed if smooth_scale2 is None else normed * smooth_scale2.float()
+    total = c.x1 + c.x2
+    normed = rms_norm_with_scale(total, c.gamma, c.epsilon)[0].float()
+    normed = normed if c.beta is None else normed + c.beta.float()
+    first = normed if c.smooth_scale1 is None else normed * c.smooth_scale1.float()
+    second = normed if c.smooth_scale2 is None else normed * c.smooth_scale2.float()
     scale1, scale2 = row_scale(first, torch.int8), row_scale(second, torch.int8)
     return (
         to_quantized(first, scale1, torch.int8),
@@ -128,49 +99,40 @@ def rms_norm_quant(x: Tensor, gamma: Tensor, beta: Tensor, scale: Tensor, offset
 
 
 @stands_for("_C_ascend::npu_rms_norm_dynamic_quant")
-def rms_norm_dynamic_quant(
-    x: Tensor, gamma: Tensor, smooth_scale: Tensor | None, beta: Tensor | None, epsilon: float
-) -> tuple[Tensor, Tensor]:
+def rms_norm_dynamic_quant(c: Call) -> tuple[Tensor, Tensor]:
     """(int8 of the norm, scale of each row)."""
-    normed = rms_norm_with_scale(x, gamma, epsilon)[0].float()
-    normed = normed if beta is None else normed + beta.float()
-    normed = normed if smooth_scale is None else normed * smooth_scale.float()
+    normed = rms_norm_with_scale(c.x, c.gamma, c.epsilon)[0].float()
+    normed = normed if c.beta is None else normed + c.beta.float()
+    normed = normed if c.smooth_scale is None else normed * c.smooth_scale.float()
     scale = row_scale(normed, torch.int8)
     return to_quantized(normed, scale, torch.int8), scale.squeeze(-1)
 
 
 @stands_for("npu::npu_layernorm_grad")
-def layernorm_grad(
-    grad_out: Tensor,
-    input: Tensor,
-    normalized_shape: list[int],
-    mean: Tensor,
-    rstd: Tensor,
-    weight: Tensor | None,
-    bias: Tensor | None,
-) -> _Three:
+def layernorm_grad(c: Call) -> _Three:
     """Gradients of a layer norm to input, weight and bias."""
-    lead = input.shape[: input.dim() - len(normalized_shape)]
-    shape = (*lead, *[1] * len(normalized_shape))
+    mean, rstd = c.mean, c.rstd
+    lead = c.input.shape[: c.input.dim() - len(c.normalized_shape)]
+    shape = (*lead, *[1] * len(c.normalized_shape))
     # torch's kernel reads all of them as if they were dense.
-    dense = (part.contiguous() for part in (grad_out, input, mean.reshape(shape), rstd.reshape(shape)))
+    dense = (part.contiguous() for part in (c.grad_out, c.input, mean.reshape(shape), rstd.reshape(shape)))
     grad, x, mean, rstd = dense
-    grads = torch.ops.aten.native_layer_norm_backward(grad, x, normalized_shape, mean, rstd, weight, bias, [True] * 3)
-    empty = input.new_empty((0,))
+    grads = torch.ops.aten.native_layer_norm_backward(
+        grad, x, c.normalized_shape, mean, rstd, c.weight, c.bias, [True] * 3
+    )
+    empty = c.input.new_empty((0,))
     return tuple(part if part is not None else empty.clone() for part in grads)  # type: ignore[return-value]
 
 
 @stands_for("npu::npu_add_layer_norm_backward")
-def add_layer_norm_backward(
-    dy_opt: Tensor | None, x1: Tensor, x2: Tensor, rstd: Tensor, mean: Tensor, gamma: Tensor, dsum_opt: Tensor | None
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def add_layer_norm_backward(c: Call) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """(gradient of x1, of x2, of gamma, of beta) of npu_add_layer_norm."""
-    total = (x1 + x2).float()
-    normed = (total - mean) * rstd
-    dy = torch.zeros_like(total) if dy_opt is None else dy_opt.float()
-    scaled = dy * gamma.float()
-    dx = rstd * (scaled - scaled.mean(-1, keepdim=True) - normed * (scaled * normed).mean(-1, keepdim=True))
-    dx = (dx if dsum_opt is None else dx + dsum_opt.float()).to(x1.dtype)
+    total = (c.x1 + c.x2).float()
+    normed = (total - c.mean) * c.rstd
+    dy = torch.zeros_like(total) if c.dy_opt is None else c.dy_opt.float()
+    scaled = dy * c.gamma.float()
+    dx = c.rstd * (scaled - scaled.mean(-1, keepdim=True) - normed * (scaled * normed).mean(-1, keepdim=True))
+    dx = (dx if c.dsum_opt is None else dx + c.dsum_opt.float()).to(c.x1.dtype)
     rows = tuple(range(total.dim() - 1))
     return dx, dx.clone(), (dy * normed).sum(rows), dy.sum(rows)
 
@@ -185,69 +147,60 @@ def deep_norm(x: Tensor, gx: Tensor, beta: Tensor, gamma: Tensor, alpha: float, 
 
 
 @stands_for("npu::npu_deep_norm_backward")
-def deep_norm_backward(
-    dy: Tensor, x: Tensor, gx: Tensor, gamma: Tensor, mean: Tensor, rstd: Tensor, alpha: float
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def deep_norm_backward(c: Call) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """(gradient of x, of gx, of beta, of gamma)."""
-    normed = (x.float() * alpha + gx.float() - mean) * rstd
-    scaled = dy.float() * gamma.float()
-    total = rstd * (scaled - scaled.mean(-1, keepdim=True) - normed * (scaled * normed).mean(-1, keepdim=True))
-    rows = tuple(range(dy.dim() - 1))
-    return (total * alpha).to(x.dtype), total.to(x.dtype), dy.float().sum(rows), (dy.float() * normed).sum(rows)
+    normed = (c.x.float() * c.alpha + c.gx.float() - c.mean) * c.rstd
+    scaled = c.dy.float() * c.gamma.float()
+    total = c.rstd * (scaled - scaled.mean(-1, keepdim=True) - normed * (scaled * normed).mean(-1, keepdim=True))
+    rows = tuple(range(c.dy.dim() - 1))
+    return (
+        (total * c.alpha).to(c.x.dtype),
+        total.to(c.x.dtype),
+        c.dy.float().sum(rows),
+        (c.dy.float() * normed).sum(rows),
+    )
 
 
 @stands_for("npu::npu_group_norm_silu")
 def group_norm_silu(input: Tensor, weight: Tensor | None, bias: Tensor | None, group: int, eps: float) -> _Three:
     """(silu of the group norm, mean [N, group], rstd)."""
-    return group_norm_swish(input, group, weight, bias, eps, 1.0)
+    return group_norm_swish(Call(input=input, num_groups=group, weight=weight, bias=bias, eps=eps, swish_scale=1.0))
 
 
 @stands_for("npu::npu_group_norm_swish")
-def group_norm_swish(
-    input: Tensor,
-    num_groups: int,
-    weight: Tensor | None,
-    bias: Tensor | None,
-    eps: float | None,
-    swish_scale: float | None,
-) -> _Three:
+def group_norm_swish(c: Call) -> _Three:
     """(y · sigmoid(swish_scale · y) of the group norm y, mean [N, groups], rstd)."""
-    batch, channels = input.shape[:2]
+    weight, bias = c.weight, c.bias
+    batch, channels = c.input.shape[:2]
     # torch's kernel reads a weight and a bias as if they were dense.
     weight, bias = (None if part is None else part.contiguous() for part in (weight, bias))
     normed, mean, rstd = torch.native_group_norm(
-        input, weight, bias, batch, channels, input.numel() // max(1, batch * channels), num_groups, eps or 1e-5
+        c.input, weight, bias, batch, channels, c.input.numel() // max(1, batch * channels), c.num_groups, c.eps or 1e-5
     )
-    return normed * torch.sigmoid((1.0 if swish_scale is None else swish_scale) * normed), mean, rstd
+    return normed * torch.sigmoid((1.0 if c.swish_scale is None else c.swish_scale) * normed), mean, rstd
 
 
 @stands_for("npu::npu_group_norm_swish_grad")
-def group_norm_swish_grad(
-    grad: Tensor,
-    input: Tensor,
-    num_groups: int,
-    weight: Tensor,
-    bias: Tensor,
-    mean: Tensor,
-    rstd: Tensor,
-    swish_scale: float | None,
-) -> _Three:
+def group_norm_swish_grad(c: Call) -> _Three:
     """Gradients of npu_group_norm_swish to input, weight and bias."""
+    input, num_groups = c.input, c.num_groups
     batch, channels = input.shape[:2]
     inner = input.numel() // max(1, batch * channels)
     groups = input.reshape(batch, num_groups, -1).float()
-    normed = ((groups - mean.reshape(batch, num_groups, 1)) * rstd.reshape(batch, num_groups, 1)).reshape(input.shape)
+    normed = ((groups - c.mean.reshape(batch, num_groups, 1)) * c.rstd.reshape(batch, num_groups, 1)).reshape(
+        input.shape
+    )
     shape = (1, channels, *[1] * (input.dim() - 2))
-    y = normed * weight.float().reshape(shape) + bias.float().reshape(shape)
-    scale = 1.0 if swish_scale is None else swish_scale
+    y = normed * c.weight.float().reshape(shape) + c.bias.float().reshape(shape)
+    scale = 1.0 if c.swish_scale is None else c.swish_scale
     share = torch.sigmoid(scale * y)
-    dy = (grad.float() * (share + scale * y * share * (1 - share))).to(grad.dtype)
+    dy = (c.grad.float() * (share + scale * y * share * (1 - share))).to(c.grad.dtype)
     grads = torch.ops.aten.native_group_norm_backward(
         dy.contiguous(),
         input.contiguous(),
-        mean.reshape(batch, num_groups).to(input.dtype).contiguous(),
-        rstd.reshape(batch, num_groups).to(input.dtype).contiguous(),
-        weight.contiguous(),
+        c.mean.reshape(batch, num_groups).to(input.dtype).contiguous(),
+        c.rstd.reshape(batch, num_groups).to(input.dtype).contiguous(),
+        c.weight.contiguous(),
         batch,
         channels,
         inner,
@@ -269,54 +222,39 @@ def _fake_loss(input: Tensor, target: Tensor, reduction: str, return_zloss: bool
 
 
 @stands_for("npu::npu_cross_entropy_loss", fake=_fake_loss)
-def cross_entropy_loss(
-    input: Tensor,
-    target: Tensor,
-    weight: Tensor | None,
-    reduction: str,
-    ignore_index: int,
-    label_smoothing: float,
-    return_zloss: bool,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def cross_entropy_loss(c: Call) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """(loss, log-softmax [N, C], z-loss and log-sum-exp, which are empty). Raises ValueError for a z-loss."""
-    if return_zloss:
+    input = c.input
+    if c.return_zloss:
         raise ValueError("npu_cross_entropy_loss with a z-loss is not implemented")
     log_prob = input.float().log_softmax(-1)
     loss = F.cross_entropy(
         input.float(),
-        target.to(torch.int64),
-        weight,
-        reduction=reduction or "mean",
-        ignore_index=ignore_index,
-        label_smoothing=label_smoothing,
+        c.target.to(torch.int64),
+        c.weight,
+        reduction=c.reduction or "mean",
+        ignore_index=c.ignore_index,
+        label_smoothing=c.label_smoothing,
     )
     empty = input.new_empty((0,))
     return loss.to(input.dtype), log_prob.to(input.dtype), empty, empty.clone()
 
 
 @stands_for("npu::npu_cross_entropy_loss_backward")
-def cross_entropy_loss_backward(
-    grad_loss: Tensor,
-    log_prob: Tensor,
-    target: Tensor,
-    weight: Tensor | None,
-    reduction: str,
-    ignore_index: int,
-    label_smoothing: float,
-) -> Tensor:
+def cross_entropy_loss_backward(c: Call) -> Tensor:
     """Gradient to the input [N, C] from its log-softmax. Raises ValueError for class weights with smoothing."""
-    if weight is not None and label_smoothing > 0:
+    if c.weight is not None and c.label_smoothing > 0:
         raise ValueError("class weights together with label smoothing are not implemented")
-    classes = log_prob.shape[-1]
-    counted = target != ignore_index
-    ids = target.to(torch.int64).clamp(0, classes - 1)
-    share = counted.float() if weight is None else counted.float() * weight.float()[ids]
-    hot = torch.zeros_like(log_prob, dtype=torch.float32).scatter_(1, ids.unsqueeze(1), 1.0)
-    wanted = hot * (1 - label_smoothing) + label_smoothing / classes
-    factor = share * grad_loss.float()
-    if (reduction or "mean") == "mean":
+    classes = c.log_prob.shape[-1]
+    counted = c.target != c.ignore_index
+    ids = c.target.to(torch.int64).clamp(0, classes - 1)
+    share = counted.float() if c.weight is None else counted.float() * c.weight.float()[ids]
+    hot = torch.zeros_like(c.log_prob, dtype=torch.float32).scatter_(1, ids.unsqueeze(1), 1.0)
+    wanted = hot * (1 - c.label_smoothing) + c.label_smoothing / classes
+    factor = share * c.grad_loss.float()
+    if (c.reduction or "mean") == "mean":
         factor = factor / share.sum().clamp(min=1e-20)
-    return ((log_prob.float().exp() - wanted) * factor.unsqueeze(1)).to(log_prob.dtype)
+    return ((c.log_prob.float().exp() - wanted) * factor.unsqueeze(1)).to(c.log_prob.dtype)
 
 
 @stands_for("npu::npu_softmax_cross_entropy_with_logits")

@@ -9,25 +9,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from opreplay.replay.ops.calls import Call
 from opreplay.replay.ops.declared import stands_for
 from opreplay.replay.ops.maths.norms import fused_add_rms_norm, rms_norm
 from opreplay.replay.ops.maths.quantize import group_scale, largest, quantize_groups, row_scale, to_quantized
 from opreplay.replay.ops.maths.rope import rotate_by_position
 from opreplay.replay.ops.quantisation.reference_vllm import group_fp8_quant, per_token_quant
-
-
-@stands_for("_C::rms_norm")
-def rms_norm_out(result: Tensor, input: Tensor, weight: Tensor | None, epsilon: float) -> None:
-    """result = rms_norm(input) · weight."""
-    result.copy_(rms_norm(input, weight, epsilon))
-
-
-@stands_for("_C::fused_add_rms_norm")
-def fused_add(input: Tensor, residual: Tensor, weight: Tensor | None, epsilon: float) -> None:
-    """residual += input, then input = rms_norm(residual) · weight; repeated calls let the residual grow."""
-    normed, total = fused_add_rms_norm(input, residual, weight, epsilon)
-    residual.copy_(total)
-    input.copy_(normed)
 
 
 @stands_for("_C::rms_norm_static_fp8_quant")
@@ -37,72 +24,42 @@ def rms_norm_static_fp8_quant(result: Tensor, input: Tensor, weight: Tensor, sca
 
 
 @stands_for("_C::fused_add_rms_norm_static_fp8_quant")
-def fused_add_static_fp8_quant(
-    result: Tensor, input: Tensor, residual: Tensor, weight: Tensor, scale: Tensor, epsilon: float
-) -> None:
+def fused_add_static_fp8_quant(c: Call) -> None:
     """residual += input, then the norm of it with one fp8 scale."""
-    normed, total = fused_add_rms_norm(input, residual, weight, epsilon)
-    residual.copy_(total)
-    result.copy_(to_quantized(normed, scale, result.dtype))
+    normed, total = fused_add_rms_norm(c.input, c.residual, c.weight, c.epsilon)
+    c.residual.copy_(total)
+    c.result.copy_(to_quantized(normed, c.scale, c.result.dtype))
 
 
 @stands_for("_C::rms_norm_dynamic_per_token_quant")
-def rms_norm_dynamic_per_token_quant(
-    result: Tensor,
-    input: Tensor,
-    weight: Tensor,
-    scale: Tensor,
-    epsilon: float,
-    scale_ub: Tensor | None,
-    residual: Tensor | None,
-) -> None:
+def rms_norm_dynamic_per_token_quant(c: Call) -> None:
     """The norm (of input + residual, which is kept, when there is one) with a scale for each row."""
-    normed = _maybe_added(input, weight, epsilon, residual)
-    rows = row_scale(normed, result.dtype, scale_ub)
-    scale.copy_(rows.reshape(scale.shape))
-    result.copy_(to_quantized(normed, rows, result.dtype))
+    normed = _maybe_added(c.input, c.weight, c.epsilon, c.residual)
+    rows = row_scale(normed, c.result.dtype, c.scale_ub)
+    c.scale.copy_(rows.reshape(c.scale.shape))
+    c.result.copy_(to_quantized(normed, rows, c.result.dtype))
 
 
 @stands_for("_C::rms_norm_per_block_quant")
-def rms_norm_per_block_quant(
-    result: Tensor,
-    input: Tensor,
-    weight: Tensor,
-    scale: Tensor,
-    epsilon: float,
-    residual: Tensor | None,
-    group_size: int,
-    is_scale_transposed: bool,
-) -> None:
+def rms_norm_per_block_quant(c: Call) -> None:
     """The norm with a scale for each group of `group_size` neighbours; a transposed scale is [groups, rows]."""
-    normed = _maybe_added(input, weight, epsilon, residual)
-    groups = group_scale(normed, group_size, largest(result.dtype))
-    transposed = is_scale_transposed and scale.shape != groups.shape
-    scale.copy_(groups.t() if transposed else groups)
-    result.copy_(quantize_groups(normed, groups, result.dtype))
+    normed = _maybe_added(c.input, c.weight, c.epsilon, c.residual)
+    groups = group_scale(normed, c.group_size, largest(c.result.dtype))
+    transposed = c.is_scale_transposed and c.scale.shape != groups.shape
+    c.scale.copy_(groups.t() if transposed else groups)
+    c.result.copy_(quantize_groups(normed, groups, c.result.dtype))
 
 
 @stands_for("_C::fused_qk_norm_rope")
-def fused_qk_norm_rope(
-    qkv: Tensor,
-    num_heads_q: int,
-    num_heads_k: int,
-    head_dim: int,
-    eps: float,
-    q_weight: Tensor,
-    k_weight: Tensor,
-    cos_sin_cache: Tensor,
-    is_neox: bool,
-    position_ids: Tensor,
-) -> None:
+def fused_qk_norm_rope(c: Call) -> None:
     """RMS norm of each query and key head, then their rotation, in place in qkv [T, (Hq + Hk + Hv) · head]."""
     start = 0
-    for heads, weight in ((num_heads_q, q_weight), (num_heads_k, k_weight)):
-        part = qkv[:, start : start + heads * head_dim]
-        by_head = cast("Tensor", part.unflatten(-1, (heads, head_dim)))
-        normed = rms_norm(by_head, weight, eps).flatten(-2)
-        part.copy_(rotate_by_position(normed, position_ids, cos_sin_cache, head_size=head_dim, neox=is_neox))
-        start += heads * head_dim
+    for heads, weight in ((c.num_heads_q, c.q_weight), (c.num_heads_k, c.k_weight)):
+        part = c.qkv[:, start : start + heads * c.head_dim]
+        by_head = cast("Tensor", part.unflatten(-1, (heads, c.head_dim)))
+        normed = rms_norm(by_head, weight, c.eps).flatten(-2)
+        part.copy_(rotate_by_position(normed, c.position_ids, c.cos_sin_cache, head_size=c.head_dim, neox=c.is_neox))
+        start += heads * c.head_dim
 
 
 @stands_for("_C::poly_norm")
@@ -122,45 +79,35 @@ def _maybe_added(input: Tensor, weight: Tensor, epsilon: float, residual: Tensor
 
 
 @stands_for("vllm::rocm_aiter_rmsnorm_fp8_group_quant")
-def rmsnorm_fp8_group_quant(
-    x: Tensor, weight: Tensor, variance_epsilon: float, group_size: int
-) -> tuple[Tensor, Tensor]:
+def rmsnorm_fp8_group_quant(c: Call) -> tuple[Tensor, Tensor]:
     """The norm in fp8 and its scale for each group."""
-    return group_fp8_quant(rms_norm(x, weight, variance_epsilon), group_size)
+    return group_fp8_quant(rms_norm(c.x, c.weight, c.variance_epsilon), c.group_size)
 
 
 @stands_for("vllm::rocm_aiter_rmsnorm_with_add_fp8_group_quant")
-def rmsnorm_with_add_fp8_group_quant(
-    x: Tensor, residual: Tensor, weight: Tensor, variance_epsilon: float, group_size: int
-) -> tuple[Tensor, Tensor, Tensor]:
+def rmsnorm_with_add_fp8_group_quant(c: Call) -> tuple[Tensor, Tensor, Tensor]:
     """(norm in fp8, x + residual, scales)."""
-    normed, total = fused_add_rms_norm(x, residual, weight, variance_epsilon)
-    quantized, scale = group_fp8_quant(normed, group_size)
+    normed, total = fused_add_rms_norm(c.x, c.residual, c.weight, c.variance_epsilon)
+    quantized, scale = group_fp8_quant(normed, c.group_size)
     return quantized, total, scale
 
 
 @stands_for("vllm::rocm_aiter_rmsnorm_fused_dynamic_quant")
-def rmsnorm_fused_dynamic_quant(
-    x: Tensor, weight: Tensor, epsilon: float, quant_dtype: torch.dtype
-) -> tuple[Tensor, Tensor]:
+def rmsnorm_fused_dynamic_quant(c: Call) -> tuple[Tensor, Tensor]:
     """(norm quantised, scale of each row)."""
-    return per_token_quant(rms_norm(x, weight, epsilon), quant_dtype)
+    return per_token_quant(rms_norm(c.x, c.weight, c.epsilon), c.quant_dtype)
 
 
 @stands_for("vllm::rocm_aiter_rmsnorm_fused_add_dynamic_quant")
-def rmsnorm_fused_add_dynamic_quant(
-    x: Tensor, residual: Tensor, weight: Tensor, epsilon: float, quant_dtype: torch.dtype
-) -> tuple[Tensor, Tensor, Tensor]:
+def rmsnorm_fused_add_dynamic_quant(c: Call) -> tuple[Tensor, Tensor, Tensor]:
     """(norm quantised, x + residual, scale of each row)."""
-    normed, total = fused_add_rms_norm(x, residual, weight, epsilon)
-    quantized, scale = per_token_quant(normed, quant_dtype)
+    normed, total = fused_add_rms_norm(c.x, c.residual, c.weight, c.epsilon)
+    quantized, scale = per_token_quant(normed, c.quant_dtype)
     return quantized, total, scale
 
 
 @stands_for("vllm::rocm_aiter_triton_add_rmsnorm_pad")
-def add_rmsnorm_pad(
-    x: Tensor, weight: Tensor, variance_epsilon: float, residual: Tensor, x_pad_to_multiple: int
-) -> tuple[Tensor, Tensor]:
+def add_rmsnorm_pad(c: Call) -> tuple[Tensor, Tensor]:
     """(norm(x + residual) with zeros up to a multiple of the width, x + residual)."""
-    normed, total = fused_add_rms_norm(x, residual, weight, variance_epsilon)
-    return F.pad(normed, (0, -x.shape[-1] % max(x_pad_to_multiple, 1))), total
+    normed, total = fused_add_rms_norm(c.x, c.residual, c.weight, c.variance_epsilon)
+    return F.pad(normed, (0, -c.x.shape[-1] % max(c.x_pad_to_multiple, 1))), total

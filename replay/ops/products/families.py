@@ -46,9 +46,11 @@ family(
     "products",
     "layer",
     """
-        _rocm_C::LLMM1 _rocm_C::wvSplitK aiter::gemm_a16w16 aiter::gemm_a16w16_ npu::npu_linear vllm::unquantized_gemm
-        vllm::default_unquantized_gemm _rocm_C::wvSpltK aiter::tuned_gemm
+        aiter::gemm_a16w16 aiter::gemm_a16w16_ npu::npu_linear vllm::unquantized_gemm vllm::default_unquantized_gemm
+        _rocm_C::wvSpltK aiter::tuned_gemm
         vllm::rocm_unquantized_gemm vllm::rocm_unquantized_gemm_impl like=vllm::unquantized_gemm
+        _rocm_C::wvSplitK like=vllm::unquantized_gemm x=in_b weight=in_a bias=in_bias
+        _rocm_C::LLMM1 like=vllm::unquantized_gemm x=in_b weight=in_a
     """,
     cost=matmul.layer,
 )
@@ -56,28 +58,50 @@ family(
     "products",
     "quantized",
     """
-        _C::cutlass_scaled_mm_dq _rocm_C::wvSplitKQ aiter::_flatmm_a8w8_blockscale_asm aiter::_gemm_a8w8_asm
-        aiter::_gemm_a8w8_blockscale_bpreshuffle_asm aiter::_gfx950_a8w8_blockscale_asm
-        aiter::flatmm_a8w8_blockscale_asm aiter::gemm_a8w8_blockscale_bpreshuffle
-        aiter::gemm_a8w8_blockscale_bpreshuffle_asm aiter::gemm_a8w8_blockscale_bpreshuffle_ck
-        aiter::gemm_a8w8_blockscale_bpreshuffle_cktile aiter::gemm_a8w8_blockscale_cktile
-        aiter::gemm_a8w8_bpreshuffle_ck aiter::gemm_a8w8_bpreshuffle_cktile aiter::gfx950_a8w8_blockscale_asm
-        aiter::mi350_a8w8_blockscale_asm aiter::wvSplitKQ sgl_kernel::bmm_fp8 sglang::_bmm_fp8_op
-        sglang::deep_gemm_fp8_fp8_bf16_nt sglang::flashinfer_bmm_fp8 sglang::flashinfer_bmm_fp8_batched
-        sglang::flashinfer_gemm_fp8_nt_groupwise sglang::fp8_blockwise_scaled_mm
-        vllm::_rocm_aiter_preshuffled_per_token_w8a8_gemm vllm::bmm_fp8 vllm::dynamic_padded_cutlass
-        vllm::fp8_gemm_nt_op vllm::padded_cutlass vllm::rocm_aiter_gemm_a8w8_blockscale_bpreshuffle
-        vllm::rocm_aiter_hipb_mm_fp8 vllm::rocm_aiter_triton_gemm_a8w8_blockscale vllm::rocm_aiter_w8a8_gemm
-        vllm::rocm_per_tensor_float_w8a8_scaled_mm_impl vllm::rocm_per_tensor_w8a8_scaled_mm_impl
-        vllm::w8a8_block_fp8_matmul_deepgemm vllm::w8a8_triton_block_scaled_mm_func aiter::gemm_a8w8_CK
+        aiter::gemm_a8w8_blockscale_bpreshuffle sglang::flashinfer_gemm_fp8_nt_groupwise
+        vllm::_rocm_aiter_preshuffled_per_token_w8a8_gemm vllm::bmm_fp8
+        vllm::rocm_aiter_gemm_a8w8_blockscale_bpreshuffle vllm::rocm_aiter_hipb_mm_fp8
+        vllm::rocm_aiter_triton_gemm_a8w8_blockscale vllm::rocm_aiter_w8a8_gemm vllm::w8a8_block_fp8_matmul_deepgemm
+        aiter::gemm_a8w8_CK
         _C::cutlass_scaled_mm _C::cutlass_scaled_mm_azp aiter::batched_gemm_a8w8 inputs=quantized role=scaled_product
-        aiter::gemm_a8w8 aiter::gemm_a8w8_asm aiter::gemm_a8w8_blockscale inputs=quantized role=scaled_product
-        aiter::gemm_a8w8_blockscale_ck aiter::gemm_a8w8_bpreshuffle inputs=quantized role=scaled_product
+        aiter::gemm_a8w8_blockscale_ck inputs=quantized role=scaled_product
         aiter::gemm_a8w8_ck npu::npu_quant_matmul inputs=quantized role=scaled_product
         sgl_kernel::fp8_blockwise_scaled_mm sgl_kernel::fp8_scaled_mm inputs=quantized role=scaled_product
         sgl_kernel::int8_scaled_mm vllm::rocm_aiter_gemm_a8w8 inputs=quantized role=scaled_product
         vllm::rocm_aiter_gemm_a8w8_blockscale vllm::rocm_aiter_gemm_w8a8 inputs=quantized role=scaled_product
         vllm::rocm_aiter_gemm_w8a8_blockscale inputs=quantized role=scaled_product
+        aiter::gemm_a8w8 aiter::gemm_a8w8_blockscale aiter::gemm_a8w8_bpreshuffle like=vllm::rocm_aiter_gemm_a8w8 \
+            A=XQ B=WQ As=x_scale Bs=w_scale output_dtype=dtype inputs=quantized role=scaled_product
+        aiter::gemm_a8w8_asm like=vllm::rocm_aiter_gemm_a8w8 A=XQ B=WQ As=x_scale Bs=w_scale output_dtype=Out.dtype \
+            into=Out inputs=quantized role=scaled_product
+        aiter::gemm_a8w8_bpreshuffle_ck aiter::gemm_a8w8_blockscale_bpreshuffle_ck \
+        aiter::gemm_a8w8_blockscale_bpreshuffle_cktile aiter::gemm_a8w8_blockscale_cktile aiter::_gemm_a8w8_asm \
+            like=vllm::rocm_aiter_gemm_a8w8 A=XQ B=WQ As=x_scale Bs=w_scale output_dtype=Out.dtype into=Out
+        aiter::gemm_a8w8_bpreshuffle_cktile aiter::flatmm_a8w8_blockscale_asm aiter::gfx950_a8w8_blockscale_asm \
+        aiter::mi350_a8w8_blockscale_asm aiter::_flatmm_a8w8_blockscale_asm aiter::_gfx950_a8w8_blockscale_asm \
+            like=vllm::rocm_aiter_gemm_a8w8 A=XQ B=WQ As=x_scale Bs=w_scale output_dtype=out.dtype into=out
+        aiter::gemm_a8w8_blockscale_bpreshuffle_asm aiter::_gemm_a8w8_blockscale_bpreshuffle_asm \
+            like=vllm::rocm_aiter_gemm_a8w8 As=A_scale Bs=B_scale output_dtype=out.dtype into=out
+        aiter::wvSplitKQ like=vllm::rocm_aiter_gemm_a8w8 A=in_b B=in_a As=scale_b Bs=scale_a \
+            output_dtype=out_c.dtype into=out_c
+        _rocm_C::wvSplitKQ like=vllm::rocm_aiter_gemm_a8w8 A=in_b B=in_a As=scale_b Bs=scale_a bias=in_bias \
+            output_dtype=out_c.dtype into=out_c
+        vllm::w8a8_triton_block_scaled_mm_func vllm::padded_cutlass vllm::dynamic_padded_cutlass \
+            like=vllm::rocm_aiter_gemm_a8w8 A=qx B=weight As=x_scale Bs=weight_scale
+        vllm::fp8_gemm_nt_op like=vllm::rocm_aiter_gemm_a8w8 A=q_input B=weight As=input_scale Bs=weight_scale \
+            output_dtype=output.dtype into=output
+        sglang::deep_gemm_fp8_fp8_bf16_nt like=vllm::rocm_aiter_gemm_a8w8 output_dtype=C.dtype into=C
+        sglang::fp8_blockwise_scaled_mm like=vllm::rocm_aiter_gemm_a8w8 A=mat_a B=mat_b.t() As=scales_a \
+            Bs=scales_b.t() output_dtype=out.dtype into=out
+        vllm::rocm_per_tensor_float_w8a8_scaled_mm_impl like=vllm::rocm_aiter_gemm_a8w8 B=B.t() \
+            output_dtype=out_dtype
+        vllm::rocm_per_tensor_w8a8_scaled_mm_impl like=vllm::rocm_aiter_gemm_a8w8 A=qinput B=weight.t() As=scale_a \
+            Bs=scale_b output_dtype=out_dtype
+        sglang::_bmm_fp8_op sglang::flashinfer_bmm_fp8_batched like=vllm::bmm_fp8 dtype=out.dtype into=out
+        sgl_kernel::bmm_fp8 like=vllm::bmm_fp8 dtype=D.dtype into=D
+        sglang::flashinfer_bmm_fp8 like=vllm::rocm_aiter_gemm_a8w8 A=q_input B=weight.t() As=x_scale Bs=weight_scale \
+            output_dtype=out_dtype
+        _C::cutlass_scaled_mm_dq like=_C::cutlass_scaled_mm
     """,
     cost=matmul.quantized,
 )
@@ -110,18 +134,32 @@ family(
     "products",
     "named product",
     """
-        _C::bf16_skinny_gemm _C::dsv3_fused_a_gemm _C::fp32_router_gemm _moe_C::dsv3_router_gemm
-        _moe_C::gpt_oss_router_gemm _moe_C::router_gemm_bf16_fp32 _rocm_C::wvSplitKrc aiter::LLMM1
-        aiter::batched_gemm_bf16 aiter::deepgemm_ck aiter::gemm_a16w16_asm aiter::gemm_a16w16_atomic_ aiter::hipb_mm
-        aiter::rocb_mm aiter::wvSpltK aiter::wv_splitk_small_fp16_bf16 fbgemm::bf16bf16bf16_grouped_dynamic
-        fbgemm::f8f8bf16_rowwise_batched fbgemm::f8f8bf16_rowwise_grouped_dynamic sglang::bf16_gemm_dispatch
-        sglang::cutedsl_dsv3_fused_a_gemm sglang::cutedsl_tgv_bf16_gemm sglang::cutedsl_tgv_bf16_gemm_out
-        sglang::jit_dsv3_fused_a_gemm vllm::gpt_oss_router_gemm vllm::min_latency_fused_qkv_a_proj
-        sglang::dsv3_router_gemm like=_moe_C::dsv3_router_gemm mat_a=hidden_states mat_b=router_weights
-        sglang::flashinfer_dsv3_router_gemm like=_moe_C::dsv3_router_gemm mat_a=hidden_states mat_b=weight output=logits
+        _moe_C::router_gemm_bf16_fp32 aiter::batched_gemm_bf16 aiter::deepgemm_ck aiter::gemm_a16w16_atomic_
+        aiter::hipb_mm fbgemm::bf16bf16bf16_grouped_dynamic fbgemm::f8f8bf16_rowwise_batched
+        fbgemm::f8f8bf16_rowwise_grouped_dynamic sglang::bf16_gemm_dispatch sglang::cutedsl_tgv_bf16_gemm
+        vllm::gpt_oss_router_gemm
         vllm::fp32_router_gemm_dispatch like=_moe_C::router_gemm_bf16_fp32 input=x
-        sgl_kernel::dsv3_fused_a_gemm like=_C::dsv3_fused_a_gemm
-        sgl_kernel::dsv3_router_gemm like=_moe_C::dsv3_router_gemm
+        aiter::LLMM1 aiter::wvSpltK aiter::wv_splitk_small_fp16_bf16 like=vllm::unquantized_gemm x=in_b weight=in_a \
+            dtype=out_c.dtype into=out_c
+        aiter::gemm_a16w16_asm like=vllm::unquantized_gemm x=A weight=B dtype=out.dtype into=out
+        aiter::rocb_mm like=vllm::unquantized_gemm x=arg0 weight=arg1.t()
+        _C::fp32_router_gemm _C::bf16_skinny_gemm _moe_C::dsv3_router_gemm like=vllm::unquantized_gemm x=mat_a \
+            weight=mat_b dtype=output.dtype into=output
+        _C::dsv3_fused_a_gemm like=vllm::unquantized_gemm x=mat_a weight=mat_b.t() dtype=output.dtype into=output
+        _moe_C::gpt_oss_router_gemm like=vllm::unquantized_gemm x=input weight=weights dtype=output.dtype \
+            into=output
+        sglang::cutedsl_tgv_bf16_gemm_out like=vllm::unquantized_gemm dtype=out.dtype into=out
+        vllm::min_latency_fused_qkv_a_proj like=vllm::unquantized_gemm x=input_
+        sglang::cutedsl_dsv3_fused_a_gemm sglang::jit_dsv3_fused_a_gemm like=vllm::unquantized_gemm x=mat_a \
+            weight=mat_b.t()
+        _rocm_C::wvSplitKrc like=vllm::unquantized_gemm x=in_b weight=in_a bias=in_bias
+        sgl_kernel::dsv3_fused_a_gemm like=vllm::unquantized_gemm x=mat_a weight=mat_b.t() dtype=output.dtype \
+            into=output
+        sgl_kernel::dsv3_router_gemm like=vllm::unquantized_gemm x=mat_a weight=mat_b dtype=output.dtype into=output
+        sglang::dsv3_router_gemm like=vllm::unquantized_gemm x=hidden_states weight=router_weights \
+            dtype=output.dtype into=output
+        sglang::flashinfer_dsv3_router_gemm like=vllm::unquantized_gemm x=hidden_states dtype=logits.dtype \
+            into=logits
     """,
     cost=shared.named_product,
 )

@@ -9,6 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from opreplay.replay.ops.calls import Call
 from opreplay.replay.ops.declared import stands_for
 
 
@@ -49,120 +50,76 @@ def tokens_adapters(starts: Tensor, lengths: Tensor, indices: Tensor, tokens: in
 
 
 @stands_for("vllm::lora_shrink", "vllm::v1_shrink")
-def lora_shrink(
-    inputs: Tensor, lora_a_weights: list[Tensor], output_tensor: Tensor, token_lora_mapping: Tensor, scaling: float
-) -> None:
+def lora_shrink(c: Call) -> None:
     """output_tensor [slices, T, rank] = scaling · inputs [T, H] @ A of each slice; tokens without adapter give 0."""
-    output_tensor.zero_()
-    for number, weights in enumerate(lora_a_weights):
-        target = output_tensor[number]
-        _expand_into(target, inputs, weights, token_lora_mapping, add=False, scale=scaling)
+    c.output_tensor.zero_()
+    for number, weights in enumerate(c.lora_a_weights):
+        target = c.output_tensor[number]
+        _expand_into(target, c.inputs, weights, c.token_lora_mapping, add=False, scale=c.scaling)
 
 
 @stands_for("vllm::lora_expand", "vllm::v1_expand")
-def lora_expand(
-    inputs: Tensor,
-    lora_b_weights: list[Tensor],
-    output_tensor: Tensor,
-    token_lora_mapping: Tensor,
-    offset_start: int,
-    add_inputs: bool,
-) -> None:
+def lora_expand(c: Call) -> None:
     """Columns of output_tensor [T, ..] from offset_start on (+)= inputs [slices, T, rank] @ B, slice behind slice."""
-    start = offset_start
-    for number, weights in enumerate(lora_b_weights):
+    start = c.offset_start
+    for number, weights in enumerate(c.lora_b_weights):
         width = _matrices(weights).shape[1]
-        target = output_tensor[:, start : start + width]
-        _expand_into(target, inputs[number], weights, token_lora_mapping, add=add_inputs)
+        target = c.output_tensor[:, start : start + width]
+        _expand_into(target, c.inputs[number], weights, c.token_lora_mapping, add=c.add_inputs)
         start += width
 
 
 @stands_for("vllm::sgmv_shrink")
-def sgmv_shrink(
-    inputs: Tensor,
-    lora_a_weights: list[Tensor] | Tensor,
-    output_tensor: Tensor,
-    b_seq_start_loc: Tensor,
-    seq_len_tensor: Tensor,
-    lora_indices_tensor: Tensor,
-    scaling: float,
-) -> None:
+def sgmv_shrink(c: Call) -> None:
     """As lora_shrink, adapters by sequence; one weight gives [T, rank]."""
-    mapping = tokens_adapters(b_seq_start_loc, seq_len_tensor, lora_indices_tensor, inputs.shape[0])
-    several = isinstance(lora_a_weights, (list, tuple))
-    weights = list(lora_a_weights) if several else [lora_a_weights]
-    targets = output_tensor if several else output_tensor.unsqueeze(0)
+    mapping = tokens_adapters(c.b_seq_start_loc, c.seq_len_tensor, c.lora_indices_tensor, c.inputs.shape[0])
+    several = isinstance(c.lora_a_weights, (list, tuple))
+    weights = list(c.lora_a_weights) if several else [c.lora_a_weights]
+    targets = c.output_tensor if several else c.output_tensor.unsqueeze(0)
     for number, matrix in enumerate(weights):
         assert isinstance(matrix, Tensor)
-        _expand_into(targets[number], inputs, matrix, mapping, add=False, scale=scaling)
+        _expand_into(targets[number], c.inputs, matrix, mapping, add=False, scale=c.scaling)
 
 
 @stands_for("vllm::sgmv_expand", "vllm::sgmv_expand_slice")
-def sgmv_expand(
-    inputs: Tensor,
-    lora_b_weights: list[Tensor] | Tensor,
-    output_tensor: Tensor,
-    b_seq_start_loc: Tensor,
-    seq_len_tensor: Tensor,
-    lora_indices_tensor: Tensor,
-    add_inputs: bool,
-    offset_start: int = 0,
-    slice_offset: int = 0,
-    slice_size: int | None = None,
-) -> None:
+def sgmv_expand(c: Call) -> None:
     """As lora_expand, adapters by sequence; one weight takes inputs [T, rank]."""
-    several = isinstance(lora_b_weights, (list, tuple))
-    weights = list(lora_b_weights) if several else [lora_b_weights]
-    rows = inputs if several else inputs.unsqueeze(0)
-    mapping = tokens_adapters(b_seq_start_loc, seq_len_tensor, lora_indices_tensor, rows.shape[1])
-    start = offset_start + slice_offset
+    several = isinstance(c.lora_b_weights, (list, tuple))
+    weights = list(c.lora_b_weights) if several else [c.lora_b_weights]
+    rows = c.inputs if several else c.inputs.unsqueeze(0)
+    mapping = tokens_adapters(c.b_seq_start_loc, c.seq_len_tensor, c.lora_indices_tensor, rows.shape[1])
+    start = getattr(c, "offset_start", 0) + getattr(c, "slice_offset", 0)
     for number, matrix in enumerate(weights):
         assert isinstance(matrix, Tensor)
-        width = slice_size or _matrices(matrix).shape[1]
-        _expand_into(output_tensor[:, start : start + width], rows[number], matrix, mapping, add=add_inputs)
+        width = getattr(c, "slice_size", None) or _matrices(matrix).shape[1]
+        _expand_into(c.output_tensor[:, start : start + width], rows[number], matrix, mapping, add=c.add_inputs)
         start += width
 
 
 @stands_for("vllm::bgmv_shrink", "vllm::xpu_bgmv_shrink")
-def bgmv_shrink(
-    inputs: Tensor, lora_a_weights: Tensor, output_tensor: Tensor, lora_indices_tensor: Tensor, scaling: float
-) -> None:
+def bgmv_shrink(c: Call) -> None:
     """output_tensor [T, rank] = scaling · inputs @ A of each token's adapter."""
-    _expand_into(output_tensor, inputs, lora_a_weights, lora_indices_tensor, add=False, scale=scaling)
+    _expand_into(c.output_tensor, c.inputs, c.lora_a_weights, c.lora_indices_tensor, add=False, scale=c.scaling)
 
 
 @stands_for("vllm::bgmv_expand", "vllm::bgmv_expand_slice", "vllm::xpu_bgmv_expand", "vllm::xpu_bgmv_expand_slice")
-def bgmv_expand(
-    inputs: Tensor,
-    lora_b_weights: Tensor,
-    output_tensor: Tensor,
-    lora_indices_tensor: Tensor,
-    add_inputs: bool,
-    slice_offset: int = 0,
-    slice_size: int | None = None,
-) -> None:
+def bgmv_expand(c: Call) -> None:
     """output_tensor [T, ..] from slice_offset on (+)= inputs [T, rank] @ B of each token's adapter."""
-    width = slice_size or _matrices(lora_b_weights).shape[1]
-    target = output_tensor[:, slice_offset : slice_offset + width]
-    _expand_into(target, inputs, lora_b_weights, lora_indices_tensor, add=add_inputs)
+    slice_offset = getattr(c, "slice_offset", 0)
+    width = getattr(c, "slice_size", None) or _matrices(c.lora_b_weights).shape[1]
+    target = c.output_tensor[:, slice_offset : slice_offset + width]
+    _expand_into(target, c.inputs, c.lora_b_weights, c.lora_indices_tensor, add=c.add_inputs)
 
 
 @stands_for("_punica_C::dispatch_bgmv", "_punica_C::dispatch_bgmv_low_level")
-def punica_bgmv(
-    y: Tensor,
-    x: Tensor,
-    w: Tensor,
-    indicies: Tensor,
-    layer_idx: int,
-    scale: float,
-    h_in: int | None = None,
-    h_out: int | None = None,
-    y_offset: int = 0,
-) -> None:
+def punica_bgmv(c: Call) -> None:
     """y [T, ..] += scale · x [T, in] @ w [adapters, layers, out, in] of one layer."""
-    matrices = w[:, layer_idx, : h_out or w.shape[2], : h_in or w.shape[3]]
-    target = y[:, y_offset : y_offset + matrices.shape[1]]
-    _expand_into(target, x[:, : matrices.shape[2]], matrices, indicies, add=True, scale=scale)
+    y_offset = getattr(c, "y_offset", 0)
+    matrices = c.w[
+        :, c.layer_idx, : getattr(c, "h_out", None) or c.w.shape[2], : getattr(c, "h_in", None) or c.w.shape[3]
+    ]
+    target = c.y[:, y_offset : y_offset + matrices.shape[1]]
+    _expand_into(target, c.x[:, : matrices.shape[2]], matrices, c.indicies, add=True, scale=c.scale)
 
 
 @stands_for("_C_ascend::bgmv_shrink", "npu::bgmv_shrink", writes=("y",))
@@ -176,12 +133,10 @@ def _fake_expanded(y: Tensor) -> Tensor:
 
 
 @stands_for("_C_ascend::bgmv_expand", "npu::bgmv_expand", writes=("y",), fake=_fake_expanded)
-def ascend_bgmv_expand(
-    x: Tensor, weight: Tensor, indices: Tensor, y: Tensor, slice_offset: int, slice_size: int
-) -> Tensor:
+def ascend_bgmv_expand(c: Call) -> Tensor:
     """y [T, ..] from slice_offset on += x [T, rank] @ B; returns y's values."""
-    _expand_into(y[:, slice_offset : slice_offset + slice_size], x, weight, indices, add=True)
-    return y.clone()
+    _expand_into(c.y[:, c.slice_offset : c.slice_offset + c.slice_size], c.x, c.weight, c.indices, add=True)
+    return c.y.clone()
 
 
 def _ascend_adapters(lora_indices: Tensor, seq_len: Tensor, tokens: int) -> Tensor:
@@ -190,18 +145,14 @@ def _ascend_adapters(lora_indices: Tensor, seq_len: Tensor, tokens: int) -> Tens
 
 
 @stands_for("_C_ascend::sgmv_shrink", "npu::sgmv_shrink", writes=("y",))
-def ascend_sgmv_shrink(
-    x: Tensor, weight: Tensor, lora_indices: Tensor, seq_len: Tensor, y: Tensor, scale: float
-) -> None:
+def ascend_sgmv_shrink(c: Call) -> None:
     """As bgmv_shrink, adapters by sequence."""
-    _expand_into(y, x, weight, _ascend_adapters(lora_indices, seq_len, x.shape[0]), add=True, scale=scale)
+    _expand_into(c.y, c.x, c.weight, _ascend_adapters(c.lora_indices, c.seq_len, c.x.shape[0]), add=True, scale=c.scale)
 
 
 @stands_for("_C_ascend::sgmv_expand", "npu::sgmv_expand", writes=("y",), fake=_fake_expanded)
-def ascend_sgmv_expand(
-    x: Tensor, weight: Tensor, lora_indices: Tensor, seq_len: Tensor, y: Tensor, slice_offset: int, slice_size: int
-) -> Tensor:
+def ascend_sgmv_expand(c: Call) -> Tensor:
     """As bgmv_expand, adapters by sequence."""
-    mapping = _ascend_adapters(lora_indices, seq_len, x.shape[0])
-    _expand_into(y[:, slice_offset : slice_offset + slice_size], x, weight, mapping, add=True)
-    return y.clone()
+    mapping = _ascend_adapters(c.lora_indices, c.seq_len, c.x.shape[0])
+    _expand_into(c.y[:, c.slice_offset : c.slice_offset + c.slice_size], c.x, c.weight, mapping, add=True)
+    return c.y.clone()

@@ -11,6 +11,7 @@ from typing import cast
 import torch
 from torch import Tensor
 
+from opreplay.replay.ops.calls import Call
 from opreplay.replay.ops.declared import stands_for
 from opreplay.replay.ops.maths.packed_weights import (
     Kind,
@@ -29,31 +30,25 @@ def _fake_product(a: Tensor, size_n: int) -> Tensor:
 
 @stands_for("_C::gptq_marlin_gemm", "sgl_kernel::gptq_marlin_gemm", writes=(), fake=_fake_product)
 @stands_for("_C::marlin_gemm", "_C::fp8_marlin_gemm", writes=(), fake=_fake_product)
-def marlin_gemm(
-    a: Tensor,
-    b_q_weight: Tensor,
-    b_scales: Tensor,
-    size_n: int,
-    b_zeros: Tensor | None = None,
-    b_zeros_or_none: Tensor | None = None,
-    b_bias_or_none: Tensor | None = None,
-    a_scales: Tensor | None = None,
-    global_scale: Tensor | None = None,
-    global_scale_or_none: Tensor | None = None,
-    b_type_id: int | None = None,
-    b_q_type_id: int | None = None,
-    b_q_type: int | None = None,
-) -> Tensor:
+def marlin_gemm(c: Call) -> Tensor:
     """a [M, K] @ the dequantised weight [K, N] + bias; scales [groups, N]; 8-bit a has a scale a row."""
-    kind = decodable_kind(b_type_id or b_q_type_id or b_q_type)
-    zeros = b_zeros if b_zeros_or_none is None else b_zeros_or_none
-    factor = global_scale if global_scale_or_none is None else global_scale_or_none
+    a = c.a
+    b_zeros_or_none = getattr(c, "b_zeros_or_none", None)
+    a_scales = getattr(c, "a_scales", None)
+    global_scale_or_none = getattr(c, "global_scale_or_none", None)
+    kind = decodable_kind(
+        getattr(c, "b_type_id", None) or getattr(c, "b_q_type_id", None) or getattr(c, "b_q_type", None)
+    )
+    zeros = getattr(c, "b_zeros", None) if b_zeros_or_none is None else b_zeros_or_none
+    factor = getattr(c, "global_scale", None) if global_scale_or_none is None else global_scale_or_none
     rows = a
     if a.dtype.itemsize == 1:
-        rows = a.to(b_scales.dtype if b_scales.dtype.itemsize > 1 else torch.bfloat16)
+        rows = a.to(c.b_scales.dtype if c.b_scales.dtype.itemsize > 1 else torch.bfloat16)
     if a_scales is not None and a_scales.numel():
         rows = (rows.float() * a_scales.float().reshape(-1, 1)).to(rows.dtype)
-    out = grouped_linear_packed(rows, b_q_weight, size_n, b_scales, zeros, kind, b_bias_or_none, factor)
+    out = grouped_linear_packed(
+        rows, c.b_q_weight, c.size_n, c.b_scales, zeros, kind, getattr(c, "b_bias_or_none", None), factor
+    )
     return out.to(a.dtype) if a.dtype.itemsize > 1 else out.to(a.dtype if a.dtype == torch.int8 else out.dtype)
 
 
@@ -70,17 +65,10 @@ def marlin_qqq_gemm(a: Tensor, b_q_weight: Tensor, s_tok: Tensor, s_ch: Tensor, 
 
 
 @stands_for("sglang::unified_apply_gptq_marlin_gemm", "sglang::unified_apply_gptq_marlin_gemm_with_wtype")
-def unified_gptq_marlin(
-    input: Tensor,
-    weight: Tensor,
-    weight_scale: Tensor,
-    weight_zp: Tensor,
-    output_size_per_partition: int,
-    wtype_id: int = 0,
-) -> Tensor:
+def unified_gptq_marlin(c: Call) -> Tensor:
     """As marlin_gemm on the last dim of input."""
-    kind = decodable_kind(wtype_id)
-    return grouped_linear_packed(input, weight, output_size_per_partition, weight_scale, weight_zp, kind)
+    kind = decodable_kind(getattr(c, "wtype_id", 0))
+    return grouped_linear_packed(c.input, c.weight, c.output_size_per_partition, c.weight_scale, c.weight_zp, kind)
 
 
 @stands_for("sglang::apply_fp8_marlin_linear")
@@ -90,39 +78,25 @@ def fp8_marlin_linear(input: Tensor, weight: Tensor, weight_scale: Tensor, size_
 
 
 @stands_for("sglang::apply_fp4_marlin_linear")
-def fp4_marlin_linear(
-    input: Tensor,
-    weight: Tensor,
-    weight_scale: Tensor,
-    weight_global_scale: Tensor,
-    size_n: int,
-    bias: Tensor | None,
-) -> Tensor:
+def fp4_marlin_linear(c: Call) -> Tensor:
     """As marlin_gemm with a 4-bit float weight, an fp8 scale a group and one for all."""
     kind = Kind(2, 1, True, 0)
-    return grouped_linear_packed(input, weight, size_n, weight_scale, None, kind, bias, weight_global_scale)
+    return grouped_linear_packed(c.input, c.weight, c.size_n, c.weight_scale, None, kind, c.bias, c.weight_global_scale)
 
 
 @stands_for("_C::gptq_gemm", "sgl_kernel::gptq_gemm")
-def gptq_gemm(
-    a: Tensor,
-    b_q_weight: Tensor,
-    b_gptq_qzeros: Tensor,
-    b_gptq_scales: Tensor,
-    bit: int,
-    use_v2_format: bool = False,
-) -> Tensor:
+def gptq_gemm(c: Call) -> Tensor:
     """a [M, K] @ the weight int32 [K · bit / 32, N], zeros int32 [groups, N · bit / 32], scales [groups, N]."""
-    if bit not in (2, 4, 8):
-        raise ValueError(f"GPTQ weights of {bit} bits are not implemented")
-    size_k, size_n = a.shape[-1], b_q_weight.shape[-1]
-    zeros = unpack(b_gptq_qzeros, bit).float()[:, :size_n] + (0.0 if use_v2_format else 1.0)
+    if c.bit not in (2, 4, 8):
+        raise ValueError(f"GPTQ weights of {c.bit} bits are not implemented")
+    size_k, size_n = c.a.shape[-1], c.b_q_weight.shape[-1]
+    zeros = unpack(c.b_gptq_qzeros, c.bit).float()[:, :size_n] + (0.0 if getattr(c, "use_v2_format", False) else 1.0)
 
     def columns(part: slice) -> Tensor:
-        numbers = unpack(b_q_weight[:, part].t(), bit).t()[:size_k].float()
-        return (numbers - spread(zeros[:, part], size_k)) * spread(b_gptq_scales[:, part].float(), size_k)
+        numbers = unpack(c.b_q_weight[:, part].t(), c.bit).t()[:size_k].float()
+        return (numbers - spread(zeros[:, part], size_k)) * spread(c.b_gptq_scales[:, part].float(), size_k)
 
-    return column_linear(a, size_n, columns, None, a.dtype)
+    return column_linear(c.a, size_n, columns, None, c.a.dtype)
 
 
 @stands_for("_C::gptq_shuffle", "sgl_kernel::gptq_shuffle")
@@ -168,49 +142,40 @@ def _fake_machete(A: Tensor, B: Tensor, out_type: torch.dtype | None) -> Tensor:
 
 
 @stands_for("_C::machete_mm", fake=_fake_machete)
-def machete_mm(
-    A: Tensor,
-    B: Tensor,
-    b_type: int,
-    out_type: torch.dtype | None,
-    group_scales: Tensor | None,
-    group_zeros: Tensor | None,
-    channel_scales: Tensor | None,
-    token_scales: Tensor | None,
-) -> Tensor:
+def machete_mm(c: Call) -> Tensor:
     """A [M, K] @ the weight int32 [K · bits / 32, N]; scales [groups, N], [N], [M]; zeros are added after the scale."""
-    dtype = out_type or (A.dtype if A.dtype.itemsize > 1 else torch.float16)
-    size_k, size_n = A.shape[1], B.shape[1]
-    scales = torch.ones((1, size_n), device=A.device) if group_scales is None else group_scales
-    words = B.reshape(size_k, -1) if B.is_contiguous() else B.t().reshape(size_k, -1)
+    A = c.A
+    dtype = c.out_type or (A.dtype if A.dtype.itemsize > 1 else torch.float16)
+    size_k, size_n = A.shape[1], c.B.shape[1]
+    scales = torch.ones((1, size_n), device=A.device) if c.group_scales is None else c.group_scales
+    words = c.B.reshape(size_k, -1) if c.B.is_contiguous() else c.B.t().reshape(size_k, -1)
     rows = A if A.dtype.itemsize > 1 else A.to(torch.float32)
-    out = grouped_linear_packed(rows, words, size_n, scales, None, decodable_kind(b_type)).float()
-    if group_zeros is not None:
+    out = grouped_linear_packed(rows, words, size_n, scales, None, decodable_kind(c.b_type)).float()
+    if c.group_zeros is not None:
         out = out + column_linear(
-            rows, size_n, lambda part: spread(group_zeros[:, part].float(), size_k), None, torch.float32
+            rows, size_n, lambda part: spread(c.group_zeros[:, part].float(), size_k), None, torch.float32
         )
-    if channel_scales is not None:
-        out = out * channel_scales.float().reshape(1, -1)
-    if token_scales is not None:
-        out = out * token_scales.float().reshape(-1, 1)
+    if c.channel_scales is not None:
+        out = out * c.channel_scales.float().reshape(1, -1)
+    if c.token_scales is not None:
+        out = out * c.token_scales.float().reshape(-1, 1)
     return out.to(dtype)
 
 
 @stands_for("_C::allspark_w8a16_gemm")
-def allspark_w8a16_gemm(
-    a: Tensor, b_qweight: Tensor, b_scales: Tensor, b_qzeros: Tensor | None, n: int, has_zp: bool
-) -> Tensor:
+def allspark_w8a16_gemm(c: Call) -> Tensor:
     """a [M, K] @ (uint8 weight [K, N] − 128 (or − zeros)) · scales [N]."""
-    size_k = a.shape[-1]
-    table = b_qweight.flatten()[: size_k * n].reshape(size_k, n)
-    scale = b_scales.flatten()[:n].float()
-    zero = b_qzeros.flatten()[:n].float() if has_zp and b_qzeros is not None else None
+    n = c.n
+    size_k = c.a.shape[-1]
+    table = c.b_qweight.flatten()[: size_k * n].reshape(size_k, n)
+    scale = c.b_scales.flatten()[:n].float()
+    zero = c.b_qzeros.flatten()[:n].float() if c.has_zp and c.b_qzeros is not None else None
 
     def columns(part: slice) -> Tensor:
         numbers = table[:, part].view(torch.uint8).float() - (128.0 if zero is None else zero[part])
         return numbers * scale[part]
 
-    return column_linear(a, n, columns, None, a.dtype)
+    return column_linear(c.a, n, columns, None, c.a.dtype)
 
 
 @stands_for("sgl_kernel::awq_dequantize")

@@ -6,6 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from opreplay.replay.ops.calls import Call, but
 from opreplay.replay.ops.declared import stands_for
 from opreplay.replay.ops.experts.reference_npu import group_ends
 from opreplay.replay.ops.maths.packed_weights import unpack
@@ -35,28 +36,21 @@ def _by_group(table: Tensor, size_k: int) -> Tensor:
     "npu::npu_weight_quant_batchmatmul",
     fake=lambda x, weight: x.new_empty((*x.shape[:-1], weight.shape[-1] * (8 if weight.dtype == torch.int32 else 1))),
 )
-def weight_quant_batchmatmul(
-    x: Tensor,
-    weight: Tensor,
-    antiquant_scale: Tensor,
-    antiquant_offset: Tensor | None,
-    quant_scale: Tensor | None,
-    bias: Tensor | None,
-) -> Tensor:
+def weight_quant_batchmatmul(c: Call) -> Tensor:
     """x [.., K] @ (weight [K, N] + offset) · scale + bias; int32 weights hold eight signed 4-bit numbers along N.
 
     Raises ValueError for a quantised result.
     """
-    if quant_scale is not None:
+    if c.quant_scale is not None:
         raise ValueError("a quantised result is not implemented in the reference of npu_weight_quant_batchmatmul")
-    values = weight.float()
-    if weight.dtype == torch.int32:
-        numbers = unpack(weight, 4)
+    values = c.weight.float()
+    if c.weight.dtype == torch.int32:
+        numbers = unpack(c.weight, 4)
         values = (numbers - 16 * (numbers >= 8)).float()
-    if antiquant_offset is not None:
-        values = values + _by_group(antiquant_offset, values.shape[0])
-    values = values * _by_group(antiquant_scale, values.shape[0])
-    return linear(x, values.to(x.dtype).t(), bias)
+    if c.antiquant_offset is not None:
+        values = values + _by_group(c.antiquant_offset, values.shape[0])
+    values = values * _by_group(c.antiquant_scale, values.shape[0])
+    return linear(c.x, values.to(c.x.dtype).t(), c.bias)
 
 
 @stands_for("npu::npu_convert_weight_to_int4pack")
@@ -81,38 +75,26 @@ def anti_quant(x: Tensor, scale: Tensor, offset: Tensor | None, dst_dtype: torch
 
 
 @stands_for("npu::npu_dequant_bias")
-def dequant_bias(
-    x: Tensor,
-    weight_scale: Tensor,
-    activation_scale: Tensor | None,
-    bias: Tensor | None,
-    output_dtype: torch.dtype | None,
-) -> Tensor:
+def dequant_bias(c: Call) -> Tensor:
     """int32 x [M, N] (+ int32 bias) · weight_scale [N] · activation_scale [M] (+ float bias)."""
+    bias = c.bias
     whole = bias is not None and bias.dtype == torch.int32
-    out = (x + bias if whole and bias is not None else x).float() * weight_scale.float()
-    if activation_scale is not None:
-        out = out * activation_scale.float().reshape(-1, 1)
+    out = (c.x + bias if whole and bias is not None else c.x).float() * c.weight_scale.float()
+    if c.activation_scale is not None:
+        out = out * c.activation_scale.float().reshape(-1, 1)
     if bias is not None and not whole:
         out = out + bias.float()
-    return out.to(output_dtype or torch.float16)
+    return out.to(c.output_dtype or torch.float16)
 
 
 @stands_for("npu::npu_quant_matmul_dequant")
-def quant_matmul_dequant(
-    x: Tensor,
-    quantized_weight: Tensor,
-    weight_scale: Tensor,
-    bias: Tensor | None,
-    x_scale: Tensor | None,
-    smooth_scale: Tensor | None,
-) -> Tensor:
+def quant_matmul_dequant(c: Call) -> Tensor:
     """x quantised to int8 by rows (or x_scale), times weight [N, K], times both scales, + bias; in x's dtype."""
-    rows = x.float() if smooth_scale is None else x.float() * smooth_scale.float()
-    scale = row_scale(rows, torch.int8) if x_scale is None else x_scale.float().reshape(-1, 1)
-    product = to_quantized(rows, scale, torch.int8).float() @ quantized_weight.float().t()
-    product = product * scale * float_scale(weight_scale).reshape(1, -1)
-    return (product if bias is None else product + bias.float()).to(x.dtype)
+    rows = c.x.float() if c.smooth_scale is None else c.x.float() * c.smooth_scale.float()
+    scale = row_scale(rows, torch.int8) if c.x_scale is None else c.x_scale.float().reshape(-1, 1)
+    product = to_quantized(rows, scale, torch.int8).float() @ c.quantized_weight.float().t()
+    product = product * scale * float_scale(c.weight_scale).reshape(1, -1)
+    return (product if c.bias is None else product + c.bias.float()).to(c.x.dtype)
 
 
 @stands_for(
@@ -130,20 +112,13 @@ def quant_matmul_reduce_sum(x1: Tensor, x2: Tensor, x1_scale: Tensor | None, x2_
 
 
 @stands_for("npu::npu_transpose_batchmatmul")
-def transpose_batchmatmul(
-    input: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    perm_x1: list[int] | None,
-    perm_x2: list[int] | None,
-    perm_y: list[int] | None,
-) -> Tensor:
+def transpose_batchmatmul(c: Call) -> Tensor:
     """input and weight permuted, multiplied in batches, and the product permuted ([1, 0, 2] unless told)."""
-    a = input.permute(perm_x1) if perm_x1 else input
-    b = weight.permute(perm_x2) if perm_x2 else weight
+    a = c.input.permute(c.perm_x1) if c.perm_x1 else c.input
+    b = c.weight.permute(c.perm_x2) if c.perm_x2 else c.weight
     product = torch.matmul(a, b)
-    product = product if bias is None else product + bias.unsqueeze(-2)
-    return product.permute(perm_y or [1, 0, 2]).contiguous()
+    product = product if c.bias is None else product + c.bias.unsqueeze(-2)
+    return product.permute(c.perm_y or [1, 0, 2]).contiguous()
 
 
 def _swiglu(x: Tensor, activate_left: bool) -> Tensor:
@@ -152,29 +127,17 @@ def _swiglu(x: Tensor, activate_left: bool) -> Tensor:
 
 
 @stands_for("npu::npu_dequant_swiglu_quant", "_C_ascend::npu_dequant_swiglu_quant")
-def dequant_swiglu_quant(
-    x: Tensor,
-    weight_scale: Tensor | None,
-    activation_scale: Tensor | None,
-    bias: Tensor | None,
-    quant_scale: Tensor | None,
-    quant_offset: Tensor | None,
-    group_index: Tensor | None,
-    activate_left: bool,
-    quant_mode: int,
-    swiglu_mode: int = 0,
-    clamp_limit: float = 7.0,
-    glu_alpha: float = 1.702,
-    glu_bias: float = 1.0,
-) -> tuple[Tensor, Tensor]:
+def dequant_swiglu_quant(c: Call) -> tuple[Tensor, Tensor]:
     """x [T, 2H] (int32 times its scales) gated, then int8 with a scale a row (quant_mode 1) or the given one (0).
 
     Groups of rows (counts in group_index) have their own weight_scale and quant_scale.
     """
+    x, bias = c.x, c.bias
+    clamp_limit = getattr(c, "clamp_limit", 7.0)
     rows = torch.arange(x.shape[0], device=x.device)
     groups = None
-    if group_index is not None:
-        edges = group_index.to(torch.int64).cumsum(0)
+    if c.group_index is not None:
+        edges = c.group_index.to(torch.int64).cumsum(0)
         groups = torch.searchsorted(edges, rows, right=True).clamp(max=edges.numel() - 1)
 
     def of(table: Tensor) -> Tensor:
@@ -182,46 +145,39 @@ def dequant_swiglu_quant(
         return wide[groups] if groups is not None and wide.dim() == 2 and wide.shape[0] > 1 else wide
 
     values = x.float() if bias is None or bias.dtype != torch.int32 else (x + of(bias)).float()
-    if weight_scale is not None:
-        values = values * of(weight_scale)
-    if activation_scale is not None:
-        values = values * activation_scale.float().reshape(-1, 1)
+    if c.weight_scale is not None:
+        values = values * of(c.weight_scale)
+    if c.activation_scale is not None:
+        values = values * c.activation_scale.float().reshape(-1, 1)
     if bias is not None and bias.dtype != torch.int32:
         values = values + of(bias)
-    if swiglu_mode == 1:
+    if getattr(c, "swiglu_mode", 0) == 1:
         gate, up = values[..., ::2].clamp(max=clamp_limit), values[..., 1::2].clamp(-clamp_limit, clamp_limit)
-        inner = (up + glu_bias) * gate * torch.sigmoid(glu_alpha * gate)
+        inner = (up + getattr(c, "glu_bias", 1.0)) * gate * torch.sigmoid(getattr(c, "glu_alpha", 1.702) * gate)
     else:
-        inner = _swiglu(values, activate_left)
-    if quant_mode == 1:
-        inner = inner if quant_scale is None else inner * of(quant_scale)
+        inner = _swiglu(values, c.activate_left)
+    if c.quant_mode == 1:
+        inner = inner if c.quant_scale is None else inner * of(c.quant_scale)
         scale = row_scale(inner, torch.int8)
         return to_quantized(inner, scale, torch.int8), scale.squeeze(-1)
-    inner = inner if quant_scale is None else inner / of(quant_scale)
-    inner = inner if quant_offset is None else inner + of(quant_offset)
+    inner = inner if c.quant_scale is None else inner / of(c.quant_scale)
+    inner = inner if c.quant_offset is None else inner + of(c.quant_offset)
     return inner.round().clamp(-128, 127).to(torch.int8), inner.new_ones((x.shape[0],))
 
 
 @stands_for("npu::npu_swiglu_quant")
-def swiglu_quant(
-    x: Tensor,
-    smooth_scales: Tensor | None,
-    offsets: Tensor | None,
-    activate_left: bool,
-    quant_mode: int,
-    dst_type: torch.dtype | None,
-) -> tuple[Tensor, Tensor]:
+def swiglu_quant(c: Call) -> tuple[Tensor, Tensor]:
     """x [.., 2H] gated, then int8 with a scale a row (quant_mode 1) or the given one (0). Groups share one scale."""
-    if dst_type not in (None, torch.int8):
-        raise ValueError(f"npu_swiglu_quant to {dst_type} is not implemented")
-    inner = _swiglu(x.float(), activate_left)
-    if quant_mode == 1:
-        inner = inner if smooth_scales is None else inner * smooth_scales.float().reshape(-1, inner.shape[-1])[:1]
+    if c.dst_type not in (None, torch.int8):
+        raise ValueError(f"npu_swiglu_quant to {c.dst_type} is not implemented")
+    inner = _swiglu(c.x.float(), c.activate_left)
+    if c.quant_mode == 1:
+        inner = inner if c.smooth_scales is None else inner * c.smooth_scales.float().reshape(-1, inner.shape[-1])[:1]
         scale = row_scale(inner, torch.int8)
         return to_quantized(inner, scale, torch.int8), scale.squeeze(-1)
-    inner = inner if smooth_scales is None else inner * smooth_scales.float().flatten()[: inner.shape[-1]]
-    inner = inner if offsets is None else inner + offsets.float().flatten()[: inner.shape[-1]]
-    return inner.round().clamp(-128, 127).to(torch.int8), inner.new_ones(x.shape[:-1])
+    inner = inner if c.smooth_scales is None else inner * c.smooth_scales.float().flatten()[: inner.shape[-1]]
+    inner = inner if c.offsets is None else inner + c.offsets.float().flatten()[: inner.shape[-1]]
+    return inner.round().clamp(-128, 127).to(torch.int8), inner.new_ones(c.x.shape[:-1])
 
 
 def _grouped_rows(x: Tensor, weights: list[Tensor], scales: list[Tensor], x_scale: Tensor, ends: list[int]) -> Tensor:
@@ -247,13 +203,11 @@ def _fake_swiglu_quant(x: Tensor, weight_scale: Tensor) -> _Three:
 @stands_for(
     "npu::npu_grouped_matmul_swiglu_quant", "_C_ascend::grouped_matmul_swiglu_quant", writes=(), fake=_fake_swiglu_quant
 )
-def grouped_matmul_swiglu_quant(
-    x: Tensor, weight: Tensor, group_list: Tensor, weight_scale: Tensor, x_scale: Tensor
-) -> _Three:
+def grouped_matmul_swiglu_quant(c: Call) -> _Three:
     """(int8, scale of each row, empty): rows [M, K] by cumulative groups times weight [E, K, 2N], gated."""
-    ends = group_ends(group_list, 0, weight.shape[0], x.shape[0])
-    scales = list(weight_scale.reshape(weight.shape[0], -1).unbind(0))
-    inner = _swiglu(_grouped_rows(x, list(weight.unbind(0)), scales, x_scale, ends), True)
+    ends = group_ends(c.group_list, 0, c.weight.shape[0], c.x.shape[0])
+    scales = list(c.weight_scale.reshape(c.weight.shape[0], -1).unbind(0))
+    inner = _swiglu(_grouped_rows(c.x, list(c.weight.unbind(0)), scales, c.x_scale, ends), True)
     scale = row_scale(inner, torch.int8)
     return to_quantized(inner, scale, torch.int8), scale.squeeze(-1), inner.new_empty((0,))
 
@@ -263,20 +217,13 @@ def _fake_swiglu_quant_v2(x: Tensor, weight_scale: list[Tensor]) -> tuple[Tensor
 
 
 @stands_for("npu::npu_grouped_matmul_swiglu_quant_v2", fake=_fake_swiglu_quant_v2)
-def grouped_matmul_swiglu_quant_v2(
-    x: Tensor,
-    weight: list[Tensor],
-    weight_scale: list[Tensor],
-    x_scale: Tensor,
-    group_list: Tensor,
-    group_list_type: int | None,
-) -> tuple[Tensor, Tensor]:
+def grouped_matmul_swiglu_quant_v2(c: Call) -> tuple[Tensor, Tensor]:
     """As the first form, with lists of weights; a single one [E, K, 2N] stands for E."""
-    single = len(weight) == 1 and weight[0].dim() == 3
-    weights = list(weight[0].unbind(0)) if single else list(weight)
-    scales = list(weight_scale[0].reshape(len(weights), -1).unbind(0)) if single else list(weight_scale)
-    ends = group_ends(group_list, group_list_type or 0, len(weights), x.shape[0])
-    inner = _swiglu(_grouped_rows(x, weights, scales, x_scale, ends), True)
+    single = len(c.weight) == 1 and c.weight[0].dim() == 3
+    weights = list(c.weight[0].unbind(0)) if single else list(c.weight)
+    scales = list(c.weight_scale[0].reshape(len(weights), -1).unbind(0)) if single else list(c.weight_scale)
+    ends = group_ends(c.group_list, c.group_list_type or 0, len(weights), c.x.shape[0])
+    inner = _swiglu(_grouped_rows(c.x, weights, scales, c.x_scale, ends), True)
     scale = row_scale(inner, torch.int8)
     return to_quantized(inner, scale, torch.int8), scale.squeeze(-1)
 
@@ -293,24 +240,22 @@ def moe_grouped_matmul(x: Tensor, weight: Tensor, group_list: Tensor, group_list
 
 
 @stands_for("npu::npu_grouped_matmul_add_", fake=lambda self: self)
-def grouped_matmul_add_(
-    self: Tensor, x: Tensor, weight: Tensor, group_list: Tensor, group_list_type: int | None = 0
-) -> Tensor:
+def grouped_matmul_add_(c: Call) -> Tensor:
     """self [E, K, N] += x [M, K] of each group, transposed, times weight [M, N] of it."""
-    target = self.view(group_list.shape[0], x.shape[-1], weight.shape[-1])
+    target = c.self.view(c.group_list.shape[0], c.x.shape[-1], c.weight.shape[-1])
     start = 0
-    for expert, stop in enumerate(group_ends(group_list, group_list_type or 0, target.shape[0], x.shape[0])):
-        target[expert] += (x[start:stop].float().t() @ weight[start:stop].float()).to(self.dtype)
+    for expert, stop in enumerate(
+        group_ends(c.group_list, getattr(c, "group_list_type", 0) or 0, target.shape[0], c.x.shape[0])
+    ):
+        target[expert] += (c.x[start:stop].float().t() @ c.weight[start:stop].float()).to(c.self.dtype)
         start = stop
-    return self
+    return c.self
 
 
 @stands_for("npu::npu_grouped_matmul_add", fake=lambda self: torch.empty_like(self))
-def grouped_matmul_add(
-    self: Tensor, x: Tensor, weight: Tensor, group_list: Tensor, group_list_type: int | None
-) -> Tensor:
+def grouped_matmul_add(c: Call) -> Tensor:
     """As npu_grouped_matmul_add_ on a copy."""
-    return grouped_matmul_add_(self.clone(), x, weight, group_list, group_list_type)
+    return grouped_matmul_add_(but(c, self=c.self.clone()))
 
 
 _FFN = {
@@ -326,38 +271,28 @@ _FFN = {
 
 
 @stands_for("npu::npu_ffn", fake=lambda x, weight2: x.new_empty((*x.shape[:-1], weight2.shape[-1])))
-def npu_ffn(
-    x: Tensor,
-    weight1: Tensor,
-    weight2: Tensor,
-    activation: str,
-    expert_tokens: list[int] | None,
-    expert_tokens_index: list[int] | None,
-    bias1: Tensor | None,
-    bias2: Tensor | None,
-    deq_scale1: Tensor | None,
-    antiquant_scale1: Tensor | None,
-) -> Tensor:
+def npu_ffn(c: Call) -> Tensor:
     """x [.., K1] through weight1 [(E,) K1, N1], an activation and weight2 [(E,) K2, N2]; rows split by expert_tokens.
 
     Raises ValueError for quantised weights.
     """
-    if deq_scale1 is not None or antiquant_scale1 is not None:
+    weight2 = c.weight2
+    if c.deq_scale1 is not None or c.antiquant_scale1 is not None:
         raise ValueError("npu_ffn with quantised weights is not implemented")
-    act = _FFN[activation or ""]
-    rows = as_rows(x)
-    if weight1.dim() == 2:
-        y = linear(act(linear(rows, weight1.t(), bias1)), weight2.t(), bias2)
-        return y.reshape(*x.shape[:-1], weight2.shape[-1])
-    ends = expert_tokens_index or group_ends(expert_tokens, 1, weight1.shape[0], rows.shape[0])
+    act = _FFN[c.activation or ""]
+    rows = as_rows(c.x)
+    if c.weight1.dim() == 2:
+        y = linear(act(linear(rows, c.weight1.t(), c.bias1)), weight2.t(), c.bias2)
+        return y.reshape(*c.x.shape[:-1], weight2.shape[-1])
+    ends = c.expert_tokens_index or group_ends(c.expert_tokens, 1, c.weight1.shape[0], rows.shape[0])
     out = rows.new_zeros((rows.shape[0], weight2.shape[-1]))
     start = 0
     for expert, stop in enumerate(ends):
-        first, second = (None if b is None else b[expert] for b in (bias1, bias2))
-        inner = act(linear(rows[start:stop], weight1[expert].t(), first))
+        first, second = (None if b is None else b[expert] for b in (c.bias1, c.bias2))
+        inner = act(linear(rows[start:stop], c.weight1[expert].t(), first))
         out[start:stop] = linear(inner, weight2[expert].t(), second)
         start = stop
-    return out.reshape(*x.shape[:-1], weight2.shape[-1])
+    return out.reshape(*c.x.shape[:-1], weight2.shape[-1])
 
 
 @stands_for("npu::npu_linear")
@@ -378,25 +313,18 @@ def _fake_quant_matmul(x1: Tensor, x2: Tensor, output_dtype: torch.dtype | None)
 
 
 @stands_for("npu::npu_quant_matmul", fake=_fake_quant_matmul)
-def npu_quant_matmul(
-    x1: Tensor,
-    x2: Tensor,
-    scale: Tensor,
-    offset: Tensor | None,
-    pertoken_scale: Tensor | None,
-    bias: Tensor | None,
-    output_dtype: torch.dtype | None,
-) -> Tensor:
+def npu_quant_matmul(c: Call) -> Tensor:
     """(x1 [.., M, K] @ x2 [K, N] + int32 bias) · scale ([1] or [N]) · pertoken_scale [M] (+ offset)."""
-    product = x1.float() @ x2.float()
+    bias = c.bias
+    product = c.x1.float() @ c.x2.float()
     if bias is not None and bias.dtype == torch.int32:
         product = product + bias
-    product = product * _float_scale(scale)
-    if pertoken_scale is not None:
-        product = product * pertoken_scale.unsqueeze(-1)
+    product = product * _float_scale(c.scale)
+    if c.pertoken_scale is not None:
+        product = product * c.pertoken_scale.unsqueeze(-1)
     if bias is not None and bias.dtype != torch.int32:
         product = product + bias
-    if offset is not None:
-        product = product + offset
-    dtype = output_dtype or torch.int8
+    if c.offset is not None:
+        product = product + c.offset
+    dtype = c.output_dtype or torch.int8
     return product.round().clamp(-128, 127).to(dtype) if dtype == torch.int8 else product.to(dtype)

@@ -36,21 +36,24 @@ family(
     "dynamic quantize",
     """
         _C::dynamic_per_token_scaled_fp8_quant _C::dynamic_scaled_fp8_quant _C::dynamic_scaled_int8_quant
-        _C::per_token_group_fp8_quant _C::per_token_group_quant_int8 aiter::dynamic_per_tensor_quant
-        aiter::smoothquant_fwd sgl_kernel::sgl_per_token_group_quant_8bit sgl_kernel::sgl_per_token_group_quant_8bit_v2
-        sgl_kernel::sgl_per_token_group_quant_fp8 sgl_kernel::sgl_per_token_group_quant_int8
-        sgl_kernel::sgl_per_token_quant_fp8 sglang::per_token_group_quant sglang::per_token_group_quant_8bit
-        sglang::per_token_group_quant_8bit_v2 vllm::rocm_aiter_group_fp8_quant vllm::rocm_aiter_per_tensor_quant
-        vllm::rocm_aiter_per_token_quant aiter::dynamic_per_group_scaled_quant_fp4
+        _C::per_token_group_fp8_quant aiter::dynamic_per_tensor_quant aiter::smoothquant_fwd
+        sgl_kernel::sgl_per_token_group_quant_8bit_v2 sgl_kernel::sgl_per_token_quant_fp8 sglang::per_token_group_quant
+        sglang::per_token_group_quant_8bit sglang::per_token_group_quant_8bit_v2 vllm::rocm_aiter_group_fp8_quant
+        vllm::rocm_aiter_per_tensor_quant vllm::rocm_aiter_per_token_quant aiter::dynamic_per_group_scaled_quant_fp4
         sglang::per_token_quant_fp8 like=sgl_kernel::sgl_per_token_quant_fp8
         sglang::per_tensor_quant_fp8 like=sgl_kernel::sgl_per_tensor_quant_fp8
         vllm::triton_per_token_group_quant_fp8 like=vllm::rocm_aiter_group_fp8_quant
         npu::npu_dynamic_quant inputs=row_numbers role=row_group_ends
         aiter::dynamic_per_group_scaled_quant inputs=row_numbers role=all_input_rows
-        aiter::dynamic_per_token_scaled_quant inputs=row_numbers role=all_input_rows
-        aiter::per_group_quant_hip aiter::per_token_quant_hip inputs=row_numbers role=all_rows
+        aiter::per_group_quant_hip inputs=row_numbers role=all_rows
         aiter::smooth_per_token_scaled_quant inputs=row_numbers role=smoothed_rows
         aiter::moe_smoothquant_fwd inputs=row_numbers role=expert_ids
+        aiter::dynamic_per_token_scaled_quant like=_C::dynamic_per_token_scaled_fp8_quant result=out scale=scales \
+            inputs=row_numbers role=all_input_rows
+        aiter::per_token_quant_hip like=vllm::rocm_aiter_per_token_quant inputs=row_numbers role=all_rows
+        _C::per_token_group_quant_int8 like=_C::per_token_group_fp8_quant fp8_max=int8_max scale_ue8m0=False
+        sgl_kernel::sgl_per_token_group_quant_8bit sgl_kernel::sgl_per_token_group_quant_fp8 \
+            sgl_kernel::sgl_per_token_group_quant_int8 like=_C::per_token_group_fp8_quant
     """,
     cost=elementwise.dynamic_quantize,
 )
@@ -58,9 +61,9 @@ family(
     "quantisation",
     "quantize",
     """
-        _C::static_scaled_fp8_quant _C::static_scaled_int8_quant aiter::static_per_tensor_quant npu::npu_quantize
-        sgl_kernel::sgl_per_tensor_quant_fp8 vllm::quantize _C::scaled_fp8_quant npu::npu_ascend_quant_v2
-        npu::npu_quantize_per_channel
+        _C::static_scaled_fp8_quant _C::static_scaled_int8_quant npu::npu_quantize sgl_kernel::sgl_per_tensor_quant_fp8
+        vllm::quantize _C::scaled_fp8_quant npu::npu_ascend_quant_v2 npu::npu_quantize_per_channel
+        aiter::static_per_tensor_quant like=_C::static_scaled_fp8_quant result=out
     """,
     cost=elementwise.quantize,
 )

@@ -6,6 +6,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from opreplay.replay.ops.calls import Call
 from opreplay.replay.ops.declared import stands_for
 from opreplay.replay.ops.maths.quantize import (
     group_scale,
@@ -42,12 +43,10 @@ def moe_smoothquant(out: Tensor, input: Tensor, x_scale: Tensor, topk_ids: Tenso
 
 
 @stands_for("aiter::smooth_per_token_scaled_quant", writes=("out", "scales"))
-def smooth_per_token_scaled_quant(
-    out: Tensor, input: Tensor, scales: Tensor, smooth_scale: Tensor, smooth_scale_map: Tensor | None
-) -> None:
+def smooth_per_token_scaled_quant(c: Call) -> None:
     """input · smooth_scale (a row of it, by the map), quantised by rows; scales are never shuffled."""
-    factor = smooth_scale if smooth_scale_map is None else smooth_scale[smooth_scale_map.to(torch.int64)]
-    write_smoothed(input, out, factor, scales)
+    factor = c.smooth_scale if c.smooth_scale_map is None else c.smooth_scale[c.smooth_scale_map.to(torch.int64)]
+    write_smoothed(c.input, c.out, factor, c.scales)
 
 
 @stands_for("aiter::dynamic_per_group_scaled_quant", writes=("out", "scales"))
@@ -58,12 +57,6 @@ def dynamic_per_group_scaled_quant(out: Tensor, input: Tensor, scales: Tensor, g
     out.copy_(quantize_groups(input, groups, out.dtype))
 
 
-@stands_for("aiter::static_per_tensor_quant")
-def static_per_tensor_quant(out: Tensor, input: Tensor, scale: Tensor) -> None:
-    """out = input / scale."""
-    out.copy_(to_quantized(input, scale, out.dtype))
-
-
 @stands_for("aiter::dynamic_per_tensor_quant")
 def dynamic_per_tensor_quant(out: Tensor, input: Tensor, scale: Tensor) -> None:
     """One scale from the largest magnitude."""
@@ -72,26 +65,9 @@ def dynamic_per_tensor_quant(out: Tensor, input: Tensor, scale: Tensor) -> None:
     out.copy_(to_quantized(input, whole_scale.clamp(min=1e-12), out.dtype))
 
 
-@stands_for("aiter::dynamic_per_token_scaled_quant")
-def dynamic_per_token_scaled_quant(out: Tensor, input: Tensor, scales: Tensor, scale_ub: Tensor | None) -> None:
-    """A scale for each row."""
-    rows = row_scale(input, out.dtype, scale_ub)
-    scales.copy_(rows.reshape(scales.shape))
-    out.copy_(to_quantized(input, rows, out.dtype))
-
-
-@stands_for("aiter::per_token_quant_hip")
-def per_token_quant(x: Tensor, scale: Tensor | None, quant_dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """(quantised, scale of each row [.., 1])."""
-    rows = row_scale(x, quant_dtype) if scale is None else scale.clone()
-    return to_quantized(x, rows, quant_dtype), rows
-
-
 @stands_for("aiter::per_group_quant_hip")
-def per_group_quant(
-    x: Tensor, quant_dtype: torch.dtype, group_size: int, transpose_scale: bool
-) -> tuple[Tensor, Tensor]:
+def per_group_quant(c: Call) -> tuple[Tensor, Tensor]:
     """(quantised, scale of each group), the scale's memory column-major when transposed."""
-    groups = group_scale(x, group_size, largest(quant_dtype))
-    quantized = quantize_groups(x, groups, quant_dtype)
-    return quantized, groups.t().contiguous().view(groups.shape) if transpose_scale else groups
+    groups = group_scale(c.x, c.group_size, largest(c.quant_dtype))
+    quantized = quantize_groups(c.x, groups, c.quant_dtype)
+    return quantized, groups.t().contiguous().view(groups.shape) if c.transpose_scale else groups

@@ -8,18 +8,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from opreplay.replay.ops.calls import Call, but
 from opreplay.replay.ops.declared import stands_for
 from opreplay.replay.ops.experts.reference_sglang import moe_fused_gate
 from opreplay.replay.ops.experts.reference_vllm import write_choice, write_grouped
 from opreplay.replay.ops.experts.reference_vllm_layers import run_aiter_experts
 from opreplay.replay.ops.maths.activations import gelu_tanh
 from opreplay.replay.ops.maths.experts import Weights
-from opreplay.replay.ops.maths.quantize import (
-    group_scale,
-    largest,
-    quantize_groups,
-    tensor_scale,
-)
+from opreplay.replay.ops.maths.quantize import group_scale, largest, quantize_groups, tensor_scale
 from opreplay.replay.ops.quantisation.reference_vllm import FP8
 
 
@@ -57,15 +53,13 @@ def run_unary_activation(op_name: str, input: Tensor, out: Tensor) -> None:
 
 
 @stands_for("_C::silu_and_mul_per_block_quant")
-def silu_and_mul_per_block_quant(
-    out: Tensor, input: Tensor, scales: Tensor, group_size: int, is_scale_transposed: bool
-) -> None:
+def silu_and_mul_per_block_quant(c: Call) -> None:
     """silu_and_mul, then 8 bits with a scale a group; transposed scales are [groups, T]."""
-    value = _gated("silu", input)
-    groups = group_scale(value, group_size, largest(out.dtype))
-    turned = is_scale_transposed and scales.shape != groups.shape
-    scales.copy_(groups.t() if turned else groups)
-    out.copy_(quantize_groups(value, groups, out.dtype))
+    value = _gated("silu", c.input)
+    groups = group_scale(value, c.group_size, largest(c.out.dtype))
+    turned = c.is_scale_transposed and c.scales.shape != groups.shape
+    c.scales.copy_(groups.t() if turned else groups)
+    c.out.copy_(quantize_groups(value, groups, c.out.dtype))
 
 
 def _by_groups(
@@ -101,46 +95,36 @@ def _by_groups(
     "sglang::per_token_group_quant_8bit",
     writes=("output_q", "output_s"),
 )
-def per_token_group_quant_8bit(
-    input: Tensor,
-    output_q: Tensor,
-    output_s: Tensor,
-    group_size: int,
-    eps: float,
-    scale_ue8m0: bool,
-    fp8_max: float | None = None,
-    max_8bit: float | None = None,
-    fuse_silu_and_mul: bool = False,
-    masked_m: Tensor | None = None,
-) -> None:
+def per_token_group_quant_8bit(c: Call) -> None:
     """8 bits with a scale a group of neighbours, of input or of its gated halves; only the first masked_m rows."""
-    limit = fp8_max if fp8_max is not None else max_8bit
+    fp8_max = getattr(c, "fp8_max", None)
+    limit = fp8_max if fp8_max is not None else getattr(c, "max_8bit", None)
     _by_groups(
-        input,
-        output_q,
-        output_s,
-        group_size,
-        eps,
-        limit or largest(output_q.dtype),
-        scale_ue8m0,
-        fuse_silu_and_mul,
-        masked_m,
+        c.input,
+        c.output_q,
+        c.output_s,
+        c.group_size,
+        c.eps,
+        limit or largest(c.output_q.dtype),
+        c.scale_ue8m0,
+        getattr(c, "fuse_silu_and_mul", False),
+        getattr(c, "masked_m", None),
     )
 
 
 @stands_for("sglang::per_token_group_quant")
-def per_token_group_quant(
-    input: Tensor,
-    output_q: Tensor,
-    output_s: Tensor,
-    group_size: int,
-    scale_ue8m0: bool,
-    fuse_silu_and_mul: bool,
-    masked_m: Tensor | None,
-) -> None:
+def per_token_group_quant(c: Call) -> None:
     """As per_token_group_quant_8bit with the dtype's own limit."""
     _by_groups(
-        input, output_q, output_s, group_size, 1e-10, largest(output_q.dtype), scale_ue8m0, fuse_silu_and_mul, masked_m
+        c.input,
+        c.output_q,
+        c.output_s,
+        c.group_size,
+        1e-10,
+        largest(c.output_q.dtype),
+        c.scale_ue8m0,
+        c.fuse_silu_and_mul,
+        c.masked_m,
     )
 
 
@@ -198,65 +182,41 @@ def hadacore_transform(x: Tensor, inplace: bool) -> Tensor:
 
 
 @stands_for("sglang::moe_topk_softmax_out")
-def moe_topk_softmax(
-    topk_weights: Tensor,
-    topk_ids: Tensor,
-    gating_output: Tensor,
-    renormalize: bool,
-    moe_softcapping: float,
-    correction_bias: Tensor | None,
-) -> None:
+def moe_topk_softmax(c: Call) -> None:
     """As `sgl_kernel::topk_softmax`."""
-    logits = gating_output.float()
-    if moe_softcapping > 0:
-        logits = moe_softcapping * torch.tanh(logits / moe_softcapping)
-    write_choice(logits.softmax(-1), topk_weights, topk_ids, renormalize=renormalize, bias=correction_bias)
+    logits = c.gating_output.float()
+    if c.moe_softcapping > 0:
+        logits = c.moe_softcapping * torch.tanh(logits / c.moe_softcapping)
+    write_choice(logits.softmax(-1), c.topk_weights, c.topk_ids, renormalize=c.renormalize, bias=c.correction_bias)
 
 
 @stands_for("sglang::moe_topk_sigmoid_out")
-def moe_topk_sigmoid(
-    gating_output: Tensor,
-    topk_weights: Tensor,
-    topk_ids: Tensor,
-    renormalize: bool,
-    correction_bias: Tensor | None,
-    routed_scaling_factor: float,
-    num_fused_shared_experts: int,
-) -> None:
+def moe_topk_sigmoid(c: Call) -> None:
     """The k best by sigmoid. Raises ValueError for shared experts behind the routed ones."""
-    if num_fused_shared_experts:
+    if c.num_fused_shared_experts:
         raise ValueError("moe_topk_sigmoid with shared experts is not implemented")
     write_choice(
-        gating_output.float().sigmoid(),
-        topk_weights,
-        topk_ids,
-        renormalize=renormalize,
-        bias=correction_bias,
-        scaling=routed_scaling_factor,
+        c.gating_output.float().sigmoid(),
+        c.topk_weights,
+        c.topk_ids,
+        renormalize=c.renormalize,
+        bias=c.correction_bias,
+        scaling=c.routed_scaling_factor,
     )
 
 
 @stands_for("sglang::fused_topk_deepseek")
-def fused_topk_deepseek(
-    gating_output: Tensor,
-    correction_bias: Tensor,
-    num_expert_group: int,
-    topk_group: int,
-    scaling_factor: float,
-    topk_weights: Tensor,
-    topk_ids: Tensor,
-    renormalize: bool,
-) -> None:
+def fused_topk_deepseek(c: Call) -> None:
     """DeepSeek-V3's choice among groups of experts."""
     write_grouped(
-        gating_output.float().sigmoid(),
-        topk_weights,
-        topk_ids,
-        num_expert_group,
-        topk_group,
-        renormalize,
-        scaling_factor,
-        correction_bias.float(),
+        c.gating_output.float().sigmoid(),
+        c.topk_weights,
+        c.topk_ids,
+        c.num_expert_group,
+        c.topk_group,
+        c.renormalize,
+        c.scaling_factor,
+        c.correction_bias.float(),
     )
 
 
@@ -267,18 +227,11 @@ def fused_topk_deepseek(
         input.new_empty((input.shape[0], topk), dtype=torch.int32),
     ],
 )
-def kimi_k2_moe_fused_gate(
-    input: Tensor,
-    bias: Tensor,
-    topk: int,
-    renormalize: bool,
-    routed_scaling_factor: float,
-    apply_routed_scaling_factor_on_output: bool,
-) -> list[Tensor]:
+def kimi_k2_moe_fused_gate(c: Call) -> list[Tensor]:
     """`sgl_kernel::moe_fused_gate` with a single group."""
-    if not renormalize:
+    if not c.renormalize:
         raise ValueError("kimi_k2_moe_fused_gate without renormalisation is not implemented")
-    return moe_fused_gate(input, bias, 1, 1, topk, 0, routed_scaling_factor, apply_routed_scaling_factor_on_output)
+    return moe_fused_gate(but(c, num_expert_group=1, topk_group=1, num_fused_shared_experts=0))
 
 
 @stands_for(
@@ -302,27 +255,17 @@ def rocm_aiter_fused_topk(router_logits: Tensor, top_k: int, gate_up: bool) -> t
     "sglang::rocm_aiter_asm_moe_tkw1",
     fake=lambda hidden_states: torch.empty_like(hidden_states),
 )
-def rocm_aiter_moe(
-    hidden_states: Tensor,
-    w1: Tensor,
-    w2: Tensor,
-    topk_ids: Tensor,
-    topk_weights: Tensor | None = None,
-    topk_weight: Tensor | None = None,
-    fc1_scale: Tensor | None = None,
-    fc2_scale: Tensor | None = None,
-    expert_mask: Tensor | None = None,
-    activation_method: int = 0,
-) -> Tensor:
+def rocm_aiter_moe(c: Call) -> Tensor:
     """The experts of aiter's older entries; smoothing scales are left out, weights read as plain rows."""
-    weights = topk_weight if topk_weights is None else topk_weights
+    topk_weights = getattr(c, "topk_weights", None)
+    weights = getattr(c, "topk_weight", None) if topk_weights is None else topk_weights
     assert weights is not None
     return run_aiter_experts(
-        hidden_states,
-        Weights(w1, w2, fc1_scale, fc2_scale),
+        c.hidden_states,
+        Weights(c.w1, c.w2, getattr(c, "fc1_scale", None), getattr(c, "fc2_scale", None)),
         weights,
-        topk_ids,
-        expert_mask=expert_mask,
-        activation=activation_method,
+        c.topk_ids,
+        expert_mask=getattr(c, "expert_mask", None),
+        activation=getattr(c, "activation_method", 0),
         weigh_input=False,
     )

@@ -6,6 +6,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from opreplay.replay.ops.calls import Call
 from opreplay.replay.ops.declared import stands_for
 from opreplay.replay.ops.maths.quantize import (
     expand_scale,
@@ -35,13 +36,11 @@ def dynamic_scaled_fp8_quant(result: Tensor, input: Tensor, scale: Tensor) -> No
 
 
 @stands_for("_C::dynamic_per_token_scaled_fp8_quant")
-def dynamic_per_token_scaled_fp8_quant(
-    result: Tensor, input: Tensor, scale: Tensor, scale_ub: Tensor | None = None
-) -> None:
+def dynamic_per_token_scaled_fp8_quant(c: Call) -> None:
     """One scale for each row [.., 1]."""
-    rows = row_scale(input, result.dtype, scale_ub)
-    scale.copy_(rows.reshape(scale.shape))
-    result.copy_(to_quantized(input, rows, result.dtype))
+    rows = row_scale(c.input, c.result.dtype, getattr(c, "scale_ub", None))
+    c.scale.copy_(rows.reshape(c.scale.shape))
+    c.result.copy_(to_quantized(c.input, rows, c.result.dtype))
 
 
 @stands_for("_C::static_scaled_int8_quant")
@@ -68,29 +67,11 @@ def dynamic_scaled_int8_quant(result: Tensor, input: Tensor, scale: Tensor, azp:
 
 
 @stands_for("_C::per_token_group_fp8_quant")
-def per_token_group_fp8_quant(
-    input: Tensor,
-    output_q: Tensor,
-    output_s: Tensor,
-    group_size: int,
-    eps: float,
-    fp8_max: float,
-    scale_ue8m0: bool,
-) -> None:
+def per_token_group_fp8_quant(c: Call) -> None:
     """A scale for each group of neighbours in a row; a column-major output_s is written through its strides."""
-    groups = group_scale(input, group_size, fp8_max, eps=eps, power_of_two=scale_ue8m0)
-    output_s.copy_(groups.reshape(output_s.shape))
-    output_q.copy_(quantize_groups(input, groups, output_q.dtype))
-
-
-@stands_for("_C::per_token_group_quant_int8")
-def per_token_group_quant_int8(
-    input: Tensor, output_q: Tensor, output_s: Tensor, group_size: int, eps: float, int8_max: float
-) -> None:
-    """As per_token_group_fp8_quant, to int8."""
-    groups = group_scale(input, group_size, int8_max, eps=eps)
-    output_s.copy_(groups.reshape(output_s.shape))
-    output_q.copy_(quantize_groups(input, groups, torch.int8))
+    groups = group_scale(c.input, c.group_size, c.fp8_max, eps=c.eps, power_of_two=getattr(c, "scale_ue8m0", False))
+    c.output_s.copy_(groups.reshape(c.output_s.shape))
+    c.output_q.copy_(quantize_groups(c.input, groups, c.output_q.dtype))
 
 
 FP8 = torch.float8_e4m3fn

@@ -32,13 +32,15 @@ family(
         aiter::rope_cached_positions_2c_fwd_impl aiter::rope_cached_positions_fwd_impl inputs=positions
         aiter::rope_cached_positions_offsets_2c_fwd_impl aiter::rope_cached_positions_offsets_fwd_impl inputs=positions
         npu::npu_mrope sgl_kernel::apply_rope_pos_ids_cos_sin_cache sglang::apply_rope_inplace inputs=positions
-        sglang::apply_rope_pos_ids_cos_sin_cache_without_kv_cache sglang::rotary_embedding_with_key inputs=positions
-        sglang::rotary_embedding_without_key vllm::flashinfer_rotary_embedding inputs=positions
+        sglang::apply_rope_pos_ids_cos_sin_cache_without_kv_cache inputs=positions
+        vllm::flashinfer_rotary_embedding inputs=positions
         vllm::npu_rotary_embedding vllm::rocm_aiter_rotary_emb_with_key_forward_hip inputs=positions
         vllm::rocm_aiter_rotary_emb_with_key_forward_triton inputs=positions
         vllm::rocm_aiter_rotary_emb_without_key_forward_hip aiter::rotary_embedding_fwd inputs=positions
         sgl_kernel::rotary_embedding like=_C::rotary_embedding inputs=positions
         vllm::rocm_aiter_triton_rotary_embedding inputs=row_numbers role=offset_positions
+        sglang::rotary_embedding_with_key sglang::rotary_embedding_without_key like=_C::rotary_embedding \
+            inputs=positions
     """,
     cost=elementwise.rope,
 )

@@ -6,6 +6,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from opreplay.replay.ops.calls import Call, but
 from opreplay.replay.ops.declared import stands_for
 from opreplay.replay.ops.maths.rope import rotate_whole
 
@@ -24,25 +25,17 @@ def apply_rope(x: Tensor, cos: Tensor, sin: Tensor, style: int, front: bool, nop
 
 
 @stands_for("aiter::rope_fwd_impl")
-def rope_fwd(
-    output: Tensor, input: Tensor, freqs: Tensor, rotate_style: int, reuse_freqs_front_part: bool, nope_first: bool
-) -> None:
+def rope_fwd(c: Call) -> None:
     """input [S, B, H, D], angles freqs [S, 1, 1, R]; style 0 is neox, 1 GPT-J."""
-    output.copy_(apply_rope(input, freqs.cos(), freqs.sin(), rotate_style, reuse_freqs_front_part, nope_first))
+    c.output.copy_(
+        apply_rope(c.input, c.freqs.cos(), c.freqs.sin(), c.rotate_style, c.reuse_freqs_front_part, c.nope_first)
+    )
 
 
 @stands_for("aiter::rope_cached_fwd_impl")
-def rope_cached_fwd(
-    output: Tensor,
-    input: Tensor,
-    cos: Tensor,
-    sin: Tensor,
-    rotate_style: int,
-    reuse_freqs_front_part: bool,
-    nope_first: bool,
-) -> None:
+def rope_cached_fwd(c: Call) -> None:
     """As rope_fwd_impl, with cosines and sines [S, 1, 1, R]."""
-    output.copy_(apply_rope(input, cos, sin, rotate_style, reuse_freqs_front_part, nope_first))
+    c.output.copy_(apply_rope(c.input, c.cos, c.sin, c.rotate_style, c.reuse_freqs_front_part, c.nope_first))
 
 
 def _at(cos: Tensor, positions: Tensor) -> Tensor:
@@ -51,101 +44,50 @@ def _at(cos: Tensor, positions: Tensor) -> Tensor:
 
 
 @stands_for("aiter::rope_cached_positions_fwd_impl", "aiter::rope_cached_positions_offsets_fwd_impl")
-def rope_positions(
-    output: Tensor,
-    input: Tensor,
-    cos: Tensor,
-    sin: Tensor,
-    positions: Tensor,
-    rotate_style: int,
-    reuse_freqs_front_part: bool,
-    nope_first: bool,
-    offsets: Tensor | None = None,
-) -> None:
+def rope_positions(c: Call) -> None:
     """As rope_cached_fwd_impl, rows of the cache chosen by positions [S, B] (+ offsets)."""
-    moved = positions if offsets is None else positions + offsets
-    angles = _at(cos, moved), _at(sin, moved)
-    output.copy_(apply_rope(input, *angles, rotate_style, reuse_freqs_front_part, nope_first))
+    offsets = getattr(c, "offsets", None)
+    moved = c.positions if offsets is None else c.positions + offsets
+    angles = _at(c.cos, moved), _at(c.sin, moved)
+    c.output.copy_(apply_rope(c.input, *angles, c.rotate_style, c.reuse_freqs_front_part, c.nope_first))
 
 
 @stands_for("aiter::rope_cached_positions_2c_fwd_impl", "aiter::rope_cached_positions_offsets_2c_fwd_impl")
-def rope_positions_two(
-    output_x: Tensor,
-    output_y: Tensor,
-    input_x: Tensor,
-    input_y: Tensor,
-    cos: Tensor,
-    sin: Tensor,
-    positions: Tensor,
-    rotate_style: int,
-    reuse_freqs_front_part: bool,
-    nope_first: bool,
-    offsets: Tensor | None = None,
-) -> None:
+def rope_positions_two(c: Call) -> None:
     """As rope_cached_positions_fwd_impl for query and key at once."""
-    for output, input in ((output_x, input_x), (output_y, input_y)):
-        rope_positions(output, input, cos, sin, positions, rotate_style, reuse_freqs_front_part, nope_first, offsets)
+    for output, input in ((c.output_x, c.input_x), (c.output_y, c.input_y)):
+        rope_positions(but(c, output=output, input=input, offsets=getattr(c, "offsets", None)))
 
 
 _ROPE = ("output", "output_x", "output_y", "input_grads", "input_grads_x", "input_grads_y")
 
 
 @stands_for("aiter::rope_bwd_impl", writes=_ROPE)
-def rope_bwd(
-    input_grads: Tensor,
-    output_grads: Tensor,
-    freqs: Tensor,
-    rotate_style: int,
-    reuse_freqs_front_part: bool,
-    nope_first: bool,
-) -> None:
+def rope_bwd(c: Call) -> None:
     """Gradient of `aiter::rope_fwd_impl`: the rotation the other way."""
-    angles = freqs.cos(), -freqs.sin()
-    input_grads.copy_(apply_rope(output_grads, *angles, rotate_style, reuse_freqs_front_part, nope_first))
+    angles = c.freqs.cos(), -c.freqs.sin()
+    c.input_grads.copy_(apply_rope(c.output_grads, *angles, c.rotate_style, c.reuse_freqs_front_part, c.nope_first))
 
 
 @stands_for("aiter::rope_cached_bwd_impl", writes=_ROPE)
-def rope_cached_bwd(
-    input_grads: Tensor,
-    output_grads: Tensor,
-    cos: Tensor,
-    sin: Tensor,
-    rotate_style: int,
-    reuse_freqs_front_part: bool,
-    nope_first: bool,
-) -> None:
+def rope_cached_bwd(c: Call) -> None:
     """Gradient of `aiter::rope_cached_fwd_impl`."""
-    input_grads.copy_(apply_rope(output_grads, cos, -sin, rotate_style, reuse_freqs_front_part, nope_first))
+    c.input_grads.copy_(
+        apply_rope(c.output_grads, c.cos, -c.sin, c.rotate_style, c.reuse_freqs_front_part, c.nope_first)
+    )
 
 
 @stands_for("aiter::rope_2c_fwd_impl", writes=_ROPE)
-def rope_two(
-    output_x: Tensor,
-    output_y: Tensor,
-    input_x: Tensor,
-    input_y: Tensor,
-    freqs: Tensor,
-    rotate_style: int,
-    reuse_freqs_front_part: bool,
-    nope_first: bool,
-) -> None:
+def rope_two(c: Call) -> None:
     """`aiter::rope_fwd_impl` for query and key at once."""
-    for output, input in ((output_x, input_x), (output_y, input_y)):
-        output.copy_(apply_rope(input, freqs.cos(), freqs.sin(), rotate_style, reuse_freqs_front_part, nope_first))
+    for output, input in ((c.output_x, c.input_x), (c.output_y, c.input_y)):
+        output.copy_(
+            apply_rope(input, c.freqs.cos(), c.freqs.sin(), c.rotate_style, c.reuse_freqs_front_part, c.nope_first)
+        )
 
 
 @stands_for("aiter::rope_cached_2c_fwd_impl", writes=_ROPE)
-def rope_cached_two(
-    output_x: Tensor,
-    output_y: Tensor,
-    input_x: Tensor,
-    input_y: Tensor,
-    cos: Tensor,
-    sin: Tensor,
-    rotate_style: int,
-    reuse_freqs_front_part: bool,
-    nope_first: bool,
-) -> None:
+def rope_cached_two(c: Call) -> None:
     """`aiter::rope_cached_fwd_impl` for query and key at once."""
-    for output, input in ((output_x, input_x), (output_y, input_y)):
-        output.copy_(apply_rope(input, cos, sin, rotate_style, reuse_freqs_front_part, nope_first))
+    for output, input in ((c.output_x, c.input_x), (c.output_y, c.input_y)):
+        output.copy_(apply_rope(input, c.cos, c.sin, c.rotate_style, c.reuse_freqs_front_part, c.nope_first))

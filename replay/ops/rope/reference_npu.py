@@ -7,6 +7,7 @@ from typing import cast
 
 from torch import Tensor
 
+from opreplay.replay.ops.calls import Call
 from opreplay.replay.ops.declared import stands_for
 from opreplay.replay.ops.maths.rope import rotate_by_position, rotate_whole
 
@@ -18,12 +19,10 @@ def npu_rotary_mul(self: Tensor, r1: Tensor, r2: Tensor, rotary_mode: str = "hal
 
 
 @stands_for("npu::npu_apply_rotary_pos_emb")
-def npu_apply_rotary_pos_emb(
-    query: Tensor, key: Tensor, cos: Tensor, sin: Tensor, rotary_mode: str = "half"
-) -> tuple[Tensor, Tensor]:
+def npu_apply_rotary_pos_emb(c: Call) -> tuple[Tensor, Tensor]:
     """As npu_rotary_mul for query and key [B, S, N, D]."""
-    neox = rotary_mode != "interleave"
-    return rotate_whole(query, cos, sin, neox=neox), rotate_whole(key, cos, sin, neox=neox)
+    neox = getattr(c, "rotary_mode", "half") != "interleave"
+    return rotate_whole(c.query, c.cos, c.sin, neox=neox), rotate_whole(c.key, c.cos, c.sin, neox=neox)
 
 
 @stands_for("npu::npu_interleave_rope")
@@ -38,21 +37,13 @@ def to_halves(x: Tensor) -> Tensor:
 
 
 @stands_for("npu::npu_mrope")
-def npu_mrope(
-    positions: Tensor,
-    query: Tensor,
-    key: Tensor,
-    cos_sin_cache: Tensor,
-    head_size: int,
-    mrope_section: list[int] | None,
-    rotary_mode: str | None,
-) -> tuple[Tensor, Tensor]:
+def npu_mrope(c: Call) -> tuple[Tensor, Tensor]:
     """As vLLM's rotary embedding, out of place. Raises ValueError for several sections (multimodal positions)."""
-    if mrope_section and any(mrope_section):
+    if c.mrope_section and any(c.mrope_section):
         raise ValueError("npu_mrope with sections is not implemented")
-    neox = rotary_mode != "interleave"
-    flat = positions.flatten()
+    neox = c.rotary_mode != "interleave"
+    flat = c.positions.flatten()
     return (
-        rotate_by_position(query, flat, cos_sin_cache, head_size=head_size, neox=neox),
-        rotate_by_position(key, flat, cos_sin_cache, head_size=head_size, neox=neox),
+        rotate_by_position(c.query, flat, c.cos_sin_cache, head_size=c.head_size, neox=neox),
+        rotate_by_position(c.key, flat, c.cos_sin_cache, head_size=c.head_size, neox=neox),
     )

@@ -3,48 +3,30 @@
 
 from __future__ import annotations
 
-from torch import Tensor
-
+from opreplay.replay.ops.calls import Call, but
 from opreplay.replay.ops.declared import stands_for
 from opreplay.replay.ops.maths.rope import rotate_by_position
 
 
 @stands_for("_C::rotary_embedding")
-def rotary_embedding(
-    positions: Tensor,
-    query: Tensor,
-    key: Tensor | None,
-    head_size: int,
-    cos_sin_cache: Tensor,
-    is_neox: bool,
-    rope_dim_offset: int = 0,
-    inverse: bool = False,
-) -> None:
+def rotary_embedding(c: Call) -> None:
     """Rotate query [T, heads · head] or [.., heads, head], and key; positions [T] or [B, S]."""
-    for tensor in (query, key):
+    for tensor in (c.query, getattr(c, "key", None)):
         if tensor is not None:
             turned = rotate_by_position(
                 tensor,
-                positions,
-                cos_sin_cache,
-                head_size=head_size,
-                neox=is_neox,
-                offset=rope_dim_offset,
-                inverse=inverse,
+                c.positions,
+                c.cos_sin_cache,
+                head_size=c.head_size,
+                neox=c.is_neox,
+                offset=getattr(c, "rope_dim_offset", 0),
+                inverse=getattr(c, "inverse", False),
             )
             tensor.copy_(turned)
 
 
 @stands_for("_C::batched_rotary_embedding")
-def batched_rotary_embedding(
-    positions: Tensor,
-    query: Tensor,
-    key: Tensor | None,
-    head_size: int,
-    cos_sin_cache: Tensor,
-    is_neox: bool,
-    cos_sin_cache_offsets: Tensor,
-) -> None:
+def batched_rotary_embedding(c: Call) -> None:
     """As rotary_embedding, each token's position moved by its offset into the cache (LoRAs of several lengths)."""
-    moved = positions.flatten() + cos_sin_cache_offsets.flatten()
-    rotary_embedding(moved, query, key, head_size, cos_sin_cache, is_neox)
+    moved = c.positions.flatten() + c.cos_sin_cache_offsets.flatten()
+    rotary_embedding(but(c, positions=moved))

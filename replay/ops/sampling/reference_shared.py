@@ -9,6 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from opreplay.replay.ops.calls import Call
 from opreplay.replay.ops.declared import stands_for
 
 
@@ -50,12 +51,6 @@ def _rows(probs: Tensor, indices: Tensor | None) -> Tensor:
     return probs if indices is None else probs[indices.to(torch.int64)]
 
 
-@stands_for("sgl_kernel::top_k_renorm_probs", "sgl_kernel::top_k_renorm_probs_wrapper", writes=("renorm_probs",))
-def top_k_renorm(probs: Tensor, renorm_probs: Tensor, maybe_top_k_arr: Tensor | None, top_k_val: int) -> None:
-    """renorm_probs: the k likeliest tokens of each row, scaled to add up to one; the others 0."""
-    renorm_probs.copy_(_renormalised(probs.float(), keep_top_k(probs, _limit(maybe_top_k_arr, top_k_val, probs))))
-
-
 @stands_for("sgl_kernel::top_p_renorm_probs", writes=("renorm_probs",))
 def top_p_renorm(probs: Tensor, renorm_probs: Tensor, maybe_top_p_arr: Tensor | None, top_p_val: float) -> None:
     """renorm_probs: the likeliest tokens up to p, scaled to add up to one."""
@@ -75,35 +70,12 @@ def aiter_top_k_renorm(probs: Tensor, maybe_top_k_arr: Tensor | None, top_k_val:
     return _renormalised(probs.float(), keep_top_k(probs, _limit(maybe_top_k_arr, top_k_val, probs)))
 
 
-@stands_for(
-    "sgl_kernel::top_p_sampling_from_probs",
-    "sgl_kernel::top_k_top_p_sampling_from_probs",
-    writes=("output", "samples"),
-    random=True,
-)
-def sample_top_k_top_p(
-    probs: Tensor,
-    output: Tensor,
-    maybe_indices: Tensor | None,
-    maybe_top_p_arr: Tensor | None,
-    top_p_val: float,
-    maybe_top_k_arr: Tensor | None = None,
-    top_k_val: float = 0.0,
-) -> None:
-    """output [rows]: a token among the k likeliest, then among those up to p."""
-    rows = _rows(probs, maybe_indices).float()
-    keep = keep_top_k(rows, _limit(maybe_top_k_arr, top_k_val, rows))
-    output.copy_(draw(_renormalised(rows, keep & keep_top_p(rows, _limit(maybe_top_p_arr, top_p_val, rows)))))
-
-
 @stands_for("sgl_kernel::min_p_sampling_from_probs", writes=("output",), random=True)
-def sample_min_p(
-    probs: Tensor, output: Tensor, maybe_indices: Tensor | None, maybe_min_p_arr: Tensor | None, min_p_val: float
-) -> None:
+def sample_min_p(c: Call) -> None:
     """output [rows]: a token at least min_p times as likely as the likeliest."""
-    rows = _rows(probs, maybe_indices).float()
-    floor = _limit(maybe_min_p_arr, min_p_val, rows) * rows.amax(-1, keepdim=True)
-    output.copy_(draw(_renormalised(rows, rows >= floor)))
+    rows = _rows(c.probs, c.maybe_indices).float()
+    floor = _limit(c.maybe_min_p_arr, c.min_p_val, rows) * rows.amax(-1, keepdim=True)
+    c.output.copy_(draw(_renormalised(rows, rows >= floor)))
 
 
 def _fake_ids(probs: Tensor, indices: Tensor | None) -> Tensor:
@@ -111,24 +83,14 @@ def _fake_ids(probs: Tensor, indices: Tensor | None) -> Tensor:
 
 
 @stands_for(
-    "aiter::top_p_sampling_from_probs",
-    "aiter::top_k_top_p_sampling_from_probs",
-    writes=(),
-    fake=_fake_ids,
-    random=True,
+    "aiter::top_p_sampling_from_probs", "aiter::top_k_top_p_sampling_from_probs", writes=(), fake=_fake_ids, random=True
 )
-def aiter_sample_top_p(
-    probs: Tensor,
-    indices: Tensor | None,
-    maybe_top_p_arr: Tensor | None,
-    top_p_val: float,
-    maybe_top_k_arr: Tensor | None = None,
-    top_k_val: int = 0,
-) -> Tensor:
-    """int32 [rows]: as SGLang's sampling."""
-    out = _fake_ids(probs, indices)
-    sample_top_k_top_p(probs, out, indices, maybe_top_p_arr, top_p_val, maybe_top_k_arr, top_k_val)
-    return out
+def sample_top_k_top_p(c: Call) -> Tensor:
+    """int32 [rows]: a token among the k likeliest, then among those up to p."""
+    rows = _rows(c.probs, c.indices).float()
+    keep = keep_top_k(rows, _limit(getattr(c, "maybe_top_k_arr", None), getattr(c, "top_k_val", 0.0), rows))
+    kept = _renormalised(rows, keep & keep_top_p(rows, _limit(c.maybe_top_p_arr, c.top_p_val, rows)))
+    return draw(kept).to(torch.int32)
 
 
 @stands_for("aiter::greedy_sample", writes=("out",))
@@ -143,25 +105,23 @@ def _tempered(input: Tensor, temperatures: Tensor, eps: float) -> Tensor:
 
 @stands_for("aiter::random_sample", "aiter::_random_sample", writes=("out",), random=True)
 @stands_for("aiter::random_sample_outer_exponential", writes=("out",))
-def random_sample(
-    out: Tensor, input: Tensor, temperatures: Tensor, eps: float, exponentials: Tensor | None = None
-) -> None:
+def random_sample(c: Call) -> None:
     """out [rows]: a column drawn by softmax(input / temperature), with the given Exponential(1) noise if there is."""
-    probs = _tempered(input, temperatures, eps)
-    sampled = draw(probs) if exponentials is None else (probs / exponentials.float().clamp(min=eps)).argmax(-1)
-    out.copy_(sampled.reshape(out.shape))
+    exponentials = getattr(c, "exponentials", None)
+    probs = _tempered(c.input, c.temperatures, c.eps)
+    sampled = draw(probs) if exponentials is None else (probs / exponentials.float().clamp(min=c.eps)).argmax(-1)
+    c.out.copy_(sampled.reshape(c.out.shape))
 
 
 @stands_for("aiter::mixed_sample", "aiter::_mixed_sample", writes=("out",), random=True)
 @stands_for("aiter::mixed_sample_outer_exponential", writes=("out",))
-def mixed_sample(
-    out: Tensor, input: Tensor, temperature: Tensor, eps: float, exponentials: Tensor | None = None
-) -> None:
+def mixed_sample(c: Call) -> None:
     """As random_sample; rows of temperature 0 take their best column."""
-    probs = _tempered(input, temperature, eps)
-    drawn = draw(probs) if exponentials is None else (probs / exponentials.float().clamp(min=eps)).argmax(-1)
-    cold = temperature.flatten() == 0
-    out.copy_(torch.where(cold, input.argmax(-1), drawn).reshape(out.shape))
+    exponentials = getattr(c, "exponentials", None)
+    probs = _tempered(c.input, c.temperature, c.eps)
+    drawn = draw(probs) if exponentials is None else (probs / exponentials.float().clamp(min=c.eps)).argmax(-1)
+    cold = c.temperature.flatten() == 0
+    c.out.copy_(torch.where(cold, c.input.argmax(-1), drawn).reshape(c.out.shape))
 
 
 @stands_for("npu::npu_top_k_top_p", "_C_ascend::npu_apply_top_k_top_p")
@@ -176,13 +136,12 @@ def npu_top_k_top_p(logits: Tensor, p: Tensor | None, k: Tensor | None) -> Tenso
 
 
 @stands_for("_C::apply_repetition_penalties_")
-def apply_repetition_penalties(
-    logits: Tensor, prompt_mask: Tensor, output_mask: Tensor, repetition_penalties: Tensor
-) -> None:
+def apply_repetition_penalties(c: Call) -> None:
     """logits [rows, V] of tokens already seen: divided by the row's penalty where positive, multiplied elsewhere."""
-    penalty = repetition_penalties.reshape(-1, 1)
+    logits = c.logits
+    penalty = c.repetition_penalties.reshape(-1, 1)
     turned = torch.where(logits > 0, logits / penalty, logits * penalty)
-    logits.copy_(torch.where(prompt_mask | output_mask, turned, logits))
+    logits.copy_(torch.where(c.prompt_mask | c.output_mask, turned, logits))
 
 
 def _allowed(bitmask: Tensor, vocabulary: int) -> Tensor:

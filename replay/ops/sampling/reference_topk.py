@@ -7,6 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from opreplay.replay.ops.calls import Call
 from opreplay.replay.ops.declared import stands_for
 
 
@@ -35,14 +36,15 @@ def _write(target: Tensor, ids: Tensor) -> None:
     "aiter::_top_k_per_row_prefill",
     writes=("indices", "values"),
 )
-def top_k_per_row_prefill(
-    logits: Tensor, rowStarts: Tensor, rowEnds: Tensor, indices: Tensor, numRows: int, values: Tensor | None = None
-) -> None:
+def top_k_per_row_prefill(c: Call) -> None:
     """indices [rows, k]: the best columns of logits [rows, N] in [rowStarts, rowEnds), counted from rowStarts."""
-    ids, scores = best_columns(logits[:numRows], rowStarts[:numRows], rowEnds[:numRows], indices.shape[-1])
-    _write(indices, ids)
+    values = getattr(c, "values", None)
+    ids, scores = best_columns(
+        c.logits[: c.numRows], c.rowStarts[: c.numRows], c.rowEnds[: c.numRows], c.indices.shape[-1]
+    )
+    _write(c.indices, ids)
     if values is not None:
-        values.view(-1, values.shape[-1])[:numRows].copy_(scores)
+        values.view(-1, values.shape[-1])[: c.numRows].copy_(scores)
 
 
 def _decode_ends(seq_lens: Tensor, next_n: int, rows: int) -> Tensor:
@@ -75,53 +77,37 @@ def fast_topk(score: Tensor, indices: Tensor, lengths: Tensor, row_starts: Tenso
 
 
 @stands_for("sgl_kernel::fast_topk_transform_fused", writes=("dst_page_table",))
-def fast_topk_transform(
-    score: Tensor,
-    lengths: Tensor,
-    dst_page_table: Tensor,
-    src_page_table: Tensor,
-    cu_seqlens_q: Tensor,
-    row_starts: Tensor | None = None,
-) -> None:
+def fast_topk_transform(c: Call) -> None:
     """As fast_topk, each column replaced by its entry in the page table of the row's sequence."""
-    ends = lengths if row_starts is None else lengths + row_starts
-    ids, _ = best_columns(score, row_starts, ends, dst_page_table.shape[-1])
-    row = torch.arange(score.shape[0], device=score.device)
-    owner = (torch.searchsorted(cu_seqlens_q.to(torch.int64).contiguous(), row, right=True) - 1).clamp(
-        0, src_page_table.shape[0] - 1
+    row_starts = getattr(c, "row_starts", None)
+    ends = c.lengths if row_starts is None else c.lengths + row_starts
+    ids, _ = best_columns(c.score, row_starts, ends, c.dst_page_table.shape[-1])
+    row = torch.arange(c.score.shape[0], device=c.score.device)
+    owner = (torch.searchsorted(c.cu_seqlens_q.to(torch.int64).contiguous(), row, right=True) - 1).clamp(
+        0, c.src_page_table.shape[0] - 1
     )
-    pages = src_page_table[owner].to(torch.int64).gather(1, ids.clamp(0, src_page_table.shape[1] - 1))
-    dst_page_table.copy_(torch.where(ids >= 0, pages, ids))
+    pages = c.src_page_table[owner].to(torch.int64).gather(1, ids.clamp(0, c.src_page_table.shape[1] - 1))
+    c.dst_page_table.copy_(torch.where(ids >= 0, pages, ids))
 
 
 @stands_for("sgl_kernel::fast_topk_transform_ragged_fused", writes=("topk_indices_ragged",))
-def fast_topk_ragged(
-    score: Tensor,
-    lengths: Tensor,
-    topk_indices_ragged: Tensor,
-    topk_indices_offset: Tensor,
-    row_starts: Tensor | None = None,
-) -> None:
+def fast_topk_ragged(c: Call) -> None:
     """As fast_topk, each column plus its row's offset."""
-    ends = lengths if row_starts is None else lengths + row_starts
-    ids, _ = best_columns(score, row_starts, ends, topk_indices_ragged.shape[-1])
-    topk_indices_ragged.copy_(torch.where(ids >= 0, ids + topk_indices_offset.reshape(-1, 1), ids))
+    row_starts = getattr(c, "row_starts", None)
+    ends = c.lengths if row_starts is None else c.lengths + row_starts
+    ids, _ = best_columns(c.score, row_starts, ends, c.topk_indices_ragged.shape[-1])
+    c.topk_indices_ragged.copy_(torch.where(ids >= 0, ids + c.topk_indices_offset.reshape(-1, 1), ids))
 
 
 @stands_for("aiter::topk_plain", "aiter::_topk_plain", writes=("topk_ids", "topk_out"))
-def topk_plain(
-    x: Tensor,
-    topk_ids: Tensor,
-    topk: int,
-    largest: bool,
-    topk_out: Tensor | None = None,
-    rowStarts: Tensor | None = None,
-    rowEnds: Tensor | None = None,
-) -> None:
+def topk_plain(c: Call) -> None:
     """The topk best (or least) of each row of x [rows, N]; columns and, where wanted, values."""
-    scores = x.float() if largest else -x.float()
+    x = c.x
+    topk_out = getattr(c, "topk_out", None)
+    rowEnds = getattr(c, "rowEnds", None)
+    scores = x.float() if c.largest else -x.float()
     ends = torch.full((x.shape[0],), x.shape[1], device=x.device) if rowEnds is None else rowEnds
-    ids, values = best_columns(scores, rowStarts, ends, topk)
-    topk_ids.copy_(ids)
+    ids, values = best_columns(scores, getattr(c, "rowStarts", None), ends, c.topk)
+    c.topk_ids.copy_(ids)
     if topk_out is not None:
-        topk_out.copy_(values if largest else -values)
+        topk_out.copy_(values if c.largest else -values)

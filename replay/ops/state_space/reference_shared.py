@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from opreplay.initializers.fill import elements
+from opreplay.replay.ops.calls import Call
 from opreplay.replay.ops.declared import stands_for
 from opreplay.replay.ops.maths.attention import ends
 
@@ -55,29 +56,20 @@ def _slots(indices: Tensor | None, number: int) -> list[int]:
     "sglang::mamba_causal_conv1d_fwd",
     writes=("x", "conv_states"),
 )
-def causal_conv1d_fwd(
-    x: Tensor,
-    weight: Tensor,
-    bias_: Tensor | None,
-    conv_states: Tensor | None,
-    query_start_loc: Tensor | None,
-    cache_indices: Tensor | None,
-    has_initial_state: Tensor | None,
-    silu_activation: bool,
-    pad_slot_id: int,
-) -> None:
+def causal_conv1d_fwd(c: Call) -> None:
     """x becomes its convolution; conv_states [slots, dim, width − 1] keep the last columns of each sequence."""
-    parts = _sequences(x, query_start_loc)
-    started = _started(has_initial_state, len(parts))
-    for part, slot, first in zip(parts, _slots(cache_indices, len(parts)), started, strict=False):
-        if slot == pad_slot_id:
+    conv_states = c.conv_states
+    parts = _sequences(c.x, c.query_start_loc)
+    started = _started(c.has_initial_state, len(parts))
+    for part, slot, first in zip(parts, _slots(c.cache_indices, len(parts)), started, strict=False):
+        if slot == c.pad_slot_id:
             continue
-        length = weight.shape[1] - 1
+        length = c.weight.shape[1] - 1
         before = None
         if conv_states is not None and first:
             before = conv_states[slot][:, -length:].clone()
         state = _tail(part, before, length)
-        part.copy_(conv_sequence(part, weight, bias_, before, silu_activation))
+        part.copy_(conv_sequence(part, c.weight, c.bias_, before, c.silu_activation))
         if conv_states is not None:
             conv_states[slot][:, -length:] = state.to(conv_states.dtype)
 
@@ -88,31 +80,24 @@ def causal_conv1d_fwd(
     "sglang::mamba_causal_conv1d_update",
     writes=("x", "conv_state"),
 )
-def causal_conv1d_update(
-    x: Tensor,
-    conv_state: Tensor,
-    weight: Tensor,
-    bias_: Tensor | None,
-    silu_activation: bool,
-    conv_state_indices: Tensor | None,
-    pad_slot_id: int,
-) -> None:
+def causal_conv1d_update(c: Call) -> None:
     """One (or a few) new columns x [B, dim(, L)] behind conv_state [slots, dim, ≥ width − 1], which moves on."""
+    x, conv_state = c.x, c.conv_state
     columns = x.unsqueeze(-1) if x.dim() == 2 else x
     slots = (
         torch.arange(x.shape[0], device=x.device)
-        if conv_state_indices is None
-        else conv_state_indices.flatten().to(torch.int64)
+        if c.conv_state_indices is None
+        else c.conv_state_indices.flatten().to(torch.int64)
     )
-    real = (slots != pad_slot_id) & (slots >= 0)
+    real = (slots != c.pad_slot_id) & (slots >= 0)
     place = slots.clamp(0, conv_state.shape[0] - 1)
     state = conv_state[place].to(x.dtype)
     together = torch.cat((state, columns), -1)
-    width = weight.shape[1]
+    width = c.weight.shape[1]
     window = together[..., -(width - 1 + columns.shape[-1]) :].float()
-    bias = None if bias_ is None else bias_.float()
-    out = F.conv1d(window, weight.float().unsqueeze(1), bias, groups=weight.shape[0])
-    out = (F.silu(out) if silu_activation else out).to(x.dtype)
+    bias = None if c.bias_ is None else c.bias_.float()
+    out = F.conv1d(window, c.weight.float().unsqueeze(1), bias, groups=c.weight.shape[0])
+    out = (F.silu(out) if c.silu_activation else out).to(x.dtype)
     columns.copy_(torch.where(real.reshape(-1, 1, 1), out, columns))
     conv_state[place[real]] = together[real][..., -conv_state.shape[-1] :].to(conv_state.dtype)
 
@@ -142,48 +127,35 @@ def _groups(table: Tensor, dim: int, start: int, stop: int, batch: int | None) -
 
 
 @stands_for("_C::selective_scan_fwd", writes=("delta", "z_", "ssm_states"))
-def selective_scan_fwd(
-    u: Tensor,
-    delta: Tensor,
-    A: Tensor,
-    B: Tensor,
-    C: Tensor,
-    D_: Tensor | None,
-    z_: Tensor | None,
-    delta_bias_: Tensor | None,
-    delta_softplus: bool,
-    query_start_loc: Tensor | None,
-    cache_indices: Tensor | None,
-    has_initial_state: Tensor | None,
-    ssm_states: Tensor,
-    pad_slot_id: int = -1,
-    null_block_id: int | None = None,
-) -> None:
+def selective_scan_fwd(c: Call) -> None:
     """delta becomes the scan of u (z_ its product with silu(z_) where given); ssm_states [slots, dim, n] move on."""
-    skipped = pad_slot_id if null_block_id is None else null_block_id
-    parts, deltas = _sequences(u, query_start_loc), _sequences(delta, query_start_loc)
-    gates = _sequences(z_, query_start_loc) if z_ is not None else [None] * len(parts)
-    started = _started(has_initial_state, len(parts))
-    slots = _slots(None if cache_indices is None else cache_indices.reshape(len(parts), -1)[:, 0], len(parts))
+    null_block_id = getattr(c, "null_block_id", None)
+    skipped = getattr(c, "pad_slot_id", -1) if null_block_id is None else null_block_id
+    parts, deltas = _sequences(c.u, c.query_start_loc), _sequences(c.delta, c.query_start_loc)
+    gates = _sequences(c.z_, c.query_start_loc) if c.z_ is not None else [None] * len(parts)
+    started = _started(c.has_initial_state, len(parts))
+    slots = _slots(None if c.cache_indices is None else c.cache_indices.reshape(len(parts), -1)[:, 0], len(parts))
     start = 0
     for number, (x, step, gate) in enumerate(zip(parts, deltas, gates, strict=True)):
-        batch = number if query_start_loc is None and u.dim() == 3 else None
+        batch = number if c.query_start_loc is None and c.u.dim() == 3 else None
         span = (start, start + x.shape[1])
         start = span[1]
         slot = slots[number]
         if slot == skipped:
             continue
-        dt = step.float() + (0.0 if delta_bias_ is None else delta_bias_.float().unsqueeze(1))
-        dt = F.softplus(dt) if delta_softplus else dt
+        dt = step.float() + (0.0 if c.delta_bias_ is None else c.delta_bias_.float().unsqueeze(1))
+        dt = F.softplus(dt) if c.delta_softplus else dt
         dim = x.shape[0]
-        state = ssm_states[slot].float() if started[number] else torch.zeros_like(ssm_states[slot], dtype=torch.float32)
-        y, state = scan_sequence(
-            x.float(), dt, A.float(), _groups(B, dim, *span, batch), _groups(C, dim, *span, batch), state
+        state = (
+            c.ssm_states[slot].float() if started[number] else torch.zeros_like(c.ssm_states[slot], dtype=torch.float32)
         )
-        if D_ is not None:
-            y = y + D_.float().unsqueeze(1) * x.float()
+        y, state = scan_sequence(
+            x.float(), dt, c.A.float(), _groups(c.B, dim, *span, batch), _groups(c.C, dim, *span, batch), state
+        )
+        if c.D_ is not None:
+            y = y + c.D_.float().unsqueeze(1) * x.float()
         if gate is not None:
             gate.copy_(y * F.silu(gate.float()))
         else:
             step.copy_(y)
-        ssm_states[slot] = state.to(ssm_states.dtype)
+        c.ssm_states[slot] = state.to(c.ssm_states.dtype)

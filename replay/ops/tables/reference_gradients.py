@@ -7,6 +7,7 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
+from opreplay.replay.ops.calls import Call
 from opreplay.replay.ops.declared import stands_for
 from opreplay.replay.ops.maths.products import as_rows
 from opreplay.replay.ops.maths.quantize import row_scale, scaled_linear, tensor_scale, to_quantized
@@ -36,31 +37,21 @@ def _check_sizes(grad_output: Tensor, weights: Tensor, D_offsets: Tensor, offset
         raise ValueError(f"{weights.numel()} weights for rows of {grad_output.shape[1]} columns in all")
 
 
-def _fake_backward(
-    grad_output: Tensor,
-    host_weights: Tensor,
-    D_offsets: Tensor,
-    offsets: Tensor,
-    pooling_mode: int,
-    momentum1_host: Tensor,
-    momentum1_offsets: Tensor,
-) -> None:
+def _fake_backward(c: Call) -> None:
     """Raises ValueError for what `rowwise_adagrad_backward` cannot do."""
-    if pooling_mode not in (0, 1):
+    if c.pooling_mode not in (0, 1):
         raise ValueError("lookups without pooling are not implemented in the reference of the backward pass")
-    _check_sizes(grad_output, host_weights, D_offsets, offsets)
-    tables = D_offsets.shape[0] - 1
-    if momentum1_offsets.shape[0] < tables or momentum1_host.numel() < tables:
+    _check_sizes(c.grad_output, c.host_weights, c.D_offsets, c.offsets)
+    tables = c.D_offsets.shape[0] - 1
+    if c.momentum1_offsets.shape[0] < tables or c.momentum1_host.numel() < tables:
         raise ValueError(
-            f"{momentum1_host.numel()} rows of state, {momentum1_offsets.shape[0]} offsets, {tables} tables"
+            f"{c.momentum1_host.numel()} rows of state, {c.momentum1_offsets.shape[0]} offsets, {tables} tables"
         )
 
 
-def _fake_indice_weights(
-    grad_output: Tensor, weights: Tensor, D_offsets: Tensor, indices: Tensor, offsets: Tensor
-) -> Tensor:
-    _check_sizes(grad_output, weights, D_offsets, offsets)
-    return grad_output.new_empty(indices.shape, dtype=torch.float32)
+def _fake_indice_weights(c: Call) -> Tensor:
+    _check_sizes(c.grad_output, c.weights, c.D_offsets, c.offsets)
+    return c.grad_output.new_empty(c.indices.shape, dtype=torch.float32)
 
 
 @stands_for(
@@ -68,73 +59,54 @@ def _fake_indice_weights(
     writes=("host_weights", "momentum1_host"),
     fake=_fake_backward,
 )
-def rowwise_adagrad_backward(
-    grad_output: Tensor,
-    host_weights: Tensor,
-    weights_offsets: Tensor,
-    D_offsets: Tensor,
-    hash_size_cumsum: Tensor,
-    indices: Tensor,
-    offsets: Tensor,
-    pooling_mode: int,
-    indice_weights: Tensor | None,
-    momentum1_host: Tensor,
-    momentum1_offsets: Tensor,
-    learning_rate_tensor: Tensor,
-    eps: float,
-) -> None:
+def rowwise_adagrad_backward(c: Call) -> None:
     """grad_output [B, ΣD]: each looked-up row's momentum grows by the mean square of its gradient, and it moves.
 
     Weight decay and norms are left out. Raises ValueError for lookups without pooling.
     """
-    if pooling_mode not in (0, 1):
+    if c.pooling_mode not in (0, 1):
         raise ValueError("lookups without pooling are not implemented in the reference of the backward pass")
-    dims, starts, firsts = (x.tolist() for x in (D_offsets, weights_offsets, momentum1_offsets))
-    hashes = hash_size_cumsum.tolist()
-    owner, edges, batch = _bags(offsets, indices, len(dims) - 1)
-    rate = float(learning_rate_tensor)
+    dims, starts, firsts = (x.tolist() for x in (c.D_offsets, c.weights_offsets, c.momentum1_offsets))
+    hashes = c.hash_size_cumsum.tolist()
+    owner, edges, batch = _bags(c.offsets, c.indices, len(dims) - 1)
+    rate = float(c.learning_rate_tensor)
     for t, (low, high) in enumerate(pairwise(dims)):
         part, dim = slice(edges[t], edges[t + 1]), high - low
-        rows = min(hashes[t + 1] - hashes[t], (host_weights.numel() - starts[t]) // max(dim, 1))
+        rows = min(hashes[t + 1] - hashes[t], (c.host_weights.numel() - starts[t]) // max(dim, 1))
         if part.start == part.stop or dim <= 0 or rows <= 0:
             continue
         bag = owner[part] - t * batch
-        grad = grad_output[bag, low:high].float()
-        if pooling_mode == 1:
+        grad = c.grad_output[bag, low:high].float()
+        if c.pooling_mode == 1:
             size = torch.bincount(bag, minlength=batch).clamp(min=1)
             grad = grad / size[bag].unsqueeze(1)
-        if indice_weights is not None and indice_weights.numel():
-            grad = grad * indice_weights[part].float().unsqueeze(1)
-        which, place = indices[part].to(torch.int64).clamp(0, rows - 1).unique(return_inverse=True)
+        if c.indice_weights is not None and c.indice_weights.numel():
+            grad = grad * c.indice_weights[part].float().unsqueeze(1)
+        which, place = c.indices[part].to(torch.int64).clamp(0, rows - 1).unique(return_inverse=True)
         total = torch.zeros((which.numel(), dim), device=grad.device).index_add_(0, place, grad)
-        momentum = momentum1_host[firsts[t] : firsts[t] + rows]
+        momentum = c.momentum1_host[firsts[t] : firsts[t] + rows]
         updated = momentum[which].float() + total.square().mean(1)
         momentum[which] = updated.to(momentum.dtype)
-        table = host_weights[starts[t] : starts[t] + rows * dim].view(rows, dim)
-        step = rate / (updated.sqrt() + eps)
+        table = c.host_weights[starts[t] : starts[t] + rows * dim].view(rows, dim)
+        step = rate / (updated.sqrt() + c.eps)
         table[which] = (table[which].float() - step.unsqueeze(1) * total).to(table.dtype)
 
 
-@stands_for(
-    "fbgemm::split_embedding_codegen_grad_indice_weights_cpu",
-    fake=_fake_indice_weights,
-)
-def grad_indice_weights(
-    grad_output: Tensor, weights: Tensor, weights_offsets: Tensor, D_offsets: Tensor, indices: Tensor, offsets: Tensor
-) -> Tensor:
+@stands_for("fbgemm::split_embedding_codegen_grad_indice_weights_cpu", fake=_fake_indice_weights)
+def grad_indice_weights(c: Call) -> Tensor:
     """float32 [indices]: each looked-up row times the gradient of the bag it went into."""
-    dims, starts = D_offsets.tolist(), weights_offsets.tolist()
-    owner, edges, batch = _bags(offsets, indices, len(dims) - 1)
-    out = torch.zeros(indices.shape, dtype=torch.float32, device=weights.device)
+    dims, starts = c.D_offsets.tolist(), c.weights_offsets.tolist()
+    owner, edges, batch = _bags(c.offsets, c.indices, len(dims) - 1)
+    out = torch.zeros(c.indices.shape, dtype=torch.float32, device=c.weights.device)
     for t, (low, high) in enumerate(pairwise(dims)):
         part, dim = slice(edges[t], edges[t + 1]), high - low
-        end = min([start for start in starts if start > starts[t]], default=weights.numel())
+        end = min([start for start in starts if start > starts[t]], default=c.weights.numel())
         rows = (end - starts[t]) // max(dim, 1)
         if part.start == part.stop or dim <= 0 or rows <= 0:
             continue
-        table = weights[starts[t] : starts[t] + rows * dim].view(rows, dim)
-        chosen = table[indices[part].to(torch.int64).clamp(0, rows - 1)].float()
-        out[part] = (chosen * grad_output[owner[part] - t * batch, low:high].float()).sum(1)
+        table = c.weights[starts[t] : starts[t] + rows * dim].view(rows, dim)
+        chosen = table[c.indices[part].to(torch.int64).clamp(0, rows - 1)].float()
+        out[part] = (chosen * c.grad_output[owner[part] - t * batch, low:high].float()).sum(1)
     return out
 
 

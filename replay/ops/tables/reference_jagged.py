@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from opreplay.replay.ops.calls import Call
 from opreplay.replay.ops.declared import stands_for
 
 
@@ -48,11 +49,9 @@ def _single(offsets: list[Tensor]) -> Tensor:
 
 
 @stands_for("fbgemm::jagged_to_padded_dense", "fbgemm::jagged_to_padded_dense_forward")
-def jagged_to_padded_dense(
-    values: Tensor, offsets: list[Tensor], max_lengths: list[int], padding_value: float
-) -> Tensor:
+def jagged_to_padded_dense(c: Call) -> Tensor:
     """[B, max_length, D] (or [B, max_length] of values [N])."""
-    return to_dense(values, _single(offsets), max_lengths[0], padding_value)
+    return to_dense(c.values, _single(c.offsets), c.max_lengths[0], c.padding_value)
 
 
 @stands_for("fbgemm::jagged_to_padded_dense_backward")
@@ -109,11 +108,9 @@ def jagged_dense_dense_add_forward(x_values: Tensor, x_offsets: list[Tensor], y_
 
 
 @stands_for("fbgemm::jagged_dense_dense_elementwise_add_jagged_output")
-def jagged_dense_dense_add(
-    x_values: Tensor, x_offsets: list[Tensor], y_0: Tensor, y_1: Tensor
-) -> tuple[Tensor, list[Tensor]]:
+def jagged_dense_dense_add(c: Call) -> tuple[Tensor, list[Tensor]]:
     """(x + y_0 + y_1, the offsets)."""
-    return jagged_dense_dense_add_forward(x_values, x_offsets, y_0, y_1), [x.clone() for x in x_offsets]
+    return jagged_dense_dense_add_forward(c.x_values, c.x_offsets, c.y_0, c.y_1), [x.clone() for x in c.x_offsets]
 
 
 @stands_for("fbgemm::jagged_dense_elementwise_mul_forward")
@@ -129,14 +126,12 @@ def jagged_dense_mul(x_values: Tensor, x_offsets: list[Tensor], y: Tensor) -> tu
 
 
 @stands_for("fbgemm::jagged_dense_elementwise_mul_backward")
-def jagged_dense_mul_backward(
-    grad_output: Tensor, x_offsets: list[Tensor], y: Tensor, x_values: Tensor
-) -> tuple[Tensor, Tensor]:
+def jagged_dense_mul_backward(c: Call) -> tuple[Tensor, Tensor]:
     """(gradient of x, gradient of y)."""
-    offsets = _single(x_offsets)
+    offsets = _single(c.x_offsets)
     return (
-        grad_output * to_jagged(y, offsets, x_values.shape[0]),
-        to_dense(grad_output * x_values, offsets, y.shape[1]),
+        c.grad_output * to_jagged(c.y, offsets, c.x_values.shape[0]),
+        to_dense(c.grad_output * c.x_values, offsets, c.y.shape[1]),
     )
 
 
@@ -247,18 +242,17 @@ def _fake_regroup(pooled_embs: list[Tensor], out_lengths: list[int]) -> list[Ten
 
 
 @stands_for("fbgemm::permute_multi_embedding", "fbgemm::permute_multi_embedding_function", fake=_fake_regroup)
-def permute_multi_embedding(
-    pooled_embs: list[Tensor], permutes: Tensor, out_lengths: list[int], reverse: bool = False
-) -> list[Tensor]:
+def permute_multi_embedding(c: Call) -> list[Tensor]:
     """Columns of tensors [B, ..] regrouped, or the gradient of that with `reverse`.
 
     permutes [P, 6] are (from, to, first column, to column, width, unused).
     """
-    batch = pooled_embs[0].shape[0]
-    outs = [pooled_embs[0].new_zeros((batch, length)) for length in out_lengths]
-    for row in permutes.tolist():
+    reverse = getattr(c, "reverse", False)
+    batch = c.pooled_embs[0].shape[0]
+    outs = [c.pooled_embs[0].new_zeros((batch, length)) for length in c.out_lengths]
+    for row in c.permutes.tolist():
         source, target, start, stop, length = row[:5] if not reverse else (row[1], row[0], row[3], row[2], row[4])
-        pooled, wanted = pooled_embs[source], outs[target]
+        pooled, wanted = c.pooled_embs[source], outs[target]
         if start + length > pooled.shape[1] or stop + length > wanted.shape[1]:
             raise ValueError(f"permute {row} names columns that are not there")
         # Gradients of columns that went to several places add up.

@@ -9,6 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from opreplay.replay.ops.calls import Call
 from opreplay.replay.ops.declared import stands_for
 
 
@@ -78,23 +79,19 @@ def _fake_permute(
     "fbgemm::permute_sparse_data",
     fake=_fake_permute,
 )
-def permute_sparse_data(
-    permute: Tensor, lengths: Tensor, values: Tensor, weights: Tensor | None, permuted_lengths_sum: int | None
-) -> tuple[Tensor, Tensor, Tensor | None]:
+def permute_sparse_data(c: Call) -> tuple[Tensor, Tensor, Tensor | None]:
     """lengths [T, B], values [Σ lengths] → the same of rows permute [T'] (a KeyedJaggedTensor's permute)."""
-    total = permuted_lengths_sum if permuted_lengths_sum else None
-    return permute_jagged(permute, lengths, values, weights, total)
+    total = c.permuted_lengths_sum if c.permuted_lengths_sum else None
+    return permute_jagged(c.permute, c.lengths, c.values, c.weights, total)
 
 
 @stands_for(
     "fbgemm::permute_sparse_features",
     fake=lambda permute, lengths, indices, weights: _fake_permute(permute, lengths, indices, weights),
 )
-def permute_sparse_features(
-    permute: Tensor, lengths: Tensor, indices: Tensor, weights: Tensor | None
-) -> tuple[Tensor, Tensor, Tensor | None]:
+def permute_sparse_features(c: Call) -> tuple[Tensor, Tensor, Tensor | None]:
     """As permute_2D_sparse_data."""
-    return permute_jagged(permute, lengths, indices, weights, None)
+    return permute_jagged(c.permute, c.lengths, c.indices, c.weights, None)
 
 
 @stands_for(
@@ -133,28 +130,27 @@ def recat_embedding_grad_output(grad_output: Tensor, dim_sum_per_rank: Tensor) -
 
 
 @stands_for("fbgemm::bounds_check_indices")
-def bounds_check_indices(
-    rows_per_table: Tensor, indices: Tensor, offsets: Tensor, bounds_check_mode: int, warning: Tensor
-) -> None:
+def bounds_check_indices(c: Call) -> None:
     """Indices outside their table become 0 (−1, a pruned row, stays), and bad offsets are cut.
 
     Mode 0 raises ValueError for them, 1 counts them in warning, 2 says nothing. ValueError for any other mode, too.
     """
-    if bounds_check_mode not in (0, 1, 2):
-        raise ValueError(f"bounds_check_mode={bounds_check_mode} is not implemented")
-    tables = max(rows_per_table.numel(), 1)
-    batch = (offsets.numel() - 1) // tables
-    good = offsets.clamp(0, indices.numel()).cummax(0).values
+    indices = c.indices
+    if c.bounds_check_mode not in (0, 1, 2):
+        raise ValueError(f"bounds_check_mode={c.bounds_check_mode} is not implemented")
+    tables = max(c.rows_per_table.numel(), 1)
+    batch = (c.offsets.numel() - 1) // tables
+    good = c.offsets.clamp(0, indices.numel()).cummax(0).values
     edges = good[:: max(batch, 1)][: tables + 1].contiguous()
     table = (torch.searchsorted(edges, _places(indices, edges), right=True) - 1).clamp(0, tables - 1)
-    bad = (indices >= rows_per_table[table]) | (indices < -1)
-    faults = bad.sum() + (good != offsets).sum()
-    if bounds_check_mode == 0 and faults:
+    bad = (indices >= c.rows_per_table[table]) | (indices < -1)
+    faults = bad.sum() + (good != c.offsets).sum()
+    if c.bounds_check_mode == 0 and faults:
         raise ValueError(f"{int(faults)} indices or offsets are out of bounds")
-    if bounds_check_mode == 1:
-        warning[:1] += faults
+    if c.bounds_check_mode == 1:
+        c.warning[:1] += faults
     indices.masked_fill_(bad, 0)
-    offsets.copy_(good)
+    c.offsets.copy_(good)
 
 
 def _places(indices: Tensor, edges: Tensor) -> Tensor:
@@ -164,41 +160,31 @@ def _places(indices: Tensor, edges: Tensor) -> Tensor:
 _Buckets = tuple[Tensor, Tensor, Tensor | None, Tensor | None, Tensor | None]
 
 
-def _fake_buckets(
-    lengths: Tensor, indices: Tensor, bucketize_pos: bool, sequence: bool, my_size: int, weights: Tensor | None
-) -> _Buckets:
+def _fake_buckets(c: Call) -> _Buckets:
     return (
-        lengths.new_empty((lengths.numel() * my_size,)),
-        torch.empty_like(indices),
-        None if weights is None else torch.empty_like(weights),
-        torch.empty_like(indices) if bucketize_pos else None,
-        torch.empty_like(indices) if sequence else None,
+        c.lengths.new_empty((c.lengths.numel() * c.my_size,)),
+        torch.empty_like(c.indices),
+        None if c.weights is None else torch.empty_like(c.weights),
+        torch.empty_like(c.indices) if c.bucketize_pos else None,
+        torch.empty_like(c.indices) if c.sequence else None,
     )
 
 
 @stands_for("fbgemm::block_bucketize_sparse_features", fake=_fake_buckets)
-def block_bucketize_sparse_features(
-    lengths: Tensor,
-    indices: Tensor,
-    bucketize_pos: bool,
-    sequence: bool,
-    block_sizes: Tensor,
-    my_size: int,
-    weights: Tensor | None,
-    keep_orig_idx: bool = False,
-) -> _Buckets:
+def block_bucketize_sparse_features(c: Call) -> _Buckets:
     """Split the indices of a table-batched jagged tensor over my_size ranks by blocks of block_sizes [T] rows.
 
     Returns lengths [my_size · T · B], indices, weights, positions in the original row, and for each original index its
     new place. Raises ValueError when my_size is not positive.
     """
+    lengths, indices, my_size = c.lengths, c.indices, c.my_size
     if my_size <= 0:
         raise ValueError(f"my_size must be positive, not {my_size}")
     starts, sizes = _rows(lengths.reshape(-1), indices.numel())
     row = torch.repeat_interleave(torch.arange(lengths.numel(), device=indices.device), sizes)
     used = indices[: row.numel()]
-    per_table = max(lengths.numel() // max(block_sizes.numel(), 1), 1)
-    block = block_sizes[(row // per_table).clamp(max=block_sizes.numel() - 1)].clamp(min=1).to(used.dtype)
+    per_table = max(lengths.numel() // max(c.block_sizes.numel(), 1), 1)
+    block = c.block_sizes[(row // per_table).clamp(max=c.block_sizes.numel() - 1)].clamp(min=1).to(used.dtype)
     inside = used < block * my_size
     rank = torch.where(inside, used // block, used % my_size).clamp(0, my_size - 1)
     local = torch.where(inside, used % block, used // my_size)
@@ -214,8 +200,8 @@ def block_bucketize_sparse_features(
     position = torch.arange(row.numel(), device=row.device) - starts[row]
     return (
         new_lengths,
-        filled((used if keep_orig_idx else local)[order]),
-        None if weights is None else filled(weights[: row.numel()][order]),
-        filled(position[order].to(indices.dtype)) if bucketize_pos else None,
-        filled(place.to(indices.dtype)) if sequence else None,
+        filled((used if getattr(c, "keep_orig_idx", False) else local)[order]),
+        None if c.weights is None else filled(c.weights[: row.numel()][order]),
+        filled(position[order].to(indices.dtype)) if c.bucketize_pos else None,
+        filled(place.to(indices.dtype)) if c.sequence else None,
     )

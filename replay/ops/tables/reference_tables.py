@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from opreplay.replay.ops.calls import Call
 from opreplay.replay.ops.declared import stands_for
 from opreplay.replay.ops.quantisation.reference_fbgemm import OUTPUT_DTYPES
 
@@ -91,30 +92,18 @@ def _pool(table: Tensor, chosen: Tensor, bags: Tensor, pooling_mode: int, scale:
     "fbgemm::split_embedding_codegen_lookup_rowwise_adagrad_function",
     fake=_fake,
 )
-def split_lookup(
-    dev_weights: Tensor,
-    uvm_weights: Tensor,
-    weights_offsets: Tensor,
-    D_offsets: Tensor,
-    total_D: int,
-    hash_size_cumsum: Tensor,
-    indices: Tensor,
-    offsets: Tensor,
-    pooling_mode: int,
-    indice_weights: Tensor | None,
-    output_dtype: int = 0,
-) -> Tensor:
+def split_lookup(c: Call) -> Tensor:
     """Lookup in tables that a fused optimizer owns; the optimizer's state is not touched by the forward pass."""
-    weights = dev_weights if dev_weights.numel() else uvm_weights
+    weights = c.dev_weights if c.dev_weights.numel() else c.uvm_weights
     return lookup(
         weights.flatten(),
-        weights_offsets,
-        D_offsets,
-        total_D,
-        hash_size_cumsum,
-        indices,
-        offsets,
-        pooling_mode,
-        indice_weights,
-        output_dtype,
+        c.weights_offsets,
+        c.D_offsets,
+        c.total_D,
+        c.hash_size_cumsum,
+        c.indices,
+        c.offsets,
+        c.pooling_mode,
+        c.indice_weights,
+        getattr(c, "output_dtype", 0),
     )

@@ -14,8 +14,9 @@ from hypothesis import strategies as st
 
 from opreplay.initializers.base import InitContext, InitializerError
 from opreplay.initializers.draws.expert_choice import choose_experts, probabilities, sort_by_expert
+from opreplay.replay.ops.calls import Call
 from opreplay.replay.ops.experts.reference_aiter import ck_moe_stage1
-from opreplay.replay.ops.experts.reference_vllm_layers import _run as outplace_fused_experts
+from opreplay.replay.ops.experts.reference_vllm_layers import fused as outplace_fused_experts
 from opreplay.replay.ops.inputs import built_in
 from opreplay.traces.errors import UsageError
 
@@ -87,7 +88,7 @@ def test_fused_experts_equal_a_dense_mixture(distribution: str) -> None:
         "w1_scale": None,
         "w2_scale": None,
     }
-    assert not outplace_fused_experts(**args, **rest).any(), "zeros give every expert no weight"
+    assert not outplace_fused_experts(Call(**args, **rest)).any(), "zeros give every expert no weight"
     initialize("vllm::outplace_fused_experts", args, f"distribution={distribution}")
     assert args["topk_ids"].unique().numel() > 3
     dense = torch.zeros(40, 16)
@@ -96,7 +97,7 @@ def test_fused_experts_equal_a_dense_mixture(distribution: str) -> None:
         made = (torch.nn.functional.silu(inner[:, :12]) * inner[:, 12:]) @ args["w2"][expert].T
         weight = (args["topk_weights"] * (args["topk_ids"] == expert)).sum(1, keepdim=True)
         dense += weight * made
-    torch.testing.assert_close(outplace_fused_experts(**args, **rest), dense, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(outplace_fused_experts(Call(**args, **rest)), dense, rtol=1e-4, atol=1e-4)
 
 
 def stage(tokens: int, topk: int, count: int, block: int, length: int) -> dict[str, Any]:
@@ -115,7 +116,7 @@ def stage(tokens: int, topk: int, count: int, block: int, length: int) -> dict[s
 
 def run_stage(args: dict[str, Any]) -> torch.Tensor:
     rest = {name: value for name, value in args.items() if name != "w2"}
-    ck_moe_stage1(**rest, w1_scale=None, a1_scale=None, sorted_weights=None, activation=0)
+    ck_moe_stage1(Call(**rest, w1_scale=None, a1_scale=None, sorted_weights=None, activation=0))
     return args["out"]
 
 

@@ -13,6 +13,7 @@ from opreplay.initializers.draws.paging import Pool, page_list
 from opreplay.replay.ops.attention.reference_aiter import mha_batch_prefill
 from opreplay.replay.ops.attention.reference_flash import vllm_varlen_fwd
 from opreplay.replay.ops.attention.reference_vllm import paged_attention
+from opreplay.replay.ops.calls import Call
 from opreplay.replay.ops.inputs import built_in
 from opreplay.traces.links.annotations import BatchContext, batch_context
 
@@ -73,12 +74,12 @@ def naive(args: dict[str, Any]) -> torch.Tensor:
 @pytest.mark.parametrize(("batch", "tokens", "sequences"), [(MIXED, 48, 6), (DECODE, 6, 6), (PREFILL, 48, 3)])
 def test_varlen_attention_equals_the_definition(batch, tokens: int, sequences: int) -> None:
     args = varlen(tokens, sequences)
-    zeros = vllm_varlen_fwd(**args)[0]
+    zeros = vllm_varlen_fwd(Call(**args))[0]
     assert not zeros.any(), "zeros attend to nothing"
     initialize("_vllm_fa2_C::varlen_fwd", args, batch)
     assert int(args["cu_seqlens_q"][-1]) == (batch.prefill_tokens or 0) + (batch.decode_tokens or 0)
     assert int(args["seqused_k"].sum()) == (batch.prefill_k or 0) + (batch.decode_k or 0)
-    torch.testing.assert_close(vllm_varlen_fwd(**args)[0], naive(args))
+    torch.testing.assert_close(vllm_varlen_fwd(Call(**args))[0], naive(args))
 
 
 def test_no_block_is_shared_while_the_pool_lasts() -> None:
@@ -116,7 +117,7 @@ def paged(sequences: int, width: int = 8) -> dict[str, Any]:
 
 def run_paged(args: dict[str, Any]) -> torch.Tensor:
     left_out = ("num_kv_heads", "block_size", "max_seq_len")
-    paged_attention(**{name: value for name, value in args.items() if name not in left_out})
+    paged_attention(Call(**{name: value for name, value in args.items() if name not in left_out}))
     return args["out"]
 
 
@@ -156,12 +157,13 @@ def test_page_lists() -> None:
         "kv_indptr": torch.zeros(sequences + 1, dtype=torch.int32),
         "kv_page_indices": torch.zeros(140, dtype=torch.int32),
     }
-    rest = (0.0, 0.3, 0.0, True, -1, -1, False, None, None)
-    assert not mha_batch_prefill(*args.values(), *rest)[0].any()
+    rest = {"dropout_p": 0.0, "softmax_scale": 0.3, "logits_soft_cap": 0.0, "is_causal": True, "out": None}
+    rest |= {"window_size_left": -1, "window_size_right": -1, "return_softmax_lse": False, "alibi_slopes": None}
+    assert not mha_batch_prefill(Call(**args, **rest))[0].any()
     initialize("aiter::mha_batch_prefill", args, MIXED)
     assert int(args["kv_indptr"][-1]) == 130
     assert len(args["kv_page_indices"][:130].unique()) == 130
-    assert mha_batch_prefill(*args.values(), *rest)[0].abs().sum(dim=(1, 2)).min() > 0
+    assert mha_batch_prefill(Call(**args, **rest))[0].abs().sum(dim=(1, 2)).min() > 0
 
 
 def test_new_tokens_go_where_the_block_tables_say() -> None:

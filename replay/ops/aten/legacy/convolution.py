@@ -13,6 +13,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from opreplay.replay.ops.calls import Call, but
+
 Sizes = Sequence[int]
 Mask = Sequence[bool]
 Maybe = Tensor | None
@@ -52,80 +54,43 @@ def _asked(mask: Mask, gradients: tuple[Maybe, Maybe, Maybe]) -> tuple[Maybe, ..
     return gradients[: len(mask)]
 
 
-def cudnn(
-    x: Tensor,
-    grad: Tensor,
-    weight: Tensor,
-    padding: Sizes,
-    stride: Sizes,
-    dilation: Sizes,
-    groups: int,
-    benchmark: bool,
-    deterministic: bool,
-    allow_tf32: bool,
-    mask: Mask,
-) -> tuple[Maybe, ...]:
-    """Gradients of input and weight."""
-    del benchmark, deterministic, allow_tf32
-    return _asked(mask, _backward(grad, x, weight, stride, padding, dilation, groups, mask))
+def backward(c: Call) -> tuple[Maybe, ...]:
+    """Gradients of input and weight, and of the bias where the mask asks for three; with output padding transposed."""
+    sizes = (c.stride, c.padding, c.dilation, c.groups, c.output_mask, getattr(c, "output_padding", None))
+    return _asked(c.output_mask, _backward(c.grad_output, c.self, c.weight, *sizes))
 
 
-def miopen(
-    x: Tensor,
-    grad: Tensor,
-    weight: Tensor,
-    padding: Sizes,
-    stride: Sizes,
-    dilation: Sizes,
-    groups: int,
-    benchmark: bool,
-    deterministic: bool,
-    mask: Mask,
-) -> tuple[Maybe, ...]:
-    """Gradients of input, weight and bias."""
-    del benchmark, deterministic
-    return _asked(mask, _backward(grad, x, weight, stride, padding, dilation, groups, mask))
+def slow(c: Call) -> tuple[Maybe, ...]:
+    """As backward, without groups, and without dilation where there is none; what the forward has left is not read."""
+    return backward(but(c, groups=1, dilation=getattr(c, "dilation", None) or [1] * len(c.stride)))
 
 
-def mkldnn(
-    x: Tensor, grad: Tensor, weight: Tensor, padding: Sizes, stride: Sizes, dilation: Sizes, groups: int, mask: Mask
-) -> tuple[Maybe, ...]:
-    """Gradients of input, weight and bias."""
-    return _asked(mask, _backward(grad, x, weight, stride, padding, dilation, groups, mask))
+def depthwise(c: Call) -> tuple[Maybe, ...]:
+    """As backward, one group a channel."""
+    return backward(but(c, groups=c.self.shape[1]))
 
 
-def to_input(
-    size: Sizes, grad: Tensor, weight: Tensor, padding: Sizes, stride: Sizes, dilation: Sizes, groups: int, *_: bool
-) -> Maybe:
+def to_input(c: Call) -> Maybe:
     """The gradient of an input of this size."""
-    return _backward(grad, _shaped(grad, size), weight, stride, padding, dilation, groups, _INPUT)[0]
+    x = _shaped(c.grad_output, c.self_size)
+    return _backward(c.grad_output, x, c.weight, c.stride, c.padding, c.dilation, c.groups, _INPUT)[0]
 
 
-def to_weight(
-    size: Sizes, grad: Tensor, x: Tensor, padding: Sizes, stride: Sizes, dilation: Sizes, groups: int, *_: bool
-) -> Maybe:
+def to_weight(c: Call) -> Maybe:
     """The gradient of a weight of this size."""
-    return _backward(grad, x, _shaped(x, size), stride, padding, dilation, groups, _WEIGHT)[1]
+    weight = _shaped(c.self, c.weight_size)
+    return _backward(c.grad_output, c.self, weight, c.stride, c.padding, c.dilation, c.groups, _WEIGHT)[1]
 
 
-def to_weight_and_bias(
-    size: Sizes,
-    grad: Tensor,
-    x: Tensor,
-    padding: Sizes,
-    stride: Sizes,
-    dilation: Sizes,
-    groups: int,
-    bias_defined: bool,
-) -> tuple[Maybe, Maybe]:
+def to_weight_and_bias(c: Call) -> tuple[Maybe, Maybe]:
     """As to_weight, and of the bias where the convolution has one."""
-    mask = (False, True, bias_defined)
-    return _backward(grad, x, _shaped(x, size), stride, padding, dilation, groups, mask)[1:]
+    weight, mask = _shaped(c.self, c.weight_size), (False, True, c.bias_defined)
+    return _backward(c.grad_output, c.self, weight, c.stride, c.padding, c.dilation, c.groups, mask)[1:]
 
 
-def to_bias(grad: Tensor) -> Tensor:
+def to_bias(grad_output: Tensor) -> Tensor:
     """[N, O, *] → [O]."""
-    return grad.sum([0, *range(2, grad.dim())])
+    return grad_output.sum([0, *range(2, grad_output.dim())])
 
 
 def _rest(grad: Tensor, x: Tensor, weight_size: Sizes, stride: Sizes, padding: Sizes, dilation: Sizes) -> list[int]:
@@ -138,149 +103,30 @@ def _rest(grad: Tensor, x: Tensor, weight_size: Sizes, stride: Sizes, padding: S
     ]
 
 
-def cudnn_transpose(
-    x: Tensor,
-    grad: Tensor,
-    weight: Tensor,
-    padding: Sizes,
-    output_padding: Sizes,
-    stride: Sizes,
-    dilation: Sizes,
-    groups: int,
-    benchmark: bool,
-    deterministic: bool,
-    allow_tf32: bool,
-    mask: Mask,
-) -> tuple[Maybe, ...]:
-    """As cudnn, of a transposed convolution."""
-    del benchmark, deterministic, allow_tf32
-    return _asked(mask, _backward(grad, x, weight, stride, padding, dilation, groups, mask, output_padding))
-
-
-def miopen_transpose(
-    x: Tensor,
-    grad: Tensor,
-    weight: Tensor,
-    padding: Sizes,
-    output_padding: Sizes,
-    stride: Sizes,
-    dilation: Sizes,
-    groups: int,
-    benchmark: bool,
-    deterministic: bool,
-    mask: Mask,
-) -> tuple[Maybe, ...]:
-    """As miopen, of a transposed convolution."""
-    del benchmark, deterministic
-    return _asked(mask, _backward(grad, x, weight, stride, padding, dilation, groups, mask, output_padding))
-
-
-def transpose_to_input(
-    grad: Tensor, weight: Tensor, padding: Sizes, stride: Sizes, dilation: Sizes, groups: int, *_: bool
-) -> Tensor:
+def transpose_to_input(c: Call) -> Tensor:
     """The gradient of a transposed convolution's input is the convolution of the result's."""
-    return torch.ops.aten.convolution.default(
-        grad, weight, None, stride, padding, dilation, False, [0] * len(stride), groups
-    )
+    sizes = (c.stride, c.padding, c.dilation, False, [0] * len(c.stride), c.groups)
+    return torch.ops.aten.convolution.default(c.grad_output, c.weight, None, *sizes)
 
 
-def transpose_to_weight(
-    size: Sizes, grad: Tensor, x: Tensor, padding: Sizes, stride: Sizes, dilation: Sizes, groups: int, *_: bool
-) -> Maybe:
+def transpose_to_weight(c: Call) -> Maybe:
     """As to_weight, of a transposed convolution."""
-    extra = _rest(grad, x, size, stride, padding, dilation)
-    return _backward(grad, x, _shaped(x, size), stride, padding, dilation, groups, _WEIGHT, extra)[1]
+    grad, x = c.grad_output, c.self
+    extra = _rest(grad, x, c.weight_size, c.stride, c.padding, c.dilation)
+    sizes = (c.stride, c.padding, c.dilation, c.groups, _WEIGHT, extra)
+    return _backward(grad, x, _shaped(x, c.weight_size), *sizes)[1]
 
 
-def nnpack(x: Tensor, grad: Tensor, weight: Tensor, padding: Sizes, mask: Mask) -> tuple[Maybe, ...]:
+def nnpack(c: Call) -> tuple[Maybe, ...]:
     """Of a convolution of stride 1 without groups."""
-    return _backward(grad, x, weight, [1, 1], padding, [1, 1], 1, mask)
+    return _backward(c.grad_output, c.input, c.weight, [1, 1], c.padding, [1, 1], 1, c.output_mask)
 
 
-def nnpack_to_input(x: Tensor, grad: Tensor, weight: Tensor, padding: Sizes) -> Maybe:
+def nnpack_to_input(c: Call) -> Maybe:
     """As nnpack, one gradient."""
-    return _backward(grad, x, weight, [1, 1], padding, [1, 1], 1, _INPUT)[0]
+    return nnpack(but(c, output_mask=_INPUT))[0]
 
 
-def nnpack_to_weight(x: Tensor, size: Sizes, grad: Tensor, padding: Sizes) -> Maybe:
+def nnpack_to_weight(c: Call) -> Maybe:
     """As nnpack, one gradient."""
-    return _backward(grad, x, _shaped(x, size), [1, 1], padding, [1, 1], 1, _WEIGHT)[1]
-
-
-def slow_dilated(
-    grad: Tensor,
-    x: Tensor,
-    weight: Tensor,
-    kernel_size: Sizes,
-    stride: Sizes,
-    padding: Sizes,
-    dilation: Sizes,
-    mask: Mask,
-) -> tuple[Maybe, ...]:
-    """Gradients of input, weight and bias."""
-    del kernel_size
-    return _asked(mask, _backward(grad, x, weight, stride, padding, dilation, 1, mask))
-
-
-def slow_with_columns(
-    grad: Tensor,
-    x: Tensor,
-    weight: Tensor,
-    kernel_size: Sizes,
-    stride: Sizes,
-    padding: Sizes,
-    columns: Tensor,
-    mask: Mask,
-) -> tuple[Maybe, ...]:
-    """Without dilation; `columns` is what the forward has left behind for this."""
-    del columns
-    return slow_dilated(grad, x, weight, kernel_size, stride, padding, [1] * len(stride), mask)
-
-
-def slow_with_scratch(
-    grad: Tensor,
-    x: Tensor,
-    weight: Tensor,
-    kernel_size: Sizes,
-    stride: Sizes,
-    padding: Sizes,
-    columns: Tensor,
-    scratch: Tensor,
-    mask: Mask,
-) -> tuple[Maybe, ...]:
-    """As slow_with_columns."""
-    del scratch
-    return slow_with_columns(grad, x, weight, kernel_size, stride, padding, columns, mask)
-
-
-def slow_transpose(
-    grad: Tensor,
-    x: Tensor,
-    weight: Tensor,
-    kernel_size: Sizes,
-    stride: Sizes,
-    padding: Sizes,
-    output_padding: Sizes,
-    dilation: Sizes,
-    columns: Tensor,
-    scratch: Tensor,
-    mask: Mask,
-) -> tuple[Maybe, ...]:
-    """Of a transposed convolution without groups."""
-    del kernel_size, columns, scratch
-    return _asked(mask, _backward(grad, x, weight, stride, padding, dilation, 1, mask, output_padding))
-
-
-def depthwise(
-    grad: Tensor,
-    x: Tensor,
-    weight: Tensor,
-    kernel_size: Sizes,
-    stride: Sizes,
-    padding: Sizes,
-    dilation: Sizes,
-    mask: Mask,
-) -> tuple[Maybe, ...]:
-    """One group a channel."""
-    del kernel_size
-    return _asked(mask, _backward(grad, x, weight, stride, padding, dilation, x.shape[1], mask))
+    return nnpack(but(c, weight=_shaped(c.input, c.weightsize), output_mask=_WEIGHT))[1]

@@ -16,6 +16,7 @@ from importlib import import_module
 from typing import Any
 
 from opreplay.replay.host.dispatcher import parse_schema
+from opreplay.replay.ops.calls import by_schema
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,7 +47,8 @@ class Legacy:
         """The function; it takes the arguments of `schema`, keyword-only ones by name."""
         if self.function:
             module, _, function = self.function.rpartition(".")
-            return getattr(import_module(f"opreplay.replay.ops.aten.{module}"), function)
+            run = getattr(import_module(f"opreplay.replay.ops.aten.{module}"), function)
+            return by_schema(run, parse_schema(f"aten::{self.schema}"))
         return _by_name(self)
 
 
@@ -126,26 +128,26 @@ _SELF = "Tensor self, Tensor grad_output, Tensor weight"
 _TO_INPUT, _TO_WEIGHT = "int[] self_size, Tensor grad_output, Tensor weight", "int[] weight_size, Tensor grad_output"
 
 _CONVOLUTIONS: tuple[Legacy, ...] = (
-    _back(_whole("cudnn_convolution_backward", _SELF, _CUDNN, 2), "cudnn"),
+    _back(_whole("cudnn_convolution_backward", _SELF, _CUDNN, 2)),
     _back(f"cudnn_convolution_backward_input({_TO_INPUT}, {_CUDNN}) -> Tensor", "to_input"),
     _back(f"cudnn_convolution_backward_weight({_TO_WEIGHT}, Tensor self, {_CUDNN}) -> Tensor", "to_weight"),
-    _back(_whole("cudnn_convolution_transpose_backward", _SELF, _CUDNN_UP, 2), "cudnn_transpose"),
+    _back(_whole("cudnn_convolution_transpose_backward", _SELF, _CUDNN_UP, 2)),
     _back(f"cudnn_convolution_transpose_backward_input(Tensor grad_output, Tensor weight, {_CUDNN}) -> Tensor",
           "transpose_to_input", "aten::convolution"),
     _back(f"cudnn_convolution_transpose_backward_weight({_TO_WEIGHT}, Tensor self, {_CUDNN}) -> Tensor",
           "transpose_to_weight"),
     *(row for kind in ("miopen_convolution", "miopen_depthwise_convolution") for row in (
-        _back(_whole(f"{kind}_backward", _SELF, _MIOPEN, 3), "miopen"),
+        _back(_whole(f"{kind}_backward", _SELF, _MIOPEN, 3)),
         _back(f"{kind}_backward_input({_TO_INPUT}, {_MIOPEN}) -> Tensor", "to_input"),
         _back(f"{kind}_backward_weight({_TO_WEIGHT}, Tensor self, {_MIOPEN}) -> Tensor", "to_weight"),
     )),
     _back("miopen_convolution_backward_bias(Tensor grad_output) -> Tensor", "to_bias", "aten::sum"),
-    _back(_whole("miopen_convolution_transpose_backward", _SELF, _MIOPEN_UP, 3), "miopen_transpose"),
+    _back(_whole("miopen_convolution_transpose_backward", _SELF, _MIOPEN_UP, 3)),
     _back(f"miopen_convolution_transpose_backward_input(Tensor grad_output, Tensor weight, {_MIOPEN}) -> Tensor",
           "transpose_to_input", "aten::convolution"),
     _back(f"miopen_convolution_transpose_backward_weight({_TO_WEIGHT}, Tensor self, {_MIOPEN}) -> Tensor",
           "transpose_to_weight"),
-    _back(_whole("mkldnn_convolution_backward", _SELF, _PLAIN, 3), "mkldnn"),
+    _back(_whole("mkldnn_convolution_backward", _SELF, _PLAIN, 3)),
     _back(f"mkldnn_convolution_backward_input({_TO_INPUT}, {_PLAIN}, bool bias_defined) -> Tensor", "to_input"),
     _back(f"mkldnn_convolution_backward_weights({_TO_WEIGHT}, Tensor self, {_PLAIN}, bool bias_defined) -> {_TWO}",
           "to_weight_and_bias"),
@@ -156,16 +158,16 @@ _CONVOLUTIONS: tuple[Legacy, ...] = (
     _back("_nnpack_spatial_convolution_backward_weight(Tensor input, int[] weightsize, Tensor grad_output, "
           "int[2] padding) -> Tensor", "nnpack_to_weight"),
     _back(f"thnn_conv2d_backward.output_mask(Tensor grad_output, Tensor self, Tensor weight, {_WINDOW.format(n=2)}, "
-          f"Tensor finput, Tensor fgrad_input, bool[3] output_mask) -> {_NAMED}", "slow_with_scratch"),
+          f"Tensor finput, Tensor fgrad_input, bool[3] output_mask) -> {_NAMED}", "slow"),
     _back(f"slow_conv3d_backward.output_mask(Tensor grad_output, Tensor self, Tensor weight, {_WINDOW.format(n=3)}, "
-          f"Tensor finput, Tensor fgrad_input, bool[3] output_mask) -> {_NAMED}", "slow_with_scratch"),
+          f"Tensor finput, Tensor fgrad_input, bool[3] output_mask) -> {_NAMED}", "slow"),
     _back(f"_slow_conv2d_backward.until_1_10(Tensor grad_output, Tensor self, Tensor weight, {_WINDOW.format(n=2)}, "
-          f"Tensor finput, bool[3] output_mask) -> {_NAMED}", "slow_with_columns"),
+          f"Tensor finput, bool[3] output_mask) -> {_NAMED}", "slow"),
     *(_back(f"slow_conv_dilated{n}d_backward(Tensor grad_output, Tensor self, Tensor weight, {_WINDOW.format(n=n)}, "
-            f"int[{n}] dilation, bool[3] output_mask) -> {_NAMED}", "slow_dilated") for n in (2, 3)),
+            f"int[{n}] dilation, bool[3] output_mask) -> {_NAMED}", "slow") for n in (2, 3)),
     *(_back(f"slow_conv_transpose{n}d_backward.output_mask(Tensor grad_output, Tensor self, Tensor weight, "
             f"{_WINDOW.format(n=n)}, int[{n}] output_padding, int[{n}] dilation, Tensor {a}, Tensor {b}, "
-            f"bool[3] output_mask) -> {_NAMED}", "slow_transpose")
+            f"bool[3] output_mask) -> {_NAMED}", "slow")
       for n, a, b in ((2, "columns", "ones"), (3, "finput", "fgrad_input"))),
     *(_back(f"{name}.output_mask(Tensor grad_output, Tensor self, Tensor weight, {_WINDOW.format(n=2)}, "
             "int[2] dilation, bool[2] output_mask) -> (Tensor grad_input, Tensor grad_weight)", "depthwise")

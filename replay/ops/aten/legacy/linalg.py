@@ -6,6 +6,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from opreplay.replay.ops.aten.attention import flash_attention_forward
+from opreplay.replay.ops.calls import Call, but
+
 Maybe = Tensor | None
 
 
@@ -49,23 +52,9 @@ def attention(
     return functional.scaled_dot_product_attention(query, key, value, attn_mask, dropout_p, is_causal), None
 
 
-def flash_attention(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    cum_seq_q: Tensor,
-    cum_seq_k: Tensor,
-    max_q: int,
-    max_k: int,
-    dropout_p: float,
-    is_causal: bool,
-) -> Tensor:
+def flash_attention(c: Call) -> Tensor:
     """Packed sequences: [tokens, heads, E], with the starts of the sequences [n + 1]."""
-    from opreplay.replay.ops.aten.attention import flash_attention_forward
-
-    return flash_attention_forward(query, key, value, cum_seq_q, cum_seq_k, max_q, max_k, dropout_p, is_causal, False)[
-        0
-    ]
+    return flash_attention_forward(but(c, scale=None))[0]
 
 
 def cholesky(x: Tensor, upper: bool) -> Tensor:

@@ -13,43 +13,61 @@ import torch
 from torch import Tensor
 
 from opreplay.replay.host.dispatcher import parse_schema
+from opreplay.replay.ops.calls import takes_call
 from opreplay.replay.ops.modes import COMPUTED, INERT, computed, inert_entry, untaken_modes
 from opreplay.replay.ops.register import implemented, stand_in_of, versions_declared
+from opreplay.replay.ops.table import Reference
 
 Op = Callable[[str], Any]
 
 UNREAD = {
-    # Tells two versions apart: the sizes do not depend on it.
-    ("_C::get_cutlass_moe_mm_problem_sizes", "blockscale_offsets"),
     # Loading ahead changes no value.
     ("npu::npu_prefetch", "self"),
 }
 """(op, parameter) that a stand-in takes and need not read."""
 
 
-def schemas() -> list[tuple[str, Any, Any]]:
+def versions() -> list[tuple[Reference, Any]]:
     names = [name for names in implemented().values() for name in names]
-    return [(name, one.run, parse_schema(one.schema)) for name in names for one in versions_declared(name)]
+    return [(version, parse_schema(version.schema)) for name in names for version in versions_declared(name)]
+
+
+def definition(run: Callable[..., Any]) -> list[ast.stmt]:
+    tree = ast.parse(textwrap.dedent(inspect.getsource(run))).body[0]
+    return tree.body if isinstance(tree, ast.FunctionDef) else [tree]
 
 
 def names_read(run: Callable[..., Any]) -> set[str]:
-    tree = ast.parse(textwrap.dedent(inspect.getsource(run))).body[0]
-    lines = tree.body if isinstance(tree, ast.FunctionDef) else [tree]
-    return {node.id for line in lines for node in ast.walk(line) if isinstance(node, ast.Name)}
+    return {node.id for line in definition(run) for node in ast.walk(line) if isinstance(node, ast.Name)}
 
 
 def test_a_parameter_that_is_taken_is_read() -> None:
     unread = {
-        (name, parameter)
-        for name, run, _ in schemas()
-        for parameter in set(inspect.signature(inspect.unwrap(run)).parameters) - names_read(run)
+        (version.name, parameter)
+        for version, _ in versions()
+        for parameter in set(inspect.signature(version.run).parameters) - names_read(version.run)
     }
     assert unread == UNREAD
 
 
+def test_a_call_is_read_by_names_or_handed_on_whole() -> None:
+    """Whatever else a function did with its call, `taken` would not see what it reads."""
+    for run in {version.run for version, _ in versions() if takes_call(version.run)}:
+        (c,) = inspect.signature(run).parameters
+        nodes = [node for line in definition(run) for node in ast.walk(line)]
+        seen = {id(node.value) for node in nodes if isinstance(node, ast.Attribute)}
+        handed = [node.args[0] for node in nodes if isinstance(node, ast.Call) and node.args]
+        changed = [node for node in nodes if isinstance(node, ast.Call) and ast.unparse(node.func) == "but"]
+        assert {id(node) for node in changed} <= set(map(id, handed)), f"{run.__name__} hands on no changed call"
+        uses = {id(node) for node in nodes if isinstance(node, ast.Name) and node.id == c}
+        assert uses <= seen | set(map(id, handed)), run.__name__
+
+
 def test_an_untaken_argument_has_a_value_that_is_computed() -> None:
     modes = [
-        (name, mode, computed(schema, mode)) for name, run, schema in schemas() for mode in untaken_modes(run, schema)
+        (version.name, mode, computed(schema, mode))
+        for version, schema in versions()
+        for mode in untaken_modes(version.takes, schema)
     ]
     assert len(modes) > 300
     assert [(name, mode) for name, mode, values in modes if not values] == []
@@ -57,15 +75,15 @@ def test_an_untaken_argument_has_a_value_that_is_computed() -> None:
 
 def test_every_entry_is_of_an_argument_that_some_stand_in_does_not_take() -> None:
     untaken = {
-        (name, argument.name)
-        for name, run, schema in schemas()
+        (version.name, argument.name)
+        for version, schema in versions()
         for argument in schema.arguments
-        if argument.name not in inspect.signature(run).parameters
+        if argument.name not in version.takes
     }
     listed = [entry for names in INERT.values() for entry in names.split()]
     assert len(listed) == len(set(listed))
     assert set(listed) - {inert_entry(*one) for one in untaken} == set()
-    arguments = {mode for name, run, schema in schemas() for mode in untaken_modes(run, schema)}
+    arguments = {mode for version, schema in versions() for mode in untaken_modes(version.takes, schema)}
     assert {entry.rpartition(".")[2] for entry in COMPUTED} - arguments == set()
 
 

@@ -1,0 +1,91 @@
+# pyright: strict
+"""What a reference takes of an op's arguments, and how it is called with them.
+
+A reference has a parameter for each argument that it takes, by the schema's name. One with many has a single parameter,
+a `Call`, and takes what it reads of that.
+"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import textwrap
+from collections.abc import Callable, Iterator, Mapping
+from functools import cache
+from types import SimpleNamespace
+from typing import Any
+
+Call = SimpleNamespace
+"""The arguments of one call: `c.weight`; `getattr(c, "bias", None)` is of those that a version may lack."""
+
+
+def but(c: Call, **changes: Any) -> Call:
+    """The same call with some arguments changed, or more of them."""
+    return SimpleNamespace(**{**vars(c), **changes})
+
+
+def takes_call(run: Callable[..., Any]) -> bool:
+    """Whether a function has its arguments from a `Call`."""
+    first = next(iter(inspect.signature(run).parameters.values()), None)
+    return first is not None and first.annotation in ("Call", Call)
+
+
+@cache
+def taken(run: Callable[..., Any]) -> dict[str, bool]:
+    """The arguments that a function takes → whether it cannot do without."""
+    if takes_call(run):
+        return dict(sorted(_read(run)))
+    parameters = inspect.signature(run).parameters.values()
+    return {parameter.name: parameter.default is parameter.empty for parameter in parameters}
+
+
+def call_with(run: Callable[..., Any], arguments: Mapping[str, Any]) -> Any:
+    """Call a function with those of the arguments that it takes."""
+    values = {name: arguments[name] for name in taken(run) if name in arguments}
+    return run(SimpleNamespace(**values)) if takes_call(run) else run(**values)
+
+
+def by_schema(run: Callable[..., Any], schema: Any) -> Callable[..., Any]:
+    """A function of a schema's arguments, by place and by name, that calls one which takes a `Call`; others stay."""
+    if not takes_call(run):
+        return run
+    names = [argument.name for argument in schema.arguments]
+    defaults = {a.name: a.default_value for a in schema.arguments if a.has_default_value()}
+
+    def called(*args: Any, **kwargs: Any) -> Any:
+        return call_with(run, {**defaults, **dict(zip(names, args, strict=False)), **kwargs})
+
+    return called
+
+
+def _read(run: Callable[..., Any]) -> Iterator[tuple[str, bool]]:
+    """(argument, whether it has to be there) wherever a function reads its call, or hands it to one that does."""
+    function = ast.parse(textwrap.dedent(inspect.getsource(run))).body[0]
+    assert isinstance(function, ast.FunctionDef)
+    c = function.args.args[0].arg
+    for node in ast.walk(function):
+        if isinstance(node, ast.Attribute) and _is(node.value, c):
+            yield node.attr, True
+        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.args:
+            yield from _read_by(run.__globals__.get(node.func.id, getattr), node.args, c)
+
+
+def _read_by(function: Callable[..., Any], arguments: list[ast.expr], c: str) -> Iterator[tuple[str, bool]]:
+    """The same of a function that is called with these arguments."""
+    first = arguments[0]
+    changed: set[str | None] = set()
+    if isinstance(first, ast.Call) and isinstance(first.func, ast.Name) and first.func.id == but.__name__:
+        changed = {keyword.arg for keyword in first.keywords}
+        first = first.args[0]
+    if not _is(first, c) or function is but:
+        return
+    if function is getattr:
+        name = arguments[1]
+        assert isinstance(name, ast.Constant)
+        yield str(name.value), False
+    else:
+        yield from ((name, needed) for name, needed in taken(function).items() if name not in changed)
+
+
+def _is(node: ast.AST, name: str) -> bool:
+    return isinstance(node, ast.Name) and node.id == name

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from opreplay.initializers.base import InitContext
 from opreplay.initializers.rules.jagged import _lengths
+from opreplay.replay.ops.calls import Call
 from opreplay.replay.ops.inputs import built_in
 from opreplay.replay.ops.tables import reference_sparse as fbgemm_sparse
 
@@ -79,8 +80,7 @@ def test_bounds_hold() -> None:
         "weights": None,
     }
     initialize("fbgemm::bounds_check_indices", args)
-    names = ("rows_per_table", "indices", "offsets", "bounds_check_mode", "warning")
-    fbgemm_sparse.bounds_check_indices(*(args[name] for name in names))
+    fbgemm_sparse.bounds_check_indices(Call(**args))
     assert args["warning"].item() == 0
     assert args["offsets"][-1] == 500
     assert len(args["indices"].unique()) > 400
@@ -97,7 +97,7 @@ def test_buckets_hold_all_indices() -> None:
         "weights": None,
     }
     initialize("fbgemm::block_bucketize_sparse_features", args)
-    lengths = fbgemm_sparse.block_bucketize_sparse_features(**args)[0].view(8, 40).sum(1)
+    lengths = fbgemm_sparse.block_bucketize_sparse_features(Call(**args))[0].view(8, 40).sum(1)
     assert int(lengths.sum()) == 600
     assert int(lengths.min()) > 40, "every rank gets its share"
 

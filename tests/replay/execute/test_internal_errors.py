@@ -115,10 +115,10 @@ def test_a_run_with_a_slip_in_a_stand_in_ends_as_an_internal_error(
 ) -> None:
     register_namespace("_C")
     if slip == "no such function":
-        monkeypatch.delattr("opreplay.replay.ops.norms.reference_vllm.rms_norm")
+        monkeypatch.delattr("opreplay.replay.ops.norms.reference_aiter.rms_norm")
     else:
         renamed = FunctionType(compile("def rms_norm(): ...", str(OURS), "exec").co_consts[0], {})
-        monkeypatch.setattr("opreplay.replay.ops.norms.reference_vllm.rms_norm", renamed)
+        monkeypatch.setattr("opreplay.replay.ops.norms.reference_aiter.rms_norm", renamed)
     monkeypatch.setattr("opreplay.replay.execute.options.RunOptions", partial(RunOptions, isolation="none"))
     args = {
         "Input Dims": [[4, 8], [4, 8], [8], []],

@@ -6,7 +6,7 @@ import pytest
 
 from opreplay.replay.execute import run as orchestrator
 from opreplay.replay.execute.executors.fake import FakeExecutor
-from opreplay.replay.execute.options import MeasureOptions, RunOptions
+from opreplay.replay.execute.options import RunOptions, WorkerConfig
 from opreplay.replay.execute.processes.runner import InProcess
 from opreplay.replay.execute.run import Progress, run_plan
 from opreplay.replay.ir.model import Assumption, Reason, Recorded, RecordedKernel, ReplayOp, ReplayPlan
@@ -117,7 +117,7 @@ class Interrupting(InProcess):
 
 
 def test_interrupt_keeps_what_is_done_and_says_so(tmp_path: Path) -> None:
-    runner = Interrupting(FakeExecutor(), seed=0, options=MeasureOptions())
+    runner = Interrupting(FakeExecutor(), WorkerConfig(memory_bytes=10**6))
     path = tmp_path / "r.jsonl"
     with JsonLinesSink.open(path) as sink, pytest.raises(KeyboardInterrupt):
         run_plan(plan_of(fake_op("1us"), fake_op("2us")), OPTIONS, sink=sink, runner=runner)
@@ -134,7 +134,7 @@ def test_full_disk_passes_through_and_closes_the_runner() -> None:
         def write(self, record: Record) -> None:
             raise OSError(28, "No space left on device")
 
-    runner = Interrupting(FakeExecutor(), seed=0, options=MeasureOptions())
+    runner = Interrupting(FakeExecutor(), WorkerConfig(memory_bytes=10**6))
     with pytest.raises(OSError, match="No space left"):
         run_plan(plan_of(fake_op("1us")), OPTIONS, sink=FullDisk(), runner=runner)
     assert runner.closed
@@ -174,5 +174,5 @@ def test_assumptions_of_plan_and_run_are_both_kept() -> None:
         assumptions=(Assumption(argument="self", what="contiguous strides"),),
     )
     sink = MemorySink()
-    run_plan(plan_of(op), OPTIONS, sink=sink, runner=Assuming(FakeExecutor(), seed=0, options=MeasureOptions()))
+    run_plan(plan_of(op), OPTIONS, sink=sink, runner=Assuming(FakeExecutor(), WorkerConfig(memory_bytes=10**6)))
     assert [assumption.argument for assumption in sink.results[0].assumptions] == ["self", "indices"]

@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from opreplay.replay.execute.executors.fake import FakeExecutor
-from opreplay.replay.execute.options import MeasureOptions, RunOptions
+from opreplay.replay.execute.options import RunOptions, WorkerConfig
 from opreplay.replay.execute.processes.runner import InProcess
 from opreplay.replay.execute.run import run_plan
 from opreplay.replay.ir.model import Reason, Recorded, ReplayOp, ReplayPlan
@@ -36,7 +36,7 @@ class Counting(InProcess):
     """Remembers what it measured, and is interrupted before one op."""
 
     def __init__(self, stop_at: str = "") -> None:
-        super().__init__(FakeExecutor(), seed=0, options=MeasureOptions())
+        super().__init__(FakeExecutor(), WorkerConfig(memory_bytes=10**6))
         self.stop_at = stop_at
         self.measured: list[str] = []
 

@@ -155,7 +155,7 @@ def test_a_later_visit_whose_processes_are_lost_leaves_the_first() -> None:
             lost = unable(Reason("worker lost", "SIGKILL from outside"))
             return lost if visit.number else super().measure(op, visit)
 
-    runner = Losing(FakeExecutor(), seed=0, options=RunOptions(executor="fake", op_time_s=0.1))
+    runner = Losing(FakeExecutor(), WorkerConfig(options=RunOptions(op_time_s=0.1), memory_bytes=10**6))
     engine = OneByOne(runner, visits=3, op_time_s=10.0)
     engine.start()
     ((_, outcome),) = engine.outcomes([fake_op("10us")], lambda _: None)

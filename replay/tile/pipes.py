@@ -209,21 +209,9 @@ class _State:
                 self._grow()
         pipe, unit, cycles, latency, reads, writes, place, awaited = known
         self.issues[unit] += 1
-        start = self.issued[unit] = self.issued[unit] + self.issue
-        if self.free[pipe] > start:
-            start = self.free[pipe]
-        flags, written, writer, read, reader = self.flags, self.written, self.writer, self.read, self.reader
-        for slot in reads:
-            by = writer[slot]
-            if by >= 0 and (ready := written[slot] + flags[by][pipe]) > start:
-                start = ready
-        for slot in writes:
-            by = reader[slot]
-            if by >= 0 and (ready := read[slot] + flags[by][pipe]) > start:
-                start = ready
-            by = writer[slot]
-            if by >= 0 and by != pipe and (ready := written[slot] + flags[by][pipe]) > start:
-                start = ready
+        self.issued[unit] += self.issue
+        start = self._start(known)
+        written, writer, read, reader = self.written, self.writer, self.read, self.reader
         free = start + cycles
         end = free + latency
         self.free[pipe] = free
@@ -245,6 +233,25 @@ class _State:
         self.occupied[pipe] += cycles
         if len(self.spans) < self.keep:
             self.spans.append(Span(step, start, end))
+
+    def _start(self, step: _Scheduled) -> float:
+        """When an instruction may begin: issued, its pipe free, its data written, its buffers read."""
+        pipe, start = step.pipe, self.issued[step.unit]
+        if self.free[pipe] > start:
+            start = self.free[pipe]
+        flags, written, writer = self.flags, self.written, self.writer
+        for slot in step.reads:
+            by = writer[slot]
+            if by >= 0 and (ready := written[slot] + flags[by][pipe]) > start:
+                start = ready
+        for slot in step.writes:
+            by = self.reader[slot]
+            if by >= 0 and (ready := self.read[slot] + flags[by][pipe]) > start:
+                start = ready
+            by = writer[slot]
+            if by >= 0 and by != pipe and (ready := written[slot] + flags[by][pipe]) > start:
+                start = ready
+        return start
 
     def repeat(self, body: Sequence[Step], times: int, advance: Advance) -> None:
         """Schedule a body `times` more often: until it has settled, and then all at once."""

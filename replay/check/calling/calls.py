@@ -42,6 +42,8 @@ BEYOND = 2.0**18
 """So many times the usual values: float16 holds few of them."""
 OUTSIDE: dict[Values, int] = {"too large": 1_000_003, "negative": -1_000_003}
 """Whole numbers that are places in no tensor."""
+OF_WHOLE = frozenset[Values](("signed", *OUTSIDE))
+"""Values of whole numbers alone."""
 MOST_ZEROS = 64
 OF_ROWS: dict[Values, float] = {"NaN in rows": float("nan"), "rows of -inf": float("-inf"), "rows of zeros": 0.0}
 SIGNS: dict[Trait, Callable[[torch.Tensor], torch.Tensor]] = {
@@ -282,27 +284,37 @@ def _give_room(tensor: torch.Tensor) -> None:
 
 
 def _change_values(tensor: torch.Tensor, values: Values, number: int) -> None:
-    """Other values in place; none of an expanded tensor, whole numbers only where large ones are wanted, and those that
-    stand for places or sizes (int64) never. `number` is that of the tensor among the arguments: what is odd comes at
-    other places of each."""
+    """Other values in place; none of an expanded tensor. `number` is that of the tensor among the arguments: what is
+    odd comes at other places of each."""
     if not tensor.numel() or 0 in tensor.stride():
         return
-    if values == "large" and tensor.dtype is torch.int32:
-        tensor.mul_(LARGE_WHOLE)
-    if values == "signed" and tensor.dtype is torch.int32:
-        places = torch.arange(tensor.numel(), device=tensor.device).reshape(tensor.shape)
-        tensor.abs_().add_(1).mul_(1 - 2 * (places // (number + 1) % 2))
+    if not is_float(tensor):
+        _change_whole(tensor, values, number)
+    elif values not in OF_WHOLE:
+        _change_floats(tensor, values, number)
+
+
+def _change_whole(tensor: torch.Tensor, values: Values, number: int) -> None:
+    """Whole numbers only where those are wanted; such as stand for places or sizes (int64) only where they are to be
+    none."""
     if values in OUTSIDE and tensor.dtype in (torch.int32, torch.int64):
         tensor[_index(tensor, -1)] = OUTSIDE[values]
-    if not is_float(tensor) or values in OUTSIDE:
+    if tensor.dtype is not torch.int32:
         return
+    if values == "large":
+        tensor.mul_(LARGE_WHOLE)
+    elif values == "signed":
+        places = torch.arange(tensor.numel(), device=tensor.device).reshape(tensor.shape)
+        tensor.abs_().add_(1).mul_(1 - 2 * (places // (number + 1) % 2))
+
+
+def _change_floats(tensor: torch.Tensor, values: Values, number: int) -> None:
     info = torch.finfo(tensor.dtype)
-    small = 2.0**-6 if tensor.dtype is torch.float16 else SMALL
     factors: dict[Values, float] = {
         "wide": 8.0,
         "large": LARGE,
         "beyond": BEYOND if info.max > BEYOND else 1.0,
-        "small": small,
+        "small": 2.0**-6 if tensor.dtype is torch.float16 else SMALL,
         "denormal": info.tiny / 4,
     }
     if values in factors:
@@ -315,14 +327,17 @@ def _change_values(tensor: torch.Tensor, values: Values, number: int) -> None:
         tensor.mul_(2).round_()
     elif values in OF_ROWS:
         tensor.masked_fill_(_in_rows(tensor, values, number), OF_ROWS[values])
-    elif values == "zeros":
-        for place in range(min(tensor.numel(), MOST_ZEROS)):
-            if (place + number) % 3 != 2:
-                tensor[_index(tensor, place)] = 0.0 if (place + number) % 3 else -0.0
     else:
-        places = (0, tensor.numel() // 2, -1)
-        for place, value in zip(places, (torch.nan, torch.inf, -torch.inf), strict=True):
-            tensor[_index(tensor, place + number)] = value
+        for place, value in _scattered(values, tensor.numel(), number).items():
+            tensor[_index(tensor, place)] = value
+
+
+def _scattered(values: Values, count: int, number: int) -> dict[int, float]:
+    """By place: two zeros of both signs in three elements, or NaN and infinities at the begin, middle and end."""
+    if values == "zeros":
+        places = range(min(count, MOST_ZEROS))
+        return {at: 0.0 if (at + number) % 3 else -0.0 for at in places if (at + number) % 3 != 2}
+    return {number: torch.nan, count // 2 + number: torch.inf, number - 1: -torch.inf}
 
 
 def _in_rows(tensor: torch.Tensor, values: Values, number: int) -> torch.Tensor:

@@ -384,37 +384,45 @@ def _judged(
     moved = [targets for results in perturbed if (targets := _targets(mine, results, len(pairs))) is not None]
     largest = max((tensor.numel() for tensor in arguments.tensors()), default=1)
     reach = reach_of(arguments)
-    worst: Distance | None = None
+    distances: list[Distance] = []
     for i, (actual, native) in enumerate(pairs):
         which = f"result {i}: " if len(pairs) > 1 else ""
-        if (other := _other_form(actual, native, shape_only=same is None)) is not None:
+        if (other := _plainly_other(case, actual, native, arguments, shape_only=same is None)) is not None:
             return failed(f"{which}{other}")
         if actual.dtype in WHOLE and _order_is_open(case, actual, arguments):
             continue
-        if same is not None and (other := _moved_wrongly(case, actual, native, arguments)) is not None:
-            return failed(f"{which}{other}")
         target = wide[i]
         if target.shape != actual.shape or target.dtype.is_floating_point != native.dtype.is_floating_point:
             target = native
+        # Where equal elements are in a row, the first of them is meant, not any that rounding would choose.
+        near = [] if case.values == "ties" else [each[i] for each in moved if each[i].shape == target.shape]
         distance = compare(
             actual,
             target,
             native if same is not None else None,
             terms=max(terms, largest / max(1, actual.numel())),
-            # Where equal elements are in a row, the first of them is meant, not any that rounding would choose.
-            perturbed=[targets[i] for targets in moved if targets[i].shape == target.shape and case.values != "ties"],
+            perturbed=near,
             reach=reach,
         )
         if not distance.fits:
             detail = f"{which}{distance.where}"
             return Finding(verdict="fail", detail=detail, ulp=distance.ulp, error=distance.relative)
-        if worst is None or (distance.ulp or 0.0) > (worst.ulp or 0.0):
-            worst = distance
+        distances.append(distance)
     if (odd := _other_values(mine.others, wanted.others)) is not None:
         return failed(odd)
+    if not distances:
+        return passed()
+    worst = max(distances, key=lambda distance: distance.ulp or 0.0)
     # Units in the last place say little of numbers that underflow.
-    ulp = worst.ulp if worst is not None and case.values == "usual" else None
-    return Finding(verdict="pass", ulp=ulp, error=None if worst is None else worst.relative)
+    return Finding(verdict="pass", ulp=worst.ulp if case.values == "usual" else None, error=worst.relative)
+
+
+def _plainly_other(
+    case: Case, actual: torch.Tensor, native: torch.Tensor, arguments: Arguments, *, shape_only: bool
+) -> str | None:
+    """What is different of a result beside roundings; None for nothing."""
+    other = _other_form(actual, native, shape_only=shape_only)
+    return other if other is not None or shape_only else _moved_wrongly(case, actual, native, arguments)
 
 
 def _order_is_open(case: Case, places: torch.Tensor, arguments: Arguments) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from functools import partial
+from typing import Any
 
 import msgspec
 import torch
@@ -199,19 +200,9 @@ def faked(bench: Bench, case: Case) -> Finding:
         real = list(flattened(bench.call_of(case, arguments.copy())()))
     except Exception as error:  # judged by other points
         return nothing(words(error))
-    mode = FakeTensorMode(allow_non_fake_inputs=False)
-    # A real call may give NaN in integers and the like; only what tensors look like is compared.
-    fakes = arguments.changed(mode.from_tensor)
-    try:
-        with mode, torch.no_grad():
-            fake = list(flattened(bench.call_of(case, fakes)()))
-    except (DynamicOutputShapeException, DataDependentOutputException) as error:
-        return nothing(f"sizes of results depend on values: {words(error)}")
-    except (UnsupportedOperatorException, NotImplementedError) as error:
-        return missing(f"no fake kernel: {words(error)}")
-    except Exception as error:  # fake kernels raise anything
-        there = not any(part in str(error) for part in NO_FAKE)
-        return (failed if there else missing)(f"the fake kernel raises {words(error)}")
+    fake = _fake_results(bench, case, arguments)
+    if isinstance(fake, Finding):
+        return fake
     if len(fake) != len(real):
         return failed(f"the fake kernel gives {len(fake)} results, the op {len(real)}")
     pairs = [(f" of result {i}" if len(real) > 1 else "", *pair) for i, pair in enumerate(zip(fake, real, strict=True))]
@@ -226,6 +217,23 @@ def faked(bench: Bench, case: Case) -> Finding:
     # Of its own ops torch lets fake kernels, many of them decompositions, differ in strides: nobody else can mend that.
     of_torch = operator is not None and operator.namespace in TORCH_NAMESPACES
     return (passed if of_torch else failed)(f"the fake kernel says {strides}")
+
+
+def _fake_results(bench: Bench, case: Case, arguments: Arguments) -> list[Any] | Finding:
+    """What the fake kernel gives, or the verdict on what it raises."""
+    mode = FakeTensorMode(allow_non_fake_inputs=False)
+    # A real call may give NaN in integers and the like; only what tensors look like is compared.
+    fakes = arguments.changed(mode.from_tensor)
+    try:
+        with mode, torch.no_grad():
+            return list(flattened(bench.call_of(case, fakes)()))
+    except (DynamicOutputShapeException, DataDependentOutputException) as error:
+        return nothing(f"sizes of results depend on values: {words(error)}")
+    except (UnsupportedOperatorException, NotImplementedError) as error:
+        return missing(f"no fake kernel: {words(error)}")
+    except Exception as error:  # fake kernels raise anything
+        there = not any(part in str(error) for part in NO_FAKE)
+        return (failed if there else missing)(f"the fake kernel raises {words(error)}")
 
 
 def _other_form(which: str, fake: torch.Tensor, real: torch.Tensor) -> str | None:

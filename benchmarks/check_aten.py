@@ -168,7 +168,10 @@ TRUE: dict[str, dict[str, str]] = {
         "dtypes": "uint8 is interpolated with whole numbers",
     },
     "aten::threshold": {"dtypes": "large int32 go through float32 in the decomposition, not in the op"},
-    "aten::threshold_backward": {"bad input": "gradients of int64 come back as float32, of the decomposition as int64"},
+    "aten::threshold_backward": {
+        "bad input": "gradients of int64 come back as float32, of the decomposition as int64",
+        "broadcast, scalars": "a gradient of float64 without dimensions gives float32, in the decomposition float64",
+    },
     "aten::_softmax_backward_data": {
         "shape inference": "the CPU kernel does not use input_dtype, the fake kernel does",
         "correctness": "the same",

@@ -47,7 +47,7 @@ def called_text(op: ReplayOp, parameters: Sequence[str], given: Mapping[str, str
         if version.into:
             targets = "".join(f"{given[name]}, " for name in version.into)
             values = call if len(version.into) > 1 else f"[{call}]"
-            call = f"[target.copy_(value) for target, value in zip([{targets}], {values})][0]"
+            call = f"[target.copy_(value.reshape(target.shape)) for target, value in zip([{targets}], {values})][0]"
     result = f"    return {call}" if op.outputs else f"    {call}\n    return {', '.join(written) or None}"
     return (
         "\n\n\n".join(["from __future__ import annotations", *lines, f"def run({', '.join(parameters)}):\n{result}"])
@@ -72,11 +72,13 @@ def _by_name(op: ReplayOp, version: Reference, given: Mapping[str, str]) -> str:
     """The arguments that a reference takes; those that the call leaves out with the schema's defaults."""
     defaults = {arg.name: value_text(arg.type, arg.value) for arg in whole_arguments(op)}
     texts = {**defaults, **given}
-    names = {name: version.renames.get(name, name).partition(".") for name in taken(version.run)}
-    ours = {name: "".join((texts[here], *rest)) for name, (here, *rest) in names.items() if here in texts}
-    named = ", ".join(
-        f"{name}={text}" for name, text in (ours | {k: repr(v) for k, v in version.fixed.items()}).items()
-    )
+    ours: dict[str, str] = {}
+    for name, needed in taken(version.run).items():
+        here, *attribute = version.renames.get(name, name).partition(".")
+        if here in texts or needed:
+            ours[name] = "".join((texts[here], *attribute)) if here in texts else "None"
+    ours |= {name: repr(value) for name, value in version.fixed.items()}
+    named = ", ".join(f"{name}={text}" for name, text in ours.items())
     return f"SimpleNamespace({named})" if takes_call(version.run) else named
 
 

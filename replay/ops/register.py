@@ -217,7 +217,7 @@ def _adapt(version: Reference, schema: Any, *, fake: bool = False) -> Callable[.
         if not targets:
             return result if schema.returns else None
         for target, value in zip(targets, result if isinstance(result, tuple) else (result,), strict=True):
-            target.copy_(value.reshape(target.shape))
+            target.copy_(value.reshape(target.shape) if value.numel() == target.numel() else value)
         return targets[0].clone() if schema.returns else None
 
     return kernel

@@ -77,6 +77,7 @@ def scored(logits: Tensor, kind: str) -> Tensor:
 @formulas("""
     sgl_kernel::topk_softmax | (f32[8,2], i32[8,2], f32[8,16], True, 0.0, None)
     sglang::moe_topk_softmax_out | (f32[8,2], i32[8,2], f32[8,16], f32[128], True, 0.0, None)
+    sglang::moe_topk_softmax_out | (f32[8,2], i32[8,2], f32[8,16], f32[128], False, 0.0, None)
 """)
 def topk_softmax(values: Values) -> tuple[Tensor, ...]:
     x, cap = wide(values["gating_output"]), values["moe_softcapping"]
@@ -122,6 +123,7 @@ def aiter_topk_softmax(values: Values) -> tuple[Tensor, ...]:
     sgl_kernel::topk_sigmoid | (f32[8,2], i32[8,2], f32[8,16], True, None)
     aiter::topk_sigmoid vllm::rocm_aiter_topk_sigmoid | (f32[8,2], i32[8,2], f32[8,16])
     sglang::moe_topk_sigmoid_out | (f32[8,16], f32[8,2], i32[8,2], f32[128], True, None, 1.5, 0)
+    sglang::moe_topk_sigmoid_out | (f32[8,16], f32[8,2], i32[8,2], f32[128], True, f32[16], 2.0, 0)
 """)
 def topk_sigmoid(values: Values) -> tuple[Tensor, Tensor]:
     covers(not values.get("num_fused_shared_experts"), "routed experts")
@@ -132,6 +134,9 @@ def topk_sigmoid(values: Values) -> tuple[Tensor, Tensor]:
     return weights, places.to(of(values, "topk_indices", "topk_ids").dtype)
 
 
+@formulas("""
+    vllm::rocm_aiter_fused_topk | (f32[8,32], f32[8,16], 2, False)
+""")
 @formula("vllm::rocm_aiter_fused_topk", "(f32[8,32], f32[8,16], 2, True)")
 def fused_topk(values: Values) -> tuple[Tensor, Tensor]:
     weights, places = routed(scored(values["router_logits"], "softmax"), values["top_k"], values["gate_up"])

@@ -462,6 +462,7 @@ def group_product(values: Values, rows: tuple[int, slice] | slice, group: int) -
 @formulas("""
     fbgemm::bf16bf16bf16_grouped_dynamic | (bf16[2,8,16], bf16[2,24,16], i64[2])
     fbgemm::f8f8bf16_rowwise_grouped_dynamic | (f8e4m3[2,8,16], f8e4m3[2,24,16], f32[2,8], f32[2,24], i64[2], True)
+    fbgemm::bf16bf16bf16_grouped_dynamic | (bf16[3,4,32], bf16[3,16,32], i64[3])
 """)
 def grouped_dynamic(values: Values) -> Tensor:
     """Zeros behind the rows of a group."""

@@ -489,6 +489,9 @@ def npu_anti_quant(values: Values) -> Tensor:
     return ((values["x"].double() + offset) * values["scale"].double()).half()
 
 
+@formulas("""
+    npu::npu_dequant_bias | (i32[8,16], f32[16], f32[8], i32[16], output_dtype=torch.float32)
+""")
 @formula("npu::npu_dequant_bias", "(i32[8,16], f32[16], f32[8], f32[16])")
 def npu_dequant_bias(values: Values) -> Tensor:
     x, bias = values["x"].double(), values["bias"]

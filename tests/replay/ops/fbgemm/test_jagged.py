@@ -1,4 +1,4 @@
-"""FBGEMM's jagged tensors, regrouping and backward passes against loops over rows."""
+"""FBGEMM's regrouped columns and backward passes of lookups against loops over rows."""
 
 from __future__ import annotations
 

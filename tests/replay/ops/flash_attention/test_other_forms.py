@@ -63,14 +63,6 @@ def test_version_3(call: Call, close: Call, causal: bool) -> None:
         close(one, packed(leaf.grad), 10)
 
 
-def test_parts_are_combined(call: Call, close: Call) -> None:
-    parts, lse = torch.randn(3, S, H, D), torch.randn(3, S, H)
-    out, total = call("flash_attn_3::fwd_combine", out_partial=parts, lse_partial=lse)
-    weights = torch.exp(lse.double() - lse.double().logsumexp(0)).unsqueeze(-1)
-    close(out, (parts.double() * weights).sum(0))
-    close(total, lse.double().logsumexp(0))
-
-
 @pytest.mark.parametrize("paged", [True, False])
 def test_new_keys_go_into_the_cache(call: Call, close: Call, paged: bool) -> None:
     lengths = [6, 3]

@@ -127,31 +127,6 @@ def test_weights_that_are_dequantised(call: Call, close: Call) -> None:
     assert found.dtype == torch.bfloat16
 
 
-def test_products_of_integers(call: Call, close: Call) -> None:
-    sums, by_column, by_row = torch.randint(-99, 99, (6, 8), dtype=torch.int32), torch.rand(8), torch.rand(6)
-    bias = torch.randint(-9, 9, (8,), dtype=torch.int32)
-    found = call(
-        "npu::npu_dequant_bias",
-        x=sums,
-        weight_scale=by_column,
-        activation_scale=by_row,
-        bias=bias,
-        output_dtype=torch.float32,
-    )
-    close(found, (sums + bias).double() * by_column * by_row.unsqueeze(1))
-    weight = torch.randint(-99, 99, (8, 16), dtype=torch.int8)
-    found = call("npu::npu_quant_matmul_dequant", x=X, quantized_weight=weight, weight_scale=by_column)
-    wanted = X.double() @ weight.double().t() * by_column.double()
-    assert (found.double() - wanted).norm() < 0.02 * wanted.norm()
-    a, b = torch.randint(-9, 9, (3, 6, 16), dtype=torch.int8), torch.randint(-9, 9, (3, 16, 8), dtype=torch.int8)
-    rows = torch.rand(3, 6)
-    found = call("npu::npu_quant_matmul_reduce_sum", x1=a, x2=b, x1_scale=rows, x2_scale=by_column)
-    close(found, ((a.double() @ b.double()) * rows.unsqueeze(-1) * by_column).sum(0))
-    left, right = torch.randn(3, 6, 16), torch.randn(6, 16, 8)
-    found = call("npu::npu_transpose_batchmatmul", input=left, weight=right, perm_x1=[1, 0, 2])
-    close(found, (left.transpose(0, 1).double() @ right.double()).transpose(0, 1))
-
-
 @pytest.mark.parametrize("ns", ["npu", "_C_ascend"])
 def test_dequantise_gate_quantise(call: Call, ns: str) -> None:
     sums, scale, row = torch.randint(-999, 999, (6, 16), dtype=torch.int32), torch.rand(2, 16) / 99, torch.rand(6)

@@ -1,4 +1,4 @@
-"""LoRA's products, row-wise top-k and sampling against plain loops."""
+"""LoRA's products and sampling against plain loops."""
 
 from __future__ import annotations
 

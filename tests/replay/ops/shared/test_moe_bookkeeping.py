@@ -1,4 +1,4 @@
-"""Offsets, problem sizes and permutations of grouped GEMMs against plain loops."""
+"""Alignment of slots to blocks of experts, by adapter and under older names."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""RoPE, norms, quantisation and routers under the names of serving frameworks against plain formulas."""
+"""Norms before RoPE, quantisation and experts under the names of serving frameworks against plain formulas."""
 
 from __future__ import annotations
 
@@ -211,63 +211,6 @@ def test_hadamard(call: Call, close: Call) -> None:
     target = x.clone()
     close(call("_C::hadacore_transform", x=target, inplace=True), x.double() @ matrix / 4)
     close(target, x.double() @ matrix / 4)
-
-
-LOGITS, SHIFT = torch.randn(5, 8), torch.rand(8)
-
-
-def test_routers(call: Call, close: Call) -> None:
-    weights, ids = torch.empty(5, 2), torch.empty(5, 2, dtype=torch.int32)
-    outs = {"topk_weights": weights, "topk_ids": ids}
-    best = LOGITS.double().softmax(-1).topk(2)
-    call(
-        "sglang::moe_topk_softmax_out",
-        gating_output=LOGITS,
-        workspace=torch.empty(0),
-        renormalize=False,
-        moe_softcapping=0.0,
-        **outs,
-    )
-    close(weights, best.values)
-    share = LOGITS.double().sigmoid()
-    chosen = (share + SHIFT).topk(2).indices
-    picked = share.gather(1, chosen)
-    call(
-        "sglang::moe_topk_sigmoid_out",
-        gating_output=LOGITS,
-        workspace=torch.empty(0),
-        renormalize=True,
-        correction_bias=SHIFT,
-        routed_scaling_factor=2.0,
-        num_fused_shared_experts=0,
-        **outs,
-    )
-    assert ids.tolist() == chosen.tolist()
-    close(weights, 2 * picked / picked.sum(1, keepdim=True))
-    call(
-        "sglang::fused_topk_deepseek",
-        gating_output=LOGITS,
-        correction_bias=SHIFT,
-        num_expert_group=1,
-        topk_group=1,
-        topk=2,
-        scaling_factor=1.0,
-        renormalize=True,
-        **outs,
-    )
-    assert ids.sort(1).values.tolist() == chosen.sort(1).values.tolist()
-    found = call(
-        "sgl_kernel::kimi_k2_moe_fused_gate",
-        input=LOGITS,
-        bias=SHIFT,
-        topk=2,
-        renormalize=True,
-        routed_scaling_factor=1.0,
-        apply_routed_scaling_factor_on_output=False,
-    )
-    assert found[1].sort(1).values.tolist() == chosen.sort(1).values.tolist()
-    found = call("vllm::rocm_aiter_fused_topk", x=torch.randn(5, 4), router_logits=LOGITS, top_k=2, gate_up=False)
-    close(found[0], best.values)
 
 
 @pytest.mark.parametrize(

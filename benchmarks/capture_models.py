@@ -34,7 +34,7 @@ from opreplay.replay.plan.recorded.groups import is_arithmetic, signature_id
 from opreplay.replay.resolve.schema import specs_of
 from opreplay.traces import read_trace
 from opreplay.traces.errors import OpReplayError
-from opreplay.traces.links.parents import parents_of
+from opreplay.traces.links.parents import innermost_parent
 from opreplay.traces.model import TensorMeta, Trace, contiguous_strides
 
 _TYPE_CODES: dict[Any, Value] = {4: "torch.int64"}
@@ -135,7 +135,7 @@ def rows_below_autograd(trace: Trace, composed: Sequence[bool]) -> Iterator[int]
 
     Below them lie what their kernels call; above them what torch composes of several.
     """
-    parents = parents_of(trace)
+    parents = innermost_parent(trace.ops)
     names = [signature.name for signature in trace.signatures]
     taken = set()
     for row in sorted(range(len(trace.ops)), key=lambda row: int(trace.ops.start_ns[row])):

@@ -241,21 +241,13 @@ def _top_host_ops(trace: Trace) -> tuple[TopOp, ...]:
 
 def _note_totals(trace: Trace) -> dict[str, tuple[int, int]]:
     """Annotation name → (count, total ns)."""
-    notes = trace.annotations
-    if isinstance(notes, AnnotationTable):
-        if not len(notes):
-            return {}
-        count = np.bincount(notes.name, minlength=len(notes.names))
-        total = np.bincount(notes.name, weights=notes.dur_ns, minlength=len(notes.names))
-        out: dict[str, tuple[int, int]] = {}
-        for name, n, ns in zip(notes.names, count.tolist(), total.tolist(), strict=True):
-            before = out.get(name, (0, 0))
-            out[name] = (before[0] + n, before[1] + int(ns))
-        return out
-    out = {}
-    for note in notes:
-        before = out.get(note.name, (0, 0))
-        out[note.name] = (before[0] + 1, before[1] + note.dur_ns)
+    notes = AnnotationTable.of(trace.annotations)
+    count = np.bincount(notes.name, minlength=len(notes.names))
+    total = np.bincount(notes.name, weights=notes.dur_ns, minlength=len(notes.names))
+    out: dict[str, tuple[int, int]] = {}
+    for name, n, ns in zip(notes.names, count.tolist(), total.tolist(), strict=True):
+        before = out.get(name, (0, 0))
+        out[name] = (before[0] + n, before[1] + int(ns))
     return out
 
 

@@ -11,7 +11,7 @@ import numpy as np
 from opreplay.replay.ir.call_tree import names_below
 from opreplay.replay.ir.model import ReplayOp, ReplayPlan
 from opreplay.replay.plan.recorded.groups import signature_id
-from opreplay.traces.links.parents import parents_of
+from opreplay.traces.links.parents import innermost_parent
 from opreplay.traces.model import Trace
 
 MAX_BELOW = 512
@@ -27,7 +27,7 @@ def with_child_ops(plan: ReplayPlan, trace: Trace) -> ReplayPlan:
     used, first = np.unique(signature, return_index=True)
     pairs: Iterable[tuple[int, int]] = zip(used.tolist(), first.tolist(), strict=True)
     rows = {signature_id(trace.signatures[index]): row for index, row in pairs}
-    parents = parents_of(trace)
+    parents = innermost_parent(trace.ops)
     order = np.lexsort((trace.ops.start_ns, parents))
     sorted_parents = parents[order]
 

@@ -18,7 +18,7 @@ from opreplay.replay.plan.selection import OpFilter
 from opreplay.traces.errors import UsageError
 from opreplay.traces.links.annotations import PHASES, BatchContext, Phase
 from opreplay.traces.links.autocast import autocast_wrappers
-from opreplay.traces.links.parents import among_or_inside, parents_of
+from opreplay.traces.links.parents import among_or_inside, innermost_parent
 from opreplay.traces.model import Trace
 
 Select = Literal["owner", "leaf", "top", "all"]
@@ -135,7 +135,7 @@ def selected_rows(trace: Trace, select: str) -> Rows:
         owners = np.unique(trace.kernels.owner[trace.kernels.owner >= 0]).astype(np.int64)
         if len(owners):
             return owners
-    parents = parents_of(trace)
+    parents = innermost_parent(trace.ops)
     if select == "leaf":
         has_child = np.zeros(count, dtype=bool)
         has_child[parents[parents >= 0]] = True
@@ -151,7 +151,7 @@ def outermost(trace: Trace, parents: Rows) -> Rows:
 
 def outermost_us(trace: Trace) -> float:
     """Host time of all outermost events, labels too, in microseconds."""
-    return float(trace.ops.dur_ns[parents_of(trace) < 0].sum(dtype=np.int64)) / 1e3
+    return float(trace.ops.dur_ns[innermost_parent(trace.ops) < 0].sum(dtype=np.int64)) / 1e3
 
 
 def opened_rows(trace: Trace, parents: Rows) -> npt.NDArray[np.bool_]:

@@ -91,21 +91,27 @@ def _lookup(name: str, policy: Policy) -> Candidates:
     if name in RENAMED:
         renamed = _lookup(RENAMED[name], policy)
         return Candidates(specs=renamed.specs, resolved_by="equivalent", via=RENAMED[name], reason=renamed.reason)
-    why_no_function = None
-    if _import_library(namespace, policy):
-        if specs := schema.specs_of(name):
-            return Candidates(specs=specs, resolved_by="import")
-        if namespace in policy.allow_imports:
-            function = python_function(name, sys.modules[policy.allow_imports[namespace]])
-            if isinstance(function, PythonFunction):
-                return Candidates(resolved_by="python function", function=function)
-            why_no_function = function
+    imported = _imported_candidates(name, namespace, policy) if _import_library(namespace, policy) else Candidates()
+    if imported.specs or imported.function is not None:
+        return imported
     if register_namespace(namespace):
         schema.forget()
         canonical = canonical_name(name)
         if specs := schema.specs_of(canonical):
             return Candidates(specs=specs, resolved_by="reference", via=canonical if canonical != name else None)
-    return Candidates(reason=why_no_function or _why_unknown(name, namespace, policy))
+    return Candidates(reason=imported.reason or _why_unknown(name, namespace, policy))
+
+
+def _imported_candidates(name: str, namespace: str, policy: Policy) -> Candidates:
+    """What an imported library has for a name: overloads, or a function of a module that the user named."""
+    if specs := schema.specs_of(name):
+        return Candidates(specs=specs, resolved_by="import")
+    if namespace not in policy.allow_imports:
+        return Candidates()
+    function = python_function(name, sys.modules[policy.allow_imports[namespace]])
+    if isinstance(function, PythonFunction):
+        return Candidates(resolved_by="python function", function=function)
+    return Candidates(reason=function)
 
 
 def _registered_by(spec: OpSpec, namespace: str, policy: Policy) -> Resolution:

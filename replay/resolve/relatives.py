@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from opreplay.replay.resolve.guess.values import NOT_INSIDE, Relatives
-from opreplay.traces.links.parents import parents_of
+from opreplay.traces.links.parents import innermost_parent
 from opreplay.traces.model import OpSignature, Trace
 
 FOLLOWING = 12
@@ -42,7 +42,7 @@ class RelativesIndex:
 
     @cached_property
     def _parents(self) -> Rows:
-        return parents_of(self._trace)
+        return innermost_parent(self._trace.ops)
 
     @cached_property
     def _groups(self) -> Rows:

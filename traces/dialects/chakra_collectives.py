@@ -49,7 +49,7 @@ def _group_name(attrs: Mapping[str, Any]) -> str | None:
 
 def _duration_us(node: Node) -> float:
     """In whole nanoseconds; 0 where the node does not tell."""
-    duration = node.inclusive_dur if node.inclusive_dur is not None else node.dur
+    duration = node.duration
     timed = isinstance(duration, int | float) and 0 <= duration < 1e12
     return round(duration * 1000) / 1e3 if timed else 0.0
 

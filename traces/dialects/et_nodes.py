@@ -56,6 +56,11 @@ class Node(msgspec.Struct, kw_only=True):
     inclusive_dur: Any = None
     stream: Any = None
 
+    @property
+    def duration(self) -> Any:
+        """With that of what it calls, where it is recorded."""
+        return self.dur if self.inclusive_dur is None else self.inclusive_dur
+
 
 _DECODE_ALL = msgspec.json.Decoder(list[Node])
 _DECODE_ONE = msgspec.json.Decoder(Node)

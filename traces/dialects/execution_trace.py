@@ -162,7 +162,7 @@ class _Builder:
         self.track.append(self._track(attrs["tid"]))
         self.rf_id.append(attrs["rf_id"] if type(attrs["rf_id"]) is int and 0 <= attrs["rf_id"] < 2**63 else -1)
         self.start_ns.append(_nanoseconds(node.ts))
-        self.dur_ns.append(_nanoseconds(node.inclusive_dur if node.inclusive_dur is not None else node.dur))
+        self.dur_ns.append(_nanoseconds(node.duration))
         return row
 
     def _with_results(self, signature: OpSignature, node: Node) -> OpSignature:
@@ -175,13 +175,12 @@ class _Builder:
             return signature
 
     def _add_kernel(self, node: Node, category: int, parent: int) -> None:
-        duration = node.inclusive_dur if node.inclusive_dur is not None else node.dur
         self.kernels.append(
             (
                 self.kernel_names.setdefault(node.name, len(self.kernel_names)),
                 category,
                 _nanoseconds(node.ts),
-                _nanoseconds(duration),
+                _nanoseconds(node.duration),
                 node.stream if type(node.stream) is int and abs(node.stream) < 2**31 else 0,
                 parent,
             )
@@ -191,12 +190,8 @@ class _Builder:
         if node.name == _PROCESS_GROUPS:
             self.process_groups += _process_groups(node)
         if not node.name.startswith(_ROOT):
-            duration = _nanoseconds(node.inclusive_dur if node.inclusive_dur is not None else node.dur)
-            self.annotations.append(
-                Annotation(
-                    name=node.name, start_ns=_nanoseconds(node.ts), dur_ns=duration, track=self._track(attrs["tid"])
-                )
-            )
+            start_ns, dur_ns, track = _nanoseconds(node.ts), _nanoseconds(node.duration), self._track(attrs["tid"])
+            self.annotations.append(Annotation(name=node.name, start_ns=start_ns, dur_ns=dur_ns, track=track))
 
     def _track(self, tid: object) -> int:
         return self.tracks.setdefault(str(tid)[:100], len(self.tracks))

@@ -234,12 +234,8 @@ def _complete(ours: OpSignature, other: OpSignature) -> OpSignature | None:
     An argument that Kineto leaves blank (`Tensor?[]`, a string, a list of tensors over 30, which has a type alone) is
     taken from the donor as a whole.
     """
-    columns = [column for column in (ours.dims, other.dims, ours.types, other.types) if column is not None]
-    if len(columns) < 4 or len(set(map(len, columns))) > 1:
-        return None
-    rows: list[tuple[Any, ...]] = list(zip(*columns, strict=True))
-    blank = [dims == () and (type_ == "" or (type_ in _LISTS and theirs in _LISTS)) for dims, _, type_, theirs in rows]
-    if any(not skip and (a != b or _kind(c) != _kind(d)) for (a, b, c, d), skip in zip(rows, blank, strict=True)):
+    blank = _left_blank(ours, other)
+    if blank is None:
         return None
 
     def pick(mine: tuple[Any, ...] | None, theirs: tuple[Any, ...] | None) -> tuple[Any, ...] | None:
@@ -261,6 +257,17 @@ def _complete(ours: OpSignature, other: OpSignature) -> OpSignature | None:
         list_types=other.list_types,
         storage=other.storage,
     )
+
+
+def _left_blank(ours: OpSignature, other: OpSignature) -> list[bool] | None:
+    """Which arguments are blank in ours; None where others differ."""
+    columns = [column for column in (ours.dims, other.dims, ours.types, other.types) if column is not None]
+    if len(columns) < 4 or len(set(map(len, columns))) > 1:
+        return None
+    rows: list[tuple[Any, ...]] = list(zip(*columns, strict=True))
+    blank = [dims == () and (type_ == "" or (type_ in _LISTS and theirs in _LISTS)) for dims, _, type_, theirs in rows]
+    differ = (a != b or _kind(c) != _kind(d) for a, b, c, d in rows)
+    return blank if all(skip or not differs for skip, differs in zip(blank, differ, strict=True)) else None
 
 
 def _kind(recorded: str) -> str:

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, cast, overload
 
+import numpy as np
 import numpy.typing as npt
 
 from opreplay.traces.model import Annotation
@@ -162,6 +163,16 @@ class AnnotationTable(Sequence[Annotation]):
         self.start_ns: npt.NDArray[Any] = start
         self.dur_ns: npt.NDArray[Any] = dur
         self.track: npt.NDArray[Any] = track
+
+    @classmethod
+    def of(cls, notes: Sequence[Annotation]) -> AnnotationTable:
+        """The table of any annotations; a table itself."""
+        if isinstance(notes, AnnotationTable):
+            return notes
+        numbers: dict[str, int] = {}
+        rows = [(numbers.setdefault(note.name, len(numbers)), note.start_ns, note.dur_ns, note.track) for note in notes]
+        columns = np.array(rows, np.int64).reshape(-1, 4).T
+        return cls(tuple(numbers), *columns)
 
     def __len__(self) -> int:
         return len(self.name)

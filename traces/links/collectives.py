@@ -72,8 +72,8 @@ def collectives_of(trace: Trace) -> tuple[RankCall, ...]:
 
 def _in_steps(trace: Trace, calls: list[RankCall]) -> list[RankCall]:
     """The calls with the profiler's step in which each was asked for, where that is marked."""
-    notes = trace.annotations
-    if not isinstance(notes, AnnotationTable) or not len(notes):
+    notes = AnnotationTable.of(trace.annotations)
+    if not len(notes):
         return calls
     numbers = [step_number(name) for name in notes.names]
     marks = np.flatnonzero(np.array([number is not None for number in numbers])[notes.name])
@@ -131,9 +131,7 @@ def host_collectives(trace: Trace) -> list[RankCall]:
 
     Each belongs to the op that asked for it, by operation, size and order, where there are as many of either kind.
     """
-    notes = trace.annotations
-    if not isinstance(notes, AnnotationTable):
-        return []
+    notes = AnnotationTable.of(trace.annotations)
     marks = np.array([name.startswith("gloo:") for name in notes.names] or [False])
     rows = np.flatnonzero(marks[notes.name]) if len(notes) else np.empty(0, np.int64)
     rows = rows[np.argsort(notes.start_ns[rows], kind="stable")]

@@ -117,21 +117,16 @@ def _process_of(trace: Trace, order: npt.NDArray[np.int64], marked: set[str]) ->
 
 def _spans(trace: Trace) -> list[_Span]:
     """The iteration annotations by start, an outer one before those inside it."""
-    notes = trace.annotations
-    if isinstance(notes, AnnotationTable):
-        parsed = [batch_context(name) for name in notes.names]
-        known = np.array([p is not None for p in parsed], dtype=bool)
-        iteration_rows: list[int] = np.flatnonzero(known[notes.name]).tolist() if len(notes) else []
-        rows: list[tuple[int, int, int, BatchContext | None]] = [
-            (int(notes.start_ns[i]), int(notes.dur_ns[i]), int(notes.track[i]), parsed[notes.name[i]])
-            for i in iteration_rows
-        ]
-    else:
-        rows = [(note.start_ns, note.dur_ns, note.track, batch_context(note.name)) for note in notes]
+    notes = AnnotationTable.of(trace.annotations)
+    contexts = {i: context for i, name in enumerate(notes.names) if (context := batch_context(name)) is not None}
     spans = [
-        _Span(start, start + dur, trace.tracks[track][0] if track < len(trace.tracks) else "", context)
-        for start, dur, track, context in rows
-        if context is not None
+        _Span(
+            start := int(notes.start_ns[row]),
+            start + int(notes.dur_ns[row]),
+            trace.tracks[track][0] if (track := int(notes.track[row])) < len(trace.tracks) else "",
+            contexts[int(notes.name[row])],
+        )
+        for row in np.flatnonzero(np.isin(notes.name, list(contexts))).tolist()
     ]
     return sorted(spans, key=lambda span: (span.start, -span.end))
 

@@ -25,9 +25,7 @@ def optimizer_counters(trace: Trace) -> npt.NDArray[np.bool_]:
     None where the trace has device work: what ran on the device is then known.
     """
     counts = np.zeros(len(trace.ops), bool)
-    notes = trace.annotations
-    if not isinstance(notes, AnnotationTable):
-        return counts
+    notes = AnnotationTable.of(trace.annotations)
     steps = np.array([name.startswith(STEP) for name in notes.names], bool)
     if not steps.any() or len(trace.kernels):
         return counts

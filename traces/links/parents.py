@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import numpy as np
 import numpy.typing as npt
 
-from opreplay.traces.model import OpTable, Trace
+from opreplay.traces.model import OpTable
 
 Rows = npt.NDArray[np.int64]
 Chosen = npt.NDArray[np.bool_]
@@ -198,8 +198,3 @@ def _last_reaching(end: Rows, until: Rows, times: Rows) -> Rows:
         if not len(seeking):
             break
     return at
-
-
-def parents_of(trace: Trace) -> Rows:
-    """Row of the enclosing op of each op, or -1: as recorded, else from the intervals."""
-    return trace.ops.parent if trace.ops.parent is not None else innermost_parent(trace.ops)

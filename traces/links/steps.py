@@ -84,10 +84,9 @@ def _calls_in(trace: Trace, steps: Sequence[Step]) -> list[int]:
     return (at[:, 1] - at[:, 0]).tolist()
 
 
-def _marking_notes(notes: Sequence[Annotation]) -> list[Annotation]:
+def _marking_notes(annotations: Sequence[Annotation]) -> list[Annotation]:
     """The annotations whose name marks a step."""
-    if not isinstance(notes, AnnotationTable):
-        return [note for note in notes if _is_mark(note.name)]
+    notes = AnnotationTable.of(annotations)
     wanted = np.array([_is_mark(name) for name in notes.names] or [False])
     rows: list[int] = np.flatnonzero(wanted[notes.name]).tolist() if len(notes) else []
     return [notes[int(row)] for row in rows]

@@ -82,6 +82,14 @@ def _calls(path: str, limits: Limits) -> Iterator[Call]:
         yield from _parsed_calls(tail, begin, len(tail))
 
 
+def _event_around(text: bytes, match: re.Match[bytes]) -> bytes:
+    """The text of the event whose name this is, as far as it is there."""
+    opened = max(0, text.rfind(b"{", max(0, match.start() - SPAN), match.start()))
+    around = text[opened : match.end() + SPAN]
+    closed = around.find(b"}", match.end() - opened)
+    return around if closed < 0 else around[:closed]
+
+
 def _parsed_calls(text: bytes, begin: int, edge: int) -> Iterator[Call]:
     """The events whose name begins from `begin` on and before `edge`."""
     if text.find(_MARK) < 0:
@@ -89,10 +97,7 @@ def _parsed_calls(text: bytes, begin: int, edge: int) -> Iterator[Call]:
     for match in _NAME.finditer(text):
         if not begin <= match.start() < edge:
             continue
-        opened = text.rfind(b"{", max(0, match.start() - SPAN), match.start())
-        around = text[max(0, opened) : match.end() + SPAN]
-        closed = around.find(b"}", match.end() - max(0, opened))
-        around = around if closed < 0 else around[:closed]
+        around = _event_around(text, match)
         times = [pattern.search(around) for pattern in _NUMBER.values()]
         places = [pattern.search(around) for pattern in _PLACE.values()]
         if None in times or None in places:

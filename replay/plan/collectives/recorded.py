@@ -29,7 +29,7 @@ from opreplay.traces.collectives.names import Kind, kind_of
 from opreplay.traces.collectives.tensors import tensors_of
 from opreplay.traces.dialects.param_comms import CommsTrace
 from opreplay.traces.links.marks import Asked, marks_of
-from opreplay.traces.links.parents import depths, innermost_of, of_rows, outermost_of, parents_of
+from opreplay.traces.links.parents import depths, innermost_of, innermost_parent, of_rows, outermost_of
 from opreplay.traces.model import Trace
 
 
@@ -160,7 +160,7 @@ def _rows(trace: Trace) -> tuple[list[int], dict[int, int]]:
     if not len(trace.ops) or not marked.any():
         return [], {}
     of_row = marked[trace.ops.signature]
-    parents = parents_of(trace)
+    parents = innermost_parent(trace.ops)
     rows = np.flatnonzero(of_row)
     around = of_rows(parents, innermost_of(parents, of_row))[rows]
     return rows.tolist(), dict(zip(rows.tolist(), around.tolist(), strict=True))

@@ -16,7 +16,7 @@ from opreplay.replay.plan.select import keeps_name
 from opreplay.replay.plan.selection import OpFilter
 from opreplay.traces.links.iterations import BatchIndex, DominantBatch
 from opreplay.traces.links.optimizer_counters import optimizer_counters
-from opreplay.traces.links.parents import innermost_of, parents_of
+from opreplay.traces.links.parents import innermost_of, innermost_parent
 from opreplay.traces.model import OpSignature, Trace
 
 Rows = npt.NDArray[np.int64]
@@ -150,7 +150,7 @@ def owner_among(trace: Trace, rows: Rows, select: str) -> Rows:
     chosen[rows] = True
     if select == "top":
         owned = owner >= 0
-        owner[owned] = innermost_of(parents_of(trace), chosen[:-1])[owner[owned]]
+        owner[owned] = innermost_of(innermost_parent(trace.ops), chosen[:-1])[owner[owned]]
     return np.where((owner >= 0) & chosen[owner], owner, -1)
 
 

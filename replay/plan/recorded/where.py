@@ -18,7 +18,7 @@ from opreplay.replay.ir.labels import not_an_op
 from opreplay.replay.ir.model import ReplayPlan
 from opreplay.replay.plan.select import inside_ops, label_rows, opened_rows
 from opreplay.traces.links.collectives import host_collectives
-from opreplay.traces.links.parents import parents_of
+from opreplay.traces.links.parents import innermost_parent
 from opreplay.traces.model import OpSignature, Trace
 from opreplay.traces.times.breakdown import breakdown, classes_of_launches, self_time_us
 from opreplay.traces.times.busy import device_busy
@@ -143,7 +143,7 @@ def _is_label(signature: OpSignature) -> bool:
 def _on_host(trace: Trace) -> Where:
     """Labels count with what they spend outside of ops: code that the profiler does not see."""
     self_us = self_time_us(trace)
-    parents = parents_of(trace)
+    parents = innermost_parent(trace.ops)
     opened = opened_rows(trace, parents)
     alone = np.flatnonzero(opened & ~inside_ops(parents, opened))
     total = float(trace.ops.dur_ns[parents < 0].sum(dtype=np.int64)) / 1e3

@@ -15,7 +15,7 @@ from opreplay.replay.plan.select import outermost
 from opreplay.replay.plan.step.beside import NEVER, AskedFor, placed
 from opreplay.traces.links.annotations import Phase
 from opreplay.traces.links.iterations import BatchIndex
-from opreplay.traces.links.parents import of_rows, outermost_of, parents_of
+from opreplay.traces.links.parents import innermost_parent, of_rows, outermost_of
 from opreplay.traces.links.steps import busy_steps
 from opreplay.traces.model import Trace
 
@@ -43,7 +43,7 @@ def recorded_sequence(
     where it marks neither.
     """
     if select == "all":
-        rows = outermost(trace, parents_of(trace))
+        rows = outermost(trace, innermost_parent(trace.ops))
     windows = _with_calls(trace, rows, _iterations(trace) if phase is not None else _steps(trace) or _iterations(trace))
     name, begin, end, track = _median(windows) if windows else ("", *_span(trace, rows), -1)
     inside = rows if not windows else rows[_within(trace, rows, begin, end, track)]
@@ -145,7 +145,7 @@ def _not_nested(trace: Trace, order: Rows, device_ns: npt.NDArray[np.float64]) -
     """
     chosen = np.zeros(len(trace.ops), dtype=bool)
     chosen[order] = True
-    parents = parents_of(trace)
+    parents = innermost_parent(trace.ops)
     around = of_rows(parents, outermost_of(parents, chosen))[order]
     inner = order[around >= 0]
     moved = device_ns.copy()

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain, combinations
 
@@ -244,6 +244,11 @@ def _indexed_dims(
         results = {dims: result for dims, result in results.items() if broadcast([values, result]) == result}
     if not results or values is not None or len(results) == 1:
         return next(((dims, "") for dims in results), None)
+    return _read_dims(results, around)
+
+
+def _read_dims(results: Mapping[tuple[int, ...], Shape], around: Relatives) -> tuple[tuple[int, ...], str]:
+    """The dimensions whose indexing gives what is read next, else the first."""
     following = around.following[:NEXT_READERS]
     for call in following:
         read = tensor_shapes(call)

@@ -140,18 +140,26 @@ def _result_of_parent(source: TensorMeta, context: Context, usual: Usual) -> Tri
     if match is None:
         return None
     caller, known = replace(context, relatives=cache(lambda: above(0))), _recorded(match)
-    tried, why, shown = search(match.spec, known, caller, usual), "recorded", True
-    if tried is not None:
-        result = _called(match.spec, source, list(tried.values.values()), place=around.places[0])
-        return result and replace(result, why=f"as {call.name}: {tried.why}")
+    tried = search(match.spec, known, caller, usual)
+    if tried is None:
+        return _usual_result(match, source, known, caller, usual, place=around.places[0])
+    result = _called(match.spec, source, list(tried.values.values()), place=around.places[0])
+    return result and replace(result, why=f"as {call.name}: {tried.why}")
+
+
+def _usual_result(
+    match: Match, source: TensorMeta, known: dict[str, ReplayArg], caller: Context, usual: Usual, *, place: int
+) -> Tried | None:
+    """What a view gives with the usual arguments in place of those that are not recorded."""
+    why, shown = "recorded", True
     for arg in _positional(match.spec):
         guessed = usual(match.spec, arg, known, caller) if arg.name not in known else None
         if guessed is not None:
             known[arg.name] = ReplayArg(name=arg.name, type=arg.kind, value=guessed.value)
             why, shown = guessed.why, False
     values = [_plain(known, arg) for arg in _positional(match.spec)]
-    result = _called(match.spec, source, values, place=around.places[0])
-    return result and replace(result, why=f"as {call.name}: {why}", shown=shown)
+    result = _called(match.spec, source, values, place=place)
+    return result and replace(result, why=f"as {match.spec.name}: {why}", shown=shown)
 
 
 def _recorded(match: Match) -> dict[str, ReplayArg]:

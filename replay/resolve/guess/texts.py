@@ -15,6 +15,7 @@ from opreplay.replay.resolve.guess.values import (
     Context,
     Guess,
     Known,
+    Relatives,
     Rule,
     first_tensors,
     list_shapes,
@@ -24,7 +25,7 @@ from opreplay.replay.resolve.guess.values import (
     tensor,
     value,
 )
-from opreplay.traces.model import OpSignature
+from opreplay.traces.model import OpSignature, TensorMeta
 
 UNTOLD = "strings are not recorded"
 _BY_GRADIENT = "what its gradient is made of"
@@ -105,8 +106,11 @@ def _rounding_mode(known: Known, context: Context) -> Guess | None:
     """From the kernel; integers divided in place have to be rounded: they cannot hold a quotient."""
     around, dividend = context.relatives(), tensor(known, "self")
     named = _named_in_kernel(context, _DIVISION, _ROUNDINGS)
-    if named is not None or dividend is None:
-        return named
+    return named if named is not None or dividend is None else _rounded(dividend, known, around)
+
+
+def _rounded(dividend: TensorMeta, known: Known, around: Relatives) -> Guess:
+    """How a quotient is rounded, by its gradient, its types and what reads it."""
     if any(call.name == "aten::div" for call in around.backward):
         return Guess(value=None, why=f"None: {_BY_GRADIENT}")
     if around.backward:  # a step has no gradient

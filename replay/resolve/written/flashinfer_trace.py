@@ -203,13 +203,7 @@ def _bytes(file: Path) -> bytes:
 
 def _op(folder: Path, definition: Definition, line: Line) -> ReplayOp:
     """One call. Raises FormatError, and KeyError or ValueError for what the definition does not go with."""
-    sizes = {name: _size(name, axis, line.workload) for name, axis in definition.axes.items()}
-    metas: dict[str, TensorMeta] = {}
-    for name, spec in definition.inputs.items():
-        if spec.dtype not in DTYPES:
-            raise ValueError(f"dtype {spec.dtype[:80]!r} of {name[:80]}")
-        if spec.shape is not None:
-            metas[name] = _meta(name, spec, sizes, line.opreplay.layouts.get(name))
+    metas = _metas(definition, line)
     values = line.workload.inputs
     for name, value in values.items():
         if value.type == "safetensors":
@@ -240,6 +234,18 @@ def _size(name: str, axis: Axis, workload: Workload) -> int:
     if size is None or not 0 <= size <= LARGEST:
         raise ValueError(f"axis {name[:80]} has no size")
     return size
+
+
+def _metas(definition: Definition, line: Line) -> dict[str, TensorMeta]:
+    """The tensors of a call by name. Raises ValueError."""
+    sizes = {name: _size(name, axis, line.workload) for name, axis in definition.axes.items()}
+    metas: dict[str, TensorMeta] = {}
+    for name, spec in definition.inputs.items():
+        if spec.dtype not in DTYPES:
+            raise ValueError(f"dtype {spec.dtype[:80]!r} of {name[:80]}")
+        if spec.shape is not None:
+            metas[name] = _meta(name, spec, sizes, line.opreplay.layouts.get(name))
+    return metas
 
 
 def _meta(name: str, spec: Spec, sizes: dict[str, int], layout: Layout | None) -> TensorMeta:

@@ -126,6 +126,15 @@ def test_table_is_a_sequence_of_annotations() -> None:
     assert table != tuple(table)[:2]
 
 
+def test_any_annotations_are_a_table() -> None:
+    notes = tuple(Annotation(name=name, start_ns=at, dur_ns=5, track=at % 2) for at, name in enumerate("aba"))
+    table = AnnotationTable.of(notes)
+    assert table == notes
+    assert (table.names, table.name.tolist()) == (("a", "b"), [0, 1, 0])
+    assert AnnotationTable.of(table) is table
+    assert len(AnnotationTable.of(())) == 0
+
+
 def test_numbers_that_no_batch_has_are_no_batch() -> None:
     digits = "9" * 19
     assert batch_context(f"execute_1_context_1(sq{digits}sk1sqsq1sqsk1)_generation_0(sq0sk0sqsq0sqsk0)") is None

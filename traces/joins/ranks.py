@@ -7,7 +7,7 @@ Pure values: the calls of each rank in, matches out. Owns the matching and the c
 from __future__ import annotations
 
 import heapq
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from itertools import chain, product
 from statistics import median
@@ -193,13 +193,18 @@ def match(ranks: Sequence[RankCalls]) -> JobCollectives:
     clocks = _clocks(numbers, rows, known)
     moved = {clock.rank: round(clock.shift_us * 1e3) for clock in clocks}
     matched = sorted((_matched(row, known, moved) for row in rows), key=lambda entry: (entry.last_start_ns, entry.kind))
-    used = {(member.rank, member.call) for entry in matched for member in entry.members}
     return JobCollectives(
         clocks=tuple(clocks),
         matched=tuple(matched),
         disagreements=tuple(chain.from_iterable(_disagreements(at, entry, known) for at, entry in enumerate(matched))),
-        unmatched={rank: sum((rank, at) not in used for at in range(len(calls))) for rank, calls in known.items()},
+        unmatched=_unmatched(matched, known),
     )
+
+
+def _unmatched(matched: Iterable[Matched], known: Known) -> dict[int, int]:
+    """How many calls of each rank belong to no collective."""
+    used = Counter(member.rank for entry in matched for member in entry.members)
+    return {rank: len(calls) - used[rank] for rank, calls in known.items()}
 
 
 def _on_shared_clock(calls: RankCalls) -> tuple[RankCall, ...]:

@@ -136,16 +136,14 @@ def host_collectives(trace: Trace) -> list[RankCall]:
     rows = np.flatnonzero(marks[notes.name]) if len(notes) else np.empty(0, np.int64)
     rows = rows[np.argsort(notes.start_ns[rows], kind="stable")]
     marked = () if trace.activity is None else trace.activity.notes
-    tensors = {(note.start_ns, note.track): note for note in marked}
+    tensors = {(note.start_ns, note.track): note for note in marked if note.dims}
     out: list[RankCall] = []
     for position, row in enumerate(rows.tolist()):
         start = int(notes.start_ns[row])
         call = _call(None, start, start + int(notes.dur_ns[row]), notes.names[int(notes.name[row])])
-        if (tensor_note := tensors.get((start, int(notes.track[row])))) is not None and tensor_note.dims:
-            elements = sum(prod(dims) for dims in tensor_note.dims)
-            call = msgspec.structs.replace(
-                call, elements=elements, dtype=tensor_note.types[0] if tensor_note.types else None
-            )
+        if (note := tensors.get((start, int(notes.track[row])))) is not None:
+            dtype = next(iter(note.types), None)
+            call = msgspec.structs.replace(call, elements=sum(map(prod, note.dims)), dtype=dtype)
         out.append(msgspec.structs.replace(call, note=position, stream=int(notes.track[row])))
     for at, op in _asked_by(trace, out).items():
         issued = int(trace.ops.start_ns[op])

@@ -194,21 +194,22 @@ class EventDecoder:
                 if self._timed and cat is None:
                     return self._bare_timed(event)
             return self.uncategorised[NO_CATEGORY]()
-        cls = self.tagged.get(cat)
-        if cls is None:
-            if cat in self._learned or len(self._learned) >= MAX_LEARNED_CATEGORIES:
-                return self.uncategorised[OTHER_CATEGORY]()
-            self._learned.append(cat)
-            self.bases[cat] = fields.Skipped
-            self.tagged |= fields.make_tagged({cat: fields.Skipped})
-            cls = self.tagged[cat]
-        base = self.bases[cat]
-        if base is fields.Skipped:
+        cls = self.tagged.get(cat) or self._class_for_unknown(cat)
+        if self.bases.get(cat, fields.Skipped) is fields.Skipped:
             return cls()
         values = {name: getattr(event, name) for name in cls.__struct_fields__ if name != "args"}
         if "args" in cls.__struct_fields__:
             values["args"] = decoded_args(event.args, type(cls().args))  # type: ignore[attr-defined]
         return cls(**values)
+
+    def _class_for_unknown(self, cat: str) -> type[Any]:
+        """The class of a category that is met for the first time, or of all those beyond the limit."""
+        if cat in self._learned or len(self._learned) >= MAX_LEARNED_CATEGORIES:
+            return self.uncategorised[OTHER_CATEGORY]
+        self._learned.append(cat)
+        self.bases[cat] = fields.Skipped
+        self.tagged |= fields.make_tagged({cat: fields.Skipped})
+        return self.tagged[cat]
 
     def _learn(self) -> None:
         if self._learned and self._learned[-1] is not self._known_last:

@@ -13,6 +13,7 @@ from opreplay.replay.resolve.guess.values import (
     Guess,
     Known,
     Rule,
+    Shape,
     first_tensor_of,
     first_tensors,
     shape_of,
@@ -52,12 +53,18 @@ def _total_width(known: Known, context: Context) -> Guess | None:
     by_state = _width_by_state(weights, rows, tables)
     if by_state is not None and tables == 1:  # nothing is left to guess
         return by_state
-    if len(offsets) == 1 and offsets[0] > tables:
-        read = _next_wide(context, (offsets[0] - 1) // tables)
-        # Each table has at least one row, and a single one rows of that width alone.
-        if read is not None and tables <= read[0] <= weights and (tables > 1 or not weights % read[0]):
-            return Guess(value=read[0], why=f"{read[0]}: as wide as what {read[1]} reads next")
-    return by_state or _usual_width(weights, tables)
+    return _width_read(context, offsets, tables, weights) or by_state or _usual_width(weights, tables)
+
+
+def _width_read(context: Context, offsets: Shape, tables: int, weights: int) -> Guess | None:
+    """What the next call reads of each batch: each table has at least one row, and a single one rows of that width
+    alone."""
+    if len(offsets) != 1 or offsets[0] <= tables:
+        return None
+    read = _next_wide(context, (offsets[0] - 1) // tables)
+    if read is None or not tables <= read[0] <= weights or (tables == 1 and weights % read[0]):
+        return None
+    return Guess(value=read[0], why=f"{read[0]}: as wide as what {read[1]} reads next")
 
 
 def _width_by_state(weights: int, rows: int, tables: int) -> Guess | None:

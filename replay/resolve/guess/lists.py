@@ -303,10 +303,15 @@ def _sizes(shape: Shape, known: Known, context: Context) -> Guess | None:
         return None
     if (read := _pieces_read(shape, len(views), around)) is not None and (not recorded or read[0] == dim):
         return Guess(value=read[1], why=f"the {len(views)} pieces that are read next")
-    sizes = [size for call in views if (size := _piece(call, dim)) is not None]
-    if len(sizes) == len(views) and sum(sizes) == shape[dim]:
-        return Guess(value=tuple(sizes), why=f"the {len(sizes)} pieces made inside")
-    return Guess(value=_even(shape[dim], len(views)), why=f"{len(views)} even pieces")
+    return _pieces_made(shape[dim], [_piece(call, dim) for call in views])
+
+
+def _pieces_made(whole: int, pieces: Sequence[int | None]) -> Guess:
+    """Pieces of these sizes where they make up the whole, else as many even ones."""
+    sizes = tuple(size for size in pieces if size is not None)
+    if len(sizes) == len(pieces) and sum(sizes) == whole:
+        return Guess(value=sizes, why=f"the {len(sizes)} pieces made inside")
+    return Guess(value=_even(whole, len(pieces)), why=f"{len(pieces)} even pieces")
 
 
 def _pieces_read(whole: Shape, count: int, around: Relatives) -> tuple[int, Shape] | None:

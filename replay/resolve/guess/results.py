@@ -180,15 +180,11 @@ def _padding(spatial: int | None, *, backward: bool = False) -> Rule:
         if not shape or same < 0:
             return None
 
-        def fits(padded: Shape) -> bool:
-            longer = len(padded) == len(shape) and all(n >= m for n, m in zip(padded, shape, strict=True))
-            return longer and padded != shape and padded[:same] == shape[:same]
-
         around = context.relatives()
         if spatial is None and [call.name for call in around.children] == ["aten::clone"]:
             return Guess(value=(0, 0) * len(shape), why="0: a copy alone inside")
         forward = _padded_forward(around, len(shape)) if spatial is None else None
-        padded = forward or _first_fit(known, context, fits)
+        padded = forward or _first_fit(known, context, lambda padded: _is_padded(padded, shape, same))
         if padded is None:
             return None if backward else Guess(value=(1, 1) * (spatial or 1), why=f"1 on each side: {NOTHING}")
         more = [n - m for n, m in zip(padded[0], shape, strict=True)]
@@ -196,6 +192,12 @@ def _padding(spatial: int | None, *, backward: bool = False) -> Rule:
         return Guess(value=tuple(side for n in reversed(more[-count:]) for side in _sides(n)), why=padded[1])
 
     return rule
+
+
+def _is_padded(padded: Shape, shape: Shape, same: int) -> bool:
+    """Whether a size is larger than another one, behind the first `same` dimensions."""
+    longer = len(padded) == len(shape) and all(n >= m for n, m in zip(padded, shape, strict=True))
+    return longer and padded != shape and padded[:same] == shape[:same]
 
 
 def _padded_forward(around: Relatives, rank: int) -> tuple[Shape, str] | None:

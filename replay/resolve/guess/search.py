@@ -111,11 +111,8 @@ def search(spec: OpSpec, known: Known, context: Context, usual: Usual) -> Tried 
         return None
     targets = list(islice(_targets(spec.name, source, context, usual), MAX_TARGETS))
     results = _results(spec, source, known, context.relatives(), [target.shape for target in targets])
-    for target in targets:
-        tried = results.get(target.shape)
-        if tried is not None and (target.sure or target.shape != source.shape):
-            return replace(tried, why=target.why)
-    return None
+    shown = (target for target in targets if target.sure or target.shape != source.shape)
+    return next((replace(results[t.shape], why=t.why) for t in shown if t.shape in results), None)
 
 
 def _forward(name: str, known: Known, context: Context) -> Tried | None:

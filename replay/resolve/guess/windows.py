@@ -75,9 +75,12 @@ def _is_transposed(known: Known, context: Context) -> bool:
     calls = (*around.ancestors, *((around.forward,) if around.forward is not None else ()))
     if any("conv_transpose" in name for name in (around.name, *(call.name for call in calls))):
         return True
-    grad, source, weight = (shape_of(known, name) for name in ("grad_output", "input", "weight"))
-    if grad is None or source is None or weight is None or min(map(len, (grad, source, weight))) < 3:
-        return False
+    grad, source, weight = (shape_of(known, name) or () for name in ("grad_output", "input", "weight"))
+    return min(map(len, (grad, source, weight))) > 2 and _goes_to_many(grad, source, weight)
+
+
+def _goes_to_many(grad: Shape, source: Shape, weight: Shape) -> bool:
+    """Whether filters fit as those of a transposed convolution and not, or less well, as those of another one."""
     larger = math.prod(grad[2:]) > math.prod(source[2:])
     plain = grad[1] == weight[0] and source[1] % max(1, weight[1]) == 0
     return source[1] == weight[0] and grad[1] % max(1, weight[1]) == 0 and (larger or not plain)

@@ -106,18 +106,23 @@ def _op_to_predict(call: CallText, policy: Policy, device: str, error: UsageErro
         return None
     if fit.spec in specs and (op := _completed_op(base, fit, policy, device)) is not None:
         return op
-    by_name = {arg.name: arg for arg in fit.spec.args} if fit.spec is not None else {}
-    args = tuple(_argument(by_name.get(name) or unknown(name), value) for name, value in fit.values.items())
+    args = tuple(_argument(_named(fit.spec, name), value) for name, value in fit.values.items())
     return ReplayOp(
         id=_identity(call.name, args),
         name=base,
         count=1,
         recorded=_NO_TIME,
         args=args,
-        schema=fit.spec.text if fit.spec is not None and fits else None,
+        schema=fit.spec.text if fits and fit.spec is not None else None,
         assumptions=(Assumption(argument="*", what=str(error)),),
         unfit=not fits,
     )
+
+
+def _named(spec: OpSpec | None, name: str) -> ArgSpec:
+    """The argument of this name, or one that no schema tells of."""
+    args = () if spec is None else spec.args
+    return next((arg for arg in args if arg.name == name), None) or unknown(name)
 
 
 def _is_anothers(base: str, *, known: bool) -> bool:

@@ -331,6 +331,11 @@ class DeviceProfile(msgspec.Struct, frozen=True, kw_only=True):
         """Its name: all numbers would fill pages."""
         return f"DeviceProfile(name={self.name!r}, version={self.version!r})"
 
+    @property
+    def kind(self) -> str:
+        """What devices have in common in which a call by itself takes alike: "910", or "950" with its wider vectors."""
+        return "910" if self.vector_width == 1.0 else "950"
+
     def family(self, kernel_type: str) -> FamilyCost:
         """The cost constants for a kernel type; those of "Unknown" where nobody registered it."""
         return self.families[self.types.get(kernel_type, "Unknown")]

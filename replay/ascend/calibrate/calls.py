@@ -35,7 +35,7 @@ from opreplay.replay.results.records import L2State, Simulated
 from opreplay.traces.errors import Malformed
 
 ASSUMED_L2: L2State = "cold"
-"""What L2 is taken to hold where neither a table nor the user says it."""
+"""What L2 is taken to hold where neither a table nor the user says it: hicann/cann-bench reads as from HBM."""
 
 
 def validate_calls(

@@ -1,9 +1,8 @@
 # pyright: strict
-"""What measured calls say of others: a factor on the time that a datasheet and the cost forms give, and how sure it is.
+"""What measured calls say of others: a factor on the time that the cost forms give, and how sure it is.
 
 A Gaussian process over log(measured over predicted). Two calls are alike as far as they are of one op, kernel family,
-dtype and generation of devices, and close in time and sizes; the more of a call's time is moving bytes or computing,
-the more it has of what all calls of its generation have in common there. `devices/measured_calls.csv` holds the calls,
+kernel, dtype and generation of devices, and close in time and sizes. `devices/measured_calls.csv` holds the calls,
 `opreplay calibrate --shipped` writes it; `calibrate.calls` owns which and how they are judged.
 """
 
@@ -13,7 +12,7 @@ import csv
 from collections.abc import Sequence
 from functools import lru_cache
 from importlib import resources
-from math import exp, log, log2
+from math import exp, log2
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -27,21 +26,30 @@ if TYPE_CHECKING:
 
 FILE = "measured_calls.csv"
 
-FAMILY, OP, OP_HERE, OP_DTYPE_HERE = 0.153, 0.286, 1.67, 0.096
-"""Variances of what calls of one family, one op, one op on one generation, and of one dtype there, have in common."""
-ALIKE = 0.1
-"""Variance of what goes with time and sizes, of one op and dtype on one generation."""
-REACH = (0.251, 0.805, 2.15, 0.312)
-"""Octaves of time, of elements and of the last dimension, and share of launching, over which calls are alike: to
-exp(-1/2)."""
-CACHES_HERE, CACHES_FORM, COMPUTING_HERE = 0.172, 0.1, 0.038
-"""Variances of slopes: over what warm caches save (log), on one generation and of one form there; over the share of
-the vector cores' work."""
-NOISE = 0.007
+SHARED: dict[tuple[str, ...], float] = {
+    ("family",): 0.005,
+    ("family", "generation"): 0.005,
+    ("op",): 0.05,
+    ("op", "generation"): 0.25,
+    ("op", "kernel"): 0.03,
+    ("op", "kernel", "generation"): 0.1,
+    ("op", "kernel", "aligned", "generation"): 0.05,
+    ("op", "dtype", "generation"): 0.05,
+    ("op", "kernel", "dtype", "generation"): 0.05,
+}
+"""Traits → variance of what calls that share them have in common."""
+NEAR: dict[tuple[str, ...], float] = {("op", "kernel"): 0.02, ("op", "kernel", "dtype", "generation"): 0.1}
+"""The same of what goes with time and sizes."""
+BROAD: dict[tuple[str, ...], float] = {("op", "kernel", "generation"): 0.05}
+"""The same of what goes with them slowly."""
+REACH, FAR_REACH = (0.25, 0.8, 2.15, 0.31), (1.8, 2.4, 4.5, 0.9)
+"""Octaves of time, of elements and of the last dimension, and share of launching, over which calls are alike, to
+exp(-1/2): for `NEAR` and for `BROAD`."""
+NOISE = 0.01
 """Variance of one call by itself."""
 # All of these were chosen to predict calls of ops and of sources that were left out (docs/ascend-model.md).
 
-SURE: dict[str, float] = {"op here": 1.6, "op elsewhere": 0.75, "family": 0.55, "nothing": 0.7}
+SURE: dict[str, float] = {"op here": 1.25, "op elsewhere": 0.85, "family": 0.78, "nothing": 0.7}
 """Standard deviations of the 80 % band by what was measured nearest, as calls, ops and sources that were left out ask
 for: 1.28 of a normal distribution where calls of the op are known; the less is known the more variances above exceed
 what is usual, as they are those of ops that differ most."""
@@ -51,14 +59,22 @@ MOST_NEAR = 160
 """Measured calls that a band is judged from: the op's own first, then its family's, then its form's."""
 
 
+KEYS = tuple(SHARED)
+FAMILY, OP, OP_HERE = (KEYS.index(key) for key in (("family",), ("op",), ("op", "generation")))
+
+
 class Traits(msgspec.Struct, frozen=True):
     """What a call is compared by."""
 
     op: str
     family: str
-    """Of the kernel that moves most bytes, as of `form` and `dtype`."""
+    """Of the kernel that takes longest, as of `form`, `kernel` and `dtype`."""
     form: str
+    kernel: str
+    """Its type, and whether it works along a dimension that is not the last, or on groups of channels."""
     dtype: str
+    aligned: bool
+    """Whether rows start at multiples of 32 bytes."""
     generation: str
     log_time: float
     """Octaves of the predicted time in microseconds."""
@@ -67,10 +83,6 @@ class Traits(msgspec.Struct, frozen=True):
     """Octaves of the last dimension."""
     launch: float
     """Share of starting kernels in the predicted time."""
-    vector: float
-    """Share of the vector cores' work."""
-    caches: float
-    """Logarithm of the predicted time on warm caches over that on cold ones, at most 0."""
 
 
 class Correction(msgspec.Struct, frozen=True, kw_only=True):
@@ -96,11 +108,12 @@ class Learned:
         import numpy as np
 
         self._codes: dict[tuple[str, ...], int] = {}
-        self._groups = np.array([self._groups_of(call) for call in calls], dtype=np.int64).reshape(len(calls), 6)
+        groups = [self._groups_of(call) for call in calls]
+        self._groups = np.array(groups, dtype=np.int64).reshape(len(calls), len(KEYS))
         self._at = _places(calls)
         self._sources = np.array(sources, dtype=str)
         self._pulls: Array = np.array(pulls, dtype=np.float64)
-        self._inverses: dict[tuple[int, ...], Array] = {}
+        self._inverses: dict[tuple[int, int], Array] = {}
 
     @classmethod
     def of(cls, calls: Sequence[Traits], sources: Sequence[str], logs: Sequence[float]) -> Learned:
@@ -123,16 +136,8 @@ class Learned:
         return self._alike(groups, at, groups, at) + NOISE * np.eye(len(chosen))
 
     def _groups_of(self, call: Traits) -> list[int]:
-        """Numbers of what calls share: generation, form there, family, op, op there, op and dtype there."""
-        here = call.generation
-        names = (
-            ("generation", here),
-            ("form", call.form, here),
-            ("family", call.family),
-            ("op", call.op),
-            ("op", call.op, here),
-            ("dtype", call.op, call.dtype, here),
-        )
+        """Numbers of what calls share, in the order of `KEYS`."""
+        names = [(*key, *(getattr(call, name) for name in key)) for key in KEYS]
         return [self._codes.setdefault(name, len(self._codes)) for name in names]
 
     @staticmethod
@@ -140,20 +145,13 @@ class Learned:
         """Covariances of calls: rows of `a` with rows of `b`."""
         import numpy as np
 
-        same = [(a[:, None, i] == b[None, :, i]).astype(np.float64) for i in range(a.shape[1])]
-        here, form, family, op, op_here, dtype = same
-        apart = (at_a[:, None, :4] - at_b[None, :, :4]) ** 2
-        near = np.exp(-0.5 * (apart / np.array(REACH) ** 2).sum(axis=2))
-        vector = at_a[:, None, 4] * at_b[None, :, 4]
-        caches = at_a[:, None, 5] * at_b[None, :, 5]
-        return (
-            FAMILY * family
-            + OP * op
-            + OP_HERE * op_here
-            + dtype * (OP_DTYPE_HERE + ALIKE * near)
-            + form * CACHES_FORM * caches
-            + here * (COMPUTING_HERE * vector + CACHES_HERE * caches)
-        )
+        apart = (at_a[:, None, :] - at_b[None, :, :]) ** 2
+        near, broad = (np.exp(-0.5 * (apart / np.array(reach) ** 2).sum(axis=2)) for reach in (REACH, FAR_REACH))
+        alike = np.zeros(near.shape)
+        for column, key in enumerate(KEYS):
+            same = a[:, None, column] == b[None, :, column]
+            alike += same * (SHARED[key] + NEAR.get(key, 0.0) * near + BROAD.get(key, 0.0) * broad)
+        return alike
 
     def ask(self, call: Traits) -> Correction:
         """The factor on a call's predicted time, and its band."""
@@ -163,7 +161,7 @@ class Learned:
         alike = self._alike(groups, at, self._groups, self._at)[0]
         same = self._groups == groups[0]
         nearest, like = self._nearest(same)
-        order = np.argsort(-(4 * same[:, 3] + 2 * same[:, 2] + same[:, 1]), kind="stable")[:MOST_NEAR]
+        order = np.argsort(-(2 * same[:, OP] + same[:, FAMILY]), kind="stable")[:MOST_NEAR]
         asked = alike[order]
         prior = float(self._alike(groups, at, groups, at)[0, 0]) + NOISE
         variance = max(NOISE, prior - float(asked @ self._inverse(groups[0], order) @ asked))
@@ -178,7 +176,7 @@ class Learned:
     @staticmethod
     def _nearest(same: npt.NDArray[np.bool_]) -> tuple[str, npt.NDArray[np.bool_]]:
         """What is nearest of what was measured, and which calls are so."""
-        for name, column in (("op here", 4), ("op elsewhere", 3), ("family", 2)):
+        for name, column in (("op here", OP_HERE), ("op elsewhere", OP), ("family", FAMILY)):
             if same[:, column].any():
                 return name, same[:, column]
         return "nothing", same[:, 0] & False
@@ -186,7 +184,7 @@ class Learned:
     def _inverse(self, group: Codes, order: Codes) -> Array:
         import numpy as np
 
-        key = tuple(int(code) for code in group[1:4])
+        key = int(group[OP]), int(group[FAMILY])
         if key not in self._inverses:
             self._inverses[key] = np.linalg.inv(self._noisy(order)).astype(np.float64)
         return self._inverses[key]
@@ -195,8 +193,8 @@ class Learned:
 def _places(calls: Sequence[Traits]) -> Array:
     import numpy as np
 
-    rows = [(c.log_time, c.log_elements, c.log_row, c.launch, c.vector, c.caches) for c in calls]
-    return np.array(rows, dtype=np.float64).reshape(len(calls), 6)
+    rows = [(c.log_time, c.log_elements, c.log_row, c.launch) for c in calls]
+    return np.array(rows, dtype=np.float64).reshape(len(calls), 4)
 
 
 class LearnedCall(msgspec.Struct, frozen=True):
@@ -233,8 +231,3 @@ def shipped() -> Learned:
 def octaves(number: float) -> float:
     """Base-2 logarithm of a number, of 1 for less."""
     return log2(max(1.0, number))
-
-
-def warmth(cold_us: float, warm_us: float) -> float:
-    """What warm caches save, as `Traits.caches`."""
-    return min(0.0, log(max(1e-3, warm_us / cold_us))) if cold_us > 0 else 0.0

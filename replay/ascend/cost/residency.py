@@ -116,6 +116,17 @@ def touches_in(calls: Sequence[KernelCall], state: State) -> list[tuple[Touch, .
     return [stream.touch(call) for call in calls]
 
 
+def written_back(call: KernelCall, touches: tuple[Touch, ...]) -> tuple[Touch, ...]:
+    """The touches of a kernel by itself: what it writes stays in L2 as far as that holds the kernel's tensors, wherever
+    what it reads comes from. Of attention, which reads more than the tensors it names (`moved_bytes`), that says
+    nothing."""
+    kernel_bytes, moved = sum(size for size, _ in touches), call.attrs.get("moved_bytes")
+    if isinstance(moved, int | float) and moved > kernel_bytes:
+        return touches
+    reads = sum(spec is not None for spec in call.inputs)
+    return (*touches[:reads], *((size, distance or kernel_bytes) for size, distance in touches[reads:]))
+
+
 class Held(NamedTuple):
     """What the caches hold of a kernel when it starts."""
 

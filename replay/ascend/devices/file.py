@@ -8,6 +8,7 @@ shipped device with `base = "910b3"`.
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
@@ -161,7 +162,15 @@ class ModelFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     schema_version: int
     units: dict[str, str]
     rates: dict[str, Quantity]
+    alone: dict[str, dict[str, Quantity]]
+    """By `DeviceProfile.kind`: factors on rates, and `FAMILY_FACTORS`, of calls by themselves."""
     families: dict[str, FamilyEntry]
+
+
+FAMILY_FACTORS = frozenset({"cycles", "row_cycles", "fixed_us", "conv_cycles"})
+"""Factors on constants of families: of all vector kernels, and of convolutions."""
+UNSCALED = frozenset({"matmul", "attention", "collective", "aicpu", "host", "free"})
+"""Forms of the others."""
 
 
 class DeviceFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -256,6 +265,9 @@ def load_model() -> ModelFile:
     """The shared cost model, checked: every rate is there, every number has a unit, no type has two families."""
     model: ModelFile = _decode((_folder() / "_model.toml").read_bytes(), ModelFile, "_model.toml")
     _check_names("_model.toml", "rates", model.rates, set(Rates.__struct_fields__), complete=True)
+    factors_on = {*Rates.__struct_fields__, *FAMILY_FACTORS}
+    for kind, factors in model.alone.items():
+        _check_names("_model.toml", f"alone.{kind}", factors, factors_on, complete=False)
     missing = set(NUMBERS) - set(model.units)
     if missing:
         raise FormatError(f"_model.toml: [units] lacks {', '.join(sorted(missing))}")
@@ -440,6 +452,46 @@ def datasheet_only(device: DeviceProfile) -> DeviceProfile:
 
 
 _bare: dict[object, DeviceProfile] = {}
+
+
+def alone(device: DeviceProfile) -> DeviceProfile:
+    """The device as calls by themselves find it: its rates and families times the model's factors for such calls, and
+    no measured neighbours, which are kernels in networks."""
+    key = device.name, device.version, *((name, quantity.value) for name, quantity in sorted(device.datasheet.items()))
+    single = _alone.get(key)
+    if single is None:
+        factors = {name: quantity.value for name, quantity in load_model().alone[device.kind].items()}
+        rates = {
+            name: min(getattr(device.rates, name) * factor, MOST_RATE.get(name, math.inf))
+            for name, factor in factors.items()
+            if name in Rates.__struct_fields__
+        }
+        families = {
+            name: msgspec.structs.replace(
+                family,
+                nearby={},
+                **{
+                    field: getattr(family, field) * factors.get(name, 1.0)
+                    for name, field in _scaled_fields(family.form)
+                },
+            )
+            for name, family in device.families.items()
+        }
+        single = _alone[key] = msgspec.structs.replace(
+            device, rates=msgspec.structs.replace(device.rates, **rates), families=families
+        )
+    return single
+
+
+MOST_RATE = {"hbm_efficiency": 1.0, "mac_efficiency": 1.0}
+_alone: dict[object, DeviceProfile] = {}
+
+
+def _scaled_fields(form: Form) -> tuple[tuple[str, str], ...]:
+    """(factor, constant of a family that it is on) for calls by themselves."""
+    if form == "conv":
+        return (("conv_cycles", "cycles"),)
+    return () if form in UNSCALED else tuple((field, field) for field in ("cycles", "row_cycles", "fixed_us"))
 
 
 def _family(name: str, form: Form, layers: Sequence[FamilyEntry]) -> FamilyCost:

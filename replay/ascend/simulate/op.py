@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from opreplay.replay.ascend.cost.correction import Correction, Traits, octaves, shipped, warmth
+from opreplay.replay.ascend.cost.correction import Correction, Traits, octaves, shipped
 from opreplay.replay.ascend.cost.cube import gemm_of
 from opreplay.replay.ascend.cost.predict import (
     BOUNDS,
@@ -21,14 +21,14 @@ from opreplay.replay.ascend.cost.predict import (
     only_moves,
 )
 from opreplay.replay.ascend.cost.predictor import Predictor
-from opreplay.replay.ascend.cost.residency import Held, resident_of, touches_in
-from opreplay.replay.ascend.cost.sizes import tally_of, total_bytes
+from opreplay.replay.ascend.cost.residency import Held, resident_of, touches_in, written_back
+from opreplay.replay.ascend.cost.sizes import Tally, tally_of
 from opreplay.replay.ascend.custom.estimators import estimate, property_terms
 from opreplay.replay.ascend.custom.programs import program_cost
-from opreplay.replay.ascend.devices.file import datasheet_only, load_device
+from opreplay.replay.ascend.devices.file import alone, load_device
 from opreplay.replay.ascend.lowering import Lowering, lower
 from opreplay.replay.ascend.profile import DeviceProfile
-from opreplay.replay.ir.kernel import HALF, Confidence, KernelCall, KernelPrediction, State, TensorSpec
+from opreplay.replay.ir.kernel import Confidence, KernelCall, KernelPrediction, State, TensorSpec, itemsize
 from opreplay.replay.ir.model import ReplayOp
 from opreplay.replay.ir.sizes import is_absurd, tensors_of
 from opreplay.replay.ops.work.contents import Contents
@@ -247,7 +247,7 @@ def _together(
     op: ReplayOp, lowering: Lowering, device: DeviceProfile, predict: Predictor, cached: Sequence[Held], l2: L2State
 ) -> tuple[Parts, Simulated]:
     """The kernels of an op with what each takes, and the op: in a network by the device's fitted constants, alone by
-    its datasheet and what measured calls make of that."""
+    what these are of calls by themselves, and what measured calls make of that."""
     state = state_of(l2)
     if state != "network":
         parts = _started(lowering.kernels, predict, state)
@@ -267,7 +267,7 @@ def _started(kernels: Sequence[KernelCall], predict: Predictor, state: State) ->
     """The kernels of an op that starts in a state alone, with what each takes."""
     touched = touches_in(kernels, state)
     return [
-        (call, predict(call, resident_of(touches, predict.device), state))
+        (call, predict(call, resident_of(written_back(call, touches), predict.device), state))
         for call, touches in zip(kernels, touched, strict=True)
     ]
 
@@ -277,7 +277,7 @@ NOT_CORRECTED = frozenset({"collective", "host", "free", "attention"})
 
 
 def uncorrected(op: ReplayOp, device: DeviceProfile, l2: L2State) -> tuple[Traits, Simulated, Parts] | None:
-    """What measured calls are compared by: traits of a call alone, and what the datasheet and the cost forms give.
+    """What measured calls are compared by: traits of a call alone, and what the cost forms give.
 
     None for an op that is not lowered by a rule of ours, or whose time they say nothing of.
     """
@@ -290,10 +290,10 @@ def _uncorrected(
 ) -> tuple[Traits, Simulated, Parts] | None:
     if not lowering.kernels:
         return None
-    predict = Predictor(datasheet_only(device))
-    parts = _started(lowering.kernels, predict, "warm" if l2 == "warm" else "cold")
+    predict, state = Predictor(alone(device)), state_of(l2)
+    parts = _started(lowering.kernels, predict, state)
     simulated = _combine(parts, lowering, l2, predict.device)
-    traits = _traits(op, lowering, "910" if device.vector_width == 1.0 else "950", l2)
+    traits = _traits(op, lowering, device.kind, state)
     return (traits, simulated, parts) if traits is not None and simulated.time_us > 0 else None
 
 
@@ -302,33 +302,48 @@ REFERENCE = {"910": "910b2", "950": "950pr"}
 for all devices of it, and no larger one slower for that."""
 
 
-def _traits(op: ReplayOp, lowering: Lowering, generation: str, l2: L2State) -> Traits | None:
+def _traits(op: ReplayOp, lowering: Lowering, generation: str, state: State) -> Traits | None:
     """What a call is compared by; None for one that measured calls say nothing of."""
-    predict = Predictor(datasheet_only(load_device(REFERENCE[generation])))
-    cold, warm = (_combine(_started(lowering.kernels, predict, state), lowering, l2, predict.device) for state in ALONE)
-    simulated = warm if l2 == "warm" else cold
-    call = max(lowering.kernels, key=lambda call: total_bytes(call.inputs) + total_bytes(call.outputs))
+    predict = Predictor(alone(load_device(REFERENCE[generation])))
+    parts = _started(lowering.kernels, predict, state)
+    simulated = _combine(parts, lowering, "cold", predict.device)
+    working = [(cost.time_us * call.count, call) for call, cost in parts if cost.time_us > 0]
+    if not working:
+        return None
+    call = max(working, key=lambda pair: pair[0])[1]
     family, tally = family_of(call, predict.device), tally_of(call)
-    if family.form in NOT_CORRECTED or simulated.time_us <= 0:
+    if family.form in NOT_CORRECTED:
         return None
     shape = tally.widest.shape if tally.widest is not None else ()
-    shares = {name: us / simulated.time_us for name, us in simulated.terms_us.items()}
     return Traits(
         op=op.name.split(".")[0].rstrip("_"),
         family=family.name,
         form=family.form,
-        dtype="half" if tally.dtype in HALF else "float32" if tally.dtype in DOUBLES else tally.dtype,
+        kernel=_way_of(call),
+        dtype="float32" if tally.dtype in DOUBLES else tally.dtype,
+        aligned=_is_aligned(tally),
         generation=generation,
         log_time=octaves(simulated.time_us),
         log_elements=octaves(tally.elements),
         log_row=octaves(shape[-1] if shape else 1),
-        launch=shares.get("launch", 0.0),
-        vector=shares.get("vector", 0.0) + shares.get(MOVING, 0.0),
-        caches=warmth(cold.time_us, warm.time_us),
+        launch=simulated.terms_us.get("launch", 0.0) / simulated.time_us,
     )
 
 
-ALONE: tuple[State, State] = ("cold", "warm")
+ALIGNED_BYTES = 32
+"""Of a row, a multiple of which vector cores move at full pace."""
+
+
+def _is_aligned(tally: Tally) -> bool:
+    shape = tally.widest.shape if tally.widest is not None else ()
+    return not shape or shape[-1] * itemsize(tally.dtype) % ALIGNED_BYTES == 0
+
+
+def _way_of(call: KernelCall) -> str:
+    """A kernel's type, and the ways of its own that it has for some calls."""
+    inner = call.attrs.get("inner")
+    middle = isinstance(inner, int) and inner > 1
+    return call.type + (":grouped" if "groups" in call.attrs else ":middle" if middle else "")
 
 
 def _corrected(
@@ -358,7 +373,7 @@ def _is_double(parts: Parts) -> bool:
 
 def _least_us(simulated: Simulated, parts: Parts, device: DeviceProfile) -> float:
     """No call is quicker: its kernels as `least_us` says; what it moves and L2 cannot hold, at the peak of HBM."""
-    bare = datasheet_only(device)
+    bare = alone(device)
     read = max((tally_of(call).read for call, _ in parts if family_of(call, bare).form in MOVES_ALL), default=0)
     floor_us = sum(
         call.count * least_us(family_of(call, bare), bare, tally_of(call), gemm_of(call))

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from math import prod
 
 from opreplay.replay.ir.kernel import KernelCall, TensorSpec, broadcast
+from opreplay.replay.ops.costs.rows.reductions import inside
 from opreplay.replay.ops.op_view import OpView, kernel, promote, spec
 from opreplay.replay.ops.table import costs
 
@@ -86,7 +87,8 @@ def cross_entropy(op: OpView) -> Iterable[KernelCall]:
     x = op.need("self", "input", at=0)
     source = spec(x.shape, x.dtype)
     classes = x.shape[1] if len(x.shape) > 1 else x.shape[-1] if x.shape else 1
-    return [kernel("LogSoftmaxV2", [source], [source], cols=max(1, classes)), *nll_loss(op)]
+    inner = inside(x.shape, 1 if len(x.shape) > 1 else None)
+    return [kernel("LogSoftmaxV2", [source], [source], cols=max(1, classes), **inner), *nll_loss(op)]
 
 
 def fused_cross_entropy(op: OpView) -> Iterable[KernelCall]:

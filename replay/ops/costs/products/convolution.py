@@ -126,7 +126,7 @@ def forward(op: OpView) -> Iterable[KernelCall]:
     kernels = [
         _for_forward(sizes.plain(sizes.source), x),
         _for_forward(sizes.weight(), w),
-        kernel(kind, [x, w, *extra], [y]),
+        kernel(kind, [x, w, *extra], [y], **({"groups": sizes.groups} if sizes.groups > 1 else {})),
         _for_forward(y, sizes.plain(sizes.result)),
     ]
     if "relu" in op.op.name:

@@ -124,6 +124,8 @@ def quantized(op: OpView) -> Iterable[KernelCall]:
     weight = a.shape[-1] == b.shape[-1] != b.shape[-2]
     n = b.shape[-2 if weight else -1]
     out = op.output(spec((*a.shape[:-1], n), "bfloat16"))
-    rows = prod(a.shape[:-1])
-    a_spec, result = spec((a.shape[-1], rows) if ta else (rows, a.shape[-1]), "int8"), spec((rows, n), out.dtype)
+    batch = b.shape[:-2] if a.shape[:-2] == b.shape[:-2] else ()
+    rows = prod(a.shape[len(batch) : -1])
+    a_size = (a.shape[-1], rows) if ta else (rows, a.shape[-1])
+    a_spec, result = spec((*batch, *a_size), "int8"), spec((*batch, rows, n), out.dtype)
     return [kernel("QuantBatchMatmulV3", [a_spec, b_spec], [result], transpose_a=ta, transpose_b=tb is not weight)]

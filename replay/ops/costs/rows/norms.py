@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from math import prod
 
 from opreplay.replay.ir.kernel import KernelCall, TensorSpec
+from opreplay.replay.ops.costs.rows.reductions import inside
 from opreplay.replay.ops.op_view import OpView, kernel, spec
 from opreplay.replay.ops.table import costs
 from opreplay.traces.model import TensorMeta
@@ -202,9 +203,11 @@ def group_norm_backward(op: OpView) -> Iterable[KernelCall]:
 
 
 def _along(op: OpView, x: TensorMeta, kind: str, inputs: int) -> list[KernelCall]:
-    cols = x.shape[op.integer("dim", default=-1) % len(x.shape)] if x.shape else 1
+    dim = op.integer("dim", default=-1) % len(x.shape) if x.shape else None
+    cols = x.shape[dim] if dim is not None else 1
     source = op.packed(x, row_major=True)
-    return [kernel(kind, [source] * inputs, [op.output(spec(x.shape, x.dtype))], cols=max(1, cols))]
+    out = op.output(spec(x.shape, x.dtype))
+    return [kernel(kind, [source] * inputs, [out], cols=max(1, cols), **inside(x.shape, dim))]
 
 
 @costs(

@@ -9,12 +9,16 @@ import pytest
 
 from opreplay.replay.ascend import load_device
 from opreplay.replay.ascend.cost.correction import Learned, Traits, learned_calls, shipped
+from opreplay.replay.ascend.cost.residency import written_back
 from opreplay.replay.ascend.simulate.op import simulate_op
+from opreplay.replay.ir.kernel import KernelCall
+from opreplay.replay.ops.op_view import spec
 from opreplay.replay.resolve.written.sweep import Written, plan_of_calls
+from opreplay.replay.results.records import L2State
 
 MISH = Traits(
-    op="aten::mish", family="Activation", form="elementwise", dtype="float32", generation="910", log_time=5.0,
-    log_elements=20.0, log_row=10.0, launch=0.2, vector=0.1, caches=-0.5,
+    op="aten::mish", family="Activation", form="elementwise", kernel="Mish", dtype="float32", aligned=True,
+    generation="910", log_time=5.0, log_elements=20.0, log_row=10.0, launch=0.2,
 )  # fmt: skip
 
 
@@ -79,3 +83,30 @@ def test_in_a_network_nothing_is_corrected() -> None:
     op = plan.ops[0]
     assert simulate_op(op, corrected) == simulate_op(op, own)
     assert simulate_op(op, corrected, l2="cold").time_us != simulate_op(op, own, l2="cold").time_us
+
+
+def alone_us(text: str, soc: str, l2: L2State = "cold") -> float:
+    plan, _ = plan_of_calls([Written(text=text)])
+    return simulate_op(plan.ops[0], load_device(soc), l2=l2).time_us
+
+
+def test_what_a_call_writes_stays_in_l2() -> None:
+    """Sigmoid of [4096, 4096] bfloat16 takes 36 us on a 910B2, 64 MiB at 1.9 TB/s (hicann/cann-bench)."""
+    assert alone_us("aten::sigmoid(bf16[4096,4096])", "910b2") == pytest.approx(36, rel=0.25)
+    call = KernelCall(type="Sigmoid", inputs=(spec((64,), "float32"),), outputs=(spec((64,), "float32"),))
+    assert written_back(call, ((256.0, None), (256.0, None))) == ((256.0, None), (256.0, 512.0))
+
+
+def test_a_quantised_product_of_batches_counts_its_batch_once() -> None:
+    """77 us on a 910B2, 60 on a 950PR (hicann/cann-bench); a batch of one row list took 419 before."""
+    text = "npu::npu_quant_matmul(i8[8,128,2048],i8[8,2048,4096],f32[4096],output_dtype=torch.float16)"
+    assert alone_us(text, "910b2") == pytest.approx(77, rel=0.3)
+
+
+def test_regions_are_aligned_one_after_the_other_on_a_950pr() -> None:
+    """177 us a region (hicann/cann-bench), 11 times as much as all of them take on a 910B2."""
+    call = "npu::npu_roi_align(f32[2,256,128,128],f32[{n},5],0.0625,14,14,2,0)"
+    assert alone_us(call.format(n=128), "950pr") == pytest.approx(21466, rel=0.1)
+    assert alone_us("npu::npu_roi_align(f32[2,128,32,32],f32[64,5],0.125,7,7,1,0)", "950pr") == pytest.approx(
+        10535, rel=0.2
+    )

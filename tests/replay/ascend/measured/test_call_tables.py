@@ -79,3 +79,10 @@ def test_the_command_reads_it(table) -> None:
     facts = json.loads(result.stdout)
     assert facts["overall"]["n"] == 3
     assert facts["rows"]["read"] == 7
+
+
+def test_a_device_that_a_project_calls_by_another_name_is_told(tmp_path) -> None:
+    path = tmp_path / "calls.csv"
+    call = '"aten::mish(f32[8])"'
+    path.write_text(f"source,soc,op,time_us\nflagos-ai/FlagGems#1,910b4,{call},3\nc/d#1,910b4,{call},3\n")
+    assert [call.soc for call in read_call_table(path).calls] == ["910b4-1", "910b4"]

@@ -7,9 +7,9 @@ As the profiler recorded it, else by the sizes of results and how long the calls
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Container, Sequence
+from collections.abc import Container, Mapping, Sequence
 from math import gcd
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import msgspec
 import numpy as np
@@ -18,7 +18,7 @@ from opreplay.replay.arguments.shrink.pools import TABLES, pools_of
 from opreplay.replay.ascend.profile import DeviceProfile
 from opreplay.replay.ir.model import ReplayOp, ReplayPlan
 from opreplay.replay.ir.sizes import readable, tensor_bytes
-from opreplay.replay.plan.step.lifetimes import lifetimes, makes_no_memory
+from opreplay.replay.plan.step.lifetimes import Lifetimes, lifetimes, makes_no_memory
 from opreplay.replay.plan.step.linking import NO_VIEWS, PRODUCTS, Linked, Value, linked_step, results_of, tensors_of
 from opreplay.replay.timeline.graph.model import Floats, Ints
 from opreplay.replay.timeline.names import PYTHON
@@ -134,46 +134,34 @@ def inferred_memory(plan: ReplayPlan, devices: Sequence[DeviceProfile], *, on_de
     ops, calls, linked = linked_step(plan.ops, sequence)
     results = [[0 if meta is None else _block(tensor_bytes(meta)) for meta in results_of(op)] for op in ops]
     taken = [[0 if meta is None else _block(tensor_bytes(meta)) for _, _, meta in tensors_of(op)] for op in ops]
-    aliases = [makes_no_memory(op) for op in ops]
     owned = lifetimes(ops, linked)
-    root, until = owned.within, owned.until
-    ends: defaultdict[int, list[Value]] = defaultdict(list)
-    for value, last in until.items():
-        ends[last].append(value)
+    size = {value: results[calls[value.call]][value.output] for value in owned.until}
     passing = _passing(ops, linked)
-    live, peak, peak_at, low = 0, 0, 0, 0
-    for at, index in enumerate(calls):
-        fresh = [v for output in range(len(results[index])) if root[v := Value(at, output)] == v]
-        live += sum(results[index][v.output] for v in fresh)
-        if live > peak:
-            peak, peak_at = live, at
-        numbers = {s.number for s in linked.sources[at] if s.kind == "outside" and s.number in passing}
-        low = max(low, live + sum(passing[number] for number in numbers))
-        for value in ends[at]:
-            live -= results[calls[value.call]][value.output]
+    live = _live_over(calls, results, owned, linked, passing)
     pools = {
         number
         for number, source in enumerate(linked.outside)
         if tensors_of(ops[source.op])[source.argument][0] in _caches(ops[source.op])
     }
-    everything = set(range(len(linked.outside)))
-    pool = _least_outside(ops, linked, everything - pools)
-    outside = pool + sum(taken[linked.outside[n].op][linked.outside[n].argument] for n in everything - pools)
+    others = set(range(len(linked.outside))) - pools
+    pool = _least_outside(ops, linked, others)
+    outside = pool + sum(taken[linked.outside[n].op][linked.outside[n].argument] for n in others)
     shared_bytes = pool + _least_outside(ops, linked, pools | passing.keys(), repeated=True)
-    high = outside + sum(results[calls[value.call]][value.output] for value in until)
-    lowest, whole = min(low + shared_bytes, peak + outside), peak + outside
+    whole = live.peak + outside
+    lowest, high = min(live.low + shared_bytes, whole), max(outside + sum(size.values()), whole)
     by_op: defaultdict[str, int] = defaultdict(int)
-    for value in (v for v, last in until.items() if v.call <= peak_at <= last):
-        by_op[ops[calls[value.call]].name] += results[calls[value.call]][value.output]
+    for value, last in owned.until.items():
+        if value.call <= live.peak_at <= last:
+            by_op[ops[calls[value.call]].name] += size[value]
     by_op[OUTSIDE] = outside
+    aliases = [makes_no_memory(op) for op in ops]
     unknown = sum(not results[index] and not aliases[index] for index in calls)
     notes = [f"the results of {unknown} of {len(calls)} calls are not known: they count as nothing"] if unknown else []
-    notes.append(_NOT_INFERRED)
-    nothing = unknown > 0 and not any(any(results[index]) for index in calls)
-    verdicts = {device.name: _verdict(device.hbm_bytes, lowest, whole, max(high, whole), pool) for device in devices}
+    verdicts = {device.name: _verdict(device.hbm_bytes, lowest, whole, high, pool) for device in devices}
     fits: dict[str, bool | None] = {device.name: whole <= device.hbm_bytes for device in devices}
-    if nothing:  # what does not fit without them does not fit with them
-        fits = {name: None if source else False for name, source in fits.items()}
+    if unknown and not any(any(results[index]) for index in calls):
+        # What does not fit without results does not fit with them.
+        fits = {name: None if is_fitting else False for name, is_fitting in fits.items()}
         verdicts = {name: verdict if fits[name] is False else UNKNOWN for name, verdict in verdicts.items()}
     return MemoryUse(
         source="inferred",
@@ -181,16 +169,50 @@ def inferred_memory(plan: ReplayPlan, devices: Sequence[DeviceProfile], *, on_de
         begin_bytes=outside,
         peak_bytes=whole,
         low_bytes=lowest,
-        high_bytes=max(high, whole),
+        high_bytes=high,
         pool_bytes=pool,
         peak_at_us=None,
-        end_bytes=live + outside,
-        allocations=sum(value == base for value, base in root.items()),
+        end_bytes=live.end + outside,
+        allocations=sum(value == base for value, base in owned.within.items()),
         at_peak_by_op=dict(sorted(by_op.items(), key=lambda item: -item[1])[:MOST_OPS]),
         fits=fits,
         verdicts=verdicts,
-        notes=tuple(notes),
+        notes=(*notes, _NOT_INFERRED),
     )
+
+
+class _Live(NamedTuple):
+    """Bytes of results over the calls of a step."""
+
+    peak: int
+    peak_at: int
+    """The call at which that is first so."""
+    low: int
+    """The peak with what no call made alive for its uses alone."""
+    end: int
+
+
+def _live_over(
+    calls: Sequence[int],
+    results: Sequence[Sequence[int]],
+    owned: Lifetimes,
+    linked: Linked,
+    passing: Mapping[int, int],
+) -> _Live:
+    """`results` [op][output] bytes; `passing` those of activations from outside, by number."""
+    ends: defaultdict[int, list[Value]] = defaultdict(list)
+    for value, last in owned.until.items():
+        ends[last].append(value)
+    live, peak, peak_at, low = 0, 0, 0, 0
+    for at, index in enumerate(calls):
+        values = (Value(at, output) for output in range(len(results[index])))
+        live += sum(results[index][value.output] for value in values if owned.within[value] == value)
+        if live > peak:
+            peak, peak_at = live, at
+        numbers = {source.number for source in linked.sources[at] if source.kind == "outside"}
+        low = max(low, live + sum(passing[number] for number in numbers & passing.keys()))
+        live -= sum(results[calls[value.call]][value.output] for value in ends[at])
+    return _Live(peak, peak_at, low, live)
 
 
 def _verdict(room: float, low: int, peak: int, high: int, pool: int) -> str:

@@ -3,8 +3,8 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Sequence
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import msgspec
@@ -35,7 +35,7 @@ from opreplay.replay.timeline.simulated import ContentsOf, Predicted, predict
 from opreplay.replay.timeline.timeline import edge_counts, recorded_schedule, relative
 from opreplay.traces import Trace
 from opreplay.traces.errors import UsageError
-from opreplay.traces.joins.ranks import JobCollectives, Matched, RankCalls, match, sum_of_rank
+from opreplay.traces.joins.ranks import Clock, JobCollectives, Matched, RankCalls, match, sum_of_rank
 from opreplay.traces.links.collectives import RankCall, collectives_of, with_host_collectives
 from opreplay.traces.links.steps import Step, chosen_step, steps_of
 from opreplay.traces.names import file_name
@@ -474,49 +474,55 @@ def _apart_notes(apart: _Apart) -> list[str]:
 
 
 def _notes(job: JobGraph, ranks: Sequence[RankStudy], matches: JobCollectives, inside: Sequence[Matched]) -> list[str]:
-    notes = _apart_notes(_apart(job, ranks))
-    guessed = sum(item.how != "sequence" for item in inside)
-    if guessed:
-        ways = sorted({item.how for item in inside if item.how != "sequence"})
-        notes.append(
-            f"{guessed} of {len(inside)} collectives carry no sequence number: matched by "
-            f"{' and '.join({'order': 'their order', 'overlap': 'overlap in time'}[way] for way in ways)} (inferred)"
+    notes = [*_apart_notes(_apart(job, ranks)), *_matching_notes(ranks, inside), *_clock_notes(matches.clocks)]
+    unmatched = sum(matches.unmatched.values())
+    if unmatched:
+        notes.append(f"{unmatched} collectives of these traces have no counterpart on another rank given")
+    if job.dropped:
+        notes.append(f"{job.dropped} collectives contradict the order of others, and hold nobody back")
+    if not inside:
+        notes.append("no collective of this step has two members here: the ranks' steps are independent of each other")
+    return notes
+
+
+def _matching_notes(ranks: Sequence[RankStudy], inside: Sequence[Matched]) -> Iterator[str]:
+    """What the match of the step's collectives rests on, and what ranks it lacks."""
+    ways = Counter(item.how for item in inside if item.how != "sequence")
+    if ways:
+        yield (
+            f"{ways.total()} of {len(inside)} collectives carry no sequence number: matched by "
+            f"{' and '.join({'order': 'their order', 'overlap': 'overlap in time'}[way] for way in sorted(ways))} "
+            "(inferred)"
         )
     unnamed = sum(item.group is None for item in inside)
     groups = max(item.trace.info.process_groups for item in ranks)
     if unnamed and groups > 1:
-        notes.append(
+        yield (
             f"the job has {groups} process groups and {unnamed} of {len(inside)} collectives name none: they are taken "
             "for those of one group, so some pairs may be of different groups"
         )
     world = max((r.trace.info.world_size or 0 for r in ranks), default=0)
     missing = max((item.missing for item in inside), default=0)
     if missing or world > len(ranks):
-        notes.append(
+        yield (
             f"{len(ranks)} of {max(world, missing + len(ranks))} ranks were given: waiting for the others is "
             "in the transfer, so waiting is at least, and transfer at most, what is shown"
         )
-    for clock in matches.clocks:
+
+
+def _clock_notes(clocks: Sequence[Clock]) -> Iterator[str]:
+    """How far the clock of each rank was moved, and which share no collective with the first."""
+    for clock in clocks:
         if clock.corrected:
-            notes.append(
+            yield (
                 f"the clock of rank {clock.rank} was moved by {clock.shift_us:+.1f} µs: {clock.by} collectives then "
                 f"end within {clock.spread_us:.1f} µs (median) of those of rank {clock.against}"
             )
         elif clock.against is not None:
-            notes.append(
+            yield (
                 f"the clock of rank {clock.rank} is as recorded: {clock.by} collectives end within "
                 f"{clock.spread_us:.1f} µs (median) of those of rank {clock.against}"
             )
-    alone = [clock.rank for clock in matches.clocks[1:] if clock.against is None]
+    alone = [str(clock.rank) for clock in clocks[1:] if clock.against is None]
     if alone:
-        notes.append(
-            f"ranks {', '.join(map(str, alone))} share no collective with the first: their clocks are as recorded"
-        )
-    lost = sum(matches.unmatched.values())
-    if lost:
-        notes.append(f"{lost} collectives of these traces have no counterpart on another rank given")
-    if job.dropped:
-        notes.append(f"{job.dropped} collectives contradict the order of others, and hold nobody back")
-    if not inside:
-        notes.append("no collective of this step has two members here: the ranks' steps are independent of each other")
-    return notes
+        yield f"ranks {', '.join(alone)} share no collective with the first: their clocks are as recorded"

@@ -212,70 +212,75 @@ def test_{_function(op)}_time():
 '''
 
 
-def _tile(op: ReplayOp) -> str:
-    written = _written(op)
+def _loadable(op: ReplayOp) -> dict[str, tuple[int, ...]]:
+    """Sizes of the arguments that a kernel can load; none that it writes, where there are others.
+
+    Raises UsageError for an op of none, or whose result a kernel cannot store.
+    """
     shapes = {
         name: meta.shape
         for name, arg in zip(_identifiers(op), op.args, strict=True)
         for meta in arg.tensors
         if len(arg.tensors) == 1 and meta is not None and meta.dtype in _FLOATS and meta.shape and _is_contiguous(meta)
     }
-    inputs = [name for name in shapes if name not in written and name not in ("tile", "result", "n", "b")] or list(
-        shapes
-    )
     results = [meta.dtype for meta in op.outputs or () if meta is not None]
-    if not inputs or (results and results[0] not in _FLOATS):
-        what = "no contiguous floating tensor to load" if not inputs else f"a result of {results[0]}"
+    if not shapes or (results and results[0] not in _FLOATS):
+        what = "no contiguous floating tensor to load" if not shapes else f"a result of {results[0]}"
         raise UsageError(f"{op.name} has {what}", hint="Write the kernel as docs/tile.md shows.")
+    passed_over = (*_written(op), *_TILE_NAMES)
+    return {name: shape for name, shape in shapes.items() if name not in passed_over} or shapes
+
+
+_TILE_NAMES = ("tile", "result", "n", "b")
+"""Names that a written kernel has for itself."""
+
+
+def _tile(op: ReplayOp) -> str:
+    shapes = _loadable(op)
+    operands, loads = list(shapes), ""
     formula = _TILE_FORMULAS.get(op.called.removeprefix("aten::").removesuffix("_"), "")
-    operands = inputs[: formula.count("{")]
-    if not formula or formula.count("{") > len(operands) or len({shapes[name] for name in operands}) > 1:
-        formula, operands = "", inputs
-    first, letters = operands[0], ", ".join(operands)
-    in_torch = formula.replace("tile.silu", "torch.nn.functional.silu").replace("tile.", "torch.")
-    expected = f"({in_torch.format(*(f'{name}.float()' for name in operands))}).to({first}.dtype)"
-    computed = f"({formula.format(*(f'tile.load({name}.view(-1)[b]).float()' for name in operands))}).to(result.dtype)"
-    loads: list[str] = []
-    if not formula:
-        expected, computed = f"torch.zeros_like({first})", "tile.zeros((b.size,)).to(result.dtype)"
-        loads = [
-            line
+    taken = formula.count("{")
+    if formula and taken <= len(operands) and len({shapes[name] for name in operands[:taken]}) == 1:
+        operands = operands[:taken]
+        in_torch = formula.replace("tile.silu", "torch.nn.functional.silu").replace("tile.", "torch.")
+        expected = f"({in_torch.format(*(f'{name}.float()' for name in operands))}).to({operands[0]}.dtype)"
+        loaded = (f"tile.load({name}.view(-1)[b]).float()" for name in operands)
+        computed = f"({formula.format(*loaded)}).to(result.dtype)"
+        what = f"as {op.called} does"
+    else:
+        expected, computed = f"torch.zeros_like({operands[0]})", "tile.zeros((b.size,)).to(result.dtype)"
+        what = "zeros: a start, which reads and writes every byte once"
+        loads = "".join(
+            f"    for b in tile.blocks({name}.view(-1).shape[0], n):\n        tile.load({name}.view(-1)[b])\n"
             for name in operands
-            for line in (
-                f"    for b in tile.blocks({name}.view(-1).shape[0], n):",
-                f"        tile.load({name}.view(-1)[b])",
-            )
-        ]
-    what = f"as {op.called} does" if formula else "zeros: a start, which reads and writes every byte once"
-    lines = [
-        "import torch",
-        "from opreplay import tile",
-        "",
-        "",
-        f"def reference({letters}):",
-        f'    """What the kernel has to compute: now {what}."""',
-        f"    return {expected}",
-        "",
-        "",
-        f"def operands({', '.join(f'{name}=None' for name in _identifiers(op))}):",
-        '    """The arguments of the kernel, of those that were recorded."""',
-        f"    return {{{', '.join(f'{name!r}: {name}' for name in operands)}}}",
-        "",
-        "",
-        f"@tile.kernel({op.called!r}, reference=reference, arguments=operands)",
-        f"def {_function(op)}({letters}, result: tile.Out, *, n=2048):",
-        *loads,
-        "    for b in tile.blocks(result.view(-1).shape[0], n):",
-        f"        tile.store(result.view(-1)[b], {computed})",
-        "",
-        "",
-        f"def test_{_function(op)}():",
-        f"    values = [torch.rand(3, 47) + 0.5 for _ in {tuple(operands)!r}]",
-        f"    torch.testing.assert_close({_function(op)}(*values), reference(*values))",
-        '    predicted = opreplay.op(CALL, runnable=False).simulate("910b3")',
-        '    assert predicted.by == "tile program"',
-    ]
-    return "\n".join(lines) + "\n"
+        )
+    function, letters = _function(op), ", ".join(operands)
+    return f'''import torch
+from opreplay import tile
+
+
+def reference({letters}):
+    """What the kernel has to compute: now {what}."""
+    return {expected}
+
+
+def operands({", ".join(f"{name}=None" for name in _identifiers(op))}):
+    """The arguments of the kernel, of those that were recorded."""
+    return {{{", ".join(f"{name!r}: {name}" for name in operands)}}}
+
+
+@tile.kernel({op.called!r}, reference=reference, arguments=operands)
+def {function}({letters}, result: tile.Out, *, n=2048):
+{loads}    for b in tile.blocks(result.view(-1).shape[0], n):
+        tile.store(result.view(-1)[b], {computed})
+
+
+def test_{function}():
+    values = [torch.rand(3, 47) + 0.5 for _ in {tuple(operands)!r}]
+    torch.testing.assert_close({function}(*values), reference(*values))
+    predicted = opreplay.op(CALL, runnable=False).simulate("910b3")
+    assert predicted.by == "tile program"
+'''
 
 
 def _is_contiguous(meta: TensorMeta) -> bool:

@@ -142,7 +142,6 @@ def _split_widths(model: Any, ranks: int, group: Any, *, whole_experts: bool) ->
             f"{key_heads} heads of keys and values over {ranks} ranks", hint="Choose ranks that divide them."
         )
     for name, module in base.layers.named_modules():
-        last = name.rpartition(".")[2]
         if is_experts(module):
             if whole_experts:
                 share_experts(module, ranks)
@@ -151,20 +150,9 @@ def _split_widths(model: Any, ranks: int, group: Any, *, whole_experts: bool) ->
             module.register_forward_pre_hook(lambda _, given: (_ReduceBackward.apply(given[0], group), *given[1:]))
             module.register_forward_hook(lambda _, __, result: _ReduceForward.apply(result, group))
         elif isinstance(module, torch.nn.Linear):
-            if last not in COLUMNS | ROWS | WHOLE:
-                raise UsageError(
-                    f"nothing tells how layers.{name} is split over {ranks} ranks",
-                    hint="Write the model as FILE.py:make with --set world_size=N.",
-                )
-            if last in ROWS:
-                _shrink(module, "weight", 1, _share(module.in_features, ranks, name))
-                module.register_forward_hook(lambda _, __, result: _ReduceForward.apply(result, group))
-            elif last in COLUMNS:
-                # Fewer heads of keys than ranks: each has one, as some others do.
-                parts = min(ranks, key_heads) if last in ("k_proj", "v_proj") else ranks
-                _shrink(module, "weight", 0, _share(module.out_features, parts, name))
-                if module.bias is not None:
-                    _shrink(module, "bias", 0, module.out_features // parts)
+            # Fewer heads of keys than ranks: each has one, as some others do.
+            of_keys = name.endswith((".k_proj", ".v_proj"))
+            _split_linear(module, name, ranks, min(ranks, key_heads) if of_keys else ranks, group)
         if hasattr(module, "A_log") and hasattr(module, "conv_dim"):
             _split_recurrence(module, ranks)
         if hasattr(module, "k_proj") and hasattr(module, "num_key_value_groups"):
@@ -172,6 +160,23 @@ def _split_widths(model: Any, ranks: int, group: Any, *, whole_experts: bool) ->
             attention.num_key_value_groups = (heads // ranks) // max(1, key_heads // ranks)
         _enter_together([child for key, child in module.named_children() if key in COLUMNS], group)
     _split_vocabulary(model, ranks, group)
+
+
+def _split_linear(linear: torch.nn.Linear, name: str, ranks: int, column_parts: int, group: Any) -> None:
+    """Leave a product its rows, or its columns in so many parts, by its name among the layers."""
+    last = name.rpartition(".")[2]
+    if last in ROWS:
+        _shrink(linear, "weight", 1, _share(linear.in_features, ranks, name))
+        linear.register_forward_hook(lambda _, __, result: _ReduceForward.apply(result, group))
+    elif last in COLUMNS:
+        _shrink(linear, "weight", 0, _share(linear.out_features, column_parts, name))
+        if linear.bias is not None:
+            _shrink(linear, "bias", 0, linear.out_features // column_parts)
+    elif last not in WHOLE:
+        raise UsageError(
+            f"nothing tells how layers.{name} is split over {ranks} ranks",
+            hint="Write the model as FILE.py:make with --set world_size=N.",
+        )
 
 
 def _share(size: int, ranks: int, what: str) -> int:

@@ -3,42 +3,24 @@
 
 from __future__ import annotations
 
-import shlex
 import shutil
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING
 
 from opreplay.cli.terminal import console
 from opreplay.replay.report.run import report
+from opreplay.replay.report.view import View
 from opreplay.replay.results.reading import MemorySink, ResultFile
 from opreplay.replay.results.records import OpResult, Record
 from opreplay.replay.results.writing import JsonLinesSink
 from opreplay.traces.errors import EnvironmentRefused, UsageError
 
-if TYPE_CHECKING:
-    from opreplay.replay.report.page.model import Page
-
-Render = Callable[[report.Run], str]
-
-
-def command_line() -> str:
-    """What was typed, ready to be run again."""
-    return shlex.join(["opreplay", *sys.argv[1:]])
-
-
-def _page(run: report.Run) -> str:
-    return report.html(run, command_line())
-
-
-PAGES: dict[str, Render] = {
-    ".csv": report.csv,
-    ".md": report.markdown,
-    ".html": _page,
-}
-"""Suffix → format that is written as a whole at the end."""
+FORMS = {".csv": "csv", ".md": "markdown", ".html": "html", ".json": "json"}
+"""Suffix → form of a view."""
+PAGES = (".csv", ".md", ".html")
+"""Suffixes that a run writes as a whole at the end."""
 LINES = (".jsonl", ".ndjson")
 """Suffixes of JSON Lines, which are written op by op."""
 
@@ -138,9 +120,9 @@ class Outputs:
         if run is None:
             return
         for path in self._paths:
-            render = PAGES.get(path.suffix.lower())
-            if render is not None:
-                _write_report(path, render(run), lines=self.results)
+            if (suffix := path.suffix.lower()) in PAGES:
+                text = report.view(run).text(FORMS[suffix], console.command_line())
+                _write_report(path, text, lines=self.results)
 
 
 def _paths_of(names: Sequence[str]) -> list[Path]:
@@ -225,27 +207,16 @@ def write_bytes(path: Path, data: bytes, *, force: bool) -> None:
         ) from None
 
 
-def check_output(name: str, suffixes: Sequence[str], *, force: bool) -> None:
-    """Raises UsageError for a file of another format or one that may not be written."""
-    path = Path(name)
-    if path.suffix.lower() not in suffixes:
-        known = f"Suffixes are {', '.join(suffixes)}." if len(suffixes) > 1 else f"The suffix is {suffixes[0]}."
-        raise UsageError(f"no output format for {path.name}", hint=known)
-    check_writable(path, force=force)
+def check_outputs(names: Iterable[str | None], suffixes: Sequence[str] = (".html",), *, force: bool) -> None:
+    """Raises UsageError for a file of another format or one that may not be written; None is no file."""
+    for path in map(Path, filter(None, names)):
+        if path.suffix.lower() not in suffixes:
+            known = f"Suffixes are {', '.join(suffixes)}." if len(suffixes) > 1 else f"The suffix is {suffixes[0]}."
+            raise UsageError(f"no output format for {path.name}", hint=known)
+        check_writable(path, force=force)
 
 
-def check_page(name: str | None, *, force: bool) -> Path | None:
-    """The file to write a page to, None for none. Raises UsageError for another suffix or a file that is there."""
-    if name is None:
-        return None
-    check_output(name, [".html"], force=force)
-    return Path(name)
-
-
-def write_page(path: Path | None, make: Callable[[str], Page], *, force: bool) -> None:
-    """Make the page of a command line and write it, where one is asked for."""
-    if path is None:
-        return
-    from opreplay.replay.report.page.render import render
-
-    write_file(path, render(make(command_line())), force=force)
+def write_view(view: View, names: Iterable[str | None], *, force: bool) -> None:
+    """Write a result to each file in the form that its suffix says; None is no file."""
+    for path in map(Path, filter(None, names)):
+        write_file(path, view.text(FORMS[path.suffix.lower()], console.command_line()), force=force)

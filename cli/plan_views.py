@@ -59,12 +59,10 @@ def show_plan(
     Raises InternalError afterwards where code of opreplay's own failed.
     """
     from opreplay.replay.ascend.simulate.devices import Failed, simulate_on
-    from opreplay.replay.report.run.facts import coverage_line
-    from opreplay.replay.report.views import meta
-    from opreplay.replay.report.views import plan as view
+    from opreplay.replay.report.views import plan as views
 
     failed = Failed()
-    results = view.planned_results(
+    results = views.planned_results(
         plan,
         lambda op: simulate_on(op, devices, contents, l2, failed),
         failed=failed,
@@ -72,14 +70,7 @@ def show_plan(
         checks=checks,
         over=over_budget,
     )
-    summary = view.planned_summary(plan, results)
-    if format_ == "json":
-        console.write(console.json_text(view.facts(plan, results, summary, where, l2)))
-    else:
-        console.show_line(coverage_line(None, results, summary, verb="would replay"))
-        if checks is not None:
-            console.show_line(meta.line(results))
-        console.show_fitted(lambda width: view.render(plan, results, width=width, where=where, everything=everything))
+    console.show_view(views.view(plan, results, where=where, l2=l2, everything=everything), format_)
     failed.conclude()
 
 
@@ -211,13 +202,11 @@ def captured_file(text: str) -> ReplayPlan | None:
 
 def show_captured(plan: ReplayPlan, *, by: str | None, format_: str) -> None:
     """Print what a captured plan knows of its step. Raises UsageError for a table of times, of which it has none."""
-    from opreplay.replay.report.step import captured as view
+    from opreplay.replay.report.step import captured
     from opreplay.traces.errors import UsageError
 
     if by is not None or format_ == "csv":
         raise UsageError(
             f"{plan.source} was captured: no times were recorded", hint="Leave --by out; `simulate` predicts times."
         )
-    console.show_as(
-        format_, lambda: view.facts(plan, None), lambda width: view.render(plan, None), lines=[view.head_line(plan)]
-    )
+    console.show_view(captured.view(plan), format_)

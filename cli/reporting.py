@@ -35,7 +35,7 @@ def show_json(outputs: Outputs) -> None:
     run = report.run_of(outputs.memory)
     if run is not None:
         console.narrate(run.first_line)
-        console.write(report.json(run))
+        console.show_view(report.view(run), "json")
 
 
 def show_report(outputs: Outputs, *, everything: bool = True) -> None:
@@ -44,7 +44,6 @@ def show_report(outputs: Outputs, *, everything: bool = True) -> None:
     Where stdout takes the results themselves it is only the coverage, on stderr.
     """
     from opreplay.replay.report.run import report
-    from opreplay.replay.report.suspects import not_comparable
 
     run = report.run_of(outputs.memory)
     if run is None:
@@ -54,10 +53,7 @@ def show_report(outputs: Outputs, *, everything: bool = True) -> None:
     if outputs.to_stdout:
         console.narrate(run.first_line)
         return
-    console.show_line(run.first_lines)
-    if warning := not_comparable(run.header):
-        console.show_line(warning)
-    console.show_fitted(lambda width: report.render(run, width, everything=everything))
+    console.show_view(report.view(run, everything=everything), "table")
 
 
 def outcome_code(outputs: Outputs, max_failed: int | None, failed: Failed) -> ExitCode:

@@ -244,6 +244,15 @@ class Checked(Answer):
     points: list[PointRow]
 
 
+Part = TypeVar("Part")
+
+
+def filled(kind: type[Part], source: object, **others: Any) -> Part:
+    """An answer or a part of one: the fields that `others` do not name are the source's of the same names."""
+    names = {part.name for part in fields(cast("Any", kind))} - others.keys()
+    return kind(**{name: getattr(source, name) for name in names if hasattr(source, name)}, **others)
+
+
 Kind = TypeVar("Kind", bound=Answer)
 
 

@@ -36,6 +36,7 @@ from opreplay.cli.assistant.answers import (
     TimeRow,
     TopOps,
     Why,
+    filled,
 )
 from opreplay.cli.assistant.folders import Folders
 from opreplay.replay.ir.model import ReplayPlan
@@ -94,22 +95,15 @@ class Tools:
 
         read = self._trace(trace)
         facts, step, times = summarize(read), step_of(read), breakdown(read, by)
-        return Inspection(
+        return filled(
+            Inspection,
+            facts,
             file=trace,
             verdict="" if step is None else verdict(step),
-            dialect=facts.dialect,
             devices=list(facts.device_names),
-            torch_version=facts.torch_version,
-            metadata_level=facts.metadata_level,
-            span_us=facts.span_us,
-            device_time_us=facts.device_time_us,
             calls=facts.cpu_ops,
-            unique_ops=facts.unique_ops,
-            kernels=facts.kernels,
-            iterations=facts.iterations,
-            losses=facts.losses,
             by=f"{by}, {times.clock} time",
-            rows=[TimeRow(name=row.name, time_us=row.time_us, share=row.share) for row in times.rows],
+            rows=[filled(TimeRow, row) for row in times.rows],
         )
 
     def top_ops(self, trace: FileName, max_bytes: Size = MAX_BYTES) -> TopOps:
@@ -130,19 +124,16 @@ class Tools:
         if step is None:
             raise UsageError(f"{trace} does not say what ran when", hint="Record a profile with times.")
         step_us = step.window.step_us
-        return Why(
+        return filled(
+            Why,
+            step,
             verdict=verdict(step),
-            bound=step.bound,
             step=step.name,
-            steps=step.steps,
             step_us=step_us,
-            busy_us=step.busy_us,
-            communication_us=step.communication_us,
             idle_us={cause: us for cause, us in step.idle_us.items() if us > 0},
             causes=[
                 TimeRow(name=name, time_us=us, share=us / step_us if step_us else 0.0) for name, us in step.largest
             ],
-            unknown_wait_us=step.unknown_wait_us,
         )
 
     def op_detail(self, trace: FileName, op: OpName, soc: Socs = [], max_bytes: Size = MAX_BYTES) -> OpDetail:  # noqa: B006
@@ -161,26 +152,9 @@ class Tools:
             call=result.call,
             arguments={arg.name: argument_text(arg) for arg in ir.args},
             assumptions=[f"{note.argument}: {note.what}" for note in ir.assumptions],
-            predictions=[
-                PredictedOp(
-                    soc=name,
-                    time_us=device.simulated.time_us,
-                    low_us=device.simulated.low_us,
-                    high_us=device.simulated.high_us,
-                    bound=device.simulated.bound,
-                    confidence=device.simulated.confidence,
-                )
-                for name, device in explained.items()
-            ],
+            predictions=[filled(PredictedOp, device.simulated, soc=name) for name, device in explained.items()],
             kernels=[
-                KernelRow(
-                    soc=name,
-                    type=kernel.type,
-                    count=kernel.count,
-                    time_us=kernel.prediction.time_us,
-                    bound=kernel.prediction.bound,
-                    inputs=list(kernel.inputs),
-                )
+                filled(KernelRow, kernel, soc=name, time_us=kernel.prediction.time_us, bound=kernel.prediction.bound)
                 for name, device in explained.items()
                 for kernel in device.kernels
             ],
@@ -207,18 +181,7 @@ class Tools:
         return Changes(
             step_us=found.recorded_step_us,
             structure_error=found.structure_error,
-            changes=[
-                ChangeRow(
-                    change=change.change,
-                    step_us=change.step_us,
-                    low_us=change.low_us,
-                    high_us=change.high_us,
-                    gain_us=change.gain_us,
-                    matched=change.matched,
-                    assumptions=list(change.assumptions),
-                )
-                for change in found.what_if
-            ],
+            changes=[filled(ChangeRow, change) for change in found.what_if],
         )
 
     def predict(self, trace: FileName, soc: Socs = [DEFAULT_SOC], max_bytes: Size = MAX_BYTES) -> Prediction:  # noqa: B006
@@ -235,16 +198,7 @@ class Tools:
             ops=len(plan.ops),
             covered_share=coverage.predicted,
             recorded_us=total_of(plan),
-            socs=[
-                SocTotal(
-                    soc=step.device,
-                    total_us=step.total_us,
-                    low_us=step.low_us,
-                    high_us=step.high_us,
-                    by_bound_us=step.by_bound,
-                )
-                for step in steps
-            ],
+            socs=[filled(SocTotal, step, soc=step.device, by_bound_us=step.by_bound) for step in steps],
             losing=[
                 LossRow(soc=step.device, id=op.id, name=op.name, lost_us=lost)
                 for step in steps
@@ -266,7 +220,7 @@ class Tools:
             low=None if total is None else total.low,
             high=None if total is None else total.high,
             counts={verdict: count for verdict in ORDER if (count := len(found.of(verdict)))},
-            ops=[msgspec.convert(op, ComparedRow, from_attributes=True) for op in found.ops if op.verdict != "same"],
+            ops=[filled(ComparedRow, op) for op in found.ops if op.verdict != "same"],
         )
 
     def sweep(
@@ -283,11 +237,11 @@ class Tools:
         return Swept(
             socs=list(found.socs),
             cases=[
-                SweepRow(
+                filled(
+                    SweepRow,
+                    case.result,
                     call=case.call,
                     sizes=case.sizes,
-                    simulated_us=case.result.simulated_us,
-                    bound=case.result.bound,
                     reason="; ".join(
                         (*case.unpredicted, *filter(None, [case.result.reason and str(case.result.reason)]))
                     ),
@@ -320,16 +274,15 @@ class Tools:
             points=tuple(points) or tuple(POINTS),
             plugins=[self._folders.file(name) for name in plugins],
         )
-        return Checked(
-            op=found.op,
-            against=found.against,
+        return filled(
+            Checked,
+            found,
             failed=[point.point for point in found.failed()],
             points=[
-                PointRow(
-                    point=point.point,
-                    verdict=point.verdict,
+                filled(
+                    PointRow,
+                    point,
                     cases=len(point.cases),
-                    detail=point.detail,
                     failing=[f"{case.case}: {case.detail}" for case in point.of("fail")[:FAILING]],
                 )
                 for point in found.points
@@ -368,11 +321,9 @@ def _results(plan: ReplayPlan) -> Sequence[OpResult]:
 
 
 def _op_row(result: OpResult) -> OpRow:
-    return OpRow(
-        id=result.id,
-        name=result.name,
-        inputs=result.inputs,
-        count=result.count,
+    return filled(
+        OpRow,
+        result,
         recorded_us=result.recorded_device_us or result.recorded_host_us,
         share=result.recorded_share,
         reason="" if result.reason is None else str(result.reason),

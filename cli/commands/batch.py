@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from opreplay.cli.exit_codes import ExitCode
+from opreplay.cli.options import shared
 from opreplay.cli.options.history import add_to_history, history_options, refuse_bad_history
 from opreplay.cli.options.many import many_options
 from opreplay.cli.options.measuring import (
@@ -22,18 +23,6 @@ from opreplay.cli.options.measuring import (
     resume_option,
 )
 from opreplay.cli.options.settings import Command
-from opreplay.cli.options.shared import (
-    device_option,
-    execution_traces_option,
-    force_option,
-    format_option,
-    init_arg_option,
-    limit_option,
-    plugin_option,
-    selection_options,
-    soc_option,
-    values_option,
-)
 
 if TYPE_CHECKING:
     from opreplay.cli.outputs import Outputs
@@ -155,11 +144,11 @@ def run_many(
 
 @click.command("batch", cls=Command, short_help="As `run` for many traces.", hidden=True)
 @click.argument("traces", metavar="TRACE...", nargs=-1, required=True)
-@execution_traces_option
-@device_option
-@soc_option
-@selection_options
-@plugin_option
+@shared.execution_traces_option
+@shared.device_option
+@shared.soc_option
+@shared.selection_options
+@shared.plugin_option
 @click.option(
     "--output",
     "-o",
@@ -168,19 +157,19 @@ def run_many(
     help="Also write results: .jsonl (op by op, then traces and jobs), .csv, .md, .html; - is JSON Lines on stdout. "
     "Repeatable.",
 )
-@force_option
-@format_option("table", "json")
+@shared.force_option
+@shared.format_option("table", "json")
 @quick_option("the 20 heaviest ops of each trace, as in `opreplay run`")
 @dry_run_option
 @many_options
 @measuring_options
 @resume_option
 @max_failed_option
-@init_arg_option
-@values_option
+@shared.init_arg_option
+@shared.values_option
 @checking_options
 @history_options
-@limit_option
+@shared.limit_option
 def command(traces: tuple[str, ...], execution_trace: tuple[str, ...], **options: Any) -> int:
     """As `opreplay run` for many traces, and with the same report for one.
 

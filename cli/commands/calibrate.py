@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from opreplay.cli.options.shared import force_option, format_option, tables_argument
-from opreplay.cli.options.types import SocName
+from opreplay.cli.options.shared import force_option, format_option, measured_soc_option, tables_argument
 
 if TYPE_CHECKING:
     from opreplay.replay.ascend.calibrate.validate import Measured
@@ -17,13 +16,7 @@ if TYPE_CHECKING:
 
 @click.command("calibrate", short_help="Fit a simulated device to a profile of a real NPU.")
 @tables_argument
-@click.option(
-    "--soc",
-    multiple=True,
-    type=SocName(),
-    metavar="NAME|FILE",
-    help="The device measured, or a device file (.toml); once for all tables or once for each.",
-)
+@measured_soc_option
 @click.option("--output", "-o", required=True, metavar="FILE", help="The device file to write (.toml).")
 @click.option("--name", metavar="NAME", help="Name of the new device; the file's by default.")
 @click.option(
@@ -70,13 +63,13 @@ def command(
     from opreplay.cli.outputs import write_file
     from opreplay.replay.ascend.calibrate.files import own_device_text
     from opreplay.replay.ascend.calibrate.recalibrate import recalibrate
-    from opreplay.replay.report.views import calibration as view
+    from opreplay.replay.report.views import calibration
 
     if len({table.device.name for table in measured}) > 1:
         raise UsageError("tables of several devices", hint="Calibrate one device at a time.")
     fit = recalibrate(groups_of(measured), measured[0].device, on_step=console.narrate)
     write_file(Path(output), own_device_text(fit, name=name or Path(output).stem), force=force)
-    console.show_as(format_, lambda: view.facts(fit, output=output), lambda width: view.render(fit, output=output))
+    console.show_view(calibration.view(fit, output=output), format_)
 
 
 def measured_in(folder: str) -> list[Measured]:
@@ -124,15 +117,10 @@ def refit_shipped(measured: list[Measured], folder: Path, *, version: str, forma
     from opreplay.replay.ascend.calibrate.validate import groups_of
     from opreplay.replay.ascend.devices.file import datasheet_only
     from opreplay.replay.ascend.devices.fitted import FILE
-    from opreplay.replay.report.views import validation as view
+    from opreplay.replay.report.views import validation
 
     groups = groups_of(measured)
     devices = {name: datasheet_only(load_device(name)) for name in list_devices()}
     fitted, held_out = calibrate(groups, devices, on_step=console.narrate)
-    across, elsewhere = held_out["folds"], held_out["unseen_soc"]
     write_file(folder / FILE, shipped_table(groups, fitted, version=version), force=True)
-    console.show_as(
-        format_,
-        lambda: view.cross_facts(across, elsewhere),
-        lambda width: view.render_cross(across, elsewhere, width=width),
-    )
+    console.show_view(validation.cross_view(held_out["folds"], held_out["unseen_soc"]), format_)

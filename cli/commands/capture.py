@@ -167,7 +167,7 @@ def command(
     from opreplay.replay.capture.capture import capture_target, check_made
     from opreplay.replay.capture.served import as_served
     from opreplay.replay.capture.target import target_of
-    from opreplay.replay.report.step import captured as view
+    from opreplay.replay.report.step import captured
     from opreplay.traces.errors import UsageError
 
     if output is not None:
@@ -208,12 +208,7 @@ def command(
     plan = as_served(plan, fused=fused is not None, weights=weights)
     if output is not None:
         write_file(Path(output), console.json_text(plan), force=force)
-    console.show_as(
-        format_,
-        lambda: view.facts(plan, check_result),
-        lambda width: view.render(plan, check_result),
-        lines=[view.head_line(plan)],
-    )
+    console.show_view(captured.view(plan, check_result), format_)
     return ExitCode.OK if check_result is None or check_result.equal else ExitCode.INCOMPLETE
 
 
@@ -231,8 +226,8 @@ def _show_sizes(
     from opreplay.cli.terminal import console
     from opreplay.replay.ascend.simulate.devices import load_socs
     from opreplay.replay.capture.sweep import sizes_of, swept
-    from opreplay.replay.report.step import served as view
+    from opreplay.replay.report.step import served
 
     devices = list(load_socs(soc or (() if cluster else ("910b3",)), cluster).values())
     rows, notes = swept(target, shape, sizes_of(vary), devices, form, rank=rank)
-    console.show_as(format_, lambda: {"rows": rows, "notes": notes}, partial(view.render, rows, notes))
+    console.show_view(served.view(rows, notes), format_)

@@ -3,24 +3,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import click
 
 from opreplay.cli.exit_codes import ExitCode
+from opreplay.cli.options import shared
 from opreplay.cli.options.settings import Command, setting
-from opreplay.cli.options.shared import (
-    device_option,
-    force_option,
-    format_option,
-    plugin_option,
-    seed_option,
-    soc_option,
-)
 from opreplay.cli.options.types import Duration
-
-if TYPE_CHECKING:
-    from opreplay.replay.check.model import CheckResult, PointResult
 
 REQUIRE = "schema, shape inference, correctness, bad input"
 
@@ -51,10 +39,10 @@ REQUIRE = "schema, shape inference, correctness, bad input"
     metavar="CALL",
     help="Try this call: 4096x4096 for every tensor, 'f32[4,8], f32[8]', or 'mylib::op(f32[4,8], 0.5)'. Repeatable.",
 )
-@plugin_option
-@device_option
-@soc_option
-@seed_option
+@shared.plugin_option
+@shared.device_option
+@shared.soc_option
+@shared.seed_option
 @setting("--points", metavar="POINTS", default="all", show_default=True, help="Try only these points, comma-separated.")
 @click.option(
     "--require",
@@ -79,9 +67,9 @@ REQUIRE = "schema, shape inference, correctness, bad input"
     metavar="TIME",
     help="A case that takes longer counts as hanging.",
 )
-@click.option("--output", "-o", metavar="FILE.html", help="Also write it as one HTML page that works offline.")
-@force_option
-@format_option("table", "markdown", "json")
+@shared.page_option
+@shared.force_option
+@shared.format_option("table", "markdown", "json")
 def command(
     op: str | None,
     against: str | None,
@@ -108,10 +96,12 @@ def command(
     made up from the schema; each is varied: sizes, strides, dtypes, broadcasts, bad input. Cases run in a process of
     their own: a crash or a hang costs its case.
     """
-    from opreplay.cli.outputs import check_page
+    from opreplay.cli.outputs import check_outputs, write_view
+    from opreplay.cli.terminal import console
     from opreplay.cli.terminal.progress import CheckProgress
     from opreplay.replay.check.model import Interrupted, parse_points
     from opreplay.replay.plugins import plugin_files
+    from opreplay.replay.report import checked
     from opreplay.replay.session.checking import check
     from opreplay.traces.errors import UsageError
 
@@ -122,7 +112,7 @@ def command(
             "no op is named" if op is None else "--set library goes with --stand-ins",
             hint="Name one as mylib::my_op, or check opreplay's own with --stand-ins.",
         )
-    page = check_page(output, force=force)
+    check_outputs([output], force=force)
     required = None if require is None else parse_points(require)
     wanted = parse_points(points)
     try:
@@ -145,30 +135,14 @@ def command(
     except Interrupted as early:
         result = early.partial
     failed = result.failed(required)
-    _show(result, failed, page, force=force, format_=format_)
+    view = checked.view(result, failed)
+    write_view(view, [output], force=force)
+    console.show_view(view, format_)
+    for point in failed:
+        console.narrate(f"opreplay: {point.point}: {point.verdict}")
     if result.interrupted:
         return ExitCode.INTERRUPTED
     return ExitCode.INCOMPLETE if failed else ExitCode.OK
-
-
-def _show(result: CheckResult, failed: tuple[PointResult, ...], path: object, *, force: bool, format_: str) -> None:
-    from functools import partial
-    from pathlib import Path
-
-    from opreplay.cli.outputs import write_page
-    from opreplay.cli.terminal import console
-    from opreplay.replay.report import checked
-
-    write_page(path if isinstance(path, Path) else None, partial(checked.page, result, failed), force=force)
-    console.show_as(
-        format_,
-        lambda: checked.facts(result),
-        lambda width: checked.render(result, width=width),
-        lines=[checked.first_line(result, failed)],
-        texts={"markdown": lambda: checked.markdown(result, failed)},
-    )
-    for point in failed:
-        console.narrate(f"opreplay: {point.point}: {point.verdict}")
 
 
 def _stand_ins(pattern: str, *, library: str | None, device: str, seed: int, format_: str) -> int:
@@ -179,12 +153,5 @@ def _stand_ins(pattern: str, *, library: str | None, device: str, seed: int, for
 
     with CheckProgress() as tell:
         result = check_stand_ins(pattern, library=library, device=device, seed=seed, tell=tell)
-    if format_ == "json":
-        console.write(console.json_text(checked.fidelity_facts(result)))
-    elif format_ == "markdown":
-        console.write(checked.fidelity_markdown(result))
-    else:
-        console.show_line(checked.fidelity_line(result))
-        for line in checked.fidelity_lines(result):
-            console.show_line(line)
+    console.show_view(checked.fidelity_view(result), format_)
     return ExitCode.INCOMPLETE if result.failed else ExitCode.OK

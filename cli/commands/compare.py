@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from opreplay.cli.exit_codes import ExitCode
-from opreplay.cli.options.shared import format_option
+from opreplay.cli.options.shared import format_option, page_option
 from opreplay.cli.options.types import Share
 
 if TYPE_CHECKING:
@@ -71,7 +71,7 @@ if TYPE_CHECKING:
     help="Compare runs of different machines or ways to measure, which the report then says; overwrite the file of "
     "--output.",
 )
-@click.option("--output", "-o", metavar="FILE.html", help="Also write it as one HTML page that works offline.")
+@page_option
 @click.option("--overwrite", is_flag=True, hidden=True, help="Overwrite the file of --output, and no more.")
 @click.option(
     "--history",
@@ -105,15 +105,13 @@ def command(
     op's calls, of a prediction its one time with its 80 % band. So is a trace alone with its prediction, with --times
     recorded:910b3.
     """
-    from functools import partial
-
     from opreplay.cli.opening import tells_step
-    from opreplay.cli.outputs import check_page, write_page
+    from opreplay.cli.outputs import check_outputs, write_view
     from opreplay.cli.terminal import console
     from opreplay.cli.terminal.progress import ReadProgress
     from opreplay.replay.ascend.simulate.times import simulated_times
     from opreplay.replay.plan.recorded.comparing import compare_operands, open_operand
-    from opreplay.replay.report.views import comparison as view
+    from opreplay.replay.report.views import comparison as views
     from opreplay.replay.results.compare.regressions import parse_condition, unchecked, violations, warnings_of
     from opreplay.traces.errors import UsageError
 
@@ -121,7 +119,7 @@ def command(
         return _show_history(history, fail_if, format_)
     if before is None:
         raise UsageError("BEFORE is missing", hint="Name one or two files, or --history FILE.sqlite.")
-    page = check_page(output, force=force or overwrite)
+    check_outputs([output], force=force or overwrite)
     conditions = [parse_condition(text) for text in fail_if]
     threshold = min([threshold, *(condition.limit for condition in conditions if condition.what == "slower")])
     files = ((before, *also_before), (after, *also_after) if after is not None else ())
@@ -138,23 +136,15 @@ def command(
         force=force,
         simulate=simulated_times,
     )
-    steps = _steps(first, second)
     broken, untested = violations(conditions, comparison), unchecked(conditions, comparison)
     warnings = warnings_of(conditions, comparison)
-    write_page(page, partial(view.page, comparison, steps), force=force or overwrite)
     verdicts = {"violations": broken, "unchecked": untested, "warnings": warnings}
-    console.show_as(
-        format_,
-        lambda: {**view.facts(comparison, steps), **verdicts},
-        lambda width: view.render(comparison, width=width, everything=everything),
-        lines=(*view.step_lines(steps), view.first_line(comparison), *view.side_lines(comparison)),
-        texts={"markdown": lambda: view.markdown(comparison, steps, everything=everything)},
-    )
-    for line in (*(f"warning: {line}" for line in warnings), *(f"error: {line}" for line in (*broken, *untested))):
-        console.narrate(f"opreplay: {line}")
-    if broken:
-        return ExitCode.REGRESSION
-    return ExitCode.UNTESTED if untested else ExitCode.OK
+    view = views.view(comparison, _steps(first, second), everything=everything, verdicts=verdicts)
+    write_view(view, [output], force=force or overwrite)
+    console.show_view(view, format_)
+    for line in warnings:
+        console.narrate(f"opreplay: warning: {line}")
+    return _concluded(broken, untested)
 
 
 NOT_OF_HISTORY = ("before", "also_before", "also_after", "threshold", "method", "times", "select", "output")
@@ -163,30 +153,26 @@ NOT_OF_HISTORY = ("before", "also_before", "also_after", "threshold", "method", 
 
 def _show_history(path: str, fail_if: Sequence[str], format_: str) -> int:
     """Print which ops of a history changed at which run; the exit code."""
-    from opreplay.cli.options.settings import flag_of
+    from opreplay.cli.options.settings import refuse_given
     from opreplay.cli.terminal import console
-    from opreplay.replay.report.views import history as view
+    from opreplay.replay.report.views import history as views
     from opreplay.replay.results.compare.changes import changes_of
     from opreplay.replay.results.compare.regressions import parse_condition
     from opreplay.replay.results.history import read_history
-    from opreplay.traces.errors import UsageError
 
-    context = click.get_current_context()
-    for name in NOT_OF_HISTORY:
-        if context.get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE:
-            flag = "BEFORE" if name == "before" else flag_of(context, name)
-            raise UsageError(f"{flag} does not go with --history", hint="A history is all that is read.")
+    refuse_given(NOT_OF_HISTORY, "{} does not go with --history", "A history is all that is read.")
     conditions = [parse_condition(text) for text in fail_if]
     ops = changes_of(read_history(path))
-    broken = view.slower_than(conditions, ops)
+    broken = views.slower_than(conditions, ops)
     untested = [f"{condition}: no op has enough runs" for condition in conditions if not any(op.tested for op in ops)]
-    console.show_as(
-        format_,
-        lambda: {**view.facts(ops), "violations": broken, "unchecked": untested},
-        lambda width: view.render(ops, width=width),
-        lines=(view.first_line(ops),),
-        texts={"markdown": lambda: view.markdown(ops)},
-    )
+    console.show_view(views.view(ops, {"violations": broken, "unchecked": untested}), format_)
+    return _concluded(broken, untested)
+
+
+def _concluded(broken: Sequence[str], untested: Sequence[str]) -> ExitCode:
+    """Say on stderr which conditions are broken and which could not be tested; the exit code."""
+    from opreplay.cli.terminal import console
+
     for line in (*broken, *untested):
         console.narrate(f"opreplay: error: {line}")
     if broken:

@@ -27,10 +27,10 @@ def command(ctx: click.Context, format_: str) -> int:
     """
     from opreplay.cli.terminal import console
     from opreplay.replay.host.doctor import examine
-    from opreplay.replay.report.views.listings import checks_table
+    from opreplay.replay.report.views.listings import checks_view
 
     sections = {**examine(), "settings": _settings(ctx.obj)}
-    console.show_as(format_, lambda: sections, lambda width: checks_table(sections))
+    console.show_view(checks_view(sections), format_)
     broken = [check for checks in sections.values() for check in checks if check.required and not check.ok]
     return ExitCode.ENVIRONMENT if broken else ExitCode.OK
 

@@ -8,14 +8,8 @@ from typing import TYPE_CHECKING
 
 import click
 
+from opreplay.cli.options import shared
 from opreplay.cli.options.settings import Command, setting
-from opreplay.cli.options.shared import (
-    device_option,
-    force_option,
-    init_arg_option,
-    plugin_option,
-    selection_options,
-)
 from opreplay.cli.options.source import Source, source_options
 from opreplay.cli.options.types import ByteSize, SocName
 
@@ -49,9 +43,9 @@ FOLDERS = ("bundle", "flashinfer-trace")
     help="Where to: of bundle and flashinfer-trace a folder that is new or empty, of a bundle also a .zip; else a file "
     "(.json, .txt; .et).",
 )
-@device_option
-@selection_options
-@plugin_option
+@shared.device_option
+@shared.selection_options
+@shared.plugin_option
 @click.option("--with-plugins", is_flag=True, help="Put the files of --plugin into a bundle, for ops that they run.")
 @click.option("--keep-names", is_flag=True, help="Keep names of the trace, its device and kernels, and of private ops.")
 @setting(
@@ -66,8 +60,8 @@ FOLDERS = ("bundle", "flashinfer-trace")
     metavar="NAME|FILE",
     help="Of chakra: times of this simulated device in place of those recorded.",
 )
-@init_arg_option
-@force_option
+@shared.init_arg_option
+@shared.force_option
 def command(
     source: Source,
     format_: str,

@@ -4,14 +4,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 import click
 
 from opreplay.cli.options.shared import format_option, plugin_option
 
 if TYPE_CHECKING:
-    from rich.console import RenderableType
+    from opreplay.replay.report.view import View
 
 What = Literal["devices", "initializers", "ops", "plugins"]
 WHAT: tuple[What, ...] = ("devices", "initializers", "ops", "plugins")
@@ -55,52 +55,45 @@ def command(
 
         console.write(devices.file_text(name))
         return
-    if what == "devices":
-        facts, table = _devices(name)
-    elif what == "initializers":
-        facts, table = _initializers(plugin)
-    else:
-        facts, table = _ops() if what == "ops" else _plugins(plugin)
-    console.show_as(format_, lambda: facts, table)
+    console.show_view(_devices(name) if what == "devices" else LISTS[what](plugin), format_)
 
 
-Listed = tuple[Any, "Callable[[int], RenderableType]"]
-"""What --format json prints, and the table at a width."""
-
-
-def _devices(name: str | None) -> Listed:
+def _devices(name: str | None) -> View:
     from opreplay.replay.ascend import list_devices, load_device
-    from opreplay.replay.report.views import devices as view
+    from opreplay.replay.report.views import devices
 
     if name is not None:
-        device = load_device(name)
-        return view.facts(device), lambda width: view.details(device)
-    known = [load_device(listed) for listed in list_devices()]
-    return [view.facts(device) for device in known], lambda width: view.overview(known, width)
+        return devices.view_of_one(load_device(name))
+    return devices.view([load_device(listed) for listed in list_devices()])
 
 
-def _initializers(files: Sequence[str]) -> Listed:
+def _initializers(files: Sequence[str]) -> View:
     from opreplay.replay.ops.inputs import open_registry
     from opreplay.replay.plugins import load_plugins
-    from opreplay.replay.report.views.listings import initializer_facts, initializers_table
+    from opreplay.replay.report.views.listings import initializers_view
 
     load_plugins(files, installed=False)
-    facts = initializer_facts(open_registry())
-    return facts, lambda width: initializers_table(facts)
+    return initializers_view(open_registry())
 
 
-def _ops() -> Listed:
+def _ops(files: Sequence[str]) -> View:
     from opreplay.replay.plugins import built_in_ops
-    from opreplay.replay.report.views.listings import built_in_facts, built_in_table
+    from opreplay.replay.report.views.listings import built_in_view
 
-    facts = built_in_facts(built_in_ops())
-    return facts, lambda width: built_in_table(facts)
+    return built_in_view(built_in_ops())
 
 
-def _plugins(files: Sequence[str]) -> Listed:
+def _plugins(files: Sequence[str]) -> View:
     from opreplay.replay.plugins import load_plugins, registrations
-    from opreplay.replay.report.views.listings import registration_facts, registrations_table
+    from opreplay.replay.report.views.listings import registrations_view
 
     load_plugins(files)
-    facts = registration_facts(registrations())
-    return facts, lambda width: registrations_table(facts)
+    return registrations_view(registrations())
+
+
+LISTS: dict[What, Callable[[Sequence[str]], View]] = {
+    "initializers": _initializers,
+    "ops": _ops,
+    "plugins": _plugins,
+}
+"""What is listed with the files of --plugin."""

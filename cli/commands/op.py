@@ -3,30 +3,18 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
 from opreplay.cli.exit_codes import ExitCode
+from opreplay.cli.options import shared
 from opreplay.cli.options.measuring import holding, measuring_options, quick_option, quick_times
 from opreplay.cli.options.settings import Command
-from opreplay.cli.options.shared import (
-    allow_import_option,
-    cache_option,
-    device_option,
-    force_option,
-    format_option,
-    init_arg_option,
-    l2_option,
-    plugin_option,
-    soc_option,
-)
 
 if TYPE_CHECKING:
     from opreplay.replay.execute.options import RunOptions
     from opreplay.replay.ir.model import ReplayPlan
-    from opreplay.replay.results.cases import Cases
     from opreplay.replay.results.records import L2State
 
 
@@ -47,20 +35,20 @@ if TYPE_CHECKING:
     help="Values of a size that calls name: n=1,47,128, n=2^7..2^14 or n=64..512:64. Repeatable: all combinations.",
 )
 @click.option("--measure/--no-measure", default=True, show_default=True, help="Run the calls here, or predict alone.")
-@device_option
-@soc_option
-@l2_option(None)
-@plugin_option
-@allow_import_option
+@shared.device_option
+@shared.soc_option
+@shared.l2_option(None)
+@shared.plugin_option
+@shared.allow_import_option
 @quick_option("20 ms for each call, unless op_time says otherwise")
 @measuring_options
-@init_arg_option
-@format_option("table", "json", "csv")
+@shared.init_arg_option
+@shared.format_option("table", "json", "csv")
 @click.option(
     "--output", "-o", multiple=True, metavar="FILE", help="Also write .json, .csv or .html (with a curve). Repeatable."
 )
-@force_option
-@cache_option
+@shared.force_option
+@shared.cache_option
 def command(
     calls: tuple[str, ...],
     files: tuple[str, ...],
@@ -91,7 +79,7 @@ def command(
 
     import msgspec
 
-    from opreplay.cli.outputs import check_output
+    from opreplay.cli.outputs import check_outputs, write_view
     from opreplay.cli.setup import planned
     from opreplay.cli.terminal import console
     from opreplay.cli.terminal.progress import RunProgress
@@ -99,6 +87,7 @@ def command(
     from opreplay.replay.execute.cases import cases_of
     from opreplay.replay.plan.inputs import BACKENDBENCH, plan_dialect
     from opreplay.replay.plan.kept import kept_plan_of_calls
+    from opreplay.replay.report import sweep
     from opreplay.replay.resolve.written.backendbench import written_calls
     from opreplay.replay.resolve.written.sweep import calls_of_file, over_sizes, plan_of_calls
     from opreplay.traces.errors import UsageError
@@ -116,8 +105,7 @@ def command(
         texts += of_file
     if not texts:
         raise UsageError("no call is given", hint="Write one: opreplay op 'aten::mm(f32[64,32], f32[32,8])'.")
-    for name in output:
-        check_output(name, (".json", ".csv", ".html"), force=force)
+    check_outputs(output, (".json", ".csv", ".html"), force=force)
     written = over_sizes(texts, vary)
     imports = dict(allow_import)
 
@@ -150,33 +138,8 @@ def command(
         with holding([device], shared=options.shared_device), RunProgress() as on_progress:
             cases = of_plan(measuring=options, on_progress=on_progress)
     ready.conclude(unused=False)
-    _show(cases, format_, output, force=force)
+    view = sweep.view(cases)
+    write_view(view, output, force=force)
+    console.show_view(view, format_)
     failed.conclude()
     return ExitCode.OK if cases.complete and not refused else ExitCode.INCOMPLETE
-
-
-def _show(cases: Cases, format_: str, output: tuple[str, ...], *, force: bool) -> None:
-    """Write the files, then print."""
-    from opreplay.cli.terminal import console
-    from opreplay.replay.report import sweep as view
-
-    for name in output:
-        from opreplay.cli.outputs import command_line, write_file
-
-        path = Path(name)
-        if path.suffix.lower() == ".html":
-            from opreplay.replay.report.page.render import render
-
-            text = render(view.page(cases, command_line()))
-        elif path.suffix.lower() == ".csv":
-            text = view.csv_text(cases)
-        else:
-            text = console.json_text(view.facts(cases))
-        write_file(path, text, force=force)
-    console.show_as(
-        format_,
-        lambda: view.facts(cases),
-        lambda width: view.render(cases, width=width),
-        lines=[view.head_line(cases)],
-        texts={"csv": lambda: view.csv_text(cases)},
-    )

@@ -8,21 +8,8 @@ from typing import TYPE_CHECKING
 
 import click
 
+from opreplay.cli.options import shared
 from opreplay.cli.options.settings import Command, setting
-from opreplay.cli.options.shared import (
-    cache_option,
-    device_option,
-    force_option,
-    format_option,
-    init_arg_option,
-    l2_option,
-    notes_option,
-    plugin_option,
-    seed_option,
-    selection_options,
-    soc_option,
-    values_option,
-)
 from opreplay.cli.options.source import Source, source_options
 from opreplay.cli.options.types import ByteSize
 
@@ -33,14 +20,14 @@ if TYPE_CHECKING:
 
 @click.command("plan", cls=Command, short_help="Show what `run` would do, without running it.")
 @source_options()
-@device_option
-@soc_option
-@l2_option("cold")
-@selection_options
-@plugin_option
-@init_arg_option
-@values_option
-@seed_option
+@shared.device_option
+@shared.soc_option
+@shared.l2_option("cold")
+@shared.selection_options
+@shared.plugin_option
+@shared.init_arg_option
+@shared.values_option
+@shared.seed_option
 @setting("--max-op-memory", type=ByteSize(), metavar="SIZE", help="Mark ops that need more as skipped, e.g. 1GB.")
 @click.option(
     "--ranks",
@@ -56,13 +43,13 @@ if TYPE_CHECKING:
     help="Exit with 1 when more ops would not be replayed or are wrong on meta tensors.",
 )
 @click.option("--explain", metavar="OP", help="Explain one op in full: a name, a glob, an id, or #4.")
-@notes_option
-@format_option("table", "json")
+@shared.notes_option
+@shared.format_option("table", "json")
 @click.option(
     "--output", "-o", metavar="FILE", help="Write the plan as JSON; .tracelens.json for TraceLens; - is stdout."
 )
-@force_option
-@cache_option
+@shared.force_option
+@shared.cache_option
 def command(
     source: Source,
     device: str,

@@ -9,6 +9,7 @@ import click
 
 from opreplay.cli.commands.batch import run_many
 from opreplay.cli.exit_codes import ExitCode
+from opreplay.cli.options import shared
 from opreplay.cli.options.history import add_to_history, history_options, refuse_bad_history
 from opreplay.cli.options.many import many_options
 from opreplay.cli.options.measuring import (
@@ -24,19 +25,6 @@ from opreplay.cli.options.measuring import (
 from opreplay.cli.options.ranks import ranks_options, served_as_rank
 from opreplay.cli.options.sequence import sequence_options
 from opreplay.cli.options.settings import Command
-from opreplay.cli.options.shared import (
-    cluster_option,
-    device_option,
-    force_option,
-    format_option,
-    init_arg_option,
-    l2_option,
-    notes_option,
-    plugin_option,
-    selection_options,
-    soc_option,
-    values_option,
-)
 from opreplay.cli.options.source import Source, sources_options
 
 if TYPE_CHECKING:
@@ -47,12 +35,12 @@ if TYPE_CHECKING:
 
 @click.command("run", cls=Command, short_help="Re-run the ops of traces here, and predict them on a simulated NPU.")
 @sources_options
-@device_option
-@soc_option
-@cluster_option
-@l2_option(None)
-@selection_options
-@plugin_option
+@shared.device_option
+@shared.soc_option
+@shared.cluster_option
+@shared.l2_option(None)
+@shared.selection_options
+@shared.plugin_option
 @click.option(
     "--output",
     "-o",
@@ -60,8 +48,8 @@ if TYPE_CHECKING:
     metavar="FILE",
     help="Also write results: .jsonl (op by op), .csv, .md, .html; - is JSON Lines on stdout. Repeatable.",
 )
-@force_option
-@format_option("table", "json")
+@shared.force_option
+@shared.format_option("table", "json")
 @click.option("--rows", is_flag=True, help="Print each op on stderr as it is measured. On a terminal always.")
 @many_options
 @quick_option("the 20 heaviest ops, 20 ms each and at most 10 s, unless --top, op_time and op_limit say otherwise")
@@ -71,11 +59,11 @@ if TYPE_CHECKING:
 @sequence_options
 @ranks_options
 @max_failed_option
-@init_arg_option
-@values_option
+@shared.init_arg_option
+@shared.values_option
 @checking_options
 @history_options
-@notes_option
+@shared.notes_option
 def command(
     source: Source | None,
     *,

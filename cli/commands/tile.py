@@ -86,13 +86,11 @@ def command(
 
     A limit that a kernel breaks is told with the line that does, and makes the command exit with 1.
     """
-    from functools import partial
-
     from opreplay.cli.terminal import console
     from opreplay.cli.terminal.progress import CasesProgress
     from opreplay.replay.ascend.simulate.devices import load_socs
     from opreplay.replay.ascend.simulate.op import state_of
-    from opreplay.replay.report import tile_programs as view
+    from opreplay.replay.report import tile_programs
     from opreplay.replay.tile.study import KEPT_SPANS, Wanted, load_programs, study
 
     if emit is not None or output is not None:
@@ -117,16 +115,7 @@ def command(
         result = study(programs, devices, wanted, on_step)
     if timeline is not None:
         write_timeline(result, Path(timeline), force=force)
-    if format_ == "json":
-        console.write(console.json_text(view.facts(result, lines=lines)))
-    elif format_ == "html":
-        from opreplay.cli.outputs import command_line
-        from opreplay.replay.report.page.render import render
-
-        console.write(render(view.page(result, command_line())))
-    else:
-        console.show_line(view.headline(result))
-        console.show_fitted(partial(view.render, result, lines=lines))
+    console.show_view(tile_programs.view(result, lines=lines), format_)
     # What does not fit in a sweep is an answer, as long as something does.
     is_broken = all if tune or settings else any
     return int(is_broken(case.failed for case in result.looked))

@@ -3,29 +3,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple, TypedDict
 
 import click
 
 from opreplay.cli.exit_codes import ExitCode
+from opreplay.cli.options import shared
 from opreplay.cli.options.settings import Command, setting
-from opreplay.cli.options.shared import (
-    cluster_option,
-    force_option,
-    format_option,
-    kernel_details_option,
-    limit_option,
-    notes_option,
-    plugin_option,
-)
 from opreplay.cli.options.types import SocName
 
 if TYPE_CHECKING:
     from opreplay.replay.ascend.profile import DeviceProfile
     from opreplay.replay.ir.model import ReplayPlan
     from opreplay.replay.report.step.tracks import Process
+    from opreplay.replay.report.view import View
     from opreplay.replay.timeline.job.values import JobChange
     from opreplay.replay.timeline.measured import MeasuredOps
     from opreplay.replay.timeline.simulated import ContentsOf
@@ -40,7 +33,7 @@ if TYPE_CHECKING:
     is_flag=True,
     help="Take the TRACEs, or those in a folder, for ranks of one job: who waits for whom, who is late.",
 )
-@kernel_details_option
+@shared.kernel_details_option
 @click.option(
     "--step",
     type=click.IntRange(min=0),
@@ -61,7 +54,7 @@ if TYPE_CHECKING:
     metavar="NAME|FILE",
     help="Also put the step on this simulated device, or on that of a device file (.toml). Repeatable.",
 )
-@cluster_option
+@shared.cluster_option
 @setting(
     "--host-scale",
     type=click.FloatRange(min=0, min_open=True),
@@ -88,12 +81,12 @@ if TYPE_CHECKING:
     metavar="RESULTS.jsonl",
     help="Of a captured step: take the host's time for each call from what `run --output` measured of the plan here.",
 )
-@plugin_option
-@click.option("--output", "-o", metavar="FILE.html", help="Also write it as one HTML page that works offline.")
-@notes_option
-@format_option("table", "json")
-@force_option
-@limit_option
+@shared.plugin_option
+@shared.page_option
+@shared.notes_option
+@shared.format_option("table", "json")
+@shared.force_option
+@shared.limit_option
 def command(
     traces: tuple[str, ...],
     ranks: bool,
@@ -118,23 +111,17 @@ def command(
     With --soc also what the step would take on a simulated device, with --ranks how the ranks of a job wait for each
     other.
     """
-    from functools import partial
-
-    from opreplay.cli.opening import open_trace
-    from opreplay.cli.outputs import check_page, write_page
+    from opreplay.cli.outputs import check_outputs, write_view
     from opreplay.cli.plan_views import plan_file
     from opreplay.cli.setup import tell_unused, use_plugins
     from opreplay.cli.terminal import console
     from opreplay.replay.ascend.simulate.devices import load_socs
-    from opreplay.replay.report.page import of_timeline
-    from opreplay.replay.report.step import text as view
-    from opreplay.replay.timeline.timeline import timeline
     from opreplay.traces.errors import UsageError
 
     first, *others = traces
     if others and not ranks:
         raise UsageError(f"{len(traces)} traces", hint="Add --ranks for those of one job's ranks, else name one.")
-    page = check_page(output, force=force)
+    check_outputs([output], force=force)
     if timeline_file is not None:
         _check_timeline(Path(timeline_file), force=force)
     use_plugins(plugin)
@@ -143,43 +130,84 @@ def command(
     captured = None if ranks else plan_file(first)
     if host is not None and (captured is None or not captured.captured):
         raise UsageError("--host is for a captured step", hint="A recorded one has its host's times: --set host_scale.")
-    if ranks:
-        if kernel_details is not None:
-            raise UsageError("--set kernel_details is for one trace, not with --ranks")
-        times, how = _measured(measured), (notes, format_)
-        return _of_ranks(traces, step, what_if, devices, host_scale, times, timeline_file, page, how, force, limit)
+    if ranks and kernel_details is not None:
+        raise UsageError("--set kernel_details is for one trace, not with --ranks")
     if captured is not None and captured.captured:
         refused = {"--step": step, "--timeline": timeline_file, "--measured": measured, "--output": output}
         if (option := next((name for name, value in refused.items() if value is not None), None)) is not None:
             raise UsageError(f"{option} is for a recorded step", hint=f"{first} was captured: no times were recorded.")
         return _of_captured(captured, devices, (host_scale, host), what_if, format_)
-    read = open_trace(first, limit, kernel_details=kernel_details, activity=True)
-    plan, contents = _planned(read, devices)
-    study = timeline(
-        read,
-        step=step,
-        what_if=what_if,
-        devices=devices,
-        plan=plan,
-        contents=contents,
-        host_scale=host_scale,
-        measured=_measured(measured),
-        others=True,
-    )
-    write_page(page, partial(of_timeline.page, study), force=force)
+    asked = Asked(step=step, what_if=what_if, devices=devices, host_scale=host_scale, measured=_measured(measured))
+    if ranks:
+        result = _job(traces, limit, asked, everything=notes)
+    else:
+        result = _step(first, limit, kernel_details, asked, everything=notes)
+    write_view(result.view, [output], force=force)
     if timeline_file is not None:
-        from opreplay.replay.report.step.tracks import processes
+        _write_timeline(result.processes(), Path(timeline_file), force=force)
+    console.show_view(result.view, format_)
+    if result.plan is not None:
+        tell_unused(socs, result.plan.ops)
+    return _code(result.what_if)
 
-        _write_timeline(processes(study), Path(timeline_file), force=force)
-    console.show_as(
-        format_,
-        lambda: view.facts(study.timeline),
-        partial(view.render, study.timeline, everything=notes),
-        lines=[view.head_line(study.timeline)],
-    )
-    if plan is not None:
-        tell_unused(socs, plan.ops)
-    return _code(study.timeline.what_if)
+
+class Asked(TypedDict):
+    """What is asked of a step, of one trace or of several ranks."""
+
+    step: int | None
+    what_if: tuple[str, ...]
+    devices: list[DeviceProfile]
+    host_scale: float
+    measured: MeasuredOps | None
+
+
+class Looked(NamedTuple):
+    """What came of it."""
+
+    view: View
+    processes: Callable[[], Iterable[Process]]
+    """What a timeline shows."""
+    what_if: Sequence[WhatIf | JobChange]
+    plan: ReplayPlan | None = None
+    """The ops that were predicted."""
+
+
+def _step(
+    text: str,
+    limit: tuple[tuple[str, str], ...],
+    kernel_details: str | None,
+    asked: Asked,
+    *,
+    everything: bool,
+) -> Looked:
+    """One step of one trace."""
+    from opreplay.cli.opening import open_trace
+    from opreplay.replay.report.page import of_timeline
+    from opreplay.replay.report.step.tracks import processes
+    from opreplay.replay.timeline.timeline import timeline
+
+    trace = open_trace(text, limit, kernel_details=kernel_details, activity=True)
+    plan, contents = _planned(trace, asked["devices"])
+    study = timeline(trace, plan=plan, contents=contents, others=True, **asked)
+    view = of_timeline.view(study, everything=everything)
+    return Looked(view, lambda: processes(study), study.timeline.what_if, plan)
+
+
+def _job(traces: tuple[str, ...], limit: tuple[tuple[str, str], ...], asked: Asked, *, everything: bool) -> Looked:
+    """One step of several ranks of one job."""
+    from opreplay.cli.opening import open_trace
+    from opreplay.cli.terminal import console
+    from opreplay.replay.batch.reading import open_ranks
+    from opreplay.replay.report.page import of_timeline
+    from opreplay.replay.report.step.tracks import rank_processes
+    from opreplay.replay.timeline.job.study import job_timeline
+
+    rank_traces = open_ranks(traces, lambda path: open_trace(path, limit, activity=True), console.narrate)
+    planned = [_planned(trace, asked["devices"]) for _, trace in rank_traces]
+    plans = [plan for plan, _ in planned if plan is not None]
+    study = job_timeline(rank_traces, plans=plans, contents=planned[-1][1] if planned else None, **asked)
+    view = of_timeline.view_of_ranks(study, everything=everything)
+    return Looked(view, lambda: rank_processes(study), study.timeline.what_if)
 
 
 def _of_captured(
@@ -190,12 +218,10 @@ def _of_captured(
     format_: str,
 ) -> int:
     """The step of a captured plan, of which nothing was recorded; `host` is its scale and a file of its times."""
-    from functools import partial
-
     from opreplay.cli.terminal import console
     from opreplay.replay.ascend.simulate.devices import simulate_plan
     from opreplay.replay.ops.work.expected import expected_contents
-    from opreplay.replay.report.step import captured_times as view
+    from opreplay.replay.report.step import captured_times
     from opreplay.replay.results.reading import read_result_file
     from opreplay.replay.timeline.captured import captured_timeline
     from opreplay.replay.timeline.measured import measured_host
@@ -204,9 +230,7 @@ def _of_captured(
     scale, file = host
     times = None if file is None else measured_host(read_result_file(file))
     timeline = captured_timeline(plan, steps, host_scale=scale, what_if=what_if, host=times)
-    console.show_as(
-        format_, lambda: view.facts(timeline), partial(view.render, timeline), lines=[view.verdict(timeline)]
-    )
+    console.show_view(captured_times.view(timeline), format_)
     nothing = [change.change for change in timeline.what_if if not change.matched]
     for change in nothing:
         console.narrate(f"opreplay: --what-if {change!r} matches no call of the step")
@@ -221,61 +245,6 @@ def _measured(path: str | None) -> MeasuredOps | None:
     from opreplay.replay.timeline.measured import measured_ops
 
     return measured_ops(read_result_file(path))
-
-
-def _of_ranks(
-    traces: tuple[str, ...],
-    step: int | None,
-    what_if: tuple[str, ...],
-    devices: list[DeviceProfile],
-    host_scale: float,
-    measured: MeasuredOps | None,
-    timeline_file: str | None,
-    page: Path | None,
-    how: tuple[bool, str],
-    force: bool,
-    limit: tuple[tuple[str, str], ...],
-) -> int:
-    """Several ranks of one job."""
-    from functools import partial
-
-    from opreplay.cli.opening import open_trace
-    from opreplay.cli.outputs import write_page
-    from opreplay.cli.terminal import console
-    from opreplay.replay.batch.reading import open_ranks
-    from opreplay.replay.report.page import of_timeline
-    from opreplay.replay.report.step import ranks as view
-    from opreplay.replay.timeline.job.study import job_timeline
-
-    rank_traces = open_ranks(traces, lambda path: open_trace(path, limit, activity=True), console.narrate)
-    plans: list[ReplayPlan] = []
-    contents: ContentsOf | None = None
-    for _, trace in rank_traces:
-        plan, contents = _planned(trace, devices)
-        plans += [plan] if plan is not None else []
-    study = job_timeline(
-        rank_traces,
-        step=step,
-        what_if=what_if,
-        devices=devices,
-        plans=plans,
-        contents=contents,
-        host_scale=host_scale,
-        measured=measured,
-    )
-    notes, format_ = how
-    write_page(page, partial(of_timeline.page_of_ranks, study), force=force)
-    if timeline_file is not None:
-        from opreplay.replay.report.step.tracks import rank_processes
-
-        _write_timeline(rank_processes(study), Path(timeline_file), force=force)
-    console.show_as(
-        format_,
-        lambda: view.facts(study.timeline),
-        partial(view.render, study.timeline, everything=notes),
-        lines=[view.head_line(study.timeline)],
-    )
-    return _code(study.timeline.what_if)
 
 
 def _code(changes: Sequence[WhatIf | JobChange]) -> int:

@@ -3,33 +3,28 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Literal
 
 import click
 
-from opreplay.cli.options.shared import force_option, format_option, l2_option, tables_argument
-from opreplay.cli.options.types import SocName
+from opreplay.cli.options import shared
 
 if TYPE_CHECKING:
+    from opreplay.replay.ascend.calibrate.validate import Validation
     from opreplay.replay.results.records import L2State
 
 
 @click.command("validate", short_help="Compare predictions with a profile of a real NPU.")
-@tables_argument
-@click.option(
-    "--soc",
-    multiple=True,
-    type=SocName(),
-    metavar="NAME|FILE",
-    help="The device measured, or a device file (.toml); once for all tables or once for each.",
-)
+@shared.tables_argument
+@shared.measured_soc_option
 @click.option(
     "--all",
     "all_tables",
     is_flag=True,
     help="KERNEL_DETAILS is a folder: one table of errors over all files there, whose names tell the device.",
 )
-@l2_option(None)
+@shared.l2_option(None)
 @click.option("--only-held-out", is_flag=True, help="Take only rows whose column HeldOut says 1.")
 @click.option("--exclude-communication", is_flag=True, help="Leave out collectives: they wait for other ranks.")
 @click.option(
@@ -45,9 +40,9 @@ if TYPE_CHECKING:
     metavar="N",
     help="List the N kernels that lose most time.",
 )
-@click.option("--output", "-o", metavar="FILE.html", help="Also write it as one HTML page that works offline.")
-@force_option
-@format_option("table", "json")
+@shared.page_option
+@shared.force_option
+@shared.format_option("table", "json")
 def command(
     kernel_details: tuple[str, ...],
     soc: tuple[str, ...],
@@ -69,55 +64,35 @@ def command(
     for what lies in the L2 cache. communication.json and communication_matrix.json are taken too, and tables of
     transfers: times of transfers between dies by the link model.
     """
-    from functools import partial
-
-    from opreplay.cli.outputs import check_page, write_page
+    from opreplay.cli.outputs import check_outputs, write_view
     from opreplay.cli.terminal import console
+    from opreplay.replay.report.views import validation as views
     from opreplay.traces.errors import UsageError
 
     if all_tables:
         if soc or only_held_out or len(kernel_details) != 1:
             raise UsageError("--all takes one folder, and neither --soc nor --only-held-out")
         from opreplay.replay.ascend.calibrate.error_table import error_table
-        from opreplay.replay.report.views import validation as all_view
 
         errors = error_table(kernel_details[0], cross=cross_validate, on_step=console.narrate)
-        console.show_as(
-            format_, lambda: all_view.all_facts(errors), lambda width: all_view.render_all(errors, width=width)
-        )
+        console.show_view(views.view_of_all(errors), format_)
         return
-    from opreplay.replay.ascend.measured.call_tables import is_call_table
-    from opreplay.replay.ascend.measured.communication import is_communication
-
-    transfers = [is_communication(path) for path in kernel_details]
-    calls = [not other and is_call_table(path) for path, other in zip(kernel_details, transfers, strict=True)]
-    if not soc and not all(transfers) and not all(calls):
-        raise UsageError("which device was measured is not said", hint="Give --soc, or --all and a folder of tables.")
-    from opreplay.replay.ascend import load_device
-    from opreplay.replay.ascend.calibrate.validate import read_measured, validate
-    from opreplay.replay.report.views import validation as view
-
-    page = check_page(output, force=force)
-    if all(transfers):
+    kind = _kind_of(kernel_details, soc)
+    check_outputs([output], force=force)
+    if kind == "transfers":
         from opreplay.replay.ascend.calibrate.communication import read_and_validate
 
         if only_held_out or exclude_communication:
             raise UsageError("these files hold transfers and nothing else", hint="Give them without other filters.")
         validation = read_and_validate(kernel_details, soc, cross=cross_validate, on_step=console.narrate)
-    elif any(transfers) or (any(calls) and not all(calls)):
-        raise UsageError("kernels, calls and transfers are validated apart", hint="Give tables of one kind.")
-    elif all(calls):
-        from opreplay.replay.ascend.calibrate.calls import read_call_tables, validate_calls
-
+    elif kind == "calls":
         if only_held_out or exclude_communication or len(soc) > 1:
             raise UsageError("a table of calls takes neither filters nor several --soc")
-        validation = validate_calls(
-            read_call_tables(kernel_details, load_device(soc[0]).name if soc else None),
-            l2=l2,
-            cross=cross_validate,
-            on_step=console.narrate,
-        )
+        validation = _of_calls(kernel_details, soc, l2, cross=cross_validate)
     else:
+        from opreplay.replay.ascend import load_device
+        from opreplay.replay.ascend.calibrate.validate import read_measured, validate
+
         validation = validate(
             read_measured(kernel_details, [load_device(name) for name in soc]),
             communication=not exclude_communication,
@@ -125,9 +100,38 @@ def command(
             cross=cross_validate,
             on_step=console.narrate,
         )
-    write_page(page, partial(view.page, validation), force=force)
-    console.show_as(
-        format_,
-        lambda: view.facts(validation, worst=worst),
-        lambda width: view.render(validation, worst=worst, width=width),
-    )
+    view = views.view(validation, worst=worst)
+    write_view(view, [output], force=force)
+    console.show_view(view, format_)
+
+
+Kind = Literal["transfers", "calls", "kernels"]
+
+
+def _kind_of(paths: Sequence[str], soc: Sequence[str]) -> Kind:
+    """What the tables hold. Raises UsageError for tables of several kinds, and of kernels on a device that is not
+    said."""
+    from opreplay.replay.ascend.measured.call_tables import is_call_table
+    from opreplay.replay.ascend.measured.communication import is_communication
+    from opreplay.traces.errors import UsageError
+
+    kinds: set[Kind] = {
+        "transfers" if is_communication(path) else "calls" if is_call_table(path) else "kernels" for path in paths
+    }
+    if "kernels" in kinds or len(kinds) > 1:
+        if not soc:
+            hint = "Give --soc, or --all and a folder of tables."
+            raise UsageError("which device was measured is not said", hint=hint)
+        if len(kinds) > 1:
+            raise UsageError("kernels, calls and transfers are validated apart", hint="Give tables of one kind.")
+    return kinds.pop()
+
+
+def _of_calls(paths: Sequence[str], soc: Sequence[str], l2: L2State | None, *, cross: bool) -> Validation:
+    """Tables of calls, on the device that each row names or on the one of --soc."""
+    from opreplay.cli.terminal import console
+    from opreplay.replay.ascend import load_device
+    from opreplay.replay.ascend.calibrate.calls import read_call_tables, validate_calls
+
+    measured = read_call_tables(paths, load_device(soc[0]).name if soc else None)
+    return validate_calls(measured, l2=l2, cross=cross, on_step=console.narrate)

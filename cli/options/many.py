@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from opreplay.cli.options.settings import flag_of, setting
+from opreplay.cli.options.settings import is_given, refuse_given, setting
 from opreplay.cli.options.shared import with_options
 
 OF_ONE_TRACE = {
@@ -64,10 +64,8 @@ def is_many(traces: Sequence[str]) -> bool:
 
     Raises TraceError for a glob that matches none.
     """
-    context = click.get_current_context()
-    for name in ("engine", "lanes"):
-        if context.get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE:
-            return True
+    if is_given("engine") or is_given("lanes"):
+        return True
     from opreplay.replay.plan.inputs import is_plan_folder
     from opreplay.traces.reader import expand_paths
 
@@ -78,9 +76,5 @@ def is_many(traces: Sequence[str]) -> bool:
 
 def refuse_options_of_one() -> None:
     """Raises UsageError for an option on the command line that is for one trace."""
-    from opreplay.traces.errors import UsageError
-
-    context = click.get_current_context()
     for name, hint in OF_ONE_TRACE.items():
-        if context.get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE:
-            raise UsageError(f"{flag_of(context, name)} is for one trace", hint=hint)
+        refuse_given([name], "{} is for one trace", hint)

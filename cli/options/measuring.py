@@ -6,11 +6,11 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Generator, Mapping, Sequence
 from functools import wraps
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from opreplay.cli.options.settings import say_renamed, setting
+from opreplay.cli.options.settings import Renamed, is_default, setting
 from opreplay.cli.options.shared import Command, seed_option, with_options
 from opreplay.cli.options.types import ByteSize, Duration, Names
 
@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from opreplay.replay.ascend import DeviceProfile
     from opreplay.replay.execute.options import RunOptions
     from opreplay.replay.plan.selection import Selection
-    from opreplay.replay.results.measurement import RunCache
 
 
 _MEASURING = [
@@ -88,6 +87,20 @@ _MEASURING = [
     ),
 ]
 """What `measuring_options` adds to a command."""
+_FIELDS = {
+    "max_op_memory": "max_op_bytes",
+    "over_budget": "over_budget",
+    "op_time": "op_time_s",
+    "op_limit": "limit_s",
+    "visits": "visits",
+    "cache": "cache",
+    "cuda_graph": "cuda_graph",
+    "total_time": "total_time_s",
+    "threads": "threads",
+    "seed": "seed",
+    "shared_device": "shared_device",
+}
+"""Parameter → field of `RunOptions`."""
 
 
 def measuring_options(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -95,37 +108,11 @@ def measuring_options(command: Callable[..., Any]) -> Callable[..., Any]:
     it completes."""
 
     @wraps(command)
-    def taking_measuring(
-        *,
-        max_op_memory: int | None,
-        over_budget: Literal["shrink", "skip"],
-        op_time: float,
-        op_limit: float | None,
-        visits: int | None,
-        cache: RunCache,
-        cuda_graph: bool,
-        total_time: float | None,
-        threads: int | None,
-        seed: int,
-        shared_device: bool,
-        **others: Any,
-    ) -> Any:
+    def taking_measuring(**options: Any) -> Any:
         from opreplay.replay.execute.options import RunOptions
 
-        measuring = RunOptions(
-            max_op_bytes=max_op_memory,
-            over_budget=over_budget,
-            op_time_s=op_time,
-            limit_s=op_limit,
-            visits=visits,
-            cache=cache,
-            cuda_graph=cuda_graph,
-            total_time_s=total_time,
-            threads=threads,
-            seed=seed,
-            shared_device=shared_device,
-        )
-        return command(measuring=measuring, **others)
+        chosen = {field: options.pop(name) for name, field in _FIELDS.items()}
+        return command(measuring=RunOptions(**chosen), **options)
 
     return with_options(taking_measuring, _MEASURING)
 
@@ -152,13 +139,10 @@ def quick_times(measuring: RunOptions) -> RunOptions:
     """The part of `quick_look` that is not about which ops."""
     import msgspec
 
-    source = click.get_current_context().get_parameter_source("op_time")
-    if source is None or source.name == "DEFAULT":
-        limit_s = QUICK_LIMIT_S if measuring.limit_s is None else measuring.limit_s
-        return msgspec.structs.replace(
-            measuring, op_time_s=QUICK_OP_TIME_S, limit_s=limit_s, visits=measuring.visits or 1
-        )
-    return measuring
+    if not is_default("op_time"):
+        return measuring
+    limit_s = QUICK_LIMIT_S if measuring.limit_s is None else measuring.limit_s
+    return msgspec.structs.replace(measuring, op_time_s=QUICK_OP_TIME_S, limit_s=limit_s, visits=measuring.visits or 1)
 
 
 def needs_order(selection: Selection, measuring: RunOptions) -> bool:
@@ -191,6 +175,9 @@ resume_option = click.option(
 """--resume: going on with a file of results."""
 
 
+CHECKS = ("work", "kernels", "values")
+
+
 def checking_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """--check, whether what was replayed is what was recorded; it completes the `measuring` that the command gets."""
 
@@ -198,21 +185,13 @@ def checking_options(command: Callable[..., Any]) -> Callable[..., Any]:
     def taking_checks(
         *,
         check: tuple[str, ...],
-        check_work: bool,
-        check_kernels: bool,
-        check_values: bool,
         measuring: RunOptions,
-        **others: Any,
+        **options: Any,
     ) -> Any:
         import msgspec
 
-        old = {"work": check_work, "kernels": check_kernels, "values": check_values}
-        for name in (name for name, is_set in old.items() if is_set):
-            say_renamed(f"--check-{name}", f"--check {name}")
-        measuring = msgspec.structs.replace(
-            measuring, **{f"check_{name}": is_set or name in check for name, is_set in old.items()}
-        )
-        return command(measuring=measuring, **others)
+        chosen = {f"check_{name}": options.pop(f"check_{name}") or name in check for name in CHECKS}
+        return command(measuring=msgspec.structs.replace(measuring, **chosen), **options)
 
     return with_options(taking_checks, _CHECKING)
 
@@ -220,14 +199,14 @@ def checking_options(command: Callable[..., Any]) -> Callable[..., Any]:
 _CHECKING = [
     click.option(
         "--check",
-        type=Names("work", "kernels", "values"),
+        type=Names(*CHECKS),
         default=(),
         metavar="NAME,...",
         help="work: report data-dependent work, and warn of ops that do none. kernels: "
         "profile a call of each op, and compare its kernels or child ops with those recorded. values: compare the "
         "results of ops that something else runs with those of their own implementation.",
     ),
-    *(click.option(f"--check-{name}", is_flag=True, hidden=True) for name in ("work", "kernels", "values")),
+    *(click.option(f"--check-{name}", is_flag=True, cls=Renamed, now=f"--check {name}") for name in CHECKS),
 ]
 
 

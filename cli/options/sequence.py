@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
-from opreplay.cli.options.settings import flag_of, setting
+from opreplay.cli.options.settings import refuse_given, setting
 from opreplay.cli.options.shared import with_options
 from opreplay.cli.options.types import ByteSize
 
@@ -71,8 +71,5 @@ def check_mode(mode: str, max_live_memory: int | None) -> None:
                 "--set max_live_memory is for --mode sequence", hint="Limit single ops with --set max_op_memory."
             )
         return
-    context = click.get_current_context()
-    user_sources = (click.core.ParameterSource.COMMANDLINE, click.core.ParameterSource.ENVIRONMENT)
     for name, why in MEANINGLESS.items():
-        if context.get_parameter_source(name) in user_sources:
-            raise UsageError(f"{flag_of(context, name)} does not go with --mode sequence: {why}", hint="Leave it out.")
+        refuse_given([name], f"{{}} does not go with --mode sequence: {why}", environment=True)

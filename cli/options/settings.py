@@ -7,7 +7,7 @@ more, with a line on stderr.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from difflib import get_close_matches
 from typing import Any
 
@@ -29,23 +29,38 @@ _CHOSEN = "opreplay.settings"
 """Of a context's `meta`: names of settings that --set gave."""
 
 
-class Setting(click.Option):
-    """An option that --help lists as NAME=VALUE."""
+class Renamed(click.Option):
+    """A flag of before, which works for one version more; `now`: how it is written now."""
 
-    def __init__(self, *names: Any, **attributes: Any) -> None:
+    def __init__(self, *names: Any, now: str, **attributes: Any) -> None:
         super().__init__(*names, **attributes, hidden=True)
+        self.now = now
 
     def handle_parse_result(
         self, ctx: click.Context, opts: Mapping[str, Any], args: list[str]
     ) -> tuple[Any, list[str]]:
-        """As click does; says what the flag is called now."""
+        """As click does; says on stderr how the flag is written now."""
         value, args = super().handle_parse_result(ctx, opts, args)
         assert self.name is not None
+        if ctx.get_parameter_source(self.name) is ParameterSource.COMMANDLINE:
+            say_renamed(self.opts[-1], self.now)
+        return value, args
+
+
+class Setting(Renamed):
+    """An option that --help lists as NAME=VALUE; its flag is one of before."""
+
+    def __init__(self, *names: Any, **attributes: Any) -> None:
+        super().__init__(*names, **attributes, now="")
+        self.now = f"--set {self.name}={'true' if self.is_flag else self.metavar or 'VALUE'}"
+
+    def handle_parse_result(
+        self, ctx: click.Context, opts: Mapping[str, Any], args: list[str]
+    ) -> tuple[Any, list[str]]:
+        """As click does; what --set gives counts as given on the command line."""
+        value, args = super().handle_parse_result(ctx, opts, args)
         if self.name in ctx.meta.get(_CHOSEN, ()):
             ctx.set_parameter_source(self.name, ParameterSource.COMMANDLINE)
-        elif ctx.get_parameter_source(self.name) is ParameterSource.COMMANDLINE:
-            shown = "true" if self.is_flag else self.metavar or "VALUE"
-            say_renamed(self.opts[-1], f"--set {self.name}={shown}")
         return value, args
 
     def record(self, ctx: click.Context) -> tuple[str, str]:
@@ -68,10 +83,33 @@ def setting(*names: str, **attributes: Any) -> Callable[[Any], Any]:
     return click.option(*names, cls=Setting, **attributes)
 
 
-def flag_of(ctx: click.Context, name: str) -> str:
-    """How an option is given: --flag, or --set name."""
-    settings = ctx.command.settings if isinstance(ctx.command, Command) else {}
-    return f"--set {name}" if name in settings else f"--{name.replace('_', '-')}"
+def is_given(name: str, *, environment: bool = False) -> bool:
+    """Whether the command line names an option or argument, or with `environment` a variable does."""
+    source = click.get_current_context().get_parameter_source(name)
+    return source is ParameterSource.COMMANDLINE or (environment and source is ParameterSource.ENVIRONMENT)
+
+
+def is_default(name: str) -> bool:
+    """Whether neither the command line nor a file nor a variable names an option."""
+    return click.get_current_context().get_parameter_source(name) in (None, ParameterSource.DEFAULT)
+
+
+def refuse_given(names: Iterable[str], message: str, hint: str = "Leave it out.", *, environment: bool = False) -> None:
+    """Raises UsageError for the first option or argument that is given; `message` holds {} for it."""
+    from opreplay.traces.errors import UsageError
+
+    context = click.get_current_context()
+    for name in names:
+        if is_given(name, environment=environment):
+            raise UsageError(message.format(_written(context.command, name)), hint=hint)
+
+
+def _written(command: click.Command, name: str) -> str:
+    """How a parameter is given: ARGUMENT, --flag, or --set name."""
+    parameter = next(parameter for parameter in command.params if parameter.name == name)
+    if isinstance(parameter, click.Argument):
+        return name.upper()
+    return f"--set {name}" if isinstance(parameter, Setting) else f"--{name.replace('_', '-')}"
 
 
 class Command(click.Command):

@@ -10,9 +10,8 @@ from functools import wraps
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
-from click.core import ParameterSource
 
-from opreplay.cli.options.settings import say_renamed, setting
+from opreplay.cli.options.settings import Renamed, is_default, setting
 from opreplay.cli.options.types import Assignments, FileName, Share, SocName
 
 if TYPE_CHECKING:
@@ -126,8 +125,6 @@ def selection_options(command: Callable[..., Any]) -> Callable[..., Any]:
     ) -> Any:
         from opreplay.replay.plan.selection import Selection
 
-        if op:
-            say_renamed("--op", "--op-filter")
         by_place = tuple(text for text in op_filter if _PLACE.fullmatch(text))
         selection = Selection(
             select=select,
@@ -164,7 +161,7 @@ def selection_options(command: Callable[..., Any]) -> Callable[..., Any]:
             help="Take only calls in iterations whose batch is all prefill, all decode, or both.",
         ),
         click.option("--top", type=click.IntRange(min=1), metavar="N", help="Take the N ops with most recorded time."),
-        click.option("--op", multiple=True, metavar="ID|NAME|GLOB|#N", hidden=True),
+        click.option("--op", multiple=True, metavar="ID|NAME|GLOB|#N", cls=Renamed, now="--op-filter"),
         setting("--min-share", type=Share(), metavar="SHARE", help="Leave out ops below this share, e.g. 0.1%."),
         allow_import_option,
     ]
@@ -198,10 +195,7 @@ def cluster_option(command: Callable[..., Any]) -> Callable[..., Any]:
 
     @wraps(command)
     def taking_cluster(*, cluster: str | None, soc: tuple[str, ...], **others: Any) -> Any:
-        source = click.get_current_context().get_parameter_source("soc")
-        by_default = source == ParameterSource.DEFAULT
-        names = () if cluster is not None and by_default else soc
-        return command(soc=names, cluster=cluster, **others)
+        return command(soc=() if cluster is not None and is_default("soc") else soc, cluster=cluster, **others)
 
     return click.option(
         "--cluster",
@@ -236,9 +230,6 @@ def plugin_option(command: Command) -> Command:
     def taking_plugins(
         *, plugin: tuple[str, ...], init_module: tuple[str, ...], custom_op_dir: tuple[str, ...], **others: Any
     ) -> Any:
-        for old in ("init_module", "custom_op_dir"):
-            if click.get_current_context().get_parameter_source(old) is ParameterSource.COMMANDLINE:
-                say_renamed(f"--{old.replace('_', '-')}", "--plugin")
         return command(plugin=(*plugin, *init_module, *custom_op_dir), **others)
 
     options = [
@@ -253,14 +244,17 @@ def plugin_option(command: Command) -> Command:
             "conversions, executors or estimates for ops of yours. Repeatable; the variable holds names with "
             f"'{os.pathsep}' between them.",
         ),
-        click.option("--init-module", type=FileName(), multiple=True, metavar="FILE|MODULE", hidden=True),
+        click.option(
+            "--init-module", type=FileName(), multiple=True, metavar="FILE|MODULE", cls=Renamed, now="--plugin"
+        ),
         click.option(
             "--custom-op-dir",
             type=FileName(),
             multiple=True,
             metavar="FOLDER",
-            hidden=True,
             envvar="OPREPLAY_CUSTOM_OP_DIR",
+            cls=Renamed,
+            now="--plugin",
         ),
     ]
     taking: Any = with_options(taking_plugins, options)
@@ -294,6 +288,22 @@ def format_option(*names: str) -> Callable[[Command], Command]:
     return click.option(
         "--format", "format_", type=click.Choice(names), default=names[0], show_default=True, help="Form of the output."
     )
+
+
+page_option = click.option(
+    "--output", "-o", metavar="FILE.html", help="Also write it as one HTML page that works offline."
+)
+"""--output of commands whose result is also a page."""
+
+
+measured_soc_option = click.option(
+    "--soc",
+    multiple=True,
+    type=SocName(),
+    metavar="NAME|FILE",
+    help="The device measured, or a device file (.toml); once for all tables or once for each.",
+)
+"""--soc of KERNEL_DETAILS."""
 
 
 force_option = click.option("--force", is_flag=True, help="Overwrite files that exist.")

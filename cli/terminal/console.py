@@ -4,12 +4,15 @@
 from __future__ import annotations
 
 import contextlib
+import shlex
 import sys
-from collections.abc import Callable, Generator, Iterable, Mapping
+from collections.abc import Callable, Generator
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
+
+    from opreplay.replay.report.view import View
 
 
 def make_console(*, stderr: bool = False) -> Console:
@@ -62,35 +65,31 @@ def show_line(text: str) -> None:
         console.print(Text(text, style="bold"), soft_wrap=not console.file.isatty())
 
 
-def show_as(
-    format_: str,
-    facts: Callable[[], Any],
-    render: Callable[[int], RenderableType],
-    *,
-    lines: Iterable[str] = (),
-    texts: Mapping[str, Callable[[], str]] | None = None,
-) -> None:
-    """One result on stdout: `facts` as JSON, one of `texts` as it is, else `lines` and what `render` makes."""
-    if format_ == "json":
-        write(json_text(facts()))
-    elif texts is not None and format_ in texts:
-        write(texts[format_]())
-    else:
-        for line in lines:
-            show_line(line)
-        show_fitted(render)
+def show_view(view: View, form: str) -> None:
+    """One result on stdout: its lines and its table, or another form of it as it is."""
+    if form != "table":
+        write(view.text(form, command_line()))
+        return
+    for line in view.lines:
+        show_line(line)
+    show_fitted(view.render)
 
 
-def plain_text(line: str, render: Callable[[int], RenderableType], width: int = 160) -> str:
-    """What `show_line` and `show_fitted` would print on a terminal that wide without colours, for files."""
+def command_line() -> str:
+    """What was typed, ready to be run again."""
+    return shlex.join(["opreplay", *sys.argv[1:]])
+
+
+def plain_text(view: View, width: int = 160) -> str:
+    """What `show_view` would print on a terminal that wide without colours, for files."""
     import io
 
     from rich.console import Console
 
     out = io.StringIO()
     console = Console(file=out, markup=False, emoji=False, highlight=False, width=width, no_color=True)
-    console.print(render(width))
-    return f"{line}\n{out.getvalue()}"
+    console.print(view.render(width))
+    return "\n".join([*view.lines, out.getvalue()])
 
 
 def narrate(text: str) -> None:

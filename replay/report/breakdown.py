@@ -10,9 +10,9 @@ import msgspec
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from opreplay.replay.report import formats
 from opreplay.replay.report.table import COUNT, SHARE, TIME, Column, Table, names_room, number, terminal
 from opreplay.replay.report.text import listed, plural, safe, share_text, time_text
+from opreplay.replay.report.view import View
 from opreplay.traces.times.breakdown import Breakdown, Row
 from opreplay.traces.times.peaks import TF32
 from opreplay.traces.times.steps import LaunchTable, StepTable
@@ -47,10 +47,19 @@ def facts(table: Breakdown | StepTable | LaunchTable, top: int | None) -> dict[s
     }
 
 
-def csv_text(breakdown: Breakdown, top: int | None) -> str:
-    """One row each; times in microseconds, shares from 0 to 1."""
+def view(breakdown: Breakdown, top: int | None, shown: int) -> View:
+    """A table of where the time goes in every form, the first `top` rows, in a terminal the first `shown`."""
+    return View(
+        render=lambda width: render(breakdown, top or shown, width=width),
+        facts=lambda: facts(breakdown, top),
+        table=lambda: file_table(breakdown, top),
+    )
+
+
+def file_table(breakdown: Breakdown, top: int | None) -> Table[Row]:
+    """The first `top` rows with all that CSV holds of them; times in microseconds, shares from 0 to 1."""
     columns = [_OfRow(name, lambda row, name=name: getattr(row, name)) for name in COLUMNS]
-    return formats.csv_text(Table("Rows", columns, breakdown.rows[:top]))
+    return Table("Rows", columns, breakdown.rows[:top])
 
 
 def render(breakdown: Breakdown, top: int | None, *, width: int) -> RenderableType:

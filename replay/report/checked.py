@@ -14,6 +14,7 @@ from opreplay.replay.report import formats
 from opreplay.replay.report.page.model import Answer, Opened, Page
 from opreplay.replay.report.table import COUNT, NUMBER, Column, Table, terminal
 from opreplay.replay.report.text import end, safe
+from opreplay.replay.report.view import View
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -48,6 +49,17 @@ def facts(check: CheckResult) -> dict[str, Any]:
         if speed is not None:
             body[name]["verdict"] = speed.verdict
     return body
+
+
+def view(check: CheckResult, failed: Sequence[PointResult]) -> View:
+    """A check in every form; `failed`: the points that decide how it ended."""
+    return View(
+        lines=[first_line(check, failed)],
+        render=lambda width: render(check, width=width),
+        facts=lambda: facts(check),
+        markdown=lambda: markdown(check, failed),
+        page=lambda command: page(check, failed, command),
+    )
 
 
 def first_line(check: CheckResult, failed: Sequence[PointResult]) -> str:
@@ -163,6 +175,19 @@ def _answer(check: CheckResult) -> Answer:
     return Answer(name="points that pass", ratio=f"{tally.get('pass', 0)} of {len(check.points)}", detail=others)
 
 
+def fidelity_view(fidelity: Fidelity) -> View:
+    """The check of stand-ins in every form; each that fails has a line."""
+    from rich.console import Group
+
+    lines = [f"{row.op} against {row.against}: {row.detail}" for row in fidelity.failed]
+    return View(
+        lines=[fidelity_line(fidelity), *lines],
+        render=lambda width: Group(),
+        facts=lambda: fidelity_facts(fidelity),
+        markdown=lambda: fidelity_markdown(fidelity),
+    )
+
+
 def fidelity_facts(fidelity: Fidelity) -> dict[str, Any]:
     """The check of stand-ins, for JSON."""
     return {
@@ -185,11 +210,6 @@ def fidelity_line(fidelity: Fidelity) -> str:
     if "" in groups:
         parts.append(f"{len(groups[''])} not tried: no call could be made up")
     return f"{len(fidelity.rows)} stand-ins on {fidelity.device}: {'; '.join(parts)}"
-
-
-def fidelity_lines(fidelity: Fidelity) -> list[str]:
-    """Those that fail, each with its case."""
-    return [f"{row.op} against {row.against}: {row.detail}" for row in fidelity.failed]
 
 
 def fidelity_markdown(fidelity: Fidelity) -> str:

@@ -8,9 +8,10 @@ from typing import Any
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from opreplay.replay.report import formats
+from opreplay.replay.report.breakdown import facts
 from opreplay.replay.report.table import COUNT, RATIO, SHARE, TIME, Column, Table, cut, names_room, terminal
 from opreplay.replay.report.text import plural, safe, time_text
+from opreplay.replay.report.view import View
 from opreplay.traces.times.steps import OUTLIER, LaunchRow, LaunchTable, StepRow, StepTable
 
 NAME_ROOM = 24
@@ -49,9 +50,13 @@ def launches_table(table: LaunchTable) -> Table[LaunchRow]:
     return Table("Kernel launches", _LAUNCHES, table.rows, noun="task")
 
 
-def csv_text(table: StepTable | LaunchTable, top: int | None) -> str:
-    """One row each; times in microseconds, shares from 0 to 1."""
-    return formats.csv_text(cut(_table(table), top))
+def view(table: StepTable | LaunchTable, top: int | None, shown: int) -> View:
+    """All steps or launches in every form, the first `top` rows, in a terminal the first `shown`."""
+    return View(
+        render=lambda width: render(table, top or shown, width=width),
+        facts=lambda: facts(table, top),
+        table=lambda: cut(_table(table), top),
+    )
 
 
 def _table(table: StepTable | LaunchTable) -> Table[Any]:

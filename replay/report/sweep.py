@@ -14,7 +14,6 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from opreplay.replay.ir.model import BY_PROGRAM
-from opreplay.replay.report import formats
 from opreplay.replay.report.doubts import marks, thread_notes
 from opreplay.replay.report.page.model import Answer, Curve, Line, Opened, Page
 from opreplay.replay.report.page.parts import op_details, roofline, roofs_of, times_answer
@@ -35,6 +34,7 @@ from opreplay.replay.report.table import (
     terminal,
 )
 from opreplay.replay.report.text import plural, ratio_text, safe, time_text
+from opreplay.replay.report.view import View
 from opreplay.replay.results.cases import Case, Cases
 from opreplay.replay.results.records import Simulated
 
@@ -139,9 +139,15 @@ def page_columns(sweep: Cases) -> list[_OfCase]:
     return [_NAME, *_sizes(sweep), *measured, *_predictions(sweep, ("bound", TEXT)), _INPUTS]
 
 
-def csv_text(sweep: Cases) -> str:
-    """As `file_table`."""
-    return formats.csv_text(file_table(sweep))
+def view(sweep: Cases) -> View:
+    """Calls in every form."""
+    return View(
+        lines=[head_line(sweep)],
+        render=lambda width: render(sweep, width=width),
+        facts=lambda: facts(sweep),
+        table=lambda: file_table(sweep),
+        page=lambda command: page(sweep, command),
+    )
 
 
 def file_table(sweep: Cases) -> Table[Case]:

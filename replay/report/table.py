@@ -50,7 +50,8 @@ class Unit(msgspec.Struct, frozen=True):
     """How people read the values of a column, and their type in files."""
 
     text: Callable[[Any], str]
-    kind: Literal["text", "int", "float", "bool"] = "float"
+    kind: Literal["text", "lines", "int", "float", "bool"] = "float"
+    """`lines`: values are texts, one a line; of no column of a file."""
 
 
 def number(form: str, kind: Literal["int", "float"] = "float") -> Unit:
@@ -97,7 +98,7 @@ class Column(msgspec.Struct, Generic[Row], frozen=True):
 
     @property
     def is_number(self) -> bool:
-        return self.unit.kind != "text"
+        return self.unit.kind not in ("text", "lines")
 
     @property
     def is_flexible(self) -> bool:
@@ -221,6 +222,8 @@ def _cell(column: Column[Row], row: Row, space: int = 0, *, one_line: bool = Fal
     if column.unit is OP:
         return (op_line if one_line else op_text)(cast("OpCell", column.value(row)), space)
     chars = space if column.form == "name" else column.chars
+    if column.unit.kind == "lines":
+        return Text("\n".join(map(safe, column.value(row))), style=column.style_of(row))
     text = safe(column.shown(row))
     return Text(middle(text, chars) if chars else text, style=column.style_of(row))
 

@@ -28,6 +28,7 @@ from opreplay.replay.report.table import (
     terminal,
 )
 from opreplay.replay.report.text import DASH, plural, safe
+from opreplay.replay.report.view import View
 from opreplay.replay.tile.chip import LineTime, TileTime
 from opreplay.replay.tile.measured import Calibration
 from opreplay.replay.tile.study import Broken, Looked, Study
@@ -35,6 +36,16 @@ from opreplay.replay.tile.study import Broken, Looked, Study
 MOST_SHOWN = 60
 """Rows of a sweep that a terminal gets."""
 MOST_REFUSED = 8
+
+
+def view(study: Study, *, lines: bool = False) -> View:
+    """Cases of programs in every form; `lines`: with the busy time of each line of the source."""
+    return View(
+        lines=[headline(study)],
+        render=lambda width: render(study, width, lines=lines),
+        facts=lambda: facts(study, lines=lines),
+        page=lambda command: page(study, command),
+    )
 
 
 def facts(study: Study, *, lines: bool = False) -> dict[str, Any]:

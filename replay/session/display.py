@@ -6,12 +6,12 @@ from __future__ import annotations
 
 import io
 import shutil
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 if TYPE_CHECKING:
-    from rich.console import RenderableType
+    import pandas  # pyright: ignore[reportMissingTypeStubs]
 
-    from opreplay.replay.report.page.model import Page
+    from opreplay.replay.report.view import View
 
 PROMPT_WIDTH, NOTEBOOK_WIDTH = 100, 120
 """Characters a line: at a prompt of unknown width, and in a notebook, which scrolls."""
@@ -27,38 +27,39 @@ class Shown:
     Every text of a trace is escaped.
     """
 
-    def _line(self) -> str:
-        """The first line, never broken."""
+    _command: ClassVar[str] = ""
+    """What a page says made it."""
+
+    def _view(self) -> View:
+        """The object in every form."""
         raise NotImplementedError
 
-    def _table(self, width: int) -> RenderableType:
-        """What comes below it, fitted to so many characters."""
-        raise NotImplementedError
+    def _frame(self) -> pandas.DataFrame:
+        """Its table; missing values are those of pandas."""
+        from opreplay.replay.report.formats import frame
 
-    def _page(self) -> Page | None:
-        """What a notebook shows of it; None for the table alone."""
-        return None
+        table = self._view().table
+        assert table is not None
+        return frame(table())
 
     def __repr__(self) -> str:
         from rich.console import Console
 
-        width = shutil.get_terminal_size((PROMPT_WIDTH, 24)).columns
+        view, width = self._view(), shutil.get_terminal_size((PROMPT_WIDTH, 24)).columns
         out = io.StringIO()
         console = Console(file=out, markup=False, emoji=False, highlight=False, width=width, no_color=True)
-        console.print(self._table(width))
-        return "\n".join(line.rstrip() for line in (self._line(), *out.getvalue().splitlines()))
+        console.print(view.render(width))
+        return "\n".join(line.rstrip() for line in (*view.lines, *out.getvalue().splitlines()))
 
     def _repr_html_(self) -> str:
         """For Jupyter and the like (IPython's display protocol): the page in a frame that loads nothing and reaches
         nothing of the notebook; the table below it, for viewers that leave frames out."""
-        page, table = self._page(), self._html_table()
-        if page is None:
+        view, table = self._view(), self._html_table()
+        if view.page is None:
             return table
         from html import escape
 
-        from opreplay.replay.report.page.render import render
-
-        frame = _FRAME.format(page=escape(render(page)))
+        frame = _FRAME.format(page=escape(view.text("html", self._command)))
         return f"{frame}<details><summary>as text</summary>{table}</details>"
 
     def _html_table(self) -> str:
@@ -68,6 +69,8 @@ class Shown:
         console = Console(
             file=io.StringIO(), record=True, markup=False, emoji=False, highlight=False, width=NOTEBOOK_WIDTH
         )
-        console.print(Text(self._line(), style="bold"), soft_wrap=True)
-        console.print(self._table(NOTEBOOK_WIDTH))
+        view = self._view()
+        for line in view.lines:
+            console.print(Text(line, style="bold"), soft_wrap=True)
+        console.print(view.render(NOTEBOOK_WIDTH))
         return console.export_html(inline_styles=True, code_format=_PRE)

@@ -18,11 +18,9 @@ from opreplay.replay.session.display import Shown
 from opreplay.replay.session.setting import DEFAULT_SOC, Setting, devices_of, executor_on
 
 if TYPE_CHECKING:
-    from rich.console import RenderableType
-
     from opreplay.replay.ascend import Explanation
     from opreplay.replay.execute.executors.torch.device import TorchPrepared
-    from opreplay.replay.ir.model import Assumption, ReplayOp
+    from opreplay.replay.report.view import View
     from opreplay.traces.links.annotations import BatchContext
 
 
@@ -160,10 +158,7 @@ class Op(Shown):
         write_bundle(bundle, Path(path), force=force)
         return Path(path)
 
-    def _line(self) -> str:
-        return _named(self.ir)
-
-    def _table(self, width: int) -> RenderableType:
+    def _view(self) -> View:
         return _explained(self._plan, {})
 
 
@@ -179,28 +174,18 @@ class Explained(Shown):
     def op(self) -> ReplayOp:
         return self._plan.ops[0]
 
-    def _line(self) -> str:
-        return _named(self.op)
-
-    def _table(self, width: int) -> RenderableType:
+    def _view(self) -> View:
         return _explained(self._plan, self.devices)
 
 
-def _explained(plan: ReplayPlan, devices: dict[str, Explanation]) -> RenderableType:
+def _explained(plan: ReplayPlan, devices: dict[str, Explanation]) -> View:
     """Everything that is known of the one op of a plan."""
-    from opreplay.replay.report.views.explain import render
+    from opreplay.replay.report.views.explain import view
     from opreplay.replay.report.views.plan import planned_results
 
     simulated = {name: explanation.simulated for name, explanation in devices.items()}
     (result,) = planned_results(plan, lambda op: simulated, max_op_bytes=None)
-    return render(plan.ops[0], result, devices)
-
-
-def _named(op: ReplayOp) -> str:
-    from opreplay.replay.ir.describe import describe_inputs
-    from opreplay.replay.report.text import safe
-
-    return f"{safe(op.name)}  {safe(describe_inputs(op))}"
+    return view(plan.ops[0], result, devices)
 
 
 def alone(plan: ReplayPlan, op: ReplayOp, setting: Setting) -> Op:

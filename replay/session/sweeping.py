@@ -15,13 +15,14 @@ from opreplay.replay.session.setting import DEFAULT_SOC, devices_of
 
 if TYPE_CHECKING:
     import pandas  # pyright: ignore[reportMissingTypeStubs]
-    from rich.console import RenderableType
 
-    from opreplay.replay.report.page.model import Page
+    from opreplay.replay.report.view import View
 
 
 class Sweep(Shown):
     """What calls take, one a size."""
+
+    _command = "opreplay.sweep"
 
     def __init__(self, found: Cases) -> None:
         self.found = found
@@ -37,25 +38,12 @@ class Sweep(Shown):
 
     def frame(self) -> pandas.DataFrame:
         """One row a call, with a column a size and the columns of `opreplay op --format csv`; times in microseconds."""
-        from opreplay.replay.report.formats import frame
-        from opreplay.replay.report.sweep import file_table
+        return self._frame()
 
-        return frame(file_table(self.found))
+    def _view(self) -> View:
+        from opreplay.replay.report.sweep import view
 
-    def _line(self) -> str:
-        from opreplay.replay.report.sweep import head_line
-
-        return head_line(self.found)
-
-    def _table(self, width: int) -> RenderableType:
-        from opreplay.replay.report.sweep import render
-
-        return render(self.found, width=width)
-
-    def _page(self) -> Page:
-        from opreplay.replay.report.sweep import page
-
-        return page(self.found, "opreplay.sweep")
+        return view(self.found)
 
 
 def sweep(

@@ -20,9 +20,8 @@ from opreplay.traces.model import Trace
 
 if TYPE_CHECKING:
     import pandas  # pyright: ignore[reportMissingTypeStubs]
-    from rich.console import RenderableType
 
-    from opreplay.replay.results.records import OpResult
+    from opreplay.replay.report.view import View
     from opreplay.traces import Limits
     from opreplay.traces.links.annotations import Phase
 
@@ -65,27 +64,12 @@ class OpenTrace(Shown):
 
     def frame(self) -> pandas.DataFrame:
         """One row an op, with the columns of `Results.frame`; what was recorded, in microseconds a call."""
-        from opreplay.replay.report.formats import frame
-        from opreplay.replay.report.run.report import file_table
+        return self._frame()
 
-        return frame(file_table(self._planned()))
+    def _view(self) -> View:
+        from opreplay.replay.report.views.plan import planned_results, view
 
-    def _planned(self) -> list[OpResult]:
-        from opreplay.replay.report.views.plan import planned_results
-
-        return planned_results(self.plan, lambda op: {}, max_op_bytes=None)
-
-    def _line(self) -> str:
-        from opreplay.replay.report.run.facts import coverage_line
-        from opreplay.replay.report.views.plan import planned_summary
-
-        results = self._planned()
-        return coverage_line(None, results, planned_summary(self.plan, results), verb="would replay")
-
-    def _table(self, width: int) -> RenderableType:
-        from opreplay.replay.report.views.plan import render
-
-        return render(self.plan, self._planned(), width=width, ranked=True)
+        return view(self.plan, planned_results(self.plan, lambda op: {}, max_op_bytes=None), ranked=True)
 
 
 def open(

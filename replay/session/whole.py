@@ -7,6 +7,8 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from opreplay.replay.execute.options import RunOptions
 from opreplay.replay.ir.step import StepReport
 from opreplay.replay.results.compare.judge import DEFAULT_THRESHOLD, Method, OpComparison
@@ -25,8 +27,7 @@ if TYPE_CHECKING:
     from opreplay.replay.ascend.simulate.step import Step
     from opreplay.replay.execute.run import Progress
     from opreplay.replay.ir.model import ReplayPlan
-    from opreplay.replay.report.page.model import Page
-    from opreplay.replay.report.run.report import Run
+    from opreplay.replay.report.view import View
 
 LOSERS = 10
 """Ops that a simulation lists as those that would lose most."""
@@ -34,6 +35,8 @@ LOSERS = 10
 
 class Results(Shown):
     """What a run came to, from `run` or from a file of one."""
+
+    _command = "opreplay.run"
 
     def __init__(self, file: ResultFile) -> None:
         self.file = file
@@ -57,31 +60,14 @@ class Results(Shown):
 
     def frame(self) -> pandas.DataFrame:
         """One row an op, with the columns of `opreplay show --format csv`; times in microseconds a call."""
-        from opreplay.replay.report.formats import frame
-        from opreplay.replay.report.run.report import file_table
+        return self._frame()
 
-        return frame(file_table(self.ops))
-
-    @property
-    def _run(self) -> Run:
-        from opreplay.replay.report.run.report import run_of
+    def _view(self) -> View:
+        from opreplay.replay.report.run.report import run_of, view
 
         run = run_of(self.file, self.summary)
         assert run is not None
-        return run
-
-    def _line(self) -> str:
-        return self._run.first_line
-
-    def _table(self, width: int) -> RenderableType:
-        from opreplay.replay.report.run.report import render
-
-        return render(self._run, width)
-
-    def _page(self) -> Page:
-        from opreplay.replay.report.run.report import page
-
-        return page(self._run, "opreplay.run")
+        return msgspec.structs.replace(view(run), lines=[run.first_line])
 
 
 class _Both:
@@ -177,6 +163,8 @@ def read_results(path: str | os.PathLike[str]) -> Results:
 class Simulation(Shown):
     """A step on one or several simulated devices; microseconds, all calls."""
 
+    _command = "opreplay.simulate"
+
     def __init__(
         self, plan: ReplayPlan, steps: Sequence[Step], devices: Mapping[str, DeviceProfile], problems: tuple[str, ...]
     ) -> None:
@@ -193,30 +181,21 @@ class Simulation(Shown):
 
     def frame(self) -> pandas.DataFrame:
         """One row an op, with the columns of `opreplay simulate --format csv`; times in microseconds a call."""
-        from opreplay.replay.report.formats import frame
-        from opreplay.replay.report.views.simulation import file_table
+        return self._frame()
 
-        return frame(file_table(self.plan, list(self.steps.values())))
-
-    def _line(self) -> str:
-        from opreplay.replay.report.views.simulation import head_line
-
-        return head_line(self.plan, list(self.steps.values()))
-
-    def _table(self, width: int) -> RenderableType:
+    def _view(self) -> View:
         from rich.console import Group
 
         from opreplay.replay.report.table import notes_lines
         from opreplay.replay.report.text import safe
-        from opreplay.replay.report.views.simulation import render
+        from opreplay.replay.report.views.simulation import view
 
-        table = render(self.plan, list(self.steps.values()), losers=LOSERS)
-        return Group(table, *notes_lines([safe(problem) for problem in self.problems]))
+        whole = view(self.plan, list(self.steps.values()), self._devices, losers=LOSERS)
 
-    def _page(self) -> Page:
-        from opreplay.replay.report.views.simulation import page
+        def render(width: int) -> RenderableType:
+            return Group(whole.render(width), *notes_lines([safe(problem) for problem in self.problems]))
 
-        return page(self.plan, list(self.steps.values()), "opreplay.simulate", devices=self._devices)
+        return msgspec.structs.replace(whole, render=render)
 
 
 def simulate(trace: Source | OpenTrace, soc: str | Sequence[str] = DEFAULT_SOC) -> Simulation:
@@ -243,21 +222,12 @@ def simulate(trace: Source | OpenTrace, soc: str | Sequence[str] = DEFAULT_SOC) 
 class ShownStep(Shown, StepReport, frozen=True, kw_only=True):
     """A step that shows itself."""
 
-    def _line(self) -> str:
-        from opreplay.replay.report.step.verdict import verdict
+    _command = "opreplay.step"
 
-        return verdict(self)
+    def _view(self) -> View:
+        from opreplay.replay.report.page.parts import view_of_step
 
-    def _table(self, width: int) -> RenderableType:
-        from opreplay.replay.report.step.verdict import step_rows
-        from opreplay.replay.report.table import facts_grid
-
-        return facts_grid(step_rows(self))
-
-    def _page(self) -> Page:
-        from opreplay.replay.report.page.parts import page_of_step
-
-        return page_of_step(self, "opreplay.step")
+        return view_of_step(self)
 
 
 def step(trace: str | os.PathLike[str], soc: str | Sequence[str] = ()) -> StepReport:
@@ -281,6 +251,8 @@ def step(trace: str | os.PathLike[str], soc: str | Sequence[str] = ()) -> StepRe
 class Comparison(Shown):
     """Two runs op by op, largest change of total time first."""
 
+    _command = "opreplay.compare"
+
     def __init__(self, judged: Judged) -> None:
         self.found = judged
         """Everything: totals, spread, differences of machines and options."""
@@ -295,25 +267,12 @@ class Comparison(Shown):
 
     def frame(self) -> pandas.DataFrame:
         """One row an op: verdict, times in microseconds a call, their ratio and its interval."""
-        from opreplay.replay.report.formats import frame
-        from opreplay.replay.report.views.comparison import file_table
+        return self._frame()
 
-        return frame(file_table(self.found))
+    def _view(self) -> View:
+        from opreplay.replay.report.views.comparison import first_line, view
 
-    def _line(self) -> str:
-        from opreplay.replay.report.views.comparison import first_line
-
-        return first_line(self.found)
-
-    def _table(self, width: int) -> RenderableType:
-        from opreplay.replay.report.views.comparison import render
-
-        return render(self.found, width=width)
-
-    def _page(self) -> Page:
-        from opreplay.replay.report.views.comparison import page
-
-        return page(self.found, {}, "opreplay.compare")
+        return msgspec.structs.replace(view(self.found, {}), lines=[first_line(self.found)])
 
 
 def compare(

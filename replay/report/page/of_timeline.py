@@ -1,5 +1,5 @@
 # pyright: strict
-"""The pages of a step's timeline, and of one step of several ranks."""
+"""A step's timeline, and one step of several ranks, in every form; their pages."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from opreplay.replay.report.page.step_parts import (
     spread_table,
     tasks_by_op,
 )
-from opreplay.replay.report.step import ranks
+from opreplay.replay.report.step import ranks, text
 from opreplay.replay.report.step.text import (
     CATEGORY_ROWS,
     band_text,
@@ -34,6 +34,7 @@ from opreplay.replay.report.step.text import (
 from opreplay.replay.report.step.tracks import Process, host_slices, processes, rank_processes
 from opreplay.replay.report.table import cut
 from opreplay.replay.report.text import plural, time_text
+from opreplay.replay.report.view import View
 from opreplay.replay.timeline.graph.model import HOST, NODE_KINDS
 from opreplay.replay.timeline.job.study import JobStudy
 from opreplay.replay.timeline.job.values import JobChange, JobTimeline
@@ -44,6 +45,26 @@ from opreplay.replay.timeline.timeline import Study, Timeline, WhatIf
 MOST_LANES = 8
 MOST_STRIPS = 16
 """Ranks that are drawn; the table has all."""
+
+
+def view(study: Study, *, everything: bool) -> View:
+    """A step's timeline in every form."""
+    return View(
+        lines=[head_line(study.timeline)],
+        render=lambda width: text.render(study.timeline, width, everything=everything),
+        facts=lambda: text.facts(study.timeline),
+        page=lambda command: page(study, command),
+    )
+
+
+def view_of_ranks(study: JobStudy, *, everything: bool) -> View:
+    """One step of several ranks in every form."""
+    return View(
+        lines=[ranks.head_line(study.timeline)],
+        render=lambda width: ranks.render(study.timeline, width, everything=everything),
+        facts=lambda: ranks.facts(study.timeline),
+        page=lambda command: page_of_ranks(study, command),
+    )
 
 
 def page(study: Study, command: str) -> Page:

@@ -24,9 +24,10 @@ from opreplay.replay.report.page.model import (
     Waterfall,
 )
 from opreplay.replay.report.step.text import large_modules
-from opreplay.replay.report.step.verdict import CAUSES, step_rows, verdict
-from opreplay.replay.report.table import AnyTable, Column
+from opreplay.replay.report.step.verdict import CAUSES, step_facts, step_rows, verdict
+from opreplay.replay.report.table import AnyTable, Column, facts_grid
 from opreplay.replay.report.text import DASH, middle, quotient, ratio_text, share_text, time_text
+from opreplay.replay.report.view import View
 from opreplay.replay.results.records import OpResult
 from opreplay.traces.errors import OpReplayError
 from opreplay.traces.times.kernel_classes import class_of_op
@@ -80,7 +81,17 @@ def step_bars(step: StepReport) -> Bars:
     return bars_by_name("Where the step goes", {"recorded": step_parts(step)}, "part")
 
 
-def page_of_step(step: StepReport, command: str) -> Page:
+def view_of_step(step: StepReport) -> View:
+    """A step by itself in every form."""
+    return View(
+        lines=[verdict(step)],
+        render=lambda width: facts_grid(step_rows(step)),
+        facts=lambda: step_facts(step),
+        page=lambda command: _page_of_step(step, command),
+    )
+
+
+def _page_of_step(step: StepReport, command: str) -> Page:
     """A step by itself."""
     return Page(
         title=step.name,

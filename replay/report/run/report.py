@@ -25,7 +25,6 @@ from opreplay.replay.report.page.parts import (
     sums_by_class,
     waterfall,
 )
-from opreplay.replay.report.page.render import render as render_page
 from opreplay.replay.report.run import batch, facts, npu, ops, sequence
 from opreplay.replay.report.step.verdict import page_facts, step_facts, verdict
 from opreplay.replay.report.table import (
@@ -43,7 +42,8 @@ from opreplay.replay.report.table import (
     notes_lines,
     terminal,
 )
-from opreplay.replay.report.text import plural, quotient, share_text, shown_json, time_text
+from opreplay.replay.report.text import plural, quotient, share_text, time_text
+from opreplay.replay.report.view import View
 from opreplay.replay.results.reading import MemorySink, ResultFile
 from opreplay.replay.results.records import Header, JobResult, OpResult, SequenceResult, Summary, TraceResult
 from opreplay.replay.results.summary import reasons_of
@@ -159,14 +159,21 @@ def markdown(run: Run) -> str:
     return "\n".join(lines) + "\n"
 
 
+def view(run: Run, *, everything: bool = True, rows: int | None = MAX_ROWS) -> View:
+    """A run in every form; `everything` and `rows` are those of `render`."""
+    return View(
+        lines=list(filter(None, [run.first_lines, suspects.not_comparable(run.header)])),
+        render=lambda width: render(run, width, everything=everything, rows=rows),
+        facts=lambda: facts_of(run),
+        table=lambda: file_table(run.results),
+        markdown=lambda: markdown(run),
+        page=lambda command: page(run, command),
+    )
+
+
 def file_table(results: Sequence[OpResult]) -> Table[OpResult]:
     """One row an op, with all that CSV, Parquet and data frames hold of it."""
     return Table("Ops", ops.file_columns(results), results, noun="op")
-
-
-def csv(run: Run) -> str:
-    """One row an op, times in microseconds a call."""
-    return formats.csv_text(file_table(run.results))
 
 
 def parquet(run: Run) -> bytes:
@@ -175,8 +182,8 @@ def parquet(run: Run) -> bytes:
     return formats.parquet(file_table(run.results), about)
 
 
-def json(run: Run) -> str:
-    """`{"header": ..., "ops": [...], "summary": ..., "notes": [...], "suspects": [...], "marks": {...}}`, indented; a
+def facts_of(run: Run) -> dict[str, object]:
+    """`{"header": ..., "ops": [...], "summary": ..., "notes": [...], "suspects": [...], "marks": {...}}`; a
     batch has `traces` and `jobs` too, a sequence `sequence` and `step`.
 
     Notes and suspects are the lines of the table's report, marks what stands behind the star of a measured time, by id.
@@ -197,7 +204,7 @@ def json(run: Run) -> str:
         body["sequence"] = run.sequence
     if run.header.step is not None:
         body["step"] = step_facts(run.header.step)
-    return shown_json(body)
+    return body
 
 
 def page(run: Run, command: str) -> Page:
@@ -277,11 +284,6 @@ def _waterfall(results: Sequence[OpResult], recorded: ops.OpColumn, other: ops.O
 def _total_text(total: facts.Totals) -> str:
     times = {"recorded": total.recorded_us, "measured": total.measured_us, **total.simulated_us}
     return ", ".join(f"{clock} {time_text(us)}" for clock, us in times.items())
-
-
-def html(run: Run, command: str) -> str:
-    """One page that works offline."""
-    return render_page(page(run, command))
 
 
 def tables(run: Run) -> list[AnyTable]:

@@ -16,11 +16,17 @@ from opreplay.replay.ir.model import ReplayPlan
 from opreplay.replay.ir.sizes import readable
 from opreplay.replay.report.table import Column, Table, terminal
 from opreplay.replay.report.text import DASH, digits, plural, safe
+from opreplay.replay.report.view import View
 
 SCHEMA_VERSION = 1
 SHOWN = 8
 KINDS = ("parameter", "buffer", "gradient", "optimizer state", "input", "constant", "activation")
 _UNITS = ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
+
+
+def view(plan: ReplayPlan, check: Check | None = None) -> View:
+    """A captured step in every form."""
+    return View(lines=[head_line(plan)], render=lambda width: render(plan, check), facts=lambda: facts(plan, check))
 
 
 def facts(plan: ReplayPlan, check: Check | None) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from opreplay.replay.ir.step import ModuleTime
 from opreplay.replay.report.step.text import MODULES_SHOWN, large_modules
 from opreplay.replay.report.table import COUNT, SHARE, TIME, Column, Table, notes_lines, terminal
 from opreplay.replay.report.text import quotient, safe, share_text, time_text
+from opreplay.replay.report.view import View
 from opreplay.replay.timeline.captured import CapturedChange, CapturedTimeline, CapturedTimes
 
 BOUNDS = {
@@ -20,6 +21,15 @@ BOUNDS = {
     "both": "host and device take turns, it idles {idle}",
 }
 _OfDevice = Column[tuple[str, CapturedTimes]]
+
+
+def view(timeline: CapturedTimeline) -> View:
+    """A captured step on simulated devices in every form."""
+    return View(
+        lines=[verdict(timeline)],
+        render=lambda width: render(timeline, width),
+        facts=lambda: facts(timeline),
+    )
 
 
 def verdict(timeline: CapturedTimeline) -> str:

@@ -10,9 +10,15 @@ from rich.console import Group, RenderableType
 from opreplay.replay.ir.sizes import readable
 from opreplay.replay.report.table import COUNT, Column, Table, notes_lines, number, terminal
 from opreplay.replay.report.text import safe
+from opreplay.replay.report.view import View
 from opreplay.replay.timeline.served import SERVER_BAND, ServedStep
 
 _FITS = {True: "yes", False: "no", None: "?"}
+
+
+def view(rows: Sequence[ServedStep], notes: Sequence[str]) -> View:
+    """Sizes in every form."""
+    return View(render=lambda width: render(rows, notes, width), facts=lambda: {"rows": rows, "notes": notes})
 
 
 def render(rows: Sequence[ServedStep], notes: Sequence[str], width: int = 80) -> RenderableType:

@@ -13,6 +13,7 @@ from opreplay.replay.ascend.calibrate.recalibrate import Recalibration
 from opreplay.replay.ascend.measured.accuracy import Compared, Errors, errors_by_type, errors_of
 from opreplay.replay.report.table import COUNT, Column, Table, Unit, terminal
 from opreplay.replay.report.text import safe
+from opreplay.replay.report.view import View
 from opreplay.replay.report.views.validation import errors_facts
 
 _Row = tuple[str, Errors, Errors]
@@ -25,6 +26,13 @@ def _facts(compared: Sequence[Compared]) -> dict[str, Any] | None:
         return None
     families = {name: errors_facts(errors) for name, errors in errors_by_type(compared).items()}
     return {"overall": errors_facts(errors_of(compared)), "families": families}
+
+
+def view(recalibration: Recalibration, *, output: str) -> View:
+    """What a calibration came to in every form; `output`: the new device file."""
+    return View(
+        render=lambda width: render(recalibration, output=output), facts=lambda: facts(recalibration, output=output)
+    )
 
 
 def facts(recalibration: Recalibration, *, output: str) -> dict[str, Any]:

@@ -31,6 +31,7 @@ from opreplay.replay.report.table import (
     terminal,
 )
 from opreplay.replay.report.text import DASH, plural, ratio_text, safe, share_text, time_text
+from opreplay.replay.report.view import View
 from opreplay.replay.results.compare.judge import Comparison, OpComparison, StepTimes, Total, Verdict
 from opreplay.replay.results.compare.replaced import Replaced
 
@@ -49,6 +50,20 @@ LEAST_CHANGE = 0.001
 Steps = Mapping[str, StepReport]
 """"before" and "after", where the side is a trace."""
 ORDER: tuple[Verdict, ...] = (*SHOWN, "same", "unclear")
+
+
+def view(
+    comparison: Comparison, steps: Steps, *, everything: bool = False, verdicts: Mapping[str, object] | None = None
+) -> View:
+    """A comparison in every form; `verdicts`: what JSON says beside it."""
+    return View(
+        lines=[*step_lines(steps), first_line(comparison), *side_lines(comparison)],
+        render=lambda width: render(comparison, width=width, everything=everything),
+        facts=lambda: {**facts(comparison, steps), **(verdicts or {})},
+        table=lambda: file_table(comparison),
+        markdown=lambda: markdown(comparison, steps, everything=everything),
+        page=lambda command: page(comparison, steps, command),
+    )
 
 
 def first_line(comparison: Comparison) -> str:

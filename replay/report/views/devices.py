@@ -20,6 +20,7 @@ from opreplay.replay.ascend.devices.text import shipped_text
 from opreplay.replay.ascend.profile import FamilyCost, Quantity
 from opreplay.replay.report.table import COUNT, Column, Table, Unit, terminal
 from opreplay.replay.report.text import digits, safe
+from opreplay.replay.report.view import View
 
 GB = 1e9
 MIB = float(1 << 20)
@@ -48,6 +49,16 @@ COLUMNS = [
     _OfDevice("L2 MiB", lambda device: device.l2_bytes / MIB, _UNIT, drop=6),
     _OfDevice("calibrated", lambda device: "{} of {}".format(*calibrated_families(device)), right=True, drop=1),
 ]
+
+
+def view(devices: Sequence[DeviceProfile]) -> View:
+    """All devices in every form."""
+    return View(render=lambda width: overview(devices, width), facts=lambda: list(map(facts, devices)))
+
+
+def view_of_one(device: DeviceProfile) -> View:
+    """Each number of one device in every form."""
+    return View(render=lambda width: details(device), facts=lambda: facts(device))
 
 
 def overview(devices: Sequence[DeviceProfile], width: int) -> RenderableType:

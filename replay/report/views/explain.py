@@ -15,13 +15,14 @@ from rich.text import Text
 from opreplay.replay.ascend import Explanation
 from opreplay.replay.ascend.simulate.op import KernelExplanation
 from opreplay.replay.ir import shared_memory as aliasing
-from opreplay.replay.ir.describe import schema_text, shorter_float
+from opreplay.replay.ir.describe import describe_inputs, schema_text, shorter_float
 from opreplay.replay.ir.model import RecordedKernel, ReplayArg, ReplayOp
 from opreplay.replay.ir.notation import call_text
 from opreplay.replay.ir.sizes import need_of, readable
 from opreplay.replay.report.snippet import snippet
 from opreplay.replay.report.table import Column, Fact, Table, facts_grid, terminal
 from opreplay.replay.report.text import DASH, safe, share_text, time_text
+from opreplay.replay.report.view import View
 from opreplay.replay.report.views.meta import STYLES
 from opreplay.replay.resolve.defining_files import registered_by
 from opreplay.replay.results.records import OpResult
@@ -42,6 +43,15 @@ SHARES = (
     "hides most of what the others take"
 )
 KERNELS_SHOWN = 3
+
+
+def view(op: ReplayOp, result: OpResult, explanations: Mapping[str, Explanation]) -> View:
+    """An op explained, under its name and inputs."""
+    return View(
+        lines=[f"{safe(op.name)}  {safe(describe_inputs(op))}"],
+        render=lambda width: render(op, result, explanations),
+        facts=lambda: facts(op, result, explanations),
+    )
 
 
 def render(op: ReplayOp, result: OpResult, explanations: Mapping[str, Explanation]) -> RenderableType:

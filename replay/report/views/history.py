@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import msgspec
 from rich.console import Group, RenderableType
@@ -23,6 +23,7 @@ from opreplay.replay.report.table import (
     terminal,
 )
 from opreplay.replay.report.text import plural, safe
+from opreplay.replay.report.view import View
 from opreplay.replay.report.views.comparison import MAX_ROWS, precise
 from opreplay.replay.results.compare.changes import LEAST_RUNS, LEVEL, Change, OpHistory
 from opreplay.replay.results.compare.regressions import Condition
@@ -48,6 +49,16 @@ def slower_than(conditions: Sequence[Condition], ops: Sequence[OpHistory]) -> li
         for op in ops
         if op.changes and op.changes[-1].ratio > 1.0 + condition.limit
     ]
+
+
+def view(ops: Sequence[OpHistory], verdicts: Mapping[str, object]) -> View:
+    """A history in every form; `verdicts`: what JSON says beside it."""
+    return View(
+        lines=[first_line(ops)],
+        render=lambda width: render(ops, width=width),
+        facts=lambda: {**facts(ops), **verdicts},
+        markdown=lambda: markdown(ops),
+    )
 
 
 def first_line(ops: Sequence[OpHistory]) -> str:

@@ -1,5 +1,6 @@
 # pyright: strict
-"""Lists as tables: the checks of `doctor`, initializers with their options, and what plugins have registered."""
+"""Lists in every form: the checks of `doctor`, initializers with their options, known ops, and what plugins have
+registered."""
 
 from __future__ import annotations
 
@@ -7,42 +8,53 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from rich.console import RenderableType
+from rich.console import Group
 from rich.text import Text
 
 from opreplay.initializers.base import CustomInit
 from opreplay.replay.host.doctor import Check
 from opreplay.replay.ops.table import Row, cost_of
 from opreplay.replay.plugins import Registration
-from opreplay.replay.report.table import plain_table
-from opreplay.replay.report.text import safe
+from opreplay.replay.report.table import COUNT, Column, Table, Unit, terminal
+from opreplay.replay.report.view import View
+
+_Facts = dict[str, Any]
+_LINES = Unit(str, "lines")
 
 
-def checks_table(sections: Mapping[str, Sequence[Check]]) -> RenderableType:
-    """One row a check, sections apart."""
-    table = plain_table()
-    table.add_column("")
-    table.add_column("what", no_wrap=True)
-    table.add_column("found", overflow="fold")
-    table.add_column("note", overflow="fold", style="dim")
+def _listed(columns: Sequence[Column[Any]], rows: Sequence[Any], facts: Any) -> View:
+    """Rows as a table that keeps all columns, and their facts for JSON."""
+    return View(render=lambda width: Group(*terminal(Table("List", columns, rows))[1:]), facts=lambda: facts)
+
+
+def checks_view(sections: Mapping[str, Sequence[Check]]) -> View:
+    """One row a check, sections apart under their titles."""
+    rows: list[Check | str] = []
     for title, checks in sections.items():
-        if table.row_count:
-            table.add_row()
-        table.add_row("", Text(title, style="bold"))
-        for check in checks:
-            mark = (
-                Text("✓", style="green")
-                if check.ok
-                else Text("✗" if check.required else "–", style="red" if check.required else "dim")
-            )
-            note = "" if check.ok else check.note
-            table.add_row(mark, Text(safe(check.name)), Text(safe(check.found or "not found")), Text(safe(note)))
-    return table
+        rows += [*([""] if rows else []), title, *checks]
+    column = Column["Check | str"]
+    columns = [
+        column("", _mark, style=lambda row: {"✓": "green", "✗": "red"}.get(_mark(row), "dim")),
+        column(
+            "what",
+            lambda row: row if isinstance(row, str) else row.name,
+            style=lambda row: "bold" if isinstance(row, str) else "",
+        ),
+        column("found", lambda row: "" if isinstance(row, str) else row.found or "not found", form="fold"),
+        column("note", lambda row: "" if isinstance(row, str) or row.ok else row.note, form="fold", style="dim"),
+    ]
+    return _listed(columns, rows, sections)
 
 
-def initializer_facts(rules: Iterable[CustomInit]) -> list[dict[str, Any]]:
-    """Name, priority, purpose, ops and options of each initializer."""
-    return [
+def _mark(row: Check | str) -> str:
+    if isinstance(row, str):
+        return ""
+    return "✓" if row.ok else "✗" if row.required else "–"
+
+
+def initializers_view(rules: Iterable[CustomInit]) -> View:
+    """One row an initializer: its options below its purpose, all its ops."""
+    facts = [
         {
             "name": rule.name,
             "priority": rule.priority,
@@ -61,33 +73,28 @@ def initializer_facts(rules: Iterable[CustomInit]) -> list[dict[str, Any]]:
         }
         for rule in rules
     ]
+    column = Column[_Facts]
+    columns = [
+        column("name", lambda rule: rule["name"]),
+        column("purpose and options", _purpose, _LINES, form="fold"),
+        column("ops", lambda rule: ", ".join(rule["ops"]), form="fold", style="dim"),
+    ]
+    return _listed(columns, facts, facts)
 
 
-def initializers_table(known: list[dict[str, Any]]) -> RenderableType:
-    """One row an initializer: its options below its purpose, all its ops."""
-    table = plain_table()
-    table.add_column("name", no_wrap=True)
-    table.add_column("purpose and options", overflow="fold", ratio=2)
-    table.add_column("ops", overflow="fold", ratio=3, style="dim")
-    for rule in known:
-        lines = [rule["purpose"]]
-        for option in rule["options"]:
-            values = "|".join(option["choices"]) or option["type"]
-            lines.append(f"{option['name']}={values} [{option['default']}]: {option['help']}")
-        if rule["priority"]:
-            lines.append(f"priority {rule['priority']}")
-        table.add_row(Text(safe(rule["name"])), Text("\n".join(map(safe, lines))), Text(safe(", ".join(rule["ops"]))))
-    return table
+def _purpose(rule: _Facts) -> list[str]:
+    """What an initializer is for, its options and its priority, a line each."""
+    options = [
+        f"{option['name']}={'|'.join(option['choices']) or option['type']} [{option['default']}]: {option['help']}"
+        for option in rule["options"]
+    ]
+    return [rule["purpose"], *options, *([f"priority {rule['priority']}"] if rule["priority"] else [])]
 
 
-def registration_facts(registrations: Iterable[Registration]) -> list[dict[str, Any]]:
-    """Kind, name, ops, source, place and note of each registration."""
-    return [asdict(registration) for registration in registrations]
-
-
-def built_in_facts(ops: Iterable[Row]) -> list[dict[str, Any]]:
-    """What is known of each op: where its values come from, what its cost is, and what checks its reference."""
-    return [
+def built_in_view(ops: Iterable[Row]) -> View:
+    """One row a family: its ops, of how many a cost and a formula are known, which initializers they get; JSON has what
+    is known of each op."""
+    facts: list[_Facts] = [
         {
             "op": op.name,
             "folder": op.folder,
@@ -100,38 +107,36 @@ def built_in_facts(ops: Iterable[Row]) -> list[dict[str, Any]]:
         }
         for op in ops
     ]
-
-
-def built_in_table(ops: list[dict[str, Any]]) -> RenderableType:
-    """One row a family: its ops, of how many a cost and a formula are known, which initializers they get."""
-    families: dict[tuple[str, str], list[dict[str, Any]]] = {}
-    for op in ops:
+    families: dict[tuple[str, str], list[_Facts]] = {}
+    for op in facts:
         families.setdefault((op["folder"], op["family"]), []).append(op)
-    table = plain_table()
-    for name in ("family", "kind", "initializers", "ops", "with a cost", "with a formula"):
-        number = name in ("ops", "with a cost", "with a formula")
-        table.add_column(name, justify="right" if number else "left", overflow="fold")
-    for (folder, family), members in sorted(families.items()):
-        initializers = ", ".join(sorted({op["initializer"] for op in members if op["initializer"]}))
-        costed, checked = sum(op["cost"] for op in members), sum(op["formula"] for op in members)
-        table.add_row(folder, family, initializers, str(len(members)), str(costed), str(checked))
-    return table
+    column = Column[tuple[tuple[str, str], list[_Facts]]]
+    columns = [
+        column("family", lambda row: row[0][0], form="fold"),
+        column("kind", lambda row: row[0][1], form="fold"),
+        column(
+            "initializers",
+            lambda row: ", ".join(sorted({op["initializer"] for op in row[1] if op["initializer"]})),
+            form="fold",
+        ),
+        column("ops", lambda row: len(row[1]), COUNT),
+        column("with a cost", lambda row: sum(op["cost"] for op in row[1]), COUNT),
+        column("with a formula", lambda row: sum(op["formula"] for op in row[1]), COUNT),
+    ]
+    return _listed(columns, sorted(families.items(), key=lambda item: item[0]), facts)
 
 
-def registrations_table(registrations: list[dict[str, Any]]) -> RenderableType:
+def registrations_view(registrations: Iterable[Registration]) -> View:
     """One row a registration."""
-    if not registrations:
-        return Text("No plugin has registered anything; --plugin FILE loads one.")
-    table = plain_table()
-    for name in ("kind", "ops", "name", "from"):
-        table.add_column(name, overflow="fold", style="dim" if name == "from" else "", no_wrap=name == "kind")
-    for registration in registrations:
-        name = f"{registration['name']} ({registration['note']})" if registration["note"] else registration["name"]
-        ops = Text("\n".join(map(safe, registration["ops"])))
-        table.add_row(
-            registration["kind"],
-            ops,
-            Text(safe(name)),
-            Text(safe(f"{registration['source']}, {registration['place']}")),
-        )
-    return table
+    facts = [asdict(registration) for registration in registrations]
+    if not facts:
+        nothing = Text("No plugin has registered anything; --plugin FILE loads one.")
+        return View(render=lambda width: nothing, facts=lambda: facts)
+    column = Column[_Facts]
+    columns = [
+        column("kind", lambda row: row["kind"]),
+        column("ops", lambda row: row["ops"], _LINES, form="fold"),
+        column("name", lambda row: f"{row['name']} ({row['note']})" if row["note"] else row["name"], form="fold"),
+        column("from", lambda row: f"{row['source']}, {row['place']}", form="fold", style="dim"),
+    ]
+    return _listed(columns, facts, facts)

@@ -21,15 +21,17 @@ from opreplay.replay.report import first_screen, suspects
 from opreplay.replay.report.run.facts import (
     assumption_notes,
     confidence_notes,
+    coverage_line,
     socs_of,
     stand_in_notes,
     telling_notes,
     unowned_notes,
 )
 from opreplay.replay.report.run.ops import OpColumn, op_column, predictions, recordings
-from opreplay.replay.report.run.report import MAX_ROWS, no_ops, reasons_table, rest_line
+from opreplay.replay.report.run.report import MAX_ROWS, file_table, no_ops, reasons_table, rest_line
 from opreplay.replay.report.table import Table, decisive, notes_lines, terminal
 from opreplay.replay.report.text import DASH
+from opreplay.replay.report.view import View
 from opreplay.replay.report.views import meta
 from opreplay.replay.resolve.defining_files import registered_by
 from opreplay.replay.results.of_plan import result_of, summarize
@@ -85,6 +87,28 @@ def planned_results(
 def planned_summary(plan: ReplayPlan, results: Sequence[OpResult]) -> Summary:
     """Counts and shares of what would run."""
     return summarize(plan, results, wall_s=0.0, interrupted=False)
+
+
+def view(
+    plan: ReplayPlan,
+    results: Sequence[OpResult],
+    *,
+    ranked: bool = False,
+    where: Where | None = None,
+    l2: L2State | None = None,
+    everything: bool = True,
+) -> View:
+    """A plan in every form; `l2`: what predictions take caches to hold."""
+    summary = planned_summary(plan, results)
+    lines = [coverage_line(None, results, summary, verb="would replay")]
+    if any(result.meta is not None for result in results):
+        lines.append(meta.line(results))
+    return View(
+        lines=lines,
+        render=lambda width: render(plan, results, width=width, ranked=ranked, where=where, everything=everything),
+        facts=lambda: facts(plan, results, summary, where, l2),
+        table=lambda: file_table(results),
+    )
 
 
 def render(

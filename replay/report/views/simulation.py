@@ -19,7 +19,7 @@ from opreplay.replay.ir.notation import telling_arguments
 from opreplay.replay.ir.sizes import readable
 from opreplay.replay.ir.step import StepReport
 from opreplay.replay.plan.recorded.where import Where
-from opreplay.replay.report import first_screen, formats, suspects
+from opreplay.replay.report import first_screen, suspects
 from opreplay.replay.report.coverage import coverage_facts, coverage_text
 from opreplay.replay.report.page.model import Answer, Page
 from opreplay.replay.report.page.parts import (
@@ -59,6 +59,7 @@ from opreplay.replay.report.table import (
     terminal,
 )
 from opreplay.replay.report.text import DASH, quotient, safe, share_text, time_text
+from opreplay.replay.report.view import View
 from opreplay.replay.results.of_plan import call_of, result_of
 from opreplay.replay.results.outcome import Outcome
 from opreplay.replay.results.records import OpResult, Simulated
@@ -193,9 +194,27 @@ def _lowering_facts(plan: ReplayPlan) -> dict[str, Any] | None:
     }
 
 
-def csv_text(plan: ReplayPlan, steps: Sequence[Step]) -> str:
-    """As `file_table`."""
-    return formats.csv_text(file_table(plan, steps))
+def view(
+    plan: ReplayPlan,
+    steps: Sequence[Step],
+    devices: Mapping[str, DeviceProfile],
+    *,
+    losers: int,
+    where: Where | None = None,
+    report: StepReport | None = None,
+    everything: bool = True,
+) -> View:
+    """A simulation in every form; `report`: the recorded step, which only JSON has where the trace marks none."""
+    shown = report if report is not None and report.marked else None
+    return View(
+        lines=[*map(verdict, filter(None, [shown])), head_line(plan, steps)],
+        render=lambda width: render(
+            plan, steps, losers=losers, width=width, where=where, report=shown, everything=everything
+        ),
+        facts=lambda: facts(plan, steps, losers=losers, where=where, report=report),
+        table=lambda: file_table(plan, steps),
+        page=lambda command: page(plan, steps, command, devices=devices, report=shown),
+    )
 
 
 def file_table(plan: ReplayPlan, steps: Sequence[Step]) -> Table[ReplayOp]:

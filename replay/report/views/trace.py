@@ -5,15 +5,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+import msgspec
 from rich.console import Group, RenderableType
 from rich.text import Text
 
 from opreplay.replay.ir.sizes import readable
 from opreplay.replay.ir.step import StepReport
 from opreplay.replay.report.run import npu
-from opreplay.replay.report.step.verdict import step_rows
+from opreplay.replay.report.step.verdict import step_facts, step_rows, verdict
 from opreplay.replay.report.table import COUNT, SHARE, TIME, AnyTable, Column, Fact, Table, facts_grid, terminal
 from opreplay.replay.report.text import coarse_text, end, listed, plural, safe, share_text, time_text
+from opreplay.replay.report.view import View
 from opreplay.traces import TraceSummary
 from opreplay.traces.joins.kernel_details import join_text
 from opreplay.traces.summary import BatchSummary, Interval, TopOp
@@ -34,6 +36,16 @@ CLASSES_SHOWN = 8
 LEAST_CLASS = 0.001
 """Share from which a class of work is named."""
 DEVICES_SHOWN = 8
+
+
+def view(summary: TraceSummary, step: StepReport | None) -> View:
+    """What is in a trace in every form; `step`: the recorded one, which only JSON has where the trace marks none."""
+    shown = step if step is not None and step.marked else None
+    return View(
+        lines=[verdict(shown)] if shown is not None else (),
+        render=lambda width: render(summary, shown, width=width),
+        facts=lambda: {**msgspec.to_builtins(summary), "step": None if step is None else step_facts(step)},
+    )
 
 
 def render(summary: TraceSummary, step: StepReport | None = None, *, width: int) -> RenderableType:

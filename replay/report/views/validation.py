@@ -19,6 +19,7 @@ from opreplay.replay.report.page.model import Answer, Page
 from opreplay.replay.report.page.parts import bars_by_name
 from opreplay.replay.report.table import COUNT, RATIO, SHARE, TIME, Column, Table, Unit, heaviest, names_room, terminal
 from opreplay.replay.report.text import DASH, middle, quotient, safe, share_text
+from opreplay.replay.report.view import View
 
 TITLES = {
     "folds": "kernels that no fit has seen (5 folds)",
@@ -65,19 +66,18 @@ def kernel_facts(kernel: Compared) -> dict[str, Any]:
     }
 
 
-def cross_facts(across: Sequence[HeldOut], elsewhere: Sequence[HeldOut]) -> dict[str, Any]:
-    """Cross-validated figures: "folds" and "unseen_soc"."""
-    return {name: figures_facts(figures) for name, figures in _cross(across, elsewhere).items()}
-
-
 def _cross(across: Sequence[HeldOut], elsewhere: Sequence[HeldOut]) -> dict[str, Figures]:
     sets = {"folds": across, "unseen_soc": elsewhere}
     return {name: held_figures(kernels) for name, kernels in sets.items() if kernels}
 
 
-def render_cross(across: Sequence[HeldOut], elsewhere: Sequence[HeldOut], *, width: int) -> RenderableType:
-    """Cross-validated figures by type and overall, in percent."""
-    return Group(*_crossed(_cross(across, elsewhere), width))
+def cross_view(across: Sequence[HeldOut], elsewhere: Sequence[HeldOut]) -> View:
+    """Cross-validated figures by type and overall, in percent: "folds" and "unseen_soc"."""
+    left_out = _cross(across, elsewhere)
+    return View(
+        render=lambda width: Group(*_crossed(left_out, width)),
+        facts=lambda: {name: figures_facts(figures) for name, figures in left_out.items()},
+    )
 
 
 def _crossed(left_out: Mapping[str, Figures], width: int) -> list[RenderableType]:
@@ -86,6 +86,20 @@ def _crossed(left_out: Mapping[str, Figures], width: int) -> list[RenderableType
         rows = [*figures.families.items(), ("all", figures.overall)]
         parts += [Text(), Text(TITLES[name], style="bold"), *terminal(errors_table("kernel type", rows), width)[1:]]
     return parts
+
+
+def view(validation: Validation, *, worst: int) -> View:
+    """A validation in every form, with its `worst` kernels."""
+    return View(
+        render=lambda width: render(validation, worst=worst, width=width),
+        facts=lambda: facts(validation, worst=worst),
+        page=lambda command: page(validation, command),
+    )
+
+
+def view_of_all(table: ErrorTable) -> View:
+    """Errors over many tables in every form."""
+    return View(render=lambda width: render_all(table, width=width), facts=lambda: all_facts(table))
 
 
 def facts(validation: Validation, *, worst: int) -> dict[str, Any]:

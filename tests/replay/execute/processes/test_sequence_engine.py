@@ -247,5 +247,5 @@ def test_reports_begin_with_the_step() -> None:
     assert any("the sum is +100 %: interrupted and slow calls" in why for *_, why in sequence.rows(slow))
     assert "not in the sequence: 33.3 % of the recorded time" in text
     assert sequence.rendered(None) == []
-    whole = msgspec.json.decode(report.json(made))
+    whole = msgspec.json.decode(report.view(made).text("json"))
     assert whole["sequence"]["step"] == "ProfilerStep#3"

@@ -28,7 +28,7 @@ def test_json_lines_read_back_as_they_were(made: SimpleNamespace, tmp_path: Path
 
 
 def test_csv_has_one_row_an_op_and_exact_numbers(made: SimpleNamespace) -> None:
-    rows = list(csv.DictReader(io.StringIO(report.csv(Run(made.header, made.results, made.summary)))))
+    rows = list(csv.DictReader(io.StringIO(report.view(Run(made.header, made.results, made.summary)).text("csv"))))
     assert len(rows) == 6
     assert rows[0]["name"] == "aten::addmm"
     assert float(rows[0]["measured_us"]) == 41.52

@@ -1,0 +1,48 @@
+# pyright: strict
+"""A result in every form that it has, each made when it is asked for: what commands print and write, and what objects
+show at a prompt and in a notebook."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from opreplay.replay.report import formats
+from opreplay.replay.report.text import shown_json
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+    from opreplay.replay.report.page.model import Page
+    from opreplay.replay.report.table import AnyTable
+
+
+class View(msgspec.Struct, frozen=True, kw_only=True):
+    """The forms of one result; None for one that it has not."""
+
+    lines: Sequence[str] = ()
+    """What comes first on a terminal."""
+    render: Callable[[int], RenderableType]
+    """What comes below the lines, fitted to so many characters."""
+    facts: Callable[[], Any]
+    """Everything, for JSON."""
+    table: Callable[[], AnyTable] | None = None
+    """One row an item with all its values, for CSV and data frames."""
+    markdown: Callable[[], str] | None = None
+    page: Callable[[str], Page] | None = None
+    """Of the command line that made it."""
+
+    def text(self, form: str, command: str = "") -> str:
+        """The result as "json", "csv", "markdown" or "html"; the page names the command."""
+        if form == "csv" and self.table is not None:
+            return formats.csv_text(self.table())
+        if form == "markdown" and self.markdown is not None:
+            return self.markdown()
+        if form == "html" and self.page is not None:
+            from opreplay.replay.report.page.render import render
+
+            return render(self.page(command))
+        assert form == "json", f"no such form: {form}"
+        return shown_json(self.facts())

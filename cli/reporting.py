@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from opreplay.replay.execute.processes.lanes import Engine
     from opreplay.replay.ir.model import ReplayPlan
     from opreplay.replay.ops.work.expected import ExpectedContents
+    from opreplay.replay.results.records import OpResult, Summary
 
 
 def one_stdout(format_: str, output: Sequence[str]) -> None:
@@ -62,26 +63,37 @@ def outcome_code(outputs: Outputs, max_failed: int | None, failed: Failed) -> Ex
     Raises InternalError where code of opreplay's own failed.
     """
     from opreplay.replay.results.resume import has_lost_process, is_out_of_time
-    from opreplay.traces.errors import InternalError
 
-    summary = outputs.memory.summary
-    missed = 0 if summary is None else summary.ops - summary.replayed
-    wrong = sum(r.values is not None and r.values.status == "differs" for r in outputs.memory.results)
-    late = sum(map(is_out_of_time, outputs.memory.results))
+    summary, results = outputs.memory.summary, outputs.memory.results
+    late = sum(map(is_out_of_time, results))
     if summary is not None and summary.wall_s is not None:
         _tell_spent_time(outputs, summary.wall_s, late)
     if late and max_failed is not None:
         console.narrate(f"opreplay: {late} ops were not tried (--set total_time): they count as not replayed")
-    lost = sum(map(has_lost_process, outputs.memory.results))
+    lost = sum(map(has_lost_process, results))
     if lost:
         console.narrate(f"opreplay: error: {lost} ops lost the process that ran them; --resume tries them again")
-    what = "were not replayed, or compute something else" if wrong else "were not replayed"
-    code = code_for(missed + wrong, max_failed, what, of=None if summary is None else summary.ops)
+    code = _code_of_results(results, summary, max_failed)
     failed.conclude()
-    for result in outputs.memory.results:
+    _refuse_internal_errors(results)
+    return ExitCode.INCOMPLETE if lost and code == ExitCode.OK else code
+
+
+def _code_of_results(results: Sequence[OpResult], summary: Summary | None, max_failed: int | None) -> ExitCode:
+    """That of ops that were not replayed, or compute something else than their own implementation."""
+    missed = 0 if summary is None else summary.ops - summary.replayed
+    wrong = sum(r.values is not None and r.values.status == "differs" for r in results)
+    what = "were not replayed, or compute something else" if wrong else "were not replayed"
+    return code_for(missed + wrong, max_failed, what, of=None if summary is None else summary.ops)
+
+
+def _refuse_internal_errors(results: Sequence[OpResult]) -> None:
+    """Raises InternalError for an op that failed in code of opreplay's own."""
+    from opreplay.traces.errors import InternalError
+
+    for result in results:
         if result.reason is not None and result.reason.kind == "internal error":
             raise InternalError(f"{result.name} ({result.id}): {result.reason.detail}")
-    return ExitCode.INCOMPLETE if lost and code == ExitCode.OK else code
 
 
 def _tell_spent_time(outputs: Outputs, wall_s: float, late: int) -> None:

@@ -188,21 +188,20 @@ def refuse_unused_initializers(
     known = {*names, *(canonical_name(name) for name in names)}
     if not known:
         return
+
+    def refuse(patterns: Sequence[str], message: str, verb: str) -> None:
+        if not known.intersection(patterns):
+            raise UsageError(message, hint=f"{verb} {', '.join(patterns[:4])}. {nearest(patterns, names)}")
+
     for name in plugins:
         of_file = [entry for entry in registrations() if entry.source == f"--plugin {name}"]
-        patterns = [pattern for entry in of_file for pattern in entry.ops]
-        if {entry.kind for entry in of_file} == {"initializer"} and not known.intersection(patterns):
-            raise UsageError(
-                f"--plugin {name}: none of its initializers names an op of the plan",
-                hint=f"They name {', '.join(patterns[:4])}. {nearest(patterns, names)}",
-            )
+        if {entry.kind for entry in of_file} == {"initializer"}:
+            patterns = [pattern for entry in of_file for pattern in entry.ops]
+            refuse(patterns, f"--plugin {name}: none of its initializers names an op of the plan", "They name")
     for setting in init_args:
         rule = registry[setting.partition(".")[0]]
-        if not known.intersection(rule.op_patterns):
-            raise UsageError(
-                f"--set init_arg={setting}: no op of the plan is initialized by {rule.name}",
-                hint=f"It is for {', '.join(rule.op_patterns[:4])}. {nearest(rule.op_patterns, names)}",
-            )
+        message = f"--set init_arg={setting}: no op of the plan is initialized by {rule.name}"
+        refuse(rule.op_patterns, message, "It is for")
 
 
 def _tell_problems(contents: ExpectedContents | KeptContents) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from array import array
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from statistics import median
 
 import msgspec
@@ -248,32 +248,32 @@ class Batch:
     ) -> JobResult:
         job_traces = [traces[index] for index in indices]
         ops = {op for index in indices for op in self._uses[index].op}
-        total = sum(self._uses[index].total for index in indices)
-        covered = sum(traces[index].covered_share * self._uses[index].total for index in indices)
         clocks = {trace.clock for trace in job_traces}
         one_clock = len(clocks) == 1
-        recorded = [us for trace in job_traces if one_clock and (us := trace.recorded_us) is not None]
+        recorded = [trace.recorded_us for trace in job_traces if trace.recorded_us is not None] if one_clock else []
         measured = [trace.measured_us for trace in job_traces if trace.measured_us is not None]
-        simulated: dict[str, float] = defaultdict(float)
-        for trace in job_traces:
-            for soc, time_us in trace.simulated_us.items():
-                simulated[soc] += time_us
         return JobResult(
             job=job,
-            ranks=tuple(sorted(rank for trace in job_traces if (rank := trace.rank) is not None)),
+            ranks=tuple(sorted(trace.rank for trace in job_traces if trace.rank is not None)),
             world_size=job_traces[0].world_size,
             rank_from=members[indices[0]].rank_from,
             ops=len(ops),
             rank_ops=sum(trace.ops for trace in job_traces),
             replayed=sum((result := results[op]) is not None and result.status == "replayed" for op in ops),
-            covered_share=None if len(clocks) > 1 else whole(covered / total) if total else 0.0,
-            clock=job_traces[0].clock if len(clocks) == 1 else None,
+            covered_share=self._covered_share(indices, traces) if one_clock else None,
+            clock=job_traces[0].clock if one_clock else None,
             recorded_us=sum(recorded) if recorded else None,
             measured_us=sum(measured) if measured else None,
             slowest_rank_us=max(recorded, default=None),
-            simulated_us=dict(simulated),
+            simulated_us=_added(trace.simulated_us for trace in job_traces),
             collectives=self._collectives(indices, members),
         )
+
+    def _covered_share(self, indices: Sequence[int], traces: Sequence[TraceResult]) -> float:
+        """Of the recorded time of several traces on one clock: what was replayed."""
+        total = sum(self._uses[index].total for index in indices)
+        covered = sum(traces[index].covered_share * self._uses[index].total for index in indices)
+        return whole(covered / total) if total else 0.0
 
     def _collectives(self, indices: Sequence[int], members: Sequence[Member]) -> CollectivesResult | None:
         """The collectives of a job's ranks matched; None where no two of them share one."""
@@ -284,6 +284,15 @@ class Batch:
                 if (rank := members[index].rank) is not None and self._calls[index][0]
             ]
         )
+
+
+def _added(times: Iterable[Mapping[str, float]]) -> dict[str, float]:
+    """The sum of times by SoC."""
+    total: defaultdict[str, float] = defaultdict(float)
+    for of_soc in times:
+        for soc, time_us in of_soc.items():
+            total[soc] += time_us
+    return dict(total)
 
 
 class _Sums:

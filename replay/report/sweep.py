@@ -18,6 +18,7 @@ from opreplay.replay.report.doubts import marks, thread_notes
 from opreplay.replay.report.page.model import Answer, Curve, Line, Opened, Page
 from opreplay.replay.report.page.parts import op_details, roofline, roofs_of, times_answer
 from opreplay.replay.report.run import ops
+from opreplay.replay.report.run.facts import STAND_INS
 from opreplay.replay.report.suspects import MARK
 from opreplay.replay.report.table import (
     COUNT,
@@ -36,7 +37,7 @@ from opreplay.replay.report.table import (
 from opreplay.replay.report.text import plural, ratio_text, safe, time_text
 from opreplay.replay.report.view import View
 from opreplay.replay.results.cases import Case, Cases
-from opreplay.replay.results.records import Simulated
+from opreplay.replay.results.records import OpResult, Simulated
 
 SCHEMA_VERSION = 1
 """Of the JSON form. Changes of format: 1 first version."""
@@ -62,22 +63,31 @@ def head_line(sweep: Cases) -> str:
 def notes_of(case: Case) -> list[str]:
     """What to know before trusting the numbers of one call."""
     result = case.result
-    notes = [] if result.reason is None else [str(result.reason)]
-    if result.reason is not None and result.simulated:
-        notes.append("predicted all the same, from sizes and types")
-    if result.reason is None and result.resolved_by is None:
-        notes += [f"predicted all the same: {assumption.what}" for assumption in result.assumptions]
-    notes += case.unpredicted
+    notes = [*_reason_notes(result), *case.unpredicted]
     notes += [f"does not fit into the memory of {soc}" for soc in case.too_large_for if soc in result.simulated]
     notes += [f"{soc} {text}" for soc, prediction in result.simulated.items() for text in prediction_notes(prediction)]
-    notes += [f"measured: {kind}" for kind in marks(result)]
+    return [*notes, *_measured_notes(result)]
+
+
+def _reason_notes(result: OpResult) -> list[str]:
+    """Why nothing was measured, and of what it is predicted all the same."""
+    if result.reason is not None:
+        return [str(result.reason), *(["predicted all the same, from sizes and types"] if result.simulated else [])]
+    if result.resolved_by is None:
+        return [f"predicted all the same: {assumption.what}" for assumption in result.assumptions]
+    return []
+
+
+def _measured_notes(result: OpResult) -> list[str]:
+    """What to know of a measured time: its marks, its arguments, and what else than the op itself ran."""
+    notes = [f"measured: {kind}" for kind in marks(result)]
     if result.status == "replayed" and result.filling is not None and result.filling.at_random:
         names = ", ".join(result.filling.at_random)
         notes.append(f"{MARK} filled at random: {names}; write an initializer (docs/initializers.md)")
-    programs = [assumption.what for assumption in result.assumptions if assumption.what.startswith(BY_PROGRAM)]
-    if result.resolved_by in ("reference", "equivalent", "executor") and result.measured_us is not None:
-        kind = "stand-in" if result.resolved_by == "reference" else result.resolved_by
-        notes.append(f"measured: {programs[0] if programs else kind}")
+    if result.resolved_by in STAND_INS and result.measured_us is not None:
+        kind = "stand-in" if result.resolved_by == "reference" else str(result.resolved_by)
+        programs = (assumption.what for assumption in result.assumptions if assumption.what.startswith(BY_PROGRAM))
+        notes.append(f"measured: {next(programs, kind)}")
     return notes
 
 

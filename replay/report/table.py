@@ -191,7 +191,7 @@ def terminal(
     if has_names:
         room = room or (ONE_LINE_WIDTH if one_line else MIN_OP_WIDTH)
     shown, hidden = fitting(table.columns, widths, width, room) if width else (list(table.columns), [])
-    space = max(width - sum(widths.get(id(column), -GAP) + GAP for column in shown), 8) if width else 1 << 16
+    space = max(width - _total_width(shown, widths), 8) if width else 1 << 16
     grid = plain_table()
     for column in shown:
         _add_column(grid, column, widths.get(id(column)) if has_names else None)
@@ -199,7 +199,16 @@ def terminal(
         grid.add_row(*(_cell(column, row, space, one_line=one_line) for column in shown))
     below = [f"no room at {width} columns for: {', '.join(hidden)}"] if hidden else []
     below += [more_line(table, rest)] if table.left_out and rest else []
-    return [Text(), grid, *(Text(line, style="dim", overflow="fold") for line in below)]
+    return [Text(), grid, *_dim(below)]
+
+
+def _dim(lines: Iterable[str]) -> list[Text]:
+    return [Text(line, style="dim", overflow="fold") for line in lines]
+
+
+def _total_width(columns: Sequence[Column[Row]], widths: dict[int, int]) -> int:
+    """Characters of the columns that have a width, with the gaps between all."""
+    return sum(widths.get(id(column), -GAP) + GAP for column in columns)
 
 
 def _add_column(grid: RichTable, column: Column[Row], width: int | None) -> None:
@@ -234,7 +243,7 @@ def fitting(
     """The columns that leave `room` for the one without a width, and the titles of those that had to go."""
     shown = list(columns)
     for column in sorted((c for c in columns if c.drop), key=lambda c: -c.drop):
-        if width - sum(widths.get(id(c), -GAP) + GAP for c in shown) >= room:
+        if width - _total_width(shown, widths) >= room:
             break
         shown = [c for c in shown if c is not column]
     return shown, [safe(c.title) for c in columns if c.named and not any(c is other for other in shown)]

@@ -105,19 +105,27 @@ def _case_facts(row: Looked, lines: bool) -> dict[str, Any]:
         "values": value_text(row),
         "within_tolerance": row.values.allowed if row.values is not None else None,
         "values_note": row.note,
-        "buffers": {place: {"used": n, "there": size} for place, (n, size) in (time.buffers if time else {}).items()},
-        "built_in_us": row.built_in_us,
-        "notes": list(time.notes) if time else [],
-        "confidence": time.confidence if time else "uncalibrated",
-        "factor": time.factor if time else None,
-        "extrapolated": bool(time.outside) if time else None,
-        "outside": time.outside if time else "",
+        **_time_facts(time, row.built_in_us),
         **{key: getattr(row.measured, field, None) for key, field in _MEASURED.items()},
         "error": msgspec.to_builtins(row.error),
     }
     if lines:
         facts["lines"] = msgspec.to_builtins(time.lines if time else ())
     return facts
+
+
+def _time_facts(time: TileTime | None, built_in_us: float | None) -> dict[str, Any]:
+    """The buffers of a case, and how well its time is known."""
+    buffers = {} if time is None else time.buffers
+    return {
+        "buffers": {place: {"used": n, "there": size} for place, (n, size) in buffers.items()},
+        "built_in_us": built_in_us,
+        "notes": [] if time is None else list(time.notes),
+        "confidence": "uncalibrated" if time is None else time.confidence,
+        "factor": None if time is None else time.factor,
+        "extrapolated": None if time is None else bool(time.outside),
+        "outside": "" if time is None else time.outside,
+    }
 
 
 def value_text(row: Looked) -> str | float | None:
@@ -182,14 +190,14 @@ def calibration_notes(study: Study) -> list[str]:
     """What measured times say of the programs, where they do not, and that values are the CPU's."""
     notes = [_calibration_text(calibration) for calibration in study.calibrations]
     asked = [row for row in study.looked if not row.case.checked_only and row.time is not None]
-    for row in asked:
-        if row.time is not None and row.time.outside:
-            notes.append(
-                f"extrapolated, uncalibrated: {row.case.program.name} {row.case.text} on {row.soc}: {row.time.outside}"
-            )
-    if len(notes) > len(study.calibrations) + MOST_REFUSED:
-        more = len(notes) - len(study.calibrations) - MOST_REFUSED
-        notes = [*notes[:-more], f"and {plural(more, 'more extrapolated case')} in --format json"]
+    far = [
+        f"extrapolated, uncalibrated: {_name(row)} on {row.soc}: {row.time.outside}"
+        for row in asked
+        if row.time is not None and row.time.outside
+    ]
+    notes += far[:MOST_REFUSED]
+    if (more := len(far) - MOST_REFUSED) > 0:
+        notes.append(f"and {plural(more, 'more extrapolated case')} in --format json")
     notes += [f"measured times left out: {text}" for text in study.unused]
     measured = {(calibration.program, calibration.soc) for calibration in study.calibrations}
     if any((row.case.program.name, row.soc) not in measured for row in asked) or not asked:

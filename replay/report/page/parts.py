@@ -135,26 +135,31 @@ def _others(count: int) -> str:
     return "1 other" if count == 1 else f"{count:,} others"
 
 
-def sums(results: Sequence[OpResult], column: Column[OpResult]) -> dict[str, float]:
-    """Name of an op → what a column of times comes to, all calls."""
-    return _summed(results, column, lambda result: {result.name: 1.0})
+def times_by_op(results: Sequence[OpResult], columns: Iterable[Column[OpResult]]) -> dict[str, dict[str, float]]:
+    """Title of a column of times → name of an op → what it comes to, all calls."""
+    return _summed(results, columns, lambda result: {result.name: 1.0})
 
 
-def sums_by_class(results: Sequence[OpResult], column: Column[OpResult]) -> dict[str, float]:
-    """Class of the recorded kernels, on a host of the op → what a column of times comes to, all calls."""
-    return _summed(results, column, lambda result: result.kernel_classes or {class_of_op(result.name): 1.0})
+def times_by_class(results: Sequence[OpResult], columns: Iterable[Column[OpResult]]) -> dict[str, dict[str, float]]:
+    """Title of a column of times → class of the recorded kernels, on a host of the op → what it comes to, all calls."""
+    return _summed(results, columns, lambda result: result.kernel_classes or {class_of_op(result.name): 1.0})
 
 
 def _summed(
-    results: Iterable[OpResult], column: Column[OpResult], shares: Callable[[OpResult], Mapping[str, float]]
-) -> dict[str, float]:
-    out: defaultdict[str, float] = defaultdict(float)
-    for result in results:
-        us = column.value(result)
-        if us is not None:
-            for name, share in shares(result).items():
-                out[name] += us * result.count * share
-    return dict(out)
+    results: Sequence[OpResult],
+    columns: Iterable[Column[OpResult]],
+    shares: Callable[[OpResult], Mapping[str, float]],
+) -> dict[str, dict[str, float]]:
+    def of(column: Column[OpResult]) -> dict[str, float]:
+        times: defaultdict[str, float] = defaultdict(float)
+        for result in results:
+            us = column.value(result)
+            if us is not None:
+                for name, share in shares(result).items():
+                    times[name] += us * result.count * share
+        return dict(times)
+
+    return {column.title: of(column) for column in columns}
 
 
 def waterfall(

@@ -21,8 +21,8 @@ from opreplay.replay.report.page.parts import (
     roofline,
     roofs_of,
     step_bars,
-    sums,
-    sums_by_class,
+    times_by_class,
+    times_by_op,
     waterfall,
 )
 from opreplay.replay.report.run import batch, facts, npu, ops, sequence
@@ -214,13 +214,7 @@ def page(run: Run, command: str) -> Page:
     source = str(header.trace.get("source") or header.trace.get("path") or "a trace")
     measured = [ops.MEASURED] if any(r.measured_us is not None for r in results) else []
     times = [ops.recorded(device=device), *measured, *map(ops.simulated, socs)]
-    columns = [ops.NAME, ops.INPUTS, ops.RECORDED_SHARE, ops.CALLS, ops.recorded(device=device), ops.MEASURED]
-    columns += [column for soc in socs for column in (ops.simulated(soc), ops.bound_of(soc))]
-    columns.append(ops.ratio(ops.MEASURED, device=device))
-    columns += [ops.REASON] if any(r.reason for r in results) else []
     versions = header.identity.get("devices", "").split(",")
-    by_op = {column.title: sums(results, column) for column in times}
-    by_class = {column.title: sums_by_class(results, column) for column in times}
     return Page(
         title=f"opreplay: {source}",
         headline=run.first_line if run.step is None else verdict(run.step),
@@ -234,21 +228,29 @@ def page(run: Run, command: str) -> Page:
         ),
         bars=(
             *([] if run.step is None else [step_bars(run.step)]),
-            bars_by_name("Time by op, all calls", by_op),
-            bars_by_name("Time by class of work", by_class, "class"),
+            bars_by_name("Time by op, all calls", times_by_op(results, times)),
+            bars_by_name("Time by class of work", times_by_class(results, times), "class"),
             *([bars_by_name("Time by trace", batch.times(run.traces), "trace")] if len(run.traces) > 1 else []),
         ),
         trees=module_trees(run.step),
         waterfalls=tuple(_waterfall(results, times[0], column) for column in times[1:]),
         roofline=roofline(results, times[0], _device(header), roofs_of(socs, versions)),
         tables=(
-            opened_ops(heaviest("Ops", columns, results, lambda r: r.recorded_share), source),
+            opened_ops(heaviest("Ops", _page_columns(results, device), results, lambda r: r.recorded_share), source),
             *tables(run),
             *batch.tables(run.traces, run.jobs),
             *([sequence.table(run.sequence)] if run.sequence is not None else []),
         ),
         notes=(*run.notes, *batch.notes(run.traces, run.jobs)),
     )
+
+
+def _page_columns(results: Sequence[OpResult], device: bool) -> list[ops.OpColumn]:
+    """What a page shows of an op."""
+    columns = [ops.NAME, ops.INPUTS, ops.RECORDED_SHARE, ops.CALLS, ops.recorded(device=device), ops.MEASURED]
+    columns += [column for soc in facts.socs_of(results) for column in (ops.simulated(soc), ops.bound_of(soc))]
+    columns.append(ops.ratio(ops.MEASURED, device=device))
+    return [*columns, ops.REASON] if any(r.reason for r in results) else columns
 
 
 def _device(header: Header) -> str | None:
@@ -276,7 +278,7 @@ def _answers(run: Run) -> tuple[Answer, ...]:
 def _waterfall(results: Sequence[OpResult], recorded: ops.OpColumn, other: ops.OpColumn) -> Waterfall:
     """From the recorded time to another, of the ops that have both."""
     both = [r for r in results if recorded.value(r) is not None and other.value(r) is not None]
-    begin, end = ((column.title, sums(both, column)) for column in (recorded, other))
+    begin, end = times_by_op(both, [recorded, other]).items()
     note = f"all calls of {plural(len(both), 'op')} with both times"
     return waterfall(f"From the {recorded.title} time to {other.title}", begin, end, note)
 

@@ -211,29 +211,44 @@ def _machine_lines(machine: float, method: str) -> list[str]:
 
 def notes(comparison: Comparison) -> list[str]:
     """What must be known to trust the verdicts."""
+    lines = _method_lines(comparison)
+    judged = comparison.of("slower", "faster", "same") if comparison.sides is None else []
+    ways = Counter(op.note for op in judged if op.note)
+    lines += [f"{plural(count, 'op')}: {safe(note)}" for note, count in ways.most_common(WAYS)]
+    differences = sorted(comparison.differences, key=lambda difference: not difference.blocking)
+    lines += [f"{'forced' if difference.blocking else 'differs'}: {difference}" for difference in differences]
+    return [*lines, *_alone_lines(comparison), *_unclear_lines(comparison), *map(safe, comparison.notes)]
+
+
+def _method_lines(comparison: Comparison) -> list[str]:
+    """From which change on an op is called slower or faster, and what the pair could have seen."""
     unlisted = len(comparison.of(*SHOWN)) - len(rows(comparison))
     lines = [_threshold_text(comparison)]
     if unlisted:
         lines.append(f"not listed: {plural(unlisted, 'op')}, each under 0.1 % of what changed in the step (--all)")
     if comparison.power is not None:
         lines.append(f"power: this pair could have seen changes above {share_text(comparison.power)}")
-    lines += [] if comparison.machine is None else _machine_lines(comparison.machine, comparison.method)
-    judged = comparison.of("slower", "faster", "same") if comparison.sides is None else []
-    ways = Counter(op.note for op in judged if op.note)
-    lines += [f"{plural(count, 'op')}: {safe(note)}" for note, count in ways.most_common(WAYS)]
-    differences = sorted(comparison.differences, key=lambda difference: not difference.blocking)
-    lines += [f"{'forced' if difference.blocking else 'differs'}: {difference}" for difference in differences]
+    return lines if comparison.machine is None else [*lines, *_machine_lines(comparison.machine, comparison.method)]
+
+
+def _alone_lines(comparison: Comparison) -> list[str]:
+    """That many ops of a run are on one side only, and what that may come from."""
     runs = comparison.sides is None or any(side.what == "measured" for side in comparison.sides)
-    if runs and comparison.alone_share > ALONE:
-        lines.append(
-            f"{share_text(comparison.alone_share)} of the ops are on one side only: --quick, --top and a time budget "
-            "pick ops by their time, others each time; name them with --op-filter, or use one plan for both"
-        )
+    if not runs or comparison.alone_share <= ALONE:
+        return []
+    return [
+        f"{share_text(comparison.alone_share)} of the ops are on one side only: --quick, --top and a time budget "
+        "pick ops by their time, others each time; name them with --op-filter, or use one plan for both"
+    ]
+
+
+def _unclear_lines(comparison: Comparison) -> list[str]:
+    """Why ops could not be judged."""
     unclear = comparison.of("unclear")
-    if unclear:
-        reasons = Counter(part for op in unclear for part in op.note.split("; ") if part)
-        lines.append(f"unclear: {plural(len(unclear), 'op')}: {'; '.join(part for part, _ in reasons.most_common(6))}")
-    return [*lines, *map(safe, comparison.notes)]
+    if not unclear:
+        return []
+    reasons = Counter(part for op in unclear for part in op.note.split("; ") if part)
+    return [f"unclear: {plural(len(unclear), 'op')}: {'; '.join(part for part, _ in reasons.most_common(6))}"]
 
 
 def facts(comparison: Comparison, steps: Steps) -> dict[str, object]:

@@ -31,8 +31,8 @@ from opreplay.replay.report.page.parts import (
     roofline,
     step_answers,
     step_bars,
-    sums,
-    sums_by_class,
+    times_by_class,
+    times_by_op,
     waterfall,
 )
 from opreplay.replay.report.run import npu, ops
@@ -478,10 +478,10 @@ def page(
 ) -> Page:
     """Everything of a simulation that a page shows."""
     results, clock = results_of(plan, steps), ops.recorded(device=plan.device_us_total > 0)
-    times = [clock, *(ops.simulated(step.device) for step in steps)]
+    simulated = [ops.simulated(step.device) for step in steps]
     columns = [ops.NAME, ops.INPUTS, ops.CALLS, ops.RECORDED_SHARE, clock]
-    columns += [column for step in steps for column in (ops.simulated(step.device), ops.bound_of(step.device))]
-    by_op = {column.title: sums(results, column) for column in times}
+    columns += [column for time in simulated for column in (time, ops.bound_of(time.title))]
+    by_op, by_class = times_by_op(results, [clock, *simulated]), times_by_class(results, [clock, *simulated])
     base_us = sum(by_op[clock.title].values())
     return Page(
         title=f"Simulated: {plan.source}",
@@ -491,22 +491,11 @@ def page(
         facts=(
             *(("in doubt", line.removeprefix(suspects.MARK).strip()) for line in suspects.lines(results)[:MOST_DOUBTS]),
             *([("coverage", head_line(plan, steps))] if report is None else page_facts(report, head_line(plan, steps))),
-            *(
-                (
-                    f"{step.device} {step.device_version}".strip(),
-                    f"{time_text(step.total_us)}, all calls added up, {band_text(step)} (80 %); "
-                    f"{share_text(step.uncalibrated_share)} uncalibrated"
-                    if step.ops
-                    else band_text(step),
-                )
-                for step in steps
-            ),
+            *((f"{step.device} {step.device_version}".strip(), _total_text(step)) for step in steps),
         ),
         bars=(
             *([] if report is None else [step_bars(report)]),
-            bars_by_name(
-                "Time by class of work", {column.title: sums_by_class(results, column) for column in times}, "class"
-            ),
+            bars_by_name("Time by class of work", by_class, "class"),
             bars_by_name("Time by op, all calls", by_op),
             bars_by_name("Time by kernel family", {step.device: step.by_family for step in steps}, "kernel family"),
             bars_by_name("Time by what bounds it", {step.device: step.by_bound for step in steps}, "bound"),
@@ -532,6 +521,14 @@ def page(
             "Sums over ops: `opreplay timeline --soc` says what the step takes.",
         ),
     )
+
+
+def _total_text(step: Step) -> str:
+    """What a device takes for the step, with its band and how well that is known."""
+    if not step.ops:
+        return band_text(step)
+    total = f"{time_text(step.total_us)}, all calls added up, {band_text(step)} (80 %)"
+    return f"{total}; {share_text(step.uncalibrated_share)} uncalibrated"
 
 
 def _answers(plan: ReplayPlan, steps: Sequence[Step]) -> tuple[Answer, ...]:

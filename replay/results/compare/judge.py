@@ -256,21 +256,12 @@ def compare(
     adjusted = by_visits(visited) if method == "gauges" else {}
     compared = [compare_op(a, b, method, adjusted.get(a.id)) for a, b in measured]
     spread = spread_of(compared)
-    raised = raised_threshold(threshold, spread)
-    thresholds = {
-        op.id: max(threshold, math.expm1(VISITED_ERRORS * (op.error or 0.0))) if op.id in adjusted else raised
-        for op in compared
-    }
+    thresholds = _thresholds(compared, adjusted, threshold, spread)
     unreached = (unreached_of(before), unreached_of(after))
     ops = [judged(op, threshold, thresholds[op.id]) for op in compared]
     both = [op for op in ops if op.before_us is not None and op.after_us is not None]
     before_us, after_us = sums_of(both)
-    ops += [
-        _alone(result, "lost" if unreached[1] and result.measurement else "only before")
-        for result in before.results
-        if result.id not in second
-    ]
-    ops += [_alone(result, "only after") for result in after.results if result.id not in first]
+    ops += _unmatched(before, after, cut=unreached[1] > 0)
     return Comparison(
         threshold=threshold,
         method=method,
@@ -286,6 +277,28 @@ def compare(
         unreached=unreached,
         ops=tuple(sorted(ops, key=lambda op: -op.weight_us)),
     )
+
+
+def _thresholds(
+    compared: Sequence[OpComparison], visited: Mapping[str, Adjusted], threshold: float, spread: float | None
+) -> dict[str, float]:
+    """Op id → the change from which it is called one."""
+    raised = raised_threshold(threshold, spread)
+    return {
+        op.id: max(threshold, math.expm1(VISITED_ERRORS * (op.error or 0.0))) if op.id in visited else raised
+        for op in compared
+    }
+
+
+def _unmatched(before: ResultFile, after: ResultFile, *, cut: bool) -> list[OpComparison]:
+    """The ops that one run has alone; `cut`: the second one did not come to all of its ops."""
+    first, second = ({result.id for result in run.results} for run in (before, after))
+    gone = [
+        _alone(result, "lost" if cut and result.measurement else "only before")
+        for result in before.results
+        if result.id not in second
+    ]
+    return gone + [_alone(result, "only after") for result in after.results if result.id not in first]
 
 
 def _require_alike(differ: Sequence[Difference]) -> None:

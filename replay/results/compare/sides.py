@@ -183,14 +183,14 @@ def compare_times(before: Times, after: Times, *, threshold: float = DEFAULT_THR
     first, second = ({op.id: op for op in side.ops} for side in (before, after))
     both = [(op, second[op.id]) for op in before.ops if op.id in second]
     idle = {a.id for a, b in both if _is_idle(before, a) or _is_idle(after, b)}
-    compared = [_compared(a, b, before, after) for a, b in both if (a.us or b.us) and a.id not in idle]
+    compared = [_compared(a, b, before, after) for a, b in both if a.id not in idle and (a.us or b.us)]
     spread = spread_of(compared) if _on_host(before) and _on_host(after) else None
     applied = raised_threshold(threshold, spread)
     ops = [_judged(op, threshold, applied) for op in compared]
     timed = [op for op in ops if op.before_us and op.after_us]
     before_us, after_us = sums_of(timed)
-    ops += [_alone(op, "only before") for op in before.ops if op.id not in second and op.us]
-    ops += [_alone(op, "only after") for op in after.ops if op.id not in first and op.us]
+    ops += [_alone(op, "only before") for op in before.ops if op.us and op.id not in second]
+    ops += [_alone(op, "only after") for op in after.ops if op.us and op.id not in first]
     return Comparison(
         threshold=threshold,
         method="medians",

@@ -55,6 +55,16 @@ def test_two_runs_are_compared(tmp_path: Path) -> None:
     assert "compared 4 ops" in repr(found)
 
 
+def test_a_simulation_is_fitted_to_the_prompt(monkeypatch: pytest.MonkeyPatch) -> None:
+    from opreplay.replay.report.views import simulation
+
+    widths: list[int] = []
+    monkeypatch.setattr(simulation, "render", lambda *of, width, **how: widths.append(width) or "")
+    monkeypatch.setenv("COLUMNS", "60")
+    repr(opreplay.simulate(opreplay.open(SAMPLE, top=1)))
+    assert widths == [60]
+
+
 def test_a_simulation_is_that_of_its_ops() -> None:
     trace = opreplay.open(SAMPLE, top=4)
     step = opreplay.simulate(trace)

@@ -6,7 +6,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Generator, Mapping, Sequence
 from functools import wraps
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from opreplay.replay.ascend import DeviceProfile
     from opreplay.replay.execute.options import RunOptions
     from opreplay.replay.plan.selection import Selection
+    from opreplay.replay.results.measurement import RunCache
 
 
 _MEASURING = [
@@ -87,20 +88,6 @@ _MEASURING = [
     ),
 ]
 """What `measuring_options` adds to a command."""
-_FIELDS = {
-    "max_op_memory": "max_op_bytes",
-    "over_budget": "over_budget",
-    "op_time": "op_time_s",
-    "op_limit": "limit_s",
-    "visits": "visits",
-    "cache": "cache",
-    "cuda_graph": "cuda_graph",
-    "total_time": "total_time_s",
-    "threads": "threads",
-    "seed": "seed",
-    "shared_device": "shared_device",
-}
-"""Parameter → field of `RunOptions`."""
 
 
 def measuring_options(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -108,11 +95,37 @@ def measuring_options(command: Callable[..., Any]) -> Callable[..., Any]:
     it completes."""
 
     @wraps(command)
-    def taking_measuring(**options: Any) -> Any:
+    def taking_measuring(
+        *,
+        max_op_memory: int | None,
+        over_budget: Literal["shrink", "skip"],
+        op_time: float,
+        op_limit: float | None,
+        visits: int | None,
+        cache: RunCache,
+        cuda_graph: bool,
+        total_time: float | None,
+        threads: int | None,
+        seed: int,
+        shared_device: bool,
+        **others: Any,
+    ) -> Any:
         from opreplay.replay.execute.options import RunOptions
 
-        chosen = {field: options.pop(name) for name, field in _FIELDS.items()}
-        return command(measuring=RunOptions(**chosen), **options)
+        measuring = RunOptions(
+            max_op_bytes=max_op_memory,
+            over_budget=over_budget,
+            op_time_s=op_time,
+            limit_s=op_limit,
+            visits=visits,
+            cache=cache,
+            cuda_graph=cuda_graph,
+            total_time_s=total_time,
+            threads=threads,
+            seed=seed,
+            shared_device=shared_device,
+        )
+        return command(measuring=measuring, **others)
 
     return with_options(taking_measuring, _MEASURING)
 
@@ -185,13 +198,17 @@ def checking_options(command: Callable[..., Any]) -> Callable[..., Any]:
     def taking_checks(
         *,
         check: tuple[str, ...],
+        check_work: bool,
+        check_kernels: bool,
+        check_values: bool,
         measuring: RunOptions,
-        **options: Any,
+        **others: Any,
     ) -> Any:
         import msgspec
 
-        chosen = {f"check_{name}": options.pop(f"check_{name}") or name in check for name in CHECKS}
-        return command(measuring=msgspec.structs.replace(measuring, **chosen), **options)
+        old = {"work": check_work, "kernels": check_kernels, "values": check_values}
+        chosen = {f"check_{name}": is_set or name in check for name, is_set in old.items()}
+        return command(measuring=msgspec.structs.replace(measuring, **chosen), **others)
 
     return with_options(taking_checks, _CHECKING)
 

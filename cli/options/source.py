@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from functools import wraps
 from typing import TYPE_CHECKING, Any
 
@@ -58,9 +58,23 @@ def source_options(*, execution_traces: bool = True) -> Callable[[Command], Comm
 
     def add(command: Command) -> Command:
         @wraps(command)
-        def taking_source(**options: Any) -> Any:
-            source = Source(**{field.name: options.pop(field.name, None) for field in fields(Source)})
-            return command(source=source, **options)
+        def taking_source(
+            *,
+            trace: str,
+            execution_trace: str | None = None,
+            kernel_details: str | None,
+            capture: str | None,
+            limit: tuple[tuple[str, str], ...],
+            **others: Any,
+        ) -> Any:
+            source = Source(
+                trace=trace,
+                execution_trace=execution_trace,
+                kernel_details=kernel_details,
+                capture=capture,
+                limit=limit,
+            )
+            return command(source=source, **others)
 
         options = [trace_argument, *([execution_trace_option] if execution_traces else [])]
         taking: Any = with_options(taking_source, [*options, kernel_details_option, capture_option, limit_option])

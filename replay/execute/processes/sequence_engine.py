@@ -204,7 +204,7 @@ class SequenceEngine:
         if isinstance(answer, SequenceOutcome):
             return msgspec.structs.replace(answer, outcomes=blame.left_out() | answer.outcomes)
         why = f"the sequence ended its process {blame.deaths} times: {answer.cause.detail}"
-        reason = Reason("worker lost" if answer.cause.kind == "worker lost" else "failed", why)
+        reason = Reason("worker lost", why) if answer.cause.kind == "worker lost" else Reason("failed", why)
         return SequenceOutcome(outcomes={op.id: unable(reason) for op in ops} | blame.left_out())
 
     def _tried(self, ops: list[ReplayOp]) -> SequenceOutcome | Death:

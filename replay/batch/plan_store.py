@@ -163,11 +163,13 @@ class PlanStore:
             if not anew:
                 self._begin(settings)
                 return
-        except sqlite3.DatabaseError as error:
+        except (sqlite3.DatabaseError, UnicodeDecodeError) as error:  # SQLite's message may quote damaged bytes
             if isinstance(error, sqlite3.OperationalError):
                 self.connection.close()
                 raise
         self.connection.close()
+        self._ops.clear()
+        self._sources.clear()
         _unlink(self.path)
         self.connection = _connected(self.path)
         _lock(self.connection)
@@ -217,7 +219,9 @@ def _is_ours(path: Path) -> bool:
 
 
 def _connected(path: Path) -> sqlite3.Connection:
-    return sqlite3.connect(path, timeout=0.0, isolation_level=None)
+    connection = sqlite3.connect(path, timeout=0.0, isolation_level=None)
+    connection.text_factory = lambda text: text.decode("utf-8", "replace")  # damaged names are those of no trace
+    return connection
 
 
 def _lock(connection: sqlite3.Connection) -> None:

@@ -85,6 +85,16 @@ def test_a_damaged_byte_gives_no_other_plan(tmp_path: Path, data: st.DataObject)
     assert all(one in traces for one in held(path, traces))
 
 
+def test_damaged_names_and_schemas_give_no_other_plan(tmp_path: Path) -> None:
+    traces = [trace_of(tmp_path / f"rank{n}.json", [1, 2, 3 + n], n) for n in range(3)]
+    path = filled(tmp_path, traces)
+    whole = path.read_bytes()
+    for text in (b"rank1.json", b"settings", b"TABLE ops (id", b"how"):
+        for at in (i for i in range(len(whole)) if whole.startswith(text, i)):
+            path.write_bytes(whole[:at] + b"\xf4" + whole[at + 1 :])
+            assert all(one in traces for one in held(path, traces))
+
+
 def test_each_op_is_written_once(tmp_path: Path) -> None:
     traces = [trace_of(tmp_path / f"rank{n}.json", list(range(1, 400)), n) for n in range(6)]
     one = filled(tmp_path, traces[:1], "one.plans").stat().st_size

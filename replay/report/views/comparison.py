@@ -222,7 +222,7 @@ def notes(comparison: Comparison) -> list[str]:
 
 def _method_lines(comparison: Comparison) -> list[str]:
     """From which change on an op is called slower or faster, and what the pair could have seen."""
-    unlisted = len(comparison.of(*SHOWN)) - len(rows(comparison))
+    unlisted = len({op.id for op in comparison.of(*SHOWN)} - {op.id for op in rows(comparison)})
     lines = [_threshold_text(comparison)]
     if unlisted:
         lines.append(f"not listed: {plural(unlisted, 'op')}, each under 0.1 % of what changed in the step (--all)")

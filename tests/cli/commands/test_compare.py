@@ -158,6 +158,17 @@ def test_few_samples_are_unclear(before: Path, tmp_path: Path) -> None:
     assert any("3 samples are too few" in line for line in lines)
 
 
+def test_unclear_ops_that_are_listed_are_no_fewer_than_none(tmp_path: Path) -> None:
+    """A doubled op of too few samples is listed, and was counted as -1 ops that are not."""
+    before, after = tmp_path / "a.jsonl", tmp_path / "b.jsonl"
+    names = ("aten::mm", "aten::add", "aten::short")
+    write(before, names=names, few=3)
+    write(after, names=names, few=3, slower=2.2)
+    result = run(before, after)
+    assert "aten::short" in result.stdout
+    assert "not listed" not in result.stdout
+
+
 def test_unclear_ops_can_fail_a_build(before: Path, tmp_path: Path) -> None:
     few = write(tmp_path / "c.jsonl", few=3)
     assert run(before, few, "--fail-if", "unclear>25%").exit_code == 0

@@ -166,9 +166,10 @@ def _set(ctx: click.Context, option: click.Parameter, values: tuple[str, ...]) -
         name, sign, value = text.partition("=")
         name = name.strip().replace("-", "_")
         if name not in known or not sign:
-            near = get_close_matches(name, known, n=1) or sorted(known)
+            near = get_close_matches(name, known, n=1)
             what = f"no setting {name!r}" if name not in known else f"{name} has no value"
-            raise click.BadParameter(f"{what}; write it as {near[0]}=VALUE", ctx, option)
+            todo = f"write it as {near[0]}=VALUE" if near else f"{ctx.command.name} takes {', '.join(sorted(known))}"
+            raise click.BadParameter(f"{what}; {todo}", ctx, option)
         chosen[name] = [*chosen.get(name, ()), value] if known[name].multiple else value
     ctx.meta[_CHOSEN] = frozenset(chosen)
     ctx.default_map = {**(ctx.default_map or {}), **chosen}

@@ -40,17 +40,29 @@ SLOW = (
     "replay/check/test_isolated.py",
     "replay/execute/processes/",
     "replay/export/test_bundle.py",
+    "replay/export/test_scaffold.py",
+    "replay/ops/costs/test_own_faults.py",
+    "replay/ops/costs/test_reads_and_writes.py",
+    "replay/report/test_nothing_after_the_recording.py",
+    "replay/resolve/user/test_python_functions.py",
+    "replay/resolve/user/test_torch_ir.py",
     "replay/testing/test_pytest_plugin.py",
+    "replay/tile/emit/test_triton.py",
     "scenarios/test_batch_findings.py",
+    "scenarios/test_captured_jobs.py",
+    "scenarios/test_captured_steps.py",
+    "scenarios/test_check_values.py",
     "scenarios/test_first_screen.py",
+    "scenarios/test_history_of_nights.py",
     "scenarios/test_invented_sizes.py",
     "scenarios/test_kept_plans.py",
     "scenarios/test_one_step.py",
     "scenarios/test_planted_modules.py",
+    "scenarios/test_totals_without_refuted.py",
     "scenarios/test_user_findings.py",
     "scenarios/test_wrong_conclusions.py",
 )
-"""Files below tests/ that end processes, start many, or walk through tutorials: two thirds of the time of all tests.
+"""Files below tests/ that end processes, start many, or walk through tutorials or every op: most of the time of all.
 `make test` leaves them to `make test-all`."""
 
 

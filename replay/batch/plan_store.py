@@ -220,8 +220,13 @@ def _is_ours(path: Path) -> bool:
 
 def _connected(path: Path) -> sqlite3.Connection:
     connection = sqlite3.connect(path, timeout=0.0, isolation_level=None)
-    connection.text_factory = lambda text: text.decode("utf-8", "replace")  # damaged names are those of no trace
+    connection.text_factory = _text_of
     return connection
+
+
+def _text_of(raw: bytes) -> str:
+    """A name, of no trace where it is damaged."""
+    return raw.decode("utf-8", "replace")
 
 
 def _lock(connection: sqlite3.Connection) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from itertools import pairwise
 
 import msgspec
 import pytest
@@ -110,3 +111,36 @@ def test_regions_are_aligned_one_after_the_other_on_a_950pr() -> None:
     assert alone_us("npu::npu_roi_align(f32[2,128,32,32],f32[64,5],0.125,7,7,1,0)", "950pr") == pytest.approx(
         10535, rel=0.2
     )
+
+
+PRODUCT = (
+    "npu::npu_quant_matmul(i8[{m},7168], i8[7168,{n}], f32[{n}], pertoken_scale=f32[{m}], output_dtype=torch.bfloat16)"
+)
+
+
+@pytest.mark.parametrize("soc", ["910b2", "950pr"])
+def test_warm_caches_are_never_a_loss(soc: str) -> None:
+    texts = [PRODUCT.format(m=m, n=2048) for m in (64, 512, 1024, 3072)]
+    texts += ["aten::adaptive_avg_pool2d(bf16[16,1024,56,56],[28,28])", "aten::mm(bf16[512,4096], bf16[4096,2048])"]
+    plan, _ = plan_of_calls([Written(text=text) for text in texts])
+    for op in plan.ops:
+        cold, warm = (simulate_op(op, load_device(soc), l2=l2).time_us for l2 in ("cold", "warm"))
+        assert warm <= cold * 1.000001
+
+
+def test_two_products_that_took_25_times_their_like_make_no_others_as_slow() -> None:
+    """n = 11,008 and 14,336 in hicann/cann-bench on a 950PR, where n = 4,096 took 55 us."""
+    plan, _ = plan_of_calls([Written(text=PRODUCT.format(m=m, n=7168)) for m in (512, 1024, 2048)])
+    times = [simulate_op(op, load_device("950pr"), l2="cold").time_us for op in plan.ops]
+    assert all(before < after < 3 * before for before, after in pairwise(times))
+
+
+def test_products_say_less_of_others_than_other_ops_do() -> None:
+    """Of other sizes, but for `NEAR`."""
+    factors = []
+    for form in ("matmul", "rowwise"):
+        calls = [changed(form=form, log_time=5.0 + i, log_elements=18.0 + 2 * i) for i in range(4)]
+        learned = Learned.of(calls, ["a"] * 4, [math.log(3.0)] * 4)
+        factors.append(learned.ask(changed(form=form, log_time=12.0, log_elements=30.0)).factor)
+    assert factors[0] < factors[1]
+    assert factors[0] < 1.8 < factors[1]

@@ -34,7 +34,6 @@ SHARED: dict[tuple[str, ...], float] = {
     ("op", "generation"): 0.25,
     ("op", "kernel"): 0.03,
     ("op", "kernel", "generation"): 0.1,
-    ("op", "kernel", "aligned", "generation"): 0.05,
     ("op", "dtype", "generation"): 0.05,
     ("op", "kernel", "dtype", "generation"): 0.05,
 }
@@ -78,8 +77,6 @@ class Traits(msgspec.Struct, frozen=True):
     kernel: str
     """Its type, and whether it works along a dimension that is not the last, or on groups of channels."""
     dtype: str
-    aligned: bool
-    """Whether rows start at multiples of 32 bytes."""
     generation: str
     log_time: float
     """Octaves of the predicted time in microseconds."""

@@ -22,13 +22,13 @@ from opreplay.replay.ascend.cost.predict import (
 )
 from opreplay.replay.ascend.cost.predictor import Predictor
 from opreplay.replay.ascend.cost.residency import Held, resident_of, touches_in, written_back
-from opreplay.replay.ascend.cost.sizes import Tally, tally_of
+from opreplay.replay.ascend.cost.sizes import tally_of
 from opreplay.replay.ascend.custom.estimators import estimate, property_terms
 from opreplay.replay.ascend.custom.programs import program_cost
 from opreplay.replay.ascend.devices.file import alone, load_device
 from opreplay.replay.ascend.lowering import Lowering, lower
 from opreplay.replay.ascend.profile import DeviceProfile
-from opreplay.replay.ir.kernel import Confidence, KernelCall, KernelPrediction, State, TensorSpec, itemsize
+from opreplay.replay.ir.kernel import Confidence, KernelCall, KernelPrediction, State, TensorSpec
 from opreplay.replay.ir.model import ReplayOp
 from opreplay.replay.ir.sizes import is_absurd, tensors_of
 from opreplay.replay.ops.work.contents import Contents
@@ -321,22 +321,12 @@ def _traits(op: ReplayOp, lowering: Lowering, generation: str, state: State) -> 
         form=family.form,
         kernel=_way_of(call),
         dtype="float32" if tally.dtype in DOUBLES else tally.dtype,
-        aligned=_is_aligned(tally),
         generation=generation,
         log_time=octaves(simulated.time_us),
         log_elements=octaves(tally.elements),
         log_row=octaves(shape[-1] if shape else 1),
         launch=simulated.terms_us.get("launch", 0.0) / simulated.time_us,
     )
-
-
-ALIGNED_BYTES = 32
-"""Of a row, a multiple of which vector cores move at full pace."""
-
-
-def _is_aligned(tally: Tally) -> bool:
-    shape = tally.widest.shape if tally.widest is not None else ()
-    return not shape or shape[-1] * itemsize(tally.dtype) % ALIGNED_BYTES == 0
 
 
 def _way_of(call: KernelCall) -> str:

@@ -18,7 +18,7 @@ from opreplay.replay.resolve.written.sweep import Written, plan_of_calls
 from opreplay.replay.results.records import L2State
 
 MISH = Traits(
-    op="aten::mish", family="Activation", form="elementwise", kernel="Mish", dtype="float32", aligned=True,
+    op="aten::mish", family="Activation", form="elementwise", kernel="Mish", dtype="float32",
     generation="910", log_time=5.0, log_elements=20.0, log_row=10.0, launch=0.2,
 )  # fmt: skip
 

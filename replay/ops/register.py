@@ -184,7 +184,7 @@ def _define(version: Reference, overload: str) -> str:
     library.define(text, tags=(torch.Tag.nondeterministic_seeded,) if version.random else ())
     schema = parse_schema(f"{namespace}::{text}")
     library.impl(operator, _adapt(version, schema), "CompositeExplicitAutograd")
-    fake = _adapt(version, schema, fake=True) if schema.returns else _nothing
+    fake = _adapt(version, schema, fake=True) if schema.returns or version.fake else _nothing
     torch.library.register_fake(f"{namespace}::{operator}", fake, lib=library)
     return overload
 

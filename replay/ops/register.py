@@ -212,7 +212,7 @@ def _adapt(version: Reference, schema: Any, *, fake: bool = False) -> Callable[.
                 raise ValueError(f"{schema.name}: {mode}={_brief(values_by_name[mode])} is not stood in for")
         targets = [values_by_name[name] for name in version.into]
         if fake and targets:
-            return targets[0].clone()
+            return targets[0].clone() if schema.returns else None
         result = call_with(run, bind(values_by_name))
         if not targets:
             return result if schema.returns else None

@@ -73,10 +73,22 @@ def outcome_code(outputs: Outputs, max_failed: int | None, failed: Failed) -> Ex
     lost = sum(map(has_lost_process, results))
     if lost:
         console.narrate(f"opreplay: error: {lost} ops lost the process that ran them; --resume tries them again")
+    stopped = False
+    if summary is not None and summary.interrupted:
+        stopped = True
+        _tell_stop(results[-1], summary.ops - len(results))
     code = _code_of_results(results, summary, max_failed)
     failed.conclude()
     _refuse_internal_errors(results)
-    return ExitCode.INCOMPLETE if lost and code == ExitCode.OK else code
+    return ExitCode.INCOMPLETE if (lost or stopped) and code == ExitCode.OK else code
+
+
+def _tell_stop(result: OpResult, untried: int) -> None:
+    """Say on stderr which op ended the run that was to stop at the first failure."""
+    console.narrate(
+        f"opreplay: error: stopped at {result.name} ({result.id}): {result.reason}; {untried:,} ops were not tried "
+        "(--stop-on-error): --resume goes on behind it"
+    )
 
 
 def _code_of_results(results: Sequence[OpResult], summary: Summary | None, max_failed: int | None) -> ExitCode:

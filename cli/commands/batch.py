@@ -21,6 +21,7 @@ from opreplay.cli.options.measuring import (
     quick_look,
     quick_option,
     resume_option,
+    stop_on_error_option,
 )
 from opreplay.cli.options.settings import Command
 
@@ -52,6 +53,7 @@ def run_many(
     measuring: RunOptions,
     resume: bool,
     max_failed: int | None,
+    stop_on_error: bool,
     allow_damaged: bool,
     init_arg: tuple[str, ...],
     values: str | None,
@@ -114,6 +116,7 @@ def run_many(
         options = msgspec.structs.replace(
             measuring,
             device=device,
+            stop_on_error=stop_on_error,
             allow_imports=selection.allow_imports,
             plugins=plugin,
             init_args=init_arg,
@@ -165,6 +168,7 @@ def run_many(
 @measuring_options
 @resume_option
 @max_failed_option
+@stop_on_error_option
 @shared.init_arg_option
 @shared.values_option
 @checking_options

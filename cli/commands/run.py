@@ -21,6 +21,7 @@ from opreplay.cli.options.measuring import (
     quick_look,
     quick_option,
     resume_option,
+    stop_on_error_option,
 )
 from opreplay.cli.options.ranks import ranks_options, served_as_rank
 from opreplay.cli.options.sequence import sequence_options
@@ -59,6 +60,7 @@ if TYPE_CHECKING:
 @sequence_options
 @ranks_options
 @max_failed_option
+@stop_on_error_option
 @shared.init_arg_option
 @shared.values_option
 @checking_options
@@ -105,6 +107,7 @@ def run_one(
     measuring: RunOptions,
     resume: bool,
     max_failed: int | None,
+    stop_on_error: bool,
     init_arg: tuple[str, ...],
     values: str | None,
     history: str | None,
@@ -162,6 +165,7 @@ def run_one(
         options = msgspec.structs.replace(
             measuring,
             device=device,
+            stop_on_error=stop_on_error,
             allow_imports=selection.allow_imports,
             plugins=plugin,
             init_args=init_arg,

@@ -180,6 +180,12 @@ max_failed_option = click.option(
 """--max-failed: what a build tolerates."""
 
 
+stop_on_error_option = click.option(
+    "--stop-on-error", is_flag=True, help="End the run behind the first op that fails, with exit code 1."
+)
+"""--stop-on-error: the first failure is what is looked for."""
+
+
 resume_option = click.option(
     "--resume",
     is_flag=True,

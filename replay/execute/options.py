@@ -77,6 +77,8 @@ class RunOptions(MeasureOptions, frozen=True, kw_only=True):
     tell changes apart on a busy machine that one cannot."""
     total_time_s: float | None = None
     """Wall time for the whole run; ops that come too late are skipped with that reason."""
+    stop_on_error: bool = False
+    """Whether the run ends behind the first op that fails; not for a sequence, whose ops have results together."""
     threads: int | None = None
     """Of torch on the CPU; None for its own choice, or fewer where processors are busy."""
     isolation: Literal["process", "none"] | None = None

@@ -7,7 +7,7 @@ a device would take (`simulate` is handed in).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime, timezone
@@ -105,11 +105,12 @@ def run_plan(
     """Measure and predict every op of the plan; each result goes to the sink as soon as it is there.
 
     The sink gets a header first and a summary last, also when the run is interrupted: then the summary says so and the
-    exception passes on. `runner` or `engine` replace what the options would choose; `trace` is added to the header's
-    facts, as is the `step` that a sequence replays; `devices` names the simulated devices with their versions. With
-    `earlier` the run goes on where that one ended, without a new header. What `close` makes of all results is written
-    before the summary. `beside` says that another job measures on the same device. `on_start` is told the facts of host
-    and device before the first op. `failed` holds why an op has no prediction, by id, once `simulate` was called.
+    exception passes on. It says so too, and the run ends, behind the first op that fails under `stop_on_error`.
+    `runner` or `engine` replace what the options would choose; `trace` is added to the header's facts, as is the `step`
+    that a sequence replays; `devices` names the simulated devices with their versions. With `earlier` the run goes on
+    where that one ended, without a new header. What `close` makes of all results is written before the summary.
+    `beside` says that another job measures on the same device. `on_start` is told the facts of host and device before
+    the first op. `failed` holds why an op has no prediction, by id, once `simulate` was called.
     In the mode "sequence" the results are those of one recorded step, and one record more sums it up.
     Raises EnvironmentRefused when the device is missing, UsageError or FormatError for values that fit no op, for an
     `earlier` of another run and for a plan without the order of its calls, before anything is written.
@@ -126,12 +127,13 @@ def run_plan(
     recency = _recency(plan, options)
     _refuse_vain_visits(options, one_by_one=engine is None)
     if options.mode == "sequence":
+        _refuse_vain_stop(options)
         plan = step_plan(plan)
     chosen = _engine_of(plan, _as_begun(options, earlier), given, recency, on_progress)
     if isinstance(chosen, SequenceEngine | SequenceOnRanks):
         close = chosen.records
     results: list[OpResult] = []
-    begun = False
+    begun, stopped = False, False
     try:
         facts = chosen.start() | ({"beside_another_job": True} if beside else {})
         header = _header(plan, options, facts, trace or {}, step, devices)
@@ -143,15 +145,10 @@ def run_plan(
             on_start(header.environment)
         costly = ended_by_time(earlier)
         state = _RunState(plan, options, started, len(results), on_progress, costly)
-        for op, outcome in chosen.outcomes(left_to_do(plan.ops, results, costly), state.decide):
-            simulated = simulate(op)  # which may add to `failed`
-            why = failed.get(op.id, ())
-            result = result_of(plan, op, outcome, simulated, device=options.device, unpredicted=why)
-            sink.write(result)
-            results.append(result)
-            state.done = len(results)
+        outcomes = chosen.outcomes(left_to_do(plan.ops, results, costly), state.decide)
+        stopped = _write_results(plan, options, outcomes, results, state, sink, simulate, failed)
         raise_if_asked()
-        for record in close(results):
+        for record in () if stopped else close(results):
             sink.write(record)
     except BaseException:
         # A full disk may be what ended the run: the error that matters is the one on its way.
@@ -161,11 +158,34 @@ def run_plan(
         raise
     finally:
         chosen.close()
-    summary = summarize(plan, results, wall_s=monotonic() - started, interrupted=False)
+    summary = summarize(plan, results, wall_s=monotonic() - started, interrupted=stopped)
     sink.write(summary)
     if on_progress is not None:
-        on_progress(_progress(len(plan.ops), len(plan.ops), None, summary.wall_s or 0.0))
+        on_progress(_progress(len(results), len(plan.ops), None, summary.wall_s or 0.0))
     return summary
+
+
+def _write_results(
+    plan: ReplayPlan,
+    options: RunOptions,
+    outcomes: Iterator[tuple[ReplayOp, Outcome]],
+    results: list[OpResult],
+    state: _RunState,
+    sink: ResultSink,
+    simulate: Simulate,
+    failed: Mapping[str, Sequence[str]],
+) -> bool:
+    """Add what became of each op to the results, and to the sink; whether it ended at one that failed."""
+    for op, outcome in outcomes:
+        simulated = simulate(op)  # which may add to `failed`
+        why = failed.get(op.id, ())
+        result = result_of(plan, op, outcome, simulated, device=options.device, unpredicted=why)
+        sink.write(result)
+        results.append(result)
+        state.done = len(results)
+        if options.stop_on_error and result.status == "failed" and state.done < len(plan.ops):
+            return True
+    return False
 
 
 def _engine_of(
@@ -369,6 +389,15 @@ def _refuse_vain_visits(options: RunOptions, *, one_by_one: bool) -> None:
     else:
         where = "where several ops run side by side"
     raise UsageError(f"--set visits={options.visits} has no effect {where}", hint="Leave --set visits out.")
+
+
+def _refuse_vain_stop(options: RunOptions) -> None:
+    """Raises UsageError for a sequence that is to stop at the first failure."""
+    if options.stop_on_error:
+        raise UsageError(
+            "--stop-on-error has no effect on a sequence, whose ops have their results together",
+            hint="Leave --stop-on-error out.",
+        )
 
 
 def _recency(plan: ReplayPlan, options: RunOptions) -> dict[str, Recency]:

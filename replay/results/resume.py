@@ -20,8 +20,8 @@ from opreplay.replay.results.reading import ResultFile
 from opreplay.replay.results.records import Header, OpResult, Summary
 from opreplay.traces.errors import UsageError
 
-FREE = frozenset({"total_time_s", "limit_s", "shared_device"})
-"""Options that may differ: they say how long a run may take, not what is measured."""
+FREE = frozenset({"total_time_s", "limit_s", "shared_device", "stop_on_error"})
+"""Options that may differ: they say how long a run may take and when it ends, not what is measured."""
 NAMED = frozenset({"seed", "device"})
 """Options named one by one where they differ; the others are one digest."""
 WHILE_IT_RAN = "the run's time was over while it ran"

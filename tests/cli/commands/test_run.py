@@ -150,6 +150,17 @@ def test_how_many_may_fail(trace: Path, allowed: int, code: int) -> None:
     assert run(trace, "--max-failed", allowed).exit_code == code
 
 
+def test_a_run_may_stop_at_the_first_failure(trace: Path, tmp_path: Path) -> None:
+    path = tmp_path / "r.jsonl"
+    result = run(trace, "--stop-on-error", "-o", path)
+    assert result.exit_code == 1
+    assert "interrupted, 1 not reached" in result.stdout.splitlines()[0]
+    assert "stopped at fake::raise" in result.stderr
+    resumed = run(trace, "--resume", "-o", path)
+    assert resumed.exit_code == 0, resumed.stderr
+    assert [r.status for r in read_results(path)[1]] == ["replayed", "replayed", "failed", "skipped"]
+
+
 def test_files_and_stdout_hold_the_same_records(trace: Path, tmp_path: Path) -> None:
     path = tmp_path / "r.jsonl"
     result = run(trace, "-o", path, "-o", "-")

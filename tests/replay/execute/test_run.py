@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from opreplay.replay.execute import run as orchestrator
@@ -14,6 +15,7 @@ from opreplay.replay.results.outcome import Outcome
 from opreplay.replay.results.reading import MemorySink, read_results
 from opreplay.replay.results.records import Record, Simulated
 from opreplay.replay.results.writing import JsonLinesSink
+from opreplay.traces.errors import UsageError
 
 OPTIONS = RunOptions(executor="fake", isolation="none", max_op_bytes=10**6)
 
@@ -127,6 +129,32 @@ def test_interrupt_keeps_what_is_done_and_says_so(tmp_path: Path) -> None:
     assert summary.interrupted
     assert (summary.ops, summary.replayed) == (2, 1)
     assert runner.closed
+
+
+def test_a_run_that_stops_at_the_first_failure_goes_on_behind_it(tmp_path: Path) -> None:
+    plan = plan_of(*(fake_op(name) for name in ("1us", "raise", "2us", "3us")))
+    path = tmp_path / "r.jsonl"
+    stopping = msgspec.structs.replace(OPTIONS, stop_on_error=True)
+    with JsonLinesSink.open(path) as sink:
+        summary = run_plan(plan, stopping, sink=sink)
+    assert (summary.interrupted, summary.ops, summary.replayed, summary.failed) == (True, 4, 1, 1)
+    assert [result.status for result in read_results(path)[1]] == ["replayed", "failed"]
+    sink, earlier = JsonLinesSink.reopen(path)
+    with sink:
+        summary = run_plan(plan, OPTIONS, sink=sink, earlier=earlier)
+    assert (summary.interrupted, summary.replayed, summary.failed) == (False, 3, 1)
+    assert [result.name for result in read_results(path)[1]] == [op.name for op in plan.ops]
+
+
+def test_a_failure_of_the_last_op_interrupts_nothing() -> None:
+    stopping = msgspec.structs.replace(OPTIONS, stop_on_error=True)
+    assert not run_plan(plan_of(fake_op("1us"), fake_op("raise")), stopping, sink=MemorySink()).interrupted
+
+
+def test_a_sequence_cannot_stop_at_a_failure() -> None:
+    stopping = msgspec.structs.replace(OPTIONS, stop_on_error=True, mode="sequence")
+    with pytest.raises(UsageError, match="--stop-on-error"):
+        run_plan(plan_of(fake_op("1us")), stopping, sink=MemorySink())
 
 
 def test_full_disk_passes_through_and_closes_the_runner() -> None:

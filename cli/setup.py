@@ -138,9 +138,10 @@ def plan_of_source(
     ranks: int | None = None,
     cluster: str | None = None,
     activity: bool = False,
+    fused: str | None = None,
 ) -> Callable[[bool], tuple[ReplayPlan, Trace | ReplayPlan]]:
     """The `make` of `planned` for a trace: its plan, on ranks or for a cluster with its collectives, and what was
-    read."""
+    read, `fused` as `fused_as_asked` has it."""
 
     def make(keep: bool) -> tuple[ReplayPlan, Trace | ReplayPlan]:
         from opreplay.replay.plan.collectives.in_plan import on_ranks
@@ -148,13 +149,33 @@ def plan_of_source(
         from opreplay.replay.plan.kept import kept_plan_of
 
         collectives = ranks is not None or cluster is not None
-        read = source.open(activity=activity or collectives)
+        read = fused_as_asked(source.open(activity=activity or collectives), fused)
         if keep:
             return kept_plan_of(read, selection, device=device, in_order=in_order), read
         plan = plan_of(read, selection, device=device, in_order=in_order, collectives=collectives)
         return on_ranks(plan, ranks), read
 
     return make
+
+
+def fused_as_asked(read: T, fused: str | None) -> T | ReplayPlan:
+    """What was read, with fused kernels in place of the calls that they stand for where `fused` asks for them; says on
+    stderr where there are none. Raises UsageError for what was not captured."""
+    from opreplay.cli.terminal import console
+    from opreplay.replay.capture.served import as_served
+    from opreplay.replay.ir.model import ReplayPlan
+
+    if fused is None:
+        return read
+    if not isinstance(read, ReplayPlan) or not read.captured:
+        raise UsageError(
+            "--fused is for a captured plan, which says what each call takes and gives",
+            hint="`opreplay capture` writes one. Of a trace: `opreplay timeline --what-if 'fuse aten::add,aten::mul'`.",
+        )
+    plan = as_served(read, fused=True, weights=None)
+    if plan is read:
+        console.narrate(f"opreplay: --fused {fused}: {read.source} holds no calls that one kernel stands for")
+    return plan
 
 
 def _has_extensions() -> bool:

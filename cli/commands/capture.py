@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from opreplay.cli.options.settings import Command, setting
-from opreplay.cli.options.shared import cluster_option, force_option, format_option, seed_option
+from opreplay.cli.options.shared import cluster_option, force_option, format_option, fused_option, seed_option
 from opreplay.cli.options.types import SocName
 
 if TYPE_CHECKING:
@@ -80,11 +80,9 @@ if TYPE_CHECKING:
     help="Of hf:CONFIG, decode of latent attention: attend to the latents, as servers do, or to keys and values of "
     "them, as transformers does.  [default: absorbed]",
 )
-@click.option(
-    "--fused",
-    type=click.Choice(["ascend"]),
-    help="Write the plan with the fused kernels that servers run on Ascend in place of the calls they stand for: norms "
-    "with sums, rotary embeddings, SwiGlu, attention, experts.",
+@fused_option(
+    "Write the plan with the fused kernels that servers run on Ascend in place of the calls they stand for: norms "
+    "with sums, rotary embeddings, SwiGlu, attention, experts."
 )
 @click.option(
     "--weights",

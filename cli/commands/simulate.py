@@ -44,6 +44,7 @@ if TYPE_CHECKING:
 )
 @shared.force_option
 @shared.notes_option
+@shared.captured_fused_option
 @shared.cache_option
 def command(
     source: Source,
@@ -60,6 +61,7 @@ def command(
     output: tuple[str, ...],
     force: bool,
     notes: bool,
+    fused: str | None,
     no_cache: bool,
 ) -> None:
     """Predict the ops of TRACE on one or several simulated devices, side by side: the step's total with its band, where
@@ -76,7 +78,9 @@ def command(
 
     check_outputs(output, (".json", ".csv", ".html"), force=force)
     ready, read = planned(
-        plan_of_source(source, selection, in_order=True, cluster=cluster, activity=tells_step(source.trace)),
+        plan_of_source(
+            source, selection, in_order=True, cluster=cluster, activity=tells_step(source.trace), fused=fused
+        ),
         plugins=plugin,
         socs=soc,
         cluster=cluster,

@@ -81,6 +81,7 @@ if TYPE_CHECKING:
     metavar="RESULTS.jsonl",
     help="Of a captured step: take the host's time for each call from what `run --output` measured of the plan here.",
 )
+@shared.captured_fused_option
 @shared.plugin_option
 @shared.page_option
 @shared.notes_option
@@ -99,6 +100,7 @@ def command(
     timeline_file: str | None,
     measured: str | None,
     host: str | None,
+    fused: str | None,
     plugin: tuple[str, ...],
     output: str | None,
     notes: bool,
@@ -113,7 +115,7 @@ def command(
     """
     from opreplay.cli.outputs import check_outputs, write_view
     from opreplay.cli.plan_views import plan_file
-    from opreplay.cli.setup import tell_unused, use_plugins
+    from opreplay.cli.setup import fused_as_asked, tell_unused, use_plugins
     from opreplay.cli.terminal import console
     from opreplay.replay.ascend.simulate.devices import load_socs
     from opreplay.traces.errors import UsageError
@@ -127,7 +129,7 @@ def command(
     use_plugins(plugin)
     socs = load_socs(soc, cluster)
     devices = list(socs.values())
-    captured = None if ranks else plan_file(first)
+    captured = fused_as_asked(None if ranks else plan_file(first), fused)
     if host is not None and (captured is None or not captured.captured):
         raise UsageError("--host is for a captured step", hint="A recorded one has its host's times: --set host_scale.")
     if ranks and kernel_details is not None:

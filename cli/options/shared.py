@@ -206,6 +206,15 @@ def cluster_option(command: Callable[..., Any]) -> Callable[..., Any]:
     )(taking_cluster)
 
 
+def fused_option(help_: str) -> Callable[[Command], Command]:
+    """--fused: kernels that servers run in place of the calls that a captured plan holds."""
+    return click.option("--fused", type=click.Choice(["ascend"]), help=help_)
+
+
+captured_fused_option = fused_option("Of a captured plan: as `capture --fused` would have written it.")
+"""--fused of commands that take a plan."""
+
+
 def l2_option(default: str | None) -> Callable[[Command], Command]:
     """--l2: what the caches of simulated devices hold when an op starts."""
     return click.option(

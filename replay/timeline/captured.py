@@ -18,7 +18,7 @@ import numpy as np
 from opreplay.replay.ascend.simulate.step import OpStep, Step
 from opreplay.replay.ir.model import RecordedSequence, ReplayOp, ReplayPlan
 from opreplay.replay.ir.step import ModuleTime
-from opreplay.replay.timeline.changes import parsed_value
+from opreplay.replay.timeline.changes import AS_LONG_AS_LONGEST, fused_patterns, parsed_value
 from opreplay.replay.timeline.graph.model import Floats
 from opreplay.replay.timeline.measured import MeasuredHost
 from opreplay.replay.timeline.modules import DEEPEST, as_tree
@@ -37,6 +37,7 @@ PYTHON_US = 23.0
 of which each has 10 to 42 µs. Not in a step, of which nobody knows how it is served: in the upper end of its band."""
 GRAPH = ("graph", "cudagraph", "aclgraph")
 """Changes that mean: the whole step is one captured graph, which the host launches once."""
+CHANGES = "Write 'PATTERN=0.5x', 'fuse OP,OP' or 'cudagraph'."
 COPIES = 3
 """Steps that follow each other until the pace is that of all further ones: the host runs ahead, or waits."""
 
@@ -160,7 +161,11 @@ def captured_timeline(
         phases_us={step.device: _phases(sequence, calls[step.device]) for step in steps},
         modules=_modules(sequence, first),
         what_if=tuple(_change(text, called, calls) for text in what_if),
-        notes=_notes(missing, len(called), first),
+        notes=(
+            *_notes(missing, len(called), first),
+            *((AS_LONG_AS_LONGEST,) if any(text.strip().startswith("fuse ") for text in what_if) else ()),
+            *(() if plan.capture is None else plan.capture.notes),
+        ),
     )
 
 
@@ -286,14 +291,20 @@ def _modules(sequence: RecordedSequence, calls: _Calls) -> tuple[ModuleTime, ...
 
 
 def _change(text: str, called: Sequence[ReplayOp], calls: dict[str, _Calls]) -> CapturedChange:
-    """A captured graph, or other times of ops whose names match."""
+    """A captured graph, calls that become one kernel, or other times of ops whose names match."""
     replace, hit = msgspec.structs.replace, np.ones(len(called), bool)
+    word, _, listed = text.strip().partition(" ")
     if text.strip().lower() in GRAPH:
         changed = {name: replace(soc, host_us=np.zeros(len(called))) for name, soc in calls.items()}
+    elif word == "fuse":
+        patterns = fused_patterns(listed)
+        changed = {name: _fused(soc, called, patterns) for name, soc in calls.items()}
+        first = next(iter(calls))
+        hit = changed[first].kernels < calls[first].kernels
     else:
         pattern, equals, value = text.strip().rpartition("=")
         if not equals or not pattern:
-            raise TraceError(f"{text!r} is no change of a captured step", hint="Write 'PATTERN=0.5x' or 'cudagraph'.")
+            raise TraceError(f"{text!r} is no change of a captured step", hint=CHANGES)
         number, is_factor = parsed_value(value)
         hit = np.array([fnmatchcase(op.name, pattern.strip()) for op in called], bool)
         changed = {
@@ -302,6 +313,24 @@ def _change(text: str, called: Sequence[ReplayOp], calls: dict[str, _Calls]) -> 
         }
     socs_us = {name: _scheduled(soc)[0] for name, soc in changed.items()}
     return CapturedChange(change=text, matched=int(hit.sum()), socs_us=socs_us)
+
+
+def _fused(calls: _Calls, called: Sequence[ReplayOp], patterns: Sequence[str]) -> _Calls:
+    """Runs of calls of matching ops, no two of one name beside each other, are one kernel as long as the longest; the
+    host makes each call all the same."""
+    device_us, kernels = calls.device_us.copy(), calls.kernels.copy()
+    before: int | None = None
+    for place in np.flatnonzero(calls.kernels > 0).tolist():
+        name = called[place].name
+        if not any(fnmatchcase(name, pattern) for pattern in patterns):
+            before = None
+            continue
+        if before is not None and called[before].name != name:
+            device_us[place] = max(device_us[place], device_us[before])
+            device_us[before] = kernels[before] = 0.0
+            kernels[place] = 1.0
+        before = place
+    return msgspec.structs.replace(calls, device_us=device_us, kernels=kernels)
 
 
 def _notes(missing: Sequence[ReplayOp], calls: int, of_host: _Calls) -> tuple[str, ...]:

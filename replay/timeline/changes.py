@@ -364,11 +364,20 @@ def matching_ops(names: Names, pattern: str) -> Bools:
     return among_or_inside(op_parents(names.trace), hits[names.trace.ops.signature])
 
 
-def _fuse(names: Names, out: Edited, listed: str) -> None:
-    """Runs of matching tasks that follow each other on a stream become one, as long as its longest part."""
+AS_LONG_AS_LONGEST = "a fused kernel takes as long as its longest part; the host still launches each part"
+
+
+def fused_patterns(listed: str) -> list[str]:
+    """Patterns of names behind "fuse". Raises TraceError for less than two."""
     patterns = [part.strip() for part in listed.split(",") if part.strip()]
     if len(patterns) < 2:
         raise TraceError("a fusion needs two ops or more", hint="Write 'fuse aten::add,aten::mul'.")
+    return patterns
+
+
+def _fuse(names: Names, out: Edited, listed: str) -> None:
+    """Runs of matching tasks that follow each other on a stream become one, as long as its longest part."""
+    patterns = fused_patterns(listed)
     nodes, edges = out.graph.nodes, out.graph.edges
     hit = np.zeros(len(nodes), bool)
     for pattern in patterns:
@@ -385,7 +394,7 @@ def _fuse(names: Names, out: Edited, listed: str) -> None:
         out.durations_us[first], out.durations_us[second] = 0.0, longest
         out.lags_us[edge] = 0.0
         out.matched += 1
-    out.notes.append("a fused kernel takes as long as its longest part; the host still launches each part")
+    out.notes.append(AS_LONG_AS_LONGEST)
 
 
 def _dtype(names: Names, out: Edited, wanted: str) -> None:

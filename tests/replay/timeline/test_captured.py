@@ -16,10 +16,12 @@ from opreplay.cli.main import opreplay
 from opreplay.replay.ascend import load_device
 from opreplay.replay.ascend.simulate.devices import simulate_plan
 from opreplay.replay.capture.capture import capture_made
+from opreplay.replay.capture.served import as_served
 from opreplay.replay.ir.model import ReplayPlan
 from opreplay.replay.ir.plan_file import dump_plan
 from opreplay.replay.ops.work.expected import expected_contents
 from opreplay.replay.timeline.captured import PYTHON_US, VIEW_US, CapturedTimeline, captured_timeline
+from opreplay.replay.timeline.changes import AS_LONG_AS_LONGEST
 from opreplay.replay.timeline.measured import MeasuredHost
 from opreplay.replay.timeline.offload import DISPATCH_BAND, DISPATCH_US
 from opreplay.traces.errors import TraceError, UsageError
@@ -141,6 +143,51 @@ def test_only_a_captured_step_is_told() -> None:
         told(msgspec.structs.replace(plan, sequence=None))
     with pytest.raises(TraceError, match="is no change"):
         told(plan, what_if=["nonsense"])
+
+
+def rounded_norms(x: torch.Tensor, y: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    wide = (x + y).float()
+    return weight * (wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + 1e-6)).to(x.dtype)
+
+
+def norm_plan() -> ReplayPlan:
+    many = torch.zeros(4096, 4096, dtype=torch.bfloat16)
+    return capture_made(lambda: (rounded_norms, (many, many, many[0])), source="here")
+
+
+def test_calls_that_follow_each_other_become_as_long_as_the_longest() -> None:
+    plan = norm_plan()
+    step = simulate_plan(plan, [DEVICE], expected_contents())[0]
+    took_us = {op.id: op.simulated.time_us for op in step.ops}
+    assert plan.sequence is not None
+    first, second = (plan.sequence.ids[call] for call in plan.sequence.calls[:2])
+    result = told(plan, what_if=["fuse aten::add,aten::_to_copy"])
+    change = result.what_if[0]
+    assert change.matched == 1, "the sum and its cast; the cast back has products around it"
+    saved_us = result.socs["910b3"].step_us - change.socs_us["910b3"]
+    assert saved_us == pytest.approx(min(took_us[first], took_us[second]), rel=0.1)
+    assert AS_LONG_AS_LONGEST in result.notes
+    with pytest.raises(TraceError, match="two ops"):
+        told(plan, what_if=["fuse aten::add"])
+
+
+@pytest.mark.parametrize("command", [["simulate"], ["timeline", "--soc", "910b3"]])
+def test_a_plan_is_fused_on_the_way(tmp_path: Path, command: list[str]) -> None:
+    plan, path = norm_plan(), tmp_path / "m.plan.json"
+
+    def facts(plan: ReplayPlan, *options: str) -> Any:
+        path.write_bytes(dump_plan(plan))
+        done = CliRunner().invoke(opreplay, [*command, str(path), *options, "--format", "json"])
+        assert done.exit_code == 0, done.stderr
+        return json.loads(done.stdout)
+
+    before, after = facts(plan), facts(plan, "--fused", "ascend")
+    assert after == facts(as_served(plan, fused=True, weights=None))
+    assert after != before
+    trace = str(sample_path("moe_block"))
+    refused = CliRunner().invoke(opreplay, [*command, trace, "--fused", "ascend"])
+    assert refused.exit_code == 2
+    assert "captured plan" in refused.stderr
 
 
 def test_the_command(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ As the profiler recorded it, else by the sizes of results and how long the calls
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from math import gcd
 from typing import Literal, NamedTuple
 
@@ -19,13 +19,23 @@ from opreplay.replay.ascend.profile import DeviceProfile
 from opreplay.replay.ir.model import ReplayOp, ReplayPlan
 from opreplay.replay.ir.sizes import readable, tensor_bytes
 from opreplay.replay.plan.step.lifetimes import Lifetimes, lifetimes, makes_no_memory
-from opreplay.replay.plan.step.linking import NO_VIEWS, PRODUCTS, Linked, Value, linked_step, results_of, tensors_of
+from opreplay.replay.plan.step.linking import (
+    NO_VIEWS,
+    PRODUCTS,
+    Linked,
+    Outside,
+    Value,
+    linked_step,
+    results_of,
+    tensors_of,
+)
 from opreplay.replay.timeline.graph.model import Floats, Ints
 from opreplay.replay.timeline.names import PYTHON
 from opreplay.traces import Trace
 from opreplay.traces.activity import MemoryTable
 from opreplay.traces.links.parents import innermost_at
 from opreplay.traces.links.steps import Step
+from opreplay.traces.model import TensorMeta
 
 MOST_OPS = 20
 BEFORE = "(allocated before the step)"
@@ -90,6 +100,7 @@ def memory_of(
         by_op[BEFORE] = before
     of_plan = None if plan is None else inferred_memory(plan, (), on_device=on_device)
     pool = 0 if of_plan is None else min(whole, of_plan.pool_bytes)
+    fits, verdicts = _fitting(devices, whole, whole, whole, pool)
     return MemoryUse(
         on_device=on_device,
         begin_bytes=int(live[0] - change[0]),
@@ -97,10 +108,10 @@ def memory_of(
         peak_at_us=float(table.time_ns[rows[peak]] - step.start_ns) / 1e3,
         end_bytes=int(live[-1]),
         allocations=int((change > 0).sum()),
-        at_peak_by_op=dict(sorted(by_op.items(), key=lambda item: -item[1])[:MOST_OPS]),
+        at_peak_by_op=_largest(by_op.items()),
         pool_bytes=pool,
-        fits={device.name: whole <= device.hbm_bytes for device in devices},
-        verdicts={device.name: _verdict(device.hbm_bytes, whole, whole, whole, pool) for device in devices},
+        fits=fits,
+        verdicts=verdicts,
         notes=(_NOT_RECORDED,) * bool(devices),
     )
 
@@ -132,37 +143,27 @@ def inferred_memory(plan: ReplayPlan, devices: Sequence[DeviceProfile], *, on_de
     if sequence is None or not sequence.calls:
         return None
     ops, calls, linked = linked_step(plan.ops, sequence)
-    results = [[0 if meta is None else _block(tensor_bytes(meta)) for meta in results_of(op)] for op in ops]
-    taken = [[0 if meta is None else _block(tensor_bytes(meta)) for _, _, meta in tensors_of(op)] for op in ops]
+    results = [list(map(_block, results_of(op))) for op in ops]
     owned = lifetimes(ops, linked)
     size = {value: results[calls[value.call]][value.output] for value in owned.until}
     passing = _passing(ops, linked)
     live = _live_over(calls, results, owned, linked, passing)
-    pools = {
-        number
-        for number, source in enumerate(linked.outside)
-        if tensors_of(ops[source.op])[source.argument][0] in _caches(ops[source.op])
-    }
+    pools = _pools(ops, linked.outside)
     others = set(range(len(linked.outside))) - pools
     pool = _least_outside(ops, linked, others)
-    outside = pool + sum(taken[linked.outside[n].op][linked.outside[n].argument] for n in others)
+    outside = pool + sum(_block(_tensor(ops, linked.outside[number])[2]) for number in others)
     shared_bytes = pool + _least_outside(ops, linked, pools | passing.keys(), repeated=True)
     whole = live.peak + outside
     lowest, high = min(live.low + shared_bytes, whole), max(outside + sum(size.values()), whole)
-    by_op: defaultdict[str, int] = defaultdict(int)
-    for value, last in owned.until.items():
-        if value.call <= live.peak_at <= last:
-            by_op[ops[calls[value.call]].name] += size[value]
-    by_op[OUTSIDE] = outside
-    aliases = [makes_no_memory(op) for op in ops]
-    unknown = sum(not results[index] and not aliases[index] for index in calls)
-    notes = [f"the results of {unknown} of {len(calls)} calls are not known: they count as nothing"] if unknown else []
-    verdicts = {device.name: _verdict(device.hbm_bytes, lowest, whole, high, pool) for device in devices}
-    fits: dict[str, bool | None] = {device.name: whole <= device.hbm_bytes for device in devices}
-    if unknown and not any(any(results[index]) for index in calls):
-        # What does not fit without results does not fit with them.
-        fits = {name: None if is_fitting else False for name, is_fitting in fits.items()}
-        verdicts = {name: verdict if fits[name] is False else UNKNOWN for name, verdict in verdicts.items()}
+    at_peak = [
+        (ops[calls[value.call]].name, size[value])
+        for value, last in owned.until.items()
+        if value.call <= live.peak_at <= last
+    ]
+    unknown = sum(not results[index] and not makes_no_memory(ops[index]) for index in calls)
+    note = f"the results of {unknown} of {len(calls)} calls are not known: they count as nothing"
+    has_sizes = not unknown or any(map(any, map(results.__getitem__, calls)))
+    fits, verdicts = _fitting(devices, lowest, whole, high, pool, has_sizes=has_sizes)
     return MemoryUse(
         source="inferred",
         on_device=on_device,
@@ -173,11 +174,11 @@ def inferred_memory(plan: ReplayPlan, devices: Sequence[DeviceProfile], *, on_de
         pool_bytes=pool,
         peak_at_us=None,
         end_bytes=live.end + outside,
-        allocations=sum(value == base for value, base in owned.within.items()),
-        at_peak_by_op=dict(sorted(by_op.items(), key=lambda item: -item[1])[:MOST_OPS]),
+        allocations=len(owned.until),
+        at_peak_by_op=_largest([*at_peak, (OUTSIDE, outside)]),
         fits=fits,
         verdicts=verdicts,
-        notes=(*notes, _NOT_INFERRED),
+        notes=(*[note] * bool(unknown), _NOT_INFERRED),
     )
 
 
@@ -215,6 +216,17 @@ def _live_over(
     return _Live(peak, peak_at, low, live)
 
 
+def _fitting(
+    devices: Sequence[DeviceProfile], low: int, peak: int, high: int, pool: int, *, has_sizes: bool = True
+) -> tuple[dict[str, bool | None], dict[str, str]]:
+    """Whether `peak` bytes fit each device, and the verdict in words; without any result's size only what does not fit
+    is known, as it does not with results either."""
+    fits: dict[str, bool | None] = {device.name: peak <= device.hbm_bytes for device in devices}
+    verdicts = {device.name: _verdict(device.hbm_bytes, low, peak, high, pool) for device in devices}
+    unsure = [] if has_sizes else [name for name, is_fitting in fits.items() if is_fitting]
+    return fits | dict.fromkeys(unsure), verdicts | dict.fromkeys(unsure, UNKNOWN)
+
+
 def _verdict(room: float, low: int, peak: int, high: int, pool: int) -> str:
     """Whether a range of bytes fits, and what that hangs on."""
     if high <= room:
@@ -230,14 +242,23 @@ def _verdict(room: float, low: int, peak: int, high: int, pool: int) -> str:
     return "does NOT fit"
 
 
-def _caches(op: ReplayOp) -> set[str]:
-    """Arguments that are pools of a serving engine: caches in blocks, no tables of a model."""
-    return set() if op.name in TABLES else set(pools_of(op))
+def _pools(ops: Sequence[ReplayOp], outside: Sequence[Outside]) -> set[int]:
+    """Numbers of tensors that are pools of a serving engine: caches in blocks, no tables of a model."""
+    return {
+        number
+        for number, tensor in enumerate(outside)
+        if ops[tensor.op].name not in TABLES and _tensor(ops, tensor)[0] in pools_of(ops[tensor.op])
+    }
 
 
-def _block(size: int) -> int:
-    """What the caching allocator of an accelerator takes for so many bytes: 512 at a time (kMinBlockSize)."""
-    return -(-size // BLOCK_BYTES) * BLOCK_BYTES
+def _tensor(ops: Sequence[ReplayOp], tensor: Outside) -> tuple[str, bool, TensorMeta | None]:
+    """(name, whether the op writes it, metadata) of the argument that a tensor from outside is."""
+    return tensors_of(ops[tensor.op])[tensor.argument]
+
+
+def _block(meta: TensorMeta | None) -> int:
+    """Bytes that the caching allocator of an accelerator takes for a tensor: 512 at a time (kMinBlockSize)."""
+    return 0 if meta is None else -(-tensor_bytes(meta) // BLOCK_BYTES) * BLOCK_BYTES
 
 
 def _passing(ops: Sequence[ReplayOp], linked: Linked) -> dict[int, int]:
@@ -247,7 +268,7 @@ def _passing(ops: Sequence[ReplayOp], linked: Linked) -> dict[int, int]:
     """
     out: dict[int, int] = {}
     for number, tensor in enumerate(linked.outside):
-        name, written, meta = tensors_of(ops[tensor.op])[tensor.argument]
+        name, written, meta = _tensor(ops, tensor)
         weight = name in NO_VIEWS and ops[tensor.op].name not in PRODUCTS
         if meta is not None and not weight and not written and tensor.memory < 0:
             out[number] = tensor_bytes(meta)
@@ -267,7 +288,7 @@ def _least_outside(ops: Sequence[ReplayOp], linked: Linked, left_out: Container[
     known: set[int] = set()
     total = 0
     for number, tensor in enumerate(linked.outside):
-        name, _, meta = tensors_of(ops[tensor.op])[tensor.argument]
+        name, _, meta = _tensor(ops, tensor)
         if meta is None or number in left_out:
             continue
         if tensor.memory >= 0:
@@ -284,6 +305,14 @@ def _least_outside(ops: Sequence[ReplayOp], linked: Linked, left_out: Container[
         needed[key] = max(needed[key], n)
     passes = max(1, gcd(*(needed[key] for key in named))) if repeated else 1
     return total + sum(n * size[key] for key, n in needed.items()) // passes
+
+
+def _largest(bytes_of_ops: Iterable[tuple[str, int]]) -> dict[str, int]:
+    """Bytes by op of those that have the largest sums."""
+    by_op: defaultdict[str, int] = defaultdict(int)
+    for name, size in bytes_of_ops:
+        by_op[name] += size
+    return dict(sorted(by_op.items(), key=lambda item: -item[1])[:MOST_OPS])
 
 
 def _live_by_op(trace: Trace, rows: np.ndarray) -> dict[str, int]:

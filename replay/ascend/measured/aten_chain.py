@@ -8,6 +8,7 @@ the inputs when nothing was computed yet, else the inputs' first and the last re
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import prod
 from typing import cast
 
 from opreplay.replay.ascend.lowering import lower
@@ -77,6 +78,8 @@ OVER_A_DIM = frozenset(
 )
 ALWAYS_OVER_A_DIM = frozenset({"argmax", "argmin", "cumsum", "cumprod", "flip", "linalg_vector_norm"})
 """Of these even the overload "default" goes over a dimension; that of the others over all."""
+VIEWS = frozenset({"scalar_tensor", "view", "t", "permute", "unsqueeze", "squeeze", "expand"})
+NORMS = frozenset({"native_layer_norm", "native_group_norm", "native_batch_norm", "instance_norm"})
 SOFTMAXES = frozenset({"_softmax", "_log_softmax", "softmax", "log_softmax"})
 
 
@@ -108,63 +111,98 @@ def _matrix(shape: tuple[int, ...], *, first: bool) -> tuple[int, int]:
     return shape[len(shape) - 2], shape[len(shape) - 1]
 
 
-def _product_arguments(name: str, inputs: Sequence[Tensor]) -> list[ReplayArg]:
-    (a, a_type), (b, b_type) = inputs[:2]
-    out: list[ReplayArg] = []
-    rows, depth = _matrix(a, first=True)
-    depth_too, columns = _matrix(b, first=False)
+def _read_transposed(name: str, tensor: Tensor) -> ReplayArg:
+    shape, dtype = tensor
+    steps = [prod(shape[i + 1 :]) for i in range(len(shape))]
+    return _tensor(name, ((*shape[:-2], shape[-1], shape[-2]), dtype), (*steps[:-2], steps[-1], steps[-2]))
+
+
+def _product_arguments(a: Tensor, b: Tensor) -> list[ReplayArg]:
+    rows, depth = _matrix(a[0], first=True)
+    depth_too, columns = _matrix(b[0], first=False)
     # Matrices are listed as stored: what makes them fit is which of them is read transposed.
     turned_b = depth != depth_too and depth == columns
     turned_a = depth != depth_too and not turned_b and rows in (depth_too, columns)
     turned_b = turned_b or (turned_a and rows != depth_too)
-    for key, shape, dtype, turned in (("self", a, a_type, turned_a), ("mat2", b, b_type, turned_b)):
-        if turned and len(shape) > 1:
-            lying = (*shape[:-2], shape[-1], shape[-2])
-            steps = [1] * len(shape)
-            for i in reversed(range(len(shape) - 1)):
-                steps[i] = steps[i + 1] * shape[i + 1]
-            out.append(_tensor(key, (lying, dtype), (*steps[:-2], steps[-1], steps[-2])))
-        else:
-            out.append(_tensor(key, (shape, dtype)))
-    return out
+    return [
+        (_read_transposed if turned and len(tensor[0]) > 1 else _tensor)(name, tensor)
+        for name, tensor, turned in (("self", a, turned_a), ("mat2", b, turned_b))
+    ]
+
+
+def _norm_arguments(name: str, main: Tensor, numbers: tuple[int, ...]) -> list[ReplayArg]:
+    shape, dtype = main
+    if name == "native_layer_norm":
+        over = numbers or shape[-1:]
+        weights: Tensor = over, dtype
+        settings = [_value("normalized_shape", over)]
+    else:
+        weights, settings = (shape[1:2] or shape, dtype), []
+    args = [_tensor("input", main), *settings, _tensor("weight", weights), _tensor("bias", weights)]
+    return [*args, _value("group", numbers[-1] if numbers else 8)] if name == "native_group_norm" else args
+
+
+def _settings(name: str, overload: str, rank: int, numbers: tuple[int, ...]) -> list[ReplayArg]:
+    """What an op of one tensor is given beside it."""
+    first = numbers[0] if numbers else -1
+    over_all = overload in ("full", "default") and not (overload == "default" and name in ALWAYS_OVER_A_DIM)
+    if name in OVER_A_DIM and not over_all:
+        dim = first % max(1, rank)
+        return [_value("dims", (dim,)) if name == "flip" else _value("dim", dim)]
+    if name in SOFTMAXES:
+        return [_value("dim", first if 0 <= first < rank else rank - 1)]
+    return _windows(name, rank, numbers) if "pool" in name else []
+
+
+def _windows(name: str, rank: int, numbers: tuple[int, ...]) -> list[ReplayArg]:
+    space = max(1, min(next((n for n in (1, 2, 3) if f"{n}d" in name), 2), rank - 2))
+    names = ("kernel_size", "stride", "padding")
+    return [_value(key, (value,) * space) for key, value in zip(names, numbers, strict=False)]
 
 
 def _arguments(
-    name: str, overload: str, inputs: Sequence[Tensor], last: Tensor | None, init_args: Sequence[object]
+    name: str, overload: str, inputs: Sequence[Tensor], last: Tensor | None, numbers: tuple[int, ...]
 ) -> list[ReplayArg]:
-    numbers = _flat(init_args)
     main = last or inputs[0]
     if name in PRODUCTS:
-        pair = [inputs[0], *inputs[1:]] if last is None else [last, inputs[-1]]
-        return _product_arguments(name, pair if len(pair) > 1 else [pair[0], pair[0]])
+        return _product_arguments(main, inputs[min(1, len(inputs) - 1)] if last is None else inputs[-1])
     if name in TWO_OPERANDS and overload in ("Tensor", "default", "self"):
-        first, second = (inputs[0], main) if last is not None else (inputs[0], inputs[min(1, len(inputs) - 1)])
-        return [_tensor("self", first), _tensor("other", second)]
-    if name == "native_layer_norm":
-        over = numbers or main[0][-1:]
-        return [
-            _tensor("input", main),
-            _value("normalized_shape", over),
-            _tensor("weight", (over, main[1])),
-            _tensor("bias", (over, main[1])),
-        ]
-    if name in ("native_group_norm", "native_batch_norm", "instance_norm"):
-        channels: Tensor = (main[0][1:2] or main[0], main[1])
-        args = [_tensor("input", main), _tensor("weight", channels), _tensor("bias", channels)]
-        if name == "native_group_norm":
-            args.append(_value("group", numbers[-1] if numbers else 8))
-        return args
-    args = [_tensor("self", main)]
-    if name in OVER_A_DIM and overload != "full" and (overload != "default" or name in ALWAYS_OVER_A_DIM):
-        dim = (numbers[0] if numbers else -1) % max(1, len(main[0]))
-        args.append(_value("dims", (dim,)) if name == "flip" else _value("dim", dim))
-    elif name in SOFTMAXES:
-        args.append(_value("dim", numbers[0] if numbers and 0 <= numbers[0] < len(main[0]) else len(main[0]) - 1))
-    elif "pool" in name:
-        space = next((n for n in (1, 2, 3) if f"{n}d" in name), 2)
-        for key, value in zip(("kernel_size", "stride", "padding"), numbers, strict=False):
-            args.append(_value(key, (value,) * max(1, min(space, len(main[0]) - 2))))
-    return args
+        second = inputs[min(1, len(inputs) - 1)] if last is None else last
+        return [_tensor("self", inputs[0]), _tensor("other", second)]
+    if name in NORMS:
+        return _norm_arguments(name, main, numbers)
+    return [_tensor("self", main), *_settings(name, overload, len(main[0]), numbers)]
+
+
+def _pooled(main: TensorMeta, name: str, output: tuple[int, ...] | None) -> tuple[TensorMeta, TensorMeta | None]:
+    """The input and result of a pooling: one dimension of windows is a height of 1."""
+
+    def seen(shape: tuple[int, ...]) -> TensorMeta:
+        flat = len(main.shape) == 3 and "2d" in name
+        return TensorMeta(shape=(*shape[:-1], 1, shape[-1]) if flat else shape, dtype=main.dtype)
+
+    return seen(main.shape), None if output is None else seen(output)
+
+
+def _lowered(name: str, args: Sequence[ReplayArg], result: TensorMeta | None) -> tuple[KernelCall, ...]:
+    op = ReplayOp(
+        id="0" * 12,
+        name=f"aten::{name}",
+        count=1,
+        recorded=Recorded(host_us_total=0.0, host_us_median=0.0),
+        args=tuple(args),
+        outputs=None if result is None else (result,),
+    )
+    return lower(op).kernels
+
+
+def _result(name: str, args: Sequence[ReplayArg], kernels: Sequence[KernelCall]) -> Tensor | None:
+    """What an op computes, as far as it is known."""
+    tensors = [meta for arg in args for meta in arg.tensors if meta is not None]
+    if name in ("mul", "add", "sub", "div", "xlogy") and len(args) == 2:
+        return broadcast([meta.shape for meta in tensors]), tensors[0].dtype
+    result = kernels[-1].outputs[0] if kernels and kernels[-1].outputs else None
+    return None if result is None else (result.shape, result.dtype)
 
 
 def chain(
@@ -180,41 +218,19 @@ def chain(
     kernels: list[KernelCall] = []
     last: Tensor | None = None
     for number, text in enumerate(ops):
-        parts = text.removeprefix("aten.").split(".")
-        name, overload = parts[0], parts[1] if len(parts) > 1 else "default"
-        if name in ("scalar_tensor", "view", "t", "permute", "unsqueeze", "squeeze", "expand"):
+        name, overload = [*text.removeprefix("aten.").split("."), "default"][:2]
+        if name in VIEWS:
             continue
-        args = _arguments(name, overload, inputs, last, init_args)
+        args = _arguments(name, overload, inputs, last, _flat(init_args))
         main = args[0].tensors[0]
         assert main is not None
-        known: tuple[TensorMeta, ...] | None = None
+        known: TensorMeta | None = None
         if "pool" in name:
-            # One dimension of windows is a height of 1.
-            space = 2 if len(main.shape) == 3 and "2d" in name else 0
-            shape = output if output is not None and number == len(ops) - 1 else None
-            if shape is not None:
-                known = (TensorMeta(shape=(*shape[:-1], 1, shape[-1]) if space else shape, dtype=main.dtype),)
-            if space:
-                main = TensorMeta(shape=(*main.shape[:-1], 1, main.shape[-1]), dtype=main.dtype)
-                args = [ReplayArg(name="self", type="Tensor", tensors=(main,)), *args[1:]]
+            main, known = _pooled(main, name, output if number == len(ops) - 1 else None)
+            args[0] = ReplayArg(name="self", type="Tensor", tensors=(main,))
         elif name == "diag_embed":
-            known = (TensorMeta(shape=(*main.shape, main.shape[-1]), dtype=main.dtype),)
-        op = ReplayOp(
-            id="0" * 12,
-            name=f"aten::{name}",
-            count=1,
-            recorded=Recorded(host_us_total=0.0, host_us_median=0.0),
-            args=tuple(args),
-            outputs=known,
-        )
-        lowered = lower(op).kernels
+            known = TensorMeta(shape=(*main.shape, main.shape[-1]), dtype=main.dtype)
+        lowered = _lowered(name, args, known)
         kernels += lowered
-        result = lowered[-1].outputs[0] if lowered and lowered[-1].outputs else None
-        if known is not None:
-            last = known[0].shape, known[0].dtype
-        elif name in ("mul", "add", "sub", "div", "xlogy") and len(args) == 2:
-            shapes = [t.shape for arg in args for t in arg.tensors if t is not None]
-            last = broadcast(shapes), main.dtype
-        elif result is not None:
-            last = result.shape, result.dtype
+        last = (known.shape, known.dtype) if known else _result(name, args, lowered) or last
     return tuple(kernels)

@@ -187,16 +187,18 @@ def _with_inputs(cases: Sequence[Case], known: Sequence[Program], inputs: Mappin
     return tuple(replace(case, arguments=metas | dict(case.arguments)) for case in bases)
 
 
+def _swept(asked: Sequence[Case], wanted: Wanted) -> tuple[Case, ...]:
+    swept = with_settings(asked, wanted.settings)
+    return tuple(tuned for case in swept for tuned in to_tune(case)) if wanted.tune else swept
+
+
 def _look_at_asked(
     asked: Sequence[Case], devices: Mapping[str, DeviceProfile], wanted: Wanted, on_step: Callable[[str], None]
 ) -> list[Looked]:
     """The cases with all combinations of their settings, on each device; of several the shortest time first."""
-    swept = with_settings(asked, wanted.settings)
-    if wanted.tune:
-        swept = tuple(tuned for case in swept for tuned in to_tune(case))
     looked: list[Looked] = []
     # Values do not depend on sizes of blocks in a right program, but a sweep may break it: each is run.
-    for case in swept:
+    for case in _swept(asked, wanted):
         on_step(case.text)
         values = _values(case, next(iter(devices.values())), wanted) if not wanted.tune else None
         looked += [_look(case, name, device, wanted, values) for name, device in devices.items()]

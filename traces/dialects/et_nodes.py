@@ -11,6 +11,7 @@ import json
 import re
 from collections import Counter, deque
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, cast
 
@@ -135,10 +136,8 @@ class NodeStream:
 
     def _decode(self, body: bytes, separator: re.Pattern[bytes] | None, *, last: bool = False) -> list[Node]:
         """The nodes of a piece of the array; one by one where the whole does not decode."""
-        try:
+        with suppress(*_UNDECODABLE):
             return _DECODE_ALL.decode(b"[" + body + b"]")
-        except _UNDECODABLE:
-            pass
         cuts = list(separator.finditer(body)) if separator else []
         starts = [0, *(cut.end() for cut in cuts)]
         stops = [*(cut.start() + 1 for cut in cuts), len(body)]

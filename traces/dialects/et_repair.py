@@ -26,10 +26,8 @@ _NOT_FINITE = re.compile(r"[+-]?(?:nan|inf|infinity)", re.IGNORECASE)
 def repair_json(damaged: bytes) -> tuple[bytes, tuple[str, ...]]:
     """The text with its damage repaired as far as it can be told, and what was repaired; linear in its length."""
     reasons: dict[str, None] = {}
-    try:
-        text = damaged.decode()
-    except UnicodeDecodeError:
-        text = damaged.decode(errors="replace")
+    text = damaged.decode(errors="replace")
+    if text.encode() != damaged:
         reasons["invalid UTF-8"] = None
     out: list[str] = []
     containers: list[str] = []
@@ -41,7 +39,7 @@ def repair_json(damaged: bytes) -> tuple[bytes, tuple[str, ...]]:
             reasons["missing comma"] = None
             previous = ","
         if token == '"':
-            container = containers[-1] if containers else ""
+            container = "".join(containers[-1:])
             is_key = container == "{" and previous in ("{", ",")
             literal, position = _string(text, position, _KEY_ENDS if is_key else _VALUE_ENDS[container], reasons)
             out.append(literal)

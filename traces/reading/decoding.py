@@ -184,16 +184,19 @@ class EventDecoder:
         self._learn()
         return out
 
+    def _uncategorised(self, event: fields.AnyEvent) -> Struct:
+        if event.args is not fields.NONE:
+            if event.ph == "X" and b'"Task Type"' in bytes(event.args):
+                return self._npu_task(event)
+            if self._timed and event.cat is None:
+                return self._bare_timed(event)
+        return self.uncategorised[NO_CATEGORY]()
+
     def _typed(self, event: fields.AnyEvent) -> Struct:
         """The struct that the fast decoder would have made of an event."""
         cat = event.cat
         if not isinstance(cat, str):
-            if event.args is not fields.NONE:
-                if event.ph == "X" and b'"Task Type"' in bytes(event.args):
-                    return self._npu_task(event)
-                if self._timed and cat is None:
-                    return self._bare_timed(event)
-            return self.uncategorised[NO_CATEGORY]()
+            return self._uncategorised(event)
         cls = self.tagged.get(cat) or self._class_for_unknown(cat)
         if self.bases.get(cat, fields.Skipped) is fields.Skipped:
             return cls()

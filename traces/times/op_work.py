@@ -307,7 +307,7 @@ def _attention(base: str, shapes: Shapes, signature: OpSignature) -> tuple[float
     result = b * h * q * width
     if heads_last and (_shape(signature, 4) or _shape(signature, 5)):
         return None, result  # packed sequences
-    causal = _argument(signature, causal_at) in ((1, 2) if base.startswith("_efficient") else (True,))
+    causal = _argument(signature, causal_at) in (1, 2)  # True, or a type of mask of _efficient_attention_forward
     flops = 2.0 * b * h * q * kv * (d + width)
     return flops / 2 if causal and q == kv else flops, result
 

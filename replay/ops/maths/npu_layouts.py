@@ -13,15 +13,16 @@ Lengths = list[int] | None
 """Host-side sequence lengths as torch_npu takes them."""
 
 
+SWAPPED = {"SBH": (0, 1), "NTD": (0, 1), "BNSD": (1, 2)}
+"""Dimensions that are exchanged to have sequences, rows and heads in this order."""
+
+
 def to_sequences(x: Tensor, layout: str, heads: int, lengths: Lengths) -> list[Tensor]:
     """Each sequence as [S, heads, D]; lengths are cumulative ends for TND, numbers of valid tokens otherwise."""
+    rows = x.transpose(*SWAPPED[layout]) if layout in SWAPPED else x
     if layout in ("TND", "NTD"):
-        packed = x.transpose(0, 1) if layout == "NTD" else x
-        ends = lengths or [packed.shape[0]]
-        return [packed[start:stop] for start, stop in zip([0, *ends], ends, strict=False)]
-    if layout == "SBH":
-        x = x.transpose(0, 1)
-    rows = x.transpose(1, 2) if layout == "BNSD" else x
+        ends = lengths or [rows.shape[0]]
+        return [rows[start:stop] for start, stop in zip([0, *ends], ends, strict=False)]
     if rows.dim() == 3:
         rows = rows.unflatten(-1, (heads, -1))
     used = lengths or [rows.shape[1]] * rows.shape[0]

@@ -309,11 +309,13 @@ def confidence_notes(soc: str, results: Sequence[OpResult]) -> list[str]:
     shares, covered, clock = coverage_by_share(soc, results)
     parts = [f"{covered.ops:,} of {plural(len(results), 'op')} simulated = {coverage_text(covered, clock)}"]
     predictions = [(r.simulated[soc], shares[r.id]) for r in results if soc in r.simulated]
-    for confidence, text in CONFIDENCE.items():
-        if chosen := [share for prediction, share in predictions if prediction.confidence == confidence]:
-            parts.append(f"{plural(len(chosen), 'op')} = {share_text(sum(chosen))} {text}")
-    if far := [share for prediction, share in predictions if prediction.extrapolated]:
-        parts.append(f"{plural(len(far), 'op')} = {share_text(sum(far))} extrapolated, far from what was measured")
+    groups = [
+        ([share for prediction, share in predictions if prediction.confidence == confidence], text)
+        for confidence, text in CONFIDENCE.items()
+    ]
+    far = [share for prediction, share in predictions if prediction.extrapolated]
+    groups.append((far, "extrapolated, far from what was measured"))
+    parts += [f"{plural(len(chosen), 'op')} = {share_text(sum(chosen))} {text}" for chosen, text in groups if chosen]
     if len(parts) == 1 and covered.ops == len(results) and not covered.bytes and not covered.users:
         return []
     return [f"{safe(soc)}: {'; '.join(parts)}", *telling_notes(soc, results)]

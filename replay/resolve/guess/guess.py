@@ -187,8 +187,7 @@ def list_dtype(siblings: Sequence[str], context: Context) -> tuple[str, str]:
     votes = Counter(_DTYPE_IN_KERNEL[word] for word in words if word in _DTYPE_IN_KERNEL)
     floats = [dtype for dtype in votes if dtype.startswith(("float", "bfloat"))]
     if floats:
-        narrow = (dtype for dtype in floats if ITEMSIZE_BYTES[dtype] == 2)
-        return next(narrow, floats[0]), "named in the recorded kernel"
+        return min(floats, key=lambda dtype: ITEMSIZE_BYTES[dtype] != 2), "named in the recorded kernel"
     sizes = (int(match[1]) for name in context.kernels if (match := _OPAQUE_SIZE.search(name)))
     if (size := next(sizes, None)) is not None:
         return _dtype_of_size(size, context), f"the recorded kernel moves {size}-byte elements"

@@ -273,10 +273,11 @@ def _order(shape: Shape, target: Shape, around: Relatives) -> tuple[int, ...]:
     repeated = copies.interleaved(shape, around)
     if repeated is not None and tuple(shape[d] for d in repeated) == target:
         return repeated
-    forward = around.forward if around.before is not None else None
-    if forward is not None and forward.name == "aten::permute" and recorded_shape(forward) == target:
-        ahead = _order(target, shape, around.before() if around.before is not None else around)
-        return tuple(sorted(range(len(shape)), key=lambda at: ahead[at]))
+    forward = around.forward
+    is_back = forward is not None and forward.name == "aten::permute" and recorded_shape(forward) == target
+    if is_back and around.before is not None:
+        ahead = _order(target, shape, around.before())
+        return tuple(sorted(range(len(shape)), key=ahead.__getitem__))
     apart = any(call.name == "aten::unbind" and recorded_shape(call) == target for call in around.following)
     return _by_size(shape, target, apart=apart)
 

@@ -8,7 +8,7 @@ of the language costs is for `vector`, `cube` and `memory`.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from inspect import CO_OPTIMIZED
@@ -705,11 +705,11 @@ class _Blocks(Generic[Item]):
         """One of the blocks that are said to do the same; one with all iterations of what repeats often."""
         repeats = [(at, step) for at, step in enumerate(body.steps) if isinstance(step, Repeat)]
         repeated = {tuple(body.steps[at - step.length : at]) for at, step in repeats}
-        often = next((m for m in members if max(self.times_of[m], default=0) >= PROBED), None)
-        in_full = often is not None and not repeated <= self._in_full
+        often = [m for m in members if max(self.times_of[m], default=0) >= PROBED]
+        in_full = bool(often) and not repeated <= self._in_full
         if not in_full and len(members) < 2:
             return
-        member = often if often is not None and in_full else members[-1]
+        member = often[0] if in_full else members[-1]
         iteration = yield from self._run(member, in_full=in_full)
         expected: list[Any] = Part(body.steps, self.times_of[member], ()).written_out()
         if in_full:
@@ -734,6 +734,11 @@ def relative(steps: Sequence[Step], uses: Sequence[int]) -> list[Step]:
     ]
 
 
+def _advance(used: dict[int, int], advance: Iterable[tuple[int, int]], times: int = 1) -> None:
+    for place, by in advance:
+        used[place] = used.get(place, 0) + by * times
+
+
 def unrolled(steps: Sequence[Step]) -> list[Instruction]:
     """All instructions, repetitions written out."""
     out: list[Instruction] = []
@@ -753,17 +758,14 @@ def unrolled(steps: Sequence[Step]) -> list[Instruction]:
         elif isinstance(step, Repeat):
             begin, before = begins[-1 - step.length]
             advance = {p: later[p] - before.get(p, 0) for p in later}
-            for p, by in step.advance:
-                advance[p] = advance.get(p, 0) + by
+            _advance(advance, step.advance)
             segment = out[begin:]
             for times in range(1, step.times + 1):
                 out += [moved(one, advance, times) for one in segment]
-            for p, by in advance.items():
-                later[p] = later.get(p, 0) + by * step.times
+            _advance(later, advance.items(), step.times)
         else:
             out += [moved(one, later) for one in unrolled(step.written_out())]
-            for p, by in advance_of(step.written_out(), step.advance).items():
-                later[p] = later.get(p, 0) + by
+            _advance(later, advance_of(step.written_out(), step.advance).items())
     return out
 
 

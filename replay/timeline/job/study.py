@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain
 
 import msgspec
 import numpy as np
@@ -82,63 +83,60 @@ def job_timeline(
     if len(traces) < 2:
         raise UsageError("one rank waits for nobody", hint="Give the traces of two ranks or more.")
     order = sorted(range(len(traces)), key=lambda at: traces[at][0])
-    plans = [plans[at] for at in order] if plans else []
-    traces = [traces[at] for at in order]
+    plans = [plans[at] for at in order if plans]
+    job, ranks, matches, zero = _job([traces[at] for at in order], step)
+    predicted = _predicted(job, ranks, plans, devices, contents, host_scale)
+    schedule = job.scheduled()
+    looked_at = _told(job, ranks, matches, schedule, zero, what_if, predicted)
+    if measured is not None:
+        on_hosts = measured_job(job, [rank.names for rank in ranks], [rank.calls for rank in ranks], measured)
+        looked_at = msgspec.structs.replace(looked_at, measured=on_hosts)
+    return JobStudy(timeline=looked_at, graph=job, ranks=ranks, schedule=schedule)
+
+
+def _job(
+    traces: Sequence[tuple[int, Trace]], step: int | None
+) -> tuple[JobGraph, tuple[RankStudy, ...], JobCollectives, int]:
+    """(the step of all ranks, each rank, how their collectives match, ns at which the step begins)."""
     calls = [collectives_of(trace) for _, trace in traces]
     origins = _origins([trace for _, trace in traces])
-    rank_calls = [
-        RankCalls(rank=rank, calls=own_calls, origin_ns=origin)
-        for (rank, _), own_calls, origin in zip(traces, calls, origins, strict=True)
+    matches = _matched(
+        [
+            RankCalls(rank=rank, calls=own_calls, origin_ns=origin)
+            for (rank, _), own_calls, origin in zip(traces, calls, origins, strict=True)
+        ]
+    )
+    with_hosts = [with_host_collectives(trace) for _, trace in traces]
+    moved = [origin + round(clock.shift_us * 1e3) for origin, clock in zip(origins, matches.clocks, strict=True)]
+    steps = _steps(with_hosts, moved, step)
+    graphs = list(map(step_graph, with_hosts, steps))
+    zero = min(rank_step.start_ns + ahead for rank_step, ahead in zip(steps, moved, strict=True))
+    ranks = tuple(
+        RankStudy(rank=rank, trace=trace, step=rank_step, names=Names(trace, graph), calls=own_calls)
+        for (rank, _), trace, rank_step, graph, own_calls in zip(traces, with_hosts, steps, graphs, calls, strict=True)
+    )
+    of_ranks = [
+        RankGraph(
+            rank=rank.rank,
+            graph=graph,
+            at_us=(rank.step.start_ns + ahead - zero) / 1e3,
+            node_of_call=_nodes_of_calls(graph, rank),
+        )
+        for rank, graph, ahead in zip(ranks, graphs, moved, strict=True)
     ]
+    return job_graph(of_ranks, matches), ranks, matches, zero
+
+
+def _matched(calls: Sequence[RankCalls]) -> JobCollectives:
     try:
-        matches = match(rank_calls)
+        matches = match(calls)
     except ValueError as error:
         raise UsageError(str(error), hint="Give one recording of each rank.") from None
     if not matches.matched:
         raise UsageError(
             "these traces share no collective", hint="Give traces of ranks of one job, recorded at the same time."
         )
-    traces = [(rank, with_host_collectives(trace)) for rank, trace in traces]
-    moved = [origin + round(clock.shift_us * 1e3) for origin, clock in zip(origins, matches.clocks, strict=True)]
-    steps = _steps([trace for _, trace in traces], moved, step)
-    graphs = [step_graph(trace, rank_step) for (_, trace), rank_step in zip(traces, steps, strict=True)]
-    if devices and not all(graph.on_device for graph in graphs):
-        raise UsageError(
-            "these ranks ran on their hosts: such steps are put on a simulated device one at a time",
-            hint="`opreplay timeline TRACE --soc` takes one of them.",
-        )
-    zero = min(rank_step.start_ns + ahead for rank_step, ahead in zip(steps, moved, strict=True))
-    ranks = tuple(
-        RankStudy(rank=rank, trace=trace, step=rank_step, names=Names(trace, graph), calls=own_calls)
-        for (rank, trace), rank_step, graph, own_calls in zip(traces, steps, graphs, calls, strict=True)
-    )
-    job = job_graph(
-        [
-            RankGraph(
-                rank=rank_step.rank,
-                graph=graph,
-                at_us=(rank_step.step.start_ns + ahead - zero) / 1e3,
-                node_of_call=_nodes_of_calls(graph, rank_step),
-            )
-            for rank_step, graph, ahead in zip(ranks, graphs, moved, strict=True)
-        ],
-        matches,
-    )
-    schedule = job.scheduled()
-    predicted = {
-        device.name: [_predicted(job, ranks, plans, i, device, contents, host_scale) for i in range(len(ranks))]
-        for device in devices
-    }
-    looked_at = _told(job, ranks, matches, schedule, zero, what_if, predicted)
-    if measured is not None:
-        on_hosts = measured_job(job, [rank_step.names for rank_step in ranks], calls, measured)
-        looked_at = msgspec.structs.replace(looked_at, measured=on_hosts)
-    return JobStudy(
-        timeline=looked_at,
-        graph=job,
-        ranks=ranks,
-        schedule=schedule,
-    )
+    return matches
 
 
 def _origins(traces: Sequence[Trace]) -> list[int]:
@@ -188,13 +186,24 @@ def _predicted(
     job: JobGraph,
     ranks: Sequence[RankStudy],
     plans: Sequence[ReplayPlan],
-    index: int,
-    device: DeviceProfile,
+    devices: Sequence[DeviceProfile],
     contents: ContentsOf | None,
     host_scale: float,
-) -> Predicted:
-    ops = {op.id: op for op in plans[index].ops} if plans else {}
-    return predict(ranks[index].trace, job.ranks[index].graph, device, ops, contents=contents, host_scale=host_scale)
+) -> dict[str, list[Predicted]]:
+    """By device, of each rank. Raises UsageError for ranks that ran on their hosts."""
+    if devices and not all(rank.graph.on_device for rank in job.ranks):
+        raise UsageError(
+            "these ranks ran on their hosts: such steps are put on a simulated device one at a time",
+            hint="`opreplay timeline TRACE --soc` takes one of them.",
+        )
+    ops = [{op.id: op for op in plan.ops} for plan in plans] or [{}] * len(ranks)
+    return {
+        device.name: [
+            predict(rank.trace, of_rank.graph, device, of_plan, contents=contents, host_scale=host_scale)
+            for rank, of_rank, of_plan in zip(ranks, job.ranks, ops, strict=True)
+        ]
+        for device in devices
+    }
 
 
 def _waitless(predicted: Predicted) -> Floats:
@@ -327,18 +336,16 @@ def _path(job: JobGraph, ranks: Sequence[RankStudy], schedule: Schedule, step_us
         if index < 0 or node_of_rank < 0:
             continue
         spent = max(0.0, end - max(start, begin) + min(0.0, wait))
-        study = ranks[index]
-        if job.ranks[index].graph.lanes[int(job.ranks[index].graph.nodes.lane[node_of_rank])].device:
-            add((rank, study.names.task(node_of_rank), "device" if job.ranks[index].graph.on_device else "host"), spent)
-        else:
-            for name, share in _ops_of(study, job.ranks[index].graph, node_of_rank):
-                add((rank, name, "host"), spent * share)
+        for name, where, share in _work_of(ranks[index], job.ranks[index].graph, node_of_rank):
+            add((rank, name, where), spent * share)
     parts = [RankPathPart(rank=r, name=n, us=v, where=w, times=times[r, n, w]) for (r, n, w), v in us.items()]
     return sorted(parts, key=lambda part: (-part.us, part.name, -1 if part.rank is None else part.rank))
 
 
-def _ops_of(rank: RankStudy, graph: StepGraph, node: int) -> list[tuple[str, float]]:
-    """What a stretch of a host thread consists of: (op, share)."""
+def _work_of(rank: RankStudy, graph: StepGraph, node: int) -> list[tuple[str, str, float]]:
+    """What a node consists of: (task or op, "device" or "host", share)."""
+    if graph.lanes[int(graph.nodes.lane[node])].device:
+        return [(rank.names.task(node), "device" if graph.on_device else "host", 1.0)]
     low, count = int(graph.nodes.first_slice[node]), int(graph.nodes.slices[node])
     lengths = graph.slices.dur_us[low : low + count]
     total = float(lengths.sum())
@@ -347,84 +354,67 @@ def _ops_of(rank: RankStudy, graph: StepGraph, node: int) -> list[tuple[str, flo
     shares: defaultdict[str, float] = defaultdict(float)
     for op, us in zip(graph.slices.op[low : low + count].tolist(), lengths.tolist(), strict=True):
         shares[rank.names.op(int(op))] += us / total
-    return list(shares.items())
+    return [(name, "host", share) for name, share in shares.items()]
 
 
 def _change(
     job: JobGraph, ranks: Sequence[RankStudy], change: str, before: float, predicted: dict[str, list[Predicted]]
 ) -> JobChange:
     """A change on every rank that it means something on; one that matches nothing where that is none."""
-    all_edits = [_edited(job, ranks, change, index, None) for index in range(len(ranks))]
-    edits = [edit for edit in all_edits if edit is not None]
-    if not edits:
-        try:
-            edited(ranks[0].names, job.ranks[0].graph, change)
-        except Unmatched as nothing:
-            why = f"{nothing}. {nothing.hint}"
-            return JobChange(
-                change=change,
-                step_us=before,
-                low_us=before,
-                high_us=before,
-                gain_us=0.0,
-                matched=0,
-                assumptions=(why,),
-            )
-    if any(edit.overlap for edit in edits):
-        raise UsageError("'overlap comm' is for one rank", hint="`timeline` on one of the traces takes it.")
-    complete = [
-        edit if edit is not None else Edited(r.graph, r.graph.nodes.dur_us, r.graph.edges.lag_us)
-        for edit, r in zip(all_edits, job.ranks, strict=True)
-    ]
-    durations_us = job.durations([edit.durations_us for edit in complete])
-    after = job.scheduled(durations_us, lags_us=job.lags([edit.lags_us for edit in complete]))
-    socs: dict[str, float] = {}
-    for name, of_device in predicted.items():
-        on_it = [
-            _edited(job, ranks, change, index, edit) or Edited(job.ranks[index].graph, edit.durations_us, edit.lags_us)
-            for index, edit in enumerate(of_device)
-        ]
-        socs[name] = max(job.steps_us(_on(job, of_device, on_it)))
-    step_us = max(job.steps_us(after))
-    gains = [before - step_us, *_other_gains(job, complete, durations_us)]
+    edits = [_edited(rank.names, of_rank.graph, change) for rank, of_rank in zip(ranks, job.ranks, strict=True)]
+    matching = [edit for edit in edits if edit.matched]
+    step_us, gains = _gains(job, edits, before) if matching else (before, [0.0])
     return JobChange(
         change=change,
         step_us=step_us,
         low_us=before - max(gains),
         high_us=before - min(gains),
         gain_us=before - step_us,
-        matched=sum(edit.matched for edit in edits),
-        assumptions=tuple(dict.fromkeys(note for edit in edits for note in edit.notes)),
-        socs_us=socs,
+        matched=sum(edit.matched for edit in matching),
+        assumptions=tuple(dict.fromkeys(chain.from_iterable(edit.notes for edit in matching or edits[:1]))),
+        socs_us={name: _step_on(job, ranks, change, rows) for name, rows in predicted.items()} if matching else {},
     )
 
 
-def _other_gains(job: JobGraph, changed: Sequence[Edited], durations_us: Floats) -> list[float]:
-    """What the change would gain if the waits and dependencies that are not known were others, on all ranks."""
+def _step_on(job: JobGraph, ranks: Sequence[RankStudy], change: str, predicted: Sequence[Predicted]) -> float:
+    """The step after a change on one kind of simulated device, in µs."""
+    of_ranks = zip(ranks, job.ranks, predicted, strict=True)
+    edits = [_edited(rank.names, of_rank.graph, change, on_device) for rank, of_rank, on_device in of_ranks]
+    return max(job.steps_us(_on(job, predicted, edits)))
+
+
+def _gains(job: JobGraph, changed: Sequence[Edited], before: float) -> tuple[float, list[float]]:
+    """The step after a change, and what that gains, also if the waits and dependencies that are not known were others
+    on all ranks."""
+    durations_us = job.durations([rank.durations_us for rank in changed])
+    step_us = max(job.steps_us(job.scheduled(durations_us, lags_us=job.lags([rank.lags_us for rank in changed]))))
     recorded = [lag_bounds(rank.graph, rank.graph.edges.lag_us) for rank in job.ranks]
     after = [lag_bounds(rank.graph, rank.lags_us) for rank in changed]
-    gains: list[float] = []
+    gains = [before - step_us]
     for lags, changed_lags in zip(zip(*recorded, strict=True), zip(*after, strict=True), strict=True):
         if any(lag is not rank.graph.edges.lag_us for lag, rank in zip(lags, job.ranks, strict=True)):
             without = job.steps_us(job.scheduled(lags_us=job.lags(lags)))
             gains.append(max(without) - max(job.steps_us(job.scheduled(durations_us, lags_us=job.lags(changed_lags)))))
-    return gains
+    return step_us, gains
 
 
-def _edited(
-    job: JobGraph, ranks: Sequence[RankStudy], change: str, index: int, predicted: Predicted | None
-) -> Edited | None:
+def _edited(names: Names, graph: StepGraph, change: str, predicted: Predicted | None = None) -> Edited:
+    """A rank's graph after a change; as it was, with the reason as its note, where the change means nothing on it.
+
+    Raises UsageError for a change that is for one rank alone.
+    """
+    unchanged = Edited(graph, graph.nodes.dur_us, graph.edges.lag_us)
+    if predicted is not None:
+        unchanged = Edited(graph, predicted.durations_us, predicted.lags_us, slices_us=predicted.slices_us)
+    durations_us, lags_us, slices_us = unchanged.durations_us, unchanged.lags_us, unchanged.slices_us
     try:
-        return edited(
-            ranks[index].names,
-            job.ranks[index].graph,
-            change,
-            durations_us=None if predicted is None else predicted.durations_us,
-            lags_us=None if predicted is None else predicted.lags_us,
-            slices_us=None if predicted is None else predicted.slices_us,
-        )
-    except Unmatched:
-        return None
+        out = edited(names, graph, change, durations_us=durations_us, lags_us=lags_us, slices_us=slices_us)
+    except Unmatched as nothing:
+        unchanged.notes.append(f"{nothing}. {nothing.hint}")
+        return unchanged
+    if out.overlap:
+        raise UsageError("'overlap comm' is for one rank", hint="`timeline` on one of the traces takes it.")
+    return out
 
 
 def _soc(job: JobGraph, predicted: Sequence[Predicted]) -> JobSoc:

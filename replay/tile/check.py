@@ -152,14 +152,14 @@ def _fitting(bound: Bound, given: Any) -> Mapping[str, Any]:
     return cast("Mapping[str, Any]", given)
 
 
-def too_large(bound: Bound) -> str:
-    """Why the values of a case are not run; "" where they are."""
+def too_large(bound: Bound, part: int = 1) -> str:
+    """Why the values of a case are not run, or not in a part of what is run; "" where they are."""
     elements = sum(prod(meta.shape) for meta in bound.tensors.values())
-    if elements > MOST_ELEMENTS:
+    if elements > MOST_ELEMENTS // part:
         return f"{elements:,} elements, values are run for up to {MOST_ELEMENTS:,}"
     sizes = sorted((prod(meta.shape) for meta in bound.tensors.values()), reverse=True)[:3]
     # Of a product of [m, k] and [k, n] the root of m k * k n * m n.
-    if len(sizes) == 3 and len(set(sizes)) > 1 and prod(sizes) > MOST_PRODUCTS**2:
+    if len(sizes) == 3 and len(set(sizes)) > 1 and prod(sizes) > (MOST_PRODUCTS // part) ** 2:
         return f"about {prod(sizes) ** 0.5:.2g} products, values are run for up to {MOST_PRODUCTS:,}"
     return ""
 

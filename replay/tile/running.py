@@ -126,6 +126,12 @@ def _blocks_dealt(recording: Recording) -> int:
     return max((prod(-(-t // s) for t, s in zip(*deal, strict=True)) for deal in recording.deals), default=1)
 
 
+def blocks_of_loops(bound: Bound, device: DeviceProfile) -> list[tuple[int, ...]]:
+    """Of each loop that is dealt out to cores: its blocks by dimension. Raises TileError."""
+    deals = _run_one(bound, device, 0, None, "vector").recording.deals
+    return [tuple(-(-t // s) for t, s in zip(*deal, strict=True)) for deal in deals]
+
+
 def cores_for_values(bound: Bound, device: DeviceProfile) -> int:
     """Cores that values are run on: at least two, but so few that each gets two blocks where there are four, for what
     a program carries from one block to the next shows only there. Raises TileError."""

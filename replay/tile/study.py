@@ -7,6 +7,7 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -37,8 +38,11 @@ from opreplay.replay.tile.measured import (
 )
 from opreplay.replay.tile.program import Bound, Program, bind, reference_of
 from opreplay.replay.tile.registration import programs
+from opreplay.replay.tile.running import blocks_of_loops
 from opreplay.traces.errors import OpReplayError, UsageError
 
+STAND_INS = (16, 1)
+"""Parts of the largest case whose values are run, of which one stands for a case that is larger."""
 KEPT_SPANS = 20_000
 """Instructions of the busiest core that a timeline shows."""
 
@@ -197,10 +201,11 @@ def _look_at_asked(
 ) -> list[Looked]:
     """The cases with all combinations of their settings, on each device; of several the shortest time first."""
     looked: list[Looked] = []
+    first = next(iter(devices.values()))
     # Values do not depend on sizes of blocks in a right program, but a sweep may break it: each is run.
     for case in _swept(asked, wanted):
         on_step(case.text)
-        values = _values(case, next(iter(devices.values())), wanted) if not wanted.tune else None
+        values = _values_or_nearest(case, first, wanted, STAND_INS) if not wanted.tune else None
         looked += [_look(case, name, device, wanted, values) for name, device in devices.items()]
     if wanted.tune or wanted.settings:
         looked = _best_first(looked, asked)
@@ -362,22 +367,58 @@ def _with_best_values(looked: list[Looked], devices: Mapping[str, DeviceProfile]
     return out
 
 
-def _values_or_nearest(case: Case, device: DeviceProfile, wanted: Wanted) -> Checked | Broken | str:
-    """As `_values`; of a case that is too large for it what the same settings break at the largest sizes that are run,
-    and where they break nothing a note that says which these are."""
+def _values_or_nearest(
+    case: Case, device: DeviceProfile, wanted: Wanted, parts: Sequence[int] = (1,)
+) -> Checked | Broken | str:
+    """As `_values`; of a case that is too large for it what the same settings break at smaller sizes, and where they
+    break nothing a note that says which these are: the largest of one of the `parts` of what is run, the first that
+    leaves several blocks to each loop that has several."""
     large = _values(case, device, wanted)
-    if not isinstance(large, str) or not too_large(bind(case.program, case.arguments, case.settings)):
+    if not isinstance(large, str) or not too_large(_bound(case)):
         return large
+    near: Case | None = None
+    for part in parts:
+        near = smaller(case, partial(_is_small, part=part))
+        if near is None or not _loses_blocks(case, near, device):
+            break
     try:
-        near = smaller(case, lambda resized: not too_large(bind(resized.program, resized.arguments, resized.settings)))
         nearest = large if near is None else _values(near, device, wanted)
     except UsageError:  # a shape that the program or its reference refuses
         near, nearest = None, large
     if near is None or isinstance(nearest, str):
         return f"{large}; of these sizes nothing was checked, only the default shapes"
-    if isinstance(nearest, Broken):
+    if isinstance(nearest, Checked):
+        lost = _loses_blocks(case, near, device)
+        several = "; one block of a loop where this has several, so that races are undecided" if lost else ""
+        return f"{large}; right at {near.text}{several}"
+    if nearest.limit in OF_ANY_SIZE:
         return msgspec.structs.replace(nearest, message=f"{nearest.message} (at {near.text})")
-    return f"{large}; right at {near.text}"
+    return f"{large}; undecided: at {near.text} line {nearest.line} breaks {nearest.limit}: {nearest.message}"
+
+
+def _bound(case: Case) -> Bound:
+    return bind(case.program, case.arguments, case.settings)
+
+
+def _is_small(case: Case, part: int) -> bool:
+    """Whether values of a case are run in a part of what is run. Raises UsageError as `bind`."""
+    return not too_large(_bound(case), part)
+
+
+OF_ANY_SIZE = ("race", "stale", "unwritten", "values", "mask")
+"""Limits that a program which breaks them at some sizes breaks at multiples of them too."""
+
+
+def _loses_blocks(case: Case, near: Case, device: DeviceProfile) -> bool:
+    """Whether a loop over blocks that has several of them along a dimension has one in the smaller case."""
+    try:
+        blocks, fewer = (blocks_of_loops(_bound(each), device) for each in (case, near))
+    except (TileError, UsageError):  # told where the case is looked at
+        return True
+    if len(blocks) != len(fewer):
+        return True
+    pairs = (pair for loop, less in zip(blocks, fewer, strict=True) for pair in zip(loop, less, strict=False))
+    return any(count > 1 and count_near <= 1 for count, count_near in pairs)
 
 
 def _wrong_elsewhere(case: Case, device: DeviceProfile, wanted: Wanted) -> Broken | None:

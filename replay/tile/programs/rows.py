@@ -71,6 +71,7 @@ def _norm_backward(x, w, g, eps=1e-6):
     "tile::rms_norm_backward",
     reference=_norm_backward,
     cases=("x=bf16[4096,1024] w=bf16[1024] g=bf16[4096,1024]",),
+    tolerance={"float32": 1e-4},  # thousands of rows of either sign cancel in a sum
     choices={"rows": (1, 2, 4)},
 )
 def rms_norm_backward(x, w, g, dx: tile.Out, dw: tile.Sum, eps=1e-6, *, rows=2):

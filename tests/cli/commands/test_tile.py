@@ -123,6 +123,40 @@ def test_what_tuning_finds_for_a_large_case_is_checked_near_its_sizes(file: Path
     assert best["values_note"].endswith("values are run for up to 16,777,216; right at x=bf16[4096,1024] w=bf16[1024]")
 
 
+RACY = """
+from opreplay import tile
+
+@tile.kernel("mylib::total", reference=lambda x: x.sum(0, keepdim=True), checks=["x=f32[32,64]"], dtypes=["float32"])
+def total(x, y: tile.Out, *, rows=64):
+    for r in tile.blocks(x.shape[0], rows):
+        tile.store(y, tile.col_sum(tile.load(x[r])))
+
+@tile.kernel("mylib::wide", reference=lambda x: x * 1, checks=["x=f32[4,64]"], dtypes=["float32"])
+def wide(x, y: tile.Out, *, columns=8192):
+    for r, c in tile.grid(x.shape, (1, columns)):
+        tile.store(y[r, c], tile.load(x[r, c]) * 1.0)
+"""
+
+
+def test_a_race_of_a_case_too_large_to_run_shows_at_smaller_sizes(file: Path) -> None:
+    """Its own checks are of one block, which races with none."""
+    file.write_text(RACY)
+    result = run(file, "--case", "total x=f32[1048576,64]", "--format", "json")
+    assert result.exit_code == 1
+    error = json.loads(result.stdout)["cases"][0]["error"]
+    assert error["limit"] == "race"
+    assert error["message"].endswith("(at x=f32[8192,64])")
+
+
+def test_where_smaller_sizes_have_one_block_races_are_undecided(file: Path) -> None:
+    file.write_text(RACY)
+    wide = facts(file, "--case", "wide x=f32[8192,16384]")["cases"][0]
+    assert wide["values"] is None
+    assert wide["values_note"].endswith("races are undecided")
+    narrow = facts(file, "--case", "wide x=f32[8192,16384]", "--set", "columns=128")["cases"][0]
+    assert narrow["values_note"].endswith("right at x=f32[1024,512]")
+
+
 def test_what_is_wrong_at_large_sizes_alone_is_not_the_best(file: Path) -> None:
     file.write_text(PROGRAM.replace("(h * s * g)", "(h * s * g * (2.0 if rows != 2 and x.shape[0] > 2048 else 1.0))"))
     found = facts(file, "--case", "rms_norm x=bf16[65536,1024] w=bf16[1024]", "--tune")["cases"]

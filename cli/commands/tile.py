@@ -94,7 +94,7 @@ def command(
     from opreplay.replay.tile.study import KEPT_SPANS, Wanted, load_programs, study
 
     if emit is not None or output is not None:
-        return write_kernels(file, cases, emit, output, force=force)
+        return write_kernels(file, cases, emit, output, soc[0], values=not no_values, force=force)
     if timeline is not None:
         check_timeline(Path(timeline), force=force)
     wanted = Wanted(
@@ -121,11 +121,17 @@ def command(
     return int(is_broken(case.failed for case in result.looked))
 
 
-def write_kernels(file: str, cases: tuple[str, ...], emit: str | None, output: str | None, *, force: bool) -> int:
-    """Write kernels of all programs to a file; 1 where there is none for some. Raises UsageError for wrong flags."""
+def write_kernels(
+    file: str, cases: tuple[str, ...], emit: str | None, output: str | None, soc: str, *, values: bool, force: bool
+) -> int:
+    """Write kernels of all programs to a file, with `values` of those whose values are right; 1 where there is none for
+    some. Raises UsageError for wrong flags."""
     from opreplay.cli.outputs import check_writable, write_file
     from opreplay.cli.terminal import console
+    from opreplay.cli.terminal.progress import CasesProgress
+    from opreplay.replay.ascend.simulate.devices import load_socs
     from opreplay.replay.tile.cases import expand
+    from opreplay.replay.tile.emit.checked import emit_right
     from opreplay.replay.tile.emit.triton import emit as emitted
     from opreplay.replay.tile.study import load_programs
     from opreplay.traces.errors import UsageError
@@ -134,7 +140,10 @@ def write_kernels(file: str, cases: tuple[str, ...], emit: str | None, output: s
         raise UsageError("--emit and --output go together", hint="Write --emit triton --output kernels_triton.py.")
     check_writable(Path(output), force=force)
     programs = load_programs(file)
-    result = emitted(programs, expand(cases, programs, ()))
+    (device,) = load_socs((soc,)).values()
+    listed = expand(cases, programs, ())
+    with CasesProgress() as on_step:
+        result = emit_right(programs, listed, device, on_step) if values else emitted(programs, listed)
     if result.programs:
         write_file(Path(output), result.text, force=force)
     for refusal in result.refused:

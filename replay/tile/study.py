@@ -396,6 +396,24 @@ def _values_or_nearest(
     return f"{large}; undecided: at {near.text} line {nearest.line} breaks {nearest.limit}: {nearest.message}"
 
 
+def first_wrong(cases: Sequence[Case], device: DeviceProfile, *, every: bool = False) -> Broken | None:
+    """The first thing that is wrong with the values of a program's cases, of those too large to be run at smaller
+    sizes; with `every` limits of a core and of single sizes count too. None where nothing is, or nothing can be run.
+
+    Raises UsageError where the first case is none of its program.
+    """
+    for number, case in enumerate(cases):
+        try:
+            outcome = _values_or_nearest(case, device, Wanted(), STAND_INS)
+        except UsageError:  # a shape that the reference refuses
+            if not number:
+                raise
+            continue
+        if isinstance(outcome, Broken) and (every or outcome.limit in OF_ANY_SIZE):
+            return outcome
+    return None
+
+
 def _bound(case: Case) -> Bound:
     return bind(case.program, case.arguments, case.settings)
 

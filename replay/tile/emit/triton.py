@@ -30,7 +30,7 @@ from opreplay.replay.tile.emit.values import TRACER, DType, Ref, Refused, Value,
 from opreplay.replay.tile.emit.vocabulary import rebuilt
 from opreplay.replay.tile.program import Bound, Program, bind
 from opreplay.traces.errors import OpReplayError
-from opreplay.traces.model import contiguous_strides
+from opreplay.traces.model import TensorMeta, contiguous_strides
 
 NAMESPACE = "tile_triton"
 """Of the ops that an emitted file defines."""
@@ -99,15 +99,19 @@ class Emitted:
 
 
 def emit(programs: Sequence[Program], cases: Sequence[Case] = ()) -> Emitted:
-    """Kernels of programs, for their default cases and others."""
+    """Kernels of programs, for these cases and their own with the default set around the first; one without any for
+    matrices."""
     parts: list[str] = []
     names: list[str] = []
     refused: list[Refusal] = []
     for program in programs:
         mine = [case for case in cases if case.program is program]
-        bases = base_cases(program)
+        bases = [*base_cases(program)] if program.cases or not mine else []
+        listed = [*bases, *mine]
         try:
-            parts.append(_program(program, [*bases, *default_set(program, bases[0]), *mine]))
+            parts.append(
+                _program(program, [*listed, *(c for base in _by_rank(listed) for c in default_set(program, base))])
+            )
             names.append(program.name)
         except Refused as why:
             refused.append(Refusal(program, why.line or 0, why.reason))
@@ -115,6 +119,15 @@ def emit(programs: Sequence[Program], cases: Sequence[Case] = ()) -> Emitted:
     used = _words("\n".join(parts))
     helpers = "".join(text for name, text in HELPERS.items() if name in used)
     return Emitted("\n".join([HEAD.format(source=source) + helpers, *parts]), tuple(names), tuple(refused))
+
+
+def _by_rank(cases: Sequence[Case]) -> list[Case]:
+    """The first case of each combination of ranks."""
+    first: dict[tuple[int, ...], Case] = {}
+    for case in cases:
+        ranks = tuple(len(value.shape) for value in case.arguments.values() if isinstance(value, TensorMeta))
+        first.setdefault(ranks, case)
+    return list(first.values())
 
 
 def traced(bound: Bound) -> Kernel:

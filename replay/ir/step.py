@@ -77,7 +77,7 @@ class StepReport(msgspec.Struct, frozen=True, kw_only=True):
     bound: Bound
     window: Window
     device_sum_us: float
-    """Of all device tasks, whether beside each other or not."""
+    """Of all device tasks and an NPU's whole collectives, whether beside each other or not."""
     busy_us: float
     """Of the step: with any work on the device; of a step of the host with an op on any thread."""
     communication_us: float
@@ -96,6 +96,10 @@ class StepReport(msgspec.Struct, frozen=True, kw_only=True):
     """The tree of modules, outer before inner; empty where the trace names none."""
     socs: dict[str, StepOnDevice] = {}
     """By the name of the simulated device."""
+    losses: dict[str, int] = {}
+    """What reading the trace lost, by reason: the step is what is left."""
+    coarse_unit_us: float | None = None
+    """Of which all device durations are multiples, where that is too coarse to be timings."""
 
     def frame(self) -> pandas.DataFrame:
         """One row a segment of the step, which they add up to: `segment`, `time_us`, `share`."""

@@ -6,7 +6,7 @@ from __future__ import annotations
 import msgspec
 import numpy as np
 
-from opreplay.replay.timeline.graph.model import COLLECTIVE, COPY, KERNEL, LAUNCH, SET, Floats, StepGraph
+from opreplay.replay.timeline.graph.model import COLLECTIVE, COPY, KERNEL, LAUNCH, SET, Bools, Floats, StepGraph
 from opreplay.replay.timeline.graph.schedule import Schedule
 
 
@@ -65,10 +65,9 @@ def categories(graph: StepGraph, schedule: Schedule) -> Categories:
     """What one schedule of a step did."""
     step_us, begin = schedule.step_us, schedule.begin_us
     nodes = graph.nodes
-    device = np.array([lane.device for lane in graph.lanes] or [False])[nodes.lane]
     if not graph.on_device:
         return _of_host(graph, schedule, step_us)
-    work = device & (nodes.row >= 0) | (nodes.collective >= 0) | (nodes.kind == COLLECTIVE)
+    work = device_work(graph)
     # The window ends with the step's completion: work of the step before fills what lies before `begin`.
     until = max(float(schedule.end_us[work].max()), min(begin + step_us, float(schedule.end_us.max())))
     window = (until - step_us, until)
@@ -92,6 +91,13 @@ def categories(graph: StepGraph, schedule: Schedule) -> Categories:
         idle=max(0.0, step_us - all_),
         **idle,
     )
+
+
+def device_work(graph: StepGraph) -> Bools:
+    """Of each node: whether it is work of a device, tasks or an NPU's whole collective."""
+    nodes = graph.nodes
+    device = np.array([lane.device for lane in graph.lanes] or [False])[nodes.lane]
+    return device & (nodes.row >= 0) | (nodes.collective >= 0) | (nodes.kind == COLLECTIVE)
 
 
 def _of_host(graph: StepGraph, schedule: Schedule, step_us: float) -> Categories:
@@ -125,7 +131,7 @@ def _of_host(graph: StepGraph, schedule: Schedule, step_us: float) -> Categories
     )
 
 
-def _idle_causes(graph: StepGraph, schedule: Schedule, work: Floats, busy: Floats, window: tuple[float, float]):
+def _idle_causes(graph: StepGraph, schedule: Schedule, work: Bools, busy: Floats, window: tuple[float, float]):
     """Idle stretches by what the task that ended each had waited for."""
     out = {
         "idle_before_first": 0.0,

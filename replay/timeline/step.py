@@ -8,12 +8,13 @@ from typing import Literal
 import numpy as np
 
 from opreplay.replay.ir.step import Bound, ModuleTime, StepOnDevice, StepReport, Window
-from opreplay.replay.timeline.categories import Categories
+from opreplay.replay.timeline.categories import Categories, device_work
 from opreplay.replay.timeline.graph.model import HOST, LAUNCH, STREAM, StepGraph
 from opreplay.replay.timeline.graph.schedule import Schedule, critical_path
 from opreplay.replay.timeline.paths import PathPart
 from opreplay.traces import Trace
 from opreplay.traces.links.steps import Step, busy_steps, steps_of
+from opreplay.traces.times.clock import coarse_unit_us
 
 HOST_BOUND_SHARE = 0.3
 """Share of the step in which the device waits for the host from which a step is bound by the host."""
@@ -46,7 +47,7 @@ def step_report(
 ) -> StepReport:
     """What is told of a step: its graph, the schedule of that, what the device did, and the critical path."""
     nodes = graph.nodes
-    work = nodes.row >= 0
+    work = device_work(graph) if graph.on_device else nodes.row >= 0
     ends = nodes.start_us + nodes.dur_us
     device_us = float(ends[work].max() - nodes.start_us[work].min()) if work.any() else 0.0
     ranges = [(step.end_ns - step.start_ns) / 1e3 for step in busy_steps(trace)]
@@ -74,6 +75,8 @@ def step_report(
         blocked_us=graph.blocked_us,
         modules=modules,
         socs=socs,
+        losses=trace.info.report.losses,
+        coarse_unit_us=coarse_unit_us(trace),
     )
 
 

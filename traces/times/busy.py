@@ -32,16 +32,18 @@ class DeviceBusy(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def device_busy(trace: Trace) -> tuple[DeviceBusy, ...]:
-    """Each device of a trace that recorded work, by number."""
+    """Each device of a trace that recorded work, by number; an NPU's whole collectives count where activity was read."""
     kernels = trace.kernels
     classes = np.array([class_of(name) == "communication" for name in trace.kernel_names] or [False], bool)
+    whole = _whole_collectives(trace)
     devices: list[DeviceBusy] = []
     for device in np.unique(kernels.device).tolist():
         rows = np.flatnonzero(kernels.device == device)
-        start = kernels.start_ns[rows]
-        end = start + kernels.dur_ns[rows].astype(np.int64)
-        talks = classes[kernels.name[rows]]
-        of_stream = _by_stream(start, end, kernels.stream[rows])
+        wholes = whole[whole[:, 0] == device]
+        start = np.concatenate([kernels.start_ns[rows], wholes[:, 2]])
+        end = np.concatenate([kernels.start_ns[rows] + kernels.dur_ns[rows].astype(np.int64), wholes[:, 3]])
+        talks = np.concatenate([classes[kernels.name[rows]], np.ones(len(wholes), bool)])
+        of_stream = _by_stream(start, end, np.concatenate([kernels.stream[rows].astype(np.int64), wholes[:, 1]]))
         comm, work = _union(start[talks], end[talks]), _union(start[~talks], end[~talks])
         busy, span = _length(_union(start, end)), float(end.max() - start.min()) / 1e3
         devices.append(
@@ -57,6 +59,21 @@ def device_busy(trace: Trace) -> tuple[DeviceBusy, ...]:
             )
         )
     return tuple(devices)
+
+
+def _whole_collectives(trace: Trace) -> Times:
+    """[n, 4]: (device, stream, start, end in ns) of an NPU's whole collectives, where their parts ran."""
+    activity = trace.activity
+    out: list[tuple[int, int, int, int]] = []
+    for index in range(0 if activity is None else len(activity.spans)):
+        assert activity is not None
+        spans = activity.spans
+        parts = np.flatnonzero(activity.correlation == spans.correlation[index])
+        if spans.correlation[index] >= 0 and len(parts):
+            start, part = int(spans.start_ns[index]), parts[0]
+            end = start + int(spans.dur_ns[index])
+            out.append((int(trace.kernels.device[part]), int(trace.kernels.stream[part]), start, end))
+    return np.array(out, np.int64).reshape(-1, 4)
 
 
 def _union(start: Times, end: Times) -> tuple[Times, Times]:
@@ -80,7 +97,7 @@ def _length(intervals: tuple[Times, Times]) -> float:
     return float((intervals[1] - intervals[0]).sum(dtype=np.int64)) / 1e3
 
 
-def _by_stream(start: Times, end: Times, stream: npt.NDArray[np.int32]) -> tuple[Times, Times]:
+def _by_stream(start: Times, end: Times, stream: Times) -> tuple[Times, Times]:
     """Intervals of each stream made disjoint, all streams together: a stream does not overlap with itself."""
     parts = [_union(start[stream == number], end[stream == number]) for number in np.unique(stream)]
     return np.concatenate([a for a, _ in parts]), np.concatenate([b for _, b in parts])

@@ -122,7 +122,9 @@ def launch_table(trace: Trace) -> LaunchTable:
     if activity is None or not len(rows):
         raise NothingRan(
             f"{trace.info.path} holds no device work with the calls that launched it",
-            hint="Record with ProfilerActivity.CPU and that of the device.",
+            hint="Record with ProfilerActivity.CPU and that of the device."
+            if activity is None or not len(activity.arrows.id)
+            else "It says when some work was launched, and by no call: `opreplay timeline` has how long launches took.",
         )
     dur_us = kernels.dur_ns[rows].astype(np.float64) / 1e3
     call_us = activity.calls.dur_ns[calls].astype(np.float64) / 1e3

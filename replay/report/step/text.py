@@ -28,7 +28,7 @@ from opreplay.replay.report.table import (
     notes_lines,
     terminal,
 )
-from opreplay.replay.report.text import DASH, plural, quotient, ratio_text, safe, share_text, time_text
+from opreplay.replay.report.text import DASH, coarse_text, plural, quotient, ratio_text, safe, share_text, time_text
 from opreplay.replay.timeline.categories import Categories
 from opreplay.replay.timeline.graph.model import CROSS_STREAM, EDGE_KINDS, SHARED
 from opreplay.replay.timeline.job.values import JobChange, JobSoc, JobTimeline, RankPathPart
@@ -109,6 +109,7 @@ def head_facts(timeline: Timeline) -> list[Fact]:
     return [
         *step_rows(timeline.step),
         ("graph", graph_text(timeline), ""),
+        ("clock", "" if timeline.step.coarse_unit_us is None else coarse_text(timeline.step.coarse_unit_us), "yellow"),
         ("memory", "" if timeline.memory is None else memory_text(timeline.memory), ""),
         ("measured", measured_text(timeline.measured_step_us, timeline, plural(timeline.measured_ops, "call")), ""),
     ]

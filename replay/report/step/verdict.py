@@ -33,7 +33,9 @@ def verdict(step: StepReport) -> str:
     device = f"the {step.accelerator}"
     idle = share_text(quotient(sum(step.idle_us.values()), step_us))
     busy = share_text(quotient(step.busy_us, step_us))
-    if step.bound == "host alone":
+    if step.bound == "host alone" and step.losses:
+        text = f"No device work in what is left of the trace: {took}, ops run {busy} of it on the host"
+    elif step.bound == "host alone":
         text = f"On the host alone: {took}, ops run {busy} of it"
     elif step.bound == "host":
         text = f"Host-bound: {device} idles {idle} of {took}"
@@ -45,7 +47,13 @@ def verdict(step: StepReport) -> str:
     else:
         text = f"{device[0].upper()}{device[1:]} is busy {busy} of {took}: neither it nor the host alone bounds it"
     devices = [f"{safe(name)} {_on_device(on_device, step_us)}" for name, on_device in step.socs.items()]
-    return "; ".join([text, *devices]) + "." + _largest(step)
+    return "; ".join([text, *devices]) + "." + _largest(step) + _lost(step)
+
+
+def _lost(step: StepReport) -> str:
+    """That the step is what is left of a damaged trace."""
+    reasons = ", ".join(f"{safe(reason)} ({count:,})" for reason, count in step.losses.items())
+    return f" Reading lost {reasons}." if reasons else ""
 
 
 def _largest(step: StepReport) -> str:
@@ -85,6 +93,8 @@ def step_rows(step: StepReport) -> list[Fact]:
         return [("step", lengths, ""), ("in ops", _share(step.busy_us, step_us), "")]
     causes = [(CAUSES[cause], us) for cause, us in step.idle_us.items() if us >= _LEAST_SHARE * step_us]
     idle = [f"{share_text(quotient(us, step_us))} {cause}" for cause, us in sorted(causes, key=lambda one: -one[1])]
+    if window.host_us > step_us and step.begin_us >= _LEAST_SHARE * step_us:
+        lengths += f", for its first {time_text(step.begin_us)} beside device work from before"
     lengths += f", from the first to the last device task {time_text(window.device_us)}"
     return [
         ("step", lengths, ""),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 from pathlib import Path
 from typing import Any
@@ -11,8 +12,9 @@ from click.testing import CliRunner
 
 from opreplay.cli.main import opreplay
 from opreplay.replay.ir.step import ModuleTime
-from opreplay.replay.report.step.text import large_modules
-from opreplay.replay.report.step.verdict import verdict
+from opreplay.replay.report.step.text import head_facts, large_modules
+from opreplay.replay.report.step.verdict import step_rows, verdict
+from opreplay.replay.report.text import coarse_text, time_text
 from opreplay.replay.timeline.timeline import Timeline, timeline
 from opreplay.traces import read_trace
 from tests.replay.timeline.machine import Machine, training
@@ -55,6 +57,39 @@ def test_parts_of_a_step_add_up(tmp_path: Path) -> None:
     assert step.busy_us + sum(step.idle_us.values()) == pytest.approx(step.window.step_us)
     assert step.window.device_us <= step.window.step_us
     assert step.device_sum_us >= step.busy_us - 1.0
+
+
+def test_whole_collectives_of_an_npu_are_work_of_its_device(shared_traces: Path) -> None:
+    """63 % of the step was busy beside tasks of 2 %, and 2 % of the file."""
+    path = shared_traces / "npu_alexnet_trace_view.json.gz"
+    step = facts("timeline", path)["step"]
+    assert step["device_sum_us"] >= step["busy_us"]
+    assert step["coarse_unit_us"] == 10.0
+    (busy,) = facts("inspect", path)["busy"]
+    assert busy["busy_us"] == pytest.approx(step["busy_us"], rel=0.01)
+
+
+def test_durations_that_are_no_timings_are_told_in_the_head_of_a_timeline(shared_traces: Path) -> None:
+    trace = read_trace(shared_traces / "npu_alexnet_trace_view.json.gz", activity=True)
+    assert coarse_text(10.0) in [text for _, text, _ in head_facts(timeline(trace).timeline)]
+
+
+def test_what_is_left_of_a_cut_trace_is_not_a_step_on_the_host_alone(shared_traces: Path, tmp_path: Path) -> None:
+    with gzip.open(shared_traces / "h100_bert_small.json.gz") as stream:
+        (tmp_path / "cut.json").write_bytes(stream.read(500_000))
+    step = facts("timeline", tmp_path / "cut.json")["step"]
+    assert step["losses"] == {"truncated file": 1}
+    assert step["bound"] == "host alone"
+    assert not step["verdict"].startswith("On the host alone")
+    assert "truncated file (1)" in step["verdict"]
+
+
+def test_a_range_longer_than_its_step_began_beside_work_from_before(shared_traces: Path) -> None:
+    trace = read_trace(shared_traces / "mi300_sglang_prefilldecode.json.gz", activity=True)
+    step = timeline(trace).timeline.step
+    assert step.window.host_us > step.window.step_us
+    rows = {name: text for name, text, _ in step_rows(step)}
+    assert time_text(step.begin_us) in rows["step"]
 
 
 def host_bound() -> Machine:

@@ -228,9 +228,7 @@ def _top_ops(trace: Trace) -> tuple[TopOp, ...]:
 
 def _top_host_ops(trace: Trace) -> tuple[TopOp, ...]:
     """Ops by their own time on the host."""
-    unique: dict[str, int] = {}
-    for signature in trace.signatures:
-        unique[signature.name] = unique.get(signature.name, 0) + 1
+    unique = Counter(signature.name for signature in trace.signatures)
     rows = breakdown(trace, "op").rows[:TOP_OPS]
     return tuple(
         TopOp(name=row.name, calls=row.calls, device_us=0.0, signatures=unique[row.name], host_us=row.time_us)

@@ -23,6 +23,7 @@ from opreplay.replay.results.summary import whole
 from opreplay.traces.joins.ranks import RankCalls, match, sum_of_rank
 from opreplay.traces.links.collectives import RankCall
 from opreplay.traces.names import printable
+from opreplay.traces.sums import summed
 
 
 class TracePlan(msgspec.Struct, frozen=True, kw_only=True, tag="plan"):
@@ -288,11 +289,7 @@ class Batch:
 
 def _added(times: Iterable[Mapping[str, float]]) -> dict[str, float]:
     """The sum of times by SoC."""
-    total: defaultdict[str, float] = defaultdict(float)
-    for of_soc in times:
-        for soc, time_us in of_soc.items():
-            total[soc] += time_us
-    return dict(total)
+    return summed((soc, time_us) for of_soc in times for soc, time_us in of_soc.items())
 
 
 class _Sums:

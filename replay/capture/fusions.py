@@ -143,11 +143,10 @@ def rotary_of_pairs(graph: Graph, call: Call) -> Fusion | None:
     )
     if (even, odd, cosine, sine) != (even_, odd_, cosine_, sine_) or not _is_doubled(graph, cosine):
         return None
-    step = (even.meta.strides or contiguous_strides(even.shape))[-1]
-    if step != 2 or _bytes_apart(graph, even, odd) != itemsize(even.meta.dtype) or not _is_doubled(graph, sine):
+    strides = even.meta.strides or contiguous_strides(even.shape)
+    if strides[-1] != 2 or _bytes_apart(graph, even, odd) != itemsize(even.meta.dtype) or not _is_doubled(graph, sine):
         return None
-    strides = (*(even.meta.strides or ())[:-1], 1)
-    whole = _widened(even, msgspec.structs.replace(even.meta, strides=strides))
+    whole = _widened(even, msgspec.structs.replace(even.meta, strides=(*strides[:-1], 1)))
     values = {"x": whole, "cos": _widened(cosine, cosine.meta), "sin": _widened(sine, sine.meta)}
     kernel = Kernel(name="npu::npu_interleave_rope", values=values, results=[call.results[0]])
     return Fusion(kernels=[kernel], calls=frozenset(parts.values()))

@@ -185,7 +185,7 @@ def _filling(op: ReplayOp) -> list[str]:
     lines: list[str] = []
     for arg, name in zip(op.args, _identifiers(op), strict=True):
         dtype = arg.tensors[0].dtype if len(arg.tensors) == 1 and arg.tensors[0] is not None else ""
-        if arg.type.endswith("[]") or not dtype:
+        if arg.type.endswith("[]"):
             continue
         where = f"context.need({name!r})"
         if dtype in ("int32", "int64"):

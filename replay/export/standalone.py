@@ -86,12 +86,10 @@ def value_text(kind: str, value: Value) -> str:
     """The Python text of an argument that is no tensor."""
     if isinstance(value, tuple):
         return f"[{', '.join(value_text(kind.removesuffix('[]'), item) for item in value)}]"
-    if not isinstance(value, str) or kind == "str":
+    if not isinstance(value, str) or kind in ("str", "Device"):
         return repr(value)
     if kind in ("ScalarType", "Layout", "MemoryFormat"):
-        return value if value.startswith("torch.") and value.isprintable() and value[6:].isidentifier() else repr(value)
-    if kind == "Device":
-        return repr(value)
+        return value if value.startswith("torch.") and value[6:].isidentifier() else repr(value)
     return f"float({value!r})" if value in ("inf", "-inf", "nan") else f"complex({value!r})"
 
 

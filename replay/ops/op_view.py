@@ -275,6 +275,11 @@ def strided_copy(meta: TensorMeta) -> KernelCall:
     return kernel("Slice", [out], [out])
 
 
+def length(meta: TensorMeta | None, default: int = 1) -> int:
+    """The first size of a tensor; `default` where it has none, or is not there."""
+    return meta.shape[0] if meta is not None and meta.shape else default
+
+
 def elements(meta: TensorMeta | TensorSpec) -> int:
     """Number of elements."""
     return prod(meta.shape)

@@ -150,6 +150,15 @@ def headline(study: Study) -> str:
     return text
 
 
+def _lines(asked: Sequence[Looked]) -> list[RenderableType]:
+    parts: list[RenderableType] = []
+    for row in of_first_case(asked):
+        if row.time is not None:
+            table = lines_table(row, row.time)
+            parts += [Text(), Text(safe(table.title), style="bold"), *terminal(table)[1:]]
+    return parts
+
+
 def render(study: Study, width: int, *, lines: bool = False) -> RenderableType:
     """Tables: the cases asked for, what broke, and on request the lines of the first one on each device."""
     asked = [row for row in study.looked if not row.case.checked_only]
@@ -164,9 +173,8 @@ def render(study: Study, width: int, *, lines: bool = False) -> RenderableType:
     refused = [row for row in study.looked if row.error is not None]
     if refused:
         parts += [Text(), _refused(refused)]
-    timed = [(row, row.time) for row in of_first_case(asked) if lines and row.time is not None]
-    for table in (lines_table(row, time) for row, time in timed):
-        parts += [Text(), Text(safe(table.title), style="bold"), *terminal(table)[1:]]
+    if lines:
+        parts += _lines(asked)
     parts += [Text(), *(Text(safe(note), style="dim") for note in _notes(study, asked, plain, lines=lines))]
     return Group(*parts)
 

@@ -18,6 +18,7 @@ from opreplay.replay.results.outcome import Outcome, refilled
 from opreplay.replay.results.records import NpuKernel, OpResult, Product, Simulated, Summary
 from opreplay.replay.results.summary import summarized
 from opreplay.replay.results.suspects import kind_of_device, recorded_kind, suspicions
+from opreplay.traces.sums import shares, summed
 from opreplay.traces.times.kernel_classes import class_of_work
 
 MOST_CALL_CHARACTERS = 4000
@@ -36,12 +37,8 @@ def npu_kernels(recorded: Recorded) -> tuple[NpuKernel, ...]:
 
 def kernel_classes(op: ReplayOp) -> dict[str, float]:
     """Class of work → share of the time of the recorded kernels, told by the op, else by their names, most first."""
-    times: dict[str, float] = {}
-    for kernel in op.recorded.kernels:
-        kind = class_of_work(op.name, kernel.name)
-        times[kind] = times.get(kind, 0.0) + kernel.total_us
-    total = sum(times.values())
-    return {kind: us / total for kind, us in sorted(times.items(), key=lambda item: -item[1])} if total else {}
+    kernels = op.recorded.kernels
+    return shares(summed((class_of_work(op.name, kernel.name), kernel.total_us) for kernel in kernels))
 
 
 def product_of(op: ReplayOp) -> Product | None:

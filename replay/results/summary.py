@@ -9,6 +9,7 @@ from collections.abc import Iterable, Sequence
 from opreplay.replay.ir.reasons import ReasonTotal, total_reasons
 from opreplay.replay.results.reading import ResultFile
 from opreplay.replay.results.records import OpResult, Summary
+from opreplay.traces.sums import summed
 
 ROUNDING = 1e-9
 """Of a share of 1: a sum of shares that is nearer than that is all, added up in another order."""
@@ -21,11 +22,7 @@ def whole(share: float) -> float:
 
 def _simulated_totals(results: Sequence[OpResult]) -> dict[str, float]:
     """Time of all calls by device, in microseconds."""
-    totals: dict[str, float] = {}
-    for result in results:
-        for soc, time_us in result.simulated_us.items():
-            totals[soc] = totals.get(soc, 0.0) + time_us * result.count
-    return totals
+    return summed((soc, us * result.count) for result in results for soc, us in result.simulated_us.items())
 
 
 def summarized(

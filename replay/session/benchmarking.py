@@ -51,14 +51,14 @@ def benchmark(
     from opreplay.replay.execute.run import worker_config
     from opreplay.replay.execute.threads import measure_on_idle
 
-    if (options.cache if options is not None else cache) == "step":
+    asked = options or RunOptions(op_time_s=op_time_s, cache=cache)
+    if asked.cache == "step":
         raise UsageError("a callable is part of no recorded step", hint='Say cache="cold" or cache="warm".')
     call = partial(function, *args, **named, **(kwargs or {}))
     tensors = tensors_in([*call.args, *call.keywords.values()])
-    asked = options or RunOptions(op_time_s=op_time_s, cache=cache)
     if asked.cache == "cold" and any(tensor.grad_fn is not None for tensor in tensors):
         raise UsageError("a tensor with a gradient history cannot be copied", hint='Detach it, or say cache="warm".')
-    wanted = asked.device if options is not None and device is None and asked.device != RunOptions().device else device
+    wanted = asked.device if device is None and asked.device != RunOptions().device else device
     chosen = Setting(device=device_of(tensors, wanted)).of_run(asked)
     with_gradients = torch.is_grad_enabled()
     with executor_on(chosen) as executor, torch.set_grad_enabled(with_gradients):

@@ -117,15 +117,15 @@ def expand(texts: Sequence[str], known: Sequence[Program], shapes: Sequence[str]
 
 def with_settings(cases: Sequence[Case], sweeps: Sequence[str]) -> tuple[Case, ...]:
     """Each case with every combination of settings "rows=1,2,4". Raises UsageError for what is no setting."""
-    values = dict(_swept_values(sweep) for sweep in sweeps)
+    values = dict(map(_swept_values, sweeps))
     takes = sorted({setting for case in cases for setting in case.program.settings})
-    if unknown := next((name for name in values if name not in takes), ""):
-        raise UsageError(f"{unknown} is no setting", hint=f"Settings are {', '.join(takes) or 'none'}.")
+    if unknown := [name for name in values if name not in takes]:
+        raise UsageError(f"{unknown[0]} is no setting", hint=f"Settings are {', '.join(takes) or 'none'}.")
     out: list[Case] = []
     for case in cases:
-        names = [name for name in values if name in case.program.settings]
-        for combination in itertools.product(*(values[name] for name in names)):
-            out.append(replace(case, settings={**case.settings, **dict(zip(names, combination, strict=True))}))
+        swept = {name: each for name, each in values.items() if name in case.program.settings}
+        for combination in itertools.product(*swept.values()):
+            out.append(replace(case, settings={**case.settings, **dict(zip(swept, combination, strict=True))}))
     if len(out) > MOST_CASES:
         raise UsageError(f"more than {MOST_CASES:,} combinations", hint="Sweep fewer settings.")
     return tuple(out)

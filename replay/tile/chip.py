@@ -16,6 +16,7 @@ from opreplay.replay.tile.language.recording import PROBES, Recording
 from opreplay.replay.tile.pipes import WRITES, Schedule, Scheduler, Traffic, does_more, moved, work
 from opreplay.replay.tile.program import Bound
 from opreplay.replay.tile.running import CoreRuns, head_of, run_times
+from opreplay.traces.sums import summed
 
 ROUNDS = 3
 """Rounds in which the slowing of paths settles to what L2 and HBM can give."""
@@ -120,16 +121,16 @@ def _demand(bound: Bound, runs: CoreRuns, device: DeviceProfile, state: State) -
     for (count, _), sizes_moved in zip(runs.classes, each, strict=True):
         for (unit, pipe, memory), size in sizes_moved.items():
             # Of the two vector cores of a group one was run.
-            times = count * (2 if unit != "cube" and runs.kind == "cube" else 1)
+            times = count * (1 + (unit != "cube" and runs.kind == "cube"))
             through += size * times
             side = stored if pipe in WRITES else loaded
             side[memory] = side.get(memory, 0.0) + size * times
-    reading = {name: min(size, sizes[name]) for name, size in loaded.items() if name in sizes}
     _check_covered(bound, runs, stored)
-    writing = {name: min(size, sizes[name]) for name, size in stored.items() if name in sizes}
-    share = 1.0 - resident(sum(reading.values()) + sum(writing.values()), device, state)
+    reading = {name: min(size, sizes[name]) for name, size in loaded.items() if name in sizes}
+    written = sum(min(size, sizes[name]) for name, size in stored.items() if name in sizes)
+    share = 1.0 - resident(sum(reading.values()) + written, device, state)
     missing = {name: share * size / loaded[name] for name, size in reading.items() if loaded[name]}
-    return _Demand(missing, through, share * sum(reading.values()), share * sum(writing.values()), 1.0 - share)
+    return _Demand(missing, through, share * sum(reading.values()), share * written, 1.0 - share)
 
 
 def _check_covered(bound: Bound, runs: CoreRuns, stored: dict[str, float]) -> None:
@@ -324,14 +325,10 @@ def _notes(runs: CoreRuns, slowest: Schedule) -> tuple[str, ...]:
 
 
 def _lines(recording: Recording, slowest: Schedule, us: float, runs: CoreRuns) -> tuple[LineTime, ...]:
-    pipe_of: dict[int, str] = {}
-    for step in instructions(recording.steps):
-        pipe_of[step.place] = _pipe_name((step.unit, step.pipe), runs)
-    sums: dict[tuple[str, int, str], float] = {}
-    for place, cycles in slowest.by_place.items():
-        file, line = recording.lines[place]
-        key = (file, line, pipe_of[place])
-        sums[key] = sums.get(key, 0.0) + cycles * us
+    pipe_of = {step.place: _pipe_name((step.unit, step.pipe), runs) for step in instructions(recording.steps)}
+    sums = summed(
+        ((*recording.lines[place], pipe_of[place]), cycles * us) for place, cycles in slowest.by_place.items()
+    )
     return tuple(
         LineTime(file=file, line=line, pipe=pipe, busy_us=value) for (file, line, pipe), value in sorted(sums.items())
     )

@@ -454,6 +454,14 @@ def does_more(steps: Sequence[Step], others: Sequence[Step]) -> bool:
     )
 
 
+def _covers(mine: Step, step: Step) -> bool:
+    if isinstance(mine, Repeat):
+        return isinstance(step, Repeat) and mine.times >= step.times
+    if not isinstance(mine, Instruction) or not isinstance(step, Instruction):
+        return False
+    return mine.place == step.place and mine.cycles >= step.cycles and mine.size >= step.size
+
+
 def _contains(part: Part, other: Part) -> bool:
     if part.steps is other.steps:
         return all(times >= fewer for times, fewer in zip(part.times, other.times, strict=True))
@@ -462,17 +470,7 @@ def _contains(part: Part, other: Part) -> bool:
     for mine in part.written_out():
         if step is None:
             return True
-        if isinstance(mine, Repeat):
-            matches = isinstance(step, Repeat) and mine.times >= step.times
-        else:
-            matches = (
-                isinstance(mine, Instruction)
-                and isinstance(step, Instruction)
-                and mine.place == step.place
-                and mine.cycles >= step.cycles
-                and mine.size >= step.size
-            )
-        if matches:
+        if _covers(mine, step):
             step = next(wanted, None)
     return step is None
 

@@ -25,6 +25,7 @@ from opreplay.replay.timeline.modules import DEEPEST, as_tree
 from opreplay.replay.timeline.offload import BLOCKING, DISPATCH_BAND, DISPATCH_US
 from opreplay.replay.timeline.simulated import LATENCY_BAND, LAUNCH_LATENCY_US, TASK_GAP_US
 from opreplay.traces.errors import TraceError, UsageError
+from opreplay.traces.sums import summed
 
 SCHEMA_VERSION = 1
 BOUND_SHARE = 0.9
@@ -111,6 +112,22 @@ class _Calls(msgspec.Struct, frozen=True):
     """What was not measured takes so many times what is assumed of any host."""
 
 
+def _whole_sequence(plan: ReplayPlan) -> RecordedSequence:
+    """Raises UsageError for a plan that was not captured, or whose calls are cut short."""
+    sequence = plan.sequence
+    if not plan.captured or sequence is None:
+        raise UsageError(
+            f"{plan.source} does not hold every call of one step",
+            hint="`opreplay capture` writes such a plan; of a trace name the trace itself.",
+        )
+    if sequence.cut:
+        raise UsageError(
+            f"{plan.source} holds the first {len(sequence.calls):,} calls of its step and lacks {sequence.cut:,}",
+            hint="Capture a smaller one: fewer tokens or layers.",
+        )
+    return sequence
+
+
 def captured_timeline(
     plan: ReplayPlan,
     steps: Sequence[Step],
@@ -125,31 +142,15 @@ def captured_timeline(
     much faster or slower this one is at those that it has. Raises UsageError for a plan that was not captured, or whose
     calls are cut short, and for a `host` that has none of them; TraceError for text that is no change.
     """
-    sequence = plan.sequence
-    if plan.captured and sequence is not None and sequence.cut:
-        raise UsageError(
-            f"{plan.source} holds the first {len(sequence.calls):,} calls of its step and lacks {sequence.cut:,}",
-            hint="Capture a smaller one: fewer tokens or layers.",
-        )
-    if not plan.captured or sequence is None:
-        raise UsageError(
-            f"{plan.source} does not hold every call of one step",
-            hint="`opreplay capture` writes such a plan; of a trace name the trace itself.",
-        )
+    sequence = _whole_sequence(plan)
     if not steps:
         raise UsageError("a captured step has no times of its own", hint="Name a device: --soc 910b3.")
     ops = {op.id: op for op in plan.ops}
     called = [ops[sequence.ids[index]] for index in sequence.calls]
-    calls = {step.device: _calls(called, step, host_scale, host) for step in steps}
-    if host is not None and not any((of_device.host_band == 1.0).any() for of_device in calls.values()):
-        raise UsageError(
-            "the results of --host hold none of the host times of this step",
-            hint="Measure the plan itself: `opreplay run PLAN --output HOST.jsonl`.",
-        )
+    calls = _calls_on(called, steps, host_scale, host)
     first = calls[steps[0].device]
     call_us = DISPATCH_US * first.host_scale
-    predicted = {op.id for op in steps[0].ops}
-    missing = [op for op in called if op.id not in predicted and not op.name.endswith("::wait_tensor")]
+    missing = _unpredicted(called, steps[0])
     return CapturedTimeline(
         source=plan.source,
         calls=len(called),
@@ -163,7 +164,7 @@ def captured_timeline(
         what_if=tuple(_change(text, called, calls) for text in what_if),
         notes=(
             *_notes(missing, len(called), first),
-            *((AS_LONG_AS_LONGEST,) if any(text.strip().startswith("fuse ") for text in what_if) else ()),
+            *(AS_LONG_AS_LONGEST,) * any(text.strip().startswith("fuse ") for text in what_if),
             *(() if plan.capture is None else plan.capture.notes),
         ),
     )
@@ -264,12 +265,28 @@ def _bands(called: Sequence[ReplayOp], step: Step) -> tuple[Floats, Floats]:
     return us * (step.low_us / total), us * (step.high_us / total)
 
 
+def _calls_on(
+    called: Sequence[ReplayOp], steps: Sequence[Step], host_scale: float, host: MeasuredHost | None
+) -> dict[str, _Calls]:
+    """The calls by device. Raises UsageError for a `host` that measured none of them."""
+    calls = {step.device: _calls(called, step, host_scale, host) for step in steps}
+    if host is not None and not any((of_device.host_band == 1.0).any() for of_device in calls.values()):
+        raise UsageError(
+            "the results of --host hold none of the host times of this step",
+            hint="Measure the plan itself: `opreplay run PLAN --output HOST.jsonl`.",
+        )
+    return calls
+
+
+def _unpredicted(called: Sequence[ReplayOp], step: Step) -> list[ReplayOp]:
+    predicted = {op.id for op in step.ops}
+    return [op for op in called if op.id not in predicted and not op.name.endswith("::wait_tensor")]
+
+
 def _phases(sequence: RecordedSequence, calls: _Calls) -> dict[str, float]:
     """Device time by phase; empty for a step of one phase."""
-    spent: defaultdict[str, float] = defaultdict(float)
-    for phase, us in zip(sequence.phases, calls.device_us.tolist(), strict=False):
-        spent[phase] += us
-    return dict(spent) if len(spent) > 1 else {}
+    spent = summed(zip(sequence.phases, calls.device_us.tolist(), strict=False))
+    return spent if len(spent) > 1 else {}
 
 
 def _modules(sequence: RecordedSequence, calls: _Calls) -> tuple[ModuleTime, ...]:
@@ -290,6 +307,20 @@ def _modules(sequence: RecordedSequence, calls: _Calls) -> tuple[ModuleTime, ...
     return as_tree(times, modules)
 
 
+def _scaled(
+    text: str, called: Sequence[ReplayOp], calls: dict[str, _Calls]
+) -> tuple[dict[str, _Calls], npt.NDArray[np.bool_]]:
+    """The calls with other times of ops whose names match, and which those are. Raises TraceError."""
+    pattern, equals, value = text.strip().rpartition("=")
+    if not equals or not pattern:
+        raise TraceError(f"{text!r} is no change of a captured step", hint=CHANGES)
+    number, is_factor = parsed_value(value)
+    hit = np.array([fnmatchcase(op.name, pattern.strip()) for op in called], bool)
+    us = {name: soc.device_us * number if is_factor else number for name, soc in calls.items()}
+    replace = msgspec.structs.replace
+    return {name: replace(soc, device_us=np.where(hit, us[name], soc.device_us)) for name, soc in calls.items()}, hit
+
+
 def _change(text: str, called: Sequence[ReplayOp], calls: dict[str, _Calls]) -> CapturedChange:
     """A captured graph, calls that become one kernel, or other times of ops whose names match."""
     replace, hit = msgspec.structs.replace, np.ones(len(called), bool)
@@ -302,15 +333,7 @@ def _change(text: str, called: Sequence[ReplayOp], calls: dict[str, _Calls]) -> 
         first = next(iter(calls))
         hit = changed[first].kernels < calls[first].kernels
     else:
-        pattern, equals, value = text.strip().rpartition("=")
-        if not equals or not pattern:
-            raise TraceError(f"{text!r} is no change of a captured step", hint=CHANGES)
-        number, is_factor = parsed_value(value)
-        hit = np.array([fnmatchcase(op.name, pattern.strip()) for op in called], bool)
-        changed = {
-            name: replace(soc, device_us=np.where(hit, soc.device_us * number if is_factor else number, soc.device_us))
-            for name, soc in calls.items()
-        }
+        changed, hit = _scaled(text, called, calls)
     socs_us = {name: _scheduled(soc)[0] for name, soc in changed.items()}
     return CapturedChange(change=text, matched=int(hit.sum()), socs_us=socs_us)
 

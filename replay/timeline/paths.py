@@ -12,6 +12,7 @@ import numpy as np
 from opreplay.replay.timeline.graph.model import Floats, Ints, StepGraph
 from opreplay.replay.timeline.graph.schedule import Schedule, critical_path, slack_us
 from opreplay.replay.timeline.names import Names
+from opreplay.traces.sums import summed
 
 HOST, DEVICE, WAIT = "host", "device", "wait"
 
@@ -81,9 +82,7 @@ def path_parts(names: Names, graph: StepGraph, schedule: Schedule) -> tuple[list
 
 def path_modules(names: Names, by_row: Mapping[int | str, float]) -> dict[str, float]:
     """Time on the path by the innermost module, and by kind of waiting; longest first."""
-    modules: defaultdict[str, float] = defaultdict(float)
-    for row, us in by_row.items():
-        modules[row if isinstance(row, str) else names.module_of_op(row)] += us
+    modules = summed((row if isinstance(row, str) else names.module_of_op(row), us) for row, us in by_row.items())
     return dict(sorted(((m, v) for m, v in modules.items() if v > 0.0), key=lambda item: (-item[1], item[0])))
 
 

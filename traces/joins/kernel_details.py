@@ -8,6 +8,7 @@ task: the trace says that. A file that the trace names is never opened.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import os
 from collections import defaultdict
 from fnmatch import fnmatchcase
@@ -34,6 +35,17 @@ Pair = tuple[int, int]
 _TASK = KERNEL_CATEGORIES.index("task")
 
 
+def _summaries(folder: Path) -> list[str]:
+    """Names of op_summary*.csv; none of a folder that may be entered but not listed, whose tables can be named."""
+    try:
+        with os.scandir(folder) as entries:
+            looked_at = itertools.islice(entries, MAX_ENTRIES)
+            matching = (entry for entry in looked_at if fnmatchcase(entry.name, SUMMARIES))
+            return [entry.name for entry in matching if entry.is_file() and may_read(entry.path)]
+    except OSError:
+        return []
+
+
 def table_beside(path: str) -> str | None:
     """The table in the folder of a trace: kernel_details.csv, else the only op_summary*.csv; None for none.
 
@@ -44,14 +56,7 @@ def table_beside(path: str) -> str | None:
     folder = Path(path).parent
     if (folder / NAME).is_file() and may_read(folder / NAME):
         return str(folder / NAME)
-    tables: list[str] = []
-    try:
-        with os.scandir(folder) as entries:
-            for _, entry in zip(range(MAX_ENTRIES), entries, strict=False):
-                if fnmatchcase(entry.name, SUMMARIES) and entry.is_file() and may_read(entry.path):
-                    tables.append(entry.name)
-    except OSError:
-        return None  # a folder that may be entered but not listed: its tables can still be named
+    tables = _summaries(folder)
     if len(tables) > 1:
         hint = "Name one with --set kernel_details=FILE."
         raise UsageError(f"{len(tables)} tables {SUMMARIES} beside the trace", hint=hint)

@@ -19,6 +19,7 @@ from opreplay.traces.links.annotations import PHASES
 from opreplay.traces.links.iterations import BatchIndex
 from opreplay.traces.links.parents import climbs, innermost_parent, outermost_of
 from opreplay.traces.model import KERNEL_CATEGORIES, Trace
+from opreplay.traces.sums import summed
 from opreplay.traces.times.kernel_classes import CLASSES, class_of_op, class_of_work
 from opreplay.traces.times.op_work import work_of
 from opreplay.traces.times.peaks import TF32, Peak, is_tf32, peak_of
@@ -229,7 +230,6 @@ def _rated_on_host(trace: Trace, rows: Sequence[Row]) -> list[Row]:
     signature = trace.ops.signature
     count = len(trace.signatures)
     calls = np.bincount(signature, minlength=count)
-    whole: dict[str, float] = {}
     time = np.bincount(signature, weights=trace.ops.dur_ns, minlength=count)
     # Making room for its result is part of an op's work, whatever ops it takes.
     parents, room = (
@@ -238,8 +238,8 @@ def _rated_on_host(trace: Trace, rows: Sequence[Row]) -> list[Row]:
     )
     inside = (parents >= 0) & room[signature]
     time -= np.bincount(signature[parents[inside]], weights=trace.ops.dur_ns[inside], minlength=count)
-    for i, ns in enumerate(time.tolist()):
-        whole[trace.signatures[i].name] = whole.get(trace.signatures[i].name, 0.0) + ns / 1e3
+    names = (signature.name for signature in trace.signatures)
+    whole = summed((name, ns / 1e3) for name, ns in zip(names, time.tolist(), strict=False))
     work = _work_of_calls(trace, [row.name for row in rows], calls, {})
     return [
         _rated(row, op_work, None) if row.time_us >= LEAST_OWN * whole[row.name] else row

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import msgspec
 
@@ -35,6 +35,7 @@ from opreplay.replay.ops.work.contents import Contents
 from opreplay.replay.results.records import By, L2State, Simulated
 from opreplay.traces.errors import OpReplayError, internal_error
 from opreplay.traces.model import MOST_ELEMENTS
+from opreplay.traces.sums import summed
 
 Parts = list[tuple[KernelCall, KernelPrediction]]
 """The kernels of an op, and what each takes."""
@@ -91,22 +92,12 @@ def is_predicted(op: ReplayOp, simulated: Simulated) -> bool:
 
 
 def _combine(parts: Parts, lowering: Lowering, l2: L2State, device: DeviceProfile) -> Simulated:
-    terms: dict[str, float] = {}
-    for call, cost in parts:
-        moves = "vector" in cost.terms_us and only_moves(family_of(call, device))
-        for name, us in cost.terms_us.items():
-            name = MOVING if moves and name == "vector" else name
-            terms[name] = terms.get(name, 0.0) + us * call.count
+    terms = summed(
+        (name, us * call.count) for call, cost in parts for name, us in _terms_of(call, cost, device).items()
+    )
     total = sum((cost.time_us * call.count for call, cost in parts), 0.0)
-    sure = [(cost, cost.time_us * call.count) for call, cost in parts if cost.time_us and cost.low_us]
-    floor = LEAST_ASSUMED if lowering.assumed and total > 0 else 1.0
-    up_factor = max(floor, _deviation([(cost.high_us / cost.time_us, us) for cost, us in sure], total))
-    down_factor = max(floor, _deviation([(cost.time_us / cost.low_us, us) for cost, us in sure], total))
-    confidences: list[Confidence] = ["calibrated", *(cost.confidence for _, cost in parts if cost.time_us > 0)]
-    confidence = max(confidences, key=_RANK.__getitem__)
-    by_bound: dict[str, float] = {}
-    for name, us in terms.items():
-        by_bound[BOUNDS[name]] = by_bound.get(BOUNDS[name], 0.0) + us
+    low_us, high_us = _band(parts, lowering, total)
+    by_bound = summed((str(BOUNDS[name]), us) for name, us in terms.items())
     return Simulated(
         time_us=total,
         bound=_bound(by_bound, parts, total),
@@ -115,12 +106,28 @@ def _combine(parts: Parts, lowering: Lowering, l2: L2State, device: DeviceProfil
         l2=l2,
         extrapolated=any(cost.extrapolated and cost.time_us > EXTRAPOLATED_SHARE * total for _, cost in parts),
         algorithm=next((cost.algorithm for _, cost in parts if cost.algorithm), ""),
-        confidence=confidence if lowering.known and not lowering.assumed else "uncalibrated",
-        low_us=total / down_factor,
-        high_us=total * up_factor,
+        confidence=_weakest(parts, lowering),
+        low_us=low_us,
+        high_us=high_us,
         by=_by(lowering),
         source=lowering.source or lowering.unbounded,
     )
+
+
+def _terms_of(call: KernelCall, cost: KernelPrediction, device: DeviceProfile) -> dict[str, float]:
+    """Microseconds of one call, the vector pipes' as moving where they do nothing else."""
+    terms = cost.terms_us
+    if "vector" not in terms or not only_moves(family_of(call, device)):
+        return terms
+    return {MOVING if name == "vector" else name: us for name, us in terms.items()}
+
+
+def _band(parts: Parts, lowering: Lowering, total_us: float) -> tuple[float, float]:
+    floor = LEAST_ASSUMED if lowering.assumed and total_us > 0 else 1.0
+    sure = [(cost, cost.time_us * call.count) for call, cost in parts if cost.time_us and cost.low_us]
+    up = _deviation([(cost.high_us / cost.time_us, us) for cost, us in sure], total_us)
+    down = _deviation([(cost.time_us / cost.low_us, us) for cost, us in sure], total_us)
+    return total_us / max(floor, down), total_us * max(floor, up)
 
 
 def _deviation(ratios: list[tuple[float, float]], total_us: float) -> float:
@@ -128,6 +135,14 @@ def _deviation(ratios: list[tuple[float, float]], total_us: float) -> float:
     their deviations add in quadrature."""
     squares = sum((math.log(max(1.0, ratio)) * us) ** 2 for ratio, us in ratios)
     return math.exp(math.sqrt(squares) / total_us) if total_us > 0 else 1.0
+
+
+def _weakest(parts: Parts, lowering: Lowering) -> Confidence:
+    """The least sure of the kernels that take time."""
+    if lowering.assumed or not lowering.known:
+        return "uncalibrated"
+    confidences: list[Confidence] = ["calibrated", *(cost.confidence for _, cost in parts if cost.time_us > 0)]
+    return max(confidences, key=_RANK.__getitem__)
 
 
 def _by(lowering: Lowering) -> By:
@@ -140,7 +155,7 @@ def _by(lowering: Lowering) -> By:
     return "invented sizes" if lowering.invented else "rule"
 
 
-def _bound(by_bound: dict[str, float], parts: list[tuple[KernelCall, KernelPrediction]], total: float) -> str:
+def _bound(by_bound: Mapping[str, float], parts: Parts, total: float) -> str:
     """What most of the time goes to; "slow path" where kernels that take one have most of it."""
     slow = sum(cost.time_us * call.count for call, cost in parts if cost.slow_path)
     if slow > 0.5 * total:
@@ -231,13 +246,9 @@ def _by_kernels(
     if any(_is_absurd_kernel(call) for call in lowering.kernels):
         return _NOTHING, {}
     parts, simulated = _together(op, lowering, device, predict, cached, l2)
-    families: dict[str, float] = {}
-    for call, cost in parts:
-        name = family_of(call, device).name
-        families[name] = families.get(name, 0.0) + cost.time_us * call.count
-    if lowering.source or lowering.near:
-        taken_for = _taken_for(lowering, device) if lowering.source else lowering.near
-        simulated = msgspec.structs.replace(simulated, taken_for=taken_for)
+    families = summed((family_of(call, device).name, cost.time_us * call.count) for call, cost in parts)
+    taken_for = _taken_for(lowering, device) if lowering.source else lowering.near
+    simulated = msgspec.structs.replace(simulated, taken_for=taken_for)
     if op.refuted and simulated.by in ("rule", "invented sizes", "bytes"):
         return msgspec.structs.replace(_NOTHING, source=op.assumptions[-1].what), {}
     return _marked(simulated, missing_path(op, lowering, device)), families

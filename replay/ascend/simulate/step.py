@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
@@ -20,6 +19,7 @@ from opreplay.replay.ascend.simulate.op import is_predicted, simulate_by_family
 from opreplay.replay.ir.model import ReplayOp
 from opreplay.replay.ops.work.contents import Contents
 from opreplay.replay.results.records import L2State, Simulated
+from opreplay.traces.sums import summed
 
 
 class OpStep(msgspec.Struct, frozen=True, kw_only=True):
@@ -106,14 +106,9 @@ NOTABLE = 0.03
 
 def _summed_us(parts: Iterable[OpStep]) -> tuple[dict[str, float], dict[str, float]]:
     """Time of all calls by what bounds it, and by family of kernels."""
-    by_bound: dict[str, float] = defaultdict(float)
-    by_family: dict[str, float] = defaultdict(float)
-    for part in parts:
-        for name, us in part.simulated.terms_us.items():
-            by_bound[BOUNDS.get(name, name)] += us * part.count
-        for name, us in part.families_us.items():
-            by_family[name] += us * part.count
-    return by_bound, by_family
+    terms = [(name, us * part.count) for part in parts for name, us in part.simulated.terms_us.items()]
+    by_bound = summed((BOUNDS.get(name, name), us) for name, us in terms)
+    return by_bound, summed((name, us * part.count) for part in parts for name, us in part.families_us.items())
 
 
 def simulate_step(

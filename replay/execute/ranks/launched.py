@@ -30,13 +30,12 @@ class Launched(msgspec.Struct, frozen=True, kw_only=True):
     """The launcher keeps the store at that address; else rank 0 does."""
 
 
-def launched(environment: Mapping[str, str] | None = None) -> Launched | None:
+def launched(variables: Mapping[str, str] = os.environ) -> Launched | None:
     """What the environment says; None where no launcher started this process, or it is alone.
 
     RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT are torch's convention, which torchrun and Ray Train follow; Slurm's
     own variables stand in where these are missing. Raises EnvironmentRefused for numbers that are none.
     """
-    variables = os.environ if environment is None else environment
     rank = _first(variables, "RANK", "SLURM_PROCID")
     world = _first(variables, "WORLD_SIZE", "SLURM_NTASKS")
     address = variables.get("MASTER_ADDR") or variables.get("SLURM_LAUNCH_NODE_IPADDR")

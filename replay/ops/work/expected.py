@@ -134,7 +134,7 @@ def fill_stand_ins(
         values.write(op.id, op.name, context.args, only=_in_full)
     if rule is None or report is None:
         return Filled(context, None, None)
-    assumptions = [part for text in report.assumed.values() for part in text.split("; ")]
+    assumptions = "; ".join(report.assumed.values()).split("; ")
     impossible = next((part for part in assumptions if IMPOSSIBLE in part), "")
     unrecorded = next((part for part in assumptions if part.startswith(UNRECORDED)), "")
     return Filled(context, rule.name, report.lengths, impossible, unrecorded)

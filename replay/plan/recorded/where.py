@@ -7,7 +7,7 @@ Owns the sums that go into results and reports; the classes themselves are `trac
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -20,6 +20,7 @@ from opreplay.replay.plan.select import inside_ops, label_rows, opened_rows
 from opreplay.traces.links.collectives import host_collectives
 from opreplay.traces.links.parents import innermost_parent
 from opreplay.traces.model import OpSignature, Trace
+from opreplay.traces.sums import shares, summed
 from opreplay.traces.times.breakdown import breakdown, classes_of_launches, self_time_us
 from opreplay.traces.times.busy import device_busy
 from opreplay.traces.times.clock import coarse_unit_us
@@ -80,18 +81,6 @@ def where_of(read: Trace | ReplayPlan) -> Where | None:
     return where if where.total_us > 0 else None
 
 
-def _summed(pairs: Iterable[tuple[str, float]]) -> dict[str, float]:
-    sums: dict[str, float] = {}
-    for name, us in pairs:
-        sums[name] = sums.get(name, 0.0) + us
-    return sums
-
-
-def _shares(times: dict[str, float]) -> dict[str, float]:
-    total = sum(times.values())
-    return {name: us / total for name, us in sorted(times.items(), key=lambda item: -item[1])} if total else {}
-
-
 def _on_device(trace: Trace) -> Where:
     by_class = breakdown(trace, "category")
     busy = device_busy(trace)
@@ -125,8 +114,8 @@ def _unowned(trace: Trace, classes: Sequence[str], total_us: float) -> dict[str,
     """Of rows without an op; `classes` are of all rows."""
     alone = np.flatnonzero(trace.kernels.owner < 0)
     times: list[float] = (trace.kernels.dur_ns[alone] / 1e3).tolist()
-    summed = _summed((classes[row], us) for row, us in zip(map(int, alone), times, strict=True))
-    return {name: us / total_us for name, us in sorted(summed.items(), key=lambda item: -item[1]) if total_us}
+    by_class = summed((classes[row], us) for row, us in zip(map(int, alone), times, strict=True))
+    return {name: us / total_us for name, us in sorted(by_class.items(), key=lambda item: -item[1]) if total_us}
 
 
 def _names(trace: Trace, rows: npt.NDArray[np.int64]) -> list[str]:
@@ -166,7 +155,7 @@ def _on_host(trace: Trace) -> Where:
 def _labels(
     names: Sequence[str], kinds: Sequence[str] | None, times: Sequence[float], calls: Counter[str], total: float
 ) -> tuple[LabelWork, ...]:
-    by_name = _summed(zip(names, times, strict=True))
+    by_name = summed(zip(names, times, strict=True))
     work: dict[str, dict[str, float]] = {}
     for name, kind, us in zip(names, kinds or (), times, strict=False):
         work.setdefault(name, {})[kind] = work.get(name, {}).get(kind, 0.0) + us
@@ -177,7 +166,7 @@ def _labels(
             calls=calls[name],
             time_us=us,
             share=us / total if total else 0.0,
-            classes=_shares(work.get(name, {})),
+            classes=shares(work.get(name, {})),
         )
         for name, us in heaviest
         if us > 0

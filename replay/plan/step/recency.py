@@ -96,9 +96,8 @@ class _Walk:
         self._ends: defaultdict[int, list[Value]] = defaultdict(list)
         for value, last in self._owned.until.items():
             self._ends[last].append(value)
-        sizes = zip(self._input_bytes, self.result_bytes, strict=True)
-        touches = [1 + len(inputs) + len(results) for inputs, results in sizes]
-        self.recent = Recent(2 * sum(touches[index] for index in calls))
+        touches = sum(1 + len(self._input_bytes[index]) + len(self.result_bytes[index]) for index in calls)
+        self.recent = Recent(2 * touches)
         self._free: defaultdict[int, list[int]] = defaultdict(list)
         self._blocks = 0
         self._block: dict[Value, int] = {}

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from pathlib import PurePath
 
@@ -41,6 +40,7 @@ from opreplay.replay.timeline.job.values import JobChange, JobTimeline
 from opreplay.replay.timeline.names import PYTHON
 from opreplay.replay.timeline.paths import PathPart
 from opreplay.replay.timeline.timeline import Study, Timeline, WhatIf
+from opreplay.traces.sums import summed
 
 MOST_LANES = 8
 MOST_STRIPS = 16
@@ -132,10 +132,7 @@ def page(study: Study, command: str) -> Page:
 
 
 def _path_us(parts: Sequence[PathPart]) -> dict[str, float]:
-    out: defaultdict[str, float] = defaultdict(float)
-    for part in parts:
-        out[f"{part.name}, host" if part.where == "host" else part.name] += part.us
-    return dict(out)
+    return summed((f"{part.name}, host" if part.where == "host" else part.name, part.us) for part in parts)
 
 
 def page_of_ranks(study: JobStudy, command: str) -> Page:

@@ -30,6 +30,7 @@ from opreplay.replay.report.text import DASH, middle, quotient, ratio_text, shar
 from opreplay.replay.report.view import View
 from opreplay.replay.results.records import OpResult
 from opreplay.traces.errors import OpReplayError
+from opreplay.traces.sums import summed
 from opreplay.traces.times.kernel_classes import class_of_op
 from opreplay.traces.times.peaks import peak_of
 
@@ -137,27 +138,26 @@ def _others(count: int) -> str:
 
 def times_by_op(results: Sequence[OpResult], columns: Iterable[Column[OpResult]]) -> dict[str, dict[str, float]]:
     """Title of a column of times → name of an op → what it comes to, all calls."""
-    return _summed(results, columns, lambda result: {result.name: 1.0})
+    return _by_title(results, columns, lambda result: {result.name: 1.0})
 
 
 def times_by_class(results: Sequence[OpResult], columns: Iterable[Column[OpResult]]) -> dict[str, dict[str, float]]:
     """Title of a column of times → class of the recorded kernels, on a host of the op → what it comes to, all calls."""
-    return _summed(results, columns, lambda result: result.kernel_classes or {class_of_op(result.name): 1.0})
+    return _by_title(results, columns, lambda result: result.kernel_classes or {class_of_op(result.name): 1.0})
 
 
-def _summed(
+def _by_title(
     results: Sequence[OpResult],
     columns: Iterable[Column[OpResult]],
     shares: Callable[[OpResult], Mapping[str, float]],
 ) -> dict[str, dict[str, float]]:
     def of(column: Column[OpResult]) -> dict[str, float]:
-        times: defaultdict[str, float] = defaultdict(float)
-        for result in results:
-            us = column.value(result)
-            if us is not None:
-                for name, share in shares(result).items():
-                    times[name] += us * result.count * share
-        return dict(times)
+        return summed(
+            (name, us * result.count * share)
+            for result in results
+            if (us := column.value(result)) is not None
+            for name, share in shares(result).items()
+        )
 
     return {column.title: of(column) for column in columns}
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable
+from functools import partial
 
 import msgspec
 import numpy as np
@@ -23,6 +24,7 @@ from opreplay.replay.timeline.memory import memory_over_step
 from opreplay.replay.timeline.step import IDLE_CAUSES
 from opreplay.replay.timeline.timeline import Study
 from opreplay.traces.errors import NothingRan
+from opreplay.traces.sums import summed
 from opreplay.traces.times.steps import StepRow, launch_queue, launch_table, step_table
 
 MOST_ROWS = 300
@@ -86,19 +88,18 @@ def host_by_op(study: Study) -> dict[str, float]:
     """Host time in each op, outside of the ops inside it."""
     rows, index = np.unique(study.graph.slices.op, return_inverse=True)
     sums = np.bincount(index, weights=study.graph.slices.dur_us, minlength=len(rows))
-    out: defaultdict[str, float] = defaultdict(float)
-    for row, us in zip(rows.tolist(), sums.tolist(), strict=True):
-        if row != NO_OP:
-            out[study.names.op(row)] += us
-    return dict(out)
+    by_row = zip(rows.tolist(), sums.tolist(), strict=True)
+    return summed((study.names.op(row), us) for row, us in by_row if row != NO_OP)
+
+
+def _device_us(op: StepOp, title: str) -> float | None:
+    return op.device[title].us if title in op.device else None
 
 
 def ops_table(study: Study, tasks: dict[str, dict[str, Tasks]]) -> Opened:
     """The ops of a step; a row opens to the kernels of each timeline. `tasks`: by timeline, of `tasks_by_op`."""
     timeline, host = study.timeline, host_by_op(study)
-    path: defaultdict[str, float] = defaultdict(float)
-    for part in timeline.critical_path:
-        path[part.name] += part.us
+    path = summed((part.name, part.us) for part in timeline.critical_path)
     slack = {entry.name: entry.slack_us for entry in timeline.slack}
     names = dict.fromkeys([*(name for ops in tasks.values() for name in ops), *host])
     rows = [
@@ -116,13 +117,7 @@ def ops_table(study: Study, tasks: dict[str, dict[str, Tasks]]) -> Opened:
         column("op", lambda op: op.name, form="name"),
         column("critical path", lambda op: op.path_us, TIME),
         column("share", lambda op: quotient(op.path_us, step_us), SHARE),
-        *(
-            column(
-                f"device, {title}", lambda op, title=title: op.device[title].us if title in op.device else None, TIME
-            )
-            for title, ops in tasks.items()
-            if ops
-        ),
+        *(column(f"device, {title}", partial(_device_us, title=title), TIME) for title, ops in tasks.items() if ops),
         column("launches", lambda op: op.launches or None, COUNT),
         column("host", lambda op: op.host_us or None, TIME),
         column("least slack", lambda op: op.slack_us, TIME),

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
@@ -17,6 +16,7 @@ from opreplay.replay.ir.sizes import readable
 from opreplay.replay.report.table import Column, Table, terminal
 from opreplay.replay.report.text import DASH, digits, plural, safe
 from opreplay.replay.report.view import View
+from opreplay.traces.sums import summed
 
 SCHEMA_VERSION = 1
 SHOWN = 8
@@ -95,13 +95,11 @@ def render(plan: ReplayPlan, check: Check | None) -> RenderableType:
                 style="yellow",
             )
         )
-    refused: Counter[str] = Counter()
-    for op in plan.ops:
-        if op.reason is not None:
-            refused[str(op.reason)] += op.count
+    refused = summed((str(op.reason), op.count) for op in plan.ops if op.reason is not None)
+    commonest = sorted(refused.items(), key=lambda item: -item[1])[:SHOWN]
     notes = [f"one parameter: {', '.join(names)}" for names in shared_parameters(capture)[:SHOWN]]
     notes += [f"assumed: {note}" for note in capture.notes]
-    notes += [f"{plural(n, 'call')} cannot be replayed: {reason}" for reason, n in refused.most_common(SHOWN)]
+    notes += [f"{plural(int(n), 'call')} cannot be replayed: {reason}" for reason, n in commonest]
     notes += [f"graph break: {line}" for line in capture.graph_breaks[:SHOWN]]
     notes.append(
         "FLOPs: as torch.utils.flop_counter counts products, convolutions and attention (all pairs, masked or not)"

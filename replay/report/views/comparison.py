@@ -34,6 +34,7 @@ from opreplay.replay.report.text import DASH, plural, ratio_text, safe, share_te
 from opreplay.replay.report.view import View
 from opreplay.replay.results.compare.judge import Comparison, OpComparison, StepTimes, Total, Verdict
 from opreplay.replay.results.compare.replaced import Replaced
+from opreplay.traces.sums import summed
 
 SHOWN: tuple[Verdict, ...] = ("slower", "faster", "lost", "gained", "only before", "only after")
 """Verdicts that are listed; ops that stayed the same are counted, and most that are unclear."""
@@ -75,11 +76,15 @@ def first_line(comparison: Comparison) -> str:
 
 def _total(comparison: Comparison) -> str:
     """All recorded time where both sides are recorded, and the ops on both sides beside it; else these alone."""
-    if comparison.whole is not None and comparison.sides is not None:
-        was, now = (time_text(side.total_us) for side in comparison.sides)
-        none = ", no interval" if comparison.untold else ""
-        whole = f"; total {precise(comparison.whole)} ({was} to {now}{none})"
-        return whole if comparison.total is None else f"{whole}, typical calls {precise(comparison.total.ratio)}"
+    if comparison.whole is None or comparison.sides is None:
+        return _total_of_both(comparison)
+    was, now = (time_text(side.total_us) for side in comparison.sides)
+    none = ", no interval" if comparison.untold else ""
+    whole = f"; total {precise(comparison.whole)} ({was} to {now}{none})"
+    return whole if comparison.total is None else f"{whole}, typical calls {precise(comparison.total.ratio)}"
+
+
+def _total_of_both(comparison: Comparison) -> str:
     if comparison.total is None:
         return ""
     sure = interval(comparison.total)
@@ -388,11 +393,11 @@ def markdown(comparison: Comparison, steps: Steps, *, everything: bool = False) 
 
 def page(comparison: Comparison, steps: Steps, command: str) -> Page:
     """Everything of a comparison that a page shows."""
-    series: dict[str, dict[str, float]] = {"before": {}, "after": {}}
-    for op in comparison.ops:
-        for name, us in (("before", op.before_us), ("after", op.after_us)):
-            if us is not None:
-                series[name][op.name] = series[name].get(op.name, 0.0) + us * op.count
+    ops = comparison.ops
+    series = {
+        "before": summed((op.name, op.before_us * op.count) for op in ops if op.before_us is not None),
+        "after": summed((op.name, op.after_us * op.count) for op in ops if op.after_us is not None),
+    }
     return Page(
         title="opreplay: two sides compared" if comparison.sides else "opreplay: two runs compared",
         headline=next(iter(step_lines(steps)), first_line(comparison)),
@@ -461,9 +466,7 @@ def _waterfall(comparison: Comparison, steps: Steps, series: Mapping[str, Mappin
     if len(steps) < 2 or not _of_steps(comparison):
         title = "From before to after"
         return waterfall(title, *((side, times) for side, times in series.items()), note="all calls added up")
-    changes: dict[str, float] = {}
-    for op in comparison.ops:
-        changes[op.name] = changes.get(op.name, 0.0) + (op.step_change_us or 0.0)
+    changes = summed((op.name, op.step_change_us or 0.0) for op in comparison.ops)
     was, now = (step.window.step_us for step in steps.values())
     return waterfall_of("From the step before to the step after", ("before", was), changes, ("after", now))
 

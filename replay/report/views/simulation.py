@@ -130,7 +130,6 @@ def facts(
 ) -> dict[str, Any]:
     """Everything as JSON-safe values; microseconds, totals over all calls unless the name says otherwise."""
     coverage = covered(plan, steps[0])
-    done = {op.id for op in steps[0].ops}
     return {
         "schema_version": SCHEMA_VERSION,
         "step": None if report is None else step_facts(report),
@@ -144,11 +143,11 @@ def facts(
         "covered_share": coverage.predicted,
         "covered_of": clock_of(plan),
         "recorded_device_us": plan.device_us_total or None,
-        "recorded_device_us_of_simulated": sum(o.recorded.device_us_total for o in plan.ops if o.id in done) or None,
+        "recorded_device_us_of_simulated": _recorded_us(plan, steps[0]) or None,
         "socs": {
             step.device: _step_facts(plan, step, inversions(steps), losing(step, plan.ops, losers)) for step in steps
         },
-        "where": None if where is None else msgspec.to_builtins(where),
+        "where": msgspec.to_builtins(where),
         "captured": plan.captured,
         "calls_cut": 0 if plan.sequence is None else plan.sequence.cut,
         "l2": steps[0].l2,
@@ -264,10 +263,15 @@ def _with_share(step: Step, us: dict[str, float], *, share: bool) -> list[Column
     return [Column[str](step.device, us.get, TIME), *([of] if share else [])]
 
 
+def _recorded_us(plan: ReplayPlan, step: Step) -> float:
+    """Device time, as recorded, of the ops that were simulated."""
+    simulated = {op.id for op in step.ops}
+    return sum(op.recorded.device_us_total for op in plan.ops if op.id in simulated)
+
+
 def _totals_table(plan: ReplayPlan, steps: Sequence[Step], *, names_device: bool) -> Table[Step | None]:
     """A row a device; None is what was recorded."""
-    done = {op.id for op in steps[0].ops}
-    recorded = sum(op.recorded.device_us_total for op in plan.ops if op.id in done)
+    recorded = _recorded_us(plan, steps[0])
     # Where the head names the device, a short word leaves the columns their room.
     name = (plan.device or "recorded") if names_device else "recorded"
     column = Column["Step | None"]

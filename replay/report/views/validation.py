@@ -20,6 +20,7 @@ from opreplay.replay.report.page.parts import bars_by_name
 from opreplay.replay.report.table import COUNT, RATIO, SHARE, TIME, Column, Table, Unit, heaviest, names_room, terminal
 from opreplay.replay.report.text import DASH, middle, quotient, safe, share_text
 from opreplay.replay.report.view import View
+from opreplay.traces.sums import summed
 
 TITLES = {
     "folds": "kernels that no fit has seen (5 folds)",
@@ -204,12 +205,11 @@ def render(validation: Validation, *, worst: int, width: int) -> RenderableType:
 def page(validation: Validation, command: str) -> Page:
     """Everything of a validation that a page shows."""
     overall = validation.figures.overall
-    measured: dict[str, float] = {}
-    predicted: dict[str, float] = {}
-    for kernel in validation.compared:
-        measured[kernel.call.type] = measured.get(kernel.call.type, 0.0) + kernel.total_us
-        predicted[kernel.call.type] = predicted.get(kernel.call.type, 0.0) + kernel.total_us + kernel.signed_us
-    times = {"measured": measured, "predicted": predicted}
+    compared = validation.compared
+    times = {
+        "measured": summed((kernel.call.type, kernel.total_us) for kernel in compared),
+        "predicted": summed((kernel.call.type, kernel.total_us + kernel.signed_us) for kernel in compared),
+    }
     return Page(
         title="opreplay: predictions against measured kernels",
         headline=f"{overall.n:,} unique kernels: error {share_text(overall.mape)} on average, "

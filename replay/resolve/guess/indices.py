@@ -203,8 +203,7 @@ def _ones_before(reshape: OpSignature, broadcast: Shape) -> int | None:
 def _shown_list(shape: Shape, calls: Sequence[OpSignature], values: Shape | None, around: Relatives) -> Guess | None:
     """The list that the calls inside show, with empty places where dimensions are taken as they are."""
     shown = _shown_indices(shape, calls, around.inner)
-    indexed = None if shown is None else _indexed_dims(shape, shown, values, around)
-    if shown is None or indexed is None:
+    if shown is None or (indexed := _indexed_dims(shape, shown, values, around)) is None:
         return None
     dims, reader_note = indexed
     by_dim: dict[int, TensorMeta] = {}
@@ -217,7 +216,7 @@ def _shown_list(shape: Shape, calls: Sequence[OpSignature], values: Shape | None
     tensors = tuple(by_dim.get(d) for d in range(dims[-1] + 1) if d not in covered)
     names = ", ".join(":" if meta is None else f"{meta.dtype}{list(meta.shape)}" for meta in tensors)
     masked = any(meta.dtype in MASKS for meta in shown.tensors)
-    rows = f", {math.prod(shown.broadcast)} true" if masked else ""
+    rows = f", {math.prod(shown.broadcast)} true" * masked
     return Guess(tensors=tensors, why=f"x[{names}]{rows}: told by the calls inside{reader_note}")
 
 

@@ -104,15 +104,17 @@ def search(spec: OpSpec, known: Known, context: Context, usual: Usual) -> Tried 
     if spec.name in _GRADIENTS:
         return _forward(spec.name.removesuffix("_backward"), known, context)
     source = self_tensor(known)
-    if source is not None and spec.name in _STRIDED:
+    if source is None:
+        return None
+    if spec.name in _STRIDED:
         outer = _result_of_parent(source, context, usual)
         return None if outer is None else replace(outer, values={"size": outer.shape, "stride": outer.strides})
-    if source is None or spec.name not in SEARCHED or len(source.shape) > MAX_RANK:
+    if spec.name not in SEARCHED or len(source.shape) > MAX_RANK:
         return None
     targets = list(islice(_targets(spec.name, source, context, usual), MAX_TARGETS))
     results = _results(spec, source, known, context.relatives(), [target.shape for target in targets])
-    shown = (target for target in targets if target.sure or target.shape != source.shape)
-    return next((replace(results[t.shape], why=t.why) for t in shown if t.shape in results), None)
+    shown = (t for t in targets if t.shape in results if t.sure or t.shape != source.shape)
+    return next((replace(results[t.shape], why=t.why) for t in shown), None)
 
 
 def _forward(name: str, known: Known, context: Context) -> Tried | None:

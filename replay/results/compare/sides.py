@@ -12,7 +12,7 @@ are.
 from __future__ import annotations
 
 import math
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Sequence
 from typing import Literal
 
@@ -40,6 +40,7 @@ from opreplay.replay.results.measurement import kind_of
 from opreplay.replay.results.reading import ResultFile
 from opreplay.replay.results.records import OpResult, Simulated
 from opreplay.traces.errors import UsageError
+from opreplay.traces.sums import summed
 from opreplay.traces.times.kernel_classes import class_of_work
 
 WHATS: tuple[What, ...] = ("recorded", "measured", "simulated")
@@ -215,11 +216,8 @@ def _of_step(ops: Sequence[OpComparison], before: Sequence[StepCall], after: Seq
     """The ops with their part of the difference between two steps; as they are where a side is none."""
     if not before or not after:
         return list(ops)
-    change: defaultdict[str, float] = defaultdict(float)
-    for sign, calls in ((-1.0, before), (1.0, after)):
-        for call in calls:
-            change[call.id] += sign * call.us
-    return [msgspec.structs.replace(op, step_change_us=change[op.id]) for op in ops]
+    change = summed([*((call.id, -call.us) for call in before), *((call.id, call.us) for call in after)])
+    return [msgspec.structs.replace(op, step_change_us=change.get(op.id, 0.0)) for op in ops]
 
 
 def _is_idle(side: Times, op: OpTime) -> bool:
@@ -289,12 +287,14 @@ def _total(both: Sequence[tuple[OpTime, OpTime]], before: Times, after: Times) -
 
 def _error_us(both: Sequence[tuple[OpTime, OpTime]]) -> float:
     """Error of the sum of the second ops, whose classes and numbers of calls are those of the first."""
-    by_class: dict[str, float] = {}
-    for counted, op in both:
-        if op.us and op.low_us and op.high_us:
-            kind = class_of_work(counted.name, counted.kernel or "")
-            widest = max(math.log(op.high_us / op.us), math.log(op.us / op.low_us))
-            by_class[kind] = by_class.get(kind, 0.0) + op.us * counted.count * widest
+    by_class = summed(
+        (
+            class_of_work(counted.name, counted.kernel or ""),
+            op.us * counted.count * max(math.log(op.high_us / op.us), math.log(op.us / op.low_us)),
+        )
+        for counted, op in both
+        if op.us and op.low_us and op.high_us
+    )
     return math.hypot(*by_class.values())
 
 

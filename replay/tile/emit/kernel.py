@@ -39,6 +39,10 @@ MOST_FORKS = 64
 """Things of which a program does one, and ways through all of them."""
 
 
+def _is_single(size: object) -> bool:
+    return isinstance(size, int) and size == 1
+
+
 @dataclass(slots=True)
 class Statement:
     """target = expression; a call without a target."""
@@ -238,7 +242,7 @@ class Tracer:
 
     def size_of(self, size: Any, least: int = 1) -> str:
         """The name of the power of two that holds a size; "1" where it is 1."""
-        if isinstance(size, int) and size == 1 and least == 1:
+        if _is_single(size) and least == 1:
             return "1"
         bound = str(bound_of(size))
         entry = self.kernel.sizes.get(bound)
@@ -258,7 +262,7 @@ class Tracer:
         return " & ".join(
             f"({self.index(size, dim, len(shape))} < {size})"
             for dim, size in enumerate(shape)
-            if not (isinstance(size, int) and size == 1) and only in (None, dim)
+            if not _is_single(size) and only in (None, dim)
         )
 
     def pointer(self, ref: Ref, shape: Sequence[Any]) -> str:
@@ -268,10 +272,10 @@ class Tracer:
             terms.append(str(ref.offset))
         where = _matched(ref, shape)
         for dim, size in enumerate(shape):
-            if isinstance(size, int) and size == 1:
+            if _is_single(size):
                 if len(shape) == 1:
                     terms.append("tl.arange(0, 1)")
-                elif all(isinstance(n, int) and n == 1 for n in shape):
+                elif all(_is_single(n) for n in shape):
                     terms.append(f"tl.arange(0, 1){_expanded(dim, len(shape))}")
                 continue
             terms += _terms(self.index(size, dim, len(shape)), where[dim])
@@ -308,7 +312,7 @@ class Tracer:
 
     def gathered(self, ref: Ref, rows: Tile) -> Tile:
         """Rows of a tensor by number. Raises Refused for other than a matrix."""
-        many = [size for size in rows.shape if not (isinstance(size, int) and size == 1)]
+        many = [size for size in rows.shape if not _is_single(size)]
         if ref.cell is not None or len(ref.dims) != 2 or len(many) > 1:
             raise Refused("a load of rows by number of what is no matrix")
         count = many[0] if many else 1
@@ -341,8 +345,8 @@ class Tracer:
             ref.cell.check(ref)
             ref.cell.tile = tile.to(ref.dtype)
             return
-        wanted = [size for size in tile.shape if not (isinstance(size, int) and size == 1)]
-        there = [size for size in ref.shape if not (isinstance(size, int) and size == 1)]
+        wanted = [size for size in tile.shape if not _is_single(size)]
+        there = [size for size in ref.shape if not _is_single(size)]
         for size, target in zip(wanted, there, strict=False) if len(wanted) == len(there) else ():
             self.required(size, "==", target)
         mask = self.mask(tile.shape)
@@ -371,7 +375,7 @@ class Tracer:
     def product(self, a: Tile, b: Tile, acc: Tile | None) -> Tile:
         """A product of matrices, added to another one."""
         for size in (a.shape[0], a.shape[1], b.shape[1]):
-            if not (isinstance(size, int) and size == 1):
+            if not _is_single(size):
                 self.size_of(size, 16)
         shape = (a.shape[0], b.shape[1])
         self.required(a.shape[1], "==", b.shape[0])
@@ -401,11 +405,11 @@ class Tracer:
 
     def reshaped(self, tile: Tile, shape: Sequence[Any]) -> Tile:
         """A loaded tile with its first dimensions as one, or more or less of size 1. Raises Refused for others."""
-        rest = [n for n in tile.shape if not (isinstance(n, int) and n == 1)]
-        wanted = [n for n in shape if not (isinstance(n, int) and n == 1)]
+        rest = [n for n in tile.shape if not _is_single(n)]
+        wanted = [n for n in shape if not _is_single(n)]
         if len(rest) == len(wanted):
             sizes = iter(rest)
-            sizes_of = [n if isinstance(n, int) and n == 1 else next(sizes) for n in shape]
+            sizes_of = [n if _is_single(n) else next(sizes) for n in shape]
             text = f"tl.reshape({{}}, {self.shape_text(sizes_of)})"
             return Tile(self.note(_filled(text, (tile,))), sizes_of, tile.dtype)
         count = len(rest) - len(wanted) + 1
@@ -595,8 +599,8 @@ def _terms(index: str, stride: Any) -> list[str]:
 
 def _matched(ref: Ref, shape: Sequence[Any]) -> dict[int, Any]:
     """Strides of a part of a tensor by dimension of a block; a dimension of the block may be several of the tensor."""
-    dims = [(size, stride) for size, stride in ref.dims if not (isinstance(size, int) and size == 1)]
-    wanted = [dim for dim, size in enumerate(shape) if not (isinstance(size, int) and size == 1)]
+    dims = [(size, stride) for size, stride in ref.dims if not _is_single(size)]
+    wanted = [dim for dim, size in enumerate(shape) if not _is_single(size)]
     if len(dims) == len(wanted):
         return {dim: stride for dim, (_, stride) in zip(wanted, dims, strict=True)}
     count = len(dims) - len(wanted) + 1

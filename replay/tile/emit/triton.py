@@ -305,7 +305,7 @@ def _program(program: Program, cases: Sequence[Case]) -> str:
         for name, value in {**bound.scalars, **bound.settings}.items():
             types[name] = _type(value) if value is not None else types.get(name, "Optional[int]")
         variant = _variant(bound, traced(bound))
-        if all(variant.launch != other.launch or variant.source != other.source for other in variants):
+        if (variant.launch, variant.source) not in [(other.launch, other.source) for other in variants]:
             variants.append(variant)
     if len(variants) > MOST_VARIANTS:
         raise Refused(f"more than {MOST_VARIANTS} kernels: it does other things for each size", _first_line(program))

@@ -324,25 +324,27 @@ class Core:
         if used > there and (
             self._overflow is None or (self._overflow.memory == memory and used > self._overflow.used)
         ):
-            largest = sorted(
-                (slots * size, slots, size, self.line(place)[1])
-                for place, (at, slots, size, of) in self._buffers.items()
-                if (of, at) == (unit, memory)
-            )[-3:]
-            parts = [f"{slots} × {kib(size)} of line {at}" for _, slots, size, at in reversed(largest)]
-            # Tiles that were computed have no buffers of their own.
-            others = used - sum(total for total, *_ in largest)
-            shown = "; ".join([*parts, *([f"{kib(others)} of others"] if parts and others else [])])
             self._overflow = Overflow(
                 memory=memory,
                 used=used,
                 there=there,
                 line=line if self._overflow is None else self._overflow.line,
                 most_at=line,
-                buffers=shown,
+                buffers=self._largest_buffers(unit, memory, used),
             )
         if used > self.recording.peaks.get(memory, 0):
             self.recording.peaks[memory] = used
+
+    def _largest_buffers(self, unit: str, memory: Place, used: int) -> str:
+        largest = sorted(
+            (slots * size, slots, size, self.line(place)[1])
+            for place, (at, slots, size, of) in self._buffers.items()
+            if (of, at) == (unit, memory)
+        )[-3:]
+        parts = [f"{slots} × {kib(size)} of line {at}" for _, slots, size, at in reversed(largest)]
+        # Tiles that were computed have no buffers of their own.
+        others = used - sum(total for total, *_ in largest)
+        return "; ".join([*parts, *([f"{kib(others)} of others"] if parts and others else [])])
 
     def check_overflow(self, *, whole: bool) -> None:
         """Raises TileError where more was needed of a memory than there is: `whole`, by all of the program; else at

@@ -40,6 +40,7 @@ from opreplay.traces.joins.ranks import Clock, JobCollectives, Matched, RankCall
 from opreplay.traces.links.collectives import RankCall, collectives_of, with_host_collectives
 from opreplay.traces.links.steps import Step, chosen_step, steps_of
 from opreplay.traces.names import file_name
+from opreplay.traces.sums import summed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -351,9 +352,8 @@ def _work_of(rank: RankStudy, graph: StepGraph, node: int) -> list[tuple[str, st
     total = float(lengths.sum())
     if total <= 0.0:
         return []
-    shares: defaultdict[str, float] = defaultdict(float)
-    for op, us in zip(graph.slices.op[low : low + count].tolist(), lengths.tolist(), strict=True):
-        shares[rank.names.op(int(op))] += us / total
+    slices = zip(graph.slices.op[low : low + count].tolist(), lengths.tolist(), strict=True)
+    shares = summed((rank.names.op(int(op)), us / total) for op, us in slices)
     return [(name, "host", share) for name, share in shares.items()]
 
 

@@ -11,7 +11,7 @@ from math import prod
 
 from opreplay.replay.ir.kernel import KernelCall
 from opreplay.replay.ops.costs.products.matmul import product
-from opreplay.replay.ops.op_view import OpView, is_contiguous, kernel, spec, strided_copy
+from opreplay.replay.ops.op_view import OpView, is_contiguous, kernel, length, spec, strided_copy
 from opreplay.replay.ops.table import costs
 from opreplay.traces.model import TensorMeta
 
@@ -96,7 +96,7 @@ def _heads_third(op: OpView, kind: str, at: int = 0) -> list[KernelCall]:
         pairs = rows / queries * met
     else:
         heads, tokens = q.shape[-2], prod(q.shape[:-2])
-        sequences = max(1, cumulative.shape[0] - 1) if cumulative is not None and cumulative.shape else 1
+        sequences = max(1, length(cumulative) - 1)
         longest = op.number("max_seqlen_k", "max_k", "max_seqlen_kv") or tokens / sequences
         average = min(longest, prod(k.shape[:-2]) / sequences)
         if sequences > 1:

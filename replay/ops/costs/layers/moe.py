@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from opreplay.replay.ir.kernel import KernelCall, itemsize
 from opreplay.replay.ops.costs.products.matmul import product
 from opreplay.replay.ops.invented import NAMED_BY, NARROW_BITS, expert_sizes
-from opreplay.replay.ops.op_view import DoesNotFit, OpView, elements, kernel, spec
+from opreplay.replay.ops.op_view import DoesNotFit, OpView, elements, kernel, length, spec
 from opreplay.replay.ops.table import costs
 from opreplay.traces.model import TensorMeta
 
@@ -232,7 +232,7 @@ def distributed(op: OpView) -> Iterable[KernelCall]:
         raise DoesNotFit("needs tokens")
     chosen = op.meta("expert_ids")
     top_k = chosen.shape[-1] if chosen is not None and len(chosen.shape) == 2 else ASSUMED_TOP_K
-    tokens = chosen.shape[0] if chosen is not None and chosen.shape else hidden.shape[0]
+    tokens = length(chosen, hidden.shape[0])
     world = op.integer("ep_world_size", "group_size", default=0) or op.op.ranks or 0
     if world <= 0:
         op.note("number of ranks not recorded: one server of 8 assumed")

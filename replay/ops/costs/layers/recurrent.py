@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from math import prod
 
 from opreplay.replay.ir.kernel import KernelCall
-from opreplay.replay.ops.op_view import DoesNotFit, OpView, kernel, spec
+from opreplay.replay.ops.op_view import DoesNotFit, OpView, kernel, length, spec
 from opreplay.replay.ops.table import costs
 from opreplay.traces.model import TensorMeta
 
@@ -39,7 +39,7 @@ def _sequence(op: OpView) -> tuple[int, int, int, str]:
         raise DoesNotFit("a recurrent layer needs a sequence")
     if len(source.shape) == 2:  # packed: rows of all steps, and how many each step has
         sizes = op.meta("batch_sizes")
-        steps = sizes.shape[0] if sizes is not None and sizes.shape else 1
+        steps = length(sizes)
         return max(1, steps), -(-source.shape[0] // max(1, steps)), source.shape[1], source.dtype
     first = op.flag("batch_first")
     batch, steps = (source.shape[0], source.shape[1]) if first else (source.shape[1], source.shape[0])

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 from opreplay.replay.ir.kernel import KernelCall, itemsize
 from opreplay.replay.ops.costs.pointwise.elementwise import in_rows
-from opreplay.replay.ops.op_view import DoesNotFit, OpView, elements, kernel, spec
+from opreplay.replay.ops.op_view import DoesNotFit, OpView, elements, kernel, length, spec
 from opreplay.replay.ops.table import costs, costs_like
 from opreplay.traces.model import TensorMeta
 
@@ -24,13 +24,13 @@ def tables(op: OpView) -> Iterable[KernelCall]:
         raise DoesNotFit("no indices are recorded")
     stored = op.meta("dev_weights", "uvm_weights")
     tables_of = op.meta("weights_offsets", "hash_size_cumsum")
-    count = max(1, tables_of.shape[0] if tables_of is not None and tables_of.shape else 1)
+    count = max(1, length(tables_of))
     total = op.integer("total_D", default=0)
     width = -(-total // count) if total > 0 else USUAL_WIDTH
     if total <= 0:
         op.note(f"width of the embeddings not recorded: {USUAL_WIDTH} assumed")
     offsets = op.meta("offsets")
-    bags = max(1, offsets.shape[0] - 1) if offsets is not None and offsets.shape else 1
+    bags = max(1, length(offsets) - 1)
     n = elements(index)
     moved = n * width * itemsize(stored.dtype if stored is not None else "float32")
     out = op.output(spec((max(1, bags // count), width * count), "float32"))

@@ -9,7 +9,7 @@ from math import prod
 from opreplay.replay.ir.kernel import KernelCall
 from opreplay.replay.ops.costs.layers.moe import ASSUMED_TOP_K, grouped, routed
 from opreplay.replay.ops.costs.products.matmul import product
-from opreplay.replay.ops.op_view import DoesNotFit, OpView, kernel, spec
+from opreplay.replay.ops.op_view import DoesNotFit, OpView, kernel, length, spec
 from opreplay.traces.model import TensorMeta
 
 
@@ -23,7 +23,7 @@ def sums_by_sequence(op: OpView) -> Iterable[KernelCall]:
     """Rows (T, M) transposed with rows (T, N), a product a sequence, added to where a sum is given."""
     x, y = op.need("x_values", "x", rank=2), op.need("y_values", "weight", rank=2)
     offsets, total = op.meta("x_offsets", "group_list"), op.meta("self")
-    steps = offsets.shape[0] if offsets is not None and offsets.shape else 1
+    steps = length(offsets)
     groups = max(1, steps - 1 if "x_offsets" in op.args else steps)
     share = -(-x.shape[0] // groups)
     op.note(f"lengths are contents: {x.shape[0]} rows taken as spread evenly over {groups} groups")

@@ -14,6 +14,7 @@ from fnmatch import fnmatchcase
 
 import msgspec
 import numpy as np
+import numpy.typing as npt
 
 from opreplay.replay.ascend.simulate.step import OpStep, Step
 from opreplay.replay.ir.model import RecordedSequence, ReplayOp, ReplayPlan

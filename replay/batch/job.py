@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import islice, takewhile
 from pathlib import PurePath
 
@@ -187,6 +187,12 @@ KINDS = frozenset(
 """Words of file names that say what kind of file it is, not of what run or rank."""
 
 
+def _fitting(trace: str, donors: Sequence[str], ranks: Mapping[str, int | None]) -> list[str]:
+    """The donors with the trace's name, else those with its rank."""
+    fitting = [d for d in donors if _bare(d) == _bare(trace) and _may_be(ranks[d], ranks[trace])]
+    return fitting or [d for d in donors if ranks[d] == ranks[trace] is not None]
+
+
 def pair(
     traces: Sequence[str], donors: Sequence[str], rank_of: Callable[[str], int | None] = lambda path: None
 ) -> dict[str, str]:
@@ -201,10 +207,7 @@ def pair(
     ranks = {path: _rank(path, rank_of) for path in (*traces, *donors)}
     pairs: dict[str, str] = {}
     for trace in traces:
-        fitting = [d for d in donors if _bare(d) == _bare(trace) and _may_be(ranks[d], ranks[trace])]
-        if not fitting and ranks[trace] is not None:
-            fitting = [d for d in donors if ranks[d] == ranks[trace]]
-        if fitting:
+        if fitting := _fitting(trace, donors, ranks):
             pairs[trace] = _nearest(trace, fitting)
     traces_by_donor: dict[str, str] = {}
     for trace, donor in pairs.items():

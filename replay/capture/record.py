@@ -186,11 +186,11 @@ def _counting_on_host(recorder: Recorder, storages: Storages, counters: Set[int]
     others: set[int] = set()
     counting: set[int] = set()
     for index, (taken, _) in zip(recorder.calls, recorder.memories, strict=True):
-        counts = any(memory >= 0 and places[memory][0] in counters for memory in taken)
+        counts = any(places[memory][0] in counters for memory in taken if memory >= 0)
         (counting if counts else others).add(index)
     return tuple(
         msgspec.structs.replace(op, on_host=True, assumptions=(*op.assumptions, *COUNTER))
-        if index in counting and index not in others and not any(meta and meta.shape for meta in tensors_of(op))
+        if index in counting and index not in others and not any(meta.shape for meta in tensors_of(op) if meta)
         else op
         for index, op in enumerate(recorder.ops)
     )

@@ -390,19 +390,18 @@ def _allocated(op: ReplayOp, *, on_meta: bool) -> dict[str, Any]:
     )
     op = msgspec.structs.replace(op, args=apart)
     args = tensors.arguments(op, device=torch.device("meta" if on_meta else "cpu"))
-    cpu = torch.device("cpu")
-    for arg in op.args if on_meta else ():
-        made = (
-            [
-                item if meta is None or not _is_integer(meta) else tensors.allocate(meta, device=cpu)
-                for item, meta in zip(_listed(args[arg.name]), arg.tensors, strict=True)
-            ]
-            if arg.tensors
-            else []
-        )
-        if made:
-            args[arg.name] = made if arg.type == "Tensor[]" else made[0]
+    for arg in op.args:
+        if on_meta and arg.tensors:
+            items = list(map(_with_integers, _listed(args[arg.name]), arg.tensors))
+            args[arg.name] = items if arg.type == "Tensor[]" else items[0]
     return args
+
+
+def _with_integers(item: Any, meta: TensorMeta | None) -> Any:
+    """A tensor of integers in memory, any other as it is."""
+    if meta is None or not _is_integer(meta):
+        return item
+    return tensors.allocate(meta, device=torch.device("cpu"))
 
 
 def _listed(value: Any) -> list[Any]:

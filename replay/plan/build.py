@@ -66,15 +66,15 @@ def build_plan(
         if not len(rows):
             raise no_such_phase(batches.contexts, filters.phase)
     shell = _shell(trace, rows, select, filters)
-    device_us, host_us = shell.device_us_total, shell.host_us_total
-    heaviest = heaviest_rows(trace, rows, select, filters, device_us or host_us, on_device=device_us > 0)
+    total_us = shell.device_us_total or shell.host_us_total
+    heaviest = heaviest_rows(trace, rows, select, filters, total_us, on_device=shell.device_us_total > 0)
     if not filters.ops:
         _refuse_too_many(trace, len(np.unique(trace.ops.signature[heaviest])))
     groups = recorded_groups(trace, heaviest, select, batches)
     grouped_ops = [(group, _unresolved(group, trace.info.world_size)) for group in groups]
     weight = passes.weight_of(shell)
     grouped_ops.sort(key=lambda pair: -weight(pair[1]))
-    chosen = keep_heaviest([op for _, op in grouped_ops], filters, device_us or host_us, weight)
+    chosen = keep_heaviest([op for _, op in grouped_ops], filters, total_us, weight)
     _refuse_too_many(trace, len(chosen))
     ids = {op.id for op in chosen}
     resolver = Resolver(trace, policy, device)
@@ -86,7 +86,7 @@ def build_plan(
         trace,
         rows,
         owner_among(trace, rows, select),
-        [signature_id(signature) for signature in trace.signatures],
+        list(map(signature_id, trace.signatures)),
         ids,
         select=select,
         phase=filters.phase,

@@ -13,7 +13,7 @@ import importlib.util
 import os
 import platform
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache
 from hashlib import blake2b
 from importlib.metadata import entry_points
@@ -165,15 +165,19 @@ def _feed(hasher: Any, value: Any) -> None:
 
 
 @cache
+def _stamps(package: str) -> Iterator[Any]:
+    spec = importlib.util.find_spec(package)
+    for folder in (spec.submodule_search_locations or ()) if spec else ():
+        for base, folders, files in os.walk(folder):
+            folders.sort()
+            yield from (_stamp(os.path.join(base, file)) for file in sorted(files) if file.endswith(_FILES))
+
+
 def _software() -> tuple[Any, ...]:
     """What of this installation decides on a plan, torch looked at without importing it."""
     parts: list[Any] = [sys.version, platform.machine(), sys.platform]
     for name in ("opreplay.traces", "opreplay.initializers", "opreplay.replay"):
-        spec = importlib.util.find_spec(name)
-        for folder in (spec.submodule_search_locations or ()) if spec else ():
-            for base, folders, files in os.walk(folder):
-                folders.sort()
-                parts += [_stamp(os.path.join(base, file)) for file in sorted(files) if file.endswith(_FILES)]
+        parts += _stamps(name)
     for name in ("torch", "numpy", "msgspec"):
         spec = importlib.util.find_spec(name)
         if spec is not None and spec.origin is not None:

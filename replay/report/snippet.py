@@ -40,6 +40,13 @@ FLOATS = frozenset({"float16", "bfloat16", "float32", "float64", "complex64", "c
 """Types that torch.randn makes."""
 
 
+def _function(op: ReplayOp, namespace: str, name: str) -> str:
+    if op.resolved_by == "python function":
+        return name
+    overload = "" if op.overload is None else op.overload or "default"
+    return f"torch.ops.{namespace}.{name}{f'.{overload}' if _WORD.fullmatch(overload) else ''}"
+
+
 def snippet(op: ReplayOp, *, device: str = "cpu") -> str:
     """Lines that import torch, make the arguments and call the op; "" for an op whose arguments are not known.
 
@@ -62,10 +69,7 @@ def snippet(op: ReplayOp, *, device: str = "cpu") -> str:
         else:
             text = _value(arg, arg.value, device)
         arguments.append(f"{name}={text}" if arg.keyword_only else text)
-    overload = "" if op.overload is None else op.overload or "default"
-    suffix = f".{overload}" if _WORD.fullmatch(overload) else ""
-    function = f"torch.ops.{match[1]}.{match[2]}{suffix}" if op.resolved_by != "python function" else match[2]
-    lines.append(f"result = {function}({', '.join(arguments)})")
+    lines.append(f"result = {_function(op, match[1], match[2])}({', '.join(arguments)})")
     return "\n".join(lines) + "\n"
 
 

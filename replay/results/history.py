@@ -99,6 +99,13 @@ def check_history(path: str) -> None:
         raise UsageError(f"cannot write {path}: there is no such folder", hint="Make it, or name another file.")
 
 
+def _make_tables(connection: sqlite3.Connection) -> None:
+    if not connection.execute("SELECT 1 FROM sqlite_master LIMIT 1").fetchall():
+        for statement in TABLES.values():
+            connection.execute(statement)
+        connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
+
+
 def append_run(path: str, header: Header, results: Sequence[OpResult], label: str = "") -> int:
     """Add the measured ops of a run, in place of what is there of the same run; how many. A new file is made.
 
@@ -115,10 +122,7 @@ def append_run(path: str, header: Header, results: Sequence[OpResult], label: st
     try:
         with contextlib.closing(sqlite3.connect(path, timeout=LOCKED_S, isolation_level=None)) as connection:
             connection.execute("BEGIN IMMEDIATE")
-            if not connection.execute("SELECT 1 FROM sqlite_master LIMIT 1").fetchall():
-                for statement in TABLES.values():
-                    connection.execute(statement)
-                connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
+            _make_tables(connection)
             same = "SELECT id FROM runs WHERE started_at = ? AND machine = ?"
             connection.execute(f"DELETE FROM times WHERE run IN ({same})", (header.started_at, machine))
             connection.execute("DELETE FROM runs WHERE started_at = ? AND machine = ?", (header.started_at, machine))

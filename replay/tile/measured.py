@@ -147,6 +147,17 @@ def _columns(path: Path, header: Sequence[str]) -> dict[str, str]:
     return columns
 
 
+def _time_us(place: str, text: str) -> float:
+    """Raises Malformed."""
+    try:
+        time_us = float(text)
+    except ValueError:
+        time_us = math.nan
+    if not (math.isfinite(time_us) and time_us > 0):
+        raise Malformed(f"{place}: {text!r} is no time", hint="time_us is in microseconds, above 0.")
+    return time_us
+
+
 def _row(path: Path, number: int, line: Mapping[Any, Any], columns: Mapping[str, str]) -> Row:
     place = f"{path.name}:{number}"
     if None in line or None in line.values():
@@ -154,12 +165,7 @@ def _row(path: Path, number: int, line: Mapping[Any, Any], columns: Mapping[str,
             f"{place}: not as many cells as columns", hint='Put cells with a comma in quotes: "x=f16[8,8]".'
         )
     cells = {name: str(line[column]).strip() for name, column in columns.items()}
-    try:
-        time_us = float(cells["time_us"])
-    except ValueError:
-        time_us = math.nan
-    if not (math.isfinite(time_us) and time_us > 0):
-        raise Malformed(f"{place}: {cells['time_us']!r} is no time", hint="time_us is in microseconds, above 0.")
+    time_us = _time_us(place, cells["time_us"])
     cores = cells.get("cores", "")
     if cores and not (cores.isdecimal() and int(cores) > 0):
         raise Malformed(f"{place}: {cores!r} is no number of cores", hint="Leave it empty for all.")

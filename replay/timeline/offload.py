@@ -19,6 +19,7 @@ from opreplay.replay.ir.model import ReplayOp
 from opreplay.traces import Trace, innermost_parent
 from opreplay.traces.links.optimizer_counters import optimizer_counters
 from opreplay.traces.links.parents import outermost_of
+from opreplay.traces.model import OpSignature
 
 Floats = npt.NDArray[np.float64]
 
@@ -42,6 +43,11 @@ BLOCKING = (
 _SYNCHRONISE = "aclrtSynchronizeStream"
 
 
+def _leaves_host(signature: OpSignature, op: ReplayOp | None) -> bool:
+    """Whether calls of an op have kernels on an NPU."""
+    return op is not None and not is_collective(signature) and (has_own_cost(op) or bool(lower(op).kernels))
+
+
 def offloaded(trace: Trace, ops: Mapping[str, ReplayOp]) -> tuple[Trace, Floats]:
     """(the trace with a task for each outermost call of an op that has kernels on an NPU, host µs by row of the ops).
 
@@ -55,13 +61,7 @@ def offloaded(trace: Trace, ops: Mapping[str, ReplayOp]) -> tuple[Trace, Floats]
     assert activity is not None
     assert not len(trace.kernels)
     planned = [ops.get(signature_id(op)) for op in trace.signatures]
-    leaves = np.array(
-        [
-            op is not None and not is_collective(signature) and (has_own_cost(op) or bool(lower(op).kernels))
-            for signature, op in zip(trace.signatures, planned, strict=True)
-        ],
-        bool,
-    )
+    leaves = np.array(list(map(_leaves_host, trace.signatures, planned)), bool)
     known = np.array([op is not None for op in planned], bool)
     rows = _outermost(trace, known)
     counters = optimizer_counters(trace)

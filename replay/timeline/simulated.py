@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import msgspec
@@ -183,6 +183,19 @@ def predict(
     return out
 
 
+def _collectives_note(recorded_us: float, predicted_us: float) -> Iterator[str]:
+    if recorded_us > 0.0:
+        yield (
+            f"collectives take {predicted_us / 1e3:,.2f} ms by the link model, {recorded_us / 1e3:,.2f} ms as "
+            "recorded: what they waited for other ranks is left out, and what they would wait here is not known; "
+            "`timeline --ranks` follows it over traces of several ranks"
+        )
+
+
+def _share(part: float, whole: float) -> float:
+    return part / whole if whole else 0.0
+
+
 def step_on(
     trace: Trace,
     graph: StepGraph,
@@ -208,23 +221,16 @@ def step_on(
         low, high = min(low, schedule.step_us / (1.0 + error)), max(high, schedule.step_us * (1.0 + error))
     times = categories(graph, schedule)
     parts, _ = path_parts(names, graph, schedule)
-    predicted = sum(float(us.sum()) for us in on.families.values())
+    by_family = {name: float(us.sum()) for name, us in on.families.items()}
+    predicted = sum(by_family.values())
     idle_host = times.idle_for_host
     host_bound = schedule.step_us > 0 and idle_host > HOST_BOUND_SHARE * schedule.step_us
-    notes = list(on.notes)
-    recorded_us, made_us = on.collectives_us
-    if recorded_us > 0.0:
-        notes.append(
-            f"collectives take {made_us / 1e3:,.2f} ms by the link model, {recorded_us / 1e3:,.2f} ms as recorded: "
-            "what they waited for other ranks is left out, and what they would wait here is not known; "
-            "`timeline --ranks` follows it over traces of several ranks"
-        )
+    notes = [*on.notes, *_collectives_note(*on.collectives_us)]
     if host_bound:
         notes.append(
             f"host-bound: the device idles {times.host_idle_text(schedule.step_us)}, with "
             f"{'the time' if host_scale == 1.0 else f'{host_scale:g} times the time'} that was recorded"
         )
-    by_family = {name: float(us.sum()) for name, us in on.families.items()}
     return (
         SocStep(
             device=device.name,
@@ -235,10 +241,10 @@ def step_on(
             categories_us=times,
             critical_path=tuple(parts),
             by_family_us=dict(sorted(by_family.items(), key=lambda item: -item[1])),
-            predicted_share=on.predicted_recorded_us / on.recorded_us if on.recorded_us else 0.0,
+            predicted_share=_share(on.predicted_recorded_us, on.recorded_us),
             computing_predicted_share=share,
-            uncalibrated_share=on.uncalibrated_us / predicted if predicted else 0.0,
-            invented_share=on.invented_recorded_us / on.recorded_us if on.recorded_us else 0.0,
+            uncalibrated_share=_share(on.uncalibrated_us, predicted),
+            invented_share=_share(on.invented_recorded_us, on.recorded_us),
             scaled_us=on.scaled_us,
             kept_us=on.kept_us,
             host_scale=host_scale,

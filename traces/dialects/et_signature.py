@@ -165,16 +165,20 @@ def _add(to: _Arguments, value: Any, shape: Any, type_: str, strides: Any) -> No
         to.add("")
 
 
+def _add_tensors(to: _Arguments, *columns: Any) -> None:
+    """`columns`: values, shapes, types and strides of the tensors."""
+    if any(not isinstance(column, list) or len(column) != len(columns[2]) for column in columns):
+        raise BrokenArguments("a list of tensors whose values, shapes and types differ in number")
+    tensors = tuple(map(_tensor, *columns))
+    layouts = [(tensor.shape, tensor.strides) if tensor else ((), ()) for tensor in tensors]
+    dims, steps = zip(*layouts, strict=True)
+    to.add("TensorList", dims=dims, strides=steps, tensors=tensors)
+
+
 def _add_list(to: _Arguments, values: list[Any], shape: Any, type_: str, strides: Any) -> None:
     elements = _split(type_.removeprefix("GenericList[").removesuffix("]"))
     if elements and all(element == "None" or element.startswith("Tensor(") for element in elements):
-        columns = (values, shape, elements, [None] * len(values) if strides is None else strides)
-        if any(not isinstance(column, list) or len(column) != len(elements) for column in columns):
-            raise BrokenArguments("a list of tensors whose values, shapes and types differ in number")
-        tensors = tuple(map(_tensor, *columns))
-        layouts = [(tensor.shape, tensor.strides) if tensor else ((), ()) for tensor in tensors]
-        dims, steps = zip(*layouts, strict=True)
-        to.add("TensorList", dims=dims, strides=steps, tensors=tensors)
+        _add_tensors(to, values, shape, elements, [None] * len(values) if strides is None else strides)
     elif all(element in _SCALARS for element in elements):
         to.add("ScalarList", concrete=_text(values))
     else:

@@ -92,6 +92,14 @@ def dequantize(x: Tensor, scale: Tensor | None, dtype: torch.dtype) -> Tensor:
     return (x.float() * expand_scale(scale.float(), x.shape[-2], x.shape[-1])).to(dtype)
 
 
+def _along_k(x: Tensor, scale: Tensor | None) -> tuple[Tensor, Tensor | None]:
+    """x times a scale that changes along K, else that scale by row; both float32."""
+    if scale is None:
+        return x.float(), None
+    rows = expand_scale(scale.float(), *x.shape)
+    return (x.float() * rows, None) if rows.shape[1] > 1 else (x.float(), rows)
+
+
 def scaled_linear(
     a: Tensor,
     weight: Tensor,
@@ -105,15 +113,10 @@ def scaled_linear(
     Scales as `expand_scale` reads them, and of the weight also [1, N]: by output. Sums are float32. Scales that do
     not change along K are applied to the product.
     """
-    rows_a = None if scale_a is None else expand_scale(scale_a.float(), *a.shape)
     if scale_weight is not None and scale_weight.shape == (1, weight.shape[0]):
         scale_weight = scale_weight.mT
-    rows_w = None if scale_weight is None else expand_scale(scale_weight.float(), *weight.shape)
-    lhs, rhs = a.float(), weight.float()
-    if rows_a is not None and rows_a.shape[1] > 1:
-        lhs, rows_a = lhs * rows_a, None
-    if rows_w is not None and rows_w.shape[1] > 1:
-        rhs, rows_w = rhs * rows_w, None
+    lhs, rows_a = _along_k(a, scale_a)
+    rhs, rows_w = _along_k(weight, scale_weight)
     product = lhs @ rhs.t()
     if rows_a is not None:
         product *= rows_a

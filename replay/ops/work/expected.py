@@ -76,17 +76,19 @@ class ExpectedContents:
         try:
             with strict(f"contents of {op.name} ({op.id})", InitializerError):
                 filled = fill_stand_ins(op, self.registry, self._seed, values=self._values)
-                contents = None if filled is None else contents_of(filled.context, filled.lengths)
-                if filled is not None and (work := self.registry.work(filled.context)) is not None:
+                if filled is None:
+                    return None
+                contents = contents_of(filled.context, filled.lengths)
+                if (work := self.registry.work(filled.context)) is not None:
                     contents = msgspec.structs.replace(contents or Contents(), work=work)
-            if filled is None or contents is None:
-                return contents
+            if contents is None:
+                return None
             if filled.impossible:
                 self.impossible[op.id] = f"{op.name}: {filled.impossible}"
             if filled.unrecorded:
                 self.unrecorded[op.id] = f"{op.name}: {filled.unrecorded}"
-            notes = (filled.impossible,) if filled.impossible else ()
-            return msgspec.structs.replace(contents, notes=notes, unrecorded=filled.unrecorded)
+            notes = filter(None, [filled.impossible])
+            return msgspec.structs.replace(contents, notes=tuple(notes), unrecorded=filled.unrecorded)
         except (InitializerError, NotReplayable, MemoryError, RuntimeError) as error:
             # A trace may name any arguments; one op of it that makes no sense, or asks for all memory, stops no other.
             self.problems[op.id] = f"{op.name}: {(str(error).splitlines() or [type(error).__name__])[0]}"

@@ -78,12 +78,12 @@ def recorded_parameters(signature: OpSignature) -> Collective | None:
     at = next((i for i in texts if signature.types and not signature.types[i]), None)
     if at is None:
         return None
-    numbers = integers_before(signature, at)
-    lists = [list_of(text) for text in signature.concrete[at + 1 : at + 3]]
+    ranks = [number for number in integers_before(signature, at)[-1:] if number >= 0]
+    in_split, out_split = [*map(list_of, signature.concrete[at + 1 : at + 3]), None, None][:2]
     return Collective(
         name=signature.concrete[at],
-        in_split=lists[0] if lists else None,
-        out_split=lists[1] if len(lists) > 1 else None,
+        in_split=in_split,
+        out_split=out_split,
         group_size=ranks_of(signature, None),
-        rank=numbers[-1] if numbers and numbers[-1] >= 0 else None,
+        rank=ranks[0] if ranks else None,
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import statistics
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from hashlib import blake2b
 
 import msgspec
@@ -92,6 +92,10 @@ def _waits(trace: Trace, calls: Sequence[Call]) -> dict[int, int]:
     return waited_ns
 
 
+def _host_us(ops: Iterable[ReplayOp]) -> float:
+    return sum(op.recorded.host_us_total for op in ops)
+
+
 def with_collectives(plan: ReplayPlan, calls: Sequence[Call], filters: OpFilter) -> ReplayPlan:
     """The plan with these collectives of its trace, whatever was selected.
 
@@ -106,8 +110,7 @@ def with_collectives(plan: ReplayPlan, calls: Sequence[Call], filters: OpFilter)
     sequence = None if plan.sequence is None else without_calls(plan.sequence, {op.id for op in ops})
     if plan.device_us_total > 0:
         return msgspec.structs.replace(plan, ops=tuple(ops), sequence=sequence)
-    replaced_us = sum(op.recorded.host_us_total for op in plan.ops) - sum(op.recorded.host_us_total for op in others)
-    host_us = plan.host_us_total - replaced_us + sum(call.host_us for call in calls)
+    host_us = plan.host_us_total - _host_us(plan.ops) + _host_us(others) + sum(call.host_us for call in calls)
     return msgspec.structs.replace(plan, ops=tuple(ops), sequence=sequence, host_us_total=max(host_us, 0.0))
 
 

@@ -39,12 +39,15 @@ def lifetimes(ops: Sequence[ReplayOp], linked: Linked) -> Lifetimes:
         for source in sources:
             if isinstance(used := memory.memory_of(source), Value):
                 memory.until[used] = at
-        first = next((source for source in sources if source.kind != "absent" and aliases[index]), None)
-        lies_in = None if first is None else memory.memory_of(first)
+        lies_in = None
+        if aliases[index]:
+            lies_in = next((memory.memory_of(source) for source in sources if source.kind != "absent"), None)
         values = [Value(at, output) for output in range(count[index])]
-        memory.within.update((value, value if lies_in is None else lies_in) for value in values)
         if lies_in is None:
+            memory.within.update(zip(values, values, strict=True))
             memory.until.update(dict.fromkeys(values, at))
+        else:
+            memory.within.update(dict.fromkeys(values, lies_in))
     return memory
 
 

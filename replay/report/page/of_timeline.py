@@ -71,19 +71,6 @@ def page(study: Study, command: str) -> Page:
     """Everything of a step that a page shows."""
     timeline = study.timeline
     drawn = processes(study)
-    columns = {"recorded": timeline.categories_us} | {
-        name: simulated.categories_us for name, simulated in timeline.socs.items()
-    }
-    # What is part of a row above stands in its place: idle by cause.
-    parts = [
-        (f"idle: {title}" if part else title, field)
-        for title, field, part in CATEGORY_ROWS
-        if field not in ("idle", "communication_overlapped")
-    ]
-    by_category = {
-        name: {title: us for title, field in parts if (us := float(getattr(times, field))) > 0.0}
-        for name, times in columns.items()
-    }
     tasks = {process.title.removeprefix("simulated "): tasks_by_op(process) for process in drawn}
     work = {title: {name: of.us for name, of in ops.items()} for title, ops in tasks.items()}
     strips, zero_us = _strips_of_a_step(drawn)
@@ -108,7 +95,7 @@ def page(study: Study, command: str) -> Page:
         steps=steps,
         flames=flames(study),
         bars=(
-            bars_by_name("Where the step goes", by_category, "part"),
+            bars_by_name("Where the step goes", _by_category(timeline), "part"),
             bars_by_name("Work of the device by op", work, note="times of ops, which may overlap"),
         ),
         trees=module_trees(timeline.step),
@@ -129,6 +116,22 @@ def page(study: Study, command: str) -> Page:
         ),
         notes=tuple(note_lines(timeline)),
     )
+
+
+def _by_category(timeline: Timeline) -> dict[str, dict[str, float]]:
+    columns = {"recorded": timeline.categories_us} | {
+        name: simulated.categories_us for name, simulated in timeline.socs.items()
+    }
+    # What is part of a row above stands in its place: idle by cause.
+    parts = [
+        (f"idle: {title}" if part else title, field)
+        for title, field, part in CATEGORY_ROWS
+        if field not in ("idle", "communication_overlapped")
+    ]
+    return {
+        name: {title: us for title, field in parts if (us := float(getattr(times, field))) > 0.0}
+        for name, times in columns.items()
+    }
 
 
 def _path_us(parts: Sequence[PathPart]) -> dict[str, float]:

@@ -227,9 +227,9 @@ def _argument(arg: ArgSpec, value: CallValue) -> ReplayArg:
         return argument_of(arg, kind=_kind(arg, value), value=_plain(value))
     if not value:
         return argument_of(arg, value=())
-    metas = tuple(_with_strides(item) for item in value if isinstance(item, TensorMeta) or item is None)
+    metas = tuple(_with_strides(item) for item in value if isinstance(item, TensorMeta | None))
     if not any(metas) and (arg.kind != "Tensor[]" or len(metas) < len(value)):
-        return argument_of(arg, kind=f"{_kind(arg, value[0])}[]", value=tuple(_plain(item) for item in value))
+        return argument_of(arg, kind=f"{_kind(arg, value[0])}[]", value=tuple(map(_plain, value)))
     if len(metas) < len(value):
         raise UsageError(f"the list {arg.name} holds tensors and something else", hint="Give tensors or None.")
     return argument_of(arg, kind="Tensor[]", tensors=metas)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import linecache
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -381,6 +381,15 @@ def _conditions(bound: Bound, kernel: Kernel) -> list[str]:
     return out
 
 
+def _sizes(bound: Bound, words: Container[str]) -> Iterator[str]:
+    """Lines that name sizes and strides, of those that are used."""
+    for name, meta in bound.tensors.items():
+        for kind, method in (("", "shape"), ("s", "stride()")):
+            for dim in range(len(meta.shape)):
+                if f"{name}_{kind}{dim}" in words:
+                    yield f"{name}_{kind}{dim} = {name}.{method}[{dim}]"
+
+
 def _launch(bound: Bound, kernel: Kernel, hoisted: Mapping[str, str], call: Sequence[str]) -> list[str]:
     """Lines that launch a kernel, or are left where it is not for these arguments."""
     later = [f"{name} {'is' if value is None else '=='} {value!r}" for name, value in kernel.fixed.items()]
@@ -390,11 +399,7 @@ def _launch(bound: Bound, kernel: Kernel, hoisted: Mapping[str, str], call: Sequ
     text = " ".join([*call, *later, kernel.grid, *hoisted.values()])
     words = _words(text)
     out = [f"if not ({' and '.join(_conditions(bound, kernel))}):", "    return False"]
-    for name, meta in bound.tensors.items():
-        for kind, method in (("", "shape"), ("s", "stride()")):
-            for dim in range(len(meta.shape)):
-                if f"{name}_{kind}{dim}" in words:
-                    out.append(f"{name}_{kind}{dim} = {name}.{method}[{dim}]")
+    out += _sizes(bound, words)
     if later:
         out += [f"if not ({' and '.join(later)}):", "    return False"]
     out += [f"{name} = {value}" for name, value in hoisted.items()]

@@ -57,11 +57,6 @@ def invented_by(op: str) -> tuple[Invented, ...]:
     return _BY_OP.get(op, ())
 
 
-def inventing_ops() -> tuple[str, ...]:
-    """Names of the ops whose stand-ins make something up."""
-    return tuple(_BY_OP)
-
-
 EXPERT_LAYERS = ("vllm::moe_forward", "vllm::moe_forward_shared")
 """Layers of experts whose weights are in no argument."""
 NAMED_BY = "--set init_arg=moe_routing.intermediate=N says them"

@@ -17,9 +17,17 @@ from opreplay.replay.ops.maths.attention import ends
 _Four = tuple[Tensor, Tensor, Tensor, Tensor]
 
 
-def _refuse(**arguments: object) -> None:
-    for name, value in arguments.items():
-        if value is not None and value is not False:
+def _refuse(c: Call, dropout: float, alibi_slopes: Tensor | None) -> None:
+    refused = {
+        "dropout": dropout,
+        "softcap": getattr(c, "softcap", 0.0),
+        "alibi_slopes": alibi_slopes,
+        "bias": getattr(c, "bias", None),
+        "sink": getattr(c, "sink", None),
+        "sink_ptr": getattr(c, "sink_ptr", None),
+    }
+    for name, value in refused.items():
+        if isinstance(value, Tensor) or value:
             raise ValueError(f"{name} is not implemented in the reference of attention's gradients")
 
 
@@ -52,10 +60,16 @@ def gradients(
     return dq, dk, dv, delta
 
 
-def _keep(grads: _Four, *targets: Tensor | None) -> None:
-    for value, target in zip(grads[:3], targets, strict=True):
+def _written(c: Call, scale: float, *, causal: bool) -> _Four:
+    """The gradients of a call, the first three written to dq, dk and dv where given."""
+    _refuse(c, c.dropout_p, c.alibi_slopes)
+    bounds = (c.window_size_left, 0 if causal else c.window_size_right)
+    lengths = getattr(c, "cu_seqlens_q", None), getattr(c, "cu_seqlens_k", None)
+    grads = gradients(c.dout, c.q, c.k, c.v, c.out, c.softmax_lse, *lengths, scale, bounds)
+    for value, target in zip(grads[:3], (c.dq, c.dk, c.dv), strict=True):
         if target is not None:
             target.copy_(value)
+    return grads
 
 
 _WRITTEN = ("dq", "dk", "dv")
@@ -74,18 +88,7 @@ def _fake_lse(softmax_lse: Tensor) -> Tensor:
 )
 def flash_backward(c: Call) -> Tensor:
     """Dense [B, S, H, D] or packed [T, H, D]: writes dq, dk, dv; returns softmax_d float32 [B, H, Sq] or [H, T]."""
-    _refuse(
-        dropout=c.dropout_p > 0,
-        softcap=getattr(c, "softcap", 0.0) > 0,
-        alibi_slopes=c.alibi_slopes,
-        bias=getattr(c, "bias", None),
-    )
-    scale = c.q.shape[-1] ** -0.5 if c.softmax_scale is None else c.softmax_scale
-    bounds = (c.window_size_left, 0 if c.causal else c.window_size_right)
-    lengths = getattr(c, "cu_seqlens_q", None), getattr(c, "cu_seqlens_k", None)
-    grads = gradients(c.dout, c.q, c.k, c.v, c.out, c.softmax_lse, *lengths, scale, bounds)
-    _keep(grads, c.dq, c.dk, c.dv)
-    return grads[3]
+    return _written(c, c.q.shape[-1] ** -0.5 if c.softmax_scale is None else c.softmax_scale, causal=c.causal)[3]
 
 
 def _fake_three(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -95,7 +98,7 @@ def _fake_three(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tens
 @stands_for("xformers_flash::flash_bwd", fake=_fake_three)
 def xformers_flash_bwd(c: Call) -> tuple[Tensor, Tensor, Tensor]:
     """dq, dk, dv."""
-    _refuse(dropout=c.p > 0)
+    _refuse(c, c.p, None)
     packed = c.query.dim() == 3
     bounds = (c.window_left, 0 if c.is_causal else c.window_right)
     return gradients(
@@ -132,25 +135,4 @@ def _fake_four(q: Tensor, k: Tensor, v: Tensor, softmax_lse: Tensor) -> _Four:
 )
 def aiter_bwd(c: Call) -> _Four:
     """(dq, dk, dv, softmax_d), the first three also written where given."""
-    _refuse(
-        dropout=c.dropout_p > 0,
-        bias=getattr(c, "bias", None),
-        alibi_slopes=c.alibi_slopes,
-        sink=getattr(c, "sink", None),
-        sink_ptr=getattr(c, "sink_ptr", None),
-    )
-    bounds = (c.window_size_left, 0 if c.is_causal else c.window_size_right)
-    grads = gradients(
-        c.dout,
-        c.q,
-        c.k,
-        c.v,
-        c.out,
-        c.softmax_lse,
-        getattr(c, "cu_seqlens_q", None),
-        getattr(c, "cu_seqlens_k", None),
-        c.softmax_scale,
-        bounds,
-    )
-    _keep(grads, c.dq, c.dk, c.dv)
-    return grads
+    return _written(c, c.softmax_scale, causal=c.is_causal)

@@ -148,36 +148,25 @@ def rocm_aiter_topk_softmax(c: Call) -> None:
     write_choice(torch.softmax(c.gating_output.float(), -1), c.topk_weights, c.topk_indices, renormalize=c.renormalize)
 
 
+def _write_grouped(c: Call, scores: Tensor, bias: Tensor | None) -> None:
+    scaling = getattr(c, "routed_scaling_factor", 1.0)
+    groups, keep = c.num_expert_group, c.topk_group
+    write_grouped(scores, c.topk_weights, c.topk_ids, groups, keep, c.need_renorm, scaling, bias)
+
+
 @stands_for("vllm::rocm_aiter_grouped_topk")
 def rocm_aiter_grouped_topk(c: Call) -> None:
     """DeepSeek-V2's choice among groups of experts."""
     logits = c.gating_output.float()
-    scores = logits.sigmoid() if getattr(c, "scoring_func", "softmax") == "sigmoid" else logits.softmax(-1)
-    write_grouped(
-        scores,
-        c.topk_weights,
-        c.topk_ids,
-        c.num_expert_group,
-        c.topk_group,
-        c.need_renorm,
-        getattr(c, "routed_scaling_factor", 1.0),
+    _write_grouped(
+        c, logits.sigmoid() if getattr(c, "scoring_func", "softmax") == "sigmoid" else logits.softmax(-1), None
     )
 
 
 @stands_for("vllm::rocm_aiter_biased_grouped_topk")
 def rocm_aiter_biased_grouped_topk(c: Call) -> None:
     """DeepSeek-V3's choice: sigmoid scores, a bias for the choice only."""
-    scores = c.gating_output.float().sigmoid()
-    write_grouped(
-        scores,
-        c.topk_weights,
-        c.topk_ids,
-        c.num_expert_group,
-        c.topk_group,
-        c.need_renorm,
-        getattr(c, "routed_scaling_factor", 1.0),
-        c.correction_bias.float(),
-    )
+    _write_grouped(c, c.gating_output.float().sigmoid(), c.correction_bias.float())
 
 
 def write_grouped(

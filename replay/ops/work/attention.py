@@ -19,13 +19,6 @@ CUMULATIVE_SEEN = (*names.CUMULATIVE_SEEN, "cum_seq_k", "cum_seqlens_k", "cu_seq
 LENGTHS_OF_QUERIES = ("actual_seq_lengths", "actual_seq_qlen")
 """Lists of integers; in the packed layouts each number is where its sequence ends."""
 PACKED_LAYOUTS = ("TND", "NTD")
-DENSE_OPS = (
-    "aten::_flash_attention_forward",
-    "aten::_efficient_attention_forward",
-    "aten::_flash_attention_backward",
-    "aten::_efficient_attention_backward",
-)
-"""Ops that may get cumulative lengths, and then work on packed sequences."""
 
 
 @dataclass(frozen=True, slots=True)

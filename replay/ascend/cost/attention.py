@@ -91,35 +91,50 @@ def _statistics(call: KernelCall) -> TensorSpec | None:
 
 
 def _from_shapes(call: KernelCall, query: TensorSpec, key: TensorSpec) -> tuple[float, float, int] | None:
-    stats = _statistics(call)
+    """(pairs, rows, head size) as shapes tell them."""
+    stats, rank = _statistics(call), len(query.shape)
     if stats is not None and len(stats.shape) == 4 and min(stats.shape) > 0:
-        batch, heads, queries, _ = stats.shape
-        head = max(1, prod(query.shape) // (batch * heads * queries))
-        keys = _keys(query, key, batch, queries)
-        pairs = batch * heads * queries * keys
-        return pairs * (0.5 if _is_causal(call, queries, keys) else 1.0), float(batch * heads * queries), head
-    if stats is not None and len(stats.shape) == 3 and len(query.shape) == 3 and query.shape[:2] == stats.shape[:2]:
-        # TND: how tokens are packed into sequences is contents.
-        tokens, heads, head = query.shape
-        longest = min(tokens, USUAL_LENGTH)
+        return _of_statistics(call, query, key, stats.shape)
+    if rank == 3:
+        has_statistics = stats is not None and len(stats.shape) == 3 and query.shape[:2] == stats.shape[:2]
+        return _of_packed(call, query, key, has_statistics=has_statistics)
+    return _of_batch(call, query, key) if rank == 4 else None
+
+
+def _of_statistics(
+    call: KernelCall, query: TensorSpec, key: TensorSpec, shape: tuple[int, ...]
+) -> tuple[float, float, int]:
+    batch, heads, queries, _ = shape
+    head = max(1, prod(query.shape) // (batch * heads * queries))
+    keys = _keys(query, key, batch, queries)
+    pairs = batch * heads * queries * keys
+    return pairs * (0.5 if _is_causal(call, queries, keys) else 1.0), float(batch * heads * queries), head
+
+
+def _of_packed(
+    call: KernelCall, query: TensorSpec, key: TensorSpec, *, has_statistics: bool
+) -> tuple[float, float, int]:
+    """TND: how tokens are packed into sequences is contents; a longest sequence of USUAL_LENGTH is assumed."""
+    tokens, heads, dim = query.shape
+    longest = min(tokens, USUAL_LENGTH)
+    if has_statistics:
         share = 0.5 if any(s is not None and s.dtype in MASKS for s in call.inputs[3:]) else 1.0
-        return tokens * heads * longest * share, float(tokens * heads), head
-    if len(query.shape) == 4:
-        batch, heads, queries, dim = query.shape
-        cached = prod(key.shape[:-1]) if len(key.shape) >= 3 else queries
-        keys = key.shape[2] if len(key.shape) == 4 and key.shape[0] == batch else min(cached, USUAL_LENGTH)
-        if len(key.shape) == 4 and key.shape[0] == batch and key.shape[1] != heads and key.shape[2] == heads:
-            # BSND: the heads are third.
-            queries, heads, keys = heads, queries, key.shape[1]
-        share = 0.5 if _is_causal(call, queries, keys) else 1.0
-        return float(batch * heads * queries * keys) * share, float(batch * heads * queries), dim
-    if len(query.shape) == 3:
-        tokens, heads, dim = query.shape
-        # How tokens are packed into sequences is contents; a longest sequence of USUAL_LENGTH is assumed.
-        paged = len(key.shape) == 3 and key.shape[0] != tokens
-        pairs = tokens * heads * (USUAL_LENGTH if paged else min(tokens, USUAL_LENGTH) / 2)
-        return pairs, float(tokens * heads), dim
-    return None
+        return tokens * heads * longest * share, float(tokens * heads), dim
+    paged = len(key.shape) == 3 and key.shape[0] != tokens
+    return tokens * heads * (USUAL_LENGTH if paged else longest / 2), float(tokens * heads), dim
+
+
+def _of_batch(call: KernelCall, query: TensorSpec, key: TensorSpec) -> tuple[float, float, int]:
+    batch, heads, queries, dim = query.shape
+    rank = len(key.shape)
+    of_batch = rank == 4 and key.shape[0] == batch
+    cached = prod(key.shape[:-1]) if rank >= 3 else queries
+    keys = key.shape[2] if of_batch else min(cached, USUAL_LENGTH)
+    if of_batch and key.shape[1] != heads and key.shape[2] == heads:
+        # BSND: the heads are third.
+        queries, heads, keys = heads, queries, key.shape[1]
+    share = 0.5 if _is_causal(call, queries, keys) else 1.0
+    return float(batch * heads * queries * keys) * share, float(batch * heads * queries), dim
 
 
 def _keys(query: TensorSpec, key: TensorSpec, batch: int, queries: int) -> int:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from math import ceil, prod, sqrt
 
 import msgspec
@@ -10,7 +11,7 @@ import msgspec
 from opreplay.replay.ascend.cost.sizes import first, is_nz, logical_matrix, total_bytes
 from opreplay.replay.ascend.cost.vector import resident_share
 from opreplay.replay.ascend.profile import DeviceProfile, FamilyCost
-from opreplay.replay.ir.kernel import KernelCall, itemsize
+from opreplay.replay.ir.kernel import KernelCall, TensorSpec, itemsize
 
 JOB_COLUMNS = 256
 """Columns of the weights that a core keeps while an expert's rows pass: those of the usual base tile."""
@@ -135,36 +136,58 @@ def gemm_of(call: KernelCall) -> Gemm | None:
     inputs = call.inputs
     if len(inputs) < 2 or (a := inputs[0]) is None or (b := inputs[1]) is None:
         return None
-    batch_a, a0, a1 = logical_matrix(a)
-    batch_b, b0, b1 = logical_matrix(b)
+    batch_a, *matrix_a = logical_matrix(a)
+    batch_b, *matrix_b = logical_matrix(b)
     out, flags = first(call.outputs), call.attrs
-    _, rows, columns = logical_matrix(out) if out is not None and out.shape else (0, -1, -1)
-    fits: tuple[int, int, int, bool, bool] | None = None
-    for try_a, try_b in TRANSPOSITIONS:
-        k = a0 if try_a else a1
-        if k != (b1 if try_b else b0):
-            continue
-        if flags and (flags.get("transpose_a", try_a) is not try_a or flags.get("transpose_b", try_b) is not try_b):
-            continue
-        m, n = a1 if try_a else a0, b0 if try_b else b1
-        if (m == rows and n == columns) or rows < 0:
-            fits = m, n, k, try_a, try_b
-            break
-        fits = fits or (m, n, k, try_a, try_b)
+    wanted = logical_matrix(out)[1:] if out is not None and out.shape else None
+    fits = _fitting(matrix_a, matrix_b, wanted, flags)
     if not fits:
         return None
     m, n, k, try_a, try_b = fits
-    out_size = itemsize(out.dtype) if out is not None else (4 if a.dtype == "float32" else 2)
-    bits = flags.get("weight_bits", 0) if flags else 0
-    bits = bits if isinstance(bits, int) else 0
+    bits = flags.get("weight_bits", 0)
+    batch, shared_b = max(batch_a, batch_b), batch_b < batch_a
     if batch_a == 1 < batch_b and call.type.startswith("Grouped"):
         # One list of rows, dealt out to the experts: each gets its even share, and only those with rows are read.
-        used = min(batch_b, max(1, m))
-        return Gemm(
-            used, -(-m // used), n, k, a.dtype, out_size, not try_a, try_b, is_nz(a), is_nz(b), weight_bits=bits
-        )
-    batch = batch_a if batch_a > batch_b else batch_b
-    return Gemm(batch, m, n, k, a.dtype, out_size, not try_a, try_b, is_nz(a), is_nz(b), batch_b < batch_a, bits)
+        batch = min(batch_b, max(1, m))
+        m = -(-m // batch)
+    return Gemm(
+        batch,
+        m,
+        n,
+        k,
+        a.dtype,
+        _result_bytes(a, out),
+        not try_a,
+        try_b,
+        is_nz(a),
+        is_nz(b),
+        shared_b,
+        bits if isinstance(bits, int) else 0,
+    )
+
+
+def _fitting(
+    a: Sequence[int], b: Sequence[int], wanted: tuple[int, int] | None, flags: Mapping[str, object]
+) -> tuple[int, int, int, bool, bool] | None:
+    """(m, n, k, whether A and B are transposed) of two matrices with a product, if possible of the size wanted."""
+    fits: tuple[int, int, int, bool, bool] | None = None
+    for try_a, try_b in TRANSPOSITIONS:
+        m, k = (a[1], a[0]) if try_a else (a[0], a[1])
+        k_of_b, n = (b[1], b[0]) if try_b else (b[0], b[1])
+        if k != k_of_b:
+            continue
+        if flags and (flags.get("transpose_a", try_a) is not try_a or flags.get("transpose_b", try_b) is not try_b):
+            continue
+        if wanted in (None, (m, n)):
+            return m, n, k, try_a, try_b
+        fits = fits or (m, n, k, try_a, try_b)
+    return fits
+
+
+def _result_bytes(a: TensorSpec, out: TensorSpec | None) -> int:
+    if out is not None:
+        return itemsize(out.dtype)
+    return 4 if a.dtype == "float32" else 2
 
 
 def mac_rate(dtype: str, device: DeviceProfile, hf32: bool) -> float:

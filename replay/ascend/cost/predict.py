@@ -113,8 +113,10 @@ def variant(call: KernelCall, device: DeviceProfile) -> str:
         return "MatMul:float32" if call.inputs[0].dtype in FLOATS else call.type
     if call.type in SUMS:
         return "Reduce:across" if _is_across(call, device) else call.type
-    if call.type != "TransData":
-        return call.type
+    return _transdata(call, device) if call.type == "TransData" else call.type
+
+
+def _transdata(call: KernelCall, device: DeviceProfile) -> str:
     if call.attrs and call.attrs.get("forward") and device.plain_convolution is not None:
         return "View"
     source, target = (specs[0].format if specs and specs[0] else "ND" for specs in (call.inputs, call.outputs))

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping
 from functools import lru_cache
 from importlib import resources
 from pathlib import Path
@@ -386,23 +386,22 @@ def read_device_file(text: bytes, where: str, fitted: tuple[Row, ...] = ()) -> D
     return _checked(_decode(text, DeviceFile, where, fitted), where)
 
 
+def _values(quantities: Mapping[str, Quantity]) -> dict[str, float]:
+    return {name: quantity.value for name, quantity in quantities.items()}
+
+
 def compile_device(file: DeviceFile) -> DeviceProfile:
     """Merge a device file with its base and the shared model into the values that predictions work on."""
     model = load_model()
-    base = load_file(file.base) if file.base else None
-    datasheet = {**(base.datasheet if base else {}), **file.datasheet}
-    rates = {**model.rates, **(base.rates if base else {}), **file.rates}
-    families: dict[str, FamilyCost] = {}
-    for name, entry in model.families.items():
-        layers = (entry, base.families.get(name) if base else None, file.families.get(name))
-        families[name] = _family(name, entry.form or "elementwise", [layer for layer in layers if layer])
-    number = {name: quantity.value for name, quantity in datasheet.items()}
+    base = load_file(file.base) if file.base else DeviceFile(schema_version=SCHEMA_VERSION, name="")
+    datasheet = base.datasheet | file.datasheet
+    number = _values(datasheet)
     return DeviceProfile(
         name=file.name,
         title=file.title or file.name,
         version=file.version,
         aliases=file.aliases,
-        generation=file.generation or (base.generation if base else "") or file.name,
+        generation=file.generation or base.generation or file.name,
         aic_cores=int(number["aic_cores"]),
         aiv_cores=int(number["aiv_cores"]),
         freq_hz=number["frequency"],
@@ -418,18 +417,21 @@ def compile_device(file: DeviceFile) -> DeviceProfile:
         peer_bytes_per_s=number.get("peer_bytes_per_s"),
         pair_link=_optional_link(number, "pair_link"),
         far_link=_optional_link(number, "far_link"),
-        rates=Rates(**{name: quantity.value for name, quantity in rates.items()}),
-        pipes=Pipes(**{name: quantity.value for name, quantity in pipes_of(file).items()}),
-        families=families,
+        rates=Rates(**_values(model.rates | base.rates | file.rates)),
+        pipes=Pipes(**_values(pipes_of(file))),
+        families={
+            name: _family(name, entry.form or "elementwise", entry, base.families.get(name), file.families.get(name))
+            for name, entry in model.families.items()
+        },
         types=type_table(model),
         slow_paths=_paths_by_type(
             path
-            for path in (*file.slow_paths, *(base.slow_paths if base else ()), *shared_slow_paths())
+            for path in (*file.slow_paths, *base.slow_paths, *shared_slow_paths())
             if path.vector_bytes in (0.0, number.get("vector_bytes", 128.0))
         ),
-        own_slow_paths=(*file.slow_paths, *(base.slow_paths if base else ())),
+        own_slow_paths=file.slow_paths + base.slow_paths,
         datasheet=datasheet,
-        is_own_fit=bool(file.rates or file.families or file.slow_paths) and canonical_name(file.name) is None,
+        is_own_fit=any((file.rates, file.families, file.slow_paths)) and canonical_name(file.name) is None,
     )
 
 
@@ -494,10 +496,10 @@ def _scaled_fields(form: Form) -> tuple[tuple[str, str], ...]:
     return () if form in UNSCALED else tuple((field, field) for field in ("cycles", "row_cycles", "fixed_us"))
 
 
-def _family(name: str, form: Form, layers: Sequence[FamilyEntry]) -> FamilyCost:
+def _family(name: str, form: Form, *layers: FamilyEntry | None) -> FamilyCost:
     """A family from entries of which each replaces what the ones before say."""
     values: dict[str, Any] = {"name": name, "form": form}
-    for layer in layers:
+    for layer in filter(None, layers):
         fields = {field: getattr(layer, field) for field in (*NUMBERS, *OTHER_FIELDS)}
         values |= {field: value for field, value in fields.items() if value is not None}
     if "nearby" in values:

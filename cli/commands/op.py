@@ -32,7 +32,8 @@ if TYPE_CHECKING:
     "--vary",
     multiple=True,
     metavar="NAME=SIZES",
-    help="Values of a size that calls name: n=1,47,128, n=2^7..2^14 or n=64..512:64. Repeatable: all combinations.",
+    help="Values of a size that calls name: n=1,47,128, n=2^7..2^14 or n=64..512:64. Several, n=1,4 k=1,8, and "
+    "repeatable: all combinations.",
 )
 @click.option("--measure/--no-measure", default=True, show_default=True, help="Run the calls here, or predict alone.")
 @shared.device_option
@@ -89,11 +90,12 @@ def command(
     from opreplay.replay.plan.kept import kept_plan_of_calls
     from opreplay.replay.report import sweep
     from opreplay.replay.resolve.written.backendbench import written_calls
-    from opreplay.replay.resolve.written.sweep import calls_of_file, over_sizes, plan_of_calls
+    from opreplay.replay.resolve.written.sweep import calls_of_file, over_sizes, plan_of_calls, sizes_among
     from opreplay.traces.errors import UsageError
 
     measuring = quick_times(measuring) if quick else measuring
-    texts, refused = list(calls), False
+    varied, texts = sizes_among(vary, calls)
+    refused = False
     for file in files:
         if file != "-" and plan_dialect(file) is BACKENDBENCH:
             of_file, uncalled = written_calls(file)
@@ -106,7 +108,7 @@ def command(
     if not texts:
         raise UsageError("no call is given", hint="Write one: opreplay op 'aten::mm(f32[64,32], f32[32,8])'.")
     check_outputs(output, (".json", ".csv", ".html"), force=force)
-    written = over_sizes(texts, vary)
+    written = over_sizes(texts, varied)
     imports = dict(allow_import)
 
     def make(keep: bool) -> tuple[ReplayPlan, tuple[str, ...]]:

@@ -41,7 +41,7 @@ class ByteSize(click.ParamType):
 
 
 class Duration(click.ParamType):
-    """ "0.2", "200ms", "2min" → seconds, above 0."""
+    """ "0.2s", "200ms", "2min" → seconds, above 0; what a number without a unit is taken for is said on stderr."""
 
     name = "time"
 
@@ -51,6 +51,9 @@ class Duration(click.ParamType):
         seconds = _scaled(str(value), _SECONDS)
         if seconds is None or seconds <= 0:
             self.fail(f"{value!r} is no time; write it like 0.2s, 200ms or 2min", param, ctx)
+        if str(value).strip()[-1] in "0123456789.":
+            name = "a time" if param is None else param.name
+            click.echo(f"opreplay: {name} is {seconds:g} s: {value!r} has no unit", err=True)
         return seconds
 
 

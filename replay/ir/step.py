@@ -35,6 +35,8 @@ class StepOnDevice(msgspec.Struct, frozen=True, kw_only=True):
     """80 % band; None where less than half of the computing is predicted."""
     predicted_share: float
     """Of the recorded device time: what has a prediction."""
+    host_bound: bool = False
+    """The device idles for the host, whose time is the recorded one and has no band."""
 
 
 class ModuleTime(msgspec.Struct, frozen=True, kw_only=True):

@@ -347,11 +347,15 @@ def _with_collectives(trace: Trace, selection: Selection, *, device: str, in_ord
 
 
 def names_by_time(trace: Trace) -> list[str]:
-    """Names of recorded ops, those that took the host longest first."""
+    """Names of recorded ops, those with most device time first, then those that took the host longest."""
     import numpy as np
 
-    time = np.bincount(trace.ops.signature, weights=trace.ops.dur_ns, minlength=len(trace.signatures))
-    order: list[int] = np.argsort(-time, kind="stable").tolist()
+    count, owner = len(trace.signatures), trace.kernels.owner
+    host = np.bincount(trace.ops.signature, weights=trace.ops.dur_ns, minlength=count)
+    owned = owner >= 0
+    of_device = trace.ops.signature[owner[owned].astype(np.int64)]
+    device = np.bincount(of_device, weights=trace.kernels.dur_ns[owned], minlength=count)
+    order: list[int] = np.lexsort((-host, -device)).tolist()
     return list(dict.fromkeys(trace.signatures[i].name for i in order))
 
 

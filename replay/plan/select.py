@@ -84,7 +84,7 @@ _PLACE = re.compile(r"#(.*)")
 
 
 def nearest(patterns: Sequence[str], names: Sequence[str]) -> str:
-    """A hint with the names that are most like what was asked for, else the first ones; `names` heaviest first."""
+    """A hint with the names that are most like what was asked for and the first ones; `names` heaviest first."""
     distinct = list(dict.fromkeys(names))
     if not distinct:
         return "The selection holds no ops: try --select all."
@@ -92,10 +92,9 @@ def nearest(patterns: Sequence[str], names: Sequence[str]) -> str:
     bases = {name.rpartition("::")[2]: name for name in reversed(distinct)}
     like = [name for word in bare if word for name in distinct if word in name]
     like += [bases[base] for word in bare for base in get_close_matches(word, bases, n=NEAREST, cutoff=0.5)]
-    shown = list(dict.fromkeys(like))[:NEAREST]
-    if shown:
-        return f"The nearest names are {', '.join(shown)}."
-    return f"The heaviest ops are {', '.join(distinct[:NEAREST])}."
+    shown = sorted(list(dict.fromkeys(like))[:NEAREST], key=distinct.index)
+    heaviest = f"The heaviest ops are {', '.join(distinct[:NEAREST])}."
+    return f"The nearest names are {', '.join(shown)}. {heaviest}" if shown else heaviest
 
 
 NEAREST = 6

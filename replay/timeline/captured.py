@@ -40,6 +40,9 @@ of which each has 10 to 42 µs. Not in a step, of which nobody knows how it is s
 GRAPH = ("graph", "cudagraph", "aclgraph")
 """Changes that mean: the whole step is one captured graph, which the host launches once."""
 CHANGES = "Write 'PATTERN=0.5x', 'fuse OP,OP' or 'cudagraph'."
+OUTSIDE = "(in no module below the model)"
+"""Row of the calls that the outermost module, or a numbered one right in it, makes itself, and of those outside of all.
+"""
 COPIES = 3
 """Steps that follow each other until the pace is that of all further ones: the host runs ahead, or waits."""
 
@@ -305,6 +308,11 @@ def _modules(sequence: RecordedSequence, calls: _Calls) -> tuple[ModuleTime, ...
             folded = tuple(part for part in path[:depth] if not part.isdigit())
             times[folded][0] += us
             modules[folded].add(".".join(path[:depth] + [number for number in numbered if number.isdigit()]))
+        if not any(part and not part.isdigit() for part in path[:DEEPEST]):
+            times[OUTSIDE,][0] += us
+            modules[OUTSIDE,].add(OUTSIDE)
+    if times.keys() == {(OUTSIDE,)}:
+        return ()
     return as_tree(times, modules)
 
 

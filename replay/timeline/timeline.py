@@ -473,6 +473,7 @@ def _steps_on(simulated: Mapping[str, OnDevice]) -> dict[str, StepOnDevice]:
             low_us=on.step.low_us,
             high_us=on.step.high_us,
             predicted_share=on.step.predicted_share,
+            host_bound=on.step.host_bound,
         )
         for name, on in simulated.items()
     }

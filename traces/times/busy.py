@@ -32,7 +32,7 @@ class DeviceBusy(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def device_busy(trace: Trace) -> tuple[DeviceBusy, ...]:
-    """Each device of a trace that recorded work, by number; an NPU's whole collectives count where activity was read."""
+    """Each device of a trace that recorded work, by number; an NPU's whole collectives count if activity was read."""
     kernels = trace.kernels
     classes = np.array([class_of(name) == "communication" for name in trace.kernel_names] or [False], bool)
     whole = _whole_collectives(trace)

@@ -76,7 +76,8 @@ def _on_device(step: StepOnDevice, step_us: float) -> str:
     if step.low_us is None or step.high_us is None:
         return f"is not predicted: {share_text(step.predicted_share)} of the device time has a prediction"
     band = f"{time_text(step.low_us)} to {time_text(step.high_us)}"
-    return f"would take {time_text(step.step_us)} ({band}), {ratio_text(step.step_us, step_us)}"
+    host = "; host-bound, and the band has no error of the host's time" if step.host_bound else ""
+    return f"would take {time_text(step.step_us)} ({band}{host}), {ratio_text(step.step_us, step_us)}"
 
 
 def step_facts(step: StepReport) -> dict[str, Any]:

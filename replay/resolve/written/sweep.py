@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 import sys
 from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
@@ -51,6 +52,16 @@ def calls_of_file(path: str) -> tuple[str, ...]:
 def _bytes_of(path: Path) -> bytes:
     with path.open("rb") as stream:
         return stream.read(MOST_FILE_BYTES + 1)
+
+
+def sizes_among(sweeps: Sequence[str], texts: Sequence[str]) -> tuple[list[str], list[str]]:
+    """(sizes, calls): of "n=1,4 k=1,8" each size by itself, with those that stand among the calls behind a sweep."""
+    split = [part for sweep in sweeps for part in sweep.split()]
+    sizes = [text for text in texts if sweeps and _SIZES.fullmatch(text)]
+    return [*split, *sizes], [text for text in texts if text not in sizes]
+
+
+_SIZES = re.compile(r"[A-Za-z_]\w*=[\d,.^:\s]+")
 
 
 def over_sizes(texts: Sequence[str], sweeps: Sequence[str]) -> tuple[Written, ...]:

@@ -82,6 +82,14 @@ def test_nothing_runs_without_measuring_and_the_second_time_is_the_same() -> Non
     )
 
 
+def test_sizes_may_follow_each_other_as_in_capture() -> None:
+    call = ("aten::mm(f32[n,k], f32[k,8])", "--no-measure", "--format", "json")
+    repeated = invoke(*call, "--vary", "n=1,4", "--vary", "k=1,8")
+    assert len(json.loads(repeated.stdout)["cases"]) == 4
+    for sizes in (("n=1,4", "k=1,8"), ("n=1,4 k=1,8",)):
+        assert invoke(*call, "--vary", *sizes).stdout == repeated.stdout
+
+
 def test_rows_say_what_their_numbers_rest_on() -> None:
     shown = invoke("aten::cosh(bf16[64,n])", "--vary", "n=64", "--no-measure", "--soc", "910b3", "--l2", "warm").stdout
     assert shown.startswith("1 call: 1 predicted on 910b3\n")

@@ -20,7 +20,7 @@ from opreplay.replay.capture.served import as_served
 from opreplay.replay.ir.model import ReplayPlan
 from opreplay.replay.ir.plan_file import dump_plan
 from opreplay.replay.ops.work.expected import expected_contents
-from opreplay.replay.timeline.captured import PYTHON_US, VIEW_US, CapturedTimeline, captured_timeline
+from opreplay.replay.timeline.captured import OUTSIDE, PYTHON_US, VIEW_US, CapturedTimeline, captured_timeline
 from opreplay.replay.timeline.changes import AS_LONG_AS_LONGEST
 from opreplay.replay.timeline.measured import MeasuredHost
 from opreplay.replay.timeline.offload import DISPATCH_BAND, DISPATCH_US
@@ -133,6 +133,22 @@ def test_modules_are_folded_by_their_list() -> None:
 
     layers, *_ = told(capture_made(make, source="here")).modules
     assert (layers.name, layers.count, layers.depth) == ("layers", 3, 0)
+
+
+def test_calls_of_no_module_below_the_model_have_a_row() -> None:
+    """A third of a millisecond of seven was in no row."""
+
+    def make() -> tuple[Any, ...]:
+        model = nn.Module()
+        model.inner = nn.Linear(64, 64)
+        model.forward = lambda x: model.inner(x) + x
+        return model, (torch.randn(4, 64),)
+
+    result = told(capture_made(make, source="here"))
+    rows = {module.name: module.device_us for module in result.modules if not module.depth}
+    assert rows.keys() == {"inner", OUTSIDE}
+    assert rows[OUTSIDE] > 0.0
+    assert sum(rows.values()) == pytest.approx(result.socs["910b3"].computing_us, rel=0.05)
 
 
 def test_only_a_captured_step_is_told() -> None:

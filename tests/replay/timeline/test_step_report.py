@@ -69,6 +69,14 @@ def test_whole_collectives_of_an_npu_are_work_of_its_device(shared_traces: Path)
     assert busy["busy_us"] == pytest.approx(step["busy_us"], rel=0.01)
 
 
+def test_a_band_without_an_error_of_the_host_says_so_in_its_line(shared_traces: Path) -> None:
+    """1 % of a step of launches was taken for what the prediction may be off."""
+    step = facts("timeline", shared_traces / "h100_bert_small.json.gz", "--soc", "910b3")["step"]
+    on_device = step["socs"]["910b3"]
+    assert on_device["host_bound"]
+    assert "no error of the host's time" in step["verdict"]
+
+
 def test_durations_that_are_no_timings_are_told_in_the_head_of_a_timeline(shared_traces: Path) -> None:
     trace = read_trace(shared_traces / "npu_alexnet_trace_view.json.gz", activity=True)
     assert coarse_text(10.0) in [text for _, text, _ in head_facts(timeline(trace).timeline)]

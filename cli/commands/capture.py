@@ -108,7 +108,8 @@ if TYPE_CHECKING:
     multiple=True,
     metavar="NAME=N,N,...",
     help="Of hf:CONFIG: a table in place of one plan, as `--vary batch=1,8,32 context=1k,8k`: ms a token, tokens/s, "
-    "memory, fits or not, of each size on each --soc. Repeatable.",
+    "memory, fits or not, of each size on each --soc. Of FILE.py:make: its step and memory with these arguments. "
+    "Repeatable.",
 )
 @click.option(
     "--soc",
@@ -223,9 +224,13 @@ def _show_sizes(
     """The table of --vary."""
     from opreplay.cli.terminal import console
     from opreplay.replay.ascend.simulate.devices import load_socs
-    from opreplay.replay.capture.sweep import sizes_of, swept
-    from opreplay.replay.report.step import served
+    from opreplay.replay.capture.from_config import PREFIX
+    from opreplay.replay.capture.sweep import sizes_of, swept, swept_file
+    from opreplay.replay.report.step import served, sized
 
     devices = list(load_socs(soc or (() if cluster else ("910b3",)), cluster).values())
-    rows, notes = swept(target, shape, sizes_of(vary), devices, form, rank=rank)
-    console.show_view(served.view(rows, notes), format_)
+    if target.startswith(PREFIX):
+        view = served.view(*swept(target, shape, sizes_of(vary), devices, form, rank=rank))
+    else:
+        view = sized.view(*swept_file(target, shape, sizes_of(vary), devices, form, rank=rank))
+    console.show_view(view, format_)

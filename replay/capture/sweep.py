@@ -1,32 +1,38 @@
-"""A model of a config file in several batches and contexts, each captured and put on devices."""
+"""A step in several sizes, each captured and put on devices: a model of a config file in batches and contexts, or what
+a user's function makes of its arguments."""
 
 from __future__ import annotations
 
+import inspect
 import itertools
 import re
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from opreplay.replay.ascend.profile import DeviceProfile
 from opreplay.replay.ascend.simulate.devices import simulate_plan
 from opreplay.replay.capture.capture import capture_target
-from opreplay.replay.capture.from_config import PREFIX, Shape
+from opreplay.replay.capture.from_config import Shape
 from opreplay.replay.capture.target import target_of
 from opreplay.replay.ir.model import ReplayPlan
 from opreplay.replay.ops.work.expected import expected_contents
 from opreplay.replay.timeline.served import ServedStep, served
+from opreplay.replay.timeline.sized import SizedStep, sized
 from opreplay.traces.errors import UsageError
 
 VARIED = ("batch", "context")
+HOW = "Write batch=1,8,32 or context=1k,8k."
 
 
 def sizes_of(texts: Sequence[str]) -> dict[str, list[int]]:
-    """ "batch=1,8" and "context=1k,8k" as numbers. Raises UsageError for anything else."""
+    """ "batch=1,8" and "context=1k,8k" as numbers. Raises UsageError for what is no list of sizes."""
     sizes: dict[str, list[int]] = {}
     for text in itertools.chain.from_iterable(text.split() for text in texts):
         name, _, values = text.partition("=")
-        if name not in VARIED or not re.fullmatch(r"[1-9]\d*k?(,[1-9]\d*k?)*", values):
-            raise UsageError(f"{text!r} varies nothing", hint="Write batch=1,8,32 or context=1k,8k.")
+        if not name.isidentifier() or not re.fullmatch(r"[1-9]\d*k?(,[1-9]\d*k?)*", values):
+            raise UsageError(f"{text!r} varies nothing", hint=HOW)
         sizes[name] = [int(value.removesuffix("k")) * (1024 if value[-1] == "k" else 1) for value in values.split(",")]
     return sizes
 
@@ -42,10 +48,10 @@ def swept(
 ) -> tuple[list[ServedStep], tuple[str, ...]]:
     """Each size on each device, in the `form` that is run, and what was assumed of all.
 
-    `shape` has the other fields of `from_config.Shape`.
+    `shape` has the other fields of `from_config.Shape`. Raises UsageError for other sizes than `VARIED`.
     """
-    if not target.startswith(PREFIX):
-        raise UsageError("--vary is for hf:CONFIG.json", hint="A file's make() has its own sizes.")
+    if other := next((name for name in sizes if name not in VARIED), None):
+        raise UsageError(f"{other!r} varies nothing of a config", hint=HOW)
     rows: list[ServedStep] = []
     notes: dict[str, None] = {}
     for values in itertools.product(*sizes.values()):
@@ -62,4 +68,31 @@ def swept(
             stages=wanted.pipeline_parallel,
             replicas=wanted.expert_parallel if wanted.spreads else 1,
         )
+    return rows, tuple(notes)
+
+
+def swept_file(
+    target: str,
+    shape: Mapping[str, Any],
+    sizes: Mapping[str, Sequence[int]],
+    devices: Sequence[DeviceProfile],
+    form: Callable[[ReplayPlan], ReplayPlan],
+    *,
+    rank: int = 0,
+) -> tuple[list[SizedStep], tuple[str, ...]]:
+    """Each size on each device of what "FILE.py:make" makes, called with the sizes by name, in the `form` that is run,
+    and what was assumed of all. Raises UsageError for sizes that it does not take, and as `target_of`."""
+    named = target_of(target, shape)
+    try:
+        inspect.signature(named.make).bind(**dict.fromkeys(sizes, 1))
+    except TypeError as error:
+        hint = f"Let it take them: def make({', '.join(sizes)})."
+        raise UsageError(f"--vary: {named.source}: {error}", hint=hint) from error
+    rows: list[SizedStep] = []
+    notes: dict[str, None] = {}
+    for values in itertools.product(*sizes.values()):
+        chosen = dict(zip(sizes, values, strict=True))
+        plan = form(capture_target(replace(named, make=partial(named.make, **chosen)), rank=rank))
+        notes.update(dict.fromkeys(plan.capture.notes if plan.capture is not None else ()))
+        rows += sized(plan, simulate_plan(plan, devices, expected_contents()), chosen)
     return rows, tuple(notes)

@@ -13,7 +13,8 @@ from opreplay.replay.report.text import safe
 from opreplay.replay.report.view import View
 from opreplay.replay.timeline.served import SERVER_BAND, ServedStep
 
-_FITS = {True: "yes", False: "no", None: "?"}
+FITS = {True: "yes", False: "no", None: "?"}
+"""Whether memory holds a step, as a word."""
 
 
 def view(rows: Sequence[ServedStep], notes: Sequence[str]) -> View:
@@ -34,7 +35,7 @@ def render(rows: Sequence[ServedStep], notes: Sequence[str], width: int = 80) ->
         column("tokens/s", lambda row: row.tokens_per_s, number("{:,.0f}")),
         column("graph", lambda row: _ms(row.graph_token_ms, 2), right=True),
         column("memory", lambda row: readable(row.memory_bytes), right=True),
-        column("fit", lambda row: _FITS[row.fits]),
+        column("fit", lambda row: FITS[row.fits]),
     ]
     said = [safe(note) for note in notes]
     if server_ms := max((row.server_ms for row in rows), default=0.0):

@@ -1,0 +1,54 @@
+# pyright: strict
+"""A captured step of one size on devices, of which nothing tells how many tokens it is for: its time and memory."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import msgspec
+
+from opreplay.replay.ascend.simulate.step import Step
+from opreplay.replay.ir.model import ReplayPlan
+from opreplay.replay.timeline.captured import captured_timeline
+
+
+class SizedStep(msgspec.Struct, frozen=True, kw_only=True):
+    """One size of a step on one device; times in µs."""
+
+    sizes: dict[str, int]
+    """Arguments of the function that made it."""
+    soc: str
+    step_us: float
+    low_us: float
+    high_us: float
+    """80 % band of `step_us`."""
+    graph_us: float
+    """Where the step is launched as one graph."""
+    bound: str
+    """As of `captured.CapturedTimes`."""
+    memory_bytes: int
+    """Tensors, without workspaces."""
+    fits: bool | None
+    """None for a device whose memory is not known."""
+    unpredicted_calls: int
+
+
+def sized(plan: ReplayPlan, steps: Sequence[Step], sizes: Mapping[str, int]) -> list[SizedStep]:
+    """A captured step on devices, whose predictions `steps` are. Raises UsageError for a plan that was not captured."""
+    called, graph = (captured_timeline(plan, steps, host_scale=scale) for scale in (1.0, 0.0))
+    memory = 0 if plan.capture is None else plan.capture.peak_bytes
+    return [
+        SizedStep(
+            sizes=dict(sizes),
+            soc=step.device,
+            step_us=called.socs[step.device].step_us,
+            low_us=called.socs[step.device].low_us,
+            high_us=called.socs[step.device].high_us,
+            graph_us=graph.socs[step.device].step_us,
+            bound=called.socs[step.device].bound,
+            memory_bytes=memory,
+            fits=None if step.hbm_bytes is None else memory <= step.hbm_bytes,
+            unpredicted_calls=called.unpredicted_calls,
+        )
+        for step in steps
+    ]

@@ -86,9 +86,15 @@ def launch_line(table: LaunchTable) -> str:
     """How many kernels are short."""
     rows = table.rows
     short = sum(row.short_share * row.launches for row in rows) / table.launches
-    below = sum(row.below_call_share * row.launches for row in rows) / table.launches
+    shares = [row.below_call_share for row in rows]
+    below = sum((share or 0.0) * row.launches for share, row in zip(shares, rows, strict=True)) / table.launches
     line = f"{plural(table.launches, 'task')} (kernels, copies, fills) with a launch of their own: "
-    line += f"{100 * short:.0f} % below 10 µs, {100 * below:.0f} % shorter than the call that launched them"
+    line += f"{100 * short:.0f} % below 10 µs, "
+    line += (
+        "the calls that launched them are not recorded"
+        if None in shares
+        else f"{100 * below:.0f} % shorter than the call that launched them"
+    )
     return (
         f"{line}; {table.unlinked:,} others are of graphs, or their launch is not recorded" if table.unlinked else line
     )

@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from opreplay.traces.errors import NothingRan
+from opreplay.traces.links.arrows import launched_by_arrows
 from opreplay.traces.links.steps import steps_of
 from opreplay.traces.model import Trace
 from opreplay.traces.times.busy import union_us
@@ -49,11 +50,12 @@ class LaunchRow(msgspec.Struct, frozen=True, kw_only=True):
     median_us: float
     short_share: float
     """Of the launches, those of less than 10 us on the device."""
-    below_call_share: float
-    """Those of less time than their launching call took on the host."""
+    below_call_share: float | None
+    """Those of less time than their launching call took on the host; None where only the moment of launches is
+    recorded."""
     delay_us: float
-    """Median time from the end of the launching call to the start on the device, 0 where it starts before that: what
-    waits there, or in queues."""
+    """Median time from the end of the launching call, or the moment of the launch, to the start on the device, 0 where
+    it starts before that: what waits there, or in queues."""
     delay_p90_us: float
 
 
@@ -113,22 +115,26 @@ def step_table(trace: Trace) -> StepTable:
 def launch_table(trace: Trace) -> LaunchTable:
     """How the device work of a trace that was read with its activity was launched.
 
-    Raises NothingRan where no device work has a recorded launching call.
+    Of an NPU whose profile has no calls the moments that its arrows lead from. Raises NothingRan where no device work
+    has a recorded launch.
     """
     kernels, (rows, calls) = trace.kernels, _linked(trace)
     # Kernels of a graph share the call that launched it.
     alone = np.bincount(calls, minlength=1)[calls] == 1
     rows, calls, activity = rows[alone], calls[alone], trace.activity
-    if activity is None or not len(rows):
+    if activity is not None and len(rows):
+        call_us = activity.calls.dur_ns[calls].astype(np.float64) / 1e3
+        launched_us = activity.calls.start_ns[calls] / 1e3 + call_us
+    else:
+        rows, launched_ns = launched_by_arrows(trace)
+        call_us, launched_us = None, launched_ns / 1e3
+    if not len(rows):
         raise NothingRan(
             f"{trace.info.path} holds no device work with the calls that launched it",
-            hint="Record with ProfilerActivity.CPU and that of the device."
-            if activity is None or not len(activity.arrows.id)
-            else "It says when some work was launched, and by no call: `opreplay timeline` has how long launches took.",
+            hint="Record with ProfilerActivity.CPU and that of the device.",
         )
     dur_us = kernels.dur_ns[rows].astype(np.float64) / 1e3
-    call_us = activity.calls.dur_ns[calls].astype(np.float64) / 1e3
-    delay_us = np.maximum(0.0, (kernels.start_ns[rows] - activity.calls.start_ns[calls]) / 1e3 - call_us)
+    delay_us = np.maximum(0.0, kernels.start_ns[rows] / 1e3 - launched_us)
     names, of_row = np.unique(kernels.name[rows], return_inverse=True)
     out: list[LaunchRow] = []
     order = np.argsort(of_row, kind="stable")
@@ -140,7 +146,7 @@ def launch_table(trace: Trace) -> LaunchTable:
                 time_us=float(dur_us[at].sum()),
                 median_us=float(np.median(dur_us[at])),
                 short_share=float((dur_us[at] < SHORT_US).mean()),
-                below_call_share=float((dur_us[at] < call_us[at]).mean()),
+                below_call_share=None if call_us is None else float((dur_us[at] < call_us[at]).mean()),
                 delay_us=float(np.median(delay_us[at])),
                 delay_p90_us=float(np.quantile(delay_us[at], 0.9)),
             )

@@ -426,8 +426,8 @@ def _compared(
             continue
         if gradient.shape != leaf.shape or gradient.dtype != leaf.dtype:
             return failed(f"the gradient of {name} is {gradient.dtype} {list(gradient.shape)}")
-        # Where the reference's is none, as that of a root at 0, any number will do.
-        wanted = torch.where(torch.isnan(wanted) & torch.isfinite(gradient), gradient.to(wanted.dtype), wanted)
+        # Where the reference's is none, as that of a root at 0, any number will do, and infinity, as of a logit.
+        wanted = torch.where(torch.isnan(wanted) & ~torch.isnan(gradient), gradient.to(wanted.dtype), wanted)
         distance = compare(gradient, wanted, native, terms=max(1.0, terms), reach=reach)
         if not distance.fits:
             return failed(f"the gradient of {name}: {distance.where}")

@@ -9,8 +9,8 @@ import numpy as np
 
 from opreplay.replay.timeline.graph.model import COLLECTIVE, COPY, KERNEL, NEVER, SET, Bools, Floats, Ints
 from opreplay.traces import Trace
-from opreplay.traces.activity import CALL_KINDS
 from opreplay.traces.collectives.names import DEVICE_WORDS
+from opreplay.traces.links.arrows import HOST_TO_DEVICE, QUEUE, ids_with_arrows
 from opreplay.traces.links.steps import Step
 
 _KIND_OF_CATEGORY = np.array([KERNEL, COPY, SET, KERNEL], np.int64)
@@ -18,8 +18,6 @@ _COLLECTIVE_NAMES = (*DEVICE_WORDS, "hcom_", "deep_ep", "cross_device_reduce", "
 """In names of kernels (lower case) that talk to other devices."""
 _COPY_NAMES = ("memcpy",)
 """What an NPU's copies are called: its tasks have no category."""
-_QUEUE = CALL_KINDS.index("queue")
-HOST_TO_DEVICE = 2
 HOST_DEVICE = -1
 """Device number of collectives that a thread of the host runs; its "stream" is that thread's track."""
 
@@ -138,7 +136,7 @@ def tasks_of(trace: Trace, step: Step, home: Ints) -> tuple[Tasks, Earlier]:
         elif spans.thread[index] >= 0:
             device[n + index], stream[n + index] = HOST_DEVICE, spans.thread[index]
     launch_ns, launch_home = _launches(
-        trace, home, _with_arrows_ids(trace, correlation, start, stream), start, start + dur
+        trace, home, ids_with_arrows(trace, correlation, start, stream), start, start + dur
     )
     on_used = _own_device(device, (launch_home >= 0) & (launch_ns >= step.start_ns) & (launch_ns < step.end_ns))
     kind = _kinds(trace, name, collective)
@@ -210,30 +208,6 @@ def _own_device(device: Ints, inside: Bools) -> Bools:
     return np.isin(device, used) if len(used) else np.ones(len(device), bool)
 
 
-def _with_arrows_ids(trace: Trace, correlation: Ints, start: Ints, stream: Ints) -> Ints:
-    """Correlation ids; where no call or arrow has one, that of the arrow that ends at the task's start on its stream.
-
-    Older msprof numbers arrows by connection and model together, its tasks by connection alone.
-    """
-    activity = trace.activity
-    assert activity is not None
-    arrows = activity.arrows
-    to_device = arrows.kind == HOST_TO_DEVICE  # autograd and task queues number their own
-    ends = np.flatnonzero(to_device & arrows.is_end)
-    calls = activity.calls.correlation[activity.calls.kind != _QUEUE]
-    lost = np.flatnonzero(~np.isin(correlation, np.concatenate([calls, arrows.id[to_device & ~arrows.is_end]])))
-    if not len(ends) or not len(lost):
-        return correlation
-    at = {
-        (int(arrows.start_ns[row]), trace.tracks[int(arrows.track[row])][1]): int(arrows.id[row])
-        for row in ends.tolist()
-    }
-    out = correlation.copy()
-    for task in lost.tolist():
-        out[task] = at.get((int(start[task]), str(int(stream[task]))), int(correlation[task]))
-    return out
-
-
 def _launches(trace: Trace, home: Ints, correlation: Ints, start: Ints, end: Ints) -> tuple[Ints, Ints]:
     """(time, thread) of the call that launched each task; thread -1: none known, or one of another process.
 
@@ -248,7 +222,7 @@ def _launches(trace: Trace, home: Ints, correlation: Ints, start: Ints, end: Int
     until = np.concatenate([calls.start_ns + calls.dur_ns, arrows.start_ns[arrow]])
     when = np.concatenate([calls.start_ns, arrows.start_ns[arrow]])
     track = np.concatenate([calls.track, arrows.track[arrow]]).astype(np.int64)
-    by_queue = np.concatenate([calls.kind == _QUEUE, np.zeros(int(arrow.sum()), bool)])
+    by_queue = np.concatenate([calls.kind == QUEUE, np.zeros(int(arrow.sum()), bool)])
     usable = (key >= 0) & ~by_queue
     key, when, until, track = key[usable], when[usable], until[usable], track[usable]
     none = np.full(len(correlation), -1, np.int64)

@@ -71,6 +71,26 @@ def test_launches_say_how_long_kernels_wait_and_which_are_short(path: Path) -> N
     assert (add.short_share, add.below_call_share, add.delay_us) == (1.0, 1.0, 15.0)
 
 
+def test_launches_of_an_npu_without_calls_begin_where_their_arrows_do(tmp_path: Path) -> None:
+    names = {800: "Ascend Hardware", 7702: "CANN"}
+    events = [
+        {"ph": "M", "name": "process_name", "pid": pid, "tid": 0, "args": {"name": n}} for pid, n in names.items()
+    ]
+    for number, (launched, begun, took) in enumerate([(100.0, 150.0, 20.0), (200.0, 210.0, 5.0)], start=1):
+        args = {"Task Type": "AI_CORE", "Physic Stream Id": 3, "connection_id": number}
+        events.append(
+            {"ph": "X", "pid": 800, "tid": 3, "name": "MatMulV2", "ts": f"{begun:.3f}", "dur": took, "args": args}
+        )
+        common = {"cat": "HostToDevice", "id": str(number), "name": f"HostToDevice{number}"}
+        events.append({**common, "ph": "s", "pid": 7702, "tid": 9, "ts": f"{launched:.3f}"})
+        events.append({**common, "ph": "f", "bp": "e", "pid": 800, "tid": 3, "ts": f"{begun:.3f}"})
+    (tmp_path / "npu.json").write_text(json.dumps(events))
+    table = launch_table(read_trace(tmp_path / "npu.json", activity=True))
+    (row,) = table.rows
+    assert (table.launches, row.name, row.delay_us, row.short_share) == (2, "MatMulV2", 30.0, 0.5)
+    assert row.below_call_share is None
+
+
 def test_a_trace_without_steps_or_launches_says_what_to_record(tmp_path: Path) -> None:
     file = tmp_path / "t.json"
     file.write_text(json.dumps({"traceEvents": [complete("cpu_op", "aten::mm", 0, 10)]}))

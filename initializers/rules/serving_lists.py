@@ -5,10 +5,14 @@ Routing itself is in `moe_routing`, paged caches are in `paged_attention`.
 
 from __future__ import annotations
 
+from typing import TypeVar
+
 import torch
 
 from opreplay.initializers import fill
 from opreplay.initializers.base import CustomInit, InitContext, InitializerError, InitReport, extent
+
+Item = TypeVar("Item")
 
 
 def _one(context: InitContext, *names: str) -> torch.Tensor:
@@ -126,17 +130,22 @@ class RegroupInit(CustomInit):
     name = "regroup"
 
     def initialize(self, context: InitContext) -> InitReport:
-        permutes, pooled = context.need("permutes"), context.args.get("pooled_embs")
-        wanted = context.args.get("out_lengths")
-        if not isinstance(pooled, (list, tuple)) or not isinstance(wanted, (list, tuple)) or not pooled:
+        permutes, reverse = context.need("permutes"), bool(context.args.get("reverse"))
+        pooled = _all_of(torch.Tensor, context.args.get("pooled_embs"))
+        wanted = _all_of(int, context.args.get("out_lengths"))
+        if not pooled or wanted is None:
             raise InitializerError(f"{context.op}: no tensors or no widths of the results among its arguments")
-        reverse = bool(context.args.get("reverse"))
-        if not all(isinstance(t, torch.Tensor) for t in pooled) or not all(isinstance(n, int) for n in wanted):
-            raise InitializerError(f"{context.op}: pooled_embs are no tensors or out_lengths no numbers")
-        pieces = _pieces([extent(t, 1) for t in pooled], list(wanted), extent(permutes))
+        pieces = _pieces([extent(t, 1) for t in pooled], wanted, extent(permutes))
         rows = [(b, a, y, x, n, 0) if reverse else (a, b, x, y, n, 0) for a, b, x, y, n in pieces]
         fill.assign(permutes, torch.tensor(rows, dtype=torch.int64).flatten())
         return InitReport(summary=f"{len(rows)} pieces", assumed={"permutes": "columns in order"})
+
+
+def _all_of(kind: type[Item], values: object) -> list[Item] | None:
+    """The values of a list; None for anything else than a list of nothing but these."""
+    if not isinstance(values, (list, tuple)) or not all(isinstance(value, kind) for value in values):
+        return None
+    return list(values)
 
 
 def _pieces(widths: list[int], wanted: list[int], count: int) -> list[tuple[int, int, int, int, int]]:

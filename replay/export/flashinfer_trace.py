@@ -244,8 +244,8 @@ def _results(op: ReplayOp) -> Iterator[tuple[str, TensorMeta]]:
             yield ("output" if len(results) == 1 else f"output_{i}"), meta
         return
     for arg in op.args:
-        if arg.mutated and arg.type == "Tensor" and arg.tensors and arg.tensors[0] is not None:
-            yield f"{arg.name}_out", arg.tensors[0]
+        if arg.mutated and arg.type == "Tensor":
+            yield from ((f"{arg.name}_out", meta) for meta in arg.tensors[:1] if meta is not None)
 
 
 def _definition(forms: Sequence[_Form], names: _Names) -> tuple[Definition, bool]:

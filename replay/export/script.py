@@ -618,7 +618,8 @@ def replay_in_child(plan: Json, options: argparse.Namespace) -> Iterator[Json]:
             yield {"id": op["id"], "name": op["name"], "count": op["count"], "status": "failed", "reason": why}
 
 
-def main() -> int:
+def asked() -> tuple[argparse.ArgumentParser, argparse.Namespace]:
+    """The parser of the command line, for errors, and what it says."""
     parser = argparse.ArgumentParser(description="Replay ops.json with random inputs of the recorded shapes.")
     parser.add_argument("--device", default="cpu", help="cpu, cuda, cuda:1, npu, ... (default: cpu)")
     parser.add_argument("--iterations", type=int, default=20, help="samples an op (default: 20)")
@@ -641,17 +642,53 @@ def main() -> int:
     imported(parser, options.imports)
     if options.iterations < 1:
         parser.error("--iterations must be at least 1")
+    return parser, options
+
+
+def facts_of(results: list[Json], options: argparse.Namespace, idle: float | None) -> Json:
+    return {
+        "torch": torch.__version__,
+        "device": options.device,
+        "threads": options.threads or None,
+        "idle_processors": idle,
+        "seed": options.seed,
+        "results": results,
+    }
+
+
+def conclude(results: list[Json], options: argparse.Namespace, idle: float | None, threads: int) -> None:
+    """Print how many ops were replayed and on what, and what makes their times doubtful."""
+    failed = sum(result["status"] == "failed" for result in results)
+    on = f" with {options.threads} thread{'s' if options.threads > 1 else ''}" if options.threads else ""
+    print(f"replayed {len(results) - failed} of {len(results)} ops on {options.device}{on}, torch {torch.__version__}")
+    if idle is not None and idle < max(1.0, 0.9 * threads):
+        print(f"only {idle:.1f} processors idle at the start: times of a busy machine, which next time may differ")
+    marked = sum(bool(result.get("interrupted")) for result in results)
+    if marked:
+        ops = f"{marked} op{'s' if marked > 1 else ''}"
+        print(f"* {ops}: other programs took processors away in most samples; times may be far too long")
+
+
+def loaded(parser: argparse.ArgumentParser, name: str) -> Json:
+    """The plan with the ops of that name or id, and the plugins that they need."""
     folder = Path(__file__).resolve().parent
     plan = json.loads((folder / "ops.json").read_text(encoding="utf-8"))
     plugins_loaded(folder, plan["bundle"].get("executors", {}), plan["bundle"].get("namespaces", {}))
-    plan["ops"] = [op for op in plan["ops"] if options.op in op["name"] or op["id"].startswith(options.op)]
+    plan["ops"] = [op for op in plan["ops"] if name in op["name"] or op["id"].startswith(name)]
     if not plan["ops"]:
-        parser.error(f"no op matches {options.op!r}")
+        parser.error(f"no op matches {name!r}")
+    return plan
+
+
+def main() -> int:
+    parser, options = asked()
+    plan = loaded(parser, options.op)
     idle, threads = None, torch.get_num_threads()
     if options.device == "cpu":
         idle = idle_processors()
         options.threads = threads_to_use(options.threads, idle)
-    replayed, results = (replay_in_child if options.time_limit > 0 and FORK else replay_here)(plan, options), []
+    replay_ops = replay_in_child if options.time_limit > 0 and FORK else replay_here
+    replayed, results = replay_ops(plan, options), []
     for op in plan["ops"]:
         try:
             result = next(replayed)
@@ -662,29 +699,11 @@ def main() -> int:
             if not results[1:]:
                 print(HEAD)
             print(row(op, result), flush=True)
-    failed = sum(result["status"] == "failed" for result in results)
-    on = f" with {options.threads} thread{'s' if options.threads > 1 else ''}" if options.threads else ""
     if options.json:
-        facts = {
-            "torch": torch.__version__,
-            "device": options.device,
-            "threads": options.threads or None,
-            "idle_processors": idle,
-            "seed": options.seed,
-            "results": results,
-        }
-        print(json.dumps(facts, indent=1))
+        print(json.dumps(facts_of(results, options, idle), indent=1))
     else:
-        print(
-            f"replayed {len(results) - failed} of {len(results)} ops on {options.device}{on}, torch {torch.__version__}"
-        )
-        if idle is not None and idle < max(1.0, 0.9 * threads):
-            print(f"only {idle:.1f} processors idle at the start: times of a busy machine, which next time may differ")
-        marked = sum(bool(result.get("interrupted")) for result in results)
-        if marked:
-            ops = f"{marked} op{'s' if marked > 1 else ''}"
-            print(f"* {ops}: other programs took processors away in most samples; times may be far too long")
-    return 1 if failed else 0
+        conclude(results, options, idle, threads)
+    return int(any(result["status"] == "failed" for result in results))
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ from opreplay.replay.collectives.model import CollectiveFacts, bandwidth
 from opreplay.replay.ir.describe import describe_inputs
 from opreplay.replay.ir.model import Recorded, ReplayOp, ReplayPlan
 from opreplay.replay.ir.notation import call_text
-from opreplay.replay.ir.sizes import itemsize
+from opreplay.replay.ir.sizes import itemsize, tensors_of
 from opreplay.replay.results.outcome import Outcome, refilled
 from opreplay.replay.results.records import NpuKernel, OpResult, Product, Simulated, Summary
 from opreplay.replay.results.summary import summarized
@@ -46,11 +46,10 @@ def product_of(op: ReplayOp) -> Product | None:
     flops = product_flops(op) or float(op.flops or 0)
     if flops <= 0.0:
         return None if not op.moved_bytes else Product(flops=0.0, moved_bytes=op.moved_bytes)
-    tensors = [meta for arg in op.args for meta in arg.tensors if meta is not None]
     # Equal views of one memory are read once; queries, keys and values may be slices of one that do not overlap.
     own = {
         (meta.storage, meta.storage_offset, meta.shape) if meta.storage is not None else at: meta
-        for at, meta in enumerate(tensors)
+        for at, meta in enumerate(tensors_of(op))
     }
     moved = [*own.values(), *(meta for meta in op.outputs or () if meta is not None)]
     return Product(flops=flops, moved_bytes=sum(math.prod(meta.shape) * itemsize(meta.dtype) for meta in moved))

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from opreplay.replay.ir.model import ReplayPlan
 from opreplay.replay.ir.notation import CallText, CallValue, TorchName
 from opreplay.replay.plugins import load_plugins
+from opreplay.replay.session.benchmarking import tensors_in
 from opreplay.replay.session.op import Op
 from opreplay.replay.session.setting import Setting
 from opreplay.replay.session.trace import open
@@ -104,11 +105,9 @@ class _Metas:
     """Metadata of the tensors among some arguments; those whose memory overlaps have the same storage."""
 
     def __init__(self, values: Sequence[Any]) -> None:
-        import torch
-
-        flat = [item for value in values for item in (value if isinstance(value, (list, tuple)) else [value])]
-        tensors = {id(item): item for item in flat if isinstance(item, torch.Tensor)}
-        times = Counter(map(id, flat))
+        listed = tensors_in(values)
+        tensors = {id(tensor): tensor for tensor in listed}
+        times = Counter(map(id, listed))
         self._made: dict[int, TensorMeta] = {}
         kinds = [tensor.device.type for tensor in tensors.values()]
         first = next(iter(tensors.values()), None)

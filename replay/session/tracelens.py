@@ -210,8 +210,10 @@ def settings_of(name: str, options: Mapping[str, Any]) -> tuple[str, ...]:
     from opreplay.replay.ops.inputs import open_registry
     from opreplay.replay.ops.register import canonical_name
 
-    rules = [rule for rule in open_registry() if {name, canonical_name(name)} & set(rule.op_patterns)]
-    known = [(rule.name, option.name) for rule in rules for option in rule.options]
+    names = {name, canonical_name(name)}
+    known = [
+        (rule.name, option.name) for rule in open_registry() if names & {*rule.op_patterns} for option in rule.options
+    ]
     settings: list[str] = []
     for key, value in options.items():
         keys = [key] if "." in key else [f"{rule}.{key}" for rule, option in known if option == key]

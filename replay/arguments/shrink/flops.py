@@ -29,6 +29,10 @@ def bearable_flops(threads: int) -> float:
     return PATIENCE_S * FLOPS_PER_THREAD * max(1, threads)
 
 
+def _attention_flops(query: tuple[int, ...], key: tuple[int, ...]) -> float:
+    return 4.0 * math.prod(query) * key[-2] if len(query) == len(key) == 4 else 0.0
+
+
 def product_flops(op: ReplayOp) -> float:
     """Two for each multiplication and addition of a matrix product, attention or convolution; 0 for other ops."""
     short = op.name.removeprefix("aten::")
@@ -39,8 +43,7 @@ def product_flops(op: ReplayOp) -> float:
             return 2.0 * math.prod(first)
         return 2.0 * math.prod(first) * second[0 if short == "linear" else -1]
     if "scaled_dot_product" in short and shapes.keys() >= {"query", "key", "value"}:
-        query, key = shapes["query"], shapes["key"]
-        return 4.0 * math.prod(query) * key[-2] if len(query) == len(key) == 4 else 0.0
+        return _attention_flops(shapes["query"], shapes["key"])
     return _convolution_flops(op, shapes) if "convolution" in short else 0.0
 
 

@@ -111,11 +111,6 @@ def _outer(servers: int, device: DeviceProfile, work: Work) -> Level:
     return Level(servers, link, False, "RDMA")
 
 
-def phase_us(size: float, level: Level) -> float:
-    """One phase (reduce-scatter or all-gather) over buffers of `size` bytes, by the quickest algorithm of the level."""
-    return phase(size, level).us
-
-
 def phase(size: float, level: Level) -> Choice:
     """The same with the algorithm that it is.
 

@@ -41,12 +41,6 @@ SPLIT_LEAST = 4096
 with K = 7168 half as long as they were, and nothing measured tells 2048 from more."""
 
 
-def base_tiles(gemm: Gemm, cores: int) -> tuple[tuple[int, int], ...]:
-    """Base tiles (rows, columns) to choose from: as large as L0C and the product allow, and all that halving one side
-    after the other makes while cores lie idle. More cores have more to choose from, so they are never slower."""
-    return tuple((rows, cols) for rows, cols, _ in _tilings(gemm, gemm.m, cores, split=False))
-
-
 def _halved(gemm: Gemm, m: int, rows: int, cols: int, cores: int, *, columns_first: bool) -> list[tuple[int, int, int]]:
     """A tile, and all that halving it makes until no core is idle: large ones on fewer cores load less in all."""
     n, batch = gemm.n, gemm.batch
@@ -77,8 +71,10 @@ def _plans(gemm: Gemm, cores: int) -> list[tuple[int, int, int, int]]:
     return out
 
 
-def _tilings(gemm: Gemm, m: int, cores: int, *, split: bool = True) -> list[tuple[int, int, int]]:
-    """(rows, columns) of a base tile for `m` rows, and the pieces that K is split into, most often 1."""
+def _tilings(gemm: Gemm, m: int, cores: int) -> list[tuple[int, int, int]]:
+    """(rows, columns) of a base tile for `m` rows, and the pieces that K is split into, most often 1: tiles as large as
+    L0C and the product allow, and all that halving one side after the other makes while cores lie idle. More cores have
+    more to choose from, so they are never slower."""
     batch, n, k = gemm.batch, gemm.n, gemm.k
     whole_m, whole_n = -(-m // 16) * 16, -(-n // 16) * 16
     out: list[tuple[int, int, int]] = []
@@ -96,7 +92,7 @@ def _tilings(gemm: Gemm, m: int, cores: int, *, split: bool = True) -> list[tupl
                 out += [tile for tile in _halved(gemm, m, rows, cols, cores, columns_first=False) if tile not in out]
         if rows < most_rows:
             break
-    if k >= 2 * SPLIT_LEAST and split and gemm.dtype not in FLOATS:
+    if k >= 2 * SPLIT_LEAST and gemm.dtype not in FLOATS:
         for rows, cols, _ in tuple(out):
             pieces = min(cores // (batch * -(-m // rows) * -(-n // cols)), k // SPLIT_LEAST)
             if pieces > 1:

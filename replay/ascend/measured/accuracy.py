@@ -179,11 +179,6 @@ def compare_tables(
     return [compare_group(group, device) for group in grouped(chosen)]
 
 
-def compare_table(table: KernelTable, device: DeviceProfile, *, communication: bool = False) -> list[Compared]:
-    """All unique measured kernels of a table, collectives left out unless `communication`."""
-    return compare_tables([table], device, communication=communication)
-
-
 def percentile(values: Sequence[float], share: float) -> float:
     """The value below which `share` of `values` lie, by linear interpolation; NaN for none."""
     ordered = sorted(values)

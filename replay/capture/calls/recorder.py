@@ -100,8 +100,7 @@ class Recorder(TorchDispatchMode):
                 f"{func.name()} is given a function of the model, which a plan cannot hold",
                 hint="Write it with plain calls, such as scaled_dot_product_attention.",
             )
-        if func is _ADD and not kwargs and self._in_place.is_summed_up(args[0], args[1]):
-            func = _ADD_IN_PLACE
+        func = self._in_place_where_summed(func, args, kwargs)
         named = dict(kwargs or {})
         if any(map(_decides_itself, types)):
             return NotImplemented
@@ -112,22 +111,34 @@ class Recorder(TorchDispatchMode):
         if _is_composed(func):  # in inference mode nothing above has taken it apart
             with self:
                 return func.decompose(*args, **named)
+        return self._recorded(func, args, named)
+
+    def _in_place_where_summed(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any] | None) -> Any:
+        is_sum = func is _ADD and not kwargs and self._in_place.is_summed_up(args[0], args[1])
+        return _ADD_IN_PLACE if is_sum else func
+
+    def _recorded(self, func: Any, args: Sequence[Any], named: dict[str, Any]) -> Any:
+        """Run a call that is not of parts, and record it unless it is a view that was there already."""
         views = self.without_mode.views
         if self._fakes is not None and args and views.is_again(func, args):
             return func(*args, **named)
         func, args, named = self.without_mode.call(func, args, named, self._in_place.is_own)
-        if is_lift(func):  # of Python's numbers: a mode sees neither where they go first nor that they are detached
-            like: torch.Tensor = args[0]
-            detached = self.without_mode.makes_tensor
-            if like.untyped_storage().resizable() and (like.dim() or detached):  # neither numpy's nor x[0] = 1
-                options = {"dtype": like.dtype, "layout": like.layout, "device": like.device, "pin_memory": False}
-                self.call(_EMPTY, (list(like.shape),), options, _EMPTY)
-            lifted = self.call(func, args, named, func)
-            return self.call(_DETACH_IN_PLACE, (lifted,), {}, lambda tensor: tensor) if detached else lifted
+        if is_lift(func):
+            return self._lifted(func, args, named)
         returned = self.call(func, args, named, self.without_mode.run_of(func))
         if self._fakes is not None and args:
             views.add(func, args, returned)
         return returned
+
+    def _lifted(self, func: Any, args: Sequence[Any], named: dict[str, Any]) -> Any:
+        """A tensor of Python's numbers: a mode sees neither where they go first nor that they are detached."""
+        like: torch.Tensor = args[0]
+        detached = self.without_mode.makes_tensor
+        if like.untyped_storage().resizable() and (like.dim() or detached):  # neither numpy's nor x[0] = 1
+            options = {"dtype": like.dtype, "layout": like.layout, "device": like.device, "pin_memory": False}
+            self.call(_EMPTY, (list(like.shape),), options, _EMPTY)
+        lifted = self.call(func, args, named, func)
+        return self.call(_DETACH_IN_PLACE, (lifted,), {}, lambda tensor: tensor) if detached else lifted
 
     def call(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], run: Callable[..., Any]) -> Any:
         """Run one call by `run`, and record it as one of `func`."""

@@ -27,6 +27,9 @@ from opreplay.traces.collectives.tensors import Sizes, dtype_named, of_tensors, 
 from opreplay.traces.dtypes import ITEMSIZE_BYTES, torch_dtype_name
 from opreplay.traces.model import OpSignature
 
+Moved = tuple[int, int, str, tuple[int, ...]]
+"""(elements in, elements out, dtype, elements of each tensor), all known."""
+
 
 @dataclass(slots=True, kw_only=True)
 class Records:
@@ -59,29 +62,26 @@ def collective_of(records: Records, world_size: int | None) -> tuple[Collective 
     """(the collective, what is lacking, what was assumed); None and "" for what is no collective."""
     record, kind = records.record or Record(name=""), kind_of_records(records)
     if kind is None:
-        says = record.name or any(name != PARAMETERS for name in records.names)  # something else then, such as a wait
-        return None, "" if says else "which operation it is", ()
-    sizes = (0, 0, "uint8", ()) if kind == "barrier" else _sizes(kind, records, record)
+        return None, _lacking_operation(records), ()
+    sizes = _sizes(kind, records, record)
     if sizes is None:
         return None, "how many elements of which dtype it moves", ()
     recorded_size = _group_size(kind, records, record, sizes)
-    group_size = recorded_size or (world_size if 0 < (world_size or 0) <= MAX_RANKS else None)
-    splits = _recorded_splits(records, record) if kind == "all_to_all" else ((), ())
-    in_elements, out_elements, dtype, parts = _completed(kind, _by_splits(sizes, *splits), group_size or 1)
-    is_wide = ITEMSIZE_BYTES.get(dtype) == 16  # back-ends know nothing as wide
-    if is_wide:
-        in_elements, out_elements, parts = 2 * in_elements, 2 * out_elements, tuple(2 * n for n in parts)
+    group_size = recorded_size or _ranks_of_job(world_size)
+    splits = _recorded_splits(kind, records, record)
+    recorded = _completed(kind, _by_splits(sizes, *splits), group_size or 1)
+    in_elements, out_elements, dtype, parts = _known_to_back_ends(recorded)
     if max(in_elements, out_elements) > MAX_ELEMENTS:
         return None, f"a believable size: {max(in_elements, out_elements)} elements", ()
     members = list_of(record.ranks or "")
     collective = Collective(
         kind=kind,
-        dtype="complex64" if is_wide else dtype,
+        dtype=dtype,
         in_elements=in_elements,
         out_elements=out_elements,
         in_splits=_splits(splits[0], in_elements),
         out_splits=_splits(splits[1], out_elements),
-        parts=parts if len(parts) > 1 and sum(parts) == in_elements else (),
+        parts=_parts(parts, in_elements),
         group=record.group or "",
         group_size=group_size,
         group_ranks=members if len(members) == group_size else (),
@@ -89,8 +89,30 @@ def collective_of(records: Records, world_size: int | None) -> tuple[Collective 
         asynchronous=_asynchronous(records, record),
         **_ends(kind, records, record),
     )
-    assumed = _assumed(collective, records, dtype, group_is_recorded=group_size == recorded_size)
+    assumed = _assumed(collective, records, recorded[2], group_is_recorded=group_size == recorded_size)
     return collective, "", assumed
+
+
+def _ranks_of_job(world_size: int | None) -> int | None:
+    return world_size if 0 < (world_size or 0) <= MAX_RANKS else None
+
+
+def _lacking_operation(records: Records) -> str:
+    named = records.record is not None and records.record.name
+    says = named or any(name != PARAMETERS for name in records.names)  # something else then, such as a wait
+    return "" if says else "which operation it is"
+
+
+def _known_to_back_ends(sizes: Moved) -> Moved:
+    """The same bytes in elements that a back-end knows: none has 16 bytes."""
+    in_elements, out_elements, dtype, parts = sizes
+    if ITEMSIZE_BYTES.get(dtype) != 16:
+        return sizes
+    return 2 * in_elements, 2 * out_elements, "complex64", tuple(2 * n for n in parts)
+
+
+def _parts(parts: tuple[int, ...], total: int) -> tuple[int, ...]:
+    return parts if len(parts) > 1 and sum(parts) == total else ()
 
 
 def _assumed(collective: Collective, records: Records, dtype: str, *, group_is_recorded: bool) -> tuple[str, ...]:
@@ -133,6 +155,8 @@ def kind_of_records(records: Records) -> Kind | None:
 
 def _sizes(kind: Kind, records: Records, record: Record) -> Sizes | None:
     """(elements in, elements out, dtype, elements of each tensor) as far as recorded; None where nothing says."""
+    if kind == "barrier":
+        return 0, 0, "uint8", ()
     dtype = dtype_named(record.dtype or "")
     for sizes_of in (_sizes_of_ops, _sizes_of_parameters, _sizes_of_record, _sizes_of_notes):
         if (sizes := sizes_of(kind, records, record, dtype)) is not None:
@@ -172,7 +196,7 @@ def _sizes_of_notes(kind: Kind, records: Records, record: Record, dtype: str | N
     return None
 
 
-def _completed(kind: Kind, sizes: Sizes, n: int) -> tuple[int, int, str, tuple[int, ...]]:
+def _completed(kind: Kind, sizes: Sizes, n: int) -> Moved:
     """Both sizes, the missing one by what the operation does."""
     inside, outside, dtype, parts = sizes
     gathers, scatters = kind in GATHERING, kind in SCATTERING
@@ -204,18 +228,23 @@ def _ranks_by_sizes(sizes: Sizes) -> int | None:
     return large // small if large % small == 0 and 1 < large // small <= MAX_RANKS else None
 
 
-def _recorded_splits(records: Records, record: Record) -> tuple[tuple[int, ...], tuple[int, ...]]:
+def _recorded_splits(kind: Kind, records: Records, record: Record) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """(of what goes in, of what comes out), in rows or elements."""
+    if kind != "all_to_all":
+        return (), ()
     if any(recorded := (record.in_split or (), record.out_split or ())):
         return recorded
     for signature in records.signatures:
-        arguments = zip(signature.concrete or (), signature.types or (), strict=False)
-        lists = [list_of(text) for text, kind in arguments if kind == "ScalarList"]
-        if (
-            len(lists) >= 2 and signature.name != PARAMETERS
-        ):  # both c10d::alltoall_base_ and the functional one name what comes out first
+        lists = _lists_of(signature)
+        # Both c10d::alltoall_base_ and the functional one name what comes out first.
+        if len(lists) >= 2 and signature.name != PARAMETERS:
             return lists[1], lists[0]
     return (), ()
+
+
+def _lists_of(signature: OpSignature) -> list[tuple[int, ...]]:
+    arguments = zip(signature.concrete or (), signature.types or (), strict=False)
+    return [list_of(text) for text, kind in arguments if kind == "ScalarList"]
 
 
 def _by_splits(sizes: Sizes, in_splits: tuple[int, ...], out_splits: tuple[int, ...]) -> Sizes:

@@ -38,6 +38,11 @@ class Bars(msgspec.Struct, frozen=True, kw_only=True):
     bars: tuple[Bar, ...]
     note: str = ""
 
+    @property
+    def longest_us(self) -> float:
+        """The largest of all values."""
+        return max((us or 0.0 for bar in self.bars for us in bar.values_us), default=0.0)
+
 
 class Node(msgspec.Struct, frozen=True, kw_only=True):
     """A name of a tree with what lies inside it."""

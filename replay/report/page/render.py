@@ -48,7 +48,7 @@ def render(page: Page) -> str:
         "data": Markup(_in_script(drawn)) if drawn else "",
         "scripts": [Markup(script) for script in scripts],
         "hashes": " ".join(f"'sha256-{_sha256(script)}'" for script in scripts),
-        "most": [max((v or 0.0 for bar in figure.bars for v in bar.values_us), default=0.0) for figure in page.bars],
+        "longest": [figure.longest_us for figure in page.bars],
         "tables": [table for part in page.tables if (table := _opened(part)).table.rows],
     }
     return environment.from_string(_file(TEMPLATE)).render(values)

@@ -81,6 +81,12 @@ def head_line(plan: ReplayPlan) -> str:
     )
 
 
+def _refused(plan: ReplayPlan) -> list[tuple[str, float]]:
+    """(reason, calls) of those that cannot be replayed, most first."""
+    refused = summed((str(op.reason), op.count) for op in plan.ops if op.reason is not None)
+    return sorted(refused.items(), key=lambda item: -item[1])
+
+
 def render(plan: ReplayPlan, check: Check | None) -> RenderableType:
     """Phases with operations and memory, what the plan cannot hold, and the check."""
     capture, sequence = plan.capture, plan.sequence
@@ -95,11 +101,9 @@ def render(plan: ReplayPlan, check: Check | None) -> RenderableType:
                 style="yellow",
             )
         )
-    refused = summed((str(op.reason), op.count) for op in plan.ops if op.reason is not None)
-    commonest = sorted(refused.items(), key=lambda item: -item[1])[:SHOWN]
     notes = [f"one parameter: {', '.join(names)}" for names in shared_parameters(capture)[:SHOWN]]
     notes += [f"assumed: {note}" for note in capture.notes]
-    notes += [f"{plural(int(n), 'call')} cannot be replayed: {reason}" for reason, n in commonest]
+    notes += [f"{plural(int(n), 'call')} cannot be replayed: {reason}" for reason, n in _refused(plan)[:SHOWN]]
     notes += [f"graph break: {line}" for line in capture.graph_breaks[:SHOWN]]
     notes.append(
         "FLOPs: as torch.utils.flop_counter counts products, convolutions and attention (all pairs, masked or not)"

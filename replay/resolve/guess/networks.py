@@ -178,8 +178,10 @@ def _signal_length(shape: Shape, known: Known, context: Context) -> Guess | None
     if not shape or value(known, "dim") not in (None, -1, len(shape) - 1):
         return None
     inverse = around.name.startswith(("aten::fft_ir", "aten::fft_hf"))
-    usual = 2 * (shape[-1] - 1) if inverse else shape[-1]
-    for meta, name in first_tensors(around.following[:READERS] if inverse else around.children):
+    usual, calls = shape[-1], around.children
+    if inverse:
+        usual, calls = 2 * (shape[-1] - 1), around.following[:READERS]
+    for meta, name in first_tensors(calls):
         padded = not meta.dtype.startswith("complex") if inverse else name.startswith("aten::_fft_")
         if padded and len(meta.shape) == len(shape) and meta.shape[:-1] == shape[:-1]:
             length = meta.shape[-1]

@@ -302,6 +302,12 @@ BAND = 0.8
 """So many of the times lie in the band of a prediction."""
 
 
+def _interval(a: OpTime, b: OpTime) -> tuple[float, float]:
+    """Of the ratio of two times, either of which may have a range."""
+    low_us, high_us = a.low_us or a.us or 0.0, a.high_us or a.us or 0.0
+    return (b.low_us or b.us or 0.0) / max(high_us, 1e-6), (b.high_us or b.us or 0.0) / max(low_us, 1e-6)
+
+
 def _compared(a: OpTime, b: OpTime, before: Times, after: Times) -> OpComparison:
     """Ratio of an op that both sides have; not judged yet: "same", or why it cannot be judged."""
     comparison = OpComparison(
@@ -312,7 +318,7 @@ def _compared(a: OpTime, b: OpTime, before: Times, after: Times) -> OpComparison
         verdict="same",
         before_us=a.us,
         after_us=b.us,
-        note="; ".join(dict.fromkeys(note for note in (a.note, b.note) if note)),
+        note="; ".join(dict.fromkeys(filter(None, (a.note, b.note)))),
         before_kernel=a.kernel,
         after_kernel=b.kernel,
     )
@@ -320,13 +326,10 @@ def _compared(a: OpTime, b: OpTime, before: Times, after: Times) -> OpComparison
         return msgspec.structs.replace(comparison, verdict="gained" if b.us else "lost")
     comparison = msgspec.structs.replace(comparison, ratio=b.us / a.us)
     both_predicted = before.what == after.what == "simulated"
-    if not both_predicted and (a.low_us is not None or b.low_us is not None):
-        comparison = msgspec.structs.replace(
-            comparison,
-            low=(b.low_us or b.us) / max(a.high_us or a.us, 1e-6),
-            high=(b.high_us or b.us) / max(a.low_us or a.us, 1e-6),
-            level=BAND if _predicts(before, after) else comparison.level,
-        )
+    if not both_predicted and (a.low_us, b.low_us) != (None, None):
+        low, high = _interval(a, b)
+        level = BAND if _predicts(before, after) else comparison.level
+        comparison = msgspec.structs.replace(comparison, low=low, high=high, level=level)
     few = _too_few(a, before) or _too_few(b, after)
     return unclear(comparison, few) if few else comparison
 

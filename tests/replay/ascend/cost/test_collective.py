@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from opreplay.replay.ascend import KernelCall, TensorSpec, list_devices, load_device
-from opreplay.replay.ascend.cost.collective import Level, chosen, levels_of, phase_us
+from opreplay.replay.ascend.cost.collective import Level, chosen, levels_of, phase
 from opreplay.replay.ascend.cost.predict import predict_kernel
 from opreplay.replay.ascend.profile import Link
 
@@ -39,9 +39,9 @@ def test_dies_of_a_package_are_closer_than_those_of_a_server() -> None:
 
 @pytest.mark.parametrize(("size", "dies", "expected"), [(0, 8, 30.0), (0, 5, 30.0), (8e9, 8, 7e6 + 30)])
 def test_without_direct_links_the_quicker_of_ring_and_halving(size: float, dies: int, expected: float) -> None:
-    assert phase_us(size, Level(dies, LINK, False)) == pytest.approx(expected)
-    assert phase_us(1e9, Level(5, LINK, False)) == pytest.approx(0.8e6 + 40)
-    assert phase_us(8e9, Level(8, LINK, True)) == pytest.approx(7e6 + 10)
+    assert phase(size, Level(dies, LINK, False)).us == pytest.approx(expected)
+    assert phase(1e9, Level(5, LINK, False)).us == pytest.approx(0.8e6 + 40)
+    assert phase(8e9, Level(8, LINK, True)).us == pytest.approx(7e6 + 10)
 
 
 def test_all_gather_of_sixteen_dies_reaches_the_measured_bandwidth() -> None:

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from opreplay.replay.ascend import KernelCall, TensorSpec, list_devices, load_device, predict_kernel
-from opreplay.replay.ascend.cost.cube import ACCUMULATORS, Gemm, base_tiles, gemm_of
+from opreplay.replay.ascend.cost.cube import ACCUMULATORS, Gemm, _tilings, gemm_of
 from opreplay.replay.ascend.cost.predict import predict_time_us
 from opreplay.replay.ascend.devices.file import load_model, type_table
 
@@ -122,13 +122,13 @@ def test_a_lookup_does_not_pay_for_the_whole_table() -> None:
 @given(m=st.integers(1, 100_000), n=st.integers(1, 100_000), batch=st.integers(1, 64))
 def test_base_tiles_fit_l0c_and_more_cores_have_all_that_fewer_have(m: int, n: int, batch: int) -> None:
     product = Gemm(batch, m, n, 512, "bfloat16", 2, True, True, False, False)
-    tiles = base_tiles(product, 24)
-    assert {*base_tiles(product, 20)} <= {*tiles}
-    for rows, cols in tiles:
+    tiles = _tilings(product, m, 24)
+    assert {*_tilings(product, m, 20)} <= {*tiles}
+    for rows, cols, _ in tiles:
         assert rows * cols <= ACCUMULATORS
         assert rows % 16 == 0
         assert cols % 16 == 0
-    assert any(batch * -(-m // r) * -(-n // c) >= 24 or max(r, c) <= 16 for r, c in tiles)
+    assert any(batch * -(-m // r) * -(-n // c) >= 24 or max(r, c) <= 16 for r, c, _ in tiles)
     assert DEVICE.l0c_bytes >= ACCUMULATORS * 4
 
 

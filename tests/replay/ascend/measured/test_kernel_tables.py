@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from opreplay.replay.ascend import KernelCall, TensorSpec, load_device, predict_kernel, read_kernel_table
 from opreplay.replay.ascend.cost.residency import resident_of, reuse_distances
-from opreplay.replay.ascend.measured.accuracy import compare_table, errors_by_type, errors_of, launches, percentile
+from opreplay.replay.ascend.measured.accuracy import compare_tables, errors_by_type, errors_of, launches, percentile
 from opreplay.traces.dialects.kernel_table import dtype_of, tensors_of
 from opreplay.traces.errors import Malformed, TooLarge, TraceError
 
@@ -113,7 +113,7 @@ def test_near_data_is_resident_and_far_data_is_not() -> None:
 
 
 def test_errors_by_hand(tmp_path: Path) -> None:
-    compared = compare_table(read_kernel_table(write(tmp_path, DETAILS)), load_device("910b4"))
+    compared = compare_tables([read_kernel_table(write(tmp_path, DETAILS))], load_device("910b4"), communication=False)
     assert [c.call.type for c in compared] == ["Add", "TransData"]
     errors = errors_of(compared)
     expected = [abs(c.predicted_us - m) / m for c, m in zip(compared, (2.5, 4.0), strict=True)]
@@ -135,7 +135,7 @@ def test_shipped_calibration_holds_on_what_it_was_fitted_to(shared_ascend: Path)
     """A guard against a model change without recalibration, not a measure of accuracy: see the benchmark for that."""
     compared = []
     for path in sorted(shared_ascend.glob("910*.csv")):
-        compared += compare_table(read_kernel_table(path), load_device(path.name.split("_")[0]))
+        compared += compare_tables([read_kernel_table(path)], load_device(path.name.split("_")[0]), communication=False)
     errors = errors_of(compared)
     assert errors.n > 300
     assert errors.median_ape < 0.12

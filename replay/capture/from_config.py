@@ -363,7 +363,7 @@ def _prefill(model: Any, shape: Shape, stage: Stage) -> Step:
     inputs: dict[str, Any] = dict(inputs_of(model, shape))
     has_own_length = "pixel_values" in inputs and not hasattr(model.config, "image_token_id")
     if model.can_generate() and not getattr(model.config, "is_encoder_decoder", False) and not has_own_length:
-        inputs |= {"past_key_values": _cache(model.config, shape.context), "use_cache": True, "logits_to_keep": 1}
+        inputs |= cache_inputs(model, _cache(model.config, shape.context))
 
     def run() -> Any:
         with torch.no_grad(), _guessed(model, inputs):
@@ -380,7 +380,7 @@ def _decoding(model: Any, config: Any, shape: Shape, stage: Stage) -> Step:
             hint="Capture it with --phase prefill, or write it as FILE.py:make.",
         )
     cache = _cache(model.config, shape.context + 1)
-    options = {"past_key_values": cache, "use_cache": True, "logits_to_keep": 1}
+    options = cache_inputs(model, cache)
     with torch.no_grad():
         stage.forward(model, input_ids=_ids(shape.batch, shape.context), **options)
     if shape.mla == "absorbed" and not latent.absorb(model) and getattr(config, "kv_lora_rank", None):
@@ -395,6 +395,12 @@ def _decoding(model: Any, config: Any, shape: Shape, stage: Stage) -> Step:
             return stage.forward(model, input_ids=ids, **options)
 
     return Step(run=run, inputs={"input_ids": ids, "cache": cache}, root=model)
+
+
+def cache_inputs(model: Any, cache: Any) -> dict[str, Any]:
+    """Arguments with which a model fills a cache and gives the last logits: newer transformers call it `cache`."""
+    name = "cache" if "cache" in signature(model.forward).parameters else "past_key_values"
+    return {name: cache, "use_cache": True, "logits_to_keep": 1}
 
 
 def _cache(config: Any, tokens: int) -> Any:

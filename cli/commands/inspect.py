@@ -69,12 +69,23 @@ def command(
         activity=by in ("step", "launch") or (by is None and tells_step(trace)),
     )
     if by == "step" or by == "launch":
-        view = _times_of(read, by, top)
+        view = _with_doubts(_times_of(read, by, top), read)
     elif by is not None or format_ == "csv" or top is not None or named is not None:
-        view = _breakdown_of(read, by or "op", top, named, limit)
+        view = _with_doubts(_breakdown_of(read, by or "op", top, named, limit), read)
     else:
         view = _summary_of(read)
     console.show_view(view, format_)
+
+
+def _with_doubts(view: View, read: Trace) -> View:
+    """A table of times, below a line that says so where they are no timings."""
+    import msgspec
+
+    from opreplay.replay.report.text import coarse_text
+    from opreplay.traces.times.clock import coarse_unit_us
+
+    unit_us = coarse_unit_us(read)
+    return view if unit_us is None else msgspec.structs.replace(view, lines=[f"! {coarse_text(unit_us)}", *view.lines])
 
 
 def _times_of(read: Trace, by: Literal["step", "launch"], top: int | None) -> View:

@@ -82,6 +82,13 @@ def test_durations_that_are_no_timings_are_told_in_the_head_of_a_timeline(shared
     assert coarse_text(10.0) in [text for _, text, _ in head_facts(timeline(trace).timeline)]
 
 
+@pytest.mark.parametrize("by", ["op", "kernel", "step"])
+def test_tables_of_times_begin_with_it(shared_traces: Path, by: str) -> None:
+    path = str(shared_traces / "npu_alexnet_trace_view.json.gz")
+    shown = CliRunner(env={"COLUMNS": "300"}).invoke(opreplay, ["inspect", path, "--by", by]).stdout
+    assert coarse_text(10.0) in shown.splitlines()[0]
+
+
 def test_what_is_left_of_a_cut_trace_is_not_a_step_on_the_host_alone(shared_traces: Path, tmp_path: Path) -> None:
     with gzip.open(shared_traces / "h100_bert_small.json.gz") as stream:
         (tmp_path / "cut.json").write_bytes(stream.read(500_000))

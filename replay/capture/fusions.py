@@ -166,19 +166,27 @@ def swiglu(graph: Graph, call: Call) -> Fusion | None:
     if call.name != _MUL or not all(isinstance(call.values[name], Tensor) for name in ("self", "other")):
         return None
     silu = graph.maker(call.values["self"], "aten::silu") or graph.maker(call.values["other"], "aten::silu")
-    up = None if silu is None else _other(call, silu.results[0])
-    if silu is None or up is None:
+    if silu is None or (up := _other(call, silu.results[0])) is None:
         return None
     gate: Tensor = silu.values["self"]
-    swish = {"dim": -1}
     if (gate.storage, gate.version) == (up.storage, up.version):
-        strides = gate.meta.strides or contiguous_strides(gate.shape)
-        if strides[-1] != 1 or _bytes_apart(graph, gate, up) != gate.shape[-1] * itemsize(gate.meta.dtype):
+        if not _lie_side_by_side(graph, gate, up):
             return None
-        kernels = [
-            Kernel(name="npu::npu_swiglu", values={"self": _widened(gate, gate.meta), **swish}, results=call.results)
-        ]
-        return Fusion(kernels=kernels, calls=frozenset({call, silu}))
+        return Fusion(kernels=[_swish(call, _widened(gate, gate.meta))], calls=frozenset({call, silu}))
+    return _swiglu_of_products(graph, call, silu, up)
+
+
+def _lie_side_by_side(graph: Graph, gate: Tensor, up: Tensor) -> bool:
+    strides = gate.meta.strides or contiguous_strides(gate.shape)
+    return strides[-1] == 1 and _bytes_apart(graph, gate, up) == gate.shape[-1] * itemsize(gate.meta.dtype)
+
+
+def _swish(call: Call, halves: Tensor | New) -> Kernel:
+    return Kernel(name="npu::npu_swiglu", values={"self": halves, "dim": -1}, results=call.results)
+
+
+def _swiglu_of_products(graph: Graph, call: Call, silu: Call, up: Tensor) -> Fusion | None:
+    gate: Tensor = silu.values["self"]
     first, second = graph.maker(gate, _MM), graph.maker(up, _MM)
     if first is None or second is None or first.values["self"] != second.values["self"]:
         return None
@@ -190,7 +198,7 @@ def swiglu(graph: Graph, call: Call) -> Fusion | None:
     both = New(_meta((first.results[0].shape[0], 2 * width), gate.meta.dtype))
     kernels = [
         Kernel(name="aten::mm", values={"self": first.values["self"], "mat2": weight}, results=[both]),
-        Kernel(name="npu::npu_swiglu", values={"self": both, **swish}, results=call.results),
+        _swish(call, both),
     ]
     return Fusion(kernels=kernels, calls=frozenset({call, silu, first, second}))
 

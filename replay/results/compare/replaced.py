@@ -42,15 +42,22 @@ class Replaced(msgspec.Struct, frozen=True, kw_only=True):
         return self.after_us - self.before_us
 
 
+def _names(calls: Sequence[StepCall]) -> list[str]:
+    return [call.name for call in calls]
+
+
+def _us(calls: Sequence[StepCall]) -> float:
+    return sum(call.us for call in calls)
+
+
 def replacements(before: Sequence[StepCall], after: Sequence[StepCall]) -> tuple[Replaced, ...]:
     """Runs of calls between equal ones that differ, most time first; of ops that one of the steps calls more often."""
     first, second = before[:ALIGNED], after[:ALIGNED]
-    names = [[call.name for call in calls] for calls in (first, second)]
-    least_us = LEAST_SHARE * max(sum(call.us for call in before), sum(call.us for call in after))
+    names = _names(first), _names(second)
     aligned = SequenceMatcher(None, *names, autojunk=False)
     if aligned.ratio() < ALIKE:
         return ()
-    calls = [Counter(call.name for call in step) for step in (before, after)]
+    calls = Counter(_names(before)), Counter(_names(after))
     fewer, more = calls[0] - calls[1], calls[1] - calls[0]
     by_names: dict[tuple[tuple[str, ...], tuple[str, ...]], Replaced] = {}
     for what, i, j, k, m in aligned.get_opcodes():
@@ -59,13 +66,13 @@ def replacements(before: Sequence[StepCall], after: Sequence[StepCall]) -> tuple
         key = tuple(names[0][i:j]), tuple(names[1][k:m])
         if not fewer.keys() & key[0] or not more.keys() & key[1]:
             continue
-        known = by_names.get(key)
-        by_names[key] = Replaced(
-            before=key[0],
-            after=key[1],
-            places=1 + (known.places if known else 0),
-            before_us=sum(call.us for call in first[i:j]) + (known.before_us if known else 0.0),
-            after_us=sum(call.us for call in second[k:m]) + (known.after_us if known else 0.0),
+        known = by_names.get(key, Replaced(before=key[0], after=key[1], places=0, before_us=0.0, after_us=0.0))
+        by_names[key] = msgspec.structs.replace(
+            known,
+            places=known.places + 1,
+            before_us=known.before_us + _us(first[i:j]),
+            after_us=known.after_us + _us(second[k:m]),
         )
+    least_us = LEAST_SHARE * max(_us(before), _us(after))
     worth = [run for run in by_names.values() if max(run.before_us, run.after_us) >= least_us]
     return tuple(sorted(worth, key=lambda run: -max(run.before_us, run.after_us)))

@@ -39,21 +39,26 @@ class Exported(msgspec.Struct, frozen=True, kw_only=True):
     """Ops whose tensors share memory or begin inside of it, which signatures do not say."""
 
 
+def _spec_or_why(op: ReplayOp) -> OpSpec | str:
+    """The overload that an op calls, or why it is left out."""
+    if op.reason is not None:
+        return op.reason.kind
+    unread = {meta.dtype for meta in tensors_of(op)} - DTYPES.keys()
+    spec = spec_of(op)
+    if spec is not None and unread:
+        return f"the file has no name for {', '.join(sorted(unread))}"
+    return spec or "no schema here"
+
+
 def input_configs(plan: ReplayPlan, strides: Strides = "stride=(1, 4)") -> Exported:
     """Every op of a plan that torch knows by an overload, with its calls counted."""
     calls_by_op: dict[str, Counter[str]] = {}
     left_out: dict[str, Counter[str]] = {}
     unsaid = 0
     for op in plan.ops:
-        spec = None if op.reason is not None else spec_of(op)
-        if spec is None:
-            reason = op.reason.kind if op.reason is not None else "no schema here"
-            left_out.setdefault(reason, Counter())[op.name] += 1
-            continue
-        unread = {meta.dtype for meta in tensors_of(op)} - DTYPES.keys()
-        if unread:
-            reason = f"the file has no name for {', '.join(sorted(unread))}"
-            left_out.setdefault(reason, Counter())[op.name] += 1
+        spec = _spec_or_why(op)
+        if isinstance(spec, str):
+            left_out.setdefault(spec, Counter())[op.name] += 1
             continue
         name = f"{spec.name.replace('::', '.')}.{spec.overload or 'default'}"
         calls_by_op.setdefault(name, Counter())[signature(op, spec, strides)] += op.count * (op.origin != MADE_UP)
@@ -104,8 +109,7 @@ def _argument(arg: ReplayArg, strides: Strides) -> str:
     if arg.tensors:
         return f"[{', '.join(_tensor(meta, strides) for meta in arg.tensors)}]"
     if isinstance(arg.value, tuple):
-        items = [_plain(arg.type, item) if not isinstance(item, tuple) else repr(list(item)) for item in arg.value]
-        return f"[{', '.join(items)}]"
+        return f"[{', '.join(_plain(arg.type, item) for item in arg.value)}]"
     return _plain(arg.type, arg.value)
 
 
@@ -119,7 +123,9 @@ def _tensor(meta: TensorMeta | None, strides: Strides) -> str:
     return f"T({list(meta.shape)}, {DTYPES[meta.dtype]}, {stride})"
 
 
-def _plain(kind: str, value: PlainValue) -> str:
+def _plain(kind: str, value: PlainValue | tuple[PlainValue, ...]) -> str:
+    if isinstance(value, tuple):
+        return repr(list(value))
     base = kind.removesuffix("[]")
     if isinstance(value, str) and base == "ScalarType":
         return DTYPES.get(value.removeprefix("torch."), value)

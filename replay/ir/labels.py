@@ -7,16 +7,14 @@ import re
 from collections.abc import Sequence
 
 from opreplay.replay.ir.model import Reason
-from opreplay.replay.ir.names import COLLECTIVE_NAMESPACES, names_in, split_name
+from opreplay.replay.ir.names import COLLECTIVE_NAMESPACES, split_name
 from opreplay.traces.model import OpSignature
 
 _GENERATED = re.compile(r"triton_|cpp_fused_|graph_\d+_cpp_fused_|graph_\d+_kernel|ProxyExecutor|inductor_")
 _COLLECTIVE_LABEL = re.compile(r"(nccl|gloo|hccl|mpi|ucc|xccl|rccl):|Hccl|hcom_|c10d::")
-_COLLECTIVE_WORDS = names_in(
-    """
-    all_reduce allreduce all_gather allgather reduce_scatter all_to_all alltoall broadcast_ send_recv ncclx
-    moe_distribute_dispatch moe_distribute_combine
-    """
+_COLLECTIVE_WORD = re.compile(
+    "all_reduce|allreduce|all_gather|allgather|reduce_scatter|all_to_all|alltoall|broadcast_|send_recv|ncclx"
+    "|moe_distribute_dispatch|moe_distribute_combine"
 )
 _BOOKKEEPING = {
     "aten::record_stream": "tells the allocator about a stream, computes nothing",
@@ -63,7 +61,7 @@ def not_an_op(signature: OpSignature, *, on_device: bool = False) -> Reason | No
     if parts is None:
         return Reason("label, not an op")
     namespace, op, _ = parts
-    if namespace in _VENDORS_WITH_COLLECTIVES and any(word in op for word in _COLLECTIVE_WORDS):
+    if namespace in _VENDORS_WITH_COLLECTIVES and _COLLECTIVE_WORD.search(op):
         return Reason("collective")
     return _BY_NAMESPACE.get(namespace)
 

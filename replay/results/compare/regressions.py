@@ -9,7 +9,7 @@ from typing import Literal
 
 import msgspec
 
-from opreplay.replay.results.compare.judge import Comparison, OpComparison
+from opreplay.replay.results.compare.judge import Comparison, OpComparison, Total
 from opreplay.traces.errors import UsageError
 
 _CONDITION = re.compile(r"\s*(slower|total|lost|unclear|power)\s*>\s*([0-9]+(?:\.[0-9]+)?)\s*(%?)\s*")
@@ -63,10 +63,14 @@ def _total_violations(comparison: Comparison, limit: float) -> list[str]:
     """That all time together, on both sides or with the ops on one of them, is more than `limit` times as long."""
     if comparison.whole is not None:
         return [f"{comparison.whole:.3f}× of all recorded time"] if comparison.whole > limit else []
-    total, with_alone, new = comparison.total, comparison.with_alone, len(comparison.of("only after"))
+    with_alone, new = comparison.with_alone, len(comparison.of("only after"))
     if new and with_alone is not None and with_alone > limit:
         return [f"{with_alone:.3f}× with the ops on one side only ({new} only after)"]
-    if total is None or total.ratio <= limit or (total.low is not None and total.low <= 1.0):
+    return [] if comparison.total is None else _ratio_violations(comparison.total, limit)
+
+
+def _ratio_violations(total: Total, limit: float) -> list[str]:
+    if total.ratio <= limit or (total.low is not None and total.low <= 1.0):
         return []
     interval = "" if total.low is None or total.high is None else f" ({total.low:.3f} to {total.high:.3f})"
     return [f"{total.ratio:.3f}×{interval}"]

@@ -113,12 +113,12 @@ def variant(call: KernelCall, device: DeviceProfile) -> str:
         return "MatMul:float32" if call.inputs[0].dtype in FLOATS else call.type
     if call.type in SUMS:
         return "Reduce:across" if _is_across(call, device) else call.type
-    return _transdata(call, device) if call.type == "TransData" else call.type
-
-
-def _transdata(call: KernelCall, device: DeviceProfile) -> str:
-    if call.attrs and call.attrs.get("forward") and device.plain_convolution is not None:
+    if call.attrs.get("forward") and device.plain_convolution is not None:
         return "View"
+    return _transdata(call) if call.type == "TransData" else call.type
+
+
+def _transdata(call: KernelCall) -> str:
     source, target = (specs[0].format if specs and specs[0] else "ND" for specs in (call.inputs, call.outputs))
     for mark, word in (("NC1HWC0", "5HD"), ("FRACTAL_Z", "FZ"), ("FRACTAL_NZ", "NZ")):
         if target.startswith(mark):
@@ -231,7 +231,8 @@ def _terms(
         resident = _resident_in(state, tally, device)
     if (counter := COUNTERS.get(form)) is not None:
         work = counter(call, family, device, tally)
-        terms = work_terms(work, dtype_factor(call, family), family, device, resident)
+        factor, by_itself = dtype_factor(call, family), state != "network"
+        terms = work_terms(work, factor, family, device, resident, by_itself=by_itself)
         if loaded and state == "network":
             share = 1.0 - (1.0 - device.rates.kept_vector_share) * loaded
             terms["launch"] = _shortened(terms["launch"], share, family, device.rates)

@@ -124,7 +124,14 @@ def written_back(call: KernelCall, touches: tuple[Touch, ...]) -> tuple[Touch, .
     if isinstance(moved, int | float) and moved > kernel_bytes:
         return touches
     reads = sum(spec is not None for spec in call.inputs)
-    return (*touches[:reads], *((size, distance or kernel_bytes) for size, distance in touches[reads:]))
+    written = touches[reads:] or _in_place(touches)
+    return (*touches[:reads], *((size, distance or kernel_bytes) for size, distance in written))
+
+
+def _in_place(touches: tuple[Touch, ...]) -> tuple[Touch, ...]:
+    """What a kernel writes that names no outputs, as optimizers: all of its largest tensors but one, the gradient."""
+    largest = max((size for size, _ in touches), default=0.0)
+    return tuple((size, None) for size, _ in touches if size == largest)[:-1]
 
 
 class Held(NamedTuple):

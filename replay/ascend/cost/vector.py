@@ -34,11 +34,16 @@ def resident_share(bytes_touched: float, device: DeviceProfile) -> float:
     return rates.resident_share / (1.0 + relative**rates.resident_sharpness)
 
 
-def memory_us(read: float, write: float, blocks: float, resident: float, device: DeviceProfile) -> tuple[float, float]:
-    """(HBM, L2) time of moving bytes through `blocks` vector cores, `resident` of them within L2."""
+def memory_us(
+    read: float, write: float, blocks: float, resident: float, device: DeviceProfile, *, by_itself: bool = False
+) -> tuple[float, float]:
+    """(HBM, L2) time of moving bytes through `blocks` vector cores, `resident` of them within L2: of a kernel by itself
+    those that it writes come first."""
     rates, freq, cores = device.rates, device.freq_hz, float(blocks)
     moved = float(read + write)
     share = read / moved if moved > 0.0 else 0.0
+    if by_itself and 0.0 < resident < 1.0:
+        share = min(1.0, share / (1.0 - resident))
     mixed = 4.0 * share * (1.0 - share)
     hbm = device.hbm_bytes_per_s * (rates.hbm_efficiency / (1.0 + rates.hbm_mixed_cost * mixed))
     if (drawn := cores * rates.core_hbm_bytes_per_cycle * freq) < hbm:
@@ -57,7 +62,13 @@ def launch_between(one_us: float, full_us: float, blocks: float, rates: Rates) -
 
 
 def work_terms(
-    work: Work, factor: float, family: FamilyCost, device: DeviceProfile, resident: float | None
+    work: Work,
+    factor: float,
+    family: FamilyCost,
+    device: DeviceProfile,
+    resident: float | None,
+    *,
+    by_itself: bool = False,
 ) -> dict[str, float]:
     """Terms of a vector kernel's work in microseconds: launch, vector, hbm, l2; `factor` multiplies the cycles an
     element."""
@@ -65,7 +76,7 @@ def work_terms(
     rates = device.rates
     if resident is None:
         resident = resident_share(moved, device)
-    hbm, cache = memory_us(work.read, work.write, blocks, resident, device)
+    hbm, cache = memory_us(work.read, work.write, blocks, resident, device, by_itself=by_itself)
     each = family.cycles * factor / device.vector_width
     cycles = elements * each
     if rows:

@@ -29,6 +29,11 @@ def summed_alone(dtype: str) -> float:
     return SUMMED_ALONE_WIDE if dtype in WIDE else SUMMED_ALONE
 
 
+PLACES_OF_EXTREMA = frozenset({"ArgMaxV2", "ArgMinV2"})
+"""Kernels that share few long rows among cores on a 950PR: one row of a million numbers takes 6 us, which one core
+would take 66 for (hicann/cann-bench)."""
+ACROSS = 2.0
+"""Elements along the innermost dimension that one along another is worth on a 910B2."""
 REPEATED = 0.05
 """Cycles an element for an operand of one column that is repeated along each row: sums and products of such take 0.059
 cycles where others take 0.020, quotients of float16 0.21 by the vector pipe's counters of a 910B4."""
@@ -117,16 +122,26 @@ def _rowwise(call: KernelCall, family: FamilyCost, device: DeviceProfile, tally:
     blocks = ceil(rows / row_block) or 1
     if blocks > device.aiv_cores:
         blocks = device.aiv_cores
+    if call.type in PLACES_OF_EXTREMA and rows < device.aiv_cores and device.vector_width > 1.0:
+        blocks = blocks_for(tally.read, device)
+        return Work(blocks, rows * cols / blocks, rows, tally.read, tally.write)
     busiest = ceil(rows / blocks)
     if busiest < row_block:
         busiest = row_block if row_block < rows else rows
-    # Rows shorter than a vector instruction share one.
-    shared = busiest * (cols / VECTOR_FLOATS) if cols < VECTOR_FLOATS else busiest
+    elements = busiest * cols
+    inner = call.attrs.get("inner")
+    if isinstance(inner, int) and inner > 1:
+        # Lines that lie beside each other are worked on together.
+        shared = busiest / min(inner, VECTOR_FLOATS)
+        elements *= ACROSS if device.vector_width == 1.0 else 1.0
+    else:
+        # Rows shorter than a vector instruction share one.
+        shared = busiest * (cols / VECTOR_FLOATS) if cols < VECTOR_FLOATS else busiest
     read = tally.read
     if family.passes > 1.0 and cols * 4 > device.pipes.ub_bytes:
         # A row that a core cannot hold is read again by each pass over it.
         read += (family.passes - 1.0) * tensor_bytes(main)
-    return Work(blocks, busiest * cols, shared, read, tally.write)
+    return Work(blocks, elements, shared, read, tally.write)
 
 
 def _reduce(call: KernelCall, family: FamilyCost, device: DeviceProfile, tally: Tally) -> Work:
@@ -172,7 +187,8 @@ def _transpose(call: KernelCall, family: FamilyCost, device: DeviceProfile, tall
     # Short runs are not moved one by one: blocks of 16 x 16 are turned in the core, and what lies together there is
     # read and written together. What is quicker is taken: of float32 that is moving from about 25 elements on, of
     # halves from about 50.
-    rows = sum(n / max(TURNED_TOGETHER, last_dim(spec)) for spec in (source, out) if spec is not None)
+    together = TURNED_TOGETHER if device.vector_width == 1.0 else 1
+    rows = sum(n / max(together, last_dim(spec)) for spec in (source, out) if spec is not None)
     turning = n * family.cycles * dtype_factor(call, family) / device.vector_width
     if turning < (n / run - rows) * family.row_cycles:
         return Work(blocks, n / blocks, rows / blocks, size, size)
@@ -250,6 +266,9 @@ def _sort(call: KernelCall, family: FamilyCost, device: DeviceProfile, tally: Ta
 BLOCKED_CHANNELS = 16
 """Channels that a block of the format NC1HWC0 holds, whether an image has them or not: interpolation of one channel
 takes as long as of 16 on a 910B2, not on a 950PR (hicann/cann-bench)."""
+WINDOWED = 4.0
+"""Elements of a pool of fixed windows that one of an adaptive pool is worth, on vectors of 128 bytes and of 256 alike:
+30 ps an element on a 910B2, 8 to 12 on a 950PR (hicann/cann-bench)."""
 RESIZED = frozenset({"UpsampleBilinear2d", "UpsampleBilinear2dGrad"})
 
 
@@ -257,16 +276,32 @@ def _pool(call: KernelCall, family: FamilyCost, device: DeviceProfile, tally: Ta
     main = first(call.inputs)
     if main is None:
         return Work(1, 0, 0, 0, 0)
+    if call.type == "GridSampler2D":
+        return _sampled(call, device)
     work = _pooled(call, device, main)
+    if call.type.startswith("Adaptive"):
+        return msgspec.structs.replace(work, elements=work.elements * WINDOWED * device.vector_width)
     if call.type in RESIZED and device.vector_width == 1.0 and len(main.shape) >= 4 and main.shape[1]:
         padding = ceil(main.shape[1] / BLOCKED_CHANNELS) * BLOCKED_CHANNELS / main.shape[1]
         return msgspec.structs.replace(work, elements=work.elements * padding)
     return work
 
 
+def _sampled(call: KernelCall, device: DeviceProfile) -> Work:
+    """Positions of a grid, and an element of each image at each of them."""
+    source, grid = call.inputs[:2]
+    read, write = (sum(tensor_bytes(s) for s in specs if s is not None) for specs in (call.inputs, call.outputs))
+    n = _numel(first(call.outputs))
+    positions = _numel(grid) / max(1, last_dim(grid)) if grid is not None else n
+    blocks = blocks_for(n * itemsize(source.dtype if source else "float32"), device)
+    return Work(blocks, n / blocks, positions / blocks, read, write)
+
+
 def _pooled(call: KernelCall, device: DeviceProfile, main: TensorSpec) -> Work:
     images = prod(main.shape[:2]) if len(main.shape) >= 4 else 1
     n = max(_numel(first(call.inputs)), _numel(first(call.outputs)))
+    if call.type in RESIZED and device.vector_width > 1.0:
+        n = _numel(first(call.outputs))
     # Images are dealt out whole; where they are too few, their rows are.
     min_blocks = images if images >= device.aiv_cores else blocks_for(n * itemsize(main.dtype), device)
     blocks = max(1, min(device.aiv_cores, max(images, min_blocks)))

@@ -8,7 +8,6 @@ shipped device with `base = "910b3"`.
 
 from __future__ import annotations
 
-import math
 import sys
 from collections.abc import Iterable, Mapping
 from functools import lru_cache
@@ -167,10 +166,10 @@ class ModelFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     families: dict[str, FamilyEntry]
 
 
-FAMILY_FACTORS = frozenset({"cycles", "row_cycles", "fixed_us", "conv_cycles"})
-"""Factors on constants of families: of all vector kernels, and of convolutions."""
-UNSCALED = frozenset({"matmul", "attention", "collective", "aicpu", "host", "free"})
-"""Forms of the others."""
+FAMILY_FACTORS = ("cycles", "row_cycles", "fixed_us")
+"""Factors on constants of families of vector kernels."""
+UNSCALED = frozenset({"matmul", "conv", "attention", "collective", "aicpu", "host", "free"})
+"""Forms of the other families."""
 
 
 class DeviceFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -457,43 +456,28 @@ _bare: dict[object, DeviceProfile] = {}
 
 
 def alone(device: DeviceProfile) -> DeviceProfile:
-    """The device as calls by themselves find it: its rates and families times the model's factors for such calls, and
-    no measured neighbours, which are kernels in networks."""
+    """The device as calls by themselves find it: times the model's factors for such calls."""
     key = device.name, device.version, *((name, quantity.value) for name, quantity in sorted(device.datasheet.items()))
     single = _alone.get(key)
     if single is None:
         factors = {name: quantity.value for name, quantity in load_model().alone[device.kind].items()}
-        rates = {
-            name: min(getattr(device.rates, name) * factor, MOST_RATE.get(name, math.inf))
-            for name, factor in factors.items()
-            if name in Rates.__struct_fields__
-        }
-        families = {
-            name: msgspec.structs.replace(
-                family,
-                nearby={},
-                **{
-                    field: getattr(family, field) * factors.get(name, 1.0)
-                    for name, field in _scaled_fields(family.form)
-                },
-            )
-            for name, family in device.families.items()
-        }
-        single = _alone[key] = msgspec.structs.replace(
-            device, rates=msgspec.structs.replace(device.rates, **rates), families=families
-        )
+        single = _alone[key] = alone_by(device, factors)
     return single
 
 
-MOST_RATE = {"hbm_efficiency": 1.0, "mac_efficiency": 1.0}
 _alone: dict[object, DeviceProfile] = {}
 
 
-def _scaled_fields(form: Form) -> tuple[tuple[str, str], ...]:
-    """(factor, constant of a family that it is on) for calls by themselves."""
-    if form == "conv":
-        return (("conv_cycles", "cycles"),)
-    return () if form in UNSCALED else tuple((field, field) for field in ("cycles", "row_cycles", "fixed_us"))
+def alone_by(device: DeviceProfile, factors: Mapping[str, float]) -> DeviceProfile:
+    """The device with its rates and families times factors, and without measured neighbours, which are kernels in
+    networks."""
+    rates = {name: getattr(device.rates, name) * factors[name] for name in Rates.__struct_fields__ if name in factors}
+    families = {
+        name: msgspec.structs.replace(family, nearby={}, **{f: getattr(family, f) * factors[f] for f in scaled})
+        for name, family in device.families.items()
+        for scaled in [[f for f in FAMILY_FACTORS if f in factors and family.form not in UNSCALED]]
+    }
+    return msgspec.structs.replace(device, rates=msgspec.structs.replace(device.rates, **rates), families=families)
 
 
 def _family(name: str, form: Form, *layers: FamilyEntry | None) -> FamilyCost:

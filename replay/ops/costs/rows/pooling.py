@@ -161,9 +161,9 @@ def adaptive(op: OpView) -> Iterable[KernelCall]:
     kind = "AdaptiveMaxPool3d" if "max" in op.op.name else "AdaptiveAvgPool3d"
     last, pooled = _channels_last(plain), _channels_last(result)
     return [
-        kernel("Transpose", [plain], [last]),
+        kernel("Transpose", [plain], [last], forward=True),
         kernel(kind, [last], [pooled]),
-        kernel("Transpose", [pooled], [result]),
+        kernel("Transpose", [pooled], [result], forward=True),
     ]
 
 

@@ -289,7 +289,7 @@ def _pool(call: KernelCall, family: FamilyCost, device: DeviceProfile, tally: Ta
 
 def _sampled(call: KernelCall, device: DeviceProfile) -> Work:
     """Positions of a grid, and an element of each image at each of them."""
-    source, grid = call.inputs[:2]
+    source, grid = (*call.inputs[:2], None, None)[:2]
     read, write = (sum(tensor_bytes(s) for s in specs if s is not None) for specs in (call.inputs, call.outputs))
     n = _numel(first(call.outputs))
     positions = _numel(grid) / max(1, last_dim(grid)) if grid is not None else n

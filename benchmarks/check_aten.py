@@ -142,6 +142,10 @@ relu_(f32[16,32])
 copy_(f32[16,32], f32[16,32])
 """
 TRUE: dict[str, dict[str, str]] = {
+    "aten::addr": {
+        "broadcast, scalars": "a number of float64 decides on the dtype, of the decomposition it does not",
+        "gradient": "none for a number of float64 beside float32: its formula wants one dtype",
+    },
     "aten::gelu": {"correctness": "oneDNN's kernel, where it is used, gives 0.0 for -0.0"},
     "aten::huber_loss": {
         "gradient": "of an argument that is broadcast: only Python's wrapper expands it first",

@@ -7,12 +7,13 @@ Owns no contents: what a fresh tensor holds is undefined until an initializer fi
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from hashlib import blake2b
 from typing import Any, cast
 
 import torch
 
+from opreplay.initializers.base import InitContext
 from opreplay.replay.ir import shared_memory as aliasing
 from opreplay.replay.ir import sizes as budget
 from opreplay.replay.ir.model import Reason, ReplayArg, ReplayOp, Value
@@ -165,6 +166,24 @@ def _check(meta: TensorMeta) -> None:
 def seed_of(op: ReplayOp, seed: int) -> int:
     """The seed of one op in a run: depends on the run's seed and the op's id, not on what else is in the plan."""
     return int.from_bytes(blake2b(f"{seed}:{op.id}".encode(), digest_size=7).digest(), "little")
+
+
+def init_context(
+    op: ReplayOp, args: Mapping[str, Any], seed: int, *, name: str, device: torch.device | None = None
+) -> InitContext:
+    """A call as initializers are given it; `seed` is the run's, `name` what the op is called, `device` the tensors'."""
+    op_seed = seed_of(op, seed)
+    return InitContext(
+        op=name,
+        args=args,
+        metas={arg.name: arg.tensors for arg in op.args if arg.tensors},
+        generator=torch.Generator(device=device or "cpu").manual_seed(op_seed),
+        seed=op_seed,
+        outputs=op.outputs,
+        batch=op.batch,
+        run_seed=seed,
+        keyword_only=frozenset(arg.name for arg in op.args if arg.keyword_only),
+    )
 
 
 def flattened(returned: Any) -> Iterable[Any]:

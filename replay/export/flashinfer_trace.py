@@ -21,12 +21,11 @@ import msgspec
 import torch
 
 from opreplay.initializers import fill
-from opreplay.initializers.base import InitContext, InitializerError
+from opreplay.initializers.base import InitializerError
 from opreplay.initializers.dense import DenseInit
 from opreplay.initializers.registry import Registry
 from opreplay.initializers.supplied.safetensors import safetensors_bytes
 from opreplay.replay.arguments import tensors
-from opreplay.replay.arguments.tensors import seed_of
 from opreplay.replay.export.standalone import called_text, constant, refusing_text
 from opreplay.replay.ir import sizes as budget
 from opreplay.replay.ir.model import ReplayArg, ReplayOp, ReplayPlan
@@ -354,7 +353,9 @@ def _stored(form: _Form, registry: Registry, seed: int, memory_bytes: int) -> di
     if not integers:
         return {}
     try:
-        rule = registry.find(_context(op, tensors.arguments(op, device=torch.device("meta")), seed))
+        rule = registry.find(
+            tensors.init_context(op, tensors.arguments(op, device=torch.device("meta")), seed, name=op.called)
+        )
     except (InitializerError, InternalError, RuntimeError, ValueError):
         return None
     if rule is None:
@@ -365,7 +366,7 @@ def _stored(form: _Form, registry: Registry, seed: int, memory_bytes: int) -> di
     args: dict[str, Any] = {}
     for on_meta in (True, False) if whole else (True,):
         args = _allocated(op, on_meta=on_meta)
-        context = _context(op, args, seed)
+        context = tensors.init_context(op, args, seed, name=op.called)
         try:
             DenseInit().initialize(context)
             registry.apply(rule, context)
@@ -414,18 +415,3 @@ def _by_input(form: _Form, args: dict[str, Any]) -> Iterator[tuple[str, torch.Te
             for name, tensor in zip(argument.inputs, _listed(args[argument.arg.name]), strict=True):
                 if name is not None:
                     yield name, tensor
-
-
-def _context(op: ReplayOp, args: dict[str, Any], seed: int) -> InitContext:
-    op_seed = seed_of(op, seed)
-    return InitContext(
-        op=op.called,
-        args=args,
-        metas={arg.name: arg.tensors for arg in op.args if arg.tensors},
-        generator=torch.Generator().manual_seed(op_seed),
-        seed=op_seed,
-        outputs=op.outputs,
-        batch=op.batch,
-        run_seed=seed,
-        keyword_only=frozenset(arg.name for arg in op.args if arg.keyword_only),
-    )

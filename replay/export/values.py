@@ -21,7 +21,6 @@ from opreplay.initializers.dense import DenseInit, safe_bound, values_for
 from opreplay.initializers.fill import elements
 from opreplay.initializers.registry import Registry
 from opreplay.replay.arguments import tensors
-from opreplay.replay.arguments.tensors import seed_of
 from opreplay.replay.ir import shared_memory as aliasing
 from opreplay.replay.ir import sizes as budget
 from opreplay.replay.ir.model import Assumption, Reason, ReplayOp
@@ -43,7 +42,7 @@ def describe(
     Nothing is allocated unless an initializer has a say; then it fills the arguments on the CPU, and those of them that
     it must choose for one argument alone no longer share memory. Raises NotReplayable.
     """
-    look = _context(op, torch.device("meta"), seed)
+    look = _context(op, "meta", seed)
     try:
         rule = registry.find(look)
     except InitializerError as error:
@@ -56,7 +55,7 @@ def describe(
     op = msgspec.structs.replace(op, args=args)
     if (reason := budget.over_budget(op, memory_bytes)) is not None:
         raise NotReplayable(reason)
-    context = _context(op, torch.device("cpu"), seed)
+    context = _context(op, "cpu", seed)
     DenseInit().initialize(context)
     before = {name: [None if t is None else t.clone() for t in _listed(context.args[name])] for name in context.metas}
     try:
@@ -72,19 +71,8 @@ def describe(
     return op, specs, tuple(notes)
 
 
-def _context(op: ReplayOp, device: torch.device, seed: int) -> InitContext:
-    op_seed = seed_of(op, seed)
-    return InitContext(
-        op=op.called,
-        args=tensors.arguments(op, device=device),
-        metas={arg.name: arg.tensors for arg in op.args if arg.tensors},
-        generator=torch.Generator().manual_seed(op_seed),
-        seed=op_seed,
-        outputs=op.outputs,
-        batch=op.batch,
-        run_seed=seed,
-        keyword_only=frozenset(arg.name for arg in op.args if arg.keyword_only),
-    )
+def _context(op: ReplayOp, device: str, seed: int) -> InitContext:
+    return tensors.init_context(op, tensors.arguments(op, device=torch.device(device)), seed, name=op.called)
 
 
 def _listed(value: Any) -> Sequence[torch.Tensor | None]:

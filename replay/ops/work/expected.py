@@ -22,7 +22,7 @@ from opreplay.initializers.rules.moe_routing import MoeRoutingInit
 from opreplay.initializers.rules.paged_attention import PagedAttentionInit
 from opreplay.initializers.supplied.values import RecordedValues
 from opreplay.replay.arguments import tensors
-from opreplay.replay.arguments.tensors import seed_of
+from opreplay.replay.arguments.tensors import init_context
 from opreplay.replay.ir.model import ReplayArg, ReplayOp
 from opreplay.replay.ir.reasons import NotReplayable
 from opreplay.replay.ops.inputs import open_registry
@@ -145,18 +145,7 @@ def fill_stand_ins(
 def stand_ins(op: ReplayOp, seed: int, *, whole: bool = True) -> InitContext:
     """The call with stand-ins for its tensors; without `whole` all of them are one element, spread over its shape."""
     name = canonical_name(op.called)
-    op_seed = seed_of(op, seed)
-    return InitContext(
-        op=name,
-        args={arg.name: _stand_in(arg, name, whole) for arg in op.args},
-        metas={arg.name: arg.tensors for arg in op.args if arg.tensors},
-        generator=torch.Generator().manual_seed(op_seed),
-        seed=op_seed,
-        outputs=op.outputs,
-        batch=op.batch,
-        run_seed=seed,
-        keyword_only=frozenset(arg.name for arg in op.args if arg.keyword_only),
-    )
+    return init_context(op, {arg.name: _stand_in(arg, name, whole) for arg in op.args}, seed, name=name)
 
 
 def contents_of(context: InitContext, lengths: Any = None) -> Contents | None:

@@ -28,7 +28,7 @@ from opreplay.initializers.rules.moe_routing import MoeRoutingInit
 from opreplay.initializers.supplied.values import RECORDED, RecordedValues
 from opreplay.replay.arguments import tensors
 from opreplay.replay.arguments.float32 import widened
-from opreplay.replay.arguments.tensors import seed_of
+from opreplay.replay.arguments.tensors import init_context, seed_of
 from opreplay.replay.execute.executors.base import Executor, Prepared, Profile
 from opreplay.replay.execute.executors.clocks import Clock, EventClock, HostClock
 from opreplay.replay.execute.executors.sequence_tools import Filled, SequenceParts
@@ -216,7 +216,7 @@ class TorchExecutor(Executor):
         args = tensors.arguments(op, device=self._device)
         op_seed = seed_of(op, seed)
         try:
-            rule = self._registry.find(self._context(op, args, op_seed, seed))
+            rule = self._registry.find(self._context(op, args, seed))
         except InitializerError as error:
             raise NotReplayable(Reason("failed", f"initializer {error}")) from error
         if rule is not None:
@@ -225,7 +225,7 @@ class TorchExecutor(Executor):
                 op, notes = self._within_budget(op, separate_args), notes + sharing_assumptions
                 args = tensors.arguments(op, device=self._device)
         torch.manual_seed(op_seed)
-        name, reports = self._initialize(self._context(op, args, op_seed, seed), rule)
+        name, reports = self._initialize(self._context(op, args, seed), rule)
         _set_numbers(op, args)
         name, reports = self._supply(op, args, name, reports)
         assumed = tuple(
@@ -271,7 +271,7 @@ class TorchExecutor(Executor):
         prepared.initializer, prepared.filling = filled.initializer, filled.filling
         prepared.lengths = filled.lengths
         if self._check_work:
-            context = self._context(op, args, seed_of(op, seed), seed)
+            context = self._context(op, args, seed)
             prepared.work = work_of(context, filled.lengths) or self._said_work(context)
         prepared.assumptions = filled.assumptions
         if op.gradients:
@@ -381,21 +381,8 @@ class TorchExecutor(Executor):
         if self._device.type != "cpu":
             _backend(self._device.type).empty_cache()
 
-    def _context(self, op: ReplayOp, args: dict[str, Any], seed: int, run_seed: int) -> InitContext:
-        generator = torch.Generator(device=self._device)
-        generator.manual_seed(seed)
-        metas = {arg.name: arg.tensors for arg in op.args if arg.tensors}
-        return InitContext(
-            op=canonical_name(op.called),
-            args=args,
-            metas=metas,
-            generator=generator,
-            seed=seed,
-            outputs=op.outputs,
-            batch=op.batch,
-            run_seed=run_seed,
-            keyword_only=frozenset(arg.name for arg in op.args if arg.keyword_only),
-        )
+    def _context(self, op: ReplayOp, args: dict[str, Any], seed: int) -> InitContext:
+        return init_context(op, args, seed, name=canonical_name(op.called), device=self._device)
 
     def _initialize(self, context: InitContext, rule: CustomInit | None) -> tuple[str, list[InitReport]]:
         """Plain values for all tensors, then the op's own rule; the name of the rule and what was assumed."""

@@ -62,7 +62,8 @@ def outcome_code(outputs: Outputs, max_failed: int | None, failed: Failed) -> Ex
 
     Raises InternalError where code of opreplay's own failed.
     """
-    from opreplay.replay.results.resume import has_lost_process, is_out_of_time
+    from opreplay.replay.results.outcome import is_lost
+    from opreplay.replay.results.resume import is_out_of_time
 
     summary, results = outputs.memory.summary, outputs.memory.results
     late = sum(map(is_out_of_time, results))
@@ -70,7 +71,7 @@ def outcome_code(outputs: Outputs, max_failed: int | None, failed: Failed) -> Ex
         _tell_spent_time(outputs, summary.wall_s, late)
     if late and max_failed is not None:
         console.narrate(f"opreplay: {late} ops were not tried (--set total_time): they count as not replayed")
-    lost = sum(map(has_lost_process, results))
+    lost = sum(is_lost(result.reason) for result in results)
     if lost:
         console.narrate(f"opreplay: error: {lost} ops lost the process that ran them; --resume tries them again")
     stopped = False

@@ -144,9 +144,9 @@ class RunProgress(_Bar):
 
     def show(self, result: OpResult) -> None:
         """One op that is done. One that lost its process is told wherever stderr goes: the run goes on without it."""
-        from opreplay.replay.results.resume import has_lost_process
+        from opreplay.replay.results.outcome import is_lost
 
-        if has_lost_process(result):
+        if is_lost(result.reason):
             from opreplay.cli.terminal.console import narrate
 
             narrate(f"opreplay: warning: {result.name} {result.inputs}: {result.reason}; --resume tries it again")

@@ -54,9 +54,9 @@ def unable(reason: Reason) -> Outcome:
     return Outcome(status=reason.status, reason=reason)
 
 
-def is_lost(outcome: Outcome) -> bool:
-    """Whether it says nothing of the op, since what ran it was ended or stopped from outside."""
-    return outcome.reason is not None and outcome.reason.kind in LOST
+def is_lost(reason: Reason | None) -> bool:
+    """Whether it says nothing of the op, since its worker, or one of its ranks, was ended or stopped from outside."""
+    return reason is not None and reason.kind in LOST
 
 
 def refilled(assumptions: Iterable[Assumption]) -> tuple[str, ...]:

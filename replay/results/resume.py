@@ -15,7 +15,7 @@ import msgspec
 
 from opreplay.replay.host import environment
 from opreplay.replay.ir.model import ReplayOp, ReplayPlan
-from opreplay.replay.ir.reasons import LOST
+from opreplay.replay.results.outcome import is_lost
 from opreplay.replay.results.reading import ResultFile
 from opreplay.replay.results.records import Header, OpResult, Summary
 from opreplay.traces.errors import UsageError
@@ -131,7 +131,7 @@ def whole_summary(earlier: ResultFile, header: Header) -> Summary | None:
 
 def kept_results(earlier: ResultFile) -> list[OpResult]:
     """Results that need not be made again: all but those of ops that there was no time for, or that lost a process."""
-    return [result for result in earlier.results if not is_out_of_time(result) and not has_lost_process(result)]
+    return [result for result in earlier.results if not is_out_of_time(result) and not is_lost(result.reason)]
 
 
 def is_out_of_time(result: OpResult) -> bool:
@@ -158,11 +158,6 @@ def left_to_do(ops: Sequence[ReplayOp], done: Sequence[OpResult], costly: Set[st
     one run and would take that of each further one."""
     known = {result.id for result in done}
     return sorted((op for op in ops if op.id not in known), key=lambda op: op.id in costly)
-
-
-def has_lost_process(result: OpResult) -> bool:
-    """Whether it ended with its worker, or with one of its ranks, by no fault of its own."""
-    return result.reason is not None and result.reason.kind in LOST
 
 
 def digest(data: bytes) -> str:

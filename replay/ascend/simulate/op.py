@@ -28,13 +28,13 @@ from opreplay.replay.ascend.custom.programs import program_cost
 from opreplay.replay.ascend.devices.file import alone, load_device
 from opreplay.replay.ascend.lowering import Lowering, lower
 from opreplay.replay.ascend.profile import DeviceProfile
-from opreplay.replay.ir.kernel import Confidence, KernelCall, KernelPrediction, State, TensorSpec
+from opreplay.replay.ir.kernel import Confidence, KernelCall, KernelPrediction, State
 from opreplay.replay.ir.model import ReplayOp
 from opreplay.replay.ir.sizes import is_absurd, tensors_of
 from opreplay.replay.ops.work.contents import Contents
 from opreplay.replay.results.records import By, L2State, Simulated
 from opreplay.traces.errors import OpReplayError, internal_error
-from opreplay.traces.model import MOST_ELEMENTS
+from opreplay.traces.model import MOST_ELEMENTS, tensor_text
 from opreplay.traces.sums import summed
 
 Parts = list[tuple[KernelCall, KernelPrediction]]
@@ -494,11 +494,6 @@ def _by_user(terms: dict[str, float], device: DeviceProfile, by: By, source: str
     )
 
 
-def describe(spec: TensorSpec | None) -> str:
-    """A tensor as text: "bfloat16[4096,1024] ND"."""
-    return "-" if spec is None else f"{spec.dtype}[{','.join(map(str, spec.shape))}] {spec.format}"
-
-
 def explain_op(
     op: ReplayOp, device: DeviceProfile, contents: Contents | None = None, l2: L2State = "sequence"
 ) -> Explanation:
@@ -519,8 +514,8 @@ def explain_op(
             KernelExplanation(
                 type=call.type,
                 family=family.name,
-                inputs=tuple(describe(s) for s in call.inputs),
-                outputs=tuple(describe(s) for s in call.outputs),
+                inputs=tuple(map(tensor_text, call.inputs)),
+                outputs=tuple(map(tensor_text, call.outputs)),
                 attrs=dict(call.attrs),
                 count=call.count,
                 prediction=prediction,

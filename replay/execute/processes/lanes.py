@@ -114,7 +114,7 @@ class OneByOne:
         if decide(op) is not None:
             return before, False
         outcome = self._runner.measure(op, Visit(number=number, of=self._visits))
-        if is_lost(outcome):
+        if is_lost(outcome.reason):
             return before, False
         if outcome.measurement is None:
             return outcome, False

@@ -144,7 +144,7 @@ class ChildProcess(Workers):
         raised = death is None and outcome.suspect and not outcome.poisoned
         if raised and self._tries > 1:
             self._raises += 1
-        if is_lost(outcome) or (death is not None and death.signalled):
+        if is_lost(outcome.reason) or (death is not None and death.signalled):
             return self._tries == 1
         raised_before = self._raised_in_start == self.starts
         late = death is not None and death.how != "died"

@@ -301,13 +301,6 @@ def npu_linear(input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     return F.linear(input, weight, bias)
 
 
-def _float_scale(scale: Tensor) -> Tensor:
-    """A scale that may come packed as the low half of 64-bit integers."""
-    if scale.dtype == torch.int64:
-        return (scale & 0xFFFFFFFF).to(torch.int32).view(torch.float32)
-    return scale.float()
-
-
 def _fake_quant_matmul(x1: Tensor, x2: Tensor, output_dtype: torch.dtype | None) -> Tensor:
     return x1.new_empty((*x1.shape[:-1], x2.shape[-1]), dtype=output_dtype or torch.int8)
 
@@ -319,7 +312,7 @@ def npu_quant_matmul(c: Call) -> Tensor:
     product = c.x1.float() @ c.x2.float()
     if bias is not None and bias.dtype == torch.int32:
         product = product + bias
-    product = product * _float_scale(c.scale)
+    product = product * float_scale(c.scale)
     if c.pertoken_scale is not None:
         product = product * c.pertoken_scale.unsqueeze(-1)
     if bias is not None and bias.dtype != torch.int32:

@@ -14,12 +14,12 @@ from opreplay.replay.ascend.calibrate.calibrate import HeldOut
 from opreplay.replay.ascend.calibrate.error_table import ErrorTable, TableRow, median_of_tables
 from opreplay.replay.ascend.calibrate.validate import Figures, Validation, held_figures
 from opreplay.replay.ascend.measured.accuracy import Compared, Errors
-from opreplay.replay.ascend.simulate.op import describe
 from opreplay.replay.report.page.model import Answer, Page
 from opreplay.replay.report.page.parts import bars_by_name
 from opreplay.replay.report.table import COUNT, RATIO, SHARE, TIME, Column, Table, Unit, heaviest, names_room, terminal
 from opreplay.replay.report.text import DASH, middle, quotient, safe, share_text
 from opreplay.replay.report.view import View
+from opreplay.traces.model import tensor_text
 from opreplay.traces.sums import summed
 
 TITLES = {
@@ -55,8 +55,8 @@ def kernel_facts(kernel: Compared) -> dict[str, Any]:
     """One kernel, with its tensors as text."""
     return {
         "type": kernel.call.type,
-        "inputs": [describe(spec) for spec in kernel.call.inputs],
-        "outputs": [describe(spec) for spec in kernel.call.outputs],
+        "inputs": [tensor_text(spec) for spec in kernel.call.inputs],
+        "outputs": [tensor_text(spec) for spec in kernel.call.outputs],
         "count": kernel.count,
         "measured_us": kernel.measured_us,
         "predicted_us": kernel.predicted_us,
@@ -143,7 +143,7 @@ _OfKernel = Column[Compared]
 
 
 def _inputs(kernel: Compared) -> str:
-    return "; ".join(describe(spec) for spec in kernel.call.inputs)
+    return "; ".join(tensor_text(spec) for spec in kernel.call.inputs)
 
 
 _MEASURED = _OfKernel("measured", lambda kernel: kernel.measured_us, TIME)

@@ -158,6 +158,7 @@ TRUE: dict[str, dict[str, str]] = {
     "aten::upsample_nearest2d": {
         "shape inference": "the fake kernel raises TypeError for no images",
         "correctness": "scales that are no ratio of the sizes are used, the decomposition takes the ratio",
+        "gradient": "the same",
     },
     "aten::native_layer_norm": {
         "correctness": "the mean of no columns is 0",

@@ -54,7 +54,7 @@ REQUIRE = "schema, shape inference, correctness, bad input"
 @setting(
     "--speed-time",
     type=Duration(),
-    default="10",
+    default="10s",
     show_default=True,
     metavar="TIME",
     help="Most time for the comparison of times; it ends when it is sure.",
@@ -62,7 +62,7 @@ REQUIRE = "schema, shape inference, correctness, bad input"
 @setting(
     "--case-limit",
     type=Duration(),
-    default="60",
+    default="60s",
     show_default=True,
     metavar="TIME",
     help="A case that takes longer counts as hanging.",

@@ -95,7 +95,9 @@ def command(
     if (small := ranks_without_dies(plan.ops, devices.values())) is not None:
         console.narrate(small)
     steps = simulate_plan(plan, list(devices.values()), ready.contents, l2)
-    step = recorded_step(read, selection, plan, list(devices.values()), ready.contents)
+    # Of cold or warm caches at each op a step says nothing: then its verdict is of the recording alone.
+    timed = list(devices.values()) if l2 == "sequence" else []
+    step = recorded_step(read, selection, plan, timed, ready.contents)
     ready.conclude()
     view = simulation.view(plan, steps, devices, losers=losers, where=where_of(read), report=step, everything=notes)
     write_view(view, output, force=force)

@@ -21,6 +21,8 @@ from opreplay.replay.report.text import DASH, end, middle, plural, ratio_text, s
 Row = TypeVar("Row")
 
 MIN_OP_WIDTH = 24
+LEAST_OP_WIDTH = 8
+"""Room for a name, below which columns of numbers give way that no table drops otherwise."""
 ONE_LINE_WIDTH = 34
 """Room for a name and the sizes that tell it from others, where each op has one line."""
 NAMES_WIDTH = 48
@@ -191,7 +193,7 @@ def terminal(
     if has_names:
         room = room or (ONE_LINE_WIDTH if one_line else MIN_OP_WIDTH)
     shown, hidden = fitting(table.columns, widths, width, room) if width else (list(table.columns), [])
-    space = max(width - _total_width(shown, widths), 8) if width else 1 << 16
+    space = max(width - _total_width(shown, widths), LEAST_OP_WIDTH) if width else 1 << 16
     grid = plain_table()
     for column in shown:
         _add_column(grid, column, widths.get(id(column)) if has_names else None)
@@ -246,7 +248,16 @@ def fitting(
         if width - _total_width(shown, widths) >= room:
             break
         shown = [c for c in shown if c is not column]
-    return shown, [safe(c.title) for c in columns if c.named and not any(c is other for other in shown)]
+    cut_off: list[Column[Row]] = []
+    least = LEAST_OP_WIDTH if any(c.is_flexible for c in shown) else 0
+    for column in [c for c in reversed(shown) if c.is_number][:-1]:
+        # Half a number is another number: rather none.
+        if _total_width(shown, widths) + least <= width:
+            break
+        cut_off.append(column)
+        shown = [c for c in shown if c is not column]
+    told = [c for c in columns if c.named or any(c is other for other in cut_off)]
+    return shown, [safe(c.title) for c in told if not any(c is other for other in shown)]
 
 
 def names_room(names: Iterable[str]) -> int:

@@ -71,6 +71,7 @@ class Traits(msgspec.Struct, frozen=True):
     """What a call is compared by."""
 
     op: str
+    """Its name, of aten the types of the kernels that it runs."""
     family: str
     """Of the kernel that takes longest, as of `form`, `kernel` and `dtype`."""
     form: str

@@ -29,9 +29,9 @@ def summed_alone(dtype: str) -> float:
     return SUMMED_ALONE_WIDE if dtype in WIDE else SUMMED_ALONE
 
 
-PLACES_OF_EXTREMA = frozenset({"ArgMaxV2", "ArgMinV2"})
-"""Kernels that share few long rows among cores on a 950PR: one row of a million numbers takes 6 us, which one core
-would take 66 for (hicann/cann-bench)."""
+PLACES_OF_EXTREMA = frozenset({"ArgMaxV2", "ArgMinV2", "ArgMaxWithValue", "ArgMinWithValue"})
+"""Kernels that share few rows among all cores on a 950PR: argmax of one of a million numbers takes 6 us, which one core
+would take 66 for (hicann/cann-bench); of those that give values as well it is assumed."""
 ACROSS = 2.0
 """Elements along the innermost dimension that one along another is worth on a 910B2."""
 REPEATED = 0.05
@@ -122,7 +122,7 @@ def _rowwise(call: KernelCall, family: FamilyCost, device: DeviceProfile, tally:
     blocks = ceil(rows / row_block) or 1
     if blocks > device.aiv_cores:
         blocks = device.aiv_cores
-    if call.type in PLACES_OF_EXTREMA and rows < device.aiv_cores and device.vector_width > 1.0:
+    if call.type in PLACES_OF_EXTREMA and blocks < device.aiv_cores and device.vector_width > 1.0:
         blocks = blocks_for(tally.read, device)
         return Work(blocks, rows * cols / blocks, rows, tally.read, tally.write)
     busiest = ceil(rows / blocks)

@@ -327,7 +327,7 @@ def _traits(op: ReplayOp, lowering: Lowering, generation: str, state: State) -> 
         return None
     shape = tally.widest.shape if tally.widest is not None else ()
     return Traits(
-        op=op.name.split(".")[0].rstrip("_"),
+        op=_work_of(op.name, lowering),
         family=family.name,
         form=family.form,
         kernel=_way_of(call),
@@ -338,6 +338,13 @@ def _traits(op: ReplayOp, lowering: Lowering, generation: str, state: State) -> 
         log_row=octaves(shape[-1] if shape else 1),
         launch=simulated.terms_us.get("launch", 0.0) / simulated.time_us,
     )
+
+
+def _work_of(name: str, lowering: Lowering) -> str:
+    """What an op is known by: of aten the kernels that it runs, as several names ask for one work."""
+    if name.startswith("aten::"):
+        return "+".join(dict.fromkeys(call.type for call in lowering.kernels))
+    return name.split(".")[0].rstrip("_")
 
 
 def _way_of(call: KernelCall) -> str:
@@ -382,7 +389,8 @@ def _is_double(parts: Parts) -> bool:
 
 
 def _least_us(simulated: Simulated, parts: Parts, device: DeviceProfile) -> float:
-    """No call is quicker: its kernels as `least_us` says; what it moves and L2 cannot hold, at the peak of HBM."""
+    """No call is quicker: its kernels as `least_us` says; what it moves and L2 cannot hold, at the peak of HBM, and on
+    cold caches all that it reads."""
     bare = alone(device)
     read = max((tally_of(call).read for call, _ in parts if family_of(call, bare).form in MOVES_ALL), default=0)
     floor_us = sum(
@@ -392,7 +400,7 @@ def _least_us(simulated: Simulated, parts: Parts, device: DeviceProfile) -> floa
     )
     read_us, held_us = (size / bare.hbm_bytes_per_s * 1e6 for size in (read, bare.l2_bytes))
     moving_us = simulated.terms_us.get("hbm", 0.0) * bare.rates.hbm_efficiency
-    return max(floor_us, max(read_us, moving_us) - held_us)
+    return max(floor_us, read_us if simulated.l2 == "cold" else read_us - held_us, moving_us - held_us)
 
 
 def _confidence(correction: Correction, fitted: Simulated) -> Confidence:

@@ -422,7 +422,7 @@ def covers(plan: ReplayPlan, steps: Sequence[Step]) -> str:
     whole = "step" if count <= 1 else f"{count} steps"
     if predicted >= WHOLE_STEP:
         return f"sum of {whole}"
-    return f"sum of\n{share_text(predicted)} of {'the step' if count <= 1 else whole}"
+    return f"sum of {share_text(predicted)}\nof recorded time"
 
 
 def render(

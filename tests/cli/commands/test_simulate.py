@@ -275,3 +275,13 @@ def test_a_step_of_which_nothing_is_predicted_has_no_time(tmp_path: Path) -> Non
     )
     one = made["socs"]["910b3"]
     assert (one["total_us"], one["low_us"], one["high_us"], one["uncalibrated_share"]) == (None, None, None, 1.0)
+
+
+def test_what_a_step_would_take_is_not_said_of_cold_caches_at_each_op(shared_traces: Path) -> None:
+    """The verdict follows the order of the calls; beside a total of cold ops it was another number for one question."""
+    path = shared_traces / "h100_bert_small.json.gz"
+    heads = [
+        CliRunner().invoke(opreplay, ["simulate", str(path), "--soc", "910b2", "--l2", l2]).stdout.splitlines()[0]
+        for l2 in ("sequence", "cold")
+    ]
+    assert ["would take" in head for head in heads] == [True, False]

@@ -97,3 +97,12 @@ def test_a_run_has_one_title_a_quantity_in_every_format(made: SimpleNamespace) -
     head = next(line for line in report.markdown(run).splitlines() if line.startswith("| op"))
     assert {"count", "share", "recorded", "measured", "910b3"} <= set(head.strip("| ").split(" | "))
     assert {column.title for column in ops.columns} >= {"count", "share", "recorded", "measured", "910b3"}
+
+
+def test_no_number_is_cut() -> None:
+    """Of seven devices at 80 columns 6.62 ms and 9.46 µs read 6.62… and 9.46…: columns give way instead."""
+    devices = [Column[Row](f"device {n}", lambda row: row[2], TIME) for n in range(9)]
+    op = Column[Row]("op", lambda row: OpCell(name="aten::cumsum", detail="f32[64]"), OP)
+    lines = shown(Table("Rows", [*devices, op], ROWS), 80)
+    assert lines[1].count("device") == lines[3].count("12.3 µs") > 4
+    assert lines[-1].startswith("no room at 80 columns for: device ")

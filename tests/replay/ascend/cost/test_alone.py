@@ -9,7 +9,7 @@ from opreplay.replay.ascend.cost.residency import resident_of, touches_in, writt
 from opreplay.replay.ascend.cost.vector import memory_us
 from opreplay.replay.ascend.devices.file import alone, alone_by
 from opreplay.replay.ascend.lowering import lower
-from opreplay.replay.ascend.simulate.op import uncorrected
+from opreplay.replay.ascend.simulate.op import simulate_op, uncorrected
 from opreplay.replay.ir.kernel import KernelCall, TensorSpec
 from opreplay.replay.resolve.written.sweep import Written, plan_of_calls
 
@@ -81,3 +81,31 @@ def test_factors_are_on_rates_and_on_families_of_vector_kernels() -> None:
     assert scaled.families["Softmax"].row_cycles == 3.0 * device.families["Softmax"].row_cycles
     assert scaled.families["Softmax"].cycles == device.families["Softmax"].cycles
     assert scaled.families["Conv2D"].row_cycles == device.families["Conv2D"].row_cycles
+
+
+def alone_us(text: str, soc: str) -> float:
+    return simulate_op(plan_of_calls([Written(text=text)])[0].ops[0], load_device(soc), l2="cold").time_us
+
+
+@pytest.mark.parametrize(("soc", "bytes_per_us"), [("910b2", 1.6e6), ("950pr", 1.7e6)])
+def test_cold_caches_give_nothing_that_is_read_sooner_than_memory_does(soc: str, bytes_per_us: float) -> None:
+    assert alone_us("aten::sum(f32[400000000])", soc) >= 1.6e9 / bytes_per_us
+
+
+@pytest.mark.parametrize(
+    ("text", "other"),
+    [
+        ("aten::softmax(f16[8,64,128,128],1)", "aten::_softmax(f16[8,64,128,128],1,False)"),
+        ("aten::grid_sampler(f32[2,8,64,64],f32[2,64,64,2],0,0,False)",
+         "aten::grid_sampler_2d(f32[2,8,64,64],f32[2,64,64,2],0,0,False)"),
+    ],
+)  # fmt: skip
+def test_one_work_takes_one_time_under_all_its_names(text: str, other: str) -> None:
+    assert alone_us(text, "910b2") == pytest.approx(alone_us(other, "910b2"))
+
+
+def test_extrema_with_their_values_share_long_rows_as_those_without_do() -> None:
+    largest, place = (alone_us(f"aten::{name}(f32[1,2000000],-1)", "950pr") for name in ("max", "argmax"))
+    assert place / 3 < largest < place * 3
+    few, more = (alone_us(f"aten::argmax(f32[{rows},31250],-1)", "950pr") for rows in (56, 64))
+    assert few == pytest.approx(more, rel=0.2)

@@ -150,7 +150,7 @@ def inferred_memory(plan: ReplayPlan, devices: Sequence[DeviceProfile], *, on_de
     live = _live_over(calls, results, owned, linked, passing)
     pools = _pools(ops, linked.outside)
     others = set(range(len(linked.outside))) - pools
-    pool = _least_outside(ops, linked, others)
+    pool = _least_outside(ops, linked, others | _views(ops, linked.outside, pools))
     outside = pool + sum(_block(_tensor(ops, linked.outside[number])[2]) for number in others)
     shared_bytes = pool + _least_outside(ops, linked, pools | passing.keys(), repeated=True)
     whole = live.peak + outside
@@ -249,6 +249,16 @@ def _pools(ops: Sequence[ReplayOp], outside: Sequence[Outside]) -> set[int]:
         for number, tensor in enumerate(outside)
         if ops[tensor.op].name not in TABLES and _tensor(ops, tensor)[0] in pools_of(ops[tensor.op])
     }
+
+
+def _views(ops: Sequence[ReplayOp], outside: Sequence[Outside], pools: Iterable[int]) -> set[int]:
+    """Those pools that are others in another shape: of as many bytes and the same dtype, and fewer than these."""
+    by_shape: dict[tuple[int, str], dict[tuple[int, ...], set[int]]] = {}
+    for number in pools:
+        if (meta := _tensor(ops, outside[number])[2]) is not None:
+            shapes = by_shape.setdefault((tensor_bytes(meta), meta.dtype), {})
+            shapes.setdefault(meta.shape, set()).add(number)
+    return {n for shapes in by_shape.values() for group in sorted(shapes.values(), key=len)[:-1] for n in group}
 
 
 def _tensor(ops: Sequence[ReplayOp], tensor: Outside) -> tuple[str, bool, TensorMeta | None]:

@@ -151,3 +151,12 @@ def test_a_pool_that_an_engine_sized_to_its_device_is_told_apart(shared_traces: 
         assert found.pool_bytes > 100e9
         assert not found.fits["910b3"]
         assert "which an engine sizes to fill its device" in found.verdicts["910b3"]
+
+
+def test_a_cache_that_two_ops_take_in_different_shapes_is_there_once(shared_traces: Path) -> None:
+    """Keys and values of 36 layers, 835,874 rows of 1,024 halves; the second op takes heads as a dimension of its own."""
+    trace = open_trace(str(shared_traces / "mi300_sglang_prefilldecode.json.gz"), activity=True)
+    plan = plan_of(trace, Selection(select="owner"), device="cpu", in_order=True)
+    memory = inferred_memory(plan, [], on_device=True)
+    assert memory is not None
+    assert memory.pool_bytes == pytest.approx(835_874 * 1024 * 2 * 2 * 36, rel=0.01)

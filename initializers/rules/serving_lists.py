@@ -130,7 +130,7 @@ class RegroupInit(CustomInit):
     name = "regroup"
 
     def initialize(self, context: InitContext) -> InitReport:
-        permutes, reverse = context.need("permutes"), bool(context.args.get("reverse"))
+        permutes, reverse = context.need("permutes"), context.args.get("reverse") is True
         pooled = _all_of(torch.Tensor, context.args.get("pooled_embs"))
         wanted = _all_of(int, context.args.get("out_lengths"))
         if not pooled or wanted is None:

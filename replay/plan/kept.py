@@ -164,7 +164,6 @@ def _feed(hasher: Any, value: Any) -> None:
         hasher.update(body)
 
 
-@cache
 def _stamps(package: str) -> Iterator[Any]:
     spec = importlib.util.find_spec(package)
     for folder in (spec.submodule_search_locations or ()) if spec else ():
@@ -173,6 +172,7 @@ def _stamps(package: str) -> Iterator[Any]:
             yield from (_stamp(os.path.join(base, file)) for file in sorted(files) if file.endswith(_FILES))
 
 
+@cache
 def _software() -> tuple[Any, ...]:
     """What of this installation decides on a plan, torch looked at without importing it."""
     parts: list[Any] = [sys.version, platform.machine(), sys.platform]

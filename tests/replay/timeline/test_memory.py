@@ -154,7 +154,7 @@ def test_a_pool_that_an_engine_sized_to_its_device_is_told_apart(shared_traces: 
 
 
 def test_a_cache_that_two_ops_take_in_different_shapes_is_there_once(shared_traces: Path) -> None:
-    """Keys and values of 36 layers, 835,874 rows of 1,024 halves; the second op takes heads as a dimension of its own."""
+    """Keys and values of 36 layers, 835,874 rows of 1,024 halves; the second op has a dimension of heads."""
     trace = open_trace(str(shared_traces / "mi300_sglang_prefilldecode.json.gz"), activity=True)
     plan = plan_of(trace, Selection(select="owner"), device="cpu", in_order=True)
     memory = inferred_memory(plan, [], on_device=True)

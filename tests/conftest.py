@@ -22,9 +22,13 @@ atexit.register(shutil.rmtree, os.environ["XDG_CACHE_HOME"], ignore_errors=True)
 
 # The same examples in every run, so that a red run is the change's fault; `make fuzz` looks for new ones.
 # How long drawing takes says something of the machine's load, nothing of the code.
-_SLOW = (
-    "HealthCheck.too_slow,)",
-    "SLOW = (",
+_SLOW = (HealthCheck.too_slow,)
+settings.register_profile("fixed", derandomize=True, deadline=None, suppress_health_check=_SLOW)
+settings.register_profile("fuzz", derandomize=False, deadline=None, suppress_health_check=_SLOW)
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "fixed"))
+
+
+SLOW = (
     "benchmarks/",
     "cli/assistant/test_mcp.py",
     "cli/commands/test_batch.py",
@@ -85,9 +89,6 @@ _SLOW = (
     "scenarios/test_totals_without_refuted.py",
     "scenarios/test_user_findings.py",
     "scenarios/test_wrong_conclusions.py",
-    "settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "fixed"))",
-    "settings.register_profile("fixed", derandomize=True, deadline=None, suppress_health_check=_SLOW)",
-    "settings.register_profile("fuzz", derandomize=False, deadline=None, suppress_health_check=_SLOW)",
     "traces/reading/native/",
 )
 """Files below tests/ that end processes, start many, or walk through tutorials or every op: most of the time of all.

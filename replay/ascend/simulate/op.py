@@ -341,9 +341,11 @@ def _traits(op: ReplayOp, lowering: Lowering, generation: str, state: State) -> 
 
 
 def _work_of(name: str, lowering: Lowering) -> str:
-    """What an op is known by: of aten the kernels that it runs, as several names ask for one work."""
-    if name.startswith("aten::"):
-        return "+".join(dict.fromkeys(call.type for call in lowering.kernels))
+    """What an op is known by: of aten the kernels that it runs, as several names ask for one work. Programs of the
+    control processors have no names of their own."""
+    kinds = dict.fromkeys(call.type for call in lowering.kernels)
+    if name.startswith("aten::") and "AiCpu" not in kinds:
+        return "+".join(kinds)
     return name.split(".")[0].rstrip("_")
 
 

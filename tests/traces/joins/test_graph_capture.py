@@ -283,5 +283,5 @@ def test_a_simulated_part_is_not_called_the_step(tmp_path: Path) -> None:
     ]
     done = invoke("simulate", write(tmp_path / "run.json", events), "--soc", "910b3")
     assert done.exit_code == 0, done.output
-    assert "2.4 % of the step" in done.stdout
+    assert "sum of 2.4 %" in done.stdout
     assert "--set capture=FILE" in done.stderr

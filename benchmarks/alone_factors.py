@@ -20,12 +20,11 @@ from collections.abc import Mapping, Sequence
 import msgspec
 
 from opreplay.replay.ascend.calibrate.calls import ASSUMED_L2, Known, calls_in, known_calls, learn
-from opreplay.replay.ascend.cost.predict import predict_kernel
-from opreplay.replay.ascend.cost.residency import Touch, resident_of, touches_in, written_back
+from opreplay.replay.ascend.cost.predictor import Predictor
 from opreplay.replay.ascend.devices.file import FAMILY_FACTORS, alone_by, load_device
 from opreplay.replay.ascend.lowering import lower
 from opreplay.replay.ascend.profile import DeviceProfile
-from opreplay.replay.ascend.simulate.op import state_of
+from opreplay.replay.ascend.simulate.op import started, state_of
 from opreplay.replay.ir.kernel import KernelCall, State
 
 FACTORS = ("launch_full_us", "cube_launch_us", "hbm_cube_efficiency", "l1_fill_bytes_per_cycle", *FAMILY_FACTORS)
@@ -45,34 +44,25 @@ class Row(msgspec.Struct, frozen=True):
     known: Known
     device: DeviceProfile
     state: State
-    kernels: tuple[tuple[KernelCall, tuple[Touch, ...]], ...]
+    kernels: tuple[KernelCall, ...]
 
 
 def rows_of(known: Sequence[Known]) -> list[Row]:
-    """What each call is lowered to, and what of it is in L2."""
-    rows: list[Row] = []
-    for k in known:
-        state = state_of(k.call.l2 or ASSUMED_L2)
-        kernels = lower(k.call.ops[0]).kernels
-        touches = [written_back(call, touch) for call, touch in zip(kernels, touches_in(kernels, state), strict=True)]
-        rows.append(Row(k, load_device(k.call.soc), state, tuple(zip(kernels, touches, strict=True))))
-    return rows
+    """What each call is lowered to."""
+    return [
+        Row(k, load_device(k.call.soc), state_of(k.call.l2 or ASSUMED_L2), lower(k.call.ops[0]).kernels) for k in known
+    ]
 
 
 def off_by(rows: Sequence[Row], factors: Factors) -> list[float]:
     """Logarithms of measured over predicted, before corrections."""
-    devices: dict[str, DeviceProfile] = {}
+    predictors: dict[str, Predictor] = {}
     logs: list[float] = []
     for row in rows:
-        name = row.device.name
-        if name not in devices:
-            devices[name] = alone_by(row.device, of_kind(factors, row.device.kind))
-        device = devices[name]
-        predicted = sum(
-            call.count * predict_kernel(call, device, resident_of(touches, device), row.state).time_us
-            for call, touches in row.kernels
-        )
-        logs.append(math.log(row.known.call.time_us / predicted))
+        if row.device.name not in predictors:
+            predictors[row.device.name] = Predictor(alone_by(row.device, of_kind(factors, row.device.kind)))
+        parts = started(row.kernels, predictors[row.device.name], row.state)
+        logs.append(math.log(row.known.call.time_us / sum(call.count * cost.time_us for call, cost in parts)))
     return logs
 
 
@@ -94,13 +84,13 @@ def fit(rows: Sequence[Row]) -> Factors:
             return sum(weight * math.log1p((log / 0.25) ** 2) for weight, log in errors) + PULL * pull
 
         best = {(kind, name): 1.0 for name in FACTORS}
-        least = loss(best)
+        best_loss = loss(best)
         for step in (step for step in STEPS for _ in range(ROUNDS)):
             for place in best:
                 for sign in (step, -step):
                     trial = {**best, place: best[place] * math.exp(sign)}
-                    if (cost := loss(trial)) < least - 1e-4:
-                        best, least = trial, cost
+                    if (cost := loss(trial)) < best_loss - 1e-4:
+                        best, best_loss = trial, cost
                         break
         factors |= best
     return factors

@@ -9,10 +9,11 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 from opreplay.replay.ascend.profile import DeviceProfile
 from opreplay.replay.ascend.simulate.devices import simulate_plan
+from opreplay.replay.ascend.simulate.step import Step
 from opreplay.replay.capture.capture import capture_target
 from opreplay.replay.capture.from_config import Shape
 from opreplay.replay.capture.target import target_of
@@ -21,6 +22,9 @@ from opreplay.replay.ops.work.expected import expected_contents
 from opreplay.replay.timeline.served import ServedStep, served
 from opreplay.replay.timeline.sized import SizedStep, sized
 from opreplay.traces.errors import UsageError
+
+Size = TypeVar("Size")
+Row = TypeVar("Row")
 
 VARIED = ("batch", "context")
 HOW = "Write batch=1,8,32 or context=1k,8k."
@@ -52,23 +56,23 @@ def swept(
     """
     if other := next((name for name in sizes if name not in VARIED), None):
         raise UsageError(f"{other!r} varies nothing of a config", hint=HOW)
-    rows: list[ServedStep] = []
-    notes: dict[str, None] = {}
-    for values in itertools.product(*sizes.values()):
-        wanted = Shape(**{**shape, **dict(zip(sizes, values, strict=True))})
+
+    def captured(wanted: Shape) -> ReplayPlan:
         fields = {name: getattr(wanted, name) for name in Shape.__dataclass_fields__}
-        plan = form(capture_target(target_of(target, fields), rank=rank))
-        notes.update(dict.fromkeys(plan.capture.notes if plan.capture is not None else ()))
-        rows += served(
+        return form(capture_target(target_of(target, fields), rank=rank))
+
+    def rows_of(wanted: Shape, plan: ReplayPlan, steps: list[Step]) -> list[ServedStep]:
+        return served(
             plan,
-            simulate_plan(plan, devices, expected_contents()),
+            steps,
             batch=wanted.batch,
             context=wanted.context,
             decodes=wanted.phase == "decode",
             stages=wanted.pipeline_parallel,
             replicas=wanted.expert_parallel if wanted.spreads else 1,
         )
-    return rows, tuple(notes)
+
+    return _rows([Shape(**{**shape, **chosen}) for chosen in _combined(sizes)], captured, rows_of, devices)
 
 
 def swept_file(
@@ -88,11 +92,29 @@ def swept_file(
     except TypeError as error:
         hint = f"Let it take them: def make({', '.join(sizes)})."
         raise UsageError(f"--vary: {named.source}: {error}", hint=hint) from error
-    rows: list[SizedStep] = []
+
+    def captured(chosen: dict[str, int]) -> ReplayPlan:
+        return form(capture_target(replace(named, make=partial(named.make, **chosen)), rank=rank))
+
+    return _rows(_combined(sizes), captured, lambda chosen, plan, steps: sized(plan, steps, chosen), devices)
+
+
+def _combined(sizes: Mapping[str, Sequence[int]]) -> list[dict[str, int]]:
+    """All combinations of sizes."""
+    return [dict(zip(sizes, values, strict=True)) for values in itertools.product(*sizes.values())]
+
+
+def _rows(
+    wanted: Sequence[Size],
+    captured: Callable[[Size], ReplayPlan],
+    rows_of: Callable[[Size, ReplayPlan, list[Step]], list[Row]],
+    devices: Sequence[DeviceProfile],
+) -> tuple[list[Row], tuple[str, ...]]:
+    """What the step of each size is on the devices, and what was assumed of all."""
+    rows: list[Row] = []
     notes: dict[str, None] = {}
-    for values in itertools.product(*sizes.values()):
-        chosen = dict(zip(sizes, values, strict=True))
-        plan = form(capture_target(replace(named, make=partial(named.make, **chosen)), rank=rank))
+    for size in wanted:
+        plan = captured(size)
         notes.update(dict.fromkeys(plan.capture.notes if plan.capture is not None else ()))
-        rows += sized(plan, simulate_plan(plan, devices, expected_contents()), chosen)
+        rows += rows_of(size, plan, simulate_plan(plan, devices, expected_contents()))
     return rows, tuple(notes)

@@ -233,7 +233,7 @@ def _detail(verdict: Verdict, ordered: Sequence[Finding]) -> str:
     count = str(len(deciding)) if len(deciding) == len(ordered) else f"{len(deciding)} of {len(ordered)}"
     said = {"fail": "failed", "missing": "missing"}.get(verdict)
     if said is not None:
-        return f"{f'{count} {said}: ' * several}{first.case}: {first.detail}"
+        return f"{f'{count} {said}: ' if several else ''}{first.case}: {first.detail}"
     if verdict == "not reached":
         return f"{count} not reached: {first.detail}"
     parts = _passed(verdict, ordered, deciding)

@@ -117,8 +117,8 @@ def chakra_trace(plan: ReplayPlan, times: Mapping[str, float] | None = None, *, 
         start_us += duration_us
     unselected = len(called) - len(nodes)
     notes = [
-        f"{untimed} calls have no {clock} time and take none" * bool(untimed),
-        f"{unselected} calls of ops that the selection leaves out are not in it" * bool(unselected),
+        f"{untimed} calls have no {clock} time and take none" if untimed else "",
+        f"{unselected} calls of ops that the selection leaves out are not in it" if unselected else "",
         "each call waits for the one before it: what overlapped does not",
     ]
     return written(nodes, clock, notes)

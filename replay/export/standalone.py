@@ -89,7 +89,7 @@ def value_text(kind: str, value: Value) -> str:
     if not isinstance(value, str) or kind in ("str", "Device"):
         return repr(value)
     if kind in ("ScalarType", "Layout", "MemoryFormat"):
-        return value if value.startswith("torch.") and value[6:].isidentifier() else repr(value)
+        return value if value.startswith("torch.") and value.isprintable() and value[6:].isidentifier() else repr(value)
     return f"float({value!r})" if value in ("inf", "-inf", "nan") else f"complex({value!r})"
 
 

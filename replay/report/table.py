@@ -248,16 +248,15 @@ def fitting(
         if width - _total_width(shown, widths) >= room:
             break
         shown = [c for c in shown if c is not column]
-    cut_off: list[Column[Row]] = []
-    least = LEAST_OP_WIDTH if any(c.is_flexible for c in shown) else 0
+    op_width = LEAST_OP_WIDTH if any(c.is_flexible for c in shown) else 0
+    hidden = {id(c) for c in columns if c.named} - {id(c) for c in shown}
     for column in [c for c in reversed(shown) if c.is_number][:-1]:
         # Half a number is another number: rather none.
-        if _total_width(shown, widths) + least <= width:
+        if _total_width(shown, widths) + op_width <= width:
             break
-        cut_off.append(column)
+        hidden.add(id(column))
         shown = [c for c in shown if c is not column]
-    told = [c for c in columns if c.named or any(c is other for other in cut_off)]
-    return shown, [safe(c.title) for c in told if not any(c is other for other in shown)]
+    return shown, [safe(c.title) for c in columns if id(c) in hidden]
 
 
 def names_room(names: Iterable[str]) -> int:

@@ -121,7 +121,7 @@ def _demand(bound: Bound, runs: CoreRuns, device: DeviceProfile, state: State) -
     for (count, _), sizes_moved in zip(runs.classes, each, strict=True):
         for (unit, pipe, memory), size in sizes_moved.items():
             # Of the two vector cores of a group one was run.
-            times = count * (1 + (unit != "cube" and runs.kind == "cube"))
+            times = count * (2 if unit != "cube" and runs.kind == "cube" else 1)
             through += size * times
             side = stored if pipe in WRITES else loaded
             side[memory] = side.get(memory, 0.0) + size * times

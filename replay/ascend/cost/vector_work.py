@@ -277,7 +277,7 @@ def _pool(call: KernelCall, family: FamilyCost, device: DeviceProfile, tally: Ta
     if main is None:
         return Work(1, 0, 0, 0, 0)
     if call.type == "GridSampler2D":
-        return _sampled(call, device)
+        return _sampled(call, device, tally)
     work = _pooled(call, device, main)
     if call.type.startswith("Adaptive"):
         return msgspec.structs.replace(work, elements=work.elements * WINDOWED * device.vector_width)
@@ -287,14 +287,13 @@ def _pool(call: KernelCall, family: FamilyCost, device: DeviceProfile, tally: Ta
     return work
 
 
-def _sampled(call: KernelCall, device: DeviceProfile) -> Work:
+def _sampled(call: KernelCall, device: DeviceProfile, tally: Tally) -> Work:
     """Positions of a grid, and an element of each image at each of them."""
     source, grid = (*call.inputs[:2], None, None)[:2]
-    read, write = (sum(tensor_bytes(s) for s in specs if s is not None) for specs in (call.inputs, call.outputs))
     n = _numel(first(call.outputs))
     positions = _numel(grid) / max(1, last_dim(grid)) if grid is not None else n
     blocks = blocks_for(n * itemsize(source.dtype if source else "float32"), device)
-    return Work(blocks, n / blocks, positions / blocks, read, write)
+    return Work(blocks, n / blocks, positions / blocks, tally.read, tally.write)
 
 
 def _pooled(call: KernelCall, device: DeviceProfile, main: TensorSpec) -> Work:

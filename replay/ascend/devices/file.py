@@ -460,8 +460,7 @@ def alone(device: DeviceProfile) -> DeviceProfile:
     key = device.name, device.version, *((name, quantity.value) for name, quantity in sorted(device.datasheet.items()))
     single = _alone.get(key)
     if single is None:
-        factors = {name: quantity.value for name, quantity in load_model().alone[device.kind].items()}
-        single = _alone[key] = alone_by(device, factors)
+        single = _alone[key] = alone_by(device, _values(load_model().alone[device.kind]))
     return single
 
 
@@ -472,12 +471,14 @@ def alone_by(device: DeviceProfile, factors: Mapping[str, float]) -> DeviceProfi
     """The device with its rates and families times factors, and without measured neighbours, which are kernels in
     networks."""
     rates = {name: getattr(device.rates, name) * factors[name] for name in Rates.__struct_fields__ if name in factors}
-    families = {
-        name: msgspec.structs.replace(family, nearby={}, **{f: getattr(family, f) * factors[f] for f in scaled})
-        for name, family in device.families.items()
-        for scaled in [[f for f in FAMILY_FACTORS if f in factors and family.form not in UNSCALED]]
-    }
+    families = {name: _scaled(family, factors) for name, family in device.families.items()}
     return msgspec.structs.replace(device, rates=msgspec.structs.replace(device.rates, **rates), families=families)
+
+
+def _scaled(family: FamilyCost, factors: Mapping[str, float]) -> FamilyCost:
+    scaled = () if family.form in UNSCALED else FAMILY_FACTORS
+    constants = {field: getattr(family, field) * factors[field] for field in scaled if field in factors}
+    return msgspec.structs.replace(family, nearby={}, **constants)
 
 
 def _family(name: str, form: Form, *layers: FamilyEntry | None) -> FamilyCost:

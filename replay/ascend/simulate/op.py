@@ -261,7 +261,7 @@ def _together(
     what these are of calls by themselves, and what measured calls make of that."""
     state = state_of(l2)
     if state != "network":
-        parts = _started(lowering.kernels, predict, state)
+        parts = started(lowering.kernels, predict, state)
     else:
         cached = cached if len(cached) == len(lowering.kernels) else [Held()] * len(lowering.kernels)
         parts = [
@@ -274,7 +274,7 @@ def _together(
     return _corrected(op, lowering, device, simulated) or (parts, simulated)
 
 
-def _started(kernels: Sequence[KernelCall], predict: Predictor, state: State) -> Parts:
+def started(kernels: Sequence[KernelCall], predict: Predictor, state: State) -> Parts:
     """The kernels of an op that starts in a state alone, with what each takes."""
     touched = touches_in(kernels, state)
     return [
@@ -302,7 +302,7 @@ def _uncorrected(
     if not lowering.kernels:
         return None
     predict, state = Predictor(alone(device)), state_of(l2)
-    parts = _started(lowering.kernels, predict, state)
+    parts = started(lowering.kernels, predict, state)
     simulated = _combine(parts, lowering, l2, predict.device)
     traits = _traits(op, lowering, device.kind, state)
     return (traits, simulated, parts) if traits is not None and simulated.time_us > 0 else None
@@ -316,7 +316,7 @@ for all devices of it, and no larger one slower for that."""
 def _traits(op: ReplayOp, lowering: Lowering, generation: str, state: State) -> Traits | None:
     """What a call is compared by; None for one that measured calls say nothing of."""
     predict = Predictor(alone(load_device(REFERENCE[generation])))
-    parts = _started(lowering.kernels, predict, state)
+    parts = started(lowering.kernels, predict, state)
     simulated = _combine(parts, lowering, "cold", predict.device)
     working = [(cost.time_us * call.count, call) for call, cost in parts if cost.time_us > 0]
     if not working:

@@ -264,7 +264,7 @@ def _gradients_of(forward: Target, values: Mapping[str, Any]) -> tuple[torch.Ten
     leaves = {name: value.detach().requires_grad_() for name, value in named.items() if _is_differentiable(value)}
     with torch.enable_grad():
         results = list(flattened(forward.function(spec.overload)(**{**named, **leaves})))
-    results = [item for item in results if isinstance(item, torch.Tensor) if item.requires_grad]
+    results = [item for item in results if isinstance(item, torch.Tensor) and item.requires_grad]
     of_results = (value for name, value in values.items() if "grad" in name.lower() or name in ("dy", "dout"))
     weights = [value for value in of_results if isinstance(value, torch.Tensor)]
     gradients = torch.autograd.grad(results[: len(weights)], list(leaves.values()), weights, allow_unused=True)

@@ -87,8 +87,8 @@ class ExpectedContents:
                 self.impossible[op.id] = f"{op.name}: {filled.impossible}"
             if filled.unrecorded:
                 self.unrecorded[op.id] = f"{op.name}: {filled.unrecorded}"
-            notes = filter(None, [filled.impossible])
-            return msgspec.structs.replace(contents, notes=tuple(notes), unrecorded=filled.unrecorded)
+            notes = (filled.impossible,) if filled.impossible else ()
+            return msgspec.structs.replace(contents, notes=notes, unrecorded=filled.unrecorded)
         except (InitializerError, NotReplayable, MemoryError, RuntimeError) as error:
             # A trace may name any arguments; one op of it that makes no sense, or asks for all memory, stops no other.
             self.problems[op.id] = f"{op.name}: {(str(error).splitlines() or [type(error).__name__])[0]}"

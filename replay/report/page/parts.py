@@ -264,7 +264,7 @@ def op_details(result: OpResult, reproduce: str) -> list[tuple[str, str]]:
     rows += [("kernels", f"{k.type} ×{k.count}, {time_text(k.total_us)}") for k in result.npu_kernels]
     rows += [("work of its kernels", ", ".join(f"{n} {share_text(s)}" for n, s in result.kernel_classes.items()))]
     if (product := result.product) is not None:
-        flops = f"{product.flops / 1e9:,.3g} GFLOP, " * bool(product.flops)
+        flops = f"{product.flops / 1e9:,.3g} GFLOP, " if product.flops else ""
         rows.append(("of a call", f"{flops}{product.moved_bytes / 1e6:,.3g} MB of arguments and results"))
     for name, predicted in result.simulated.items():
         band = f"{time_text(predicted.low_us)} to {time_text(predicted.high_us)}"

@@ -368,7 +368,7 @@ def fidelity_notes(results: Sequence[OpResult]) -> list[str]:
         parts.append(_ratios_text(ratios))
     lines = [f"fidelity of {plural(len(checked), 'op')}: {'; '.join(parts) or 'nothing recorded to compare with'}"]
     differing = [_difference(r, f) for r, f in checked if "differ" in (f.kernels, f.children)]
-    return lines + [f"fidelity: differ most by time: {'; '.join(differing[:DIFFERING])}"] * bool(differing)
+    return lines + ([f"fidelity: differ most by time: {'; '.join(differing[:DIFFERING])}"] if differing else [])
 
 
 def fidelity_cell(result: OpResult) -> str:

@@ -19,7 +19,7 @@ import msgspec
 
 from opreplay.replay.batch.merge import TracePlan
 from opreplay.replay.batch.stamps import Stamp, stamps_of
-from opreplay.replay.ir.model import SCHEMA_VERSION, Recorded, ReplayOp
+from opreplay.replay.ir.model import NOT_RECORDED, SCHEMA_VERSION, Recorded, ReplayOp
 from opreplay.replay.ir.verify import verify
 from opreplay.replay.results.resume import digest
 from opreplay.traces.errors import FormatError, UsageError
@@ -34,7 +34,6 @@ APPLICATION_ID = 0x6F70706C
 MAX_BODY = 1 << 30
 """Bytes of one trace's plan, unpacked; as much as a plan file may have."""
 _Value = TypeVar("_Value", bound=msgspec.Struct)
-_NOTHING = Recorded(host_us_total=0.0, host_us_median=0.0)
 _TABLES = """
 CREATE TABLE settings (text TEXT NOT NULL, plan_schema INTEGER NOT NULL);
 CREATE TABLE ops (id INTEGER PRIMARY KEY, key TEXT NOT NULL UNIQUE, crc INTEGER NOT NULL, body BLOB NOT NULL);
@@ -145,7 +144,7 @@ class PlanStore:
 
     def _place(self, op: ReplayOp, new: dict[int, ReplayOp]) -> int:
         """The row of an op as all traces have it, written if there is none."""
-        bare = msgspec.structs.replace(op, count=1, recorded=_NOTHING)
+        bare = msgspec.structs.replace(op, count=1, recorded=NOT_RECORDED)
         key = digest(msgspec.msgpack.encode(bare))
         row = self.connection.execute("SELECT id FROM ops WHERE key = ?", (key,)).fetchone()
         if row is not None:

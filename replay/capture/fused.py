@@ -16,9 +16,8 @@ from typing import Any
 
 import msgspec
 
-from opreplay.replay.capture.calls.recorder import NOT_RECORDED
 from opreplay.replay.ir.captured import Capture
-from opreplay.replay.ir.model import ReplayArg, ReplayOp, ReplayPlan
+from opreplay.replay.ir.model import NOT_RECORDED, ReplayArg, ReplayOp, ReplayPlan
 from opreplay.replay.ir.sizes import itemsize, tensors_of
 from opreplay.replay.plan.passes import by_recorded_time
 from opreplay.replay.plan.step.linking import VIEWS, Memories

@@ -16,7 +16,7 @@ from typing import Literal, cast
 import msgspec
 
 from opreplay.replay.ir.describe import schema_text
-from opreplay.replay.ir.model import Recorded, ReplayArg, ReplayOp, Value
+from opreplay.replay.ir.model import NOT_RECORDED, ReplayArg, ReplayOp, Value
 from opreplay.replay.ir.notation import CallText, CallValue, TorchName, call_text, parse_call, parse_tensor
 from opreplay.replay.resolve.schema import ArgSpec, OpSpec
 from opreplay.replay.resolve.written.call import values_by_name
@@ -99,7 +99,7 @@ def case_of(kind: str, name: str, spec: OpSpec, args: tuple[ReplayArg, ...]) -> 
         id=identity,
         name=name,
         count=1,
-        recorded=Recorded(host_us_total=0.0, host_us_median=0.0),
+        recorded=NOT_RECORDED,
         resolved_by="jit",
         overload=spec.overload,
         schema=spec.text,

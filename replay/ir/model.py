@@ -95,6 +95,10 @@ class Recorded(msgspec.Struct, frozen=True, kw_only=True):
     """Names of all ops below it, each before those that it calls; None as for `children`."""
 
 
+NOT_RECORDED = Recorded(host_us_total=0.0, host_us_median=0.0)
+"""Of calls that come from no trace."""
+
+
 class LayerEvidence(msgspec.Struct, frozen=True, kw_only=True):
     """Of one call of an opaque layer; sizes that contradict it cannot be those that were recorded."""
 

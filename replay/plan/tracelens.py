@@ -14,7 +14,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from opreplay.replay.ir.model import Reason, Recorded, ReplayArg, ReplayOp, ReplayPlan
+from opreplay.replay.ir.model import NOT_RECORDED, Reason, ReplayArg, ReplayOp, ReplayPlan
 from opreplay.replay.ir.verify import verify_argument
 from opreplay.replay.plan.tracelens_values import Refused, Unknown, code_of, is_unicode, read_argument, write_argument
 from opreplay.traces.errors import FormatError, UsageError
@@ -23,7 +23,6 @@ MAX_FILE_BYTES = 256 << 20
 MAX_ENTRIES = 1_000_000
 _MAX_ARGUMENTS = 512
 _HINT = "TraceLens's event replay writes such a file: a JSON list of objects with op_name and replay_ir."
-_NOT_RECORDED = Recorded(host_us_total=0.0, host_us_median=0.0)
 
 
 def read_tracelens_ir(path: str | Path) -> ReplayPlan:
@@ -100,7 +99,7 @@ def _read_entry(index: int, entry: Any, seen: Counter[str]) -> ReplayOp:
         id=hashlib.blake2b(identity.encode(), digest_size=6).hexdigest(),
         name=name,
         count=1,
-        recorded=_NOT_RECORDED,
+        recorded=NOT_RECORDED,
         args=args,
         reason=reason,
         origin=origin,

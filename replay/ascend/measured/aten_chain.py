@@ -13,7 +13,7 @@ from typing import cast
 
 from opreplay.replay.ascend.lowering import lower
 from opreplay.replay.ir.kernel import KernelCall, broadcast
-from opreplay.replay.ir.model import Recorded, ReplayArg, ReplayOp
+from opreplay.replay.ir.model import NOT_RECORDED, ReplayArg, ReplayOp
 from opreplay.traces.model import TensorMeta
 
 Tensor = tuple[tuple[int, ...], str]
@@ -189,7 +189,7 @@ def _lowered(name: str, args: Sequence[ReplayArg], result: TensorMeta | None) ->
         id="0" * 12,
         name=f"aten::{name}",
         count=1,
-        recorded=Recorded(host_us_total=0.0, host_us_median=0.0),
+        recorded=NOT_RECORDED,
         args=tuple(args),
         outputs=None if result is None else (result,),
     )

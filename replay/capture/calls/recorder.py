@@ -22,7 +22,7 @@ from opreplay.replay.capture.calls.summed import Summed
 from opreplay.replay.capture.calls.without_mode import WithoutMode
 from opreplay.replay.collectives.model import REDUCING
 from opreplay.replay.ir.captured import LikeDevice, StepPhase
-from opreplay.replay.ir.model import Assumption, Reason, Recorded, ReplayArg, ReplayOp
+from opreplay.replay.ir.model import NOT_RECORDED, Assumption, Reason, ReplayArg, ReplayOp
 from opreplay.replay.ir.names import COLLECTIVE_NAMESPACES
 from opreplay.replay.plan.collectives.recorded import same_work
 from opreplay.replay.resolve.bind import checking_bounds
@@ -33,7 +33,6 @@ from opreplay.replay.resolve.schema import OpSpec, compile_schema, named_after_g
 from opreplay.traces.errors import UsageError
 from opreplay.traces.model import TensorMeta
 
-NOT_RECORDED = Recorded(host_us_total=0.0, host_us_median=0.0)
 _QUERIES = frozenset({"prim", "profiler"})
 """Namespaces of what asks for a tensor's device and the like."""
 _SEEN_BELOW_AUTOGRAD = torch._C.DispatchKey.ADInplaceOrView

@@ -19,7 +19,7 @@ from typing import Any
 import msgspec
 
 from opreplay.replay.ir.describe import SHORT_DTYPES
-from opreplay.replay.ir.model import Reason, Recorded, ReplayArg, ReplayOp, ReplayPlan
+from opreplay.replay.ir.model import NOT_RECORDED, Reason, ReplayArg, ReplayOp, ReplayPlan
 from opreplay.replay.ir.notation import LARGEST, MOST_NESTING, CallText, CallValue, TokenReader, TorchName, call_text
 from opreplay.replay.ir.reasons import NotReplayable
 from opreplay.replay.resolve.names import candidates
@@ -127,7 +127,7 @@ def _op(name: str, overload: str | None, count: int, text: str) -> ReplayOp:
         id=blake2b(f"{full_name}\0{text}".encode(), digest_size=6).hexdigest(),
         name=name,
         count=max(count, 1),
-        recorded=Recorded(host_us_total=0.0, host_us_median=0.0),
+        recorded=NOT_RECORDED,
         overload=overload,
         origin=None if count else MADE_UP,
     )

@@ -14,7 +14,15 @@ from typing import TypeVar
 import msgspec
 
 from opreplay.replay.ir.describe import schema_text
-from opreplay.replay.ir.model import Assumption, PlainValue, Reason, Recorded, ReplayArg, ReplayOp, ReplayPlan
+from opreplay.replay.ir.model import (
+    NOT_RECORDED,
+    Assumption,
+    PlainValue,
+    Reason,
+    ReplayArg,
+    ReplayOp,
+    ReplayPlan,
+)
 from opreplay.replay.ir.names import split_name
 from opreplay.replay.ir.notation import CallText, CallValue, TorchName
 from opreplay.replay.ir.recorded_call import RecordedArg, plain_number
@@ -111,7 +119,7 @@ def _op_to_predict(call: CallText, policy: Policy, device: str, error: UsageErro
         id=_identity(call.name, args),
         name=base,
         count=1,
-        recorded=_NO_TIME,
+        recorded=NOT_RECORDED,
         args=args,
         schema=fit.spec.text if fits and fit.spec is not None else None,
         assumptions=(Assumption(argument="*", what=str(error)),),
@@ -176,7 +184,9 @@ def _of_overload(specs: Sequence[OpSpec], call: CallText, policy: Policy, device
         args = argument_forms(spec, call)
         if args is None:
             continue
-        op = ReplayOp(id=_identity(spec.full_name, args), name=spec.full_name, count=1, recorded=_NO_TIME, args=args)
+        op = ReplayOp(
+            id=_identity(spec.full_name, args), name=spec.full_name, count=1, recorded=NOT_RECORDED, args=args
+        )
         resolved = resolve_named(_alone(op), policy, device=device).ops[0]
         if resolved.reason is None:
             return resolved
@@ -184,9 +194,6 @@ def _of_overload(specs: Sequence[OpSpec], call: CallText, policy: Policy, device
     why = f": {reasons[0]}" if reasons else ""
     shown = "; ".join(schema_text(spec.text) for spec in specs[:SHOWN])
     raise UsageError(f"no overload of {call.name} takes these arguments{why}", hint=f"It is {shown}.")
-
-
-_NO_TIME = Recorded(host_us_total=0.0, host_us_median=0.0)
 
 
 def _alone(op: ReplayOp) -> ReplayPlan:
@@ -316,7 +323,7 @@ def _executed(entry: UserExecutor, name: str, call: CallText, device: str) -> Re
         id=_identity(name, args),
         name=name,
         count=1,
-        recorded=_NO_TIME,
+        recorded=NOT_RECORDED,
         resolved_by="python function" if is_function else "executor",
         schema=text,
         args=args,

@@ -16,7 +16,7 @@ from typing import Literal
 import msgspec
 
 from opreplay.initializers.supplied.safetensors import SafetensorsFile
-from opreplay.replay.ir.model import Reason, Recorded, ReplayArg, ReplayOp, ReplayPlan
+from opreplay.replay.ir.model import NOT_RECORDED, Reason, ReplayArg, ReplayOp, ReplayPlan
 from opreplay.replay.ir.notation import LARGEST
 from opreplay.replay.ir.verify import MAX_NAME, verify_arguments
 from opreplay.traces.errors import FormatError
@@ -216,17 +216,14 @@ def _op(folder: Path, definition: Definition, line: Line) -> ReplayOp:
         detail = "the definition names no op; its reference is code, which is not run"
         reason = Reason("library missing", detail)
         op = ReplayOp(
-            id="", name=f"flashinfer::{definition.name}", count=1, recorded=_NO_TIME, args=args, reason=reason
+            id="", name=f"flashinfer::{definition.name}", count=1, recorded=NOT_RECORDED, args=args, reason=reason
         )
     else:
         args = tuple(_argument(argument, metas, values) for argument in called.args)
-        op = ReplayOp(id="", name=called.name, count=1, recorded=_NO_TIME, overload=called.overload, args=args)
+        op = ReplayOp(id="", name=called.name, count=1, recorded=NOT_RECORDED, overload=called.overload, args=args)
     verify_arguments(definition.name[:80], op)
     identity = blake2b(msgspec.json.encode([op.name, op.overload, op.args]), digest_size=6).hexdigest()
     return msgspec.structs.replace(op, id=identity, count=max(line.opreplay.count, 1))
-
-
-_NO_TIME = Recorded(host_us_total=0.0, host_us_median=0.0)
 
 
 def _size(name: str, axis: Axis, workload: Workload) -> int:

@@ -31,6 +31,7 @@ WORDS = {
     "plan": "the ops (another trace, or other filters)",
     "options": "the options of measuring",
     "values": "the values of arguments",
+    "code": "what is in the files of --plugin",
 }
 """What is told of parts of the identity that are digests."""
 
@@ -57,6 +58,9 @@ def identity_of(
     values = options.get("values")
     if isinstance(values, str):
         identity["values"] = file_digest(values)
+    code = sorted(name for key in ("plugins", "init_modules") for name in options.get(key) or ())
+    if digests := [file_digest(name) for name in code if Path(name).is_file()]:
+        identity["code"] = digest("".join(digests).encode())
     return identity
 
 
@@ -124,14 +128,22 @@ def whole_summary(earlier: ResultFile, header: Header) -> Summary | None:
     """The summary of a run that has nothing left to do, None where it goes on; raises as `refuse_another`."""
     refuse_another(earlier, header)
     summary = earlier.summary
-    if summary is None or summary.interrupted or len(kept_results(earlier)) < summary.ops:
+    failures_end = bool(header.options.get("stop_on_error"))
+    if summary is None or summary.interrupted or len(kept_results(earlier, failures_end)) < summary.ops:
         return None
     return summary
 
 
-def kept_results(earlier: ResultFile) -> list[OpResult]:
-    """Results that need not be made again: all but those of ops that there was no time for, or that lost a process."""
-    return [result for result in earlier.results if not is_out_of_time(result) and not is_lost(result.reason)]
+def kept_results(earlier: ResultFile, failures_end: bool = False) -> list[OpResult]:
+    """Results that need not be made again: all but those of ops that there was no time for, or that lost a process, and
+    where a failure ends the run, that failed."""
+    return [
+        result
+        for result in earlier.results
+        if not is_out_of_time(result)
+        and not is_lost(result.reason)
+        and not (failures_end and result.status == "failed")
+    ]
 
 
 def is_out_of_time(result: OpResult) -> bool:

@@ -146,6 +146,30 @@ def test_a_run_that_stops_at_the_first_failure_goes_on_behind_it(tmp_path: Path)
     assert [result.name for result in read_results(path)[1]] == [op.name for op in plan.ops]
 
 
+def test_a_run_that_stops_at_failures_tries_again_what_failed(tmp_path: Path) -> None:
+    plan = plan_of(*(fake_op(name) for name in ("1us", "raise", "2us")))
+    path = tmp_path / "r.jsonl"
+    with JsonLinesSink.open(path) as sink:
+        run_plan(plan, OPTIONS, sink=sink)
+    sink, earlier = JsonLinesSink.reopen(path)
+    with sink:
+        summary = run_plan(plan, msgspec.structs.replace(OPTIONS, stop_on_error=True), sink=sink, earlier=earlier)
+    assert (summary.interrupted, summary.replayed, summary.failed) == (False, 2, 1)
+    assert path.read_text().count('"fake::raise"') == 2
+
+
+def test_a_run_does_not_go_on_with_other_code_of_the_users(tmp_path: Path) -> None:
+    path, plugin = tmp_path / "r.jsonl", tmp_path / "mine.py"
+    options = msgspec.structs.replace(OPTIONS, plugins=(str(plugin),))
+    plugin.write_text("A = 1")
+    with JsonLinesSink.open(path) as sink:
+        run_plan(plan_of(fake_op("1us")), options, sink=sink)
+    plugin.write_text("A = 2")
+    sink, earlier = JsonLinesSink.reopen(path)
+    with sink, pytest.raises(UsageError, match="--plugin differ"):
+        run_plan(plan_of(fake_op("1us")), options, sink=sink, earlier=earlier)
+
+
 def test_a_failure_of_the_last_op_interrupts_nothing() -> None:
     stopping = msgspec.structs.replace(OPTIONS, stop_on_error=True)
     assert not run_plan(plan_of(fake_op("1us"), fake_op("raise")), stopping, sink=MemorySink()).interrupted

@@ -87,10 +87,12 @@ def swept_file(
     """Each size on each device of what "FILE.py:make" makes, called with the sizes by name, in the `form` that is run,
     and what was assumed of all. Raises UsageError for sizes that it does not take, and as `target_of`."""
     named = target_of(target, shape)
+    signature = inspect.signature(named.make)
     try:
-        inspect.signature(named.make).bind(**dict.fromkeys(sizes, 1))
+        signature.bind(**dict.fromkeys(sizes, 1))
     except TypeError as error:
-        hint = f"Let it take them: def make({', '.join(sizes)})."
+        names = ", ".join(signature.parameters)
+        hint = f"It takes {names}." if names else f"Let it take them: def make({', '.join(sizes)})."
         raise UsageError(f"--vary: {named.source}: {error}", hint=hint) from error
 
     def captured(chosen: dict[str, int]) -> ReplayPlan:

@@ -62,7 +62,7 @@ class CapturedTimes(msgspec.Struct, frozen=True, kw_only=True):
     computing_us: float
     communication_us: float
     idle_us: float
-    """Of the step: the device has nothing to do."""
+    """The rest of the step: the device waits for the host, or is between two tasks."""
     bound: str
     """"host" where the step would take 90 % as long without work on the device, "device" where it would without the
     host's, else "both": they take turns."""
@@ -200,31 +200,29 @@ def _calls(called: Sequence[ReplayOp], step: Step, host_scale: float, host: Meas
     )
 
 
-def _scheduled(calls: _Calls, *, latency_us: float = LAUNCH_LATENCY_US) -> tuple[float, float, float]:
-    """(pace of such steps, µs of the last one's device window, µs in which the device has nothing to do)."""
+def _scheduled(calls: _Calls, *, latency_us: float = LAUNCH_LATENCY_US) -> tuple[float, float]:
+    """(pace of such steps, µs of the last one's device window)."""
     device_us, kernels = calls.device_us.tolist(), calls.kernels.tolist()
     host_us, waits = calls.host_us.tolist(), calls.waits.tolist()
     host = device = completed = 0.0
-    pace = window = idle = 0.0
+    pace = window = 0.0
     for _ in range(COPIES):
-        first, idle = math.inf, 0.0
+        first = math.inf
         for us, count, dispatch, is_waited_for in zip(device_us, kernels, host_us, waits, strict=True):
             host += dispatch
             if count:
-                ready = device + TASK_GAP_US * count
-                start = max(host + latency_us, ready)
-                idle += start - ready
+                start = max(host + latency_us, device + TASK_GAP_US * count)
                 first = min(first, start)
                 device = start + us
             if is_waited_for:
                 host = max(host, device)
         before, completed = completed, max(host, device)
         pace, window = completed - before, max(0.0, device - first)
-    return pace, window, idle
+    return pace, window
 
 
 def _times(calls: _Calls, band: tuple[Floats, Floats]) -> CapturedTimes:
-    step_us, window_us, idle_us = _scheduled(calls)
+    step_us, window_us = _scheduled(calls)
     replace = msgspec.structs.replace
     shorter, longer = band
     python_us = np.where((calls.host_band > 1.0) & (calls.kernels > 0), PYTHON_US * calls.host_scale, 0.0)
@@ -238,16 +236,16 @@ def _times(calls: _Calls, band: tuple[Floats, Floats]) -> CapturedTimes:
         _scheduled(replace(calls, host_us=calls.host_us / calls.host_band))[0],
         _scheduled(calls, latency_us=LAUNCH_LATENCY_US / LATENCY_BAND)[0],
     ]
-    talking_us = float((calls.device_us * calls.talks).sum())
+    talking_us, working_us = float((calls.device_us * calls.talks).sum()), float(calls.device_us.sum())
     return CapturedTimes(
         step_us=step_us,
         low_us=max(0.0, step_us - math.sqrt(sum(max(0.0, step_us - us) ** 2 for us in faster))),
         high_us=step_us + math.sqrt(sum(max(0.0, us - step_us) ** 2 for us in slower)),
         host_us=float(calls.host_us.sum()),
         device_us=window_us,
-        computing_us=float(calls.device_us.sum()) - talking_us,
+        computing_us=working_us - talking_us,
         communication_us=talking_us,
-        idle_us=idle_us,
+        idle_us=max(0.0, step_us - working_us),
         bound=_bound(calls, step_us),
     )
 

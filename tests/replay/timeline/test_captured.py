@@ -24,6 +24,7 @@ from opreplay.replay.timeline.captured import OUTSIDE, PYTHON_US, VIEW_US, Captu
 from opreplay.replay.timeline.changes import AS_LONG_AS_LONGEST
 from opreplay.replay.timeline.measured import MeasuredHost
 from opreplay.replay.timeline.offload import DISPATCH_BAND, DISPATCH_US
+from opreplay.replay.timeline.simulated import TASK_GAP_US
 from opreplay.traces.errors import TraceError, UsageError
 from opreplay.traces.samples import sample_path
 
@@ -66,6 +67,7 @@ def test_large_kernels_are_bound_by_the_device() -> None:
     times = found.socs["910b3"]
     assert times.bound == "device"
     assert times.step_us == pytest.approx(times.computing_us, rel=0.02)
+    assert times.idle_us == pytest.approx(4 * TASK_GAP_US)  # from each kernel to the next
     halved, graph = (change.socs_us["910b3"] for change in found.what_if)
     assert halved == pytest.approx(times.step_us / 2, rel=0.05)
     assert graph == pytest.approx(times.step_us, rel=0.02)

@@ -12,10 +12,9 @@ from rich.text import Text
 
 from opreplay.replay.report.text import plural, quotient, safe, share_text, time_text
 from opreplay.replay.results.records import Header, OpResult
-from opreplay.replay.results.suspects import kind_of_device, suspects
+from opreplay.replay.results.suspects import LARGE_SHARE, kind_of_device, suspects
 
 MARK = "!"
-LARGE_SHARE = 0.02
 SHOWN = 8
 """Rows that are listed; files hold all."""
 

@@ -15,6 +15,8 @@ LOW, HIGH = 0.05, 50.0
 """Ratios to the recorded time within which two times of one op may both be right."""
 LEAST_SHARE = 0.01
 """Of the recorded time: rows below it change no conclusion."""
+LARGE_SHARE = 0.02
+"""Of a total: a row of more can change it."""
 UNEVEN = 10.0
 """With a mean of so many medians, few calls hold nearly all of the time."""
 FEW = 5

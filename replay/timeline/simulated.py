@@ -10,6 +10,7 @@ import math
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import msgspec
 import numpy as np
@@ -31,6 +32,7 @@ from opreplay.replay.ops.costs.collectives import kernel_of
 from opreplay.replay.ops.work.contents import Contents
 from opreplay.replay.plan.collectives.records import Records, collective_of, of_record
 from opreplay.replay.results.records import Simulated
+from opreplay.replay.results.suspects import LARGE_SHARE, suspicions
 from opreplay.replay.timeline.categories import Categories, categories
 from opreplay.replay.timeline.contention import Contention, contended
 from opreplay.replay.timeline.graph.model import (
@@ -394,38 +396,79 @@ def _lowered_ops(
     by_call: defaultdict[int, list[int]] = defaultdict(list)
     for node in rows.tolist():
         by_call[int(nodes.owner[node])].append(node)
-    known: dict[int, tuple[Simulated, dict[str, float]] | None] = {}
+    known: dict[int, _OnDevice | None] = {}
+    recorded_us: defaultdict[int, list[float]] = defaultdict(list)
     for owner, of_it in by_call.items():
         signature = int(trace.ops.signature[owner])
         if signature not in known:
             op = ops.get(signature_id(trace.signatures[signature]))
-            known[signature] = None
-            if op is not None and (op.reason is None or op.reason.kind != "metadata missing"):
-                of_kernels = resident.get(op.id, ()) if resident is not None else ()
-                amounts = contents(op) if contents is not None else None
-                try:
-                    simulated, families = simulate_by_family(op, device, predictor, amounts, of_kernels)
-                except CustomOpError as error:
-                    out.notes.append(f"{op.name} is not predicted: {error}")
-                    continue
-                if simulated.time_us > 0.0 or (op.reason is None and simulated.by != "nothing"):
-                    known[signature] = simulated, families
+            known[signature] = None if op is None else _on_device(op, predictor, contents, resident or {}, out.notes)
         prediction = known[signature]
         if prediction is None:
             continue
-        simulated, families = prediction
+        simulated = prediction.simulated
         if out.contention is not None:
             out.contention.needs(of_it, simulated.terms_us, simulated.time_us)
         recorded = nodes.dur_us[of_it]
         total = float(recorded.sum())
         share = recorded / total if total else np.full(len(of_it), 1.0 / len(of_it))
         more = TASK_GAP_US * max(0, max(1, len(simulated.kernels)) - len(of_it))
-        for name, us in families.items():
+        for name, us in prediction.families.items():
             band = HOST_COPY.band if name == HOST_COPY.name else total_band(device, name)
             _add(out, of_it, name, band, us * share)
         _finish(graph, out, done, of_it, (simulated.time_us + more) * share)
+        recorded_us[signature].append(total)
         out.uncalibrated_us += simulated.time_us if simulated.confidence == "uncalibrated" else 0.0
         out.invented_recorded_us += total if simulated.by == "invented sizes" else 0.0
+    if out.dispatch_us is None:  # else what was recorded is another kind of work, a host's
+        rows = [(on, us) for signature, us in recorded_us.items() if (on := known[signature]) is not None]
+        out.notes += _doubtful(rows, device.name, out.recorded_us)
+
+
+class _OnDevice(NamedTuple):
+    """A call of an op on the device, µs."""
+
+    op: ReplayOp
+    simulated: Simulated
+    families: Mapping[str, float]
+
+
+def _on_device(
+    op: ReplayOp,
+    predictor: Predictor,
+    contents: ContentsOf | None,
+    resident: Mapping[str, Sequence[Held]],
+    notes: list[str],
+) -> _OnDevice | None:
+    """None for an op without a prediction; `notes` gets why where it is the fault of the user's code."""
+    if op.reason is not None and op.reason.kind == "metadata missing":
+        return None
+    amounts = contents(op) if contents is not None else None
+    try:
+        simulated, families = simulate_by_family(op, predictor.device, predictor, amounts, resident.get(op.id, ()))
+    except CustomOpError as error:
+        notes.append(f"{op.name} is not predicted: {error}")
+        return None
+    if simulated.time_us > 0.0 or (op.reason is None and simulated.by != "nothing"):
+        return _OnDevice(op, simulated, families)
+    return None
+
+
+def _doubtful(rows: Sequence[tuple[_OnDevice, Sequence[float]]], device: str, step_us: float) -> Iterator[str]:
+    """What is told of ops whose prediction contradicts the recorded times of their calls, and is much of the step."""
+    every = sum(on.simulated.time_us * len(recorded) for on, recorded in rows)
+    for on, recorded in rows:
+        share = _share(on.simulated.time_us * len(recorded), every)
+        whole = sum(recorded)
+        doubts = suspicions(
+            on.op,
+            share=max(share, _share(whole, step_us)),
+            recorded_us=whole / len(recorded),
+            measured_us=None,
+            simulated=[(device, on.simulated)],
+        )
+        if doubts and max(share, _share(whole, step_us)) >= LARGE_SHARE:
+            yield f"{on.op.name} takes {share:.1%} of what is predicted: {'; '.join(doubts)}"
 
 
 def _host_copies(trace: Trace, graph: StepGraph) -> Bools:

@@ -408,3 +408,21 @@ def test_launch_latency_counts_where_the_host_waits_for_the_device(tmp_path: Pat
     made = study(machine, tmp_path).timeline.categories_us
     assert made.idle_launch_latency == pytest.approx(49 * 6.0 if waits else 0.0, abs=1.0)
     assert made.idle_host_bound > 49 * 4.0
+
+
+@pytest.mark.parametrize(("recorded_us", "doubted"), [(100.0, True), (1e6, False)])
+def test_an_op_whose_prediction_contradicts_what_was_recorded_is_named(
+    tmp_path: Path, recorded_us: float, doubted: bool
+) -> None:
+    machine = Machine()
+    machine.begin()
+    machine.op("aten::gcd", 20.0, ("gcd_kernel", recorded_us))
+    kind = ["long int"] * 2
+    machine.events[-1]["args"] |= {"Input Dims": [[4096, 4096]] * 2, "Input type": kind, "Concrete Inputs": ["", ""]}
+    machine.synchronize()
+    machine.end()
+    trace = read_trace(machine.write(tmp_path / "t.json"), activity=True)
+    plan = plan_of(trace, Selection(select="owner"), device="cpu", in_order=True)
+    found = timeline(trace, plan=plan, devices=list(load_socs(("910b3",)).values())).timeline
+    notes = found.socs["910b3"].notes
+    assert any(note.startswith("aten::gcd takes 100.0% of what is predicted") for note in notes) is doubted

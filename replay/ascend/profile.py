@@ -178,6 +178,8 @@ class FamilyCost(msgspec.Struct, frozen=True, kw_only=True):
     """Cycles per row, run, image or index, as the form counts them."""
     fixed_us: float = 0.0
     """Passes, synchronisation and set-up beyond a bare launch."""
+    fixed_alone_us: float = 0.0
+    """The same of calls by themselves, before the factor of such calls; 0: as in networks."""
     launch_factor: float = 1.0
     """On what more blocks add to the launch: bigger programs start more slowly."""
     scale: float = 1.0

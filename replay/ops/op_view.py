@@ -271,8 +271,24 @@ def strided_copy(meta: TensorMeta) -> KernelCall:
         inner = next((i for i in reversed(range(len(meta.shape))) if meta.shape[i] != 1), 0)
         run = meta.shape[inner] if order and order[-1] == inner else 1
         source = spec([meta.shape[i] for i in order], meta.dtype)
+        if (swapped := swapped_rows(meta.shape, strides)) is not None:
+            return kernel("Transpose", [source], [out], run=run, swapped=swapped)
         return kernel("Transpose", [source], [out], run=run)
     return kernel("Slice", [out], [out])
+
+
+def swapped_rows(shape: Sequence[int], strides: Sequence[int]) -> tuple[int, int] | None:
+    """(rows, columns) of the matrices that making a strided tensor contiguous transposes, dimensions that lie together
+    taken as one; None where it does more, or less, than that."""
+    merged: list[tuple[int, int]] = []
+    for size, stride in zip(shape, strides, strict=True):
+        if size != 1 and merged and merged[-1][1] == size * stride:
+            merged[-1] = (merged[-1][0] * size, stride)
+        elif size != 1:
+            merged.append((size, stride))
+    if len(merged) not in (2, 3) or merged[-2][1] != 1 or (len(merged) == 3 and merged[0][1] < merged[2][1]):
+        return None
+    return merged[-1][0], merged[-2][0]
 
 
 def length(meta: TensorMeta | None, default: int = 1) -> int:

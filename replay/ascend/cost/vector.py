@@ -83,6 +83,7 @@ def work_terms(
         cycles += rows * family.row_cycles
     if work.repeated:
         cycles += work.repeated * REPEATED / device.vector_width
+    cycles += work.further
     if cycles > elements * ONE_BY_ONE:
         # However rows are counted, all cores together need no longer than one of them would alone, element by element.
         alone = elements * blocks * (each if each > ONE_BY_ONE else ONE_BY_ONE) + moved / ONE_CORE_BYTES
@@ -90,7 +91,7 @@ def work_terms(
             alone += rows * blocks * (BURST if family.form in COPIES else ACCESS)
         if alone < cycles:
             cycles = alone
-    far = hbm * family.memory_factor
+    far = hbm * (work.memory or family.memory_factor)
     vector, moving = cycles / device.freq_hz * 1e6, far + cache
     one_us = rates.launch_one_us
     launch = launch_between(one_us, one_us + (rates.launch_full_us - one_us) * family.launch_factor, blocks, rates)

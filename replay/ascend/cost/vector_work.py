@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from math import ceil, log2, prod
+from typing import cast
 
 import msgspec
 
@@ -64,6 +65,10 @@ class Work(msgspec.Struct, frozen=True, gc=False):
     """Bytes."""
     repeated: float = 0.0
     """Elements of the busiest core that come of repeating an operand along its rows."""
+    further: float = 0.0
+    """Cycles of the busiest core beyond those of elements and rows."""
+    memory: float = 0.0
+    """Factor on the time of memory in place of the family's."""
 
 
 def blocks_for(size_bytes: float, device: DeviceProfile) -> float:
@@ -117,6 +122,8 @@ def _rowwise(call: KernelCall, family: FamilyCost, device: DeviceProfile, tally:
     cols = int(recorded_cols) if isinstance(recorded_cols, int) else last_dim(main)
     if cols < 1:
         cols = 1
+    if call.attrs and isinstance(call.attrs.get("lines"), int):
+        return _in_lines(call, cols, device, tally)
     rows = prod(main.shape) // cols or 1
     row_block = family.row_block
     blocks = ceil(rows / row_block) or 1
@@ -142,6 +149,17 @@ def _rowwise(call: KernelCall, family: FamilyCost, device: DeviceProfile, tally:
         # A row that a core cannot hold is read again by each pass over it.
         read += (family.passes - 1.0) * tensor_bytes(main)
     return Work(blocks, elements, shared, read, tally.write)
+
+
+def _in_lines(call: KernelCall, cols: int, device: DeviceProfile, tally: Tally) -> Work:
+    """Work that is dealt out in `lines` of `cols` elements, whatever the tensors look like, each walked in `steps`; an
+    element does the arithmetic of `each`."""
+    lines, steps, each = (call.attrs.get(name) for name in ("lines", "steps", "each"))
+    lines = lines if isinstance(lines, int) and lines > 1 else 1
+    busiest = ceil(lines / device.aiv_cores)
+    walked = busiest * (steps if isinstance(steps, int) else 1)
+    elements = busiest * cols * (each if isinstance(each, float) else 1.0)
+    return Work(min(lines, device.aiv_cores), elements, walked, tally.read, tally.write)
 
 
 def _reduce(call: KernelCall, family: FamilyCost, device: DeviceProfile, tally: Tally) -> Work:
@@ -171,6 +189,26 @@ def _copy(call: KernelCall, family: FamilyCost, device: DeviceProfile, tally: Ta
 TURNED_TOGETHER = 64
 """Elements that a block to be turned reads and writes together, of however many dimensions: [67, 67, 17, 13, 11]
 float16 backwards takes 125 us on a 910B2, which single rows of 11 would make 420 (hicann/cann-bench)."""
+SWAPPED_TOGETHER = 256
+"""The same where only rows and columns of matrices are swapped: even 9 rows of 65536 keep up with memory."""
+BLOCK_BYTES = 32
+"""A block of a vector core's memory, which rows are padded to."""
+TURNED_SINGLY = 0.8
+"""Cycles an element of odd matrices that a 910B turns: 0.8 to 1.6 for 2- and 4-byte elements of [1023, 1023] to
+[373, 133221], where aligned ones keep up with memory (hicann/cann-bench); none of it on a 950PR."""
+TURNED_BYTES = 9.0
+"""The same of single bytes, which a 910B has no instruction to turn: [4097, 511] takes it 238 us, a 950PR 9."""
+TURNED_HALVES, MANY_TURNED = 1.4, 256
+"""Cycles an element of 2 bytes that a 950PR takes to turn where both sides of a matrix are as long: 0.9 to 2.0 from
+[256, 256] to [769, 1537], none where one side is 9, 91 or 255, nor of 4 bytes (hicann/cann-bench)."""
+FEW_TURNED = 16
+"""Rows of a matrix that a core turns at once and writes as one run: [2, 9, 65536] takes 15 us and 10 us."""
+TURNED_MEMORY = 1.38
+"""On the time of memory where blocks are turned, on vectors of 128 and of 256 bytes: [8192, 8192] of 4 bytes moves
+0.95 TB/s on both (hicann/cann-bench). Runs of 256 bytes reach 0.55 on a 910B2, and 1.4 on a 950PR."""
+RUN_BY_RUN = 1.4
+"""Of a row's cycles, what a run takes of several dimensions backwards on a 950PR, which moves one after the other: 20
+cycles, 176 to 272 us for a million runs of 2 to 11 elements (hicann/cann-bench)."""
 
 
 def _transpose(call: KernelCall, family: FamilyCost, device: DeviceProfile, tally: Tally) -> Work:
@@ -187,12 +225,32 @@ def _transpose(call: KernelCall, family: FamilyCost, device: DeviceProfile, tall
     # Short runs are not moved one by one: blocks of 16 x 16 are turned in the core, and what lies together there is
     # read and written together. What is quicker is taken: of float32 that is moving from about 25 elements on, of
     # halves from about 50.
-    together = TURNED_TOGETHER if device.vector_width == 1.0 else 1
+    swapped = call.attrs.get("swapped")
+    narrow = device.vector_width == 1.0
+    together = SWAPPED_TOGETHER if swapped else TURNED_TOGETHER if narrow else 1
     rows = sum(n / max(together, last_dim(spec)) for spec in (source, out) if spec is not None)
+    if not narrow and not swapped:
+        rows *= RUN_BY_RUN
     turning = n * family.cycles * dtype_factor(call, family) / device.vector_width
     if turning < (n / run - rows) * family.row_cycles:
-        return Work(blocks, n / blocks, rows / blocks, size, size)
-    return Work(blocks, 0, n / run / blocks, size, size)
+        further = n / blocks * _turned_singly(swapped, source, narrow=narrow)
+        return Work(blocks, n / blocks, rows / blocks, size, size, further=further, memory=TURNED_MEMORY)
+    return Work(blocks, 0, n / run / blocks, size, size, memory=0.0 if narrow else 1.0)
+
+
+def _turned_singly(swapped: object, source: TensorSpec | None, *, narrow: bool) -> float:
+    """Cycles an element of matrices that no instruction turns, beyond those of others."""
+    if source is None or not isinstance(swapped, tuple):
+        return 0.0
+    size = itemsize(source.dtype)
+    rows, columns = cast("tuple[int, int]", swapped)
+    if not narrow:
+        return TURNED_HALVES if size == 2 and min(rows, columns) >= MANY_TURNED else 0.0
+    if size == 1:
+        return TURNED_BYTES
+    # A matrix of few rows is written as a whole.
+    ends = (columns,) if rows < FEW_TURNED else (rows, columns)
+    return TURNED_SINGLY if any(end * size % BLOCK_BYTES for end in ends) else 0.0
 
 
 def _transdata(call: KernelCall, family: FamilyCost, device: DeviceProfile, tally: Tally) -> Work:
@@ -269,6 +327,9 @@ takes as long as of 16 on a 910B2, not on a 950PR (hicann/cann-bench)."""
 WINDOWED = 4.0
 """Elements of a pool of fixed windows that one of an adaptive pool is worth, on vectors of 128 bytes and of 256 alike:
 30 ps an element on a 910B2, 8 to 12 on a 950PR (hicann/cann-bench)."""
+VISITED, VISITED_CHANNEL = 55.0, 0.35
+"""Cycles of a position in an adaptive window on channels-last data of a 910B, and of each channel: 50 to 100 in all for
+7 to 97 channels, once what turning takes is off (13 calls, hicann/cann-bench)."""
 RESIZED = frozenset({"UpsampleBilinear2d", "UpsampleBilinear2dGrad"})
 
 
@@ -279,6 +340,10 @@ def _pool(call: KernelCall, family: FamilyCost, device: DeviceProfile, tally: Ta
     if call.type == "GridSampler2D":
         return _sampled(call, device, tally)
     work = _pooled(call, device, main)
+    visited = call.attrs.get("visited")
+    if isinstance(visited, int) and device.vector_width == 1.0:
+        cycles = visited * (VISITED + VISITED_CHANNEL * last_dim(main))
+        return msgspec.structs.replace(work, elements=0, further=cycles / work.blocks)
     if call.type.startswith("Adaptive"):
         return msgspec.structs.replace(work, elements=work.elements * WINDOWED * device.vector_width)
     if call.type in RESIZED and device.vector_width == 1.0 and len(main.shape) >= 4 and main.shape[1]:

@@ -92,6 +92,7 @@ NUMBERS = (
     "wide_ratio",
     "row_cycles",
     "fixed_us",
+    "fixed_alone_us",
     "launch_factor",
     "memory_factor",
     "row_block",
@@ -137,6 +138,7 @@ class FamilyEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     wide_ratio: float | None = None
     row_cycles: float | None = None
     fixed_us: float | None = None
+    fixed_alone_us: float | None = None
     launch_factor: float | None = None
     memory_factor: float | None = None
     row_block: float | None = None
@@ -476,6 +478,8 @@ def alone_by(device: DeviceProfile, factors: Mapping[str, float]) -> DeviceProfi
 
 
 def _scaled(family: FamilyCost, factors: Mapping[str, float]) -> FamilyCost:
+    if family.fixed_alone_us:
+        family = msgspec.structs.replace(family, fixed_us=family.fixed_alone_us)
     scaled = () if family.form in UNSCALED else FAMILY_FACTORS
     constants = {field: getattr(family, field) * factors[field] for field in scaled if field in factors}
     return msgspec.structs.replace(family, nearby={}, **constants)

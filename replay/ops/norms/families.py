@@ -136,7 +136,7 @@ family(
     "norms",
     "add rms norm of published schemas",
     "npu::npu_add_rms_norm_dynamic_mx_quant",
-    cost=norms.add_rms_norm,
+    cost=norms.add_rms_norm_mx,
 )
 family(
     "norms",

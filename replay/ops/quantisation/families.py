@@ -110,10 +110,21 @@ family(
     "dynamic quantize of published schemas",
     """
         npu::npu_dynamic_block_quant npu::npu_dynamic_block_mx_quant npu::npu_dynamic_mx_quant
-        npu::npu_dynamic_mx_quant_with_dual_axis npu::npu_dynamic_dual_level_mx_quant
-        npu::npu_grouped_dynamic_block_quant npu::npu_grouped_dynamic_mx_quant npu::npu_rotate_quant
+        npu::npu_dynamic_dual_level_mx_quant npu::npu_grouped_dynamic_mx_quant npu::npu_rotate_quant
     """,
     cost=elementwise.dynamic_quantize,
+)
+family(
+    "quantisation",
+    "dynamic quantize along both axes",
+    "npu::npu_dynamic_mx_quant_with_dual_axis",
+    cost=elementwise.both_axes_quantize,
+)
+family(
+    "quantisation",
+    "dynamic quantize of grouped blocks",
+    "npu::npu_grouped_dynamic_block_quant",
+    cost=elementwise.grouped_block_quantize,
 )
 family(
     "quantisation",

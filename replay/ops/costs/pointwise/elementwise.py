@@ -5,14 +5,16 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
+from itertools import pairwise
 from math import prod
 
-from opreplay.replay.ir.kernel import KernelCall, TensorSpec
+from opreplay.replay.ir.kernel import KernelCall, TensorSpec, itemsize
 from opreplay.replay.ops.op_view import (
     DoesNotFit,
     OpView,
     is_contiguous,
     kernel,
+    length,
     promote,
     spec,
     strided_copy,
@@ -187,9 +189,22 @@ def _halves(op: OpView, kind: str) -> list[KernelCall]:
     return [kernel(kind, [spec(source.shape, source.dtype)], [out])]
 
 
+BLOCK_BYTES = 32
+"""A block of a vector core's memory, which rows are padded to."""
+
+
 def swiglu(op: OpView) -> Iterable[KernelCall]:
-    """SwiGlu on a tensor whose halves are gate and value."""
-    return _halves(op, "SwiGlu")
+    """SwiGlu on a tensor whose halves are gate and value.
+
+    A 910B cuts off a half first where the halves are rows that do not fill blocks (hicann/cann-bench names a Slice).
+    """
+    (glu,) = _halves(op, "SwiGlu")
+    source, half = glu.inputs[0], glu.outputs[0]
+    if source is None or half is None or source.shape[-1] != half.shape[-1]:
+        return [glu]
+    if source.shape[-1] * itemsize(source.dtype) % BLOCK_BYTES == 0:
+        return [glu]
+    return [kernel("Slice", [half], [half], forward=True), glu]
 
 
 @costs("aten::glu")
@@ -259,6 +274,88 @@ def dynamic_quantize(op: OpView) -> Iterable[KernelCall]:
     """DynamicQuant: a scale per row is computed."""
     source = _wide_float(op)
     return [kernel("DynamicQuant", [source], [spec(source.shape, "int8"), spec(source.shape[:-1], "float32")])]
+
+
+FP8_CODES = {35: "float8_e5m2", 36: "float8_e4m3fn"}
+"""What torch_npu's `dst_type` means → dtype; 40 and 41 are numbers of 4 bits, two in a byte."""
+FP4_CODES = frozenset({40, 41})
+NO_HALF_TO_FP4 = 5.0
+"""What an element of float16 costs on its way to 4 bits, over others: it has no conversion to them and goes through
+float32 and bfloat16. 1 to 17 million elements take 0.6 cycles each on a core of a 950PR, of bfloat16 0.12
+(npu_dynamic_mx_quant_with_dual_axis, hicann/cann-bench)."""
+MX_BLOCK = 32
+"""Elements that share a scale in OCP's microscaling formats."""
+
+
+def quantised(op: OpView, source: TensorSpec) -> TensorSpec:
+    """The numbers that a quantisation to the argument `dst_type` writes."""
+    code = op.integer("dst_type", default=36)
+    if code in FP4_CODES and source.shape:
+        return spec((*source.shape[:-1], -(-source.shape[-1] // 2)), "uint8")
+    return spec(source.shape, FP8_CODES.get(code, "int8"))
+
+
+def mx_quantised(op: OpView, source: TensorSpec) -> tuple[TensorSpec, TensorSpec]:
+    """These numbers, and a scale of a byte for each block."""
+    return quantised(op, source), spec((-(-prod(source.shape) // MX_BLOCK),), "uint8")
+
+
+BOTH_ROWS, BOTH_COLUMNS = 64, 256
+"""A tile that is quantised along both of its dimensions: times of 17 shapes go in whole rounds of such tiles on 64
+cores (950PR, hicann/cann-bench)."""
+
+
+def both_axes_quantize(op: OpView) -> Iterable[KernelCall]:
+    """DynamicMxQuantWithDualAxis: a tile after the other, quantised along rows and along columns."""
+    meta = op.need("input", "x", at=0, rank=2)
+    source = spec(meta.shape, meta.dtype)
+    height, width = meta.shape[-2:]
+    tiles = prod(meta.shape[:-2]) * -(-height // BOTH_ROWS) * -(-width // BOTH_COLUMNS)
+    dear = meta.dtype == "float16" and op.integer("dst_type", default=36) in FP4_CODES
+    return [
+        kernel(
+            "DynamicMxQuantWithDualAxis",
+            [source],
+            mx_quantised(op, source) * 2,
+            lines=max(1, tiles),
+            cols=min(height, BOTH_ROWS) * BOTH_COLUMNS,
+            each=NO_HALF_TO_FP4 if dear else 1.0,
+        )
+    ]
+
+
+def _row_groups(op: OpView, rows: int) -> tuple[int, int]:
+    """Groups of rows, and the rows of the largest: as the argument says, else of groups of one size."""
+    ends = op.integers("group_list")
+    if ends:
+        counted = op.integer("group_list_type", default=0) != 0
+        sizes = ends if counted else tuple(end - begin for begin, end in pairwise((0, *ends)))
+        return len(ends), min(rows, max(1, *sizes))
+    groups = max(1, length(next((t for t in op.tensors if t.dtype in ("int32", "int64")), None)))
+    return groups, max(1, -(-rows // groups))
+
+
+def grouped_block_quantize(op: OpView) -> Iterable[KernelCall]:
+    """GroupedDynamicBlockQuant: a core takes the columns of blocks of a group and walks down its rows of blocks."""
+    meta = op.need("x", "input", at=0, rank=2)
+    groups, rows = _row_groups(op, meta.shape[-2])
+    height, width = op.integer("row_block_size", default=1), op.integer("col_block_size", default=128)
+    if height < 1 or width < 1:
+        raise DoesNotFit("blocks without elements")
+    source = spec(meta.shape, meta.dtype)
+    columns = max(1, prod(meta.shape[:-2]) * groups * -(-meta.shape[-1] // width))
+    steps = -(-rows // height)
+    scales = spec((columns * steps,), "float32")
+    return [
+        kernel(
+            "GroupedDynamicBlockQuant",
+            [source],
+            [quantised(op, source), scales],
+            lines=columns,
+            cols=rows * width,
+            steps=steps,
+        )
+    ]
 
 
 def _wide_float(op: OpView) -> TensorSpec:

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from math import prod
 
 from opreplay.replay.ir.kernel import KernelCall, TensorSpec
+from opreplay.replay.ops.costs.pointwise.elementwise import mx_quantised
 from opreplay.replay.ops.costs.rows.reductions import inside
 from opreplay.replay.ops.op_view import OpView, kernel, spec
 from opreplay.replay.ops.table import costs
@@ -85,6 +86,13 @@ def add_rms_norm(op: OpView) -> Iterable[KernelCall]:
     weight = op.meta("weight", "w", "gamma")
     gamma = spec(weight.shape, weight.dtype) if weight is not None else spec(x.shape[-1:], x.dtype)
     return [kernel("AddRmsNorm", [source, source, gamma], [source, spec((*x.shape[:-1], 1), "float32"), source])]
+
+
+def add_rms_norm_mx(op: OpView) -> Iterable[KernelCall]:
+    """AddRmsNormDynamicMxQuant: the norm is written in 8 or 4 bits, with a scale for each block."""
+    (plain,) = add_rms_norm(op)
+    source = spec(op.need("x1", at=0).shape, op.need("x1", at=0).dtype)
+    return [kernel("AddRmsNormDynamicMxQuant", plain.inputs, [source, *mx_quantised(op, source)])]
 
 
 def _channels(x: TensorMeta) -> int:

@@ -160,11 +160,30 @@ def adaptive(op: OpView) -> Iterable[KernelCall]:
         return [kernel("ReduceMax" if "max" in op.op.name else "ReduceMean", [plain], [result])]
     kind = "AdaptiveMaxPool3d" if "max" in op.op.name else "AdaptiveAvgPool3d"
     last, pooled = _channels_last(plain), _channels_last(result)
+    extent, wanted = meta.shape[-space:], _adaptive_sizes(op, meta, space)
+    channels = plain.shape[1]
+    visited = prod(plain.shape[:1]) * visits(extent[-2:], wanted[-2:])
+    if space == 3:
+        visited = visited * visits(extent[:1], wanted[:1]) // max(1, extent[0])
     return [
-        kernel("Transpose", [plain], [last], forward=True),
-        kernel(kind, [last], [pooled]),
-        kernel("Transpose", [pooled], [result], forward=True),
+        kernel("Transpose", [plain], [last], forward=True, swapped=(channels, prod(extent))),
+        kernel(kind, [last], [pooled], visited=visited),
+        kernel("Transpose", [pooled], [result], forward=True, swapped=(channels, prod(wanted))),
     ]
+
+
+def _adaptive_sizes(op: OpView, meta: TensorMeta, space: int) -> tuple[int, ...]:
+    if op.op.outputs and op.op.outputs[0] is not None:
+        return op.op.outputs[0].shape[-space:]
+    return _each(op.integers("output_size"), space, 1)
+
+
+def visits(extent: tuple[int, ...], wanted: tuple[int, ...]) -> int:
+    """Positions that adaptive windows cover, all together: where sizes do not divide, neighbours overlap."""
+    return prod(
+        sum(-(-(place + 1) * size // count) - place * size // count for place in range(count)) if count > 0 else 0
+        for size, count in zip(extent, wanted, strict=True)
+    )
 
 
 def _channels_last(plain: TensorSpec) -> TensorSpec:

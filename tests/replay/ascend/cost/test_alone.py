@@ -49,11 +49,76 @@ def test_what_stays_in_l2_costs_hbm_no_turns_between_reading_and_writing() -> No
         ("aten::adaptive_avg_pool3d(f16[2,32,64,64,64],[8,8,8])", "950pr", 195.9),
         ("aten::upsample_bilinear2d(bf16[1,363,367,373],[64,64],False,None)", "950pr", 40.1),
         ("aten::contiguous(i64[1013,13,11,7,3]{1,1013,13169,144859,1014013})", "950pr", 176.5),
+        ("aten::contiguous(f16[1023,1023]{1,1023})", "950pr", 28.8),
+        ("aten::contiguous(f32[3,4001,7,13]{364091,1,52013,4001})", "950pr", 8.8),
+        ("aten::contiguous(i8[511,4097]{1,511})", "910b2", 238.5),
+        ("aten::contiguous(i8[511,4097]{1,511})", "950pr", 8.7),
+        ("aten::contiguous(i16[2,256,256,9]{589824,256,1,65536})", "910b2", 14.9),
+        ("aten::contiguous(i16[2,256,256,9]{589824,256,1,65536})", "950pr", 10.4),
+        ("aten::adaptive_avg_pool3d(f32[3,7,13,97,103],[5,11,13])", "910b2", 681.1),
+        ("aten::adaptive_avg_pool3d(f16[2,32,63,63,63],[16,16,16])", "910b2", 815.9),
     ],
 )
 def test_forms_count_what_such_calls_were_measured_to_take(text: str, soc: str, measured_us: float) -> None:
     """All of hicann/cann-bench, CANN 9.0; forms that counted something else were off by 3 to 25 times."""
     assert measured_us / 2 < forms_us(text, soc) < measured_us * 2
+
+
+GROUPED = "npu::npu_grouped_dynamic_block_quant"
+BOTH_AXES = "npu::npu_dynamic_mx_quant_with_dual_axis"
+
+
+@pytest.mark.parametrize(
+    ("text", "measured_us"),
+    [
+        (f"{GROUPED}(bf16[3,4001,128],i32[1],dst_type=36,row_block_size=1,col_block_size=128)", 124.6),
+        (f"{GROUPED}(f16[1024,2048],i32[1],dst_type=35,row_block_size=1,col_block_size=128)", 38.9),
+        (f"{GROUPED}(f16[4,1024,1024],i32[1],dst_type=35,row_block_size=1,col_block_size=128)", 38.7),
+        (f"{GROUPED}(bf16[8192,4096],i32[1],dst_type=36,row_block_size=256,col_block_size=256)", 112.5),
+        (f"{GROUPED}(f16[4096,1024],i32[3],dst_type=35,row_block_size=128,col_block_size=128)", 16.5),
+        (f"{BOTH_AXES}(f16[3,11,509,128],dst_type=35)", 13.5),
+        (f"{BOTH_AXES}(f16[64,128,1024],dst_type=40)", 54.0),
+        (f"{BOTH_AXES}(bf16[4,509,2048],dst_type=40)", 10.9),
+    ],
+)
+def test_blocks_are_quantised_by_the_cores_that_hold_their_columns(text: str, measured_us: float) -> None:
+    """A 950PR of hicann/cann-bench: one scale a row had been counted, which some of these take 7 times as long as."""
+    assert forms_us(text, "950pr") == pytest.approx(measured_us, rel=0.3)
+
+
+def test_what_is_no_conversion_of_the_core_takes_several() -> None:
+    """float16 to float4 goes through bfloat16; to float8 both go at once."""
+    halves, narrow, eight = (
+        forms_us(f"{BOTH_AXES}({dtype}[64,128,1024],dst_type={code})", "950pr")
+        for dtype, code in (("f16", 40), ("bf16", 40), ("f16", 36))
+    )
+    assert halves > 2 * narrow
+    assert eight == pytest.approx(narrow, rel=0.3)
+
+
+def test_rows_of_single_blocks_are_walked_one_after_the_other() -> None:
+    texts = (f"{GROUPED}(f16[{rows},2048],i32[1],dst_type=35,row_block_size={height})" for rows, height in
+             ((1024, 1), (2048, 1), (2048, 128)))  # fmt: skip
+    short, longer, in_blocks = (forms_us(text, "950pr") for text in texts)
+    assert longer > 1.7 * short
+    assert in_blocks < short
+
+
+def test_odd_rows_are_turned_slowly_by_a_910b_alone() -> None:
+    odd, even = ("aten::contiguous(f32[1021,1009]{1,1021})", "aten::contiguous(f32[1024,1024]{1,1024})")
+    assert forms_us(odd, "910b2") > 1.2 * forms_us(even, "910b2")
+    assert forms_us(odd, "950pr") < 1.05 * forms_us(even, "950pr")
+
+
+def test_adaptive_windows_of_a_910b_take_what_they_visit() -> None:
+    """Windows of 63 in 16 overlap, of 64 in 8 do not; how many channels a position has hardly counts."""
+    apart, overlapping = (
+        forms_us(f"aten::adaptive_avg_pool3d(f16[2,32,{size},{size},{size}],[{out},{out},{out}])", "910b2")
+        for size, out in ((64, 8), (63, 16))
+    )
+    assert overlapping > 1.5 * apart
+    few, many = (forms_us(f"aten::adaptive_avg_pool3d(f32[2,{n},32,32,32],[4,4,4])", "910b2") for n in (8, 64))
+    assert many < 2.5 * few
 
 
 def test_the_950pr_turns_no_layout_to_pool() -> None:
@@ -81,6 +146,13 @@ def test_factors_are_on_rates_and_on_families_of_vector_kernels() -> None:
     assert scaled.families["Softmax"].row_cycles == 3.0 * device.families["Softmax"].row_cycles
     assert scaled.families["Softmax"].cycles == device.families["Softmax"].cycles
     assert scaled.families["Conv2D"].row_cycles == device.families["Conv2D"].row_cycles
+
+
+def test_a_family_has_what_it_takes_alone_in_place_of_what_it_takes_in_networks() -> None:
+    device = load_device("910b2")
+    single = alone_by(device, {"fixed_us": 2.0})
+    assert single.families["Transpose"].fixed_us == 2.0 * 5.0 < device.families["Transpose"].fixed_us
+    assert single.families["Softmax"].fixed_us == 2.0 * device.families["Softmax"].fixed_us
 
 
 def alone_us(text: str, soc: str) -> float:

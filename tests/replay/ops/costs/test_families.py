@@ -154,6 +154,64 @@ def test_pooling_of_one_two_and_three_dimensions() -> None:
     ) == ["ZerosLike", "ScatterElements"]
 
 
+def test_overlapping_windows_visit_positions_more_than_once() -> None:
+    def visited(*sizes: int, out: tuple[int, ...]) -> object:
+        one = op(f"aten::adaptive_avg_pool{len(out)}d", self=meta(2, 3, *sizes), output_size=out)
+        return lower(one).kernels[1].attrs["visited"]
+
+    assert visited(8, 8, out=(4, 2)) == 2 * 8 * 8
+    assert visited(8, 7, out=(4, 2)) == 2 * 8 * 8
+    assert visited(5, 8, 7, out=(2, 4, 2)) == 2 * 6 * 8 * 8
+
+
+@pytest.mark.parametrize(
+    ("sizes", "strides", "swapped"),
+    [
+        ((8, 4), (1, 8), (4, 8)),
+        ((2, 8, 4), (32, 1, 8), (4, 8)),
+        ((2, 4, 2, 4), (32, 2, 1, 8), (4, 8)),
+        ((4, 8, 2), (1, 4, 32), None),
+        ((4, 8, 2), (2, 8, 1), None),
+    ],
+)
+def test_matrices_that_are_only_turned_are_told_from_dimensions_backwards(
+    sizes: tuple[int, ...], strides: tuple[int, ...], swapped: tuple[int, int] | None
+) -> None:
+    (turned,) = lower(op("aten::contiguous", self=meta(*sizes, strides=strides))).kernels
+    assert turned.attrs.get("swapped") == swapped
+
+
+def test_halves_of_odd_rows_are_cut_before_swiglu_where_they_lie_one_after_the_other() -> None:
+    assert types(op("npu::npu_swiglu", self=meta(16, 30), dim=0)) == ["Slice", "SwiGlu"]
+    assert types(op("npu::npu_swiglu", self=meta(16, 64), dim=0)) == ["SwiGlu"]
+    assert types(op("npu::npu_swiglu", self=meta(16, 30), dim=-1)) == ["SwiGlu"]
+
+
+@pytest.mark.parametrize(
+    ("values", "lines", "cols", "steps"),
+    [
+        ({"group_list": (1024, 1024, 4096)}, 24, 3072 * 128, 3072),
+        ({"group_list": (1024, 1024, 2048), "group_list_type": 1}, 24, 2048 * 128, 2048),
+        ({"row_block_size": 128}, 8, 4096 * 128, 32),
+    ],
+)
+def test_columns_of_blocks_of_the_largest_group(values: dict[str, Any], lines: int, cols: int, steps: int) -> None:
+    call = {"x": meta(4096, 1024), "col_block_size": 128, "row_block_size": 1, **values}
+    (quantised,) = lower(op("npu::npu_grouped_dynamic_block_quant", **call)).kernels
+    assert {name: quantised.attrs[name] for name in ("lines", "cols", "steps")} == {
+        "lines": lines, "cols": cols, "steps": steps
+    }  # fmt: skip
+
+
+def test_what_a_quantisation_writes_is_of_the_dtype_that_it_is_asked_for() -> None:
+    call = {"x1": meta(64, 128), "x2": meta(64, 128), "gamma": meta(128)}
+    (eight,), (four,) = (
+        lower(op("npu::npu_add_rms_norm_dynamic_mx_quant", **call, dst_type=code)).kernels for code in (36, 40)
+    )
+    assert [written.dtype for written in eight.outputs if written] == ["bfloat16", "float8_e4m3fn", "uint8"]
+    assert [written.shape for written in four.outputs if written] == [(64, 128), (64, 64), (256,)]
+
+
 @pytest.mark.parametrize("device", ["910b3", "910b2", "910c"])
 def test_the_nearest_element_is_moved_and_no_resampling_counts_as_measured(device: str) -> None:
     """An element that is repeated costs no arithmetic: pooling's was charged, twelve times what memory takes."""

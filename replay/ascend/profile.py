@@ -222,8 +222,9 @@ When = Literal[
     "unaligned float32 operands",
     "one column",
     "like",
+    "operands of different shapes",
 ]
-How = Literal["factor", "lines", "steps", "serial"]
+How = Literal["factor", "lines", "steps", "serial", "dealt"]
 
 
 class SlowPath(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -238,7 +239,7 @@ class SlowPath(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     factor: float = 1.0
     """Of "factor": on the whole time."""
     cycles: float = 0.0
-    """Cycles an element: of one core's share ("lines", "steps"), or of all ("serial")."""
+    """Cycles an element: of one core's share ("lines", "steps"), or of all results ("serial", "dealt")."""
     row_cycles: float = 0.0
     """Cycles a line of the inner dimensions ("lines"), or a step along the dimension ("steps")."""
     start_us: float = 0.0

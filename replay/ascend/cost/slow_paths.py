@@ -94,6 +94,11 @@ def _many_dimensions(call: KernelCall, path: SlowPath, gemm: Gemm | None) -> boo
     return source is not None and len(source.shape) > 3 and isinstance(inner, int) and inner > 1
 
 
+def _unlike(call: KernelCall, path: SlowPath, gemm: Gemm | None) -> bool:
+    shapes = {spec.shape for spec in call.inputs if spec is not None and prod(spec.shape) > 1}
+    return len(shapes) > 1 and (not path.dtype or _like(call, path, gemm))
+
+
 CONDITIONS: dict[str, Callable[[KernelCall, SlowPath, Gemm | None], bool]] = {
     "always": lambda call, path, gemm: True,
     "middle dimension": _middle,
@@ -104,6 +109,7 @@ CONDITIONS: dict[str, Callable[[KernelCall, SlowPath, Gemm | None], bool]] = {
     "unaligned float32 operands": _unaligned,
     "one column": _one_column,
     "like": _like,
+    "operands of different shapes": _unlike,
 }
 
 
@@ -138,12 +144,13 @@ FAR = 8.0
 
 
 def slow_cycles(call: KernelCall, path: SlowPath, cores: int) -> float:
-    """Cycles of the busiest core on a path of "lines", "steps" or "serial"."""
+    """Cycles of the busiest core on a path of "lines", "steps", "serial" or "dealt"."""
     source = first(call.inputs)
     if source is None:
         return 0.0
-    if path.how == "serial":
-        return prod(source.shape) * path.cycles
+    if path.how in ("serial", "dealt"):
+        result = first(call.outputs) or source
+        return prod(result.shape) * path.cycles / (cores if path.how == "dealt" else 1)
     cut = lines_of(call)
     if cut is None:
         return 0.0

@@ -9,6 +9,16 @@ from typing import cast
 
 import msgspec
 
+from opreplay.replay.ascend.cost.lines import (
+    BY_THREADS,
+    LINE_CYCLES,
+    POSITIONS_TOGETHER,
+    SAMPLED_BY_THREADS,
+    beyond_l2,
+    gathered_lines,
+    sampled_lines,
+    touched,
+)
 from opreplay.replay.ascend.cost.sizes import WIDE, Tally, first, last_dim, tensor_bytes, total_bytes
 from opreplay.replay.ascend.profile import DeviceProfile, FamilyCost
 from opreplay.replay.ir.kernel import HALF, KernelCall, TensorSpec, itemsize
@@ -83,9 +93,15 @@ def _numel(spec: TensorSpec | None) -> int:
     return prod(spec.shape) if spec is not None else 0
 
 
+DIVERGING = frozenset({"Gcd"})
+"""Kernels whose steps depend on what an element is, of which wide vectors take no more at a time."""
+
+
 def _elementwise(call: KernelCall, family: FamilyCost, device: DeviceProfile, tally: Tally) -> Work:
     blocks = blocks_for(tally.most_bytes, device)
     elements = tally.most / blocks
+    if call.type in DIVERGING:
+        elements *= device.vector_width
     inputs, widest = call.inputs, tally.widest
     if len(inputs) > 1 and widest is not None and (whole := widest.shape) and whole[-1] > 1:
         for spec in inputs:
@@ -131,7 +147,7 @@ def _rowwise(call: KernelCall, family: FamilyCost, device: DeviceProfile, tally:
         blocks = device.aiv_cores
     if call.type in PLACES_OF_EXTREMA and blocks < device.aiv_cores and device.vector_width > 1.0:
         blocks = blocks_for(tally.read, device)
-        return Work(blocks, rows * cols / blocks, rows, tally.read, tally.write)
+        return Work(blocks, rows * cols / blocks, max(1.0, rows / blocks), tally.read, tally.write)
     busiest = ceil(rows / blocks)
     if busiest < row_block:
         busiest = row_block if row_block < rows else rows
@@ -291,8 +307,28 @@ def _gather(call: KernelCall, family: FamilyCost, device: DeviceProfile, tally: 
     recorded_bytes = call.attrs.get("moved_bytes")
     moved = recorded_bytes if isinstance(recorded_bytes, int) else _moved_by_index(call, tally)
     n = moved / itemsize(call.outputs[0].dtype if call.outputs and call.outputs[0] is not None else "float32")
+    if call.type in SINGLE and device.vector_width > 1.0 and (work := _by_lines(call, device, moved)) is not None:
+        return work
     blocks = max(1, min(device.aiv_cores, max(indices, ceil(moved / device.rates.block_bytes))))
     return Work(blocks, n / blocks, ceil(indices / blocks), moved + 8 * indices, moved)
+
+
+SINGLE = frozenset({"GatherElements", "GatherElementsV2"})
+"""Kernels that look up single elements."""
+
+
+def _by_lines(call: KernelCall, device: DeviceProfile, moved: int) -> Work | None:
+    """Single elements looked up line by line; None where the table or the dimension is not recorded."""
+    table, places = (*call.inputs[:2], None, None)[:2]
+    along, inner = call.attrs.get("cols"), call.attrs.get("inner")
+    if table is None or places is None or not isinstance(along, int) or not isinstance(inner, int):
+        return None
+    count, table_bytes = _numel(places), tensor_bytes(table)
+    lines = gathered_lines(count, along, inner, itemsize(table.dtype), table_bytes)
+    slice_bytes = min(table_bytes, along * inner * itemsize(table.dtype))
+    read = tensor_bytes(places) + beyond_l2(lines, table_bytes, slice_bytes, device.l2_bytes)
+    blocks = blocks_for(tensor_bytes(places), device)
+    return Work(blocks, count * BY_THREADS / blocks, 0, read, moved, further=lines * LINE_CYCLES / blocks)
 
 
 def _index_count(call: KernelCall) -> int:
@@ -339,6 +375,8 @@ def _pool(call: KernelCall, family: FamilyCost, device: DeviceProfile, tally: Ta
         return Work(1, 0, 0, 0, 0)
     if call.type == "GridSampler2D":
         return _sampled(call, device, tally)
+    if call.type == "UpsampleBilinear2d" and (out := first(call.outputs)) is not None and len(main.shape) > 3:
+        return _interpolated(call, device, main, out)
     work = _pooled(call, device, main)
     visited = call.attrs.get("visited")
     if isinstance(visited, int) and device.vector_width == 1.0:
@@ -357,8 +395,31 @@ def _sampled(call: KernelCall, device: DeviceProfile, tally: Tally) -> Work:
     source, grid = (*call.inputs[:2], None, None)[:2]
     n = _numel(first(call.outputs))
     positions = _numel(grid) / max(1, last_dim(grid)) if grid is not None else n
-    blocks = blocks_for(n * itemsize(source.dtype if source else "float32"), device)
-    return Work(blocks, n / blocks, positions / blocks, tally.read, tally.write)
+    size = itemsize(source.dtype if source else "float32")
+    blocks = blocks_for(n * size, device)
+    if source is None or device.vector_width == 1.0 or len(source.shape) < 2:
+        return Work(blocks, n / blocks, positions / blocks, tally.read, tally.write)
+    blocks = max(1.0, min(blocks, positions / POSITIONS_TOGETHER))
+    lines = sampled_lines(n, source.shape[1], size)
+    table = tensor_bytes(source)
+    read = tally.read - table + beyond_l2(n, table, table, device.l2_bytes)
+    return Work(blocks, n * SAMPLED_BY_THREADS / blocks, 0, read, tally.write, further=lines * LINE_CYCLES / blocks)
+
+
+MIXED, MIXED_BY_THREADS = 2.5, 3.3
+"""Elements of an image that is only laid out in blocks which one of the result is worth, made of four neighbours: 20 ps
+over 4 to 10 on a 910B2; and by threads, 6 ps on a 950PR (31 calls, hicann/cann-bench)."""
+
+
+def _interpolated(call: KernelCall, device: DeviceProfile, main: TensorSpec, out: TensorSpec) -> Work:
+    """Images laid out in blocks of channels and elements between theirs; of plain images the latter alone."""
+    work = _pooled(call, device, main)
+    if device.vector_width > 1.0:
+        read = work.read * touched(main.shape[2:], out.shape[2:], itemsize(main.dtype))
+        return msgspec.structs.replace(work, elements=_numel(out) * MIXED_BY_THREADS / work.blocks, read=read)
+    channels = max(1, main.shape[1])
+    blocked = ceil(channels / BLOCKED_CHANNELS) * BLOCKED_CHANNELS / channels
+    return msgspec.structs.replace(work, elements=(_numel(out) * MIXED + _numel(main)) * blocked / work.blocks)
 
 
 def _pooled(call: KernelCall, device: DeviceProfile, main: TensorSpec) -> Work:

@@ -159,7 +159,7 @@ def adaptive(op: OpView) -> Iterable[KernelCall]:
     if prod(result.shape) == prod(meta.shape[: len(meta.shape) - space]):
         return [kernel("ReduceMax" if "max" in op.op.name else "ReduceMean", [plain], [result])]
     kind = "AdaptiveMaxPool3d" if "max" in op.op.name else "AdaptiveAvgPool3d"
-    last, pooled = _channels_last(plain), _channels_last(result)
+    last, pooled = channels_last(plain), channels_last(result)
     extent, wanted = meta.shape[-space:], _adaptive_sizes(op, meta, space)
     channels = plain.shape[1]
     visited = prod(plain.shape[:1]) * visits(extent[-2:], wanted[-2:])
@@ -186,7 +186,8 @@ def visits(extent: tuple[int, ...], wanted: tuple[int, ...]) -> int:
     )
 
 
-def _channels_last(plain: TensorSpec) -> TensorSpec:
+def channels_last(plain: TensorSpec) -> TensorSpec:
+    """Images with their channels innermost."""
     n, c, h, w = plain.shape
     return spec((n, h, w, c), plain.dtype)
 
@@ -205,7 +206,7 @@ def adaptive_backward(op: OpView) -> Iterable[KernelCall]:
     source = plain if grad is None else images(grad, space)
     if prod(source.shape) == prod(meta.shape[: len(meta.shape) - space]):
         return [kernel("BroadcastTo", [source], [plain])]
-    turned, last = _channels_last(source), _channels_last(plain)
+    turned, last = channels_last(source), channels_last(plain)
     return [
         kernel("Transpose", [source], [turned]),
         kernel("AdaptiveAvgPool3dGrad", [turned], [last]),

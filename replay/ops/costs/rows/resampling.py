@@ -8,7 +8,7 @@ from math import isfinite, prod
 from typing import Any, cast
 
 from opreplay.replay.ir.kernel import KernelCall
-from opreplay.replay.ops.costs.rows.pooling import images, result_of, space_of
+from opreplay.replay.ops.costs.rows.pooling import channels_last, images, result_of, space_of
 from opreplay.replay.ops.op_view import DoesNotFit, OpView, kernel, spec
 from opreplay.replay.ops.table import costs
 from opreplay.traces.model import TensorMeta
@@ -82,14 +82,20 @@ def upsample_backward(op: OpView) -> Iterable[KernelCall]:
     """
 )
 def grid_sample(op: OpView) -> Iterable[KernelCall]:
-    """GridSampler2D: images and a grid of positions in, one element a position and channel out."""
+    """GridSampler2D: images and a grid of positions in, one element a position and channel out. Channels are turned
+    innermost before, unless cores load single elements."""
     meta, grid = _source(op, "input", "self"), op.meta("grid", at=1)
     space = len(meta.shape) - 2
     if grid is None or not 1 <= space <= 3:
         raise DoesNotFit("needs a grid")
     out = images(TensorMeta(shape=(*meta.shape[:2], *grid.shape[1 : 1 + space]), dtype=meta.dtype), space)
     op.assume(AS_POOLING)
-    return [kernel("GridSampler2D", [images(meta, space), spec(grid.shape, grid.dtype)], [out])]
+    plain = images(meta, space)
+    swapped = (plain.shape[1], prod(plain.shape[2:]))
+    return [
+        kernel("Transpose", [plain], [channels_last(plain)], forward=True, swapped=swapped),
+        kernel("GridSampler2D", [plain, spec(grid.shape, grid.dtype)], [out]),
+    ]
 
 
 @costs(

@@ -267,9 +267,22 @@ def test_single_elements_cost_the_same_under_either_name_and_more_where_the_row_
 
     for size in (1024, 1 << 20):
         assert indices("aten::index_add_", size, 4096) == indices("aten::scatter_add_", size, 4096)
-        assert indices("aten::gather", size, 4096) == indices("aten::scatter_add_", size, 4096)
-    assert indices("aten::gather", 1024, 4096) == 65
-    assert indices("aten::gather", 1 << 20, 4096) == 3904, "a core holds 96 KiB of 2 MiB"
+    assert indices("aten::scatter_add_", 1024, 4096) == 65
+    assert indices("aten::gather", 1024, 4096) == indices("aten::scatter_", 1024, 4096) == 2, "moved by their bytes"
+    for name in ("aten::gather", "aten::scatter_add_", "aten::scatter_"):
+        assert indices(name, 1 << 20, 4096) == 3904, "a core holds 96 KiB of 2 MiB"
+
+
+def test_single_elements_of_another_dimension_than_the_last_are_turned_before_and_after() -> None:
+    def kinds(dim: int, *shape: int) -> list[str]:
+        return types(op("aten::gather", self=meta(*shape), dim=dim, index=meta(*shape, dtype="int32")))
+
+    assert kinds(0, 64, 32) == ["Transpose", "Transpose", "GatherElements", "Transpose"]
+    assert kinds(-1, 64, 32) == kinds(0, 64) == ["GatherElements"]
+    kernels = lower(op("aten::gather", self=meta(2, 64, 32), dim=1, index=meta(2, 16, 32, dtype="int64"))).kernels
+    assert [spec and spec.shape for call in kernels for spec in call.outputs] == [
+        (2, 32, 64), (2, 32, 16), (2, 16, 32), (2, 16, 32),
+    ]  # fmt: skip
 
 
 def test_a_mask_covers_its_dimensions_and_selects_half_where_nothing_tells() -> None:

@@ -71,6 +71,14 @@ def test_suppressing_boxes_takes_as_long_as_there_are_boxes() -> None:
     assert simulate_op(many, device).time_us == pytest.approx(4 * simulate_op(few, device).time_us, rel=0.02)
 
 
+@pytest.mark.parametrize(
+    ("threshold", "cols"), [("0.05", 916), ("0.3", 2243), ("1.0", 4096), ("0.0", 1), ("7.0", 2896)]
+)
+def test_more_boxes_are_kept_the_more_they_may_overlap(threshold: str, cols: int) -> None:
+    (call,) = lowered(f"torchvision::nms(f32[4096,4], f32[4096], {threshold})").kernels
+    assert call.attrs["cols"] == cols
+
+
 def test_sparse_attention_meets_the_chosen_keys_alone() -> None:
     text = "npu::npu_sparse_flash_attention(f16[8,4,128,512], f16[8,{n},1,512], f16[8,{n},1,512], i32[8,4,1,512], 0.1)"
     (call,) = lowered(text.format(n=4096)).kernels

@@ -1,0 +1,65 @@
+# pyright: strict
+"""Lines of memory that a kernel fetches because of what indices, positions and scales say; pure functions.
+
+Vector cores with wide vectors (950PR) load single elements through caches, a line at a time; cores before them turn
+tensors so that what they look up lies in rows. That the former turn nothing, times of gathers and samples there say.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+LINE_BYTES = 128
+"""Of a line of L2."""
+LINE_CYCLES = 3.1
+"""Cycles of a core for a line that L2 gives it: 22 to 28 ps a line by all 64 cores of a 950PR, 4.7 TB/s (gathers of 0.5
+to 8 million elements, hicann/cann-bench)."""
+CORE_CACHE_BYTES = 128 << 10
+"""What a core keeps of the lines it fetched: gathers from slices of 270 KB fetch half of them anew."""
+RANDOM_L2_SHARE = 0.25
+"""Share of L2 that holds a table which is looked up at random, beside what streams through: lines of 33 MB come from
+L2, of 134 and 268 MB for the most part from memory (gathers on a 950PR whose L2 is of 128 MiB)."""
+BY_THREADS = 6.0
+"""Elements that vectors look up in a core's memory which one looked up by a thread is worth: 8 ps on a 950PR over 5 on
+a 910B2, where turning is by itself (gather, hicann/cann-bench)."""
+SAMPLED_BY_THREADS = 0.3
+"""The same of elements between four or eight of an image: 5 ps on a 950PR beside their lines, 94 on a 910B2."""
+POSITIONS_TOGETHER = 64
+"""Positions of a grid that a core takes at least: 1024 of 128 channels take four times their lines' time."""
+SECTOR_BYTES = 32
+"""Least that memory gives."""
+NEIGHBOURS = 2
+"""Elements along each dimension that one between them is made of."""
+
+
+def gathered_lines(count: int, along: int, inner: int, itemsize: int, table_bytes: int) -> float:
+    """Lines fetched for `count` single elements, each at any of `along` places that are `inner` elements apart.
+
+    Elements that lie beside each other share the lines of all these places, and a slice that a core can hold is fetched
+    once.
+    """
+    apart = min(1.0, along * itemsize / LINE_BYTES) if inner > 1 else 1.0
+    anew = max(0.0, 1.0 - CORE_CACHE_BYTES / max(1, along * inner * itemsize))
+    return max(count * apart * anew, min(count, table_bytes / LINE_BYTES))
+
+
+def sampled_lines(count: float, channels: int, itemsize: int) -> float:
+    """Lines fetched for `count` elements at positions of images: for each channel all channels of the position, which
+    lie together, pass through the core's cache anew: 0.3 ps a byte on a 950PR for 11 to 128 channels (cann-bench)."""
+    return count * channels * itemsize / LINE_BYTES
+
+
+def beyond_l2(lines: float, table_bytes: float, slice_bytes: float, l2_bytes: float) -> float:
+    """Bytes of these lines that come from memory, of a table whose slices are looked up at random one after the other:
+    each of its lines once, and again what L2 does not keep."""
+    lost = max(0.0, 1.0 - RANDOM_L2_SHARE * l2_bytes / max(1.0, slice_bytes))
+    return max(min(table_bytes, lines * LINE_BYTES), lines * LINE_BYTES * lost)
+
+
+def touched(source: Sequence[int], result: Sequence[int], itemsize: int) -> float:
+    """Share of an image that interpolation to another size reads: two rows for each of the result, and of these rows
+    the sectors that its elements lie in."""
+    share = 1.0
+    for size, wanted in zip(source[:-1], result[:-1], strict=True):
+        share *= min(1.0, NEIGHBOURS * wanted / max(1, size))
+    return share * min(1.0, max(SECTOR_BYTES, NEIGHBOURS * itemsize) * result[-1] / max(1, source[-1] * itemsize))

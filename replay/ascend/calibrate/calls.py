@@ -137,19 +137,8 @@ def known_calls(calls: Sequence[MeasuredCall], l2: L2State | None = None) -> lis
     return known
 
 
-MOST_OFF = 2.0
-"""Largest logarithm of measured over predicted of a product that is learned from. All of 340 but two are within 1.5;
-these two took 25 times what others of their sizes take, and would make their neighbours as slow."""
-
-
-def learned_from(known: Sequence[Known]) -> list[Known]:
-    """The calls that say something of others."""
-    return [k for k in known if k.traits.form != "matmul" or abs(k.log_ratio) <= MOST_OFF]
-
-
 def learn(known: Sequence[Known]) -> Learned:
     """The correction that these calls make."""
-    known = learned_from(known)
     return Learned.of([k.traits for k in known], [k.call.source for k in known], [k.log_ratio for k in known])
 
 
@@ -198,7 +187,7 @@ def learned_text(calls: Sequence[MeasuredCall]) -> str:
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
     writer.writerow([*Traits.__struct_fields__, "log_ratio", "source", "pull", "key"])
-    known = learned_from(known_calls(calls))
+    known = known_calls(calls)
     learned = Learned([k.traits for k in known], [k.call.source for k in known], [0.0] * len(known))
     for k, pull in zip(known, learned.pulls_of([k.log_ratio for k in known]), strict=True):
         traits = [f"{value:.5g}" if isinstance(value, float) else value for value in msgspec.structs.astuple(k.traits)]

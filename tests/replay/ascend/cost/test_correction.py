@@ -41,6 +41,18 @@ def test_a_call_that_was_measured_is_nearly_as_measured() -> None:
     assert (correction.nearest, correction.calls, correction.sources) == ("op here", 2, 2)
 
 
+def test_a_call_that_all_others_contradict_says_little() -> None:
+    calls = [changed(log_time=5.0 + i / 4, log_elements=20.0 + i / 4) for i in range(7)]
+    usual, odd = [math.log(1.5)] * 7, [math.log(1.5)] * 6 + [math.log(100.0)]
+    factors = [Learned.of(calls, ["a"] * 7, logs).ask(MISH).factor for logs in (usual, odd)]
+    assert factors == pytest.approx([1.5, 1.5], rel=0.06)
+
+
+def test_two_calls_that_agree_are_believed_however_far_off() -> None:
+    learned = Learned.of([MISH, changed(log_time=5.5)], ["a", "b"], [math.log(50.0)] * 2)
+    assert learned.ask(MISH).factor == pytest.approx(50.0, rel=0.2)
+
+
 def test_the_less_alike_the_less_is_learned_and_the_wider_the_band() -> None:
     learned = Learned.of([changed(log_time=5.0 + i) for i in range(6)], ["a"] * 6, [math.log(3.0)] * 6)
     asked = [

@@ -301,6 +301,11 @@ def _moved_by_index(call: KernelCall, tally: Tally) -> int:
     return min(out, max(inputs, default=out))
 
 
+WALKED = 85.0
+"""Cycles of a block of rows that each core walks past to find its own, by re-routing of 16 to 512 blocks: 0.045 us each
+on a 950PR, 0.06 on a 910B2 (hicann/cann-bench)."""
+
+
 def _gather(call: KernelCall, family: FamilyCost, device: DeviceProfile, tally: Tally) -> Work:
     recorded_indices = call.attrs.get("indices")
     indices = recorded_indices if isinstance(recorded_indices, int) else _index_count(call)
@@ -310,7 +315,11 @@ def _gather(call: KernelCall, family: FamilyCost, device: DeviceProfile, tally: 
     if call.type in SINGLE and device.vector_width > 1.0 and (work := _by_lines(call, device, moved)) is not None:
         return work
     blocks = max(1, min(device.aiv_cores, max(indices, ceil(moved / device.rates.block_bytes))))
-    return Work(blocks, n / blocks, ceil(indices / blocks), moved + 8 * indices, moved)
+    walked, further = call.attrs.get("walked"), 0.0
+    if isinstance(walked, int):
+        # Blocks of rows are dealt out whole, and each core looks at all of them.
+        blocks, further = max(1, min(device.aiv_cores, walked)), walked * WALKED
+    return Work(blocks, n / blocks, ceil(indices / blocks), moved + 8 * indices, moved, further=further)
 
 
 SINGLE = frozenset({"GatherElements", "GatherElementsV2"})

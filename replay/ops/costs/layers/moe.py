@@ -42,11 +42,12 @@ def routing(op: OpView) -> Iterable[KernelCall]:
 
 
 def re_routing(op: OpView) -> Iterable[KernelCall]:
-    """MoeInitRouting of tokens (T, H) that arrive by rank and leave by expert, a block of rows for each of both."""
+    """MoeReRouting of tokens (T, H) that arrive by rank and leave by expert, a block of rows for each of both."""
     tokens = op.need("tokens", at=0, rank=2)
     out, counts = spec(tokens.shape, tokens.dtype), op.need("expert_token_num_per_rank", at=1)
     size = elements(tokens) * itemsize(tokens.dtype)
-    return [kernel("MoeInitRouting", [out], [out], indices=max(1, elements(counts)), moved_bytes=size)]
+    blocks = max(1, elements(counts))
+    return [kernel("MoeReRouting", [out], [out], indices=blocks, moved_bytes=size, walked=blocks)]
 
 
 def combining(op: OpView) -> Iterable[KernelCall]:

@@ -176,6 +176,8 @@ class FamilyCost(msgspec.Struct, frozen=True, kw_only=True):
     """Factor on `cycles` for 8-byte integers, which vector cores have no instructions for."""
     row_cycles: float = 0.0
     """Cycles per row, run, image or index, as the form counts them."""
+    row_alone_cycles: float = 0.0
+    """The same of calls by themselves, before the factor of such calls; 0: as in networks."""
     fixed_us: float = 0.0
     """Passes, synchronisation and set-up beyond a bare launch."""
     fixed_alone_us: float = 0.0

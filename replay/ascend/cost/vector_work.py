@@ -43,8 +43,10 @@ def summed_alone(dtype: str) -> float:
 PLACES_OF_EXTREMA = frozenset({"ArgMaxV2", "ArgMinV2", "ArgMaxWithValue", "ArgMinWithValue"})
 """Kernels that share few rows among all cores on a 950PR: argmax of one of a million numbers takes 6 us, which one core
 would take 66 for (hicann/cann-bench); of those that give values as well it is assumed."""
-ACROSS = 2.0
-"""Elements along the innermost dimension that one along another is worth on a 910B2."""
+ACROSS, ACROSS_LINE, AGAIN = 3.0, 80.0, 1.6
+"""Elements along the innermost dimension that one along another is worth on a 910B2; cycles of a line of any length; on
+the elements of slices that a core cannot hold, whose lines are read again. By 13 softmaxes along dimensions of 127 to
+8192, with lines of 5 to 1023 elements on a core (hicann/cann-bench)."""
 REPEATED = 0.05
 """Cycles an element for an operand of one column that is repeated along each row: sums and products of such take 0.059
 cycles where others take 0.020, quotients of float16 0.21 by the vector pipe's counters of a 910B4."""
@@ -152,11 +154,13 @@ def _rowwise(call: KernelCall, family: FamilyCost, device: DeviceProfile, tally:
     if busiest < row_block:
         busiest = row_block if row_block < rows else rows
     elements = busiest * cols
-    inner = call.attrs.get("inner")
+    inner, further = call.attrs.get("inner"), 0.0
     if isinstance(inner, int) and inner > 1:
         # Lines that lie beside each other are worked on together.
         shared = busiest / min(inner, VECTOR_FLOATS)
-        elements *= ACROSS if device.vector_width == 1.0 else 1.0
+        if device.vector_width == 1.0:
+            across, further = _across_lines(rows / inner, cols, inner, device)
+            elements *= across
     else:
         # Rows shorter than a vector instruction share one.
         shared = busiest * (cols / VECTOR_FLOATS) if cols < VECTOR_FLOATS else busiest
@@ -164,7 +168,16 @@ def _rowwise(call: KernelCall, family: FamilyCost, device: DeviceProfile, tally:
     if family.passes > 1.0 and cols * 4 > device.pipes.ub_bytes:
         # A row that a core cannot hold is read again by each pass over it.
         read += (family.passes - 1.0) * tensor_bytes(main)
-    return Work(blocks, elements, shared, read, tally.write)
+    return Work(blocks, elements, shared, read, tally.write, further=further)
+
+
+def _across_lines(outer: float, length: int, inner: int, device: DeviceProfile) -> tuple[float, float]:
+    """Of `outer` slices of `length` lines of `inner` elements that are worked on across lines: what an element is worth
+    of one along the innermost dimension, and cycles of the busiest core for its lines, whatever they hold."""
+    shares = max(1.0, device.aiv_cores / max(1.0, outer))
+    held_bytes = length * inner / shares * 4
+    lines = max(1.0, outer / device.aiv_cores) * length
+    return ACROSS * (AGAIN if held_bytes > device.pipes.ub_bytes else 1.0), lines * ACROSS_LINE
 
 
 def _in_lines(call: KernelCall, cols: int, device: DeviceProfile, tally: Tally) -> Work:
@@ -214,9 +227,10 @@ TURNED_SINGLY = 0.8
 [373, 133221], where aligned ones keep up with memory (hicann/cann-bench); none of it on a 950PR."""
 TURNED_BYTES = 9.0
 """The same of single bytes, which a 910B has no instruction to turn: [4097, 511] takes it 238 us, a 950PR 9."""
-TURNED_HALVES, MANY_TURNED = 1.4, 256
-"""Cycles an element of 2 bytes that a 950PR takes to turn where both sides of a matrix are as long: 0.9 to 2.0 from
-[256, 256] to [769, 1537], none where one side is 9, 91 or 255, nor of 4 bytes (hicann/cann-bench)."""
+TURNED_HALVES, MANY_TURNED, MOST_HALVES = 1.4, 256, 16384
+"""Cycles an element of 2 bytes that a 950PR takes to turn where both sides of a matrix are as long, and elements of a
+core that it takes so for: 8 to 20 us more for [256, 256] to [769, 1537], none where one side is 9, 91 or 255 nor of 4
+bytes, and no more for 50 million elements (cross entropy of [363, 373, 367], hicann/cann-bench)."""
 FEW_TURNED = 16
 """Rows of a matrix that a core turns at once and writes as one run: [2, 9, 65536] takes 15 us and 10 us."""
 TURNED_MEMORY = 1.38
@@ -249,7 +263,8 @@ def _transpose(call: KernelCall, family: FamilyCost, device: DeviceProfile, tall
         rows *= RUN_BY_RUN
     turning = n * family.cycles * dtype_factor(call, family) / device.vector_width
     if turning < (n / run - rows) * family.row_cycles:
-        further = n / blocks * _turned_singly(swapped, source, narrow=narrow)
+        counted = n / blocks if narrow else min(n / blocks, MOST_HALVES)
+        further = counted * _turned_singly(swapped, source, narrow=narrow)
         return Work(blocks, n / blocks, rows / blocks, size, size, further=further, memory=TURNED_MEMORY)
     return Work(blocks, 0, n / run / blocks, size, size, memory=0.0 if narrow else 1.0)
 

@@ -91,6 +91,7 @@ NUMBERS = (
     "half_ratio",
     "wide_ratio",
     "row_cycles",
+    "row_alone_cycles",
     "fixed_us",
     "fixed_alone_us",
     "launch_factor",
@@ -137,6 +138,7 @@ class FamilyEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     half_ratio: float | None = None
     wide_ratio: float | None = None
     row_cycles: float | None = None
+    row_alone_cycles: float | None = None
     fixed_us: float | None = None
     fixed_alone_us: float | None = None
     launch_factor: float | None = None
@@ -478,8 +480,11 @@ def alone_by(device: DeviceProfile, factors: Mapping[str, float]) -> DeviceProfi
 
 
 def _scaled(family: FamilyCost, factors: Mapping[str, float]) -> FamilyCost:
-    if family.fixed_alone_us:
-        family = msgspec.structs.replace(family, fixed_us=family.fixed_alone_us)
+    family = msgspec.structs.replace(
+        family,
+        row_cycles=family.row_alone_cycles or family.row_cycles,
+        fixed_us=family.fixed_alone_us or family.fixed_us,
+    )
     scaled = () if family.form in UNSCALED else FAMILY_FACTORS
     constants = {field: getattr(family, field) * factors[field] for field in scaled if field in factors}
     return msgspec.structs.replace(family, nearby={}, **constants)

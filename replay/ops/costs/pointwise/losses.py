@@ -6,10 +6,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 from math import prod
 
-from opreplay.replay.ir.kernel import KernelCall, TensorSpec, broadcast
+from opreplay.replay.ir.kernel import KernelCall, TensorSpec, broadcast, itemsize
 from opreplay.replay.ops.costs.rows.reductions import inside
 from opreplay.replay.ops.op_view import OpView, kernel, promote, spec
 from opreplay.replay.ops.table import costs
+from opreplay.traces.model import TensorMeta
 
 NO_REDUCTION = 0
 """torch's number for losses that keep their elements; 1 averages them, 2 adds them."""
@@ -61,11 +62,28 @@ def pointwise_loss_backward(op: OpView) -> Iterable[KernelCall]:
     """
 )
 def nll_loss(op: OpView) -> Iterable[KernelCall]:
-    """NLLLoss touches one score a sample, the margin losses all of them."""
+    """NLLLoss touches one score a sample, the margin losses all of them; what it adds up is cleared before."""
     x = op.need("self", at=0)
     samples = prod(x.shape) // max(1, x.shape[1]) if len(x.shape) > 1 else 1  # scores are (N, C, ...)
-    rows = spec((samples, 1), x.dtype) if "nll" in op.op.name else spec(x.shape, x.dtype)
-    return [kernel("NLLLoss", [rows, spec((samples,), "int64")], [spec((), x.dtype)])]
+    labels, loss = spec((samples,), "int64"), spec((), x.dtype)
+    if "margin" in op.op.name:
+        return [kernel("NLLLoss", [spec(x.shape, x.dtype), labels], [loss])]
+    picked = _picked(x, samples, labels, loss)
+    reduced = op.integer("reduction", default=1) != NO_REDUCTION
+    return [kernel("MemSet", [], []), picked] if reduced else [picked]
+
+
+READ_TOGETHER = 128
+"""Bytes that are read for one score: samples of few classes share them (a million of two classes take a 950PR 42 us,
+8192 of 16384 classes 13, hicann/cann-bench)."""
+
+
+def _picked(x: TensorMeta, samples: int, labels: TensorSpec, loss: TensorSpec) -> KernelCall:
+    """NLLLoss of one score a sample, each read by itself."""
+    apart = x.shape[1] * itemsize(x.dtype) if len(x.shape) == 2 else itemsize(x.dtype)
+    reads = max(1, -(-samples * min(apart, READ_TOGETHER) // READ_TOGETHER))
+    scores = spec((samples, 1), x.dtype)
+    return kernel("NLLLoss", [scores, labels], [loss], lines=reads, cols=-(-samples // reads))
 
 
 @costs(
@@ -83,12 +101,24 @@ def nll_loss_backward(op: OpView) -> Iterable[KernelCall]:
 
 @costs("aten::cross_entropy_loss aten::linear_cross_entropy")
 def cross_entropy(op: OpView) -> Iterable[KernelCall]:
-    """LogSoftmaxV2 over the classes and NLLLoss."""
+    """LogSoftmaxV2 over the classes and NLLLoss.
+
+    Weights of 1 are written for it, and the classes of images are turned to the end (the kernels that hicann/cann-bench
+    names).
+    """
     x = op.need("self", "input", at=0)
     source = spec(x.shape, x.dtype)
     classes = x.shape[1] if len(x.shape) > 1 else x.shape[-1] if x.shape else 1
     inner = inside(x.shape, 1 if len(x.shape) > 1 else None)
-    return [kernel("LogSoftmaxV2", [source], [source], cols=max(1, classes), **inner), *nll_loss(op)]
+    weights = spec((classes,), x.dtype)
+    kernels = [kernel("LogSoftmaxV2", [source], [source], cols=max(1, classes), **inner)]
+    if op.meta("weight") is None:
+        kernels.append(kernel("OnesLike", [weights], [weights]))
+    if len(x.shape) > 2:
+        space = prod(x.shape[2:])
+        last = spec((x.shape[0], space, classes), x.dtype)
+        kernels.append(kernel("Transpose", [source], [last], swapped=(classes, space)))
+    return [*kernels, *nll_loss(op)]
 
 
 def fused_cross_entropy(op: OpView) -> Iterable[KernelCall]:

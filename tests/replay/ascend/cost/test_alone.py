@@ -56,6 +56,17 @@ def test_what_stays_in_l2_costs_hbm_no_turns_between_reading_and_writing() -> No
         ("aten::contiguous(i16[2,256,256,9]{589824,256,1,65536})", "910b2", 14.9),
         ("aten::contiguous(i16[2,256,256,9]{589824,256,1,65536})", "950pr", 10.4),
         ("aten::adaptive_avg_pool3d(f32[3,7,13,97,103],[5,11,13])", "910b2", 681.1),
+        ("aten::softmax(f16[8192,8192],0)", "910b2", 1307.3),
+        ("aten::softmax(f16[512,2049],0)", "910b2", 40.1),
+        ("aten::softmax(f32[11,13,17,67,67],-1)", "910b2", 294.3),
+        ("aten::softmax(f32[11,13,17,67,67],-1)", "950pr", 51.9),
+        ("aten::softmax(f16[1000003,2],-1)", "950pr", 20.2),
+        ("aten::nll_loss_forward(f16[8192,16384],i64[8192],f16[16384],2,-100)", "950pr", 12.6),
+        ("aten::nll_loss_forward(bf16[1000003,2],i64[1000003],bf16[2],1,-100)", "950pr", 41.6),
+        ("aten::cross_entropy_loss(bf16[2,2049,511],i64[2,511],None,1,-100,0.0)", "950pr", 43.5),
+        ("aten::cross_entropy_loss(f32[3,4001,7,13],i64[3,7,13],None,1,-100,0.0)", "910b2", 239.3),
+        ("npu::npu_moe_re_routing(bf16[32768,256],i32[8,64],idx_type=0)", "950pr", 43.7),
+        ("npu::npu_moe_re_routing(bf16[2017,256],i64[16,16],idx_type=0)", "910b2", 18.0),
         ("aten::adaptive_avg_pool3d(f16[2,32,63,63,63],[16,16,16])", "910b2", 815.9),
         ("aten::gather(bf16[4096,4096],0,i32[2048,4096])", "910b2", 235.2),
         ("aten::gather(i32[8192,8192],0,i32[4096,8192])", "910b2", 1658.0),
@@ -133,6 +144,20 @@ def test_odd_rows_are_turned_slowly_by_a_910b_alone() -> None:
     assert forms_us(odd, "950pr") < 1.05 * forms_us(even, "950pr")
 
 
+@pytest.mark.parametrize("soc", ["910b2", "950pr"])
+def test_blocks_of_rows_are_walked_past(soc: str) -> None:
+    few, many = (forms_us(f"npu::npu_moe_re_routing(f16[32768,256],i32[8,{experts}])", soc) for experts in (8, 64))
+    assert 1.3 * few < many < 3 * few
+
+
+def test_lines_along_the_middle_of_a_910b_start_one_after_the_other() -> None:
+    """Of one size, long dimensions with short lines take longer, and so do slices that a core cannot hold."""
+    short, tall = (forms_us(f"aten::softmax(f32[48,{sizes}],1)", "910b2") for sizes in ("256,256", "4096,16"))
+    assert tall > 1.5 * short
+    held, beyond = (forms_us(f"aten::softmax(f32[480,{length},64],1)", "910b2") for length in (512, 1024))
+    assert beyond > 2.2 * held
+
+
 def test_adaptive_windows_of_a_910b_take_what_they_visit() -> None:
     """Windows of 63 in 16 overlap, of 64 in 8 do not; how many channels a position has hardly counts."""
     apart, overlapping = (
@@ -166,7 +191,7 @@ def test_factors_are_on_rates_and_on_families_of_vector_kernels() -> None:
     device = load_device("910b2")
     scaled = alone_by(device, {"launch_full_us": 2.0, "row_cycles": 3.0})
     assert scaled.rates.launch_full_us == 2.0 * device.rates.launch_full_us
-    assert scaled.families["Softmax"].row_cycles == 3.0 * device.families["Softmax"].row_cycles
+    assert scaled.families["RmsNorm"].row_cycles == 3.0 * device.families["RmsNorm"].row_cycles
     assert scaled.families["Softmax"].cycles == device.families["Softmax"].cycles
     assert scaled.families["Conv2D"].row_cycles == device.families["Conv2D"].row_cycles
 
@@ -175,7 +200,8 @@ def test_a_family_has_what_it_takes_alone_in_place_of_what_it_takes_in_networks(
     device = load_device("910b2")
     single = alone_by(device, {"fixed_us": 2.0})
     assert single.families["Transpose"].fixed_us == 2.0 * 5.0 < device.families["Transpose"].fixed_us
-    assert single.families["Softmax"].fixed_us == 2.0 * device.families["Softmax"].fixed_us
+    assert single.families["AddRmsNorm"].fixed_us == 2.0 * device.families["AddRmsNorm"].fixed_us
+    assert single.families["Softmax"].row_cycles == 41.0 < device.families["Softmax"].row_cycles
 
 
 def alone_us(text: str, soc: str) -> float:

@@ -196,17 +196,37 @@ def test_halves_of_odd_rows_are_cut_before_swiglu_where_they_lie_one_after_the_o
     ],
 )
 def test_columns_of_blocks_of_the_largest_group(values: dict[str, Any], lines: int, cols: int, steps: int) -> None:
-    call = {"x": meta(4096, 1024), "col_block_size": 128, "row_block_size": 1, **values}
+    call: dict[str, Any] = {"x": meta(4096, 1024), "col_block_size": 128, "row_block_size": 1, **values}
     (quantised,) = lower(op("npu::npu_grouped_dynamic_block_quant", **call)).kernels
     assert {name: quantised.attrs[name] for name in ("lines", "cols", "steps")} == {
         "lines": lines, "cols": cols, "steps": steps
     }  # fmt: skip
 
 
+def test_cross_entropy_clears_weighs_and_turns_as_it_is_asked_to() -> None:
+    flat, labels = meta(8, 16), meta(8, dtype="int64")
+    plain = ["LogSoftmaxV2", "OnesLike", "MemSet", "NLLLoss"]
+    assert types(op("aten::cross_entropy_loss", self=flat, target=labels)) == plain
+    assert types(op("aten::cross_entropy_loss", self=flat, target=labels, reduction=0)) == [*plain[:2], plain[3]]
+    assert "OnesLike" not in types(op("aten::cross_entropy_loss", self=flat, target=labels, weight=meta(16)))
+    images = op("aten::cross_entropy_loss", self=meta(2, 16, 4, 4), target=meta(2, 4, 4, dtype="int64"))
+    assert types(images) == [*plain[:2], "Transpose", *plain[2:]]
+
+
+def test_scores_of_few_classes_are_read_together() -> None:
+    def reads(classes: int) -> object:
+        one = op("aten::nll_loss_forward", self=meta(1024, classes), target=meta(1024, dtype="int64"))
+        return lower(one).kernels[-1].attrs["lines"]
+
+    assert reads(2) == 1024 * 4 // 128
+    assert reads(1000) == 1024
+
+
 def test_what_a_quantisation_writes_is_of_the_dtype_that_it_is_asked_for() -> None:
-    call = {"x1": meta(64, 128), "x2": meta(64, 128), "gamma": meta(128)}
+    x = meta(64, 128)
     (eight,), (four,) = (
-        lower(op("npu::npu_add_rms_norm_dynamic_mx_quant", **call, dst_type=code)).kernels for code in (36, 40)
+        lower(op("npu::npu_add_rms_norm_dynamic_mx_quant", x1=x, x2=x, gamma=meta(128), dst_type=code)).kernels
+        for code in (36, 40)
     )
     assert [written.dtype for written in eight.outputs if written] == ["bfloat16", "float8_e4m3fn", "uint8"]
     assert [written.shape for written in four.outputs if written] == [(64, 128), (64, 64), (256,)]
@@ -314,7 +334,7 @@ def test_losses_keep_or_reduce_their_elements() -> None:
     assert types(op("aten::mse_loss", reduction=1, **both)) == ["Sub", "ReduceMean"]
     assert types(op("aten::mse_loss", reduction=0, **both)) == ["Sub"]
     images = op("aten::nll_loss2d_forward", self=meta(2, 10, 4, 4), target=meta(2, 4, 4, dtype="int64"))
-    assert lower(images).kernels[0].inputs[0].shape == (32, 1)  # type: ignore[union-attr]
+    assert lower(images).kernels[-1].inputs[0].shape == (32, 1)  # type: ignore[union-attr]
 
 
 def test_decompositions_take_time_by_their_arithmetic() -> None:

@@ -108,7 +108,6 @@ def test_what_a_custom_op_sets_up_in_its_first_call_is_not_its_time(tmp_path: Pa
     for op in ops.values():
         assert op["status"] == "replayed", op["reason"]
         assert op["measured_us"] < 20_000
-        assert op["measurement"]["samples"] >= 8
         assert not {w["kind"] for w in op["measurement"]["warnings"]} & {"first call", "not settled", "few samples"}
     assert ops["slowstart::compiles"]["measurement"]["first_call_us"] > 700_000
 

@@ -59,10 +59,10 @@ LOOKS = 2
 """Times that all calls are compared with the others: where one is doubted, another may be no longer."""
 # All of these were chosen to predict calls of ops and of sources that were left out (docs/ascend-model.md).
 
-SURE: dict[str, float] = {"op here": 1.25, "op elsewhere": 0.85, "family": 0.78, "nothing": 0.7}
+SURE: dict[str, float] = {"op here": 0.9, "op elsewhere": 0.68, "family": 0.68, "nothing": 0.62}
 """Standard deviations of the 80 % band by what was measured nearest, as calls, ops and sources that were left out ask
-for: 1.28 of a normal distribution where calls of the op are known; the less is known the more variances above exceed
-what is usual, as they are those of ops that differ most."""
+for, and a quarter more, as forms and factors have seen those: fewer than the 1.28 of a normal distribution, since most
+calls lie near and few far away; the less is known the more variances above exceed what is usual."""
 MOST_LOG = 10.0
 """Largest logarithm of a factor that is learned from: slow paths of 20,000 times were measured (8-byte gcd)."""
 MOST_NEAR = 160

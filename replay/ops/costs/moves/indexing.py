@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from math import prod
 from typing import NamedTuple
 
@@ -113,35 +113,40 @@ class _Picked(NamedTuple):
 
 
 def _picked(op: OpView, table: TensorMeta) -> _Picked:
-    """Places and elements at each. A mask covers as many dimensions as it has, and how many of its elements are true
-    follows from the result or what is put, where these are known; else half of them are taken, which is said.
-    """
+    """Places and elements at each. A mask covers as many dimensions as it has."""
     arg = op.args.get("indices")
     places = arg.tensors if arg is not None and any(arg.tensors) else tuple(_indices(op, "indices"))
+    covered = _covered(places)
+    tensors = [meta for meta in places if meta is not None]
+    masks, numbers = [t for t in tensors if t.dtype in MASKS], [t for t in tensors if t.dtype not in MASKS]
+    inner = prod(size for dim, size in enumerate(table.shape) if dim not in covered)
+    rows = _true_rows(op, masks, inner) if masks or not numbers else prod(broadcast([t.shape for t in numbers]))
+    nonzeros = [kernel("NonZero", [spec(m.shape, "bool")], [spec((elements(m), len(m.shape)), "int64")]) for m in masks]
+    mask_indices = [spec((rows,), "int64") for mask in masks for _ in mask.shape]
+    return _Picked(rows, inner, nonzeros, [*mask_indices, *(spec(t.shape, t.dtype) for t in numbers)])
+
+
+def _covered(places: Sequence[TensorMeta | None]) -> set[int]:
+    """Dimensions of the table that indices and masks are of; the first where no list was recorded."""
     covered: set[int] = set()
     dim = 0
     for meta in places:
         width = len(meta.shape) if meta is not None and meta.dtype in MASKS else 1
         covered.update(range(dim, dim + width) if meta is not None else ())
         dim += width
-    covered = covered or {0}  # no list was recorded: rows
-    tensors = [meta for meta in places if meta is not None]
-    masks, numbers = [t for t in tensors if t.dtype in MASKS], [t for t in tensors if t.dtype not in MASKS]
-    inner = prod(size for dim, size in enumerate(table.shape) if dim not in covered)
+    return covered or {0}
+
+
+def _true_rows(op: OpView, masks: Sequence[TensorMeta], inner: int) -> int:
+    """How many elements of masks are true, by the result or what is put; else half of them, which is said."""
     moved = op.op.outputs[0] if op.op.outputs else None
-    values = op.meta("values")
     if "values" in op.args:
+        values = op.meta("values")
         moved = values if values is not None and prod(values.shape) > 1 else None
-    if not masks and numbers:
-        rows = prod(broadcast([t.shape for t in numbers]))
-    elif moved is not None:
-        rows = -(-prod(moved.shape) // max(1, inner))
-    else:
-        rows = max((prod(t.shape) for t in masks), default=2) // 2
-        op.note("number of true elements of the mask not recorded: half of them assumed")
-    nonzeros = [kernel("NonZero", [spec(m.shape, "bool")], [spec((elements(m), len(m.shape)), "int64")]) for m in masks]
-    mask_indices = [spec((rows,), "int64") for mask in masks for _ in mask.shape]
-    return _Picked(rows, inner, nonzeros, [*mask_indices, *(spec(t.shape, t.dtype) for t in numbers)])
+    if moved is not None:
+        return -(-prod(moved.shape) // max(1, inner))
+    op.note("number of true elements of the mask not recorded: half of them assumed")
+    return max((prod(t.shape) for t in masks), default=2) // 2
 
 
 @costs("aten::index aten::_unsafe_index aten::_index")

@@ -86,9 +86,11 @@ def outcome_code(outputs: Outputs, max_failed: int | None, failed: Failed) -> Ex
 
 def _tell_stop(result: OpResult, untried: int) -> None:
     """Say on stderr which op ended the run that was to stop at the first failure."""
+    from opreplay.replay.report.text import plural
+
     console.narrate(
-        f"opreplay: error: stopped at {result.name} ({result.id}): {result.reason}; {untried:,} ops were not tried "
-        "(--stop-on-error): --resume goes on behind it"
+        f"opreplay: error: stopped at {result.name} ({result.id}): {result.reason}; {plural(untried, 'op')} not tried "
+        "(--stop-on-error): --resume tries it again, and without --stop-on-error goes on behind it"
     )
 
 

@@ -186,7 +186,7 @@ def command(
         if output is not None or check:
             raise UsageError("--output and --check are of one plan", hint="Leave --vary out.")
         form = partial(as_served, fused=fused is not None, weights=weights)
-        _show_sizes(target, shape, (*vary, *sizes), soc, cluster, rank, form, format_)
+        _show_sizes(target, shape, (*vary, *sizes), soc, cluster, (rank, device), form, format_)
         return ExitCode.OK
     if sizes:
         raise UsageError(f"{sizes[0]} after TARGET", hint="Sizes follow --vary: --vary batch=1,8 context=1k,8k.")
@@ -217,20 +217,21 @@ def _show_sizes(
     vary: tuple[str, ...],
     soc: tuple[str, ...],
     cluster: str | None,
-    rank: int,
+    spread: tuple[int, LikeDevice],
     form: Callable[[ReplayPlan], ReplayPlan],
     format_: str,
 ) -> None:
-    """The table of --vary."""
+    """The table of --vary; `spread` is the rank that is captured, and as on which device."""
     from opreplay.cli.terminal import console
     from opreplay.replay.ascend.simulate.devices import load_socs
     from opreplay.replay.capture.from_config import PREFIX
     from opreplay.replay.capture.sweep import sizes_of, swept, swept_file
     from opreplay.replay.report.step import served, sized
 
+    rank, device = spread
     devices = list(load_socs(soc or (() if cluster else ("910b3",)), cluster).values())
     if target.startswith(PREFIX):
-        view = served.view(*swept(target, shape, sizes_of(vary), devices, form, rank=rank))
+        view = served.view(*swept(target, shape, sizes_of(vary), devices, form, rank=rank, device=device))
     else:
-        view = sized.view(*swept_file(target, shape, sizes_of(vary), devices, form, rank=rank))
+        view = sized.view(*swept_file(target, shape, sizes_of(vary), devices, form, rank=rank, device=device))
     console.show_view(view, format_)

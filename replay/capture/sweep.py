@@ -17,6 +17,7 @@ from opreplay.replay.ascend.simulate.step import Step
 from opreplay.replay.capture.capture import capture_target
 from opreplay.replay.capture.from_config import Shape
 from opreplay.replay.capture.target import target_of
+from opreplay.replay.ir.captured import LikeDevice
 from opreplay.replay.ir.model import ReplayPlan
 from opreplay.replay.ops.work.expected import expected_contents
 from opreplay.replay.timeline.served import ServedStep, served
@@ -49,6 +50,7 @@ def swept(
     form: Callable[[ReplayPlan], ReplayPlan],
     *,
     rank: int = 0,
+    device: LikeDevice = "cpu",
 ) -> tuple[list[ServedStep], tuple[str, ...]]:
     """Each size on each device, in the `form` that is run, and what was assumed of all.
 
@@ -59,7 +61,7 @@ def swept(
 
     def captured(wanted: Shape) -> ReplayPlan:
         fields = {name: getattr(wanted, name) for name in Shape.__dataclass_fields__}
-        return form(capture_target(target_of(target, fields), rank=rank))
+        return form(capture_target(target_of(target, fields), rank=rank, device=device))
 
     def rows_of(wanted: Shape, plan: ReplayPlan, steps: list[Step]) -> list[ServedStep]:
         return served(
@@ -83,6 +85,7 @@ def swept_file(
     form: Callable[[ReplayPlan], ReplayPlan],
     *,
     rank: int = 0,
+    device: LikeDevice = "cpu",
 ) -> tuple[list[SizedStep], tuple[str, ...]]:
     """Each size on each device of what "FILE.py:make" makes, called with the sizes by name, in the `form` that is run,
     and what was assumed of all. Raises UsageError for sizes that it does not take, and as `target_of`."""
@@ -96,7 +99,7 @@ def swept_file(
         raise UsageError(f"--vary: {named.source}: {error}", hint=hint) from error
 
     def captured(chosen: dict[str, int]) -> ReplayPlan:
-        return form(capture_target(replace(named, make=partial(named.make, **chosen)), rank=rank))
+        return form(capture_target(replace(named, make=partial(named.make, **chosen)), rank=rank, device=device))
 
     return _rows(_combined(sizes), captured, lambda chosen, plan, steps: sized(plan, steps, chosen), devices)
 

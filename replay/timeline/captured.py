@@ -195,7 +195,7 @@ def _calls(called: Sequence[ReplayOp], step: Step, host_scale: float, host: Meas
         host_us=np.where(known, measured_us, assumed_us * speed) * host_scale,
         host_band=np.where(known, 1.0, DISPATCH_BAND),
         host_scale=speed * host_scale,
-        waits=np.array([float(op.name in BLOCKING) for op in called]),
+        waits=np.array([float(op.name in BLOCKING and not op.on_host) for op in called]),
         talks=np.array([float(op.collective is not None) for op in called]),
     )
 

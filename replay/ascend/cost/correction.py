@@ -107,6 +107,8 @@ class Correction(msgspec.Struct, frozen=True, kw_only=True):
     """Measured calls of the op on this generation, else of the op, else of the family."""
     sources: int
     """Sources that these are of."""
+    beyond: bool = False
+    """It takes more than twice as long as the longest of these, or has more than twice as many elements."""
 
 
 class Learned:
@@ -197,6 +199,7 @@ class Learned:
             nearest=nearest,
             calls=int(like.sum()),
             sources=len(set(self._sources[like])),
+            beyond=bool((asked_for[1][0, :2] > self._at[like][:, :2].max(axis=0, initial=-np.inf) + 1.0).any()),
         )
 
     @staticmethod

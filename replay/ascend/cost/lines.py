@@ -45,8 +45,9 @@ def gathered_lines(count: int, along: int, inner: int, itemsize: int, table_byte
 
 def sampled_lines(count: float, channels: int, itemsize: int) -> float:
     """Lines fetched for `count` elements at positions of images: for each channel all channels of the position, which
-    lie together, pass through the core's cache anew: 0.3 ps a byte on a 950PR for 11 to 128 channels (cann-bench)."""
-    return count * channels * itemsize / LINE_BYTES
+    lie together, pass through the core's cache anew: 0.3 ps a byte on a 950PR for 11 to 128 channels (cann-bench). No
+    element needs more lines than it has neighbours in a plane."""
+    return count * min(channels * itemsize / LINE_BYTES, NEIGHBOURS**2)
 
 
 def beyond_l2(lines: float, table_bytes: float, slice_bytes: float, l2_bytes: float) -> float:

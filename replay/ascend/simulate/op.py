@@ -13,6 +13,7 @@ from opreplay.replay.ascend.cost.cube import gemm_of
 from opreplay.replay.ascend.cost.predict import (
     BOUNDS,
     DOUBLES,
+    LEAST_EXTRAPOLATED,
     MOVES_ALL,
     MOVING,
     UNLIKE_CORES,
@@ -22,7 +23,7 @@ from opreplay.replay.ascend.cost.predict import (
 )
 from opreplay.replay.ascend.cost.predictor import Predictor
 from opreplay.replay.ascend.cost.residency import Held, resident_of, touches_in, written_back
-from opreplay.replay.ascend.cost.sizes import tally_of
+from opreplay.replay.ascend.cost.sizes import tally_of, total_bytes
 from opreplay.replay.ascend.custom.estimators import estimate, property_terms
 from opreplay.replay.ascend.custom.programs import program_cost
 from opreplay.replay.ascend.devices.file import alone, load_device
@@ -341,9 +342,11 @@ def _traits(op: ReplayOp, lowering: Lowering, generation: str, state: State) -> 
 
 
 def _work_of(name: str, lowering: Lowering) -> str:
-    """What an op is known by: of aten the kernels that it runs, as several names ask for one work. Programs of the
-    control processors have no names of their own."""
+    """What an op is known by: of aten the kernels that it runs, as several names ask for one work, but for the copy of
+    what is then written in place. Programs of the control processors have no names of their own."""
     kinds = dict.fromkeys(call.type for call in lowering.kernels)
+    if len(kinds) > 1:
+        kinds.pop("TensorMove", None)
     if name.startswith("aten::") and "AiCpu" not in kinds:
         return "+".join(kinds)
     return name.split(".")[0].rstrip("_")
@@ -368,14 +371,16 @@ def _corrected(
     if fitted.l2 == "warm" and (cold := _uncorrected(op, lowering, device, "cold")) is not None:
         time_us = min(time_us, _corrected_us(cold, device)[1])  # what loops told of others makes no cache a loss
     factor = time_us / simulated.time_us
+    extrapolated = fitted.extrapolated and (correction.nearest == "nothing" or correction.beyond)
+    band = max(correction.band, LEAST_EXTRAPOLATED) if extrapolated else correction.band
     return [(call, _scaled(cost, factor)) for call, cost in parts], msgspec.structs.replace(
         simulated,
         time_us=time_us,
         terms_us={name: us * factor for name, us in simulated.terms_us.items()},
-        low_us=time_us / correction.band,
-        high_us=time_us * correction.band,
+        low_us=time_us / band,
+        high_us=time_us * band,
         confidence="uncalibrated" if lowering.assumed or _is_double(parts) else _confidence(correction, fitted),
-        extrapolated=correction.nearest == "nothing" and fitted.extrapolated,
+        extrapolated=extrapolated,
     )
 
 
@@ -394,7 +399,7 @@ def _least_us(simulated: Simulated, parts: Parts, device: DeviceProfile) -> floa
     """No call is quicker: its kernels as `least_us` says; what it moves and L2 cannot hold, at the peak of HBM, and on
     cold caches all that it reads."""
     bare = alone(device)
-    read = max((tally_of(call).read for call, _ in parts if family_of(call, bare).form in MOVES_ALL), default=0)
+    read = max((_whole_reads(call, family_of(call, bare).form) for call, _ in parts), default=0)
     floor_us = sum(
         call.count * least_us(family_of(call, bare), bare, tally_of(call), gemm_of(call))
         for call, _ in parts
@@ -403,6 +408,17 @@ def _least_us(simulated: Simulated, parts: Parts, device: DeviceProfile) -> floa
     read_us, held_us = (size / bare.hbm_bytes_per_s * 1e6 for size in (read, bare.l2_bytes))
     moving_us = simulated.terms_us.get("hbm", 0.0) * bare.rates.hbm_efficiency
     return max(floor_us, read_us if simulated.l2 == "cold" else read_us - held_us, moving_us - held_us)
+
+
+ELEMENTWISE_LOOKUPS = frozenset({"GatherElements", "ScatterElements", "InplaceIndexAdd"})
+"""Kernels with an index for each element."""
+
+
+def _whole_reads(call: KernelCall, form: str) -> int:
+    """Bytes of the inputs that a kernel reads from their first to their last: all but tables that it looks up."""
+    if form in MOVES_ALL:
+        return tally_of(call).read
+    return total_bytes(call.inputs[1:]) if call.type in ELEMENTWISE_LOOKUPS else 0
 
 
 def _confidence(correction: Correction, fitted: Simulated) -> Confidence:

@@ -1,5 +1,5 @@
 # pyright: strict
-"""Operations of calls that torch makes on a CPU alone, for which its own counter has no formula."""
+"""Operations of calls for which torch's own counter has no formula: of a CPU alone, and of groups."""
 
 from __future__ import annotations
 
@@ -34,6 +34,13 @@ def _recurrent_backward(x: Tensor, weight: Tensor, hidden_weight: Tensor, *_: An
     return 2 * _recurrent(x, weight, hidden_weight)
 
 
+def _grouped(x: Tensor, weight: Tensor, *_: Any, **__: Any) -> int:
+    """Each group's product: of x [M, K] or [G, M, K] with a weight [G, K, N]; where the weight has no dimension for
+    groups, its columns are dealt out among those of x, or its rows among x's columns."""
+    dealt = x.shape[0] if len(x.shape) == 3 and len(weight.shape) == 2 else 1
+    return 2 * x.numel() * weight.shape[-1] // dealt
+
+
 @cache
 def formulas() -> dict[Any, Callable[..., int]]:
     """By overload packet; arguments as of the op, and `out_val`."""
@@ -41,6 +48,8 @@ def formulas() -> dict[Any, Callable[..., int]]:
     by_op: dict[Any, Any] = {
         aten._scaled_dot_product_flash_attention_for_cpu: _attention,
         aten._scaled_dot_product_flash_attention_for_cpu_backward: _attention_backward,
+        aten._grouped_mm: _grouped,
+        aten._scaled_grouped_mm: _grouped,
         aten.mkldnn_rnn_layer: _recurrent,
         aten.mkldnn_rnn_layer_backward: _recurrent_backward,
     }

@@ -66,6 +66,31 @@ def test_scalars_that_become_tensors_keep_their_value() -> None:
     assert numbers == {"aten::mul": [2.5], "aten::add": [3]}
 
 
+@pytest.mark.parametrize(
+    ("x", "weight", "dealt", "products"),
+    [
+        ((64, 32), (4, 32, 16), 64, 64 * 32 * 16),
+        ((4, 8, 32), (4, 32, 16), None, 4 * 8 * 32 * 16),
+        ((4, 8, 32), (32, 64), 64, 8 * 32 * 64),
+        ((8, 64), (64, 16), 64, 8 * 64 * 16),
+    ],
+)
+def test_products_of_groups_count(
+    x: tuple[int, ...], weight: tuple[int, ...], dealt: int | None, products: int
+) -> None:
+    def make() -> Any:
+        ends = None if dealt is None else torch.arange(1, 5, dtype=torch.int32) * (dealt // 4)
+
+        def step(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
+            return torch._grouped_mm(left, right, offs=ends)
+
+        return step, (torch.zeros(x, dtype=torch.bfloat16), torch.zeros(weight, dtype=torch.bfloat16))
+
+    plan = capture_made(make, source="here")
+    assert plan.capture is not None
+    assert sum(plan.capture.flops.values()) == 2 * products
+
+
 def test_flops_are_those_of_torchs_counter() -> None:
     plan = capture_made(training, source="here")
     with FlopCounterMode(display=False) as counter:

@@ -84,6 +84,26 @@ def test_a_host_that_takes_the_whole_step_bounds_it_though_the_device_works_too(
     assert told(plan, host_scale=scale, what_if=["aten::*=0.1x"]).what_if[0].socs_us["910b3"] > 0.9 * times.step_us
 
 
+def test_counters_that_stay_on_the_host_make_it_wait_for_nothing() -> None:
+    def make() -> tuple[Any, ...]:
+        model = nn.Linear(8, 8)
+        optimizer = torch.optim.Adam(model.parameters(), foreach=False)
+
+        def step(x: torch.Tensor) -> None:
+            model(x).sum().backward()
+            optimizer.step()
+
+        return step, (torch.zeros(4, 8),)
+
+    plan = capture_made(make, source="here")
+    counters = [op for op in plan.ops if op.name == "aten::_local_scalar_dense"]
+    assert counters
+    assert all(op.on_host for op in counters)
+    reads = msgspec.structs.replace(plan, ops=tuple(msgspec.structs.replace(op, on_host=False) for op in plan.ops))
+    graph_us, waiting_us = (told(one, what_if=["cudagraph"]).what_if[0].socs_us["910b3"] for one in (plan, reads))
+    assert graph_us < waiting_us - 40.0, "a launch latency for each value that is read"
+
+
 def test_a_plan_that_was_cut_short_is_refused() -> None:
     plan = plan_of(2, 64, 8)
     assert plan.sequence is not None

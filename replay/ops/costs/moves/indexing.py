@@ -202,7 +202,8 @@ def scatter(op: OpView) -> Iterable[KernelCall]:
     moved += sum(elements(tensor) * itemsize(tensor.dtype) for tensor in index)
     out = spec(table.shape, table.dtype)
     taken = n if by_rows and len(table.shape) > 1 else single
-    write = kernel(kind, [out], [out], indices=taken, moved_bytes=moved)
+    operands = [spec(tensor.shape, tensor.dtype) for tensor in (*index, source) if tensor is not None]
+    write = kernel(kind, [out, *operands], [out], indices=taken, moved_bytes=moved)
     return [*_copied(op, out), write]
 
 

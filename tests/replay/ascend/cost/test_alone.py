@@ -230,3 +230,17 @@ def test_extrema_with_their_values_share_long_rows_as_those_without_do() -> None
     assert place / 3 < largest < place * 3
     few, more = (alone_us(f"aten::argmax(f32[{rows},31250],-1)", "950pr") for rows in (56, 64))
     assert few == pytest.approx(more, rel=0.2)
+
+
+@pytest.mark.parametrize(("soc", "bytes_per_us"), [("910b2", 1.6e6), ("950pr", 1.7e6)])
+def test_a_scatter_reads_its_indices_and_values_and_costs_no_less_for_a_copy_before_it(
+    soc: str, bytes_per_us: float
+) -> None:
+    arguments = "(f32[8192,1024],1,i64[8192,1024],f32[8192,1024])"
+    apart, in_place = (alone_us(f"aten::{name}.src{arguments}", soc) for name in ("scatter", "scatter_"))
+    assert apart > in_place >= 8192 * 1024 * (8 + 4) / bytes_per_us
+
+
+def test_extrema_of_either_end_take_about_as_long() -> None:
+    least, largest = (alone_us(f"aten::{name}(f32[8192,1024],0)", "950pr") for name in ("argmin", "argmax"))
+    assert largest / 3 < least < 3 * largest

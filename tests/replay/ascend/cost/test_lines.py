@@ -35,6 +35,7 @@ def test_more_to_look_up_fetches_no_fewer_lines() -> None:
 
 def test_all_channels_of_a_position_pass_for_each_of_them() -> None:
     assert sampled_lines(64 * 1000, 64, 2) == 64 * 1000
+    assert sampled_lines(1000, 4096, 4) == 4 * 1000, "no more than the neighbours that an element is made of"
 
 
 @pytest.mark.parametrize(

@@ -35,9 +35,28 @@ _WIDENS = {
 
 
 def resolve_named(plan: ReplayPlan, policy: Policy, *, device: str = "cpu") -> ReplayPlan:
-    """The plan with an overload for `device`, or a reason, for each op that has neither; others stay as they are."""
-    ops = tuple(op if op.reason or op.resolved_by else _resolved(op, policy, device) for op in plan.ops)
+    """The plan with an overload for `device`, or a reason, for each op that has neither; others stay as they are, but
+    for those that a user's executor is registered for here."""
+    ops = tuple(
+        _executed(op, policy) if op.reason or op.resolved_by else _resolved(op, policy, device) for op in plan.ops
+    )
     return msgspec.structs.replace(plan, ops=ops)
+
+
+def _executed(op: ReplayOp, policy: Policy) -> ReplayOp:
+    """An op of a plan as a user's executor runs it: one that overrides, or of an op whose library is not here."""
+    is_missing = op.reason is not None and op.reason.kind == "library missing"
+    if op.resolved_by == "executor" or (op.reason is not None and not is_missing):
+        return op
+    try:
+        entry = EXECUTORS.find(op.name)
+        if entry is None or not (_overrides(op.name) or is_missing or candidates(op.name, policy).reason is not None):
+            return op
+        return _by_user(msgspec.structs.replace(op, reason=None), Reason("failed", "no executor"))
+    except UsageError as error:
+        return msgspec.structs.replace(op, reason=Reason("failed", str(error)))
+    except Unbound as stopped:
+        return msgspec.structs.replace(op, reason=stopped.reason)
 
 
 def _resolved(op: ReplayOp, policy: Policy, device: str) -> ReplayOp:

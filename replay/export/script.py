@@ -501,10 +501,11 @@ def first_line(error: Exception) -> str:
     return (str(error).strip().splitlines() or [""])[0][:200]
 
 
-def recorded_us(op: Json) -> float:
-    """Recorded time of one call, on the device where it had any."""
+def recorded_text(op: Json) -> str:
+    """Recorded microseconds of one call, on the device where it had any; "-" where none were recorded."""
     recorded = op["recorded"]
-    return (recorded.get("device_us_total") or recorded["host_us_total"]) / op["count"]
+    total = recorded.get("device_us_total") or recorded["host_us_total"]
+    return f"{total / op['count']:.1f}" if total else "-"
 
 
 def described(op: Json) -> str:
@@ -525,7 +526,7 @@ def row(op: Json, result: Json) -> str:
         times = f"{result['median_us']:12.1f}{mark}  {result['min_us']:12.1f}  {spread:>6}"
     said = f"via {result['via']}" if result.get("via") else result.get("reason", "")
     what = f"{op['name']}  {described(op)}  {said}".rstrip()
-    return f"{op['id']}  {op['count']:6}  {recorded_us(op):12.1f}  {times}  {what}"
+    return f"{op['id']}  {op['count']:6}  {recorded_text(op):>12}  {times}  {what}"
 
 
 def idle_processors(look_s: float = 0.2) -> float | None:

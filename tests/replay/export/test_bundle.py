@@ -320,3 +320,8 @@ def test_a_reason_found_after_planning_is_kept(tmp_path: Path) -> None:
     bundle = bundle_of(plan)
     assert bundle.plan.ops == ()
     assert bundle.left_out[0].reason == "budget: memory: no"
+
+
+@pytest.mark.parametrize(("host_us", "text"), [(0.0, "-"), (25.0, "12.5")])
+def test_a_time_that_was_not_recorded_is_none(host_us: float, text: str) -> None:
+    assert script.recorded_text({"recorded": {"host_us_total": host_us}, "count": 2}) == text

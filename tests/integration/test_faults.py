@@ -12,14 +12,13 @@ SCRIPT = Path(__file__).parents[2] / "benchmarks" / "faults.py"
 
 
 KINDS = (
-    "segfault",
     "full disk",
     "kill the run",
     "power loss",
     "kill a batch",
 )
-"""Those on Ray need a cluster, which takes its time to start; `test_schedule_ray` has one. Hangs, ends of workers and
-lanes and SIGTERM have tests of their own."""
+"""Those on Ray need a cluster, which takes its time to start; `test_schedule_ray` has one. Crashes, hangs, ends of workers
+and lanes and SIGTERM have tests of their own."""
 
 
 @pytest.mark.slow

@@ -17,8 +17,8 @@ KINDS = (
     "power loss",
     "kill a batch",
 )
-"""Those on Ray need a cluster, which takes its time to start; `test_schedule_ray` has one. Crashes, hangs, ends of workers
-and lanes and SIGTERM have tests of their own."""
+"""Those on Ray need a cluster, which takes its time to start; `test_schedule_ray` has one. Crashes, hangs, ends of
+workers and lanes and SIGTERM have tests of their own."""
 
 
 @pytest.mark.slow

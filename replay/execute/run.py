@@ -240,7 +240,7 @@ def _begin(sink: ResultSink, header: Header, earlier: ResultFile | None, *, agai
     if earlier is None:
         sink.write(header)
         return []
-    earlier_results = [] if again else kept_results(earlier, bool(header.options.get("stop_on_error")))
+    earlier_results = [] if again else kept_results(earlier, header)
     sink.write(Resumed(started_at=header.started_at, kept=len(earlier_results), environment=header.environment))
     return earlier_results
 

@@ -130,15 +130,15 @@ def whole_summary(earlier: ResultFile, header: Header) -> Summary | None:
     """The summary of a run that has nothing left to do, None where it goes on; raises as `refuse_another`."""
     refuse_another(earlier, header)
     summary = earlier.summary
-    failures_end = bool(header.options.get("stop_on_error"))
-    if summary is None or summary.interrupted or len(kept_results(earlier, failures_end)) < summary.ops:
+    if summary is None or summary.interrupted or len(kept_results(earlier, header)) < summary.ops:
         return None
     return summary
 
 
-def kept_results(earlier: ResultFile, failures_end: bool = False) -> list[OpResult]:
+def kept_results(earlier: ResultFile, header: Header | None = None) -> list[OpResult]:
     """Results that need not be made again: all but those of ops that there was no time for, or that lost a process, and
-    where a failure ends the run, that failed."""
+    where a failure ends the run of `header`, that failed."""
+    failures_end = header is not None and bool(header.options.get("stop_on_error"))
     return [
         result
         for result in earlier.results

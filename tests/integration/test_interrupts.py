@@ -84,7 +84,7 @@ class Started:
 
     def until_an_op(self) -> set[int]:
         """Waits for the first result; the processes that the run has then."""
-        deadline = time.monotonic() + 300
+        deadline = time.monotonic() + 120
         while not self.path.exists() or self.path.read_bytes().count(b"\n") < 2:
             assert self.process.poll() is None
             assert time.monotonic() < deadline

@@ -108,7 +108,8 @@ def test_what_a_custom_op_sets_up_in_its_first_call_is_not_its_time(tmp_path: Pa
     for op in ops.values():
         assert op["status"] == "replayed", op["reason"]
         assert op["measured_us"] < 20_000
-        assert not {w["kind"] for w in op["measurement"]["warnings"]} & {"first call", "not settled"}
+        assert op["measurement"]["samples"] >= 8
+        assert not {w["kind"] for w in op["measurement"]["warnings"]} & {"first call", "not settled", "few samples"}
     assert ops["slowstart::compiles"]["measurement"]["first_call_us"] > 700_000
 
 
@@ -147,7 +148,7 @@ def test_a_machine_that_is_not_idle_gets_fewer_threads_and_times_like_those_of_a
     if cpus == 1:
         pytest.skip("one processor has no threads to spare")
     source = trace(tmp_path / "t.json", aten__mm=[[512, 512], [512, 512]], aten__exp=[[1 << 20]])
-    with load(cpus):
+    with load(2 * cpus):
         told = opreplay("run", source, "-o", tmp_path / "told.jsonl")
         forced = opreplay("run", source, "--set", f"threads={cpus}", "-o", tmp_path / "forced.jsonl")
     assert told.returncode == forced.returncode == 0, told.stderr + forced.stderr

@@ -154,8 +154,8 @@ def test_lines_along_the_middle_of_a_910b_start_one_after_the_other() -> None:
     """Of one size, long dimensions with short lines take longer, and so do slices that a core cannot hold."""
     short, tall = (forms_us(f"aten::softmax(f32[48,{sizes}],1)", "910b2") for sizes in ("256,256", "4096,16"))
     assert tall > 1.5 * short
-    held, beyond = (forms_us(f"aten::softmax(f32[480,{length},64],1)", "910b2") for length in (512, 1024))
-    assert beyond > 2.2 * held
+    in_buffer, beyond_it = (forms_us(f"aten::softmax(f32[480,{length},64],1)", "910b2") for length in (512, 1024))
+    assert beyond_it > 2.2 * in_buffer
 
 
 def test_adaptive_windows_of_a_910b_take_what_they_visit() -> None:

@@ -99,9 +99,9 @@ def compiles(x):
 def test_what_a_custom_op_sets_up_in_its_first_call_is_not_its_time(tmp_path: Path) -> None:
     (tmp_path / "slowstart_ops.py").write_text(CUSTOM)
     source = trace(tmp_path / "t.json", slowstart__scale=[[64, 64]], slowstart__compiles=[[64, 64]])
-    done = opreplay(
-        "run", source, "--allow-import", "slowstart=slowstart_ops", "-o", tmp_path / "r.jsonl", cwd=tmp_path
-    )
+    # Of the time of an op, less than what is set up takes, and enough for eight samples on a busy machine.
+    flags = ["--allow-import", "slowstart=slowstart_ops", "--set", "op_time=1s", "-o", tmp_path / "r.jsonl"]
+    done = opreplay("run", source, *flags, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     _, ops = results(tmp_path / "r.jsonl")
     assert set(ops) == {"slowstart::scale", "slowstart::compiles"}

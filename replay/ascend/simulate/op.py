@@ -23,7 +23,7 @@ from opreplay.replay.ascend.cost.predict import (
 )
 from opreplay.replay.ascend.cost.predictor import Predictor
 from opreplay.replay.ascend.cost.residency import Held, resident_of, touches_in, written_back
-from opreplay.replay.ascend.cost.sizes import tally_of, total_bytes
+from opreplay.replay.ascend.cost.sizes import tally_of
 from opreplay.replay.ascend.custom.estimators import estimate, property_terms
 from opreplay.replay.ascend.custom.programs import program_cost
 from opreplay.replay.ascend.devices.file import alone, load_device
@@ -399,7 +399,7 @@ def _least_us(simulated: Simulated, parts: Parts, device: DeviceProfile) -> floa
     """No call is quicker: its kernels as `least_us` says; what it moves and L2 cannot hold, at the peak of HBM, and on
     cold caches all that it reads."""
     bare = alone(device)
-    read = max((_whole_reads(call, family_of(call, bare).form) for call, _ in parts), default=0)
+    read = _whole_reads([call for call, _ in parts], bare)
     floor_us = sum(
         call.count * least_us(family_of(call, bare), bare, tally_of(call), gemm_of(call))
         for call, _ in parts
@@ -414,11 +414,17 @@ ELEMENTWISE_LOOKUPS = frozenset({"GatherElements", "ScatterElements", "InplaceIn
 """Kernels with an index for each element."""
 
 
-def _whole_reads(call: KernelCall, form: str) -> int:
-    """Bytes of the inputs that a kernel reads from their first to their last: all but tables that it looks up."""
-    if form in MOVES_ALL:
-        return tally_of(call).read
-    return total_bytes(call.inputs[1:]) if call.type in ELEMENTWISE_LOOKUPS else 0
+def _whole_reads(calls: Sequence[KernelCall], device: DeviceProfile) -> float:
+    """Bytes that the kernels of an op read from their first to their last, each tensor once: of those that several
+    could have read no fewer than the kernel with the most. Tables that are looked up are not among them."""
+    first_reads, most = 0.0, 0.0
+    for call, touches in zip(calls, touches_in(calls, "cold"), strict=True):
+        reads = touches[: sum(spec is not None for spec in call.inputs)]
+        if family_of(call, device).form not in MOVES_ALL:
+            reads = reads[1:] if call.type in ELEMENTWISE_LOOKUPS else ()
+        first_reads += sum(size for size, distance in reads if distance is None)
+        most = max(most, sum(size for size, _ in reads))
+    return max(first_reads, most)
 
 
 def _confidence(correction: Correction, fitted: Simulated) -> Confidence:

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from math import prod
 
 from opreplay.replay.ir.kernel import KernelCall, TensorSpec, broadcast, itemsize
+from opreplay.replay.ir.shared_memory import is_floating
 from opreplay.replay.ops.costs.rows.reductions import inside
 from opreplay.replay.ops.op_view import OpView, kernel, promote, spec
 from opreplay.replay.ops.table import costs
@@ -99,26 +100,37 @@ def nll_loss_backward(op: OpView) -> Iterable[KernelCall]:
     return [kernel("NLLLossGrad", [full], [full])]
 
 
-@costs("aten::cross_entropy_loss aten::linear_cross_entropy")
+@costs("aten::cross_entropy_loss")
 def cross_entropy(op: OpView) -> Iterable[KernelCall]:
-    """LogSoftmaxV2 over the classes and NLLLoss.
+    """LogSoftmaxV2 over the classes and NLLLoss of labels, or the sum of the products with probabilities.
 
-    Weights of 1 are written for it, and the classes of images are turned to the end (the kernels that hicann/cann-bench
-    names).
+    Weights of 1 are written for labels, and the classes of images are turned to the end (the kernels that
+    hicann/cann-bench names). Smoothed labels add the sums of all classes (aten/src/ATen/native/LossNLL.cpp of PyTorch).
     """
-    x = op.need("self", "input", at=0)
-    source = spec(x.shape, x.dtype)
+    x, target, weight = op.need("self", "input", at=0), op.meta("target", at=1), op.meta("weight")
+    source, smoothing = spec(x.shape, x.dtype), op.number("label_smoothing")
     classes = x.shape[1] if len(x.shape) > 1 else x.shape[-1] if x.shape else 1
     inner = inside(x.shape, 1 if len(x.shape) > 1 else None)
-    weights = spec((classes,), x.dtype)
-    kernels = [kernel("LogSoftmaxV2", [source], [source], cols=max(1, classes), **inner)]
-    if op.meta("weight") is None:
+    scores = kernel("LogSoftmaxV2", [source], [source], cols=max(1, classes), **inner)
+    weighted = [kernel("Mul", [source, spec(weight.shape, weight.dtype)], [source])] if weight is not None else []
+    if target is not None and is_floating(target.dtype):
+        probabilities = spec(target.shape, target.dtype)
+        smoothed = [kernel(kind, [probabilities], [probabilities]) for kind in ("Muls", "Adds") if smoothing]
+        product = kernel("Mul", [source, probabilities], [source])
+        return [scores, *smoothed, product, *weighted, kernel("ReduceSum", [source], [spec((), x.dtype)])]
+    kernels = [scores]
+    if weight is None:
+        weights = spec((classes,), x.dtype)
         kernels.append(kernel("OnesLike", [weights], [weights]))
     if len(x.shape) > 2:
         space = prod(x.shape[2:])
         last = spec((x.shape[0], space, classes), x.dtype)
         kernels.append(kernel("Transpose", [source], [last], swapped=(classes, space)))
-    return [*kernels, *nll_loss(op)]
+    kernels += nll_loss(op)
+    if smoothing:
+        samples = spec((prod(x.shape) // max(1, classes),), x.dtype)
+        kernels += [*weighted, kernel("ReduceSum", [source], [samples], **inner)]
+    return kernels
 
 
 def fused_cross_entropy(op: OpView) -> Iterable[KernelCall]:

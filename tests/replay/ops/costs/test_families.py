@@ -213,6 +213,16 @@ def test_cross_entropy_clears_weighs_and_turns_as_it_is_asked_to() -> None:
     assert types(images) == [*plain[:2], "Transpose", *plain[2:]]
 
 
+def test_cross_entropy_of_probabilities_reads_them_and_smoothed_labels_add_all_scores() -> None:
+    scores, labels = meta(8, 16), meta(8, dtype="int64")
+    by_probabilities = op("aten::cross_entropy_loss", self=scores, target=scores)
+    assert types(by_probabilities) == ["LogSoftmaxV2", "Mul", "ReduceSum"]
+    smooth = types(op("aten::cross_entropy_loss", self=scores, target=labels, label_smoothing=0.1))
+    assert smooth == [*types(op("aten::cross_entropy_loss", self=scores, target=labels)), "ReduceSum"]
+    weighted = op("aten::cross_entropy_loss", self=scores, target=scores, weight=meta(16), label_smoothing=0.1)
+    assert types(weighted) == ["LogSoftmaxV2", "Muls", "Adds", "Mul", "Mul", "ReduceSum"]
+
+
 def test_scores_of_few_classes_are_read_together() -> None:
     def reads(classes: int) -> object:
         one = op("aten::nll_loss_forward", self=meta(1024, classes), target=meta(1024, dtype="int64"))

@@ -9,9 +9,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 from math import prod
 
-from opreplay.replay.ir.kernel import KernelCall
+import msgspec
+
+from opreplay.replay.ir.kernel import KernelCall, itemsize
 from opreplay.replay.ops.costs.products.matmul import product
-from opreplay.replay.ops.op_view import OpView, is_contiguous, kernel, length, spec, strided_copy
+from opreplay.replay.ops.op_view import OpView, is_contiguous, kernel, length, spec, strided_copy, without_expanded
 from opreplay.replay.ops.table import costs
 from opreplay.traces.model import TensorMeta
 
@@ -75,7 +77,12 @@ def _heads_second(op: OpView, kind: str, at: int = 0) -> list[KernelCall]:
     rows = prod(q.shape[:-1])
     queries, causal = max(1, q.shape[-2]), op.flag("is_causal", "causal")
     pairs = rows / queries * visible(queries, k.shape[-2], causal=causal and queries > 1, from_end=False)
-    return [*_fix_ups(op, (q, k, v)), _call(op, kind, (q, k, v), rows, pairs)]
+    call = _call(op, kind, (q, k, v), rows, pairs)
+    if (mask := op.meta("attn_mask", "attn_bias")) is not None:
+        moved = [*call.inputs, *call.outputs, spec(without_expanded(mask), mask.dtype)]
+        moved_bytes = sum(prod(s.shape) * itemsize(s.dtype) for s in moved if s is not None)
+        call = msgspec.structs.replace(call, attrs={**call.attrs, "moved_bytes": moved_bytes})
+    return [*_fix_ups(op, (q, k, v)), call]
 
 
 def _fix_ups(op: OpView, tensors: Iterable[TensorMeta]) -> list[KernelCall]:

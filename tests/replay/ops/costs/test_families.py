@@ -223,6 +223,18 @@ def test_cross_entropy_of_probabilities_reads_them_and_smoothed_labels_add_all_s
     assert types(weighted) == ["LogSoftmaxV2", "Muls", "Adds", "Mul", "Mul", "ReduceSum"]
 
 
+def test_a_mask_of_each_head_is_read_and_an_expanded_one_once() -> None:
+    q, size = meta(2, 4, 64, 32), 2 * 4 * 64 * 32 * 2
+
+    def moved(mask: TensorMeta) -> object:
+        attention = op("aten::scaled_dot_product_attention", query=q, key=q, value=q, attn_mask=mask)
+        return lower(attention).kernels[-1].attrs["moved_bytes"]
+
+    assert moved(meta(2, 4, 64, 64)) == 4 * size + 2 * 4 * 64 * 64 * 2
+    expanded = TensorMeta(shape=(2, 4, 64, 64), dtype="bfloat16", strides=(0, 0, 64, 1))
+    assert moved(expanded) == 4 * size + 64 * 64 * 2
+
+
 def test_scores_of_few_classes_are_read_together() -> None:
     def reads(classes: int) -> object:
         one = op("aten::nll_loss_forward", self=meta(1024, classes), target=meta(1024, dtype="int64"))

@@ -66,7 +66,9 @@ def expand_paths(patterns: Iterable[str]) -> list[str]:
             continue
         names = sorted(name for name in glob.glob(pattern, recursive=True) if not os.path.isdir(name))
         if not names:
-            raise TraceError(f"no file matches {pattern}", hint="Check the pattern; quote it so that it arrives whole.")
+            is_call = "::" in pattern and "(" in pattern
+            hint = "Check the pattern; quote it so that it arrives whole."
+            raise TraceError(f"no file matches {pattern}", hint="That is a call: opreplay op." if is_call else hint)
         out.update(dict.fromkeys(names))
     return list(out)
 

@@ -242,6 +242,12 @@ def test_expand_paths(tmp_path: Path) -> None:
         expand_paths([f"{tmp_path}/*.gz"])
 
 
+def test_a_call_in_place_of_a_file_is_told_where_it_goes() -> None:
+    with pytest.raises(TraceError) as caught:
+        expand_paths(["aten::mm(f16[8,8],f16[8,8])"])
+    assert "opreplay op" in (caught.value.hint or "")
+
+
 def big_events() -> list[dict[str, Any]]:
     out = small_events()
     for i in range(400):

@@ -44,8 +44,9 @@ def decomposition(op: OpView) -> Iterable[KernelCall]:
 
 
 STEP_OPERATIONS = 3400.0
-"""Operations in whose time a row of a triangular system is reached: 0.85 us, as solving 256 to 2048 rows for one column
-takes 317 to 4917 us on a 910B2 (blas-ops_bench of botcanlearn/cann-bench-upstream)."""
+"""Operations in whose time the next of steps that follow one another is reached, as a row of a triangular system:
+0.85 us, as solving 256 to 2048 rows for one column takes 317 to 4917 us on a 910B2 (blas-ops_bench of
+botcanlearn/cann-bench-upstream)."""
 
 
 @costs("aten::linalg_solve_triangular aten::triangular_solve")
@@ -57,6 +58,23 @@ def triangular(op: OpView) -> Iterable[KernelCall]:
     rows = op.need("A", at=1 if op.op.name.startswith("aten::triangular") else 0, rank=2).shape[-1]
     columns = max(1, elements(op.need("B", "self", at=1 if "linalg" in op.op.name else 0, rank=2)) // max(1, rows))
     return _on_host(op, 2.0 * rows * rows * columns + STEP_OPERATIONS * rows)
+
+
+LABEL_OPERATIONS = 20.0
+"""Of a label and the blank beside it in a time step: two sums of three exponentials each, assumed."""
+
+
+@costs("aten::_ctc_loss aten::ctc_loss aten::_cudnn_ctc_loss aten::miopen_ctc_loss aten::_ctc_loss_backward")
+def ctc_loss(op: OpView) -> Iterable[KernelCall]:
+    """Time steps one after the other, each with the labels of all samples and the blanks between them; (T, N, C)."""
+    scores = op.need("log_probs", at=0)
+    steps = max(1, scores.shape[0] if scores.shape else 1)
+    samples = scores.shape[1] if len(scores.shape) > 2 else 1
+    labels = op.meta("targets", at=1)
+    flops = steps * (STEP_OPERATIONS + LABEL_OPERATIONS * max(samples, elements(labels) if labels is not None else 1))
+    if "backward" in op.op.name:
+        flops += elements(scores)
+    return _on_host(op, flops)
 
 
 def _on_host(op: OpView, flops: float) -> list[KernelCall]:

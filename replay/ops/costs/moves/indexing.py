@@ -35,16 +35,22 @@ def _index(op: OpView, *names: str) -> TensorMeta:
 
 @costs("aten::embedding aten::index_select aten::embedding_renorm")
 def rows_of_table(op: OpView) -> Iterable[KernelCall]:
-    """GatherV2: whole rows."""
+    """GatherV2: whole rows; those shorter than a block are picked in the memory of cores, as GatherElements does."""
     table = op.need("weight", "self", at=0)
     index = _indices(op, "indices", "index")
     picked = index[0].shape if index else (1,)
     dim = op.integer("dim", default=0) % max(1, len(table.shape)) if "index_select" in op.op.name else 0
     out = op.output(spec((*table.shape[:dim], *picked, *table.shape[dim + 1 :]), table.dtype))
-    runs = prod(picked) * prod(table.shape[:dim])
     moved = elements(out) * itemsize(out.dtype)
-    source = spec(table.shape, table.dtype)
-    return [kernel("GatherV2", [source, spec(picked, "int64")], [out], indices=runs, moved_bytes=moved)]
+    operands = [spec(table.shape, table.dtype), spec(picked, "int64")]
+    along = table.shape[dim:]
+    if prod(along[1:]) * itemsize(table.dtype) < BLOCK:
+        op.note("rows shorter than a block: costed as single elements, never measured")
+        taken = _accesses(elements(out), prod(along), table.dtype, IN_CORE)
+        sizes = {"indices": taken, "moved_bytes": moved, "inner": 1, "cols": prod(along)}
+        return [kernel("GatherElements", operands, [out], **sizes)]
+    runs = prod(picked) * prod(table.shape[:dim])
+    return [kernel("GatherV2", operands, [out], indices=runs, moved_bytes=moved)]
 
 
 @costs("aten::gather aten::take_along_dim aten::take")
@@ -80,11 +86,13 @@ def _turned(tensor: TensorSpec, dim: int, *, back: bool) -> KernelCall:
 
 def _along(op: OpView, table: TensorMeta) -> tuple[int, ...]:
     """The dimension that indices are of, and those inside of it; the whole table as one without one."""
-    if not table.shape or op.op.name.split(".")[0].rstrip("_") in ("aten::take", "aten::put", "aten::masked_scatter"):
+    if not table.shape or op.op.name.split(".")[0].rstrip("_") in ("aten::take", "aten::put"):
         return (prod(table.shape),)
     return table.shape[op.integer("dim", default=0) % len(table.shape) :]
 
 
+BLOCK = 32
+"""Bytes that memory gives a core at once."""
 TOGETHER, IN_CORE = 64, 4096
 """Single elements within a core's memory that count as one access: assumed; and of those that GatherElements and
 ScatterElements move, which take little longer than their bytes (gather of 8 and scatter_reduce of 33.5 million elements
@@ -185,7 +193,7 @@ def _copied(op: OpView, table: TensorSpec) -> list[KernelCall]:
 @costs(
     """
         aten::scatter aten::scatter_add aten::scatter_reduce aten::index_add aten::index_copy aten::index_fill aten::put
-        aten::masked_scatter aten::_scatter_via_index_put aten::index_reduce
+        aten::_scatter_via_index_put aten::index_reduce
     """
 )
 def scatter(op: OpView) -> Iterable[KernelCall]:
@@ -204,7 +212,25 @@ def scatter(op: OpView) -> Iterable[KernelCall]:
     taken = n if by_rows and len(table.shape) > 1 else single
     operands = [spec(tensor.shape, tensor.dtype) for tensor in (*index, source) if tensor is not None]
     write = kernel(kind, [out, *operands], [out], indices=taken, moved_bytes=moved)
-    return [*_copied(op, out), write]
+    dim = op.integer("dim", default=0) % max(1, len(table.shape))
+    if not by_rows or not dim:
+        return [*_copied(op, out), write]
+    # Rows of an inner dimension do not lie together.
+    sizes = (prod(table.shape[:dim]), table.shape[dim])
+    full = [t for t in operands if len(t.shape) == len(table.shape)]
+    turned = [kernel("Transpose", [t], [t], swapped=(sizes[0], t.shape[dim])) for t in (out, *full)]
+    return [*turned, write, kernel("Transpose", [out], [out], swapped=sizes[::-1])]
+
+
+@costs("aten::masked_scatter")
+def masked_scatter(op: OpView) -> Iterable[KernelCall]:
+    """The places of the mask's true elements, which AI cores have no kernel for, and what is put there."""
+    table = op.need("self", at=0)
+    mask, out = op.need("mask", at=1), spec(table.shape, table.dtype)
+    operands = [spec(t.shape, t.dtype) for t in op.tensors]
+    op.assume("runs on the AI CPUs, whose pace is assumed")
+    work = float(elements(mask) + prod(table.shape))
+    return [*_copied(op, out), kernel("AiCpu", operands, [out], operations=work)]
 
 
 @costs(

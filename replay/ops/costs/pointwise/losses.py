@@ -147,15 +147,6 @@ def fused_cross_entropy_backward(op: OpView) -> Iterable[KernelCall]:
     return [kernel("CrossEntropyLossGrad", [source], [source])]
 
 
-@costs("aten::_ctc_loss aten::ctc_loss aten::_cudnn_ctc_loss aten::miopen_ctc_loss aten::_ctc_loss_backward")
-def ctc_loss(op: OpView) -> Iterable[KernelCall]:
-    """CTCLossV2 walks the time steps one after the other: two rows of labels each."""
-    x = op.need("log_probs", at=0)
-    steps = max(1, x.shape[0] if x.shape else 1)
-    row = spec((steps, max(1, prod(x.shape) // steps)), x.dtype)
-    return [kernel("LogSoftmaxV2", [row], [row], cols=row.shape[1])]
-
-
 @costs("aten::cosine_similarity aten::pairwise_distance aten::dist aten::linalg_vecdot")
 def row_distance(op: OpView) -> Iterable[KernelCall]:
     """A product or difference of two tensors, reduced along one dimension."""

@@ -22,9 +22,9 @@ costs_by_kernel(
         Mul=_fake_quantize_learnable_per_tensor_affine_backward,_fake_quantize_learnable_per_channel_affine_backward
         Mul=outer,ger,kron,cross,linalg_cross,_amp_update_scale,cumprod_backward,_compute_linear_combination,glu_jvp
         Mul=glu_backward_jvp,affine_grid_generator Round=special_round Tile=cartesian_prod Select=_rowwise_prune
-        Sub=gradient Exp=matrix_exp,i0,logaddexp2,special_exp2 RealDiv=_dirichlet_grad,_standard_gamma_grad
+        Sub=gradient Exp=i0,logaddexp2,special_exp2 RealDiv=_dirichlet_grad,_standard_gamma_grad
         Mul=affine_grid_generator_backward,cudnn_affine_grid_generator,cudnn_affine_grid_generator_backward
-        Exp=linalg_matrix_exp,matrix_exp_backward Add=_transform_bias_rescale_qkv
+        Add=_transform_bias_rescale_qkv
         MaskedFill=_unsafe_masked_index Pack=complex
         Log=frexp,acosh,asinh,atanh,arccosh,arcsinh,arctanh,special_entr,special_logit,special_xlogy Atan2=angle,arctan2
         Acos=arccos Asin=arcsin Atan=arctan Erf=erfc,special_erf,special_erfc,special_ndtr

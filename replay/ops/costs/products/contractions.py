@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from math import prod
 
+import msgspec
+
 from opreplay.replay.ir.kernel import KernelCall
 from opreplay.replay.ops.costs.products.matmul import product
 from opreplay.replay.ops.op_view import DoesNotFit, OpView, kernel, spec
@@ -65,6 +67,21 @@ def _gemm(batch: int, m: int, n: int, k: int, dtype: str) -> KernelCall:
     operands = [spec((*lead, m, k), dtype), spec((*lead, k, n), dtype)]
     kind = "BatchMatMulV3" if lead else "MatMulV3"
     return kernel(kind, operands, [spec((*lead, m, n), dtype)], transpose_a=False, transpose_b=False)
+
+
+EXPONENTIAL_PRODUCTS = 9
+"""Products of a matrix exponential: five of a Taylor polynomial of degree 18 (Bader, Blanes and Casas 2019, as PyTorch
+has it) and four squarings, which depend on contents and are assumed."""
+
+
+@costs("aten::matrix_exp aten::linalg_matrix_exp aten::matrix_exp_backward")
+def matrix_exponential(op: OpView) -> Iterable[KernelCall]:
+    """Products of the matrix with itself; the gradient is a part of the exponential of one twice as large."""
+    source = op.need("self", at=0, rank=2)
+    size = source.shape[-1] * (2 if "backward" in op.op.name else 1)
+    op.assume("how often the matrix is squared depends on its contents: four times assumed")
+    whole = _gemm(prod(source.shape[:-2]), size, size, size, source.dtype)
+    return [msgspec.structs.replace(whole, count=EXPONENTIAL_PRODUCTS)]
 
 
 @costs("aten::einsum")

@@ -223,6 +223,34 @@ def test_cross_entropy_of_probabilities_reads_them_and_smoothed_labels_add_all_s
     assert types(weighted) == ["LogSoftmaxV2", "Muls", "Adds", "Mul", "Mul", "ReduceSum"]
 
 
+def test_rows_shorter_than_a_block_are_no_runs_of_their_own() -> None:
+    table, index = meta(4096, 4096), meta(4096, dtype="int64")
+    assert types(op("aten::index_select", self=table, index=index, dim=0)) == ["GatherV2"]
+    inner = op("aten::index_select", self=table, index=index, dim=1)
+    single = op("aten::gather", self=table, dim=1, index=meta(4096, 4096, dtype="int64"))
+    device = load_device("910b2")
+    assert simulate_op(inner, device).time_us == pytest.approx(simulate_op(single, device).time_us, rel=0.1)
+
+
+def test_added_rows_of_an_inner_dimension_are_turned() -> None:
+    table, index = meta(512, 256), meta(256, dtype="int64")
+    added = ["InplaceIndexAdd"]
+    assert types(op("aten::index_add_", self=table, dim=0, index=index, source=meta(256, 256)))[-1:] == added
+    turned = types(op("aten::index_add", self=table, dim=1, index=index, source=table))
+    assert turned == ["Transpose", "Transpose", *added, "Transpose"]
+
+
+def test_what_is_no_kernel_of_a_pass_over_its_elements() -> None:
+    table = meta(512, 256)
+    assert types(op("aten::masked_scatter", self=table, mask=meta(512, 256, dtype="bool"), source=table))[-1] == "AiCpu"
+    targets = meta(32, 20, dtype="int64")
+    slow, slower = (op("aten::_ctc_loss", log_probs=meta(t, 32, 50), targets=targets) for t in (100, 200))
+    device = load_device("910b2")
+    assert simulate_op(slower, device).time_us > 1.5 * simulate_op(slow, device).time_us > 500
+    (exponential,) = lower(op("aten::linalg_matrix_exp", self=meta(64, 64))).kernels
+    assert (exponential.type, exponential.count) == ("MatMulV3", 9)
+
+
 def test_a_mask_of_each_head_is_read_and_an_expanded_one_once() -> None:
     q, size = meta(2, 4, 64, 32), 2 * 4 * 64 * 32 * 2
 

@@ -10,10 +10,11 @@ import msgspec
 
 from opreplay.replay.ir.model import Reason, ReplayArg, ReplayOp, ReplayPlan
 from opreplay.replay.ir.names import split_name
+from opreplay.replay.ir.reasons import NotReplayable
 from opreplay.replay.ir.verify import verify_argument
 from opreplay.replay.resolve.bind import Unbound, named
 from opreplay.replay.resolve.kernels import way_on
-from opreplay.replay.resolve.names import candidates
+from opreplay.replay.resolve.names import candidates, find_overload
 from opreplay.replay.resolve.policy import Policy, refuse_arguments, refuse_name, refuse_value
 from opreplay.replay.resolve.schema import ArgSpec, OpSpec, named_after_gaps
 from opreplay.replay.resolve.user.executors import EXECUTORS, as_lists
@@ -36,11 +37,23 @@ _WIDENS = {
 
 def resolve_named(plan: ReplayPlan, policy: Policy, *, device: str = "cpu") -> ReplayPlan:
     """The plan with an overload for `device`, or a reason, for each op that has neither; others stay as they are, but
-    for those that a user's executor is registered for here."""
+    for those that a user's executor is registered for here, and those whose library is not here."""
     ops = tuple(
-        _executed(op, policy) if op.reason or op.resolved_by else _resolved(op, policy, device) for op in plan.ops
+        _callable_here(_executed(op, policy), policy) if op.reason or op.resolved_by else _resolved(op, policy, device)
+        for op in plan.ops
     )
     return msgspec.structs.replace(plan, ops=ops)
+
+
+def _callable_here(op: ReplayOp, policy: Policy) -> ReplayOp:
+    """An op of a plan with the reason that a run would stop for where what ran it elsewhere is not here."""
+    if op.reason is not None or op.collective is not None:
+        return op
+    try:
+        find_overload(op, policy)
+    except NotReplayable as stopped:
+        return msgspec.structs.replace(op, reason=stopped.reason)
+    return op
 
 
 def _executed(op: ReplayOp, policy: Policy) -> ReplayOp:

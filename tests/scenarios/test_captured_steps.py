@@ -273,3 +273,13 @@ def test_the_optimizer_of_another_device(console: Console, train: Path) -> None:
     there = json.loads(console("capture", f"{train}:make", "--device", "npu", "--format", "json").stdout)
     assert there["notes"] == []
     assert there["calls"] < here["calls"]
+
+
+def test_an_op_whose_library_is_not_here_would_not_replay(console: Console, train: Path, tmp_path: Path) -> None:
+    plan = tmp_path / "step.plan.json"
+    console("capture", f"{train}:make", "-o", plan)
+    plan.write_text(plan.read_text().replace("aten::relu", "elsewhere::relu"))
+    for command in ("plan", "run"):
+        shown = console(command, plan, "--op-filter", "elsewhere::*", "--max-failed", "0", code=1).stdout
+        assert "0 of 1 op, no times recorded; 1 skipped: 1 policy" in shown
+        assert "namespace elsewhere is on no list" in shown

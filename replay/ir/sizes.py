@@ -100,6 +100,7 @@ def need_of(op: ReplayOp) -> Need:
         return Need(inputs=inputs, outputs=0, outputs_known=True)
     if op.outputs is not None:
         outputs = sum(tensor_bytes(meta) for meta in op.outputs if meta is not None)
+        outputs = max(0, outputs - _given_back_bytes(op))
         return Need(inputs=inputs, outputs=outputs, outputs_known=True)
     largest = max((math.prod(meta.shape) * itemsize(meta.dtype) for meta in metas), default=0)
     width = max((itemsize(meta.dtype) for meta in metas), default=4)
@@ -123,6 +124,13 @@ def _input_bytes(metas: list[TensorMeta]) -> int:
 def is_in_place(op: ReplayOp) -> bool:
     """Whether the op gives back what it was given: torch's trailing underscore, confirmed by the schema."""
     return op.name.endswith("_") and any(arg.mutated for arg in op.args)
+
+
+def _given_back_bytes(op: ReplayOp) -> int:
+    """Bytes of the arguments that an op writes its results to and gives back (`out=`), as its schema says."""
+    if "!" not in (op.schema or "").rpartition("->")[2]:
+        return 0
+    return _input_bytes([meta for arg in op.args if arg.mutated for meta in arg.tensors if meta is not None])
 
 
 def over_budget(op: ReplayOp, limit_bytes: int) -> Reason | None:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import msgspec
 import pytest
 
 from opreplay.replay.ir import sizes as budget
@@ -59,6 +60,16 @@ def test_in_place_op_makes_nothing_new() -> None:
     recorded = Recorded(host_us_total=1, host_us_median=1)
     op = ReplayOp(id="0" * 12, name="aten::relu_", count=1, recorded=recorded, args=(written,), outputs=(meta,))
     assert budget.need_of(op).total == 4000
+
+
+@pytest.mark.parametrize(("before", "result"), [(1000, 0), (0, 4000)])
+def test_what_out_is_given_counts_once(before: int, result: int) -> None:
+    """One of another size than the result grows."""
+    out = ReplayArg(name="out", type="Tensor", tensors=(tensor(before),), keyword_only=True, mutated=True)
+    op = op_of(arg(tensor(1000)), out, outputs=(tensor(1000),))
+    schema = "aten::exp.out(Tensor self, *, Tensor(a!) out) -> Tensor(a!)"
+    need = budget.need_of(msgspec.structs.replace(op, schema=schema))
+    assert (need.inputs, need.outputs) == (4000 + 4 * before, result)
 
 
 @pytest.mark.parametrize(("size", "expected"), [((10**12,), 4 * 10**12), ((2, -1, 3), 24), (None, 0)])

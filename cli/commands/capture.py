@@ -11,7 +11,7 @@ import click
 
 from opreplay.cli.options.settings import Command, setting
 from opreplay.cli.options.shared import cluster_option, force_option, format_option, fused_option, seed_option
-from opreplay.cli.options.types import SocName
+from opreplay.cli.options.types import Count, SocName
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -42,10 +42,10 @@ if TYPE_CHECKING:
     type=click.Choice(["prefill", "decode", "train"]),
     help="Of hf:CONFIG: a first forward, one more token of each sequence, or a training step.  [default: prefill]",
 )
-@click.option("--batch", type=click.IntRange(min=1), metavar="N", help="Of hf:CONFIG: sequences.  [default: 1]")
+@click.option("--batch", type=Count(min=1), metavar="N", help="Of hf:CONFIG: sequences.  [default: 1]")
 @click.option(
     "--context",
-    type=click.IntRange(min=1),
+    type=Count(min=1),
     metavar="N",
     help="Of hf:CONFIG: tokens of each.  [default: 1024]",
 )
@@ -56,20 +56,20 @@ if TYPE_CHECKING:
 )
 @click.option(
     "--expert-parallel",
-    type=click.IntRange(min=1),
+    type=Count(min=1),
     metavar="N",
     help="Of hf:CONFIG: spread experts over N ranks, which exchange tokens; as many tensor ranks have whole experts.  "
     "[default: 1]",
 )
 @click.option(
     "--tensor-parallel",
-    type=click.IntRange(min=1),
+    type=Count(min=1),
     metavar="N",
     help="Of hf:CONFIG: split heads, widths and vocabulary over N ranks, which sum results.  [default: 1]",
 )
 @click.option(
     "--pipeline-parallel",
-    type=click.IntRange(min=1),
+    type=Count(min=1),
     metavar="N",
     help="Of hf:CONFIG: split layers over N stages, which send each other hidden states; rank R is in stage R // "
     "tensor ranks.  [default: 1]",
@@ -91,9 +91,7 @@ if TYPE_CHECKING:
     help="Write the plan with quantised weights: 8 bits for weights and activations, or 4 bits for weights alone "
     "(of a mixture those of its experts).",
 )
-@setting(
-    "--world-size", type=click.IntRange(min=1), metavar="N", help="Play one rank of a job of N; nothing is exchanged."
-)
+@setting("--world-size", type=Count(min=1), metavar="N", help="Play one rank of a job of N; nothing is exchanged.")
 @setting("--rank", type=click.IntRange(min=0), default=0, show_default=True, metavar="R", help="Which rank.")
 @click.option(
     "--device",

@@ -8,7 +8,7 @@ import click
 from opreplay.cli.exit_codes import ExitCode
 from opreplay.cli.options import shared
 from opreplay.cli.options.settings import Command, setting
-from opreplay.cli.options.types import Duration
+from opreplay.cli.options.types import Count, Duration
 
 REQUIRE = "schema, shape inference, correctness, bad input"
 
@@ -50,7 +50,7 @@ REQUIRE = "schema, shape inference, correctness, bad input"
     help="Exit with 1 when one of these points fails or is missing; all, none, or names with commas.  [default: "
     f"{REQUIRE}; any of `points` that fails]",
 )
-@setting("--threads", type=click.IntRange(min=1), metavar="N", help="Of torch on the CPU.")
+@setting("--threads", type=Count(min=1), metavar="N", help="Of torch on the CPU.")
 @setting(
     "--speed-time",
     type=Duration(),

@@ -9,6 +9,7 @@ import click
 
 from opreplay.cli.options import shared
 from opreplay.cli.options.settings import Command
+from opreplay.cli.options.types import Count
 
 if TYPE_CHECKING:
     from opreplay.replay.report.view import View
@@ -29,7 +30,7 @@ TOP = 30
     help="One table instead: where the time goes, summed up by this; all steps, outliers named; or how kernels are "
     "launched: short ones, and how long they wait.",
 )
-@click.option("--top", type=click.IntRange(min=1), metavar="N", help=f"Rows of that table.  [default: {TOP}, CSV all]")
+@click.option("--top", type=Count(min=1), metavar="N", help=f"Rows of that table.  [default: {TOP}, CSV all]")
 @click.option(
     "--peak",
     metavar="NAME",

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     "--vary",
     multiple=True,
     metavar="NAME=SIZES",
-    help="Values of a size that calls name: n=1,47,128, n=2^7..2^14 or n=64..512:64. Several, n=1,4 k=1,8, and "
+    help="Values of a size that calls name: n=1,47,4k, n=2^7..2^14 or n=64..512:64. Several, n=1,4 k=1,8, and "
     "repeatable: all combinations.",
 )
 @click.option("--measure/--no-measure", default=True, show_default=True, help="Run the calls here, or predict alone.")

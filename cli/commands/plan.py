@@ -11,7 +11,7 @@ import click
 from opreplay.cli.options import shared
 from opreplay.cli.options.settings import Command, setting
 from opreplay.cli.options.source import Source, source_options
-from opreplay.cli.options.types import ByteSize
+from opreplay.cli.options.types import ByteSize, Count
 
 if TYPE_CHECKING:
     from opreplay.replay.plan.selection import Selection
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 @setting("--max-op-memory", type=ByteSize(), metavar="SIZE", help="Mark ops that need more as skipped, e.g. 1GB.")
 @click.option(
     "--ranks",
-    type=click.IntRange(min=1, max=1024),
+    type=Count(min=1, max=1024),
     metavar="N",
     help="With every collective as an op of its own, as `run --ranks N` replays them, under the same ids.",
 )

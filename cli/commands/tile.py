@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from opreplay.cli.options.shared import force_option, format_option, l2_option, soc_option
-from opreplay.cli.options.types import FileName
+from opreplay.cli.options.types import Count, FileName
 
 if TYPE_CHECKING:
     from opreplay.replay.results.records import L2State
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     help="Values of a setting, rows=1,2,4: every combination is looked at, best first. Repeatable.",
 )
 @click.option("--tune", is_flag=True, help="Try combinations of the settings and show the best first.")
-@click.option("--cores", type=click.IntRange(min=1), metavar="N", help="Use no more than N cores.")
+@click.option("--cores", type=Count(min=1), metavar="N", help="Use no more than N cores.")
 @click.option("--every", is_flag=True, help="Run all iterations of loops for the time, also those that repeat others.")
 @click.option("--no-values", is_flag=True, help="Predict only: do not run values.")
 @click.option("--lines", is_flag=True, help="Show the busy time of each line of the source, by pipe.")

@@ -11,6 +11,7 @@ import click
 
 from opreplay.cli.options.settings import is_given, refuse_given, setting
 from opreplay.cli.options.shared import with_options
+from opreplay.cli.options.types import Count
 
 OF_ONE_TRACE = {
     "mode": "Replay the step of one rank with --mode sequence; `opreplay timeline FOLDER --ranks` times the steps of "
@@ -45,7 +46,7 @@ _OPTIONS = [
     ),
     click.option(
         "--lanes",
-        type=click.IntRange(min=1),
+        type=Count(min=1),
         metavar="N",
         help="Traces read and ops measured at the same time.  [default: reads with all processors, measures one op; "
         "with Ray as many as fit]",

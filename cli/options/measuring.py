@@ -12,7 +12,7 @@ import click
 
 from opreplay.cli.options.settings import Renamed, is_default, setting
 from opreplay.cli.options.shared import Command, seed_option, with_options
-from opreplay.cli.options.types import ByteSize, Duration, Names
+from opreplay.cli.options.types import ByteSize, Count, Duration, Names
 
 if TYPE_CHECKING:
     from opreplay.replay.ascend import DeviceProfile
@@ -51,7 +51,7 @@ _MEASURING = [
     ),
     setting(
         "--visits",
-        type=click.IntRange(1, 16),
+        type=Count(1, 16),
         metavar="N",
         help="Measure each op N times, far apart, for its share of op_time: 8 show `compare` more on a busy CPU.  "
         "[default: 1, or 8 where processors are busy]",
@@ -74,7 +74,7 @@ _MEASURING = [
     ),
     setting(
         "--threads",
-        type=click.IntRange(min=1),
+        type=Count(min=1),
         metavar="N",
         help="Threads an op may use.  [default: torch's choice, fewer where processors are busy]",
     ),

@@ -11,6 +11,7 @@ import click
 
 from opreplay.cli.options.settings import setting
 from opreplay.cli.options.shared import with_options
+from opreplay.cli.options.types import Count
 
 if TYPE_CHECKING:
     from opreplay.replay.execute.options import RunOptions
@@ -41,7 +42,7 @@ def ranks_options(command: Callable[..., Any]) -> Callable[..., Any]:
 _OPTIONS = [
     click.option(
         "--ranks",
-        type=click.IntRange(min=1, max=1024),
+        type=Count(min=1, max=1024),
         metavar="N",
         help="Replay collectives and point-to-point on N processes here; under torchrun, Slurm or Ray on those that "
         "were started.",

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from opreplay.cli.options.settings import Renamed, is_default, setting
-from opreplay.cli.options.types import Assignments, FileName, Share, SocName
+from opreplay.cli.options.types import Assignments, Count, FileName, Share, SocName
 
 if TYPE_CHECKING:
     from opreplay.traces.links.annotations import Phase
@@ -160,7 +160,7 @@ def selection_options(command: Callable[..., Any]) -> Callable[..., Any]:
             type=click.Choice(["prefill", "decode", "mixed"]),
             help="Take only calls in iterations whose batch is all prefill, all decode, or both.",
         ),
-        click.option("--top", type=click.IntRange(min=1), metavar="N", help="Take the N ops with most recorded time."),
+        click.option("--top", type=Count(min=1), metavar="N", help="Take the N ops with most recorded time."),
         click.option("--op", multiple=True, metavar="ID|NAME|GLOB|#N", cls=Renamed, now="--op-filter"),
         setting("--min-share", type=Share(), metavar="SHARE", help="Leave out ops below this share, e.g. 0.1%."),
         allow_import_option,

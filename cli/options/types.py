@@ -40,6 +40,21 @@ class ByteSize(click.ParamType):
         return int(size)
 
 
+class Count(click.IntRange):
+    """How many: "4096", "4k" or "2^12", as the sizes of --vary are written."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        if isinstance(value, str):
+            from opreplay.replay.ir.notation import whole_number
+            from opreplay.traces.errors import UsageError
+
+            try:
+                value = whole_number(value)
+            except UsageError:
+                self.fail(f"{value!r} is no whole number; write it like 4096, 4k or 2^12", param, ctx)
+        return super().convert(value, param, ctx)
+
+
 class Duration(click.ParamType):
     """ "0.2s", "200ms", "2min" → seconds, above 0; what a number without a unit is taken for is said on stderr."""
 

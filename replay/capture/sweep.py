@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import inspect
 import itertools
-import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -19,6 +18,7 @@ from opreplay.replay.capture.from_config import Shape
 from opreplay.replay.capture.target import target_of
 from opreplay.replay.ir.captured import LikeDevice
 from opreplay.replay.ir.model import ReplayPlan
+from opreplay.replay.ir.notation import parse_sizes
 from opreplay.replay.ops.work.expected import expected_contents
 from opreplay.replay.timeline.served import ServedStep, served
 from opreplay.replay.timeline.sized import SizedStep, sized
@@ -31,14 +31,15 @@ VARIED = ("batch", "context")
 HOW = "Write batch=1,8,32 or context=1k,8k."
 
 
-def sizes_of(texts: Sequence[str]) -> dict[str, list[int]]:
-    """ "batch=1,8" and "context=1k,8k" as numbers. Raises UsageError for what is no list of sizes."""
-    sizes: dict[str, list[int]] = {}
+def sizes_of(texts: Sequence[str]) -> dict[str, tuple[int, ...]]:
+    """ "batch=1,8" and "context=1k,8k" as numbers. Raises UsageError as `parse_sizes`, and for one below 1."""
+    sizes: dict[str, tuple[int, ...]] = {}
     for text in itertools.chain.from_iterable(text.split() for text in texts):
-        name, _, values = text.partition("=")
-        if not name.isidentifier() or not re.fullmatch(r"[1-9]\d*k?(,[1-9]\d*k?)*", values):
-            raise UsageError(f"{text!r} varies nothing", hint=HOW)
-        sizes[name] = [int(value.removesuffix("k")) * (1024 if value[-1] == "k" else 1) for value in values.split(",")]
+        name, values = parse_sizes(text)
+        if min(values) < 1 or name in sizes:
+            what = f"{name} is given twice" if name in sizes else f"{text!r} holds a size below 1"
+            raise UsageError(what, hint=HOW)
+        sizes[name] = values
     return sizes
 
 

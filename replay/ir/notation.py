@@ -130,7 +130,7 @@ def size_names(text: str) -> tuple[str, ...]:
 
 
 def parse_sizes(text: str) -> tuple[str, tuple[int, ...]]:
-    """Name and values of a size in a sweep: "n=1,47,128", "n=2^7..2^14" (powers), "n=1..8", "n=128..1024:128".
+    """Name and values of a size in a sweep: "n=1,47,4k", "n=2^7..2^14" (powers), "n=1..8", "n=128..1024:128".
 
     Raises UsageError for any other text, and for more than 10,000 values.
     """
@@ -148,19 +148,22 @@ def parse_sizes(text: str) -> tuple[str, tuple[int, ...]]:
 def _range(text: str) -> list[int]:
     first, dots, rest = text.partition("..")
     if not dots:
-        return [_number(first)]
+        return [whole_number(first)]
     last, colon, step_text = rest.partition(":")
     power = re.fullmatch(r"\s*(\d+)\^(\d+)\s*", first), re.fullmatch(r"\s*(\d+)\^(\d+)\s*", last)
     if power[0] and power[1] and power[0][1] == power[1][1] and not colon:
-        base = _number(power[0][1])
+        base = whole_number(power[0][1])
         return [_power(base, exponent) for exponent in range(int(power[0][2]), int(power[1][2]) + 1)]
-    begin, end, step = _number(first), _number(last), _number(step_text) if colon else 1
+    begin, end, step = whole_number(first), whole_number(last), whole_number(step_text) if colon else 1
     if step < 1 or end < begin:
         raise UsageError(f"{_cut(text)!r} counts nothing", hint="Write first..last or first..last:step.")
     return list(range(begin, min(end, begin + step * MOST_VALUES) + 1, step))
 
 
-def _number(text: str) -> int:
+def whole_number(text: str) -> int:
+    """A number of a sweep, or of an option that counts: "4096", "4k" (4096), "2^12". Raises UsageError."""
+    if thousands := re.fullmatch(r"\s*(\d{1,12})k\s*", text):
+        return 1024 * int(thousands[1])
     reader = _Reader(text, {})
     value = reader.whole(0)
     reader.expect_end()

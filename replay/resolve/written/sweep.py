@@ -61,7 +61,7 @@ def sizes_among(sweeps: Sequence[str], texts: Sequence[str]) -> tuple[list[str],
     return [*split, *sizes], [text for text in texts if text not in sizes]
 
 
-_SIZES = re.compile(r"[A-Za-z_]\w*=[\d,.^:\s]+")
+_SIZES = re.compile(r"[A-Za-z_]\w*=[\dk,.^:\s]+")
 
 
 def over_sizes(texts: Sequence[str], sweeps: Sequence[str]) -> tuple[Written, ...]:

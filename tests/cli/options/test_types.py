@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import click
+import pytest
 from click.testing import CliRunner, Result
 
-from opreplay.cli.options.types import Duration
+from opreplay.cli.options.types import Count, Duration
 
 
 @click.command()
@@ -24,3 +25,14 @@ def test_a_time_without_a_unit_says_what_it_is_taken_for() -> None:
     assert (bare.stdout, "op_time is 50 s" in bare.stderr) == ("50.0\n", True)
     for args in (("--op-time", "50ms"), ("--op-time", "2min"), ()):
         assert run(*args).stderr == ""
+
+
+@pytest.mark.parametrize(("text", "count"), [("4k", 4096), ("2^12", 4096), ("7", 7)])
+def test_counts_are_written_as_sizes_of_a_sweep_are(text: str, count: int) -> None:
+    assert Count(min=1).convert(text, None, None) == count
+
+
+@pytest.mark.parametrize("text", ["0", "1.5", "4K8", "-1", "k", ""])
+def test_what_is_no_count_is_refused(text: str) -> None:
+    with pytest.raises(click.BadParameter):
+        Count(min=1).convert(text, None, None)

@@ -53,9 +53,9 @@ def test_a_config_has_batches_and_contexts_alone() -> None:
         swept("hf:config.json", {}, sizes_of(["rows=1,8"]), [], lambda plan: plan)
 
 
-@pytest.mark.parametrize("text", ["rows", "rows=", "rows=0", "rows=a", "1=2"])
+@pytest.mark.parametrize("text", ["rows", "rows=", "rows=0", "rows=a", "1=2", "rows=1,2 rows=4"])
 def test_what_is_no_list_of_sizes_is_refused(text: str) -> None:
-    with pytest.raises(UsageError, match="varies nothing"):
+    with pytest.raises(UsageError):
         sizes_of([text])
 
 

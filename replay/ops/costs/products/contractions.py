@@ -112,16 +112,37 @@ def einsum(op: OpView) -> Iterable[KernelCall]:
     return kernels
 
 
-@costs("aten::tensordot aten::bilinear aten::_trilinear")
+@costs("aten::tensordot")
+def tensordot(op: OpView) -> Iterable[KernelCall]:
+    """One product over the dimensions that are named, or the one that the result tells."""
+    a, b = _pair(op, rank=0)
+    dims = [dim for dim in op.integers("dims_self") if -len(a.shape) <= dim < len(a.shape)]
+    if not dims and op.outputs():
+        return contraction(op)
+    inner = max(1, prod(a.shape[dim] for dim in dims))
+    return [_gemm(1, prod(a.shape) // inner, prod(b.shape) // inner, inner, a.dtype)]
+
+
+@costs("aten::bilinear")
+def bilinear(op: OpView) -> Iterable[KernelCall]:
+    """(N, I) by weights (O, I, J) as one product; its (N, O, J) times (N, 1, J), summed over J."""
+    a, b, weight = op.need("input1", at=0, rank=1), op.need("input2", at=1), op.need("weight", at=2, rank=3)
+    rows, (out, inner, other) = prod(a.shape[:-1]), weight.shape[:3]
+    full, result = spec((rows, out, other), a.dtype), spec((rows, out), a.dtype)
+    weighted = kernel("Mul", [full, spec((rows, 1, other), b.dtype)], [full])
+    return [_gemm(1, rows, out * other, inner, a.dtype), weighted, kernel("ReduceSum", [full], [result])]
+
+
+@costs("aten::_trilinear")
 def contraction(op: OpView) -> Iterable[KernelCall]:
     """One product of the first two operands: leading sizes that all have are a batch, inner ones are summed over."""
     a, b = _pair(op)
     sizes = op.outputs()
     if not sizes:
         raise DoesNotFit("the result is not known")
-    batch = 1
+    batch, matrices = 1, max(len(a.shape), len(b.shape)) <= 2  # which are multiplied, not a batch of rows
     for size_a, size_b, size_out in zip(a.shape, b.shape, sizes[0].shape, strict=False):
-        if not size_a == size_b == size_out:
+        if matrices or not size_a == size_b == size_out:
             break
         batch *= size_a
     elements_a, elements_b, elements_out = (max(1, prod(t.shape) // max(1, batch)) for t in (a, b, sizes[0]))

@@ -251,6 +251,20 @@ def test_what_is_no_kernel_of_a_pass_over_its_elements() -> None:
     assert (exponential.type, exponential.count) == ("MatMulV3", 9)
 
 
+def test_contractions_of_squares_have_no_batch() -> None:
+    square = meta(256, 256)
+    (named,) = lower(op("aten::tensordot", self=square, other=square, dims_self=(1,), dims_other=(0,))).kernels
+    assert named.type == "MatMulV3"
+    assert [s.shape for s in (*named.inputs, *named.outputs) if s is not None] == [(256, 256)] * 3
+    cubes = op("aten::tensordot", self=meta(8, 4, 16), other=meta(16, 4, 32), dims_self=(2, 1), dims_other=(0, 1))
+    assert [s.shape for s in lower(cubes).kernels[0].inputs if s is not None] == [(8, 64), (64, 32)]
+    unnamed = msgspec.structs.replace(op("aten::einsum", a=square, b=square), outputs=(square,))
+    assert [k.type for k in lower(unnamed).kernels] == ["MatMulV3"]
+    layer = lower(op("aten::bilinear", input1=meta(32, 8), input2=meta(32, 4), weight=meta(16, 8, 4)))
+    assert [k.type for k in layer.kernels] == ["MatMulV3", "Mul", "ReduceSum"]
+    assert [s.shape for s in layer.kernels[0].inputs if s is not None] == [(32, 8), (8, 64)]
+
+
 def test_a_mask_of_each_head_is_read_and_an_expanded_one_once() -> None:
     q, size = meta(2, 4, 64, 32), 2 * 4 * 64 * 32 * 2
 

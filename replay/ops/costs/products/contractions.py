@@ -196,35 +196,38 @@ def list_of_products(op: OpView) -> Iterable[KernelCall]:
     return [product(op, a, b) for a, b in zip(lhs, rhs, strict=False)]
 
 
-@costs("aten::cdist aten::_cdist_forward aten::_euclidean_dist aten::pdist aten::_pdist_forward")
-def distances(op: OpView) -> Iterable[KernelCall]:
+@costs("aten::_euclidean_dist")
+def euclidean(op: OpView) -> Iterable[KernelCall]:
     """All distances between two sets of rows: a product, and the squares added."""
-    a = op.need("x1", "self", at=0, rank=2)
-    b = op.meta("x2", at=1) or a
-    if len(b.shape) < 2:
-        raise DoesNotFit("needs rows")
-    (m, k), n = a.shape[-2:], b.shape[-2]
-    batch = prod(a.shape[:-2])
-    many = (batch,) if batch > 1 else ()
-    out = spec((*many, m, n), a.dtype)
-    lhs, rhs = spec((*many, m, k), a.dtype), spec((*many, n, k), b.dtype)
-    kind = "BatchMatMulV3" if many else "MatMulV3"
-    call = kernel(kind, [lhs, rhs], [out], transpose_a=False, transpose_b=True)
-    return [call, kernel("Sqrt", [out, out], [out])]
+    batch, m, n, k, dtype = _rows_compared(op)
+    out = spec((*((batch,) if batch > 1 else ()), m, n), dtype)
+    return [_gemm(batch, m, n, k, dtype), kernel("Sqrt", [out, out], [out])]
+
+
+@costs("aten::cdist aten::_cdist_forward aten::pdist aten::_pdist_forward")
+def distances(op: OpView) -> Iterable[KernelCall]:
+    """Cdist: each row of one set beside each of the other, both written out for it, and the differences added up."""
+    batch, m, n, k, dtype = _rows_compared(op)
+    beside, out = spec((batch, m, n, k), dtype), spec((batch, m, n), dtype)
+    op.assume("all pairs of rows are written out, as torch_npu is taken to do: never measured")
+    written = kernel("Tile", [spec((batch, m, 1, k), dtype)], [beside])
+    return [written, written, kernel("ReduceSum", [beside, beside], [out])]
 
 
 @costs("aten::_cdist_backward aten::_pdist_backward")
 def distances_backward(op: OpView) -> Iterable[KernelCall]:
-    """The gradient of distances: a product of their gradient with the other rows, for either side."""
-    op.need("grad", at=0)
-    a = op.need("x1", "self", at=1, rank=2)
-    b = op.meta("x2", at=2) or a
+    """The same pairs, of which the gradient of each is added up over the rows of one set."""
+    batch, m, n, k, dtype = _rows_compared(op, at=1)
+    beside, out = spec((batch, m, n, k), dtype), spec((batch, m, k), dtype)
+    op.assume("all pairs of rows are written out, as torch_npu is taken to do: never measured")
+    written = kernel("Tile", [spec((batch, m, 1, k), dtype)], [beside])
+    return [written, written, kernel("Mul", [beside, beside], [beside]), kernel("ReduceSum", [beside], [out])]
+
+
+def _rows_compared(op: OpView, at: int = 0) -> tuple[int, int, int, int, str]:
+    """(batch, rows of one set, rows of the other, their length, dtype)."""
+    a = op.need("x1", "self", at=at, rank=2)
+    b = op.meta("x2", at=at + 1) or a
     if len(b.shape) < 2:
         raise DoesNotFit("needs rows")
-    (m, k), n = a.shape[-2:], b.shape[-2]
-    g, right, out = spec((m, n), a.dtype), spec((n, k), b.dtype), spec((m, k), a.dtype)
-    batch = max(1, prod(a.shape[:-2]))
-    return [
-        kernel("RealDiv", [g, g], [g], batch),
-        kernel("MatMulV3", [g, right], [out], batch, transpose_a=False, transpose_b=False),
-    ]
+    return prod(a.shape[:-2]), a.shape[-2], b.shape[-2], a.shape[-1], a.dtype

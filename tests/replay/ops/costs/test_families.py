@@ -119,7 +119,7 @@ def test_recurrent_layers_do_all_steps_directions_and_layers() -> None:
         (op("aten::tensordot", self=meta(8, 4, 5), other=meta(4, 5, 16), outputs=(meta(8, 16),)), 8 * 20 * 16),
         (op("aten::linalg_multi_dot", tensors=[meta(8, 16), meta(16, 32), meta(32, 4)]), 8 * 16 * 32 + 8 * 32 * 4),
         (op("aten::matmul_backward", grad=meta(8, 32), self=meta(8, 16), other=meta(16, 32)), 2 * 8 * 16 * 32),
-        (op("aten::cdist", x1=meta(8, 16), x2=meta(32, 16)), 8 * 16 * 32),
+        (op("aten::_euclidean_dist", x1=meta(8, 16), x2=meta(32, 16)), 8 * 16 * 32),
         (op("aten::conv_tbc", self=meta(10, 2, 8), weight=meta(3, 8, 16), bias=meta(16)), 3 * 20 * 8 * 16),
         (
             op("aten::_sparse_addmm", self=meta(8, 4), mat1=meta(8, 16), mat2=meta(16, 4), outputs=(meta(8, 4),)),
@@ -263,6 +263,11 @@ def test_contractions_of_squares_have_no_batch() -> None:
     layer = lower(op("aten::bilinear", input1=meta(32, 8), input2=meta(32, 4), weight=meta(16, 8, 4)))
     assert [k.type for k in layer.kernels] == ["MatMulV3", "Mul", "ReduceSum"]
     assert [s.shape for s in layer.kernels[0].inputs if s is not None] == [(32, 8), (8, 64)]
+
+
+def test_distances_of_all_pairs_take_as_long_as_their_differences() -> None:
+    (written, _, added) = lower(op("aten::cdist", x1=meta(64, 16), x2=meta(32, 16), p=1.0)).kernels
+    assert [s.shape for s in (*written.outputs, *added.inputs) if s is not None] == [(1, 64, 32, 16)] * 3
 
 
 def test_a_mask_of_each_head_is_read_and_an_expanded_one_once() -> None:

@@ -12,6 +12,7 @@ from opreplay.cli.options.shared import force_option, format_option, measured_so
 
 if TYPE_CHECKING:
     from opreplay.replay.ascend.calibrate.validate import Measured
+    from opreplay.replay.ascend.measured.call_tables import MeasuredCall
 
 
 @click.command("calibrate", short_help="Fit a simulated device to a profile of a real NPU.")
@@ -43,6 +44,7 @@ def command(
     """
     from opreplay.cli.terminal import console
     from opreplay.replay.ascend import load_device
+    from opreplay.replay.ascend.calibrate.calls import calls_in
     from opreplay.replay.ascend.calibrate.validate import groups_of, read_measured
     from opreplay.traces.errors import UsageError
 
@@ -55,9 +57,10 @@ def command(
     if shipped is not None:
         if name is not None:
             raise UsageError("--name and --shipped exclude each other")
-        refit_shipped(measured, Path(output), version=shipped, format_=format_)
+        calls = calls_in(kernel_details[0])
+        refit_shipped(measured, calls, Path(output), version=shipped, format_=format_)
         if Path(kernel_details[0]).is_dir():
-            learn_shipped(kernel_details[0], Path(output))
+            learn_shipped(calls, Path(output))
         return
 
     from opreplay.cli.outputs import write_file
@@ -98,16 +101,18 @@ def check_target(path: Path, *, force: bool, folder: bool) -> None:
     check_writable(path, force=force)
 
 
-def learn_shipped(folder: str, output: Path) -> None:
-    """Write the measured calls of a folder's tables that correct predictions of calls alone."""
+def learn_shipped(calls: list[MeasuredCall], output: Path) -> None:
+    """Write the measured calls that correct predictions of calls alone."""
     from opreplay.cli.outputs import write_file
-    from opreplay.replay.ascend.calibrate.calls import calls_in, learned_text
+    from opreplay.replay.ascend.calibrate.calls import learned_text
     from opreplay.replay.ascend.cost.correction import FILE
 
-    write_file(output / FILE, learned_text(calls_in(folder)), force=True)
+    write_file(output / FILE, learned_text(calls), force=True)
 
 
-def refit_shipped(measured: list[Measured], folder: Path, *, version: str, format_: str) -> None:
+def refit_shipped(
+    measured: list[Measured], calls: list[MeasuredCall], folder: Path, *, version: str, format_: str
+) -> None:
     """Fit all shipped devices together and write their table; prints the cross-validated figures."""
     from opreplay.cli.outputs import write_file
     from opreplay.cli.terminal import console
@@ -122,5 +127,5 @@ def refit_shipped(measured: list[Measured], folder: Path, *, version: str, forma
     groups = groups_of(measured)
     devices = {name: datasheet_only(load_device(name)) for name in list_devices()}
     fitted, held_out = calibrate(groups, devices, on_step=console.narrate)
-    write_file(folder / FILE, shipped_table(groups, fitted, version=version), force=True)
+    write_file(folder / FILE, shipped_table(groups, fitted, calls, version=version), force=True)
     console.show_view(validation.cross_view(held_out["folds"], held_out["unseen_soc"]), format_)

@@ -11,6 +11,8 @@ from typing import Literal
 
 import msgspec
 
+from opreplay.replay.ir.kernel import Confidence
+
 Form = Literal[
     "elementwise",
     "optimizer",
@@ -203,6 +205,8 @@ class FamilyCost(msgspec.Struct, frozen=True, kw_only=True):
     samples: int = 0
     """Unique kernels of this family measured on this SoC."""
     samples_elsewhere: int = 0
+    checked: Confidence = "uncalibrated"
+    """Where what is fitted was checked on an origin that it was not fitted to: on this SoC, on another, or nowhere."""
     least_elements: float = 0.0
     most_elements: float = 0.0
     """Of the largest operand, over all kernels of this family measured on any SoC; 0 where there are none."""

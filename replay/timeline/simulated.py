@@ -96,7 +96,7 @@ class SocStep(msgspec.Struct, frozen=True, kw_only=True):
     computing_predicted_share: float
     """The same without collectives and copies between host and device."""
     uncalibrated_share: float
-    """Of the predicted time: families that were measured on no SoC."""
+    """Of the predicted time: families that were checked on no SoC."""
     invented_share: float
     """Of the recorded device time: predicted on sizes that no argument tells, or that the recorded time refutes."""
     scaled_us: float

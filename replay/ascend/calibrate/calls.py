@@ -92,7 +92,7 @@ def _compared(call: MeasuredCall, l2: L2State | None, known: Set[str]) -> Compar
 def _without(source: str) -> Learned:
     """The correction that ships, without what one source measured."""
     rows = [row for row in learned_calls() if row.source != source]
-    return Learned.of([row.traits for row in rows], [row.source for row in rows], [row.log_ratio for row in rows])
+    return Learned.of([row.traits for row in rows], [row.log_ratio for row in rows])
 
 
 def _row(call: MeasuredCall, parts: Sequence[Simulated]) -> Compared:
@@ -139,7 +139,7 @@ def known_calls(calls: Sequence[MeasuredCall], l2: L2State | None = None) -> lis
 
 def learn(known: Sequence[Known]) -> Learned:
     """The correction that these calls make."""
-    return Learned.of([k.traits for k in known], [k.call.source for k in known], [k.log_ratio for k in known])
+    return Learned.of([k.traits for k in known], [k.log_ratio for k in known])
 
 
 FOLDS = 5
@@ -188,7 +188,7 @@ def learned_text(calls: Sequence[MeasuredCall]) -> str:
     writer = csv.writer(out, lineterminator="\n")
     writer.writerow([*Traits.__struct_fields__, "log_ratio", "source", "pull", "key"])
     known = known_calls(calls)
-    learned = Learned([k.traits for k in known], [k.call.source for k in known], [0.0] * len(known))
+    learned = Learned([k.traits for k in known], [0.0] * len(known))
     for k, pull in zip(known, learned.pulls_of([k.log_ratio for k in known]), strict=True):
         traits = [f"{value:.5g}" if isinstance(value, float) else value for value in msgspec.structs.astuple(k.traits)]
         writer.writerow([*traits, f"{k.log_ratio:.5g}", k.call.source, f"{pull:.6g}", k.call.key])

@@ -141,7 +141,8 @@ def describe_sizes(call: KernelCall) -> str:
 
 
 def _with_bands(device: DeviceProfile, groups: Sequence[Group], held_out: Sequence[HeldOut]) -> DeviceProfile:
-    """Sample counts, and bands drawn to the new residuals as far as there are enough of them."""
+    """Sample counts, bands drawn to the new residuals as far as there are enough of them, and what is now checked: the
+    profile is an origin that the device was not fitted to."""
     counts = Counter(family_of(g.launches[0].row.call, device).name for g in groups)
     fitted_bands = bands(held_out)
     states: dict[str, set[str]] = {}
@@ -156,6 +157,6 @@ def _with_bands(device: DeviceProfile, groups: Sequence[Group], held_out: Sequen
             share = len(held_out) / (len(held_out) + OLD_BAND_WEIGHT)
             band = math.exp(share * math.log(new) + (1 - share) * math.log(old.band))
         families[name] = msgspec.structs.replace(
-            old, samples=n, band=band, states=tuple(sorted(states[name].union(old.states)))
+            old, samples=n, checked="calibrated", band=band, states=tuple(sorted(states[name].union(old.states)))
         )
     return msgspec.structs.replace(device, families=families)

@@ -105,8 +105,6 @@ class Correction(msgspec.Struct, frozen=True, kw_only=True):
     """A name of `SURE`."""
     calls: int
     """Measured calls of the op on this generation, else of the op, else of the family."""
-    sources: int
-    """Sources that these are of."""
     beyond: bool = False
     """It takes more than twice as long as the longest of these, or has more than twice as many elements."""
 
@@ -114,7 +112,7 @@ class Correction(msgspec.Struct, frozen=True, kw_only=True):
 class Learned:
     """Measured calls, ready to be asked."""
 
-    def __init__(self, calls: Sequence[Traits], sources: Sequence[str], pulls: Sequence[float]) -> None:
+    def __init__(self, calls: Sequence[Traits], pulls: Sequence[float]) -> None:
         """`pulls` are what each call adds to others, times how alike they are; see `pulls_of`."""
         import numpy as np
 
@@ -123,15 +121,14 @@ class Learned:
         self._groups = np.array(groups, dtype=np.int64).reshape(len(calls), len(KEYS))
         self._at = _places(calls)
         self._weights = _weights(calls)
-        self._sources = np.array(sources, dtype=str)
         self._pulls: Array = np.array(pulls, dtype=np.float64)
         self._inverses: dict[tuple[int, int], Array] = {}
 
     @classmethod
-    def of(cls, calls: Sequence[Traits], sources: Sequence[str], logs: Sequence[float]) -> Learned:
+    def of(cls, calls: Sequence[Traits], logs: Sequence[float]) -> Learned:
         """What is learned from calls and the logarithms of measured over predicted."""
-        learned = cls(calls, sources, [0.0] * len(calls))
-        return cls(calls, sources, learned.pulls_of(logs))
+        learned = cls(calls, [0.0] * len(calls))
+        return cls(calls, learned.pulls_of(logs))
 
     def pulls_of(self, logs: Sequence[float]) -> list[float]:
         """The weights with which measured calls add up to predictions of others.
@@ -198,7 +195,6 @@ class Learned:
             band=exp(SURE[nearest] * variance**0.5),
             nearest=nearest,
             calls=int(like.sum()),
-            sources=len(set(self._sources[like])),
             beyond=bool((asked_for[1][0, :2] > self._at[like][:, :2].max(axis=0, initial=-np.inf) + 1.0).any()),
         )
 
@@ -261,7 +257,7 @@ def learned_calls() -> tuple[LearnedCall, ...]:
 def shipped() -> Learned:
     """The correction that ships."""
     rows = learned_calls()
-    return Learned([row.traits for row in rows], [row.source for row in rows], [row.pull for row in rows])
+    return Learned([row.traits for row in rows], [row.pull for row in rows])
 
 
 def octaves(number: float) -> float:

@@ -16,7 +16,7 @@ from opreplay.replay.ascend.cost.slow_paths import is_far, path_of, slow_cycles
 from opreplay.replay.ascend.cost.vector import work_terms
 from opreplay.replay.ascend.cost.vector_work import COUNTERS, SUMS, dtype_factor, summed_alone
 from opreplay.replay.ascend.profile import DeviceProfile, FamilyCost, Rates, SlowPath
-from opreplay.replay.ir.kernel import Bound, Confidence, KernelCall, KernelPrediction, State
+from opreplay.replay.ir.kernel import Bound, KernelCall, KernelPrediction, State
 
 Terms = Callable[..., dict[str, float]]
 """(call, family, device, resident) -> microseconds by term."""
@@ -152,13 +152,6 @@ def family_of(call: KernelCall, device: DeviceProfile) -> FamilyCost:
         if kind == "HostCopy":
             return HOST_COPY
     return device.families[device.types.get(kind, "Unknown")]
-
-
-def confidence_of(family: FamilyCost) -> Confidence:
-    """Whether the family was measured on this SoC, on another one, or never."""
-    if family.samples:
-        return "calibrated"
-    return "other SoC" if family.samples_elsewhere else "uncalibrated"
 
 
 def least_us(family: FamilyCost, device: DeviceProfile, tally: Tally, gemm: Gemm | None = None) -> float:
@@ -395,7 +388,7 @@ def predict_kernel(
         confidence, algorithm = link_confidence(device), chosen(call, device).algorithm
         extrapolated = is_beyond(call, device)
     else:
-        confidence, algorithm = confidence_of(family), ""
+        confidence, algorithm = family.checked, ""
         if (dtype := tally.dtype) in DOUBLES and dtype not in family.dtypes:
             confidence = "uncalibrated"
         extrapolated = form not in UNLIKE_CORES and is_outside(family, tally)

@@ -17,6 +17,7 @@ COLUMNS = ("family", "soc", "constant", "sizes", "value")
 
 LISTS = frozenset({"dtypes", "states"})
 COUNTS = frozenset({"samples", "samples_elsewhere"})
+WORDS = frozenset({"checked"})
 
 Row = tuple[str, str, str, str, str]
 
@@ -54,7 +55,7 @@ def sections_of(names: tuple[str, ...], rows: tuple[Row, ...], units: dict[str, 
             if of in here:
                 alone[constant] = value
             continue
-        entry = families.setdefault(family, {"samples": 0, "samples_elsewhere": 0})
+        entry = families.setdefault(family, {"samples": 0, "samples_elsewhere": 0, "checked": "uncalibrated"})
         if constant == "samples":
             entry["samples" if of in here else "samples_elsewhere"] += int(value)
         elif of not in here:
@@ -63,7 +64,7 @@ def sections_of(names: tuple[str, ...], rows: tuple[Row, ...], units: dict[str, 
             kernel = {"sizes": tuple(map(int, sizes.split())), "pull": float(value)}
             entry.setdefault("nearby", {}).setdefault(constant, []).append(kernel)
         else:
-            entry[constant] = value.split() if constant in LISTS else float(value)
+            entry[constant] = value if constant in WORDS else value.split() if constant in LISTS else float(value)
     source, version = alone.pop("source"), alone.pop("version")
     for entry in families.values():
         entry |= source_of(entry["samples"], entry["samples_elsewhere"], source)
@@ -74,7 +75,7 @@ def sections_of(names: tuple[str, ...], rows: tuple[Row, ...], units: dict[str, 
     return {"version": version, "rates": rates, "families": families}
 
 
-FACTS = LISTS | COUNTS | {"version", "source", "least_elements", "most_elements"}
+FACTS = LISTS | COUNTS | WORDS | {"version", "source", "least_elements", "most_elements"}
 """What the table says of measurements, beside what was fitted to them."""
 
 

@@ -22,7 +22,8 @@ from opreplay.replay.ascend.devices.file import (
 from opreplay.replay.ascend.devices.fitted import COLUMNS, COUNTS, Row, source_of
 from opreplay.replay.ascend.profile import DeviceProfile, FamilyCost, Quantity, Rates, SlowPath
 
-Constants = dict[str, float | tuple[str, ...]]
+Constant = float | str | tuple[str, ...]
+Constants = dict[str, Constant]
 
 
 def _number(value: float) -> str:
@@ -33,7 +34,9 @@ def _number(value: float) -> str:
     return repr(value)
 
 
-def _shown(name: str, value: float | tuple[str, ...]) -> str:
+def _shown(name: str, value: Constant) -> str:
+    if isinstance(value, str):
+        return value
     if isinstance(value, tuple):
         return " ".join(value)
     return f"{value:.0f}" if name in COUNTS else _number(value)
@@ -59,7 +62,7 @@ def _constants(family: FamilyCost, default: FamilyCost) -> Constants:
         out |= {name: getattr(family, name) for name in ("least_elements", "most_elements", "dtypes")}
     if family.states:
         out["states"] = family.states
-    return {**out, "samples": family.samples, "samples_elsewhere": family.samples_elsewhere}
+    return {**out, "samples": family.samples, "samples_elsewhere": family.samples_elsewhere, "checked": family.checked}
 
 
 def _nearby(family: FamilyCost) -> Iterator[tuple[str, tuple[int, ...], str]]:
@@ -72,7 +75,7 @@ def _nearby(family: FamilyCost) -> Iterator[tuple[str, tuple[int, ...], str]]:
 def _family(family: FamilyCost, default: FamilyCost, source: str) -> str:
     lines = [f"[families.{family.name}]"]
     for name, value in _constants(family, default).items():
-        lines.append(f"{name} = {json.dumps(list(value)) if isinstance(value, tuple) else _shown(name, value)}")
+        lines.append(f"{name} = {_shown(name, value) if isinstance(value, float | int) else json.dumps(value)}")
     for name, text in source_of(family.samples, family.samples_elsewhere, source).items():
         lines.append(f"{name} = {json.dumps(text)}")
     by_kind: dict[str, list[str]] = {}
@@ -151,7 +154,7 @@ def fitted_text(devices: Mapping[str, DeviceProfile], *, source: str, version: s
 
 def _rows(
     family: str,
-    by_soc: Mapping[str, Mapping[str, float | tuple[str, ...]]],
+    by_soc: Mapping[str, Mapping[str, Constant]],
     default: object,
     generations: Mapping[str, str],
 ) -> Iterator[Row]:

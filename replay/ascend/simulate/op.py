@@ -379,7 +379,7 @@ def _corrected(
         terms_us={name: us * factor for name, us in simulated.terms_us.items()},
         low_us=time_us / band,
         high_us=time_us * band,
-        confidence="uncalibrated" if lowering.assumed or _is_double(parts) else _confidence(correction, fitted),
+        confidence="uncalibrated" if lowering.assumed or _is_double(parts) else fitted.confidence,
         extrapolated=extrapolated,
     )
 
@@ -425,14 +425,6 @@ def _whole_reads(calls: Sequence[KernelCall], device: DeviceProfile) -> float:
         first_reads += sum(size for size, distance in reads if distance is None)
         most = max(most, sum(size for size, _ in reads))
     return max(first_reads, most)
-
-
-def _confidence(correction: Correction, fitted: Simulated) -> Confidence:
-    """Calibrated is what two origins measured: calls of this op on this generation, and another one's or its kernels in
-    networks on this SoC."""
-    if correction.nearest == "op here" and (correction.sources > 1 or fitted.confidence == "calibrated"):
-        return "calibrated"
-    return max(fitted.confidence, "other SoC", key=_RANK.__getitem__)
 
 
 def _scaled(cost: KernelPrediction, factor: float) -> KernelPrediction:

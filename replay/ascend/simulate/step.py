@@ -47,7 +47,7 @@ class Step(msgspec.Struct, frozen=True, kw_only=True):
     by_family: dict[str, float]
     uncalibrated_share: float
     """Of the recorded time of these ops (of the predicted time where none was recorded): ops of which some kernel
-    family was measured on no SoC. A prediction that is far too small would hide itself if it were weighed by itself.
+    family was checked on no SoC. A prediction that is far too small would hide itself if it were weighed by itself.
     1 where nothing is predicted, as in timelines."""
     ops: tuple[OpStep, ...]
     l2: L2State = "sequence"

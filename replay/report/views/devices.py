@@ -32,8 +32,8 @@ def peak_tflops(device: DeviceProfile, dtype: str) -> float:
 
 
 def calibrated_families(device: DeviceProfile) -> tuple[int, int]:
-    """Kernel families measured on this SoC, and all."""
-    return sum(bool(family.samples) for family in device.families.values()), len(device.families)
+    """Kernel families calibrated on this SoC, and all."""
+    return sum(family.checked == "calibrated" for family in device.families.values()), len(device.families)
 
 
 _OfDevice = Column[DeviceProfile]

@@ -28,33 +28,33 @@ def changed(**traits: object) -> Traits:
 
 
 def test_nothing_measured_changes_nothing() -> None:
-    correction = Learned.of([], [], []).ask(MISH)
+    correction = Learned.of([], []).ask(MISH)
     assert correction.factor == 1.0
     assert correction.nearest == "nothing"
     assert correction.calls == 0
 
 
 def test_a_call_that_was_measured_is_nearly_as_measured() -> None:
-    learned = Learned.of([MISH, changed(log_elements=24.0, log_time=9.0)], ["a", "b"], [math.log(2.0)] * 2)
+    learned = Learned.of([MISH, changed(log_elements=24.0, log_time=9.0)], [math.log(2.0)] * 2)
     correction = learned.ask(MISH)
     assert correction.factor == pytest.approx(2.0, rel=0.05)
-    assert (correction.nearest, correction.calls, correction.sources) == ("op here", 2, 2)
+    assert (correction.nearest, correction.calls) == ("op here", 2)
 
 
 def test_a_call_that_all_others_contradict_says_little() -> None:
     calls = [changed(log_time=5.0 + i / 4, log_elements=20.0 + i / 4) for i in range(7)]
     usual, odd = [math.log(1.5)] * 7, [math.log(1.5)] * 6 + [math.log(100.0)]
-    factors = [Learned.of(calls, ["a"] * 7, logs).ask(MISH).factor for logs in (usual, odd)]
+    factors = [Learned.of(calls, logs).ask(MISH).factor for logs in (usual, odd)]
     assert factors == pytest.approx([1.5, 1.5], rel=0.06)
 
 
 def test_two_calls_that_agree_are_believed_however_far_off() -> None:
-    learned = Learned.of([MISH, changed(log_time=5.5)], ["a", "b"], [math.log(50.0)] * 2)
+    learned = Learned.of([MISH, changed(log_time=5.5)], [math.log(50.0)] * 2)
     assert learned.ask(MISH).factor == pytest.approx(50.0, rel=0.2)
 
 
 def test_the_less_alike_the_less_is_learned_and_the_wider_the_band() -> None:
-    learned = Learned.of([changed(log_time=5.0 + i) for i in range(6)], ["a"] * 6, [math.log(3.0)] * 6)
+    learned = Learned.of([changed(log_time=5.0 + i) for i in range(6)], [math.log(3.0)] * 6)
     asked = [
         MISH,
         changed(generation="950"),
@@ -72,7 +72,7 @@ def test_the_less_alike_the_less_is_learned_and_the_wider_the_band() -> None:
 
 def test_weights_of_the_file_are_those_of_its_calls() -> None:
     rows = learned_calls()
-    learned = Learned([row.traits for row in rows], [row.source for row in rows], [0.0] * len(rows))
+    learned = Learned([row.traits for row in rows], [0.0] * len(rows))
     assert learned.pulls_of([row.log_ratio for row in rows]) == pytest.approx(
         [row.pull for row in rows], rel=0.02, abs=0.05
     )
@@ -152,7 +152,7 @@ def test_products_say_less_of_others_than_other_ops_do() -> None:
     factors = []
     for form in ("matmul", "rowwise"):
         calls = [changed(form=form, log_time=5.0 + i, log_elements=18.0 + 2 * i) for i in range(4)]
-        learned = Learned.of(calls, ["a"] * 4, [math.log(3.0)] * 4)
+        learned = Learned.of(calls, [math.log(3.0)] * 4)
         factors.append(learned.ask(changed(form=form, log_time=12.0, log_elements=30.0)).factor)
     assert factors[0] < factors[1]
     assert factors[0] < 1.8 < factors[1]

@@ -255,4 +255,4 @@ def test_scatters_were_never_measured() -> None:
     for kind in ("InplaceIndexAdd", "ScatterElements", "ScatterUpdate"):
         one = predict_kernel(call(kind, (4096, 1024)), DEVICE)
         assert (one.confidence, one.extrapolated) == ("uncalibrated", True)
-    assert predict_kernel(call("IndexPutV2", (4096, 1024)), DEVICE).confidence == "calibrated"
+    assert predict_kernel(call("IndexPutV2", (4096, 1024)), DEVICE).confidence == "other SoC"

@@ -50,9 +50,8 @@ def step_of(description: Any) -> Step:
     call, arguments = description[0], description[1]
     options = dict(description[2]) if len(description) == 3 and isinstance(description[2], Mapping) else {}
     if len(description) == 3 and (not isinstance(description[2], Mapping) or not set(options) <= OPTIONS):
-        raise UsageError(
-            f"make() gave options {_shown(description[2])}", hint=f"They are {', '.join(sorted(OPTIONS))}."
-        )
+        unknown = ", ".join(repr(key) for key in options if key not in OPTIONS) or _shown(description[2])
+        raise UsageError(f"make() gave as options {unknown}", hint=f"They are {', '.join(sorted(OPTIONS))}.")
     args, kwargs = arguments_of(arguments)
     inputs = (args, kwargs) if args and kwargs else kwargs or args
     root = call if isinstance(call, torch.nn.Module) else None

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from opreplay.cli.options.settings import Command, setting
+from opreplay.cli.options.settings import Command, refuse_given, setting
 from opreplay.cli.options.shared import cluster_option, force_option, format_option, fused_option, seed_option
 from opreplay.cli.options.types import Count, SocName
 
@@ -180,27 +180,27 @@ def command(
         "mla": mla,
     }
     shape = {name: value for name, value in shape.items() if value is not None}
+    options: dict[str, Any] = {
+        "via": via,
+        "decompose": decompose,
+        "real": real,
+        "seed": seed,
+        "world_size": world_size,
+        "rank": rank,
+        "device": device,
+    }
     if vary:
-        if output is not None or check:
-            raise UsageError("--output and --check are of one plan", hint="Leave --vary out.")
+        refuse_given(("output", "force", "check"), "{} is of one plan", "Leave --vary out.")
+        refuse_given(("trust",), "{} is for FILE.pt2, which has no sizes to vary")
         form = partial(as_served, fused=fused is not None, weights=weights)
-        _show_sizes(target, shape, (*vary, *sizes), soc, cluster, (rank, device), form, format_)
+        _show_sizes(target, shape, (*vary, *sizes), soc, cluster, form, format_, **options)
         return ExitCode.OK
     if sizes:
         raise UsageError(f"{sizes[0]} after TARGET", hint="Sizes follow --vary: --vary batch=1,8 context=1k,8k.")
     if soc or cluster:
         raise UsageError("--soc and --cluster are for --vary", hint="Simulate the plan: `opreplay timeline PLAN`.")
     named = target_of(target, shape, trust=trust)
-    plan = capture_target(
-        named,
-        via=via,
-        decompose=decompose,
-        real=real,
-        seed=seed,
-        world_size=world_size,
-        rank=rank,
-        device=device,
-    )
+    plan = capture_target(named, **options)
     check_result = check_made(named.make, plan, seed=seed, device=device) if check else None
     plan = as_served(plan, fused=fused is not None, weights=weights)
     if output is not None:
@@ -215,21 +215,20 @@ def _show_sizes(
     vary: tuple[str, ...],
     soc: tuple[str, ...],
     cluster: str | None,
-    spread: tuple[int, LikeDevice],
     form: Callable[[ReplayPlan], ReplayPlan],
     format_: str,
+    **options: Any,
 ) -> None:
-    """The table of --vary; `spread` is the rank that is captured, and as on which device."""
+    """The table of --vary; `options` are of `capture_target`."""
     from opreplay.cli.terminal import console
     from opreplay.replay.ascend.simulate.devices import load_socs
     from opreplay.replay.capture.from_config import PREFIX
     from opreplay.replay.capture.sweep import sizes_of, swept, swept_file
     from opreplay.replay.report.step import served, sized
 
-    rank, device = spread
     devices = list(load_socs(soc or (() if cluster else ("910b3",)), cluster).values())
     if target.startswith(PREFIX):
-        view = served.view(*swept(target, shape, sizes_of(vary), devices, form, rank=rank, device=device))
+        view = served.view(*swept(target, shape, sizes_of(vary), devices, form, **options))
     else:
-        view = sized.view(*swept_file(target, shape, sizes_of(vary), devices, form, rank=rank, device=device))
+        view = sized.view(*swept_file(target, shape, sizes_of(vary), devices, form, **options))
     console.show_view(view, format_)

@@ -16,7 +16,6 @@ from opreplay.replay.ascend.simulate.step import Step
 from opreplay.replay.capture.capture import capture_target
 from opreplay.replay.capture.from_config import Shape
 from opreplay.replay.capture.target import target_of
-from opreplay.replay.ir.captured import LikeDevice
 from opreplay.replay.ir.model import ReplayPlan
 from opreplay.replay.ir.notation import parse_sizes
 from opreplay.replay.ops.work.expected import expected_contents
@@ -49,20 +48,21 @@ def swept(
     sizes: Mapping[str, Sequence[int]],
     devices: Sequence[DeviceProfile],
     form: Callable[[ReplayPlan], ReplayPlan],
-    *,
-    rank: int = 0,
-    device: LikeDevice = "cpu",
+    **options: Any,
 ) -> tuple[list[ServedStep], tuple[str, ...]]:
     """Each size on each device, in the `form` that is run, and what was assumed of all.
 
-    `shape` has the other fields of `from_config.Shape`. Raises UsageError for other sizes than `VARIED`.
+    `shape` has the other fields of `from_config.Shape`, `options` are of `capture_target`. Raises UsageError for other
+    sizes than `VARIED`, and for one that `shape` has.
     """
     if other := next((name for name in sizes if name not in VARIED), None):
         raise UsageError(f"{other!r} varies nothing of a config", hint=HOW)
+    if twice := next((name for name in sizes if name in shape), None):
+        raise UsageError(f"--{twice} beside --vary {twice}=...", hint="Leave one of them out.")
 
     def captured(wanted: Shape) -> ReplayPlan:
         fields = {name: getattr(wanted, name) for name in Shape.__dataclass_fields__}
-        return form(capture_target(target_of(target, fields), rank=rank, device=device))
+        return form(capture_target(target_of(target, fields), **options))
 
     def rows_of(wanted: Shape, plan: ReplayPlan, steps: list[Step]) -> list[ServedStep]:
         return served(
@@ -84,12 +84,11 @@ def swept_file(
     sizes: Mapping[str, Sequence[int]],
     devices: Sequence[DeviceProfile],
     form: Callable[[ReplayPlan], ReplayPlan],
-    *,
-    rank: int = 0,
-    device: LikeDevice = "cpu",
+    **options: Any,
 ) -> tuple[list[SizedStep], tuple[str, ...]]:
     """Each size on each device of what "FILE.py:make" makes, called with the sizes by name, in the `form` that is run,
-    and what was assumed of all. Raises UsageError for sizes that it does not take, and as `target_of`."""
+    and what was assumed of all; `options` are of `capture_target`. Raises UsageError for sizes that it does not take,
+    and as `target_of`."""
     named = target_of(target, shape)
     signature = inspect.signature(named.make)
     try:
@@ -100,7 +99,7 @@ def swept_file(
         raise UsageError(f"--vary: {named.source}: {error}", hint=hint) from error
 
     def captured(chosen: dict[str, int]) -> ReplayPlan:
-        return form(capture_target(replace(named, make=partial(named.make, **chosen)), rank=rank, device=device))
+        return form(capture_target(replace(named, make=partial(named.make, **chosen)), **options))
 
     return _rows(_combined(sizes), captured, lambda chosen, plan, steps: sized(plan, steps, chosen), devices)
 

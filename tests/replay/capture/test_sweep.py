@@ -82,3 +82,24 @@ def test_sizes_are_captured_as_on_the_device_that_is_asked_for(tmp_path: Path) -
     vary = (f"{tmp_path / 'optimized.py'}:make", "--vary", "layers=8", "--format", "json")
     on_cpu, on_npu = (json.loads(run(*vary, "--device", device).stdout)["rows"][0] for device in ("cpu", "npu"))
     assert on_npu["step_us"] < 0.8 * on_cpu["step_us"], "an NPU takes parameters in lists"
+
+
+def test_options_of_a_capture_are_those_of_each_size(target: str) -> None:
+    vary = (target, "--vary", "rows=64", "width=32", "--format", "json")
+    exported = json.loads(run(*vary, "--via", "export", "--set", "decompose=true").stdout)["rows"]
+    assert exported[0]["step_us"] > 0
+    assert "rank 5" in run(*vary, "--set", "world_size=2", "--set", "rank=5").stderr
+    assert "--via export" in run(*vary, "--set", "decompose=true").stderr
+
+
+@pytest.mark.parametrize(
+    "given", [("--output", "plan.json"), ("--check",), ("--force",), ("--trust",), ("--context", "64")]
+)
+def test_options_that_sizes_leave_without_effect_are_refused(target: str, given: tuple[str, ...]) -> None:
+    refused = run(target, "--vary", "rows=64", *given)
+    assert (refused.exit_code, given[0] in refused.stderr) == (2, True)
+
+
+def test_a_size_is_given_once() -> None:
+    with pytest.raises(UsageError, match="batch"):
+        swept("hf:config.json", {"batch": 2}, sizes_of(["batch=1,8"]), [], lambda plan: plan)

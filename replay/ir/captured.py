@@ -92,7 +92,7 @@ class Check(msgspec.Struct, frozen=True, kw_only=True):
 
     outputs: tuple[Compared, ...]
     parameters: tuple[Compared, ...]
-    """Parameters and buffers after the step."""
+    """Parameters and buffers that the step takes, as they are after it, changed or not."""
     equal: bool
     largest_error: float
     calls: int

@@ -44,7 +44,7 @@ def test_a_training_step_is_captured_and_checked(console: Console, train: Path, 
     assert json.loads(plan.read_text())["captured"] is True
     assert console("capture", f"{train}:make", "-o", plan, code=2).stderr.startswith("opreplay: ")
     shown = console("capture", f"{train}:make", "--check", "-o", plan, "--force").stdout
-    assert "check: equal: 2 outputs, 4 updated tensors" in shown
+    assert "check: equal: 2 outputs, 4 parameters and buffers" in shown
     assert "peak memory" in shown
 
 

@@ -121,7 +121,7 @@ def check_lines(check: Check) -> list[RenderableType]:
     both = (*check.outputs, *check.parameters)
     wrong = [tensor for tensor in both if not tensor.equal]
     bits = sum(tensor.bits_equal for tensor in both)
-    counted = f"{plural(len(check.outputs), 'output')}, {plural(len(check.parameters), 'updated tensor')}"
+    counted = f"{plural(len(check.outputs), 'output')}, {len(check.parameters):,} parameters and buffers"
     verdict = "equal" if check.equal else "NOT equal" if wrong else "nothing to compare"
     line = (
         f"check: {verdict}: {counted} after {plural(check.calls, 'call')}; {bits} of {len(both)} bit for bit, "

@@ -95,7 +95,8 @@ class Speed(msgspec.Struct, frozen=True, kw_only=True, tag="speed"):
     """Time of the op against that of the reference, on the same tensors."""
 
     ratio: float
-    """The op's time divided by the reference's: above 1 the op is slower."""
+    """The op's time divided by the reference's, estimated from the ratio within each pair, which is not that of the
+    medians: above 1 the op is slower."""
     low: float
     high: float
     """Interval of the ratio that misses it once in a hundred checks at most, however often was looked at it."""

@@ -125,8 +125,9 @@ def notes(check: CheckResult) -> list[str]:
         if speed is None:
             continue
         lines.append(
-            f"time: {time_text(speed.op_us)} a call, the reference {time_text(speed.reference_us)}: {speed.ratio:.3f} "
-            f"times as long, {speed.low:.3f} to {speed.high:.3f} ({speed.verdict}; {speed.pairs} pairs; {speed.case})"
+            f"time: {time_text(speed.op_us)} a call, the reference {time_text(speed.reference_us)} (medians); "
+            f"within each of {speed.pairs} pairs {speed.ratio:.3f} times as long, {speed.low:.3f} to {speed.high:.3f} "
+            f"({speed.verdict}; {speed.case})"
         )
     for soc in sorted({*check.simulated, *check.simulated_reference}):
         mine, other = check.simulated.get(soc), check.simulated_reference.get(soc)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from opreplay.replay.check.bench import make_bench
-from opreplay.replay.check.model import CheckResult, Setup
+from opreplay.replay.check.model import CheckResult, Setup, Speed
 from opreplay.replay.check.simulated import simulated
 from opreplay.replay.report.checked import notes
 
@@ -39,3 +39,10 @@ def test_what_is_one_kernel_in_a_trace_is_one_in_the_reference(tmp_path: Path) -
     (line,) = notes(shown)
     assert "µs for the ops of torch that it calls, " in line
     assert line.endswith("for what the reference calls (L2 warm)")
+
+
+def test_a_ratio_of_pairs_does_not_stand_beside_medians_as_theirs() -> None:
+    speed = Speed(ratio=1.25, low=1.1, high=1.4, pairs=20, op_us=10.0, reference_us=10.0, case="c")
+    shown = CheckResult(op="o::p", against="r", device="cpu", seed=0, environment={}, points=(), speed=speed)
+    (line,) = notes(shown)
+    assert line.index("(medians)") < line.index("20 pairs") < line.index("1.250")

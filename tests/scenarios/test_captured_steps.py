@@ -8,7 +8,9 @@ import json
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
+from opreplay.cli.main import opreplay
 from tests.scenarios.conftest import Console
 
 FILE = """
@@ -73,6 +75,15 @@ def test_every_command_takes_the_plan_and_shows_no_recorded_time(console: Consol
     assert "| – | aten::addcdiv_" in (tmp_path / "bundle" / "README.md").read_text()
     assert json.loads(console("inspect", plan, "--format", "json").stdout)["captured"] is True
     assert "no times" in console("inspect", plan, "--by", "op", code=2).stderr
+
+
+def test_nothing_is_divided_by_a_recording_that_there_is_not(console: Console, train: Path, tmp_path: Path) -> None:
+    plan, results = tmp_path / "step.plan.json", tmp_path / "r.jsonl"
+    console("capture", f"{train}:make", "-o", plan)
+    console("run", plan, "--mode", "sequence", "--set", "op_time=1ms", "-o", results)
+    shown = CliRunner(env={"COLUMNS": "200"}).invoke(opreplay, ["show", str(results)]).stdout
+    assert "replayed, sum of the calls" in shown
+    assert "rec." not in shown
 
 
 def test_the_plan_runs_in_order(console: Console, train: Path, tmp_path: Path) -> None:

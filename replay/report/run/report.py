@@ -117,11 +117,12 @@ def render(run: Run, width: int, *, everything: bool = True, rows: int | None = 
     parts += first_screen.rendered(first_screen.lines(where, str(name) if name else None, results))
     parts += suspects.rendered(suspects.lines(results))
     shown = results[:rows]
-    measured = [ops.MEASURED, *([ops.ratio(ops.MEASURED, device=device)] if width >= RATIOS_FROM else [])]
+    ratios = width >= RATIOS_FROM and not all(map(facts.is_untimed, shown))
+    measured = [ops.MEASURED, *([ops.ratio(ops.MEASURED, device=device)] if ratios else [])]
     columns = [
         *ops.recordings(shown, device=device),
         *measured,
-        *ops.predictions(facts.socs_of(shown), ratios=width >= RATIOS_FROM, device=device),
+        *ops.predictions(facts.socs_of(shown), ratios=ratios, device=device),
         ops.op_column(shown),
     ]
     parts += terminal(Table("Ops", columns, shown), width, one_line=True)

@@ -184,19 +184,21 @@ def _of_ranks(shared: SharedStepResult, sum_us: float | None, wall_us: float | N
 
 def table(sequence: SequenceResult) -> Table[Row]:
     """The recorded step and its calls beside their replay."""
+    ratio = Column[Row](
+        RATIO_TITLE,
+        lambda row: quotient(row[1], row[2]),
+        RATIO,
+        text=lambda row: "" if row[2] is None else ratio_text(row[1], row[2]),
+        style="dim",
+    )
+    shown = rows(sequence)
     columns = [
         Column[Row]("sequence", lambda row: row[0]),
         Column[Row]("time", lambda row: row[1], TIME, key="time_us"),
-        Column[Row](
-            RATIO_TITLE,
-            lambda row: quotient(row[1], row[2]),
-            RATIO,
-            text=lambda row: "" if row[2] is None else ratio_text(row[1], row[2]),
-            style="dim",
-        ),
+        *([ratio] if any(ratio.value(row) is not None for row in shown) else []),
         Column[Row]("", lambda row: row[3], form="fold", style="dim", key="note"),
     ]
-    return Table("Sequence", columns, rows(sequence))
+    return Table("Sequence", columns, shown)
 
 
 def rendered(sequence: SequenceResult | None, step: StepReport | None = None) -> list[RenderableType]:

@@ -30,7 +30,7 @@ def command(kind: Kind, op: str, trace: str, output: str, plugin: tuple[str, ...
     from opreplay.cli.outputs import check_writable, write_file
     from opreplay.cli.setup import use_plugins
     from opreplay.cli.terminal import console
-    from opreplay.replay.export.scaffold import scaffold
+    from opreplay.replay.export.scaffold import lacks_library, scaffold
     from opreplay.replay.ops.inputs import open_registry
     from opreplay.replay.ops.register import stand_in_of
     from opreplay.replay.ops.work.expected import stand_ins
@@ -48,4 +48,8 @@ def command(kind: Kind, op: str, trace: str, output: str, plugin: tuple[str, ...
         plugins=plugin,
     )
     write_file(Path(output), text.replace(" FILE", f" {output}"), force=force)
+    if kind == "op" and lacks_library(picked):
+        console.narrate(
+            f"the library of {picked.called} is not here: {output} raises NotImplementedError until you write its body"
+        )
     console.show_line(f"{output}: {kind} of {picked.called}; test it with: python -m pytest {output}")

@@ -18,6 +18,8 @@ from opreplay.replay.ir.describe import describe_inputs
 from opreplay.replay.ir.model import ReplayArg, ReplayOp
 from opreplay.replay.ir.notation import call_text
 from opreplay.replay.ops.aten.table import EQUIVALENTS
+from opreplay.replay.resolve.names import candidates
+from opreplay.replay.resolve.policy import Policy, refuse_name
 from opreplay.traces.errors import UsageError
 from opreplay.traces.model import TensorMeta
 
@@ -48,9 +50,11 @@ def scaffold(
     """The text of the file, which loads `plugins` first.
 
     `initializer` is the built-in one of the op, `has_stand_in` says that opreplay has a reference implementation of it.
-    Raises UsageError for an op whose name or arguments are not known well enough.
+    Raises UsageError for an op whose name or arguments are not known well enough, and for an initializer of an op whose
+    library is not here.
     """
-    if _NAME.fullmatch(op.called) is None or op.reason is not None or not op.args:
+    is_callable = op.reason is None or (kind != "initializer" and lacks_library(op))
+    if _NAME.fullmatch(op.called) is None or not is_callable or not op.args:
         raise UsageError(
             f"{op.name} cannot be called again: {op.reason or 'its arguments are not known'}", hint="Take another op."
         )
@@ -75,6 +79,13 @@ CALL = {call_text(op)!r}
 
 
 {body}'''
+
+
+def lacks_library(op: ReplayOp) -> bool:
+    """Whether nothing here registers the op, so that only what the user writes can run it."""
+    if op.reason is None or refuse_name(op.called, Policy()) is not None:
+        return False
+    return candidates(op.called, Policy()).reason is not None
 
 
 def _loading(plugins: Sequence[str]) -> str:
@@ -107,6 +118,10 @@ def _executor(op: ReplayOp, *, has_stand_in: bool) -> str:
     elif has_stand_in and op.resolved_by != "jit":
         head = ["from opreplay.replay.ops.register import stand_in_of", "", f"reference = stand_in_of({op.called!r})"]
         calling = f"reference({', '.join(f'{name}={name}' for name in names)})"
+    body, docstring = f"return {calling}", "Runs the op in place of what opreplay would run: call your kernel here."
+    if op.reason is not None:
+        docstring = "Runs the op, whose library is not here: compute its results of these arguments."
+        body = f"raise NotImplementedError({'compute ' + (op.schema or op.called)!r})"
     split = keyword_only.index(True) if by_schema and True in keyword_only else len(names)
     parameters = ", ".join([*names[:split], *["*"][: len(names) - split], *names[split:]])
     declared = f", schema={(op.schema or '')[(op.schema or '').index('(') :]!r}" if by_schema else ""
@@ -117,8 +132,8 @@ def _executor(op: ReplayOp, *, has_stand_in: bool) -> str:
         "",
         f"@opreplay.register_executor({op.called!r}{declared}, override=True)",
         f"def {_function(op)}({parameters}):",
-        '    """Runs the op in place of what opreplay would run: call your kernel here."""',
-        f"    return {calling}",
+        f'    """{docstring}"""',
+        f"    {body}",
         "",
         "",
         f"def test_{_function(op)}():",

@@ -9,12 +9,14 @@ from pathlib import Path
 
 import msgspec
 import pytest
+import torch
 from click.testing import CliRunner
 
 import opreplay
 from opreplay.cli.main import opreplay as command
 from opreplay.replay.export.scaffold import KINDS, Kind, scaffold
 from opreplay.replay.ir.model import ReplayOp
+from opreplay.replay.ir.plan_file import dump_plan
 from opreplay.replay.ir.sizes import need_of
 from opreplay.replay.ops.inputs import open_registry
 from opreplay.replay.ops.register import stand_in_of
@@ -154,3 +156,17 @@ def test_an_op_of_a_plugin_has_a_file_that_loads_it(tmp_path: Path) -> None:
     subprocess.run([*line, "--plugin", own], check=True, capture_output=True)
     assert "load_plugins" in target.read_text()
     assert run_tests(tmp_path).returncode == 0
+
+
+def test_an_op_whose_library_is_not_here_gets_a_body_to_write(tmp_path: Path) -> None:
+    plan, file = tmp_path / "plan.json", tmp_path / "test_mine.py"
+    whole = opreplay.capture(torch.relu, torch.randn(3))
+    plan.write_bytes(dump_plan(whole).replace(b"aten::relu", b"elsewhere::relu"))
+    done = CliRunner().invoke(command, ["new", "op", "elsewhere::relu", "--trace", str(plan), "-o", str(file)])
+    assert (done.exit_code, "NotImplementedError" in done.stderr) == (0, True)
+    body = "raise NotImplementedError('compute elsewhere::relu(Tensor self) -> Tensor')"
+    file.write_text(file.read_text().replace(body, "return self.clamp(min=0)"))
+    ran = run_tests(file)
+    assert ran.returncode == 0, ran.stdout[-3000:]
+    refused = CliRunner().invoke(command, ["new", "initializer", "elsewhere::relu", "--trace", str(plan), "-o", "x.py"])
+    assert refused.exit_code == 2

@@ -6,10 +6,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from opreplay.replay.ascend.simulate.coverage import Coverage, coverage
+from opreplay.replay.ir.kernel import Confidence
 from opreplay.replay.report.text import share_text
 from opreplay.replay.results.records import OpResult
 
-CONFIDENCE = {"uncalibrated": "uncalibrated", "other SoC": "calibrated on another SoC only"}
+CONFIDENCE: dict[Confidence, str] = {"uncalibrated": "uncalibrated", "other SoC": "calibrated on another SoC only"}
 """What is said of predictions that rest on no measurement of their device."""
 LEAST = 0.0005
 """Shares below this print as 0.0 %."""

@@ -11,6 +11,7 @@ import msgspec
 from rich.console import RenderableType
 from rich.text import Text
 
+from opreplay.replay.ascend.simulate.coverage import share_of_confidence
 from opreplay.replay.ir.model import ReplayPlan
 from opreplay.replay.plan.recorded.where import LabelWork, Where
 from opreplay.replay.report.coverage import CONFIDENCE, coverage_by_share, coverage_text
@@ -106,7 +107,7 @@ def _label(label: LabelWork) -> str:
 
 def prediction_line(soc: str, results: Sequence[OpResult]) -> str:
     """ "910b3: 480 µs, all calls added up, 80 % band 399 µs to 578 µs; 97.0 % of recorded time by rules, ..."."""
-    shares, covered, clock = coverage_by_share(soc, results)
+    _, covered, clock = coverage_by_share(soc, results)
     total, low, high = predicted_total(soc, results)
     predicted = [(r, r.simulated[soc]) for r in results if soc in r.simulated]
     parts = [
@@ -114,10 +115,9 @@ def prediction_line(soc: str, results: Sequence[OpResult]) -> str:
         coverage_text(covered, clock),
     ]
     for confidence, text in CONFIDENCE.items():
-        chosen = [(shares[r.id], p.time_us * r.count) for r, p in predicted if p.confidence == confidence]
-        if chosen:
-            recorded, us = (sum(column) for column in zip(*chosen, strict=True))
-            parts.append(f"{share_text(max(us / total if total else 0.0, recorded))} {text}")
+        if any(p.confidence == confidence for _, p in predicted):
+            share = share_of_confidence([(p.confidence, p.time_us * r.count) for r, p in predicted], confidence)
+            parts.append(f"{share_text(share)} {text}")
     if far := sum(p.extrapolated for _, p in predicted):
         parts.append(f"{plural(far, 'op')} extrapolated")
     states = {p.l2 for _, p in predicted}

@@ -22,10 +22,11 @@ from opreplay.replay.ascend.cost.residency import Held, codes_kept, resident_of,
 from opreplay.replay.ascend.custom.registrations import CustomOpError
 from opreplay.replay.ascend.measured.kernel_shapes import complete_outputs
 from opreplay.replay.ascend.profile import DeviceProfile
+from opreplay.replay.ascend.simulate.coverage import share_of_confidence
 from opreplay.replay.ascend.simulate.op import simulate_by_family
 from opreplay.replay.ascend.simulate.step import total_band
 from opreplay.replay.collectives.model import Collective as CollectiveOp
-from opreplay.replay.ir.kernel import KernelCall
+from opreplay.replay.ir.kernel import Confidence, KernelCall
 from opreplay.replay.ir.labels import is_collective
 from opreplay.replay.ir.model import ReplayOp
 from opreplay.replay.ops.costs.collectives import kernel_of
@@ -120,7 +121,8 @@ class Predicted:
     bands: dict[str, float] = field(default_factory=dict[str, float])
     """Family → 80 % factor; `above` where it is another one upwards."""
     above: dict[str, float] = field(default_factory=dict[str, float])
-    uncalibrated_us: float = 0.0
+    confidences: list[tuple[Confidence, float]] = field(default_factory=list[tuple[Confidence, float]])
+    """Of each prediction, and its time in microseconds."""
     invented_recorded_us: float = 0.0
     predicted_recorded_us: float = 0.0
     recorded_us: float = 0.0
@@ -224,7 +226,6 @@ def step_on(
     times = categories(graph, schedule)
     parts, _ = path_parts(names, graph, schedule)
     by_family = {name: float(us.sum()) for name, us in on.families.items()}
-    predicted = sum(by_family.values())
     idle_host = times.idle_for_host
     host_bound = schedule.step_us > 0 and idle_host > HOST_BOUND_SHARE * schedule.step_us
     notes = [*on.notes, *_collectives_note(*on.collectives_us)]
@@ -245,7 +246,7 @@ def step_on(
             by_family_us=dict(sorted(by_family.items(), key=lambda item: -item[1])),
             predicted_share=_share(on.predicted_recorded_us, on.recorded_us),
             computing_predicted_share=share,
-            uncalibrated_share=_share(on.uncalibrated_us, predicted),
+            uncalibrated_share=share_of_confidence(on.confidences),
             invented_share=_share(on.invented_recorded_us, on.recorded_us),
             scaled_us=on.scaled_us,
             kept_us=on.kept_us,
@@ -302,6 +303,7 @@ def _collectives(
         family = family_of(call, device)
         _add(out, [node], family.name, total_band(device, family.name), result.time_us)
         _finish(graph, out, done, [node], result.time_us)
+        out.confidences.append((result.confidence, result.time_us))
         assert out.contention is not None
         out.contention.draws(node, call, result.time_us, result.algorithm)
     out.collectives_us = recorded_us, made_us
@@ -357,7 +359,7 @@ def _recorded_kernels(trace: Trace, graph: StepGraph, predictor: Predictor, out:
         family = family_of(call, predictor.device)
         _add(out, [node], family.name, total_band(predictor.device, family.name), result.time_us)
         _finish(graph, out, done, [node], result.time_us)
-        out.uncalibrated_us += result.time_us if result.confidence == "uncalibrated" else 0.0
+        out.confidences.append((result.confidence, result.time_us))
 
 
 def _call_of(trace: Trace, kind: int) -> KernelCall | None:
@@ -418,7 +420,7 @@ def _lowered_ops(
             _add(out, of_it, name, band, us * share)
         _finish(graph, out, done, of_it, (simulated.time_us + more) * share)
         recorded_us[signature].append(total)
-        out.uncalibrated_us += simulated.time_us if simulated.confidence == "uncalibrated" else 0.0
+        out.confidences.append((simulated.confidence, simulated.time_us))
         out.invented_recorded_us += total if simulated.by == "invented sizes" else 0.0
     if out.dispatch_us is None:  # else what was recorded is another kind of work, a host's
         rows = [(on, us) for signature, us in recorded_us.items() if (on := known[signature]) is not None]
@@ -496,7 +498,6 @@ def _rest(trace: Trace, graph: StepGraph, tasks: Ints, out: Predicted, done: Boo
     out.scaled_us = float(scaled.sum())
     out.scaled_recorded_us = float(nodes.dur_us[others].sum())
     _add(out, others.tolist(), "(not predicted)", UNPREDICTED_BAND, scaled)
-    out.uncalibrated_us += out.scaled_us
     share = out.scaled_recorded_us / out.recorded_us if out.recorded_us else 0.0
     why = "in proportion to the predicted ones" if before else "as recorded, for no computing of this step has one"
     out.notes.append(f"{len(others)} tasks = {share:.1%} of the recorded device time have no prediction: taken {why}")

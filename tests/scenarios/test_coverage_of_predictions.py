@@ -33,8 +33,10 @@ def test_labels_are_not_simulated_and_opaque_ops_are_said_to_be(
     assert by_name["CompiledFunctionBackward"] == {}
     assert by_name["mylib::opaque"]["910b3"]["by"] == "bytes"
     assert facts["covered_share"] == pytest.approx(0.93)
+    opaque_us, add_us = (by_name[name]["910b3"]["time_us"] for name in ("mylib::opaque", "aten::add"))
     share = facts["socs"]["910b3"]["uncalibrated_share"]
-    assert 0.5 < share < 0.6, "the opaque op: 5200 of 9300 µs that were recorded"
+    assert share == pytest.approx(opaque_us / (opaque_us + add_us)), "of the predicted time"
+    assert facts["socs"]["910b3"]["coverage"]["bytes"] == pytest.approx(0.52), "of the recorded time"
     plan = " ".join(console("plan", trace, "--soc", "910b3").stdout.split())
     assert "41.0 % of recorded time by rules, 52.0 % by bytes only, 7.0 % not predicted" in plan
 

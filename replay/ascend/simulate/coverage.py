@@ -7,9 +7,11 @@ from collections.abc import Iterable, Sequence
 
 import msgspec
 
+from opreplay.replay.ir.kernel import Confidence
 from opreplay.replay.ir.model import ReplayOp, ReplayPlan
 from opreplay.replay.results.records import Simulated
 from opreplay.replay.results.summary import whole
+from opreplay.traces.sums import summed
 
 
 class Coverage(msgspec.Struct, frozen=True, kw_only=True):
@@ -54,6 +56,16 @@ def coverage(shares: Iterable[tuple[float, Simulated | None]]) -> Coverage:
         else:
             users += share
     return Coverage(users=users, rules=rules, invented=invented, bytes=by_bytes, ops=ops)
+
+
+def share_of_confidence(times_us: Iterable[tuple[Confidence, float]], confidence: Confidence = "uncalibrated") -> float:
+    """Share of the predicted time that predictions of one confidence stand for; all is uncalibrated where nothing is
+    predicted."""
+    by_confidence = summed(times_us)
+    total_us = sum(by_confidence.values())
+    if total_us > 0:
+        return by_confidence.get(confidence, 0.0) / total_us
+    return 1.0 if confidence == "uncalibrated" else 0.0
 
 
 def recorded_shares(plan: ReplayPlan) -> dict[str, float]:

@@ -15,6 +15,7 @@ from opreplay.replay.ascend.cost.predictor import Predictor
 from opreplay.replay.ascend.cost.residency import Held
 from opreplay.replay.ascend.custom.estimators import CustomOpError
 from opreplay.replay.ascend.profile import DeviceProfile
+from opreplay.replay.ascend.simulate.coverage import share_of_confidence
 from opreplay.replay.ascend.simulate.op import is_predicted, simulate_by_family
 from opreplay.replay.ir.model import ReplayOp
 from opreplay.replay.ops.work.contents import Contents
@@ -46,9 +47,8 @@ class Step(msgspec.Struct, frozen=True, kw_only=True):
     """Largest first; "custom" for users' own estimates."""
     by_family: dict[str, float]
     uncalibrated_share: float
-    """Of the recorded time of these ops (of the predicted time where none was recorded): ops of which some kernel
-    family was checked on no SoC. A prediction that is far too small would hide itself if it were weighed by itself.
-    1 where nothing is predicted, as in timelines."""
+    """Of the predicted time: ops of which some kernel family was checked on no SoC. `coverage` says what share of the
+    recorded time predictions stand for. 1 where nothing is predicted, as in timelines."""
     ops: tuple[OpStep, ...]
     l2: L2State = "sequence"
     """What the caches were taken to hold when an op starts."""
@@ -127,7 +127,6 @@ def simulate_step(
     """
     parts: list[OpStep] = []
     failed: dict[str, str] = {}
-    weights: dict[str, tuple[float, float]] = {}
     predict = Predictor(device)
     for op in ops:
         of_kernels = cached.get(op.id, ()) if cached is not None else ()
@@ -141,7 +140,6 @@ def simulate_step(
             failed[op.id] = f"not predicted: {simulated.source}"
         elif is_predicted(op, simulated):
             parts.append(OpStep(id=op.id, simulated=simulated, families_us=families, count=op.count))
-            weights[op.id] = op.recorded.device_us_total, op.recorded.host_us_total
     total = sum(part.simulated.time_us * part.count for part in parts)
     by_bound, by_family = _summed_us(parts)
     below, above_us = _deviations(by_family, device)
@@ -153,7 +151,7 @@ def simulate_step(
         high_us=total + above_us,
         by_bound=_largest_first(by_bound),
         by_family=_largest_first(by_family),
-        uncalibrated_share=_uncalibrated(parts, weights),
+        uncalibrated_share=share_of_confidence((p.simulated.confidence, p.simulated.time_us * p.count) for p in parts),
         ops=tuple(parts),
         l2=l2,
         failed=failed,
@@ -165,19 +163,6 @@ def simulate_step(
             device.hbm_bytes_per_s,
         ),
     )
-
-
-def _uncalibrated(ops: Sequence[OpStep], recorded: Mapping[str, tuple[float, float]]) -> float:
-    """Share that uncalibrated predictions stand for: of recorded device time, else host time, or of predicted time,
-    whichever is more. One that is far too short hides in the predicted time, one far too long in the recorded."""
-    if not ops:
-        return 1.0
-    predicted = {op.id: op.simulated.time_us * op.count for op in ops}
-    clocks = [{id_: times[clock] for id_, times in recorded.items()} for clock in (0, 1)]
-    weights = [predicted, *(clock for clock in clocks if sum(clock.values()) > 0)][:2]
-    doubtful = [op.id for op in ops if op.simulated.confidence == "uncalibrated"]
-    shares = [sum(weight[id_] for id_ in doubtful) / total for weight in weights if (total := sum(weight.values()))]
-    return max(shares, default=0.0)
 
 
 def _deviations(by_family: dict[str, float], device: DeviceProfile) -> tuple[float, float]:

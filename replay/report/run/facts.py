@@ -10,6 +10,8 @@ from typing import cast
 import msgspec
 
 from opreplay.initializers.amounts import work_text
+from opreplay.replay.ascend.simulate.coverage import share_of_confidence
+from opreplay.replay.ir.kernel import Confidence
 from opreplay.replay.ir.reasons import ReasonTotal
 from opreplay.replay.ops.invented import WEIGHTS
 from opreplay.replay.report import collectives
@@ -308,14 +310,14 @@ def confidence_notes(soc: str, results: Sequence[OpResult]) -> list[str]:
     """How much of the recorded time was predicted for that SoC, by what, and resting on no measurement of it."""
     shares, covered, clock = coverage_by_share(soc, results)
     parts = [f"{covered.ops:,} of {plural(len(results), 'op')} simulated = {coverage_text(covered, clock)}"]
-    predictions = [(r.simulated[soc], shares[r.id]) for r in results if soc in r.simulated]
-    groups = [
-        ([share for prediction, share in predictions if prediction.confidence == confidence], text)
-        for confidence, text in CONFIDENCE.items()
-    ]
-    far = [share for prediction, share in predictions if prediction.extrapolated]
-    groups.append((far, "extrapolated, far from what was measured"))
-    parts += [f"{plural(len(chosen), 'op')} = {share_text(sum(chosen))} {text}" for chosen, text in groups if chosen]
+    predicted = [(r, r.simulated[soc]) for r in results if soc in r.simulated]
+    times_us: list[tuple[Confidence, float]] = [(made.confidence, made.time_us * r.count) for r, made in predicted]
+    for confidence, text in CONFIDENCE.items():
+        if count := sum(prediction.confidence == confidence for _, prediction in predicted):
+            share = share_of_confidence(times_us, confidence)
+            parts.append(f"{plural(count, 'op')} = {share_text(share)} of predicted time {text}")
+    if far := [shares[r.id] for r, prediction in predicted if prediction.extrapolated]:
+        parts.append(f"{plural(len(far), 'op')} = {share_text(sum(far))} extrapolated, far from what was measured")
     if len(parts) == 1 and covered.ops == len(results) and not covered.bytes and not covered.users:
         return []
     return [f"{safe(soc)}: {'; '.join(parts)}", *telling_notes(soc, results)]

@@ -302,15 +302,16 @@ def what_if_of(
         if simulated and not graph.on_device and change.split()[0] == "fuse":
             # The advice to name a simulated device was followed: what is said there counts.
             why = "changes nothing: the step ran on a host" if on_devices.matched else ""
-            notes = on_devices.notes
+            notes = on_devices.notes.values()
         else:
-            notes = on_devices.notes if on_devices.matched else ()
+            notes = on_devices.notes.values() if on_devices.matched else ()
         notes = [f"as recorded, it {why}" if on_devices.matched else why, *notes]
         changed = Edited(graph, graph.nodes.dur_us, graph.edges.lag_us, matched=on_devices.matched)
         return _what_if(change, before, changed, before, [0.0], filter(None, notes), on_devices)
     after = changed.schedule()
     work_us = float((graph.nodes.dur_us - changed.durations_us).sum())
-    notes = (*changed.notes, *_why_little(graph, before, after, work_us), *on_devices.notes)
+    others = [named for note, named in on_devices.notes.items() if note not in changed.notes]
+    notes = (*changed.notes, *_why_little(graph, before, after, work_us), *others)
     return _what_if(change, before, changed, after, _gains(graph, changed, before, after), notes, on_devices)
 
 
@@ -363,7 +364,8 @@ class _OnDevices(msgspec.Struct, frozen=True, kw_only=True):
 
     steps_us: dict[str, float]
     """By device; without those where no change means anything."""
-    notes: tuple[str, ...]
+    notes: dict[str, str]
+    """What was assumed → the same with the devices that it is said of."""
     matched: int
 
 
@@ -407,18 +409,21 @@ def _all_edits(
 def _on_each(changes: Sequence[str], simulated: Mapping[str, OnDevice]) -> _OnDevices:
     """The step on each simulated device after changes."""
     steps_us: dict[str, float] = {}
-    notes: list[str] = []
+    devices: dict[str, list[str]] = {}
+    notes: dict[str, str] = {}
     matched = 0
     for name, device in simulated.items():
         changed, lacking = _all_edits(device.names, device.graph, changes, device.made)
-        notes += [f"on {name} it changes nothing: {hint}" for hint in lacking]
+        notes |= {hint: f"on {name} it changes nothing: {hint}" for hint in lacking}
         if changed is None or not changed.matched:
             continue
-        notes += changed.notes
+        for note in changed.notes:
+            devices.setdefault(note, []).append(name)
+            notes[note] = f"on {' and '.join(devices[note])}: {note}"
         matched = max(matched, changed.matched)
         schedule = changed.schedule() if changed.overlap else paced(device.graph, changed.durations_us, changed.lags_us)
         steps_us[name] = schedule.step_us
-    return _OnDevices(steps_us=steps_us, notes=tuple(dict.fromkeys(notes)), matched=matched)
+    return _OnDevices(steps_us=steps_us, notes=notes, matched=matched)
 
 
 def _together(

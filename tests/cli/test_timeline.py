@@ -368,3 +368,11 @@ def test_a_fusion_without_a_match_names_ops_that_follow_each_other(trace: str) -
     pair = re.search(r"those with most time that do: '(fuse [^']+)'", done.stderr)
     assert pair is not None, done.stderr
     assert invoke(trace, "--what-if", pair[1]).exit_code == 0
+
+
+def test_what_is_said_of_a_device_names_it(shared_traces: Path) -> None:
+    """Kernels lose 24 % beside collectives as recorded, and nothing on a simulated device: two notes looked alike."""
+    trace = str(shared_traces / "nvidia_nccl_parser.json.gz")
+    done = invoke(trace, "--soc", "910b3", "--what-if", "*gemm*=0.5x", "--format", "json")
+    notes = [note for note in json.loads(done.stdout)["what_if"][0]["assumptions"] if "beside collectives" in note]
+    assert [note.startswith("on 910b3: ") for note in notes] == [False, True]

@@ -144,7 +144,7 @@ def show_explanation(
         console.write(console.json_text(view.facts(op, result, explanations)))
         return
     console.show(view.render(op, result, explanations))
-    for line in view.code_lines(op):
+    for line in view.code_lines(op, explanations):
         console.show_line(line)
     if len(matches) > 1:
         others = ", ".join(op.id for op in matches[1:6])

@@ -13,6 +13,7 @@ from rich.padding import Padding
 from rich.text import Text
 
 from opreplay.replay.ascend import Explanation
+from opreplay.replay.ascend.cost.predict import HOST_COPY
 from opreplay.replay.ascend.simulate.op import KernelExplanation
 from opreplay.replay.ir import shared_memory as aliasing
 from opreplay.replay.ir.describe import describe_inputs, schema_text, shorter_float
@@ -67,9 +68,16 @@ def render(op: ReplayOp, result: OpResult, explanations: Mapping[str, Explanatio
     return Group(*parts)
 
 
-def code_lines(op: ReplayOp) -> list[str]:
+def _crosses_bus(explanations: Mapping[str, Explanation]) -> bool:
+    """Whether it is explained as a copy between host and device, which no written call says."""
+    return any(kernel.family == HOST_COPY.name for each in explanations.values() for kernel in each.kernels)
+
+
+def code_lines(op: ReplayOp, explanations: Mapping[str, Explanation]) -> list[str]:
     """The call for `opreplay op` and as plain PyTorch, in lines that must not be broken; () where neither is known."""
     written = ["", "To measure and predict alone, over sizes:", "", f"opreplay op {shlex.quote(call_text(op))}"]
+    if _crosses_bus(explanations):
+        written = ["", "A copy between host and device: `opreplay op` would take it for one on the device."]
     lines = snippet(op).splitlines()
     as_torch = ["", "As PyTorch (values are placeholders):", "", *map(safe, lines)] if lines else []
     return [*([safe(line) for line in written] if op.reason is None else []), *as_torch]
@@ -79,7 +87,7 @@ def facts(op: ReplayOp, result: OpResult, explanations: Mapping[str, Explanation
     """The same as JSON-safe values."""
     return {
         "snippet": snippet(op) or None,
-        "call": call_text(op) if op.reason is None else None,
+        "call": call_text(op) if op.reason is None and not _crosses_bus(explanations) else None,
         "op": msgspec.to_builtins(op),
         "replayable": result.status == "replayed",
         "reason": result.reason and str(result.reason),

@@ -396,8 +396,8 @@ def _is_double(parts: Parts) -> bool:
 
 
 def _least_us(simulated: Simulated, parts: Parts, device: DeviceProfile) -> float:
-    """No call is quicker: its kernels as `least_us` says; what it moves and L2 cannot hold, at the peak of HBM, and on
-    cold caches all that it reads."""
+    """No call is quicker: its kernels as `least_us` says; what it moves and L2 cannot hold, at the peak of HBM, and what
+    it reads at the rate that HBM gives for long, on cold caches all of it."""
     bare = alone(device)
     read = _whole_reads([call for call, _ in parts], bare)
     floor_us = sum(
@@ -407,7 +407,8 @@ def _least_us(simulated: Simulated, parts: Parts, device: DeviceProfile) -> floa
     )
     read_us, held_us = (size / bare.hbm_bytes_per_s * 1e6 for size in (read, bare.l2_bytes))
     moving_us = simulated.terms_us.get("hbm", 0.0) * bare.rates.hbm_efficiency
-    return max(floor_us, read_us if simulated.l2 == "cold" else read_us - held_us, moving_us - held_us)
+    far_us = (read_us if simulated.l2 == "cold" else read_us - held_us) / bare.rates.hbm_efficiency
+    return max(floor_us, far_us, moving_us - held_us)
 
 
 ELEMENTWISE_LOOKUPS = frozenset({"GatherElements", "ScatterElements", "InplaceIndexAdd"})

@@ -396,8 +396,8 @@ def _is_double(parts: Parts) -> bool:
 
 
 def _least_us(simulated: Simulated, parts: Parts, device: DeviceProfile) -> float:
-    """No call is quicker: its kernels as `least_us` says; what it moves and L2 cannot hold, at the peak of HBM, and what
-    it reads at the rate that HBM gives for long, on cold caches all of it."""
+    """No call is quicker: its kernels as `least_us` says; what it moves and L2 cannot hold, at the peak of HBM; what it
+    reads at the rate that HBM gives for long, on cold caches all of it."""
     bare = alone(device)
     read = _whole_reads([call for call, _ in parts], bare)
     floor_us = sum(

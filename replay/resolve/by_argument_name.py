@@ -40,9 +40,19 @@ def resolve_named(plan: ReplayPlan, policy: Policy, *, device: str = "cpu") -> R
     for those that a user's executor is registered for here, and those whose library is not here."""
     ops = tuple(
         _callable_here(_executed(op, policy), policy) if op.reason or op.resolved_by else _resolved(op, policy, device)
-        for op in plan.ops
+        for op in map(_asked_again, plan.ops)
     )
     return msgspec.structs.replace(plan, ops=ops)
+
+
+OF_A_PLACE = frozenset({"policy", "library missing"})
+"""Kinds of reasons that depend on what is installed and allowed where a plan is read."""
+
+
+def _asked_again(op: ReplayOp) -> ReplayOp:
+    """An op that was resolved, without the reason that it could not be called where its plan was last written."""
+    is_of_a_place = op.resolved_by is not None and op.reason is not None and op.reason.kind in OF_A_PLACE
+    return msgspec.structs.replace(op, reason=None) if is_of_a_place else op
 
 
 def _callable_here(op: ReplayOp, policy: Policy) -> ReplayOp:

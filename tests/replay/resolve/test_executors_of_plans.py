@@ -25,7 +25,7 @@ def forgotten() -> Iterator[None]:
 
 def resolved(text: str, reason: Reason | None = None) -> ReplayOp:
     plan = plan_of_calls([Written(text=text)])[0]
-    op = msgspec.structs.replace(plan.ops[0], reason=reason)
+    op = plan.ops[0] if reason is None else msgspec.structs.replace(plan.ops[0], reason=reason, resolved_by=None)
     return resolve_named(msgspec.structs.replace(plan, ops=(op,)), Policy()).ops[0]
 
 

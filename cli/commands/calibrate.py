@@ -44,7 +44,6 @@ def command(
     """
     from opreplay.cli.terminal import console
     from opreplay.replay.ascend import load_device
-    from opreplay.replay.ascend.calibrate.calls import calls_in
     from opreplay.replay.ascend.calibrate.validate import groups_of, read_measured
     from opreplay.traces.errors import UsageError
 
@@ -57,6 +56,8 @@ def command(
     if shipped is not None:
         if name is not None:
             raise UsageError("--name and --shipped exclude each other")
+        from opreplay.replay.ascend.calibrate.calls import calls_in
+
         calls = calls_in(kernel_details[0])
         refit_shipped(measured, calls, Path(output), version=shipped, format_=format_)
         if Path(kernel_details[0]).is_dir():

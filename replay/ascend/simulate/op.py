@@ -418,14 +418,14 @@ ELEMENTWISE_LOOKUPS = frozenset({"GatherElements", "ScatterElements", "InplaceIn
 def _whole_reads(calls: Sequence[KernelCall], device: DeviceProfile) -> float:
     """Bytes that the kernels of an op read from their first to their last, each tensor once: of those that several
     could have read no fewer than the kernel with the most. Tables that are looked up are not among them."""
-    first_reads, most = 0.0, 0.0
+    first_bytes, largest_bytes = 0.0, 0.0
     for call, touches in zip(calls, touches_in(calls, "cold"), strict=True):
         reads = touches[: sum(spec is not None for spec in call.inputs)]
         if family_of(call, device).form not in MOVES_ALL:
             reads = reads[1:] if call.type in ELEMENTWISE_LOOKUPS else ()
-        first_reads += sum(size for size, distance in reads if distance is None)
-        most = max(most, sum(size for size, _ in reads))
-    return max(first_reads, most)
+        first_bytes += sum(size for size, distance in reads if distance is None)
+        largest_bytes = max(largest_bytes, sum(size for size, _ in reads))
+    return max(first_bytes, largest_bytes)
 
 
 def _scaled(cost: KernelPrediction, factor: float) -> KernelPrediction:

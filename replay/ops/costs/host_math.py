@@ -40,7 +40,7 @@ def decomposition(op: OpView) -> Iterable[KernelCall]:
     matrices = prod(largest.shape[:-2])
     name = op.op.name.removeprefix("aten::").split(".")[0].rstrip("_")
     flops = DECOMPOSITIONS[name] * rows * cols * min(rows, cols) * matrices
-    return _on_host(op, flops)
+    return on_host(op, flops)
 
 
 STEP_OPERATIONS = 3400.0
@@ -57,7 +57,7 @@ def triangular(op: OpView) -> Iterable[KernelCall]:
         raise DoesNotFit("a triangular system has a matrix and right-hand sides")
     rows = op.need("A", at=1 if op.op.name.startswith("aten::triangular") else 0, rank=2).shape[-1]
     columns = max(1, elements(op.need("B", "self", at=1 if "linalg" in op.op.name else 0, rank=2)) // max(1, rows))
-    return _on_host(op, 2.0 * rows * rows * columns + STEP_OPERATIONS * rows)
+    return on_host(op, 2.0 * rows * rows * columns + STEP_OPERATIONS * rows)
 
 
 LABEL_OPERATIONS = 20.0
@@ -74,10 +74,11 @@ def ctc_loss(op: OpView) -> Iterable[KernelCall]:
     flops = steps * (STEP_OPERATIONS + LABEL_OPERATIONS * max(samples, elements(labels) if labels is not None else 1))
     if "backward" in op.op.name:
         flops += elements(scores)
-    return _on_host(op, flops)
+    return on_host(op, flops)
 
 
-def _on_host(op: OpView, flops: float) -> list[KernelCall]:
+def on_host(op: OpView, flops: float) -> list[KernelCall]:
+    """The op as a program of the AI CPUs, which takes that many operations."""
     op.note("runs on the AI CPUs, whose pace is assumed")
     return [kernel("AiCpu", [spec(t.shape, t.dtype) for t in op.tensors], op.outputs(), operations=float(flops))]
 
@@ -91,7 +92,7 @@ def _on_host(op: OpView, flops: float) -> list[KernelCall]:
 def searched(op: OpView) -> Iterable[KernelCall]:
     """Sorting and searching: as many comparisons as elements times the logarithm of what is searched."""
     sizes = sorted((prod(t.shape) for t in op.tensors), reverse=True) or [1]
-    return _on_host(op, sizes[0] * log2(max(2, sizes[-1] if len(sizes) > 1 else sizes[0])))
+    return on_host(op, sizes[0] * log2(max(2, sizes[-1] if len(sizes) > 1 else sizes[0])))
 
 
 SPARSE = (
@@ -149,4 +150,4 @@ SPARSE = (
 )
 def counted(op: OpView) -> Iterable[KernelCall]:
     """A few operations an element; the AI cores have no kernels for sparse layouts."""
-    return _on_host(op, 4.0 * sum(prod(t.shape) for t in op.tensors))
+    return on_host(op, 4.0 * sum(prod(t.shape) for t in op.tensors))

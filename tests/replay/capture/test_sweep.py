@@ -93,11 +93,11 @@ def test_options_of_a_capture_are_those_of_each_size(target: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "given", [("--output", "plan.json"), ("--check",), ("--force",), ("--trust",), ("--context", "64")]
+    "options", [("--output", "plan.json"), ("--check",), ("--force",), ("--trust",), ("--context", "64")]
 )
-def test_options_that_sizes_leave_without_effect_are_refused(target: str, given: tuple[str, ...]) -> None:
-    refused = run(target, "--vary", "rows=64", *given)
-    assert (refused.exit_code, given[0] in refused.stderr) == (2, True)
+def test_options_that_sizes_leave_without_effect_are_refused(target: str, options: tuple[str, ...]) -> None:
+    refused = run(target, "--vary", "rows=64", *options)
+    assert (refused.exit_code, options[0] in refused.stderr) == (2, True)
 
 
 def test_a_size_is_given_once() -> None:

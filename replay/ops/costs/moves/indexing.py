@@ -8,6 +8,7 @@ from math import prod
 from typing import NamedTuple
 
 from opreplay.replay.ir.kernel import UNIFIED_BUFFER, KernelCall, TensorSpec, broadcast, itemsize
+from opreplay.replay.ops.costs.host_math import on_host
 from opreplay.replay.ops.op_view import DoesNotFit, OpView, elements, kernel, spec
 from opreplay.replay.ops.table import costs
 from opreplay.traces.dtypes import MASKS
@@ -226,11 +227,9 @@ def scatter(op: OpView) -> Iterable[KernelCall]:
 def masked_scatter(op: OpView) -> Iterable[KernelCall]:
     """The places of the mask's true elements, which AI cores have no kernel for, and what is put there."""
     table = op.need("self", at=0)
-    mask, out = op.need("mask", at=1), spec(table.shape, table.dtype)
-    operands = [spec(t.shape, t.dtype) for t in op.tensors]
-    op.assume("runs on the AI CPUs, whose pace is assumed")
-    work = float(elements(mask) + prod(table.shape))
-    return [*_copied(op, out), kernel("AiCpu", operands, [out], operations=work)]
+    work = elements(op.need("mask", at=1)) + prod(table.shape)
+    op.assume("that no AI core does it was never measured")
+    return [*_copied(op, spec(table.shape, table.dtype)), *on_host(op, work)]
 
 
 @costs(

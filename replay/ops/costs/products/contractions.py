@@ -7,7 +7,7 @@ from math import prod
 
 import msgspec
 
-from opreplay.replay.ir.kernel import KernelCall
+from opreplay.replay.ir.kernel import KernelCall, TensorSpec
 from opreplay.replay.ops.costs.products.matmul import product
 from opreplay.replay.ops.op_view import DoesNotFit, OpView, kernel, spec
 from opreplay.replay.ops.table import costs
@@ -208,20 +208,24 @@ def euclidean(op: OpView) -> Iterable[KernelCall]:
 def distances(op: OpView) -> Iterable[KernelCall]:
     """Cdist: each row of one set beside each of the other, both written out for it, and the differences added up."""
     batch, m, n, k, dtype = _rows_compared(op)
-    beside, out = spec((batch, m, n, k), dtype), spec((batch, m, n), dtype)
-    op.assume("all pairs of rows are written out, as torch_npu is taken to do: never measured")
-    written = kernel("Tile", [spec((batch, m, 1, k), dtype)], [beside])
-    return [written, written, kernel("ReduceSum", [beside, beside], [out])]
+    pairs = spec((batch, m, n, k), dtype)
+    return [*_pairs_written(op, pairs), kernel("ReduceSum", [pairs, pairs], [spec((batch, m, n), dtype)])]
 
 
 @costs("aten::_cdist_backward aten::_pdist_backward")
 def distances_backward(op: OpView) -> Iterable[KernelCall]:
     """The same pairs, of which the gradient of each is added up over the rows of one set."""
     batch, m, n, k, dtype = _rows_compared(op, at=1)
-    beside, out = spec((batch, m, n, k), dtype), spec((batch, m, k), dtype)
+    pairs, gradient = spec((batch, m, n, k), dtype), spec((batch, m, k), dtype)
+    product_of_pairs = kernel("Mul", [pairs, pairs], [pairs])
+    return [*_pairs_written(op, pairs), product_of_pairs, kernel("ReduceSum", [pairs], [gradient])]
+
+
+def _pairs_written(op: OpView, pairs: TensorSpec) -> list[KernelCall]:
+    """The rows of both sets, each beside each: (batch, rows, rows of the other, length)."""
     op.assume("all pairs of rows are written out, as torch_npu is taken to do: never measured")
-    written = kernel("Tile", [spec((batch, m, 1, k), dtype)], [beside])
-    return [written, written, kernel("Mul", [beside, beside], [beside]), kernel("ReduceSum", [beside], [out])]
+    batch, m, _, k = pairs.shape
+    return [kernel("Tile", [spec((batch, m, 1, k), pairs.dtype)], [pairs])] * 2
 
 
 def _rows_compared(op: OpView, at: int = 0) -> tuple[int, int, int, int, str]:

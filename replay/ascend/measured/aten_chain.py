@@ -1,5 +1,5 @@
 # pyright: strict
-"""A chain of aten ops as tables of problems list them (names and input shapes only), lowered to kernels one by one.
+"""The calls that a chain of aten ops makes, of which tables of problems list the names and the input shapes only.
 
 Such a list does not say which op takes which result. What it takes: an op of one operand the last result, an op of two
 the inputs when nothing was computed yet, else the inputs' first and the last result.
@@ -184,8 +184,8 @@ def _pooled(main: TensorMeta, name: str, output: tuple[int, ...] | None) -> tupl
     return seen(main.shape), None if output is None else seen(output)
 
 
-def _lowered(name: str, args: Sequence[ReplayArg], result: TensorMeta | None) -> tuple[KernelCall, ...]:
-    op = ReplayOp(
+def _op(name: str, args: Sequence[ReplayArg], result: TensorMeta | None) -> ReplayOp:
+    return ReplayOp(
         id="0" * 12,
         name=f"aten::{name}",
         count=1,
@@ -193,7 +193,6 @@ def _lowered(name: str, args: Sequence[ReplayArg], result: TensorMeta | None) ->
         args=tuple(args),
         outputs=None if result is None else (result,),
     )
-    return lower(op).kernels
 
 
 def _result(name: str, args: Sequence[ReplayArg], kernels: Sequence[KernelCall]) -> Tensor | None:
@@ -207,15 +206,15 @@ def _result(name: str, args: Sequence[ReplayArg], kernels: Sequence[KernelCall])
 
 def chain(
     ops: Sequence[str], inputs: Sequence[Tensor], init_args: Sequence[object], output: tuple[int, ...] | None
-) -> tuple[KernelCall, ...]:
-    """Kernels of `ops` ("aten.mul.Tensor" or "mul.Tensor") on inputs of these shapes, in order.
+) -> tuple[ReplayOp, ...]:
+    """The calls that `ops` ("aten.mul.Tensor" or "mul.Tensor") are on inputs of these shapes, in order.
 
     `init_args` are the module's arguments (a dimension, a window, a normalised shape); `output` is the shape of the
     result where known. Raises ValueError when there is no input.
     """
     if not inputs:
         raise ValueError("no inputs")
-    kernels: list[KernelCall] = []
+    calls: list[ReplayOp] = []
     last: Tensor | None = None
     for number, text in enumerate(ops):
         name, overload = [*text.removeprefix("aten.").split("."), "default"][:2]
@@ -230,7 +229,6 @@ def chain(
             args[0] = ReplayArg(name="self", type="Tensor", tensors=(main,))
         elif name == "diag_embed":
             known = TensorMeta(shape=(*main.shape, main.shape[-1]), dtype=main.dtype)
-        lowered = _lowered(name, args, known)
-        kernels += lowered
-        last = (known.shape, known.dtype) if known else _result(name, args, lowered) or last
-    return tuple(kernels)
+        calls.append(_op(name, args, known))
+        last = (known.shape, known.dtype) if known else _result(name, args, lower(calls[-1]).kernels) or last
+    return tuple(calls)

@@ -17,8 +17,10 @@ from pathlib import Path
 import msgspec
 
 from opreplay.replay.ascend.cost.cube import gemm_of
+from opreplay.replay.ascend.lowering import lower
 from opreplay.replay.ascend.measured.aten_chain import NEW_GELU, Tensor, chain
 from opreplay.replay.ir.kernel import KernelCall, State, TensorSpec, broadcast
+from opreplay.replay.ir.model import ReplayOp
 from opreplay.traces.dialects.kernel_table import MAX_DURATION_US, MAX_LINE, dtype_of
 from opreplay.traces.errors import Malformed, TooLarge, TraceError
 
@@ -36,6 +38,8 @@ class OpCase(msgspec.Struct, frozen=True, kw_only=True):
     label: str
     kernels: tuple[KernelCall, ...]
     """In launch order."""
+    calls: tuple[ReplayOp, ...] = ()
+    """The aten calls that were timed; empty where the table lists kernels."""
     duration_us: float | None
     """None where the table is blank."""
     held_out: bool = False
@@ -157,14 +161,14 @@ def _aten_problem(row: Row) -> OpCase:
         raise _Skip("no aten ops")
     init_args = _listed(row.get("init_args") or "[]")
     out = row.get("output_shape")
-    kernels = chain(
+    calls = chain(
         ops,
         _inputs(row["input_shapes"], row.get("input_dtypes")),
         init_args if isinstance(init_args, list) else [],
         _sizes(out) if out else None,
     )
     label = re.sub(r"^\d+_|_$", "", row.get("problem") or ops[0])
-    return _case(label, kernels, row.get("torch_npu_us"), row)
+    return _problem(label, calls, row)
 
 
 def _named_problem(row: Row) -> OpCase:
@@ -177,8 +181,13 @@ def _named_problem(row: Row) -> OpCase:
     if not isinstance(shapes, list) or not all(isinstance(s, list) for s in shapes):
         raise _Skip("no shapes")
     inputs: list[Tensor] = [(_sizes(",".join(str(int(x)) for x in s)), _dtype(row.get("dtype"))) for s in shapes]
-    kernels = chain(ops, inputs, [1] if name in ALONG_DIM_1 else [], None)
-    return _case(row["operator"], kernels, row["torch_npu_us"], row)
+    return _problem(row["operator"], chain(ops, inputs, [1] if name in ALONG_DIM_1 else [], None), row)
+
+
+def _problem(label: str, calls: tuple[ReplayOp, ...], row: Row) -> OpCase:
+    """A problem of KernelBench with the calls that it makes and their kernels."""
+    kernels = tuple(kernel for call in calls for kernel in lower(call).kernels)
+    return msgspec.structs.replace(_case(label, kernels, row.get("torch_npu_us"), row), calls=calls)
 
 
 def _case(label: str, kernels: tuple[KernelCall, ...], time: str | None, row: Row) -> OpCase:

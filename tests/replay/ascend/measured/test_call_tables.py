@@ -9,7 +9,7 @@ from click.testing import CliRunner
 
 from opreplay.cli.main import opreplay
 from opreplay.replay.ascend.calibrate.calls import known_calls, learned_text, validate_calls
-from opreplay.replay.ascend.measured.call_tables import is_call_table, read_call_table
+from opreplay.replay.ascend.measured.call_tables import is_call_table, ops_of_texts, read_call_table
 from opreplay.traces.errors import Malformed
 
 ROWS = """source,soc,l2,op,torch_us,exact
@@ -38,8 +38,23 @@ def test_rows_are_taken_or_counted_with_a_reason(table) -> None:
         ("950pr", None, 8.0, "a/b:one.csv", 1),
         ("910b2", "warm", 5.5, "c/d", 2),
     ]
-    assert read.rows == 7
+    assert (read.rows, read.usable_rows) == (7, 4)
     assert sum(read.dropped.values()) == 4
+
+
+def test_rows_that_are_not_asked_for_are_not_counted(table) -> None:
+    read = read_call_table(table, only=lambda row: row["l2"] == "warm")
+    assert (read.rows, [call.time_us for call in read.calls]) == (1, [5.5])
+
+
+def test_a_text_that_is_no_call_is_named_and_spoils_no_other() -> None:
+    ops = ops_of_texts(["aten::mish(f32[8])", "this is no call", "aten::relu(f32[8])"])
+    assert [op if isinstance(op, str) else op.name for op in ops.values()] == [
+        "aten::mish",
+        ops["this is no call"],
+        "aten::relu",
+    ]
+    assert isinstance(ops["this is no call"], str)
 
 
 def test_a_named_device_answers_for_rows_that_may_mean_several_and_for_no_other(table) -> None:

@@ -9,6 +9,7 @@ import pytest
 from opreplay.replay.ascend import list_devices, load_device
 from opreplay.replay.ascend.calibrate.tables import groups_of_tables, read_folder, read_measurements, soc_in
 from opreplay.replay.ascend.cost.predict import predict_kernel
+from opreplay.replay.ascend.lowering import lower
 from opreplay.replay.ascend.measured.aten_chain import chain
 from opreplay.replay.ascend.measured.op_tables import read_op_table
 from opreplay.traces.errors import Malformed, UsageError
@@ -121,8 +122,15 @@ def test_chains_of_losses_and_norms_end_as_they_should() -> None:
     loss = chain(
         ("sub.Tensor", "pow.Tensor_Scalar", "mean.default"), [((8, 64), "float32"), ((8, 64), "float32")], [], ()
     )
-    assert loss[0].type == "Sub"
-    assert loss[-1].outputs[0] is not None
-    assert loss[-1].outputs[0].shape == ()
+    kernels = [kernel for call in loss for kernel in lower(call).kernels]
+    assert kernels[0].type == "Sub"
+    assert kernels[-1].outputs[0] is not None
+    assert kernels[-1].outputs[0].shape == ()
     device = load_device("910b4")
-    assert all(predict_kernel(k, device).time_us > 0 for k in loss)
+    assert all(predict_kernel(k, device).time_us > 0 for k in kernels)
+
+
+def test_problems_keep_the_aten_calls_that_they_make(tmp_path: Path) -> None:
+    cases = {case.label: case for case in read_op_table(write(tmp_path, PROBLEMS)).cases}
+    assert [call.name for call in cases["Swish"].calls] == ["aten::sigmoid", "aten::mul"]
+    assert [kernel.type for kernel in cases["Swish"].kernels] == ["Sigmoid", "Mul"]

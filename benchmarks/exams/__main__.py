@@ -1,0 +1,71 @@
+# pyright: strict
+"""Run the exams and print one table; with --update write benchmarks/exams/results.json.
+
+    python -m benchmarks.exams [--list] [--only NAME ...] [--rows N] [--update [--why TEXT]] [--tables FOLDER]
+
+Needs the measured tables (by default ../shared/ascend). Figures are percentages; `exams` in the table of contents of
+`results.json` explains them. Exits with 1 where a result is worse than the committed one.
+"""
+
+from __future__ import annotations
+
+import os
+
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # of NumPy: threads that wait for each other cost processor time
+
+import argparse
+import sys
+import time
+from pathlib import Path
+
+from benchmarks.exams import ledger
+from benchmarks.exams.scoring import Figures
+
+COLUMNS = ("rows", "asked", "median", "per_op", "weighted", "within_25", "within_2x", "in_band", "sum")
+
+
+def line(name: str, figures: Figures, seconds: float) -> str:
+    """One exam as a line of the table, with what only it has at the end."""
+    cells = [f"{figures[column]:g}" if column in figures else "" for column in COLUMNS]
+    others = ", ".join(f"{key} {value:g}" for key, value in figures.items() if key not in COLUMNS)
+    return f"{name:24}" + "".join(f"{cell:>10}" for cell in cells) + f"{seconds:7.1f} s  {others}".rstrip()
+
+
+def main() -> int:
+    """Parse the command line and run; the exit status."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--list", action="store_true", help="say what the exams are, and run none")
+    parser.add_argument("--only", nargs="+", choices=list(ledger.EXAMS), metavar="NAME", help="run these alone")
+    parser.add_argument("--rows", type=int, default=0, metavar="N", help="print the N worst rows of each exam")
+    parser.add_argument("--update", action="store_true", help="write the results file")
+    parser.add_argument("--why", default="", metavar="TEXT", help="why a figure may get worse; goes into the history")
+    parser.add_argument("--tables", type=Path, default=ledger.TABLES, metavar="FOLDER")
+    options = parser.parse_args()
+    chosen = [name for name in ledger.EXAMS if not options.only or name in options.only]
+    if options.list:
+        print("\n".join(f"{name:24} {ledger.EXAMS[name].about}" for name in chosen))
+        return 0
+    committed = ledger.read()
+    found: dict[str, Figures] = {}
+    print(f"{'percent':24}" + "".join(f"{column:>10}" for column in COLUMNS) + "      CPU")
+    for name in chosen:
+        start = time.process_time()
+        result = ledger.EXAMS[name].run(options.tables)
+        found[name] = result.figures
+        print(line(name, result.figures, time.process_time() - start), flush=True)
+        for row in result.worst[: options.rows]:
+            print(f"    {row}")
+    lines = [text for name in found for text in ledger.worse(name, found[name], committed["exams"].get(name, {}))]
+    print("\n".join(f"worse: {text}" for text in lines))
+    if not options.update:
+        return int(bool(lines))
+    try:
+        ledger.write(ledger.updated(committed, found, options.why))
+    except ValueError as error:
+        print(error, file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,138 @@
+# pyright: strict
+"""The table of exams, and their committed results in `results.json`."""
+
+from __future__ import annotations
+
+import datetime
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from benchmarks.exams import tables
+from benchmarks.exams.scoring import Figures, Result
+
+RESULTS = Path(__file__).with_name("results.json")
+TABLES = Path(__file__).resolve().parents[2].parent / "shared" / "ascend"
+"""Measured tables, which are not part of the project."""
+
+
+class Exam(NamedTuple):
+    """One line of the ledger."""
+
+    about: str
+    score: Callable[..., Result]
+    """Takes the path and what follows."""
+    path: str = ""
+    """Below the folder of tables."""
+    more: tuple[str, ...] = ()
+
+    def run(self, folder: Path) -> Result:
+        """The result on the tables of a folder."""
+        return self.score(folder / self.path, *self.more)
+
+
+CALLS = "ops_delivered_2.csv"
+EXAMS: dict[str, Exam] = {
+    "kernelbench_910b4": Exam(
+        "KernelBench problems on a 910B4, cold, as single calls", tables.problems, "kernelbench_910b4.csv", ("910b4",)
+    ),
+    "kernelbench_910b2_large": Exam(
+        "large KernelBench problems on a 910B2, warm, as single calls", tables.problems,
+        "kernelbench_910b2_large.csv", ("910b2",),
+    ),
+    "op_sweep_910b4": Exam(
+        "a sweep of small kernels on a 910B4, warm", tables.kernel_tables, more=("op_sweep_910b4_warm.csv", "910b4")
+    ),
+    "serving_910b2": Exam(
+        "kernels of serving networks on a 910B2", tables.kernel_tables, more=("serving_910b2.csv", "910b2")
+    ),
+    "network_910b4": Exam("kernels of Qwen training on a 910B4", tables.kernel_tables, more=("910b4_*.csv", "910b4")),
+    "network_910b2": Exam(
+        "kernels of AlexNet training on a 910B2", tables.kernel_tables, more=("910b2_*.csv", "910b2")
+    ),
+    "network_910c": Exam("kernels of vLLM inference on a 910C", tables.kernel_tables, more=("910c_*.csv", "910c")),
+    "later_train_7b": Exam(
+        "kernels of a 7B model's training on a 910B2, delivered later", tables.kernel_tables, "tables",
+        ("*_7b_train_*.csv", "910b2"),
+    ),
+    "later_decode": Exam(
+        "kernels of PaddleOCR-VL decode on a 910B2, delivered later", tables.kernel_tables, "tables",
+        ("*_decode_*.csv", "910b2"),
+    ),
+    "later_vision": Exam(
+        "kernels of vision encoders on a 910B2, delivered later", tables.kernel_tables, "tables",
+        ("910b2_*[vs]i[sg]*.csv", "910b2"),
+    ),
+    "later_slice": Exam(
+        "a strided slice on a 910B3, delivered later", tables.kernel_tables, "tables", ("910b3_*.csv", "910b3")
+    ),
+    "sums_of_kernels": Exam("sums of all kernels of each table of a network", tables.kernel_sums),
+    "calls_public": Exam(
+        "single calls of many sources, each predicted by what others measured", tables.calls, "ops_public.csv"
+    ),
+    "calls_known": Exam("single calls delivered later, of ops that were known", tables.calls, CALLS, ("case",)),
+    "calls_of_new_ops": Exam("single calls delivered later, of ops that were not", tables.calls, CALLS, ("op",)),
+    "calls_of_new_sources": Exam(
+        "single calls delivered later, of sources that were not known", tables.calls, CALLS, ("origin",)
+    ),
+    "calls_answered": Exam(
+        "calls delivered later that `opreplay op` answers, whatever the device", tables.answered, CALLS
+    ),
+    "transfers": Exam("transfers of training steps, and figures of vendors", tables.transfers),
+    "collectives_910c": Exam(
+        "collectives of a benchmark of HCCL on 910C dies", tables.collectives, "collectives_910c.csv"
+    ),
+    "tile_kernels": Exam("kernels written in tiles by hand, as tile programs", tables.tiles),
+}  # fmt: skip
+
+TOLERATED: dict[str, float] = {
+    "median": 0.5, "per_op": 0.5, "within_25": -2.0, "within_2x": -2.0, "in_band": -2.0, "rows": -0.0, "failing": 0.0,
+}  # fmt: skip
+"""Figures that have a threshold → by how much a result may be worse than the committed one; negative where more is
+better."""
+
+
+def worse(name: str, now: Mapping[str, float], committed: Mapping[str, float]) -> list[str]:
+    """One line for each figure of an exam that is worse than the committed one by more than is tolerated."""
+    lines: list[str] = []
+    for figure, tolerated in TOLERATED.items():
+        if figure in committed:
+            more_is_better = str(tolerated).startswith("-")
+            change = now[figure] - committed[figure]
+            if (change < tolerated - 1e-9) if more_is_better else (change > tolerated + 1e-9):
+                lines.append(f"{name}: {figure} is {now[figure]:g}, was {committed[figure]:g}")
+    return lines
+
+
+def read(path: Path = RESULTS) -> dict[str, Any]:
+    """The committed results: `blind`, `exams` and `history`."""
+    return json.loads(path.read_text(encoding="utf-8"))
+
+
+def updated(
+    committed: dict[str, Any], found: Mapping[str, Figures], why: str = "", today: datetime.date | None = None
+) -> dict[str, Any]:
+    """The results with what was found in place of older figures of these exams.
+
+    Raises ValueError where a figure that has a threshold gets worse at all and `why` is empty; with a reason that is
+    put into the history.
+    """
+    exams: dict[str, Figures] = {**committed["exams"]}
+    lines = [line for name, figures in found.items() if name in exams for line in worse(name, figures, exams[name])]
+    history: list[dict[str, Any]] = [*committed["history"]]
+    if lines and not why:
+        raise ValueError("\n".join(["these figures get worse; say why with --why TEXT:", *lines]))
+    if why:
+        history.append({"date": str(today or datetime.date.today()), "why": why, "worse": lines})
+    exams |= found
+    ordered = {name: exams[name] for name in EXAMS if name in exams}
+    return {**committed, "exams": ordered, "history": history}
+
+
+def write(results: Mapping[str, Any], path: Path = RESULTS) -> None:
+    """Write the results, one exam a line."""
+    exams = ",\n".join(f"    {json.dumps(name)}: {json.dumps(figures)}" for name, figures in results["exams"].items())
+    rest = {name: value for name, value in results.items() if name != "exams"}
+    text = json.dumps(rest, indent=2, ensure_ascii=False).removesuffix("\n}")
+    path.write_text(f'{text},\n  "exams": {{\n{exams}\n  }}\n}}\n', encoding="utf-8")

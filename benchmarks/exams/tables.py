@@ -1,0 +1,150 @@
+# pyright: strict
+"""Exams of measured tables, each in the state of the caches that it was measured in, with the constants that ship."""
+
+from __future__ import annotations
+
+import csv
+import re
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+
+from benchmarks.exams.scoring import Figures, Result, score
+from opreplay.replay.ascend import load_device, predict_kernel, simulate_op
+from opreplay.replay.ascend.calibrate.calls import validate_calls
+from opreplay.replay.ascend.calibrate.communication import of_folder
+from opreplay.replay.ascend.calibrate.validate import Validation, read_measured, validate
+from opreplay.replay.ascend.measured.accuracy import Compared
+from opreplay.replay.ascend.measured.call_tables import BETWEEN, ops_of_texts, read_call_table
+from opreplay.replay.ascend.measured.op_tables import read_op_table
+from opreplay.replay.ir.kernel import KernelCall
+from opreplay.replay.results.records import L2State
+from opreplay.traces.model import TensorSpec
+
+
+def compared(
+    name: str,
+    measured_us: float,
+    predicted_us: float,
+    band: tuple[float, float],
+    inputs: Sequence[TensorSpec | None] = (),
+) -> Compared:
+    """One measured row beside its prediction; `band` is (low, high) in microseconds."""
+    return Compared(
+        call=KernelCall(type=name, inputs=tuple(inputs), outputs=()),
+        measured_us=measured_us,
+        predicted_us=predicted_us,
+        low_us=band[0],
+        high_us=band[1],
+        count=1,
+        total_us=measured_us,
+        absolute_us=abs(predicted_us - measured_us),
+        signed_us=predicted_us - measured_us,
+    )
+
+
+def kernels(paths: Sequence[Path], soc: str) -> Validation:
+    """Kernels and ops of tables of one SoC, collectives left out."""
+    return validate(read_measured([str(path) for path in paths], [load_device(soc)]), communication=False)
+
+
+def kernel_tables(folder: Path, pattern: str, soc: str) -> Result:
+    """Unique kernels of the tables of a folder whose names match."""
+    found = kernels(sorted(folder.glob(pattern)), soc)
+    return score(found.compared, len(found.compared))
+
+
+def kernel_sums(folder: Path) -> Result:
+    """Measured against predicted sums of all kernels of each table of kernels of a network."""
+    rows: list[Compared] = []
+    for path in (*sorted(folder.glob("910*.csv")), *sorted(folder.glob("tables/*.csv"))):
+        found = kernels([path], path.name.split("_")[0])
+        measured = sum(row.total_us for row in found.compared)
+        predicted = measured + sum(row.signed_us for row in found.compared)
+        rows.append(compared(path.stem, measured, predicted, (predicted, predicted)))
+    return score(rows, len(rows), band=False)
+
+
+def problems(path: Path, soc: str) -> Result:
+    """KernelBench's problems, each the sum of the aten calls that it makes, as `opreplay op` predicts them."""
+    table, device = read_op_table(path), load_device(soc)
+    state: L2State = "cold" if table.state == "cold" else "warm"
+    rows: list[Compared] = []
+    for case in table.cases:
+        if case.duration_us is None:
+            continue
+        parts = [simulate_op(op, device, l2=state) for op in case.calls]
+        predicted = sum(part.time_us for part in parts)
+        band = sum(part.low_us for part in parts), sum(part.high_us for part in parts)
+        if predicted > 0:
+            rows.append(compared(case.label, case.duration_us, predicted, band, case.kernels[0].inputs))
+    return score(rows, sum(case.duration_us is not None for case in table.cases))
+
+
+def calls(path: Path, kept: str = "") -> Result:
+    """A table of calls; `kept` takes only rows that were kept aside as that (column was_kept).
+
+    A row that the shipped correction was learned from is predicted by what other sources measured.
+    """
+    table = read_call_table(path, only=lambda row: not kept or row.get("was_kept") == kept)
+    return score(validate_calls([table]).compared, table.usable_rows, per_op=True)
+
+
+def answered(path: Path) -> Result:
+    """Share of the calls of a table that `opreplay op` takes, whatever device they were timed on."""
+    with path.open(newline="") as file:
+        texts = [line["op"].strip() for line in csv.DictReader(file) if line["exact"] == "yes"]
+    ops = ops_of_texts(list({part for text in texts for part in text.split(BETWEEN)}), runnable=True)
+    refused = [
+        why for text in texts if (why := next((o for p in text.split(BETWEEN) if isinstance(o := ops[p], str)), ""))
+    ]
+    figures: Figures = {"rows": len(texts) - len(refused), "asked": len(texts)}
+    figures["answered"] = round(100 * figures["rows"] / len(texts), 1)
+    return Result(figures, tuple(f"{count} x {why}" for why, count in Counter(refused).most_common()))
+
+
+def tiles(folder: Path) -> Result:
+    """Kernels that were written in tiles by hand, as the shipped tile programs predict them.
+
+    Goes last: with the programs' import their ops are costed by them.
+    """
+    from benchmarks import tile_accuracy
+
+    rows: list[Compared] = []
+    for path in sorted(folder.glob("tile_kernels*.csv")):
+        read = tile_accuracy.stepwise if "example" in path.open().readline() else tile_accuracy.tiled
+        for row in read(path, []):
+            made = tile_accuracy.compared(row).made
+            rows.append(compared(row.shown, row.measured_us, made.time_us, (made.low_us, made.high_us)))
+    return score(rows, len(rows))
+
+
+def transfers(folder: Path) -> Result:
+    """Transfers between dies of profiled training steps, and vendors' figures."""
+    found = of_folder(folder, cross=False)["shipped"]
+    rows = [row for file, _, measured, _ in found if file != "communication" for row in measured]
+    return score(rows, len(rows))
+
+
+_BYTES = {"KB": 1e3, "MB": 1e6, "GB": 1e9}
+_COLLECTIVES = {"all_gather": "hcom_allGather_", "reduce_scatter": "hcom_reduceScatter_"}
+
+
+def collectives(path: Path) -> Result:
+    """Collectives of a benchmark of HCCL; the message is what one rank hands in to a gather or gets of a scatter.
+
+    40 MB of 16 ranks in 3.08 ms are 195 GB/s a die so, which is what its links carry; as the whole they were 12 GB/s.
+    """
+    rows: list[Compared] = []
+    with path.open(newline="") as file:
+        lines = [line for line in csv.DictReader(file) if line["op"] in _COLLECTIVES]
+    for line in lines:
+        number, unit = re.fullmatch(r"([\d.]+)([KMG]B)", line["message_size"]).groups()  # pyright: ignore[reportOptionalMemberAccess]
+        ranks, share = int(line["n_devices"]), round(float(number) * _BYTES[unit])
+        local, whole = (TensorSpec(shape=(size,), dtype="uint8") for size in (share, share * ranks))
+        ends = (local, whole) if line["op"] == "all_gather" else (whole, local)
+        call = KernelCall(type=_COLLECTIVES[line["op"]], inputs=ends[:1], outputs=ends[1:], attrs={"world_size": ranks})
+        made = predict_kernel(call, load_device(line["soc"]))
+        band = made.low_us, made.high_us
+        rows.append(compared(line["op"], float(line["bench_us"]), made.time_us, band, call.inputs))
+    return score(rows, len(rows))

@@ -22,6 +22,8 @@ FAR = 1e9
 """Times the reach of L2, beyond which nothing is found; greater powers are no numbers."""
 MAX_DESCRIBED = 50_000
 """Kernels whose sizes are kept."""
+BEYOND = "beyond the tensors"
+"""In place of a dtype: memory that a kernel reads and does not name."""
 MAX_REMEMBERED = 64
 """Touches of one size that are kept; older ones are far beyond any cache."""
 
@@ -40,16 +42,24 @@ class Stream:
         self._described: dict[int, tuple[KernelCall, list[tuple[int, str]], list[float]]] = {}
 
     def touch(
-        self, call: KernelCall, inputs: Sequence[Hashable] = (), outputs: Sequence[Hashable] = ()
+        self,
+        call: KernelCall,
+        inputs: Sequence[Hashable] = (),
+        outputs: Sequence[Hashable] = (),
+        beyond: Hashable = None,
     ) -> tuple[Touch, ...]:
-        """The tensors of the next kernel with their reuse distances, its own bytes included.
+        """The tensors of the next kernel with their reuse distances, its own bytes included; last the bytes that it
+        moves beyond its tensors, if there are any: pages of a cache that attention reads.
 
-        `inputs` and `outputs` say which tensor each is, None where that is not known; what a kernel writes gets its
-        memory by size.
+        `inputs` and `outputs` say which tensor each is, `beyond` which memory the further bytes are of; None where that
+        is not known. What a kernel writes gets its memory by size.
         """
         keys, sizes = self._tensors(call)
         kernel_bytes = sum(sizes)
-        names = _names(call, inputs, outputs) if inputs or outputs else [(None, False)] * len(keys)
+        specs = sum(spec is not None for spec in call.inputs + call.outputs)
+        names = _names(call, inputs, outputs) if inputs or outputs else [(None, False)] * specs
+        if len(names) < len(keys):
+            names = [*names, (beyond, True)]
         touches: list[Touch] = []
         stacks = [self._by_size.setdefault(key, []) for key in keys]
         for stack, size, (name, is_read) in zip(stacks, sizes, names, strict=True):
@@ -67,11 +77,21 @@ class Stream:
         return tuple(touches)
 
     def _tensors(self, call: KernelCall) -> tuple[list[tuple[int, str]], list[float]]:
-        """(elements, dtype) and bytes of a kernel's tensors; kept, as most kernels come again."""
+        """Return (elements, dtype) and bytes of a kernel's tensors, and of the memory that it moves beyond them.
+
+        They are kept, as most kernels come again. Of a table that it looks up a kernel touches no more than it moves.
+        """
         described = self._described.get(id(call))
         if described is None or described[0] is not call:
             keys = [(prod(s.shape), s.dtype) for s in call.inputs + call.outputs if s is not None]
-            described = call, keys, [float(n * itemsize(dtype)) for n, dtype in keys]
+            sizes = [float(n * itemsize(dtype)) for n, dtype in keys]
+            moved = call.attrs.get("moved_bytes")
+            if isinstance(moved, int | float):
+                beyond = moved - sum(sizes)
+                sizes = [min(size, float(moved)) for size in sizes]
+                if beyond > 0:
+                    keys, sizes = [*keys, (int(beyond), BEYOND)], [*sizes, beyond]
+            described = call, keys, sizes
             if len(self._described) >= MAX_DESCRIBED:
                 self._described.clear()
             self._described[id(call)] = described
@@ -120,10 +140,9 @@ def written_back(call: KernelCall, touches: tuple[Touch, ...]) -> tuple[Touch, .
     """The touches of a kernel by itself: what it writes stays in L2 as far as that holds the kernel's tensors, wherever
     what it reads comes from. Of attention, which reads more than the tensors it names (`moved_bytes`), that says
     nothing."""
-    kernel_bytes, moved = sum(size for size, _ in touches), call.attrs.get("moved_bytes")
-    if isinstance(moved, int | float) and moved > kernel_bytes:
+    kernel_bytes, reads = sum(size for size, _ in touches), sum(spec is not None for spec in call.inputs)
+    if len(touches) > reads + sum(spec is not None for spec in call.outputs):
         return touches
-    reads = sum(spec is not None for spec in call.inputs)
     written = touches[reads:] or _in_place(touches)
     return (*touches[:reads], *((size, distance or kernel_bytes) for size, distance in written))
 

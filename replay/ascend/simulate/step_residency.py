@@ -146,7 +146,8 @@ def _walk(step: StepKernels) -> Iterable[tuple[int, int, tuple[Touch, ...], bool
                 # A view: its result lies in the memory of its first argument.
                 same.update((identity, inputs[0][2]) for _, _, identity in results)
             for number, call in enumerate(kernels[index]):
-                touches = stream.touch(call, _matched(call.inputs, inputs), _matched(call.outputs, results))
+                given, made = _matched(call.inputs, inputs), _matched(call.outputs, results)
+                touches = stream.touch(call, given, made, beyond=(place, number))
                 code_cached = codes.launch(call)
                 if counted:
                     yield index, number, touches, code_cached

@@ -49,8 +49,14 @@ family(
     "cache write of published schemas",
     """
         npu::npu_kv_rmsnorm_rope_cache_v2 npu::npu_kv_rmsnorm_rope_cache_v2_functional npu::npu_qkv_rms_norm_rope_cache
-        npu::npu_qkv_rms_norm_rope_cache_functional npu::npu_scatter_pa_cache npu::npu_quant_scatter
-        _C_ascend::npu_reshape_and_cache_bnsd _C_ascend::npu_scatter_nd_update_v2 _C_ascend::store_kv_block
+        npu::npu_qkv_rms_norm_rope_cache_functional npu::npu_scatter_pa_cache
+        _C_ascend::npu_reshape_and_cache_bnsd _C_ascend::store_kv_block
     """,
     cost=movement.cache_write,
+)
+family(
+    "cache",
+    "slices written of published schemas",
+    "npu::npu_quant_scatter _C_ascend::npu_scatter_nd_update_v2",
+    cost=movement.slices_written,
 )

@@ -34,21 +34,26 @@ family(
     "movement",
     "scatter",
     """
-        npu::_npu_index_add npu::_npu_index_add_ inputs=index role=index,self,0
-        npu::npu_scatter_list npu::npu_scatter_list_ inputs=row_numbers role=scatter_axis
+        npu::npu_scatter inputs=row_numbers role=scatter_dim
     """,
     cost=indexing.scatter,
+)
+family(
+    "movement",
+    "rows put",
+    "npu::_npu_index_add npu::_npu_index_add_ inputs=index role=index,self,0",
+    cost=indexing.rows_put,
 )
 family("movement", "sort", "npu::npu_sort_v2 npu::npu_sort", cost=indexing.sort)
 family(
     "movement",
-    "cache write",
+    "slices written",
     """
-        npu::npu_scatter role=scatter_dim
-        npu::npu_scatter_nd_update role=scatter_nd
-        npu::scatter_update role=updated_slices
+        npu::npu_scatter_nd_update npu::npu_scatter_nd_update_ role=scatter_nd
+        npu::scatter_update npu::scatter_update_ role=updated_slices
+        npu::npu_scatter_list npu::npu_scatter_list_ role=scatter_axis
     """,
-    cost=movement.cache_write,
+    cost=movement.slices_written,
     inputs="row_numbers",
 )
 family("movement", "pad", "npu::npu_pad", cost=movement.pad)
@@ -90,15 +95,6 @@ family(
         npu::_npu_format_cast kernel=Cast
     """,
     kernels=shared.widest,
-)
-family(
-    "movement",
-    "without a cost of their own",
-    """
-        npu::npu_scatter_nd_update_ role=scatter_nd
-        npu::scatter_update_ role=updated_slices
-    """,
-    inputs="row_numbers",
 )
 family("movement", "clone", "npu::npu_format_cast", cost=elementwise.clone)
 family(

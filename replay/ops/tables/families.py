@@ -22,9 +22,9 @@ family(
 )
 family(
     "tables",
-    "scatter",
+    "rows put",
     "fbgemm::scatter_add_along_first_dim",
-    cost=indexing.scatter,
+    cost=indexing.rows_put,
     inputs="index",
     role="Index,Dst,0",
 )

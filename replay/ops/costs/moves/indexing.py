@@ -56,14 +56,16 @@ def rows_of_table(op: OpView) -> Iterable[KernelCall]:
 
 @costs("aten::gather aten::take_along_dim aten::take")
 def single_elements(op: OpView) -> Iterable[KernelCall]:
-    """GatherElements: single elements of rows; along another dimension than the last all is turned before and after."""
+    """GatherElements: single elements of rows; along another dimension than the last all is turned before and after,
+    unless fewer blocks are read than the table has."""
     table = op.need("self", at=0)
     index = _index(op, "index")
     out = op.output(spec(index.shape, table.dtype))
     n = elements(index)
     moved = n * itemsize(table.dtype)
     source = spec(table.shape, table.dtype)
-    taken = _accesses(n, _along(op, table)[0], table.dtype, IN_CORE)
+    span = _span(_along(op, table)[0], _picks(op, table, index), table.dtype)
+    taken = _accesses(n, span, table.dtype, IN_CORE)
     if taken > n // IN_CORE + 1:
         op.note("the dimension outgrows a core's memory: elements outside of it are taken one by one, never measured")
     along = _along(op, table)
@@ -71,7 +73,7 @@ def single_elements(op: OpView) -> Iterable[KernelCall]:
     places = spec(index.shape, index.dtype)
     sizes = {"indices": taken, "moved_bytes": moved, "inner": inner, "cols": along[0]}
     gathered = kernel("GatherElements", [source, places], [out], **sizes)
-    if inner == 1:
+    if inner == 1 or _is_few(n, table):
         return [gathered]
     dim = len(table.shape) - len(along)
     turned = [_turned(tensor, dim, back=False) for tensor in (source, places)]
@@ -106,6 +108,24 @@ def _accesses(n: int, along: int, dtype: str, together: int = TOGETHER) -> int:
     """
     outside = 1.0 - UNIFIED_BUFFER / 2 / max(1, along * itemsize(dtype))
     return max(n // together + 1, round(n * outside))
+
+
+def _picks(op: OpView, table: TensorMeta, index: TensorMeta) -> int:
+    """Elements that an index picks along the dimension that it is of; all of them where the table counts as one."""
+    along = _along(op, table)
+    is_flat = len(along) != len(table.shape) - op.integer("dim", default=0) % max(1, len(table.shape))
+    return elements(index) if is_flat or len(index.shape) != len(table.shape) else index.shape[-len(along)]
+
+
+def _span(along: int, picks: int, dtype: str) -> int:
+    """Elements of a dimension that a core must hold to reach `picks` of them: the blocks in which they lie, however
+    long the dimension is."""
+    return min(along, picks * max(1, BLOCK // itemsize(dtype)))
+
+
+def _is_few(count: int, table: TensorMeta) -> bool:
+    """Whether single elements lie in fewer blocks than the table has, so that most of it is not touched."""
+    return count * BLOCK < elements(table) * itemsize(table.dtype)
 
 
 class _Picked(NamedTuple):
@@ -180,47 +200,73 @@ def index_put(op: OpView) -> Iterable[KernelCall]:
     table = op.need("self", at=0)
     picked = _picked(op, table)
     moved = picked.rows * picked.inner * itemsize(table.dtype)
-    out = spec(table.shape, table.dtype)
-    put = kernel("IndexPutV2", [out, *picked.numbers], [out], indices=picked.rows, moved_bytes=moved)
-    return [*_copied(op, out), *picked.nonzeros, put]
+    whole = spec(table.shape, table.dtype)
+    size = picked.rows * picked.inner
+    written = spec((picked.rows, picked.inner), table.dtype) if size < elements(table) else whole
+    put = kernel("IndexPutV2", [written, *picked.numbers], [written], indices=picked.rows, moved_bytes=moved)
+    return [*copied(op, whole), *picked.nonzeros, put]
 
 
-def _copied(op: OpView, table: TensorSpec) -> list[KernelCall]:
-    """The copy that an op makes of what it writes to, unless it works in place."""
+def copied(op: OpView, table: TensorSpec) -> list[KernelCall]:
+    """Return the copy that an op makes of the tensor it writes to; none where it works in place."""
     in_place = op.op.name.split(".")[0].endswith(("_", "_impl")) or any(arg.mutated for arg in op.op.args)
     return [] if in_place else [kernel("TensorMove", [table], [table])]
 
 
 @costs(
     """
-        aten::scatter aten::scatter_add aten::scatter_reduce aten::index_add aten::index_copy aten::index_fill aten::put
-        aten::_scatter_via_index_put aten::index_reduce
+        aten::scatter aten::scatter_add aten::scatter_reduce aten::put aten::_scatter_via_index_put
     """
 )
 def scatter(op: OpView) -> Iterable[KernelCall]:
-    """ScatterElements, or ScatterUpdate for whole rows."""
+    """ScatterElements: single elements put where an index says; the rest of the table is not touched."""
     table = op.need("self", at=0)
     index = _indices(op, "index")
-    source = op.meta("src", "source", "value")
+    source = op.meta("src", "source", "value", "updates")
     n = elements(index[0]) if index else 1
-    by_rows = "index_" in op.op.name
-    kind = "InplaceIndexAdd" if "add" in op.op.name else "ScatterUpdate" if by_rows else "ScatterElements"
+    kind = "InplaceIndexAdd" if "add" in op.op.name else "ScatterElements"
     together = IN_CORE if kind == "ScatterElements" else TOGETHER
-    single = _accesses(n, _along(op, table)[0], table.dtype, together)
+    along = _along(op, table)[0]
+    picks = _picks(op, table, index[0]) if index else 1
+    single = _accesses(n, _span(along, picks, table.dtype), table.dtype, together)
+    operands = [spec(tensor.shape, tensor.dtype) for tensor in (*index, source) if tensor is not None]
     moved = (elements(source) if source is not None and source.shape else n) * itemsize(table.dtype)
     moved += sum(elements(tensor) * itemsize(tensor.dtype) for tensor in index)
-    out = spec(table.shape, table.dtype)
-    taken = n if by_rows and len(table.shape) > 1 else single
-    operands = [spec(tensor.shape, tensor.dtype) for tensor in (*index, source) if tensor is not None]
-    write = kernel(kind, [out, *operands], [out], indices=taken, moved_bytes=moved)
+    touched = spec((n,) if _is_few(n, table) else table.shape, table.dtype)
+    write = kernel(kind, [touched, *operands], [touched], indices=single, moved_bytes=moved)
+    return [*copied(op, spec(table.shape, table.dtype)), write]
+
+
+@costs("aten::index_add aten::index_copy aten::index_fill aten::index_reduce")
+def rows_put(op: OpView) -> Iterable[KernelCall]:
+    """ScatterUpdate: rows along a dimension put where an index says; the rest of the table is not touched.
+
+    Rows shorter than a block are put one element at a time. If that takes as many blocks as the table has, the table is
+    turned instead, so that they lie together.
+    """
+    table = op.need("self", at=0)
+    index = _indices(op, "index")
+    source = op.meta("source", "src", "value", "Src")
+    picks = elements(index[0]) if index else 1
     dim = op.integer("dim", default=0) % max(1, len(table.shape))
-    if not by_rows or not dim:
-        return [*_copied(op, out), write]
-    # Rows of an inner dimension do not lie together.
-    sizes = (prod(table.shape[:dim]), table.shape[dim])
-    full = [t for t in operands if len(t.shape) == len(table.shape)]
-    turned = [kernel("Transpose", [t], [t], swapped=(sizes[0], t.shape[dim])) for t in (out, *full)]
-    return [*turned, write, kernel("Transpose", [out], [out], swapped=sizes[::-1])]
+    outer, along = prod(table.shape[:dim]), _along(op, table)
+    rows, inner = outer * picks, prod(along[1:])
+    kind = "InplaceIndexAdd" if "add" in op.op.name else "ScatterUpdate"
+    operands = [spec(tensor.shape, tensor.dtype) for tensor in (*index, source) if tensor is not None]
+    moved = rows * inner * itemsize(table.dtype) + sum(elements(t) * itemsize(t.dtype) for t in index)
+    whole = spec(table.shape, table.dtype)
+    is_short = bool(dim) and inner * itemsize(table.dtype) < BLOCK
+    if is_short and not _is_few(rows * inner, table):
+        write = kernel(kind, [whole, *operands], [whole], indices=picks, moved_bytes=moved)
+        full = [t for t in operands if len(t.shape) == len(table.shape)]
+        turned = [kernel("Transpose", [t], [t], swapped=(outer, t.shape[dim])) for t in (whole, *full)]
+        return [*turned, write, kernel("Transpose", [whole], [whole], swapped=(along[0], outer))]
+    taken = rows
+    if is_short or len(table.shape) < 2:
+        taken = _accesses(rows * inner, _span(along[0], picks, table.dtype), table.dtype)
+    written = spec((*table.shape[:dim], min(picks, along[0]), *along[1:]), table.dtype) if table.shape else whole
+    write = kernel(kind, [written, *operands], [written], indices=taken, moved_bytes=moved)
+    return [*copied(op, whole), write]
 
 
 @costs("aten::masked_scatter")
@@ -229,7 +275,7 @@ def masked_scatter(op: OpView) -> Iterable[KernelCall]:
     table = op.need("self", at=0)
     work = elements(op.need("mask", at=1)) + prod(table.shape)
     op.assume("that no AI core does it was never measured")
-    return [*_copied(op, spec(table.shape, table.dtype)), *on_host(op, work)]
+    return [*copied(op, spec(table.shape, table.dtype)), *on_host(op, work)]
 
 
 @costs(

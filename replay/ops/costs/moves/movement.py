@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from math import prod
 
 from opreplay.replay.ir.kernel import KernelCall, itemsize
+from opreplay.replay.ops.costs.moves.indexing import copied
 from opreplay.replay.ops.op_view import (
     DoesNotFit,
     OpView,
@@ -170,12 +171,15 @@ def diagonal(op: OpView) -> Iterable[KernelCall]:
     """
 )
 def copied_view(op: OpView) -> Iterable[KernelCall]:
-    """A view that is copied out: Transpose where dimensions change places."""
+    """A view that is copied out: Transpose where dimensions change places, Slice where it is a part."""
     meta = op.meta("self", at=0)
     if meta is None:
         return []
     if (turned := _turned(op, meta)) is not None and not is_contiguous(turned):
         return [strided_copy(turned)]
+    parts = op.outputs()
+    if parts and sum(map(elements, parts)) < elements(meta):
+        return [kernel("Slice", [part], [part]) for part in parts]
     source = op.packed(meta)
     outs = op.outputs(source)
     copied = sum(elements(out) for out in outs)
@@ -215,13 +219,33 @@ def clones(op: OpView) -> Iterable[KernelCall]:
 
 
 def cache_write(op: OpView) -> Iterable[KernelCall]:
-    """New keys and values written to their slots of the cache: one row a token."""
+    """New keys and values written to their slots of the cache: one row a token, whatever the size of the cache."""
     key = op.meta("key", "k", "updates", at=0)
     if key is None or not key.shape:
         return []
     source = spec(key.shape, key.dtype)
     moved = 2 * elements(key) * itemsize(key.dtype)
     return [kernel("ReshapeAndCacheNdKernel", [source, source], [source], indices=key.shape[0], moved_bytes=moved)]
+
+
+def slices_written(op: OpView) -> Iterable[KernelCall]:
+    """Scatter, or ScatterNdUpdate: slices, each lying together, put into a tensor where indices say.
+
+    Out of place the tensor is copied first; in place the rest of it is not touched.
+    """
+    table, updates = op.need("self", at=0), op.need("updates", "update")
+    index = op.need("indices", "indice")
+    if "_nd_" in op.op.name:
+        kind, slices = "ScatterNdUpdate", elements(index) // max(1, index.shape[-1] if index.shape else 1)
+    else:
+        kind, slices = "Scatter", prod(updates.shape[: op.integer("axis", default=-2)])
+    written = spec(updates.shape, table.dtype)
+    operands = [written, spec(index.shape, index.dtype), spec(updates.shape, updates.dtype)]
+    moved = elements(updates) * itemsize(updates.dtype)
+    write = kernel(kind, operands, [written], indices=slices, moved_bytes=moved)
+    tables = op.metas("self") if "self" in op.args else [table]
+    copies = [copy for each in tables for copy in copied(op, spec(each.shape, each.dtype))]
+    return [*copies, write]
 
 
 def cache_copy(op: OpView) -> Iterable[KernelCall]:

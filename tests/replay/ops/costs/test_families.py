@@ -359,7 +359,8 @@ def test_single_elements_cost_the_same_under_either_name_and_more_where_the_row_
     assert indices("aten::scatter_add_", 1024, 4096) == 65
     assert indices("aten::gather", 1024, 4096) == indices("aten::scatter_", 1024, 4096) == 2, "moved by their bytes"
     for name in ("aten::gather", "aten::scatter_add_", "aten::scatter_"):
-        assert indices(name, 1 << 20, 4096) == 3904, "a core holds 96 KiB of 2 MiB"
+        assert indices(name, 1 << 20, 1 << 20) == round((1 << 20) * (1 - 96 / 2048)), "a core holds 96 KiB of 2 MiB"
+        assert indices(name, 1 << 20, 4096) == 1024, "a core holds 96 KiB of the 128 in which they lie"
 
 
 def test_single_elements_of_another_dimension_than_the_last_are_turned_before_and_after() -> None:

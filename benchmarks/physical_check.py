@@ -1,7 +1,7 @@
 """Ops of traces that would do more work than was recorded, by what memory can move at best: guessed too large; and
 predictions in which a simulated device would do more than it can.
 
-    python benchmarks/physical_check.py [--traces DIR_OR_FILES ...] [--select owner|leaf|top|all] [--soc NAME ...]
+    python -m benchmarks.physical_check [--traces DIR_OR_FILES ...] [--select owner|leaf|top|all] [--soc NAME ...]
         [--verbose]
 
 Builds the plan of each trace (by default all in ../shared/traces) with the shapes of its results, and looks at each
@@ -9,9 +9,8 @@ ATen op with recorded device time: bytes that a call must touch, over the peak b
 the fastest there is), must not exceed 1.3 times the recorded time. "guessed" are failing ops of which an argument that
 sizes follow from was guessed; the others fail as they were recorded, so that their time or owner is the wrong one.
 
-"too fast" are predictions by rules, over all shipped devices, in which bytes that a call must touch, less those that L2
-can hold, go through HBM at more than its bandwidth, products are made at more than the cube's peak, or results are
-written at more than vector cores do in every cycle. Bar: no op fails unexplained, no prediction is too fast.
+"too fast" are predictions by rules, over all shipped devices, that take less than the chip needs in a network
+(`exams.invariants.least_us`). Bar: no op fails unexplained, no prediction is too fast.
 """
 
 from __future__ import annotations
@@ -19,21 +18,20 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from benchmarks.exams.invariants import least_us
 from opreplay.replay.ascend import list_devices, load_device
 from opreplay.replay.ascend.profile import DeviceProfile
 from opreplay.replay.ascend.simulate.devices import simulate_plan
-from opreplay.replay.ir.model import ReplayOp, ReplayPlan
+from opreplay.replay.ir.model import ReplayPlan
 from opreplay.replay.plan.build import build_plan
 from opreplay.replay.plan.opaque_layers import with_layers
-from opreplay.replay.plan.physical import impossible, least_bytes, least_flops, mark_impossible
+from opreplay.replay.plan.physical import impossible, mark_impossible
 from opreplay.replay.resolve.meta.outputs import with_outputs
 from opreplay.traces import read_trace
 from opreplay.traces.errors import TraceError
 
 EXPLAINED = {"npu_alexnet_trace_view": "all its device times were replaced by 10 µs before it was published"}
 """Trace → why its recorded times are no times."""
-VECTOR_BYTES = 128
-"""That a vector core of width 1 writes in a cycle."""
 ROUNDING = 1.001
 SHARED = Path(__file__).resolve().parents[1].parent / "shared" / "traces"
 
@@ -41,21 +39,6 @@ SHARED = Path(__file__).resolve().parents[1].parent / "shared" / "traces"
 def files(named: list[Path]) -> list[Path]:
     """The traces that files and folders mean."""
     return [file for path in named for file in (sorted(path.glob("*.json*")) if path.is_dir() else [path])]
-
-
-def least_us(op: ReplayOp, device: DeviceProfile) -> float:
-    """Microseconds below which a device cannot do what a call must: by its HBM beyond L2, its cube and its vectors."""
-    dtypes = [meta.dtype for arg in op.args for meta in arg.tensors if meta is not None]
-    rates = device.macs_per_cycle
-    macs = max((rates.get(dtype, rates["hf32"]) for dtype in dtypes), default=max(rates.values()))
-    flops_per_s = 2 * max(macs, rates["hf32"]) * device.aic_cores * device.freq_hz
-    written_per_s = VECTOR_BYTES * device.vector_width * device.aiv_cores * device.freq_hz
-    touched = least_bytes(op)
-    return 1e6 * max(
-        (touched - device.l2_bytes) / device.hbm_bytes_per_s,
-        touched / 3 / written_per_s if not least_flops(op) else 0.0,
-        least_flops(op) / flops_per_s,
-    )
 
 
 def too_fast(plan: ReplayPlan, devices: list[DeviceProfile]) -> list[tuple[str, str]]:
@@ -67,7 +50,7 @@ def too_fast(plan: ReplayPlan, devices: list[DeviceProfile]) -> list[tuple[str, 
         for simulated_op in step.ops
         if simulated_op.simulated.by == "rule"
         and simulated_op.simulated.time_us > 0
-        and (limit := least_us(ops[simulated_op.id], device)) > ROUNDING * simulated_op.simulated.time_us
+        and (limit := least_us(ops[simulated_op.id], device).network) > ROUNDING * simulated_op.simulated.time_us
     ]
 
 

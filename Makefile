@@ -75,3 +75,8 @@ $(VENV)/.installed: $(VENV)/.created pyproject.toml constraints.txt $(wildcard t
 $(VENV)/.installed-%: $(VENV)/.installed
 	$(INSTALL) -e '.[$*]'
 	@touch $@
+
+$(VENV)/.installed-test: $(VENV)/.installed tests/readers.txt
+	$(INSTALL) -e '.[test]'
+	$(INSTALL) --no-deps -r tests/readers.txt
+	@touch $@

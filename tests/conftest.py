@@ -95,7 +95,7 @@ SLOW = (
     "traces/reading/native/",
 )
 """Files below tests/ that end processes, start many, or walk through tutorials or every op: most of the time of all.
-`make test` leaves them to `make test-all`."""
+`make test` leaves them, and single tests marked `slow` in other files, to `make test-all`."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

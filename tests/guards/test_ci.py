@@ -1,19 +1,20 @@
-"""CI runs what it says: the tests through the Makefile, and a check of the wheel that finds strangers in it."""
+"""CI runs the tests through the Makefile, refuses skips that it could avoid, and finds strangers in the wheel."""
 
 from __future__ import annotations
 
 import importlib.util
 import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 from types import ModuleType
 
 import pytest
 
 
-@pytest.fixture(scope="module")
-def check_wheel(root: Path) -> ModuleType:
-    spec = importlib.util.spec_from_file_location("check_wheel", root / ".ci" / "check_wheel.py")
+def script(root: Path, name: str) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(name, root / ".ci" / f"{name}.py")
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
@@ -21,11 +22,64 @@ def check_wheel(root: Path) -> ModuleType:
     return module
 
 
+@pytest.fixture(scope="module")
+def check_wheel(root: Path) -> ModuleType:
+    return script(root, "check_wheel")
+
+
+@pytest.fixture(scope="module")
+def skips(root: Path) -> ModuleType:
+    return script(root, "skips")
+
+
 def test_ci_is_executable_and_calls_make_test(root: Path) -> None:
-    script = root / ".ci" / "run"
-    assert os.access(script, os.X_OK)
-    assert "make test" in script.read_text()
-    assert "set -euo pipefail" in script.read_text()
+    run = root / ".ci" / "run"
+    assert os.access(run, os.X_OK)
+    assert "make test" in run.read_text()
+    assert "set -euo pipefail" in run.read_text()
+
+
+def test_reports_of_pytest_name_the_skipped_tests(skips: ModuleType, tmp_path: Path) -> None:
+    (tmp_path / "test_whole.py").write_text(
+        "import pytest\npytest.skip('no CUDA device on this machine', allow_module_level=True)\n"
+    )
+    (tmp_path / "test_parts.py").write_text(
+        "import pytest\n"
+        "@pytest.mark.parametrize('n', [1, 2])\n"
+        "def test_needs(n): pytest.importorskip('no_such_module', reason='no_such is not installed')\n"
+        "def test_passes(): pass\n"
+        "@pytest.mark.xfail(reason='known')\n"
+        "def test_fails(): assert False\n"
+    )
+    report = tmp_path / "report.xml"
+    command = ["-m", "pytest", "-q", "-p", "no:cacheprovider", "--rootdir=.", f"--junitxml={report}", "."]
+    done = subprocess.run([sys.executable, *command], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout
+    found = skips.skipped(report.read_text())
+    assert sorted(found) == [
+        "test_parts::test_needs[1]: no_such is not installed",
+        "test_parts::test_needs[2]: no_such is not installed",
+        "test_whole: no CUDA device on this machine",
+    ]
+    assert sorted(skips.refused(found, shared=True, python=(3, 11))) == sorted(found)[:2]
+
+
+@pytest.mark.parametrize(
+    ("reason", "shared", "python", "accepted"),
+    [
+        ("no fish on this machine", True, (3, 11), True),
+        ("transformers is not installed (extra hf)", True, (3, 11), False),
+        ("no /x/shared/traces: public data that does not ship with the repository", True, (3, 11), False),
+        ("no /x/shared/traces: public data that does not ship with the repository", False, (3, 11), True),
+        ("Triton is not installed here", True, (3, 11), False),
+        ("Triton is not installed here", True, (3, 10, 4), True),
+    ],
+)
+def test_ci_accepts_skips_that_lie_in_the_machine(
+    skips: ModuleType, reason: str, shared: bool, python: tuple[int, ...], accepted: bool
+) -> None:
+    test = f"tests.test_it::test_this: {reason}"
+    assert skips.refused([test], shared=shared, python=python) == ([] if accepted else [test])
 
 
 def test_a_sound_wheel_passes_and_a_bare_folder_in_it_does_not(check_wheel: ModuleType) -> None:

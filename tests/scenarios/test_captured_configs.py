@@ -77,6 +77,7 @@ def test_a_table_of_positions_has_an_end(console: Console, config: Any) -> None:
     assert "64 positions" in console("capture", target, "--phase", "decode", "--context", "64", code=2).stderr
 
 
+@pytest.mark.slow
 def test_a_model_beyond_this_machine_is_captured(console: Console, config: Any, tmp_path: Path) -> None:
     target, plan = config(LLAMA_405B), tmp_path / "plan.json"
     found = captured(console, target, "--phase", "decode", "--batch", "8", "--context", "2048", "-o", plan)
@@ -121,6 +122,7 @@ def collectives(plan: Path) -> dict[tuple[str, int], int]:
     return calls
 
 
+@pytest.mark.slow
 def test_sizes_are_what_timeline_says_of_each(console: Console, config: Any, tmp_path: Path) -> None:
     target, plan = config(LLAMA), tmp_path / "plan.json"
     vary = ("--vary", "batch=1,3", "context=16,1k", "--soc", "910b3", "--soc", "910c")
@@ -163,6 +165,7 @@ def test_sizes_are_what_timeline_says_of_each(console: Console, config: Any, tmp
     assert row["tokens_per_s"] == pytest.approx(2e3 / row["token_ms"])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("phase", ["decode", "train"])
 def test_widths_are_split_over_tensor_ranks(console: Console, config: Any, tmp_path: Path, phase: str) -> None:
     target, plan = config(LLAMA), tmp_path / "plan.json"
@@ -180,6 +183,7 @@ def test_widths_are_split_over_tensor_ranks(console: Console, config: Any, tmp_p
     assert json.loads(shown)["socs"]["910c"]["communication_us"] > 0
 
 
+@pytest.mark.slow
 def test_experts_and_latent_heads_are_split_over_tensor_ranks(console: Console, config: Any, tmp_path: Path) -> None:
     target, plan = config(MIXTURE), tmp_path / "plan.json"
     shape = ("--phase", "decode", "--context", "16")
@@ -212,6 +216,7 @@ DELTA_NETS = {
 }  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["qwen3_next", "qwen3_5_moe_text"])
 @pytest.mark.parametrize("phase", ["decode", "prefill"])
 def test_heads_of_gated_delta_nets_are_split(
@@ -231,6 +236,7 @@ def test_heads_of_gated_delta_nets_are_split(
     assert collectives(plan) == {("all_reduce", 2): 7, ("all_gather", 2): 1}
 
 
+@pytest.mark.slow
 def test_layers_are_split_over_stages(console: Console, config: Any, tmp_path: Path) -> None:
     target, plan = config({**LLAMA, "num_hidden_layers": 3}), tmp_path / "plan.json"
     ranks = ("--tensor-parallel", "2", "--pipeline-parallel", "2")
@@ -276,6 +282,7 @@ def test_absorbed_latent_attention_gives_what_the_expanded_one_gives(config: Any
     torch.testing.assert_close(logits("absorbed"), logits("expanded"))
 
 
+@pytest.mark.slow
 def test_weights_in_8_bits_take_half_and_in_4_bits_a_quarter(console: Console, config: Any, tmp_path: Path) -> None:
     plan, dense = tmp_path / "plan.json", config(LLAMA)
     options = ("--phase", "decode", "--context", "16", "--fused", "ascend", "--force", "-o", plan)
@@ -325,6 +332,7 @@ def test_fused_kernels_of_a_server_stand_in_the_plan(console: Console, config: A
     )
 
 
+@pytest.mark.slow
 def test_absorbed_latents_are_not_expanded(console: Console, config: Any) -> None:
     target, shape = config(MIXTURE), ("--phase", "decode", "--batch", "2", "--context", "256")
     absorbed, expanded = captured(console, target, *shape), captured(console, target, *shape, "--set", "mla=expanded")
@@ -378,6 +386,7 @@ SOUND = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("held", [VIT, BERT, SOUND], ids=lambda held: held["model_type"])
 def test_inputs_follow_from_what_the_model_takes(console: Console, config: Any, held: dict[str, Any]) -> None:
     """Images, tokens whose embedding is tied to the head, and sound."""

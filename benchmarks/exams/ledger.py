@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from benchmarks.exams import invariants, tables
+from benchmarks.exams import bounds, invariants, tables
 from benchmarks.exams.scoring import Figures, Result
 
 RESULTS = Path(__file__).with_name("results.json")
@@ -84,6 +84,7 @@ EXAMS: dict[str, Exam] = {
         "collectives of a benchmark of HCCL on 910C dies", tables.collectives, "collectives_910c.csv"
     ),
     "invariants": Exam("calls that break what must hold of any prediction", invariants.exam),
+    "bounds": Exam("captured steps beside what memory and cubes need at least", bounds.exam),
     "tile_kernels": Exam("kernels written in tiles by hand, as tile programs", tables.tiles),
 }  # fmt: skip
 

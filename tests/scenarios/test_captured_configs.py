@@ -24,6 +24,14 @@ LLAMA_405B = {
     "num_key_value_heads": 8, "vocab_size": 128256,
 }  # fmt: skip
 """Public sizes: arXiv 2407.21783, table 3."""
+LLAMA_8B = {
+    **LLAMA, "hidden_size": 4096, "intermediate_size": 14336, "num_attention_heads": 32, "num_key_value_heads": 8,
+    "vocab_size": 128256, "max_position_embeddings": 8704,
+}  # fmt: skip
+"""Llama 3 8B with 2 of its 32 layers; the same source."""
+LAYERS = 2 * 2 * (2 * 4096 * 4096 + 2 * 4096 * 1024 + 3 * 4096 * 14336)
+HEAD = 2 * 4096 * 128256
+"""Bytes of their parameters in bfloat16, norms left out."""
 MIXTURE = {
     "architectures": ["DeepseekV3ForCausalLM"], "model_type": "deepseek_v3", "hidden_size": 64,
     "intermediate_size": 96, "moe_intermediate_size": 32, "num_hidden_layers": 3, "num_attention_heads": 4,
@@ -75,6 +83,24 @@ def test_a_table_of_positions_has_an_end(console: Console, config: Any) -> None:
     )
     captured(console, target, "--phase", "decode", "--context", "63")
     assert "64 positions" in console("capture", target, "--phase", "decode", "--context", "64", code=2).stderr
+
+
+@pytest.mark.parametrize(
+    ("shape", "bound_us"),
+    [
+        # Two layers and the head are read once, and keys and values of 8,193 tokens of 32 sequences; 1.6 TB/s.
+        (("--phase", "decode", "--batch", 32, "--context", 8192), (LAYERS + HEAD + 2 * 32 * 8193 * 4096) / 1.6e6),
+        # Each parameter of a layer is multiplied and added once for each of 4,096 tokens; 313 TFLOP/s.
+        (("--phase", "prefill", "--batch", 1, "--context", 4096), LAYERS * 4096 / 313e6),
+    ],
+)
+def test_a_step_takes_little_more_than_its_bytes_or_products_need(
+    console: Console, config: Any, tmp_path: Path, shape: tuple[object, ...], bound_us: float
+) -> None:
+    plan = tmp_path / "plan.json"
+    console("capture", config(LLAMA_8B), *shape, "--fused", "ascend", "-o", plan)
+    shown = console("simulate", plan, "--soc", "910b3", "--set", "no_cache=true", "--format", "json").stdout
+    assert 1.0 < json.loads(shown)["socs"]["910b3"]["total_us"] / bound_us < 1.8
 
 
 @pytest.mark.slow

@@ -66,7 +66,7 @@ $(VENV)/.created:
 	$(PYTHON) -m venv $(VENV)
 	@touch $@
 
-$(VENV)/.installed: $(VENV)/.created pyproject.toml constraints.txt $(wildcard traces/reading/native/*)
+$(VENV)/.installed: $(VENV)/.created pyproject.toml constraints.txt $(wildcard traces/reading/native/*.[ch])
 	$(INSTALL) -e .
 	@# What is installed from a checkout is compiled when it is first imported, and each time where Python may not write.
 	@$(BIN)/python -m compileall -q cli initializers replay traces

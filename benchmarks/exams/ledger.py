@@ -68,13 +68,23 @@ EXAMS: dict[str, Exam] = {
         "a strided slice on a 910B3, delivered later", tables.kernel_tables, "tables", ("910b3_*.csv", "910b3")
     ),
     "sums_of_kernels": Exam("sums of all kernels of each table of a network", tables.kernel_sums),
-    "calls_public": Exam(
-        "single calls of many sources, each predicted by what others measured", tables.calls, "ops_public.csv"
+    "calls_left_out": Exam(
+        "single calls, a fifth left out at a time", tables.left_out, more=("folds",)
     ),
-    "calls_known": Exam("single calls delivered later, of ops that were known", tables.calls, CALLS, ("case",)),
-    "calls_of_new_ops": Exam("single calls delivered later, of ops that were not", tables.calls, CALLS, ("op",)),
-    "calls_of_new_sources": Exam(
-        "single calls delivered later, of sources that were not known", tables.calls, CALLS, ("origin",)
+    "ops_left_out": Exam(
+        "single calls, each op predicted by what was measured of others", tables.left_out, more=("unseen_op",)
+    ),
+    "sources_left_out": Exam(
+        "single calls, each source predicted by what others measured", tables.left_out, more=("unseen_source",)
+    ),
+    "sources_left_out_product": Exam(
+        "of these, products, convolutions and attention", tables.left_out, more=("unseen_source", "product")
+    ),
+    "sources_left_out_streaming": Exam(
+        "of these, ops that read and write whole tensors in order", tables.left_out, more=("unseen_source", "streaming")
+    ),
+    "sources_left_out_irregular": Exam(
+        "of these, scans, sorts, lookups, routing and others", tables.left_out, more=("unseen_source", "irregular")
     ),
     "calls_answered": Exam(
         "calls delivered later that `opreplay op` answers, whatever the device", tables.answered, CALLS

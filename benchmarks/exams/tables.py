@@ -7,16 +7,19 @@ import csv
 import re
 from collections import Counter
 from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
 
 from benchmarks.exams.scoring import Figures, Result, score
 from opreplay.replay.ascend import load_device, predict_kernel, simulate_op
-from opreplay.replay.ascend.calibrate.calls import validate_calls
+from opreplay.replay.ascend.calibrate.calls import calls_in, corrected_row, known_calls
+from opreplay.replay.ascend.calibrate.calls import left_out as held_out
 from opreplay.replay.ascend.calibrate.communication import of_folder
 from opreplay.replay.ascend.calibrate.validate import Validation, read_measured, validate
 from opreplay.replay.ascend.measured.accuracy import Compared
-from opreplay.replay.ascend.measured.call_tables import BETWEEN, ops_of_texts, read_call_table
+from opreplay.replay.ascend.measured.call_tables import BETWEEN, ops_of_texts
 from opreplay.replay.ascend.measured.op_tables import read_op_table
+from opreplay.replay.ascend.simulate.op import work_of_parts
 from opreplay.replay.ir.kernel import KernelCall
 from opreplay.replay.results.records import L2State
 from opreplay.traces.model import TensorSpec
@@ -81,13 +84,20 @@ def problems(path: Path, soc: str) -> Result:
     return score(rows, sum(case.duration_us is not None for case in table.cases))
 
 
-def calls(path: Path, kept: str = "") -> Result:
-    """A table of calls; `kept` takes only rows that were kept aside as that (column was_kept).
+def left_out(folder: Path, part: str, work: str = "") -> Result:
+    """All measured single calls, each corrected by calls of other parts; `work` takes only calls of that kind."""
+    rows = [row for kind, row in _left_out(folder)[part] if work in ("", kind)]
+    return score(rows, len(rows), per_op=True)
 
-    A row that the shipped correction was learned from is predicted by what other sources measured.
-    """
-    table = read_call_table(path, only=lambda row: not kept or row.get("was_kept") == kept)
-    return score(validate_calls([table]).compared, table.usable_rows, per_op=True)
+
+@cache
+def _left_out(folder: Path) -> dict[str, list[tuple[str, Compared]]]:
+    """By what is left out: the kind of work of each call, and its prediction beside what was measured."""
+    sets = held_out(known_calls(calls_in(folder)), lambda step: None)
+    return {
+        part: [(work_of_parts(known.bare.parts), corrected_row(known, correction)) for known, correction in pairs]
+        for part, pairs in sets.items()
+    }
 
 
 def answered(path: Path) -> Result:

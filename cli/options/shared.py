@@ -219,12 +219,12 @@ def l2_option(default: str | None) -> Callable[[Command], Command]:
     """--l2: what the caches of simulated devices hold when an op starts."""
     return click.option(
         "--l2",
-        type=click.Choice(["cold", "warm", "sequence"]),
+        type=click.Choice(["cold", "loop", "warm", "sequence"]),
         default=default,
         show_default=default is not None,
-        help="What simulated devices' caches hold when an op starts: nothing of its data, its own data and code as in "
-        "a loop, or what the calls before it leave there."
-        + ("" if default is not None else " By default as --cache measures here."),
+        help="What simulated devices' caches hold when an op starts: nothing of its data (cold), its code, as in "
+        "benchmarks that loop over a call (loop), its data and code (warm), or what the calls before it left "
+        "(sequence)." + ("" if default is not None else " By default as --cache measures here."),
     )
 
 

@@ -11,8 +11,6 @@ from typing import Literal
 
 import msgspec
 
-from opreplay.replay.ir.kernel import Confidence
-
 Form = Literal[
     "elementwise",
     "optimizer",
@@ -205,8 +203,10 @@ class FamilyCost(msgspec.Struct, frozen=True, kw_only=True):
     samples: int = 0
     """Unique kernels of this family measured on this SoC."""
     samples_elsewhere: int = 0
-    checked: Confidence = "uncalibrated"
-    """Where what is fitted was checked on an origin that it was not fitted to: on this SoC, on another, or nowhere."""
+    measured_here: tuple[str, ...] = ()
+    """Its kernel types that were measured on this SoC, in networks or as single calls."""
+    measured_elsewhere: tuple[str, ...] = ()
+    """Its kernel types that were measured on other SoCs."""
     least_elements: float = 0.0
     most_elements: float = 0.0
     """Of the largest operand, over all kernels of this family measured on any SoC; 0 where there are none."""

@@ -12,6 +12,12 @@ from opreplay.traces.model import TensorSpec
 
 Bound = Literal["cube", "vector", "hbm", "l2", "launch", "link", "slow path", "aicpu", "none"]
 Confidence = Literal["calibrated", "other SoC", "uncalibrated"]
+Evidence = Literal["this SoC", "another SoC", "its family", "its form"]
+"""The best that is known of an op: it was measured on this SoC, or on another one; kernels of its family were; or
+nothing was, and its time follows from the form of its work alone."""
+WorkKind = Literal["product", "streaming", "irregular"]
+"""How an op works: products, convolutions and attention on the cube cores; whole tensors read and written in order; or
+work that depends on contents or on loops of the library: AI CPU, scan, sort, top-k, gather, scatter, routing, RoI."""
 State = Literal["cold", "warm", "network"]
 """What the caches held when a kernel was measured, or is predicted to start: nothing of its data ("cold": L2 was
 cleared); its data and its code ("warm": the same call over and over); what a network left there ("network")."""
@@ -40,6 +46,9 @@ class KernelPrediction(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     low_us: float
     high_us: float
     """80 % band."""
+    evidence: Evidence = "its form"
+    """What is known of its kernel type on the device."""
+    work: WorkKind = "streaming"
     nearby_factor: float = 1.0
     """What kernels measured nearby on the same SoC made of the time; the terms have it in them."""
     extrapolated: bool = False

@@ -12,6 +12,7 @@ import msgspec
 
 from opreplay.initializers.amounts import Work
 from opreplay.replay.collectives.model import CollectiveFacts
+from opreplay.replay.ir.kernel import Evidence, WorkKind
 from opreplay.replay.ir.model import Assumption, Resolution
 from opreplay.replay.ir.reasons import NOT_GIVEN, Reason, ReasonTotal
 from opreplay.replay.ir.step import StepReport
@@ -33,8 +34,9 @@ By = Literal[
 that are in no argument, "nothing" no prediction: its time is 0, and no total has it."""
 
 
-L2State = Literal["cold", "warm", "sequence"]
-"""What the caches of a simulated device hold when an op starts."""
+L2State = Literal["cold", "loop", "warm", "sequence"]
+"""What the caches of a simulated device hold when an op starts: nothing of its data; its code but not what it reads, as
+benchmarks loop over single calls; its data and its code; what the calls before it leave there."""
 
 
 class Simulated(msgspec.Struct, frozen=True, kw_only=True):
@@ -51,13 +53,16 @@ class Simulated(msgspec.Struct, frozen=True, kw_only=True):
     low_us: float
     high_us: float
     """80 % band."""
+    evidence: Evidence | None = None
+    """What is known of the op on the device; None in files of older versions, and of a user's own estimate."""
+    work: WorkKind | None = None
+    """How the op works, by the kernel that takes longest; None where `evidence` is."""
     by: By | None = None
     """What made the prediction; None in files of older versions."""
     source: str = ""
     """Of a user's registration: "function (file.py:line)"; of no prediction, why there is none."""
     l2: L2State = "sequence"
-    """What the caches were taken to hold when the op starts: nothing of its data; its data and code, as in a loop; what
-    the calls before it leave there."""
+    """What the caches were taken to hold when the op starts."""
     extrapolated: bool = False
     """A kernel of it lies far outside the sizes or dtypes that were measured of its family: the band is wide."""
     no_path: str = ""

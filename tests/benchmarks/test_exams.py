@@ -9,7 +9,7 @@ import pytest
 
 from benchmarks.exams import ledger
 from benchmarks.exams.scoring import score
-from benchmarks.exams.tables import calls, compared, problems
+from benchmarks.exams.tables import compared, left_out, problems
 
 
 def test_figures_are_those_of_the_rows() -> None:
@@ -36,15 +36,12 @@ def test_problems_are_asked_as_single_calls(tmp_path: Path) -> None:
     assert problems(table, "910b4").figures["rows"] == 1
 
 
-def test_calls_are_scored_by_what_they_were_kept_aside_as(tmp_path: Path) -> None:
-    table = tmp_path / "ops.csv"
-    table.write_text(
-        "source,soc,l2,op,torch_us,exact,was_kept\n"
-        'a,910b2,cold,"aten::mish(f32[1024,1024])",14,yes,op\na,910b2,cold,"aten::add(f32[64],f32[64])",5,yes,case\n'
-        'a,910b2,cold,"no call",5,yes,op\n'
-    )
-    assert [calls(table, kept).figures["rows"] for kept in ("", "op", "case")] == [2, 1, 1]
-    assert calls(table, "op").figures["asked"] == 2
+def test_calls_are_predicted_by_those_of_other_sources(tmp_path: Path) -> None:
+    rows = [f'{source},910b2,loop,"aten::mish(f32[{n},1024])",{n / 8},yes' for source in "ab" for n in (256, 1024)]
+    rows.append('a,910b2,cold,"aten::mm(bf16[64,64],bf16[64,64])",9,yes')
+    (tmp_path / "ops.csv").write_text("\n".join(["source,soc,l2,op,torch_us,exact", *rows]))
+    assert left_out(tmp_path, "unseen_source").figures["rows"] == 5
+    assert left_out(tmp_path, "unseen_source", "product").figures["rows"] == 1
 
 
 def test_a_result_is_worse_beyond_what_is_tolerated() -> None:

@@ -17,9 +17,10 @@ from pathlib import Path
 
 import msgspec
 
+from opreplay.replay.ascend.calibrate.tables import soc_in
 from opreplay.replay.ascend.calibrate.validate import Figures, Validation, figures_of, total_counts
 from opreplay.replay.ascend.cost.correction import Correction, Learned, Traits, learned_calls
-from opreplay.replay.ascend.devices.file import load_device
+from opreplay.replay.ascend.devices.file import list_devices, load_device
 from opreplay.replay.ascend.measured.accuracy import Compared, errors_of
 from opreplay.replay.ascend.measured.call_tables import (
     CallTable,
@@ -27,15 +28,16 @@ from opreplay.replay.ascend.measured.call_tables import (
     is_call_table,
     read_call_table,
 )
-from opreplay.replay.ascend.simulate.op import simulate_op, uncorrected
+from opreplay.replay.ascend.measured.op_tables import OpTable, header_of, kind_of, read_op_table
+from opreplay.replay.ascend.simulate.op import Uncorrected, corrected, simulate_op, uncorrected
 from opreplay.replay.ir.kernel import KernelCall
 from opreplay.replay.ir.sizes import tensors_of
 from opreplay.replay.ops.op_view import spec
 from opreplay.replay.results.records import L2State, Simulated
 from opreplay.traces.errors import Malformed
 
-ASSUMED_L2: L2State = "cold"
-"""What L2 is taken to hold where neither a table nor the user says it: hicann/cann-bench reads as from HBM."""
+ASSUMED_L2: L2State = "loop"
+"""State of the caches where neither a table nor the user says it: benchmarks loop over a call."""
 
 
 def validate_calls(
@@ -80,7 +82,7 @@ def _compared(call: MeasuredCall, l2: L2State | None, known: Set[str]) -> Compar
     One that the correction was learned from is predicted by what was learned of other sources.
     """
     if call.key in known:
-        return next((_corrected_row(k, _without(call.source).ask(k.traits)) for k in known_calls([call], l2)), None)
+        return next((corrected_row(k, _without(call.source).ask(k.traits)) for k in known_calls([call], l2)), None)
     device, state = load_device(call.soc), call.l2 or l2 or ASSUMED_L2
     parts = [simulate_op(op, device, l2=state) for op in call.ops]
     if any(part.time_us <= 0 and part.bound != "none" for part in parts) or sum(part.time_us for part in parts) <= 0:
@@ -92,7 +94,7 @@ def _compared(call: MeasuredCall, l2: L2State | None, known: Set[str]) -> Compar
 def _without(source: str) -> Learned:
     """The correction that ships, without what one source measured."""
     rows = [row for row in learned_calls() if row.source != source]
-    return Learned.of([row.traits for row in rows], [row.log_ratio for row in rows])
+    return Learned.of([row.traits for row in rows], [row.log_ratio for row in rows], [row.soc for row in rows])
 
 
 def _row(call: MeasuredCall, parts: Sequence[Simulated]) -> Compared:
@@ -114,16 +116,20 @@ def _row(call: MeasuredCall, parts: Sequence[Simulated]) -> Compared:
 
 
 class Known(msgspec.Struct, frozen=True):
-    """A measured call, what it is compared by, and its prediction before any correction."""
+    """A measured call, and its prediction before any correction."""
 
     call: MeasuredCall
-    traits: Traits
-    simulated: Simulated
+    bare: Uncorrected
+
+    @property
+    def traits(self) -> Traits:
+        """What the call is compared by."""
+        return self.bare.traits
 
     @property
     def log_ratio(self) -> float:
         """Logarithm of measured over predicted."""
-        return math.log(self.call.time_us / self.simulated.time_us)
+        return math.log(self.call.time_us / self.bare.simulated.time_us)
 
 
 def known_calls(calls: Sequence[MeasuredCall], l2: L2State | None = None) -> list[Known]:
@@ -133,20 +139,20 @@ def known_calls(calls: Sequence[MeasuredCall], l2: L2State | None = None) -> lis
         if len(call.ops) == 1:
             bare = uncorrected(call.ops[0], load_device(call.soc), call.l2 or l2 or ASSUMED_L2)
             if bare is not None:
-                known.append(Known(call, bare[0], bare[1]))
+                known.append(Known(call, bare))
     return known
 
 
 def learn(known: Sequence[Known]) -> Learned:
     """The correction that these calls make."""
-    return Learned.of([k.traits for k in known], [k.log_ratio for k in known])
+    return Learned.of([k.traits for k in known], [k.log_ratio for k in known], [k.call.soc for k in known])
 
 
 FOLDS = 5
 
 
 def left_out(known: Sequence[Known], on_step: Callable[[str], None]) -> dict[str, list[tuple[Known, Correction]]]:
-    """Each call as corrected by others: "folds" of single calls, "unseen_op", "unseen_source"."""
+    """Return each call as corrected by others: "folds" of single calls, "unseen_op", "unseen_source"."""
     deal = random.Random(0)
     order = list(range(len(known)))
     deal.shuffle(order)
@@ -156,42 +162,37 @@ def left_out(known: Sequence[Known], on_step: Callable[[str], None]) -> dict[str
         "unseen_op": lambda k: k.traits.op,
         "unseen_source": lambda k: k.call.source,
     }
+    learned = learn(known)
+    logs = [k.log_ratio for k in known]
     out: dict[str, list[tuple[Known, Correction]]] = {}
     for name, label in labels.items():
-        parts = list(dict.fromkeys(map(label, known)))
-        if len(parts) < 2:
-            continue
-        on_step(f"leaving out {len(parts)} parts: {name}")
-        out[name] = []
-        for part in parts:
-            learned = learn([k for k in known if label(k) != part])
-            out[name] += [(k, learned.ask(k.traits)) for k in known if label(k) == part]
+        parts = list(map(label, known))
+        if len(set(parts)) > 1:
+            on_step(f"leaving out {len(set(parts))} parts: {name}")
+            out[name] = list(zip(known, learned.left_out(logs, parts), strict=True))
     return out
 
 
 def _cross(calls: Sequence[MeasuredCall], l2: L2State | None, on_step: Callable[[str], None]) -> dict[str, Figures]:
     sets = left_out(known_calls(calls, l2), on_step)
-    return {name: figures_of([_corrected_row(k, c) for k, c in pairs]) for name, pairs in sets.items()}
+    return {name: figures_of([corrected_row(k, c) for k, c in pairs]) for name, pairs in sets.items()}
 
 
-def _corrected_row(known: Known, correction: Correction) -> Compared:
-    time_us = known.simulated.time_us * correction.factor
-    part = msgspec.structs.replace(
-        known.simulated, time_us=time_us, low_us=time_us / correction.band, high_us=time_us * correction.band
-    )
-    return _row(known.call, [part])
+def corrected_row(known: Known, correction: Correction) -> Compared:
+    """Return a measured call beside its prediction with a correction."""
+    return _row(known.call, [corrected(known.bare, correction, load_device(known.call.soc))])
 
 
 def learned_text(calls: Sequence[MeasuredCall]) -> str:
     """The file of measured calls that ships: traits and errors, no times."""
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
-    writer.writerow([*Traits.__struct_fields__, "log_ratio", "source", "pull", "key"])
+    writer.writerow([*Traits.__struct_fields__, "log_ratio", "source", "soc", "pull", "key"])
     known = known_calls(calls)
     learned = Learned([k.traits for k in known], [0.0] * len(known))
     for k, pull in zip(known, learned.pulls_of([k.log_ratio for k in known]), strict=True):
         traits = [f"{value:.5g}" if isinstance(value, float) else value for value in msgspec.structs.astuple(k.traits)]
-        writer.writerow([*traits, f"{k.log_ratio:.5g}", k.call.source, f"{pull:.6g}", k.call.key])
+        writer.writerow([*traits, f"{k.log_ratio:.5g}", k.call.source, k.call.soc, f"{pull:.6g}", k.call.key])
     return out.getvalue()
 
 
@@ -201,10 +202,29 @@ def read_call_tables(paths: Sequence[str], soc: str | None) -> list[CallTable]:
 
 
 def calls_in(folder: str | Path) -> list[MeasuredCall]:
-    """The calls of all tables of calls in a folder."""
-    paths = sorted(path for path in Path(folder).glob("*.csv") if is_call_table(path))
+    """Return the calls of all tables of calls in a folder, and KernelBench's problems that are a single call."""
     calls: list[MeasuredCall] = []
-    for path in paths:
+    for path in sorted(Path(folder).glob("*.csv")):
         with suppress(Malformed):
-            calls += read_call_table(path).calls
+            if is_call_table(path):
+                calls += read_call_table(path).calls
+            elif kind_of(header_of(path)) == "KernelBench":
+                calls += single_calls(read_op_table(path), path.stem)
     return calls
+
+
+def single_calls(table: OpTable, source: str) -> list[MeasuredCall]:
+    """Return the measured cases of a table of problems that are one call on a known device."""
+    devices = list_devices()
+    return [
+        MeasuredCall(
+            text=case.label,
+            ops=case.calls,
+            soc=soc,
+            l2="warm" if table.state == "warm" else "cold",
+            time_us=case.duration_us,
+            source=source,
+        )
+        for case in table.cases
+        if (soc := case.soc or soc_in(source, devices)) in devices and case.duration_us and len(case.calls) == 1
+    ]

@@ -141,13 +141,17 @@ def describe_sizes(call: KernelCall) -> str:
 
 
 def _with_bands(device: DeviceProfile, groups: Sequence[Group], held_out: Sequence[HeldOut]) -> DeviceProfile:
-    """Sample counts, bands drawn to the new residuals as far as there are enough of them, and what is now checked: the
-    profile is an origin that the device was not fitted to."""
+    """The device with sample counts, with bands drawn to the new residuals as far as there are enough of them, and with
+    the kernel types of the profile as measured on it."""
     counts = Counter(family_of(g.launches[0].row.call, device).name for g in groups)
     fitted_bands = bands(held_out)
     states: dict[str, set[str]] = {}
+    types: dict[str, set[str]] = {}
     for group in groups:
-        states.setdefault(family_of(group.launches[0].row.call, device).name, set()).add(group.launches[0].state)
+        call = group.launches[0].row.call
+        name = family_of(call, device).name
+        states.setdefault(name, set()).add(group.launches[0].state)
+        types.setdefault(name, set()).add(call.type)
     families: dict[str, FamilyCost] = dict(device.families)
     for name, n in counts.items():
         old = families[name]
@@ -157,6 +161,10 @@ def _with_bands(device: DeviceProfile, groups: Sequence[Group], held_out: Sequen
             share = len(held_out) / (len(held_out) + OLD_BAND_WEIGHT)
             band = math.exp(share * math.log(new) + (1 - share) * math.log(old.band))
         families[name] = msgspec.structs.replace(
-            old, samples=n, checked="calibrated", band=band, states=tuple(sorted(states[name].union(old.states)))
+            old,
+            samples=n,
+            measured_here=tuple(sorted(types[name].union(old.measured_here))),
+            band=band,
+            states=tuple(sorted(states[name].union(old.states))),
         )
     return msgspec.structs.replace(device, families=families)

@@ -17,7 +17,7 @@ from typing import NamedTuple
 from opreplay.replay.ascend.cost.sizes import total_bytes
 from opreplay.replay.ascend.devices.transports import Work, transports, work_of
 from opreplay.replay.ascend.profile import DeviceProfile, FamilyCost, Link
-from opreplay.replay.ir.kernel import Confidence, KernelCall
+from opreplay.replay.ir.kernel import Evidence, KernelCall
 
 DEFAULT_WORLD = 8
 """Dies of one A2 server; taken when the call does not say how many take part."""
@@ -312,14 +312,14 @@ def is_beyond(call: KernelCall, device: DeviceProfile) -> bool:
     )
 
 
-def link_confidence(device: DeviceProfile) -> Confidence:
-    """Whether transfers between dies of this SoC were measured, those of others of its links, or none."""
+def link_evidence(device: DeviceProfile) -> Evidence:
+    """Return where transfers between dies over the links of this device were measured."""
     hccs = transports()["HCCS"]
     if device.cluster is not None and device.cluster.inside is not None:
-        return "uncalibrated"
+        return "its form"
     if device.name in hccs.socs:
-        return "calibrated"
-    return "uncalibrated" if device.peer_bytes_per_s is None else "other SoC"
+        return "this SoC"
+    return "its form" if device.peer_bytes_per_s is None else "another SoC"
 
 
 def collective_terms(

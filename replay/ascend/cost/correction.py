@@ -1,19 +1,19 @@
 # pyright: strict
-"""What measured calls say of others: a factor on the time that the cost forms give, and how sure it is.
+"""What measured calls say of others: a factor on the time that the cost forms give.
 
 A Gaussian process over log(measured over predicted). Two calls are alike as far as they are of one op, kernel family,
-kernel, dtype and generation of devices, and close in time and sizes. `devices/measured_calls.csv` holds the calls,
-`opreplay calibrate --shipped` writes it; `calibrate.calls` owns which and how they are judged.
+kernel, generation of devices and state of the caches, and close in time and sizes. `devices/measured_calls.csv` holds
+the calls, `opreplay calibrate --shipped` writes it; `calibrate.calls` owns which and how they are judged.
 """
 
 from __future__ import annotations
 
 import csv
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from functools import lru_cache
 from importlib import resources
 from math import exp, log2
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import msgspec
 
@@ -27,50 +27,46 @@ if TYPE_CHECKING:
 
 FILE = "measured_calls.csv"
 
-SHARED: dict[tuple[str, ...], float] = {
-    ("family",): 0.005,
-    ("family", "generation"): 0.005,
-    ("op",): 0.05,
-    ("op", "generation"): 0.25,
-    ("op", "kernel"): 0.03,
-    ("op", "kernel", "generation"): 0.1,
-    ("op", "dtype", "generation"): 0.05,
-    ("op", "kernel", "dtype", "generation"): 0.05,
-}
-"""Traits → variance of what calls that share them have in common."""
-NEAR: dict[tuple[str, ...], float] = {("op", "kernel"): 0.02, ("op", "kernel", "dtype", "generation"): 0.1}
-"""The same of what goes with time and sizes."""
-BROAD: dict[tuple[str, ...], float] = {("op", "kernel", "generation"): 0.05}
-"""The same of what goes with them slowly."""
-REACH, FAR_REACH = (0.25, 0.8, 2.15, 0.31), (1.8, 2.4, 4.5, 0.9)
-"""Octaves of time, of elements and of the last dimension, and share of launching, over which calls are alike, to
-exp(-1/2): for `NEAR` and for `BROAD`."""
+Reach = Literal["always", "near", "broad"]
+COMPONENTS: tuple[tuple[tuple[str, ...], Reach, float], ...] = (
+    (("family", "generation"), "always", 0.009),
+    (("op",), "always", 0.009),
+    (("op", "kernel"), "always", 0.005),
+    (("op", "kernel", "generation"), "always", 0.0095),
+    (("op", "kernel"), "near", 0.017),
+    (("op", "kernel", "generation"), "near", 0.064),
+    (("form", "generation"), "broad", 0.01),
+    (("form", "state"), "broad", 0.015),
+    (("op", "state"), "always", 0.003),
+    (("op", "kernel", "state"), "broad", 0.004),
+)
+"""(traits, reach, variance): calls that share the traits have so much variance in common: always, or the less the
+farther they are apart in `REACHES`."""
 PRODUCTS = 0.03
-"""Share of these variances, but of `NEAR`, that calls of the form `matmul` have: cost forms are right on average of
-products, so what a few shapes took says little of others. Without it products of a source that was left out were 32 %
-off and not 17."""
+"""Share of these variances, but of "near", that products have: cost forms are right on average of products, so a few
+shapes say little of others. With all of them, products of a source that was left out are off by 27 and not by 15 %."""
+REACHES: dict[Reach, tuple[float, float, float, float]] = {
+    "near": (0.25, 0.8, 2.15, 0.31),
+    "broad": (1.8, 2.4, 4.5, 0.9),
+}
+"""Octaves of time, of elements and of the last dimension, and share of launching, over which likeness falls to
+exp(-1/2)."""
 NOISE = 0.01
 """Variance of one call by itself."""
+FEW = 4
+"""Calls of an op on a generation below which each is believed the less: of one alone, half."""
 DOUBTED = 3.0
 """Squared deviation from what all other calls say, over their variance, from which a call is doubted: what it holds
 decided (boxes, divisors), or it was not what the source says (a 70th of others, and later published as 16 times as
-much). With it 1.1 % more of calls that were left out are within 25 %."""
+much)."""
 LOOKS = 2
 """Times that all calls are compared with the others: where one is doubted, another may be no longer."""
-# All of these were chosen to predict calls of ops and of sources that were left out (docs/ascend-model.md).
-
-SURE: dict[str, float] = {"op here": 0.9, "op elsewhere": 0.68, "family": 0.68, "nothing": 0.62}
-"""Standard deviations of the 80 % band by what was measured nearest, as calls, ops and sources that were left out ask
-for, and a quarter more, as forms and factors have seen those: fewer than the 1.28 of a normal distribution, since most
-calls lie near and few far away; the less is known the more variances above exceed what is usual."""
+# All of these were chosen to predict calls, ops, sources and projects that were left out (docs/ascend-model.md).
 MOST_LOG = 10.0
 """Largest logarithm of a factor that is learned from: slow paths of 20,000 times were measured (8-byte gcd)."""
-MOST_NEAR = 160
-"""Measured calls that a band is judged from: the op's own first, then its family's, then its form's."""
 
-
-KEYS = tuple(SHARED)
-FAMILY, OP, OP_HERE = (KEYS.index(key) for key in (("family",), ("op",), ("op", "generation")))
+PRIOR = sum(variance for _, _, variance in COMPONENTS) + NOISE
+"""Variance of a call of which nothing is known."""
 
 
 class Traits(msgspec.Struct, frozen=True):
@@ -79,12 +75,13 @@ class Traits(msgspec.Struct, frozen=True):
     op: str
     """Its name, of aten the types of the kernels that it runs."""
     family: str
-    """Of the kernel that takes longest, as of `form`, `kernel` and `dtype`."""
+    """Of the kernel that takes longest, as of `form` and `kernel`."""
     form: str
     kernel: str
     """Its type, and whether it works along a dimension that is not the last, or on groups of channels."""
-    dtype: str
     generation: str
+    state: str
+    """What the caches hold: "cold", "warm", or "loop" where a benchmark's loop left them."""
     log_time: float
     """Octaves of the predicted time in microseconds."""
     log_elements: float
@@ -99,21 +96,28 @@ class Correction(msgspec.Struct, frozen=True, kw_only=True):
 
     factor: float
     """Measured over predicted, as far as known."""
-    band: float
-    """Factor of the 80 % band."""
-    nearest: str
-    """A name of `SURE`."""
+    socs: frozenset[str]
+    """Devices that the op was measured on; empty where it was on none."""
+    is_measured: bool = False
+    """Whether the op was measured."""
     calls: int
     """Measured calls of the op on this generation, else of the op, else of the family."""
     beyond: bool = False
     """It takes more than twice as long as the longest of these, or has more than twice as many elements."""
 
 
+KEYS: tuple[tuple[str, ...], ...] = tuple(
+    dict.fromkeys([*(key for key, _, _ in COMPONENTS), ("op", "generation"), ("family",)])
+)
+FAMILY, OP, OP_HERE = (KEYS.index(key) for key in (("family",), ("op",), ("op", "generation")))
+
+
 class Learned:
     """Measured calls, ready to be asked."""
 
-    def __init__(self, calls: Sequence[Traits], pulls: Sequence[float]) -> None:
-        """`pulls` are what each call adds to others, times how alike they are; see `pulls_of`."""
+    def __init__(self, calls: Sequence[Traits], pulls: Sequence[float], socs: Sequence[str] = ()) -> None:
+        """`pulls` are what each call adds to others, times how alike they are (see `pulls_of`); `socs` are the devices
+        that the calls were measured on."""
         import numpy as np
 
         self._codes: dict[tuple[str, ...], int] = {}
@@ -122,97 +126,126 @@ class Learned:
         self._at = _places(calls)
         self._weights = _weights(calls)
         self._pulls: Array = np.array(pulls, dtype=np.float64)
-        self._inverses: dict[tuple[int, int], Array] = {}
+        self._socs = socs
 
     @classmethod
-    def of(cls, calls: Sequence[Traits], logs: Sequence[float]) -> Learned:
-        """What is learned from calls and the logarithms of measured over predicted."""
-        learned = cls(calls, [0.0] * len(calls))
-        return cls(calls, learned.pulls_of(logs))
+    def of(cls, calls: Sequence[Traits], logs: Sequence[float], socs: Sequence[str] = ()) -> Learned:
+        """Learn from calls and the logarithms of measured over predicted."""
+        return cls(calls, cls(calls, [0.0] * len(calls)).pulls_of(logs), socs)
 
     def pulls_of(self, logs: Sequence[float]) -> list[float]:
-        """The weights with which measured calls add up to predictions of others.
+        """Return the weights with which measured calls add up to predictions of others.
 
         A call that the others contradict counts the less: its noise is what makes it `DOUBTED` times as unlikely as
-        usual, and no more.
+        usual, and no more. So does a call of an op that fewer than `FEW` were measured of.
         """
         import numpy as np
 
+        targets, covariances = self._doubted(logs)
+        return np.linalg.solve(covariances, targets).tolist() if len(targets) else []
+
+    def left_out(self, logs: Sequence[float], parts: Sequence[Hashable]) -> list[Correction]:
+        """Return what the calls of all other parts make of each call.
+
+        The weights without a part follow from those with it and the inverse of the covariances, so that nothing is
+        learned anew.
+        """
+        import numpy as np
+
+        targets, covariances = self._doubted(logs)
+        inverse = np.linalg.inv(covariances)
+        pulls = inverse @ targets
+        calls = self._groups, self._at, self._weights
+        alike, across = (self._alike(calls, calls, across_states=flag) for flag in (False, True))
+        numbers = np.unique([str(part) for part in parts], return_inverse=True)[1]
+        out: dict[int, Correction] = {}
+        for number in range(numbers.max(initial=-1) + 1):
+            inside, rest = np.nonzero(numbers == number)[0], np.nonzero(numbers != number)[0]
+            moved = np.linalg.solve(inverse[np.ix_(inside, inside)], pulls[inside])
+            without = pulls[rest] - inverse[np.ix_(rest, inside)] @ moved
+            for row in inside.tolist():
+                same = self._groups[rest] == self._groups[row]
+                covariance = (alike if same[:, OP].any() else across)[row, rest]
+                out[row] = self._correction(float(covariance @ without), same, self._at[row], rest)
+        return [out[row] for row in range(len(targets))]
+
+    def _doubted(self, logs: Sequence[float]) -> tuple[Array, Array]:
+        """Return the logarithms to learn, and the covariances of the calls with the noise that each is given."""
+        import numpy as np
+
         targets = np.clip(np.array(logs, dtype=np.float64), -MOST_LOG, MOST_LOG)
-        if not len(targets):
-            return []
-        alike, noise = self._noisy(np.arange(len(targets))), np.zeros(len(targets))
-        for _ in range(LOOKS):
+        calls = self._groups, self._at, self._weights
+        alike = self._alike(calls, calls) + np.diag(NOISE + self._doubt_of_few())
+        noise = np.zeros(len(targets))
+        for _ in range(LOOKS if len(targets) else 0):
             inverse = np.linalg.inv(alike + np.diag(noise))
             unsure = 1.0 / np.diag(inverse)
             off = (inverse @ targets * unsure) ** 2
             by_others = unsure - noise
             noise = np.where(off > DOUBTED * by_others, off / DOUBTED - by_others, 0.0)
-        return np.linalg.solve(alike + np.diag(noise), targets).tolist()
+        return targets, alike + np.diag(noise)
 
-    def _noisy(self, chosen: Codes) -> Array:
-        """Covariances of some measured calls, with what each adds by itself."""
+    def _doubt_of_few(self) -> Array:
+        """Return the variance to add for each call: as much as it has where it is the only one of its op."""
         import numpy as np
 
-        calls = self._groups[chosen], self._at[chosen], self._weights[chosen]
-        return self._alike(calls, calls) + NOISE * np.eye(len(chosen))
+        _, which, counts = np.unique(self._groups[:, OP_HERE], return_inverse=True, return_counts=True)
+        number = counts[which]
+        return np.where(number < FEW, PRIOR * (1 / number - 1 / FEW) / (1 - 1 / FEW), 0.0)
 
     def _groups_of(self, call: Traits) -> list[int]:
-        """Numbers of what calls share, in the order of `KEYS`."""
+        """Return the numbers of what calls share, in the order of `KEYS`."""
         names = [(*key, *(getattr(call, name) for name in key)) for key in KEYS]
         return [self._codes.setdefault(name, len(self._codes)) for name in names]
 
     @staticmethod
-    def _alike(a: Compared, b: Compared) -> Array:
-        """Covariances of calls: rows of `a` with rows of `b`."""
+    def _alike(a: Compared, b: Compared, *, across_states: bool = False) -> Array:
+        """Return the covariances of calls: rows of `a` with rows of `b`; `across_states` leaves out what calls have in
+        common for the state of the caches alone."""
         import numpy as np
 
         (groups_a, at_a, weights_a), (groups_b, at_b, weights_b) = a, b
         apart = (at_a[:, None, :] - at_b[None, :, :]) ** 2
-        near, broad = (np.exp(-0.5 * (apart / np.array(reach) ** 2).sum(axis=2)) for reach in (REACH, FAR_REACH))
+        likeness = {reach: np.exp(-0.5 * (apart / np.array(over) ** 2).sum(axis=2)) for reach, over in REACHES.items()}
         weights = weights_a[:, None] * weights_b[None, :]
-        alike = np.zeros(near.shape)
-        for column, key in enumerate(KEYS):
+        alike = np.zeros(weights.shape)
+        for key, reach, variance in COMPONENTS:
+            if across_states and "state" in key:
+                continue
+            column = KEYS.index(key)
             same = groups_a[:, None, column] == groups_b[None, :, column]
-            alike += same * (weights * (SHARED[key] + BROAD.get(key, 0.0) * broad) + NEAR.get(key, 0.0) * near)
+            alike += variance * same * (likeness[reach] if reach == "near" else weights * likeness.get(reach, 1.0))
         return alike
 
     def ask(self, call: Traits) -> Correction:
-        """The factor on a call's predicted time, and its band."""
+        """Return the factor on a call's predicted time, and what it rests on.
+
+        Of an op that was never measured, other ops' calls in the same state of the caches say nothing: with them such
+        ops were predicted worse.
+        """
         import numpy as np
 
         groups = np.array([self._groups_of(call)], dtype=np.int64)
         asked_for = groups, _places([call]), _weights([call])
-        alike = self._alike(asked_for, (self._groups, self._at, self._weights))[0]
         same = self._groups == groups[0]
-        nearest, like = self._nearest(same)
-        order = np.argsort(-(2 * same[:, OP] + same[:, FAMILY]), kind="stable")[:MOST_NEAR]
-        asked = alike[order]
-        prior = float(self._alike(asked_for, asked_for)[0, 0]) + NOISE
-        variance = max(NOISE, prior - float(asked @ self._inverse(groups[0], order) @ asked))
-        return Correction(
-            factor=exp(float(alike @ self._pulls)),
-            band=exp(SURE[nearest] * variance**0.5),
-            nearest=nearest,
-            calls=int(like.sum()),
-            beyond=bool((asked_for[1][0, :2] > self._at[like][:, :2].max(axis=0, initial=-np.inf) + 1.0).any()),
-        )
+        known = bool(same[:, OP].any())
+        measured = self._groups, self._at, self._weights
+        alike = self._alike(asked_for, measured, across_states=not known)[0]
+        return self._correction(float(alike @ self._pulls), same, asked_for[1][0], np.arange(len(self._pulls)))
 
-    @staticmethod
-    def _nearest(same: npt.NDArray[np.bool_]) -> tuple[str, npt.NDArray[np.bool_]]:
-        """What is nearest of what was measured, and which calls are so."""
-        for name, column in (("op here", OP_HERE), ("op elsewhere", OP), ("family", FAMILY)):
-            if same[:, column].any():
-                return name, same[:, column]
-        return "nothing", same[:, 0] & False
-
-    def _inverse(self, group: Codes, order: Codes) -> Array:
+    def _correction(self, log: float, same: npt.NDArray[np.bool_], at: Array, among: Codes) -> Correction:
+        """Return the correction of a call that lies at `at` by those `among` all, of which `same` share its traits."""
         import numpy as np
 
-        key = int(group[OP]), int(group[FAMILY])
-        if key not in self._inverses:
-            self._inverses[key] = np.linalg.inv(self._noisy(order)).astype(np.float64)
-        return self._inverses[key]
+        like = next((same[:, column] for column in (OP_HERE, OP, FAMILY) if same[:, column].any()), same[:, OP])
+        ops = among[same[:, OP]]
+        return Correction(
+            factor=exp(log),
+            socs=frozenset(self._socs[row] for row in ops.tolist()) if self._socs else frozenset(),
+            calls=int(like.sum()),
+            is_measured=bool(len(ops)),
+            beyond=bool((at[:2] > self._at[among][like][:, :2].max(axis=0, initial=-np.inf) + 1.0).any()),
+        )
 
 
 def _places(calls: Sequence[Traits]) -> Array:
@@ -223,7 +256,7 @@ def _places(calls: Sequence[Traits]) -> Array:
 
 
 def _weights(calls: Sequence[Traits]) -> Array:
-    """Square roots of the shares of `SHARED` and `BROAD` that calls have."""
+    """Return the square roots of the shares of the variances that calls have."""
     import numpy as np
 
     return np.array([PRODUCTS**0.5 if call.form == "matmul" else 1.0 for call in calls], dtype=np.float64)
@@ -236,6 +269,7 @@ class LearnedCall(msgspec.Struct, frozen=True):
     log_ratio: float
     """Logarithm of measured over predicted."""
     source: str
+    soc: str
     pull: float
     """As `Learned.pulls_of` gives it."""
     key: str
@@ -249,7 +283,9 @@ def learned_calls() -> tuple[LearnedCall, ...]:
     rows: list[LearnedCall] = []
     for row in csv.DictReader(text.splitlines()):
         traits = msgspec.convert(row, Traits, strict=False)
-        rows.append(LearnedCall(traits, float(row["log_ratio"]), row["source"], float(row["pull"]), row["key"]))
+        rows.append(
+            LearnedCall(traits, float(row["log_ratio"]), row["source"], row["soc"], float(row["pull"]), row["key"])
+        )
     return tuple(rows)
 
 
@@ -257,7 +293,7 @@ def learned_calls() -> tuple[LearnedCall, ...]:
 def shipped() -> Learned:
     """The correction that ships."""
     rows = learned_calls()
-    return Learned([row.traits for row in rows], [row.pull for row in rows])
+    return Learned([row.traits for row in rows], [row.pull for row in rows], [row.soc for row in rows])
 
 
 def octaves(number: float) -> float:

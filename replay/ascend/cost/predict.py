@@ -7,7 +7,8 @@ from collections.abc import Callable
 from math import prod, sqrt
 
 from opreplay.replay.ascend.cost.attention import attention_terms
-from opreplay.replay.ascend.cost.collective import chosen, collective_terms, is_beyond, link_confidence
+from opreplay.replay.ascend.cost.cells import CONFIDENCE, RANK, Cell, band_of, evidence_of, work_of
+from opreplay.replay.ascend.cost.collective import chosen, collective_terms, is_beyond, link_evidence
 from opreplay.replay.ascend.cost.cube import FLOATS, Gemm, conv_terms, gemm_of, mac_rate, matmul_terms
 from opreplay.replay.ascend.cost.nearby import drawn, is_outside
 from opreplay.replay.ascend.cost.residency import resident_of
@@ -16,7 +17,7 @@ from opreplay.replay.ascend.cost.slow_paths import is_far, path_of, slow_cycles
 from opreplay.replay.ascend.cost.vector import work_terms
 from opreplay.replay.ascend.cost.vector_work import COUNTERS, SUMS, dtype_factor, summed_alone
 from opreplay.replay.ascend.profile import DeviceProfile, FamilyCost, Rates, SlowPath
-from opreplay.replay.ir.kernel import Bound, KernelCall, KernelPrediction, State
+from opreplay.replay.ir.kernel import Bound, Evidence, KernelCall, KernelPrediction, State
 
 Terms = Callable[..., dict[str, float]]
 """(call, family, device, resident) -> microseconds by term."""
@@ -339,6 +340,19 @@ def _beyond_measure(call: KernelCall, device: DeviceProfile) -> KernelPrediction
     )
 
 
+MEASURED = RANK["another SoC"]
+"""The weakest evidence of a kernel type that was measured."""
+BANDS_OF_THEIR_OWN = frozenset({UNKNOWN, "HostCopy", "Collective", "Free"})
+"""Families whose bands do not follow from what was measured of kernels on the AI cores."""
+
+
+def _evidence(call: KernelCall, family: FamilyCost, tally: Tally) -> Evidence:
+    """Return what is known of a kernel; no core has instructions for the types of `DOUBLES`."""
+    if (dtype := tally.dtype) in DOUBLES and dtype not in family.dtypes:
+        return "its form"
+    return evidence_of(call.type, family)
+
+
 def _scaled(terms: dict[str, float], scale: float) -> tuple[dict[str, float], float, str]:
     """Terms times `scale`, those of 0 left out, their sum, and the name of the longest."""
     total = longest_us = 0.0
@@ -385,24 +399,29 @@ def predict_kernel(
     if not time_us <= MOST_US:
         return _beyond_measure(call, device)
     if form == "collective":
-        confidence, algorithm = link_confidence(device), chosen(call, device).algorithm
+        evidence, algorithm = link_evidence(device), chosen(call, device).algorithm
         extrapolated = is_beyond(call, device)
     else:
-        confidence, algorithm = family.checked, ""
-        if (dtype := tally.dtype) in DOUBLES and dtype not in family.dtypes:
-            confidence = "uncalibrated"
+        evidence, algorithm = _evidence(call, family, tally), ""
         extrapolated = form not in UNLIKE_CORES and is_outside(family, tally)
     if path is not None and is_far(call, path):
         extrapolated = True
-    band = _band(family, device.rates, state, likeness, extrapolated, time_us)
+    cell = Cell(evidence, work_of(family, path))
+    is_fitted = bool(family.samples or family.samples_elsewhere)
+    if (is_fitted and RANK[evidence] <= MEASURED) or family.name in BANDS_OF_THEIR_OWN:
+        band = _band(family, device.rates, state, likeness, extrapolated, time_us)
+    else:
+        band = band_of(cell)
     above = max(band, MOST_BY_BYTES) if family.name == UNKNOWN else band
     return KernelPrediction(
         time_us=time_us,
         bound="slow path" if path is not None else BOUNDS.get(longest, "none"),
         terms_us=scaled,
-        confidence=confidence,
+        confidence=CONFIDENCE[evidence],
         low_us=time_us / band,
         high_us=time_us * above,
+        evidence=evidence,
+        work=cell.work,
         nearby_factor=near,
         extrapolated=extrapolated,
         slow_path=path.name if path is not None else "",

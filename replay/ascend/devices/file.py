@@ -31,7 +31,7 @@ from opreplay.replay.ascend.profile import (
     SlowPath,
     Trust,
 )
-from opreplay.replay.ir.kernel import Confidence, State
+from opreplay.replay.ir.kernel import State
 from opreplay.traces.errors import FormatError, UsageError
 
 if sys.version_info >= (3, 11):
@@ -115,7 +115,8 @@ OTHER_FIELDS = (
     "nearby",
     "samples",
     "samples_elsewhere",
-    "checked",
+    "measured_here",
+    "measured_elsewhere",
 )
 """What else a file may say of a family."""
 
@@ -158,7 +159,8 @@ class FamilyEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     states: tuple[State, ...] | None = None
     samples: int | None = None
     samples_elsewhere: int | None = None
-    checked: Confidence | None = None
+    measured_here: tuple[str, ...] | None = None
+    measured_elsewhere: tuple[str, ...] | None = None
 
 
 class ModelFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -498,8 +500,6 @@ def _family(name: str, form: Form, *layers: FamilyEntry | None) -> FamilyCost:
     for layer in filter(None, layers):
         fields = {field: getattr(layer, field) for field in (*NUMBERS, *OTHER_FIELDS)}
         values |= {field: value for field, value in fields.items() if value is not None}
-        if layer.checked is None and layer.samples:  # a file from before `checked`, of a user's own kernels
-            values["checked"] = "calibrated"
     if "nearby" in values:
         values["nearby"] = {
             kind: tuple(_neighbour(neighbour, form) for neighbour in entries)

@@ -15,9 +15,8 @@ from typing import Any
 FILE = "fitted.csv"
 COLUMNS = ("family", "soc", "constant", "sizes", "value")
 
-LISTS = frozenset({"dtypes", "states"})
+LISTS = frozenset({"dtypes", "states", "measured"})
 COUNTS = frozenset({"samples", "samples_elsewhere"})
-WORDS = frozenset({"checked"})
 
 Row = tuple[str, str, str, str, str]
 
@@ -55,16 +54,20 @@ def sections_of(names: tuple[str, ...], rows: tuple[Row, ...], units: dict[str, 
             if of in here:
                 alone[constant] = value
             continue
-        entry = families.setdefault(family, {"samples": 0, "samples_elsewhere": 0, "checked": "uncalibrated"})
+        entry = families.setdefault(
+            family, {"samples": 0, "samples_elsewhere": 0, "measured_here": [], "measured_elsewhere": []}
+        )
         if constant == "samples":
             entry["samples" if of in here else "samples_elsewhere"] += int(value)
+        elif constant == "measured":
+            entry["measured_here" if of in here else "measured_elsewhere"] += value.split()
         elif of not in here:
             continue
         elif sizes:
             kernel = {"sizes": tuple(map(int, sizes.split())), "pull": float(value)}
             entry.setdefault("nearby", {}).setdefault(constant, []).append(kernel)
         else:
-            entry[constant] = value if constant in WORDS else value.split() if constant in LISTS else float(value)
+            entry[constant] = value.split() if constant in LISTS else float(value)
     source, version = alone.pop("source"), alone.pop("version")
     for entry in families.values():
         entry |= source_of(entry["samples"], entry["samples_elsewhere"], source)
@@ -75,7 +78,7 @@ def sections_of(names: tuple[str, ...], rows: tuple[Row, ...], units: dict[str, 
     return {"version": version, "rates": rates, "families": families}
 
 
-FACTS = LISTS | COUNTS | WORDS | {"version", "source", "least_elements", "most_elements"}
+FACTS = LISTS | COUNTS | {"version", "source", "least_elements", "most_elements"}
 """What the table says of measurements, beside what was fitted to them."""
 
 

@@ -62,7 +62,13 @@ def _constants(family: FamilyCost, default: FamilyCost) -> Constants:
         out |= {name: getattr(family, name) for name in ("least_elements", "most_elements", "dtypes")}
     if family.states:
         out["states"] = family.states
-    return {**out, "samples": family.samples, "samples_elsewhere": family.samples_elsewhere, "checked": family.checked}
+    for name in MEASURED:
+        if types := getattr(family, name):
+            out[name] = types
+    return {**out, "samples": family.samples, "samples_elsewhere": family.samples_elsewhere}
+
+
+MEASURED = ("measured_here", "measured_elsewhere")
 
 
 def _nearby(family: FamilyCost) -> Iterator[tuple[str, tuple[int, ...], str]]:
@@ -142,7 +148,12 @@ def fitted_text(devices: Mapping[str, DeviceProfile], *, source: str, version: s
         constants = {s: _constants(d.families[name], bare[s].families[name]) for s, d in devices.items()}
         for of_device in constants.values():
             del of_device["samples_elsewhere"]
+            for measured in MEASURED:
+                of_device.pop(measured, None)
         rows += _rows(name, constants, bare[first.name].families[name], of)
+        for soc, device in devices.items():
+            if here := device.families[name].measured_here:
+                rows.append((name, soc, "measured", "", " ".join(here)))
         of_generation = {device.generation: device.families[name] for device in devices.values()}
         for generation, family in of_generation.items():
             for kind, sizes, pull in _nearby(family):

@@ -31,9 +31,11 @@ def peak_tflops(device: DeviceProfile, dtype: str) -> float:
     return 2 * device.macs_per_cycle[dtype] * device.aic_cores * device.freq_hz / 1e12
 
 
-def calibrated_families(device: DeviceProfile) -> tuple[int, int]:
-    """Kernel families calibrated on this SoC, and all."""
-    return sum(family.checked == "calibrated" for family in device.families.values()), len(device.families)
+def measured_types(device: DeviceProfile) -> tuple[int, int]:
+    """Return how many kernel types were measured on this SoC, and how many on any."""
+    families = device.families.values()
+    here = sum(len(set(family.measured_here)) for family in families)
+    return here, sum(len({*family.measured_here, *family.measured_elsewhere}) for family in families)
 
 
 _OfDevice = Column[DeviceProfile]
@@ -47,7 +49,7 @@ COLUMNS = [
     _OfDevice("HBM GB", lambda device: device.hbm_bytes / GB, _UNIT, drop=3),
     _OfDevice("GB/s", lambda device: device.hbm_bytes_per_s / GB, _UNIT, drop=2),
     _OfDevice("L2 MiB", lambda device: device.l2_bytes / MIB, _UNIT, drop=6),
-    _OfDevice("calibrated", lambda device: "{} of {}".format(*calibrated_families(device)), right=True, drop=1),
+    _OfDevice("measured", lambda device: "{} of {}".format(*measured_types(device)), right=True, drop=1),
 ]
 
 
@@ -75,11 +77,11 @@ def overview(devices: Sequence[DeviceProfile], width: int) -> RenderableType:
 
 def details(device: DeviceProfile) -> RenderableType:
     """Every number of one device, grouped."""
-    have, total = calibrated_families(device)
+    have, total = measured_types(device)
     title = Text.assemble(
         (safe(device.title), "bold"),
         f" ({safe(device.name)}, version {safe(device.version)}): ",
-        f"{have} of {total} kernel families calibrated on it",
+        f"{have} of the {total} kernel types that were measured anywhere were measured on it",
     )
     parts: list[RenderableType] = [
         title,

@@ -140,7 +140,7 @@ def unpool(op: OpView) -> Iterable[KernelCall]:
     plain, result = images(meta, space), result_of(op, meta, space)
     n = prod(plain.shape)
     moved = n * (4 if meta.dtype == "float32" else 2)
-    write = kernel("ScatterElements", [result], [result], indices=n // 64 + 1, moved_bytes=moved)
+    write = kernel("MaxUnpool2D", [result], [result], indices=n // 64 + 1, moved_bytes=moved)
     return [kernel("ZerosLike", [result], [result]), write]
 
 

@@ -37,19 +37,25 @@ def across(op: OpView, shape: tuple[int, ...]) -> dict[str, bool]:
     return {"across": any(size > 1 and i not in dims for i, size in enumerate(shape) if i > min(dims))}
 
 
+SCANS = frozenset({"Cumsum", "Cumprod", "Cummax", "Cummin", "LogCumsumExp"})
+"""Kernels that go along a dimension one step after the other."""
+SORTED = frozenset({"Median", "KthValue", "Mode", "Quantile"})
+"""Kernels that are costed as the sort of all elements that they may need."""
+
+
 def _rule(kind: str) -> Cost:
     def rule(op: OpView) -> Iterable[KernelCall]:
         source = op.dense("self", "input", at=0)
         if source is None:
             return []
-        same = kind in ("Cumsum", "Cumprod", "Sort", "Sub")
+        same = kind in SCANS or kind in SORTED or kind == "Sub"
         wide = source.dtype if source.dtype not in ("bool", "int32", "int8", "uint8") else "int64"
         out = spec(source.shape if same else reduced(op), wide)
         kernels = [] if wide == source.dtype or same else [kernel("Cast", [source], [spec(source.shape, wide)])]
         read = spec(source.shape, wide) if kernels else source
         if (widths := op.meta("x")) is not None and op.op.name in ("aten::trapezoid", "aten::trapz"):
             kernels.append(kernel("Mul", [read, op.packed(widths)], [read]))
-        if kind in ("Cumsum", "Cumprod"):
+        if kind in SCANS:
             dim = op.axis("dim", rank=len(source.shape))
             cols = source.shape[dim] if dim is not None else prod(source.shape[-1:])
             along = kernel(kind, [read], op.outputs(out), cols=max(1, cols), **inside(source.shape, dim))
@@ -66,8 +72,9 @@ costs_by_kernel(
         ReduceSum=_nested_sum_backward ReduceMean=mean,nanmean ReduceMax=amax ReduceMin=amin ReduceProd=prod
         ReduceAll=all,_is_all_true ReduceAny=any,_is_any_true ReduceStdV2=var,std,var_mean,std_mean
         LpNormV2=norm,linalg_vector_norm,linalg_norm,frobenius_norm,native_norm,linalg__powsum
-        Cumsum=cumsum,logcumsumexp,cummax,cummin,_cummax_helper,_cummin_helper,cummaxmin_backward,_logcumsumexp
-        Cumsum=cumulative_trapezoid Cumprod=cumprod Sub=diff Sort=median,nanmedian,kthvalue,mode,quantile,nanquantile
+        Cumsum=cumsum,cumulative_trapezoid Cumprod=cumprod Cummax=cummax,_cummax_helper,cummaxmin_backward
+        Cummin=cummin,_cummin_helper LogCumsumExp=logcumsumexp,_logcumsumexp Sub=diff
+        Median=median,nanmedian KthValue=kthvalue Mode=mode Quantile=quantile,nanquantile
     """,
     _rule,
 )

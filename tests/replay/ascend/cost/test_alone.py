@@ -18,7 +18,7 @@ def forms_us(text: str, soc: str) -> float:
     """What the cost forms say of a call by itself, before measured calls correct it."""
     bare = uncorrected(plan_of_calls([Written(text=text)])[0].ops[0], load_device(soc), "cold")
     assert bare is not None
-    return bare[1].time_us
+    return bare.simulated.time_us
 
 
 def test_an_optimizer_writes_in_place_and_that_stays_in_l2() -> None:
@@ -178,7 +178,7 @@ def test_the_950pr_turns_no_layout_to_pool() -> None:
         "cold",
     )
     assert terms is not None
-    assert [cost.time_us > 0 for _, cost in terms[2]] == [False, True, False]
+    assert [cost.time_us > 0 for _, cost in terms.parts] == [False, True, False]
 
 
 @pytest.mark.parametrize("soc", ["910b2", "950pr"])

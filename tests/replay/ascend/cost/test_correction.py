@@ -18,8 +18,8 @@ from opreplay.replay.resolve.written.sweep import Written, plan_of_calls
 from opreplay.replay.results.records import L2State
 
 MISH = Traits(
-    op="aten::mish", family="Activation", form="elementwise", kernel="Mish", dtype="float32",
-    generation="910", log_time=5.0, log_elements=20.0, log_row=10.0, launch=0.2,
+    op="aten::mish", family="Activation", form="elementwise", kernel="Mish",
+    generation="910", state="cold", log_time=5.0, log_elements=20.0, log_row=10.0, launch=0.2,
 )  # fmt: skip
 
 
@@ -30,15 +30,37 @@ def changed(**traits: object) -> Traits:
 def test_nothing_measured_changes_nothing() -> None:
     correction = Learned.of([], []).ask(MISH)
     assert correction.factor == 1.0
-    assert correction.nearest == "nothing"
+    assert not correction.is_measured
     assert correction.calls == 0
 
 
 def test_a_call_that_was_measured_is_nearly_as_measured() -> None:
-    learned = Learned.of([MISH, changed(log_elements=24.0, log_time=9.0)], [math.log(2.0)] * 2)
-    correction = learned.ask(MISH)
-    assert correction.factor == pytest.approx(2.0, rel=0.05)
-    assert (correction.nearest, correction.calls) == ("op here", 2)
+    calls = [changed(log_elements=20.0 + i, log_time=5.0 + i) for i in range(4)]
+    correction = Learned.of(calls, [math.log(2.0)] * 4, ["910b2", "910b4", "910b2", "910b2"]).ask(MISH)
+    assert correction.factor == pytest.approx(2.0, rel=0.07)
+    assert (correction.socs, correction.calls) == ({"910b2", "910b4"}, 4)
+
+
+def test_one_call_of_an_op_is_half_believed() -> None:
+    """`mul` of f32[4096,4096] on a 910B2 took 240 us where `add` took 142, because the table has one row of it."""
+    one = Learned.of([MISH], [math.log(4.0)]).ask(MISH).factor
+    assert 1.3 < one < 2.0
+    four = [changed(log_time=5.0 + i / 8) for i in range(4)]
+    assert Learned.of(four, [math.log(4.0)] * 4).ask(MISH).factor > 3.5
+
+
+def test_calls_left_out_are_corrected_as_if_learned_anew_without_them() -> None:
+    calls = [changed(op=op, log_time=5.0 + i / 2) for i, op in enumerate("aabbbcaa")]
+    logs = [0.4, 0.5, -0.2, -0.3, 0.1, 0.6, 0.5, 0.3]
+    parts = [0, 0, 1, 1, 2, 3, 4, 4]
+    together = Learned.of(calls, logs).left_out(logs, parts)
+    for number in range(5):
+        rest = [i for i, part in enumerate(parts) if part != number]
+        learned = Learned.of([calls[i] for i in rest], [logs[i] for i in rest])
+        for i in set(range(8)) - set(rest):
+            # Few calls of an op are doubted by their number, which is taken with all calls here.
+            assert math.log(together[i].factor) == pytest.approx(math.log(learned.ask(calls[i]).factor), abs=0.08)
+            assert together[i].is_measured == learned.ask(calls[i]).is_measured
 
 
 def test_a_call_that_all_others_contradict_says_little() -> None:
@@ -48,12 +70,7 @@ def test_a_call_that_all_others_contradict_says_little() -> None:
     assert factors == pytest.approx([1.5, 1.5], rel=0.06)
 
 
-def test_two_calls_that_agree_are_believed_however_far_off() -> None:
-    learned = Learned.of([MISH, changed(log_time=5.5)], [math.log(50.0)] * 2)
-    assert learned.ask(MISH).factor == pytest.approx(50.0, rel=0.2)
-
-
-def test_the_less_alike_the_less_is_learned_and_the_wider_the_band() -> None:
+def test_the_less_alike_the_less_is_learned() -> None:
     learned = Learned.of([changed(log_time=5.0 + i) for i in range(6)], [math.log(3.0)] * 6)
     asked = [
         MISH,
@@ -64,10 +81,9 @@ def test_the_less_alike_the_less_is_learned_and_the_wider_the_band() -> None:
     corrections = [learned.ask(traits) for traits in asked]
     factors = [correction.factor for correction in corrections]
     assert factors == sorted(factors, reverse=True)
-    assert factors[0] > 2.5
+    assert factors[0] > 2.3
     assert factors[-1] == pytest.approx(1.0, abs=0.05)
-    assert [correction.nearest for correction in corrections] == ["op here", "op elsewhere", "family", "nothing"]
-    assert corrections[0].band < min(correction.band for correction in corrections[1:])
+    assert [correction.is_measured for correction in corrections] == [True, True, False, False]
 
 
 def test_weights_of_the_file_are_those_of_its_calls() -> None:
@@ -148,11 +164,11 @@ def test_two_products_that_took_25_times_their_like_make_no_others_as_slow() -> 
 
 
 def test_products_say_less_of_others_than_other_ops_do() -> None:
-    """Of other sizes, but for `NEAR`."""
+    """Of other sizes, but for the nearest."""
     factors = []
     for form in ("matmul", "rowwise"):
         calls = [changed(form=form, log_time=5.0 + i, log_elements=18.0 + 2 * i) for i in range(4)]
         learned = Learned.of(calls, [math.log(3.0)] * 4)
         factors.append(learned.ask(changed(form=form, log_time=12.0, log_elements=30.0)).factor)
     assert factors[0] < factors[1]
-    assert factors[0] < 1.8 < factors[1]
+    assert factors[0] < 1.2 < 1.6 < factors[1]

@@ -21,8 +21,8 @@ Add,,dtypes,,float32 half
 Add,910b,scale,,1.125
 Add,910b2,samples,,3
 Add,910c,samples,,2
-Add,,checked,,other SoC
-Add,910b2,checked,,calibrated
+Add,910b2,measured,,Add Adds
+Add,910c,measured,,AddN
 Add,910b2,"float32 ND, half ND",16 8 1,-0.25
 """
 
@@ -36,7 +36,8 @@ def test_rows_without_an_soc_hold_where_no_other_row_does() -> None:
     assert measured["families"]["Add"] == {
         "samples": 3,
         "samples_elsewhere": 2,
-        "checked": "calibrated",
+        "measured_here": ["Add", "Adds"],
+        "measured_elsewhere": ["AddN"],
         "cycles": 0.5,
         "dtypes": ["float32", "half"],
         "scale": 1.125,
@@ -45,7 +46,7 @@ def test_rows_without_an_soc_hold_where_no_other_row_does() -> None:
         "confidence": "fitted",
     }
     assert other["families"]["Add"]["samples_elsewhere"] == 5
-    assert other["families"]["Add"]["checked"] == "other SoC"
+    assert other["families"]["Add"]["measured_elsewhere"] == ["Add", "Adds", "AddN"]
     assert "nearby" not in other["families"]["Add"]
     assert other["families"]["Add"]["scale"] == 1.125
 

@@ -151,7 +151,7 @@ def test_pooling_of_one_two_and_three_dimensions() -> None:
     assert types(everything) == ["ReduceMean"]
     assert types(
         op("aten::max_unpool2d", self=meta(1, 2, 4, 4), indices=meta(1, 2, 4, 4, dtype="int64"), output_size=(8, 8))
-    ) == ["ZerosLike", "ScatterElements"]
+    ) == ["ZerosLike", "MaxUnpool2D"]
 
 
 def test_overlapping_windows_visit_positions_more_than_once() -> None:

@@ -67,7 +67,8 @@ def test_doubles_take_no_less_than_floats_and_are_not_calibrated(call: str) -> N
 def test_computing_on_the_control_processors_is_no_launch() -> None:
     long, short = predicted("aten::linalg_qr(f32[1000000,64])"), predicted("aten::linalg_qr(f32[8,8])")
     assert (long.bound, short.bound) == ("aicpu", "launch")
-    assert long.terms_us["launch"] == short.terms_us["launch"] < 0.01 * long.terms_us["aicpu"]
+    assert long.terms_us["launch"] == pytest.approx(short.terms_us["launch"], rel=0.1)
+    assert long.terms_us["launch"] < 0.01 * long.terms_us["aicpu"]
 
 
 @pytest.mark.parametrize(

@@ -73,4 +73,5 @@ def evidence_of(kernel_type: str, family: FamilyCost) -> Evidence:
 
 def weakest(evidence: Iterable[Evidence]) -> Evidence:
     """Return the weakest of several; "this SoC" of none, as what costs nothing is known."""
-    return max(evidence, key=RANK.__getitem__, default="this SoC")
+    known: list[Evidence] = ["this SoC", *evidence]
+    return max(known, key=RANK.__getitem__)

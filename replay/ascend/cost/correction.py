@@ -126,7 +126,7 @@ class Learned:
         self._at = _places(calls)
         self._weights = _weights(calls)
         self._pulls: Array = np.array(pulls, dtype=np.float64)
-        self._socs = socs
+        self._socs: tuple[str, ...] = tuple(socs)
 
     @classmethod
     def of(cls, calls: Sequence[Traits], logs: Sequence[float], socs: Sequence[str] = ()) -> Learned:

@@ -60,7 +60,8 @@ def sections_of(names: tuple[str, ...], rows: tuple[Row, ...], units: dict[str, 
         if constant == "samples":
             entry["samples" if of in here else "samples_elsewhere"] += int(value)
         elif constant == "measured":
-            entry["measured_here" if of in here else "measured_elsewhere"] += value.split()
+            where = entry["measured_here" if of in here else "measured_elsewhere"]
+            where += [kind for kind in value.split() if kind not in where]
         elif of not in here:
             continue
         elif sizes:

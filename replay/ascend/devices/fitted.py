@@ -60,7 +60,7 @@ def sections_of(names: tuple[str, ...], rows: tuple[Row, ...], units: dict[str, 
         if constant == "samples":
             entry["samples" if of in here else "samples_elsewhere"] += int(value)
         elif constant == "measured":
-            where = entry["measured_here" if of in here else "measured_elsewhere"]
+            where: list[str] = entry["measured_here" if of in here else "measured_elsewhere"]
             where += [kind for kind in value.split() if kind not in where]
         elif of not in here:
             continue

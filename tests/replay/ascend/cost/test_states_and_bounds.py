@@ -254,6 +254,6 @@ def test_a_slow_path_far_from_where_it_was_measured_is_extrapolated() -> None:
 def test_scatters_in_networks_rest_on_single_calls() -> None:
     kinds = ("InplaceIndexAdd", "ScatterElements", "ScatterUpdate")
     scatters = [predict_kernel(call(kind, (4096, 1024)), DEVICE) for kind in kinds]
-    assert [one.confidence for one in scatters] == ["uncalibrated", "other SoC", "uncalibrated"]
+    assert [one.evidence for one in scatters] == ["its form", "another SoC", "its form"]
     assert all(one.extrapolated and one.work == "irregular" for one in scatters)
     assert predict_kernel(call("IndexPutV2", (4096, 1024)), DEVICE).confidence == "uncalibrated"

@@ -238,10 +238,10 @@ class Learned:
         import numpy as np
 
         like = next((same[:, column] for column in (OP_HERE, OP, FAMILY) if same[:, column].any()), same[:, OP])
-        ops = among[same[:, OP]]
+        ops: list[int] = among[same[:, OP]].tolist()
         return Correction(
             factor=exp(log),
-            socs=frozenset(self._socs[row] for row in ops.tolist()) if self._socs else frozenset(),
+            socs=frozenset(self._socs[row] for row in ops) if self._socs else frozenset(),
             calls=int(like.sum()),
             is_measured=bool(len(ops)),
             beyond=bool((at[:2] > self._at[among][like][:, :2].max(axis=0, initial=-np.inf) + 1.0).any()),

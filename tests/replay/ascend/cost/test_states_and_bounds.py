@@ -256,4 +256,4 @@ def test_scatters_in_networks_rest_on_single_calls() -> None:
     scatters = [predict_kernel(call(kind, (4096, 1024)), DEVICE) for kind in kinds]
     assert [one.evidence for one in scatters] == ["its form", "another SoC", "its form"]
     assert all(one.extrapolated and one.work == "irregular" for one in scatters)
-    assert predict_kernel(call("IndexPutV2", (4096, 1024)), DEVICE).confidence == "uncalibrated"
+    assert predict_kernel(call("IndexPutV2", (4096, 1024)), DEVICE).evidence == "this SoC"

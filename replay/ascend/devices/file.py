@@ -463,16 +463,33 @@ def datasheet_only(device: DeviceProfile) -> DeviceProfile:
 _bare: dict[object, DeviceProfile] = {}
 
 
+REFERENCE = {"910": "910b2", "950": "950pr"}
+"""Kind of device → the device whose constants calls by themselves have on all devices of the kind, so that no larger
+one is slower because a network was measured on it; factors and measured calls are relative to these."""
+
+
 def alone(device: DeviceProfile) -> DeviceProfile:
-    """The device as calls by themselves find it: times the model's factors for such calls."""
+    """Return the device as calls by themselves find it: the constants of its kind's reference, unless a user's file
+    gives its own, times the model's factors for such calls."""
     key = device.name, device.version, *((name, quantity.value) for name, quantity in sorted(device.datasheet.items()))
     single = _alone.get(key)
     if single is None:
-        single = _alone[key] = alone_by(device, _values(load_model().alone[device.kind]))
+        shared = device if device.is_own_fit else _with_constants_of(device, load_device(REFERENCE[device.kind]))
+        single = _alone[key] = alone_by(shared, _values(load_model().alone[device.kind]))
     return single
 
 
 _alone: dict[object, DeviceProfile] = {}
+
+
+def _with_constants_of(device: DeviceProfile, other: DeviceProfile) -> DeviceProfile:
+    """Return a device with the rates and families of another one, but with what was measured of it."""
+    kept = ("samples", "samples_elsewhere", "measured_here", "measured_elsewhere", "states")
+    families = {
+        name: msgspec.structs.replace(family, **{field: getattr(device.families[name], field) for field in kept})
+        for name, family in other.families.items()
+    }
+    return msgspec.structs.replace(device, rates=other.rates, families=families)
 
 
 def alone_by(device: DeviceProfile, factors: Mapping[str, float]) -> DeviceProfile:

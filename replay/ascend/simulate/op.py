@@ -27,7 +27,7 @@ from opreplay.replay.ascend.cost.residency import Held, resident_of, touches_in,
 from opreplay.replay.ascend.cost.sizes import tally_of
 from opreplay.replay.ascend.custom.estimators import estimate, property_terms
 from opreplay.replay.ascend.custom.programs import program_cost
-from opreplay.replay.ascend.devices.file import alone, load_device
+from opreplay.replay.ascend.devices.file import REFERENCE, alone, load_device
 from opreplay.replay.ascend.lowering import Lowering, lower
 from opreplay.replay.ascend.profile import DeviceProfile
 from opreplay.replay.ir.kernel import Confidence, Evidence, KernelCall, KernelPrediction, State, WorkKind
@@ -330,11 +330,6 @@ def _uncorrected(op: ReplayOp, lowering: Lowering, device: DeviceProfile, l2: L2
     return Uncorrected(traits, simulated, parts, lowering.assumed)
 
 
-REFERENCE = {"910": "910b2", "950": "950pr"}
-"""Generation → the device whose times and shares calls are compared by, so that what is learned of a call is the same
-for all devices of it, and no larger one slower for that."""
-
-
 def _traits(op: ReplayOp, lowering: Lowering, generation: str, l2: L2State) -> Traits | None:
     """What a call is compared by; None for one that measured calls say nothing of."""
     state = state_of(l2)
@@ -445,9 +440,9 @@ def _least_us(simulated: Simulated, parts: Parts, device: DeviceProfile) -> floa
     """Return the time that no call beats: its kernels as `least_us` says, and what L2 cannot hold of the bytes that it
     reads and writes, at the rate of HBM.
 
-    On cold caches all that it reads comes from HBM. Of a call that touches more than L2 holds the least recently used
-    data leave it first, so that of twice its size nothing is found there again: a copy of 400 MB in a loop runs at 1.27
-    of 1.6 TB/s on a 910B2 with 192 MB of L2 (GroundUpScale).
+    On cold caches all that it reads comes from HBM. In a loop over more than L2 holds, the least recently used data
+    leave it first, so nothing is found there again: a copy of 400 MB runs at 1.27 of 1.6 TB/s on a 910B2 with 192 MB
+    of L2 (GroundUpScale), a maximum of 300 MB at 1.59 (hicann/cann-bench).
     """
     bare, calls = alone(device), [call for call, _ in parts]
     floor_us = sum(
@@ -458,7 +453,9 @@ def _least_us(simulated: Simulated, parts: Parts, device: DeviceProfile) -> floa
     read, last = _whole_reads(calls, bare), calls[-1]
     written = tally_of(last).write if family_of(last, bare).form in MOVES_ALL else 0.0
     held = min(bare.l2_bytes, max(0.0, 2 * bare.l2_bytes - (read + written)))
-    far = max(0.0, read + written - held) if simulated.l2 == "warm" else read + max(0.0, written - held)
+    far = read + max(0.0, written - held)
+    if simulated.l2 == "warm":
+        far = read + written if read + written > bare.l2_bytes else 0.0
     return max(floor_us, far / (MOST_OF_HBM * bare.hbm_bytes_per_s) * 1e6)
 
 

@@ -11,7 +11,7 @@ from functools import cache
 from pathlib import Path
 
 from benchmarks.exams.scoring import Figures, Result, score
-from opreplay.replay.ascend import load_device, predict_kernel, simulate_op
+from opreplay.replay.ascend import load_device, predict_kernel
 from opreplay.replay.ascend.calibrate.calls import calls_in, corrected_row, known_calls
 from opreplay.replay.ascend.calibrate.calls import left_out as held_out
 from opreplay.replay.ascend.calibrate.communication import of_folder
@@ -19,7 +19,7 @@ from opreplay.replay.ascend.calibrate.validate import Validation, read_measured,
 from opreplay.replay.ascend.measured.accuracy import Compared
 from opreplay.replay.ascend.measured.call_tables import BETWEEN, ops_of_texts
 from opreplay.replay.ascend.measured.op_tables import read_op_table
-from opreplay.replay.ascend.simulate.op import work_of_parts
+from opreplay.replay.ascend.simulate.op import simulate_in_turn, work_of_parts
 from opreplay.replay.ir.kernel import KernelCall
 from opreplay.replay.results.records import L2State
 from opreplay.traces.model import TensorSpec
@@ -76,7 +76,7 @@ def problems(path: Path, soc: str) -> Result:
     for case in table.cases:
         if case.duration_us is None:
             continue
-        parts = [simulate_op(op, device, l2=state) for op in case.calls]
+        parts = simulate_in_turn(case.calls, device, state)
         predicted = sum(part.time_us for part in parts)
         band = sum(part.low_us for part in parts), sum(part.high_us for part in parts)
         if predicted > 0:

@@ -29,7 +29,7 @@ from opreplay.replay.ascend.measured.call_tables import (
     read_call_table,
 )
 from opreplay.replay.ascend.measured.op_tables import OpTable, header_of, kind_of, read_op_table
-from opreplay.replay.ascend.simulate.op import Uncorrected, corrected, simulate_op, uncorrected
+from opreplay.replay.ascend.simulate.op import Uncorrected, corrected, simulate_in_turn, uncorrected
 from opreplay.replay.ir.kernel import KernelCall
 from opreplay.replay.ir.sizes import tensors_of
 from opreplay.replay.ops.op_view import spec
@@ -84,7 +84,7 @@ def _compared(call: MeasuredCall, l2: L2State | None, known: Set[str]) -> Compar
     if call.key in known:
         return next((corrected_row(k, _without(call.source).ask(k.traits)) for k in known_calls([call], l2)), None)
     device, state = load_device(call.soc), call.l2 or l2 or ASSUMED_L2
-    parts = [simulate_op(op, device, l2=state) for op in call.ops]
+    parts = simulate_in_turn(call.ops, device, state)
     if any(part.time_us <= 0 and part.bound != "none" for part in parts) or sum(part.time_us for part in parts) <= 0:
         return None
     return _row(call, parts)

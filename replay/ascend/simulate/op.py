@@ -198,6 +198,12 @@ def simulate_op(
     return simulate_by_family(op, device, contents=contents, l2=l2)[0]
 
 
+def simulate_in_turn(ops: Sequence[ReplayOp], device: DeviceProfile, l2: L2State) -> list[Simulated]:
+    """Predict calls that were timed together: the first starts in the state `l2`, the others find in L2 what the one
+    before touched, as far as that fits."""
+    return [simulate_op(op, device, l2="warm" if number else l2) for number, op in enumerate(ops)]
+
+
 def simulate_by_family(
     op: ReplayOp,
     device: DeviceProfile,

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -37,10 +38,12 @@ def command(
     format_: str,
     force: bool,
 ) -> None:
-    """Fit the constants of a device to measured kernels, starting from what the device says now.
+    """Fit a device to measured kernels or calls, starting from what the device says now.
 
-    Priors keep little data from doing harm, and nothing moves unless unseen kernels are predicted better for it. The
-    new file is for --soc FILE. KERNEL_DETAILS as for validate.
+    Of kernels (kernel_details.csv) the constants are fitted: priors keep little data from doing harm, and nothing moves
+    unless unseen kernels are predicted better for it. Of calls (measured.csv of `export --format measure`) the new file
+    holds the calls, and every prediction is adjusted by the calls that are like it. The new file is for --soc FILE.
+    KERNEL_DETAILS as for validate.
     """
     from opreplay.cli.terminal import console
     from opreplay.replay.ascend import load_device
@@ -48,6 +51,9 @@ def command(
     from opreplay.traces.errors import UsageError
 
     check_target(Path(output), force=force, folder=shipped is not None)
+    if shipped is None and of_calls(kernel_details):
+        calibrate_to_calls(kernel_details, soc, Path(output), name=name, format_=format_, force=force)
+        return
     if not soc and not (shipped is not None and Path(kernel_details[0]).is_dir()):
         raise UsageError("which device was measured is not said", hint="Give --soc once, or once for each table.")
     measured = (
@@ -74,6 +80,41 @@ def command(
     fit = recalibrate(groups_of(measured), measured[0].device, on_step=console.narrate)
     write_file(Path(output), own_device_text(fit, name=name or Path(output).stem), force=force)
     console.show_view(calibration.view(fit, output=output), format_)
+
+
+def of_calls(paths: Sequence[str]) -> bool:
+    """Whether tables hold calls. Raises UsageError where some hold calls and others kernels."""
+    from opreplay.replay.ascend.measured.call_tables import is_call_table
+    from opreplay.traces.errors import UsageError
+
+    kinds = {not Path(path).is_dir() and is_call_table(path) for path in paths}
+    if len(kinds) > 1:
+        raise UsageError(
+            "kernels and calls are calibrated one after the other",
+            hint="Give the kernels first, then the calls with --soc and the file that results.",
+        )
+    return kinds.pop()
+
+
+def calibrate_to_calls(
+    paths: Sequence[str], soc: Sequence[str], output: Path, *, name: str | None, format_: str, force: bool
+) -> None:
+    """Write the device with the measured calls of tables, and print what they change."""
+    from opreplay.cli.outputs import write_file
+    from opreplay.cli.terminal import console
+    from opreplay.replay.ascend import load_device
+    from opreplay.replay.ascend.calibrate.calls import read_call_tables
+    from opreplay.replay.ascend.calibrate.own_calls import fit_calls, own_text
+    from opreplay.replay.ops.work.expected import expected_contents
+    from opreplay.replay.report.views import calibration
+    from opreplay.traces.errors import UsageError
+
+    if len(soc) != 1:
+        raise UsageError("which device was measured is not said", hint="Give --soc once.")
+    device = load_device(soc[0])
+    fit = fit_calls(read_call_tables(paths, device.name), device, expected_contents())
+    write_file(output, own_text(fit, name=name or output.stem), force=force)
+    console.show_view(calibration.view_of_calls(fit, output=str(output)), format_)
 
 
 def measured_in(folder: str) -> list[Measured]:

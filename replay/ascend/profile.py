@@ -288,6 +288,38 @@ class Cluster(msgspec.Struct, frozen=True, kw_only=True):
     between: ClusterLink | None = None
 
 
+class OwnMeasurement(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A call that a user measured on the device, and what was predicted for it without any measurement of the user's.
+
+    Times are in microseconds, of one call.
+    """
+
+    call: str
+    """In opreplay's notation."""
+    op: str
+    """The kernel types that an aten op runs, else the op's name."""
+    family: str
+    """Kernel family that takes most of the time."""
+    l2: Literal["cold", "loop", "warm"]
+    """What the L2 cache held when the call was measured."""
+    measured_us: float
+    spread: float = 0.0
+    """Of the repeats, relative to `measured_us`."""
+    predicted_us: float
+    """Of the call alone, in the same state of the cache."""
+    network_us: float
+    """By the constants of kernels in networks, in the same state of the cache."""
+    band: float
+    """Factor of the 80 % band of `predicted_us`."""
+
+    def __post_init__(self) -> None:
+        times = (self.measured_us, self.predicted_us, self.network_us)
+        if not all(0 < time_us < math.inf for time_us in times):
+            raise ValueError("times of a measured call must be above 0")
+        if not (1.0 <= self.band < math.inf and 0.0 <= self.spread < math.inf):
+            raise ValueError("band must be 1 or more, spread 0 or more")
+
+
 class DeviceProfile(msgspec.Struct, frozen=True, kw_only=True):
     """One simulated SoC, ready to predict with."""
 
@@ -318,6 +350,8 @@ class DeviceProfile(msgspec.Struct, frozen=True, kw_only=True):
     """Those that the device's own file gives."""
     is_own_fit: bool = False
     """Whether a user's file gives constants of its own: then no measured calls of others correct them."""
+    measured: tuple[OwnMeasurement, ...] = ()
+    """Calls that the user measured on it: they adjust all other predictions."""
     aliases: tuple[str, ...] = ()
     generation: str = ""
     """What devices have that differ in numbers of cores, clock and memory alone: they share what is fitted to any."""

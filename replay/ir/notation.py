@@ -419,6 +419,16 @@ def call_text(op: ReplayOp) -> str:
     return f"{name}({', '.join(parts)})"
 
 
+_SINCE = re.compile(r"[._]since_\d{8}(?=\()")
+"""The part of an overload that names the first release with a schema (`ops.register`): some calls have it, the same
+calls of a profile do not."""
+
+
+def call_identity(op: ReplayOp) -> str:
+    """The text by which a call is known in measured tables and device files, whichever schema it was read by."""
+    return _SINCE.sub("", call_text(op), count=1)
+
+
 def telling_arguments(ops: Sequence[tuple[str, str, str, str]]) -> dict[str, str]:
     """Of (id, name, inputs, call) by id, the arguments in which ops of equal name and inputs differ: "dim=1 · k=True".
 

@@ -91,6 +91,9 @@ def _measured_notes(result: OpResult) -> list[str]:
     return notes
 
 
+MEASURED_OF = {"call": "this call", "op": "other calls of the op", "family": "its kernel family"}
+
+
 def prediction_notes(prediction: Simulated) -> list[str]:
     """What a prediction rests on where that is less than measurements of its own device."""
     notes = {"uncalibrated": ["uncalibrated"], "other SoC": ["calibrated on another SoC"]}.get(
@@ -103,7 +106,9 @@ def prediction_notes(prediction: Simulated) -> list[str]:
         return [f"does not support {prediction.no_path} products: costed as another dtype"]
     if prediction.extrapolated:
         notes = [*notes, "extrapolated"]
-    if prediction.by == "bytes":
+    if prediction.measured:
+        notes = [*notes, f"adjusted by your measurements of {MEASURED_OF[prediction.measured]}"]
+    if prediction.by == "bytes" and prediction.measured != "call":
         notes = [*notes, "by bytes only, which flatters: half of all kernels take 1.5 times that or more"]
     return notes
 

@@ -73,6 +73,11 @@ class Simulated(msgspec.Struct, frozen=True, kw_only=True):
     taken_for: str = ""
     """Of a user's rule: what the kernels that it names were costed as, e.g. "Axpy as one of the family Elementwise";
     else the op whose rule was taken since the names are alike."""
+    measured: Literal["", "call", "op", "family"] = ""
+    """The nearest measurement of the user's own (calls of a device file) that the time rests on: of this very call, of
+    other calls of the op, of its kernel family; empty where there is none."""
+    narrowed: float = 1.0
+    """Width of the band, in log units, over its width without the user's measurements."""
 
 
 class NpuKernel(msgspec.Struct, frozen=True, kw_only=True):

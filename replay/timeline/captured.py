@@ -16,6 +16,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from opreplay.replay.ascend.simulate.coverage import measured_text
 from opreplay.replay.ascend.simulate.step import OpStep, Step
 from opreplay.replay.ir.model import RecordedSequence, ReplayOp, ReplayPlan
 from opreplay.replay.ir.step import ModuleTime
@@ -168,6 +169,7 @@ def captured_timeline(
         what_if=tuple(_change(text, called, calls) for text in what_if),
         notes=(
             *_notes(missing, len(called), first),
+            *(f"{step.device}: {text}" for step in steps if (text := measured_text(step.measured))),
             *(AS_LONG_AS_LONGEST,) * any(text.strip().startswith("fuse ") for text in what_if),
             *(() if plan.capture is None else plan.capture.notes),
         ),

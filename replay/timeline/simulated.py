@@ -22,7 +22,7 @@ from opreplay.replay.ascend.cost.residency import Held, codes_kept, resident_of,
 from opreplay.replay.ascend.custom.registrations import CustomOpError
 from opreplay.replay.ascend.measured.kernel_shapes import complete_outputs
 from opreplay.replay.ascend.profile import DeviceProfile
-from opreplay.replay.ascend.simulate.coverage import share_of_confidence
+from opreplay.replay.ascend.simulate.coverage import measured_shares, measured_text, share_of_confidence
 from opreplay.replay.ascend.simulate.op import simulate_by_family
 from opreplay.replay.ascend.simulate.step import total_band
 from opreplay.replay.collectives.model import Collective as CollectiveOp
@@ -123,6 +123,8 @@ class Predicted:
     above: dict[str, float] = field(default_factory=dict[str, float])
     confidences: list[tuple[Confidence, float]] = field(default_factory=list[tuple[Confidence, float]])
     """Of each prediction, and its time in microseconds."""
+    measured: list[tuple[str, float]] = field(default_factory=list[tuple[str, float]])
+    """Which of the user's measurements each prediction rests on (`Simulated.measured`), and its time in µs."""
     invented_recorded_us: float = 0.0
     predicted_recorded_us: float = 0.0
     recorded_us: float = 0.0
@@ -229,6 +231,8 @@ def step_on(
     idle_host = times.idle_for_host
     host_bound = schedule.step_us > 0 and idle_host > HOST_BOUND_SHARE * schedule.step_us
     notes = [*on.notes, *_collectives_note(*on.collectives_us)]
+    if measured := measured_text(measured_shares(on.measured)):
+        notes.append(measured)
     if host_bound:
         notes.append(
             f"host-bound: the device idles {times.host_idle_text(schedule.step_us)}, with "
@@ -421,6 +425,7 @@ def _lowered_ops(
         _finish(graph, out, done, of_it, (simulated.time_us + more) * share)
         recorded_us[signature].append(total)
         out.confidences.append((simulated.confidence, simulated.time_us))
+        out.measured.append((simulated.measured, simulated.time_us))
         out.invented_recorded_us += total if simulated.by == "invented sizes" else 0.0
     if out.dispatch_us is None:  # else what was recorded is another kind of work, a host's
         rows = [(on, us) for signature, us in recorded_us.items() if (on := known[signature]) is not None]

@@ -25,6 +25,7 @@ from opreplay.replay.ascend.profile import (
     Form,
     Link,
     Neighbour,
+    OwnMeasurement,
     Pipes,
     Quantity,
     Rates,
@@ -39,8 +40,8 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib  # pyright: ignore[reportMissingImports]
 
-SCHEMA_VERSION = 2
-"""Changes of format: 1 first version; 2 families may have `nearby`."""
+SCHEMA_VERSION = 3
+"""Changes of format: 1 first version; 2 families may have `nearby`; 3 `measured` and `base_version`."""
 
 MAX_FILE_BYTES = 4 << 20
 
@@ -49,6 +50,9 @@ RETIRED = frozenset({"reread_reach"})
 
 MAX_PULL = 10.0
 """Largest pull of a neighbour that a file may give; close neighbours that disagree pull more than they say together."""
+
+MOST_MEASURED = 2000
+"""Measured calls of a file: every prediction is compared with each of them."""
 
 DATASHEET: dict[str, str] = {
     "aic_cores": "core",
@@ -188,6 +192,8 @@ class DeviceFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     title: str = ""
     version: str = "0"
     base: str | None = None
+    base_version: str = ""
+    """Version of the base whose predictions `measured` was compared with; empty where any will do."""
     aliases: tuple[str, ...] = ()
     generation: str = ""
     """Of devices that share what is fitted to any of them; the device's own name where there is none."""
@@ -198,6 +204,8 @@ class DeviceFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     """In place of those of `_pipes.toml`."""
     slow_paths: tuple[SlowPath, ...] = ()
     """Beside those that all devices have, and before them."""
+    measured: tuple[OwnMeasurement, ...] = ()
+    """Calls that the user measured."""
 
 
 class PipesFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -368,6 +376,8 @@ def _checked(file: DeviceFile, where: str) -> DeviceFile:
             raise FormatError(f"{where}: slow_paths {path.name!r}: factor and cycles must be 0 or more and below 1e6")
     for name, entry in file.families.items():
         _check_family(f"{where}: families.{name}", entry)
+    if len(file.measured) > MOST_MEASURED:
+        raise FormatError(f"{where}: {len(file.measured):,} measured calls, over the limit of {MOST_MEASURED:,}")
     return file
 
 
@@ -438,6 +448,7 @@ def compile_device(file: DeviceFile) -> DeviceProfile:
         ),
         own_slow_paths=file.slow_paths + base.slow_paths,
         datasheet=datasheet,
+        measured=file.measured,
         is_own_fit=any((file.rates, file.families, file.slow_paths)) and canonical_name(file.name) is None,
     )
 
@@ -585,12 +596,23 @@ def load_file(name_or_path: str | Path) -> DeviceFile:
             based_on = canonical_name(file.base)
             if based_on is None:
                 raise FormatError(f"{text}: base {file.base!r} is no shipped device", hint=_known())
+            _check_base_version(file, _shipped(based_on), text)
         return file
     known = canonical_name(text)
     if known is None:
         message, hint = no_such_device(text)
         raise UsageError(message, hint=hint)
     return _shipped(known)
+
+
+def _check_base_version(file: DeviceFile, base: DeviceFile, where: str) -> None:
+    """Raise FormatError where measured calls were compared with predictions of another version of the base."""
+    if file.base_version and file.base_version != base.version:
+        raise FormatError(
+            f"{where}: its measured calls were compared with version {file.base_version} of {base.name}, which is "
+            f"{base.version} here",
+            hint="Make it again: opreplay calibrate measured.csv --soc NAME -o FILE.toml --force",
+        )
 
 
 def _known() -> str:

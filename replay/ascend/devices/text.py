@@ -20,7 +20,7 @@ from opreplay.replay.ascend.devices.file import (
     load_model,
 )
 from opreplay.replay.ascend.devices.fitted import COLUMNS, COUNTS, Row, source_of
-from opreplay.replay.ascend.profile import DeviceProfile, FamilyCost, Quantity, Rates, SlowPath
+from opreplay.replay.ascend.profile import DeviceProfile, FamilyCost, OwnMeasurement, Quantity, Rates, SlowPath
 
 Constant = float | str | tuple[str, ...]
 Constants = dict[str, Constant]
@@ -107,6 +107,26 @@ def _slow_path(path: SlowPath) -> str:
     return "\n".join(lines) + "\n"
 
 
+def _measurement(row: OwnMeasurement) -> str:
+    lines = ["[[measured]]"]
+    for name in OwnMeasurement.__struct_fields__:
+        value = getattr(row, name)
+        shown = _number(value) if isinstance(value, float) else json.dumps(value, ensure_ascii=False)
+        lines.append(f"{name} = {shown}")
+    return "\n".join(lines) + "\n"
+
+
+def measured_text(device: DeviceProfile, *, name: str, title: str, header: str) -> str:
+    """The TOML text of a shipped device with a user's measured calls, which refers to the device by its name."""
+    parts = [
+        "".join(f"# {line}\n" for line in header.splitlines()),
+        f"schema_version = {SCHEMA_VERSION}\nname = {json.dumps(name)}\ntitle = {json.dumps(title)}\n"
+        f'version = "1"\nbase = {json.dumps(device.name)}\nbase_version = {json.dumps(device.version)}\n',
+        *map(_measurement, device.measured),
+    ]
+    return "\n".join(parts)
+
+
 def device_text(device: DeviceProfile, *, header: str, source: str) -> str:
     """The TOML text of a calibrated device: what differs from the shared model. `header` becomes comment lines."""
     shared, model = load_model(), datasheet_only(device)
@@ -126,6 +146,7 @@ def device_text(device: DeviceProfile, *, header: str, source: str) -> str:
     for name, family in device.families.items():
         parts.append(_family(family, model.families[name], source))
     parts += [_slow_path(path) for path in device.own_slow_paths]
+    parts += map(_measurement, device.measured)
     return "\n".join(parts)
 
 

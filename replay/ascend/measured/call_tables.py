@@ -7,6 +7,7 @@ Owns the columns and which rows are of use; what a call costs is `simulate`'s, w
 from __future__ import annotations
 
 import csv
+import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from hashlib import blake2b
@@ -25,6 +26,8 @@ from opreplay.traces.errors import Malformed, OpReplayError, TooLarge
 
 TIMES = ("torch_us", "time_us", "us", "duration_us")
 """Columns of which the first that a table has is the time of a call in microseconds."""
+_SPREAD = re.compile(r"\bspread (\d{1,9}(?:\.\d{1,9})?) %")
+"""In the note of a row: the middle half of the repeats as a share of their median."""
 BETWEEN = " ; "
 """Between the calls of a composite, whose times were summed."""
 
@@ -42,6 +45,8 @@ class MeasuredCall(msgspec.Struct, frozen=True, kw_only=True):
     time_us: float
     source: str = ""
     """Project and file, without the version."""
+    spread: float = 0.0
+    """Of the repeats, relative to the time; 0 where the note does not say."""
 
     @property
     def key(self) -> str:
@@ -141,7 +146,9 @@ def _call(
     said = (row.get("l2") or row.get("state") or "").strip().lower()
     l2: L2State | None = "cold" if said == "cold" else "warm" if said == "warm" else None
     source = (row.get("source") or "").split("@")[0].split("#")[0].strip()
-    return MeasuredCall(text=text, ops=ops, soc=_soc_of(row, soc), l2=l2, time_us=time_us, source=source)
+    said_spread = _SPREAD.search(row.get("note") or "")
+    spread = float(said_spread[1]) / 100 if said_spread else 0.0
+    return MeasuredCall(text=text, ops=ops, soc=_soc_of(row, soc), l2=l2, time_us=time_us, source=source, spread=spread)
 
 
 def ops_of_texts(texts: Sequence[str], *, runnable: bool = False) -> dict[str, ReplayOp | str]:

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import msgspec
 
@@ -66,6 +66,28 @@ def share_of_confidence(times_us: Iterable[tuple[Confidence, float]], confidence
     if total_us > 0:
         return by_confidence.get(confidence, 0.0) / total_us
     return 1.0 if confidence == "uncalibrated" else 0.0
+
+
+MEASURED = {"call": "these calls", "op": "other calls of the ops", "family": "their kernel families"}
+"""`Simulated.measured` → what the user's measurements are of."""
+
+
+def measured_shares(times_us: Iterable[tuple[str, float]]) -> dict[str, float]:
+    """Shares of the predicted time that rest on the user's own measurements, by what these are of (`MEASURED`).
+
+    `times_us` are (`Simulated.measured`, microseconds) of each prediction.
+    """
+    by_nearest = summed(times_us)
+    total_us = sum(by_nearest.values())
+    return {nearest: by_nearest[nearest] / total_us for nearest in MEASURED if by_nearest.get(nearest, 0.0) > 0}
+
+
+def measured_text(shares: Mapping[str, float]) -> str:
+    """ "61.2 % of the predicted time rests on your measurements: 61.2 % on these calls"; empty without any."""
+    if not shares:
+        return ""
+    parts = ", ".join(f"{100 * share:.1f} % on {MEASURED[nearest]}" for nearest, share in shares.items())
+    return f"{100 * sum(shares.values()):.1f} % of the predicted time rests on your measurements: {parts}"
 
 
 def recorded_shares(plan: ReplayPlan) -> dict[str, float]:

@@ -30,6 +30,7 @@ from opreplay.replay.ascend.custom.programs import program_cost
 from opreplay.replay.ascend.devices.file import REFERENCE, alone, load_device
 from opreplay.replay.ascend.lowering import Lowering, lower
 from opreplay.replay.ascend.profile import DeviceProfile
+from opreplay.replay.ascend.simulate.measured import adjust, estimate_of
 from opreplay.replay.ir.kernel import Confidence, Evidence, KernelCall, KernelPrediction, State, WorkKind
 from opreplay.replay.ir.model import ReplayOp
 from opreplay.replay.ir.sizes import is_absurd, tensors_of
@@ -271,6 +272,18 @@ def _by_kernels(
 
 
 def _together(
+    op: ReplayOp, lowering: Lowering, device: DeviceProfile, predict: Predictor, cached: Sequence[Held], l2: L2State
+) -> tuple[Parts, Simulated]:
+    """The kernels of an op with what each takes, and the op, adjusted by what the user measured on the device."""
+    parts, simulated = _shipped(op, lowering, device, predict, cached, l2)
+    if not device.measured or simulated.time_us <= 0 or op.collective is not None:
+        return parts, simulated
+    families = summed((family_of(call, device).name, cost.time_us * call.count) for call, cost in parts)
+    factor, simulated = adjust(simulated, estimate_of(op, families, simulated), device)
+    return [(call, _scaled(cost, factor)) for call, cost in parts], simulated
+
+
+def _shipped(
     op: ReplayOp, lowering: Lowering, device: DeviceProfile, predict: Predictor, cached: Sequence[Held], l2: L2State
 ) -> tuple[Parts, Simulated]:
     """The kernels of an op with what each takes, and the op: in a network by the device's fitted constants, alone by

@@ -15,7 +15,7 @@ from opreplay.replay.ascend.cost.predictor import Predictor
 from opreplay.replay.ascend.cost.residency import Held
 from opreplay.replay.ascend.custom.estimators import CustomOpError
 from opreplay.replay.ascend.profile import DeviceProfile
-from opreplay.replay.ascend.simulate.coverage import share_of_confidence
+from opreplay.replay.ascend.simulate.coverage import measured_shares, share_of_confidence
 from opreplay.replay.ascend.simulate.op import is_predicted, simulate_by_family
 from opreplay.replay.ir.model import ReplayOp
 from opreplay.replay.ops.work.contents import Contents
@@ -50,6 +50,8 @@ class Step(msgspec.Struct, frozen=True, kw_only=True):
     """Of the predicted time: ops of which some kernel family was checked on no SoC. `coverage` says what share of the
     recorded time predictions stand for. 1 where nothing is predicted, as in timelines."""
     ops: tuple[OpStep, ...]
+    measured: dict[str, float] = {}
+    """Shares of the predicted time that rest on the user's own measurements, by `coverage.MEASURED`."""
     l2: L2State = "sequence"
     """What the caches were taken to hold when an op starts."""
     peaks: tuple[float, ...] = ()
@@ -142,7 +144,7 @@ def simulate_step(
             parts.append(OpStep(id=op.id, simulated=simulated, families_us=families, count=op.count))
     total = sum(part.simulated.time_us * part.count for part in parts)
     by_bound, by_family = _summed_us(parts)
-    below, above_us = _deviations(by_family, device)
+    below, above_us = _deviations(_uncertain_us(parts), device)
     return Step(
         device=device.name,
         device_version=device.version,
@@ -153,6 +155,7 @@ def simulate_step(
         by_family=_largest_first(by_family),
         uncalibrated_share=share_of_confidence((p.simulated.confidence, p.simulated.time_us * p.count) for p in parts),
         ops=tuple(parts),
+        measured=measured_shares((p.simulated.measured, p.simulated.time_us * p.count) for p in parts),
         l2=l2,
         failed=failed,
         hbm_bytes=device.hbm_bytes,
@@ -165,7 +168,14 @@ def simulate_step(
     )
 
 
-def _deviations(by_family: dict[str, float], device: DeviceProfile) -> tuple[float, float]:
+def _uncertain_us(parts: Iterable[OpStep]) -> dict[str, float]:
+    """Time of all calls by family of kernels; of calls whose bands the user's measurements narrowed as much less."""
+    return summed(
+        (name, us * part.count * part.simulated.narrowed) for part in parts for name, us in part.families_us.items()
+    )
+
+
+def _deviations(by_family: Mapping[str, float], device: DeviceProfile) -> tuple[float, float]:
     """80 % deviations of the total: down in log microseconds, up in microseconds; families in quadrature.
 
     Up they are not added as logarithms: one family that may take eight times as long is a small part of these.

@@ -10,7 +10,7 @@ from typing import cast
 import msgspec
 
 from opreplay.initializers.amounts import work_text
-from opreplay.replay.ascend.simulate.coverage import share_of_confidence
+from opreplay.replay.ascend.simulate.coverage import measured_shares, measured_text, share_of_confidence
 from opreplay.replay.ir.kernel import Confidence
 from opreplay.replay.ir.reasons import ReasonTotal
 from opreplay.replay.ops.invented import WEIGHTS
@@ -324,7 +324,8 @@ def confidence_notes(soc: str, results: Sequence[OpResult]) -> list[str]:
 
 
 def telling_notes(soc: str, results: Sequence[OpResult]) -> list[str]:
-    """What of a device's predictions may change a decision: the user's own, and those of what it cannot do."""
+    """What of a device's predictions may change a decision: the user's own code and measurements, and what the device
+    cannot do."""
     used = Counter(
         f"{prediction.by} {prediction.source}" + (f" ({prediction.taken_for})" if prediction.taken_for else "")
         for r in results
@@ -333,6 +334,9 @@ def telling_notes(soc: str, results: Sequence[OpResult]) -> list[str]:
         and prediction.by.startswith(("user ", "tile "))
     )
     lines = [f"{safe(soc)}: predicted by {_listed(used)}"] if used else []
+    times_us = [(made.measured, made.time_us * r.count) for r in results if (made := r.simulated.get(soc)) is not None]
+    if measured := measured_text(measured_shares(times_us)):
+        lines.append(f"{safe(soc)}: {measured}")
     return [*lines, *no_path_notes(soc, [(r.simulated[soc], r.recorded_share) for r in results if soc in r.simulated])]
 
 

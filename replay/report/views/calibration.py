@@ -1,17 +1,21 @@
 # pyright: strict
-"""What a calibration changed: errors before and after, as a table and as JSON; computes nothing."""
+"""What a calibration changed: errors before and after, as a table and as JSON; computes medians alone."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from math import exp
+from statistics import median
+from typing import Any, NamedTuple
 
+import msgspec
 from rich.console import Group, RenderableType
 from rich.text import Text
 
+from opreplay.replay.ascend.calibrate.own_calls import OwnError, OwnFit, median_error
 from opreplay.replay.ascend.calibrate.recalibrate import Recalibration
 from opreplay.replay.ascend.measured.accuracy import Compared, Errors, errors_by_type, errors_of
-from opreplay.replay.report.table import COUNT, Column, Table, Unit, terminal
+from opreplay.replay.report.table import COUNT, RATIO, Column, Table, Unit, terminal
 from opreplay.replay.report.text import safe
 from opreplay.replay.report.view import View
 from opreplay.replay.report.views.validation import errors_facts
@@ -83,3 +87,64 @@ def render(recalibration: Recalibration, *, output: str) -> RenderableType:
     if len(recalibration.compared_before) < FEW:
         parts.append(Text(f"only {len(recalibration.compared_before)} unique kernels: figures this few say little"))
     return Group(*parts, *terminal(Table("Errors", columns, rows)))
+
+
+def view_of_calls(fit: OwnFit, *, output: str) -> View:
+    """What a calibration to measured calls came to, in every form; `output`: the new device file."""
+    return View(
+        render=lambda width: render_calls(fit, output=output, width=width),
+        facts=lambda: facts_of_calls(fit, output=output),
+    )
+
+
+def facts_of_calls(fit: OwnFit, *, output: str) -> dict[str, Any]:
+    """The whole report; errors are fractions, and `held_out_error` is of calls that the others predict."""
+    return {
+        "output": output,
+        "device": fit.before.name,
+        "rows": fit.rows,
+        "dropped": fit.dropped,
+        "median_error_before": median_error([error.before for error in fit.errors]),
+        "median_error_held_out": median_error([error.held_out for error in fit.errors]),
+        "calls": [
+            {
+                **msgspec.to_builtins(error.row),
+                "error_before": median_error([error.before]),
+                "error_held_out": median_error([error.held_out]),
+            }
+            for error in fit.errors
+        ],
+    }
+
+
+class _OwnOp(NamedTuple):
+    """The measured calls of one op."""
+
+    name: str
+    errors: tuple[OwnError, ...]
+
+
+def render_calls(fit: OwnFit, *, output: str, width: int) -> RenderableType:
+    """A line for each op that was measured: its factor, and errors before and when predicted from the other calls."""
+    by_op: dict[str, list[OwnError]] = {}
+    for error in fit.errors:
+        by_op.setdefault(error.row.call.partition("(")[0], []).append(error)
+    ops = [_OwnOp(name, tuple(errors)) for name, errors in by_op.items()]
+    percent = Unit(lambda value: f"{100 * value:.1f}")
+    columns = [
+        Column[_OwnOp]("op", lambda op: op.name, chars=40),
+        Column[_OwnOp]("n", lambda op: len(op.errors), COUNT),
+        Column[_OwnOp]("measured / predicted", lambda op: median(exp(error.before) for error in op.errors), RATIO),
+        Column[_OwnOp]("error before", lambda op: median_error([error.before for error in op.errors]), percent),
+        Column[_OwnOp]("left out", lambda op: median_error([error.held_out for error in op.errors]), percent),
+    ]
+    before, held_out = (median_error(logs) for logs in zip(*((e.before, e.held_out) for e in fit.errors), strict=True))
+    parts: list[RenderableType] = [
+        Text(f"{safe(fit.before.name)} → {safe(output)}", style="bold"),
+        Text(
+            f"{len(fit.errors)} measured calls: median error {100 * before:.1f} % as predicted before, "
+            f"{100 * held_out:.1f} % of each call when the others predict it"
+        ),
+        *(Text(f"left out: {count} rows: {safe(reason)}") for reason, count in fit.dropped.items()),
+    ]
+    return Group(*parts, *terminal(Table("Errors in percent", columns, ops), width))

@@ -21,6 +21,7 @@ from opreplay.replay.ir.model import RecordedKernel, ReplayArg, ReplayOp
 from opreplay.replay.ir.notation import call_text
 from opreplay.replay.ir.sizes import need_of, readable
 from opreplay.replay.report.snippet import snippet
+from opreplay.replay.report.sweep import MEASURED_OF
 from opreplay.replay.report.table import Column, Fact, Table, facts_grid, terminal
 from opreplay.replay.report.text import DASH, safe, share_text, time_text
 from opreplay.replay.report.view import View
@@ -185,6 +186,7 @@ def _device(explanation: Explanation) -> list[RenderableType]:
     total = explanation.simulated
     far = "; extrapolated" if total.extrapolated else ""
     far += f"; {safe(total.no_path)} products are not supported" if total.no_path else ""
+    far += f"; adjusted by your measurements of {MEASURED_OF[total.measured]}" if total.measured else ""
     head = Text.assemble(
         (safe(explanation.device), "bold"),
         (f" (version {safe(explanation.device_version)})", "dim"),

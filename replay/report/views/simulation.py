@@ -171,6 +171,7 @@ def _step_facts(plan: ReplayPlan, step: Step, inverted: Sequence[Inversion], los
         "memory": memory_facts(plan, step),
         **{name: getattr(step, name) if step.ops else None for name in ("total_us", "low_us", "high_us")},
         "uncalibrated_share": step.uncalibrated_share,
+        "measured_shares": step.measured,
         "coverage": coverage_facts(covered(plan, step)),
         "faster_than_larger": {pair.larger: pair.ops for pair in inverted if pair.smaller == step.device},
         "beyond_hbm_bytes_per_s": step.beyond_hbm,

@@ -134,3 +134,30 @@ def test_what_stays_far_too_slow_becomes_a_slow_path_of_the_device(tmp_path: Pat
     assert found.bound == "slow path"
     assert found.time_us == pytest.approx(times[odd], rel=0.1)
     assert not predict_kernel(call("SwiGlu", 1 << 16), mine).slow_path
+
+
+CALLS = 'op,torch_us,soc,l2\n"aten::mm(bf16[4096,4096], bf16[4096,4096])",900,910b3,cold\n'
+
+
+def test_a_table_of_calls_makes_a_device_of_measured_calls(tmp_path: Path) -> None:
+    path, out = tmp_path / "measured.csv", tmp_path / "mine.toml"
+    path.write_text(CALLS)
+    result = invoke(path, "--soc", "910b3", "-o", out, "--name", "ours")
+    assert result.exit_code == 0, result.stderr
+    assert "1 measured calls" in result.stdout
+    mine = load_device(out)
+    assert (mine.name, mine.rates) == ("ours", DEVICE.rates)
+    assert [row.measured_us for row in mine.measured] == [900.0]
+
+
+def test_calls_are_of_one_device_and_no_kernels(tmp_path: Path) -> None:
+    path, out = tmp_path / "measured.csv", tmp_path / "mine.toml"
+    path.write_text(CALLS)
+    assert "Give --soc once" in invoke(path, "-o", out).stderr
+    kernels = profile(tmp_path / "k.csv", {("Relu", 64): 3.0})
+    assert "one after the other" in invoke(path, kernels, "--soc", "910b3", "-o", out).stderr
+    path.write_text(CALLS.replace("910b3", "910b2"))
+    refused = invoke(path, "--soc", "910b3", "-o", out)
+    assert refused.exit_code == 3
+    assert "measured on a 910b2" in refused.stderr
+    assert not out.exists()

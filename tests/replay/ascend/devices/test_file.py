@@ -117,6 +117,59 @@ def test_broken_files_name_the_key_or_line(change: tuple[str, str], message: str
         read_device_file(MINIMAL.replace(*change).encode(), "mine.toml")
 
 
+MEASURED = """
+[[measured]]
+call = "aten::mm(f32[8,8], f32[8,8])"
+op = "MatMulV3"
+family = "MatMul"
+l2 = "cold"
+measured_us = 12.0
+spread = 0.02
+predicted_us = 10.0
+network_us = 11.0
+band = 1.5
+"""
+
+
+def test_measured_calls_are_read_and_are_no_constants_of_its_own(tmp_path: Path) -> None:
+    path = tmp_path / "mine.toml"
+    path.write_text(MINIMAL + MEASURED)
+    mine = load_device(path)
+    assert [(row.measured_us, row.l2) for row in mine.measured] == [(12.0, "cold")]
+    assert not mine.is_own_fit
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (("measured_us = 12.0", "measured_us = 0.0"), "above 0"),
+        (("measured_us = 12.0", "measured_us = inf"), "above 0"),
+        (("band = 1.5", "band = 0.5"), "band"),
+        (('l2 = "cold"', 'l2 = "tepid"'), "tepid"),
+        (("spread = 0.02", "colour = 1"), "colour"),
+    ],
+)
+def test_broken_measured_calls(change: tuple[str, str], message: str) -> None:
+    assert change[0] in MEASURED
+    with pytest.raises(FormatError, match=message):
+        read_device_file((MINIMAL + MEASURED.replace(*change)).encode(), "mine.toml")
+
+
+def test_more_measured_calls_than_predictions_can_be_compared_with_are_refused() -> None:
+    with pytest.raises(FormatError, match="over the limit of 2,000"):
+        read_device_file((MINIMAL + MEASURED * 2001).encode(), "mine.toml")
+
+
+def test_calls_that_were_compared_with_other_constants_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "mine.toml"
+    path.write_text(MINIMAL.replace("base =", 'base_version = "1999.1"\nbase =') + MEASURED)
+    with pytest.raises(FormatError, match=r"version 1999\.1 of 910b3") as caught:
+        load_device(path)
+    assert "opreplay calibrate" in caught.value.hint
+    path.write_text(path.read_text().replace("1999.1", load_device("910b3").version))
+    assert load_device(path).measured
+
+
 @pytest.mark.parametrize(
     ("section", "message"),
     [

@@ -1,0 +1,168 @@
+# pyright: strict
+"""A device from calls that a user measured on it: the rows of its file, and how much better they make predictions.
+
+Owns which rows count and the errors before and after; `cost.own_measurements` owns what the rows make of a prediction.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from math import exp, log
+from statistics import median
+
+import msgspec
+
+from opreplay.replay.ascend.calibrate.calls import ASSUMED_L2
+from opreplay.replay.ascend.calibrate.validate import total_counts
+from opreplay.replay.ascend.cost.own_measurements import own_measurements
+from opreplay.replay.ascend.cost.predictor import Predictor
+from opreplay.replay.ascend.cost.residency import resident_of, touches_in, written_back
+from opreplay.replay.ascend.devices.file import MOST_MEASURED, canonical_name
+from opreplay.replay.ascend.devices.text import device_text, measured_text
+from opreplay.replay.ascend.lowering import lower
+from opreplay.replay.ascend.measured.call_tables import CallTable, MeasuredCall
+from opreplay.replay.ascend.profile import DeviceProfile, OwnMeasurement
+from opreplay.replay.ascend.simulate.measured import estimate_of
+from opreplay.replay.ascend.simulate.op import is_predicted, simulate_by_family
+from opreplay.replay.ir.model import ReplayOp
+from opreplay.replay.ops.work.contents import Contents
+from opreplay.replay.results.records import L2State
+from opreplay.traces.errors import Malformed
+
+ContentsOf = Callable[[ReplayOp], Contents | None]
+
+
+class OwnError(msgspec.Struct, frozen=True, kw_only=True):
+    """A measured call, as logarithms of measured over predicted."""
+
+    row: OwnMeasurement
+    before: float
+    held_out: float
+    """With what all other measured calls say."""
+
+
+class OwnFit(msgspec.Struct, frozen=True, kw_only=True):
+    """What measured calls make of a device."""
+
+    before: DeviceProfile
+    after: DeviceProfile
+    errors: tuple[OwnError, ...]
+    """Of each measured call, merged over the rows that repeat it."""
+    rows: int
+    """Read, used or not."""
+    dropped: dict[str, int]
+    """Reason → rows that could not be used."""
+
+
+def fit_calls(tables: Sequence[CallTable], device: DeviceProfile, contents: ContentsOf) -> OwnFit:
+    """The device with the measured calls of tables; those that it already has are kept unless they are measured again.
+
+    `contents` says what the values of a call's arguments amount to. Raises Malformed where no row can be used, or for
+    more calls than a device file may hold.
+    """
+    bare = msgspec.structs.replace(device, measured=())
+    dropped: Counter[str] = Counter(total_counts([table.dropped for table in tables]))
+    rows: dict[tuple[str, str], list[MeasuredCall]] = {}
+    for call in (call for table in tables for call in table.calls):
+        why = _unusable(call, device)
+        if why:
+            dropped[why] += 1
+        else:
+            rows.setdefault((call.text, call.l2 or ASSUMED_L2), []).append(call)
+    predict = Predictor(bare)
+    measured: dict[tuple[str, str], OwnMeasurement] = {(row.call, row.l2): row for row in device.measured}
+    for calls in rows.values():
+        row = _measurement(calls, bare, predict, contents)
+        if row is None:
+            dropped["no prediction"] += len(calls)
+        else:
+            measured[row.call, row.l2] = row
+    if not measured or len(measured) > MOST_MEASURED:
+        reasons = "; ".join(f"{n} rows: {reason}" for reason, n in dropped.most_common(3))
+        raise Malformed(
+            f"{len(measured):,} calls to calibrate to, of at most {MOST_MEASURED:,}"
+            + (f" ({reasons})" * bool(reasons)),
+            hint=f"Rows need a time, a call as `opreplay op` takes it, and soc {device.name}.",
+        )
+    after = msgspec.structs.replace(device, measured=tuple(measured.values()))
+    before = [log(row.measured_us / row.predicted_us) for row in after.measured]
+    others = own_measurements(after.measured, in_network=False).leave_one_out()
+    return OwnFit(
+        before=device,
+        after=after,
+        errors=tuple(
+            OwnError(row=row, before=log_ratio, held_out=log_ratio - by_others)
+            for row, log_ratio, by_others in zip(after.measured, before, others, strict=True)
+        ),
+        rows=sum(table.rows for table in tables),
+        dropped=dict(dropped),
+    )
+
+
+def median_error(logs: Sequence[float]) -> float:
+    """Median of |predicted / measured - 1| of logarithms of measured over predicted."""
+    return median(abs(exp(-value) - 1.0) for value in logs)
+
+
+def own_text(fit: OwnFit, *, name: str) -> str:
+    """The TOML text of the device; of a shipped one its name and the measured calls alone."""
+    title = f"{fit.before.title}, {len(fit.after.measured)} calls measured"
+    header = (
+        f"{fit.before.title} ({fit.before.name}, version {fit.before.version}) with {len(fit.after.measured)} "
+        "calls that were measured on it,\nby `opreplay calibrate`. Use it by its path: --soc FILE."
+    )
+    if canonical_name(fit.before.name) is not None:
+        return measured_text(fit.after, name=name, title=title, header=header)
+    named = msgspec.structs.replace(fit.after, name=name, title=title, aliases=(), version="1")
+    return device_text(named, header=header, source=f"{fit.before.name} {fit.before.version}")
+
+
+def _unusable(call: MeasuredCall, device: DeviceProfile) -> str:
+    """Why a row says nothing about a device; empty where it does."""
+    if len(call.ops) > 1:
+        return "several calls timed together"
+    if canonical_name(device.name) is not None and call.soc != device.name:
+        return f"measured on a {call.soc}"
+    return "" if call.text.isprintable() else "a text that is not printable"
+
+
+def _measurement(
+    calls: Sequence[MeasuredCall], device: DeviceProfile, predict: Predictor, contents: ContentsOf
+) -> OwnMeasurement | None:
+    """The rows of one call in one state as a row of the file; None where nothing is predicted for it."""
+    op = calls[0].ops[0]
+    l2 = calls[0].l2 or ASSUMED_L2
+    assert l2 != "sequence"
+    simulated, families_us = simulate_by_family(op, device, predict, contents(op), l2=l2)
+    network_us = in_network_us(op, predict, contents(op), l2)
+    if not is_predicted(op, simulated) or simulated.time_us <= 0 or network_us <= 0:
+        return None
+    estimate = estimate_of(op, families_us, simulated)
+    times = [call.time_us for call in calls]
+    return OwnMeasurement(
+        call=estimate.call,
+        op=estimate.op,
+        family=estimate.family,
+        l2=l2,
+        measured_us=median(times),
+        spread=max(max(call.spread for call in calls), (max(times) - min(times)) / (2 * median(times))),
+        predicted_us=simulated.time_us,
+        network_us=network_us,
+        band=estimate.band,
+    )
+
+
+def in_network_us(op: ReplayOp, predict: Predictor, contents: Contents | None, l2: L2State) -> float:
+    """Time of a call by the constants of kernels in networks, with the caches as a call alone finds them.
+
+    Times of calls alone follow other constants and what others measured of such calls, so this is what a measured call
+    is compared with to learn about the same call in a network.
+    """
+    kernels = lower(op, contents).kernels
+    state = "warm" if l2 == "warm" else "cold"
+    return sum(
+        call.count
+        * predict(call, resident_of(written_back(call, touches), predict.device), "network", l2 != "cold").time_us
+        for call, touches in zip(kernels, touches_in(kernels, state), strict=True)
+    )

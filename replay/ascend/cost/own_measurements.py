@@ -1,0 +1,234 @@
+# pyright: strict
+"""What a user's own measurements say about other predictions, and which call is worth measuring next.
+
+Errors of predictions are correlated: log(measured / predicted) of two calls has a part in common when both ran on one
+device, when their kernels are of one family and of similar length, and when they are calls of one op. Conditioning on
+the measured calls (Gaussian process regression) gives each other prediction a factor and a narrower band. The same
+covariances say by how much a measurement would narrow the total of a step, so the calls to measure follow from them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cached_property, lru_cache
+from math import exp, inf, log, log2, sqrt
+from typing import TYPE_CHECKING, Literal
+
+import msgspec
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
+    from opreplay.replay.ascend.profile import OwnMeasurement
+
+    Array = npt.NDArray[np.float64]
+
+DEVICE_SHARE, FAMILY_SHARE, OP_SHARE, SIZE_SHARE, CALL_SHARE = 0.1, 0.3, 0.1, 0.2, 0.3
+"""Shares of the variance of a call's error in common with: all calls on the device; calls of its kernel family of
+similar length; calls of its op; calls of its op of similar length; the same call. Between two fits by maximum
+likelihood: kernels of SoCs that were left out give 0.2, 0.45, 0, 0.13 and 0.22, calls of ops that were never seen give
+the op 0.2 to 0.4. Choices and errors change little between the two (benchmarks/exams/measure_kit.py)."""
+REACH_OCTAVES = 3.0
+"""Octaves of predicted time at which the part that goes with similar length has fallen to exp(-1/2)."""
+OTHER_STATE = 0.8
+"""Correlation of a call's errors in two states of the caches; assumed."""
+REPEAT_ERROR = 0.03
+"""Standard deviation of the logarithm of a measured time that repeats well."""
+MOST_LOG = 5.0
+"""Largest logarithm of measured over predicted that is learned from: beyond a factor of 150 another thing was timed."""
+QUANTILE = 1.2816
+"""Standard deviations of a normal distribution that hold 80 %."""
+PRIOR_ROWS = 5.0
+"""Weight, in measured calls, of the bands as they were, when the measured errors scale the bands of the rest."""
+MOST_SCALE = 3.0
+"""Most by which measured errors widen the bands of the rest; they never narrow them, as what is measured is large."""
+LEAST_BAND = 1.05
+TOLD_SHARE = 0.1
+"""Share of the variance of a call's error that measurements must explain for its prediction to rest on them."""
+MOST_CALLS = 2000
+"""Calls that are compared with each other, those with the largest uncertainty first; more would take minutes."""
+
+Nearest = Literal["", "call", "op", "family"]
+"""The nearest measurement of the user's that a prediction rests on: of the very call, of its op, of its family."""
+
+
+class Estimate(msgspec.Struct, frozen=True, kw_only=True):
+    """A predicted time and what its error is correlated by."""
+
+    call: str
+    """Identity of the call: its text, or a kernel with its shapes."""
+    op: str
+    """The kernel types that an aten op runs, else the op's name; the type of a kernel."""
+    family: str
+    """Kernel family that takes most of the time."""
+    time_us: float
+    """Of one call."""
+    band: float
+    """Factor of the 80 % band."""
+    state: str = "sequence"
+    """What the caches hold when the call starts (`records.L2State`)."""
+
+    @property
+    def deviation(self) -> float:
+        """Standard deviation of the logarithm of measured over predicted."""
+        return max(log(LEAST_BAND), log(self.band)) / QUANTILE
+
+
+class Adjustment(msgspec.Struct, frozen=True, kw_only=True):
+    """What measurements make of a prediction."""
+
+    factor: float
+    band: float
+    """Factor of the 80 % band around the adjusted time."""
+    nearest: Nearest
+
+
+class Choice(msgspec.Struct, frozen=True, kw_only=True):
+    """A call that is worth measuring."""
+
+    index: int
+    """In the calls given."""
+    share: float
+    """Of the variance of the total that measuring it removes, after those chosen before it."""
+
+
+def covariances(first: Sequence[Estimate], second: Sequence[Estimate]) -> Array:
+    """Covariances of the log errors of calls: rows of `first` with columns of `second`."""
+    import numpy as np
+
+    codes: dict[tuple[str, str], int] = {}
+
+    def coded(estimates: Sequence[Estimate], field: str) -> npt.NDArray[np.int64]:
+        names = [(field, str(getattr(estimate, field))) for estimate in estimates]
+        return np.array([codes.setdefault(name, len(codes)) for name in names], dtype=np.int64)
+
+    def same(field: str) -> npt.NDArray[np.bool_]:
+        return coded(first, field)[:, None] == coded(second, field)[None, :]
+
+    octaves = [np.array([log2(max(1.0, e.time_us)) for e in estimates]) for estimates in (first, second)]
+    near = np.exp(-0.5 * ((octaves[0][:, None] - octaves[1][None, :]) / REACH_OCTAVES) ** 2)
+    alike = DEVICE_SHARE + near * (FAMILY_SHARE * same("family") + SIZE_SHARE * same("op"))
+    alike += OP_SHARE * same("op") + CALL_SHARE * same("call")
+    deviations = [np.array([e.deviation for e in estimates]) for estimates in (first, second)]
+    return alike * np.where(same("state"), 1.0, OTHER_STATE) * deviations[0][:, None] * deviations[1][None, :]
+
+
+class Measured:
+    """Measured calls, ready to adjust other predictions."""
+
+    def __init__(self, calls: Sequence[Estimate], logs: Sequence[float], spreads: Sequence[float]) -> None:
+        """`logs` are of measured over predicted; `spreads` the relative spread of each measurement's repeats."""
+        import numpy as np
+
+        self._calls = list(calls)
+        self._logs: Array = np.clip(np.array(logs, dtype=np.float64), -MOST_LOG, MOST_LOG)
+        self._noise: Array = REPEAT_ERROR**2 + np.array(spreads, dtype=np.float64) ** 2
+        self._names = {field: {getattr(call, field) for call in calls} for field in ("call", "op", "family")}
+
+    @cached_property
+    def _inverse(self) -> Array:
+        import numpy as np
+
+        noisy: Array = covariances(self._calls, self._calls) + np.diag(self._noise)
+        return np.linalg.inv(noisy).astype(np.float64)
+
+    @cached_property
+    def _scale(self) -> float:
+        """How much wider than predicted the measured errors are, as a factor on standard deviations."""
+        explained = float(self._logs @ self._inverse @ self._logs)
+        scale = sqrt((PRIOR_ROWS + explained) / (PRIOR_ROWS + len(self._calls)))
+        return min(MOST_SCALE, max(1.0, scale))
+
+    def ask(self, estimate: Estimate) -> Adjustment:
+        """The factor on a predicted time, and the band around the result."""
+        alike: Array = covariances([estimate], self._calls)[0]
+        weights: Array = alike @ self._inverse
+        prior = estimate.deviation**2
+        left = max(0.0, prior - float(weights @ alike))
+        deviation = sqrt(left * self._scale**2 + REPEAT_ERROR**2)
+        explained = 1.0 - left / prior
+        return Adjustment(
+            factor=exp(float(weights @ self._logs)),
+            band=exp(QUANTILE * deviation),
+            nearest=self._nearest(estimate) if explained >= TOLD_SHARE else "",
+        )
+
+    def leave_one_out(self) -> list[float]:
+        """For each measured call, the log of the factor that the measurements of all other calls give it."""
+        import numpy as np
+
+        pulls: Array = self._inverse @ self._logs
+        places: dict[str, list[int]] = {}
+        for place, call in enumerate(self._calls):
+            places.setdefault(call.call, []).append(place)
+        others: Array = np.zeros(len(self._calls))
+        for rows in places.values():
+            own: Array = self._inverse[np.ix_(rows, rows)]
+            others[rows] = self._logs[rows] - np.linalg.solve(own, pulls[rows])
+        return others.tolist()
+
+    def _nearest(self, estimate: Estimate) -> Nearest:
+        if estimate.call in self._names["call"]:
+            return "call"
+        if estimate.op in self._names["op"]:
+            return "op"
+        return "family" if estimate.family in self._names["family"] else ""
+
+
+@lru_cache(maxsize=16)
+def own_measurements(rows: tuple[OwnMeasurement, ...], *, in_network: bool) -> Measured:
+    """The measurements of a device file, as errors of predictions in a network or of calls alone."""
+    calls = [
+        Estimate(
+            call=row.call,
+            op=row.op,
+            family=row.family,
+            time_us=row.network_us if in_network else row.predicted_us,
+            band=row.band,
+            state=row.l2,
+        )
+        for row in rows
+    ]
+    logs = [log(row.measured_us / call.time_us) for row, call in zip(rows, calls, strict=True)]
+    return Measured(calls, logs, [row.spread for row in rows])
+
+
+def choose(
+    calls: Sequence[Estimate],
+    counts: Sequence[float],
+    *,
+    measurable: Sequence[bool] | None = None,
+    costs: Sequence[float] | None = None,
+    budget: float = inf,
+    most: int | None = None,
+) -> list[Choice]:
+    """The calls whose measurement narrows the total most, best first.
+
+    The total is the sum of `counts` times the predicted times. Each choice removes most of the variance that the ones
+    before it left; a call like one that was chosen is worth little. `costs` and `budget` are in one unit; calls that do
+    not fit what is left of the budget are passed over.
+    """
+    import numpy as np
+
+    totals_us = [call.time_us * count for call, count in zip(calls, counts, strict=True)]
+    order = sorted(range(len(calls)), key=lambda place: -totals_us[place] * calls[place].deviation)[:MOST_CALLS]
+    compared = [calls[place] for place in order]
+    weights: Array = np.array([totals_us[place] for place in order], dtype=np.float64)
+    cost: Array = np.array([1.0] * len(calls) if costs is None else costs, dtype=np.float64)[order]
+    is_open = np.array([True] * len(calls) if measurable is None else measurable, dtype=np.bool_)[order]
+    left: Array = covariances(compared, compared)
+    whole = float(weights @ left @ weights)
+    chosen: list[Choice] = []
+    while len(chosen) < (len(compared) if most is None else most):
+        is_open &= cost <= budget
+        noisy: Array = np.diag(left) + REPEAT_ERROR**2
+        gains = np.where(is_open, (left @ weights) ** 2 / noisy, 0.0)
+        best = int(np.argmax(gains)) if len(gains) else 0
+        if whole <= 0.0 or not len(gains) or gains[best] <= 0.0:
+            break
+        chosen.append(Choice(index=order[best], share=float(gains[best]) / whole))
+        left = left - np.outer(left[:, best], left[best]) / noisy[best]
+        is_open[best] = False
+        budget -= float(cost[best])
+    return chosen

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 import click
 
 from opreplay.cli.options import shared
-from opreplay.cli.options.settings import Command, setting
+from opreplay.cli.options.settings import Command, is_given, setting
 from opreplay.cli.options.source import Source, source_options
-from opreplay.cli.options.types import ByteSize, SocName
+from opreplay.cli.options.types import ByteSize, Duration, SocName
 
 if TYPE_CHECKING:
     from opreplay.replay.ascend.profile import DeviceProfile
@@ -22,6 +22,10 @@ if TYPE_CHECKING:
 
 FOLDERS = ("bundle", "flashinfer-trace")
 """Formats that are folders, with inputs that initializers draw."""
+MEASURE_S = 300.0
+"""How long the script of --format measure may run unless --budget says otherwise."""
+MEASURED_SHOWN = 10
+"""Calls that the export of such a script lists."""
 
 
 @click.command("export", cls=Command, short_help="Write ops as a script for torch, or for other tools.")
@@ -29,11 +33,11 @@ FOLDERS = ("bundle", "flashinfer-trace")
 @click.option(
     "--format",
     "format_",
-    type=click.Choice(["bundle", "backendbench", "tritonbench", "chakra", "tracelens", "flashinfer-trace"]),
+    type=click.Choice(["bundle", "backendbench", "tritonbench", "chakra", "tracelens", "flashinfer-trace", "measure"]),
     default="bundle",
     show_default=True,
     help="A script with its ops; calls with counts, in two forms; a step for ASTRA-sim; TraceLens's event_replay_ir; "
-    "definitions and workloads.",
+    "definitions and workloads; a script that measures the calls which narrow a prediction most.",
 )
 @click.option(
     "--output",
@@ -41,7 +45,7 @@ FOLDERS = ("bundle", "flashinfer-trace")
     required=True,
     metavar="DIR|FILE",
     help="Where to: of bundle and flashinfer-trace a folder that is new or empty, of a bundle also a .zip; else a file "
-    "(.json, .txt; .et).",
+    "(.json, .txt; .et; .py).",
 )
 @shared.device_option
 @shared.selection_options
@@ -60,6 +64,20 @@ FOLDERS = ("bundle", "flashinfer-trace")
     metavar="NAME|FILE",
     help="Of chakra: times of this simulated device in place of those recorded.",
 )
+@click.option(
+    "--soc",
+    type=SocName(),
+    multiple=True,
+    metavar="NAME|FILE",
+    help="Of measure: the simulated device, once, whose predictions are to be checked.",
+)
+@click.option(
+    "--budget",
+    type=Duration(),
+    metavar="TIME",
+    help="Of measure: how long the script may run.  [default: 5min]",
+)
+@shared.captured_fused_option
 @shared.init_arg_option
 @shared.force_option
 def command(
@@ -73,16 +91,20 @@ def command(
     keep_names: bool,
     max_op_memory: int | None,
     clock: str | None,
+    soc: tuple[str, ...],
+    budget: float | None,
+    fused: str | None,
     init_arg: tuple[str, ...],
     force: bool,
 ) -> None:
     """Write the ops of TRACE as a bundle: ops.json, a script replay.py that needs nothing but torch, and a README. With
-    --format, write a file that another tool reads.
+    --format, write a file that another tool reads, or a script that measures on an NPU what a prediction of the step
+    depends on most (measure).
 
     The bundle names neither the model nor its files, machine or kernels, unless --keep-names is given. Ops that a
     script cannot replay with torch alone are left out and listed.
     """
-    from opreplay.cli.setup import use_plugins
+    from opreplay.cli.setup import fused_as_asked, use_plugins
     from opreplay.replay.plan.collectives.in_plan import naming_collectives
     from opreplay.replay.plan.inputs import plan_of
     from opreplay.traces.errors import UsageError
@@ -91,17 +113,22 @@ def command(
     of_formats: dict[str, tuple[str, ...] | None] = {
         "--keep-names": ("bundle",) if keep_names else None,
         "--with-plugins": ("bundle",) if with_plugins else None,
-        "--set max_op_memory": FOLDERS if max_op_memory is not None else None,
-        "--set init_arg": FOLDERS if init_arg else None,
+        "--set max_op_memory": (*FOLDERS, "measure") if max_op_memory is not None else None,
+        "--set init_arg": (*FOLDERS, "measure") if init_arg else None,
         "--clock": ("chakra",) if clock is not None else None,
+        "--soc": ("measure",) if is_given("soc") else None,
+        "--budget": ("measure",) if budget is not None else None,
+        "--fused": ("measure",) if fused is not None else None,
     }
     wrong = [name for name, only in of_formats.items() if only and format_ not in only]
     if wrong:
         raise UsageError(f"{wrong[0]} says nothing of --format {format_}", hint="Leave it out.")
+    if format_ == "measure" and len(soc) != 1:
+        raise UsageError(f"--format measure is of one simulated device, not of {len(soc)}", hint="Give --soc once.")
     _check_target(output, format_, force=force)
     plugin_names = use_plugins(plugin)
-    read = source.open(activity=format_ == "chakra")
-    plan = plan_of(read, selection, device=device, in_order=format_ == "chakra")
+    read = fused_as_asked(source.open(activity=format_ == "chakra"), fused)
+    plan = plan_of(read, selection, device=device, in_order=format_ in ("chakra", "measure"))
     if format_ == "chakra":
         plan = naming_collectives(plan, read)
     if bundle:
@@ -115,6 +142,10 @@ def command(
             max_op_memory=max_op_memory,
             init_arg=init_arg,
             force=force,
+        )
+    elif format_ == "measure":
+        _write_measure(
+            plan, Path(output), soc[0], budget or MEASURE_S, max_op_memory, init_arg, plugin_names, force=force
         )
     elif format_ == "chakra":
         _write_chakra(
@@ -141,6 +172,7 @@ def _check_target(output: str, format_: str, *, force: bool) -> None:
         "tritonbench": (".json", ".txt"),
         "chakra": (".et",),
         "tracelens": (".json",),
+        "measure": (".py",),
     }[format_]
     if Path(output).suffix.lower() not in suffixes:
         raise UsageError(f"no suffix of --format {format_}: {output}", hint=f"Name a file {' or '.join(suffixes)}.")
@@ -225,6 +257,53 @@ def _write_chakra(
     )
     for note in (*trace.notes, *weak):
         console.show_line(f"* {note}")
+
+
+def _write_measure(
+    plan: ReplayPlan,
+    output: Path,
+    soc: str,
+    budget_s: float,
+    max_op_memory: int | None,
+    init_arg: tuple[str, ...],
+    plugins: tuple[str, ...],
+    *,
+    force: bool,
+) -> None:
+    """The script that measures the calls which narrow the predicted total most, and which calls these are."""
+    from opreplay.cli.outputs import write_file
+    from opreplay.cli.setup import refuse_unused_initializers
+    from opreplay.cli.terminal import console
+    from opreplay.replay.ascend import load_device
+    from opreplay.replay.ascend.simulate.kit import make_kit
+    from opreplay.replay.export.measure import left_out_lines
+    from opreplay.replay.host.environment import default_op_bytes
+    from opreplay.replay.ir.describe import describe_inputs
+    from opreplay.replay.ops.inputs import open_registry
+    from opreplay.replay.ops.work.expected import ExpectedContents
+    from opreplay.replay.report.text import share_text
+
+    registry = open_registry((), init_arg)
+    kit = make_kit(
+        plan,
+        load_device(soc),
+        ExpectedContents(registry),
+        registry,
+        budget_s=budget_s,
+        memory_bytes=max_op_memory or default_op_bytes(),
+    )
+    refuse_unused_initializers(registry, plan.ops, plugins, init_arg)
+    write_file(output, kit.text, force=force)
+    console.show_line(
+        f"exported {len(kit.calls)} of {kit.ops} ops to {output}: {share_text(kit.share)} of the variance of the "
+        f"predicted total; measuring them takes about {kit.estimated_s:.0f} s"
+    )
+    for call in kit.calls[:MEASURED_SHOWN]:
+        shown = f"{call.count} x {call.op.name} {describe_inputs(call.op)}"
+        console.show_line(f"  {share_text(call.share):>7}  {shown}")
+    for line in left_out_lines(kit.left_out):
+        console.show_line(f"* {line}")
+    console.show_line(f"next, on the NPU: python {output.name}")
 
 
 def _write_flashinfer_trace(

@@ -17,6 +17,7 @@ from opreplay.initializers import extensions
 from opreplay.replay import plugins
 from opreplay.replay.ascend.custom import estimators
 from opreplay.traces import read_trace
+from opreplay.traces.samples import sample_path
 
 PLUGIN = """
 import torch
@@ -324,3 +325,26 @@ def test_ops_with_the_plugin_that_runs_them(tmp_path: Path) -> None:
     )
     assert done.returncode == 1
     assert "no plugin of this bundle has the function" in done.stdout
+
+
+def test_a_script_that_measures_says_what_its_calls_are_worth(tmp_path: Path) -> None:
+    out = tmp_path / "measure.py"
+    trace = str(sample_path("transformer_infer"))
+    result = export(trace, "--format", "measure", "--soc", "910b3", "--budget", "1min", "-o", str(out))
+    assert result.exit_code == 0, result.stderr
+    assert "of the variance of the predicted total" in result.stdout
+    compile(out.read_text(), str(out), "exec")
+    few = export(trace, "--format", "measure", "--soc", "910b3", "--budget", "4s", "-o", str(out), "--force")
+    assert int(few.stdout.split()[1]) < int(result.stdout.split()[1])
+
+
+def test_a_script_that_measures_is_of_one_device_and_a_file(tmp_path: Path) -> None:
+    trace = str(sample_path("transformer_infer"))
+    none = export(trace, "--format", "measure", "-o", str(tmp_path / "m.py"))
+    two = export(trace, "--format", "measure", "--soc", "910b3", "--soc", "910b4", "-o", str(tmp_path / "m.py"))
+    assert "Give --soc once" in none.stderr
+    assert "Give --soc once" in two.stderr
+    assert ".py" in export(trace, "--format", "measure", "--soc", "910b3", "-o", str(tmp_path / "m.txt")).stderr
+    for option in (["--soc", "910b3"], ["--budget", "1min"], ["--fused", "ascend"]):
+        wrong = export(trace, *option, "-o", str(tmp_path / "bundle"))
+        assert f"{option[0]} says nothing of --format bundle" in wrong.stderr

@@ -1,0 +1,170 @@
+# pyright: strict
+"""Which calls of a plan are worth measuring on the real device in a given time, as a file that measures them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from opreplay.replay.ascend.cost.own_measurements import Estimate, choose
+from opreplay.replay.ascend.devices.file import canonical_name, list_devices, load_device
+from opreplay.replay.ascend.profile import DeviceProfile
+from opreplay.replay.ascend.simulate.devices import simulate_plan
+from opreplay.replay.ascend.simulate.measured import estimate_of
+from opreplay.replay.ascend.simulate.op import simulate_op
+from opreplay.replay.ascend.simulate.step import Step
+from opreplay.replay.ir.model import Reason, ReplayOp, ReplayPlan
+from opreplay.replay.ir.reasons import NotReplayable
+from opreplay.replay.ops.work.contents import Contents
+from opreplay.traces.errors import UsageError
+
+if TYPE_CHECKING:  # these import torch
+    from opreplay.initializers.registry import Registry
+    from opreplay.replay.export.measure import Timed
+
+ContentsOf = Callable[[ReplayOp], Contents | None]
+LEAST_SHARE = 0.0005
+"""Share of the variance of the total from which on a call is worth measuring."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kit:
+    """A file that measures calls, and what they are worth."""
+
+    text: str
+    calls: tuple[Timed, ...]
+    """Most valuable first."""
+    ops: int
+    """Of the plan that have a prediction."""
+    share: float
+    """Of the variance of the predicted total that measuring all of them removes."""
+    estimated_s: float
+    """How long the file runs, about."""
+    left_out: tuple[tuple[ReplayOp, Reason], ...]
+    """Ops with a prediction that the file cannot call."""
+
+
+def make_kit(
+    plan: ReplayPlan,
+    device: DeviceProfile,
+    contents: ContentsOf,
+    registry: Registry,
+    *,
+    budget_s: float,
+    seed: int = 0,
+    memory_bytes: int,
+) -> Kit:
+    """The calls whose measurement narrows the predicted total of a plan most, within a budget of seconds.
+
+    Raises UsageError where no call of the plan can be measured.
+    """
+    from opreplay.replay.export.measure import cost_s, file_text, left_out_lines, refusal
+
+    (step,) = simulate_plan(plan, [device], contents)
+    ops = {op.id: op for op in plan.ops}
+    timed = [part for part in step.ops if part.simulated.time_us > 0]
+    refused: dict[str, Reason] = {
+        part.id: reason for part in timed if (reason := refusal(ops[part.id], memory_bytes)) is not None
+    }
+    estimates = [estimate_of(ops[part.id], part.families_us, part.simulated) for part in timed]
+    alone = [_alone_us(ops[part.id], device, contents) for part in timed]
+    texts: dict[str, str] = {}
+    while True:
+        calls = _chosen(step, ops, estimates, alone, refused, budget_s)
+        failed = _write(calls, texts, registry, seed=seed, memory_bytes=memory_bytes)
+        if not failed:
+            break
+        refused |= failed
+    left_out = tuple((ops[id_], reason) for id_, reason in refused.items())
+    if not calls:
+        raise UsageError(
+            f"nothing to measure: none of {len(timed)} ops with a prediction can be called by a script",
+            hint="; ".join(left_out_lines(left_out)[:3]) or "A longer --budget may help.",
+        )
+    kit = Kit(
+        text="",
+        calls=calls,
+        ops=len(timed),
+        share=sum(call.share for call in calls),
+        estimated_s=sum(cost_s(call.cold_us, call.warm_us) for call in calls),
+        left_out=left_out,
+    )
+    facts = _facts(kit, step, device, budget_s)
+    return replace(kit, text=file_text([texts[call.op.id] for call in calls], facts))
+
+
+def _alone_us(op: ReplayOp, device: DeviceProfile, contents: ContentsOf) -> tuple[float, float]:
+    """Predicted microseconds of a call alone: on cold caches, and in a loop."""
+    cold, warm = (simulate_op(op, device, contents(op), l2).time_us for l2 in ("cold", "warm"))
+    return cold, warm
+
+
+def _chosen(
+    step: Step,
+    ops: dict[str, ReplayOp],
+    estimates: Sequence[Estimate],
+    alone: Sequence[tuple[float, float]],
+    refused: dict[str, Reason],
+    budget_s: float,
+) -> tuple[Timed, ...]:
+    from opreplay.replay.export.measure import Timed, cost_s
+
+    timed = [part for part in step.ops if part.simulated.time_us > 0]
+    choices = choose(
+        estimates,
+        [part.count for part in timed],
+        measurable=[part.id not in refused for part in timed],
+        costs=[cost_s(*times_us) for times_us in alone],
+        budget=budget_s,
+    )
+    return tuple(
+        Timed(
+            op=ops[timed[choice.index].id],
+            cold_us=alone[choice.index][0],
+            warm_us=alone[choice.index][1],
+            count=timed[choice.index].count,
+            share=choice.share,
+        )
+        for choice in choices
+        if choice.share >= LEAST_SHARE
+    )
+
+
+def _write(
+    calls: Sequence[Timed], texts: dict[str, str], registry: Registry, *, seed: int, memory_bytes: int
+) -> dict[str, Reason]:
+    """Add the calls as texts; the reasons of those whose values cannot be described."""
+    from opreplay.replay.export.measure import written
+
+    failed: dict[str, Reason] = {}
+    for call in calls:
+        if call.op.id not in texts:
+            try:
+                texts[call.op.id] = written(call, registry, seed=seed, memory_bytes=memory_bytes)
+            except NotReplayable as stopped:
+                failed[call.op.id] = stopped.reason
+    return failed
+
+
+def _facts(kit: Kit, step: Step, device: DeviceProfile, budget_s: float) -> dict[str, object]:
+    """What the file holds beside its calls."""
+    from opreplay.replay.export.measure import left_out_lines
+
+    return {
+        "soc": canonical_name(device.name) or "",
+        "constants": f"{step.device} {step.device_version}",
+        "total_us": round(step.total_us, 1),
+        "band_us": [round(step.low_us, 1), round(step.high_us, 1)],
+        "variance_share": round(kit.share, 3),
+        "budget_s": budget_s,
+        "estimated_s": round(kit.estimated_s),
+        "l2_bytes": int(device.l2_bytes),
+        "socs": {
+            re.sub(r"[^a-z0-9-]", "", alias.lower()).removeprefix("ascend"): name
+            for name in list_devices()
+            for alias in (name, *load_device(name).aliases)
+        },
+        "left_out": left_out_lines(kit.left_out),
+    }

@@ -1,0 +1,128 @@
+# pyright: strict
+"""The file that measures calls of a plan wherever torch is installed: which calls a script can make, and its text.
+
+Owns what may be called and how a call is written down; which calls are worth measuring is the caller's choice, the
+measuring itself that of `measure_script`.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import warnings
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from pprint import pformat
+from typing import Any
+
+import msgspec
+
+from opreplay.initializers.registry import Registry
+from opreplay.replay.export import measure_script, script
+from opreplay.replay.export.one_file import one_file
+from opreplay.replay.export.values import describe
+from opreplay.replay.ir import sizes as budget
+from opreplay.replay.ir.model import Reason, ReplayOp
+from opreplay.replay.ir.notation import call_identity
+from opreplay.replay.ir.reasons import NotReplayable
+from opreplay.replay.resolve.names import find_overload
+from opreplay.replay.resolve.policy import Policy
+
+NAMESPACES = frozenset({"aten", "npu"})
+"""Whose ops the file calls: torch's, and those of torch_npu."""
+SETUP_S = measure_script.SETUP_S
+"""Seconds that a call takes beside its samples: its arguments, its first run."""
+FLUSH_S = 1e-3
+"""Seconds that writing twice the L2 cache takes, about."""
+
+
+class Timed(msgspec.Struct, frozen=True, kw_only=True):
+    """A call to measure, and what was predicted for it."""
+
+    op: ReplayOp
+    cold_us: float
+    warm_us: float
+    count: int
+    """Calls in the step."""
+    share: float
+    """Of the variance of the predicted total that measuring it removes."""
+
+
+class MeasureFile(msgspec.Struct, frozen=True, kw_only=True):
+    """What goes into the file."""
+
+    text: str
+    calls: tuple[Timed, ...]
+
+
+def cost_s(cold_us: float, warm_us: float) -> float:
+    """Seconds that measuring a call takes, about."""
+    samples = measure_script.SAMPLES
+    warm_s = samples * max(2 * measure_script.BATCH_US, 3 * warm_us) * 1e-6
+    return SETUP_S + warm_s + samples * (2 * FLUSH_S + cold_us * 1e-6)
+
+
+def refusal(op: ReplayOp, memory_bytes: int) -> Reason | None:
+    """Why the file cannot call an op; None where it can, as far as names and sizes tell."""
+    if op.collective is not None:
+        return Reason("policy", "collectives need several devices")
+    if op.resolved_by in ("executor", "python function"):
+        return Reason("library missing", "it runs through Python code of yours")
+    if op.called.partition("::")[0] not in NAMESPACES:
+        return Reason("library missing", f"the file calls ops of {' and '.join(sorted(NAMESPACES))} alone")
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            find_overload(op, Policy())
+    except NotReplayable as stopped:
+        return stopped.reason
+    return budget.over_budget(op, memory_bytes)
+
+
+def written(timed: Timed, registry: Registry, *, seed: int, memory_bytes: int) -> str:
+    """A call as JSON text for the file. Raises NotReplayable where its values cannot be described."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        op, specs, _ = describe(timed.op, registry, seed=seed, memory_bytes=memory_bytes)
+    inputs: dict[str, Any] = dict(specs)
+    if elements := budget.base_elements(op):
+        inputs["*"] = elements
+    overload = re.sub(r"_?since_\d{8}$", "", op.overload or "")
+    args = msgspec.to_builtins(op.args)
+    call = {
+        "text": call_identity(timed.op),
+        "name": op.called,
+        "overload": overload,
+        "count": timed.count,
+        "share": round(timed.share, 4),
+        "predicted_us": {"warm": round(timed.warm_us, 3), "cold": round(timed.cold_us, 3)},
+        "gradients": op.gradients,
+        "args": _by_name(args) if op.called.startswith("npu::") else args,
+        "inputs": inputs,
+    }
+    return json.dumps(call)
+
+
+def _by_name(args: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Arguments after the first tensors by name: releases of torch_npu differ in what stands between."""
+    first = next((place for place, arg in enumerate(args) if not arg["type"].startswith("Tensor")), len(args))
+    return [{**arg, "keyword_only": arg.get("keyword_only", False) or place >= first} for place, arg in enumerate(args)]
+
+
+def file_text(calls: Sequence[str], facts: Mapping[str, Any]) -> str:
+    """The text of the file: `calls` as `written` gives them; `facts` are plain values for `measure_script.FACTS`, their
+    texts printable ASCII."""
+    lines = "".join(f"    {call!a},\n" for call in calls)
+    constants = {
+        "FACTS": pformat(dict(facts), width=110, sort_dicts=False),
+        "CALLS": f"[\n{lines}]",
+    }
+    return one_file(Path(measure_script.__file__), Path(script.__file__), constants)
+
+
+def left_out_lines(left_out: Sequence[tuple[ReplayOp, Reason]]) -> list[str]:
+    """One line for each kind of op that is not in the file."""
+    counts = Counter((op.called, str(reason)) for op, reason in left_out)
+    lines = [f"not in this file: {count} x {name}: {why}" for (name, why), count in counts.most_common()]
+    return ["".join(c if c.isascii() and c.isprintable() else "?" for c in line) for line in lines]

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from benchmarks.exams import bounds, invariants, tables
+from benchmarks.exams import bounds, invariants, measure_kit, tables
 from benchmarks.exams.scoring import Figures, Result
 
 RESULTS = Path(__file__).with_name("results.json")
@@ -93,6 +93,10 @@ EXAMS: dict[str, Exam] = {
     "collectives_910c": Exam(
         "collectives of a benchmark of HCCL on 910C dies", tables.collectives, "collectives_910c.csv"
     ),
+    "measured_by_user": Exam(
+        "kernels of Qwen training on a 910B4 that was left out, once ten chosen kernels are measured", measure_kit.exam,
+        more=("910b4_qwen_train",),
+    ),
     "invariants": Exam("calls that break what must hold of any prediction", invariants.exam),
     "bounds": Exam("captured steps beside what memory and cubes need at least", bounds.exam),
     "tile_kernels": Exam("kernels written in tiles by hand, as tile programs", tables.tiles),
@@ -100,7 +104,7 @@ EXAMS: dict[str, Exam] = {
 
 TOLERATED: dict[str, float] = {
     "median": 0.5, "per_op": 0.5, "within_25": -2.0, "within_2x": -2.0, "in_band": -2.0, "answered": -2.0,
-    "rows": -0.0, "failing": 0.0, "failing_kinds": 0.0,
+    "rows": -0.0, "failing": 0.0, "failing_kinds": 0.0, "remaining_wins": -2.0,
 }  # fmt: skip
 """Figures that have a threshold → by how much a result may be worse than the committed one; negative where more is
 better."""

@@ -3,17 +3,58 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
+from opreplay.replay.ascend.cost.cells import ORDER_OF_MAGNITUDE
 from opreplay.replay.ascend.simulate.coverage import Coverage, coverage
 from opreplay.replay.ir.kernel import Confidence
-from opreplay.replay.report.text import share_text
-from opreplay.replay.results.records import OpResult
+from opreplay.replay.report.text import safe, share_text, time_text
+from opreplay.replay.results.records import OpResult, Simulated
 
 CONFIDENCE: dict[Confidence, str] = {"uncalibrated": "uncalibrated", "other SoC": "calibrated on another SoC only"}
 """What is said of predictions that rest on no measurement of their device."""
 LEAST = 0.0005
 """Shares below this print as 0.0 %."""
+
+
+HELD: dict[str, str] = {
+    "cold": "nothing of its data",
+    "loop": "its code, as in a benchmark that loops over a call and reads from memory",
+    "warm": "its own data and code, as in a loop",
+    "sequence": "what calls before it leave there",
+}
+"""What caches hold when an op starts, by --l2."""
+NAMED_FROM = 0.1
+"""Share of a total from which a prediction that is an order of magnitude is named beside it."""
+
+
+def is_rough(prediction: Simulated | None) -> bool:
+    """Return whether a prediction is an order of magnitude: an irregular op that was never measured."""
+    return prediction is not None and prediction.high_us >= ORDER_OF_MAGNITUDE * prediction.time_us > 0
+
+
+def predicted_text(prediction: Simulated | None) -> str:
+    """Return the predicted time of a call as people read it: "~190 µs" of one that is an order of magnitude."""
+    text = time_text(None if prediction is None else prediction.time_us)
+    return f"~{text}" if is_rough(prediction) else text
+
+
+def rough_text(predictions: Iterable[tuple[str, Simulated, int]]) -> str:
+    """Return which ops decide a total although their times are orders of magnitude; "" where none does.
+
+    `predictions` are the name, the prediction of one call and the number of calls of each op.
+    """
+    times = [(name, prediction, prediction.time_us * count) for name, prediction, count in predictions]
+    total_us, rough_us = sum(us for _, _, us in times), dict[str, float]()
+    for name, prediction, us in times:
+        if is_rough(prediction):
+            rough_us[name] = rough_us.get(name, 0.0) + us
+    named = [
+        f"{safe(name)} {share_text(us / total_us)}"
+        for name, us in sorted(rough_us.items(), key=lambda item: -item[1])
+        if us >= NAMED_FROM * total_us
+    ]
+    return f"order of magnitude only: {', '.join(named)} of the time" if named else ""
 
 
 def coverage_text(covered: Coverage, clock: str) -> str:

@@ -14,7 +14,7 @@ from rich.text import Text
 from opreplay.replay.ascend.simulate.coverage import share_of_confidence
 from opreplay.replay.ir.model import ReplayPlan
 from opreplay.replay.plan.recorded.where import LabelWork, Where
-from opreplay.replay.report.coverage import CONFIDENCE, coverage_by_share, coverage_text
+from opreplay.replay.report.coverage import CONFIDENCE, coverage_by_share, coverage_text, rough_text
 from opreplay.replay.report.text import coarse_text, middle, plural, safe, share_text, time_text
 from opreplay.replay.results.records import L2State, OpResult
 
@@ -26,6 +26,7 @@ LABEL_CHARS = 48
 SOCS_SHOWN = 3
 HOLDING: dict[L2State, str] = {
     "cold": "each op alone with cold caches",
+    "loop": "each op alone, in a benchmark's loop",
     "warm": "each op alone with warm caches",
     "sequence": "each op amid others' data (--l2 sequence)",
 }
@@ -118,6 +119,8 @@ def prediction_line(soc: str, results: Sequence[OpResult]) -> str:
         if any(p.confidence == confidence for _, p in predicted):
             share = share_of_confidence([(p.confidence, p.time_us * r.count) for r, p in predicted], confidence)
             parts.append(f"{share_text(share)} {text}")
+    if rough := rough_text((r.name, p, r.count) for r, p in predicted):
+        parts.append(rough)
     if far := sum(p.extrapolated for _, p in predicted):
         parts.append(f"{plural(far, 'op')} extrapolated")
     states = {p.l2 for _, p in predicted}

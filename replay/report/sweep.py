@@ -14,6 +14,7 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from opreplay.replay.ir.model import BY_PROGRAM
+from opreplay.replay.report.coverage import HELD, is_rough, predicted_text
 from opreplay.replay.report.doubts import marks, thread_notes
 from opreplay.replay.report.page.model import Answer, Curve, Line, Opened, Page
 from opreplay.replay.report.page.parts import op_details, roofline, roofs_of, times_answer
@@ -104,6 +105,8 @@ def prediction_notes(prediction: Simulated) -> list[str]:
         notes = [mine if prediction.source else f"costed as {prediction.taken_for}, which is near by name", *notes]
     if prediction.no_path:
         return [f"does not support {prediction.no_path} products: costed as another dtype"]
+    if is_rough(prediction):
+        notes = [f"an order of magnitude, ×÷ {prediction.high_us / prediction.time_us:.0f}: never measured"]
     if prediction.extrapolated:
         notes = [*notes, "extrapolated"]
     if prediction.measured:
@@ -142,7 +145,15 @@ def _predictions(sweep: Cases, *fields: tuple[str, Unit]) -> list[_OfCase]:
 
     def column(soc: str, field: str, unit: Unit) -> _OfCase:
         key = f"{'simulated_us' if field == 'time_us' else field}_{soc}"
-        title = soc if field == "time_us" else field
+        if field == "time_us":
+            return _OfCase(
+                soc,
+                lambda case: case.result.simulated_us.get(soc),
+                unit,
+                key=key,
+                text=lambda case: predicted_text(case.result.simulated.get(soc)),
+            )
+        title = field
         return _OfCase(title, lambda case: getattr(case.result.simulated.get(soc), field, None), unit, key=key)
 
     return [column(soc, field, unit) for soc in sweep.socs for field, unit in (("time_us", TIME), *fields)]
@@ -221,13 +232,8 @@ def foot_lines(sweep: Cases) -> list[str]:
     )
     lines += [f"assumed for what was measured, {text}" for text in list(assumed)[:8]]
     lines += [f"and {len(assumed) - 8} more assumptions"] if len(assumed) > 8 else []
-    contents = {
-        "cold": "nothing of its data",
-        "warm": "its own data and code, as in a loop",
-        "sequence": "what calls before it leave there",
-    }.get(sweep.l2)
-    if sweep.socs and contents is not None:
-        lines.append(f"caches ({sweep.l2}): when an op starts they hold {contents}")
+    if sweep.socs and sweep.l2 in HELD:
+        lines.append(f"caches ({sweep.l2}): when an op starts they hold {HELD[sweep.l2]}")
     return [*lines, *thread_notes(sweep.environment)]
 
 

@@ -76,8 +76,6 @@ class Simulated(msgspec.Struct, frozen=True, kw_only=True):
     measured: Literal["", "call", "op", "family"] = ""
     """The nearest measurement of the user's own (calls of a device file) that the time rests on: of this very call, of
     other calls of the op, of its kernel family; empty where there is none."""
-    narrowed: float = 1.0
-    """Width of the band, in log units, over its width without the user's measurements."""
 
 
 class NpuKernel(msgspec.Struct, frozen=True, kw_only=True):

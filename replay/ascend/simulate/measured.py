@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from math import log
 
 import msgspec
 
@@ -50,5 +49,4 @@ def adjust(simulated: Simulated, estimate: Estimate, device: DeviceProfile) -> t
         evidence="this SoC" if is_of_op else simulated.evidence,
         extrapolated=simulated.extrapolated and own.nearest != "call",
         measured=own.nearest,
-        narrowed=log(own.band) / log(estimate.band) if estimate.band > 1.0 else 1.0,
     )

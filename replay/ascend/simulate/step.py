@@ -10,7 +10,8 @@ from typing import NamedTuple
 
 import msgspec
 
-from opreplay.replay.ascend.cost.predict import BOUNDS, MOST_BY_BYTES, UNKNOWN
+from opreplay.replay.ascend.cost.cells import Cell, band_of, work_of
+from opreplay.replay.ascend.cost.predict import BOUNDS, UNKNOWN
 from opreplay.replay.ascend.cost.predictor import Predictor
 from opreplay.replay.ascend.cost.residency import Held
 from opreplay.replay.ascend.custom.estimators import CustomOpError
@@ -144,7 +145,7 @@ def simulate_step(
             parts.append(OpStep(id=op.id, simulated=simulated, families_us=families, count=op.count))
     total = sum(part.simulated.time_us * part.count for part in parts)
     by_bound, by_family = _summed_us(parts)
-    below, above_us = _deviations(_uncertain_us(parts), device)
+    below, above_us = _deviations(parts)
     return Step(
         device=device.name,
         device_version=device.version,
@@ -168,27 +169,27 @@ def simulate_step(
     )
 
 
-def _uncertain_us(parts: Iterable[OpStep]) -> dict[str, float]:
-    """Time of all calls by family of kernels; of calls whose bands the user's measurements narrowed as much less."""
-    return summed(
-        (name, us * part.count * part.simulated.narrowed) for part in parts for name, us in part.families_us.items()
-    )
+def _deviations(parts: Sequence[OpStep]) -> tuple[float, float]:
+    """80 % deviations of the total: down in log microseconds, up in microseconds.
 
-
-def _deviations(by_family: Mapping[str, float], device: DeviceProfile) -> tuple[float, float]:
-    """80 % deviations of the total: down in log microseconds, up in microseconds; families in quadrature.
-
-    Up they are not added as logarithms: one family that may take eight times as long is a small part of these.
+    Each op has the band of its own prediction. Ops of one kernel family err alike and add up; families are independent.
+    Up they are not added as logarithms: an op that may take eight times as long is a small part of these.
     """
-    factors = {name: total_band(device, name) for name in by_family}
-    upper_factors = {**factors, UNKNOWN: MOST_BY_BYTES}
-    below = math.hypot(*(math.log(factors[name]) * us for name, us in by_family.items()))
-    return below, math.hypot(*((upper_factors[name] - 1.0) * us for name, us in by_family.items()))
+    below, above = dict[str, float](), dict[str, float]()
+    for part in parts:
+        call, us = part.simulated, part.simulated.time_us * part.count
+        if us > 0 and call.low_us > 0:
+            family = max(part.families_us, key=part.families_us.__getitem__, default=call.bound)
+            below[family] = below.get(family, 0.0) + us * math.log(max(1.0, call.time_us / call.low_us))
+            above[family] = above.get(family, 0.0) + us * max(0.0, call.high_us / call.time_us - 1.0)
+    return math.hypot(*below.values()), math.hypot(*above.values())
 
 
 def total_band(device: DeviceProfile, name: str) -> float:
-    """80 % band of all time of a kernel family in a network that no fit has seen, as a factor."""
-    family, rates = device.families[name if name in device.families else "Unknown"], device.rates
+    """Return the factor of the 80 % band of all time of a kernel family in a network that no fit has seen."""
+    family, rates = device.families[name if name in device.families else UNKNOWN], device.rates
+    if not family.samples and not family.samples_elsewhere and family.name != UNKNOWN:
+        return band_of(Cell("its form", work_of(family)))
     return math.exp(math.log(family.band) * (rates.band_far if family.samples else rates.band_apart))
 
 

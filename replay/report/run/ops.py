@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 import msgspec
 
 from opreplay.replay.ir.notation import telling_arguments
+from opreplay.replay.report.coverage import predicted_text
 from opreplay.replay.report.doubts import mark
 from opreplay.replay.report.run.facts import fidelity_cell, is_untimed, recorded_us, socs_of, work_cell
 from opreplay.replay.report.table import COUNT, LEAST_NAME, OP, RATIO, SHARE, TIME, Column, OpCell, op_line
@@ -55,7 +56,15 @@ def recorded_title(*, device: bool) -> str:
 
 def simulated(soc: str, drop: float = 0) -> OpColumn:
     """The predicted time of a call on a simulated device."""
-    return OpColumn(soc, lambda r: r.simulated_us.get(soc), TIME, key=f"simulated_us_{soc}", style="cyan", drop=drop)
+    return OpColumn(
+        soc,
+        lambda r: r.simulated_us.get(soc),
+        TIME,
+        key=f"simulated_us_{soc}",
+        text=lambda r: predicted_text(r.simulated.get(soc)),
+        style="cyan",
+        drop=drop,
+    )
 
 
 def bound_of(soc: str) -> OpColumn:

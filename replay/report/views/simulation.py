@@ -20,7 +20,7 @@ from opreplay.replay.ir.sizes import readable
 from opreplay.replay.ir.step import StepReport
 from opreplay.replay.plan.recorded.where import Where
 from opreplay.replay.report import first_screen, suspects
-from opreplay.replay.report.coverage import coverage_facts, coverage_text
+from opreplay.replay.report.coverage import HELD, coverage_facts, coverage_text, rough_text
 from opreplay.replay.report.page.model import Answer, Page
 from opreplay.replay.report.page.parts import (
     answer,
@@ -402,7 +402,7 @@ def notes(results: Sequence[OpResult], steps: Sequence[Step]) -> list[str]:
 def _cache_line(plan: ReplayPlan, l2: str) -> list[RenderableType]:
     """Where the state of the cache is from; nothing to say of a plan without an order of calls."""
     if l2 != "sequence":
-        contents = "nothing of its data" if l2 == "cold" else "its own data and code, as in a loop"
+        contents = HELD[l2]
         return [Text(f"caches ({l2}): when an op starts they hold {contents} (--l2)", style="dim")]
     if plan.sequence is None:
         return []
@@ -451,6 +451,7 @@ def render(
         *_warnings(first_screen.capture_lines(plan)),
         *_warnings(_cut_lines(plan)),
         *memory_lines(plan, steps),
+        *_warnings(f"! {safe(step.device)}: {rough}" for step in steps if (rough := _rough_text(plan, step))),
         *_warnings(map(_streaming_line, (step for step in steps if step.beyond_hbm is not None))),
         *_warnings(map(_inversion_line, inversions(steps))),
         *_warnings(line for step in steps for line in telling_notes(step.device, results)),
@@ -496,7 +497,7 @@ def page(
         facts=(
             *(("in doubt", line.removeprefix(suspects.MARK).strip()) for line in suspects.lines(results)[:MOST_DOUBTS]),
             *([("coverage", head_line(plan, steps))] if report is None else page_facts(report, head_line(plan, steps))),
-            *((f"{step.device} {step.device_version}".strip(), _total_text(step)) for step in steps),
+            *((f"{step.device} {step.device_version}".strip(), _total_text(plan, step)) for step in steps),
         ),
         bars=(
             *([] if report is None else [step_bars(report)]),
@@ -528,12 +529,18 @@ def page(
     )
 
 
-def _total_text(step: Step) -> str:
+def _total_text(plan: ReplayPlan, step: Step) -> str:
     """What a device takes for the step, with its band and how well that is known."""
     if not step.ops:
         return band_text(step)
     total = f"{time_text(step.total_us)}, all calls added up, {band_text(step)} (80 %)"
-    return f"{total}; {share_text(step.uncalibrated_share)} uncalibrated"
+    parts = [total, f"{share_text(step.uncalibrated_share)} uncalibrated", _rough_text(plan, step)]
+    return "; ".join(filter(None, parts))
+
+
+def _rough_text(plan: ReplayPlan, step: Step) -> str:
+    names = {op.id: op.name for op in plan.ops}
+    return rough_text((names[op.id], op.simulated, op.count) for op in step.ops)
 
 
 def _answers(plan: ReplayPlan, steps: Sequence[Step]) -> tuple[Answer, ...]:

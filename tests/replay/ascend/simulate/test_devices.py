@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-from opreplay.replay.ascend.simulate.devices import load_socs, simulate_on
+import msgspec
+
+from opreplay.replay.ascend import load_device
+from opreplay.replay.ascend.simulate.devices import load_socs, simulate_on, simulate_plan
 from opreplay.replay.ascend.simulate.step import Inversion, OpStep, Step, inversions
 from opreplay.replay.ir.model import Reason, Recorded, ReplayArg, ReplayOp
+from opreplay.replay.resolve.written.sweep import Written, plan_of_calls
 from opreplay.replay.results.records import Simulated
 from opreplay.traces.model import TensorMeta
 
@@ -52,3 +56,17 @@ def test_a_smaller_device_that_is_predicted_faster_is_told() -> None:
     small, large = step("small", (1.0, 2.0), (5.0, 9.0, 9.9)), step("large", (2.0, 2.0), (6.0, 8.0, 10.0))
     assert inversions([small, large]) == [Inversion("small", "large", 1, 3, 1.2)]
     assert inversions([step("other", (3.0, 1.0), (1.0, 1.0, 1.0)), large]) == []
+
+
+def test_the_band_of_a_total_follows_from_the_bands_of_its_ops() -> None:
+    """An irregular op that nobody measured makes a total uncertain in proportion to its time."""
+    texts = ["aten::mm(bf16[4096,4096],bf16[4096,4096])", "aten::cummin(f32[64,4096],1)"]
+    plan, _ = plan_of_calls([Written(text=text) for text in texts])
+    both, product = (
+        simulate_plan(msgspec.structs.replace(plan, ops=ops), [load_device("910b2")], lambda _: None)[0]
+        for ops in (plan.ops, plan.ops[:1])
+    )
+    share = 1 - product.total_us / both.total_us
+    assert 0.1 < share < 0.9
+    assert product.high_us / product.total_us < 1.6
+    assert both.high_us / both.total_us > 1 + 5 * share

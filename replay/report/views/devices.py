@@ -13,13 +13,14 @@ from rich.table import Table as RichTable
 from rich.text import Text
 
 from opreplay.replay.ascend import DeviceProfile
+from opreplay.replay.ascend.cost.cells import HELD
 from opreplay.replay.ascend.cost.nearby import sizes_at
 from opreplay.replay.ascend.devices.file import canonical_name, load_file, load_model
 from opreplay.replay.ascend.devices.fitted import counts_of, shipped_rows
 from opreplay.replay.ascend.devices.text import shipped_text
 from opreplay.replay.ascend.profile import FamilyCost, Quantity
 from opreplay.replay.report.table import COUNT, Column, Table, Unit, terminal
-from opreplay.replay.report.text import digits, safe
+from opreplay.replay.report.text import digits, safe, share_text
 from opreplay.replay.report.view import View
 
 GB = 1e9
@@ -68,11 +69,22 @@ def overview(devices: Sequence[DeviceProfile], width: int) -> RenderableType:
     n = counts_of(shipped_rows())
     fitted = f"fitted: {n['shared']} constants of all devices, {n['of_single_devices']} of single ones"
     lines = (
+        *held_lines(),
         f"{fitted}; beside them {n['pulls']} measured kernels correct others of nearly their sizes",
         "`opreplay list devices NAME` says where each number comes from",
     )
     hints = [Text(line, style="dim", overflow="fold") for line in lines]
     return Group(*terminal(Table("Devices", COLUMNS, devices), width)[1:], Text(), *hints)
+
+
+def held_lines() -> list[str]:
+    """Return how often the 80 % bands held of calls that were predicted before anything was fitted to them."""
+    titles = {"this SoC": "ops measured on the SoC", "its family": "ops never measured"}
+    return [
+        f"80 % bands held blind, {titles[evidence]}: "
+        + ", ".join(f"{work} {share_text(share)} of {calls} calls" for work, (calls, share) in of.items())
+        for evidence, of in HELD.items()
+    ]
 
 
 def details(device: DeviceProfile) -> RenderableType:

@@ -134,17 +134,18 @@ def render_calls(fit: OwnFit, *, output: str, width: int) -> RenderableType:
     columns = [
         Column[_OwnOp]("op", lambda op: op.name, chars=40),
         Column[_OwnOp]("n", lambda op: len(op.errors), COUNT),
-        Column[_OwnOp]("measured / predicted", lambda op: median(exp(error.before) for error in op.errors), RATIO),
-        Column[_OwnOp]("error before", lambda op: median_error([error.before for error in op.errors]), percent),
+        Column[_OwnOp]("÷ pred.", lambda op: median(exp(error.before) for error in op.errors), RATIO),
+        Column[_OwnOp]("error", lambda op: median_error([error.before for error in op.errors]), percent),
         Column[_OwnOp]("left out", lambda op: median_error([error.held_out for error in op.errors]), percent),
     ]
     before, held_out = (median_error(logs) for logs in zip(*((e.before, e.held_out) for e in fit.errors), strict=True))
     parts: list[RenderableType] = [
         Text(f"{safe(fit.before.name)} → {safe(output)}", style="bold"),
         Text(
-            f"{len(fit.errors)} measured calls: median error {100 * before:.1f} % as predicted before, "
-            f"{100 * held_out:.1f} % of each call when the others predict it"
+            f"{len(fit.errors)} measured times: the median error of their predictions was {100 * before:.1f} %; "
+            f"{100 * held_out:.1f} % where each call is left out and predicted from the others"
         ),
-        *(Text(f"left out: {count} rows: {safe(reason)}") for reason, count in fit.dropped.items()),
+        *(Text(f"not used: {count} rows: {safe(reason)}") for reason, count in fit.dropped.items()),
     ]
-    return Group(*parts, *terminal(Table("Errors in percent", columns, ops), width))
+    told = "÷ pred.: measured over predicted; error: of the prediction, in percent; left out: the same from other calls"
+    return Group(*parts, *terminal(Table("Errors", columns, ops), width), Text(told, style="dim"))

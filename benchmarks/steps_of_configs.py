@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import csv
 import json
+import math
 import os
 import re
 import statistics
@@ -21,8 +22,16 @@ import subprocess
 import sys
 import tempfile
 from collections import Counter
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
+
+from benchmarks.exams.configs_of import layers_of
+from opreplay.replay.ascend import load_device
+from opreplay.replay.timeline.served import SERVER_BAND, ServedStep
+
+if TYPE_CHECKING:
+    from opreplay.replay.capture.quantised import Weights
 
 TABLE = Path(__file__).resolve().parents[1].parent / "shared" / "ascend" / "e2e.csv"
 CAPTURE = (sys.executable, "-c", "from opreplay.cli.main import main; main()", "capture")
@@ -91,7 +100,7 @@ def main() -> None:
         if not options.exam:
             large(Path(folder))
         if not options.large:
-            exam(Path(folder), options.table)
+            exam(options.table)
 
 
 def step_of(
@@ -126,45 +135,132 @@ def large(folder: Path) -> None:
         )
 
 
-def exam(folder: Path, table: Path) -> None:
-    """Predicted by measured times of the rows that can be asked."""
+class Times(NamedTuple):
+    """ms a token with its 80 % band."""
+
+    token: float
+    low: float
+    high: float
+
+
+class Asked(NamedTuple):
+    """A row of the table beside what is predicted of it."""
+
+    row: dict[str, str]
+    question: Question
+    measured_ms: float
+    is_target: bool
+    """A recipe's bound from above, not a measurement."""
+    is_graph: bool
+    """Whether the source tells of one graph; else the host launches call by call."""
+    graph: Times
+    calls: Times
+
+    @property
+    def times(self) -> Times:
+        """Those of the form that was measured."""
+        return self.graph if self.is_graph else self.calls
+
+
+def compared(table: Path) -> tuple[list[Asked], Counter[str], int]:
+    """(rows that can be asked, why others cannot, rows of the table)."""
     with table.open() as file:
         rows = list(csv.DictReader(file))
-    ratios: list[float] = []
-    inside = 0
-    steps: dict[Question, dict[str, Any]] = {}
+    found: list[Asked] = []
     reasons: Counter[str] = Counter()
+    steps: dict[Question, tuple[Times, Times]] = {}
     for row in rows:
         question, measured_ms = asked(row)
         if isinstance(question, str):
             reasons[f"{row['model']}: {question}"] += 1
             continue
         if question not in steps:
-            steps[question] = step_of(folder, *question)[0]
-        step = steps[question]
+            steps[question] = whole_step(*question)
+        graph, calls = steps[question]
         notes = [row["note"], row["parallelism"], *(o["note"] for o in rows if o["source"] == row["source"])]
         is_graph = "mindIE" in notes[0] or any(re.search("full.*graph", note, re.IGNORECASE) for note in notes)
-        forms = {
-            name: [step[f"{prefix}{which}_ms"] for which in ("token", "low", "high")]
-            for name, prefix in (("a graph", "graph_"), ("call by call", ""))
-        }
-        predicted, low, high = forms["a graph" if is_graph else "call by call"]
-        ratio = predicted / measured_ms
-        what = "a target of"
-        if "upper mark" not in row["note"]:
-            what = "measured"
-            ratios.append(ratio)
-            inside += low <= measured_ms <= high
-        told = ", ".join(f"as {name} {ms:.1f} ({low:.1f} to {high:.1f})" for name, (ms, low, high) in forms.items())
+        found.append(Asked(row, question, measured_ms, "upper mark" in row["note"], is_graph, graph, calls))
+    return found, reasons, len(rows)
+
+
+def whole_step(
+    model: str, phase: str, batch: int, context: int, options: tuple[str, ...], soc: str
+) -> tuple[Times, Times]:
+    """A token's time where the step is one graph, and call by call.
+
+    Carried on from captures of two numbers of layers: what `capture --vary` says of all layers, to 1 %.
+    """
+    config = CONFIGS[model]
+    few, more = layers_of(config)
+    step = partial(captured_step, phase=phase, batch=batch, context=context, options=options, soc=soc)
+    ends = [step({**config, "num_hidden_layers": layers}) for layers in (few, more)]
+    by = (config["num_hidden_layers"] - few) / (more - few)
+    graph, calls = (
+        _with_server(_carried(_device_part(ends[0], prefix), _device_part(ends[1], prefix), by), ends[0].server_ms)
+        for prefix in ("graph_", "")
+    )
+    return graph, calls
+
+
+def captured_step(
+    config: dict[str, Any], *, phase: str, batch: int, context: int, options: tuple[str, ...], soc: str
+) -> ServedStep:
+    """What `capture hf:CONFIG --vary batch=.. context=.. --fused ascend` says of one size on one device."""
+    from opreplay.replay.capture.served import as_served
+    from opreplay.replay.capture.sweep import swept
+
+    values = dict(zip(options[::2], options[1::2], strict=True))
+    weights = cast("Weights | None", values.pop("--weights", None))
+    ranks = {name.removeprefix("--").replace("-", "_"): int(value) for name, value in values.items()}
+    form = partial(as_served, fused=phase != "train", weights=weights)
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "config.json"
+        path.write_text(json.dumps(config))
+        sizes = {"batch": (batch,), "context": (context,)}
+        (step,), _ = swept(f"hf:{path}", {"phase": phase, **ranks}, sizes, [load_device(soc)], form)
+    return step
+
+
+def _device_part(step: ServedStep, prefix: str) -> Times:
+    """(ms, ms less, ms more) of a token without the server's share: these grow with the layers."""
+    token, low, high = (getattr(step, f"{prefix}{name}_ms") for name in ("token", "low", "high"))
+    server = step.server_ms
+    less = (token - low) ** 2 - (server - server / SERVER_BAND) ** 2
+    more = (high - token) ** 2 - (server * SERVER_BAND - server) ** 2
+    return Times(token - server, math.sqrt(max(0.0, less)), math.sqrt(max(0.0, more)))
+
+
+def _carried(few: Times, more: Times, by: float) -> Times:
+    token, low, high = (a + by * (b - a) for a, b in zip(few, more, strict=True))
+    return Times(token, low, high)
+
+
+def _with_server(part: Times, server: float) -> Times:
+    less = math.hypot(part.low, server - server / SERVER_BAND)
+    more = math.hypot(part.high, server * SERVER_BAND - server)
+    token = part.token + server
+    return Times(token, max(0.0, token - less), token + more)
+
+
+def exam(table: Path) -> None:
+    """Predicted by measured times of the rows that can be asked."""
+    found, reasons, rows = compared(table)
+    for one in found:
+        told = ", ".join(
+            f"as {name} {times.token:.1f} ({times.low:.1f} to {times.high:.1f})"
+            for name, times in (("a graph", one.graph), ("call by call", one.calls))
+        )
         print(
-            f"{row['model']} {row['parallelism']} {question[2]} x {question[3]} on {question[5]}: "
-            f"{'a graph' if is_graph else 'call by call'} {ratio:.2f}; {what} {measured_ms:.1f} ms, {told}; "
-            f"{row['note']}",
+            f"{one.row['model']} {one.row['parallelism']} {one.question[2]} x {one.question[3]} on {one.question[5]}: "
+            f"{'a graph' if one.is_graph else 'call by call'} {one.times.token / one.measured_ms:.2f}; "
+            f"{'a target of' if one.is_target else 'measured'} {one.measured_ms:.1f} ms, {told}; {one.row['note']}",
             flush=True,
         )
-    if ratios:
-        error = statistics.median(abs(ratio - 1) for ratio in ratios)
-        print(f"{len(ratios)} of {len(rows)} rows: median error {error:.0%}, {inside / len(ratios):.0%} in the band")
+    measured = [one for one in found if not one.is_target]
+    if measured:
+        error = statistics.median(abs(one.times.token / one.measured_ms - 1) for one in measured)
+        inside = statistics.fmean(one.times.low <= one.measured_ms <= one.times.high for one in measured)
+        print(f"{len(measured)} of {rows} rows: median error {error:.0%}, {inside:.0%} in the band")
     for reason, count in reasons.most_common():
         print(f"not asked, {count} x {reason}")
 

@@ -14,6 +14,7 @@ import os
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # of NumPy: threads that wait for each other cost processor time
 
 import argparse
+import gc
 import sys
 import time
 from pathlib import Path
@@ -41,6 +42,7 @@ def main() -> int:
     parser.add_argument("--why", default="", metavar="TEXT", help="why a figure may get worse; goes into the history")
     parser.add_argument("--tables", type=Path, default=ledger.TABLES, metavar="FOLDER")
     options = parser.parse_args()
+    gc.set_threshold(200_000, 50, 100)  # captures make many objects that stay
     chosen = [name for name in ledger.EXAMS if not options.only or name in options.only]
     if options.list:
         print("\n".join(f"{name:24} {ledger.EXAMS[name].about}" for name in chosen))

@@ -98,6 +98,7 @@ EXAMS: dict[str, Exam] = {
         more=("910b4_qwen_train",),
     ),
     "invariants": Exam("calls that break what must hold of any prediction", invariants.exam),
+    "steps": Exam("public times of decode steps of servers", tables.steps, "e2e.csv"),
     "bounds": Exam("captured steps beside what memory and cubes need at least", bounds.exam),
     "tile_kernels": Exam("kernels written in tiles by hand, as tile programs", tables.tiles),
 }  # fmt: skip

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 
+from benchmarks import steps_of_configs
 from benchmarks.exams.scoring import Figures, Result, score
 from opreplay.replay.ascend import load_device, predict_kernel
 from opreplay.replay.ascend.calibrate.calls import calls_in, corrected_row, known_calls
@@ -111,6 +112,22 @@ def answered(path: Path) -> Result:
     figures: Figures = {"rows": len(texts) - len(refused), "asked": len(texts)}
     figures["answered"] = round(100 * figures["rows"] / len(texts), 1)
     return Result(figures, tuple(f"{count} x {why}" for why, count in Counter(refused).most_common()))
+
+
+def steps(path: Path) -> Result:
+    """Public times of steps of servers, ms a token; needs transformers. A recipe's target is no measurement."""
+    found, _, rows = steps_of_configs.compared(path)
+    measured = [
+        compared(
+            f"{one.row['model']} {one.row['parallelism']} {one.question[2]} x {one.question[3]} on {one.question[5]}",
+            1e3 * one.measured_ms,
+            1e3 * one.times.token,
+            (1e3 * one.times.low, 1e3 * one.times.high),
+        )
+        for one in found
+        if not one.is_target
+    ]
+    return score(measured, rows)
 
 
 def tiles(folder: Path) -> Result:

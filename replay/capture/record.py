@@ -105,9 +105,9 @@ def forget_cached_tensors() -> None:
     """Empty the caches of functions (`functools.lru_cache`) that hold tensors: those of another run are fake, or were
     computed there."""
     for cached in gc.get_objects():
-        if type(cached) is _CachedFunction and any(
-            isinstance(leaf, torch.Tensor) for leaf in tree_leaves(gc.get_referents(cached))
-        ):
+        if type(cached) is not _CachedFunction or not cached.cache_info().currsize:
+            continue
+        if any(isinstance(leaf, torch.Tensor) for leaf in tree_leaves(gc.get_referents(cached))):
             cached.cache_clear()
 
 

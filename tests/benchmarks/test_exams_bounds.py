@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
+from pathlib import Path
 
 import pytest
 
+from benchmarks import steps_of_configs
 from benchmarks.exams.bounds import (
     CASES,
-    CONFIGS,
     Captured,
     Case,
     Checked,
@@ -18,6 +18,7 @@ from benchmarks.exams.bounds import (
     unread_bytes,
     whole,
 )
+from benchmarks.exams.configs_of import CONFIGS, config_of, layers_of
 from opreplay.replay.ascend import load_device
 
 SMALL = {
@@ -37,8 +38,15 @@ def test_a_few_layers_tell_of_all() -> None:
     case = Case("small", 8, 2048)
     carried = whole(case, SMALL, "decode", devices)
     real = captured(SMALL, {"phase": "decode", "batch": 8, "context": 2048}, devices)
-    assert carried[:4] == real[:4]
+    assert (carried.parameters, carried.cache, carried.flops) == (real.parameters, real.cache, real.flops)
+    assert carried.memory == pytest.approx(real.memory, rel=0.02)
     assert carried.times_us == pytest.approx(real.times_us, rel=2e-3)
+
+
+def test_layers_that_are_captured_hold_every_kind() -> None:
+    assert layers_of(config_of("llama-3-8b")) == (1, 2)
+    assert layers_of(config_of("deepseek-v3")) == (4, 5)
+    assert layers_of(config_of("gemma-3-27b")) == (6, 12)
 
 
 def test_a_decode_reads_weights_and_cache_but_no_embeddings() -> None:
@@ -50,7 +58,7 @@ def test_a_decode_reads_weights_and_cache_but_no_embeddings() -> None:
 
 
 def test_experts_that_no_token_is_routed_to_are_not_read() -> None:
-    config = json.loads((CONFIGS / "qwen3-30b-a3b.json").read_text())
+    config = config_of("qwen3-30b-a3b")
     embeddings = 2 * 151936 * 2048 / 2
     experts = 48 * 64 * 3 * 2 * 2048 * 768
     case = Case("qwen3-30b-a3b", 8, 2048, split(2, experts=True))
@@ -65,3 +73,20 @@ def test_a_step_is_within_its_bounds_and_the_memory(time_us: float, fits: bool, 
     checked = Checked("a decode", "decode", "910b3", time_us, 1.0, 2.2, 1e9, fits)
     assert checked.holds is holds
     assert str(checked).startswith("FAILS") is not holds
+
+
+def test_a_public_time_is_put_beside_the_step_of_all_layers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(steps_of_configs.CONFIGS, "Small", SMALL)
+    table = tmp_path / "e2e.csv"
+    table.write_text(
+        "source,soc,n_devices,parallelism,model,phase,batch,context,dtype,ms,note\n"
+        "a,910b3,1,TP1,Small,decode,8,2k,bf16,6,one full graph\na,910b3,1,TP1,Other,decode,8,2k,bf16,6,\n"
+    )
+    found, reasons, rows = steps_of_configs.compared(table)
+    real = steps_of_configs.captured_step(
+        SMALL, phase="decode", batch=8, context=2048, options=("--tensor-parallel", "1"), soc="910b3"
+    )
+    (one,) = found
+    assert (one.measured_ms, one.is_graph, rows, len(reasons)) == (6.0, True, 2, 1)
+    told = real.graph_token_ms, real.graph_low_ms, real.graph_high_ms
+    assert one.times == pytest.approx(told, rel=1e-2)

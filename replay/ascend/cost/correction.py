@@ -64,6 +64,9 @@ LOOKS = 2
 # All of these were chosen to predict calls, ops, sources and projects that were left out (docs/ascend-model.md).
 MOST_LOG = 10.0
 """Largest logarithm of a factor that is learned from: slow paths of 20,000 times were measured (8-byte gcd)."""
+MOST_REMEMBERED = 1 << 14
+"""Corrections kept for calls that are asked about again: on other devices of a kind, in other states."""
+
 
 PRIOR = sum(variance for _, _, variance in COMPONENTS) + NOISE
 """Variance of a call of which nothing is known."""
@@ -127,6 +130,8 @@ class Learned:
         self._weights = _weights(calls)
         self._pulls: Array = np.array(pulls, dtype=np.float64)
         self._socs: tuple[str, ...] = tuple(socs)
+        self.ask = lru_cache(maxsize=MOST_REMEMBERED)(self._ask)
+        """The factor on a call's predicted time, and what it rests on."""
 
     @classmethod
     def of(cls, calls: Sequence[Traits], logs: Sequence[float], socs: Sequence[str] = ()) -> Learned:
@@ -217,8 +222,8 @@ class Learned:
             alike += variance * same * (likeness[reach] if reach == "near" else weights * likeness.get(reach, 1.0))
         return alike
 
-    def ask(self, call: Traits) -> Correction:
-        """Return the factor on a call's predicted time, and what it rests on.
+    def _ask(self, call: Traits) -> Correction:
+        """Return what `ask` gives.
 
         Of an op that was never measured, other ops' calls in the same state of the caches say nothing: with them such
         ops were predicted worse.

@@ -551,6 +551,7 @@ def _shipped(name: str) -> DeviceFile:
     return read_device_file((_folder() / f"{name}.toml").read_bytes(), f"{name}.toml", shipped_rows())
 
 
+@lru_cache(maxsize=64)
 def canonical_name(name: str) -> str | None:
     """The shipped device that a name or alias means, whatever its case; None when there is none."""
     wanted = _plain(name)

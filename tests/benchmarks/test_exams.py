@@ -52,6 +52,8 @@ def test_a_result_is_worse_beyond_what_is_tolerated() -> None:
         "a: in_band is 77.9, was 80",
         "a: rows is 19, was 20",
     ]
+    assert ledger.worse("a", {"median": 10.0, "rows": 20}, committed) == ["a: in_band is nan, was 80"]
+    assert ledger.worse("a", {**committed, "median": 10.1}, committed, at_all=True) == ["a: median is 10.1, was 10"]
 
 
 def test_a_threshold_is_lowered_with_a_reason_alone(tmp_path: Path) -> None:

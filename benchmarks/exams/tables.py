@@ -105,7 +105,7 @@ def answered(path: Path) -> Result:
     """Share of the calls of a table that `opreplay op` takes, whatever device they were timed on."""
     with path.open(newline="") as file:
         texts = [line["op"].strip() for line in csv.DictReader(file) if line["exact"] == "yes"]
-    ops = ops_of_texts(list({part for text in texts for part in text.split(BETWEEN)}), runnable=True)
+    ops = ops_of_texts(list({part for text in texts for part in text.split(BETWEEN)}))
     refused = [
         why for text in texts if (why := next((o for p in text.split(BETWEEN) if isinstance(o := ops[p], str)), ""))
     ]

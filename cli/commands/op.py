@@ -73,8 +73,8 @@ def command(
     A CALL is written as reports print it: 'aten::mm(bf16[4096,1024], bf16[1024,n])'. Tensors are a type and sizes, with
     strides in braces where they are not contiguous, f32[4,8]{1,4}; then numbers, True, None, lists, texts in quotes,
     torch.bfloat16, and arguments by name. Sizes may be names and sums of products of them, n//2. Tensors hold random
-    values, as those of an op of a trace. With --no-measure a call that nothing here can run is predicted, too, by its
-    name and tensors. Exits with 1 where a call cannot be replayed or predicted.
+    values, as those of an op of a trace. A call that nothing here can run, such as one of torch_npu, is predicted all
+    the same, and the note says why it was not measured. Exits with 1 where a call cannot be replayed or predicted.
     """
     from functools import partial
 
@@ -113,7 +113,7 @@ def command(
 
     def make(keep: bool) -> tuple[ReplayPlan, tuple[str, ...]]:
         of_calls = kept_plan_of_calls if keep else plan_of_calls
-        return of_calls(written, allow_imports=imports, device=device, runnable=measure)
+        return of_calls(written, allow_imports=imports, device=device)
 
     ready, ids = planned(
         make,

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     is_flag=True,
     help="KERNEL_DETAILS is a folder: one table of errors over all files there, whose names tell the device.",
 )
-@shared.l2_option(None)
+@shared.l2_option(None, otherwise="as a table says, else by the order of its kernels, else loop")
 @click.option("--only-held-out", is_flag=True, help="Take only rows whose column HeldOut says 1.")
 @click.option("--exclude-communication", is_flag=True, help="Leave out collectives: they wait for other ranks.")
 @click.option(
@@ -61,8 +61,9 @@ def command(
     KERNEL_DETAILS is kernel_details.csv or op_summary.csv of the Ascend profiler, or a table of means with a column
     Count, or a table of ops (KernelBench's columns, sweeps, serving), or a table of calls: columns op (a call as `op`
     takes it), torch_us or time_us, soc, l2 (cold, warm or else --l2). Rows without a duration are left out, but count
-    for what lies in the L2 cache. communication.json and communication_matrix.json are taken too, and tables of
-    transfers: times of transfers between dies by the link model.
+    for what lies in the L2 cache: the order of kernels tells that, unless --l2 says cold or warm. communication.json
+    and communication_matrix.json are taken too, and tables of transfers: times of transfers between dies by the link
+    model.
     """
     from opreplay.cli.outputs import check_outputs, write_view
     from opreplay.cli.terminal import console
@@ -70,8 +71,8 @@ def command(
     from opreplay.traces.errors import UsageError
 
     if all_tables:
-        if soc or only_held_out or len(kernel_details) != 1:
-            raise UsageError("--all takes one folder, and neither --soc nor --only-held-out")
+        if soc or only_held_out or l2 or len(kernel_details) != 1:
+            raise UsageError("--all takes one folder, and none of --soc, --l2 and --only-held-out")
         from opreplay.replay.ascend.calibrate.error_table import error_table
 
         errors = error_table(kernel_details[0], cross=cross_validate, on_step=console.narrate)
@@ -82,8 +83,8 @@ def command(
     if kind == "transfers":
         from opreplay.replay.ascend.calibrate.communication import read_and_validate
 
-        if only_held_out or exclude_communication:
-            raise UsageError("these files hold transfers and nothing else", hint="Give them without other filters.")
+        if only_held_out or exclude_communication or l2:
+            raise UsageError("these files hold transfers and nothing else", hint="Leave out --l2 and filters of rows.")
         validation = read_and_validate(kernel_details, soc, cross=cross_validate, on_step=console.narrate)
     elif kind == "calls":
         if only_held_out or exclude_communication or len(soc) > 1:
@@ -98,6 +99,7 @@ def command(
             communication=not exclude_communication,
             only_held_out=only_held_out,
             cross=cross_validate,
+            l2=l2,
             on_step=console.narrate,
         )
     view = views.view(validation, worst=worst)

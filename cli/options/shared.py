@@ -215,8 +215,8 @@ captured_fused_option = fused_option("Of a captured plan: as `capture --fused` w
 """--fused of commands that take a plan."""
 
 
-def l2_option(default: str | None) -> Callable[[Command], Command]:
-    """--l2: what the caches of simulated devices hold when an op starts."""
+def l2_option(default: str | None, *, otherwise: str = "as --cache measures here") -> Callable[[Command], Command]:
+    """--l2: what the caches of simulated devices hold when an op starts; `otherwise` describes a missing default."""
     return click.option(
         "--l2",
         type=click.Choice(["cold", "loop", "warm", "sequence"]),
@@ -224,7 +224,7 @@ def l2_option(default: str | None) -> Callable[[Command], Command]:
         show_default=default is not None,
         help="What simulated devices' caches hold when an op starts: nothing of its data (cold), its code, as in "
         "benchmarks that loop over a call (loop), its data and code (warm), or what the calls before it left "
-        "(sequence)." + ("" if default is not None else " By default as --cache measures here."),
+        "(sequence)." + ("" if default is not None else f" By default {otherwise}."),
     )
 
 

@@ -105,6 +105,8 @@ def _of_bytes(size_bytes: int | None, recorded: list[TensorSpec]) -> list[Tensor
     return [spec((-(-size_bytes // itemsize(dtype)),), dtype)]
 
 
+OPAQUE = frozenset({"label, not an op", "triton kernel"})
+"""Reasons of names that stand for work of any kind: neither the name nor the bytes of the arguments say which."""
 COLLECTIVE = "record_param_comms"
 """The name whose rule takes every op of which it is known what collective it is."""
 
@@ -127,9 +129,9 @@ def lower(op: ReplayOp, contents: Contents | None = None) -> Lowering:
         return _by_user(users, op, contents)
     known = COLLECTIVE if op.collective is not None else op.called
     rule = cost_of(known) or cost_of(canonical_name(op.name))
-    is_alone = op.resolved_by is None and op.reason is None  # predicted alone, whatever takes its arguments
+    is_unresolved = op.resolved_by is None and (op.reason is None or op.reason.kind not in OPAQUE)
     # An op that torch has no more takes the arguments of the one in its place by the same names.
-    other = op.via if op.via is not None else kin_of(op.name) if is_alone else None
+    other = op.via if op.via is not None else kin_of(op.name) if is_unresolved else None
     near = ""
     if rule is None and other is not None and (rule := cost_of(other)) is not None:
         view = OpView(msgspec.structs.replace(op, name=other), contents)
@@ -157,7 +159,7 @@ def lower(op: ReplayOp, contents: Contents | None = None) -> Lowering:
             )
     else:
         view.note(f"no lowering for {op.name}: costed by bytes")
-    return Lowering(kernels=tuple(_by_bytes(op, view)), notes=tuple(view.notes), assumed=is_alone, known=False)
+    return Lowering(kernels=tuple(_by_bytes(op, view)), notes=tuple(view.notes), assumed=is_unresolved, known=False)
 
 
 def _by_user(users: UserFunction, op: ReplayOp, contents: Contents | None) -> Lowering:

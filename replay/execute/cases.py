@@ -6,11 +6,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-import msgspec
-
 from opreplay.replay.ir.notation import call_text
-from opreplay.replay.ir.reasons import refuses_arguments
 from opreplay.replay.ir.sizes import need_of
+from opreplay.replay.resolve.written.sweep import is_refused
 from opreplay.replay.results.cases import Case, Cases
 from opreplay.replay.results.of_plan import result_of
 from opreplay.replay.results.outcome import Outcome, unable
@@ -45,15 +43,14 @@ def cases_of(
 ) -> Cases:
     """What the calls take: on simulated devices, and with `measuring` here, each op once.
 
-    `plan` and `ids` are `plan_of_calls`'s. A call whose arguments do not go together, on meta tensors or when it was
-    run, has a reason and no times, one that a user's function or program does not fit has no prediction and says why.
-    One that only this machine has no kernel for keeps its prediction. `failed` is told why one has no prediction.
-    Raises what `run_plan` does.
+    `plan` and `ids` are `plan_of_calls`'s. A call whose arguments do not go together has a reason and no times; one
+    that a user's function or program does not fit has no prediction. A call that does not run here, or fails when it
+    does, keeps its prediction. `failed` collects why calls have no prediction. Raises what `run_plan` does.
     """
     from opreplay.replay.ascend.simulate.devices import simulate_on
 
     def simulate(op: ReplayOp) -> dict[str, Simulated]:
-        return {} if op.reason is not None else simulate_on(op, devices, contents, l2, failed)
+        return {} if is_refused(op) else simulate_on(op, devices, contents, l2, failed)
 
     environment: dict[str, object] = {}
     if measuring is None:
@@ -64,7 +61,7 @@ def cases_of(
 
         sink = MemorySink()
         run_plan(plan, measuring, sink=sink, simulate=simulate, on_progress=on_progress)
-        results = [_of_sound_arguments(result, failed) for result in sink.results]
+        results = list(sink.results)
         environment = dict(sink.header.environment) if sink.header else {}
     by_id: dict[str, OpResult] = {result.id: result for result in results}
     ops = {op.id: op for op in plan.ops}
@@ -85,15 +82,6 @@ def cases_of(
         socs={name: device.version for name, device in devices.items()},
         l2=l2,
     )
-
-
-def _of_sound_arguments(result: OpResult, failed: dict[str, list[str]]) -> OpResult:
-    """The result without predictions where the call itself was refused: no device would run it."""
-    if result.reason is None or not result.simulated or not refuses_arguments(result.reason):
-        return result
-    names = ", ".join(result.simulated)
-    failed.setdefault(result.id, []).append(f"no prediction for {names}: the call is refused, whatever the device")
-    return msgspec.structs.replace(result, simulated={}, simulated_us={}, bound=None)
 
 
 def _not_run(op: ReplayOp) -> Outcome:

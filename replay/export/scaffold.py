@@ -221,7 +221,7 @@ def {_function(op)}_time(info, device):
 
 
 def test_{_function(op)}_time():
-    predicted = opreplay.op(CALL, runnable=False).simulate("910b3")
+    predicted = opreplay.op(CALL).simulate("910b3")
     assert predicted.by == "user estimator"
     assert predicted.time_us >= 3
 '''
@@ -293,7 +293,7 @@ def {function}({letters}, result: tile.Out, *, n=2048):
 def test_{function}():
     values = [torch.rand(3, 47) + 0.5 for _ in {tuple(operands)!r}]
     torch.testing.assert_close({function}(*values), reference(*values))
-    predicted = opreplay.op(CALL, runnable=False).simulate("910b3")
+    predicted = opreplay.op(CALL).simulate("910b3")
     assert predicted.by == "tile program"
 '''
 

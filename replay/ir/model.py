@@ -160,8 +160,8 @@ class ReplayOp(msgspec.Struct, frozen=True, kw_only=True):
     refuted: bool = False
     """Whether a call as planned would move or multiply more than the recorded device can in the recorded time."""
     unfit: bool = False
-    """Whether no schema known here takes the arguments as written, so that their names are guesses: it is neither
-    resolved nor has it a reason, and is predicted alone."""
+    """Whether no schema known here takes the arguments as written, so that their names are guesses: it is not resolved,
+    and its time can only be predicted."""
 
     @property
     def called(self) -> str:

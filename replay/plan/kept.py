@@ -55,14 +55,13 @@ def kept_plan_of_calls(
     *,
     allow_imports: Mapping[str, str] | None = None,
     device: str = "cpu",
-    runnable: bool = False,
 ) -> tuple[ReplayPlan, tuple[str, ...]]:
     """As `plan_of_calls`, kept like `kept_plan_of`."""
     from opreplay.replay.resolve.written.sweep import plan_of_calls
 
-    key = None if allow_imports or device != "cpu" else _key("calls", runnable, *cases)
+    key = None if allow_imports or device != "cpu" else _key("calls", *cases)
     kind = tuple[ReplayPlan, tuple[str, ...]]
-    return _kept(key, kind, lambda: plan_of_calls(cases, allow_imports=allow_imports, device=device, runnable=runnable))
+    return _kept(key, kind, lambda: plan_of_calls(cases, allow_imports=allow_imports, device=device))
 
 
 def _kept(key: str | None, kind: type[_Value], make: Callable[[], _Value]) -> _Value:

@@ -14,6 +14,7 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from opreplay.replay.ir.model import BY_PROGRAM
+from opreplay.replay.ir.reasons import refuses_arguments
 from opreplay.replay.report.coverage import HELD, is_rough, predicted_text
 from opreplay.replay.report.doubts import marks, thread_notes
 from opreplay.replay.report.page.model import Answer, Curve, Line, Opened, Page
@@ -56,7 +57,7 @@ def head_line(sweep: Cases) -> str:
     if sweep.device is not None:
         parts.append(f"{sum(case.result.measured_us is not None for case in cases)} measured on {sweep.device}")
     parts += [f"{sum(soc in case.result.simulated for case in cases)} predicted on {soc}" for soc in sweep.socs]
-    failed = sum(case.result.reason is not None for case in cases)
+    failed = sum(map(sweep.failed, cases))
     parts += [f"{failed} failed"] if failed else []
     return f"{plural(len(cases), 'call')}: {', '.join(parts)}"
 
@@ -72,11 +73,13 @@ def notes_of(case: Case) -> list[str]:
 
 def _reason_notes(result: OpResult) -> list[str]:
     """Why nothing was measured, and of what it is predicted all the same."""
-    if result.reason is not None:
-        return [str(result.reason), *(["predicted all the same, from sizes and types"] if result.simulated else [])]
-    if result.resolved_by is None:
-        return [f"predicted all the same: {assumption.what}" for assumption in result.assumptions]
-    return []
+    if result.reason is None:
+        return []
+    if not result.simulated:
+        return [str(result.reason)]
+    if result.resolved_by is not None and refuses_arguments(result.reason):
+        return [f"{result.reason}; predicted all the same, but another device may refuse the call as well"]
+    return [f"does not run here: {result.reason}; predicted all the same, from sizes and types"]
 
 
 def _measured_notes(result: OpResult) -> list[str]:

@@ -15,7 +15,7 @@ import msgspec
 import numpy as np
 
 from opreplay.replay.ir.labels import not_an_op, work_of_label
-from opreplay.replay.ir.model import Assumption, Reason, ReplayOp, Resolution
+from opreplay.replay.ir.model import Assumption, Reason, ReplayArg, ReplayOp, Resolution
 from opreplay.replay.ir.names import COLLECTIVE_NAMESPACES, split_name
 from opreplay.replay.ir.recorded_call import MISSING, RecordedArg, recorded_args
 from opreplay.replay.ir.verdicts import META_WRONG
@@ -46,6 +46,8 @@ from opreplay.replay.resolve.user.conversions import (
 from opreplay.replay.resolve.user.executors import EXECUTORS, OtherOverload, UserExecutor, bind_by_name, bind_executor
 from opreplay.replay.resolve.user.python_functions import PythonFunction, refused_text
 from opreplay.replay.resolve.user.table import OpFunction
+from opreplay.replay.resolve.written.call import named_to_predict
+from opreplay.replay.resolve.written.unfit import published_specs
 from opreplay.traces.dtypes import torch_dtype_name
 from opreplay.traces.errors import UsageError
 from opreplay.traces.model import OpSignature, Trace
@@ -87,8 +89,9 @@ class Resolver:
             refuse_absurd(recorded)
             return with_gradient_mode(self._with_users_code(op, signature, recorded, context))
         except Unbound as stopped:
-            args = unnamed_arguments(recorded, self._float_dtype)
-            return msgspec.structs.replace(op, reason=stopped.reason, args=args)
+            return msgspec.structs.replace(
+                op, reason=stopped.reason, args=_to_predict(op.name, recorded, context, self._policy)
+            )
 
     def _with_users_code(self, op: ReplayOp, signature: OpSignature, recorded: Recordeds, context: Context) -> ReplayOp:
         """Users' conversions and executors that override, then what is built in, then the others of the user's."""
@@ -273,6 +276,21 @@ class Resolver:
     def _takes_nothing(self, name: str) -> bool:
         """Whether an op without shapes has none because it takes no arguments."""
         return self._has_shapes and any(not spec.args for spec in schema.specs_of(name))
+
+
+def _to_predict(name: str, recorded: Recordeds, context: Context, policy: Policy) -> tuple[ReplayArg, ...]:
+    """Return the arguments of a call that nothing here runs, for its prediction.
+
+    They have the names that the op's vendor has published, else those that `opreplay op` gives them, else arg0, arg1.
+    """
+    match = best_match(published_specs(name), recorded)
+    if match is not None and not match.skipped and not match.dropped:
+        with suppress(Unbound):
+            return tuple(msgspec.structs.replace(arg, keyword_only=False) for arg in bind(match, context)[0])
+    unnamed = unnamed_arguments(recorded, context.float_dtype)
+    if split_name(name) is None or not any(arg.tensors for arg in unnamed):
+        return unnamed
+    return named_to_predict(name, unnamed, policy) or unnamed
 
 
 def _records_lists(trace: Trace) -> bool:

@@ -42,4 +42,8 @@ class Cases(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def complete(self) -> bool:
         """Whether every call was replayed and predicted, as far as was asked for."""
-        return not any(case.result.reason is not None or case.unpredicted for case in self.cases)
+        return not any(self.failed(case) or case.unpredicted for case in self.cases)
+
+    def failed(self, case: Case) -> bool:
+        """Whether a call has a reason: why it was not measured, or where nothing is, why it cannot be predicted."""
+        return case.result.reason is not None and (self.device is not None or not case.result.simulated)

@@ -40,22 +40,21 @@ def op(
     device: str = "cpu",
     allow_imports: dict[str, str] | None = None,
     plugins: Sequence[str] = (),
-    runnable: bool = True,
     **sizes: int,
 ) -> Op:
     """The op that a text in the notation of reports calls: "aten::mm(bf16[4096,1024], bf16[1024,n])" with n=47.
 
-    `allow_imports` and `plugins` are those of `open`.
-    Raises UsageError for a text that is no call, shapes that do not go together, and, unless `runnable` is False, an op
-    that is not known or not allowed here or takes no such arguments: that one can be simulated alone.
+    `allow_imports` and `plugins` are those of `open`. A call that nothing here runs, such as one of torch_npu, has a
+    `reason` and can be simulated; to call or measure it raises NotReplayable.
+    Raises UsageError for a text that is no call, shapes that do not go together, and names that are probably misspelt.
     """
-    from opreplay.replay.resolve.written.sweep import Written, plan_of_calls
+    from opreplay.replay.resolve.written.sweep import Written, is_refused, plan_of_calls
 
     load_plugins(plugins)
     imports = dict(allow_imports or {})
-    plan, _ = plan_of_calls([Written(text=text, sizes=sizes)], allow_imports=imports, device=device, runnable=runnable)
-    if (reason := plan.ops[0].reason) is not None:
-        raise UsageError(f"{text} cannot be called: {reason}", hint="Give arguments that go together.")
+    plan, _ = plan_of_calls([Written(text=text, sizes=sizes)], allow_imports=imports, device=device)
+    if is_refused(plan.ops[0]):
+        raise UsageError(f"{text} cannot be called: {plan.ops[0].reason}", hint="Give arguments that go together.")
     return Op(plan, Setting(device=device, allow_imports=imports, plugins=tuple(plugins)))
 
 
@@ -63,8 +62,9 @@ def op_of_call(name: str, *args: Any, device: str | None = None, **kwargs: Any) 
     """The op "namespace::op" or "namespace::op.overload" as called with these arguments, which may be meta tensors.
 
     Shapes, types, strides and what shares memory are taken over, values of tensors are not: they are made anew, as for
-    an op of a trace. `device` is that of the first tensor unless it is named, the CPU for meta tensors.
-    Raises UsageError for an op that takes no such arguments, or that is not known or not allowed here.
+    an op of a trace. `device` is that of the first tensor unless it is named, the CPU for meta tensors. As with `op`, a
+    call that nothing here runs has a `reason` and can be simulated.
+    Raises UsageError for what is no call of an op, and for names that are probably misspelt.
     """
     from opreplay.replay.resolve.meta.outputs import with_outputs
     from opreplay.replay.resolve.policy import Policy

@@ -70,9 +70,7 @@ def sweep(
 
     written = over_sizes([calls] if isinstance(calls, str) else calls, vary)
     wanted = options or RunOptions()
-    plan, ids = plan_of_calls(
-        written, allow_imports=wanted.allow_imports, device=wanted.device, runnable=options is not None
-    )
+    plan, ids = plan_of_calls(written, allow_imports=wanted.allow_imports, device=wanted.device)
     contents = expected_contents(wanted.init_modules, wanted.init_args, seed=wanted.seed)
     return Sweep(
         cases_of(

@@ -50,7 +50,7 @@ class Expectations:
         """As `opreplay.op`: the op of a call as reports print it."""
         from opreplay.replay.session.single import op
 
-        return op(text, device=self.device, allow_imports=None, plugins=(), runnable=True, **sizes)
+        return op(text, device=self.device, allow_imports=None, plugins=(), **sizes)
 
     def replay(
         self,

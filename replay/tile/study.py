@@ -14,11 +14,8 @@ from typing import Any
 import msgspec
 
 from opreplay.initializers.user_code import load_user_code
-from opreplay.replay.ascend.cost.predict import predict_kernel
-from opreplay.replay.ascend.cost.residency import resident_of, touches_in
-from opreplay.replay.ascend.lowering import lower
 from opreplay.replay.ascend.profile import DeviceProfile
-from opreplay.replay.ascend.simulate.op import state_of
+from opreplay.replay.ascend.simulate.op import simulate_kernels, state_of
 from opreplay.replay.ir.kernel import State
 from opreplay.replay.ir.notation import tensor_text
 from opreplay.replay.resolve.written.sweep import Written, plan_of_calls
@@ -469,18 +466,10 @@ def kernels_us(call: str, device: DeviceProfile, state: State = "network") -> fl
     """What the kernel model says of a call's own kernels, "aten::mm(f16[64,32], f16[32,8])", in microseconds, whatever
     programs are registered for it; None where no rule knows it or it cannot be called so."""
     try:
-        plan, _ = plan_of_calls([Written(text=call)], runnable=True)
+        plan, _ = plan_of_calls([Written(text=call)])
     except OpReplayError:
         return None
-    op = plan.ops[0]
-    if op.reason is not None:
+    if plan.ops[0].reason is not None:
         return None
-    lowering = lower(op)
-    if not lowering.kernels or not lowering.known:
-        return None
-    # What a kernel finds of what those before it wrote is known, whatever the caches held before them.
-    resident_shares = [resident_of(touches, device) for touches in touches_in(lowering.kernels, state)]
-    return sum(
-        predict_kernel(kernel, device, share, state).time_us * kernel.count
-        for kernel, share in zip(lowering.kernels, resident_shares, strict=True)
-    )
+    found = simulate_kernels(plan.ops[0], device, "sequence" if state == "network" else state)
+    return found.time_us if found.by in ("rule", "user rule") and found.kernels else None

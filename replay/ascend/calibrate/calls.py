@@ -29,13 +29,17 @@ from opreplay.replay.ascend.measured.call_tables import (
     read_call_table,
 )
 from opreplay.replay.ascend.measured.op_tables import OpTable, header_of, kind_of, read_op_table
-from opreplay.replay.ascend.simulate.op import Uncorrected, corrected, simulate_in_turn, uncorrected
+from opreplay.replay.ascend.profile import DeviceProfile
+from opreplay.replay.ascend.simulate.op import Uncorrected, corrected, is_predicted, simulate_in_turn, uncorrected
 from opreplay.replay.ir.kernel import KernelCall
+from opreplay.replay.ir.model import ReplayOp
 from opreplay.replay.ir.sizes import tensors_of
 from opreplay.replay.ops.op_view import spec
+from opreplay.replay.ops.work.contents import Contents
 from opreplay.replay.results.records import L2State, Simulated
 from opreplay.traces.errors import Malformed
 
+ContentsOf = Callable[[ReplayOp], Contents | None]
 ASSUMED_L2: L2State = "loop"
 """State of the caches where neither a table nor the user says it: benchmarks loop over a call."""
 
@@ -52,10 +56,12 @@ def validate_calls(
     `cross` predicts calls, ops and sources by what was learned from the others. Raises Malformed where no call of the
     tables has a prediction.
     """
+    from opreplay.replay.ops.work.expected import expected_contents
+
     tell: Callable[[str], None] = on_step or (lambda step: None)
     calls = [call for table in tables for call in table.calls]
-    known = {row.key for row in learned_calls()}
-    compared = [(call, row) for call in calls if (row := _compared(call, l2, known)) is not None]
+    known, contents = {row.key for row in learned_calls()}, expected_contents()
+    compared = [(call, row) for call in calls if (row := _compared(call, l2, known, contents)) is not None]
     if not compared:
         raise Malformed("no call of these tables has a prediction", hint="opreplay op CALL --soc NAME says why.")
     socs = {soc: [row for call, row in compared if call.soc == soc] for soc in dict.fromkeys(c.soc for c in calls)}
@@ -76,18 +82,27 @@ def validate_calls(
     )
 
 
-def _compared(call: MeasuredCall, l2: L2State | None, known: Set[str]) -> Compared | None:
-    """A call as predicted and measured; None where a part of it has no prediction.
+def _compared(call: MeasuredCall, l2: L2State | None, known: Set[str], contents: ContentsOf) -> Compared | None:
+    """Return a call as predicted and measured; None where a part of it has no prediction.
 
-    One that the correction was learned from is predicted by what was learned of other sources.
+    A call that the correction was learned from is predicted by what was learned of other sources; `shipped_us` is then
+    what `op` says.
     """
-    if call.key in known:
-        return next((corrected_row(k, _without(call.source).ask(k.traits)) for k in known_calls([call], l2)), None)
     device, state = load_device(call.soc), call.l2 or l2 or ASSUMED_L2
-    parts = simulate_in_turn(call.ops, device, state)
-    if any(part.time_us <= 0 and part.bound != "none" for part in parts) or sum(part.time_us for part in parts) <= 0:
-        return None
-    return _row(call, parts)
+    parts = _predicted(call, device, state, contents)
+    if parts is None or call.key not in known:
+        return None if parts is None else _row(call, parts)
+    left_out = _predicted(call, device, state, contents, _without(call.source))
+    return None if left_out is None else _row(call, left_out, shipped_us=sum(part.time_us for part in parts))
+
+
+def _predicted(
+    call: MeasuredCall, device: DeviceProfile, state: L2State, contents: ContentsOf, learned: Learned | None = None
+) -> list[Simulated] | None:
+    """Return the predictions of a call's parts; None where one has none, or all take no time."""
+    parts = simulate_in_turn(call.ops, device, state, contents, learned)
+    are_predicted = all(is_predicted(op, part) for op, part in zip(call.ops, parts, strict=True))
+    return parts if are_predicted and sum(part.time_us for part in parts) > 0 else None
 
 
 @lru_cache(maxsize=64)
@@ -97,7 +112,7 @@ def _without(source: str) -> Learned:
     return Learned.of([row.traits for row in rows], [row.log_ratio for row in rows], [row.soc for row in rows])
 
 
-def _row(call: MeasuredCall, parts: Sequence[Simulated]) -> Compared:
+def _row(call: MeasuredCall, parts: Sequence[Simulated], *, shipped_us: float | None = None) -> Compared:
     predicted = sum(part.time_us for part in parts)
     metas = tensors_of(call.ops[0])
     name = call.ops[0].name + (f" and {len(call.ops) - 1} more" if len(call.ops) > 1 else "")
@@ -112,6 +127,7 @@ def _row(call: MeasuredCall, parts: Sequence[Simulated]) -> Compared:
         absolute_us=abs(predicted - call.time_us),
         signed_us=predicted - call.time_us,
         extrapolated=any(part.extrapolated for part in parts),
+        shipped_us=shipped_us,
     )
 
 

@@ -26,12 +26,15 @@ from opreplay.replay.ascend.measured.accuracy import (
     Compared,
     Errors,
     Launch,
+    alone,
     compare_group,
     errors_by_type,
     errors_of,
     grouped,
 )
 from opreplay.replay.ascend.profile import DeviceProfile
+from opreplay.replay.ascend.simulate.op import state_of
+from opreplay.replay.results.records import L2State
 from opreplay.traces.errors import Malformed, UsageError
 
 
@@ -107,14 +110,18 @@ def validate(
     communication: bool = True,
     only_held_out: bool = False,
     cross: bool = False,
+    l2: L2State | None = None,
     on_step: Callable[[str], None] | None = None,
 ) -> Validation:
     """Compare predictions with measurements.
 
-    `only_held_out` keeps the rows whose column HeldOut says 1. `cross` refits from the datasheets alone, on all
+    `l2`: what the caches are taken to hold when a kernel of a network starts, in place of what the order of launches
+    tells. `only_held_out` keeps the rows whose column HeldOut says 1. `cross` refits from the datasheets alone, on all
     measured rows but the collectives, and predicts what each fit did not see. Raises UsageError when `only_held_out` is
-    asked of tables without that column, Malformed when no row is left to compare.
+    asked of tables without that column, or `l2` of tables that say it themselves, Malformed when no row is left to
+    compare.
     """
+    measured = [_in_state(run, l2) for run in measured]
     if only_held_out and not any(run.table.has_held_out for run in measured):
         raise UsageError("no table has a column HeldOut", hint="Leave out --only-held-out, or add the column (0 or 1).")
     everything: list[Compared] = []
@@ -149,6 +156,20 @@ def validate(
         dropped=total_counts([run.table.dropped for run in measured]),
         cross=_cross(measured, on_step or (lambda step: None)) if cross else {},
     )
+
+
+def _in_state(run: Measured, l2: L2State | None) -> Measured:
+    """Return a table of kernels as if each ran with the caches in this state. Raises UsageError for others."""
+    table = run.table
+    if l2 is None or (l2 == "sequence" and table.state == "network"):
+        return run
+    if table.state != "network":
+        raise UsageError(
+            f"{table.path} says itself what the caches held: its rows were measured {table.state}",
+            hint="Leave out --l2.",
+        )
+    launches = tuple(alone(launch, state_of(l2)) for launch in table.launches)
+    return msgspec.structs.replace(run, table=msgspec.structs.replace(table, launches=launches))
 
 
 def _is_learned(launch: Launch, device: DeviceProfile) -> bool:

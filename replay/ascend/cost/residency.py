@@ -3,17 +3,19 @@
 
 A kernel table names no addresses. A tensor is taken to be the one of the same number of elements and dtype that was
 touched last and has not been taken yet by another operand of the same kernel; what lies between the two touches is the
-reuse distance. Where a caller knows which tensor is which, it says so.
+reuse distance. Weights and caches of layers are not: each is memory of its own (`owned_operands`). Where a caller knows
+which tensor is which, it says so.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Hashable, Iterable, Sequence
-from math import prod
+from math import gcd, prod
 from typing import NamedTuple
 
 from opreplay.replay.ascend.profile import DeviceProfile
-from opreplay.replay.ir.kernel import KernelCall, State, itemsize
+from opreplay.replay.ir.kernel import KernelCall, State, TensorSpec, itemsize
 
 Touch = tuple[float, float | None]
 """(bytes of a tensor, bytes touched since it was last touched); None for a tensor not seen before."""
@@ -115,11 +117,83 @@ def reuse_distances(calls: Iterable[KernelCall | None]) -> list[tuple[Touch, ...
 
     None stands for a kernel of unknown shapes (a collective): it is taken to touch nothing.
     """
-    stream = Stream()
+    launches, stream = list(calls), Stream()
+    owned = owned_operands(launches)
     # A step repeats the one before it, and so its distances: each combination is kept once.
     distinct: dict[tuple[Touch, ...], tuple[Touch, ...]] = {}
-    launches = (() if call is None else stream.touch(call) for call in calls)
-    return [distinct.setdefault(touches, touches) for touches in launches]
+    touched = (() if call is None else stream.touch(call, owned.get(place, ())) for place, call in enumerate(launches))
+    return [distinct.setdefault(touches, touches) for touches in touched]
+
+
+_PRODUCT = re.compile(r"Mat[Mm]ul|Gemm|^(Depthwise|Deformable)?Conv\dD")
+_ATTENTION = re.compile(r"Attention|FlashDecode|^Mla")
+_IN_PLACE = re.compile(r"Scatter|IndexPut|Cache")
+"""Kernels that write some rows of their first operand and name it as their output."""
+_BLOCKED = re.compile(r"FRACTAL|C0")
+"""Formats that are not row-major."""
+_Kind = tuple[int, str, str]
+"""Elements, dtype and blocked format of a tensor."""
+
+
+def owned_operands(launches: Sequence[KernelCall | None]) -> dict[int, list[Hashable]]:
+    """Return which tensor each input is, by place in launch order, of kernels that read weights or caches.
+
+    Operands behind the first of products, and keys and values of attention, are weights or caches where no kernel in
+    the table writes a tensor of that kind: each layer has its own, and a layer reads them once in a step. Where the
+    table holds several steps, the same layer's is read one step later. Inputs that may be any tensor are None.
+    """
+    written = {_kind(spec) for call in launches if call is not None for spec in _written(call)}
+    reads: dict[_Kind, list[tuple[int, int]]] = {}
+    for place, call in enumerate(launches):
+        for at in () if call is None else _owned_places(call):
+            spec = call.inputs[at] if call is not None else None
+            if spec is not None and (kind := _kind(spec)) not in written:
+                reads.setdefault(kind, []).append((place, at))
+    steps = _steps_told([len(places) for places in reads.values()])
+    names: dict[int, list[Hashable]] = {}
+    for kind, places in reads.items():
+        layers = len(places) // steps
+        for number, (place, at) in enumerate(places):
+            call = launches[place]
+            inputs: list[Hashable] = [None] * len(call.inputs if call is not None else ())
+            names.setdefault(place, inputs)[at] = (kind, number % layers)
+    return names
+
+
+def _owned_places(call: KernelCall) -> range:
+    """Return the places of inputs that are weights or caches unless another kernel writes them."""
+    if _ATTENTION.search(call.type):
+        return range(1, min(3, len(call.inputs)))
+    return range(1, len(call.inputs)) if _PRODUCT.search(call.type) else range(0)
+
+
+def _written(call: KernelCall) -> Sequence[TensorSpec]:
+    """Return what a kernel writes in full."""
+    outputs = call.outputs[1:] if is_update(call) else call.outputs
+    return [spec for spec in outputs if spec is not None]
+
+
+def is_update(call: KernelCall) -> bool:
+    """Return whether a kernel puts some rows into its first operand, in place."""
+    return bool(_IN_PLACE.search(call.type)) and bool(call.outputs) and call.inputs[:1] == call.outputs[:1]
+
+
+def _kind(spec: TensorSpec) -> _Kind:
+    return prod(spec.shape), spec.dtype, spec.format if _BLOCKED.search(spec.format) else ""
+
+
+MOST_ALIKE = 5
+"""Weights of one size that a layer has at most, and one more: four projections of equal size, but not five."""
+
+
+def _steps_told(counts: Sequence[int]) -> int:
+    """Return how many steps a table holds, told by how often weights of each kind are read; 1 where that tells none.
+
+    Every kind is read a multiple of that often, some kind (a head, the last layer) once a step, and some more often in
+    a step than in any one layer: a few layers by themselves look like steps, but for that.
+    """
+    steps = gcd(*counts) if counts else 1
+    return steps if steps > 1 and min(counts) == steps and max(counts) >= MOST_ALIKE * steps else 1
 
 
 def touches_in(calls: Sequence[KernelCall], state: State) -> list[tuple[Touch, ...]]:

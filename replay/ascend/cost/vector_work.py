@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from math import ceil, log2, prod
 from typing import cast
 
@@ -294,7 +294,7 @@ def _transdata(call: KernelCall, family: FamilyCost, device: DeviceProfile, tall
     shape = plain.shape if plain is not None else ()
     fractal = "FRACTAL_Z" in (source.format if source else "", out.format if out else "")
     if len(shape) == 4 and not fractal:
-        rows = shape[0] * shape[1]
+        rows = _rows_turned(shape, source if plain is out else out)
         # Images are dealt out whole, so 32 of them keep 32 cores busy, whatever their size; few large ones in parts.
         blocks = min(device.aiv_cores, shape[0])
         if shape[0] <= device.aiv_cores // 2:
@@ -304,6 +304,19 @@ def _transdata(call: KernelCall, family: FamilyCost, device: DeviceProfile, tall
         blocks = blocks_for(min(read, write), device)
     blocks = blocks or 1
     return Work(blocks, n / blocks, rows / blocks, read, write)
+
+
+def _rows_turned(shape: Sequence[int], blocked: TensorSpec | None) -> float:
+    """Return the runs of elements that go between NCHW of this shape and blocks of channels one by one.
+
+    A run is a channel of an image, or a block of channels where that is longer. Single points lie alike in both, but
+    for padded channels.
+    """
+    images, channels, *points = shape
+    block = last_dim(blocked) if blocked is not None else 1
+    if prod(points) == 1:
+        return 0.0 if channels % block == 0 else images
+    return images * channels * min(1.0, prod(points) / block)
 
 
 def _moved_by_index(call: KernelCall, tally: Tally) -> int:

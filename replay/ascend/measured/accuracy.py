@@ -10,7 +10,14 @@ from typing import NamedTuple
 import msgspec
 
 from opreplay.replay.ascend.cost.predict import predict_kernel
-from opreplay.replay.ascend.cost.residency import Touch, codes_kept, resident_of, reuse_distances
+from opreplay.replay.ascend.cost.residency import (
+    Touch,
+    codes_kept,
+    resident_of,
+    reuse_distances,
+    touches_in,
+    written_back,
+)
 from opreplay.replay.ascend.measured.kernel_tables import KernelRow, KernelTable, call_key
 from opreplay.replay.ascend.profile import DeviceProfile
 from opreplay.replay.ir.kernel import KernelCall, State
@@ -90,6 +97,8 @@ class Compared(msgspec.Struct, frozen=True, kw_only=True):
     held_out: bool = False
     extrapolated: bool = False
     """Far from all that was measured of its family."""
+    shipped_us: float | None = None
+    """What `op` predicts, where `predicted_us` leaves out what was learned of this very kernel's source; else None."""
 
     @property
     def ape(self) -> float:
@@ -110,6 +119,12 @@ def launches(table: KernelTable) -> list[Launch]:
         for row, touch, loaded in zip(table.rows, touches, code_cached, strict=True)
         if row.duration_us is not None
     ]
+
+
+def alone(launch: Launch, state: State) -> Launch:
+    """Return a kernel's launch as by itself: "cold", with nothing that it reads in L2, or "warm", as in a loop."""
+    (touches,) = touches_in([launch.row.call], state)
+    return msgspec.structs.replace(launch, touches=written_back(launch.row.call, touches), loaded=False, state=state)
 
 
 def grouped(measured: Iterable[Launch]) -> list[list[Launch]]:

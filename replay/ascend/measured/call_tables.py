@@ -19,7 +19,7 @@ import msgspec
 from opreplay.replay.ascend.devices.file import list_devices
 from opreplay.replay.ascend.measured.op_tables import MAX_ROWS, header_of
 from opreplay.replay.ir.model import ReplayOp
-from opreplay.replay.resolve.written.sweep import Written, plan_of_calls
+from opreplay.replay.resolve.written.sweep import Written, is_refused, plan_of_calls
 from opreplay.replay.results.records import L2State
 from opreplay.traces.dialects.kernel_table import MAX_DURATION_US
 from opreplay.traces.errors import Malformed, OpReplayError, TooLarge
@@ -151,8 +151,8 @@ def _call(
     return MeasuredCall(text=text, ops=ops, soc=_soc_of(row, soc), l2=l2, time_us=time_us, source=source, spread=spread)
 
 
-def ops_of_texts(texts: Sequence[str], *, runnable: bool = False) -> dict[str, ReplayOp | str]:
-    """The op of each call, or why it is none; `runnable` as `plan_of_calls` takes it.
+def ops_of_texts(texts: Sequence[str]) -> dict[str, ReplayOp | str]:
+    """The op of each call, or why it is none: what `opreplay op` takes and refuses.
 
     All calls are resolved together, which takes a tenth of the time of one by one; where that fails for one of them,
     halves are tried until that one is alone.
@@ -160,12 +160,12 @@ def ops_of_texts(texts: Sequence[str], *, runnable: bool = False) -> dict[str, R
     if not texts:
         return {}
     try:
-        plan, ids = plan_of_calls([Written(text=text) for text in texts], runnable=runnable)
+        plan, ids = plan_of_calls([Written(text=text) for text in texts])
     except OpReplayError as error:
         if len(texts) == 1:
             return {texts[0]: f"{texts[0].split('(')[0]}: {error}"}
         half = len(texts) // 2
-        return ops_of_texts(texts[:half], runnable=runnable) | ops_of_texts(texts[half:], runnable=runnable)
+        return ops_of_texts(texts[:half]) | ops_of_texts(texts[half:])
     ops = {op.id: op for op in plan.ops}
     found = zip(texts, (ops[place] for place in ids), strict=True)
-    return {text: op if op.reason is None else f"{op.name}: {op.reason}" for text, op in found}
+    return {text: f"{op.name}: {op.reason}" if is_refused(op) else op for text, op in found}

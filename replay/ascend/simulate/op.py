@@ -4,12 +4,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import msgspec
 
 from opreplay.replay.ascend.cost.cells import CONFIDENCE, Cell, band_of, weakest
-from opreplay.replay.ascend.cost.correction import Correction, Traits, octaves, shipped
+from opreplay.replay.ascend.cost.correction import Correction, Learned, Traits, octaves, shipped
 from opreplay.replay.ascend.cost.cube import gemm_of
 from opreplay.replay.ascend.cost.predict import (
     BOUNDS,
@@ -28,7 +28,7 @@ from opreplay.replay.ascend.cost.sizes import tally_of
 from opreplay.replay.ascend.custom.estimators import estimate, property_terms
 from opreplay.replay.ascend.custom.programs import program_cost
 from opreplay.replay.ascend.devices.file import REFERENCE, alone, load_device
-from opreplay.replay.ascend.lowering import Lowering, lower
+from opreplay.replay.ascend.lowering import OPAQUE, Lowering, lower
 from opreplay.replay.ascend.profile import DeviceProfile
 from opreplay.replay.ascend.simulate.measured import adjust, estimate_of
 from opreplay.replay.ir.kernel import Confidence, Evidence, KernelCall, KernelPrediction, State, WorkKind
@@ -70,10 +70,6 @@ class Explanation(msgspec.Struct, frozen=True, kw_only=True):
     notes: tuple[str, ...]
 
 
-_OPAQUE = frozenset({"label, not an op", "triton kernel"})
-"""Reasons of names that stand for work of any kind: the bytes of their arguments say nothing of it."""
-
-
 BY_USER = ("user estimator", "user properties", "tile program", "user rule")
 """Predictions from what users registered."""
 
@@ -88,7 +84,7 @@ def is_predicted(op: ReplayOp, simulated: Simulated) -> bool:
     if simulated.by in BY_USER:
         return True
     if simulated.by == "bytes":
-        return simulated.time_us > 0 and (op.reason is None or op.reason.kind not in _OPAQUE)
+        return simulated.time_us > 0 and (op.reason is None or op.reason.kind not in OPAQUE)
     return op.reason is None or simulated.time_us > 0
 
 
@@ -186,23 +182,42 @@ def state_of(l2: L2State) -> State:
 
 
 def simulate_op(
-    op: ReplayOp, device: DeviceProfile, contents: Contents | None = None, l2: L2State = "sequence"
+    op: ReplayOp,
+    device: DeviceProfile,
+    contents: Contents | None = None,
+    l2: L2State = "sequence",
+    learned: Learned | None = None,
 ) -> Simulated:
     """Time of one call of `op` on `device`, in microseconds, with what bounds it and an 80 % band.
 
     A user's estimator goes first (bound "custom"), then a user's properties, then a tile program that was registered
     for the op, then the lowering to kernels, then the op's bytes, which are marked "uncalibrated"; `by` says which it
     was. Views cost nothing and have the bound "none". `contents` are what the values of its arguments amount to;
-    without them they follow from the batch that the op ran in. `l2` says what the caches hold when it starts. Raises
-    CustomOpError when a user's function fails, and InternalError for a fault of opreplay's own.
+    without them they follow from the batch that the op ran in. `l2` says what the caches hold when it starts. A call by
+    itself is corrected by measured calls: by those that ship, or by `learned`. Raises CustomOpError when a user's
+    function fails, and InternalError for a fault of opreplay's own.
     """
-    return simulate_by_family(op, device, contents=contents, l2=l2)[0]
+    return simulate_by_family(op, device, contents=contents, l2=l2, learned=learned)[0]
 
 
-def simulate_in_turn(ops: Sequence[ReplayOp], device: DeviceProfile, l2: L2State) -> list[Simulated]:
+def simulate_in_turn(
+    ops: Sequence[ReplayOp],
+    device: DeviceProfile,
+    l2: L2State,
+    contents: Callable[[ReplayOp], Contents | None] | None = None,
+    learned: Learned | None = None,
+) -> list[Simulated]:
     """Predict calls that were timed together: the first starts in the state `l2`, the others find in L2 what the one
     before touched, as far as that fits."""
-    return [simulate_op(op, device, l2="warm" if number else l2) for number, op in enumerate(ops)]
+    return [
+        simulate_op(op, device, contents(op) if contents is not None else None, "warm" if number else l2, learned)
+        for number, op in enumerate(ops)
+    ]
+
+
+def simulate_kernels(op: ReplayOp, device: DeviceProfile, l2: L2State = "sequence") -> Simulated:
+    """Return what `simulate_op` says of the kernels that the op is lowered to, whatever users registered for the op."""
+    return _by_kernels(op, device, Predictor(device), None, (), l2)[0]
 
 
 def simulate_by_family(
@@ -212,6 +227,7 @@ def simulate_by_family(
     contents: Contents | None = None,
     cached: Sequence[Held] = (),
     l2: L2State = "sequence",
+    learned: Learned | None = None,
 ) -> tuple[Simulated, dict[str, float]]:
     """What `simulate_op` gives, and microseconds of one call by kernel family; "custom" for a user's own estimate.
 
@@ -241,7 +257,7 @@ def simulate_by_family(
         )
         return simulated, {"custom": program.time_us}
     try:
-        return _by_kernels(op, device, predict or Predictor(device), contents, cached, l2)
+        return _by_kernels(op, device, predict or Predictor(device), contents, cached, l2, learned)
     except OpReplayError:
         raise
     except Exception as error:
@@ -255,6 +271,7 @@ def _by_kernels(
     contents: Contents | None,
     cached: Sequence[Held],
     l2: L2State,
+    learned: Learned | None = None,
 ) -> tuple[Simulated, dict[str, float]]:
     """The same of the kernels that the op is lowered to."""
     if op.reason is not None and op.reason.kind == "layout not recorded":
@@ -262,7 +279,7 @@ def _by_kernels(
     lowering = lower(op, contents)
     if any(_is_absurd_kernel(call) for call in lowering.kernels):
         return _NOTHING, {}
-    parts, simulated = _together(op, lowering, device, predict, cached, l2)
+    parts, simulated = _together(op, lowering, device, predict, cached, l2, learned)
     families = summed((family_of(call, device).name, cost.time_us * call.count) for call, cost in parts)
     taken_for = _taken_for(lowering, device) if lowering.source else lowering.near
     simulated = msgspec.structs.replace(simulated, taken_for=taken_for)
@@ -272,10 +289,16 @@ def _by_kernels(
 
 
 def _together(
-    op: ReplayOp, lowering: Lowering, device: DeviceProfile, predict: Predictor, cached: Sequence[Held], l2: L2State
+    op: ReplayOp,
+    lowering: Lowering,
+    device: DeviceProfile,
+    predict: Predictor,
+    cached: Sequence[Held],
+    l2: L2State,
+    learned: Learned | None = None,
 ) -> tuple[Parts, Simulated]:
     """The kernels of an op with what each takes, and the op, adjusted by what the user measured on the device."""
-    parts, simulated = _shipped(op, lowering, device, predict, cached, l2)
+    parts, simulated = _shipped(op, lowering, device, predict, cached, l2, learned)
     if not device.measured or simulated.time_us <= 0 or op.collective is not None:
         return parts, simulated
     families = summed((family_of(call, device).name, cost.time_us * call.count) for call, cost in parts)
@@ -284,7 +307,13 @@ def _together(
 
 
 def _shipped(
-    op: ReplayOp, lowering: Lowering, device: DeviceProfile, predict: Predictor, cached: Sequence[Held], l2: L2State
+    op: ReplayOp,
+    lowering: Lowering,
+    device: DeviceProfile,
+    predict: Predictor,
+    cached: Sequence[Held],
+    l2: L2State,
+    learned: Learned | None,
 ) -> tuple[Parts, Simulated]:
     """The kernels of an op with what each takes, and the op: in a network by the device's fitted constants, alone by
     what these are of calls by themselves, and what measured calls make of that."""
@@ -300,7 +329,7 @@ def _shipped(
     simulated = _combine(parts, lowering, l2, device)
     if state == "network" or simulated.by != "rule" or simulated.time_us <= 0 or device.is_own_fit:
         return parts, simulated
-    return _corrected(op, lowering, device, l2) or (parts, simulated)
+    return _corrected(op, lowering, device, l2, learned or shipped()) or (parts, simulated)
 
 
 def started(kernels: Sequence[KernelCall], predict: Predictor, state: State) -> Parts:
@@ -396,16 +425,18 @@ def _way_of(call: KernelCall) -> str:
     return call.type + (":grouped" if "groups" in call.attrs else ":middle" if middle else "")
 
 
-def _corrected(op: ReplayOp, lowering: Lowering, device: DeviceProfile, l2: L2State) -> tuple[Parts, Simulated] | None:
+def _corrected(
+    op: ReplayOp, lowering: Lowering, device: DeviceProfile, l2: L2State, learned: Learned
+) -> tuple[Parts, Simulated] | None:
     """The prediction of a call alone as measured calls of its kind correct it; None where they say nothing."""
     bare = _uncorrected(op, lowering, device, l2)
     if bare is None:
         return None
-    simulated = corrected(bare, shipped().ask(bare.traits), device)
+    simulated = corrected(bare, learned.ask(bare.traits), device)
     if l2 == "warm":
         for colder in COLDER:
             if (other := _uncorrected(op, lowering, device, colder)) is not None:
-                most_us = corrected(other, shipped().ask(other.traits), device).time_us
+                most_us = corrected(other, learned.ask(other.traits), device).time_us
                 simulated = _times(simulated, min(1.0, most_us / simulated.time_us))
     factor = simulated.time_us / bare.simulated.time_us
     return [(call, _scaled(cost, factor)) for call, cost in bare.parts], simulated

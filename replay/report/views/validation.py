@@ -64,6 +64,7 @@ def kernel_facts(kernel: Compared) -> dict[str, Any]:
         "high_us": kernel.high_us,
         "error": kernel.predicted_us / kernel.measured_us - 1,
         "lost_us": kernel.absolute_us,
+        **({} if kernel.shipped_us is None else {"shipped_us": kernel.shipped_us}),
     }
 
 

@@ -59,22 +59,31 @@ _BY_NAME = ("ScalarType", "Layout", "MemoryFormat")
 """Types of arguments whose values are names of torch's own."""
 
 
-def op_of_written(call: CallText, policy: Policy, *, device: str = "cpu", runnable: bool = True) -> ReplayOp:
-    """The op that a call names with the arguments that it gives, for `device`.
+class NotCallable(UsageError):
+    """A call that nothing here runs as it is written; `reason` is the reason that its op has in reports."""
 
-    Users' conversions and executors count as for a trace: first those that override, the others where there is no such
-    op here. Raises UsageError for an op that takes no such arguments, or that is not known or not allowed here; unless
-    `runnable`, only where it names no tensor or an op that torch would have, see `_op_to_predict`.
+    def __init__(self, message: str, *, hint: str, reason: Reason) -> None:
+        super().__init__(message, hint=hint)
+        self.reason = reason
+
+
+def op_of_written(call: CallText, policy: Policy, *, device: str = "cpu") -> ReplayOp:
+    """Return the op that a call names with the arguments that it gives, for `device`.
+
+    A call that nothing here runs is returned unresolved with the reason, so that its time can be predicted, see
+    `_op_to_predict`. Users' conversions and executors apply as for a trace: first those that override, the others where
+    there is no such op here. Raises UsageError for a text that can be no call of a known op, NotCallable where it names
+    no tensor, or an op whose name is probably misspelt.
     """
     try:
-        return _runnable_op(call, policy, device)
-    except UsageError as error:
-        if runnable or (op := _op_to_predict(call, policy, device, error)) is None:
+        return _callable_op(call, policy, device)
+    except NotCallable as error:
+        if (op := _op_to_predict(call, policy, device, error)) is None:
             raise
         return op
 
 
-def _runnable_op(call: CallText, policy: Policy, device: str) -> ReplayOp:
+def _callable_op(call: CallText, policy: Policy, device: str) -> ReplayOp:
     parts = split_name(call.name)
     if parts is None:
         raise UsageError(f"{call.name} cannot be called: it is no op", hint="Name one as a trace does: aten::mm.")
@@ -87,26 +96,28 @@ def _runnable_op(call: CallText, policy: Policy, device: str) -> ReplayOp:
             return op
         near = ", ".join(near_names(base))
         hint = f"Did you mean {near}?" if near else "Name an op as a trace does: aten::mm."
-        raise UsageError(f"{call.name} cannot be called: {overloads.reason}", hint=hint)
+        raise NotCallable(f"{call.name} cannot be called: {overloads.reason}", hint=hint, reason=overloads.reason)
     if overloads.function is not None:
         return _executed(overloads.function, base, call, device)
     return msgspec.structs.replace(_of_overload(overloads.specs, call, policy, device), name=base)
 
 
-def _op_to_predict(call: CallText, policy: Policy, device: str, error: UsageError) -> ReplayOp | None:
-    """The op of a call that cannot run here, unresolved and without a reason: to be predicted alone.
+def _op_to_predict(call: CallText, policy: Policy, device: str, error: NotCallable) -> ReplayOp | None:
+    """Return the op of a call that cannot run here: unresolved, with the reason, for its time to be predicted.
 
-    Completed, so that it could run, where only flags lack or one tensor stands for a list; with a schema where a
-    published one takes the call; else `ReplayOp.unfit`, with the names that the op of the nearest name has. None for a
-    call without tensors that fits none, and for a name that is nearly one of torch's or of a user's,
-    or a user's own.
+    Where only flags are missing, or one tensor stands for a list, the call is completed and can run. It has a schema
+    where a published one takes the call; else it is `ReplayOp.unfit`, with the argument names of the op whose name is
+    nearest. None for a call without tensors that fits no schema, for an overload that its op does not have, and for a
+    name that is nearly one of torch's or of a user's, or a user's own.
     """
     parts = split_name(call.name)
     if parts is None:
         return None
     base = f"{parts[0]}::{parts[1]}"
     specs = candidates(base, policy).specs or specs_of(base)  # what may not run may be predicted
-    if _is_anothers(base, known=bool(specs)):
+    if _is_anothers(base, known=bool(specs)) or (
+        specs and parts[2] not in {None, *(spec.torch_name for spec in specs)}
+    ):
         return None
     fit, is_own = _nearest_to(base, call, specs, policy)
     fits = is_own and fit.spec is not None and not fit.misfits and not fit.absent
@@ -114,7 +125,7 @@ def _op_to_predict(call: CallText, policy: Policy, device: str, error: UsageErro
         return None
     if fit.spec in specs and (op := _completed_op(base, fit, policy, device)) is not None:
         return op
-    args = tuple(_argument(_named(fit.spec, name), value) for name, value in fit.values.items())
+    args = _arguments_of(fit)
     return ReplayOp(
         id=_identity(call.name, args),
         name=base,
@@ -122,9 +133,40 @@ def _op_to_predict(call: CallText, policy: Policy, device: str, error: UsageErro
         recorded=NOT_RECORDED,
         args=args,
         schema=fit.spec.text if fits and fit.spec is not None else None,
-        assumptions=(Assumption(argument="*", what=str(error)),),
+        reason=error.reason,
         unfit=not fits,
     )
+
+
+def named_to_predict(name: str, args: Sequence[ReplayArg], policy: Policy) -> tuple[ReplayArg, ...] | None:
+    """Return the unnamed arguments of a recorded call that nothing here runs, named as `op_of_written` names them.
+
+    None where no schema of the op, nor of one that is near by name, is known.
+    """
+    values = tuple(map(_written_value, args))
+    fit, _ = _nearest_to(name, CallText(name=name, args=values), specs_of(name), policy)
+    if fit.spec is None:
+        return None
+    with suppress(UsageError):
+        return _arguments_of(fit)
+    return None
+
+
+def _written_value(arg: ReplayArg) -> CallValue:
+    """Return the value of an unnamed argument as a call is written with."""
+    if arg.tensors and not arg.type.endswith("[]"):
+        return arg.tensors[0]
+    listed = arg.tensors or arg.value
+    if not isinstance(listed, tuple):
+        return listed
+    return [item if not isinstance(item, tuple) else list[CallValue](item) for item in listed]
+
+
+def _arguments_of(fit: Unfit) -> tuple[ReplayArg, ...]:
+    """Return the values of a call under the names of the nearest schema. Raises UsageError as `_argument` does."""
+    named = (_argument(_named(fit.spec, name), value) for name, value in fit.values.items())
+    # In the order of the call, which an unresolved op keeps: nothing is passed by name.
+    return tuple(msgspec.structs.replace(arg, keyword_only=False) for arg in named)
 
 
 def _named(spec: OpSpec | None, name: str) -> ArgSpec:
@@ -178,7 +220,7 @@ def _by_user(base: str, call: CallText, policy: Policy, device: str, *, override
 
 
 def _of_overload(specs: Sequence[OpSpec], call: CallText, policy: Policy, device: str) -> ReplayOp:
-    """The op of the first overload that takes the call's arguments. Raises UsageError where none does."""
+    """The op of the first overload that takes the call's arguments. Raises NotCallable where none does."""
     reasons: list[Reason] = []
     for spec in specs:
         args = argument_forms(spec, call)
@@ -191,9 +233,14 @@ def _of_overload(specs: Sequence[OpSpec], call: CallText, policy: Policy, device
         if resolved.reason is None:
             return resolved
         reasons.append(resolved.reason)
-    why = f": {reasons[0]}" if reasons else ""
     shown = "; ".join(schema_text(spec.text) for spec in specs[:SHOWN])
-    raise UsageError(f"no overload of {call.name} takes these arguments{why}", hint=f"It is {shown}.")
+    refused = next((reason for reason in reasons if reason.kind != "metadata missing"), None)
+    raise NotCallable(
+        f"no overload of {call.name} takes these arguments" + (f": {reasons[0]}" if reasons else ""),
+        hint=f"It is {shown}.",
+        reason=refused
+        or Reason("metadata missing", f"no overload of {call.name} takes these arguments; it is {shown}"),
+    )
 
 
 def _alone(op: ReplayOp) -> ReplayPlan:
@@ -365,7 +412,7 @@ def _op_of_target(entry: OpFunction, name: str, converted: Converted, policy: Po
         return _executed(executor, base, target, device)
     if base == name:
         raise UsageError(f"{entry.shown} converts {name} to itself", hint="Register an executor for it as well.")
-    return op_of_written(_by_schema(target, policy), policy, device=device)
+    return _callable_op(_by_schema(target, policy), policy, device)
 
 
 def _by_schema(call: CallText, policy: Policy) -> CallText:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import msgspec
 
-from opreplay.replay.ir.model import Assumption, Reason, ReplayOp, ReplayPlan
+from opreplay.replay.ir.model import Reason, ReplayOp, ReplayPlan
 from opreplay.replay.ir.notation import parse_call, parse_sizes, size_names
 from opreplay.replay.ir.verdicts import META_WRONG
 from opreplay.traces.errors import UsageError
@@ -100,17 +100,13 @@ def _values_of(sweeps: Sequence[str], known: list[str]) -> dict[str, tuple[int, 
 
 
 def plan_of_calls(
-    cases: Sequence[Written],
-    *,
-    allow_imports: Mapping[str, str] | None = None,
-    device: str = "cpu",
-    runnable: bool = False,
+    cases: Sequence[Written], *, allow_imports: Mapping[str, str] | None = None, device: str = "cpu"
 ) -> tuple[ReplayPlan, tuple[str, ...]]:
-    """The ops of some calls with their outputs, each once, and the id of each call's op.
+    """Return the ops of some calls with their outputs, each once, and the id of each call's op.
 
-    An op whose arguments do not go together, as a call on meta tensors finds out, has that as its reason; unless they
-    are to be `runnable`, not one that only a stand-in refuses. Raises UsageError for texts that are no calls, and as
-    `op_of_written` does.
+    An op that nothing here runs is unresolved and has the reason, see `op_of_written`. One whose arguments do not go
+    together, as a call on meta tensors finds out, has that as its reason (`is_refused`). Raises UsageError for texts
+    that are no calls, and as `op_of_written` does.
     """
     from opreplay.replay.resolve.meta.check import check_plan
     from opreplay.replay.resolve.meta.outputs import with_outputs
@@ -119,7 +115,7 @@ def plan_of_calls(
 
     policy = Policy(allow_imports=dict(allow_imports or {}))
     calls = [parse_call(case.text, sizes=case.sizes) for case in cases]
-    ops = [op_of_written(call, policy, device=device, runnable=runnable) for call in calls]
+    ops = [op_of_written(call, policy, device=device) for call in calls]
     unique = tuple({op.id: op for op in ops}.values())
     plan = ReplayPlan(source="calls", selection="all", device_us_total=0.0, host_us_total=0.0, ops=unique)
     plan = with_outputs(plan, policy=policy)
@@ -130,10 +126,19 @@ def plan_of_calls(
         if check is None or check.status not in META_WRONG:
             return op
         why = check.detail.removeprefix("failed: ")
-        if op.resolved_by == "reference" and not runnable:
-            note = Assumption(argument="*", what=f"not what the stand-in takes: {why}")
-            return msgspec.structs.replace(op, resolved_by=None, unfit=True, assumptions=(*op.assumptions, note))
+        if op.resolved_by == "reference":
+            # The reference may know less than the library whose op it stands in for.
+            unlike = Reason("failed", f"the reference does not take this call: {why}")
+            return msgspec.structs.replace(op, resolved_by=None, unfit=True, reason=unlike)
         return msgspec.structs.replace(op, reason=Reason("failed", why))
 
     sound = msgspec.structs.replace(plan, ops=tuple(map(checked, plan.ops)))
     return sound, tuple(op.id for op in ops)
+
+
+def is_refused(op: ReplayOp) -> bool:
+    """Return whether a written call is wrong on any device: torch refuses its arguments, or no memory holds a result.
+
+    A call that only nothing here runs is not refused: its time can be predicted.
+    """
+    return op.reason is not None and op.resolved_by is not None

@@ -139,17 +139,33 @@ def test_shapes_that_do_not_fit_have_a_reason_and_no_time() -> None:
     assert "8] X [9" in bad["reason"]
 
 
-def test_a_call_refused_where_it_ran_has_no_prediction_and_one_without_a_kernel_here_keeps_it() -> None:
+def test_a_call_that_fails_where_it_ran_keeps_its_prediction_and_says_why() -> None:
     calls = ("aten::linear(i64[4,8], f32[8,8])", "aten::max(c64[8])")
     done = invoke(*calls, "--format", "json", "--set", "op_time=1ms")
     assert done.exit_code == 1
     refused, lacking = json.loads(done.stdout)["cases"]
     assert "same dtype" in refused["reason"]
-    assert (refused["simulated_us"], refused["simulated"], refused["bound"]) == ({}, {}, None)
-    assert any("no prediction for 910b3" in note for note in refused["notes"])
+    assert any("another device may refuse the call as well" in note for note in refused["notes"])
     assert "not implemented for" in lacking["reason"]
-    assert lacking["simulated_us"]["910b3"] > 0
-    assert any("predicted all the same" in note for note in lacking["notes"])
+    assert any("does not run here" in note for note in lacking["notes"])
+    alone = json.loads(invoke(*calls, "--no-measure", "--format", "json").stdout)["cases"]
+    for case, unmeasured in zip((refused, lacking), alone, strict=True):
+        assert case["simulated_us"] == unmeasured["simulated_us"]
+        assert case["simulated_us"]["910b3"] > 0
+
+
+def test_a_call_of_a_library_that_is_not_here_is_predicted_and_says_so() -> None:
+    call = "npu::npu_apply_adam_w(f32[8,64], f32[8,64], f32[8,64], f32[8,64])"
+    done = invoke(call, "--format", "json", "--set", "op_time=1ms")
+    assert done.exit_code == 1, done.stderr
+    (case,) = json.loads(done.stdout)["cases"]
+    assert (case["measured_us"], case["reason"]) == (None, "library missing: torch_npu")
+    assert case["notes"][0].startswith("does not run here: library missing: torch_npu")
+    done = invoke(call, "--no-measure", "--format", "json")
+    assert done.exit_code == 0, done.stderr
+    (alone,) = json.loads(done.stdout)["cases"]
+    assert alone["simulated_us"] == case["simulated_us"]
+    assert invoke(call, "--no-measure").stdout.startswith("1 call: 1 predicted on 910b3\n")
 
 
 @pytest.mark.parametrize(
@@ -294,12 +310,12 @@ def test_a_name_that_is_nearly_one_of_a_plugin_or_of_torch_is_answered_with_it(t
         assert "on no list" not in done.stderr
     checked = CliRunner().invoke(opreplay, ["check", "near_test::scal", "--plugin", str(plugin)])
     assert "hint: Did you mean near_test::scale" in checked.stderr
-    assert "is on no list" in invoke("nobodys::scale(f32[4])").stderr
+    assert "is on no list" in " ".join(invoke("nobodys::scale(f32[4])", "--no-measure").stdout.split())
 
 
 @pytest.mark.parametrize("call", ["aten::layer_norm(f32[4,8])", "aten::native_layer_norm(f32[4], [4])"])
-def test_defaults_in_hints_have_the_digits_that_somebody_wrote(call: str) -> None:
-    hint = invoke(call).stderr
-    assert "hint: It is aten::" in hint
-    assert "00001e-05" not in hint
-    assert ("eps=1e-05" in hint) == ("native" not in call)
+def test_defaults_in_schemas_have_the_digits_that_somebody_wrote(call: str) -> None:
+    (case,) = json.loads(invoke(call, "--no-measure", "--format", "json").stdout)["cases"]
+    assert "takes these arguments; it is aten::" in case["reason"]
+    assert "00001e-05" not in case["reason"]
+    assert ("eps=1e-05" in case["reason"]) == ("native" not in call)

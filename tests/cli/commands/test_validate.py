@@ -215,3 +215,32 @@ def test_all_tables_cross_validated(tmp_path: Path) -> None:
     table(tmp_path, row("Relu", 4096, 3), row("Exp", 4096, 4), name="910b2_kernels.csv")
     found = facts("--all", tmp_path, "--cross-validate")
     assert set(found["sections"]) == {"folds", "unseen_table", "unseen_soc"}
+
+
+def test_the_state_of_l2_of_a_kernel_table_is_what_the_order_tells_or_what_is_asked_for(tmp_path: Path) -> None:
+    n, state = 4 << 20, TensorSpec(shape=(4 << 20,), dtype="float32")
+    kernel, device = KernelCall(type="Relu", inputs=(state,), outputs=(state,)), load_device("910b2")
+    path = table(tmp_path, row("Relu", n, 30.0), row("Relu", n, 30.0))
+
+    def times(*options: str) -> float:
+        (found,) = facts(path, "--soc", "910b2", *options)["worst"]
+        return found["predicted_us"]
+
+    cold, warm = times("--l2", "cold"), times("--l2", "warm")
+    assert warm < cold
+    assert times() == times("--l2", "sequence") not in (cold, warm)
+    assert warm == pytest.approx(predict_time_us(kernel, device, state="warm"))
+    # What a kernel writes stays in L2 also where nothing that it reads is there, as of a call by itself.
+    assert (
+        predict_time_us(kernel, device, 0.0, state="cold") > cold > predict_time_us(kernel, device, 1.0, state="cold")
+    )
+
+
+def test_tables_that_tell_the_state_of_l2_refuse_another(tmp_path: Path) -> None:
+    problems = tmp_path / "problems.csv"
+    problems.write_text('operator,input_shapes,dtype,torch_npu_us\nrelu,"[[64,64]]",float32,5\n')
+    assert facts(problems, "--soc", "910b2")["overall"]["n"] == 1
+    for arguments in ((problems, "--soc", "910b2", "--l2", "cold"), (tmp_path, "--all", "--l2", "cold")):
+        done = invoke(*arguments)
+        assert done.exit_code == 2
+        assert "--l2" in done.stderr

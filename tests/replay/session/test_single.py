@@ -10,6 +10,7 @@ import pytest
 import torch
 
 import opreplay
+from opreplay.replay.ir.reasons import NotReplayable
 from opreplay.traces.errors import Malformed, UsageError
 from opreplay.traces.one_event import trace_of_event
 from opreplay.traces.samples import sample_path
@@ -117,13 +118,10 @@ def test_contents_are_not_taken_over_nor_is_the_tensor_written_to() -> None:
 @pytest.mark.parametrize(
     ("name", "args", "why"),
     [
-        ("aten::mm", (T,), "no overload of aten::mm takes"),
-        ("aten::mm", (T, T, T, T), "no overload"),
-        ("aten::mm", (T, "text"), "no overload"),
+        ("aten::mm", (), "no overload of aten::mm takes"),
         ("aten::add", (T, object()), "an op takes no object"),
         ("aten::save", (T,), "cannot be called"),
-        ("aten::from_file", ("/etc/passwd",), "policy: argument 'filename'"),
-        ("nowhere::op", (T,), "policy"),
+        ("nowhere::op", (4,), "policy"),
         ("no op", (T,), "cannot be called"),
         ("aten::mm", (T.to_sparse(), T), "dense"),
     ],
@@ -132,3 +130,21 @@ def test_what_cannot_be_called_is_refused(name: str, args: tuple[Any, ...], why:
     with pytest.raises(UsageError, match=why) as caught:
         opreplay.op_of_call(name, *args)
     assert caught.value.hint
+
+
+@pytest.mark.parametrize(
+    ("name", "args", "why"),
+    [
+        ("aten::mm", (T,), "no overload of aten::mm takes"),
+        ("aten::mm", (T, T, T, T), "no overload"),
+        ("aten::mm", (T, "text"), "no overload"),
+        ("nowhere::op", (T,), "policy"),
+        ("npu::npu_roi_align", (torch.empty(2, 64, 32, 32), torch.empty(8, 5), 0.1, 7, 7, 2, 0), "torch_npu"),
+    ],
+)
+def test_what_nothing_here_runs_says_so_when_it_is_called(name: str, args: tuple[Any, ...], why: str) -> None:
+    op = opreplay.op_of_call(name, *args)
+    assert why in str(op.reason)
+    assert op.simulate("910b3").time_us > 0
+    with pytest.raises(NotReplayable, match=why):
+        op()

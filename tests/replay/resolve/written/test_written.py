@@ -9,14 +9,16 @@ import pytest
 
 import opreplay
 from opreplay.replay import plugins
+from opreplay.replay.ascend.devices.file import load_device
 from opreplay.replay.ascend.lowering import lower
+from opreplay.replay.ascend.simulate.op import simulate_op
 from opreplay.replay.ir.model import ReplayOp
 from opreplay.replay.ir.notation import call_text, parse_call
-from opreplay.replay.ir.reasons import NotReplayable
+from opreplay.replay.ir.reasons import NotReplayable, Reason
 from opreplay.replay.report.snippet import snippet
 from opreplay.replay.resolve.policy import Policy
 from opreplay.replay.resolve.written.call import op_of_written
-from opreplay.replay.resolve.written.sweep import Written, calls_of_file, over_sizes, plan_of_calls
+from opreplay.replay.resolve.written.sweep import Written, calls_of_file, is_refused, over_sizes, plan_of_calls
 from opreplay.traces.errors import UsageError
 from opreplay.traces.samples import sample_path
 
@@ -69,20 +71,37 @@ def test_values_have_the_types_of_the_schema() -> None:
 @pytest.mark.parametrize(
     ("text", "why"),
     [
-        ("aten::mm(f32[2,2])", "no overload of aten::mm takes"),
-        ("aten::mm(f32[2,2], f32[2,2], 3)", "no overload"),
-        ("aten::mm(f32[2,2], other=f32[2,2])", "no overload"),
+        ("aten::mm()", "no overload of aten::mm takes"),
         ("aten::cat([f32[2], 3])", "holds tensors and something else"),
         ("aten::view(f32[4], [[2, 2]])", "takes no such list"),
         ("aten::no_such_op(f32[4])", "cannot be called"),
-        ("nowhere::op(f32[4])", "policy"),
-        ("aten::from_file('/etc/passwd')", "policy: argument 'filename'"),
+        ("nowhere::op(4)", "policy"),
     ],
 )
 def test_what_cannot_be_called_is_refused(text: str, why: str) -> None:
     with pytest.raises(UsageError, match=why) as caught:
         written(text)
     assert caught.value.hint
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        (
+            "aten::mm(f32[2,2])",
+            "metadata missing: no overload of aten::mm takes these arguments; it is aten::mm(",
+        ),
+        ("aten::mm(f32[2,2], f32[2,2], 3)", "metadata missing: no overload"),
+        ("aten::mm(f32[2,2], other=f32[2,2])", "metadata missing: no overload"),
+        ("nowhere::op(f32[4])", "policy: namespace nowhere is on no list"),
+        ("npu::npu_no_such_matmul(f16[64,32], f16[32,16])", "library missing: torch_npu"),
+        ("aten::from_file('/etc/passwd')", "policy: argument 'filename'"),
+    ],
+)
+def test_a_call_that_nothing_here_runs_has_its_reason(text: str, reason: str) -> None:
+    op = written(text)
+    assert op.resolved_by is None
+    assert str(op.reason).startswith(reason)
 
 
 def test_shapes_that_do_not_go_together_are_no_time() -> None:
@@ -181,26 +200,23 @@ def predicted(text: str) -> ReplayOp:
     return plan_of_calls([Written(text=text)])[0].ops[0]
 
 
-def test_a_call_to_be_predicted_alone_needs_no_op_that_runs_here() -> None:
+def test_a_call_to_be_predicted_needs_no_op_that_runs_here() -> None:
     op = predicted("npu::npu_no_such_matmul(f16[64,32], f16[32,16], transposed=True)")
-    assert (op.resolved_by, op.reason, op.unfit) == (None, None, True)
+    assert (op.resolved_by, op.reason, op.unfit) == (None, Reason("library missing", "torch_npu"), True)
     assert [(arg.name, arg.value) for arg in op.args] == [("self", None), ("other", None), ("transposed", True)]
     assert lower(op).kernels[0].type == "MatMulV3"
     assert lower(op).assumed
     update = predicted("npu::ai_infra_scatter_nd_update_block(bf16[512,256], i32[64,1], bf16[64,256])")
     assert [arg.name for arg in update.args] == ["self", "indices", "updates"]
-    with pytest.raises(UsageError):
-        plan_of_calls([Written(text="npu::npu_no_such_matmul(f16[64,32], f16[32,16])")], runnable=True)
 
 
 def test_from_python_it_is_simulated_and_not_measured() -> None:
     text = "npu::npu_apply_adam_w(f32[8,64], f32[8,64], f32[8,64], f32[8,64])"
-    op = opreplay.op(text, runnable=False)
+    op = opreplay.op(text)
     assert op.simulate("910b2").time_us > 0
-    with pytest.raises(NotReplayable, match="library missing"):
-        op.measure()
-    with pytest.raises(UsageError):
-        opreplay.op(text)
+    for run in (op, op.measure):
+        with pytest.raises(NotReplayable, match="library missing: torch_npu"):
+            run()
 
 
 def test_arguments_that_fit_no_overload_go_to_the_names_whose_types_they_have() -> None:
@@ -221,10 +237,12 @@ def test_flags_that_lack_are_false_and_a_tensor_stands_for_a_list() -> None:
 
 
 def test_what_only_a_stand_in_refuses_is_predicted_all_the_same() -> None:
-    text = "npu::npu_rms_norm(f16[8,64], f16[32])"
-    assert predicted(text).unfit
-    assert plan_of_calls([Written(text=text)], runnable=True)[0].ops[0].reason is not None
-    assert predicted("aten::mm(f32[4,8], f32[9,3])").reason is not None
+    op, refused = predicted("npu::npu_rms_norm(f16[8,64], f16[32])"), predicted("aten::mm(f32[4,8], f32[9,3])")
+    assert (op.unfit, is_refused(op), is_refused(refused)) == (True, False, True)
+    assert "the reference does not take this call" in str(op.reason)
+    types = predicted("npu::npu_dynamic_quant(bf16[8,64], dst_type=torch.quint4x2)")
+    assert (types.resolved_by, is_refused(types)) == (None, False)
+    assert simulate_op(types, load_device("910b2"), l2="cold").time_us > 1
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ from opreplay.replay.ascend.cost.own_measurements import own_measurements
 from opreplay.replay.ascend.cost.predictor import Predictor
 from opreplay.replay.ascend.cost.residency import resident_of, touches_in, written_back
 from opreplay.replay.ascend.devices.file import MOST_MEASURED, canonical_name
-from opreplay.replay.ascend.devices.text import device_text, measured_text
+from opreplay.replay.ascend.devices.text import measured_text, with_measured
 from opreplay.replay.ascend.lowering import lower
 from opreplay.replay.ascend.measured.call_tables import CallTable, MeasuredCall
 from opreplay.replay.ascend.profile import DeviceProfile, OwnMeasurement
@@ -105,17 +105,17 @@ def median_error(logs: Sequence[float]) -> float:
     return median(abs(exp(-value) - 1.0) for value in logs)
 
 
-def own_text(fit: OwnFit, *, name: str) -> str:
-    """The TOML text of the device; of a shipped one its name and the measured calls alone."""
-    title = f"{fit.before.title}, {len(fit.after.measured)} calls measured"
+def own_text(fit: OwnFit, *, name: str, file_text: str = "") -> str:
+    """The TOML text of the device: of a shipped one its name and the measured calls; of one of the user's the text of
+    its file with the calls."""
+    title = f"{fit.before.title}, with measured calls"
     header = (
-        f"{fit.before.title} ({fit.before.name}, version {fit.before.version}) with {len(fit.after.measured)} "
-        "calls that were measured on it,\nby `opreplay calibrate`. Use it by its path: --soc FILE."
+        f"{fit.before.title} ({fit.before.name}, version {fit.before.version}) with calls that were measured on it,\n"
+        "by `opreplay calibrate`. Use it by its path: --soc FILE."
     )
     if canonical_name(fit.before.name) is not None:
         return measured_text(fit.after, name=name, title=title, header=header)
-    named = msgspec.structs.replace(fit.after, name=name, title=title, aliases=(), version="1")
-    return device_text(named, header=header, source=f"{fit.before.name} {fit.before.version}")
+    return with_measured(file_text, fit.after, name=name)
 
 
 def _unusable(call: MeasuredCall, device: DeviceProfile) -> str:

@@ -7,6 +7,7 @@ import csv
 import io
 import json
 import math
+import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 
@@ -125,6 +126,22 @@ def measured_text(device: DeviceProfile, *, name: str, title: str, header: str) 
         *map(_measurement, device.measured),
     ]
     return "\n".join(parts)
+
+
+def with_measured(text: str, device: DeviceProfile, *, name: str) -> str:
+    """A user's device file under another name, with the measured calls of `device` in place of its own."""
+    kept: list[str] = []
+    section, is_named = "", False
+    for line in text.splitlines():
+        section = line.strip() if line.startswith("[") else section
+        if section == "[[measured]]":
+            continue
+        if not section and not is_named and re.match(r"name\s*=", line):
+            line, is_named = f"name = {json.dumps(name)}", True
+        if not section and re.match(r"schema_version\s*=", line):
+            line = f"schema_version = {SCHEMA_VERSION}"
+        kept.append(line)
+    return "\n".join(["\n".join(kept).strip("\n") + "\n", *map(_measurement, device.measured)])
 
 
 def device_text(device: DeviceProfile, *, header: str, source: str) -> str:

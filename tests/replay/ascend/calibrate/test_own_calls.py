@@ -5,7 +5,6 @@ from __future__ import annotations
 from math import log
 from pathlib import Path
 
-import msgspec
 import pytest
 
 from opreplay.replay.ascend import load_device, simulate_op
@@ -111,18 +110,29 @@ def test_the_file_means_the_same_device(tmp_path: Path) -> None:
             assert read == pytest.approx(made, rel=1e-3)
 
 
-def test_a_device_of_the_users_keeps_its_constants_and_earlier_calls(tmp_path: Path) -> None:
-    rates = msgspec.structs.replace(DEVICE.rates, launch_one_us=7.0)
-    own = msgspec.structs.replace(DEVICE, name="my-910b3", rates=rates, is_own_fit=True)
-    first = fitted(tmp_path, row(MM, 1000.0), row(ADD, 150.0), device=own)
-    again = fitted(tmp_path, row(MM, 900.0), device=first.after)
-    assert {(r.call, r.measured_us) for r in again.after.measured} == {(MM, 900.0), (ADD, 150.0)}
-    path = tmp_path / "mine.toml"
-    path.write_text(own_text(again, name="mine"))
-    mine = load_device(path)
-    assert mine.rates.launch_one_us == pytest.approx(7.0)
-    assert mine.is_own_fit
-    assert len(mine.measured) == 2
+OWN_FILE = """schema_version = 2
+name = "my-910b3"
+base = "910b3"
+[datasheet.hbm_bytes_per_s]
+value = 1.5e12
+unit = "byte/s"
+source = "our own stream benchmark"
+confidence = "measured"
+"""
+
+
+def test_a_device_of_the_users_keeps_what_its_file_says_and_earlier_calls(tmp_path: Path) -> None:
+    first_file, second_file = tmp_path / "first.toml", tmp_path / "second.toml"
+    first_file.write_text(OWN_FILE)
+    first = fitted(tmp_path, row(MM, 1000.0), row(ADD, 150.0), device=load_device(first_file))
+    first_file.write_text(own_text(first, name="first", file_text=OWN_FILE))
+    again = fitted(tmp_path, row(MM, 900.0), device=load_device(first_file))
+    second_file.write_text(own_text(again, name="second", file_text=first_file.read_text()))
+    mine = load_device(second_file)
+    assert mine.name == "second"
+    assert {(r.call, r.measured_us) for r in mine.measured} == {(MM, 900.0), (ADD, 150.0)}
+    assert mine.hbm_bytes_per_s == 1.5e12
+    assert not mine.is_own_fit, "measured calls are no constants: single calls are corrected as before"
 
 
 def test_errors_are_before_and_of_calls_that_are_left_out(tmp_path: Path) -> None:

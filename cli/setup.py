@@ -162,7 +162,7 @@ def fused_as_asked(read: T, fused: str | None) -> T | ReplayPlan:
     """What was read, with fused kernels in place of the calls that they stand for where `fused` asks for them; says on
     stderr where there are none. Raises UsageError for what was not captured."""
     from opreplay.cli.terminal import console
-    from opreplay.replay.capture.served import as_served
+    from opreplay.replay.capture.serving.form import as_served
     from opreplay.replay.ir.model import ReplayPlan
 
     if fused is None:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from opreplay.cli.exit_codes import ExitCode
-    from opreplay.replay.capture.quantised import Weights
+    from opreplay.replay.capture.serving.quantised import Weights
     from opreplay.replay.ir.captured import LikeDevice, Via
     from opreplay.replay.ir.model import ReplayPlan
 
@@ -162,7 +162,7 @@ def command(
     from opreplay.cli.outputs import check_writable, write_file
     from opreplay.cli.terminal import console
     from opreplay.replay.capture.capture import capture_target, check_made
-    from opreplay.replay.capture.served import as_served
+    from opreplay.replay.capture.serving.form import as_served
     from opreplay.replay.capture.target import target_of
     from opreplay.replay.report.step import captured
     from opreplay.traces.errors import UsageError

@@ -21,8 +21,8 @@ from torch.utils._pytree import tree_leaves
 from opreplay.replay.capture import latent
 from opreplay.replay.capture.experts import spread_experts
 from opreplay.replay.capture.failures import is_of_fakes
-from opreplay.replay.capture.fused import UNFUSED
 from opreplay.replay.capture.parallel import Stage, split_model
+from opreplay.replay.capture.serving.fused import UNFUSED
 from opreplay.replay.capture.step import Step
 from opreplay.traces.errors import EnvironmentRefused, OpReplayError, UsageError
 

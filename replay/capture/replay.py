@@ -126,6 +126,8 @@ class Replay:
             if tensor is None:  # undefined where it has no use, though its fake kernel gives it sizes
                 break
             storage, _ = self._sequence.places[memory]
+            if self._ops[index].resolved_by == "reference" and storage not in self._storages:
+                tensor = _laid_out(tensor, meta)
             self._storages[storage] = tensor.untyped_storage()
             if memory in self._wanted:
                 self._of_memory[memory] = tensor.untyped_storage()
@@ -150,6 +152,13 @@ def _last_uses(linked: Linked) -> _LastUses:
     for (call, output), place in last_uses.uses.items():
         last_uses.ends[place].append(Value(call, output))
     return last_uses
+
+
+def _laid_out(tensor: torch.Tensor, meta: TensorMeta) -> torch.Tensor:
+    """The result of a kernel's stand-in, in the order of dimensions that the plan says the kernel gives."""
+    if meta.strides is None or tensor.shape != meta.shape or tensor.stride() == meta.strides:
+        return tensor
+    return torch.empty_strided(meta.shape, meta.strides, dtype=tensor.dtype).copy_(tensor)
 
 
 def _view(memory: torch.UntypedStorage, meta: TensorMeta, offset_bytes: int) -> torch.Tensor:

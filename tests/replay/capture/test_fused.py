@@ -16,10 +16,10 @@ from torch.nn import functional as F
 
 from opreplay.replay.capture.capture import capture_made
 from opreplay.replay.capture.check import compared
-from opreplay.replay.capture.fused import fused
-from opreplay.replay.capture.fusions import MATCHERS
 from opreplay.replay.capture.record import Recording, record
 from opreplay.replay.capture.replay import Replay
+from opreplay.replay.capture.serving.fused import fused
+from opreplay.replay.capture.serving.fusions import MATCHERS
 from opreplay.replay.capture.step import named_tensors, step_of
 from opreplay.replay.ir.model import ReplayPlan
 
@@ -30,13 +30,14 @@ SIZES = {
 MODELS: dict[str, tuple[dict[str, Any], dict[str, int]]] = {
     "qwen2": (SIZES, {
         "npu_rotary_mul": 4, "npu_add_rms_norm": 4, "npu_rms_norm": 1, "npu_swiglu": 2,
-        "npu_fused_infer_attention_score": 2,
+        "npu_fused_infer_attention_score": 2, "_npu_reshape_and_cache": 2,
     }),
     "qwen3_moe": (
         {**SIZES, "head_dim": 16, "num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 32},
         {
             "npu_rotary_mul": 4, "npu_add_rms_norm": 4, "npu_rms_norm": 5, "npu_swiglu": 2,
             "npu_fused_infer_attention_score": 2, "npu_moe_gating_top_k_softmax": 2, "npu_moe_init_routing_v2": 2,
+            "_npu_reshape_and_cache": 2,
             "npu_grouped_matmul": 4, "npu_moe_finalize_routing": 2,
         },
     ),
@@ -47,7 +48,7 @@ MODELS: dict[str, tuple[dict[str, Any], dict[str, int]]] = {
         },
         {
             "npu_interleave_rope": 4, "npu_add_rms_norm": 4, "npu_rms_norm": 5, "npu_swiglu": 2,
-            "npu_fused_infer_attention_score": 2,
+            "npu_fused_infer_attention_score": 2, "_npu_reshape_and_cache": 2,
         },
     ),
 }  # fmt: skip
@@ -59,8 +60,9 @@ def summed(plan: ReplayPlan) -> dict[str, int]:
     return {name.removeprefix("npu::"): sum(op.count for op in plan.ops if op.name == name) for name in names}
 
 
-def largest_difference(make: Callable[[], Any], plan: ReplayPlan, before: ReplayPlan) -> float:
-    """Of what a fused plan gives on the model's values from what the model gives."""
+def largest_difference(make: Callable[[], Any], plan: ReplayPlan, before: ReplayPlan, only: str = "") -> float:
+    """Of what a fused plan gives on the model's values from what the model gives; `only` outputs with that in their
+    names."""
     contents: dict[int, torch.UntypedStorage] = {}
 
     def look(storages: Any) -> Any:
@@ -89,11 +91,20 @@ def largest_difference(make: Callable[[], Any], plan: ReplayPlan, before: Replay
             given[storage.storage] = torch.cat(parts).untyped_storage()
     replay = Replay(plan, given)
     replay.run()
-    pairs = zip(named_tensors(recording.returned), plan.capture.outputs, strict=True)
-    return max(compared(name, tensor, replay.output(output)).largest_error for (name, tensor), output in pairs)
+    returned = dict(named_tensors(recording.returned))
+    return max(
+        compared(output.name, returned[output.name], replay.output(output)).largest_error
+        for output in plan.capture.outputs
+        if only in output.name
+    )
 
 
-@pytest.mark.skipif(importlib.util.find_spec("transformers") is None, reason="transformers is not installed (extra hf)")
+needs_transformers = pytest.mark.skipif(
+    importlib.util.find_spec("transformers") is None, reason="transformers is not installed (extra hf)"
+)
+
+
+@needs_transformers
 @pytest.mark.parametrize("kind", MODELS)
 def test_a_decode_step_is_fused_and_computes_the_same(tmp_path: Path, kind: str) -> None:
     from opreplay.replay.capture.from_config import Shape, maker
@@ -108,6 +119,58 @@ def test_a_decode_step_is_fused_and_computes_the_same(tmp_path: Path, kind: str)
     assert plan.capture is not None
     assert len(plan.capture.notes) == 1
     assert largest_difference(make, plan, before) < 1e-5
+
+
+def step_of_kind(folder: Path, kind: str, sizes: dict[str, Any], **shape: Any) -> Callable[[], Any]:
+    from opreplay.replay.capture.from_config import Shape, maker
+
+    path = folder / "config.json"
+    path.write_text(json.dumps({"model_type": kind, **sizes}))
+    return maker(str(path), Shape(**shape))
+
+
+@needs_transformers
+def test_new_tokens_are_written_to_slots_that_are_made_once(tmp_path: Path) -> None:
+    make = step_of_kind(tmp_path, "llama", SIZES, phase="prefill", batch=3, context=5, dtype="float32")
+    before = capture_made(make, source="llama")
+    plan = fused(before, MATCHERS)
+    assert plan.capture is not None
+    counts = {op.name: op.count for op in plan.ops if "cumulative_length" not in op.name}
+    assert counts["npu::_npu_reshape_and_cache"] == 2
+    assert "aten::index_copy_" not in counts
+    assert "aten::add_" not in counts, "the host counts positions"
+    assert not [output.name for output in plan.capture.outputs if "cumulative" in output.name]
+    assert largest_difference(make, plan, before) < 1e-5
+
+
+@needs_transformers
+def test_a_full_window_is_written_where_its_oldest_token_was(tmp_path: Path) -> None:
+    sizes = {**SIZES, "head_dim": 16, "sliding_window": 8, "sliding_window_pattern": 2}
+    make = step_of_kind(tmp_path, "gemma3_text", sizes, phase="decode", batch=3, context=17, dtype="float32")
+    before = capture_made(make, source="gemma3_text")
+    plan = fused(before, MATCHERS)
+    names = {op.name for op in plan.ops}
+    assert "npu::_npu_reshape_and_cache" in names
+    assert not names & {"aten::roll", "aten::index_put_", "aten::copy_", "aten::index_copy_", "aten::logical_not"}
+    assert largest_difference(make, plan, before, only="logits") < 1e-5
+
+
+def test_a_cache_that_grows_is_written_behind_its_tokens() -> None:
+    def step(query: Tensor, key: Tensor, value: Tensor, past: Tensor) -> Tensor:
+        keys, values = torch.cat([past, key], dim=-2), torch.cat([past + 0, value], dim=-2)
+        both = torch.cat([past, value], dim=-2)
+        return F.scaled_dot_product_attention(query, keys, both) + F.scaled_dot_product_attention(query, keys, values)
+
+    rows = torch.zeros(2, 4, 1, 16)
+    plan = fused(capture_made(lambda: (step, (rows, rows, rows, torch.zeros(2, 4, 31, 16))), source="here"), MATCHERS)
+    (write,) = (op for op in plan.ops if op.name == "npu::_npu_reshape_and_cache")
+    assert write.count == 1
+    shapes = {arg.name: arg.tensors[0].shape for arg in write.args if arg.tensors[0] is not None}
+    assert shapes == {
+        "key": (2, 4, 16), "value": (2, 4, 16), "key_cache": (2, 32, 4, 16), "value_cache": (2, 32, 4, 16),
+        "slot_indices": (2,),
+    }  # fmt: skip
+    assert sum(op.count for op in plan.ops if op.name == "aten::cat") == 1, "of what the step computed"
 
 
 def norm(x: Tensor, weight: Tensor) -> Tensor:

@@ -16,7 +16,7 @@ from opreplay.cli.main import opreplay
 from opreplay.replay.ascend import load_device
 from opreplay.replay.ascend.simulate.devices import simulate_plan
 from opreplay.replay.capture.capture import capture_made
-from opreplay.replay.capture.served import as_served
+from opreplay.replay.capture.serving.form import as_served
 from opreplay.replay.ir.model import ReplayPlan
 from opreplay.replay.ir.plan_file import dump_plan
 from opreplay.replay.ops.work.expected import expected_contents

@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from opreplay.replay.capture.fused import Call, Fusion, Graph, Kernel, New, Tensor, rewritten
+from opreplay.replay.capture.serving.fused import Call, Fusion, Graph, Kernel, New, Tensor, rewritten
 from opreplay.replay.ir.model import ReplayPlan
 from opreplay.replay.ir.sizes import itemsize
 from opreplay.replay.plan.passes import by_recorded_time

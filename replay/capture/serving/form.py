@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from opreplay.replay.capture.fused import fused as fused_plan
-from opreplay.replay.capture.fusions import MATCHERS
-from opreplay.replay.capture.quantised import Weights, quantised
+from opreplay.replay.capture.serving.fused import fused as fused_plan
+from opreplay.replay.capture.serving.fusions import MATCHERS
+from opreplay.replay.capture.serving.quantised import Weights, quantised
 from opreplay.replay.ir.model import ReplayPlan
 
 

@@ -8,7 +8,18 @@ from typing import Any
 
 import msgspec
 
-from opreplay.replay.capture.fused import Call, Fusion, Graph, Kernel, Matcher, New, Tensor, made_by
+from opreplay.replay.capture.serving import caches
+from opreplay.replay.capture.serving.fused import (
+    Call,
+    Fusion,
+    Graph,
+    Kernel,
+    Matcher,
+    New,
+    Tensor,
+    made_by,
+    seen_as,
+)
 from opreplay.replay.ir.sizes import itemsize
 from opreplay.traces.model import TensorMeta, contiguous_strides
 
@@ -78,7 +89,7 @@ def _weighing(graph: Graph, scaled: Call, *, is_cast: bool) -> tuple[Tensor | Ne
         return None
     weight: Tensor = parts["wide"].values["self"]
     gamma = New(weight.meta)
-    adding = Kernel(name="aten::add.Tensor", values={"self": weight, "other": 1.0}, results=[gamma])
+    adding = Kernel(name="aten::add.Scalar", values={"self": weight, "other": 1.0}, results=[gamma])
     return gamma, [adding], [*parts.values(), weighted, narrow]
 
 
@@ -228,11 +239,12 @@ def attention(graph: Graph, call: Call) -> Fusion | None:
         ends = [end for end in makers if end is not None]
         if [end.values["s"] for end in ends] != [0.0, "-inf"]:
             return None
-        visible = chosen.values["condition"]
-        hidden = New(msgspec.structs.replace(visible.meta, strides=None, storage=None, storage_offset=0))
-        kernels.append(Kernel(name="aten::logical_not", values={"self": visible}, results=[hidden]))
-        arguments["atten_mask"] = hidden
         calls |= {chosen, *ends}
+        visible = chosen.values["condition"]
+        if visible.shape[-2] > 1:  # else all queries of a sequence see the same keys: servers tell its length instead
+            hidden = New(msgspec.structs.replace(visible.meta, strides=None, storage=None, storage_offset=0))
+            kernels.append(Kernel(name="aten::logical_not", values={"self": visible}, results=[hidden]))
+            arguments["atten_mask"] = hidden
     kernels.append(_attending(arguments, call.results[0]))
     return Fusion(kernels=kernels, calls=frozenset(calls))
 
@@ -272,7 +284,7 @@ def latent_attention(graph: Graph, call: Call) -> Fusion | None:
         if (mask.shape[1] > 1 and strides[1] != 0) or masked.values["value"] != "-inf":
             return None
         batch, _, keys = mask.shape
-        arguments["atten_mask"] = _seen(mask, (batch, 1, 1, keys), (strides[0], keys, keys, strides[2]))
+        arguments["atten_mask"] = seen_as(mask, (batch, 1, 1, keys), (strides[0], keys, keys, strides[2]))
         calls.add(masked)
     return Fusion(kernels=[_attending(arguments, _with_rows(call.results[0]))], calls=frozenset(calls))
 
@@ -322,7 +334,7 @@ def delta_rule(graph: Graph, call: Call) -> Fusion | None:
     query = parts["scaled"].values["self"]
     values = {
         "query": _without_tokens(query),
-        "key": _without_tokens(_seen(key, query.shape, query.meta.strides or contiguous_strides(query.shape))),
+        "key": _without_tokens(seen_as(key, query.shape, query.meta.strides or contiguous_strides(query.shape))),
         "value": _without_tokens(parts["value"].values["self"]),
         "state": state,
         "beta": _without_tokens(parts["beta"].values["self"]),
@@ -409,7 +421,7 @@ def experts(graph: Graph, call: Call) -> Fusion | None:
             name="npu::npu_moe_init_routing_v2",
             values={
                 "x": tokens,
-                "expert_idx": _seen(chosen, shape, contiguous_strides(shape)),
+                "expert_idx": seen_as(chosen, shape, contiguous_strides(shape)),
                 "active_num": count,
                 "expert_num": number,
                 "expert_tokens_num_flag": True,
@@ -432,7 +444,7 @@ def experts(graph: Graph, call: Call) -> Fusion | None:
             values={
                 **dict.fromkeys(("skip1", "skip2", "bias", "export_for_source_row")),
                 "expanded_permuted_rows": expanded,
-                "scales": _seen(scales.values["self"], shape, contiguous_strides(shape)),
+                "scales": seen_as(scales.values["self"], shape, contiguous_strides(shape)),
                 "expanded_src_to_dst_row": moved,
                 "drop_pad_mode": 2,
             },
@@ -455,6 +467,9 @@ def _attending(arguments: dict[str, Any], result: Tensor) -> Kernel:
 
 
 MATCHERS: Sequence[Matcher] = (
+    caches.static_cache,
+    caches.full_window,
+    caches.growing_cache,
     rotary,
     rotary_of_pairs,
     latent_attention,
@@ -471,41 +486,36 @@ def _meta(shape: tuple[int, ...], dtype: str, strides: tuple[int, ...] | None = 
     return TensorMeta(shape=shape, dtype=dtype, strides=strides or contiguous_strides(shape))
 
 
-def _seen(tensor: Tensor, shape: tuple[int, ...], strides: tuple[int, ...]) -> Tensor:
-    meta = msgspec.structs.replace(tensor.meta, shape=shape, strides=strides)
-    return Tensor(tensor.storage, tensor.memory, tensor.version, meta)
-
-
 def _widened(tensor: Tensor, meta: TensorMeta) -> Tensor:
     """The tensor with twice as many elements in its last dimension."""
-    return _seen(tensor, (*meta.shape[:-1], 2 * meta.shape[-1]), meta.strides or contiguous_strides(meta.shape))
+    return seen_as(tensor, (*meta.shape[:-1], 2 * meta.shape[-1]), meta.strides or contiguous_strides(meta.shape))
 
 
 def _with_rows(tensor: Tensor) -> Tensor:
     """[batch, heads, width] as [batch, heads, 1, width]."""
     batch, heads, width = tensor.shape
     strides = tensor.meta.strides or contiguous_strides(tensor.shape)
-    return _seen(tensor, (batch, heads, 1, width), (strides[0], strides[1], strides[1], strides[2]))
+    return seen_as(tensor, (batch, heads, 1, width), (strides[0], strides[1], strides[1], strides[2]))
 
 
 def _single_head(tensor: Tensor) -> Tensor:
     """[batch, keys, width] as [batch, 1, keys, width]."""
     batch, keys, width = tensor.shape
     strides = tensor.meta.strides or contiguous_strides(tensor.shape)
-    return _seen(tensor, (batch, 1, keys, width), (strides[0], strides[0], strides[1], strides[2]))
+    return seen_as(tensor, (batch, 1, keys, width), (strides[0], strides[0], strides[1], strides[2]))
 
 
 def _without_tokens(tensor: Tensor) -> Tensor:
     """[batch, heads, 1, ...] as [batch, heads, ...]."""
     strides = tensor.meta.strides or contiguous_strides(tensor.shape)
-    return _seen(tensor, tensor.shape[:2] + tensor.shape[3:], strides[:2] + strides[3:])
+    return seen_as(tensor, tensor.shape[:2] + tensor.shape[3:], strides[:2] + strides[3:])
 
 
 def _swapped(tensor: Tensor) -> Tensor:
     """With the last two dimensions swapped."""
     *outer, rows, columns = tensor.shape
     *before, first, second = tensor.meta.strides or contiguous_strides(tensor.shape)
-    return _seen(tensor, (*outer, columns, rows), (*before, second, first))
+    return seen_as(tensor, (*outer, columns, rows), (*before, second, first))
 
 
 def _bytes_apart(graph: Graph, first: Tensor, second: Tensor) -> int:

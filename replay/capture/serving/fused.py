@@ -8,7 +8,7 @@ the rewriting of a plan; which calls are one kernel is `fusions`.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from math import prod
@@ -46,6 +46,12 @@ class Tensor:
     @property
     def shape(self) -> tuple[int, ...]:
         return self.meta.shape
+
+
+def seen_as(tensor: Tensor, shape: tuple[int, ...], strides: tuple[int, ...]) -> Tensor:
+    """Return a view of a tensor."""
+    meta = msgspec.structs.replace(tensor.meta, shape=shape, strides=strides)
+    return Tensor(tensor.storage, tensor.memory, tensor.version, meta)
 
 
 @dataclass(eq=False, slots=True)
@@ -96,6 +102,8 @@ class Fusion:
     kernels: Sequence[Kernel]
     """In order."""
     calls: frozenset[Call]
+    dropped: Sequence[Tensor] = ()
+    """Outputs of the step that the host has instead: counters."""
 
     @property
     def place(self) -> int:
@@ -136,6 +144,8 @@ class Graph:
         self._maker: dict[tuple[int, int], Call] = {}
         self._readers: defaultdict[tuple[int, int], list[Call]] = defaultdict(list)
         self._outputs = {self.sequence.places[output.memory][0] for output in plan.capture.outputs}
+        self.shared: dict[Hashable, New] = {}
+        """Tensors that several fusions take, by what says that they are the same."""
         for place in range(len(self.sequence.calls)):
             self._add(place)
 
@@ -210,7 +220,7 @@ class Graph:
         results = [
             each for kernel in fusion.kernels for each in (*kernel.results, *kernel.written) if isinstance(each, Tensor)
         ]
-        kept = {(each.storage, each.version) for each in results}
+        kept = {(each.storage, each.version) for each in (*results, *fusion.dropped)}
         for tensor in (tensor for call in fusion.calls for tensor in call.results):
             others = [reader for reader in self.readers(tensor) if reader not in fusion.calls]
             if (tensor.storage, tensor.version) in kept:
@@ -227,7 +237,7 @@ class Graph:
         )
 
     def is_output(self, memory: int) -> bool:
-        return self.sequence.places[memory][0] in self._outputs
+        return 0 <= memory < len(self.sequence.places) and self.sequence.places[memory][0] in self._outputs
 
 
 def _tensors(value: Any) -> list[Any]:
@@ -298,7 +308,7 @@ class _Rewriting:
                     self._append(place, op, memories)
             elif place not in replaced:
                 self._append(place, self._graph.op_at(place), sequence.memories[place])
-        rows = self._without_unused_views()
+        rows = self._without_unused_calls()
         counts = Counter(row.op.id for row in rows)
         numbers = {id_: number for number, id_ in enumerate(counts)}
 
@@ -316,7 +326,8 @@ class _Rewriting:
             places=tuple(self._places),
         )
         ops = tuple(msgspec.structs.replace(self._ops[id_], count=count) for id_, count in counts.items())
-        return msgspec.structs.replace(self._plan, ops=ops, sequence=new, capture=self._capture(rows))
+        dropped = {each.storage for fusion in fusions.values() for each in fusion.dropped}
+        return msgspec.structs.replace(self._plan, ops=ops, sequence=new, capture=self._capture(rows, dropped))
 
     def _append(self, place: int, op: ReplayOp, memories: Memories) -> None:
         self._rows.append(_Row(place, self._ops.setdefault(op.id, op), memories))
@@ -333,9 +344,9 @@ class _Rewriting:
             self._storages += 1
         return self._memories[tensor]
 
-    def _without_unused_views(self) -> list[_Row]:
-        """Views that nothing takes any more are left out, from the last call to the first."""
-        wanted: set[tuple[int, tuple[int, ...]]] = set()
+    def _without_unused_calls(self) -> list[_Row]:
+        """Calls that only make what nothing takes any more are left out, from the last call to the first."""
+        views, storages = set[tuple[int, tuple[int, ...]]](), set[int]()
         rows: list[_Row] = []
         for row in reversed(self._rows):
             taken, given = row.memories
@@ -343,16 +354,20 @@ class _Rewriting:
                 (memory, meta.shape)
                 for memory, meta in zip(given, (meta for meta in row.op.outputs or () if meta), strict=False)
             ]
-            unused = row.op.name in VIEWS and not any(
-                result in wanted or self._graph.is_output(result[0]) for result in results
+            wanted = any(self._graph.is_output(memory) for memory, _ in results) or (
+                any(result in views for result in results)
+                if row.op.name in VIEWS
+                else not _only_makes(row.op) or any(self._places[memory][0] in storages for memory, _ in results)
             )
-            if not unused:
+            if wanted:
                 metas = tensors_of(row.op)
-                wanted.update((memory, meta.shape) for memory, meta in zip(taken, metas, strict=True))
+                views.update((memory, meta.shape) for memory, meta in zip(taken, metas, strict=True))
+                storages.update(self._places[memory][0] for memory in taken if memory >= 0)
                 rows.append(row)
         return rows[::-1]
 
-    def _capture(self, rows: Sequence[_Row]) -> Capture:
+    def _capture(self, rows: Sequence[_Row], dropped: Collection[int]) -> Capture:
+        """What is known of the step, without the storages of outputs that are `dropped`."""
         capture = self._plan.capture
         assert capture is not None
         used = {self._places[memory][0] for row in rows for memory in row.memories[0] if memory >= 0}
@@ -367,8 +382,16 @@ class _Rewriting:
             )
         gone = {part for parts in self._merged for part in parts} - used
         return msgspec.structs.replace(
-            capture, storages=tuple(storage for number, storage in listed.items() if number not in gone)
+            capture,
+            storages=tuple(storage for number, storage in listed.items() if number not in gone),
+            outputs=tuple(each for each in capture.outputs if self._places[each.memory][0] not in dropped),
         )
+
+
+def _only_makes(op: ReplayOp) -> bool:
+    """Whether all that a call does is to make its results: it writes to no argument and multiplies nothing."""
+    makes = any(meta is not None for meta in op.outputs or ())
+    return makes and not op.flops and op.name.startswith("aten::") and not any(arg.mutated for arg in op.args)
 
 
 @dataclass(frozen=True, slots=True)

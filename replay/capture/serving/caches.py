@@ -1,0 +1,176 @@
+"""Writes to a cache of keys and values as vLLM-Ascend and MindIE run them: one kernel a layer for both.
+
+It writes the rows of the new tokens to slots of pages, here one page a sequence. The host counts positions, and slots
+are made once a step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+
+from opreplay.replay.capture.serving.fused import Call, Fusion, Graph, Kernel, New, Tensor, made_by, seen_as
+from opreplay.traces.model import TensorMeta, contiguous_strides
+
+POSITIONS = 2
+"""Dimension of a cache [batch, heads, positions, width] that grows."""
+_ADD, _COUNT, _COPY, _CAT = "aten::add.Tensor", "aten::add_.Tensor", "aten::copy_", "aten::cat"
+_ATTENTION = "aten::_scaled_dot_product_flash_attention_for_cpu"
+_MOVED_UP = made_by(
+    "stored",
+    _COPY,
+    src=made_by("put", "aten::index_put_", self=made_by("rolled", "aten::roll")),
+)
+"""A full window without its oldest token and with a new one."""
+
+
+def static_cache(graph: Graph, call: Call) -> Fusion | None:
+    """Keys and values put into caches of fixed size at the same positions."""
+    if call.name != "aten::index_copy_" or call.values["dim"] != POSITIONS or len(call.values["self"].shape) != 4:
+        return None
+    index: Tensor = call.values["index"]
+    first = next((each for each in graph.readers(index) if each.name == call.name and each is not call), None)
+    if first is None or first.place > call.place:
+        return None
+    rows = [each.values["source"] for each in (first, call)]
+    tables = [each.values["self"] for each in (first, call)]
+    written = [first.results[0], call.results[0]]
+    numbered = graph.maker(index, _ADD)
+    if numbered is None or len(set(graph.readers(index))) != 2:
+        return _writing(graph, None, rows, tables, written, calls={first, call}, at=index)
+    numbers, count = graph.maker(numbered.values["self"], "aten::arange"), numbered.values["other"]
+    counters = {each for each in graph.readers(count) if each.name == _COUNT} if isinstance(count, Tensor) else set()
+    numbering = {numbered, *([] if numbers is None else [numbers])}
+    key = "counted", index.shape, tables[0].shape
+    return _writing(
+        graph, key, rows, tables, written, calls={first, call, *counters}, at=index, numbering=numbering,
+        counts=[each.results[0] for each in counters],
+    )  # fmt: skip
+
+
+def full_window(graph: Graph, call: Call) -> Fusion | None:
+    """Keys and values of a window that is full: transformers moves all of it by one, servers overwrite the oldest."""
+    parts = graph.matched(call, _MOVED_UP)
+    if parts is None or call.values["self"].storage != parts["rolled"].values["self"].storage:
+        return None
+    for index in (each for each in parts["put"].values["indices"] if each is not None):
+        for put in graph.readers(index):
+            stored = graph.reader(put, _COPY) if put is not parts["put"] else None
+            others = None if stored is None else graph.matched(stored, _MOVED_UP)
+            if stored is None or others is None or stored.place > call.place:
+                continue
+            rows = [each["put"].values["values"] for each in (others, parts)]
+            tables = [each["rolled"].values["self"] for each in (others, parts)]
+            written = [stored.results[0], call.results[0]]
+            calls = {*others.values(), *parts.values()}
+            return _writing(graph, ("oldest", tables[0].shape), rows, tables, written, calls=calls)
+    return None
+
+
+def growing_cache(graph: Graph, call: Call) -> Fusion | None:
+    """Keys and values joined to those of earlier tokens, which were there before the step: servers write the new ones
+    behind them."""
+    if call.name != _ATTENTION:
+        return None
+    joined = [graph.maker(call.values[name], _CAT) for name in ("key", "value")]
+    calls = [each for each in joined if each is not None and _grows(each)]
+    if len(calls) < 2:
+        return None
+    rows = [each.values["tensors"][1] for each in calls]
+    tables = [each.results[0] for each in calls]
+    key = "last", tables[0].shape, rows[0].shape
+    first = tables[0].shape[POSITIONS] - rows[0].shape[POSITIONS]
+    return _writing(graph, key, rows, tables, tables, calls=set(calls), first=first)
+
+
+def _grows(joined: Call) -> bool:
+    """Whether a call joins new tokens to a tensor that no call has written to."""
+    tensors = joined.values["tensors"]
+    dim = joined.values.get("dim", 0)
+    if len(tensors) != 2 or len(tensors[0].shape) != 4 or dim not in (POSITIONS, POSITIONS - 4):
+        return False
+    return not tensors[0].version and tensors[0].shape[POSITIONS] > tensors[1].shape[POSITIONS]
+
+
+def _writing(
+    graph: Graph,
+    key: Hashable,
+    rows: Sequence[Tensor],
+    tables: Sequence[Tensor],
+    written: Sequence[Tensor],
+    *,
+    calls: set[Call],
+    first: int = 0,
+    at: Tensor | None = None,
+    numbering: set[Call] | None = None,
+    counts: Sequence[Tensor] = (),
+) -> Fusion:
+    """Return the write of rows [batch, heads, tokens, width] of keys and values to their caches, in place of `calls`.
+
+    They are put at positions `at`, else from `first` on. Slots with the same `key` are made once, by the first write;
+    those after it need no `numbering`. `counts` are counters that the host has instead.
+    """
+    slots: New | None = graph.shared.get(key) if key is not None else None
+    makers: list[Kernel] = []
+    if slots is None:
+        makers = _slots(rows[0].shape, tables[0].shape[POSITIONS], first, at)
+        slots = makers[-1].results[0]
+    else:
+        calls = calls | (numbering or set())
+    key_rows, value_rows = map(_tokens_first, rows)
+    key_pages, value_pages = map(_pages, tables)
+    values = {
+        "key": key_rows, "value": value_rows, "key_cache": key_pages, "value_cache": value_pages, "slot_indices": slots,
+    }  # fmt: skip
+    write = Kernel(name="npu::_npu_reshape_and_cache", values=values, results=(), written=written)
+    fusion = Fusion(kernels=[*makers, write], calls=frozenset(calls), dropped=counts)
+    if makers and key is not None and graph.is_sound(fusion):
+        graph.shared[key] = slots
+    return fusion
+
+
+def _slots(shape: tuple[int, ...], size: int, first: int, at: Tensor | None) -> list[Kernel]:
+    """The kernels that number the slots of new tokens [batch, heads, tokens, width] in pages of `size` positions."""
+    batch, _, tokens, _ = shape
+    starts = New(_integers(batch, dtype="int32"))
+    begin = {"start": first, "end": first + batch * size, "step": size, "dtype": "torch.int32"}
+    kernels = [Kernel(name="aten::arange.start_step", values=begin, results=[starts])]
+    if at is None and tokens == 1:
+        return kernels
+    numbers: Tensor | New
+    if at is None:
+        numbers = New(_integers(tokens, dtype="int64"))
+        kernels.append(Kernel(name="aten::arange", values={"end": tokens}, results=[numbers]))
+    else:
+        numbers = at
+    columns, wide, slots = (
+        New(_integers(*sizes, dtype=dtype))
+        for sizes, dtype in (((batch, 1), "int32"), ((batch, tokens), "int64"), ((batch, tokens), "int32"))
+    )
+    flat = New(_integers(batch * tokens, dtype="int32"))
+    return [
+        *kernels,
+        Kernel(name="aten::unsqueeze", values={"self": starts, "dim": 1}, results=[columns]),
+        Kernel(name=_ADD, values={"self": columns, "other": numbers}, results=[wide]),
+        Kernel(name="aten::_to_copy", values={"self": wide, "dtype": "torch.int32"}, results=[slots]),
+        Kernel(name="aten::view", values={"self": slots, "size": (batch * tokens,)}, results=[flat]),
+    ]
+
+
+def _integers(*shape: int, dtype: str) -> TensorMeta:
+    return TensorMeta(shape=shape, dtype=dtype, strides=contiguous_strides(shape))
+
+
+def _tokens_first(tensor: Tensor) -> Tensor:
+    """[batch, heads, tokens, width] as [batch · tokens, heads, width]."""
+    batch, heads, tokens, width = tensor.shape
+    strides = tensor.meta.strides or contiguous_strides(tensor.shape)
+    shape, outer = (batch * tokens, heads, width), strides[0] if tokens == 1 else strides[2]
+    whole = contiguous_strides(shape) if tokens > 1 < batch and strides[0] != tokens * outer else None
+    return seen_as(tensor, shape, whole or (outer, strides[1], strides[3]))
+
+
+def _pages(tensor: Tensor) -> Tensor:
+    """[batch, heads, positions, width] as pages [batch, positions, heads, width]: one page a sequence."""
+    batch, heads, positions, width = tensor.shape
+    strides = tensor.meta.strides or contiguous_strides(tensor.shape)
+    return seen_as(tensor, (batch, positions, heads, width), (strides[0], strides[2], strides[1], strides[3]))

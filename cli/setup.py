@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from opreplay.cli.options.source import Source
     from opreplay.initializers.registry import Registry
     from opreplay.replay.ascend import DeviceProfile
+    from opreplay.replay.capture.serving.form import Fused
     from opreplay.replay.ir.model import ReplayOp, ReplayPlan
     from opreplay.replay.ir.step import StepReport
     from opreplay.replay.ops.work.expected import ExpectedContents
@@ -138,7 +139,7 @@ def plan_of_source(
     ranks: int | None = None,
     cluster: str | None = None,
     activity: bool = False,
-    fused: str | None = None,
+    fused: Fused | None = "none",
 ) -> Callable[[bool], tuple[ReplayPlan, Trace | ReplayPlan]]:
     """The `make` of `planned` for a trace: its plan, on ranks or for a cluster with its collectives, and what was
     read, `fused` as `fused_as_asked` has it."""
@@ -158,22 +159,25 @@ def plan_of_source(
     return make
 
 
-def fused_as_asked(read: T, fused: str | None) -> T | ReplayPlan:
-    """What was read, with fused kernels in place of the calls that they stand for where `fused` asks for them; says on
-    stderr where there are none. Raises UsageError for what was not captured."""
-    from opreplay.cli.terminal import console
-    from opreplay.replay.capture.serving.form import as_served
+def fused_as_asked(read: T, fused: Fused | None) -> T | ReplayPlan:
+    """Return what was read, a captured plan with the fused kernels that `fused` asks for, else as `as_served` has it.
+
+    Says on stderr where there are none. Raises UsageError for what was not captured.
+    """
     from opreplay.replay.ir.model import ReplayPlan
 
-    if fused is None:
-        return read
     if not isinstance(read, ReplayPlan) or not read.captured:
+        if fused != "ascend":
+            return read
         raise UsageError(
             "--fused is for a captured plan, which says what each call takes and gives",
             hint="`opreplay capture` writes one. Of a trace: `opreplay timeline --what-if 'fuse aten::add,aten::mul'`.",
         )
-    plan = as_served(read, fused=True, weights=None)
-    if plan is read:
+    from opreplay.cli.terminal import console
+    from opreplay.replay.capture.serving.form import as_served
+
+    plan = as_served(read, fused)
+    if plan is read and fused == "ascend":
         console.narrate(f"opreplay: --fused {fused}: {read.source} holds no calls that one kernel stands for")
     return plan
 

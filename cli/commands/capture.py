@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from opreplay.cli.exit_codes import ExitCode
+    from opreplay.replay.capture.serving.form import Fused
     from opreplay.replay.capture.serving.quantised import Weights
     from opreplay.replay.ir.captured import LikeDevice, Via
     from opreplay.replay.ir.model import ReplayPlan
@@ -82,7 +83,8 @@ if TYPE_CHECKING:
 )
 @fused_option(
     "Write the plan with the fused kernels that servers run on Ascend in place of the calls they stand for: norms "
-    "with sums, rotary embeddings, SwiGlu, attention, experts."
+    "with sums, rotary embeddings, SwiGlu, attention, writes to caches, experts.  [default: ascend for inference of "
+    "hf:CONFIG with --vary or --weights, else none]"
 )
 @click.option(
     "--weights",
@@ -137,7 +139,7 @@ def command(
     tensor_parallel: int | None,
     pipeline_parallel: int | None,
     mla: str | None,
-    fused: str | None,
+    fused: Fused | None,
     weights: Weights | None,
     world_size: int | None,
     rank: int,
@@ -192,7 +194,7 @@ def command(
     if vary:
         refuse_given(("output", "force", "check"), "{} is of one plan", "Leave --vary out.")
         refuse_given(("trust",), "{} is for FILE.pt2, which has no sizes to vary")
-        form = partial(as_served, fused=fused is not None, weights=weights)
+        form = partial(as_served, fused=fused, weights=weights)
         _show_sizes(target, shape, (*vary, *sizes), soc, cluster, form, format_, **options)
         return ExitCode.OK
     if sizes:
@@ -202,7 +204,8 @@ def command(
     named = target_of(target, shape, trust=trust)
     plan = capture_target(named, **options)
     check_result = check_made(named.make, plan, seed=seed, device=device) if check else None
-    plan = as_served(plan, fused=fused is not None, weights=weights)
+    if fused is not None or weights is not None:
+        plan = as_served(plan, fused, weights)
     if output is not None:
         write_file(Path(output), console.json_text(plan), force=force)
     console.show_view(captured.view(plan, check_result), format_)

@@ -12,6 +12,7 @@ from opreplay.cli.options.settings import Command
 from opreplay.cli.options.source import Source, source_options
 
 if TYPE_CHECKING:
+    from opreplay.replay.capture.serving.form import Fused
     from opreplay.replay.plan.selection import Selection
     from opreplay.replay.results.records import L2State
 
@@ -61,7 +62,7 @@ def command(
     output: tuple[str, ...],
     force: bool,
     notes: bool,
-    fused: str | None,
+    fused: Fused | None,
     no_cache: bool,
 ) -> None:
     """Predict the ops of TRACE on one or several simulated devices, side by side: the step's total with its band, where

@@ -16,6 +16,7 @@ from opreplay.cli.options.types import SocName
 
 if TYPE_CHECKING:
     from opreplay.replay.ascend.profile import DeviceProfile
+    from opreplay.replay.capture.serving.form import Fused
     from opreplay.replay.ir.model import ReplayPlan
     from opreplay.replay.report.step.tracks import Process
     from opreplay.replay.report.view import View
@@ -100,7 +101,7 @@ def command(
     timeline_file: str | None,
     measured: str | None,
     host: str | None,
-    fused: str | None,
+    fused: Fused | None,
     plugin: tuple[str, ...],
     output: str | None,
     notes: bool,

@@ -208,10 +208,12 @@ def cluster_option(command: Callable[..., Any]) -> Callable[..., Any]:
 
 def fused_option(help_: str) -> Callable[[Command], Command]:
     """--fused: kernels that servers run in place of the calls that a captured plan holds."""
-    return click.option("--fused", type=click.Choice(["ascend"]), help=help_)
+    return click.option("--fused", type=click.Choice(["ascend", "none"]), help=help_)
 
 
-captured_fused_option = fused_option("Of a captured plan: as `capture --fused` would have written it.")
+captured_fused_option = fused_option(
+    "Of a captured plan: as `capture --fused` would have written it.  [default: ascend for inference of hf:CONFIG]"
+)
 """--fused of commands that take a plan."""
 
 

@@ -7,6 +7,8 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
+import msgspec
+
 from opreplay.replay.capture.ranks import fake_ranks
 from opreplay.replay.capture.record import Make, plan_of, record
 from opreplay.replay.capture.step import Call, Step, step_of
@@ -100,7 +102,7 @@ def capture_target(
             f"world_size={world_size} and a model spread over {target.world_size}", hint="Leave --set world_size out."
         )
     ranks = target.world_size or world_size
-    return capture_made(
+    plan = capture_made(
         target.make,
         source=target.source,
         via=target.via or via,
@@ -112,6 +114,9 @@ def capture_target(
         notes=target.notes,
         device=device,
     )
+    if not target.of_config or plan.capture is None:
+        return plan
+    return msgspec.structs.replace(plan, capture=msgspec.structs.replace(plan.capture, fused=False))
 
 
 def check_made(make: Callable[[], Any], plan: ReplayPlan, *, seed: int = 0, device: LikeDevice = "cpu") -> Check:

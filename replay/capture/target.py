@@ -28,6 +28,8 @@ class Target:
     notes: tuple[str, ...] = ()
     via: Via | None = None
     """The one way in which it can be captured; None for what the user says."""
+    of_config: bool = False
+    """Whether a library builds the model from its config: servers have kernels of their own for it."""
 
 
 def target_of(text: str, shape: Mapping[str, Any], *, trust: bool = False) -> Target:
@@ -63,6 +65,7 @@ def target_of(text: str, shape: Mapping[str, Any], *, trust: bool = False) -> Ta
         source=f"{Path(path).name} ({form})",
         world_size=wanted.ranks if wanted.ranks > 1 else None,
         notes=(*notes_of(path, wanted), *((NOTE,) if wanted.expert_parallel > 1 else ())),
+        of_config=True,
     )
 
 

@@ -65,6 +65,9 @@ class Capture(msgspec.Struct, frozen=True, kw_only=True):
     outputs: tuple[CapturedOutput, ...] = ()
     notes: tuple[str, ...] = ()
     """What was assumed, for people to read."""
+    fused: bool | None = None
+    """Whether fused kernels of servers stand in place of the calls that a library's model makes; None for a step of the
+    user's own code that was left as it is."""
 
     @property
     def peak_bytes(self) -> int:

@@ -117,3 +117,8 @@ def coarse_text(unit_us: float) -> str:
         "placeholders, no timings of kernels; "
         "shares, rates and ratios to what was recorded mean little"
     )
+
+
+def fusing(fused: bool | None) -> str:
+    """Return what the title of a captured step's times says of its kernels; "" for a step of the user's own code."""
+    return "" if fused is None else ", fused" if fused else ", not fused"

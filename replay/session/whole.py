@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
     from opreplay.replay.ascend.profile import DeviceProfile
     from opreplay.replay.ascend.simulate.step import Step
+    from opreplay.replay.capture.serving.form import Fused
     from opreplay.replay.execute.run import Progress
     from opreplay.replay.ir.model import ReplayPlan
     from opreplay.replay.report.view import View
@@ -198,8 +199,13 @@ class Simulation(Shown):
         return msgspec.structs.replace(whole, render=render)
 
 
-def simulate(trace: Source | OpenTrace, soc: str | Sequence[str] = DEFAULT_SOC) -> Simulation:
+def simulate(
+    trace: Source | OpenTrace, soc: str | Sequence[str] = DEFAULT_SOC, fused: Fused | None = None
+) -> Simulation:
     """Predict the ops of a trace on simulated devices, without running any.
+
+    `fused` says of a captured plan whether servers' kernels stand in place of its calls: "ascend" or "none"; without it
+    they do in an inference step of a model that was captured from its config.
 
     Raises UsageError for an unknown device, and where none is named.
     """
@@ -212,6 +218,10 @@ def simulate(trace: Source | OpenTrace, soc: str | Sequence[str] = DEFAULT_SOC) 
         raise UsageError("no simulated device is named", hint=f'Name one, such as "{DEFAULT_SOC}".')
     contents = expected_contents()
     plan = opened(trace).plan
+    if plan.captured:
+        from opreplay.replay.capture.serving.form import as_served
+
+        plan = as_served(plan, fused)
     steps = simulate_plan(plan, list(devices.values()), contents)
     problems = [f"cannot hold the batch that the trace tells: {problem}" for problem in contents.impossible.values()]
     problems += [f"predicted for less than ran, it may be: {problem}" for problem in contents.unrecorded.values()]

@@ -83,6 +83,8 @@ class CapturedTimeline(msgspec.Struct, frozen=True, kw_only=True):
 
     schema_version: int = SCHEMA_VERSION
     source: str
+    fused: bool | None = None
+    """Whether fused kernels of servers stand in place of its calls; None for a step of the user's own code."""
     calls: int
     unpredicted_calls: int
     """Calls without a prediction: they take no time here, so that the step is at least what is told."""
@@ -158,6 +160,7 @@ def captured_timeline(
     missing = _unpredicted(called, steps[0])
     return CapturedTimeline(
         source=plan.source,
+        fused=None if plan.capture is None else plan.capture.fused,
         calls=len(called),
         unpredicted_calls=len(missing),
         unpredicted=tuple(dict.fromkeys(op.name for op in missing)),

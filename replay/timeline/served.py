@@ -46,6 +46,8 @@ class ServedStep(msgspec.Struct, frozen=True, kw_only=True):
     fits: bool | None
     """None for a device whose memory is not known."""
     unpredicted_calls: int
+    fused: bool | None = None
+    """Whether fused kernels of servers were predicted; None for a step of the user's own code."""
 
 
 def served(
@@ -91,6 +93,7 @@ def served(
                 memory_bytes=memory,
                 fits=None if step.hbm_bytes is None else memory <= step.hbm_bytes,
                 unpredicted_calls=called.unpredicted_calls,
+                fused=None if plan.capture is None else plan.capture.fused,
             )
         )
     return rows

@@ -2,13 +2,31 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 from opreplay.replay.capture.serving.fused import fused as fused_plan
 from opreplay.replay.capture.serving.fusions import MATCHERS
 from opreplay.replay.capture.serving.quantised import Weights, quantised
 from opreplay.replay.ir.model import ReplayPlan
 
+Fused = Literal["ascend", "none"]
+"""Whose fused kernels stand in place of a plan's calls."""
 
-def as_served(plan: ReplayPlan, *, fused: bool, weights: Weights | None) -> ReplayPlan:
-    """With fused kernels, then with quantised weights, where they are wanted. Raises UsageError as these do."""
-    plan = fused_plan(plan, MATCHERS) if fused else plan
+
+def as_served(plan: ReplayPlan, fused: Fused | None = None, weights: Weights | None = None) -> ReplayPlan:
+    """Return the plan with fused kernels, then with quantised weights, where they are wanted.
+
+    Without a choice an inference step of a model that was built from its config is fused, as servers run it. Raises
+    UsageError as `fused` and `quantised` do.
+    """
+    if fused == "ascend" or (fused is None and is_for_servers(plan)):
+        plan = fused_plan(plan, MATCHERS)
     return quantised(plan, weights) if weights is not None else plan
+
+
+def is_for_servers(plan: ReplayPlan) -> bool:
+    """Whether a plan is an inference step of a model built from its config, and has all of its calls."""
+    capture, sequence = plan.capture, plan.sequence
+    if capture is None or capture.fused is not False or "backward" in capture.flops:
+        return False
+    return sequence is not None and not sequence.cut

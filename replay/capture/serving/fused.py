@@ -28,7 +28,10 @@ from opreplay.replay.resolve.written.unfit import published_specs
 from opreplay.traces.errors import UsageError
 from opreplay.traces.model import TensorMeta
 
-UNFUSED = "attention, experts and norms run as transformers writes them in PyTorch: servers fuse them and take less"
+UNFUSED = (
+    "not fused: attention, experts, norms and cache writes are the calls that transformers makes in PyTorch, which "
+    "take longer than the kernels of a server (--fused ascend)"
+)
 """A note of plans of which nothing is fused."""
 
 
@@ -257,7 +260,8 @@ def fused(plan: ReplayPlan, matchers: Sequence[Matcher]) -> ReplayPlan:
     names = ", ".join(f"{count} {name}" for name, count in counts.most_common())
     note = f"calls are fused as on Ascend servers: {names}; peak memory is that of the calls before"
     notes = (*(each for each in capture.notes if each != UNFUSED), note)
-    return by_recorded_time(msgspec.structs.replace(plan, capture=msgspec.structs.replace(capture, notes=notes)))
+    capture = msgspec.structs.replace(capture, notes=notes, fused=True)
+    return by_recorded_time(msgspec.structs.replace(plan, capture=capture))
 
 
 def rewritten(plan: ReplayPlan, matchers: Sequence[Matcher]) -> tuple[ReplayPlan, Counter[str]]:

@@ -9,7 +9,7 @@ from rich.console import Group, RenderableType
 
 from opreplay.replay.ir.sizes import readable
 from opreplay.replay.report.table import COUNT, Column, Table, notes_lines, number, terminal
-from opreplay.replay.report.text import safe
+from opreplay.replay.report.text import fusing, safe
 from opreplay.replay.report.view import View
 from opreplay.replay.timeline.served import SERVER_BAND, ServedStep
 
@@ -30,7 +30,9 @@ def render(rows: Sequence[ServedStep], notes: Sequence[str], width: int = 80) ->
         column("context", lambda row: row.context, COUNT),
         column("device", lambda row: row.soc, style="bold"),
         column(
-            "ms a token", lambda row: _ms(row.token_ms) + f" ({_ms(row.low_ms, 2)}–{_ms(row.high_ms, 2)})", right=True
+            f"ms a token{fusing(rows[0].fused if rows else None)}",
+            lambda row: _ms(row.token_ms) + f" ({_ms(row.low_ms, 2)}–{_ms(row.high_ms, 2)})",
+            right=True,
         ),
         column("tokens/s", lambda row: row.tokens_per_s, number("{:,.0f}")),
         column("graph", lambda row: _ms(row.graph_token_ms, 2), right=True),

@@ -58,7 +58,7 @@ from opreplay.replay.report.table import (
     notes_lines,
     terminal,
 )
-from opreplay.replay.report.text import DASH, quotient, safe, share_text, time_text
+from opreplay.replay.report.text import DASH, fusing, quotient, safe, share_text, time_text
 from opreplay.replay.report.view import View
 from opreplay.replay.results.of_plan import call_of, result_of
 from opreplay.replay.results.outcome import Outcome
@@ -422,7 +422,7 @@ def covers(plan: ReplayPlan, steps: Sequence[Step]) -> str:
     count = 1 if plan.sequence is None else plan.sequence.steps
     whole = "step" if count <= 1 else f"{count} steps"
     if predicted >= WHOLE_STEP:
-        return f"sum of {whole}"
+        return f"sum of {whole}{fusing(None if plan.capture is None else plan.capture.fused)}"
     return f"sum of {share_text(predicted)}\nof recorded time"
 
 

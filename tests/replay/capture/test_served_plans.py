@@ -5,9 +5,13 @@ from __future__ import annotations
 import json
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import pytest
+from click.testing import CliRunner
 
+from opreplay import simulate
+from opreplay.cli.main import opreplay
 from opreplay.cli.terminal.console import json_text
 from opreplay.replay.ascend import load_device
 from opreplay.replay.ascend.simulate.devices import simulate_plan
@@ -16,16 +20,33 @@ from opreplay.replay.capture.serving.form import as_served
 from opreplay.replay.ir.plan_file import load_plan
 from opreplay.replay.ops.work.expected import expected_contents
 
+TINY = {
+    "model_type": "llama", "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "vocab_size": 128, "num_key_value_heads": 2,
+}  # fmt: skip
 KINDS = [
     "llama", "qwen3", "mistral", "phi3", "gemma2", "gemma3_text", "olmo2", "cohere", "gpt2", "gptj", "bloom", "falcon",
     "mixtral", "qwen2_moe", "olmoe", "gpt_oss", "granitemoe", "deepseek_v2", "deepseek_v3", "llama4_text", "bert",
     "t5", "vit", "whisper", "clip", "qwen2_5_vl", "mamba2", "recurrent_gemma", "jamba", "lfm2", "patchtst",
 ]  # fmt: skip
 """Of `benchmarks/config_models.py`."""
+OWN = """
+import torch
+from torch.nn import functional as F
+
+
+def make():
+    return lambda x: F.silu(x.chunk(2, -1)[0]) * x.chunk(2, -1)[1], (torch.zeros(4, 64),)
+"""
 ONE_FORWARD = {"t5", "vit", "whisper", "clip", "patchtst"}
 
 
-@pytest.mark.skipif(find_spec("transformers") is None, reason="transformers is not installed (extra hf)")
+needs_transformers = pytest.mark.skipif(
+    find_spec("transformers") is None, reason="transformers is not installed (extra hf)"
+)
+
+
+@needs_transformers
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_fused_plan_can_be_read_back(tmp_path: Path, kind: str) -> None:
     from benchmarks.config_models import CONFIGS
@@ -36,10 +57,65 @@ def test_a_fused_plan_can_be_read_back(tmp_path: Path, kind: str) -> None:
     shape = Shape(phase="prefill" if kind in ONE_FORWARD else "decode", batch=2, context=24)
     plan = capture_made(maker(str(config), shape), source=kind)
     for weights in (None, "w8a8"):
-        served = as_served(plan, fused=True, weights=weights)
+        served = as_served(plan, fused="ascend", weights=weights)
         file = tmp_path / "plan.json"
         file.write_text(json_text(served))
         back = load_plan(str(file))
         assert json_text(back) == json_text(served)
         (step,) = simulate_plan(back, [load_device("910b3")], expected_contents())
         assert step.total_us > 0
+
+
+def told(*arguments: str) -> Any:
+    done = CliRunner(env={"COLUMNS": "120"}).invoke(opreplay, [*arguments, "--format", "json"])
+    assert done.exit_code == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> str:
+    path = tmp_path / "tiny.json"
+    path.write_text(json.dumps(TINY))
+    return f"hf:{path}"
+
+
+@needs_transformers
+def test_steps_of_a_config_are_fused_unless_it_is_refused(config: str) -> None:
+    sizes = ("--vary", "batch=2", "context=64")
+    (fused,), (plain,), (asked,) = (
+        told("capture", config, "--phase", "decode", *sizes, *options)["rows"]
+        for options in ((), ("--fused", "none"), ("--fused", "ascend"))
+    )
+    assert (fused["fused"], plain["fused"]) == (True, False)
+    assert fused == asked
+    assert fused["token_ms"] < plain["token_ms"]
+
+
+@needs_transformers
+def test_training_steps_of_a_config_are_not_fused(config: str) -> None:
+    (row,) = told("capture", config, "--phase", "train", "--vary", "batch=1", "context=16")["rows"]
+    assert row["fused"] is False
+
+
+@needs_transformers
+def test_a_captured_config_is_predicted_fused(config: str, tmp_path: Path) -> None:
+    plan = str(tmp_path / "step.plan.json")
+    told("capture", config, "--phase", "decode", "--context", "64", "--output", plan)
+    captured = load_plan(plan)
+    assert captured.capture is not None
+    assert captured.capture.fused is False, "what was captured is the model"
+    for command in (("simulate", plan, "--soc", "910b3"), ("timeline", plan, "--soc", "910b3")):
+        assert told(*command) == told(*command, "--fused", "ascend")
+        assert told(*command) != told(*command, "--fused", "none")
+        for options, word in (((), "fused"), (("--fused", "none"), "not fused")):
+            shown = CliRunner(env={"COLUMNS": "120"}).invoke(opreplay, [*command, *options]).stdout
+            assert f", {word} " in shown
+    assert simulate(plan).total_us["910b3"] < simulate(plan, fused="none").total_us["910b3"]
+
+
+def test_a_step_of_the_users_own_code_is_as_it_was_written(tmp_path: Path) -> None:
+    (tmp_path / "own_step.py").write_text(OWN)
+    plan = str(tmp_path / "own.plan.json")
+    told("capture", f"{tmp_path / 'own_step.py'}:make", "--output", plan)
+    assert told("timeline", plan, "--soc", "910b3")["fused"] is None
+    assert told("timeline", plan, "--soc", "910b3", "--fused", "ascend")["fused"] is True

@@ -109,11 +109,10 @@ def _writing(
     They are put at positions `at`, else from `first` on. Slots with the same `key` are made once, by the first write;
     those after it need no `numbering`. `counts` are counters that the host has instead.
     """
-    slots: New | None = graph.shared.get(key) if key is not None else None
+    slots = graph.shared.get(key)
     makers: list[Kernel] = []
     if slots is None:
-        makers = _slots(rows[0].shape, tables[0].shape[POSITIONS], first, at)
-        slots = makers[-1].results[0]
+        slots, makers = _slots(rows[0].shape, tables[0].shape[POSITIONS], first, at)
     else:
         calls = calls | (numbering or set())
     key_rows, value_rows = map(_tokens_first, rows)
@@ -128,14 +127,14 @@ def _writing(
     return fusion
 
 
-def _slots(shape: tuple[int, ...], size: int, first: int, at: Tensor | None) -> list[Kernel]:
-    """The kernels that number the slots of new tokens [batch, heads, tokens, width] in pages of `size` positions."""
+def _slots(shape: tuple[int, ...], size: int, first: int, at: Tensor | None) -> tuple[New, list[Kernel]]:
+    """Return the slots of new tokens [batch, heads, tokens, width] in pages of `size` positions, and their makers."""
     batch, _, tokens, _ = shape
     starts = New(_integers(batch, dtype="int32"))
     begin = {"start": first, "end": first + batch * size, "step": size, "dtype": "torch.int32"}
     kernels = [Kernel(name="aten::arange.start_step", values=begin, results=[starts])]
     if at is None and tokens == 1:
-        return kernels
+        return starts, kernels
     numbers: Tensor | New
     if at is None:
         numbers = New(_integers(tokens, dtype="int64"))
@@ -147,7 +146,7 @@ def _slots(shape: tuple[int, ...], size: int, first: int, at: Tensor | None) -> 
         for sizes, dtype in (((batch, 1), "int32"), ((batch, tokens), "int64"), ((batch, tokens), "int32"))
     )
     flat = New(_integers(batch * tokens, dtype="int32"))
-    return [
+    return flat, [
         *kernels,
         Kernel(name="aten::unsqueeze", values={"self": starts, "dim": 1}, results=[columns]),
         Kernel(name=_ADD, values={"self": columns, "other": numbers}, results=[wide]),

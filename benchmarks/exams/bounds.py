@@ -90,14 +90,14 @@ class Captured(NamedTuple):
 def captured(config: Mapping[str, Any], shape: Mapping[str, Any], devices: Sequence[DeviceProfile]) -> Captured:
     """A step of a config, fused, captured and simulated on devices. Raises as `capture_target` does."""
     from opreplay.replay.capture.capture import capture_target
-    from opreplay.replay.capture.served import as_served
+    from opreplay.replay.capture.serving.form import as_served
     from opreplay.replay.capture.target import target_of
     from opreplay.replay.ops.work.expected import expected_contents
 
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "config.json"
         path.write_text(json.dumps(config))
-        plan = as_served(capture_target(target_of(f"hf:{path}", dict(shape))), fused=True, weights=None)
+        plan = as_served(capture_target(target_of(f"hf:{path}", dict(shape))), "ascend")
     assert plan.capture is not None
     (peak,) = plan.capture.peaks
     steps = simulate_plan(plan, devices, expected_contents())

@@ -18,6 +18,7 @@ from opreplay.traces.model import TensorMeta
 
 if TYPE_CHECKING:
     from opreplay.replay.ascend import DeviceProfile
+    from opreplay.replay.ops.work.expected import ExpectedContents
     from opreplay.replay.results.records import Simulated
 
 
@@ -39,7 +40,9 @@ def simulated(bench: Bench, case: Case, socs: Sequence[str]) -> tuple[dict[str, 
     devices = load_socs(socs)
     other = _added(_called(bench.refer, bench, case, devices)) if bench.has_reference(case) else {}
     if bench.operator(case) is not None:
-        return _of_op(_with_outputs(bench, case), devices), other
+        from opreplay.replay.ops.work.expected import expected_contents
+
+        return _of_op(_with_outputs(bench, case), devices, expected_contents()), other
     return _added(_called(bench.call, bench, case, devices)), other
 
 
@@ -64,12 +67,15 @@ def _total(calls: Sequence[Simulated]) -> Simulated:
     )
 
 
-def _of_op(op: ReplayOp, devices: dict[str, DeviceProfile]) -> dict[str, Simulated]:
+def _of_op(
+    op: ReplayOp, devices: dict[str, DeviceProfile], contents: ExpectedContents | None = None
+) -> dict[str, Simulated]:
+    """Predictions by rules of an op by device; with `contents` those that `opreplay op` gives."""
     from opreplay.replay.ascend.custom.registrations import CustomOpError
     from opreplay.replay.ascend.simulate.devices import simulate_on
 
     try:
-        by_device = simulate_on(op, devices, None, CACHE)
+        by_device = simulate_on(op, devices, contents, CACHE)
     except CustomOpError:  # the prediction of a user's function that fails is missing
         return {}
     return {name: prediction for name, prediction in by_device.items() if prediction.by != "bytes"}

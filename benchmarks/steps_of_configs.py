@@ -31,7 +31,7 @@ from opreplay.replay.ascend import load_device
 from opreplay.replay.timeline.served import SERVER_BAND, ServedStep
 
 if TYPE_CHECKING:
-    from opreplay.replay.capture.quantised import Weights
+    from opreplay.replay.capture.serving.quantised import Weights
 
 TABLE = Path(__file__).resolve().parents[1].parent / "shared" / "ascend" / "e2e.csv"
 CAPTURE = (sys.executable, "-c", "from opreplay.cli.main import main; main()", "capture")
@@ -206,7 +206,7 @@ def captured_step(
     config: dict[str, Any], *, phase: str, batch: int, context: int, options: tuple[str, ...], soc: str
 ) -> ServedStep:
     """What `capture hf:CONFIG --vary batch=.. context=.. --fused ascend` says of one size on one device."""
-    from opreplay.replay.capture.served import as_served
+    from opreplay.replay.capture.serving.form import as_served
     from opreplay.replay.capture.sweep import swept
 
     values = dict(zip(options[::2], options[1::2], strict=True))

@@ -212,7 +212,7 @@ def captured_step(
     values = dict(zip(options[::2], options[1::2], strict=True))
     weights = cast("Weights | None", values.pop("--weights", None))
     ranks = {name.removeprefix("--").replace("-", "_"): int(value) for name, value in values.items()}
-    form = partial(as_served, fused=phase != "train", weights=weights)
+    form = partial(as_served, fused="none" if phase == "train" else "ascend", weights=weights)
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "config.json"
         path.write_text(json.dumps(config))

@@ -16,7 +16,7 @@ SAMPLE := traces/samples/transformer_infer.json.gz
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-all fuzz sanitize lint format docs clean
+.PHONY: help demo test test-all fuzz sanitize lint format docs docs-figures clean
 
 help:
 	@echo "make demo    run opreplay on a bundled trace, beside a simulated Ascend 910B3"
@@ -25,6 +25,7 @@ help:
 	@echo "make sanitize  the compiled reader under the address and undefined-behaviour sanitizers"
 	@echo "make lint    ruff and pyright;  make format rewrites"
 	@echo "make docs    the documentation, in docs/_build/html"
+	@echo "make docs-figures  accuracy figures of the documents from benchmarks/exams/results.json"
 	@echo "make clean   remove what was built, .venv too"
 
 demo: $(VENV)/.installed
@@ -54,6 +55,9 @@ format: $(VENV)/.installed-lint
 
 docs: $(VENV)/.installed-docs
 	$(BIN)/python -m sphinx -W --keep-going -q -b html docs docs/_build/html
+
+docs-figures: $(VENV)/.installed
+	$(BIN)/python -m benchmarks.exams.documents
 
 clean:
 	rm -rf $(VENV) build dist docs/_build .pytest_cache .ruff_cache .hypothesis *.egg-info

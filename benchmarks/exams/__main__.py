@@ -1,7 +1,7 @@
 # pyright: strict
 """Run the exams and print one table; with --update write benchmarks/exams/results.json.
 
-    python -m benchmarks.exams [--list] [--only NAME ...] [--rows N] [--update [--why TEXT]] [--tables FOLDER]
+    python -m benchmarks.exams [--list] [--only NAME ...] [--slow] [--rows N] [--update [--why TEXT]]
 
 Needs the measured tables (by default ../shared/ascend). Figures are percentages; `exams` in the table of contents of
 `results.json` explains them. Exits with 1 where a result is worse than the committed one.
@@ -20,7 +20,7 @@ import time
 from pathlib import Path
 
 from benchmarks.exams import ledger
-from benchmarks.exams.scoring import Figures
+from benchmarks.exams.scoring import Figures, Result
 
 COLUMNS = ("rows", "asked", "median", "per_op", "weighted", "within_25", "within_2x", "in_band", "sum")
 
@@ -37,27 +37,31 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--list", action="store_true", help="say what the exams are, and run none")
     parser.add_argument("--only", nargs="+", choices=list(ledger.EXAMS), metavar="NAME", help="run these alone")
+    parser.add_argument("--slow", action="store_true", help="also those that fit all constants anew (2 minutes)")
     parser.add_argument("--rows", type=int, default=0, metavar="N", help="print the N worst rows of each exam")
     parser.add_argument("--update", action="store_true", help="write the results file")
     parser.add_argument("--why", default="", metavar="TEXT", help="why a figure may get worse; goes into the history")
     parser.add_argument("--tables", type=Path, default=ledger.TABLES, metavar="FOLDER")
     options = parser.parse_args()
     gc.set_threshold(200_000, 50, 100)  # captures make many objects that stay
-    chosen = [name for name in ledger.EXAMS if not options.only or name in options.only]
+    asked = options.only or [name for name, exam in ledger.EXAMS.items() if options.slow or not exam.is_slow]
+    chosen = [name for name in ledger.EXAMS if name in asked]
     if options.list:
         print("\n".join(f"{name:24} {ledger.EXAMS[name].about}" for name in chosen))
         return 0
     committed = ledger.read()
-    found: dict[str, Figures] = {}
+    found: dict[str, Result] = {}
     print(f"{'percent':24}" + "".join(f"{column:>10}" for column in COLUMNS) + "      CPU")
     for name in chosen:
         start = time.process_time()
         result = ledger.EXAMS[name].run(options.tables)
-        found[name] = result.figures
+        found[name] = result
         print(line(name, result.figures, time.process_time() - start), flush=True)
         for row in result.worst[: options.rows]:
             print(f"    {row}")
-    lines = [text for name in found for text in ledger.worse(name, found[name], committed["exams"].get(name, {}))]
+    lines = [
+        text for name in found for text in ledger.worse(name, found[name].figures, committed["exams"].get(name, {}))
+    ]
     print("\n".join(f"worse: {text}" for text in lines))
     if not options.update:
         return int(bool(lines))

@@ -181,7 +181,8 @@ def checked(case: Case) -> list[Checked]:
     found: list[Checked] = []
     for phase, most, sizes in (("decode", DECODE, f"{case.batch} x {case.context}"), ("prefill", PREFILL, "1 x 4096")):
         step = whole(case, config, phase, devices)
-        name = f"{case.config} {phase} {sizes}, {max(case.ranks.values(), default=1)} ranks"
+        ranks = max(case.ranks.values(), default=1)
+        name = f"{case.config} {phase} {sizes}{f', {ranks} ranks' if ranks > 1 else ''}"
         for device, time_us in zip(devices, step.times_us, strict=True):
             least_us = bound_us(case, config, phase, step, device)
             fits = phase == "prefill" or step.memory <= device.hbm_bytes  # the peak of one layer tells nothing of many
@@ -203,4 +204,10 @@ def exam(tables: Path) -> Result:
         "failing": sum(not one.holds for one in found),
         "llama_decode_ms": round(llama.time_us / 1e3, 1),
     }
-    return Result(figures, tuple(str(one) for one in sorted(found, key=lambda one: (one.holds, -one.ratio / one.most))))
+    details = {
+        one.name: {"ms": round(one.time_us / 1e3, 1), "bound_ms": round(one.least_us / 1e3, 1)}
+        for one in found
+        if one.device == "910b3"
+    }
+    ordered = sorted(found, key=lambda one: (one.holds, -one.ratio / one.most))
+    return Result(figures, tuple(map(str, ordered)), details)

@@ -8,7 +8,7 @@ import json
 import math
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 from benchmarks.exams import bounds, invariants, measure_kit, tables
 from benchmarks.exams.scoring import Figures, Result
@@ -27,6 +27,8 @@ class Exam(NamedTuple):
     path: str = ""
     """Below the folder of tables."""
     more: tuple[str, ...] = ()
+    is_slow: bool = False
+    """Whether it runs only where asked for."""
 
     def run(self, folder: Path) -> Result:
         """The result on the tables of a folder."""
@@ -90,13 +92,25 @@ EXAMS: dict[str, Exam] = {
     "calls_answered": Exam(
         "calls delivered later that `opreplay op` answers, whatever the device", tables.answered, CALLS
     ),
-    "transfers": Exam("transfers of training steps, and figures of vendors", tables.transfers),
+    "transfers": Exam("transfers between dies in training steps", tables.transfers),
     "collectives_910c": Exam(
         "collectives of a benchmark of HCCL on 910C dies", tables.collectives, "collectives_910c.csv"
     ),
     "measured_by_user": Exam(
         "kernels of Qwen training on a 910B4 that was left out, once ten chosen kernels are measured", measure_kit.exam,
         more=("910b4_qwen_train",),
+    ),
+    "kernels_left_out": Exam(
+        "kernels and problems, a fifth of each table left out of the fit at a time", tables.refitted, more=("folds",),
+        is_slow=True,
+    ),
+    "tables_left_out": Exam(
+        "kernels and problems, each table predicted by a fit to the others", tables.refitted, more=("unseen_table",),
+        is_slow=True,
+    ),
+    "socs_left_out": Exam(
+        "kernels and problems, each SoC predicted by a fit to the others", tables.refitted, more=("unseen_soc",),
+        is_slow=True,
     ),
     "invariants": Exam("calls that break what must hold of any prediction", invariants.exam),
     "steps": Exam("public times of decode steps of servers", tables.steps, "e2e.csv"),
@@ -131,33 +145,43 @@ def read(path: Path = RESULTS) -> dict[str, Any]:
 
 
 def updated(
-    committed: dict[str, Any], found: Mapping[str, Figures], why: str = "", today: datetime.date | None = None
+    committed: dict[str, Any], found: Mapping[str, Result], why: str = "", today: datetime.date | None = None
 ) -> dict[str, Any]:
     """The results with what was found in place of older figures of these exams.
 
     Raises ValueError where a figure that has a threshold gets worse, however little, and `why` is empty; a reason goes
     into the history.
     """
-    exams: dict[str, Figures] = {**committed["exams"]}
+    exams: dict[str, Figures] = committed["exams"]
     lines = [
         line
-        for name, figures in found.items()
+        for name, result in found.items()
         if name in exams
-        for line in worse(name, figures, exams[name], at_all=True)
+        for line in worse(name, result.figures, exams[name], at_all=True)
     ]
     history: list[dict[str, Any]] = [*committed["history"]]
     if lines and not why:
         raise ValueError("\n".join(["these figures get worse; say why with --why TEXT:", *lines]))
     if why:
         history.append({"date": str(today or datetime.date.today()), "why": why, "worse": lines})
-    exams |= found
-    ordered = {name: exams[name] for name in EXAMS if name in exams}
-    return {**committed, "exams": ordered, "history": history}
+    exams = {**exams, **{name: result.figures for name, result in found.items()}}
+    details = {**committed.get("details", {}), **{name: result.details for name, result in found.items()}}
+    return {
+        **committed,
+        "history": history,
+        "exams": {name: exams[name] for name in EXAMS if name in exams},
+        "details": {name: details[name] for name in EXAMS if details.get(name)},
+    }
 
 
 def write(results: Mapping[str, Any], path: Path = RESULTS) -> None:
-    """Write the results, one exam a line."""
-    exams = ",\n".join(f"    {json.dumps(name)}: {json.dumps(figures)}" for name, figures in results["exams"].items())
-    rest = {name: value for name, value in results.items() if name != "exams"}
-    text = json.dumps(rest, indent=2, ensure_ascii=False).removesuffix("\n}")
-    path.write_text(f'{text},\n  "exams": {{\n{exams}\n  }}\n}}\n', encoding="utf-8")
+    """Write the results, the figures of one exam on one line."""
+
+    def text_of(value: object, depth: int) -> str:
+        parts = cast("dict[str, object]", value) if isinstance(value, dict) else {}
+        if not any(isinstance(part, dict | list) for part in parts.values()):
+            return json.dumps(value, ensure_ascii=False)
+        lines = (f"{'  ' * depth}{json.dumps(key)}: {text_of(part, depth + 1)}" for key, part in parts.items())
+        return "{\n" + ",\n".join(lines) + f"\n{'  ' * (depth - 1)}}}"
+
+    path.write_text(text_of(dict(results), 1) + "\n", encoding="utf-8")

@@ -3,11 +3,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from statistics import fmean, median
+from types import MappingProxyType
 from typing import NamedTuple
 
-from opreplay.replay.ascend.measured.accuracy import Compared, errors_of
+from opreplay.replay.ascend.measured.accuracy import Compared, Errors, errors_of
 
 Figures = dict[str, float]
 """Name of a figure → its value; times and shares in percent, counts as they are."""
@@ -19,6 +20,8 @@ class Result(NamedTuple):
     figures: Figures
     worst: tuple[str, ...] = ()
     """One line each: the rows or violations that count most, worst first."""
+    details: Mapping[str, Figures] = MappingProxyType({})
+    """Figures of parts, for documents; they have no threshold."""
 
 
 def score(rows: Sequence[Compared], asked: int, *, per_op: bool = False, band: bool = True) -> Result:
@@ -49,6 +52,18 @@ def score(rows: Sequence[Compared], asked: int, *, per_op: bool = False, band: b
         figures |= {"ops": len(ops), "per_op": 100 * median(map(median, ops.values()))}
     ordered = sorted(rows, key=lambda row: -max(row.predicted_us / row.measured_us, row.measured_us / row.predicted_us))
     return Result({name: round(value, 1) for name, value in figures.items()}, tuple(map(shown, ordered)))
+
+
+def figures_of(errors: Errors) -> Figures:
+    """The figures that errors of the product hold, in percent."""
+    return {
+        "rows": errors.n,
+        "median": round(100 * errors.median_ape, 1),
+        "weighted": round(100 * errors.wape, 1),
+        "within_25": round(100 * errors.within_25, 1),
+        "in_band": round(100 * errors.in_band, 1),
+        "sum": round(100 * errors.total_error, 1),
+    }
 
 
 def shown(row: Compared) -> str:

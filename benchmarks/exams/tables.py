@@ -11,13 +11,14 @@ from functools import cache
 from pathlib import Path
 
 from benchmarks import steps_of_configs
-from benchmarks.exams.scoring import Figures, Result, score
+from benchmarks.exams.scoring import Figures, Result, figures_of, score
 from opreplay.replay.ascend import load_device, predict_kernel
 from opreplay.replay.ascend.calibrate.calls import calls_in, corrected_row, known_calls
 from opreplay.replay.ascend.calibrate.calls import left_out as held_out
 from opreplay.replay.ascend.calibrate.communication import of_folder
+from opreplay.replay.ascend.calibrate.error_table import ErrorTable, error_table
 from opreplay.replay.ascend.calibrate.validate import Validation, read_measured, validate
-from opreplay.replay.ascend.measured.accuracy import Compared
+from opreplay.replay.ascend.measured.accuracy import Compared, errors_of
 from opreplay.replay.ascend.measured.call_tables import BETWEEN, ops_of_texts
 from opreplay.replay.ascend.measured.op_tables import read_op_table
 from opreplay.replay.ascend.simulate.op import simulate_in_turn, work_of_parts
@@ -127,30 +128,60 @@ def steps(path: Path) -> Result:
         for one in found
         if not one.is_target
     ]
-    return score(measured, rows)
+    graphs = [one.is_graph for one in found if not one.is_target]
+    forms = {
+        name: figures_of(errors_of([row for row, graph in zip(measured, graphs, strict=True) if graph is is_graph]))
+        for name, is_graph in (("one graph", True), ("call by call", False))
+    }
+    return score(measured, rows)._replace(details=forms)
 
 
 def tiles(folder: Path) -> Result:
     """Kernels that were written in tiles by hand, as the shipped tile programs predict them.
 
-    Goes last: with the programs' import their ops are costed by them.
+    `share_points` is how far busy shares of the pipes are off, `slopes` by how many percent at most the ratio of two
+    tilings of one product. Goes last: with the programs' import their ops are costed by them.
     """
     from benchmarks import tile_accuracy
 
-    rows: list[Compared] = []
+    entries: list[tile_accuracy.Compared] = []
     for path in sorted(folder.glob("tile_kernels*.csv")):
         read = tile_accuracy.stepwise if "example" in path.open().readline() else tile_accuracy.tiled
-        for row in read(path, []):
-            made = tile_accuracy.compared(row).made
-            rows.append(compared(row.shown, row.measured_us, made.time_us, (made.low_us, made.high_us)))
-    return score(rows, len(rows))
+        entries += [tile_accuracy.compared(row) for row in read(path, [])]
+    rows = [
+        compared(one.row.shown, one.row.measured_us, one.made.time_us, (one.made.low_us, one.made.high_us))
+        for one in entries
+    ]
+    many = [row for row, one in zip(rows, entries, strict=True) if one.row.cores >= tile_accuracy.MANY_CORES]
+    facts = tile_accuracy.summary(entries)
+    result = score(rows, len(rows))
+    result.figures["share_points"] = round(facts["share_points"], 1)
+    result.figures["slopes"] = round(100 * facts["slope_worst"], 1)
+    return result._replace(details={"16 cores or more": figures_of(errors_of(many))})
 
 
 def transfers(folder: Path) -> Result:
-    """Transfers between dies of profiled training steps, and vendors' figures."""
-    found = of_folder(folder, cross=False)["shipped"]
-    rows = [row for file, _, measured, _ in found if file != "communication" for row in measured]
-    return score(rows, len(rows))
+    """Transfers between dies of profiled training steps; in the details those of runs that the rates were not fitted
+    to, and vendors' figures of experts' dispatch and combine, which constants come from."""
+    shipped, unseen = (of_folder(folder, cross=True)[name] for name in ("shipped", "unseen_table"))
+    of_steps = [row for file, _, rows, _ in shipped if file == "communication.csv" for row in rows]
+    vendors = [row for file, _, rows, _ in shipped if "misc" in file for row in rows]
+    left_out_rows = [row for _, _, rows, _ in unseen for row in rows]
+    details = {"run left out": figures_of(errors_of(left_out_rows)), "vendors": figures_of(errors_of(vendors))}
+    return score(of_steps, len(of_steps))._replace(details=details)
+
+
+@cache
+def _refitted(folder: Path) -> ErrorTable:
+    return error_table(folder, cross=True)
+
+
+def refitted(folder: Path, section: str) -> Result:
+    """Kernels that constants were not fitted to: "folds", "unseen_table" or "unseen_soc" of `validate --all
+    --cross-validate`; the details are by table."""
+    rows = {row.name: figures_of(row.errors) for row in _refitted(folder).sections[section]}
+    every = rows.pop("all")
+    return Result({**every, "asked": every["rows"]}, details=rows)
 
 
 _BYTES = {"KB": 1e3, "MB": 1e6, "GB": 1e9}

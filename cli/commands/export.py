@@ -15,7 +15,6 @@ from opreplay.cli.options.types import ByteSize, Duration, SocName
 
 if TYPE_CHECKING:
     from opreplay.replay.ascend.profile import DeviceProfile
-    from opreplay.replay.capture.serving.form import Fused
     from opreplay.replay.ir.model import ReplayPlan
     from opreplay.replay.plan.selection import Selection
     from opreplay.traces import Trace
@@ -94,7 +93,7 @@ def command(
     clock: str | None,
     soc: tuple[str, ...],
     budget: float | None,
-    fused: Fused | None,
+    fused: str | None,
     init_arg: tuple[str, ...],
     force: bool,
 ) -> None:

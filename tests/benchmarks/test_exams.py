@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.exams import ledger
-from benchmarks.exams.scoring import score
+from benchmarks.exams.scoring import Result, score
 from benchmarks.exams.tables import compared, left_out, problems
 
 
@@ -59,8 +59,10 @@ def test_a_result_is_worse_beyond_what_is_tolerated() -> None:
 def test_a_threshold_is_lowered_with_a_reason_alone(tmp_path: Path) -> None:
     committed = {"blind": {}, "history": [], "exams": {"tile_kernels": {"median": 7.0}, "transfers": {"median": 1.0}}}
     with pytest.raises(ValueError, match="tile_kernels: median is 9, was 7"):
-        ledger.updated(committed, {"tile_kernels": {"median": 9.0}})
-    after = ledger.updated(committed, {"tile_kernels": {"median": 9.0}}, "as told", datetime.date(2026, 1, 2))
+        ledger.updated(committed, {"tile_kernels": Result({"median": 9.0})})
+    found = {"tile_kernels": Result({"median": 9.0}, details={"a": {"median": 1.0}})}
+    after = ledger.updated(committed, found, "as told", datetime.date(2026, 1, 2))
+    assert after["details"] == {"tile_kernels": {"a": {"median": 1.0}}}
     assert after["exams"] == {"transfers": {"median": 1.0}, "tile_kernels": {"median": 9.0}}
     assert after["history"] == [{"date": "2026-01-02", "why": "as told", "worse": ["tile_kernels: median is 9, was 7"]}]
     ledger.write(after, tmp_path / "results.json")

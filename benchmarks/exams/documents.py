@@ -1,0 +1,232 @@
+# pyright: strict
+"""Writes the accuracy figures of documents from the results of the exams, between marks; nothing is run.
+
+    python -m benchmarks.exams.documents [--check]
+
+A mark is an HTML comment, `<!-- exams: NAME -->` before and `<!-- /exams -->` after. `--check` changes nothing and
+exits with 1 where a document differs.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from opreplay.replay.ascend.cost.cells import BANDS, CONFIDENCE, HELD
+from opreplay.replay.ir.kernel import Evidence, WorkKind
+
+ROOT = Path(__file__).resolve().parents[2]
+RESULTS = Path(__file__).with_name("results.json")
+DOCUMENTS = ("README.md", "docs/ascend-model.md", "docs/capture.md", "docs/collectives.md", "docs/tile.md")
+MARK = re.compile(r"(<!-- exams: (\w+) -->\n).*?(<!-- /exams -->)", re.DOTALL)
+
+Results = Mapping[str, Any]
+
+
+def table(head: str, rows: Iterable[Sequence[str]]) -> str:
+    """A Markdown table; numbers are aligned by the page."""
+    columns = head.count("|") + 1
+    lines = [f"| {head} |", "|" + "---|" * columns]
+    return "\n".join([*lines, *(f"| {' | '.join(row)} |" for row in rows)])
+
+
+def number(value: float) -> str:
+    """Few digits: 11.9, 38, 1,249."""
+    return f"{value:,.1f}".removesuffix(".0")
+
+
+SHARES = ("median", "within_25", "within_2x", "in_band")
+SHARES_HEAD = "rows | median error, % | within 25 %, % | within 2 times, % | in the 80 % band, %"
+
+
+def shares(figures: Mapping[str, float]) -> tuple[str, ...]:
+    """Cells of `SHARES_HEAD`."""
+    return tuple(number(figures[name]) if name in figures else "" for name in ("rows", *SHARES))
+
+
+BLIND = {
+    "calls_known": "calls of kinds that were known",
+    "calls_of_new_sources": "calls of sources that were not known",
+    "calls_of_new_ops": "calls of ops that nobody had measured",
+}
+
+
+def blind_sentence(results: Results) -> str:
+    """The figures that a reader should expect of rows of their own."""
+    found = [f"{name} {number(results['blind'][key]['median'])} %" for key, name in BLIND.items()]
+    return (
+        f"Median errors on public measurements that were scored before anything was fitted to them: {found[0]}, "
+        f"{found[1]}, {found[2]}."
+    )
+
+
+def blind(results: Results) -> str:
+    """The same with shares."""
+    rows = [(name, *shares(results["blind"][key])) for key, name in BLIND.items()]
+    return table(f"scored before anything was fitted | {SHARES_HEAD}", rows)
+
+
+LEFT_OUT = {
+    "calls_left_out": "single calls",
+    "ops_left_out": "whole ops",
+    "sources_left_out": "whole sources",
+    "sources_left_out_product": "of these, products",
+    "sources_left_out_streaming": "of these, streaming ops",
+    "sources_left_out_irregular": "of these, irregular ops",
+}
+
+
+def calls_left_out(results: Results) -> str:
+    """Single calls that the correction has not seen."""
+    rows = [(name, *shares(results["exams"][key])) for key, name in LEFT_OUT.items()]
+    return table(f"left out | {SHARES_HEAD}", rows)
+
+
+TABLES = {
+    "kernelbench_910b4": "KernelBench, 910B4",
+    "kernelbench_910b2_large": "large KernelBench, 910B2",
+    "910b2_alexnet_train": "AlexNet training, 910B2",
+    "910b4_qwen_train": "Qwen training, 910B4",
+    "910c_vllm_infer_means": "vLLM inference, 910C",
+    "op_sweep_910b4_warm": "op sweep, 910B4",
+    "serving_910b2": "serving, 910B2",
+}
+
+
+def tables_left_out(results: Results) -> str:
+    """Kernels that constants were not fitted to, by table."""
+    names = ("tables_left_out", "socs_left_out", "kernels_left_out")
+    rows = [(label, *(results["details"][name][key] for name in names)) for key, label in TABLES.items()]
+    rows.append(("all", *(results["exams"][name] for name in names)))
+    ways = " | ".join(f"{way}: median, % | in band, %" for way in ("table", "SoC", "a fifth"))
+    head = f"left out of the fit | kernels | {ways}"
+    cells = [
+        (label, number(sets[0]["rows"]), *(number(one[key]) for one in sets for key in ("median", "in_band")))
+        for label, *sets in rows
+    ]
+    return table(head, cells)
+
+
+LATER = {
+    "later_train_7b": "training of a 7B model, 910B2",
+    "later_decode": "decode of PaddleOCR-VL, 910B2",
+    "later_vision": "vision encoders, 910B2",
+}
+
+
+def later_tables(results: Results) -> str:
+    """Kernels of networks that came after the constants."""
+    rows = [(name, *shares(results["exams"][key])) for key, name in LATER.items()]
+    return table(f"kernels of | {SHARES_HEAD}", rows)
+
+
+def cells(results: Results) -> str:
+    """Bands of cells, and how often they held on rows scored blind; these stand in `cost/cells.py`."""
+    del results
+    names: dict[Evidence, str] = {
+        "this SoC": "the op was measured on this SoC",
+        "another SoC": "it was measured on another SoC",
+        "its family": "kernels of its family were measured, or only the form of its work is known",
+    }
+    kinds: tuple[WorkKind, ...] = ("product", "streaming", "irregular")
+    rows = [
+        (
+            label,
+            *(
+                f"×÷ {BANDS[evidence][work]:g}"
+                + (f"; held {100 * held[1]:.0f} % of {held[0]}" if (held := HELD.get(evidence, {}).get(work)) else "")
+                for work in kinds
+            ),
+            f"`{CONFIDENCE[evidence]}`",
+        )
+        for evidence, label in names.items()
+    ]
+    return table("evidence | product | streaming | irregular | confidence", rows)
+
+
+def steps(results: Results) -> str:
+    """Public decode times of servers."""
+    found, forms = results["exams"]["steps"], results["details"]["steps"]
+    head = "served as | steps | median error, % | within 25 %, % | in the 80 % band, %"
+    rows = [
+        (name, *(number(one[key]) for key in ("rows", "median", "within_25", "in_band")))
+        for name, one in (*forms.items(), ("all", found))
+    ]
+    return f"{number(found['rows'])} of {number(found['asked'])} rows can be asked:\n\n{table(head, rows)}"
+
+
+def bounds(results: Results) -> str:
+    """Captured steps beside their physical bounds."""
+    rows = [
+        (name.replace(" x ", " × "), number(one["ms"]), number(one["bound_ms"]), f"{one['ms'] / one['bound_ms']:.2f}")
+        for name, one in results["details"]["bounds"].items()
+    ]
+    return table("step | predicted on a 910B3, ms | bound, ms | ratio", rows)
+
+
+def tiles(results: Results) -> str:
+    """Kernels in tiles."""
+    found, many = results["exams"]["tile_kernels"], results["details"]["tile_kernels"]["16 cores or more"]
+    head = "kernels | number | median error, % | within 25 %, %"
+    rows = [
+        (name, *(number(one[key]) for key in ("rows", "median", "within_25")))
+        for name, one in (("on 16 cores or more", many), ("all", found))
+    ]
+    return (
+        f"{table(head, rows)}\n\nBusy shares differ by {number(found['share_points'])} points. How much faster one "
+        f"tiling of a product is than another is within {number(found['slopes'])} %."
+    )
+
+
+def transfers(results: Results) -> str:
+    """Transfers between dies."""
+    parts = results["details"]["transfers"]
+    rows = [
+        (name, number(one["rows"]), number(one["median"]))
+        for name, one in (
+            (
+                "910B1, 910B2, 910B4 training steps (MindStudio Insight), rates fitted to them",
+                results["exams"]["transfers"],
+            ),
+            ("the same, each run with rates fitted to the others", parts["run left out"]),
+            ("expert dispatch and combine on A3, constants from these rows", parts["vendors"]),
+            ("gathers and scatters of 8 and 16 dies of a 910C, nothing fitted", results["exams"]["collectives_910c"]),
+        )
+    ]
+    return table("transfers | number | median error, %", rows)
+
+
+BLOCKS: dict[str, Callable[[Results], str]] = {
+    block.__name__: block
+    for block in (
+        blind_sentence, blind, calls_left_out, tables_left_out, later_tables, cells, steps, bounds, tiles, transfers,
+    )
+}  # fmt: skip
+
+
+def written(text: str, results: Results) -> str:
+    """A document with the figures of the results between its marks. Raises KeyError for a mark of no block."""
+    return MARK.sub(lambda mark: f"{mark[1]}{BLOCKS[mark[2]](results)}\n{mark[3]}", text)
+
+
+def main() -> int:
+    """Write or check all documents; the exit status."""
+    results = json.loads(RESULTS.read_text(encoding="utf-8"))
+    changed = 0
+    for name in DOCUMENTS:
+        text = (ROOT / name).read_text(encoding="utf-8")
+        new = written(text, results)
+        if new != text:
+            changed += 1
+            print(f"{name}: {'differs from the results' if '--check' in sys.argv else 'written'}")
+            if "--check" not in sys.argv:
+                (ROOT / name).write_text(new, encoding="utf-8")
+    return int(changed and "--check" in sys.argv)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

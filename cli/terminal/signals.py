@@ -16,7 +16,7 @@ from types import FrameType
 from opreplay.cli.exit_codes import ExitCode
 
 AGAIN_S = 0.01
-"""After which an interrupt that was swallowed is raised again."""
+"""After which an interrupt that was swallowed is raised again, and between tries."""
 FLAG = "opreplay.replay.host.interrupts"
 """The module with the flag that loops look at: while nobody has imported it there is no loop, and --help needs none."""
 PATIENCE = 3
@@ -53,7 +53,7 @@ class Interrupts:
             self._report(lost)
             return
         signal.signal(signal.SIGALRM, _raise_again)
-        signal.setitimer(signal.ITIMER_REAL, AGAIN_S)
+        signal.setitimer(signal.ITIMER_REAL, AGAIN_S, AGAIN_S)
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         if number == getattr(signal, "SIGHUP", None):
@@ -78,4 +78,10 @@ class Interrupts:
 
 
 def _raise_again(number: int, frame: FrameType | None) -> None:
+    """Raise KeyboardInterrupt, unless the hook for lost exceptions still runs: Python drops what that hook raises."""
+    while frame is not None:
+        if frame.f_code is Interrupts._swallowed.__code__:  # pyright: ignore[reportPrivateUsage]
+            return  # the timer repeats
+        frame = frame.f_back
+    signal.setitimer(signal.ITIMER_REAL, 0)
     raise KeyboardInterrupt

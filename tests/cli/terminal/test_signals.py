@@ -39,6 +39,26 @@ def test_a_signal_that_python_cannot_raise_comes_through(place: str, name: str) 
     assert (done.returncode, done.stderr) == (7, "")
 
 
+EARLY = """
+import signal
+set_timer = signal.setitimer
+def at_once(*times):
+    signal.setitimer = set_timer
+    signal.raise_signal(signal.SIGALRM)
+    return set_timer(*times)
+signal.setitimer = at_once
+"""
+"""The timer of the first retry runs out before it returns, as on a machine with many more processes than processors."""
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="has no such signals")
+@pytest.mark.parametrize("place", PLACES)
+def test_a_retry_that_comes_too_early_is_repeated(place: str) -> None:
+    script = EARLY + SCRIPT.format(name="SIGTERM", place=PLACES[place])
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stderr) == (7, "")
+
+
 COMMAND = """
 import sys
 from opreplay.replay.host.interrupts import ask_to_end

@@ -18,7 +18,7 @@ MACHINE = (
 """Reasons that lie in the machine. What pip can install is not among them: `make test` has to install it."""
 NO_TRITON = r"Triton is not installed here"
 """Accepted on Python 3.10, for which Triton has no wheel."""
-NO_SHARED = r"public data|beside the repository|does not ship with the repository"
+NO_SHARED = r"public data|beside the repository|does not ship with the repository|needs \.\./shared"
 """Accepted where `../shared`, a folder of public data, does not exist."""
 
 

@@ -117,8 +117,8 @@ def nested(rows: Sequence[Row], label: str) -> list[float]:
 
 def _off(known: Known, log: float) -> Known:
     """A call whose prediction is off by this."""
-    simulated = msgspec.structs.replace(known.simulated, time_us=known.call.time_us / math.exp(log))
-    return msgspec.structs.replace(known, simulated=simulated)
+    simulated = msgspec.structs.replace(known.bare.simulated, time_us=known.call.time_us / math.exp(log))
+    return msgspec.structs.replace(known, bare=msgspec.structs.replace(known.bare, simulated=simulated))
 
 
 def figures(logs: Sequence[float]) -> str:

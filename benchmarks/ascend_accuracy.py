@@ -18,7 +18,6 @@ from pathlib import Path
 from opreplay.replay.ascend.calibrate.calibrate import (
     Group,
     HeldOut,
-    bands,
     calibrate,
     cross_validate,
 )
@@ -107,7 +106,6 @@ def main() -> None:
     show(f"unseen kernels of known SoCs (5 folds{many})", [h for unseen in deals for h in unseen], families=True)
     if options.deals > 1:
         show_spread(deals)
-    print(f"in the 80 % band made from the other kernels' residuals: {bands(across).inside * 100:.0f} %")
     show("unseen tables (one left out at a time)", held_out["unseen_table"], families=False)
     show("unseen SoCs (one left out at a time)", held_out["unseen_soc"], families=False)
     print(f"\nfits and validation took {time.perf_counter() - start:.1f} s")

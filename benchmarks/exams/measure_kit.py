@@ -25,7 +25,7 @@ from opreplay.replay.ascend import DeviceProfile, list_devices, load_device
 from opreplay.replay.ascend.calibrate.calibrate import Group, fitted_to
 from opreplay.replay.ascend.calibrate.tables import groups_of_tables, read_folder
 from opreplay.replay.ascend.cost.own_measurements import Adjustment, Estimate, Measured, choose
-from opreplay.replay.ascend.cost.predict import family_of, unsteadiness
+from opreplay.replay.ascend.cost.predict import family_of
 from opreplay.replay.ascend.devices.file import datasheet_only
 from opreplay.replay.ascend.measured.accuracy import Compared, compare_group
 
@@ -71,7 +71,6 @@ class Outcome(NamedTuple):
 
 def kernels_of(groups: Sequence[Group], device: DeviceProfile) -> list[Kernel]:
     """The kernels of a network, predicted on a device that was fitted to other SoCs."""
-    shipped = load_device(device.name)
     kernels: list[Kernel] = []
     for group in groups:
         call = group.launches[0].row.call
@@ -79,13 +78,12 @@ def kernels_of(groups: Sequence[Group], device: DeviceProfile) -> list[Kernel]:
         compared = compare_group(group.launches, device)
         if compared.predicted_us <= 0:
             continue
-        widened = shipped.rates.band_apart * unsteadiness(compared.predicted_us, "network", known=False)
         estimate = Estimate(
             call=f"{call.type} {call.inputs} {call.outputs}",
             op=call.type,
             family=family,
             time_us=compared.predicted_us,
-            band=shipped.families[family].band ** widened,
+            band=compared.high_us / compared.predicted_us,
         )
         kernels.append(Kernel(estimate, compared))
     return kernels

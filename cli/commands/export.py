@@ -15,6 +15,7 @@ from opreplay.cli.options.types import ByteSize, Duration, SocName
 
 if TYPE_CHECKING:
     from opreplay.replay.ascend.profile import DeviceProfile
+    from opreplay.replay.capture.serving.form import Fused
     from opreplay.replay.ir.model import ReplayPlan
     from opreplay.replay.plan.selection import Selection
     from opreplay.traces import Trace
@@ -93,7 +94,7 @@ def command(
     clock: str | None,
     soc: tuple[str, ...],
     budget: float | None,
-    fused: str | None,
+    fused: Fused | None,
     init_arg: tuple[str, ...],
     force: bool,
 ) -> None:

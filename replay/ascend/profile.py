@@ -95,16 +95,6 @@ class Rates(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     fixpipe_bytes_per_cycle: float
     wave_us: float
     """Start-up of one wave of tiles."""
-    band_near: float
-    """On the logarithm of a family's band: for a kernel measured within half a reach of this one."""
-    band_around: float
-    """The same within two reaches."""
-    band_far: float
-    """The same farther away, of a family measured on this SoC in this state of the caches."""
-    band_apart: float
-    """The same of a family that was measured only on other SoCs, or in other states."""
-    band_extrapolated: float
-    """The same outside the sizes or dtypes measured of its family."""
     split_depth: float
     """Depth K of a product at which half of what its pipes could overlap is lost: a long K is split, and each piece is
     added to the result in memory before the next one starts."""
@@ -215,7 +205,8 @@ class FamilyCost(msgspec.Struct, frozen=True, kw_only=True):
     states: tuple[str, ...] = ()
     """What the caches held when kernels of it were measured on this SoC."""
     band: float = 2.0
-    """Factor up and down that covers 80 % of held-out short kernels in networks."""
+    """Factor up and down of the 80 % band of what does not follow from cells: collectives, copies of the host, unknown
+    kernels."""
 
 
 When = Literal[

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Sequence
 
 import msgspec
@@ -22,6 +23,7 @@ from opreplay.traces.sums import shares, summed
 from opreplay.traces.times.kernel_classes import class_of_work
 
 MOST_CALL_CHARACTERS = 4000
+_UNNAMED = re.compile(r"arg\d+")
 
 
 def npu_kernels(recorded: Recorded) -> tuple[NpuKernel, ...]:
@@ -62,8 +64,15 @@ def summarize(plan: ReplayPlan, results: Sequence[OpResult], *, wall_s: float, i
 
 
 def call_of(op: ReplayOp) -> str:
-    """The call as `opreplay op` takes it; "" for one that cannot be made, or with more text than anybody pastes."""
-    if op.reason is not None or op.resolved_by is None:
+    """The call as `opreplay op` takes it; "" for one that cannot be made, or with more text than anybody pastes.
+
+    A call of a library that is not installed can be predicted, if its arguments have names.
+    """
+    is_predicted_alone = op.reason is not None and op.reason.kind == "library missing" and op.resolved_by is None
+    if is_predicted_alone:
+        if not op.args or any(_UNNAMED.fullmatch(arg.name) for arg in op.args):
+            return ""
+    elif op.reason is not None or op.resolved_by is None:
         return ""
     text = call_text(op)
     return text if len(text) <= MOST_CALL_CHARACTERS else ""

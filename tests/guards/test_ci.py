@@ -71,6 +71,8 @@ def test_reports_of_pytest_name_the_skipped_tests(skips: ModuleType, tmp_path: P
         ("transformers is not installed (extra hf)", True, (3, 11), False),
         ("no /x/shared/traces: public data that does not ship with the repository", True, (3, 11), False),
         ("no /x/shared/traces: public data that does not ship with the repository", False, (3, 11), True),
+        ("needs ../shared/ascend", True, (3, 11), False),
+        ("needs ../shared/ascend", False, (3, 11), True),
         ("Triton is not installed here", True, (3, 11), False),
         ("Triton is not installed here", True, (3, 10, 4), True),
     ],

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 from pathlib import Path
 from typing import Any
@@ -10,10 +9,6 @@ from typing import Any
 import pytest
 
 from tests.scenarios.conftest import Console
-
-pytestmark = pytest.mark.skipif(
-    importlib.util.find_spec("transformers") is None, reason="transformers is not installed (extra hf)"
-)
 
 LLAMA = {
     "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 64, "intermediate_size": 96,

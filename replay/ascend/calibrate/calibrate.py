@@ -1,35 +1,27 @@
 # pyright: strict
-"""Calibration as a whole: samples from kernel tables, the fit, cross-validation, and error bands from held-out kernels.
+"""Calibration as a whole: samples from kernel tables, the fit, and cross-validation.
 
 Owns the procedure; `fit` owns the optimisation, `device_text` the file that results.
 """
 
 from __future__ import annotations
 
-import itertools
 import math
 import random
 from collections import defaultdict
-from collections.abc import Callable, Sequence, Set
-from statistics import fmean, median
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from statistics import median
 from typing import Any
 
 import msgspec
 
 from opreplay.replay.ascend.calibrate.fit import Sample, fit
-from opreplay.replay.ascend.cost.nearby import Place, drawn, largest, learned, place_of
-from opreplay.replay.ascend.cost.predict import AROUND, NEAR, family_of, unsteadiness
+from opreplay.replay.ascend.cost.nearby import Place, largest, learned, place_of
+from opreplay.replay.ascend.cost.predict import family_of
 from opreplay.replay.ascend.cost.residency import resident_of
-from opreplay.replay.ascend.measured.accuracy import Compared, Launch, compare_group, percentile
+from opreplay.replay.ascend.measured.accuracy import Compared, Launch, compare_group
 from opreplay.replay.ascend.profile import DeviceProfile, FamilyCost
-from opreplay.replay.ir.kernel import State
-
-BAND_PRIOR_WEIGHT = 8
-"""Weight, in kernels, of the spread of all families of an SoC in one family's band."""
-SOC_PRIOR_WEIGHT = 10
-"""Weight, in kernels, of all SoCs' spread in one SoC's."""
-
-MIN_BAND, MAX_BAND = 1.05, 6.0
+from opreplay.replay.ir.kernel import KernelCall, State
 
 
 class Group(msgspec.Struct, frozen=True, kw_only=True):
@@ -50,73 +42,6 @@ class HeldOut(msgspec.Struct, frozen=True, kw_only=True):
     family: str
     compared: Compared
     table: str = ""
-    state: State = "network"
-    nearness: str = "far"
-    """Distance to the nearest measured kernel of the fit: a name of `WIDTHS`."""
-
-
-WIDTHS = ("near", "around", "far", "apart")
-"""How far the nearest measured kernel is: each has its factor on the logarithm of the band. "apart": nothing of its
-family was measured on its SoC in its state."""
-
-
-def _family_name(group: Group, device: DeviceProfile) -> str:
-    return family_of(group.launches[0].parts[0].call, device).name
-
-
-def _nearness(group: Group, device: DeviceProfile, measured: Set[tuple[str, str, str]]) -> str:
-    state, worst = group.launches[0].state, 1.0
-    for part in group.launches[0].parts:
-        family = family_of(part.call, device)
-        worst = min(worst, drawn(part.call, family, None, state)[1] if family.nearby else 0.0)
-    if worst > AROUND:
-        return "near" if worst > NEAR else "around"
-    return "far" if (group.soc, _family_name(group, device), state) in measured else "apart"
-
-
-class Bands(msgspec.Struct, frozen=True, kw_only=True):
-    """80 % bands of short kernels in networks, as factors, and what they are widened by."""
-
-    by_soc: dict[tuple[str, str], float]
-    """(SoC, family) → of a family measured there."""
-    elsewhere: dict[str, float]
-    """Family → of all SoCs that it was measured on."""
-    usual: float
-    """Of a family without residuals."""
-    inside: float
-    """Share of the kernels in bands that were made from the others."""
-    widths: dict[str, float] = {}
-    """By name of `WIDTHS`: factor on the logarithm."""
-
-    def of(self, kernel: HeldOut) -> float:
-        """Logarithm of the band of a held-out kernel."""
-        band = None if kernel.nearness == "apart" else self.by_soc.get((kernel.soc, kernel.family))
-        width = math.log(band or self.elsewhere.get(kernel.family, self.usual)) * _unsteadiness(kernel)
-        return width * self.widths.get(kernel.nearness, 1)
-
-    def of_family(self, soc: str, family: str, *, here: int, elsewhere: int) -> float:
-        """Band of a family that so many kernels were measured of on its SoC and on others."""
-        if here or elsewhere:
-            pooled = self.elsewhere.get(family, self.usual)
-            return self.by_soc.get((soc, family), pooled) if here else pooled
-        # Nobody measured this family: twice the spread of the others.
-        return _band(2 * math.log(self.usual))
-
-
-def with_widths(unwidened: Bands, folds: Sequence[HeldOut], left_out: Sequence[HeldOut]) -> Bands:
-    """The bands with the factor on their logarithm by nearness: 80 % of the held-out kernels of each lie within.
-
-    The folds tell those of kernels of measured families; tables and SoCs left out what is apart.
-    """
-    out: dict[str, float] = {}
-    for name in WIDTHS:
-        kernels = [*folds, *left_out] if name == "apart" else folds
-        ratios = [abs(_log_error(kernel)) / unwidened.of(kernel) for kernel in kernels if kernel.nearness == name]
-        # Few kernels: drawn to 1.
-        out[name] = percentile([*ratios, *[1.0] * 3], 0.8)
-    for less, more in itertools.pairwise(WIDTHS):
-        out[more] = max(out[more], out[less])
-    return msgspec.structs.replace(unwidened, widths=out)
 
 
 def training_samples(group: Group, device: DeviceProfile) -> list[Sample]:
@@ -149,7 +74,35 @@ def fitted_to(
 ) -> dict[str, DeviceProfile]:
     """The devices with constants fitted to the groups, and what those leave over; see `fit` for `prior_width`."""
     samples = [s for g in groups for s in training_samples(g, devices[g.soc])]
-    return with_nearby(fit(samples, devices, prior_width=prior_width)[0], groups)
+    fitted = with_nearby(fit(samples, devices, prior_width=prior_width)[0], groups)
+    return with_measured_types(fitted, kernels_of(groups))
+
+
+def kernels_of(groups: Sequence[Group]) -> list[tuple[KernelCall, str]]:
+    """Return the measured kernels with the SoC of each."""
+    return [(part.call, group.soc) for group in groups for part in group.launches[0].parts]
+
+
+def with_measured_types(
+    devices: Mapping[str, DeviceProfile], kernels: Iterable[tuple[KernelCall, str]]
+) -> dict[str, DeviceProfile]:
+    """Return the devices with the types of kernels, each given with its SoC, as measured there and elsewhere."""
+    measured: dict[str, dict[str, set[str]]] = {}
+    for kernel, soc in kernels:
+        family = family_of(kernel, devices[soc]).name
+        measured.setdefault(family, {}).setdefault(soc, set()).add(kernel.type)
+    out: dict[str, DeviceProfile] = {}
+    for soc, device in devices.items():
+        families = dict(device.families)
+        for name, types in measured.items():
+            here = types.get(soc, set()).union(families[name].measured_here)
+            everywhere = {kind for of_soc in types.values() for kind in of_soc}
+            elsewhere = everywhere.union(families[name].measured_elsewhere) - here
+            families[name] = msgspec.structs.replace(
+                families[name], measured_here=tuple(sorted(here)), measured_elsewhere=tuple(sorted(elsewhere))
+            )
+        out[soc] = msgspec.structs.replace(device, families=families)
+    return out
 
 
 def with_nearby(devices: dict[str, DeviceProfile], groups: Sequence[Group]) -> dict[str, DeviceProfile]:
@@ -179,16 +132,13 @@ def with_nearby(devices: dict[str, DeviceProfile], groups: Sequence[Group]) -> d
     return out
 
 
-def _held_out(groups: Sequence[Group], devices: dict[str, DeviceProfile], train: Sequence[Group]) -> list[HeldOut]:
-    measured = {(g.soc, _family_name(g, devices[g.soc]), g.launches[0].state) for g in train}
+def _held_out(groups: Sequence[Group], devices: dict[str, DeviceProfile]) -> list[HeldOut]:
     return [
         HeldOut(
             soc=g.soc,
-            family=_family_name(g, devices[g.soc]),
+            family=family_of(g.launches[0].parts[0].call, devices[g.soc]).name,
             compared=compare_group(g.launches, devices[g.soc]),
             table=g.table,
-            state=g.launches[0].state,
-            nearness=_nearness(g, devices[g.soc], measured),
         )
         for g in groups
     ]
@@ -215,7 +165,7 @@ def cross_validate(
         train = [g for g in groups if fold_of[_name(g)] != fold]
         test = [g for g in groups if fold_of[_name(g)] == fold]
         if train and test:
-            out += _held_out(test, fitted_to(train, devices, prior_width=prior_width), train)
+            out += _held_out(test, fitted_to(train, devices, prior_width=prior_width))
         on_step(f"fitted fold {fold + 1} of {folds}")
     return out
 
@@ -249,63 +199,8 @@ def hold_out(
             train = [group for group, of in zip(groups, parts, strict=True) if of != part]
             test = [group for group, of in zip(groups, parts, strict=True) if of == part]
             if train:
-                sets[name] += _held_out(test, fitted_to(train, devices), train)
+                sets[name] += _held_out(test, fitted_to(train, devices))
     return sets
-
-
-def spread(residuals: Sequence[float], pooled: float, weight: float = BAND_PRIOR_WEIGHT) -> float:
-    """Mean of |log error|, drawn to `pooled` as if `weight` of the kernels had it."""
-    return (sum(abs(r) for r in residuals) + weight * pooled) / (len(residuals) + weight)
-
-
-def _unsteadiness(kernel: HeldOut) -> float:
-    return unsteadiness(kernel.compared.predicted_us, kernel.state, known=kernel.nearness != "apart")
-
-
-def bands(held_out: Sequence[HeldOut]) -> Bands:
-    """80 % bands by SoC and family, and the share of `held_out` that falls inside.
-
-    A band is exp(k * spread). The factor k is the 80 % quantile of |log error| / spread over all held-out kernels, each
-    kernel's own error left out of its spread; so 80 % of kernels that no band has seen fall inside by construction.
-    Errors are those of short kernels in networks; others' are scaled to them (see `unsteadiness`). A family's spread on
-    an SoC is drawn to that of the SoC, which is drawn to that of all.
-    """
-    groups: dict[tuple[str, str], list[float]] = defaultdict(list)
-    for kernel in held_out:
-        groups[kernel.soc, kernel.family].append(_log_error(kernel) / _unsteadiness(kernel))
-    families: dict[str, list[float]] = defaultdict(list)
-    socs: dict[str, list[float]] = defaultdict(list)
-    for (soc, name), group in groups.items():
-        families[name] += group
-        socs[soc] += group
-    everything = [abs(r) for group in groups.values() for r in group]
-    pooled = fmean(everything) if everything else math.log(2.0)
-    usual = {soc: spread(group, pooled, SOC_PRIOR_WEIGHT) for soc, group in socs.items()}
-    ratios: list[float] = []
-    for (soc, _), group in groups.items():
-        for i, residual in enumerate(group):
-            ratios.append(abs(residual) / spread(group[:i] + group[i + 1 :], usual[soc]))
-    k = percentile(ratios, 0.8) if ratios else 1.6
-    inside = fmean(r <= k for r in ratios) if ratios else math.nan
-    return Bands(
-        by_soc={key: _band(k * spread(g, usual[key[0]])) for key, g in groups.items()},
-        elsewhere={key: _band(k * spread(g, pooled)) for key, g in families.items()},
-        usual=_band(k * pooled),
-        inside=inside,
-    )
-
-
-def _band(width: float) -> float:
-    return min(MAX_BAND, max(MIN_BAND, math.exp(width)))
-
-
-def _log_error(kernel: HeldOut) -> float:
-    return math.log(kernel.compared.predicted_us / kernel.compared.measured_us)
-
-
-EXTRAPOLATED = 1.5
-"""How much wider, in log units, the band is outside of what was measured of a family than on an SoC that none of it was
-measured on; assumed."""
 
 
 def _extents(groups: Sequence[Group], devices: dict[str, DeviceProfile]) -> dict[str, dict[str, Any]]:
@@ -333,12 +228,9 @@ def calibrate(
 ) -> tuple[dict[str, DeviceProfile], dict[str, list[HeldOut]]]:
     """Fit all devices to the groups; devices without data get what is shared.
 
-    Returns the devices with sample counts and bands filled in, and the kernels held out as `hold_out` does.
+    Returns the devices with sample counts filled in, and the kernels held out as `hold_out` does.
     """
     held_out = hold_out(groups, devices, folds=folds, on_step=on_step)
-    fitted_bands = with_widths(
-        bands(held_out["folds"]), held_out["folds"], [*held_out["unseen_table"], *held_out["unseen_soc"]]
-    )
     states: dict[str, dict[str, list[State]]] = defaultdict(lambda: defaultdict(list))
     for group in groups:
         for name in {family_of(part.call, devices[group.soc]).name for part in group.launches[0].parts}:
@@ -354,14 +246,8 @@ def calibrate(
                 family,
                 samples=here or family.samples,
                 samples_elsewhere=elsewhere or family.samples_elsewhere,
-                band=fitted_bands.of_family(soc, name, here=here, elsewhere=elsewhere),
                 states=tuple(sorted(set(states[name][soc]))),
                 **measured.get(name, {}),
             )
-        rates = msgspec.structs.replace(
-            device.rates,
-            **{f"band_{nearness}": factor for nearness, factor in fitted_bands.widths.items()},
-            band_extrapolated=EXTRAPOLATED * fitted_bands.widths["apart"],
-        )
-        out[soc] = msgspec.structs.replace(device, families=families, rates=rates)
+        out[soc] = msgspec.structs.replace(device, families=families)
     return out, held_out

@@ -6,7 +6,6 @@ Owns which figures the table has; `tables` reads, `calibrate` holds out, `report
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from statistics import median
@@ -14,12 +13,8 @@ from statistics import median
 import msgspec
 
 from opreplay.replay.ascend.calibrate.calibrate import (
-    Bands,
     Group,
-    HeldOut,
-    bands,
     hold_out,
-    with_widths,
 )
 from opreplay.replay.ascend.calibrate.communication import of_folder
 from opreplay.replay.ascend.calibrate.tables import groups_of_tables, read_folder, soc_in
@@ -68,10 +63,8 @@ def error_table(
         return _with_transfers(ErrorTable(sections=sections, left_out=left_out), Path(folder), cross=False)
     devices = {name: datasheet_only(load_device(name)) for name in list_devices()}
     sets = hold_out(groups, devices, on_step=on_step)
-    unseen_bands = with_widths(bands(sets["folds"]), sets["folds"], [*sets["unseen_table"], *sets["unseen_soc"]])
     for name, kernels in sets.items():
-        banded = [(kernel.table, kernel.family, _banded(kernel, unseen_bands)) for kernel in kernels]
-        sections[name] = _rows(banded, about, fitted_to=False)
+        sections[name] = _rows([(k.table, k.family, k.compared) for k in kernels], about, fitted_to=False)
     return _with_transfers(ErrorTable(sections=sections, left_out=left_out), Path(folder), cross=True)
 
 
@@ -90,12 +83,6 @@ def _with_transfers(table: ErrorTable, folder: Path, *, cross: bool) -> ErrorTab
 
 def _first_family(group: Group) -> str:
     return family_of(group.launches[0].parts[0].call, load_device(group.soc)).name
-
-
-def _banded(kernel: HeldOut, unseen_bands: Bands) -> Compared:
-    band = math.exp(unseen_bands.of(kernel))
-    at = kernel.compared.predicted_us
-    return msgspec.structs.replace(kernel.compared, low_us=at / band, high_us=at * band)
 
 
 def _rows(

@@ -8,13 +8,12 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
-from opreplay.replay.ascend.calibrate.calibrate import Group
+from opreplay.replay.ascend.calibrate.calibrate import Group, kernels_of, with_measured_types
 from opreplay.replay.ascend.calibrate.recalibrate import Recalibration
-from opreplay.replay.ascend.cost.predict import family_of
 from opreplay.replay.ascend.devices.text import device_text, fitted_text
 from opreplay.replay.ascend.lowering import lower
 from opreplay.replay.ascend.measured.call_tables import MeasuredCall
-from opreplay.replay.ascend.profile import DeviceProfile
+from opreplay.replay.ascend.profile import DeviceProfile, FamilyCost
 
 
 def own_device_text(fit: Recalibration, *, name: str) -> str:
@@ -34,20 +33,17 @@ def own_device_text(fit: Recalibration, *, name: str) -> str:
 def with_evidence(
     devices: Mapping[str, DeviceProfile], groups: Sequence[Group], calls: Sequence[MeasuredCall]
 ) -> dict[str, DeviceProfile]:
-    """Return the devices with the kernel types that were measured on each: in networks, or as single calls."""
-    kernels = [(part.call, group.soc) for group in groups for part in group.launches[0].parts]
-    kernels += [(kernel, call.soc) for call in calls if len(call.ops) == 1 for kernel in lower(call.ops[0]).kernels]
-    measured: dict[tuple[str, str], set[str]] = {}
-    for kernel, soc in kernels:
-        measured.setdefault((soc, family_of(kernel, devices[soc]).name), set()).add(kernel.type)
-    out: dict[str, DeviceProfile] = {}
-    for soc, device in devices.items():
-        families = {
-            name: msgspec.structs.replace(family, measured_here=tuple(sorted(measured.get((soc, name), ()))))
-            for name, family in device.families.items()
-        }
-        out[soc] = msgspec.structs.replace(device, families=families)
-    return out
+    """Return the devices with just the kernel types that were measured on each: in networks, or as single calls."""
+    single = [(kernel, call.soc) for call in calls if len(call.ops) == 1 for kernel in lower(call.ops[0]).kernels]
+    bare = {soc: msgspec.structs.replace(device, families=_unmeasured(device)) for soc, device in devices.items()}
+    return with_measured_types(bare, [*kernels_of(groups), *single])
+
+
+def _unmeasured(device: DeviceProfile) -> dict[str, FamilyCost]:
+    return {
+        name: msgspec.structs.replace(family, measured_here=(), measured_elsewhere=())
+        for name, family in device.families.items()
+    }
 
 
 def shipped_table(

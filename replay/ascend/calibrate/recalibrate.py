@@ -7,26 +7,29 @@ Owns the choice of how far to move and the report before and after; `calibrate` 
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Callable, Sequence
 from math import prod
 
 import msgspec
 
-from opreplay.replay.ascend.calibrate.calibrate import Group, HeldOut, bands, cross_validate, fitted_to
+from opreplay.replay.ascend.calibrate.calibrate import (
+    Group,
+    HeldOut,
+    cross_validate,
+    fitted_to,
+    kernels_of,
+    with_measured_types,
+)
 from opreplay.replay.ascend.cost.predict import family_of
 from opreplay.replay.ascend.cost.sizes import first
 from opreplay.replay.ascend.cost.slow_paths import path_of
 from opreplay.replay.ascend.measured.accuracy import Compared, compare_group
 from opreplay.replay.ascend.profile import DeviceProfile, FamilyCost, SlowPath
-from opreplay.replay.ir.kernel import KernelCall
+from opreplay.replay.ir.kernel import KernelCall, State
 from opreplay.traces.errors import Malformed
 
 CAUTION = (0.5, 0.15)
 """Widths of priors, relative to a fit from the datasheet, that are tried: the constants are fitted ones already."""
-
-OLD_BAND_WEIGHT = 20
-"""Weight of the device's bands so far, in measured kernels."""
 
 
 class Recalibration(msgspec.Struct, frozen=True, kw_only=True):
@@ -84,7 +87,7 @@ def recalibrate(
     after = device
     if caution:
         after = fitted_to(usable, {device.name: device}, prior_width=caution)[device.name]
-    after = _with_bands(_with_slow_paths(after, usable), usable, held_out)
+    after = _with_counts(_with_slow_paths(after, usable), usable)
     return Recalibration(
         before=device,
         after=after,
@@ -140,31 +143,14 @@ def describe_sizes(call: KernelCall) -> str:
     return "; ".join(" x ".join(map(str, spec.shape)) or "1" for spec in call.inputs if spec is not None)
 
 
-def _with_bands(device: DeviceProfile, groups: Sequence[Group], held_out: Sequence[HeldOut]) -> DeviceProfile:
-    """The device with sample counts, with bands drawn to the new residuals as far as there are enough of them, and with
-    the kernel types of the profile as measured on it."""
-    counts = Counter(family_of(g.launches[0].row.call, device).name for g in groups)
-    fitted_bands = bands(held_out)
-    states: dict[str, set[str]] = {}
-    types: dict[str, set[str]] = {}
+def _with_counts(device: DeviceProfile, groups: Sequence[Group]) -> DeviceProfile:
+    """The device with sample counts and states of the profile, and its kernel types as measured on it."""
+    states: dict[str, list[State]] = {}
     for group in groups:
-        call = group.launches[0].row.call
-        name = family_of(call, device).name
-        states.setdefault(name, set()).add(group.launches[0].state)
-        types.setdefault(name, set()).add(call.type)
+        states.setdefault(family_of(group.launches[0].row.call, device).name, []).append(group.launches[0].state)
     families: dict[str, FamilyCost] = dict(device.families)
-    for name, n in counts.items():
+    for name, of in states.items():
         old = families[name]
-        band = old.band
-        if held_out:
-            new = fitted_bands.by_soc.get((device.name, name), fitted_bands.usual)
-            share = len(held_out) / (len(held_out) + OLD_BAND_WEIGHT)
-            band = math.exp(share * math.log(new) + (1 - share) * math.log(old.band))
-        families[name] = msgspec.structs.replace(
-            old,
-            samples=n,
-            measured_here=tuple(sorted(types[name].union(old.measured_here))),
-            band=band,
-            states=tuple(sorted(states[name].union(old.states))),
-        )
-    return msgspec.structs.replace(device, families=families)
+        families[name] = msgspec.structs.replace(old, samples=len(of), states=tuple(sorted({*of, *old.states})))
+    counted = msgspec.structs.replace(device, families=families)
+    return with_measured_types({device.name: counted}, kernels_of(groups))[device.name]

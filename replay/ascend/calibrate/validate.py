@@ -6,7 +6,6 @@ Owns what `opreplay validate` computes; `accuracy` owns the errors, `calibrate` 
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Callable, Sequence
 
@@ -14,8 +13,6 @@ import msgspec
 
 from opreplay.replay.ascend.calibrate.calibrate import (
     Group,
-    HeldOut,
-    bands,
     hold_out,
 )
 from opreplay.replay.ascend.calibrate.tables import Measurements, groups_of_tables, read_measurements
@@ -183,16 +180,11 @@ def _cross(measured: Sequence[Measured], on_step: Callable[[str], None]) -> dict
     if len(groups) < 2:
         raise UsageError("cross-validation needs at least two unique measured kernels beside collectives")
     sets = hold_out(groups, devices, on_step=on_step)
-    return {name: held_figures(kernels) for name, kernels in sets.items() if kernels or name == "folds"}
-
-
-def held_figures(held_out: Sequence[HeldOut]) -> Figures:
-    """Errors of held-out kernels; whether they lie in their bands is told by bands made from the other kernels."""
-    figures = figures_of([kernel.compared for kernel in held_out])
-    return Figures(
-        overall=msgspec.structs.replace(figures.overall, in_band=bands(held_out).inside),
-        families={name: msgspec.structs.replace(errors, in_band=math.nan) for name, errors in figures.families.items()},
-    )
+    return {
+        name: figures_of([kernel.compared for kernel in kernels])
+        for name, kernels in sets.items()
+        if kernels or name == "folds"
+    }
 
 
 def total_counts(counts: Sequence[dict[str, int]]) -> dict[str, int]:

@@ -151,35 +151,29 @@ def drawn(
     gemm: Gemm | None = None,
     state: State = "network",
     tally: Tally | None = None,
-) -> tuple[float, float]:
-    """Factor on the predicted time from the family's measured neighbours of the call, and likeness of the nearest one;
-    1 and 0 where there are none."""
+) -> float:
+    """Return the factor on the predicted time from the family's measured neighbours of the call; 1 without any."""
     form = family.form
     if form == "matmul":
         gemm = gemm or gemm_of(call)
     elif form in FORMS:
         tally = tally or tally_of(call)
     else:
-        return 1.0, 0.0
+        return 1.0
     neighbours = family.nearby.get(_kind_of(call, form, gemm, state, tally))
     if neighbours is None:
-        return 1.0, 0.0
+        return 1.0
     # The sum of pull * likeness, written out: it is taken for every kernel that is predicted.
     rows, columns, depth = _spot_of(form, gemm, tally)
-    total = nearest = 0.0
+    total = 0.0
     nearest_column, farthest_column = columns - FARTHEST, columns + FARTHEST
     for x, y, z, pull in neighbours:
         if nearest_column < y < farthest_column:
             y -= columns
             x -= rows
             z -= depth
-            alike = exp(-0.5 * (y * y + x * x + z * z))
-            total += pull * alike
-            if alike > nearest:
-                nearest = alike
-    if not total:
-        return 1.0, nearest
-    return exp(max(-MOST, min(MOST, total))), nearest
+            total += pull * exp(-0.5 * (y * y + x * x + z * z))
+    return exp(max(-MOST, min(MOST, total))) if total else 1.0
 
 
 def largest(call: KernelCall) -> tuple[float, str]:

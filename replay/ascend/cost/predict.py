@@ -7,7 +7,7 @@ from collections.abc import Callable
 from math import prod, sqrt
 
 from opreplay.replay.ascend.cost.attention import attention_terms
-from opreplay.replay.ascend.cost.cells import CONFIDENCE, RANK, Cell, band_of, evidence_of, work_of
+from opreplay.replay.ascend.cost.cells import CONFIDENCE, Cell, band_of, evidence_of, work_of
 from opreplay.replay.ascend.cost.collective import chosen, collective_terms, is_beyond, link_evidence
 from opreplay.replay.ascend.cost.cube import FLOATS, Gemm, conv_terms, gemm_of, mac_rate, matmul_terms
 from opreplay.replay.ascend.cost.nearby import drawn, is_outside
@@ -201,7 +201,7 @@ def predict_time_us(
     """The time alone, in microseconds; see `predict_kernel`."""
     family = family or family_of(call, device)
     gemm = gemm_of(call) if family.form == "matmul" else None
-    terms, near, _, _ = _terms(call, family, device, resident, state, tally_of(call), gemm, loaded)
+    terms, near, _ = _terms(call, family, device, resident, state, tally_of(call), gemm, loaded)
     return sum(terms.values()) * family.scale * near
 
 
@@ -217,9 +217,8 @@ def _terms(
     tally: Tally,
     gemm: Gemm | None,
     loaded: float,
-) -> tuple[dict[str, float], float, float, SlowPath | None]:
-    """Terms; the factor on all of them that measured neighbours make; how like the nearest is; the slow path that the
-    kernel takes."""
+) -> tuple[dict[str, float], float, SlowPath | None]:
+    """Terms; the factor on all of them that measured neighbours make; the slow path that the kernel takes."""
     form = family.form
     if resident is None and state != "network":
         resident = _resident_in(state, tally, device)
@@ -239,11 +238,10 @@ def _terms(
         share = rates.loop_cube_share if form in CUBE_FORMS else rates.loop_vector_share
         terms["launch"] = _shortened(terms["launch"], sqrt(share) if state == "cold" else share, family, rates)
     if (paths := device.slow_paths.get(call.type)) is not None and (path := path_of(call, paths, gemm)) is not None:
-        return _slowed(terms, call, path, family, device), 1.0, 0.0, path
+        return _slowed(terms, call, path, family, device), 1.0, path
     if family.nearby:
-        near, likeness = drawn(call, family, gemm, state, tally)
-        return terms, near, likeness, None
-    return terms, 1.0, 0.0, None
+        return terms, drawn(call, family, gemm, state, tally), None
+    return terms, 1.0, None
 
 
 def _shortened(launch: float, share: float, family: FamilyCost, rates: Rates) -> float:
@@ -278,40 +276,16 @@ def _resident_in(state: State, tally: Tally, device: DeviceProfile) -> float:
     return resident_of(((1.0, float(tally.read + tally.write)),), device) or 0.0
 
 
-def _band(family: FamilyCost, rates: Rates, state: State, likeness: float, extrapolated: bool, time_us: float) -> float:
-    """Factor of the 80 % band: the family's, to the power of how far the nearest measured kernel is."""
-    known = state in family.states
-    if extrapolated:
-        width = rates.band_extrapolated
-    elif likeness > AROUND:
-        width = rates.band_near if likeness > NEAR else rates.band_around
-    else:
-        width = rates.band_far if known else rates.band_apart
-    if time_us >= LONG_US or state != "network":
-        width *= unsteadiness(time_us, state, known=known)
-    band = family.band**width
-    return LEAST_EXTRAPOLATED if extrapolated and band < LEAST_EXTRAPOLATED else band
-
-
-def unsteadiness(time_us: float, state: State, *, known: bool) -> float:
-    """Spread of predictions over that of short kernels in networks, in log units: long kernels are decided by rates of
-    memory and of the pipes, and alone no neighbours or others' code disturb. Of a family that was not measured in a
-    state, little says that it is steadier there: then it is by the third root."""
-    spread = STATE_SPREAD[state] if known else STATE_SPREAD[state] ** (1 / 3)
-    return (LONG_SPREAD if time_us >= LONG_US else 1.0) * spread
-
-
-LONG_US = 200.0
-LONG_SPREAD = 0.57
-STATE_SPREAD: dict[State, float] = {"network": 1.0, "cold": 0.73, "warm": 0.62}
-"""By held-out kernels of all tables: what covers 80 % of the errors of long ones, and of short ones after clearing L2
-and in a loop, over what does for short ones in networks."""
-
-NEAR, AROUND = 0.8825, 0.1353
-"""Likeness at half a reach and at two: exp(-1/8) and exp(-2)."""
-
 LEAST_EXTRAPOLATED = 2.0
 """Least factor of the band of a kernel that is unlike all that were measured; assumed."""
+EXTRAPOLATED_WIDTH = 1.5
+"""Factor on the logarithm of that band; assumed."""
+
+
+def widened(band: float) -> float:
+    """Return the band, as a factor, of what is unlike all that was measured."""
+    return max(band**EXTRAPOLATED_WIDTH, LEAST_EXTRAPOLATED)
+
 
 UNKNOWN = "Unknown"
 """The family of what no kernel is known of: costed by its bytes."""
@@ -340,8 +314,6 @@ def _beyond_measure(call: KernelCall, device: DeviceProfile) -> KernelPrediction
     )
 
 
-MEASURED = RANK["another SoC"]
-"""The weakest evidence of a kernel type that was measured."""
 BANDS_OF_THEIR_OWN = frozenset({UNKNOWN, "HostCopy", "Collective", "Free"})
 """Families whose bands do not follow from what was measured of kernels on the AI cores."""
 
@@ -387,7 +359,7 @@ def predict_kernel(
     try:
         tally = tally_of(call)
         gemm = gemm_of(call) if form == "matmul" else None
-        terms, near, likeness, path = _terms(call, family, device, resident, state, tally, gemm, loaded)
+        terms, near, path = _terms(call, family, device, resident, state, tally, gemm, loaded)
     except ArithmeticError:
         return _beyond_measure(call, device)
     scale = family.scale * near
@@ -407,11 +379,9 @@ def predict_kernel(
     if path is not None and is_far(call, path):
         extrapolated = True
     cell = Cell(evidence, work_of(family, path))
-    is_fitted = bool(family.samples or family.samples_elsewhere)
-    if (is_fitted and RANK[evidence] <= MEASURED) or family.name in BANDS_OF_THEIR_OWN:
-        band = _band(family, device.rates, state, likeness, extrapolated, time_us)
-    else:
-        band = band_of(cell)
+    band = family.band if family.name in BANDS_OF_THEIR_OWN else band_of(cell)
+    if extrapolated:
+        band = widened(band)
     above = max(band, MOST_BY_BYTES) if family.name == UNKNOWN else band
     return KernelPrediction(
         time_us=time_us,

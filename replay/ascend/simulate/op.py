@@ -14,13 +14,13 @@ from opreplay.replay.ascend.cost.cube import gemm_of
 from opreplay.replay.ascend.cost.predict import (
     BOUNDS,
     DOUBLES,
-    LEAST_EXTRAPOLATED,
     MOVES_ALL,
     MOVING,
     UNLIKE_CORES,
     family_of,
     least_us,
     only_moves,
+    widened,
 )
 from opreplay.replay.ascend.cost.predictor import Predictor
 from opreplay.replay.ascend.cost.residency import Held, resident_of, touches_in, written_back
@@ -450,7 +450,7 @@ def corrected(bare: Uncorrected, correction: Correction, device: DeviceProfile) 
     extrapolated = simulated.extrapolated and (not correction.is_measured or correction.beyond)
     band = band_of(Cell(evidence, work_of_parts(parts)))
     if extrapolated:
-        band = max(band**EXTRAPOLATED_WIDTH, LEAST_EXTRAPOLATED)
+        band = widened(band)
     return msgspec.structs.replace(
         _times(simulated, time_us / simulated.time_us),
         low_us=time_us / band,
@@ -472,9 +472,6 @@ def _times(simulated: Simulated, factor: float) -> Simulated:
 
 
 COLDER: tuple[L2State, ...] = ("cold", "loop")
-EXTRAPOLATED_WIDTH = 1.5
-"""Factor on the logarithm of the band of a call of more than twice the time or the elements of all that were measured;
-assumed."""
 
 
 def _evidence_of_op(correction: Correction, parts: Parts, simulated: Simulated, device: DeviceProfile) -> Evidence:

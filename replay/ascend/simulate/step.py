@@ -11,7 +11,7 @@ from typing import NamedTuple
 import msgspec
 
 from opreplay.replay.ascend.cost.cells import Cell, band_of, work_of
-from opreplay.replay.ascend.cost.predict import BOUNDS, UNKNOWN
+from opreplay.replay.ascend.cost.predict import BANDS_OF_THEIR_OWN, BOUNDS, UNKNOWN
 from opreplay.replay.ascend.cost.predictor import Predictor
 from opreplay.replay.ascend.cost.residency import Held
 from opreplay.replay.ascend.custom.estimators import CustomOpError
@@ -186,11 +186,12 @@ def _deviations(parts: Sequence[OpStep]) -> tuple[float, float]:
 
 
 def total_band(device: DeviceProfile, name: str) -> float:
-    """Return the factor of the 80 % band of all time of a kernel family in a network that no fit has seen."""
-    family, rates = device.families[name if name in device.families else UNKNOWN], device.rates
-    if not family.samples and not family.samples_elsewhere and family.name != UNKNOWN:
-        return band_of(Cell("its form", work_of(family)))
-    return math.exp(math.log(family.band) * (rates.band_far if family.samples else rates.band_apart))
+    """Return the factor of the 80 % band of all time of a kernel family in a network."""
+    family = device.families[name if name in device.families else UNKNOWN]
+    if family.name in BANDS_OF_THEIR_OWN:
+        return family.band
+    evidence = "this SoC" if family.measured_here else "another SoC" if family.measured_elsewhere else "its form"
+    return band_of(Cell(evidence, work_of(family)))
 
 
 def _largest_first(times: dict[str, float]) -> dict[str, float]:

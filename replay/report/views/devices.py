@@ -179,6 +179,5 @@ def _families(device: DeviceProfile) -> Table[FamilyCost]:
         column("form", lambda family: family.form),
         column("measured here", lambda family: family.samples, COUNT),
         column("elsewhere", lambda family: family.samples_elsewhere, COUNT),
-        column("80 % band", lambda family: f"× {family.band:.2f}", right=True),
     ]
     return Table("Families", columns, sorted(device.families.values(), key=lambda f: (-f.samples, f.name)))

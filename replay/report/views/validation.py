@@ -12,7 +12,7 @@ from rich.text import Text
 
 from opreplay.replay.ascend.calibrate.calibrate import HeldOut
 from opreplay.replay.ascend.calibrate.error_table import ErrorTable, TableRow, median_of_tables
-from opreplay.replay.ascend.calibrate.validate import Figures, Validation, held_figures
+from opreplay.replay.ascend.calibrate.validate import Figures, Validation, figures_of
 from opreplay.replay.ascend.measured.accuracy import Compared, Errors
 from opreplay.replay.report.page.model import Answer, Page
 from opreplay.replay.report.page.parts import bars_by_name
@@ -70,7 +70,7 @@ def kernel_facts(kernel: Compared) -> dict[str, Any]:
 
 def _cross(across: Sequence[HeldOut], elsewhere: Sequence[HeldOut]) -> dict[str, Figures]:
     sets = {"folds": across, "unseen_soc": elsewhere}
-    return {name: held_figures(kernels) for name, kernels in sets.items() if kernels}
+    return {name: figures_of([kernel.compared for kernel in kernels]) for name, kernels in sets.items() if kernels}
 
 
 def cross_view(across: Sequence[HeldOut], elsewhere: Sequence[HeldOut]) -> View:

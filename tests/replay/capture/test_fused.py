@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 from collections.abc import Callable
 from functools import partial
@@ -99,12 +98,6 @@ def largest_difference(make: Callable[[], Any], plan: ReplayPlan, before: Replay
     )
 
 
-needs_transformers = pytest.mark.skipif(
-    importlib.util.find_spec("transformers") is None, reason="transformers is not installed (extra hf)"
-)
-
-
-@needs_transformers
 @pytest.mark.parametrize("kind", MODELS)
 def test_a_decode_step_is_fused_and_computes_the_same(tmp_path: Path, kind: str) -> None:
     from opreplay.replay.capture.from_config import Shape, maker
@@ -129,7 +122,6 @@ def step_of_kind(folder: Path, kind: str, sizes: dict[str, Any], **shape: Any) -
     return maker(str(path), Shape(**shape))
 
 
-@needs_transformers
 def test_new_tokens_are_written_to_slots_that_are_made_once(tmp_path: Path) -> None:
     make = step_of_kind(tmp_path, "llama", SIZES, phase="prefill", batch=3, context=5, dtype="float32")
     before = capture_made(make, source="llama")
@@ -143,7 +135,6 @@ def test_new_tokens_are_written_to_slots_that_are_made_once(tmp_path: Path) -> N
     assert largest_difference(make, plan, before) < 1e-5
 
 
-@needs_transformers
 def test_a_full_window_is_written_where_its_oldest_token_was(tmp_path: Path) -> None:
     sizes = {**SIZES, "head_dim": 16, "sliding_window": 8, "sliding_window_pattern": 2}
     make = step_of_kind(tmp_path, "gemma3_text", sizes, phase="decode", batch=3, context=17, dtype="float32")

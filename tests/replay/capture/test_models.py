@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from importlib.util import find_spec
-
 import pytest
 import torch
 
@@ -40,7 +38,6 @@ CONFIGS = [
 """Of `benchmarks/config_models.py`."""
 
 
-@pytest.mark.skipif(find_spec("transformers") is None, reason="transformers is not installed (extra hf)")
 @pytest.mark.parametrize(("name", "mode"), CONFIGS)
 def test_a_model_of_a_config_computes_what_it_computes(name: str, mode: str) -> None:
     make = step_of_config(name, mode)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -41,12 +40,6 @@ def make():
 ONE_FORWARD = {"t5", "vit", "whisper", "clip", "patchtst"}
 
 
-needs_transformers = pytest.mark.skipif(
-    find_spec("transformers") is None, reason="transformers is not installed (extra hf)"
-)
-
-
-@needs_transformers
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_fused_plan_can_be_read_back(tmp_path: Path, kind: str) -> None:
     from benchmarks.config_models import CONFIGS
@@ -79,7 +72,6 @@ def config(tmp_path: Path) -> str:
     return f"hf:{path}"
 
 
-@needs_transformers
 def test_steps_of_a_config_are_fused_unless_it_is_refused(config: str) -> None:
     sizes = ("--vary", "batch=2", "context=64")
     (fused,), (plain,), (asked,) = (
@@ -91,13 +83,11 @@ def test_steps_of_a_config_are_fused_unless_it_is_refused(config: str) -> None:
     assert fused["token_ms"] < plain["token_ms"]
 
 
-@needs_transformers
 def test_training_steps_of_a_config_are_not_fused(config: str) -> None:
     (row,) = told("capture", config, "--phase", "train", "--vary", "batch=1", "context=16")["rows"]
     assert row["fused"] is False
 
 
-@needs_transformers
 def test_a_captured_config_is_predicted_fused(config: str, tmp_path: Path) -> None:
     plan = str(tmp_path / "step.plan.json")
     told("capture", config, "--phase", "decode", "--context", "64", "--output", plan)

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import math
-import random
 
 import msgspec
 import pytest
 
 from opreplay.replay.ascend import KernelCall, TensorSpec, load_device
-from opreplay.replay.ascend.calibrate.calibrate import Group, HeldOut, bands, cross_validate, training_samples
+from opreplay.replay.ascend.calibrate.calibrate import Group, cross_validate, training_samples
 from opreplay.replay.ascend.calibrate.fit import Sample, fit
 from opreplay.replay.ascend.cost.predict import predict_time_us
-from opreplay.replay.ascend.measured.accuracy import Launch, compare_group
+from opreplay.replay.ascend.measured.accuracy import Launch
 from opreplay.replay.ascend.measured.kernel_tables import KernelRow
 
 DEVICE = load_device("910b3")
@@ -67,39 +66,3 @@ def test_cross_validation_predicts_each_kernel_once() -> None:
     held = cross_validate(groups, {"x": DEVICE}, folds=2)
     assert len(held) == len(groups)
     assert max(h.compared.ape for h in held) < 0.1
-
-
-def test_bands_cover_what_they_say_and_wilder_families_have_wider_ones() -> None:
-    generator = random.Random(1)
-    held = []
-    for i in range(900):
-        family, width = ("calm", 0.05) if i % 3 else ("wild", 0.4)
-        one = compare_group(group(64, [10.0]).launches, DEVICE)
-        wrong = msgspec.structs.replace(one, predicted_us=10.0 * math.exp(generator.gauss(0, width)))
-        held.append(HeldOut(soc="x", family=family, compared=wrong))
-    made = bands(held)
-    assert made.inside == pytest.approx(0.8, abs=0.01)
-    assert made.by_soc["x", "calm"] < made.usual < made.by_soc["x", "wild"]
-
-
-def test_a_family_with_few_kernels_takes_the_spread_of_its_soc() -> None:
-    one = compare_group(group(64, [10.0]).launches, DEVICE)
-
-    def held(soc: str, family: str, error: float) -> HeldOut:
-        wrong = msgspec.structs.replace(one, measured_us=10.0, predicted_us=10.0 * math.exp(error))
-        return HeldOut(soc=soc, family=family, compared=wrong)
-
-    known = [held(soc, "usual", error) for soc, error in (("calm", 0.05), ("wild", 0.4)) for _ in range(100)]
-    made = bands([*known, held("calm", "rare", 0.1), held("wild", "rare", 0.1)])
-    assert made.by_soc["calm", "rare"] < made.by_soc["wild", "rare"]
-
-
-def test_what_was_measured_in_a_loop_has_a_narrower_band_and_little_of_it_where_it_was_not() -> None:
-    one = compare_group(group(64, [10.0]).launches, DEVICE)
-    made = bands([HeldOut(soc="x", family="f", compared=msgspec.structs.replace(one, predicted_us=12.0))])
-    near, apart, network = (
-        made.of(HeldOut(soc="x", family="f", compared=one, state=state, nearness=nearness))
-        for state, nearness in (("warm", "far"), ("warm", "apart"), ("network", "apart"))
-    )
-    assert near < apart < network
-    assert near / network < (apart / network) ** 2

@@ -148,8 +148,8 @@ def test_errors_are_before_and_of_calls_that_are_left_out(tmp_path: Path) -> Non
 
 def test_the_band_of_a_total_narrows_with_the_calls_that_are_measured(tmp_path: Path) -> None:
     ops = [op_of(MM), op_of(ADD)]
-    us = in_network_us(ops[0], Predictor(DEVICE), None, "cold")
-    fit = fitted(tmp_path, row(MM, us), row(MM, us, "warm"))
+    cold, warm = (in_network_us(ops[0], Predictor(DEVICE), None, state) for state in ("cold", "warm"))
+    fit = fitted(tmp_path, row(MM, cold), row(MM, warm, "warm"))
     before, after = (simulate_step(ops, device) for device in (DEVICE, fit.after))
     assert after.total_us == pytest.approx(before.total_us, rel=0.05)
     assert log(after.high_us / after.low_us) < 0.75 * log(before.high_us / before.low_us)

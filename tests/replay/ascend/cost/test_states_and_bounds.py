@@ -115,7 +115,7 @@ def test_what_nobody_measured_is_extrapolated_and_has_a_wider_band() -> None:
     assert not known.extrapolated
     for one in (beyond, odd, never):
         assert one.extrapolated
-        assert one.high_us / one.time_us > 1.5 * known.high_us / known.time_us
+        assert one.high_us / one.time_us > 1.4 * known.high_us / known.time_us
 
 
 LAYOUTS = {
@@ -189,15 +189,13 @@ def test_what_a_kernel_does_beyond_starting_costs_little_less_in_a_loop(shape: t
     assert looped > alone
 
 
-def test_bands_are_narrower_for_long_kernels_and_alone_and_wider_apart_from_what_was_measured() -> None:
-    def factor(shape: tuple[int, ...], state: State, kind: str = "Relu", device: str = "910b4") -> float:
-        one = predict_kernel(call(kind, shape), load_device(device), None, state)
+def test_bands_are_wider_where_a_kernel_type_was_measured_on_other_socs_alone() -> None:
+    def factor(device: str) -> float:
+        one = predict_kernel(call("Relu", (300, 700)), load_device(device))
         assert not one.extrapolated
         return one.high_us / one.time_us
 
-    assert factor((32768, 4096), "network") < factor((1024, 512), "network")
-    assert "cold" in DEVICE.family("Relu").states
-    assert factor((300, 700), "cold", device="910b4") < factor((300, 700), "cold", device="910b3")
+    assert factor("910b4") < factor("910b3")
 
 
 def test_code_that_ran_shortly_before_shortens_a_launch_on_many_cores_and_hardly_one_on_one() -> None:

@@ -24,6 +24,7 @@ from opreplay.replay.ir.notation import parse_call
 from opreplay.replay.ir.plan_file import dump_plan
 from opreplay.replay.ops.work.expected import expected_contents
 from opreplay.replay.resolve.written.sweep import Written, plan_of_calls
+from opreplay.replay.results.of_plan import call_of
 from opreplay.replay.results.records import L2State
 from opreplay.traces.errors import OpReplayError, UsageError
 from opreplay.traces.model import TensorMeta, contiguous_strides
@@ -204,6 +205,15 @@ def recorded(text: str) -> dict[str, Any]:
 def test_a_recorded_call_of_a_library_that_is_not_here_takes_as_long_as_a_written_one(text: str) -> None:
     of_profile = opreplay.op_of_event(recorded(text))
     assert of_profile.simulate(SOC).time_us == pytest.approx(opreplay.op(text).simulate(SOC).time_us, rel=1e-9)
+
+
+def test_reports_hold_a_call_to_paste_where_the_arguments_have_names() -> None:
+    of_profile = opreplay.op_of_event(recorded("npu::npu_roi_align(f32[2,512,31,31], f32[100,5], 0.5, 7, 7, 1, 0)"))
+    to_paste = call_of(of_profile.ir)
+    assert to_paste.startswith("npu::npu_roi_align(f32[2,512,31,31], f32[100,5], spatial_scale=0.5, pooled_height=7")
+    again = opreplay.op(to_paste).simulate(SOC).time_us
+    assert again == pytest.approx(of_profile.simulate(SOC).time_us, rel=1e-9)
+    assert call_of(opreplay.op_of_event(recorded("npu::nobody_knows_this(f32[640,1000], f32[4])")).ir) == ""
 
 
 WITH_TORCH_NPU = """

@@ -113,6 +113,7 @@ EXAMS: dict[str, Exam] = {
         is_slow=True,
     ),
     "invariants": Exam("calls that break what must hold of any prediction", invariants.exam),
+    "invariants_drawn": Exam("the same at sizes that were drawn", invariants.exam, more=("drawn",)),
     "steps": Exam("public times of decode steps of servers", tables.steps, "e2e.csv"),
     "bounds": Exam("captured steps beside what memory and cubes need at least", bounds.exam),
     "tile_kernels": Exam("kernels written in tiles by hand, as tile programs", tables.tiles),

@@ -68,11 +68,15 @@ def test_each_broken_invariant_is_named() -> None:
 
 @given(
     kind=st.sampled_from(list(texts())),
-    sizes=st.fixed_dictionaries({name: st.integers(8, most) for name, most in
-        {"r": 20000, "c": 12000, "k": 9000, "b": 16, "s": 4096, "p": 112}.items()}),
+    sizes=st.fixed_dictionaries({
+        "r": st.integers(1, 20000), "c": st.integers(4, 6000).map(lambda half: 2 * half), "k": st.integers(1, 9000),
+        "b": st.integers(1, 16), "s": st.integers(1, 4096), "p": st.integers(4, 112),
+    }),
     soc=st.sampled_from(SOCS),
 )  # fmt: skip
-def test_a_warm_call_is_no_slower_than_a_cold_one(kind: str, sizes: dict[str, int], soc: str) -> None:
+def test_no_call_is_faster_than_its_chip_or_slower_when_warm(kind: str, sizes: dict[str, int], soc: str) -> None:
     plan, (place,) = plan_of_calls([Written(text=kind, sizes=sizes)])
-    times = times_of(next(op for op in plan.ops if op.id == place), DEVICES[soc])
+    op = next(op for op in plan.ops if op.id == place)
+    times = times_of(op, DEVICES[soc])
     assert times.warm <= TOLERATED * times.cold
+    assert all(least <= TOLERATED * us for least, us in zip(least_us(op, DEVICES[soc]), times, strict=True))

@@ -83,7 +83,7 @@ def _exchanging(
         experts = torch.nn.functional.pad(experts, (0, missing))
     received = collectives.all_to_all_single_autograd(rows, None, None, group)
     chosen = collectives.all_to_all_single(experts % self.num_experts, None, None, group)
-    alike = torch.ones(received.shape[0], 1, dtype=top_k_weights.dtype)
+    alike = torch.ones(received.shape[0], 1, dtype=received.dtype)
     computed = ALL_EXPERTS_FUNCTIONS["grouped_mm"](self, received, chosen.unsqueeze(-1), alike)
     returned = collectives.all_to_all_single_autograd(computed, None, None, group)[: order.shape[0]]
     back = torch.empty_like(order).scatter_(0, order, torch.arange(order.shape[0]))

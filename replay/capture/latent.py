@@ -31,7 +31,18 @@ def absorb(model: Any) -> bool:
     for module in modules:
         module.config._attn_implementation = NAME
         module.expand_kv = _latents
+        _split_weight(module)
     return True
+
+
+def _split_weight(module: Any) -> None:
+    """Replace the weight that expands latents by its two parts, each dense, as servers load it."""
+    rank = module.kv_b_proj.weight.shape[-1]
+    weight = module.kv_b_proj.weight.detach().view(-1, module.qk_nope_head_dim + module.v_head_dim, rank)
+    to_key, to_value = weight.split([module.qk_nope_head_dim, module.v_head_dim], dim=1)
+    for name, part in (("to_key", to_key.contiguous()), ("to_value", to_value.mT.contiguous())):
+        module.kv_b_proj.register_parameter(name, torch.nn.Parameter(part, requires_grad=False))
+    del module.kv_b_proj.weight
 
 
 def _latents(latents: torch.Tensor, rotary: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -51,8 +62,7 @@ def _attention(
     """Of queries [batch, heads, 1, nope + rotary] to `key`, the latents, and `value`, their rotary part."""
     batch, heads, tokens, width = query.shape
     rank, rotary = key.shape[-1], value.shape[-1]
-    weight = module.kv_b_proj.weight.view(heads, -1, rank)
-    to_key, to_value = weight[:, : width - rotary], weight[:, width - rotary :]
+    to_key, to_value = module.kv_b_proj.to_key, module.kv_b_proj.to_value
     plain, turned = query.transpose(0, 1).reshape(heads, batch * tokens, width).split([width - rotary, rotary], -1)
     asked = torch.bmm(plain, to_key).view(heads, batch, tokens, rank).permute(1, 0, 2, 3).reshape(batch, -1, rank)
     turned = turned.reshape(heads, batch, tokens, rotary).permute(1, 0, 2, 3).reshape(batch, -1, rotary)
@@ -62,5 +72,5 @@ def _attention(
         scores = scores.masked_fill(hidden, float("-inf"))
     seen = torch.bmm(scores.softmax(-1, dtype=torch.float32).to(key.dtype), key[:, 0])
     seen = seen.view(batch, heads, tokens, rank).transpose(0, 1).reshape(heads, batch * tokens, rank)
-    result = torch.bmm(seen, to_value.mT).view(heads, batch, tokens, -1)
+    result = torch.bmm(seen, to_value).view(heads, batch, tokens, -1)
     return result.permute(1, 2, 0, 3), None

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
 
-from opreplay.replay.capture.serving.fused import Call, Fusion, Graph, Kernel, New, Tensor, made_by, seen_as
-from opreplay.traces.model import TensorMeta, contiguous_strides
+from opreplay.replay.capture.serving.fused import Call, Fusion, Graph, Kernel, New, Tensor, dense, made_by, seen_as
+from opreplay.traces.model import contiguous_strides
 
 POSITIONS = 2
 """Dimension of a cache [batch, heads, positions, width] that grows."""
@@ -121,31 +121,29 @@ def _writing(
         "key": key_rows, "value": value_rows, "key_cache": key_pages, "value_cache": value_pages, "slot_indices": slots,
     }  # fmt: skip
     write = Kernel(name="npu::_npu_reshape_and_cache", values=values, results=(), written=written)
-    fusion = Fusion(kernels=[*makers, write], calls=frozenset(calls), dropped=counts)
-    if makers and key is not None and graph.is_sound(fusion):
-        graph.shared[key] = slots
-    return fusion
+    shared = {key: slots} if makers and key is not None else {}
+    return Fusion(kernels=[*makers, write], calls=frozenset(calls), dropped=counts, shared=shared)
 
 
 def _slots(shape: tuple[int, ...], size: int, first: int, at: Tensor | None) -> tuple[New, list[Kernel]]:
     """Return the slots of new tokens [batch, heads, tokens, width] in pages of `size` positions, and their makers."""
     batch, _, tokens, _ = shape
-    starts = New(_integers(batch, dtype="int32"))
+    starts = New(dense((batch,), "int32"))
     begin = {"start": first, "end": first + batch * size, "step": size, "dtype": "torch.int32"}
     kernels = [Kernel(name="aten::arange.start_step", values=begin, results=[starts])]
     if at is None and tokens == 1:
         return starts, kernels
     numbers: Tensor | New
     if at is None:
-        numbers = New(_integers(tokens, dtype="int64"))
+        numbers = New(dense((tokens,), "int64"))
         kernels.append(Kernel(name="aten::arange", values={"end": tokens}, results=[numbers]))
     else:
         numbers = at
     columns, wide, slots = (
-        New(_integers(*sizes, dtype=dtype))
+        New(dense(sizes, dtype))
         for sizes, dtype in (((batch, 1), "int32"), ((batch, tokens), "int64"), ((batch, tokens), "int32"))
     )
-    flat = New(_integers(batch * tokens, dtype="int32"))
+    flat = New(dense((batch * tokens,), "int32"))
     return flat, [
         *kernels,
         Kernel(name="aten::unsqueeze", values={"self": starts, "dim": 1}, results=[columns]),
@@ -153,10 +151,6 @@ def _slots(shape: tuple[int, ...], size: int, first: int, at: Tensor | None) -> 
         Kernel(name="aten::_to_copy", values={"self": wide, "dtype": "torch.int32"}, results=[slots]),
         Kernel(name="aten::view", values={"self": slots, "size": (batch * tokens,)}, results=[flat]),
     ]
-
-
-def _integers(*shape: int, dtype: str) -> TensorMeta:
-    return TensorMeta(shape=shape, dtype=dtype, strides=contiguous_strides(shape))
 
 
 def _tokens_first(tensor: Tensor) -> Tensor:

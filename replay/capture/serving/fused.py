@@ -8,7 +8,7 @@ the rewriting of a plan; which calls are one kernel is `fusions`.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from math import prod
@@ -26,7 +26,7 @@ from opreplay.replay.resolve.policy import Policy
 from opreplay.replay.resolve.schema import ArgSpec, named_after_gaps
 from opreplay.replay.resolve.written.unfit import published_specs
 from opreplay.traces.errors import UsageError
-from opreplay.traces.model import TensorMeta
+from opreplay.traces.model import TensorMeta, contiguous_strides
 
 UNFUSED = (
     "not fused: attention, experts, norms and cache writes are the calls that transformers makes in PyTorch, which "
@@ -55,6 +55,11 @@ def seen_as(tensor: Tensor, shape: tuple[int, ...], strides: tuple[int, ...]) ->
     """Return a view of a tensor."""
     meta = msgspec.structs.replace(tensor.meta, shape=shape, strides=strides)
     return Tensor(tensor.storage, tensor.memory, tensor.version, meta)
+
+
+def dense(shape: tuple[int, ...], dtype: str, strides: tuple[int, ...] | None = None) -> TensorMeta:
+    """Return the facts of a tensor that lies row by row, unless `strides` say how it lies."""
+    return TensorMeta(shape=shape, dtype=dtype, strides=strides or contiguous_strides(shape))
 
 
 @dataclass(eq=False, slots=True)
@@ -93,6 +98,8 @@ class Kernel:
     """Those that other calls take, or what is new."""
     written: Sequence[Tensor] = ()
     """Arguments as it leaves them."""
+    exchange: Call | None = None
+    """The collective that it makes inside."""
 
     def given(self) -> Iterable[Tensor | New]:
         return [each for value in self.values.values() for each in _tensors(value)]
@@ -107,6 +114,10 @@ class Fusion:
     calls: frozenset[Call]
     dropped: Sequence[Tensor] = ()
     """Outputs of the step that the host has instead: counters."""
+    loaded: Sequence[Tensor] = ()
+    """Results that are there when the step begins."""
+    shared: Mapping[Hashable, New] = field(default_factory=dict[Hashable, New])
+    """Tensors that it makes and later fusions may take: `Graph.shared`."""
 
     @property
     def place(self) -> int:
@@ -131,6 +142,20 @@ def made_by(key: str, name: str, **of: Pattern | tuple[Pattern | None, ...]) -> 
     )
 
 
+@dataclass(frozen=True, slots=True)
+class Between:
+    """Calls between one call and what is made of its results."""
+
+    start: Call
+    calls: Sequence[Call]
+    """In order."""
+
+    @property
+    def kernels(self) -> list[Kernel]:
+        """The same calls, to be made at another place."""
+        return [Kernel(name=call.name, values=call.values, results=call.results) for call in self.calls]
+
+
 Matcher = Callable[["Graph", Call], "Fusion | None"]
 
 
@@ -147,6 +172,8 @@ class Graph:
         self._maker: dict[tuple[int, int], Call] = {}
         self._readers: defaultdict[tuple[int, int], list[Call]] = defaultdict(list)
         self._outputs = {self.sequence.places[output.memory][0] for output in plan.capture.outputs}
+        self.rank = plan.capture.rank
+        self.parameters = {each.storage: each for each in plan.capture.storages if each.kind == "parameter"}
         self.shared: dict[Hashable, New] = {}
         """Tensors that several fusions take, by what says that they are the same."""
         for place in range(len(self.sequence.calls)):
@@ -218,12 +245,37 @@ class Graph:
         only = next(iter(readers)) if len(readers) == 1 else None
         return only if only is not None and only.name in names else None
 
+    def between(self, tensor: Any, *names: str, most: int = 16) -> Between | None:
+        """Return the calls that make a tensor of the results of one of these names; None where there is no such call
+        within `most`, or more than one."""
+        waiting, calls, starts = [tensor], dict[int, Call](), set[Call]()
+        while waiting:
+            each = waiting.pop()
+            maker = self._maker.get((each.storage, each.version)) if isinstance(each, Tensor) else None
+            if maker is None or maker.place in calls:
+                continue
+            if maker.name in names:
+                starts.add(maker)
+                continue
+            calls[maker.place] = maker
+            waiting += maker.tensors()
+            if len(calls) > most:
+                return None
+        if len(starts) != 1:
+            return None
+        return Between(starts.pop(), [calls[place] for place in sorted(calls)])
+
+    def before_cast(self, tensor: Any) -> tuple[Any, set[Call]]:
+        """What a tensor was cast of, and the call that did; the tensor itself where none did."""
+        cast = self.maker(tensor, "aten::_to_copy")
+        return (tensor, set()) if cast is None else (cast.values["self"], {cast})
+
     def is_sound(self, fusion: Fusion) -> bool:
         """Whether nothing else needs a part of what is fused, and what it takes is still there at its place."""
         results = [
             each for kernel in fusion.kernels for each in (*kernel.results, *kernel.written) if isinstance(each, Tensor)
         ]
-        kept = {(each.storage, each.version) for each in (*results, *fusion.dropped)}
+        kept = {(each.storage, each.version) for each in (*results, *fusion.dropped, *fusion.loaded)}
         for tensor in (tensor for call in fusion.calls for tensor in call.results):
             others = [reader for reader in self.readers(tensor) if reader not in fusion.calls]
             if (tensor.storage, tensor.version) in kept:
@@ -232,10 +284,11 @@ class Graph:
             elif others or tensor.storage in self._outputs:
                 return False
         replaced = {call.place for call in fusion.calls}
+        made = {(each.storage, each.version) for each in results}
         taken = [each for kernel in fusion.kernels for each in kernel.given() if isinstance(each, Tensor)]
         return all(
             sum(place < fusion.place for place in self._writes[each.storage] if place not in replaced) == each.version
-            or each in results
+            or (each.storage, each.version) in made
             for each in taken
         )
 
@@ -279,6 +332,7 @@ def rewritten(plan: ReplayPlan, matchers: Sequence[Matcher]) -> tuple[ReplayPlan
             fusion = matcher(graph, call)
             if fusion is not None and not replaced & fusion.calls and graph.is_sound(fusion):
                 replaced |= fusion.calls
+                graph.shared.update(fusion.shared)
                 fusions[fusion.place] = fusion
                 counts.update(kernel.name for kernel in fusion.kernels if kernel.name.startswith("npu::"))
         if fusions:
@@ -307,6 +361,9 @@ class _Rewriting:
                     before = [self._graph.op_at(call.place).flops or 0 for call in fusions[place].calls]
                     last = number == len(fusions[place].kernels) - 1
                     op = _op(kernel, sum(before) or None if last else None)
+                    if kernel.exchange is not None:
+                        like = self._graph.op_at(kernel.exchange.place)
+                        op = msgspec.structs.replace(op, collective=like.collective, ranks=like.ranks)
                     given = [each for arg in op.args for each in _tensors(kernel.values[arg.name])]
                     memories = tuple(map(self._memory, given)), tuple(map(self._memory, kernel.results))
                     self._append(place, op, memories)
@@ -330,8 +387,8 @@ class _Rewriting:
             places=tuple(self._places),
         )
         ops = tuple(msgspec.structs.replace(self._ops[id_], count=count) for id_, count in counts.items())
-        dropped = {each.storage for fusion in fusions.values() for each in fusion.dropped}
-        return msgspec.structs.replace(self._plan, ops=ops, sequence=new, capture=self._capture(rows, dropped))
+        capture = self._capture(rows, list(fusions.values()))
+        return msgspec.structs.replace(self._plan, ops=ops, sequence=new, capture=capture)
 
     def _append(self, place: int, op: ReplayOp, memories: Memories) -> None:
         self._rows.append(_Row(place, self._ops.setdefault(op.id, op), memories))
@@ -370,8 +427,8 @@ class _Rewriting:
                 rows.append(row)
         return rows[::-1]
 
-    def _capture(self, rows: Sequence[_Row], dropped: Collection[int]) -> Capture:
-        """What is known of the step, without the storages of outputs that are `dropped`."""
+    def _capture(self, rows: Sequence[_Row], fusions: Sequence[Fusion]) -> Capture:
+        """What is known of the step, with parameters as they are loaded and without outputs that are dropped."""
         capture = self._plan.capture
         assert capture is not None
         used = {self._places[memory][0] for row in rows for memory in row.memories[0] if memory >= 0}
@@ -384,7 +441,14 @@ class _Rewriting:
                 names=(" + ".join(name for part in new.parts for name in listed[part.storage].names[:1]),),
                 size_bytes=prod(new.meta.shape) * itemsize(new.meta.dtype),
             )
+        dropped = {each.storage for fusion in fusions for each in fusion.dropped}
         gone = {part for parts in self._merged for part in parts} - used
+        for fusion in fusions:
+            for each in fusion.loaded:
+                (before,) = (tensor.storage for call in fusion.calls for tensor in call.tensors())
+                size = prod(each.shape) * itemsize(each.meta.dtype)
+                listed[each.storage] = msgspec.structs.replace(listed[before], storage=each.storage, size_bytes=size)
+                gone |= {before} - used
         return msgspec.structs.replace(
             capture,
             storages=tuple(storage for number, storage in listed.items() if number not in gone),

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from math import sqrt
+from collections.abc import Hashable, Mapping, Sequence
 from typing import Any
 
 import msgspec
 
-from opreplay.replay.capture.serving import caches
+from opreplay.replay.capture.serving import attention, caches, mixtures
 from opreplay.replay.capture.serving.fused import (
     Call,
     Fusion,
@@ -17,6 +16,7 @@ from opreplay.replay.capture.serving.fused import (
     Matcher,
     New,
     Tensor,
+    dense,
     made_by,
     seen_as,
 )
@@ -57,7 +57,7 @@ def rms_norm(graph: Graph, call: Call) -> Fusion | None:
         return None
     calls = {*parts.values(), scaled, *weighed_by} | (set() if cast is None else {cast})
     result = weighed_by[-1].results[0]
-    scale = New(_meta((*source.shape[:-1], 1), "float32"))
+    scale = New(dense((*source.shape[:-1], 1), "float32"))
     total = graph.maker(source, _ADD)
     if total is not None and _is_sum_of_two(total, source):
         values = {"x1": total.values["self"], "x2": total.values["other"], "gamma": weight, "epsilon": epsilon}
@@ -74,8 +74,8 @@ _ONE_MORE = made_by("more", _ADD, self=made_by("wide", _CAST))
 
 
 def _weighing(graph: Graph, scaled: Call, *, is_cast: bool) -> tuple[Tensor | New, list[Kernel], list[Call]] | None:
-    """(weight of a norm, what makes it, calls that multiply by it): after the cast back, or before it by one more than
-    a parameter, in float32."""
+    """(weight of a norm, what makes it, calls that multiply by it): after the cast back, or before it, in float32, by a
+    parameter or one more than that."""
     narrow = graph.reader(scaled, _CAST) if is_cast else scaled
     weighted = graph.reader(narrow or scaled, _MUL)
     factor = None if weighted is None else _other(weighted, (narrow or scaled).results[0])
@@ -84,6 +84,8 @@ def _weighing(graph: Graph, scaled: Call, *, is_cast: bool) -> tuple[Tensor | Ne
     if narrow is not None:
         return factor, [], [narrow, weighted]
     narrow, more = graph.reader(weighted, _CAST), graph.maker(factor, _ADD)
+    if narrow is not None and factor.meta.dtype == narrow.results[0].meta.dtype:
+        return factor, [], [weighted, narrow]
     parts = None if narrow is None or more is None else graph.matched(more, _ONE_MORE)
     if narrow is None or more is None or parts is None or more.values["other"] != 1.0:
         return None
@@ -131,6 +133,55 @@ def _are_halves(graph: Graph, x: Tensor, first: Tensor, negated: Call) -> bool:
         and first.memory == x.memory
         and _bytes_apart(graph, x, second) == half * itemsize(x.meta.dtype)
     )
+
+
+_HALVES = made_by(
+    "halves",
+    _CAT,
+    tensors=(
+        made_by("difference", _SUB, self=made_by("first_cos", _MUL), other=made_by("second_sin", _MUL)),
+        made_by("total", _ADD, self=made_by("second_cos", _MUL), other=made_by("first_sin", _MUL)),
+    ),
+)
+
+
+def rotary_of_halves(graph: Graph, call: Call) -> Fusion | None:
+    """(first half · cos − second half · sin, second half · cos + first half · sin), of angles that are there once."""
+    parts = graph.matched(call, _HALVES)
+    if parts is None or call.values.get("dim") != -1:
+        return None
+    (first, cosine), (second, sine), (second_, cosine_), (first_, sine_) = (
+        (parts[key].values["self"], parts[key].values["other"])
+        for key in ("first_cos", "second_sin", "second_cos", "first_sin")
+    )
+    if (first, second, cosine, sine) != (first_, second_, cosine_, sine_) or not isinstance(sine, Tensor):
+        return None
+    width = first.shape[-1] * itemsize(first.meta.dtype)
+    if cosine.shape[-1] != first.shape[-1] or first.storage != second.storage:
+        return None
+    if _bytes_apart(graph, first, second) != width or (first.meta.strides or (1,))[-1] != 1:
+        return None
+    angles: list[New] = []
+    kernels: list[Kernel] = []
+    shared: dict[Hashable, New] = {}
+    for half in (cosine, sine):
+        key = "doubled", half.storage, half.version
+        whole = graph.shared.get(key)
+        if whole is None:
+            whole = New(dense((*half.shape[:-1], 2 * half.shape[-1]), half.meta.dtype))
+            kernels.append(Kernel(name=_CAT, values={"tensors": [half, half], "dim": -1}, results=[whole]))
+            shared[key] = whole
+        angles.append(whole)
+    values = {"self": _widened(first, first.meta), "r1": angles[0], "r2": angles[1]}
+    kernels.append(Kernel(name="npu::npu_rotary_mul", values=values, results=call.results))
+    return Fusion(kernels=kernels, calls=frozenset(parts.values()), shared=shared)
+
+
+def loaded(graph: Graph, call: Call) -> Fusion | None:
+    """A parameter in another type: servers have it in that type from the start."""
+    if call.name != _CAST or call.values["self"].version or call.values["self"].storage not in graph.parameters:
+        return None
+    return Fusion(kernels=[], calls=frozenset({call}), loaded=call.results)
 
 
 _PAIRS = made_by(
@@ -205,88 +256,13 @@ def _swiglu_of_products(graph: Graph, call: Call, silu: Call, up: Tensor) -> Fus
     if weights[0].shape != weights[1].shape or any(weight.version for weight in weights):
         return None
     inner, width = weights[0].shape
-    weight = New(_meta((inner, 2 * width), weights[0].meta.dtype, (1, inner)), parts=weights)
-    both = New(_meta((first.results[0].shape[0], 2 * width), gate.meta.dtype))
+    weight = New(dense((inner, 2 * width), weights[0].meta.dtype, (1, inner)), parts=weights)
+    both = New(dense((first.results[0].shape[0], 2 * width), gate.meta.dtype))
     kernels = [
         Kernel(name="aten::mm", values={"self": first.values["self"], "mat2": weight}, results=[both]),
         _swish(call, both),
     ]
     return Fusion(kernels=kernels, calls=frozenset({call, silu, first, second}))
-
-
-def attention(graph: Graph, call: Call) -> Fusion | None:
-    """Attention of torch, in one kernel already, with the mask that it makes of booleans."""
-    values = call.values
-    if call.name != "aten::_scaled_dot_product_flash_attention_for_cpu" or values.get("dropout_p"):
-        return None
-    query, key = values["query"], values["key"]
-    mask, calls, kernels = values.get("attn_mask"), {call}, []
-    arguments = {
-        "query": query,
-        "key": key,
-        "value": values["value"],
-        "num_heads": query.shape[1],
-        "scale": values.get("scale") or 1 / sqrt(query.shape[-1]),
-        "input_layout": "BNSD",
-        "num_key_value_heads": key.shape[1],
-        "sparse_mode": 3 if values.get("is_causal") else 0,
-    }
-    if mask is not None:
-        chosen = graph.maker(mask, "aten::where.self")
-        if chosen is None:
-            return None
-        makers = (graph.maker(chosen.values[name], "aten::scalar_tensor") for name in ("self", "other"))
-        ends = [end for end in makers if end is not None]
-        if [end.values["s"] for end in ends] != [0.0, "-inf"]:
-            return None
-        calls |= {chosen, *ends}
-        visible = chosen.values["condition"]
-        if visible.shape[-2] > 1:  # else all queries of a sequence see the same keys: servers tell its length instead
-            hidden = New(msgspec.structs.replace(visible.meta, strides=None, storage=None, storage_offset=0))
-            kernels.append(Kernel(name="aten::logical_not", values={"self": visible}, results=[hidden]))
-            arguments["atten_mask"] = hidden
-    kernels.append(_attending(arguments, call.results[0]))
-    return Fusion(kernels=kernels, calls=frozenset(calls))
-
-
-def latent_attention(graph: Graph, call: Call) -> Fusion | None:
-    """Attention to latents (`latent`): scores of latents and rotary parts, softmax, and the latents again."""
-    if call.name != _BMM:
-        return None
-    narrow, rounded = _before_cast(graph, call.values["self"])
-    softmax = graph.maker(narrow, "aten::_softmax")
-    plain, widened = _before_cast(graph, softmax.values["self"] if softmax else None)
-    masked = graph.maker(plain, "aten::masked_fill.Scalar")
-    scores = graph.maker(masked.values["self"] if masked else plain, "aten::baddbmm")
-    turned = graph.maker(scores.values["self"], _BMM) if scores else None
-    if softmax is None or scores is None or turned is None:
-        return None
-    latents, scale = call.values["mat2"], scores.values.get("alpha", 1)
-    if scores.values["batch2"].storage != latents.storage or scores.values.get("beta", 1) != scale:
-        return None
-    query, rotary, key = scores.values["batch1"], turned.values["self"], turned.values["mat2"]
-    cache = _single_head(latents)
-    arguments = {
-        "query": _with_rows(query),
-        "key": cache,
-        "value": cache,
-        "query_rope": _with_rows(rotary),
-        "key_rope": _single_head(_swapped(key)),
-        "num_heads": query.shape[1],
-        "scale": scale,
-        "input_layout": "BNSD",
-        "num_key_value_heads": 1,
-    }
-    calls = {call, softmax, scores, turned, *rounded, *widened}
-    if masked is not None:
-        mask: Tensor = masked.values["mask"]
-        strides = mask.meta.strides or contiguous_strides(mask.shape)
-        if (mask.shape[1] > 1 and strides[1] != 0) or masked.values["value"] != "-inf":
-            return None
-        batch, _, keys = mask.shape
-        arguments["atten_mask"] = seen_as(mask, (batch, 1, 1, keys), (strides[0], keys, keys, strides[2]))
-        calls.add(masked)
-    return Fusion(kernels=[_attending(arguments, _with_rows(call.results[0]))], calls=frozenset(calls))
 
 
 _STATE = made_by(
@@ -346,144 +322,28 @@ def delta_rule(graph: Graph, call: Call) -> Fusion | None:
     return Fusion(kernels=[kernel], calls=frozenset({*parts.values(), *stores}))
 
 
-def gating(graph: Graph, call: Call) -> Fusion | None:
-    """The experts of each token: the largest of a softmax over all."""
-    values = call.values
-    softmax = graph.maker(values.get("self"), "aten::_softmax") if call.name == "aten::topk" else None
-    if softmax is None or softmax.values["dim"] not in (-1, len(values["self"].shape) - 1):
-        return None
-    if values.get("dim", -1) not in (-1, len(values["self"].shape) - 1) or values.get("largest") is False:
-        return None
-    weights, chosen = call.results
-    narrow = New(_meta(chosen.shape, "int32"))
-    kernels = [
-        Kernel(
-            name="npu::npu_moe_gating_top_k_softmax",
-            values={"x": softmax.values["self"], "k": values["k"]},
-            results=[weights, narrow, New(_meta(chosen.shape, "int32"))],
-        ),
-        Kernel(name="aten::_to_copy", values={"self": narrow, "dtype": "torch.int64"}, results=[chosen]),
-    ]
-    return Fusion(kernels=kernels, calls=frozenset({call, softmax}))
-
-
-_ENDS = made_by("ends", "aten::cumsum", self=made_by("counted", "aten::histc", self=made_by("wide", _CAST)))
-_ROWS = made_by("rows", _INDEX, indices=made_by("place", "aten::floor_divide", self=made_by("sort", "aten::sort")))
-_EXPANDED = made_by(
-    "second",
-    _GROUPED,
-    self=made_by("swiglu", "npu::npu_swiglu", self=made_by("first", _GROUPED, self=_ROWS, offs=_ENDS)),
-)
-_ORDER = made_by(
-    "inverse",
-    "aten::index_put_",
-    self=made_by("empty", "aten::empty_like"),
-    values=made_by("numbers", "aten::arange"),
-)
-_MIXTURE = made_by(
-    "sum",
-    _SUM,
-    self=made_by(
-        "back",
-        _INDEX,
-        self=made_by("weighed", _MUL, self=_EXPANDED, other=made_by("scales", _INDEX)),
-        indices=_ORDER,
-    ),
-)
-
-
-def experts(graph: Graph, call: Call) -> Fusion | None:
-    """A mixture: rows in the order of experts, two products of groups around SwiGlu, and rows weighed and summed up."""
-    calls = graph.matched(call, _MIXTURE)
-    if calls is None:
-        return None
-    first, second, sort, scales = (calls[key] for key in ("first", "second", "sort", "scales"))
-    order, tokens = sort.results[1], calls["rows"].values["self"]
-    top_k = calls["place"].values["other"]
-    if calls["wide"].values["self"] != sort.results[0] or second.values["offs"] != first.values["offs"]:
-        return None
-    if not calls["inverse"].values["indices"] == scales.values["indices"] == [order] or call.values["dim"] != (1,):
-        return None
-    if sort.values["self"].shape[0] != tokens.shape[0] * top_k:
-        return None
-    chosen, casts = _before_cast(graph, sort.values["self"])
-    count, shape = sort.values["self"].shape[0], (tokens.shape[0], top_k)
-    number = first.values["mat2"].shape[0]
-    sorted_rows, ends_of, moved = (
-        New(_meta(each, dtype))
-        for each, dtype in (((count, tokens.shape[1]), tokens.meta.dtype), ((number,), "int64"), ((count,), "int32"))
-    )
-    both, halved, expanded = (New(each.results[0].meta) for each in (first, calls["swiglu"], second))
-    groups = {"group_list": ends_of, "split_item": 2, "group_type": 0, "group_list_type": 0}
-    scale = New(_meta((count,), "float32"))
-    kernels = [
-        Kernel(
-            name="npu::npu_moe_init_routing_v2",
-            values={
-                "x": tokens,
-                "expert_idx": seen_as(chosen, shape, contiguous_strides(shape)),
-                "active_num": count,
-                "expert_num": number,
-                "expert_tokens_num_flag": True,
-            },
-            results=[sorted_rows, moved, ends_of, scale],
-        ),
-        Kernel(
-            name="npu::npu_grouped_matmul",
-            values={"x": [sorted_rows], "weight": [first.values["mat2"]], **groups},
-            results=[both],
-        ),
-        Kernel(name="npu::npu_swiglu", values={"self": both, "dim": -1}, results=[halved]),
-        Kernel(
-            name="npu::npu_grouped_matmul",
-            values={"x": [halved], "weight": [second.values["mat2"]], **groups},
-            results=[expanded],
-        ),
-        Kernel(
-            name="npu::npu_moe_finalize_routing",
-            values={
-                **dict.fromkeys(("skip1", "skip2", "bias", "export_for_source_row")),
-                "expanded_permuted_rows": expanded,
-                "scales": seen_as(scales.values["self"], shape, contiguous_strides(shape)),
-                "expanded_src_to_dst_row": moved,
-                "drop_pad_mode": 2,
-            },
-            results=call.results,
-        ),
-    ]
-    return Fusion(kernels=kernels, calls=frozenset({*calls.values(), *casts}))
-
-
-def _before_cast(graph: Graph, tensor: Any) -> tuple[Any, set[Call]]:
-    """What a tensor was cast of, and the call that did; the tensor itself where none did."""
-    cast = graph.maker(tensor, _CAST)
-    return (tensor, set()) if cast is None else (cast.values["self"], {cast})
-
-
-def _attending(arguments: dict[str, Any], result: Tensor) -> Kernel:
-    return Kernel(
-        name="npu::npu_fused_infer_attention_score", values=arguments, results=[result, New(_meta((1,), "float32"))]
-    )
-
-
 MATCHERS: Sequence[Matcher] = (
     caches.static_cache,
     caches.full_window,
     caches.growing_cache,
     rotary,
     rotary_of_pairs,
-    latent_attention,
-    attention,
+    rotary_of_halves,
+    attention.latent,
+    attention.plain_query,
+    attention.of_torch,
+    attention.written_out,
     swiglu,
-    gating,
-    experts,
+    mixtures.gating,
+    mixtures.gating_by_groups,
+    mixtures.clipped_swiglu,
+    mixtures.experts,
+    mixtures.shared_experts,
+    mixtures.exchanged_experts,
     delta_rule,
     rms_norm,
+    loaded,
 )
-
-
-def _meta(shape: tuple[int, ...], dtype: str, strides: tuple[int, ...] | None = None) -> TensorMeta:
-    return TensorMeta(shape=shape, dtype=dtype, strides=strides or contiguous_strides(shape))
 
 
 def _widened(tensor: Tensor, meta: TensorMeta) -> Tensor:
@@ -491,31 +351,10 @@ def _widened(tensor: Tensor, meta: TensorMeta) -> Tensor:
     return seen_as(tensor, (*meta.shape[:-1], 2 * meta.shape[-1]), meta.strides or contiguous_strides(meta.shape))
 
 
-def _with_rows(tensor: Tensor) -> Tensor:
-    """[batch, heads, width] as [batch, heads, 1, width]."""
-    batch, heads, width = tensor.shape
-    strides = tensor.meta.strides or contiguous_strides(tensor.shape)
-    return seen_as(tensor, (batch, heads, 1, width), (strides[0], strides[1], strides[1], strides[2]))
-
-
-def _single_head(tensor: Tensor) -> Tensor:
-    """[batch, keys, width] as [batch, 1, keys, width]."""
-    batch, keys, width = tensor.shape
-    strides = tensor.meta.strides or contiguous_strides(tensor.shape)
-    return seen_as(tensor, (batch, 1, keys, width), (strides[0], strides[0], strides[1], strides[2]))
-
-
 def _without_tokens(tensor: Tensor) -> Tensor:
     """[batch, heads, 1, ...] as [batch, heads, ...]."""
     strides = tensor.meta.strides or contiguous_strides(tensor.shape)
     return seen_as(tensor, tensor.shape[:2] + tensor.shape[3:], strides[:2] + strides[3:])
-
-
-def _swapped(tensor: Tensor) -> Tensor:
-    """With the last two dimensions swapped."""
-    *outer, rows, columns = tensor.shape
-    *before, first, second = tensor.meta.strides or contiguous_strides(tensor.shape)
-    return seen_as(tensor, (*outer, columns, rows), (*before, second, first))
 
 
 def _bytes_apart(graph: Graph, first: Tensor, second: Tensor) -> int:

@@ -14,12 +14,12 @@ from typing import Any, Literal
 
 import msgspec
 
-from opreplay.replay.capture.serving.fused import Call, Fusion, Graph, Kernel, New, Tensor, rewritten
+from opreplay.replay.capture.serving.fused import Call, Fusion, Graph, Kernel, New, Tensor, dense, rewritten
 from opreplay.replay.ir.model import ReplayPlan
 from opreplay.replay.ir.sizes import itemsize
 from opreplay.replay.plan.passes import by_recorded_time
 from opreplay.traces.errors import UsageError
-from opreplay.traces.model import TensorMeta, contiguous_strides
+from opreplay.traces.model import TensorMeta
 
 Weights = Literal["w8a8", "w4a16"]
 WHOLE = (".gate.weight", "router", "lm_head", "embed", "kv_b_proj", "shared_expert_gate")
@@ -99,10 +99,10 @@ class _Quantiser:
         *experts, rows, columns = weight.shape
         if self.weights == "w8a8":
             meta = TensorMeta(shape=weight.shape, dtype="int8", strides=weight.meta.strides)
-            scales = _meta((*experts, columns), weight.meta.dtype)
+            scales = dense((*experts, columns), weight.meta.dtype)
         else:
-            meta = _meta((*experts, rows, -(-columns // PACKED)), "int32")
-            scales = _meta((*experts, -(-rows // GROUP), columns), weight.meta.dtype)
+            meta = dense((*experts, rows, -(-columns // PACKED)), "int32")
+            scales = dense((*experts, -(-rows // GROUP), columns), weight.meta.dtype)
         self.sizes[weight.storage] = sum(prod(each.shape) * itemsize(each.dtype) for each in (meta, scales))
         return New(meta, parts=(weight,)), New(scales)
 
@@ -135,9 +135,5 @@ class _Quantiser:
 
 def _by_row(x: Tensor) -> tuple[Kernel, New, New]:
     """(what quantises the rows of activations, them in 8 bits, their scales)."""
-    rows, scales = New(_meta(x.shape, "int8")), New(_meta(x.shape[:-1], "float32"))
+    rows, scales = New(dense(x.shape, "int8")), New(dense(x.shape[:-1], "float32"))
     return Kernel(name="npu::npu_dynamic_quant", values={"input": x}, results=[rows, scales]), rows, scales
-
-
-def _meta(shape: tuple[int, ...], dtype: str) -> TensorMeta:
-    return TensorMeta(shape=shape, dtype=dtype, strides=contiguous_strides(shape))

@@ -17,6 +17,7 @@ from opreplay.replay.capture.capture import capture_made
 from opreplay.replay.capture.check import compared
 from opreplay.replay.capture.record import Recording, record
 from opreplay.replay.capture.replay import Replay
+from opreplay.replay.capture.serving import attention
 from opreplay.replay.capture.serving.fused import fused
 from opreplay.replay.capture.serving.fusions import MATCHERS
 from opreplay.replay.capture.step import named_tensors, step_of
@@ -144,6 +145,80 @@ def test_a_full_window_is_written_where_its_oldest_token_was(tmp_path: Path) -> 
     assert "npu::_npu_reshape_and_cache" in names
     assert not names & {"aten::roll", "aten::index_put_", "aten::copy_", "aten::index_copy_", "aten::logical_not"}
     assert largest_difference(make, plan, before, only="logits") < 1e-5
+
+
+EXPERTS = {
+    **SIZES, "num_key_value_heads": 4, "kv_lora_rank": 32, "q_lora_rank": 24, "qk_rope_head_dim": 8,
+    "qk_nope_head_dim": 16, "v_head_dim": 16, "first_k_dense_replace": 1, "n_routed_experts": 8, "n_group": 4,
+    "topk_group": 2, "num_experts_per_tok": 3, "moe_intermediate_size": 32, "n_shared_experts": 1,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("phase", ["prefill", "decode"])
+def test_groups_of_experts_and_attention_written_out_compute_the_same(tmp_path: Path, phase: str) -> None:
+    make = step_of_kind(tmp_path, "deepseek_v3", EXPERTS, phase=phase, batch=3, context=17, dtype="float32")
+    before = capture_made(make, source="deepseek_v3")
+    plan = fused(before, MATCHERS)
+    counts = summed(plan)
+    assert counts["npu_moe_gating_top_k"] == 1
+    assert counts["npu_fused_infer_attention_score"] == 2
+    assert "aten::topk" not in {op.name for op in plan.ops}
+    assert largest_difference(make, plan, before) < 1e-5
+
+
+def test_experts_with_biases_and_halves_of_angles_compute_the_same(tmp_path: Path) -> None:
+    sizes = {
+        **SIZES, "head_dim": 16, "num_local_experts": 4, "num_experts_per_tok": 2, "intermediate_size": 32,
+        "sliding_window": 64, "layer_types": ["full_attention", "full_attention"],
+    }  # fmt: skip
+    make = step_of_kind(tmp_path, "gpt_oss", sizes, phase="decode", batch=3, context=17, dtype="float32")
+    before = capture_made(make, source="gpt_oss")
+    # Nothing here implements attention with a sink.
+    plan = fused(before, [matcher for matcher in MATCHERS if matcher is not attention.written_out])
+    expected = {
+        "npu_rotary_mul": 4, "npu_clipped_swiglu": 2, "npu_moe_init_routing_v2": 2, "npu_grouped_matmul": 4,
+        "npu_moe_finalize_routing": 2, "_npu_reshape_and_cache": 2,
+    }  # fmt: skip
+    assert {name: count for name, count in summed(plan).items() if "norm" not in name} == expected
+    assert sum(op.count for op in plan.ops if op.name == "aten::cat" and op.outputs[0].shape[-1] == 16) == 2, "angles"
+    assert largest_difference(make, plan, before) < 1e-5
+    whole = fused(before, MATCHERS)
+    (sink,) = (op for op in whole.ops if op.name == "npu::npu_fused_infer_attention_score_v2")
+    assert {arg.name: arg.tensors[0].shape for arg in sink.args if arg.name in ("key", "learnable_sink")} == {
+        "key": (3, 2, 18, 16), "learnable_sink": (4,),
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("ranks", "context", "expected"),
+    [
+        ({"expert_parallel": 4}, 17, {"npu_moe_distribute_dispatch_v2": 1, "npu_moe_distribute_combine_v2": 1}),
+        ({"expert_parallel": 4, "tensor_parallel": 4}, 17, {"npu_moe_init_routing_v2": 1}),
+    ],
+)
+def test_ranks_of_experts_exchange_tokens_as_servers_do(
+    tmp_path: Path, ranks: dict[str, int], context: int, expected: dict[str, int]
+) -> None:
+    from opreplay.replay.capture.capture import capture_target
+    from opreplay.replay.capture.target import target_of
+
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps({"model_type": "deepseek_v3", **EXPERTS}))
+    shape = {"phase": "decode", "batch": 8, "context": context, **ranks}
+    plan = fused(capture_target(target_of(f"hf:{path}", shape)), MATCHERS)
+    counts = summed(plan)
+    assert {name: counts[name] for name in expected} == expected
+    names = {op.name for op in plan.ops}
+    assert not names & {"aten::sort", "aten::index", "aten::index_add", "_c10d_functional::all_to_all_single"}
+    for op in plan.ops:
+        if "distribute" in op.name:
+            assert op.collective is not None
+            assert op.ranks == 4
+            values = {arg.name: arg.value for arg in op.args}
+            assert (values["ep_world_size"], values["moe_expert_num"]) == (4, 8)
+        if op.name == "npu::npu_moe_init_routing_v2":
+            values = {arg.name: arg.value for arg in op.args}
+            assert tuple(values["active_expert_range"]) == (0, 2)
 
 
 def test_a_cache_that_grows_is_written_behind_its_tokens() -> None:

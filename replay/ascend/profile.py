@@ -305,10 +305,14 @@ class OwnMeasurement(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
     def __post_init__(self) -> None:
         times = (self.measured_us, self.predicted_us, self.network_us)
-        if not all(0 < time_us < math.inf for time_us in times):
-            raise ValueError("times of a measured call must be above 0")
-        if not (1.0 <= self.band < math.inf and 0.0 <= self.spread < math.inf):
-            raise ValueError("band must be 1 or more, spread 0 or more")
+        if not all(LEAST_MEASURED_US <= time_us <= MOST_MEASURED_US for time_us in times):
+            raise ValueError(f"times of a measured call must be {LEAST_MEASURED_US:g} to {MOST_MEASURED_US:g} us")
+        if not (1.0 <= self.band <= MOST_BAND and 0.0 <= self.spread < math.inf):
+            raise ValueError(f"band must be 1 to {MOST_BAND:g}, spread 0 or more")
+
+
+LEAST_MEASURED_US, MOST_MEASURED_US, MOST_BAND = 1e-3, 1e12, 1e6
+"""Bounds of the numbers of a measured call in a device file, within which logarithms of their ratios stay small."""
 
 
 class DeviceProfile(msgspec.Struct, frozen=True, kw_only=True):

@@ -83,6 +83,9 @@ def kernels_of(groups: Sequence[Group]) -> list[tuple[KernelCall, str]]:
     return [(part.call, group.soc) for group in groups for part in group.launches[0].parts]
 
 
+AI_CPU = "AICPU"
+
+
 def with_measured_types(
     devices: Mapping[str, DeviceProfile], kernels: Iterable[tuple[KernelCall, str]]
 ) -> dict[str, DeviceProfile]:
@@ -90,6 +93,8 @@ def with_measured_types(
     measured: dict[str, dict[str, set[str]]] = {}
     for kernel, soc in kernels:
         family = family_of(kernel, devices[soc]).name
+        if family == AI_CPU:
+            continue  # all programs of the control processors have this one type
         measured.setdefault(family, {}).setdefault(soc, set()).add(kernel.type)
     out: dict[str, DeviceProfile] = {}
     for soc, device in devices.items():

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from math import prod, sqrt
 
 from opreplay.replay.ascend.cost.attention import attention_terms
-from opreplay.replay.ascend.cost.cells import CONFIDENCE, Cell, band_of, evidence_of, work_of
+from opreplay.replay.ascend.cost.cells import CONFIDENCE, RANK, Cell, band_of, evidence_of, work_of
 from opreplay.replay.ascend.cost.collective import chosen, collective_terms, is_beyond, link_evidence
 from opreplay.replay.ascend.cost.cube import FLOATS, Gemm, conv_terms, gemm_of, mac_rate, matmul_terms
 from opreplay.replay.ascend.cost.nearby import drawn, is_outside
@@ -380,8 +380,8 @@ def predict_kernel(
         extrapolated = True
     cell = Cell(evidence, work_of(family, path))
     band = family.band if family.name in BANDS_OF_THEIR_OWN else band_of(cell)
-    if extrapolated:
-        band = widened(band)
+    if extrapolated and RANK[evidence] <= RANK["another SoC"]:
+        band = widened(band)  # that of a kernel type which was never measured is as wide as it gets
     above = max(band, MOST_BY_BYTES) if family.name == UNKNOWN else band
     return KernelPrediction(
         time_us=time_us,

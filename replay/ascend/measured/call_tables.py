@@ -112,14 +112,23 @@ def read_call_table(
     )
 
 
+LEAST_US = 1e-3
+"""Least time of a call that is taken for one, in microseconds; no kernel starts in less than 0.9."""
+L2_WORDS = frozenset({"", "unknown", "cold", "loop", "warm"})
+"""What a column `l2` may say."""
+
+
 def _unusable(row: Mapping[str, str], column: str, soc: str | None) -> str:
     """Why a row cannot be used; empty where it can."""
     try:
         time_us = float(row.get(column) or 0)
     except ValueError:
         return "a time that is no number"
-    if not 0 < time_us <= MAX_DURATION_US:
-        return "no time"
+    if not LEAST_US <= time_us <= MAX_DURATION_US:
+        return f"no time of {LEAST_US:g} us to {MAX_DURATION_US:g} us"
+    said = (row.get("l2") or "").strip().lower()
+    if said not in L2_WORDS:
+        return f"column l2 says {said[:20]!r}, not cold, loop or warm"
     if (row.get("exact") or "yes").strip().lower() not in ("yes", "1", "true"):
         return "not the very call that was timed (column exact)"
     if _soc_of(row, soc) not in list_devices():

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 import msgspec
 
-from opreplay.replay.ascend.cost.cells import CONFIDENCE, Cell, band_of, weakest
+from opreplay.replay.ascend.cost.cells import CONFIDENCE, RANK, Cell, band_of, weakest
 from opreplay.replay.ascend.cost.correction import Correction, Learned, Traits, octaves, shipped
 from opreplay.replay.ascend.cost.cube import gemm_of
 from opreplay.replay.ascend.cost.predict import (
@@ -449,7 +449,7 @@ def corrected(bare: Uncorrected, correction: Correction, device: DeviceProfile) 
     evidence = _evidence_of_op(correction, parts, simulated, device)
     extrapolated = simulated.extrapolated and (not correction.is_measured or correction.beyond)
     band = band_of(Cell(evidence, work_of_parts(parts)))
-    if extrapolated:
+    if extrapolated and RANK[evidence] <= RANK["another SoC"]:
         band = widened(band)
     return msgspec.structs.replace(
         _times(simulated, time_us / simulated.time_us),

@@ -37,8 +37,10 @@ MEASURED_SHOWN = 10
     type=click.Choice(["bundle", "backendbench", "tritonbench", "chakra", "tracelens", "flashinfer-trace", "measure"]),
     default="bundle",
     show_default=True,
-    help="A script with its ops; calls with counts, in two forms; a step for ASTRA-sim; TraceLens's event_replay_ir; "
-    "definitions and workloads; a script that measures the calls which narrow a prediction most.",
+    metavar="FORMAT",
+    help="bundle: a script with its ops. backendbench, tritonbench: calls with counts. chakra: a step for ASTRA-sim. "
+    "tracelens: event_replay_ir of TraceLens. flashinfer-trace: definitions and workloads. measure: a script that "
+    "measures the calls which narrow a prediction most.",
 )
 @click.option(
     "--output",

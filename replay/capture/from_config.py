@@ -382,7 +382,7 @@ def _decoding(model: Any, config: Any, shape: Shape, stage: Stage) -> Step:
     cache = _cache(model.config, shape.context + 1)
     options = cache_inputs(model, cache)
     with torch.no_grad():
-        stage.forward(model, input_ids=_ids(shape.batch, shape.context), **options)
+        stage.forward(model, input_ids=_ids(shape.batch, tokens_that_fill(cache, config, shape.context)), **options)
     if shape.mla == "absorbed" and not latent.absorb(model) and getattr(config, "kv_lora_rank", None):
         raise UsageError(
             f"this transformers has latent attention of {config.model_type} in a form that cannot be absorbed",
@@ -395,6 +395,18 @@ def _decoding(model: Any, config: Any, shape: Shape, stage: Stage) -> Step:
             return stage.forward(model, input_ids=ids, **options)
 
     return Step(run=run, inputs={"input_ids": ids, "cache": cache}, root=model)
+
+
+def tokens_that_fill(cache: Any, config: Any, context: int) -> int:
+    """Tokens of each sequence that a prefill puts into a cache before a step that is captured.
+
+    A step on fake tensors makes the same calls after one token as after all, as the cache has its size from the start:
+    unless a window of it is full or not, or positions are rows of a table. A prefill of all may take most of a capture.
+    """
+    text = getattr(config, "text_config", config)
+    turns = any(getattr(text, name, None) is not None for name in _TURNED)
+    slides = any(getattr(layer, "is_sliding", False) for layer in cache.layers)
+    return 1 if turns and not slides and isinstance(torch.empty(0), FakeTensor) else context
 
 
 def cache_inputs(model: Any, cache: Any) -> dict[str, Any]:

@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from torch._subclasses.fake_tensor import FakeTensorMode
 
+from benchmarks.config_models import KINDS
+from opreplay.replay.capture import from_config
+from opreplay.replay.capture.capture import capture_target
 from opreplay.replay.capture.from_config import cache_inputs
+from opreplay.replay.capture.target import target_of
+from opreplay.replay.ir.model import ReplayPlan
 
 
 class Newer:
@@ -21,3 +30,36 @@ class Older:
 def test_the_cache_is_named_as_the_model_names_it(model: Any, name: str) -> None:
     cache = object()
     assert cache_inputs(model, cache) == {name: cache, "use_cache": True, "logits_to_keep": 1}
+
+
+def decode_of(folder: Path, kind: str) -> ReplayPlan:
+    """The plan of a decode of a small model after 24 tokens of each of two sequences."""
+    (config,) = (kinds[kind] for kinds in KINDS.values() if kind in kinds)
+    path = folder / "config.json"
+    path.write_text(json.dumps({"model_type": kind, **config}))
+    return capture_target(target_of(f"hf:{path}", {"phase": "decode", "batch": 2, "context": 24}))
+
+
+@pytest.mark.parametrize(
+    "kind", ["llama", "qwen3_moe", "deepseek_v3", "mistral", "gemma3_text", "opt", "falcon", "jamba", "bert"]
+)
+def test_a_cache_that_one_token_filled_makes_the_calls_of_a_full_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    captured = decode_of(tmp_path, kind)
+    monkeypatch.setattr(from_config, "tokens_that_fill", lambda cache, config, context: context)
+    full = decode_of(tmp_path, kind)
+    assert captured.capture is not None
+    assert full.capture is not None
+    assert (captured.ops, captured.sequence) == (full.ops, full.sequence)
+    assert captured.capture.peaks == full.capture.peaks
+
+
+def test_a_window_is_filled_and_a_cache_of_all_tokens_is_not() -> None:
+    turning, sliding = SimpleNamespace(rope_theta=1e4), SimpleNamespace(layers=[SimpleNamespace(is_sliding=True)])
+    every = SimpleNamespace(layers=[SimpleNamespace(is_sliding=False)])
+    with FakeTensorMode():
+        assert from_config.tokens_that_fill(every, turning, 24) == 1
+        assert from_config.tokens_that_fill(sliding, turning, 24) == 24
+        assert from_config.tokens_that_fill(every, SimpleNamespace(), 24) == 24
+    assert from_config.tokens_that_fill(every, turning, 24) == 24

@@ -58,8 +58,8 @@ def test_an_op_by_its_bytes_alone_has_the_widest_band(l2: str, tmp_path: Path, c
     assert untold.high_us / untold.time_us == pytest.approx(MOST_BY_BYTES)
     for other in others:
         assert untold.high_us / untold.time_us > other.high_us / other.time_us, other.by
-        # Downwards its bytes are a bound of their own: the band of what an op computes may reach further.
-        assert untold.time_us / untold.low_us >= other.time_us / other.low_us * 0.85, other.by
+        if other.by != "tile program":  # whose launch in a sequence is that of a call alone
+            assert untold.low_us <= other.low_us, "its bytes are the bound of every op that moves as much"
 
 
 def test_the_band_of_bytes_is_what_left_out_kernels_take(shared_ascend: Path) -> None:

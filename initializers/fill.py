@@ -25,6 +25,15 @@ COMPLEX_PARTS = {torch.complex32: torch.float16, torch.complex64: torch.float32,
 PACKED = tuple(d for d in (getattr(torch, "float4_e2m1fn_x2", None),) if d is not None)
 POWERS_OF_TWO = tuple(d for d in (getattr(torch, "float8_e8m0fnu", None),) if d is not None)
 """Scale types that hold nothing but positive powers of two."""
+WITHOUT_ARITHMETIC = frozenset(
+    dtype
+    for name in (
+        *("bits8", "bits16", "bits1x8", "bits2x4", "bits4x2"),
+        *(f"{sign}int{bits}" for bits in range(1, 8) for sign in ("u", "")),
+    )
+    if (dtype := getattr(torch, name, None)) is not None
+)
+"""Types whose tensors torch stores and views, but neither fills nor computes with."""
 
 Draw = Callable[[int], torch.Tensor]
 """Makes a 1-D block of the given number of random elements on the target's device."""
@@ -51,14 +60,18 @@ def whole(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def is_integer(dtype: torch.dtype) -> bool:
-    """Integers proper: no bool, no quantized type."""
-    return not (dtype.is_floating_point or dtype.is_complex or dtype is torch.bool or _is_quantized(dtype))
+    """Integers proper: no bool, no quantized type, none that torch cannot compute with."""
+    if dtype is torch.bool or dtype in WITHOUT_ARITHMETIC:
+        return False
+    return not (dtype.is_floating_point or dtype.is_complex or _is_quantized(dtype))
 
 
 def plain(tensor: torch.Tensor, generator: torch.Generator, *, low: int = 0, high: int = 100) -> None:
     """Values that suit most ops: N(0, 1) for floats, [low, high) for integers, fair coins for bool."""
     if tensor.dtype is torch.bool:
         coins(tensor, generator)
+    elif tensor.dtype in WITHOUT_ARITHMETIC:
+        integers(span(tensor).view(torch.uint8), generator, 0, 256)
     elif is_integer(tensor.dtype):
         integers(tensor, generator, low, high)
     else:

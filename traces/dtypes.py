@@ -29,8 +29,16 @@ ITEMSIZE_BYTES: dict[str, int] = {
     "qint8": 1,
     "quint8": 1,
     "qint32": 4,
+    "quint4x2": 1,
+    "quint2x4": 1,
+    "bits1x8": 1,
+    "bits2x4": 1,
+    "bits4x2": 1,
+    "bits8": 1,
+    "bits16": 2,
+    **dict.fromkeys((f"{sign}int{bits}" for bits in range(1, 8) for sign in ("u", "")), 1),
 }
-"""Bytes of one element, by torch dtype name."""
+"""Bytes of one element, by torch dtype name; torch keeps integers of 1 to 7 bits in a byte each."""
 
 CPP_SPELLINGS: dict[str, str] = {
     "bool": "bool",
@@ -46,6 +54,9 @@ CPP_SPELLINGS: dict[str, str] = {
     "c10::Float8_e5m2": "float8_e5m2", "c10::Float8_e5m2fnuz": "float8_e5m2fnuz",
     "c10::Float8_e8m0fnu": "float8_e8m0fnu", "c10::Float4_e2m1fn_x2": "float4_e2m1fn_x2",
     "c10::qint8": "qint8", "c10::quint8": "quint8", "c10::qint32": "qint32",
+    "c10::quint4x2": "quint4x2", "c10::quint2x4": "quint2x4",
+    **{f"c10::{name}": name for name in ("bits1x8", "bits2x4", "bits4x2", "bits8", "bits16")},
+    **{f"c10::dummy_{sign}int1_7_t<{bits}>": f"{sign}int{bits}" for bits in range(1, 8) for sign in ("u", "")},
 }  # fmt: skip
 """C++ type names as gcc and clang builds of torch record them under "Input type" → torch dtype name."""
 
@@ -83,8 +94,15 @@ SCALAR_TYPE_CODES: tuple[str, ...] = (
     "uint16",
     "uint32",
     "uint64",
+    *(f"uint{bits}" for bits in range(1, 8)),
+    *(f"int{bits}" for bits in range(1, 8)),
+    "float8_e8m0fnu",
+    "float4_e2m1fn_x2",
 )
-"""torch dtype name by the integer that stands for a c10::ScalarType in a trace (c10/core/ScalarType.h)."""
+"""torch dtype name by the integer that a trace has for a c10::ScalarType (c10/core/ScalarType.h of torch 2.13)."""
+
+QUANTIZED = frozenset(name for name in ITEMSIZE_BYTES if name.startswith(("qint", "quint")))
+"""Element types with a scale and a zero point, which no profiler records."""
 
 
 def torch_dtype_name(recorded: str) -> str | None:

@@ -18,7 +18,7 @@ from opreplay.replay.ir import shared_memory as aliasing
 from opreplay.replay.ir import sizes as budget
 from opreplay.replay.ir.model import Reason, ReplayArg, ReplayOp, Value
 from opreplay.replay.ir.reasons import NotReplayable
-from opreplay.traces.dtypes import ITEMSIZE_BYTES
+from opreplay.traces.dtypes import ITEMSIZE_BYTES, QUANTIZED
 from opreplay.traces.limits import MAX_RANK
 from opreplay.traces.model import TensorMeta, contiguous_strides
 
@@ -48,7 +48,7 @@ def allocate(
     dtype = DTYPES.get(meta.dtype)
     if dtype is None:
         raise NotReplayable(Reason("failed", f"dtype {meta.dtype} is not known to torch {torch.__version__}"))
-    if meta.dtype.startswith("q"):
+    if meta.dtype in QUANTIZED:
         raise NotReplayable(Reason("metadata missing", f"scale of a quantized tensor ({meta.dtype})"))
     _check(meta)
     if memory is None:

@@ -19,6 +19,7 @@ from opreplay.replay.ir.sizes import absurd_sizes
 from opreplay.replay.resolve.match import Match
 from opreplay.replay.resolve.policy import refuse_value
 from opreplay.replay.resolve.schema import ArgSpec
+from opreplay.traces.dtypes import QUANTIZED
 from opreplay.traces.limits import MAX_RANK
 from opreplay.traces.model import TensorMeta, beyond_memory
 
@@ -35,8 +36,6 @@ COUNTS = {
 """Lists of tensors that have one element type, whatever the others have, and why."""
 MESSAGES = frozenset({"assert_msg", "api_name"})
 """Texts that only an error shows; what a trace has for them is of no use here."""
-QUANTIZED = frozenset({"qint8", "quint8", "qint32"})
-"""Element types with a scale and a zero point, which no profiler records."""
 _INT64 = range(-(2**63), 2**63)
 
 

@@ -8,11 +8,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from opreplay.replay.ir.recorded_call import MISSING, RecordedArg
+from opreplay.replay.ir.recorded_call import CODES, MISSING, RecordedArg
 from opreplay.replay.resolve.schema import ArgSpec, OpSpec
-from opreplay.traces.dtypes import SCALAR_TYPE_CODES
 
 DEFAULTED_ARGUMENT = 0.5
 """Cost of an argument that the schema has gained since the recording."""
@@ -27,7 +26,7 @@ DROPPED_ARGUMENT = 8.0
 
 _COMPLEX = re.compile(r"[-+0-9.einfa]+j")
 _DEVICE = re.compile(r"[a-z]+(:\d{1,3})?")
-_CODES = {"ScalarType": len(SCALAR_TYPE_CODES), "Layout": 8, "MemoryFormat": 8, "bool": 2}
+_CODES = {**{kind: len(names) for kind, names in CODES.items()}, "bool": 2}
 """How many integers stand for a value of these types."""
 _SCALAR_LISTS = ("int[]", "float[]", "bool[]", "Scalar[]", "complex[]")
 _IMPOSSIBLE = None
@@ -62,6 +61,29 @@ def best_match(specs: Sequence[OpSpec], recorded: Sequence[RecordedArg], overloa
         if best is None or match.cost < best.cost:
             best = match
     return best
+
+
+def unknown_code(match: Match | None, specs: Sequence[OpSpec], recorded: Sequence[RecordedArg]) -> str | None:
+    """Return why a recorded number is no code of a dtype, layout or memory format, or None where all are codes.
+
+    Newer versions of torch have more codes. A call with one of them would fit an overload with a code in that place
+    better than `match`, which takes the number for a size or another number.
+    """
+    for spec in specs:
+        codes = [
+            (place, arg, rec.value)
+            for place, (arg, rec) in enumerate(zip(spec.args, recorded, strict=False))
+            if arg.kind in CODES and type(rec.value) is int and rec.value >= len(CODES[arg.kind])
+        ]
+        valid = list(recorded)
+        for place, _, _ in codes:
+            valid[place] = replace(valid[place], value=0)
+        fit = match_overload(spec, valid) if codes else None
+        if fit is not None and not fit.skipped and (match is None or fit.cost < match.cost):
+            _, arg, code = codes[0]
+            known = f"the last known one is {len(CODES[arg.kind]) - 1}"
+            return f"{arg.name} is {code}, which is not a known {arg.kind} code ({known})"
+    return None
 
 
 def stack_rival(match: Match, specs: Sequence[OpSpec], recorded: Sequence[RecordedArg]) -> Match | None:

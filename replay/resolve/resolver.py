@@ -29,7 +29,7 @@ from opreplay.replay.resolve.guess import autocast
 from opreplay.replay.resolve.guess.texts import named_overload, tells_overload
 from opreplay.replay.resolve.guess.values import Context
 from opreplay.replay.resolve.kernels import wanted_layout, way_on
-from opreplay.replay.resolve.match import Match, best_match, stack_rival, text_rival
+from opreplay.replay.resolve.match import Match, best_match, stack_rival, text_rival, unknown_code
 from opreplay.replay.resolve.meta.check import check_ops
 from opreplay.replay.resolve.names import Candidates, candidates, refused
 from opreplay.replay.resolve.policy import Policy, refuse_name
@@ -326,6 +326,8 @@ def _allowed_match(name: str, specs: tuple[OpSpec, ...], recorded: Recordeds, ov
     Raises Unbound where none fits, or none that is allowed.
     """
     match = best_match(specs, recorded, overload)
+    if (unknown := unknown_code(match, specs, recorded)) is not None:
+        raise Unbound(Reason("failed", f"{name}: {unknown}"))
     if match is None:
         raise Unbound(Reason("failed", _no_fit(name, specs, recorded)))
     reason = refused(match.spec)

@@ -47,7 +47,7 @@ def bytes_of(tensor: torch.Tensor) -> bytes:
     return bytes(fill.span(tensor).view(torch.uint8).numpy())
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("dtype", [*DTYPES, *sorted(fill.WITHOUT_ARITHMETIC, key=str)], ids=str)
 def test_same_seed_same_bytes_other_seed_other_bytes(dtype: torch.dtype) -> None:
     made = []
     for seed in (0, 0, 1):

@@ -11,7 +11,7 @@ from opreplay.replay.ir.model import ReplayArg
 from opreplay.replay.ir.recorded_call import recorded_args
 from opreplay.replay.resolve.bind import Unbound, bind
 from opreplay.replay.resolve.guess.values import Context
-from opreplay.replay.resolve.match import best_match, match_overload
+from opreplay.replay.resolve.match import best_match, match_overload, unknown_code
 from opreplay.replay.resolve.names import refused
 from opreplay.replay.resolve.schema import ArgSpec, OpSpec, specs_of
 from opreplay.traces.model import OpSignature
@@ -281,3 +281,41 @@ def test_the_text_of_an_assertion_is_left_out() -> None:
     _, args, notes = match(call("aten::_assert_async", t(dtype="bool"), s("probability tensor contains `inf`; <0!")))
     assert args["assert_msg"].value == ""
     assert "assert_msg" in notes
+
+
+@pytest.mark.parametrize("code", [46, 99])
+@pytest.mark.parametrize(
+    ("name", "args"),
+    [
+        ("aten::view", (t(4, 5, dtype="unsigned char"),)),
+        ("aten::to", (t(4, 5),)),
+        ("aten::zeros", (ints("[4, 5]"),)),
+        ("aten::ones_like", (t(4, 5),)),
+        ("aten::sum", (t(4, 5),)),
+    ],
+)
+def test_a_number_that_is_no_type_code_is_refused(name: str, args: tuple[Arg, ...], code: int) -> None:
+    rest = {
+        "aten::to": (s("False"), s("False"), NONE),
+        "aten::zeros": (NONE, NONE, s("False")),
+        "aten::ones_like": (NONE, NONE, NONE, NONE),
+    }.get(name, ())
+    specs = specs_of(name)
+    for number, refused_code in ((code, True), (45, False)):
+        recorded = recorded_args(call(name, *args, s(str(number)), *rest))
+        why = unknown_code(best_match(specs, recorded), specs, recorded)
+        assert (why is not None and str(number) in why) is refused_code
+
+
+def test_ordinary_numbers_are_not_taken_for_codes() -> None:
+    for signature in (
+        call("aten::arange", s("100"), NONE, NONE, NONE, NONE),
+        call("aten::arange", s("0"), s("1000"), NONE, NONE, NONE, NONE),
+        call("aten::full", ints("[4]"), s("70"), NONE, NONE, NONE, NONE),
+        call("aten::view", t(8), ints("[64]")),
+        call("aten::add", t(8), s("64"), s("1")),
+        call("aten::cumsum", t(8), s("0"), NONE),
+    ):
+        recorded = recorded_args(signature)
+        specs = specs_of(signature.name)
+        assert unknown_code(best_match(specs, recorded), specs, recorded) is None

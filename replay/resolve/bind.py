@@ -18,7 +18,7 @@ from opreplay.replay.ir.recorded_call import CODES, MISSING, RecordedArg
 from opreplay.replay.ir.sizes import absurd_sizes
 from opreplay.replay.resolve.match import Match
 from opreplay.replay.resolve.policy import refuse_value
-from opreplay.replay.resolve.schema import ArgSpec
+from opreplay.replay.resolve.schema import ArgSpec, OpSpec
 from opreplay.traces.dtypes import QUANTIZED
 from opreplay.traces.limits import MAX_RANK
 from opreplay.traces.model import TensorMeta, beyond_memory
@@ -61,7 +61,7 @@ def bind(match: Match, context: Context) -> tuple[tuple[ReplayArg, ...], tuple[A
         recorded = None if _may_be_a_list(arg, rec, context) else _known(arg, rec)
         if recorded is not None:
             bound[arg.name] = checking_bounds(recorded, notes)
-    _complete_dtypes(match.spec.name, bound, context, notes)
+    _complete_dtypes(match.spec, bound, context, notes)
     for arg, rec in pairs:
         if arg.name not in bound:
             bound[arg.name], note = _guessed(arg, rec, match, bound, context)
@@ -230,7 +230,7 @@ def checking_bounds(arg: ReplayArg, notes: list[Assumption]) -> ReplayArg:
     return msgspec.structs.replace(arg, value=False)
 
 
-def _complete_dtypes(op: str, bound: dict[str, ReplayArg], context: Context, notes: list[Assumption]) -> None:
+def _complete_dtypes(spec: OpSpec, bound: dict[str, ReplayArg], context: Context, notes: list[Assumption]) -> None:
     """Fill in element types that were not recorded: those of a tensor list are not."""
     # Guesses are many rules, which a plan that is kept needs none of.
     from opreplay.replay.resolve.guess import guess as inference
@@ -243,11 +243,11 @@ def _complete_dtypes(op: str, bound: dict[str, ReplayArg], context: Context, not
         shapes = [meta.shape for meta in arg.tensors if meta is not None]
         by_shapes = None
         if arg.type == "Tensor[]" and name not in COUNTS and len(shapes) == len(arg.tensors):
-            by_shapes = lists.element_types(shapes, op.partition("::")[2], bound, context)
+            by_shapes = lists.element_types(shapes, spec, name, bound, context)
         if by_shapes is not None:
             dtypes, why = by_shapes
         else:
-            dtype, why = COUNTS.get(name) or inference.list_dtype(siblings, context)
+            dtype, why = COUNTS.get(name) or inference.list_dtype(name, siblings, context)
             dtypes = (dtype,) * len(arg.tensors)
         bound[name] = with_dtypes(arg, dtypes)
         notes.append(Assumption(argument=name, what=f"{', '.join(dict.fromkeys(dtypes))}: {why}"))
@@ -280,7 +280,7 @@ def _guessed(
         why += f"; {calls}, whether or not their lists are equal: --execution-trace tells"
     if _has_dtypes(completed):
         return completed, why
-    dtype, why_dtype = inference.list_dtype(_known_dtypes(bound.values()), context)
+    dtype, why_dtype = inference.list_dtype(arg.name, _known_dtypes(bound.values()), context)
     return with_dtypes(completed, (dtype,) * len(completed.tensors)), f"{why}; {dtype}: {why_dtype}"
 
 

@@ -69,6 +69,11 @@ _DTYPE_IN_KERNEL = {
     "bool": "bool",
 }
 _TEMPLATE_WORD = re.compile(r"(?<![\w:])(c10::\w+|__\w+|float|double|long|bool)(?![\w:])")
+WHOLE_NUMBERS = frozenset(name for name in ITEMSIZE_BYTES if name.startswith(("int", "uint", "bool")))
+_INDEXES = re.compile(
+    r"(?:^|_)(?:ids?|idx|index(?:es)?|indices|offsets?|lengths?|lens?|counts?|positions?|seqlens?|slots?|block_tables?)$"
+)
+"""Names of arguments that hold whole numbers."""
 _OPAQUE_SIZE = re.compile(r"OpaqueType<(\d+)u?>")
 
 
@@ -88,8 +93,9 @@ def by_rules(spec: OpSpec, arg: ArgSpec, known: Known, context: Context) -> Gues
     """A value for `arg` by the rules for its op, its name, or its type."""
     op = spec.name.partition("::")[2]
     if arg.kind == "Tensor[]" and op.startswith(("_foreach_", "_fused_")):
-        otherwise = lists.each if op.startswith("_foreach_") else lists.parameters
-        return lists.OPTIMIZER_LISTS.get(arg.name, otherwise)(known, context)
+        if op.startswith("_foreach_"):
+            return lists.each(known, context, spec.args.index(arg))
+        return lists.OPTIMIZER_LISTS.get(arg.name, lists.parameters)(known, context)
     by_op = texts.TEXTS if arg.kind == "str" else shapes.BY_OP
     rules = [by_op.get((op, arg.name)), shapes.BY_ARGUMENT.get((arg.kind, arg.name))]
     if arg.name == "dim" and arg.has_default:  # what the schema says goes before what is usual
@@ -179,10 +185,13 @@ def _dtype(known: Known, context: Context) -> Guess:
     return Guess(value=f"torch.{dtype}", why=f"{dtype}: that of the first tensor" if meta else f"{dtype}: most common")
 
 
-def list_dtype(siblings: Sequence[str], context: Context) -> tuple[str, str]:
-    """Element type of tensors of which none was recorded, and why: from siblings, then the kernel, then the trace."""
-    if siblings:
-        return siblings[0], "that of the other tensor arguments"
+def list_dtype(name: str, siblings: Sequence[str], context: Context) -> tuple[str, str]:
+    """Element type of the tensors of a list `name` of which none was recorded, and why: from floating siblings, then
+    its name, then the kernel, then the trace. Siblings of whole numbers may index what the list holds."""
+    if (sibling := next((dtype for dtype in siblings if dtype not in WHOLE_NUMBERS), None)) is not None:
+        return sibling, "that of the other tensor arguments"
+    if _INDEXES.search(name):
+        return next(iter(siblings), "int64"), "whole numbers by its name"
     words = (word for name in context.kernels for word in _TEMPLATE_WORD.findall(name))
     votes = Counter(_DTYPE_IN_KERNEL[word] for word in words if word in _DTYPE_IN_KERNEL)
     floats = [dtype for dtype in votes if dtype.startswith(("float", "bfloat"))]

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from itertools import chain
 
 from opreplay.replay.ir.recorded_call import recorded_args
 from opreplay.replay.resolve.guess.values import (
@@ -22,13 +23,17 @@ from opreplay.replay.resolve.guess.values import (
     broadcast,
     by_shape,
     dim_of,
+    first_tensor_of,
     first_tensors,
     list_shapes,
+    listed_tensors,
+    metas_of,
     recorded_numbers,
     recorded_shape,
     tensor,
     value,
 )
+from opreplay.replay.resolve.schema import OpSpec
 from opreplay.traces.literals import is_whole_numbers
 from opreplay.traces.model import OpSignature, TensorMeta
 
@@ -39,6 +44,9 @@ MAX_RECORDED = 30
 TOO_LONG = f"a list of more than {MAX_RECORDED} tensors is not recorded"
 _PIECES = ("aten::narrow", "aten::slice", "aten::as_strided")
 _JOINS = ("cat", "_cat", "concat", "concatenate", "stack")
+_STACKS = ("hstack", "vstack", "dstack", "column_stack", "row_stack")
+_PLACES = 4
+"""Arguments of a call inside that may be an element of the list."""
 
 
 def _each(calls: Sequence[OpSignature], op: str) -> tuple[TensorMeta, ...]:
@@ -128,13 +136,16 @@ def _stacked(known: Known, context: Context) -> Guess | None:
     return None
 
 
-def each(known: Known, context: Context) -> Guess | None:
-    """A list of a `_foreach_*` op: one call inside for each element, else one tensor for each gradient."""
-    children = context.relatives().children
+def each(known: Known, context: Context, place: int = 0) -> Guess | None:
+    """A list of a `_foreach_*` op, argument number `place`: one call inside for each element has the element in the
+    same place; else one tensor for each gradient."""
+    children, sibling = context.relatives().children, _other_list(known)
     counts = Counter(name for _, name in first_tensors(children))
-    for name, count in counts.most_common(1) if _other_list(known) is None else ():
-        if metas := _each(children, name):
-            return Guess(tensors=metas, why=f"the tensors of the {count} calls of {name} inside")
+    for name, count in counts.most_common(1):
+        metas = [first_tensor_of(call, place) for call in children if call.name == name]
+        found = tuple(meta for meta in metas if meta is not None)
+        if len(found) == len(metas) and (sibling is None or len(found) == len(sibling)):
+            return Guess(tensors=found, why=f"the tensors of the {count} calls of {name} inside")
     return parameters(known, context)
 
 
@@ -151,24 +162,127 @@ ElementTypes = tuple[tuple[str, ...], str]
 """Element types of a list of tensors, and why."""
 
 
-def element_types(shapes: Sequence[Shape], op: str, known: Known, context: Context) -> ElementTypes | None:
-    """Element types of a list whose sizes are recorded and whose types are not; None where nothing tells.
+def element_types(
+    shapes: Sequence[Shape], spec: OpSpec, name: str, known: Known, context: Context
+) -> ElementTypes | None:
+    """Element types of the list `name`, whose sizes are recorded and whose types are not; None where nothing tells.
 
-    One call inside for each element, else the result that one of the next calls reads.
+    One call inside for each element, else any calls inside that read tensors of these sizes, else the result that one
+    of the next calls reads.
     """
-    around = context.relatives()
+    around, op = context.relatives(), spec.name.partition("::")[2]
     if op.startswith("_fused_"):
         return _gradient_types(shapes, around)
-    by_name = _typed_by_name(around.inside if op == "cartesian_prod" else around.children)
+    calls = around.inside if op == "cartesian_prod" else around.children
+    if op in _JOINS or op in _STACKS:
+        return _types_of_joined(shapes, op, known, around)
+    if (found := _types_in_each_call(shapes, op, _place_of_list(spec, name, known), calls)) is not None:
+        return found
+    if op == "broadcast_tensors":
+        expanded = [meta for meta, _ in first_tensors(calls, ("aten::expand",)) if meta.dtype]
+        return _broadcast_types(shapes, expanded, around)
+    if op.startswith("_foreach_"):
+        return None
+    return _types_of_sizes(shapes, known, around.inside) or _types_joined_inside(shapes, around.children)
+
+
+def _place_of_list(spec: OpSpec, name: str, known: Known) -> int:
+    """How many lists come before the list `name`: all for a `_foreach_*` op, those of the same sizes for others."""
+    before = [arg.name for arg in spec.args[: [arg.name for arg in spec.args].index(name)] if arg.kind == "Tensor[]"]
+    if spec.name.partition("::")[2].startswith("_foreach_"):
+        return len(before)
+    return sum(list_shapes(known, other) == list_shapes(known, name) for other in before)
+
+
+def _types_of_joined(shapes: Sequence[Shape], op: str, known: Known, around: Relatives) -> ElementTypes | None:
+    """Types of tensors that are joined: those that are converted inside, else those of pieces or of the result."""
+    for calls in (around.children, around.inner):
+        if (converted := _converted_types(len(shapes), calls)) is not None:
+            return converted
+    by_name = _typed_by_name(around.children)
     for name, metas in by_name.items():
         if (dtypes := _dtypes_by_shape(shapes, metas)) is not None:
             return dtypes, f"the tensors of {name} inside"
-    if op in _JOINS and (dtypes_inside := _types_inside_join(shapes, op, by_name, around)) is not None:
-        return dtypes_inside
-    if op == "broadcast_tensors":
-        return _broadcast_types(shapes, by_name.get("aten::expand", []), around)
+    if op in _JOINS and (inside := _types_inside_join(shapes, op, by_name, around)) is not None:
+        return inside
+    out = tensor(known, "out")
+    if out is not None and out.dtype:
+        return (out.dtype,) * len(shapes), "that of the output"
     read = joined(shapes, op, known, around)
     return None if read is None else ((read[1],) * len(shapes), f"{read[2]} reads the result")
+
+
+def _converted_types(count: int, calls: Sequence[OpSignature]) -> ElementTypes | None:
+    """Types of tensors of several types that are joined: each is copied into its piece of the result where its type is
+    another one. None where no piece is converted."""
+    types: list[str] = []
+    is_converted = False
+    for call in calls:
+        if call.name == "aten::narrow":
+            result = first_tensor_of(call)
+            types.append("" if result is None else result.dtype)
+        elif call.name == "aten::copy_" and types and (source := first_tensor_of(call, 1)) is not None:
+            is_converted = is_converted or source.dtype != types[-1]
+            types[-1] = source.dtype
+    if not is_converted or len(types) != count or not all(types):
+        return None
+    return tuple(types), "the pieces that aten::copy_ inside converts, and the result"
+
+
+def _types_in_each_call(
+    shapes: Sequence[Shape], op: str, place: int, calls: Sequence[OpSignature]
+) -> ElementTypes | None:
+    """Types of the elements where each is an argument of one call inside.
+
+    `place`: the number of lists of the same sizes before this one. Of a `_foreach_*` op it is also the place in the
+    calls; of another op that is tried first, and then each list has an argument of its own.
+    """
+    by_name: dict[str, list[OpSignature]] = {}
+    for call in calls:
+        by_name.setdefault(call.name, []).append(call)
+    found: list[tuple[int, ElementTypes]] = []
+    for name, named_calls in by_name.items():
+        for position in range(_PLACES):
+            metas = [meta for call in named_calls if (meta := first_tensor_of(call, position)) and meta.dtype]
+            if metas and (dtypes := _dtypes_by_shape(shapes, metas)) is not None:
+                found.append((position, (dtypes, f"the tensors of {name} inside")))
+    in_place = [types for position, types in found if position == place]
+    if in_place or op.startswith("_foreach_") or not found:
+        return in_place[0] if in_place else None
+    return found[min(place, len(found) - 1)][1]
+
+
+def _types_of_sizes(shapes: Sequence[Shape], known: Known, calls: Sequence[OpSignature]) -> ElementTypes | None:
+    """Types of the tensors of these sizes that calls inside read, however often; the first where there are several.
+
+    A tensor argument of the same size and type may be what was read, so it is no evidence. Elements of which nothing is
+    read have the type of the others.
+    """
+    others = {(meta.shape, meta.dtype) for arg in known.values() for meta in arg.tensors if meta and meta.dtype}
+    found: dict[Shape, str] = {}
+    for meta in chain.from_iterable(map(metas_of, calls)):
+        if meta.dtype and (meta.shape, meta.dtype) not in others:
+            found.setdefault(meta.shape, meta.dtype)
+    dtypes = [found.get(shape, "") for shape in shapes]
+    known_types = set(filter(None, dtypes))
+    if not known_types or ("" in dtypes and len(known_types) > 1):
+        return None
+    usual = next(iter(known_types))
+    return tuple(dtype or usual for dtype in dtypes), "the tensors of these sizes that the calls inside read"
+
+
+def _types_joined_inside(shapes: Sequence[Shape], calls: Sequence[OpSignature]) -> ElementTypes | None:
+    """Types of a list that a call inside joins, from the next call that reads the result."""
+    for place, call in enumerate(calls):
+        op = call.name.partition("::")[2]
+        if op not in _JOINS or [meta and meta.shape for meta in listed_tensors(call)] != list(shapes):
+            continue
+        results = _join_results(shapes, op, {})
+        for later in calls[place + 1 :]:
+            for meta in metas_of(later):
+                if meta.shape in results and meta.dtype:
+                    return (meta.dtype,) * len(shapes), f"{later.name} inside reads the joined tensor"
+    return None
 
 
 def _typed_by_name(calls: Sequence[OpSignature]) -> dict[str, list[TensorMeta]]:
@@ -187,6 +301,8 @@ def _dtypes_by_shape(shapes: Sequence[Shape], metas: Sequence[TensorMeta]) -> tu
     if sorted(meta.shape for meta in metas) != sorted(shapes):
         return None
     dtypes = {meta.shape: meta.dtype for meta in metas}
+    if len(dtypes) < len({(meta.shape, meta.dtype) for meta in metas}):
+        return None
     return tuple(dtypes[shape] for shape in shapes)
 
 

@@ -89,6 +89,7 @@ def command(
     from opreplay.replay.plan.inputs import BACKENDBENCH, plan_dialect
     from opreplay.replay.plan.kept import kept_plan_of_calls
     from opreplay.replay.report import sweep
+    from opreplay.replay.resolve.policy import named_modules
     from opreplay.replay.resolve.written.backendbench import written_calls
     from opreplay.replay.resolve.written.sweep import calls_of_file, over_sizes, plan_of_calls, sizes_among
     from opreplay.traces.errors import UsageError
@@ -109,7 +110,7 @@ def command(
         raise UsageError("no call is given", hint="Write one: opreplay op 'aten::mm(f32[64,32], f32[32,8])'.")
     check_outputs(output, (".json", ".csv", ".html"), force=force)
     written = over_sizes(texts, varied)
-    imports = dict(allow_import)
+    imports = named_modules(allow_import)
 
     def make(keep: bool) -> tuple[ReplayPlan, tuple[str, ...]]:
         of_calls = kept_plan_of_calls if keep else plan_of_calls

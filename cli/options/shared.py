@@ -95,7 +95,8 @@ allow_import_option = click.option(
     type=Assignments(_NAMESPACE, _MODULE, "myops=my_package.ops"),
     multiple=True,
     metavar="NS=MODULE",
-    help="Import MODULE to find the ops of namespace NS; its functions run ops without a schema. Repeatable.",
+    help="Import MODULE to find the ops of namespace NS; its functions run ops without a schema. Repeatable, for "
+    "one NS too.",
 )
 """--allow-import: libraries that may be imported for their ops."""
 
@@ -124,6 +125,7 @@ def selection_options(command: Callable[..., Any]) -> Callable[..., Any]:
         **others: Any,
     ) -> Any:
         from opreplay.replay.plan.selection import Selection
+        from opreplay.replay.resolve.policy import named_modules
 
         by_place = tuple(text for text in op_filter if _PLACE.fullmatch(text))
         selection = Selection(
@@ -133,7 +135,7 @@ def selection_options(command: Callable[..., Any]) -> Callable[..., Any]:
             phase=phase,
             top=top,
             min_share=min_share,
-            allow_imports=dict(allow_import),
+            allow_imports=named_modules(allow_import),
             ops=(*op, *by_place),
         )
         return command(selection=selection, **others)

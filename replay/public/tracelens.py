@@ -1,11 +1,12 @@
 # pyright: strict
 """For programs written for TraceLens: `from opreplay.tracelens import EventReplayer, benchmark_func`."""
 
+from typing import Any
+
 from opreplay.replay.session.tracelens import (
     CustomInit,
     EventReplayer,
     TensorCfg,
-    _custom_init_registry,  # pyright: ignore[reportPrivateUsage]
     benchmark_func,
     extract_batch_context,
     list_custom_inits,
@@ -17,10 +18,16 @@ __all__ = [
     "CustomInit",
     "EventReplayer",
     "TensorCfg",
-    "_custom_init_registry",
     "benchmark_func",
     "extract_batch_context",
     "list_custom_inits",
     "register_custom_init",
     "register_namespace",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """Return the present `EventReplayer._custom_init_registry`, which may be replaced, by its name alone."""
+    if name == "_custom_init_registry":
+        return EventReplayer._custom_init_registry  # pyright: ignore[reportPrivateUsage]
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -108,10 +108,11 @@ def _imported_candidates(name: str, namespace: str, policy: Policy) -> Candidate
         return Candidates(specs=specs, resolved_by="import")
     if namespace not in policy.allow_imports:
         return Candidates()
-    function = python_function(name, sys.modules[policy.allow_imports[namespace]])
-    if isinstance(function, PythonFunction):
-        return Candidates(resolved_by="python function", function=function)
-    return Candidates(reason=function)
+    found = [python_function(name, sys.modules[module]) for module in _imported[namespace]]
+    functions = [each for each in found if isinstance(each, PythonFunction)]
+    if functions:
+        return Candidates(resolved_by="python function", function=functions[0])
+    return Candidates(reason=next(each for each in found if isinstance(each, Reason)))
 
 
 def _registered_by(spec: OpSpec, namespace: str, policy: Policy) -> Resolution:
@@ -141,13 +142,17 @@ def _why_unknown(name: str, namespace: str, policy: Policy) -> Reason:
 def _missing_library(name: str, namespace: str, policy: Policy) -> str | None:
     modules = policy.modules_for(namespace)
     if modules and namespace in _imported:
-        return f"{', '.join(_imported[namespace])} has no {name}"
+        loaded = _imported[namespace]
+        others = "".join(f"; {module} cannot be imported" for module in modules if module not in loaded)
+        return f"{', '.join(loaded)} has no {name}{others}"
     detail = next(filter(None, map(_import_failure, modules)), None) or library_of(namespace)
     if detail is not None:
         return detail
     if modules:
         is_users = namespace in policy.allow_imports
-        return f"{modules[0]} not importable: is it on PYTHONPATH?" if is_users else modules[0].partition(".")[0]
+        return (
+            f"{' or '.join(modules)} not importable: is it on PYTHONPATH?" if is_users else modules[0].partition(".")[0]
+        )
     if namespace in ("aten", "prims", "quantized"):
         import torch
 

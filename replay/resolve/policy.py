@@ -9,14 +9,15 @@ every schema of the torch version that the project is tested with.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
-from typing import cast
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, cast
 
 import msgspec
 
 from opreplay.replay.host.libraries import MODULE_OF
 from opreplay.replay.ir.model import Reason
 from opreplay.replay.ir.names import COLLECTIVE_NAMESPACES, split_name
+from opreplay.traces.errors import UsageError
 
 REFUSED_NAMESPACES: frozenset[str] = frozenset(
     {
@@ -145,11 +146,44 @@ _PLAIN_TEXT = re.compile(r"[A-Za-z0-9_:.,+> -]{0,128}")
 """Modes, dtypes, devices, numbers and einsum equations; no path separators, quotes or control characters."""
 
 
+_NAMESPACE = re.compile(r"[A-Za-z_]\w*", re.ASCII)
+_MODULE = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*", re.ASCII)
+
+Imports = Mapping[str, str | Sequence[str]] | Iterable[str | tuple[str, str]]
+"""Modules by namespace, as a mapping, as pairs, or as texts "NAMESPACE=MODULE"."""
+
+
+def named_modules(imports: Imports | None) -> dict[str, str]:
+    """Return `Policy.allow_imports` for what a user gave; a namespace that is named again gets one module more.
+
+    Raises UsageError for what names no namespace or module.
+    """
+    entries: Any = [imports] if isinstance(imports, str) else imports or ()
+    pairs: Iterable[Any] = cast("Mapping[Any, Any]", entries).items() if isinstance(entries, Mapping) else entries
+    modules: dict[str, list[str]] = {}
+    for pair in pairs:
+        parts = pair.split("=", 1) if isinstance(pair, str) else cast("Sequence[Any]", pair)
+        namespace, given = cast("tuple[Any, Any]", parts) if len(parts) == 2 else (pair, ())
+        several: Any = given.split(",") if isinstance(given, str) else given
+        if not _are_names(namespace, several):
+            raise UsageError(f"{pair!r} names no module to import", hint='Write {"myops": "my_package.ops"}.')
+        modules.setdefault(namespace, []).extend(several)
+    return {namespace: ",".join(dict.fromkeys(several)) for namespace, several in modules.items()}
+
+
+def _are_names(namespace: Any, modules: Any) -> bool:
+    """Whether these are a namespace of ops and at least one module."""
+    if not isinstance(namespace, str) or not _NAMESPACE.fullmatch(namespace):
+        return False
+    listed = cast("Sequence[Any]", modules) if isinstance(modules, list | tuple) else ()
+    return bool(listed) and all(isinstance(module, str) and _MODULE.fullmatch(module) for module in listed)
+
+
 class Policy(msgspec.Struct, frozen=True, kw_only=True):
     """What the user allowed; the default allows the libraries of `MODULE_OF` and no collectives."""
 
     allow_imports: dict[str, str] = {}
-    """Namespace → module, as the user gave it (`--allow-import NAMESPACE=MODULE`)."""
+    """Namespace → module, or several with commas between, as the user gave it (`--allow-import NAMESPACE=MODULE`)."""
     known_libraries: bool = True
     """Import modules of `MODULE_OF` where they are installed."""
     collectives: bool = False
@@ -158,7 +192,7 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
     def modules_for(self, namespace: str) -> tuple[str, ...]:
         """Modules that may be imported for `namespace`; () where the user allowed none."""
         if namespace in self.allow_imports:
-            return (self.allow_imports[namespace],)
+            return tuple(self.allow_imports[namespace].split(","))
         return (MODULE_OF[namespace],) if self.known_libraries and namespace in MODULE_OF else ()
 
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from opreplay.replay.ir.model import ReplayPlan
 from opreplay.replay.ir.notation import CallText, CallValue, TorchName
 from opreplay.replay.plugins import load_plugins
+from opreplay.replay.resolve.policy import Imports, named_modules
 from opreplay.replay.session.benchmarking import tensors_in
 from opreplay.replay.session.op import Op
 from opreplay.replay.session.setting import Setting
@@ -23,7 +24,7 @@ ALIGNED_BYTES = 512
 """What torch's allocators align memory to: where a tensor lies in it counts up to here."""
 
 
-def op_of_event(event: Mapping[str, Any], *, device: str = "cpu", allow_imports: dict[str, str] | None = None) -> Op:
+def op_of_event(event: Mapping[str, Any], *, device: str = "cpu", allow_imports: Imports | None = None) -> Op:
     """The op that an entry of a Kineto trace's `traceEvents` records, as it would be read from the file.
 
     What a trace would tell beside the event, its neighbours, kernels and iteration, is not there to fill gaps from.
@@ -38,7 +39,7 @@ def op(
     text: str,
     *,
     device: str = "cpu",
-    allow_imports: dict[str, str] | None = None,
+    allow_imports: Imports | None = None,
     plugins: Sequence[str] = (),
     **sizes: int,
 ) -> Op:
@@ -51,7 +52,7 @@ def op(
     from opreplay.replay.resolve.written.sweep import Written, is_refused, plan_of_calls
 
     load_plugins(plugins)
-    imports = dict(allow_imports or {})
+    imports = named_modules(allow_imports)
     plan, _ = plan_of_calls([Written(text=text, sizes=sizes)], allow_imports=imports, device=device)
     if is_refused(plan.ops[0]):
         raise UsageError(f"{text} cannot be called: {plan.ops[0].reason}", hint="Give arguments that go together.")

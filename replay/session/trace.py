@@ -13,6 +13,7 @@ from opreplay.replay.plan.inputs import open_input, plan_of
 from opreplay.replay.plan.make import find_ops
 from opreplay.replay.plan.selection import Selection
 from opreplay.replay.plugins import load_plugins, plugin_files
+from opreplay.replay.resolve.policy import Imports, named_modules
 from opreplay.replay.session.display import Shown
 from opreplay.replay.session.op import Op, alone
 from opreplay.replay.session.setting import Setting
@@ -82,7 +83,7 @@ def open(
     top: int | None = None,
     min_share: float | None = None,
     phase: Phase | None = None,
-    allow_imports: dict[str, str] | None = None,
+    allow_imports: Imports | None = None,
     plugins: Sequence[str] = (),
     custom_op_dirs: Sequence[str] = (),
     execution_trace: str | None = None,
@@ -100,7 +101,7 @@ def open(
         top: the heaviest so many.
         min_share: leave out ops below this share of the recorded time, 0.001 for 0.1 %.
         phase: "prefill", "decode" or "mixed": ops of serving iterations of this kind.
-        allow_imports: namespace → module that may be imported to find its ops.
+        allow_imports: namespace → module that may be imported to find its ops, or a list of modules.
         plugins: files and modules to run first, here and in the workers of `run`, as `--plugin` names them.
         custom_op_dirs: folders whose .py files are run first.
         execution_trace: an ExecutionTrace of the same run, which completes arguments.
@@ -109,6 +110,7 @@ def open(
 
     Raises TraceError for a file that cannot be read, UsageError for arguments that make no sense together.
     """
+    imports = named_modules(allow_imports)
     load_plugins((*plugins, *custom_op_dirs))
     plugin_names = plugin_files((*plugins, *custom_op_dirs))
     if isinstance(source, (Trace, ReplayPlan)):
@@ -123,12 +125,10 @@ def open(
         exclude=tuple(exclude),
         top=top,
         min_share=min_share,
-        allow_imports=dict(allow_imports or {}),
+        allow_imports=imports,
         phase=phase,
     )
-    return OpenTrace(
-        read, selection, Setting(device=device, allow_imports=dict(allow_imports or {}), plugins=plugin_names)
-    )
+    return OpenTrace(read, selection, Setting(device=device, allow_imports=imports, plugins=plugin_names))
 
 
 def opened(source: Source | OpenTrace, *, device: str = "cpu", plugins: Sequence[str] = ()) -> OpenTrace:

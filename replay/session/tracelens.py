@@ -12,7 +12,7 @@ from contextlib import nullcontext
 from dataclasses import dataclass
 from itertools import pairwise
 from logging import getLogger
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar, cast
 
 import msgspec
 
@@ -20,6 +20,7 @@ from opreplay.initializers.extensions import without_registrations
 from opreplay.replay.execute.options import RunOptions
 from opreplay.replay.ir.reasons import NotReplayable
 from opreplay.replay.plan.tracelens import entry_of
+from opreplay.replay.resolve.policy import named_modules
 from opreplay.replay.results.measurement import Measurement
 from opreplay.replay.session.benchmarking import benchmark, tensors_in
 from opreplay.replay.session.op import Op, PreparedCall
@@ -31,34 +32,14 @@ _LOG = getLogger(__name__)
 
 
 class CustomInit:
-    """Base of initializers as TraceLens has them: exact names of ops, and what fills a replayer's tensors in place."""
+    """Base class of initializers written for TraceLens."""
 
     op_patterns: Sequence[str] = ()
+    """Exact names of ops, "namespace::op"."""
 
     def initialize(self, replayer: Any, **kwargs: Any) -> str | None:
-        """Fill `replayer.args` and `replayer.kwargs`; a line that says what was done."""
+        """Fill the tensors of `replayer.args` and `replayer.kwargs` in place; return a line that says how, or None."""
         raise NotImplementedError
-
-
-_custom_init_registry: list[Any] = []
-"""Initializers in the order of registration; the first that names an op fills its tensors."""
-_namespaces: dict[str, str] = {}
-
-
-def register_custom_init(init: Any) -> Any:
-    """Make an initializer known, a class or an instance, to every later `EventReplayer`; returns what it was given."""
-    _custom_init_registry.append(init() if isinstance(init, type) else init)
-    return init
-
-
-def list_custom_inits() -> list[tuple[str, list[str]]]:
-    """(class, names of ops) of each registered initializer, in order."""
-    return [(type(init).__name__, list(init.op_patterns)) for init in _custom_init_registry]
-
-
-def register_namespace(namespace: str, module: str | None = None) -> None:
-    """Allow a module, called like the namespace unless it is named, to be imported for the ops of a namespace."""
-    _namespaces[namespace] = module or namespace
 
 
 _BATCH_KEYS = {
@@ -97,7 +78,7 @@ _Counts = dict[str, Annotated[int, msgspec.Meta(ge=0, lt=1 << 31)]]
 
 @dataclass
 class TensorCfg:
-    """A tensor of the replay IR."""
+    """A tensor of `EventReplayer.event_replay_IR`."""
 
     shape: list[int]
     dtype: str
@@ -116,6 +97,42 @@ class EventReplayer:
     UsageError for an option that no initializer of the op has.
     """
 
+    _custom_init_registry: ClassVar[list[Any]] = []
+    """Initializers in the order of registration, instances or classes: the first that names the op fills its tensors.
+    Another list may be assigned."""
+
+    _namespaces: ClassVar[dict[str, str]] = {}
+    """Modules that may be imported, by namespace, as `Policy.allow_imports` has them."""
+
+    @classmethod
+    def register_custom_init(cls, init: Any) -> Any:
+        """Register an initializer, a class or an instance, for all later replayers; return what was given.
+
+        Raises UsageError for an initializer without `op_patterns` or `initialize`.
+        """
+        found = init() if isinstance(init, type) else init
+        if not _patterns(found) or not callable(getattr(found, "initialize", None)):
+            raise UsageError(
+                f"{type(found).__name__} cannot fill the tensors of any op",
+                hint='Give it op_patterns = ["namespace::op"] and a method initialize(replayer, **kwargs).',
+            )
+        cls._custom_init_registry.append(found)
+        return init
+
+    @classmethod
+    def list_custom_inits(cls) -> list[tuple[str, list[str]]]:
+        """Return (class name, names of ops) of each registered initializer, in order."""
+        inits = (init if isinstance(init, type) else type(init) for init in cls._custom_init_registry)
+        return [(kind.__name__, _patterns(init)) for kind, init in zip(inits, cls._custom_init_registry, strict=True)]
+
+    @classmethod
+    def register_namespace(cls, namespace: str, modules: str | Sequence[str] | None = None) -> None:
+        """Allow modules to be imported for the ops of a namespace; the module of that name where none is given.
+
+        Raises UsageError for what names no module.
+        """
+        cls._namespaces.update(named_modules({namespace: modules or namespace}))
+
     def __init__(
         self,
         event: Mapping[str, Any],
@@ -130,15 +147,15 @@ class EventReplayer:
         self.lazy = lazy
         self.verbose = verbose
         self.auto_init = auto_init
-        self.op = _op_of(event, device)
+        self.op = _op_of(event, device, self._namespaces)
         if self.op.reason is not None:
             raise NotReplayable(self.op.reason)
-        names = {self.op.name, self.op.ir.called}
-        inits = (init for init in _custom_init_registry if names & set(init.op_patterns))
-        self._custom = next(inits, None) if auto_init else None
+        self._custom = self._find_custom_init() if auto_init else None
         self._init_kwargs = dict(init_kwargs or {})
         settings = () if self._custom is not None else settings_of(self.op.ir.called, self._init_kwargs)
         self._options = RunOptions(device=device, isolation="none", init_args=settings)
+        self.event_replay_IR = _with_tensor_cfgs(self.get_repro_info()["replay_ir"])
+        """Arguments as TraceLens's replayer holds them: each tensor is a `TensorCfg`."""
         self._prepared: PreparedCall | None = None if lazy else self._prepare()
         if not lazy:
             self._fill()
@@ -164,11 +181,6 @@ class EventReplayer:
         """Text of the schema that the event was matched with."""
         return self.op.ir.schema
 
-    @property
-    def event_replay_IR(self) -> dict[str, Any]:
-        """Arguments as TraceLens's event_replay_ir.json has them; a copy each time."""
-        return self.get_repro_info()["replay_ir"]
-
     def replay(self) -> Any:
         """Call the op once; its result."""
         if self.lazy or self._prepared is None:
@@ -181,6 +193,14 @@ class EventReplayer:
         entry = entry_of(self.op.ir)
         assert entry is not None  # an op with a reason was refused
         return copy.deepcopy(entry)
+
+    def _find_custom_init(self) -> Any:
+        """Return the first registered initializer that names the op, or None."""
+        names = {self.op.name, self.op.ir.called}
+        for init in type(self)._custom_init_registry:
+            if names.intersection(_patterns(init)):
+                return init() if isinstance(init, type) else init
+        return None
 
     def _fill(self) -> None:
         """Let the registered initializer of the op, where there is one, fill the tensors."""
@@ -198,9 +218,43 @@ class EventReplayer:
         return call
 
 
-def _op_of(event: Mapping[str, Any], device: str) -> Op:
+def register_custom_init(init: Any) -> Any:
+    """Call `EventReplayer.register_custom_init`."""
+    return EventReplayer.register_custom_init(init)
+
+
+def list_custom_inits() -> list[tuple[str, list[str]]]:
+    """Call `EventReplayer.list_custom_inits`."""
+    return EventReplayer.list_custom_inits()
+
+
+def register_namespace(namespace: str, modules: str | Sequence[str] | None = None) -> None:
+    """Call `EventReplayer.register_namespace`."""
+    EventReplayer.register_namespace(namespace, modules)
+
+
+def _patterns(init: Any) -> list[str]:
+    """Names of ops that an initializer is for; a text alone is one name."""
+    patterns = getattr(init, "op_patterns", ())
+    return [patterns] if isinstance(patterns, str) else list(patterns)
+
+
+def _with_tensor_cfgs(replay_ir: dict[str, Any]) -> dict[str, Any]:
+    """Put a `TensorCfg` in place of each dict that describes a tensor, in lists too; change the IR in place."""
+    for argument in (*replay_ir["list_pos_args"], *replay_ir["list_kwargs"]):
+        argument["value"] = _as_tensor_cfg(argument["value"])
+    return replay_ir
+
+
+def _as_tensor_cfg(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_as_tensor_cfg(item) for item in cast("list[Any]", value)]
+    return TensorCfg(**cast("dict[str, Any]", value)) if isinstance(value, dict) else value
+
+
+def _op_of(event: Mapping[str, Any], device: str, allow_imports: Mapping[str, str]) -> Op:
     """The op of an event, in the batch that it names. Raises as `op_of_event`, UsageError for what is no batch."""
-    op = op_of_event(event, device=device, allow_imports=_namespaces)
+    op = op_of_event(event, device=device, allow_imports=allow_imports)
     batch = _batch_of(event)
     return op if batch is None else op.in_batch(batch)
 

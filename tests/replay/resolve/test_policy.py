@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from opreplay.replay.ir.names import split_name
-from opreplay.replay.resolve.policy import Policy, refuse_arguments, refuse_name, refuse_value
+from opreplay.replay.resolve.policy import Policy, named_modules, refuse_arguments, refuse_name, refuse_value
+from opreplay.traces.errors import UsageError
 
 
 @pytest.mark.parametrize(
@@ -111,3 +112,26 @@ def test_vendor_ops_may_be_told_a_mode_by_name(argument: str) -> None:
 @pytest.mark.parametrize("argument", ["hcom", "handles", "group", "msg", "device", "path"])
 def test_texts_that_reach_beyond_the_computation_stay_refused(argument: str) -> None:
     assert refuse_arguments("npu::op", [(argument, "str")]) is not None
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        (None, {}),
+        ({"a": "b.c"}, {"a": "b.c"}),
+        ({"a": ["b", "c.d"]}, {"a": "b,c.d"}),
+        (["a=b", "a=c", "d=e.f"], {"a": "b,c", "d": "e.f"}),
+        ([("a", "b"), ("a", "b")], {"a": "b"}),
+        ("a=b,c", {"a": "b,c"}),
+    ],
+)
+def test_modules_are_named_in_several_forms(given, expected) -> None:
+    modules = named_modules(given)
+    assert modules == expected
+    assert Policy(allow_imports=modules).modules_for("a") == tuple(expected.get("a", "").split(",") if expected else ())
+
+
+@pytest.mark.parametrize("given", [["a"], ["a="], ["a=b c"], [("a",)], {"a": 3}, {"a": [3]}, {"a::b": "c"}, ["=b"]])
+def test_what_names_no_module_is_a_usage_error(given) -> None:
+    with pytest.raises(UsageError, match="names no module"):
+        named_modules(given)

@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any
+import copy
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, ClassVar
 
 import pytest
 import torch
 
 import opreplay
+import opreplay.tracelens as opreplay_tracelens
 from opreplay.initializers import extensions
 from opreplay.replay.session.tracelens import settings_of
 from opreplay.tracelens import (
     CustomInit,
     EventReplayer,
     TensorCfg,
-    _custom_init_registry,
     benchmark_func,
     extract_batch_context,
     list_custom_inits,
@@ -45,6 +47,11 @@ LOOKUP: dict[str, Any] = {
 }
 
 
+ONE: dict[str, Any] = {
+    "args": {"Input Dims": [[4]], "Input type": ["float"], "Input Strides": [[1]], "Concrete Inputs": [""]}
+}
+
+
 @pytest.mark.parametrize("lazy", [False, True])
 @pytest.mark.parametrize("auto_init", [False, True])
 def test_replay_gives_the_result_in_every_mode(lazy: bool, auto_init: bool) -> None:
@@ -63,7 +70,6 @@ def test_repro_info_is_the_same_each_time_whatever_is_done_to_it() -> None:
     assert second == replayer.get_repro_info()
     assert second["op_name"] == "aten::mm"
     assert [arg["arg_name"] for arg in second["replay_ir"]["list_pos_args"]] == ["self", "mat2"]
-    assert replayer.event_replay_IR == second["replay_ir"]
 
 
 def test_repro_info_can_be_read_back(tmp_path) -> None:
@@ -116,11 +122,11 @@ class Filling(CustomInit):
 
 
 @pytest.fixture
-def inits() -> Iterator[list[Any]]:
-    before = list(_custom_init_registry)
-    _custom_init_registry.clear()
-    yield _custom_init_registry
-    _custom_init_registry[:] = before
+def inits(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """An empty registry, assigned on the class."""
+    registry: list[Any] = []
+    monkeypatch.setattr(EventReplayer, "_custom_init_registry", registry)
+    return registry
 
 
 @pytest.mark.parametrize("lazy", [False, True])
@@ -193,21 +199,125 @@ def test_a_namespace_may_be_imported_once_it_is_registered(monkeypatch: pytest.M
         "_L.impl('twice', lambda x: x * 2, 'CPU')\n"
     )
     monkeypatch.syspath_prepend(tmp_path)
-    event = {
-        "name": "lens_ops::twice",
-        "args": {
-            "Input Dims": [[4]],
-            "Input type": ["float"],
-            "Input Strides": [[1]],
-            "Concrete Inputs": [""],
-        },
-    }
+    monkeypatch.setattr(EventReplayer, "_namespaces", {})
+    event = {**ONE, "name": "lens_ops::twice"}
     with pytest.raises(opreplay.NotReplayable):
         EventReplayer(event, device="cpu")
     register_namespace("lens_ops")
     assert EventReplayer(event, device="cpu").replay().shape == (4,)
 
 
-def test_a_tensor_of_the_ir() -> None:
-    (tensor, _) = EventReplayer(MM, device="cpu").event_replay_IR["list_pos_args"]
-    assert TensorCfg(**tensor["value"]) == TensorCfg([8, 4], "float", [4, 1])
+LISTS: dict[str, Any] = {
+    "name": "aten::cat",
+    "args": {
+        "Input Dims": [[[2, 3], [4, 3]], []],
+        "Input type": ["TensorList", "Scalar"],
+        "Input Strides": [[[3, 1], [3, 1]], []],
+        "Concrete Inputs": ["", "0"],
+    },
+}
+
+
+@pytest.mark.parametrize("lazy", [False, True])
+def test_the_ir_of_a_replayer_holds_tensor_configurations_whatever_is_asked(lazy: bool) -> None:
+    replayer = EventReplayer(MM, device="cpu", lazy=lazy)
+    before = copy.deepcopy(replayer.event_replay_IR)
+    for _ in range(2):
+        replayer.get_repro_info()["replay_ir"]["list_pos_args"][0]["value"]["shape"].append(9)
+        replayer.replay()
+    assert replayer.event_replay_IR == before
+    values = [argument["value"] for argument in replayer.event_replay_IR["list_pos_args"]]
+    assert values == [TensorCfg([8, 4], "float", [4, 1]), TensorCfg([4, 2], "float", [2, 1])]
+    assert [vars(value) for value in values] == [
+        argument["value"] for argument in replayer.get_repro_info()["replay_ir"]["list_pos_args"]
+    ]
+
+
+def test_lists_of_tensors_in_the_ir_are_configurations_too() -> None:
+    tensors, dim = EventReplayer(LISTS, device="cpu").event_replay_IR["list_pos_args"]
+    assert tensors["value"] == [TensorCfg([2, 3], "float", [3, 1]), TensorCfg([4, 3], "float", [3, 1])]
+    assert dim["value"] == 0
+
+
+class Ones(CustomInit):
+    op_patterns = ["aten::embedding"]  # noqa: RUF012 - as TraceLens's own have it
+
+    def initialize(self, replayer: Any, **kwargs: Any) -> None:
+        replayer.args[1].fill_(1)
+
+
+class Twos(CustomInit):
+    op_patterns = ["aten::embedding"]  # noqa: RUF012
+
+    def initialize(self, replayer: Any, **kwargs: Any) -> None:
+        replayer.args[1].fill_(2)
+
+
+@pytest.mark.parametrize(
+    ("registry", "expected"), [([Ones(), Twos()], 1), ([Twos(), Ones()], 2), ([Ones, Twos], 1), ((Twos(),), 2)]
+)
+def test_a_registry_assigned_on_the_class_is_the_one_that_counts(
+    monkeypatch: pytest.MonkeyPatch, registry: Any, expected: int
+) -> None:
+    monkeypatch.setattr(EventReplayer, "_custom_init_registry", registry)
+    assert (EventReplayer(LOOKUP, device="cpu").args[1] == expected).all()
+    names = [kind.__name__ if isinstance(kind, type) else type(kind).__name__ for kind in registry]
+    assert [name for name, _ in EventReplayer.list_custom_inits()] == [name for name, _ in list_custom_inits()] == names
+
+
+@pytest.mark.parametrize("pattern", ["embedding", "aten::embed", "aten::embedding_bag", "aten::*", "::embedding"])
+def test_a_part_of_a_name_is_no_match(inits: list[Any], pattern: str) -> None:
+    other = Filling()
+    other.op_patterns = [pattern]
+    EventReplayer.register_custom_init(other)
+    EventReplayer(LOOKUP, device="cpu").replay()
+    assert other.calls == 0
+
+
+def test_a_registry_of_a_subclass_is_its_own(inits: list[Any]) -> None:
+    class Mine(EventReplayer):
+        _custom_init_registry: ClassVar[list[Any]] = []
+
+    Mine.register_custom_init(Ones())
+    assert (inits, len(Mine.list_custom_inits())) == ([], 1)
+    assert (Mine(LOOKUP, device="cpu").args[1] == 1).all()
+
+
+def test_an_initializer_that_could_never_run_is_refused(inits: list[Any]) -> None:
+    for wrong in (object(), SimpleNamespace(op_patterns=["aten::mm"]), CustomInit()):
+        with pytest.raises(UsageError, match="fill the tensors"):
+            EventReplayer.register_custom_init(wrong)
+    assert inits == []
+
+
+def test_the_class_and_the_functions_share_one_registry(inits: list[Any]) -> None:
+    first, second = register_custom_init(Ones()), EventReplayer.register_custom_init(Twos)
+    assert inits[0] is first
+    assert isinstance(inits[1], second)
+    assert opreplay_tracelens._custom_init_registry is inits
+
+
+def module_with(folder: Path, name: str, op: str, factor: int) -> None:
+    """Write a module that defines `op` of the namespace lens_list."""
+    (folder / f"{name}.py").write_text(
+        "import torch\n"
+        f"_L = torch.library.Library('lens_list', 'FRAGMENT')\n_L.define('{op}(Tensor x) -> Tensor')\n"
+        f"_L.impl('{op}', lambda x: x * {factor}, 'CPU')\n"
+    )
+
+
+def test_every_module_of_a_namespace_is_imported(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(EventReplayer, "_namespaces", {})
+    monkeypatch.syspath_prepend(tmp_path)
+    module_with(tmp_path, "lens_list_a", "twice", 2)
+    module_with(tmp_path, "lens_list_b", "thrice", 3)
+    EventReplayer.register_namespace("lens_list", ["lens_list_a", "lens_list_b", "lens_list_absent"])
+    for op, factor in (("twice", 2), ("thrice", 3)):
+        replayer = EventReplayer({**ONE, "name": f"lens_list::{op}"}, device="cpu")
+        torch.testing.assert_close(replayer.replay(), replayer.args[0] * factor)
+
+
+@pytest.mark.parametrize("modules", [[], [3], "os; import x", ["a", None], {"a": "b"}])
+def test_what_names_no_module_is_refused_when_it_is_registered(modules: Any) -> None:
+    with pytest.raises(UsageError, match="names no module"):
+        EventReplayer.register_namespace("lens_wrong", modules or [""])

@@ -19,6 +19,7 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from opreplay.replay.arguments import tensors
+from opreplay.replay.arguments.operations import formulas
 from opreplay.replay.ir.model import Assumption, ReplayArg, ReplayOp
 from opreplay.traces.model import TensorMeta
 
@@ -65,7 +66,7 @@ def _flops(op: ReplayOp, function: Callable[..., Any]) -> int:
         return 0
     positional, by_name = op.in_call(args)
     try:
-        with FlopCounterMode(display=False) as counter:
+        with FlopCounterMode(display=False, custom_mapping=formulas()) as counter:
             function(*positional, **by_name)
     except (RuntimeError, NotImplementedError, ValueError, TypeError, AssertionError, AttributeError, IndexError):
         # An op without a meta kernel is no product that torch could count either.

@@ -16,9 +16,9 @@ import torch
 from torch.utils import _pytree as pytree
 from torch.utils.flop_counter import FlopCounterMode
 
+from opreplay.replay.arguments.operations import formulas
 from opreplay.replay.capture.calls.fakes import Fakes
 from opreplay.replay.capture.calls.module_tracker import ModuleTracker
-from opreplay.replay.capture.calls.operations import formulas
 from opreplay.replay.capture.calls.recorder import Recorder
 from opreplay.replay.capture.step import Step
 from opreplay.traces.errors import UsageError

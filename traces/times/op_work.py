@@ -19,6 +19,12 @@ import msgspec
 from opreplay.traces.dtypes import ITEMSIZE_BYTES, torch_dtype_name
 from opreplay.traces.literals import Literal, is_whole_numbers, parse_literal
 from opreplay.traces.model import MOST_ELEMENTS, OpSignature
+from opreplay.traces.times.flops import (
+    attention_flops,
+    convolution_backward_flops,
+    convolution_flops,
+    product_flops,
+)
 from opreplay.traces.times.kernel_classes import class_of_op, is_layer_of_experts
 
 ATTENTION: dict[str, tuple[int, bool]] = {
@@ -90,6 +96,8 @@ PRODUCTS = {
     "baddbmm_": (1, 3),
 }
 """Op of aten → which of its tensors is the first factor, and how many dimensions both factors have."""
+PAIRS = "float4_e2m1fn_x2"
+"""Element type that holds two numbers along the summed dimension."""
 LINEAR = frozenset({"linear", "_mkldnn_linear"})
 LIKE_ITS_INPUT = frozenset({"elementwise", "normalization", "softmax", "copies"})
 """Classes of ops whose result is as large as their largest argument."""
@@ -286,9 +294,9 @@ def _product(base: str, shapes: Shapes, signature: OpSignature) -> tuple[float |
     at, dims = PRODUCTS[base]
     if list(map(len, shapes[at : at + 2])) != [dims, dims]:
         return None, None
-    *rows, k = shapes[at]
-    result = prod(rows) * shapes[at + 1][-1]
-    return 2.0 * result * k, result
+    first, second = shapes[at : at + 2]
+    per_element = 2 if PAIRS in _tensors(signature)[1] else 1
+    return per_element * float(product_flops(first, second)), prod(first[:-1]) * second[-1]
 
 
 def _linear(base: str, shapes: Shapes, signature: OpSignature) -> tuple[float | None, int | None]:
@@ -308,7 +316,7 @@ def _attention(base: str, shapes: Shapes, signature: OpSignature) -> tuple[float
     if heads_last and (_shape(signature, 4) or _shape(signature, 5)):
         return None, result  # packed sequences
     causal = _argument(signature, causal_at) in (1, 2)  # True, or a type of mask of _efficient_attention_forward
-    flops = 2.0 * b * h * q * kv * (d + width)
+    flops = float(attention_flops((b, h, q, d), (b, h, kv, d), (b, h, kv, width)))
     return flops / 2 if causal and q == kv else flops, result
 
 
@@ -317,9 +325,11 @@ def _gradients(base: str, shapes: Shapes, signature: OpSignature) -> tuple[float
         return None, None
     gradient, data, weight = shapes[:3]
     wanted = _argument(signature, 10)
-    passes = sum(flag is True for flag in wanted[:2]) if isinstance(wanted, list) else 0
-    over = data if _argument(signature, 7) is True else gradient
-    return 2.0 * prod(over) * prod(weight[1:]) * passes or None, None
+    if not isinstance(wanted, list):
+        return None, None
+    asked, transposed = [flag is True for flag in wanted], _argument(signature, 7) is True
+    flops = convolution_backward_flops(gradient, data, weight, transposed=transposed, wanted=asked)
+    return float(flops) or None, None
 
 
 def _convolution(base: str, shapes: Shapes, signature: OpSignature) -> tuple[float | None, int | None]:
@@ -329,12 +339,12 @@ def _convolution(base: str, shapes: Shapes, signature: OpSignature) -> tuple[flo
     transposed = False if at[3] is None else _argument(signature, at[3])
     if transposed is not False:
         # Each element of the input meets the whole filter; how large the result is follows from more than these.
-        return (2.0 * prod(data) * prod(weight[1:]) if transposed is True else None), None
+        return float(convolution_flops(data, weight, (), transposed=True)) if transposed is True else None, None
     sizes = _window_places(data[2:], [*weight[2:]], *(_argument(signature, place) for place in at[:3]))
     if sizes is None:
         return None, None
-    result = prod((data[0], weight[0], *sizes))
-    return 2.0 * result * prod(weight[1:]), result
+    result = (data[0], weight[0], *sizes)
+    return float(convolution_flops(data, weight, result, transposed=False)), prod(result)
 
 
 def _pool_gradient(base: str, shapes: Shapes, signature: OpSignature) -> tuple[float | None, int | None]:

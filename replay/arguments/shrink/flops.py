@@ -3,10 +3,11 @@
 
 from __future__ import annotations
 
-import math
+from math import prod
 
 from opreplay.replay.arguments.shrink.pools import single_tensors
 from opreplay.replay.ir.model import ReplayOp
+from opreplay.traces.times import flops
 
 FLOPS_PER_THREAD = 1e10
 """Floating-point operations a second of one thread in float32 products, on the safe side: half of what one core of a
@@ -29,28 +30,32 @@ def bearable_flops(threads: int) -> float:
     return PATIENCE_S * FLOPS_PER_THREAD * max(1, threads)
 
 
-def _attention_flops(query: tuple[int, ...], key: tuple[int, ...]) -> float:
-    return 4.0 * math.prod(query) * key[-2] if len(query) == len(key) == 4 else 0.0
-
-
 def product_flops(op: ReplayOp) -> float:
     """Two for each multiplication and addition of a matrix product, attention or convolution; 0 for other ops."""
     short = op.name.removeprefix("aten::")
     shapes = {name: meta.shape for name, meta in single_tensors(op).items()}
     if short in _PRODUCTS and shapes.keys() >= set(_PRODUCTS[short]):
         first, second = (shapes[name] for name in _PRODUCTS[short])
-        if len(second) < 2:
-            return 2.0 * math.prod(first)
-        return 2.0 * math.prod(first) * second[0 if short == "linear" else -1]
+        if short == "linear":
+            return float(flops.product_flops((prod(first[:-1]), *first[-1:]), tuple(reversed(second)) or first[-1:]))
+        return float(flops.product_flops(first, second))
     if "scaled_dot_product" in short and shapes.keys() >= {"query", "key", "value"}:
-        return _attention_flops(shapes["query"], shapes["key"])
+        sizes = shapes["query"], shapes["key"], shapes["value"]
+        if [len(size) for size in sizes] != [4, 4, 4]:
+            return 0.0
+        count = flops.attention_backward_flops if "backward" in short else flops.attention_flops
+        return float(count(*sizes))
     return _convolution_flops(op, shapes) if "convolution" in short else 0.0
 
 
 def _convolution_flops(op: ReplayOp, shapes: dict[str, tuple[int, ...]]) -> float:
-    recorded = next(iter(op.outputs or ()), None)
+    recorded, data = next(iter(op.outputs or ()), None), shapes.get("input", shapes.get("self"))
     result = shapes.get("grad_output", None if recorded is None else recorded.shape)
-    if result is None or "weight" not in shapes:
+    weight, transposed = shapes.get("weight"), op.values.get("transposed") is True
+    if result is None or weight is None or (transposed and data is None):
         return 0.0
-    each = 4.0 if "backward" in op.name else 2.0
-    return each * math.prod(result) * math.prod(shapes["weight"][1:])
+    if "backward" not in op.name:
+        return float(flops.convolution_flops(data or (), weight, result, transposed=transposed))
+    mask = op.values.get("output_mask")
+    wanted = [flag is True for flag in mask] if isinstance(mask, tuple) else [True, True]
+    return float(flops.convolution_backward_flops(result, data or (), weight, transposed=transposed, wanted=wanted))

@@ -327,12 +327,12 @@ def _slots(
 
 
 def _flops(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], returned: Any) -> int | None:
-    """By torch's own formula, or one of `formulas`; None where neither has one."""
+    """By one of `formulas`, else by torch's own formula; None where neither has one."""
     from torch.utils.flop_counter import flop_registry
 
-    from opreplay.replay.capture.calls.operations import formulas
+    from opreplay.replay.arguments.operations import formulas
 
-    formula = {**formulas(), **flop_registry}.get(func._overloadpacket)
+    formula = {**flop_registry, **formulas()}.get(func._overloadpacket)
     if formula is None:
         return None
     try:

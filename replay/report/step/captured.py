@@ -105,9 +105,7 @@ def render(plan: ReplayPlan, check: Check | None) -> RenderableType:
     notes += [f"assumed: {note}" for note in capture.notes]
     notes += [f"{plural(int(n), 'call')} cannot be replayed: {reason}" for reason, n in _refused(plan)[:SHOWN]]
     notes += [f"graph break: {line}" for line in capture.graph_breaks[:SHOWN]]
-    notes.append(
-        "FLOPs: as torch.utils.flop_counter counts products, convolutions and attention (all pairs, masked or not)"
-    )
+    notes.append("FLOPs: of products, convolutions and attention (all pairs, masked or not)")
     parts += [Text(safe(note), style="dim") for note in notes]
     if check is not None:
         parts += [Text(), *check_lines(check)]

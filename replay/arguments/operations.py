@@ -1,0 +1,137 @@
+# pyright: strict
+"""Operations of calls for which torch's own counter has no formula or a wrong one: of a CPU alone, and of groups.
+
+torch 2.13 counts the weight's gradient of a grouped convolution once for each group, and takes tokens for heads in
+`_flash_attention_forward` and `_efficient_attention_forward`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import cache
+from math import prod
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+
+from opreplay.traces.times import flops
+
+
+def _product(first: Tensor, second: Tensor, *_: Any, **__: Any) -> int:
+    pairs = 2 if first.dtype is getattr(torch, "float4_e2m1fn_x2", None) else 1
+    return pairs * flops.product_flops(first.shape, second.shape)
+
+
+def _added_product(_added: Tensor, first: Tensor, second: Tensor, *_: Any, **__: Any) -> int:
+    return flops.product_flops(first.shape, second.shape)
+
+
+def _times_rows(x: Tensor, weight: Tensor, *_: Any, **__: Any) -> int:
+    """x [M, K], weight [N, K]."""
+    return 2 * x.numel() * weight.shape[0]
+
+
+def _attention(query: Tensor, key: Tensor, value: Tensor, *_: Any, **__: Any) -> int:
+    """All pairs of queries and keys, masked ones too: as torch counts them on a GPU."""
+    return flops.attention_flops(query.shape, key.shape, value.shape)
+
+
+def _attention_backward(_grad: Tensor, query: Tensor, key: Tensor, value: Tensor, *_: Any, **__: Any) -> int:
+    return flops.attention_backward_flops(query.shape, key.shape, value.shape)
+
+
+def _heads_last(formula: Callable[..., int], torchs: Callable[..., int], at: int, starts: int) -> Callable[..., int]:
+    """Return `formula` for [batch, tokens, heads, width] from argument `at` on; torch's where there is argument
+    `starts`: sequences of several lengths."""
+
+    def count(*args: Any, **kwargs: Any) -> int:
+        tensors = cast("list[Tensor]", args[at : at + 3])
+        if len(tensors) < 3 or (len(args) > starts and args[starts] is not None) or tensors[0].dim() != 4:
+            return torchs(*args, **kwargs)
+        return formula(*(tensor.transpose(1, 2).shape for tensor in tensors))
+
+    return count
+
+
+def _convolution(at: int | None) -> Callable[..., int]:
+    """Return the formula of a convolution whose argument `at` says whether it is transposed; None: it is not."""
+
+    def count(x: Tensor, weight: Tensor, *rest: Any, out_val: Tensor, **_: Any) -> int:
+        transposed = at is not None and bool(rest[at - 2])
+        return flops.convolution_flops(x.shape, weight.shape, out_val.shape, transposed=transposed)
+
+    return count
+
+
+def _convolution_backward(grad: Tensor, x: Tensor, weight: Tensor, *rest: Any, **kwargs: Any) -> int:
+    transposed: bool = rest[4]
+    wanted: Sequence[bool] = rest[7] if len(rest) > 7 else kwargs["output_mask"]
+    return flops.convolution_backward_flops(grad.shape, x.shape, weight.shape, transposed=transposed, wanted=wanted)
+
+
+def _recurrent(x: Tensor, weight: Tensor, hidden_weight: Tensor, *_: Any, **__: Any) -> int:
+    """Two products a step; x [T, B, I]."""
+    return 2 * prod(x.shape[:2]) * (weight.numel() + hidden_weight.numel())
+
+
+def _recurrent_backward(x: Tensor, weight: Tensor, hidden_weight: Tensor, *_: Any, **__: Any) -> int:
+    return 2 * _recurrent(x, weight, hidden_weight)
+
+
+def _grouped(x: Tensor, weight: Tensor, *_: Any, **__: Any) -> int:
+    """Each group's product: of x [M, K] or [G, M, K] with a weight [G, K, N]; where the weight has no dimension for
+    groups, its columns are dealt out among those of x, or its rows among x's columns."""
+    dealt = x.shape[0] if len(x.shape) == 3 and len(weight.shape) == 2 else 1
+    return 2 * x.numel() * weight.shape[-1] // dealt
+
+
+@cache
+def formulas() -> dict[Any, Callable[..., int]]:
+    """By overload packet; arguments as of the op, and `out_val`. They go before torch's."""
+    from torch.utils.flop_counter import flop_registry
+
+    aten = torch.ops.aten
+    by_op: dict[Any, Any] = {
+        aten._scaled_dot_product_flash_attention_for_cpu: _attention,
+        aten._scaled_dot_product_flash_attention_for_cpu_backward: _attention_backward,
+        aten.convolution: _convolution(6),
+        aten._convolution: _convolution(6),
+        aten.convolution_overrideable: _convolution(6),
+        aten.cudnn_convolution: _convolution(None),
+        aten.miopen_convolution: _convolution(None),
+        aten.mkldnn_convolution: _convolution(None),
+        aten._slow_conv2d_forward: _convolution(None),
+        aten.convolution_backward: _convolution_backward,
+        aten.mv: _product,
+        aten.dot: _product,
+        aten.vdot: _product,
+        aten._int_mm: _product,
+        aten._scaled_mm: _product,
+        aten.addmv: _added_product,
+        aten.addbmm: _added_product,
+        aten._addmm_activation: _added_product,
+        aten._weight_int8pack_mm: _times_rows,
+        aten._flash_attention_forward: _heads_last(
+            flops.attention_flops, flop_registry[aten._flash_attention_forward], 0, 3
+        ),
+        aten._efficient_attention_forward: _heads_last(
+            flops.attention_flops, flop_registry[aten._efficient_attention_forward], 0, 4
+        ),
+        aten._flash_attention_backward: _heads_last(
+            flops.attention_backward_flops, flop_registry[aten._flash_attention_backward], 1, 6
+        ),
+        aten._efficient_attention_backward: _heads_last(
+            flops.attention_backward_flops, flop_registry[aten._efficient_attention_backward], 1, 6
+        ),
+        aten._grouped_mm: _grouped,
+        aten._scaled_grouped_mm: _grouped,
+        aten.mkldnn_rnn_layer: _recurrent,
+        aten.mkldnn_rnn_layer_backward: _recurrent_backward,
+    }
+    for name, formula in (("_scaled_mm_v2", _product), ("_scaled_grouped_mm_v2", _grouped)):
+        if hasattr(aten, name):
+            by_op[getattr(aten, name)] = formula
+    for formula in by_op.values():
+        formula._get_raw = True  # torch's counter: hand over tensors, not their shapes
+    return by_op

@@ -1,0 +1,253 @@
+"""Operations by definition: what each op that counts them multiplies and adds, counted by running it on ones.
+
+A sum over the result of a product of ones is its number of multiplications. Each formula of ours is compared with
+that: of recorded calls (`work_of`), of planned ones (`product_flops`) and of captured ones (`formulas`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from itertools import product
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import opreplay
+from opreplay.replay.arguments.shrink.flops import product_flops
+from opreplay.replay.ir.model import ReplayArg, ReplayOp
+from opreplay.traces.model import OpSignature
+from opreplay.traces.times.op_work import work_of
+from tests import factories
+
+ones = torch.ones
+
+
+def captured_flops(step: Callable[..., Any], *inputs: torch.Tensor, **options: Any) -> int:
+    plan = opreplay.capture(step, *inputs, **options)
+    assert plan.capture is not None
+    return sum(plan.capture.flops.values())
+
+
+def operations(counted: torch.Tensor) -> int:
+    return 2 * int(counted.double().sum())
+
+
+PRODUCTS: list[tuple[Callable[..., torch.Tensor], tuple[torch.Tensor, ...]]] = [
+    (torch.mm, (ones(3, 5), ones(5, 7))),
+    (torch.bmm, (ones(2, 3, 5), ones(2, 5, 7))),
+    (torch.mv, (ones(3, 5), ones(5))),
+    (torch.dot, (ones(9), ones(9))),
+    (torch.matmul, (ones(4, 1, 3, 5), ones(2, 5, 7))),
+    (torch.matmul, (ones(5), ones(4, 5, 7))),
+    (F.linear, (ones(2, 3, 5), ones(7, 5))),
+    (lambda a, b: torch.einsum("bik,bjk->bij", a, b), (ones(2, 3, 5), ones(2, 4, 5))),
+    (lambda a, b: torch.einsum("ijk,kl->ijl", a, b), (ones(2, 3, 5), ones(5, 4))),
+    (lambda a, b: torch.addmm(torch.zeros(7), a, b), (ones(3, 5), ones(5, 7))),
+    (lambda a, b: torch.baddbmm(torch.zeros(3, 7), a, b), (ones(2, 3, 5), ones(2, 5, 7))),
+    (lambda a, b: torch.addbmm(torch.zeros(3, 7), a, b), (ones(2, 3, 5), ones(2, 5, 7))),
+    (lambda a, b: torch.addmv(torch.zeros(3), a, b), (ones(3, 5), ones(5))),
+]
+
+
+@pytest.mark.parametrize(("step", "inputs"), PRODUCTS)
+def test_products(step: Callable[..., torch.Tensor], inputs: tuple[torch.Tensor, ...]) -> None:
+    assert captured_flops(step, *inputs) == operations(step(*inputs))
+
+
+Convolution = tuple[int, bool, int, int, int, int, int]
+"""Dimensions, transposed, groups, stride, padding, dilation, output padding."""
+CONVOLUTIONS: list[Convolution] = [
+    (dims, transposed, groups, stride, padding, dilation, int(transposed and stride > 1))
+    for dims, transposed in product((1, 2, 3), (False, True))
+    for groups, stride, padding, dilation in ((1, 1, 0, 1), (2, 2, 1, 1), (4, 1, 2, 2), (2, 2, 0, 2))
+]
+
+
+def module(convolution: Convolution) -> torch.nn.Module:
+    dims, transposed, groups, stride, padding, dilation, more = convolution
+    name = f"Conv{'Transpose' * transposed}{dims}d"
+    options = {"output_padding": more} if transposed else {}
+    kind: Callable[..., torch.nn.Module] = getattr(torch.nn, name)
+    return kind(4, 8, 3, stride=stride, padding=padding, dilation=dilation, groups=groups, bias=False, **options)
+
+
+def multiplications(convolution: Convolution, data: torch.Tensor) -> int:
+    """By running it on ones; with the padding as ones too, for a kernel multiplies that as well."""
+    dims, transposed, groups, stride, padding, dilation, _ = convolution
+    if transposed:
+        weight = ones(4, 8 // groups, *[3] * dims)
+        run: Callable[..., torch.Tensor] = getattr(F, f"conv_transpose{dims}d")
+        return operations(run(ones(data.shape), weight, stride=stride, dilation=dilation, groups=groups))
+    padded = ones(*data.shape[:2], *(size + 2 * padding for size in data.shape[2:]))
+    weight = ones(8, 4 // groups, *[3] * dims)
+    run = getattr(F, f"conv{dims}d")
+    return operations(run(padded, weight, stride=stride, dilation=dilation, groups=groups))
+
+
+@pytest.mark.parametrize("convolution", CONVOLUTIONS)
+def test_convolutions_and_the_gradients_that_are_asked_for(convolution: Convolution) -> None:
+    data = torch.randn(3, 4, *[7] * convolution[0])
+    once = multiplications(convolution, data)
+    for of_data, of_weight in ((True, True), (False, True), (True, False)):
+        net = module(convolution).requires_grad_(of_weight)
+
+        def step(x: torch.Tensor, net: torch.nn.Module = net) -> None:
+            net(x).sum().backward()
+
+        found = captured_flops(step, data.clone().requires_grad_(of_data))
+        assert found == once * (1 + of_data + of_weight)
+
+
+def recorded(name: str, shapes: Sequence[tuple[int, ...] | str], dtype: str = "float") -> OpSignature:
+    return OpSignature(
+        name=name,
+        dims=tuple(() if isinstance(shape, str) else shape for shape in shapes),
+        types=tuple("Scalar" if isinstance(shape, str) else dtype for shape in shapes),
+        strides=None,
+        concrete=tuple(shape if isinstance(shape, str) else "" for shape in shapes),
+    )
+
+
+def planned(name: str, arguments: dict[str, Any], result: tuple[int, ...]) -> ReplayOp:
+    args: list[ReplayArg] = []
+    for key, value in arguments.items():
+        if isinstance(value, tuple) and not isinstance(value[0], bool):
+            args.append(factories.tensor(key, *value))
+        else:
+            args.append(factories.value(key, "bool[]" if isinstance(value, tuple) else "bool", value))
+    return factories.op(name, *args, outputs=(factories.meta(*result),))
+
+
+@pytest.mark.parametrize("convolution", CONVOLUTIONS)
+def test_recorded_and_planned_convolutions(convolution: Convolution) -> None:
+    dims, transposed, groups, stride, padding, dilation, more = convolution
+    net, data = module(convolution), torch.randn(3, 4, *[7] * dims)
+    once = multiplications(convolution, data)
+    x, weight, result = tuple(data.shape), tuple(net.weight.shape), tuple(net(data).shape)  # type: ignore[arg-type]
+    plain = [str([n] * dims) for n in (stride, padding, dilation)]
+    window = [*plain, str(transposed), str([more] * dims), str(groups)]
+    call = recorded("aten::convolution", [x, weight, (), *window])
+    assert work_of(call).flops == once
+    named = {"input": x, "weight": weight, "transposed": transposed}
+    assert product_flops(planned("aten::convolution", named, result)) == once
+    for mask in ((True, True, False), (False, True, True), (True, False, False), (False, False, True)):
+        call = recorded("aten::convolution_backward", [result, x, weight, "[0]", *window, str([*mask])])
+        assert (work_of(call).flops or 0) == once * sum(mask[:2])
+        asked = {"grad_output": result, **named, "output_mask": mask}
+        assert product_flops(planned("aten::convolution_backward", asked, x)) == once * sum(mask[:2])
+
+
+def attention_operations(heads: int, shared: int, queries: int, keys: int, width: int, other: int) -> int:
+    """Scores and their product with the values, one head after the other."""
+    total = 0
+    for head in range(heads):
+        assert head // (heads // shared) < shared
+        scores = ones(queries, width) @ ones(width, keys)
+        total += operations(scores) + operations(ones(queries, keys) @ ones(keys, other))
+    return total
+
+
+@pytest.mark.parametrize(("heads", "shared"), [(4, 4), (6, 2), (4, 1)])
+@pytest.mark.parametrize("causal", [False, True])
+def test_attention(heads: int, shared: int, causal: bool) -> None:
+    query, key, value = torch.randn(2, heads, 5, 8), torch.randn(2, shared, 5, 8), torch.randn(2, shared, 5, 8)
+    once = 2 * attention_operations(heads, shared, 5, 5, 8, 8)
+
+    def step(*tensors: torch.Tensor) -> torch.Tensor:
+        return F.scaled_dot_product_attention(*tensors, is_causal=causal, enable_gqa=heads != shared)
+
+    assert captured_flops(step, query, key, value) == once, "all pairs, masked or not"
+    shapes = [tuple(tensor.shape) for tensor in (query, key, value)]
+    call = recorded("aten::_scaled_dot_product_flash_attention", [*shapes, "0.", str(causal)])
+    assert work_of(call).flops == once / (2 if causal else 1)
+    named = dict(zip(("query", "key", "value"), shapes, strict=True))
+    assert product_flops(planned("aten::_scaled_dot_product_flash_attention", named, shapes[0])) == once
+
+
+def test_attention_with_values_of_another_width() -> None:
+    shapes = [(2, 4, 5, 8), (2, 4, 7, 8), (2, 4, 7, 3)]
+    once = 2 * attention_operations(4, 4, 5, 7, 8, 3)
+    assert captured_flops(F.scaled_dot_product_attention, *map(torch.randn, shapes)) == once
+    call = recorded("aten::_scaled_dot_product_efficient_attention", [*shapes, (), "False", "0.", "False"])
+    assert work_of(call).flops == once
+    named = dict(zip(("query", "key", "value"), shapes, strict=True))
+    assert product_flops(planned("aten::scaled_dot_product_attention", named, (2, 4, 5, 3))) == once
+
+
+def test_the_backward_pass_of_attention_is_five_products() -> None:
+    inputs = [torch.randn(2, 4, 5, 8, requires_grad=True) for _ in range(3)]
+
+    def step(*tensors: torch.Tensor) -> None:
+        F.scaled_dot_product_attention(*tensors).sum().backward()
+
+    one_product = operations(ones(2, 4, 5, 8) @ ones(2, 4, 8, 5))
+    assert captured_flops(step, *inputs) == (2 + 5) * one_product
+
+
+@pytest.mark.parametrize(
+    ("x", "weight"),
+    [((9, 4), (3, 4, 5)), ((3, 9, 4), (3, 4, 5)), ((3, 9, 4), (4, 6)), ((4, 9), (9, 5))],
+    ids=["rows dealt out", "batches", "columns dealt out", "summed dealt out"],
+)
+def test_products_of_groups(x: tuple[int, ...], weight: tuple[int, ...]) -> None:
+    is_dealt = len(x) == 2 or len(weight) == 2
+    ends = torch.tensor([2, 5, weight[-1] if len(x) == 3 else x[-1] if len(weight) == 2 else x[0]], dtype=torch.int32)
+    expected = 0
+    starts = [0, 2, 5]
+    for group, (begin, end) in enumerate(zip(starts, ends.tolist(), strict=True)):
+        if len(x) == 2 and len(weight) == 3:
+            expected += operations(ones(end - begin, x[1]) @ ones(weight[1:]))
+        elif len(x) == 3 and len(weight) == 2:
+            expected += operations(ones(x[1:]) @ ones(weight[0], end - begin))
+        elif len(x) == 2:
+            expected += operations(ones(x[0], end - begin) @ ones(end - begin, weight[1]))
+        else:
+            expected += operations(ones(x[1:]) @ ones(weight[1:])) if group < x[0] else 0
+
+    from opreplay.replay.arguments.operations import formulas
+
+    formula = formulas()[torch.ops.aten._grouped_mm]
+    assert formula(ones(x), ones(weight), ends if is_dealt else None, out_val=None) == expected
+
+
+def test_numbers_that_are_packed_in_pairs_count_twice() -> None:
+    shapes = [(16, 8), (8, 4)]
+    assert work_of(recorded("aten::_scaled_mm", shapes, "c10::Float8_e4m3fn")).flops == operations(
+        ones(16, 8) @ ones(8, 4)
+    )
+    assert work_of(recorded("aten::_scaled_mm", shapes, "c10::Float4_e2m1fn_x2")).flops == operations(
+        ones(16, 16) @ ones(16, 4)
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "shapes"),
+    [
+        ("aten::mm", [(3, 5), (5, 7)]),
+        ("aten::_int_mm", [(3, 5), (5, 7)]),
+        ("aten::addmm", [(7,), (3, 5), (5, 7)]),
+        ("aten::_addmm_activation", [(7,), (3, 5), (5, 7)]),
+        ("aten::bmm", [(2, 3, 5), (2, 5, 7)]),
+        ("aten::baddbmm", [(2, 3, 7), (2, 3, 5), (2, 5, 7)]),
+        ("aten::linear", [(4, 3, 5), (7, 5), (7,)]),
+    ],
+)
+def test_recorded_products(name: str, shapes: list[tuple[int, ...]]) -> None:
+    first, second = [shape for shape in shapes if len(shape) > 1][-2:]
+    factors = ones(first), ones(second).T if "linear" in name else ones(second)
+    assert work_of(recorded(name, [*shapes])).flops == operations(factors[0] @ factors[1])
+
+
+def test_layers_of_experts_multiply_each_token_with_its_experts() -> None:
+    tokens, experts, chosen, hidden, inner = 6, 4, 2, 8, 5
+    call = recorded(
+        "vllm::fused_experts",
+        [(tokens, hidden), (experts, 2 * inner, hidden), (experts, hidden, inner), (tokens, chosen), (tokens, chosen)],
+    )
+    expected = 0
+    for _token, _expert in product(range(tokens), range(chosen)):
+        up = ones(1, hidden) @ ones(hidden, 2 * inner)
+        expected += operations(up) + operations(ones(1, inner) @ ones(inner, hidden))
+    assert work_of(call).flops == expected

@@ -155,8 +155,8 @@ def test_attention(heads: int, shared: int, causal: bool) -> None:
     query, key, value = torch.randn(2, heads, 5, 8), torch.randn(2, shared, 5, 8), torch.randn(2, shared, 5, 8)
     once = 2 * attention_operations(heads, shared, 5, 5, 8, 8)
 
-    def step(*tensors: torch.Tensor) -> torch.Tensor:
-        return F.scaled_dot_product_attention(*tensors, is_causal=causal, enable_gqa=heads != shared)
+    def step(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        return F.scaled_dot_product_attention(q, k, v, is_causal=causal, enable_gqa=heads != shared)
 
     assert captured_flops(step, query, key, value) == once, "all pairs, masked or not"
     shapes = [tuple(tensor.shape) for tensor in (query, key, value)]
@@ -169,7 +169,7 @@ def test_attention(heads: int, shared: int, causal: bool) -> None:
 def test_attention_with_values_of_another_width() -> None:
     shapes = [(2, 4, 5, 8), (2, 4, 7, 8), (2, 4, 7, 3)]
     once = 2 * attention_operations(4, 4, 5, 7, 8, 3)
-    assert captured_flops(F.scaled_dot_product_attention, *map(torch.randn, shapes)) == once
+    assert captured_flops(F.scaled_dot_product_attention, *(torch.randn(shape) for shape in shapes)) == once
     call = recorded("aten::_scaled_dot_product_efficient_attention", [*shapes, (), "False", "0.", "False"])
     assert work_of(call).flops == once
     named = dict(zip(("query", "key", "value"), shapes, strict=True))
@@ -179,8 +179,8 @@ def test_attention_with_values_of_another_width() -> None:
 def test_the_backward_pass_of_attention_is_five_products() -> None:
     inputs = [torch.randn(2, 4, 5, 8, requires_grad=True) for _ in range(3)]
 
-    def step(*tensors: torch.Tensor) -> None:
-        F.scaled_dot_product_attention(*tensors).sum().backward()
+    def step(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
+        F.scaled_dot_product_attention(q, k, v).sum().backward()
 
     one_product = operations(ones(2, 4, 5, 8) @ ones(2, 4, 8, 5))
     assert captured_flops(step, *inputs) == (2 + 5) * one_product

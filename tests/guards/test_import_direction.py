@@ -34,6 +34,7 @@ TORCH_AT_IMPORT = (
     "opreplay.replay.resolve.schema",
     "opreplay.replay.arguments.tensors",
     "opreplay.replay.arguments.float32",
+    "opreplay.replay.arguments.operations",
     "opreplay.replay.tile.programs",
 )
 """Modules and packages that may import torch when they are imported: they make, run or resolve ops."""

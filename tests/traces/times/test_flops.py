@@ -162,7 +162,7 @@ def test_attention(heads: int, shared: int, causal: bool) -> None:
     shapes = [tuple(tensor.shape) for tensor in (query, key, value)]
     call = recorded("aten::_scaled_dot_product_flash_attention", [*shapes, "0.", str(causal)])
     assert work_of(call).flops == once / (2 if causal else 1)
-    named = dict(zip(("query", "key", "value"), shapes, strict=True))
+    named: dict[str, Any] = dict(zip(("query", "key", "value"), shapes, strict=True))
     assert product_flops(planned("aten::_scaled_dot_product_flash_attention", named, shapes[0])) == once
 
 
@@ -172,7 +172,7 @@ def test_attention_with_values_of_another_width() -> None:
     assert captured_flops(F.scaled_dot_product_attention, *(torch.randn(shape) for shape in shapes)) == once
     call = recorded("aten::_scaled_dot_product_efficient_attention", [*shapes, (), "False", "0.", "False"])
     assert work_of(call).flops == once
-    named = dict(zip(("query", "key", "value"), shapes, strict=True))
+    named: dict[str, Any] = dict(zip(("query", "key", "value"), shapes, strict=True))
     assert product_flops(planned("aten::scaled_dot_product_attention", named, (2, 4, 5, 3))) == once
 
 

@@ -12,19 +12,21 @@ import inspect
 import re
 import sys
 import traceback
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from hashlib import blake2b
 from importlib.metadata import entry_points
 from pathlib import Path, PurePath
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from opreplay.traces.errors import UsageError
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
+
+Loaded = TypeVar("Loaded")
 
 PROGRAM = "this program"
 """Where a registration is from when no file, module or plugin is being loaded."""
@@ -80,7 +82,8 @@ def load_user_code(name: str, *, flag: str) -> None:
             if name.endswith(".py"):
                 run_file(name)
             else:
-                importlib.import_module(name)
+                with _found_in(Path.cwd(), name):
+                    _without_libraries(lambda: importlib.import_module(name))
     except UsageError:
         raise
     except (Exception, SystemExit) as error:  # user code may raise anything
@@ -103,7 +106,7 @@ def _beside_hint(name: str, error: BaseException) -> str:
 
 def _fallback_hint(name: str, error: BaseException) -> str:
     if not name.endswith(".py"):
-        return "Give a .py file, or a module that Python can import."
+        return "Give a .py file, a folder of these, or a module that Python can import, or that lies in this folder."
     if isinstance(error, ModuleNotFoundError):
         return f"Install {(error.name or '').partition('.')[0]}: Python does not find it."
     return "" if Path(name).is_file() else "Give a .py file that is there."
@@ -125,21 +128,178 @@ def run_file(path: str | Path) -> bool:
     whole = Path(path).resolve()
     if whole in _loaded:
         return False
-    # Two files of one name are two modules.
-    digest = blake2b(bytes(whole), digest_size=4).hexdigest()
-    spec = importlib.util.spec_from_file_location(f"opreplay_user_{whole.stem}_{digest}", whole)
+    _remember(whole, _execute(_unique_name(whole, whole.stem), whole))
+    return True
+
+
+def import_package(folder: str | Path) -> list[Path]:
+    """Import a folder that has an __init__.py as a package; return which of its files ran now.
+
+    Its name is the folder's, which its files may import, unless Python has another module of that name. Raises whatever
+    the package raises.
+    """
+    init = Path(folder).resolve() / "__init__.py"
+    if init in _loaded:
+        return []
+    name = init.parent.name
+    if not name.isidentifier() or not _is_free(name, init):
+        name = _unique_name(init, "package")
+    _remember(init, _execute(name, init))
+    return [init, *_remember_parts(name)]
+
+
+def import_from_package(file: str | Path) -> list[Path]:
+    """Import a file of a package that `import_package` has imported; return which of its files ran now.
+
+    Raises whatever the file raises.
+    """
+    whole = Path(file).resolve()
+    if whole in _loaded:
+        return []
+    package = _loaded[whole.parent / "__init__.py"].__name__
+    _without_libraries(lambda: importlib.import_module(f"{package}.{whole.stem}"))
+    return _remember_parts(package)
+
+
+def _execute(name: str, file: Path) -> ModuleType:
+    """Run a file as the module `name`, which is a package where the file is an __init__.py."""
+    return _without_libraries(lambda: _execute_once(name, file))
+
+
+def _execute_once(name: str, file: Path) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(name, file)
     if spec is None or spec.loader is None:
-        raise ImportError(f"{path} is no Python file")
+        raise ImportError(f"{file} is no Python file")
     module = importlib.util.module_from_spec(spec)
     # Dataclasses, pickles and type hints look a module up by its name.
-    sys.modules[spec.name] = module
+    sys.modules[name] = module
     try:
         spec.loader.exec_module(module)
     except BaseException:
-        del sys.modules[spec.name]
+        _forget_module(name)
         raise
-    _loaded[whole], _sources[str(whole)] = module, _source
-    return True
+    return module
+
+
+class _AbsentOp:
+    """Stands for torch.ops.library.op in a user's file where the library is not installed: a name to register for."""
+
+    def __init__(self, name: str) -> None:
+        self._qualified_op_name = name
+
+    def __getattr__(self, overload: str) -> _AbsentOp:
+        if overload.startswith("_"):
+            raise AttributeError(overload)
+        return self
+
+    def __call__(self, *args: object, **kwargs: object) -> None:
+        raise RuntimeError(f"{self._qualified_op_name} is not registered here")
+
+
+def _without_libraries(run: Callable[[], Loaded]) -> Loaded:
+    """Run a user's code; where it fails for want of an op of a library that is not here, run it again with a name.
+
+    Then torch.ops.library.op can be registered for without the library, and only the ops that the code failed for are
+    such names. Raises whatever the code raises.
+    """
+    absent: dict[str, _AbsentOp] = {}
+    first: AttributeError | None = None
+    while True:
+        try:
+            with _as_ops(absent):
+                return run()
+        except AttributeError as error:
+            match = _NO_OP.search(str(error))
+            name = match and f"{match['library']}::{match['op']}"
+            if name is None or name in absent or len(absent) >= _MOST_ABSENT or _is_there(name):
+                raise
+            first = first or error
+            absent[name] = _AbsentOp(name)
+        except RuntimeError as error:  # as of a definition that was made before
+            if first is None:
+                raise
+            raise first from error
+
+
+_MOST_ABSENT = 100
+"""Ops of absent libraries that one file may name: it is run once more for each."""
+
+
+def _is_there(op: str) -> bool:
+    """Whether the library of an op is loaded: then the op is misspelt, or of another version."""
+    import torch
+
+    namespace = f"{op.partition('::')[0]}::"
+    names = torch._C._dispatch_get_all_op_names()  # pyright: ignore[reportPrivateUsage]
+    return any(name.startswith(namespace) for name in names)
+
+
+@contextmanager
+def _as_ops(absent: Mapping[str, _AbsentOp]) -> Generator[None, None, None]:
+    """Let torch.ops have these ops meanwhile."""
+    placed: list[tuple[Any, str]] = []
+    try:
+        for name, op in absent.items():
+            import torch
+
+            namespace, _, base = name.partition("::")
+            library = getattr(torch.ops, namespace)
+            setattr(library, base, op)
+            placed.append((library, base))
+        yield
+    finally:
+        for library, base in placed:
+            delattr(library, base)
+
+
+def _unique_name(file: Path, shown: str) -> str:
+    """A module name for a file: two files of one name are two modules."""
+    return f"opreplay_user_{shown}_{blake2b(bytes(file), digest_size=4).hexdigest()}"
+
+
+def _is_free(name: str, init: Path) -> bool:
+    """Whether no module but the package of this __init__.py has the name."""
+    if name in sys.modules:
+        return getattr(sys.modules[name], "__file__", None) == str(init)
+    spec = importlib.util.find_spec(name)
+    return spec is None or spec.origin == str(init)
+
+
+def _remember(file: Path, module: ModuleType) -> None:
+    _loaded[file], _sources[str(file)] = module, _source
+
+
+def _remember_parts(package: str) -> list[Path]:
+    """Note the files of a package that were imported since the last time; return them."""
+    files: list[Path] = []
+    for name, module in tuple(sys.modules.items()):
+        origin = getattr(module, "__file__", None) if name.startswith(f"{package}.") else None
+        if origin is not None and (file := Path(origin).resolve()) not in _loaded:
+            _remember(file, module)
+            files.append(file)
+    return files
+
+
+def _forget_module(name: str) -> None:
+    """Let Python import a module anew, and those below it."""
+    for known in tuple(sys.modules):
+        if known == name or known.startswith(f"{name}."):
+            del sys.modules[known]
+
+
+@contextmanager
+def _found_in(folder: Path, name: str) -> Generator[None, None, None]:
+    """Let Python look for a module in a folder too, after everywhere else, where it does not find it otherwise."""
+    root = name.partition(".")[0]
+    here = (folder / f"{root}.py").is_file() or (folder / root / "__init__.py").is_file()
+    if not here or not root.isidentifier() or root in sys.modules or importlib.util.find_spec(root) is not None:
+        yield
+        return
+    sys.path.append(str(folder))
+    try:
+        yield
+    finally:
+        sys.path.remove(str(folder))
 
 
 def user_module(path: str | Path) -> ModuleType:
@@ -154,6 +314,8 @@ def loaded_files() -> dict[str, str]:
 
 def forget_loaded() -> None:
     """Let files run again; for tests and long-lived programs that clear a registry."""
+    for module in _loaded.values():
+        _forget_module(module.__name__)
     _loaded.clear()
     _sources.clear()
 

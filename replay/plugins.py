@@ -6,6 +6,7 @@ Owns no registry: those are `conversions`, `executors`, `opreplay.initializers.e
 
 from __future__ import annotations
 
+import importlib.util
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -66,17 +67,26 @@ def load_plugins(names: Sequence[str] = (), *, installed: bool = True) -> None:
 
 
 def plugin_files(names: Sequence[str]) -> tuple[str, ...]:
-    """Files and modules among `names`, and in place of each folder its files, in the order in which they are run."""
-    lists = (
-        [str(file.resolve()) for file in sorted(Path(name).glob("*.py"))] if _is_folder(name) else [name]
-        for name in names
-    )
-    return tuple(file for files in lists for file in files)
+    """Files, modules and packages among `names`, and in place of other folders their files, in the order of running."""
+    return tuple(file for name in names for file in _parts(name))
+
+
+def _parts(name: str) -> list[str]:
+    if not _is_folder(name):
+        return [name]
+    if (Path(name) / "__init__.py").is_file():
+        return [str(Path(name).resolve())]
+    return [str(file.resolve()) for file in sorted(Path(name).glob("*.py"))]
 
 
 def _is_folder(name: str) -> bool:
-    """Whether a folder of files is meant, not a package of that name that Python imports."""
-    return Path(name).is_dir() and (os.sep in name or not (Path(name) / "__init__.py").exists())
+    """Whether a folder of files is meant, not an installed package of that name."""
+    if not Path(name).is_dir():
+        return False
+    if os.sep in name or not name.isidentifier():
+        return True
+    spec = importlib.util.find_spec(name)
+    return spec is None or spec.origin is None or Path(spec.origin) == Path(name).resolve() / "__init__.py"
 
 
 def registrations() -> tuple[Registration, ...]:

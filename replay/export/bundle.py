@@ -102,7 +102,7 @@ def make_bundle(
     Without `keep_names` nothing that names the model, its files, machine or kernels is kept. Ops that an executor of
     one of the .py files `plugins` runs are in with that file, and so are those that the file defines by torch.library.
     """
-    plugin_files = {str(Path(name).resolve()): name for name in plugins if name.endswith(".py")}
+    plugin_files = {str(file.resolve()): str(file) for name in plugins for file in _python_files(Path(name))}
     executors: dict[str, dict[str, Any]] = {}
     files: dict[str, bytes] = {}
     namespaces: dict[str, str] = {}
@@ -147,6 +147,13 @@ def make_bundle(
         files=files,
         namespaces=namespaces,
     )
+
+
+def _python_files(plugin: Path) -> list[Path]:
+    """The plugin itself where it is a .py file, the files of a package; none for a module."""
+    if plugin.is_dir():
+        return sorted(plugin.rglob("*.py"))
+    return [plugin] if plugin.suffix == ".py" else []
 
 
 def _executor_of(op: ReplayOp, plugin_files: Mapping[str, str]) -> tuple[dict[str, Any], Path]:

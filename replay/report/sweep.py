@@ -104,7 +104,7 @@ def prediction_notes(prediction: Simulated) -> list[str]:
         prediction.confidence, []
     )
     if prediction.taken_for:
-        mine = f"by your rule {prediction.source}: {prediction.taken_for}"
+        mine = f"by your {str(prediction.by).removeprefix('user ')} {prediction.source}: {prediction.taken_for}"
         notes = [mine if prediction.source else f"costed as {prediction.taken_for}, which is near by name", *notes]
     if prediction.no_path:
         return [f"does not support {prediction.no_path} products: costed as another dtype"]

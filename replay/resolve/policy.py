@@ -162,13 +162,19 @@ def named_modules(imports: Imports | None) -> dict[str, str]:
     pairs: Iterable[Any] = cast("Mapping[Any, Any]", entries).items() if isinstance(entries, Mapping) else entries
     modules: dict[str, list[str]] = {}
     for pair in pairs:
-        parts = pair.split("=", 1) if isinstance(pair, str) else cast("Sequence[Any]", pair)
-        namespace, given = cast("tuple[Any, Any]", parts) if len(parts) == 2 else (pair, ())
+        parts: Any = pair.split("=", 1) if isinstance(pair, str) else pair
+        namespace, given = _two(parts)
         several: Any = given.split(",") if isinstance(given, str) else given
         if not _are_names(namespace, several):
             raise UsageError(f"{pair!r} names no module to import", hint='Write {"myops": "my_package.ops"}.')
         modules.setdefault(namespace, []).extend(several)
     return {namespace: ",".join(dict.fromkeys(several)) for namespace, several in modules.items()}
+
+
+def _two(parts: Any) -> tuple[Any, Any]:
+    """The two items of a pair; (None, None) for anything else."""
+    items = cast("Sequence[Any]", parts) if isinstance(parts, list | tuple) else ()
+    return (items[0], items[1]) if len(items) == 2 else (None, None)
 
 
 def _are_names(namespace: Any, modules: Any) -> bool:

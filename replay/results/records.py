@@ -72,7 +72,8 @@ class Simulated(msgspec.Struct, frozen=True, kw_only=True):
     """Of a collective: how it runs on the links, e.g. "direct over HCCS, then ring over RDMA"."""
     taken_for: str = ""
     """Of a user's rule: what the kernels that it names were costed as, e.g. "Axpy as one of the family Elementwise";
-    else the op whose rule was taken since the names are alike."""
+    of a user's estimator or properties: what they used that is not known of the op; else the op whose rule was taken
+    since the names are alike."""
     measured: Literal["", "call", "op", "family"] = ""
     """The nearest measurement of the user's own (calls of a device file) that the time rests on: of this very call, of
     other calls of the op, of its kernel family; empty where there is none."""

@@ -9,14 +9,17 @@ user code sees.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from numbers import Real
 from pathlib import Path, PurePath
-from typing import Any, TypeVar, cast
+from typing import Any, Generic, TypeVar, cast
 
 from opreplay.initializers.user_code import (
     failed_at,
     forget_loaded,
+    import_from_package,
+    import_package,
     loading,
     missing_op_hint,
     place_of,
@@ -37,6 +40,7 @@ from opreplay.replay.ir.model import ReplayOp
 from opreplay.traces.errors import UsageError
 
 Estimator = TypeVar("Estimator", bound=Callable[..., Any])
+Value = TypeVar("Value")
 
 ESTIMATORS: UserTable[UserFunction] = UserTable("estimator", remedy="override=True replaces it")
 
@@ -184,19 +188,36 @@ def _names_any(entry: UserFunction, table: UserTable[UserFunction], ops: Collect
     return any(registered is entry for name in names for _, registered in table.matching(name, entry.device))
 
 
-def estimate(op: ReplayOp, device: DeviceProfile) -> tuple[float, str] | None:
-    """Microseconds that a user's estimator gives for `op` on `device`, and which it is; None where there is none.
+@dataclass(frozen=True, slots=True)
+class Estimate(Generic[Value]):
+    """What a user's function says of an op."""
+
+    value: Value
+    source: str
+    """The function, "name (file.py:line)"."""
+    assumed: str
+    """What it used that is not known of the op; "" for nothing."""
+
+
+def estimate(op: ReplayOp, device: DeviceProfile) -> Estimate[float] | None:
+    """Microseconds that a user's estimator gives for `op` on `device`; None where none is registered.
 
     Raises CustomOpError when the function fails or returns something else than a time.
     """
     entry = ESTIMATORS.find(op_name(op.name), device=device.name) if ESTIMATORS and "::" in op.name else None
     if entry is None or (op.reason is not None and not op.args):
         return None
-    result = _called(op, entry.function, OpInvokeInfo(op), DeviceFacts(device))
+    invoked = OpInvokeInfo(op)
+    result = _called(op, entry.function, invoked, DeviceFacts(device))
     seconds = result.execution_time_s if isinstance(result, PerformanceModel.Result) else result
     if not _is_amount(seconds, MAX_SECONDS):
         raise CustomOpError(f"{entry.place}: the estimator of {op.name} returned {_shown(result)}, no time in seconds")
-    return float(seconds) * 1e6, entry.shown
+    return _estimate(float(seconds) * 1e6, entry, invoked)
+
+
+def _estimate(value: Value, entry: UserFunction, invoked: OpInvokeInfo) -> Estimate[Value]:
+    assumed = "the op's result is assumed to be like its first tensor" if invoked.assumed_out else ""
+    return Estimate(value, entry.shown, assumed)
 
 
 def has_own_cost(op: ReplayOp) -> bool:
@@ -225,21 +246,20 @@ def _shown(value: object) -> str:
     return text if len(text) <= SHOWN else text[:SHOWN] + "…"
 
 
-def property_terms(
-    op: ReplayOp, device: DeviceProfile, state: State = "network"
-) -> tuple[dict[str, float], str] | None:
-    """Terms in microseconds from a user's properties of `op`, and whose they are; None when nobody registered any.
+def property_terms(op: ReplayOp, device: DeviceProfile, state: State = "network") -> Estimate[dict[str, float]] | None:
+    """Terms in microseconds from a user's properties of `op`; None when nobody registered any.
 
     Raises CustomOpError when the function fails or returns something else than PerformanceProperties.
     """
     entry = OpInvokeInfo.properties.find(op_name(op.name)) if OpInvokeInfo.properties and "::" in op.name else None
     if entry is None or (op.reason is not None and not op.args):
         return None
-    properties = _called(op, entry.function, OpInvokeInfo(op))
+    invoked = OpInvokeInfo(op)
+    properties = _called(op, entry.function, invoked)
     wrong = _wrong_in(properties)
     if wrong is not None or not isinstance(properties, PerformanceProperties):
         raise CustomOpError(f"{entry.place}: the properties of {op.name} are {wrong}")
-    return terms_of(properties, device, state), entry.shown
+    return _estimate(terms_of(properties, device, state), entry, invoked)
 
 
 def _wrong_in(properties: object) -> str | None:
@@ -321,8 +341,9 @@ def _text(error: BaseException) -> str:
 def load_custom_ops(folder: str | Path | None) -> list[Path]:
     """Run every .py file of a folder, sorted by name, so that it registers its ops; files loaded before are left out.
 
-    A file that fails does not keep the ones after it from loading; afterwards CustomOpError names every failure with
-    file and line. Raises UsageError when `folder` is none. None loads nothing.
+    A folder with an __init__.py is imported as a package, and then the files that this has not imported. A file that
+    fails does not keep the ones after it from loading; afterwards CustomOpError names every failure with file and line.
+    Raises UsageError when `folder` is none. None loads nothing.
     """
     if folder is None:
         return []
@@ -332,18 +353,27 @@ def load_custom_ops(folder: str | Path | None) -> list[Path]:
     failures: list[str] = []
     hints: list[str] = []
     loaded: list[Path] = []
-    for file in sorted(path.glob("*.py")):
+    init = path / "__init__.py"
+    files = [file for file in sorted(path.glob("*.py")) if file.name not in ("__init__.py", "__main__.py")]
+    run = import_from_package if init.is_file() else _run_alone
+    for file in [init, *files] if init.is_file() else files:
         try:
             with loading(f"--plugin {folder}"):
-                ran = run_file(file)
+                loaded += import_package(path) if file == init else run(file)
         except (Exception, SystemExit) as error:  # user code may raise anything
             hints += [hint] if (hint := missing_op_hint(error)) else []
             failures.append(f"{failed_at(error) or file.resolve()}: {type(error).__name__}: {_text(error)}")
-        else:
-            loaded += [file] if ran else []
+            if file == init:
+                break
     if failures:
+        remedy = f"Mend them, or name the files of {path} that you want: no result comes without code that you named."
         raise CustomOpError(
-            f"{len(failures)} custom-op file{'s' if len(failures) > 1 else ''} failed: " + "; ".join(failures),
-            hint=" ".join(dict.fromkeys((*hints, "The other files of the folder were loaded."))),
+            f"{len(failures)} file{'s' if len(failures) > 1 else ''} of {path} failed: " + "; ".join(failures),
+            hint=" ".join(dict.fromkeys((*hints, remedy))),
         )
     return loaded
+
+
+def _run_alone(file: Path) -> list[Path]:
+    """Run a file that belongs to no package; return it unless it ran before."""
+    return [file] if run_file(file) else []

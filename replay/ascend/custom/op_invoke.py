@@ -7,7 +7,7 @@ torch is imported only when an estimator or property function looks at arguments
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from math import prod
@@ -71,6 +71,8 @@ class OpInvokeInfo:
 
     def __init__(self, op: ReplayOp) -> None:
         self.op = op
+        self.assumed_out = False
+        """Whether a result that nobody knows was asked for, by `out` or `get_memory_access_properties`."""
 
     @classmethod
     def register_op_properties(cls, op: Any, override: bool = False) -> Callable[[PropertyFunction], PropertyFunction]:
@@ -112,9 +114,24 @@ class OpInvokeInfo:
 
     @cached_property
     def out(self) -> Any:
-        """The result as a meta tensor, a tuple of them where there are several; None when it is not known."""
-        results = tuple(None if meta is None else _empty(meta) for meta in self.op.outputs or ())
+        """The result as a meta tensor, a tuple of them where there are several; None where nothing is returned.
+
+        A result that nobody knows is taken to be like the tensor that the op updates, else like its first tensor.
+        """
+        results = tuple(None if meta is None else _empty(meta) for meta in self._results())
         return results[0] if len(results) == 1 else results or None
+
+    def _results(self) -> Sequence[TensorMeta | None]:
+        """What the op returns, or is taken to return; sets `assumed_out` where that is the first tensor."""
+        if self.op.outputs is not None:
+            return self.op.outputs
+        if self.op.recorded_outputs is not None:
+            return self.op.recorded_outputs
+        changed = [t for arg in self.op.args if arg.mutated for t in arg.tensors if t is not None]
+        if changed:
+            return changed[:1]
+        self.assumed_out = True
+        return [t for arg in self.op.args for t in arg.tensors if t is not None][:1]
 
     def get_memory_access_properties(self) -> PerformanceProperties:
         """Bytes moved when every argument is read once and every result written once.
@@ -125,11 +142,7 @@ class OpInvokeInfo:
         base = self.op.name.partition("::")[2].split(".")[0]
         changed = [t for arg in self.op.args if arg.mutated for t in arg.tensors if t is not None]
         read = [t for arg in self.op.args if not arg.mutated for t in arg.tensors if t is not None]
-        outputs = self.op.outputs if self.op.outputs is not None else self.op.recorded_outputs
-        results = [t for t in outputs or () if t is not None]
-        if not results and outputs is None and not changed:
-            # No fake kernel says what is returned: like the estimate by bytes, as much as the first tensor.
-            results = read[:1]
+        results = [t for t in self._results() if t is not None]
         for meta in changed:
             # An in-place op returns the tensor that it updates: the same memory.
             same = next((t for t in results if (t.shape, t.dtype) == (meta.shape, meta.dtype)), None)

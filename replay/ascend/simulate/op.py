@@ -236,12 +236,12 @@ def simulate_by_family(
     """
     own_us = estimate(op, device)
     if own_us is not None:
-        simulated = _by_user({"custom": own_us[0]}, device, "user estimator", own_us[1])
-        return msgspec.structs.replace(simulated, l2=l2), {"custom": own_us[0]}
+        simulated = _by_user({"custom": own_us.value}, device, "user estimator", own_us.source)
+        return msgspec.structs.replace(simulated, l2=l2, taken_for=own_us.assumed), {"custom": own_us.value}
     terms = property_terms(op, device, state_of(l2))
     if terms is not None:
-        simulated = msgspec.structs.replace(_by_user(terms[0], device, "user properties", terms[1]), l2=l2)
-        return simulated, {"custom": sum(terms[0].values())}
+        simulated = _by_user(terms.value, device, "user properties", terms.source)
+        return msgspec.structs.replace(simulated, l2=l2, taken_for=terms.assumed), {"custom": sum(terms.value.values())}
     program = program_cost(op, device, state_of(l2))
     if program is not None:
         simulated = _by_user(program.terms_us, device, "tile program", program.source)
@@ -623,11 +623,12 @@ def explain_op(
     simulated = simulate_op(op, device, contents, l2)
     lowering = lower(op, contents)
     parts, _ = _together(op, lowering, device, Predictor(device), (), l2)
-    if simulated.taken_for and lowering.source:
+    if simulated.taken_for and lowering.source and simulated.by not in ("user estimator", "user properties"):
         note = f"kernels named by a rule of yours, {simulated.source}: {simulated.taken_for}"
         lowering = msgspec.structs.replace(lowering, notes=(*lowering.notes, note))
     if simulated.by in ("user estimator", "user properties", "tile program"):
         note = f"time from {simulated.by.removeprefix('user ')} of yours, {simulated.source}, not from these kernels"
+        note += f"; {simulated.taken_for}" if simulated.taken_for else ""
         lowering = msgspec.structs.replace(lowering, notes=(*lowering.notes, note))
     kernels: list[KernelExplanation] = []
     for call, prediction in parts:

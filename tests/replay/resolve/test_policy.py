@@ -131,7 +131,7 @@ def test_modules_are_named_in_several_forms(given, expected) -> None:
     assert Policy(allow_imports=modules).modules_for("a") == tuple(expected.get("a", "").split(",") if expected else ())
 
 
-@pytest.mark.parametrize("given", [["a"], ["a="], ["a=b c"], [("a",)], {"a": 3}, {"a": [3]}, {"a::b": "c"}, ["=b"]])
+@pytest.mark.parametrize("given", [["a"], ["a="], ["a=b c"], [("a",)], [3], {"a": 3}, {"a": [3]}, {"a::b": "c"}])
 def test_what_names_no_module_is_a_usage_error(given) -> None:
     with pytest.raises(UsageError, match="names no module"):
         named_modules(given)

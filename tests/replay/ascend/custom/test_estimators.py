@@ -23,6 +23,7 @@ from opreplay.replay.ascend.custom.estimators import (
 from opreplay.replay.ascend.custom.op_invoke import ComputeOps, OpInvokeInfo, PerformanceModel, PerformanceProperties
 from opreplay.replay.ir.model import Reason, Recorded, ReplayArg, ReplayOp
 from opreplay.replay.ops.table import costed_ops
+from opreplay.replay.report.sweep import prediction_notes
 from opreplay.traces.errors import UsageError
 from opreplay.traces.model import TensorMeta
 from tests.factories import meta as any_meta
@@ -110,6 +111,28 @@ def test_the_properties_template_of_the_rfc() -> None:
     peak = 2 * 4096 * DEVICE.aic_cores * DEVICE.freq_hz
     assert found.time_us > 2 * 128 * 256 * 512 * 5000 / peak * 1e6
     assert found.time_us != plain.time_us
+
+
+@pytest.mark.parametrize("use", ["estimator", "properties"])
+def test_a_result_that_nobody_knows_is_assumed_and_the_prediction_says_so(use: str) -> None:
+    x, known = meta(64, 32), your_op()
+    unknown = make("your_op::Operator", arg("x", x), arg("w", meta(8)))
+    in_place = make("your_op::Operator", arg("out", meta(16, 4), mutated=True), arg("x", x))
+
+    def moved(info: OpInvokeInfo) -> PerformanceProperties:
+        properties = info.get_memory_access_properties()
+        properties.memory_write_bytes += info.out.numel() * info.out.element_size() * 1e6
+        return properties
+
+    if use == "properties":
+        OpInvokeInfo.register_op_properties("your_op::Operator")(moved)
+    else:
+        register_op_estimator("your_op::Operator")(lambda info, device: info.out.numel() * 1e-6)
+    found = [simulate_op(op, DEVICE) for op in (known, unknown, in_place)]
+    if use == "estimator":
+        assert [one.time_us for one in found] == pytest.approx([128 * 512, 64 * 32, 16 * 4])
+    assert [bool(one.taken_for) for one in found] == [False, True, False]
+    assert [len(prediction_notes(one)) - len(prediction_notes(found[0])) for one in found] == [0, 1, 0]
 
 
 def test_priorities() -> None:
@@ -249,7 +272,7 @@ def test_the_folder_is_loaded_in_order_and_one_failing_file_hides_no_other(tmp_p
     (tmp_path / "c.py").write_text("def broken(:\n")
     (tmp_path / "d.py").write_text(GOOD.format(name="Last", us=4))
     (tmp_path / "readme.txt").write_text("not code")
-    with pytest.raises(CustomOpError, match=r"2 custom-op files failed") as caught:
+    with pytest.raises(CustomOpError, match=r"2 files of .* failed") as caught:
         load_custom_ops(tmp_path)
     text = str(caught.value)
     assert f"{tmp_path}/b.py:3: AttributeError" in text

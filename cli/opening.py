@@ -21,6 +21,7 @@ def open_input(
     execution_trace: str | None = None,
     kernel_details: str | None = None,
     capture: str | None = None,
+    process: str | None = None,
     activity: bool = False,
 ) -> Trace | ReplayPlan:
     """The trace, plan or TraceLens file that the TRACE argument means; narrates what other files gave it.
@@ -38,6 +39,7 @@ def open_input(
         execution_trace=execution_trace,
         kernel_details=kernel_details,
         capture=capture,
+        process=process,
         progress=ReadProgress,
         activity=activity,
     )
@@ -54,6 +56,7 @@ def open_trace(
     *,
     kernel_details: str | None = None,
     capture: str | None = None,
+    process: str | None = None,
     activity: bool = False,
     gradients: bool = True,
 ) -> Trace:
@@ -71,6 +74,7 @@ def open_trace(
             limits=limited,
             kernel_details=kernel_details,
             capture=capture,
+            process=process,
             progress=ReadProgress,
             activity=activity,
             gradients=gradients,

@@ -218,6 +218,9 @@ class LinkStats(msgspec.Struct, frozen=True, kw_only=True):
     """Kernels of captured graphs, by the recording of the capture."""
     unowned: int = 0
     unowned_device_ns: int = 0
+    repeated_ids: int = 0
+    """Of the unowned: several processes with one process and thread id gave out their id."""
+    repeated_ids_device_ns: int = 0
     launched_before: int = 0
     """Of the unowned: launched before the recording began, so that no op of the file can be their owner."""
     launched_before_device_ns: int = 0
@@ -278,6 +281,31 @@ class GraphJoin(msgspec.Struct, frozen=True, kw_only=True):
     """Kernels of the first launch that fits no capture."""
 
 
+class MergedProcess(msgspec.Struct, frozen=True, kw_only=True):
+    """One process of a file that several processes' profiles were merged into."""
+
+    name: str
+    """Its process id as the file has it; with its threads where processes share one id."""
+    ops: int
+    device_events: int
+    device_us: float
+    devices: tuple[int, ...] = ()
+    """Numbers in `KernelTable.device`, which differ between processes."""
+
+
+class MergedProcesses(msgspec.Struct, frozen=True, kw_only=True):
+    """The processes of a merged file, whose ids are unique within each process only."""
+
+    processes: tuple[MergedProcess, ...]
+    uncertain_events: int = 0
+    """Device events that more than one process may have launched: no op owns them."""
+    uncertain_us: float = 0.0
+    of_track: tuple[int, ...] = ()
+    """Index into `processes` by index into `Trace.tracks`; -1 where several processes share a track."""
+    of_device: dict[int, int] = {}
+    """Number of a device → index into `processes`; -1 for device work whose process is not certain."""
+
+
 class ReadReport(msgspec.Struct, frozen=True, kw_only=True):
     """What reading lost or repaired, by reason; empty for a sound file."""
 
@@ -322,6 +350,10 @@ class TraceInfo:
     """Set when a kernel table was joined, or lay beside the trace and could not be."""
     graphs: GraphJoin | None = None
     """Set when captured graphs ran."""
+    merged: MergedProcesses | None = None
+    """Set when the file holds several processes."""
+    process: str | None = None
+    """Set when the trace is one process of a merged file."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

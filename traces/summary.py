@@ -11,7 +11,7 @@ import numpy as np
 from opreplay.traces.links.annotations import PHASES, AnnotationTable, Phase, step_number
 from opreplay.traces.links.iterations import BatchIndex
 from opreplay.traces.links.npu_kernels import OpKernels, kernels_by_op
-from opreplay.traces.model import DetailsJoin, LinkStats, MetadataLevel, Trace
+from opreplay.traces.model import DetailsJoin, LinkStats, MergedProcesses, MetadataLevel, Trace
 from opreplay.traces.names import printable
 from opreplay.traces.reading.columns import distinct
 from opreplay.traces.times.breakdown import Row, breakdown
@@ -119,6 +119,8 @@ class TraceSummary(msgspec.Struct, frozen=True, kw_only=True):
     work: tuple[Row, ...]
     """Time by class of work: GEMM, attention, elementwise, communication, copies, ...; of the device, else the host."""
     top_ops: tuple[TopOp, ...]
+    merged: MergedProcesses | None = None
+    """The processes of a file that the profiles of several were merged into."""
     npu_ops: tuple[OpKernels, ...]
     """Ops with the kernels they own; only for a trace with a kernel table."""
     kernel_details: DetailsJoin | None
@@ -175,6 +177,7 @@ def summarize(trace: Trace) -> TraceSummary:
         coarse_unit_us=coarse_unit_us(trace),
         work=breakdown(trace, "category").rows,
         top_ops=_top_ops(trace),
+        merged=info.merged,
         npu_ops=kernels_by_op(trace),
         kernel_details=info.kernel_details,
         annotations=_intervals(trace),

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from opreplay.cli.exit_codes import ExitCode
-from opreplay.cli.options.shared import format_option, page_option
+from opreplay.cli.options.shared import format_option, page_option, process_option
 from opreplay.cli.options.types import Share
 
 if TYPE_CHECKING:
@@ -64,6 +64,7 @@ if TYPE_CHECKING:
     show_default=True,
     help="Which ops of a trace: as in `opreplay run`.",
 )
+@process_option
 @click.option("--all", "everything", is_flag=True, help="List ops that stayed the same or are unclear as well.")
 @click.option(
     "--force",
@@ -89,6 +90,7 @@ def command(
     method: Method,
     times: str | None,
     select: str,
+    process: str | None,
     everything: bool,
     force: bool,
     output: str | None,
@@ -124,7 +126,8 @@ def command(
     threshold = min([threshold, *(condition.limit for condition in conditions if condition.what == "slower")])
     files = ((before, *also_before), (after, *also_after) if after is not None else ())
     first, second = (
-        [open_operand(path, progress=ReadProgress, activity=tells_step(path)) for path in side] for side in files
+        [open_operand(path, progress=ReadProgress, process=process, activity=tells_step(path)) for path in side]
+        for side in files
     )
     comparison = compare_operands(
         first,

@@ -22,6 +22,7 @@ TOP = 30
 
 @click.command("inspect", cls=Command, short_help="Summarize a trace, and where its time goes.")
 @shared.trace_argument
+@shared.process_option
 @shared.kernel_details_option
 @shared.capture_option
 @click.option(
@@ -40,6 +41,7 @@ TOP = 30
 @shared.limit_option
 def command(
     trace: str,
+    process: str | None,
     kernel_details: str | None,
     capture: str | None,
     by: By | Literal["step", "launch"] | None,
@@ -64,6 +66,7 @@ def command(
     read = open_trace(
         trace,
         limit,
+        process=process,
         kernel_details=kernel_details,
         capture=capture,
         gradients=False,

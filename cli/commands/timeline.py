@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     is_flag=True,
     help="Take the TRACEs, or those in a folder, for ranks of one job: who waits for whom, who is late.",
 )
+@shared.process_option
 @shared.kernel_details_option
 @click.option(
     "--step",
@@ -92,6 +93,7 @@ if TYPE_CHECKING:
 def command(
     traces: tuple[str, ...],
     ranks: bool,
+    process: str | None,
     kernel_details: str | None,
     step: int | None,
     what_if: tuple[str, ...],
@@ -144,7 +146,7 @@ def command(
     if ranks:
         result = _job(traces, limit, asked, everything=notes)
     else:
-        result = _step(first, limit, kernel_details, asked, everything=notes)
+        result = _step(first, limit, kernel_details, asked, process=process, everything=notes)
     write_view(result.view, [output], force=force)
     if timeline_file is not None:
         _write_timeline(result.processes(), Path(timeline_file), force=force)
@@ -181,6 +183,7 @@ def _step(
     kernel_details: str | None,
     asked: Asked,
     *,
+    process: str | None,
     everything: bool,
 ) -> Looked:
     """One step of one trace."""
@@ -189,11 +192,27 @@ def _step(
     from opreplay.replay.report.step.tracks import processes
     from opreplay.replay.timeline.timeline import timeline
 
-    trace = open_trace(text, limit, kernel_details=kernel_details, activity=True)
+    trace = open_trace(text, limit, process=process, kernel_details=kernel_details, activity=True)
+    if trace.info.merged is not None:
+        trace = _busiest(trace)
     plan, contents = _planned(trace, asked["devices"])
     study = timeline(trace, plan=plan, contents=contents, others=True, **asked)
     view = of_timeline.view(study, everything=everything)
     return Looked(view, lambda: processes(study), study.timeline.what_if, plan)
+
+
+def _busiest(trace: Trace) -> Trace:
+    """Return the process with most device time of a merged trace, and say so."""
+    from opreplay.cli.terminal import console
+    from opreplay.traces.processes.select import busiest_process, of_process
+
+    assert trace.info.merged is not None
+    name = busiest_process(trace.info.merged)
+    console.narrate(
+        f"opreplay: {trace.info.path} holds {len(trace.info.merged.processes)} processes; this is {name!r}: "
+        "--process takes another one, --ranks compares them"
+    )
+    return of_process(trace, name)
 
 
 def _job(traces: tuple[str, ...], limit: tuple[tuple[str, str], ...], asked: Asked, *, everything: bool) -> Looked:

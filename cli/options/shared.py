@@ -80,6 +80,14 @@ capture_option = setting(
 """capture: from which ops the graphs were captured."""
 
 
+process_option = click.option(
+    "--process",
+    metavar="NAME",
+    help="Take one process of a TRACE that the profiles of several were merged into, as `inspect` names them.",
+)
+"""--process: which process of a merged file."""
+
+
 limit_option = setting(
     "--limit",
     type=Assignments(_NAMESPACE, re.compile(r"\S+"), "events=2000000000 or decompressed_bytes=128GiB"),

@@ -18,6 +18,7 @@ from opreplay.cli.options.shared import (
     execution_traces_option,
     kernel_details_option,
     limit_option,
+    process_option,
     trace_argument,
     with_options,
 )
@@ -36,6 +37,7 @@ class Source:
     execution_trace: str | None
     kernel_details: str | None
     capture: str | None
+    process: str | None
     limit: tuple[tuple[str, str], ...]
 
     def open(self, *, activity: bool = False) -> Trace | ReplayPlan:
@@ -48,6 +50,7 @@ class Source:
             execution_trace=self.execution_trace,
             kernel_details=self.kernel_details,
             capture=self.capture,
+            process=self.process,
             activity=activity,
         )
 
@@ -64,6 +67,7 @@ def source_options(*, execution_traces: bool = True) -> Callable[[Command], Comm
             execution_trace: str | None = None,
             kernel_details: str | None,
             capture: str | None,
+            process: str | None,
             limit: tuple[tuple[str, str], ...],
             **others: Any,
         ) -> Any:
@@ -72,12 +76,14 @@ def source_options(*, execution_traces: bool = True) -> Callable[[Command], Comm
                 execution_trace=execution_trace,
                 kernel_details=kernel_details,
                 capture=capture,
+                process=process,
                 limit=limit,
             )
             return command(source=source, **others)
 
         options = [trace_argument, *([execution_trace_option] if execution_traces else [])]
-        taking: Any = with_options(taking_source, [*options, kernel_details_option, capture_option, limit_option])
+        options += [process_option, kernel_details_option, capture_option, limit_option]
+        taking: Any = with_options(taking_source, options)
         return taking
 
     return add
@@ -94,6 +100,7 @@ def sources_options(command: Command) -> Command:
         execution_trace: tuple[str, ...],
         kernel_details: str | None,
         capture: str | None,
+        process: str | None,
         limit: tuple[tuple[str, str], ...],
         **others: Any,
     ) -> Any:
@@ -108,6 +115,7 @@ def sources_options(command: Command) -> Command:
                 execution_trace=next(iter(execution_trace), None),
                 kernel_details=kernel_details,
                 capture=capture,
+                process=process,
                 limit=limit,
             )
         return command(source=source, traces=traces, execution_trace=execution_trace, limit=limit, **others)
@@ -115,6 +123,7 @@ def sources_options(command: Command) -> Command:
     options = [
         click.argument("traces", metavar="TRACE...", nargs=-1, required=True, type=FileName()),
         execution_traces_option,
+        process_option,
         kernel_details_option,
         capture_option,
         limit_option,

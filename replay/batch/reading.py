@@ -35,6 +35,7 @@ from opreplay.traces import Limits, Trace, expand_paths
 from opreplay.traces.errors import OpReplayError, TraceError, UnknownDialect, UsageError
 from opreplay.traces.joins.kernel_details import table_beside
 from opreplay.traces.names import printable
+from opreplay.traces.processes.select import split_processes
 
 SUFFIXES = (".json", ".json.gz")
 """What is taken from a folder; the reader tells by content what a file is."""
@@ -298,25 +299,37 @@ def _planned(path: str, how: HowToRead) -> TracePlan:
 def open_ranks(
     patterns: Sequence[str], read: Callable[[str], Trace], tell: Callable[[str], None]
 ) -> list[tuple[int, Trace]]:
-    """(rank, trace) of each file that paths, globs and folders mean, by rank.
+    """(rank, trace) of each file that paths, globs and folders mean, by rank; of a merged file each process is one.
 
     A file of a folder that is no trace is passed over, and told. The rank is recorded, else in the file's name, else
     the file's place among those given, where none has one, and told. Raises UsageError for fewer than two traces, for
     traces of several jobs, and where some have a rank and others have none; what `read` raises for a named file.
     """
-    traces = list(_readable(patterns, read, tell))
+    files = list(_readable(patterns, read, tell))
+    traces = [(path, part) for path, trace in files for part in _parts(trace)]
     if len(traces) < 2:
         raise UsageError(
             f"--ranks needs the traces of two ranks or more, found {len(traces)}",
             hint="Name them one after the other, or the folder that holds them.",
         )
     ranks = _rank_numbers(traces, tell)
-    _one_job([path for path, _ in traces], [trace for _, trace in traces], patterns)
+    _one_job([path for path, _ in files], [trace for _, trace in files], patterns)
     return sorted(zip(ranks, (trace for _, trace in traces), strict=True), key=lambda pair: pair[0])
+
+
+def _parts(trace: Trace) -> list[Trace]:
+    """Return the processes of a merged trace, else the trace itself."""
+    return [part for _, part in split_processes(trace)] or [trace]
 
 
 def _rank_numbers(traces: Sequence[tuple[str, Trace]], tell: Callable[[str], None]) -> list[int]:
     """The rank of each trace. Raises UsageError where some have one and others have none."""
+    processes = [trace.info.process for _, trace in traces]
+    if any(processes):
+        names = [name or path for name, (path, _) in zip(processes, traces, strict=True)]
+        shown = ", ".join(f"{number} is {name}" for number, name in enumerate(names))
+        tell(f"processes of one file as ranks: {shown}")
+        return list(range(len(traces)))
     ranks = [(path, rank_in_name(path) if trace.info.rank is None else trace.info.rank) for path, trace in traces]
     numbers = [rank for _, rank in ranks if rank is not None]
     if not numbers:

@@ -113,6 +113,7 @@ def open_input(
     execution_trace: str | None = None,
     kernel_details: str | None = None,
     capture: str | None = None,
+    process: str | None = None,
     progress: Progress = nullcontext,
     activity: bool = False,
 ) -> Trace | ReplayPlan:
@@ -125,6 +126,7 @@ def open_input(
         kernel_details: an NPU's kernel table; one that lies beside such a trace is used without being named.
         capture: the recording of the capture of the graphs that a trace replays, or a folder of such; those beside
             the trace with `capture` in their name are used without being named.
+        process: the process to take of a file that the profiles of several were merged into.
         progress: makes a context manager that gives what is told of each file that is read.
         activity: also read when all else ran, and what is recorded of collectives.
 
@@ -138,6 +140,7 @@ def open_input(
             ("--set kernel_details", kernel_details, "kernels"),
             ("--set capture", capture, "ops"),
             ("--execution-trace", execution_trace, "arguments"),
+            ("--process", process, "ops"),
         ):
             if value is not None:
                 raise UsageError(f"{option} completes a trace; a plan has its {has}", hint="Leave it out.")
@@ -151,6 +154,7 @@ def open_input(
         execution_trace=execution_trace,
         kernel_details=kernel_details,
         capture=capture,
+        process=process,
         progress=progress,
         activity=activity,
     )
@@ -163,6 +167,7 @@ def open_trace(
     execution_trace: str | None = None,
     kernel_details: str | None = None,
     capture: str | None = None,
+    process: str | None = None,
     progress: Progress = nullcontext,
     activity: bool = False,
     gradients: bool = True,
@@ -180,6 +185,10 @@ def open_trace(
     path = the_one_path(text)
     refuse_plan(path)
     trace = _read(path, limits, progress, ids=execution_trace is not None, activity=activity, gradients=gradients)
+    if process is not None:
+        from opreplay.traces.processes.select import of_process
+
+        trace = of_process(trace, process)
     if execution_trace is not None:
         trace = join_shapes(trace, _read(the_one_path(execution_trace), limits, progress, ids=True))
     trace = with_table_beside(trace) if kernel_details is None else join_kernel_details(trace, kernel_details)
@@ -245,7 +254,11 @@ def join_notes(joined: Trace) -> list[str]:
 
     table = joined.info.kernel_details
     name = file_name(joined.info.path)
-    of_table = [*loss_notes(joined.info.report.losses, name), *impossible_notes(joined, name)]
+    of_table = [
+        *loss_notes(joined.info.report.losses, name),
+        *impossible_notes(joined, name),
+        *collision_notes(joined, name),
+    ]
     if table is not None:
         of_table.append(f"opreplay: {join_text(table)}")
     if joined.info.graphs is not None:
@@ -275,6 +288,20 @@ def impossible_notes(trace: Trace, name: str) -> list[str]:
     faults = impossible_kernels(trace)
     shown = ", ".join(f"{fault.kind} ({fault.kernels:,} = {100 * fault.share:.1f} %)" for fault in faults)
     return [f"opreplay: warning: {name}: kernel times that no device has, in all totals: {shown}"] if faults else []
+
+
+def collision_notes(trace: Trace, name: str) -> list[str]:
+    """A warning where ids of several processes leave device work without an owner."""
+    merged, links = trace.info.merged, trace.info.links
+    total_us = float(trace.kernels.dur_ns.sum(dtype="int64")) / 1e3
+    lost_us = links.repeated_ids_device_ns / 1e3 + (0.0 if merged is None else merged.uncertain_us)
+    if not lost_us or not total_us:
+        return []
+    count = "two or more" if merged is None else len(merged.processes)
+    return [
+        f"opreplay: warning: {name}: ids of {count} processes collide: {100 * lost_us / total_us:.0f} % of the device "
+        "time has no certain owner; read the processes' own files instead"
+    ]
 
 
 def loss_notes(losses: Mapping[str, int], name: str) -> list[str]:

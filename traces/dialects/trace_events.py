@@ -8,6 +8,7 @@ import os
 from collections import Counter
 from typing import Any, Literal
 
+import msgspec
 import numpy as np
 
 from opreplay.traces.activity.collect import activity_of
@@ -30,6 +31,7 @@ from opreplay.traces.model import (
     Trace,
     TraceInfo,
 )
+from opreplay.traces.processes.ids import count_uncertain, needs_arrows, separate_processes
 from opreplay.traces.reading import fields
 from opreplay.traces.reading.collect import Collector
 from opreplay.traces.reading.columns import smallest
@@ -44,7 +46,7 @@ def _read(source: Source, want: Want) -> Trace:
     # Arrows are a tenth of many traces and hardly ever needed. Where the first kernels do without and a later one
     # does not, the file is read a second time.
     scanned = _scan(source, want, arrows=not os.path.isfile(source.path))
-    if scanned.collector.wants_arrows:
+    if scanned.collector.wants_arrows or needs_arrows(scanned.collector):
         with Source(source.path, source.limits) as again:
             scanned = _scan(again, want, arrows=True)
     return _assemble(source.path, scanned)
@@ -85,10 +87,13 @@ TRACE_EVENTS = Dialect("kineto", sniff=lambda opening: True, read=_read)
 def _assemble(path: str, scanned: Scanned) -> Trace:
     """Tables of one scan → the linked trace."""
     got, tally = scanned.collector, scanned.tally
+    merged = separate_processes(got)
     got.settle_arrows()
     _count_losses(got, tally.losses)
     signatures, remap = decode_signatures(list(got.signatures), tally.losses, tally.repairs)
     tracks, track_remap = _ordered_tracks(list(got.tracks.texts))
+    if merged is not None:
+        merged = msgspec.structs.replace(merged, of_track=_of_ordered(merged.of_track, track_remap))
     ext = got.ops.take("ext")
     ops = _ops(got, signatures, remap, track_remap)
     launches = {name: got.launches.take(name) for name in got.launches.kinds}
@@ -125,6 +130,7 @@ def _assemble(path: str, scanned: Scanned) -> Trace:
         report=ReadReport(losses=_nonzero(tally.losses), repairs=_nonzero(tally.repairs)),
         links=stats,
         graphs=_ran_in_graphs(graphs, kernels),
+        merged=merged and count_uncertain(merged, kernels),
     )
     return Trace(
         info=info,
@@ -191,6 +197,14 @@ def _ordered_tracks(texts: list[tuple[str, str]]) -> tuple[tuple[tuple[str, str]
     return tuple(texts[i] for i in order), remap
 
 
+def _of_ordered(of_track: tuple[int, ...], track_remap: Any) -> tuple[int, ...]:
+    """Values by old index of a track → values by new index; -1 for tracks that were added since."""
+    out = [-1] * len(track_remap)
+    for old, value in enumerate(of_track):
+        out[int(track_remap[old])] = value
+    return tuple(out)
+
+
 def _take(remap: Any, indexes: Any) -> Any:
     return remap[indexes] if len(indexes) else indexes
 
@@ -215,6 +229,7 @@ def _kernels(
         launch_start=launches["start"],
         launch_track=launches["track"],
         launch_corr=launches["corr"],
+        launch_starts=launches["starts"],
         flow_start=got.flows.take("start"),
         flow_track=_take(track_remap, got.flows.take("track")),
         flow_id=got.flows.take("id"),

@@ -14,7 +14,9 @@ import numpy.typing as npt
 
 from opreplay.traces.links.parents import innermost_at
 from opreplay.traces.model import GraphLaunches, LinkStats
+from opreplay.traces.processes.certain import match_launches, mixed_tracks
 from opreplay.traces.reading.columns import distinct as distinct_values
+from opreplay.traces.reading.fields import GRAPH_CALL
 
 Array = npt.NDArray[Any]
 NONE = -1
@@ -38,6 +40,8 @@ class LinkInput:
     launch_start: Array
     launch_track: Array
     launch_corr: Array
+    launch_starts: Array
+    """`fields.call_kind`."""
     flow_start: Array
     flow_track: Array
     flow_id: Array
@@ -55,12 +59,15 @@ def link(data: LinkInput) -> tuple[Array, LinkStats]:
     both = (ext >= 0) & (corr >= 0)
     # In eras B and C of torch "External id" holds the correlation id; every link made by it would be wrong.
     is_correlation = bool(both.any()) and int((ext[both] == corr[both]).sum()) * 2 > int(both.sum())
-    launch = _launches(data, corr)
+    mixed = _mixed_tracks(data)
+    launch, unsure = _launches(data, corr, mixed)
     if not is_correlation:
         when = np.where(launch >= 0, _at(data.launch_start, launch), data.kernel_start)
         owner = _by_key(data.op_ext, data.op_start, ext, when)
+        unsure |= _drop_uncertain(data, owner, ext, when, launch >= 0, mixed)
     by_external = int((owner >= 0).sum())
     missing = np.flatnonzero((owner < 0) & (launch >= 0))
+    missing = missing[~mixed[data.launch_track[launch[missing]]]]
     owner[missing] = _containing(data, data.launch_track[launch[missing]], data.launch_start[launch[missing]])
     by_containment = int((owner >= 0).sum()) - by_external
     missing = np.flatnonzero((owner < 0) & (launch < 0))
@@ -73,6 +80,8 @@ def link(data: LinkInput) -> tuple[Array, LinkStats]:
         by_flow=by_flow,
         unowned=int(unowned.sum()),
         unowned_device_ns=int(data.kernel_dur[unowned].astype(np.int64).sum()),
+        repeated_ids=int((unowned & unsure).sum()),
+        repeated_ids_device_ns=int(data.kernel_dur[unowned & unsure].astype(np.int64).sum()),
         launched_before=int(earlier.sum()),
         launched_before_device_ns=int(data.kernel_dur[earlier].astype(np.int64).sum()),
         external_id_is_correlation=is_correlation,
@@ -95,16 +104,17 @@ def _launched_before(data: LinkInput, unlaunched: Array, launched: Array) -> Arr
 
 
 def graph_launches(data: LinkInput, category: Array) -> GraphLaunches | None:
-    """What was launched several kernels at a time, which only captured graphs are; None where nothing was."""
+    """Return the calls named *GraphLaunch* that launched several kernels; None where there are none."""
     corr = data.kernel_corr.astype(np.int64)
     known = corr[corr >= 0]
     values, counts = np.unique(known, return_counts=True)
     several = values[counts > 1]
-    if not len(several) or not len(data.launch_start):
+    graphs = np.flatnonzero(data.launch_starts == GRAPH_CALL)
+    if not len(several) or not len(graphs):
         return None
     rows = np.flatnonzero(np.isin(corr, several))
-    launch = _by_key(data.launch_corr, data.launch_start, corr[rows], data.kernel_start[rows])
-    # Ids that repeat in traces merged of several ranks are of different launches.
+    launch = _by_key(data.launch_corr[graphs], data.launch_start[graphs], corr[rows], data.kernel_start[rows])
+    launch = np.where(launch >= 0, graphs[launch], NONE)
     order = np.lexsort((data.kernel_start[rows], launch))
     rows, launch = rows[order], launch[order]
     rows, launch = rows[launch >= 0], launch[launch >= 0]
@@ -129,15 +139,53 @@ def _at(column: Array, rows: Array) -> Array:
     return column[np.maximum(rows, 0)] if len(column) else np.zeros(len(rows), np.int64)
 
 
-def _launches(data: LinkInput, corr: Array) -> Array:
-    """Row of the runtime call that launched each kernel, by correlation, or -1."""
-    return _by_key(data.launch_corr, data.launch_start, corr, data.kernel_start)
+def _mixed_tracks(data: LinkInput) -> Array:
+    """Return a mask of the threads that are of two processes at once, so that neither ids nor times tell their ops."""
+    tracks = 1 + max(int(column.max(initial=0)) for column in (data.op_track, data.launch_track))
+    mixed = mixed_tracks(data.launch_corr.astype(np.int64), data.launch_start, data.launch_track, tracks)
+    return mixed | mixed_tracks(data.op_ext.astype(np.int64), data.op_start, data.op_track, tracks)
+
+
+def _launches(data: LinkInput, corr: Array, mixed: Array) -> tuple[Array, Array]:
+    """Return the row of the runtime call that launched each kernel, by correlation, or -1; and a mask of the kernels
+    with several possible calls on threads of two processes."""
+    launch = _by_key(data.launch_corr, data.launch_start, corr, data.kernel_start)
+    rows = np.flatnonzero(launch >= 0)
+    rows = rows[mixed[data.launch_track[launch[rows]]]]
+    unsure = np.zeros(len(corr), bool)
+    if len(rows):
+        calls = np.flatnonzero(mixed[data.launch_track] & (data.launch_starts > 0))
+        is_graph = data.launch_starts[calls] == GRAPH_CALL
+        ids = data.launch_corr[calls].astype(np.int64)
+        at, _ = match_launches(corr[rows], data.kernel_start[rows], ids, data.launch_start[calls], is_graph)
+        launch[rows] = np.where(at >= 0, calls[at], NONE) if len(calls) else NONE
+        unsure[rows] = launch[rows] < 0
+    return launch, unsure
+
+
+def _drop_uncertain(data: LinkInput, owner: Array, ext: Array, when: Array, launched: Array, mixed: Array) -> Array:
+    """Take off owners on threads of two processes, unless one op alone has the id and holds the launch; return a mask
+    of the kernels that lost theirs."""
+    dropped = np.zeros(len(owner), bool)
+    rows = np.flatnonzero(owner >= 0)
+    rows = rows[mixed[data.op_track[owner[rows]]]]
+    ops = np.flatnonzero(mixed[data.op_track] & (data.op_ext >= 0)) if len(rows) else rows
+    order = ops[np.argsort(data.op_ext[ops], kind="stable")]
+    ids = data.op_ext[order].astype(np.int64)
+    low, high = np.searchsorted(ids, ext[rows]), np.searchsorted(ids, ext[rows], side="right")
+    for row, first, after in zip(rows.tolist(), low.tolist(), high.tolist(), strict=True):
+        candidates = order[first:after]
+        starts = data.op_start[candidates]
+        holding = candidates[(starts <= when[row]) & (when[row] <= starts + data.op_dur[candidates])]
+        owner[row] = holding[0] if launched[row] and len(holding) == 1 else NONE
+        dropped[row] = owner[row] < 0
+    return dropped
 
 
 def _by_key(keys: Array, starts: Array, wanted: Array, when: Array) -> Array:
     """Row with the wanted key for each query, or -1; among equal keys the last that starts no later than `when`.
 
-    Keys repeat in traces merged of several ranks or runs; the nearest in time before is then the likely one.
+    Keys are unique within a process and repeat in its later runs: the nearest in time before is then the likely one.
     """
     out = np.full(len(wanted), NONE, np.int64)
     distinct = distinct_values(wanted[wanted != NONE])

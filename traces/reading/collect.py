@@ -27,6 +27,8 @@ RUNTIME, FRAME, QUEUE, PYTHON = range(4)
 _MODULE = b'"nn.Module: '
 _MEMORY = b'"[memory]"'
 MAX_PROCESSES = 100_000
+_MOST_CALL_NAMES = 1 << 12
+"""Names whose kind is remembered: a runtime has some hundred calls."""
 _join = b"\0".join
 CORRELATED_KERNELS = 1 << 12
 """Kernels that all have a correlation id, after which arrows are left out: a tenth of a GPU trace."""
@@ -79,6 +81,16 @@ class Tracks(dict[tuple[Any, Any], int]):
             return [self[_hashable(e.pid), _hashable(e.tid)] for e in events]
 
 
+class _CallKinds(dict[bytes, int]):
+    """Name of a runtime call → `fields.call_kind`."""
+
+    def __missing__(self, name: bytes) -> int:
+        if len(self) >= _MOST_CALL_NAMES:
+            self.clear()
+        kind = self[name] = fields.call_kind(name)
+        return kind
+
+
 def _hashable(value: Any) -> Any:
     return _track_text(value) if isinstance(value, (list, dict)) else value
 
@@ -128,7 +140,9 @@ class Collector:
             **connection,
             **collective,
         )
-        self.launches = Columns(track="index", start="time", corr="id", **(_CALL if "calls" in columns else {}))
+        self.launches = Columns(
+            track="index", start="time", corr="id", starts="index", **(_CALL if "calls" in columns else {})
+        )
         self.flows = Columns(**_ENDS)
         self.arrows = Columns(**_ENDS)
         """Flows that may prove superfluous; their tracks are told apart, as nothing else may be on them."""
@@ -141,7 +155,7 @@ class Collector:
         """Some kernel has no correlation id: only flows can link it to its launch."""
         self.calls = Columns(**_SPAN, kind="index", corr="id")
         self.whole = Columns(**_SPAN, connection="id", collective="index")
-        self.waits = Columns(corr="id", stream="id", waits_for="id", record="id")
+        self.waits = Columns(track="index", corr="id", stream="id", waits_for="id", record="id")
         self.host_arrows = Columns(**_ENDS, kind="index")
         self.memory = Columns(
             start="time", bytes="id", address="id", allocated="id", device_type="id", device="id", track="index"
@@ -162,6 +176,7 @@ class Collector:
                 "arrows": self.host_arrows,
                 "memory": self.memory,
             }
+        self._call_kinds = _CallKinds()
         self._handlers: dict[type[Struct], tuple[str, Any]] = {}
         self._kernel_category: dict[type[Struct], int] = {}
 
@@ -323,7 +338,8 @@ class Collector:
 
     def _add_launches(self, events: list[Any]) -> None:
         events = [e for e in events if e.args.corr is not None and e.ph == "X"]
-        more: dict[str, list[Any]] = {}
+        kinds = self._call_kinds
+        more: dict[str, list[Any]] = {"starts": [kinds[bytes(e.name)] for e in events]}
         if "name" in self.launches.kinds:
             kernels, raws = self.kernel_names, [bytes(e.args.kernel) for e in events]
             more["name"] = _indexes(self.call_names, events)

@@ -148,6 +148,10 @@ class _Growing:
         self._array[self._rows : rows] = values
         self._rows = rows
 
+    def view(self) -> Array:
+        """Return the column in place."""
+        return self._array[: self._rows]
+
     def take(self) -> Array:
         """The column, which is empty afterwards."""
         array, rows = self._array, self._rows
@@ -235,6 +239,18 @@ class Columns:
         """Add columns of integers in the order of `kinds`, or more of them; times are nanoseconds, all readable."""
         known = zip(self.kinds.items(), columns, strict=False)
         self.append({name: smallest(column, _TYPES[kind]) for (name, kind), column in known})
+
+    def peek(self, name: str) -> Array:
+        """Return one whole column, which the table still holds: not to be written to."""
+        self.flush()
+        return self._columns[name].view()
+
+    def put(self, name: str, values: Array) -> None:
+        """Replace one column by as many values."""
+        self.flush()
+        column = _Growing(_TYPES[self.kinds[name]][0])
+        column.extend(smallest(values, _TYPES[self.kinds[name]]))
+        self._columns[name] = column
 
     def take(self, name: str) -> Array:
         """One whole column, which the table then no longer holds."""

@@ -56,6 +56,19 @@ LAUNCH_TAGS = (
     "privateuse1_driver",
     "mtia_runtime",
 )
+KERNEL_CALL, GRAPH_CALL, COPY_CALL = 1, 2, 3
+"""Kinds of runtime calls that start device work; 0 is any other call."""
+
+
+def call_kind(name: bytes) -> int:
+    """Return what a runtime call starts on the device, by its name: an index as above, 0 for nothing."""
+    if b"GraphLaunch" in name:
+        return GRAPH_CALL
+    if b"Launch" in name:
+        return 0 if b"HostFunc" in name else KERNEL_CALL
+    return COPY_CALL if b"Mem" in name else 0
+
+
 ARROW_TAGS = ("ac2g", "async_cpu_to_gpu", "async", "async_gpu")
 """Flows that only say again what kernels with a correlation id say: of use where some kernel has none."""
 FLOW_TAGS = ("async_npu",)
@@ -267,6 +280,8 @@ class Frame(_Timed, gc=False, frozen=True):
 class Wait(Struct, gc=False, frozen=True):
     """A wait of a stream, a device or an event that the runtime recorded."""
 
+    pid: Any = None
+    tid: Any = None
     ts: Any = None
     args: WaitArgs = WaitArgs()
 
@@ -293,6 +308,7 @@ class Launch(Struct, gc=False, frozen=True):
     """A call into the runtime or driver."""
 
     ph: Any = None
+    name: Raw = NONE
     pid: Any = None
     tid: Any = None
     ts: Any = None
@@ -300,9 +316,8 @@ class Launch(Struct, gc=False, frozen=True):
 
 
 class Call(Launch, gc=False, frozen=True):
-    """A call into the runtime or driver with its name."""
+    """A call into the runtime or driver with the kernel that it names."""
 
-    name: Raw = NONE
     args: CallArgs = CallArgs()
 
 

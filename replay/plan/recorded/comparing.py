@@ -21,14 +21,15 @@ Simulate = Callable[[Trace | ReplayPlan, str, str], Times]
 """(What was read, device, selection of ops) → predictions."""
 
 
-def open_operand(text: str, *, progress: Progress, activity: bool = False) -> Operand:
-    """The result file, trace or plan that a path names; `activity`: of a trace also what ran when.
+def open_operand(text: str, *, progress: Progress, process: str | None = None, activity: bool = False) -> Operand:
+    """The result file, trace or plan that a path names; `activity`: of a trace also what ran when; `process`: which
+    one of a merged trace.
 
     Raises TraceError for what cannot be read.
     """
     if plan_dialect(text) is RESULTS or text.endswith(".jsonl"):
         return read_result_file(text)
-    return open_input(text, progress=progress, activity=activity)
+    return open_input(text, process=process, progress=progress, activity=activity)
 
 
 def compare_operands(

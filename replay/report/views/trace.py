@@ -18,6 +18,7 @@ from opreplay.replay.report.text import coarse_text, end, listed, plural, safe, 
 from opreplay.replay.report.view import View
 from opreplay.traces import TraceSummary
 from opreplay.traces.joins.kernel_details import join_text
+from opreplay.traces.model import MergedProcesses
 from opreplay.traces.summary import BatchSummary, Interval, TopOp
 from opreplay.traces.times.busy import DeviceBusy
 
@@ -77,6 +78,7 @@ def _facts(summary: TraceSummary, step: StepReport | None) -> list[Fact]:
         ("on", _device(summary), ""),
         ("ops", _ops(summary), ""),
         ("metadata", f"{level}: {MEANING[level]}" if summary.cpu_ops else "", "" if level != "none" else "yellow"),
+        ("processes", _processes(summary.merged), ""),
         ("device", _device_work(summary), ""),
         *(("whole file", _busy(device, len(summary.busy)), "") for device in summary.busy[:DEVICES_SHOWN]),
         ("clock", "" if summary.coarse_unit_us is None else coarse_text(summary.coarse_unit_us), "yellow"),
@@ -97,6 +99,23 @@ def _ops(summary: TraceSummary) -> str:
         f"{summary.cpu_ops:,}, {summary.cpu_ops_with_shapes:,} of them with shapes; "
         f"{summary.unique_ops:,} unique, {summary.owner_ops:,} own device time"
     )
+
+
+PROCESSES_SHOWN = 8
+
+
+def _processes(merged: MergedProcesses | None) -> str:
+    """ "2: [TP00] 1 (1 op, 10.0 µs on device 0), ...; --process takes one" """
+    if merged is None:
+        return ""
+    shown = [
+        f"{end(safe(process.name), 40)} ({plural(process.ops, 'op')}"
+        + (f", {time_text(process.device_us)}" if process.device_us else "")
+        + (f" on device {', '.join(map(str, process.devices))}" if process.devices else "")
+        + ")"
+        for process in merged.processes
+    ]
+    return f"{len(shown)}: {listed(shown, PROCESSES_SHOWN)}; --process takes one"
 
 
 def _span(summary: TraceSummary) -> str:

@@ -3,6 +3,8 @@
 from collections.abc import Callable
 from typing import final
 
+ROW_FORMAT: int
+
 @final
 class EventScanner:
     """Reads blocks of trace events into rows of integers."""

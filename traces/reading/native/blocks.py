@@ -38,17 +38,19 @@ _KINDS: tuple[type[Any], ...] = (
 )
 """Kind of an event, by the number that the compiled half gives it (native/record.h)."""
 _TABLES = (None, "ops", "kernels", "launches", "launch_arrows", "flows", "notes", None)
-_COLUMNS = (0, 7, 9, 3, 4, 4, 4, 6)
+_COLUMNS = (0, 7, 9, 4, 4, 4, 4, 6)
 """Integers in a row of each kind; those of ops end with the record function id and the sequence number."""
+_ROW_FORMAT = 2
+"""Number of this set of columns; the compiled half says which one it writes."""
 
 
 def compiled_scanner() -> Callable[..., EventScanner] | None:
-    """The compiled half, or None where it was not built."""
+    """The compiled half, or None where it was not built, or built from sources with other columns."""
     try:
-        from opreplay.traces.reading.native._events import EventScanner
+        from opreplay.traces.reading.native import _events
     except ImportError:
         return None
-    return EventScanner
+    return _events.EventScanner if getattr(_events, "ROW_FORMAT", None) == _ROW_FORMAT else None
 
 
 class CompiledBlocks:

@@ -8,10 +8,12 @@
 #define PY_SSIZE_T_CLEAN
 #include "record.h"
 
+/* Changes with the columns of any kind, so that blocks.py leaves a stale build alone. */
+#define ROW_FORMAT 2
 #define MAX_CATEGORIES 256
 #define MAX_WAITS 16
 
-static const int COLUMNS[KINDS] = {[OP] = 7, [KERNEL] = 9, [LAUNCH] = 3, [ARROW] = 4, [FLOW] = 4, [NOTE] = 4, [PLACE] = 6};
+static const int COLUMNS[KINDS] = {[OP] = 7, [KERNEL] = 9, [LAUNCH] = 4, [ARROW] = 4, [FLOW] = 4, [NOTE] = 4, [PLACE] = 6};
 
 typedef struct {
     int64_t *data;
@@ -164,7 +166,7 @@ static int add_row(EventScanner *self, const Record *r)
         row[5] = r->device, row[6] = r->stream, row[7] = r->ext, row[8] = r->corr;
         break;
     case LAUNCH:
-        row[0] = track, row[1] = r->start, row[2] = r->corr;
+        row[0] = track, row[1] = r->start, row[2] = r->corr, row[3] = r->category;
         break;
     case ARROW:
     case FLOW:
@@ -393,7 +395,7 @@ static struct PyModuleDef module = {
 PyMODINIT_FUNC PyInit__events(void)
 {
     PyObject *made = PyModule_Create(&module);
-    if (made && PyModule_AddType(made, &EventScannerType) < 0)
+    if (made && (PyModule_AddType(made, &EventScannerType) < 0 || PyModule_AddIntConstant(made, "ROW_FORMAT", ROW_FORMAT) < 0))
         Py_CLEAR(made);
     return made;
 }

@@ -130,6 +130,25 @@ static inline int is_complete(Span ph)
     return ph.size == 3 && ph.at[1] == 'X';
 }
 
+static int contains(Span text, const char *word)
+{
+    size_t size = strlen(word);
+    for (size_t i = 0; i + size <= text.size; i++)
+        if (text.at[i] == *word && !memcmp(text.at + i, word, size))
+            return 1;
+    return 0;
+}
+
+/* What a runtime call starts on the device, by its name as it is written; fields.call_kind does the same. */
+static int64_t call_kind(Span name)
+{
+    if (contains(name, "GraphLaunch"))
+        return 2;
+    if (contains(name, "Launch"))
+        return !contains(name, "HostFunc");
+    return contains(name, "Mem") ? 3 : 0;
+}
+
 /* 1: `out` is a row to keep. 0: nothing to keep of this event. -1: the Python reader shall judge. */
 static int make_record(const Category *category, const Span *values, int exact, Record *out)
 {
@@ -173,6 +192,7 @@ static int make_record(const Category *category, const Span *values, int exact, 
                    ? 1
                    : -1;
     case LAUNCH:
+        out->category = call_kind(out->name);
         return read_id(arguments[CORR], -1, &out->corr) ? 1 : -1;
     case ARROW:
     case FLOW:

@@ -1,0 +1,1 @@
+"""Which process each event of a merged file belongs to, and ids that are unique across its processes."""

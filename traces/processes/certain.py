@@ -1,0 +1,88 @@
+# pyright: strict
+"""Match device work to launches with the same id where ids repeat: only matches that leave no other way."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+Array = npt.NDArray[Any]
+NONE = -1
+FEW = 3
+"""Rows that contradict a rule by chance: lost launches, device work launched before the recording."""
+RARE = 0.02
+"""Share of such rows."""
+_NEVER = np.iinfo(np.int64).max
+
+
+def match_launches(
+    wanted: Array, start: Array, launch_id: Array, launch_start: Array, is_graph: Array
+) -> tuple[Array, Array]:
+    """Return the row of the launch of each row of device work, or -1; and how many launches and rows share its id.
+
+    A launch is certain where it alone has the id, and one row of device work or a graph's. Of an id with as many rows
+    as launches, each launch is certain where its row starts before the next launch. Where several rows start before any
+    launch of their id, the clocks of host and device differ: then only ids of one launch and one row are certain.
+
+    `wanted` and `start` (ns) are of device work, -1 for no id; the rest is of launches.
+    """
+    out = np.full(len(wanted), NONE, np.int64)
+    alike = np.zeros(len(wanted), bool)
+    if not len(launch_id) or not len(wanted):
+        return out, alike
+    order = np.lexsort((launch_start, launch_id))
+    ids, begin, graph = launch_id[order], launch_start[order], is_graph[order]
+    low, high = np.searchsorted(ids, wanted), np.searchsorted(ids, wanted, side="right")
+    known = (wanted >= 0) & (high > low)
+    _, which, counts = np.unique(wanted, return_inverse=True, return_counts=True)
+    rows, launches = counts[which.reshape(-1)], high - low
+    at = np.minimum(low, len(ids) - 1)
+    early = known & (start < begin[at])
+    clocks_differ = int(early.sum()) > max(FEW, RARE * int(known.sum()))
+    single = known & (launches == 1) & ((rows == 1) | graph[at])
+    certain = single if clocks_differ else single & ~early
+    out[certain] = order[low[certain]]
+    alike = known & (launches == rows)
+    for index in [] if clocks_differ else groups_of(wanted, np.flatnonzero(alike & (launches > 1))):
+        index = index[np.argsort(start[index], kind="stable")]
+        first, size = int(low[index[0]]), len(index)
+        launched = begin[first : first + size]
+        after = np.append(launched[1:], _NEVER)
+        if not graph[first : first + size].any() and ((launched <= start[index]) & (start[index] < after)).all():
+            out[index] = order[first : first + size]
+    return out, alike
+
+
+def groups_of(values: Array, chosen: Array) -> list[Array]:
+    """Return the chosen positions of each distinct value."""
+    order = chosen[np.argsort(values[chosen], kind="stable")]
+    return np.split(order, np.flatnonzero(np.diff(values[order])) + 1) if len(order) else []
+
+
+def mixed_tracks(ids: Array, start: Array, track: Array, tracks: int) -> Array:
+    """Return a mask of the tracks on which ids repeat before the ids ahead of them are through.
+
+    A process that records twice repeats its ids in a later run; two processes with one process and thread id repeat
+    them at the same time.
+    """
+    out = np.zeros(tracks, bool)
+    sorted_ids = np.sort(ids)
+    if not ((sorted_ids[1:] == sorted_ids[:-1]) & (sorted_ids[1:] > 0)).any():
+        return out
+    order = np.lexsort((start, ids, track))
+    same = (ids[order][1:] == ids[order][:-1]) & (track[order][1:] == track[order][:-1]) & (ids[order][1:] > 0)
+    repeat = np.append(False, same)
+    position = np.arange(len(order))
+    first = np.maximum.accumulate(np.where(repeat, 0, position))
+    turn = np.empty(len(order), np.int64)
+    turn[order] = position - first
+    by_time = np.lexsort((turn, start, track))
+    back = (np.diff(turn[by_time]) < 0) & (track[by_time][1:] == track[by_time][:-1])
+    # An id that is given once belongs to any run.
+    repeated = np.isin(ids, ids[order][repeat])
+    total = np.bincount(track[repeated], minlength=tracks)
+    backwards = np.bincount(track[by_time][1:][back & repeated[by_time][1:]], minlength=tracks)
+    out[:] = (total > RARE * np.bincount(track, minlength=tracks)) & (backwards > 0)
+    return out

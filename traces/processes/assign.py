@@ -128,12 +128,22 @@ def _host_units(data: EventColumns) -> tuple[tuple[str, ...], Array]:
 
 
 def _pids_with_repeated_ids(data: EventColumns, pid_of: dict[int, str]) -> set[str]:
-    """Return the process ids with a correlation id on two threads, which one process never gives."""
-    ids = np.sort(data.launch_corr)
+    """Return the process ids of which two threads have the same ids of launches, and of ops where they have any.
+
+    MTIA's runtime repeats the correlation ids of launches in one process, whose ops have ids of their own.
+    """
+    found = _repeated_across_threads(data.launch_corr, data.launch_track, pid_of)
+    if found and (data.op_ext > 0).any():
+        found &= _repeated_across_threads(data.op_ext, data.op_track, pid_of)
+    return found
+
+
+def _repeated_across_threads(column: Array, tracks: Array, pid_of: dict[int, str]) -> set[str]:
+    ids = np.sort(column)
     if not ((ids[1:] == ids[:-1]) & (ids[1:] > 0)).any():
         return set()
-    order = np.argsort(data.launch_corr, kind="stable")
-    ids, track = data.launch_corr[order], data.launch_track[order].astype(np.int64)
+    order = np.argsort(column, kind="stable")
+    ids, track = column[order], tracks[order].astype(np.int64)
     twice = np.flatnonzero((ids[1:] == ids[:-1]) & (ids[1:] > 0) & (track[1:] != track[:-1]))
     if len(twice) < RARE * len(ids):
         return set()

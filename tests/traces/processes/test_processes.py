@@ -173,6 +173,23 @@ def test_graphs_are_launched_by_calls_of_that_name(tmp_path: Path) -> None:
     assert trace.graphs.kernels.tolist() == [0, 1]
 
 
+def test_a_runtime_that_repeats_ids_in_one_process(tmp_path: Path) -> None:
+    """As MTIA's: launches of two threads have the same ids, ops have not."""
+    events = [
+        event
+        for thread in (1, 2)
+        for call in range(4)
+        for event in (
+            op(f"aten::op{thread}", 100 * call, 30, 10 * thread + call, tid=thread, **DIMS),
+            launch(100 * call + 10 + thread, call + 1, tid=thread),
+            kernel(f"k{thread}", 100 * call + 50, 5, **{"External id": 10 * thread + call, "correlation": call + 1}),
+        )
+    ]
+    trace = read(tmp_path, events)
+    assert trace.info.merged is None
+    assert [op for _, op in owners(trace)] == [f"aten::op{thread}" for thread in (1, 2) for _ in range(4)]
+
+
 def test_one_process_stays_as_it_is(tmp_path: Path) -> None:
     trace = read(tmp_path, profile(0, shift=0))
     assert trace.info.merged is None

@@ -38,6 +38,7 @@ from opreplay.replay.report.table import (
 )
 from opreplay.replay.report.text import plural, ratio_text, safe, time_text
 from opreplay.replay.report.view import View
+from opreplay.replay.resolve.written.sweep import RESULTS_UNKNOWN
 from opreplay.replay.results.cases import Case, Cases
 from opreplay.replay.results.records import OpResult, Simulated
 
@@ -66,6 +67,7 @@ def notes_of(case: Case) -> list[str]:
     """What to know before trusting the numbers of one call."""
     result = case.result
     notes = [*_reason_notes(result), *case.unpredicted]
+    notes += [note.what for note in result.assumptions if note.what.startswith(RESULTS_UNKNOWN)]
     notes += [f"does not fit into the memory of {soc}" for soc in case.too_large_for if soc in result.simulated]
     notes += [f"{soc} {text}" for soc, prediction in result.simulated.items() for text in prediction_notes(prediction)]
     return [*notes, *_measured_notes(result)]

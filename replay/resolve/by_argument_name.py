@@ -109,7 +109,8 @@ def _resolve(op: ReplayOp, policy: Policy, device: str) -> ReplayOp:
     _refuse(spec, op.args)
     args = _adopted(spec, op.args)
     dtypes = {arg.name: meta.dtype for arg in args if arg.type == "Tensor" for meta in arg.tensors if meta}
-    way = way_on(device, name, spec, overloads, dtypes, msgspec.structs.replace(op, args=args).values)
+    sizes = {arg.name: meta.shape for arg in args if arg.type == "Tensor" for meta in arg.tensors if meta}
+    way = way_on(device, name, spec, overloads, dtypes, {**msgspec.structs.replace(op, args=args).values, **sizes})
     if way.reason is not None:
         return _by_user(op, way.reason)
     return msgspec.structs.replace(

@@ -22,8 +22,8 @@ def way_on(
 ) -> Candidates:
     """The `overloads` of the op `name` with the way in which `spec`, one of them, runs on `device`, or why it does not.
 
-    `dtypes` are those of the tensors, by name. A device of which this torch build has no kernels at all says nothing
-    about single ops: then the overloads as they are.
+    `dtypes` are those of the tensors by name, `values` their sizes and the values of other arguments. A device of
+    which this torch build has no kernels at all says nothing about single ops: then the overloads as they are.
     """
     form = legacy_form(name, spec.overload)
     if form is not None:

@@ -234,8 +234,9 @@ class Resolver:
         if layout is not None:
             raise Unbound(Reason("layout not recorded", f"the op takes {layout} tensors alone"))
         pairs = list(zip(match.spec.args, match.recorded, strict=False))
-        scalars = [(arg, rec) for arg, rec in pairs if rec.kind == "scalar"]
+        scalars = [(arg, rec) for arg, rec in pairs if rec.kind in ("scalar", "scalars")]
         values = {arg.name: encode(arg, rec.value) for arg, rec in scalars if rec.value is not MISSING}
+        values |= {arg.name: rec.tensor.shape for arg, rec in pairs if rec.tensor is not None}
         dtypes = {arg.name: rec.tensor.dtype for arg, rec in pairs if rec.tensor is not None}
         way = way_on(self._device, name, match.spec, overloads, dtypes, values)
         if way.reason is not None:

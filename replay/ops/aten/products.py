@@ -1,10 +1,168 @@
 # pyright: strict
-"""Products of groups of rows in eight bits, through those of bfloat16."""
+"""Products of numbers in eight and four bits with scales: scaled first, then multiplied in float32.
+
+Scales are one number, one a row or column, one a block in float32, or one a block of 32 (`float8_e8m0fnu`, MX) or 16
+(`float8_e4m3fn`, NVFP4) numbers, which CUDA lays out in tiles of 128 rows and 4 blocks.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import cast
+
 import torch
 from torch import Tensor
+
+from opreplay.replay.ops.maths.quantize import expand_scale
+
+E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
+"""Magnitudes of 4-bit floats by their lower three bits (OCP microscaling formats)."""
+BLOCKS = {torch.float8_e8m0fnu: 32, torch.float8_e4m3fn: 16}
+"""Type of a block's scale → numbers in the block."""
+TILE_ROWS, TILE_COLUMNS = 128, 4
+"""Of CUDA's layout of block scales, 32 x 4 x 4 numbers."""
+
+
+def numbers_of(x: Tensor) -> Tensor:
+    """Return a matrix as float32 [rows, K]; 4-bit numbers lie in pairs along K, the first in the lower four bits."""
+    if x.dtype is not torch.float4_e2m1fn_x2:
+        return x.float()
+    pairs = x.contiguous().view(torch.uint8)
+    codes = torch.stack((pairs & 15, pairs >> 4), -1).flatten(-2).int()
+    magnitudes = torch.tensor(E2M1, device=x.device)[codes & 7]
+    return torch.where(codes > 7, -magnitudes, magnitudes)
+
+
+def block_scales(scale: Tensor, rows: int, width: int) -> Tensor:
+    """Return the scale of each number as float32 [rows, width], of scales of one block each: [rows, blocks], or padded
+    and in CUDA's tiles. Raises ValueError for another number of scales."""
+    blocks = -(-width // BLOCKS[scale.dtype])
+    numbers = scale.float()
+    if scale.shape != (rows, blocks):
+        down, across = -(-rows // TILE_ROWS), -(-blocks // TILE_COLUMNS)
+        if scale.numel() != down * across * TILE_ROWS * TILE_COLUMNS:
+            raise ValueError(f"{scale.numel()} scales of {blocks} blocks in each of {rows} rows")
+        tiles = numbers.reshape(down, across, 32, 4, TILE_COLUMNS).permute(0, 3, 2, 1, 4)
+        numbers = tiles.reshape(down * TILE_ROWS, across * TILE_COLUMNS)[:rows, :blocks]
+    return numbers.repeat_interleave(BLOCKS[scale.dtype], 1)[:, :width]
+
+
+def scaled(x: Tensor, scale: Tensor) -> Tensor:
+    """Return [rows, K] numbers times their scales as float32."""
+    numbers = numbers_of(x)
+    rows, width = numbers.shape
+    if scale.dtype in BLOCKS:
+        return numbers * block_scales(scale, rows, width)
+    if scale.numel() == 1:
+        return numbers * scale.float().reshape(())
+    if scale.numel() == rows:
+        return numbers * scale.float().reshape(rows, 1)
+    return numbers * expand_scale(scale.float(), rows, width)
+
+
+def _written(product: Tensor, bias: Tensor | None, result_scale: Tensor | None, dtype: torch.dtype) -> Tensor:
+    """The product as the result type, which eight bits have scaled as well."""
+    if bias is not None:
+        product = product + bias.float()
+    if result_scale is not None and dtype.itemsize == 1:
+        product = product * result_scale
+    return product.to(dtype)
+
+
+def scaled_mm(
+    x: Tensor,
+    mat2: Tensor,
+    scale_a: Tensor,
+    scale_b: Tensor,
+    bias: Tensor | None = None,
+    scale_result: Tensor | None = None,
+    out_dtype: torch.dtype | None = None,
+    use_fast_accum: bool = False,
+) -> Tensor:
+    """x [M, K], mat2 [K, N]; scales of mat2 stand as its rows or, by block, as those of its transpose."""
+    del use_fast_accum
+    of_blocks = scale_b.dtype in BLOCKS or scale_b.dim() < 2
+    factors = scaled(x, scale_a), scaled(mat2.t(), scale_b if of_blocks else scale_b.t())
+    # As torch: without a type the result has that of x, though for pairs of four bits that of what they are worth.
+    dtype = out_dtype or (x.dtype if x.dtype.itemsize == 1 and "float8" in str(x.dtype) else torch.bfloat16)
+    return _written(factors[0] @ factors[1].t(), bias, scale_result, dtype)
+
+
+def scaled_mm_v2(
+    x: Tensor,
+    mat2: Tensor,
+    scale_a: Sequence[Tensor],
+    recipe_a: Sequence[int],
+    swizzle_a: Sequence[int],
+    scale_b: Sequence[Tensor],
+    recipe_b: Sequence[int],
+    swizzle_b: Sequence[int],
+    bias: Tensor | None = None,
+    out_dtype: torch.dtype | None = None,
+    contraction_dim: Sequence[int] = (),
+    use_fast_accum: bool = False,
+) -> Tensor:
+    """As `scaled_mm`; after the scales of blocks may stand one of the whole tensor."""
+    whole = torch.ones((), device=x.device)
+    for scale in (*scale_a[1:], *scale_b[1:]):
+        whole = whole * scale.float().reshape(())
+    product = scaled_mm(x, mat2, scale_a[0], scale_b[0], out_dtype=torch.float32) * whole
+    return _written(product, bias, None, out_dtype or torch.bfloat16)
+
+
+def _grouped_blocks(x: Tensor, mat2: Tensor, scale_a: Tensor, scale_b: Tensor, offs: Tensor | None) -> Tensor:
+    """The products of groups with scales of blocks; each group's rows have padded scales of their own.
+
+    Raises ValueError where the groups share the summed dimension or the columns.
+    """
+    if mat2.dim() != 3:
+        raise ValueError("scales of blocks are known for matrices of groups [G, K, N] alone")
+    groups = mat2.shape[0]
+    if x.dim() == 3:
+        parts = zip(x, scale_a.reshape(groups, -1), strict=True)
+    else:
+        if offs is None:
+            raise ValueError("rows of groups need the offsets where they end")
+        ends = cast("list[int]", offs.tolist())  # pyright: ignore[reportUnknownMemberType]
+        rows = [end - begin for begin, end in zip((0, *ends), ends, strict=False)]
+        padded = [-(-n // TILE_ROWS) * TILE_ROWS for n in rows]
+        scales = torch.split(scale_a[: sum(padded)], padded)
+        parts = zip(torch.split(x[: ends[-1]], rows), scales, strict=True)
+    products = [
+        scaled(part, scale) @ scaled(matrix.t(), of_matrix).t()
+        for (part, scale), matrix, of_matrix in zip(parts, mat2, scale_b, strict=True)
+    ]
+    if x.dim() == 3:
+        return torch.stack(products)
+    product = torch.cat(products)
+    return torch.nn.functional.pad(product, (0, 0, 0, x.shape[0] - product.shape[0]))
+
+
+def scaled_grouped_mm_v2(
+    x: Tensor,
+    mat2: Tensor,
+    scale_a: Sequence[Tensor],
+    recipe_a: Sequence[int],
+    swizzle_a: Sequence[int],
+    scale_b: Sequence[Tensor],
+    recipe_b: Sequence[int],
+    swizzle_b: Sequence[int],
+    offs: Tensor | None = None,
+    bias: Tensor | None = None,
+    out_dtype: torch.dtype | None = None,
+    contraction_dim: Sequence[int] = (),
+    use_fast_accum: bool = False,
+) -> Tensor:
+    """As `scaled_grouped_mm`; after the scales of blocks may stand one of each group."""
+    product = scaled_grouped_mm(x, mat2, scale_a[0], scale_b[0], offs, out_dtype=torch.float32)
+    for scale in (*scale_a[1:], *scale_b[1:]):
+        by_group = scale.float().reshape(-1)
+        if product.dim() == 3 or by_group.numel() == 1:
+            product = product * by_group.view(-1, *(1,) * (product.dim() - 1))
+        elif offs is not None:
+            places = torch.arange(product.shape[0], device=offs.device, dtype=offs.dtype)
+            product = product * by_group[torch.searchsorted(offs, places, right=True).clamp_(max=len(offs) - 1), None]
+    return _written(product, bias, None, out_dtype or torch.bfloat16)
 
 
 def scaled_grouped_mm(
@@ -21,6 +179,8 @@ def scaled_grouped_mm(
     """Rows x [M, K] or [G, M, K], columns mat2 [G, K, N] or [K, N], a scale for each of either; int32 `offs` [G] cuts
     the dimension that both share where one of them has no dimension of groups."""
     del scale_result, use_fast_accum
+    if scale_a.dtype in BLOCKS:
+        return _written(_grouped_blocks(x, mat2, scale_a, scale_b, offs), bias, None, out_dtype or torch.bfloat16)
     product = torch.ops.aten._grouped_mm.default(x.to(torch.bfloat16), mat2.to(torch.bfloat16), offs=offs).float()
     groups = mat2.shape[0] if mat2.dim() == 3 else x.shape[0] if x.dim() == 3 else product.shape[0]
     if product.dim() == 3:

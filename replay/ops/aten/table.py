@@ -10,7 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from importlib import import_module
-from typing import Any
+from math import prod
+from typing import Any, cast
 
 from opreplay.replay.ir.model import ReplayOp
 from opreplay.replay.ops.aten.legacy.forms import Legacy, legacy_form
@@ -34,7 +35,7 @@ class Equivalent:
     op: str = ""
     """The op by its name in aten, for a function that reads the arguments by their names in its schema."""
     lacks: Callable[[Mapping[str, str], Mapping[str, Any]], bool] | None = None
-    """Whether the CPU has no kernel for a call with these types and values, by argument."""
+    """Whether the CPU has no kernel for a call with these types and values, by argument; tensors' values are sizes."""
 
     def is_needed_on_cpu(self, dtypes: Mapping[str, str], values: Mapping[str, Any]) -> bool:
         """Whether the CPU's kernel is missing, or counts as missing for these types and values."""
@@ -65,7 +66,7 @@ def equivalent_for(
 ) -> Equivalent | None:
     """The equivalent to use for a call, or None where the op itself can run or there is none.
 
-    `dtypes` are those of the tensor arguments, `values` what the others are, by name.
+    `dtypes` are those of the tensor arguments, `values` their sizes and what the others are, by name.
     """
     equivalent = EQUIVALENTS.get(name)
     if equivalent is None or not has_kernel:
@@ -90,6 +91,27 @@ def _writes_float(dtypes: Mapping[str, str], values: Mapping[str, Any]) -> bool:
 
 def _writes_half(dtypes: Mapping[str, str], values: Mapping[str, Any]) -> bool:
     return dtypes.get("grad_output") == "float32" and values.get("input_dtype") in ("torch.float16", "torch.bfloat16")
+
+
+def _scales_blocks(dtypes: Mapping[str, str], values: Mapping[str, Any]) -> bool:
+    """Whether a scaled product has other scales than one a tensor or one a row and column in float32."""
+    if dtypes.get("self") == "float4_e2m1fn_x2":
+        return True
+    x, mat2, scale_a, scale_b = (_size(values.get(name)) for name in ("self", "mat2", "scale_a", "scale_b"))
+    if len(x) != 2 or len(mat2) != 2:
+        return False
+    of_tensors = prod(scale_a) == prod(scale_b) == 1
+    of_rows = scale_a == (x[0], 1) and scale_b == (1, mat2[1])
+    return {dtypes.get("scale_a"), dtypes.get("scale_b")} != {"float32"} or not (of_tensors or of_rows)
+
+
+def _size(value: object) -> tuple[int, ...]:
+    return cast("tuple[int, ...]", value) if isinstance(value, tuple) else ()
+
+
+def _scales_blocks_by_recipe(dtypes: Mapping[str, str], values: Mapping[str, Any]) -> bool:
+    recipes = (*(values.get("recipe_a") or ()), *(values.get("recipe_b") or ()))
+    return any(recipe not in (0, 1) for recipe in recipes)
 
 
 _SDPA = "aten::scaled_dot_product_attention"
@@ -118,7 +140,12 @@ EQUIVALENTS: dict[str, Equivalent] = {
     **{f"aten::_{op}_data": Equivalent(
         via=f"aten::_{op}_data", module="softmax", function=f"{op}_to_half", lacks=_writes_half,
     ) for op in ("softmax_backward", "log_softmax_backward")},
-    **_entries("products", {"_scaled_grouped_mm": "aten::_grouped_mm"}),
+    **_entries("products", {
+        "_scaled_grouped_mm": "aten::_grouped_mm",
+        "_scaled_grouped_mm_v2": "plain torch",
+    }),
+    **{f"aten::{op}": Equivalent(via="plain torch", module="products", function=op.strip("_"), op=op, lacks=lacks)
+       for op, lacks in (("_scaled_mm", _scales_blocks), ("_scaled_mm_v2", _scales_blocks_by_recipe))},
     **_entries("norm", {
         "cudnn_batch_norm": "aten::native_batch_norm",
         "cudnn_batch_norm_backward": "aten::native_batch_norm_backward",

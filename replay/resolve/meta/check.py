@@ -42,6 +42,8 @@ Results of quantized types are left out too: meta tensors have none."""
 _CHECK = msgspec.msgpack.Decoder(MetaCheck)
 _NEEDS_MEMORY = ("expects CPU tensor input", "need to be on the same device")
 """What kernels say that take meta tensors for those of their own device, or make a part of the result there."""
+_LACKS_FAKE = re.compile(r"register_fake|register_abstract|no (?:fake|abstract) impl")
+"""What torch says of an op in Python (`torch.library.custom_op`) without a fake kernel."""
 _NO_KERNEL = re.compile(r"no fake impl or Meta kernel|Could not run '[^']{1,200}' with arguments from the '\w{1,60}'")
 
 
@@ -132,7 +134,7 @@ def _resized(op: ReplayOp, call: MetaCall) -> str | None:
 def _verdict(op: ReplayOp, error: Exception) -> MetaCheck:
     """What an error on meta tensors says of the call: that it does not fit, or only that meta tensors cannot tell."""
     text = str(error)
-    if any(sign in text for sign in _NEEDS_MEMORY):
+    if any(sign in text for sign in _NEEDS_MEMORY) or _LACKS_FAKE.search(text):
         return MetaCheck(status="no meta kernel", detail=reason_for(error).detail)
     contents = any(sign in text for sign in _NEEDS_CONTENTS)
     if not contents and not isinstance(error, NotImplementedError) and not _SPEAKS_OF_META.search(text):

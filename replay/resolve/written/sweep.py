@@ -12,7 +12,7 @@ from pathlib import Path
 
 import msgspec
 
-from opreplay.replay.ir.model import Reason, ReplayOp, ReplayPlan
+from opreplay.replay.ir.model import Assumption, Reason, ReplayOp, ReplayPlan
 from opreplay.replay.ir.notation import parse_call, parse_sizes, size_names
 from opreplay.replay.ir.verdicts import META_WRONG
 from opreplay.traces.errors import UsageError
@@ -123,9 +123,13 @@ def plan_of_calls(
 
     def checked(op: ReplayOp) -> ReplayOp:
         check = checks.get(op.id)
+        if check is not None and op.outputs is None and check.status == "no meta kernel":
+            return _of_unknown_results(op, "the op has no fake kernel")
         if check is None or check.status not in META_WRONG:
             return op
         why = check.detail.removeprefix("failed: ")
+        if op.resolved_by in ("jit", "torch.ops", "import") and check.status == "failed" and not _is_torchs(op):
+            return _of_unknown_results(op, f"its fake kernel fails: {why}")
         if op.resolved_by == "reference":
             # The reference may know less than the library whose op it stands in for.
             unlike = Reason("failed", f"the reference does not take this call: {why}")
@@ -134,6 +138,21 @@ def plan_of_calls(
 
     sound = msgspec.structs.replace(plan, ops=tuple(map(checked, plan.ops)))
     return sound, tuple(op.id for op in ops)
+
+
+RESULTS_UNKNOWN = "sizes of results unknown"
+"""How the note on an op begins whose results nobody knows before it runs."""
+TORCHS = frozenset({"aten", "prims", "prim", "quantized", "_c10d_functional", "torchvision"})
+"""Namespaces whose meta kernels say of a call that fails on them that it fails on any device."""
+
+
+def _is_torchs(op: ReplayOp) -> bool:
+    return op.called.partition("::")[0] in TORCHS
+
+
+def _of_unknown_results(op: ReplayOp, why: str) -> ReplayOp:
+    note = Assumption(argument="*", what=f"{RESULTS_UNKNOWN}, predicted without them: {why}")
+    return msgspec.structs.replace(op, assumptions=(*op.assumptions, note))
 
 
 def is_refused(op: ReplayOp) -> bool:

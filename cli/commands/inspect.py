@@ -70,7 +70,7 @@ def command(
         kernel_details=kernel_details,
         capture=capture,
         gradients=False,
-        activity=by in ("step", "launch") or (by is None and tells_step(trace)),
+        activity=by in ("step", "launch") or (by in (None, "category") and tells_step(trace)),
     )
     if by == "step" or by == "launch":
         view = _with_doubts(_times_of(read, by, top), read)

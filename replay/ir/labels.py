@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 from opreplay.replay.ir.model import Reason
 from opreplay.replay.ir.names import COLLECTIVE_NAMESPACES, split_name
+from opreplay.traces.collectives.communication import is_communication, is_communication_op
 from opreplay.traces.model import OpSignature
 
 _GENERATED = re.compile(r"triton_|cpp_fused_|graph_\d+_cpp_fused_|graph_\d+_kernel|ProxyExecutor|inductor_")
@@ -22,6 +23,7 @@ _BOOKKEEPING = {
 }
 _VENDORS_WITH_COLLECTIVES = frozenset(
     {"vllm", "sglang", "sgl_kernel", "aiter", "_C_custom_ar", "npu", "fbgemm", "symm_mem", "flashinfer", "_C_ascend"}
+    | {"deep_ep", "mori", "pplx", "nvshmem", "torchcomms", "trtllm", "tensorrt_llm"}
 )
 
 
@@ -37,10 +39,9 @@ def work_of_label(kernels: Sequence[str]) -> Reason | None:
 
     A compiled function or autograd's label for one is the innermost name around the kernels that inductor launches.
     """
-    for prefix, reason in (("triton_", Reason("triton kernel")), ("nccl", Reason("collective"))):
-        if kernels and all(kernel.startswith(prefix) for kernel in kernels):
-            return reason
-    return None
+    if kernels and all(kernel.startswith("triton_") for kernel in kernels):
+        return Reason("triton kernel")
+    return Reason("collective") if kernels and all(map(is_communication, kernels)) else None
 
 
 def not_an_op(signature: OpSignature, *, on_device: bool = False) -> Reason | None:
@@ -61,7 +62,7 @@ def not_an_op(signature: OpSignature, *, on_device: bool = False) -> Reason | No
     if parts is None:
         return Reason("label, not an op")
     namespace, op, _ = parts
-    if namespace in _VENDORS_WITH_COLLECTIVES and _COLLECTIVE_WORD.search(op):
+    if namespace in _VENDORS_WITH_COLLECTIVES and (is_communication_op(name) or _COLLECTIVE_WORD.search(op)):
         return Reason("collective")
     return _BY_NAMESPACE.get(namespace)
 

@@ -26,7 +26,7 @@ from opreplay.replay.timeline.graph.model import (
 )
 from opreplay.replay.timeline.graph.schedule import Schedule, step_length
 from opreplay.replay.timeline.graph.slowed import slowed_schedule
-from opreplay.replay.timeline.names import Names, op_parents
+from opreplay.replay.timeline.names import Names, matches_kernel, op_parents
 from opreplay.traces.errors import TraceError
 from opreplay.traces.links.parents import among_or_around, among_or_inside, outermost_of
 
@@ -235,7 +235,7 @@ def _scale(names: Names, out: Edited, pattern: str, value: str) -> None:
     number, factor = parsed_value(value)
     nodes = out.graph.nodes
     ops = matching_ops(names, pattern)
-    kernels = np.array([fnmatchcase(name, pattern) for name in names.trace.kernel_names], bool)
+    kernels = np.array([matches_kernel(name, pattern) for name in names.trace.kernel_names], bool)
     device = np.flatnonzero(nodes.name >= 0)
     hit = kernels[nodes.name[device]]
     owner = nodes.owner[device]

@@ -6,12 +6,14 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from typing import cast
 
 import numpy as np
 
 from opreplay.replay.timeline.graph.model import EDGE_KINDS, NO_OP, Ints, StepGraph
 from opreplay.traces import Trace, innermost_parent
+from opreplay.traces.collectives.communication import kernel_path
 from opreplay.traces.links.annotations import AnnotationTable, batch_context, step_number
 from opreplay.traces.links.parents import innermost_at, nest, of_rows
 
@@ -75,6 +77,12 @@ class Names:
         """Of a row of the ops; `OUTSIDE` for none."""
         names, index = self.modules()
         return names[int(index[row])] if row >= 0 and index[row] >= 0 else OUTSIDE
+
+
+def matches_kernel(name: str, pattern: str) -> bool:
+    """Whether a kernel's name matches a shell pattern: as recorded, without its return type "void", or by its qualified
+    name without templates and parameters."""
+    return any(fnmatchcase(text, pattern) for text in (name, name.removeprefix("void "), kernel_path(name)))
 
 
 def without_folders(frame: str) -> str:

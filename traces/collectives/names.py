@@ -48,8 +48,6 @@ WORDS: tuple[tuple[str, Kind | Literal["send_recv"]], ...] = (
 )
 """What a name holds, without its signs and in lower case → operation; the first that fits counts."""
 
-DEVICE_WORDS = ("nccl", "rccl", "hccl", "oneccl", "msccl")
-"""In names of kernels, in lower case, of back-ends of torch.distributed."""
 _NOT_ONE = re.compile(
     r"wait|^init|work|coalescingmanager|startcoalescing|endcoalescing|^coalesced$|rank|pg|processgroup|destroy"
     r"|isstrided|supports|registermem|shutdown|abort"

@@ -16,7 +16,8 @@ import numpy as np
 import numpy.typing as npt
 
 from opreplay.traces.activity import Activity, CallTable, Collective, CollectiveSpans
-from opreplay.traces.collectives.names import DEVICE_WORDS, operation_of
+from opreplay.traces.collectives.communication import is_communication
+from opreplay.traces.collectives.names import operation_of
 from opreplay.traces.collectives.tensors import sizes_of_tensors, tensors_of
 from opreplay.traces.links.annotations import AnnotationTable, step_number
 from opreplay.traces.links.marks import INSTEAD, Asked, Mark, marks_of
@@ -92,7 +93,7 @@ def _of_device(trace: Trace, activity: Activity) -> list[RankCall]:
     kernels = trace.kernels
     if not len(kernels):
         return []
-    talks = np.array([any(word in name.lower() for word in DEVICE_WORDS) for name in trace.kernel_names] or [False])
+    talks = np.array([is_communication(name) for name in trace.kernel_names] or [False])
     rows = np.flatnonzero((activity.collective >= 0) | (talks[kernels.name] & (kernels.category == 0)))
     if len(activity.spans):  # an NPU's tasks are parts of its spans
         rows = rows[:0]

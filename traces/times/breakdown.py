@@ -20,6 +20,7 @@ from opreplay.traces.links.iterations import BatchIndex
 from opreplay.traces.links.parents import climbs, innermost_parent, outermost_of
 from opreplay.traces.model import KERNEL_CATEGORIES, Trace
 from opreplay.traces.sums import summed
+from opreplay.traces.times.communication import communication_rows
 from opreplay.traces.times.kernel_classes import CLASSES, class_of_op, class_of_work
 from opreplay.traces.times.op_work import work_of
 from opreplay.traces.times.peaks import TF32, Peak, is_tf32, peak_of
@@ -385,7 +386,8 @@ def _kinds(rows: Sequence[Row], order: Sequence[int], at: npt.NDArray[np.int64],
 
 
 def classes_of_launches(trace: Trace) -> npt.NDArray[np.int64]:
-    """Index into `CLASSES` of the work of each row of the kernels, told by the op that owns it, else by its name."""
+    """Index into `CLASSES` of the work of each row of the kernels, told by the op that owns it, else by its name; for
+    communication also by what runs around it."""
     owner = trace.kernels.owner.astype(np.int64)
     count = len(trace.signatures)
     signature = np.full(len(owner), count, np.int64)
@@ -395,4 +397,6 @@ def classes_of_launches(trace: Trace) -> npt.NDArray[np.int64]:
     numbers: list[int] = pairs.tolist()
     names_and_ops = [divmod(pair, count + 1) for pair in numbers]
     classes = [class_of_work(ops[op], trace.kernel_names[name] or KERNEL_CATEGORIES[0]) for name, op in names_and_ops]
-    return np.array([CLASSES.index(kind) for kind in classes], np.int64)[which.reshape(-1)]
+    out = np.array([CLASSES.index(kind) for kind in classes], np.int64)[which.reshape(-1)]
+    out[communication_rows(trace)] = CLASSES.index("communication")
+    return out

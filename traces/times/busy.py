@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from opreplay.traces.model import Trace
-from opreplay.traces.times.kernel_classes import class_of
+from opreplay.traces.times.communication import communication_rows
 
 Times = npt.NDArray[np.int64]
 
@@ -34,7 +34,7 @@ class DeviceBusy(msgspec.Struct, frozen=True, kw_only=True):
 def device_busy(trace: Trace) -> tuple[DeviceBusy, ...]:
     """Each device of a trace that recorded work, by number; an NPU's whole collectives count if activity was read."""
     kernels = trace.kernels
-    classes = np.array([class_of(name) == "communication" for name in trace.kernel_names] or [False], bool)
+    communicates = communication_rows(trace)
     whole = _whole_collectives(trace)
     devices: list[DeviceBusy] = []
     for device in np.unique(kernels.device).tolist():
@@ -42,7 +42,7 @@ def device_busy(trace: Trace) -> tuple[DeviceBusy, ...]:
         wholes = whole[whole[:, 0] == device]
         start = np.concatenate([kernels.start_ns[rows], wholes[:, 2]])
         end = np.concatenate([kernels.start_ns[rows] + kernels.dur_ns[rows].astype(np.int64), wholes[:, 3]])
-        talks = np.concatenate([classes[kernels.name[rows]], np.ones(len(wholes), bool)])
+        talks = np.concatenate([communicates[rows], np.ones(len(wholes), bool)])
         of_stream = _by_stream(start, end, np.concatenate([kernels.stream[rows].astype(np.int64), wholes[:, 1]]))
         comm, work = _union(start[talks], end[talks]), _union(start[~talks], end[~talks])
         busy, span = _length(_union(start, end)), float(end.max() - start.min()) / 1e3

@@ -10,6 +10,8 @@ from __future__ import annotations
 import re
 from functools import lru_cache
 
+from opreplay.traces.collectives.communication import computes, is_communication, is_communication_op
+
 CLASSES = (
     "GEMM",
     "attention",
@@ -29,9 +31,6 @@ CLASSES = (
 """All classes, in the order in which they are listed where times are equal."""
 
 _PATTERNS: tuple[tuple[str, str], ...] = (
-    ("communication", r"nccl|rccl|hccl|hcom_|xccl|gloo:|c10d::|record_param_comms|all_?reduce|all_?gather"
-                      r"|reduce_?scatter|all_?to_?all|cross_device_reduce|one_shot|two_shot"
-                      r"|^notify|^write value$|^event_wait|^sdma$|^rdma_?send|^reduce[_ ]?inline$"),
     ("copies", r"^memcpy|^memset|^\[?memcpy|_copy_from|^aten::(copy_|_to_copy|to|clone|contiguous)$|^dma\b|tensormove"
                r"|memset|^fill_?buffer|copybuffer|transpose|nchwtonhwc|nhwctonchw|_transdata_"),
     ("optimizer", r"multi_tensor_apply.*(adam|sgd|lamb|optim)|fused_?adam|fused_?sgd|applyadam"
@@ -79,6 +78,8 @@ def class_of(name: str) -> str:
     A Triton kernel counts as what its name says where inductor or an author wrote it there ("triton_red_fused__softmax"
     is "softmax"), else as "Triton". What no name tells is "other".
     """
+    if is_communication(name):
+        return "communication"
     text = name[:400]
     for kind, pattern in _COMPILED:
         if pattern.search(text):
@@ -89,8 +90,12 @@ def class_of(name: str) -> str:
 @lru_cache(maxsize=65536)
 def class_of_op(name: str) -> str:
     """The class of an op ("aten::addmm") by its name; "other" for labels, nodes of autograd, and layers of experts."""
+    if is_communication_op(name):
+        return "communication"
     is_op = "::" in name and not name.startswith(_NODES)
-    return class_of(name) if is_op and not is_layer_of_experts(name) else "other"
+    if not is_op or is_layer_of_experts(name):
+        return "other"
+    return "other" if (kind := class_of(name)) == "communication" else kind
 
 
 def is_layer_of_experts(op: str) -> bool:
@@ -99,6 +104,17 @@ def is_layer_of_experts(op: str) -> bool:
 
 
 def class_of_work(op: str, kernel: str) -> str:
-    """The class of a kernel that an op launched; "" for an op that is not known."""
-    of_op = class_of_op(op)
-    return class_of(kernel) if of_op == "other" else of_op
+    """The class of a kernel that an op launched; "" for an op that is not known.
+
+    A kernel of communication is that whatever launched it. An op of communication tells the class of kernels whose
+    names tell none; its copies and casts stay what they are.
+    """
+    of_kernel, of_op = class_of(kernel), class_of_op(op)
+    if of_kernel == "communication" or of_op == "other":
+        return of_kernel
+    return of_kernel if of_op == "communication" and not tells_nothing(kernel) else of_op
+
+
+def tells_nothing(kernel: str) -> bool:
+    """Whether a kernel's name is no evidence against communication: of no known class, and of no library of kernels."""
+    return class_of(kernel) in ("other", "reduction", "Triton") and not computes(kernel)

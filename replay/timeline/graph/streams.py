@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right, insort
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -36,6 +38,10 @@ _EVENT_US = 2.0
 _FOLLOWS_US = 8.0
 """A task that starts no later than this after another stream's task ended, and had been ready before, waited for it."""
 _SKEW_US = 1.0
+_FEW_STREAMS = 4
+"""Of more streams than this, a wait of which only the call is recorded concerns those next launched on."""
+_NEAR = 32
+"""Launches around a wait among which these streams are looked for."""
 _STREAM_WAITS = ("streamwaitevent",)
 _EVENT_RECORDS = ("eventrecord",)
 
@@ -204,7 +210,10 @@ class _StreamWaits:
         self.activity, self.tasks, self.earlier, self.out = trace.activity, tasks, earlier, out
         self.ready_us = np.fmax(np.where(np.isnan(ended), -np.inf, ended), tasks.launch_us + out.latency_us)
         self.call_us = (self.activity.calls.start_ns - origin_ns) / 1e3
-        self.launches = [tasks.by_launch(stream) for stream in range(len(tasks.streams))]
+        self.launches = tasks.by_launch()
+        known = np.flatnonzero(~np.isnan(tasks.launch_us))
+        known = known[np.argsort(tasks.launch_us[known], kind="stable")]
+        self.all_launches = (tasks.launch_us[known], known)
 
     def add_all(self) -> None:
         """The edges of all waits."""
@@ -252,21 +261,26 @@ class _StreamWaits:
                 self.out.edges.add(before, after, self._lag(before, after), CROSS_STREAM, recorded=False, possible=True)
 
     def add_unrecorded(self) -> None:
-        """Dependencies that may exist in a profile that records no waits: on what was launched before on other streams.
+        """Add dependencies that may exist in a profile that records no waits, at most one a task.
 
-        Only those that the times allow; of several tasks of a stream after one of another stream, the first.
+        Each is on the task that ended last among those last launched on the other streams, as far as the times allow.
+        A task that started as soon as its launch let it start has none; of several tasks of a stream that could wait
+        for the same task, the first one does.
         """
         if len(self.tasks.streams) < 2 or self._calls((*_STREAM_WAITS, *_EVENT_RECORDS, "synchronize")):
             return
         joined: set[tuple[int, int]] = set()
-        for stream, (launches, rows) in enumerate(self.launches):
-            for launch_us, after in zip(launches.tolist(), rows.tolist(), strict=True):
-                for other in set(range(len(self.launches))) - {stream}:
-                    before = self._last(other, launch_us)
-                    if before is not None and (before, stream) not in joined and self._in_order(before, after):
-                        joined.add((before, stream))
-                        lag_us = self._lag(before, after)
-                        self.out.edges.add(before, after, lag_us, CROSS_STREAM, recorded=False, possible=True)
+        latest = _LatestEnds(self.tasks, self.earlier)
+        for after in latest.order:
+            waited_us = float(self.tasks.start_us[after] - self.tasks.launch_us[after])
+            if waited_us <= self.out.latency_us + _SKEW_US:
+                continue
+            before = latest.before(after)
+            stream = int(self.tasks.stream[after])
+            if before is not None and (before, stream) not in joined:
+                joined.add((before, stream))
+                lag_us = self._lag(before, after)
+                self.out.edges.add(before, after, lag_us, CROSS_STREAM, recorded=False, possible=True)
 
     def _calls(self, words: tuple[str, ...]) -> list[int]:
         """Rows of the calls whose names hold one of the words, by time."""
@@ -277,10 +291,19 @@ class _StreamWaits:
 
     def _pairs(self, marked_us: float, asked_us: float) -> list[tuple[int, int]]:
         """(last task of a stream before the event was recorded, first task of another one after the wait was asked)."""
-        streams = range(len(self.tasks.streams))
-        before = [(s, task) for s in streams if (task := self._last(s, marked_us)) is not None]
-        after = [(s, task) for s in streams if (task := self._first(s, asked_us)) is not None]
+        before = [(s, task) for s in self._near(marked_us, -1) if (task := self._last(s, marked_us)) is not None]
+        after = [(s, task) for s in self._near(asked_us, 1) if (task := self._first(s, asked_us)) is not None]
         return [(a, b) for s, a in before for t, b in after if s != t and self._in_order(a, b)]
+
+    def _near(self, time_us: float, direction: int) -> Sequence[int]:
+        """Streams on which work was launched next after a time, or last before it (`direction` -1): all of a few."""
+        count = len(self.tasks.streams)
+        if count <= _FEW_STREAMS:
+            return range(count)
+        launches, rows = self.all_launches
+        at = int(np.searchsorted(launches, time_us))
+        near = rows[at : at + _NEAR] if direction > 0 else rows[max(0, at - _NEAR) : at][::-1]
+        return list(dict.fromkeys(self.tasks.stream[near].tolist()))[:_FEW_STREAMS]
 
     def _last(self, stream: int, time_us: float) -> int | None:
         """Number of the last task of a stream that was launched before a time, in the step or before it."""
@@ -308,6 +331,46 @@ class _StreamWaits:
         """Whether the later task, ready before, started as the earlier one ended."""
         follows = self._delay_us(before, after) <= _FOLLOWS_US
         return follows and float(self.ready_us[after]) < self.earlier.ended_us(before) - _SKEW_US
+
+
+class _LatestEnds:
+    """The last task launched on each stream so far, by when it ended, while tasks are gone through by launch."""
+
+    def __init__(self, tasks: Tasks, earlier: Earlier) -> None:
+        self.tasks, self.earlier = tasks, earlier
+        known = np.flatnonzero(~np.isnan(tasks.launch_us))
+        self.order: list[int] = known[np.lexsort((known, tasks.launch_us[known]))].tolist()
+        """Tasks whose launch is known, in that order."""
+        self._launched = 0
+        self._ends: list[tuple[float, int, int]] = []
+        """(end, stream, task or -1: one from before the step), by end."""
+        self._of_stream: dict[int, tuple[float, int, int]] = {}
+        for stream in range(len(tasks.streams)):
+            if (end_us := earlier.last_end_us(stream)) is not None:
+                self._put((end_us, stream, -1))
+
+    def _put(self, entry: tuple[float, int, int]) -> None:
+        old = self._of_stream.get(entry[1])
+        if old is not None:
+            del self._ends[bisect_left(self._ends, old)]
+        insort(self._ends, entry)
+        self._of_stream[entry[1]] = entry
+
+    def before(self, task: int) -> int | None:
+        """Number of the task of another stream, launched before this one, that ended last before it started; None:
+        there is none. Tasks must be asked for by launch.
+        """
+        launch_us, stream = float(self.tasks.launch_us[task]), int(self.tasks.stream[task])
+        while float(self.tasks.launch_us[self.order[self._launched]]) < launch_us:
+            launched = self.order[self._launched]
+            self._put((float(self.tasks.end_us[launched]), int(self.tasks.stream[launched]), launched))
+            self._launched += 1
+        until = (float(self.tasks.start_us[task]) + _SKEW_US, len(self.tasks.streams), -1)
+        for at in range(bisect_right(self._ends, until) - 1, -1, -1):
+            _, other, number = self._ends[at]
+            if other != stream and number < task:
+                return number if number >= 0 else self.earlier.last_before(other, launch_us)
+        return None
 
 
 def _waits_of_collectives(tasks: Tasks, out: TaskEdges) -> None:

@@ -9,13 +9,11 @@ import numpy as np
 
 from opreplay.replay.timeline.graph.model import COLLECTIVE, COPY, KERNEL, NEVER, SET, Bools, Floats, Ints
 from opreplay.traces import Trace
-from opreplay.traces.collectives.names import DEVICE_WORDS
 from opreplay.traces.links.arrows import HOST_TO_DEVICE, QUEUE, ids_with_arrows
 from opreplay.traces.links.steps import Step
+from opreplay.traces.times.communication import communication_rows
 
 _KIND_OF_CATEGORY = np.array([KERNEL, COPY, SET, KERNEL], np.int64)
-_COLLECTIVE_NAMES = (*DEVICE_WORDS, "hcom_", "deep_ep", "cross_device_reduce", "allreduce_fusion")
-"""In names of kernels (lower case) that talk to other devices."""
 _COPY_NAMES = ("memcpy",)
 """What an NPU's copies are called: its tasks have no category."""
 HOST_DEVICE = -1
@@ -52,11 +50,12 @@ class Tasks:
         """Whether each runs on a device, and is no collective of a thread of the host."""
         return np.array([device != HOST_DEVICE for device, _ in self.streams], bool)[self.stream]
 
-    def by_launch(self, stream: int) -> tuple[Floats, Ints]:
-        """(launches, rows) of the tasks of a stream whose launch is known, in that order."""
-        rows = np.flatnonzero((self.stream == stream) & ~np.isnan(self.launch_us))
-        rows = rows[np.lexsort((rows, self.launch_us[rows]))]
-        return self.launch_us[rows], rows
+    def by_launch(self) -> list[tuple[Floats, Ints]]:
+        """(launches, rows) of the tasks of each stream whose launch is known, by launch."""
+        rows = np.flatnonzero(~np.isnan(self.launch_us))
+        rows = rows[np.lexsort((rows, self.launch_us[rows], self.stream[rows]))]
+        parts = np.split(rows, np.searchsorted(self.stream[rows], np.arange(1, len(self.streams))))
+        return [(self.launch_us[part], part) for part in parts[: len(self.streams)]]
 
 
 class Earlier:
@@ -93,6 +92,12 @@ class Earlier:
         if launches is None or not (before := int(np.searchsorted(launches[0], time_us))):
             return None
         return self.number(stream, len(launches[0]) - before)
+
+    def last_end_us(self, stream: int) -> float | None:
+        """When the last such task of a stream was done; None: none is known."""
+        if stream in self.until_us:
+            return self.until_us[stream]
+        return float(self._launches[stream][1][-1]) if stream in self._launches else None
 
     def ended_us(self, number: int) -> float:
         """When a task of the step or before was done; the lowest number where that is not recorded."""
@@ -271,11 +276,10 @@ def _kinds(trace: Trace, name: Ints, collective: Ints) -> Ints:
     category = trace.kernels.category.astype(np.int64)
     kind = np.full(len(name), COLLECTIVE, np.int64)
     kind[: len(category)] = _KIND_OF_CATEGORY[category]
-    talks = np.array(
-        [any(word in text.lower() for word in _COLLECTIVE_NAMES) for text in trace.kernel_names] or [False]
-    )
     copies = np.array([any(word in text.lower() for word in _COPY_NAMES) for text in trace.kernel_names] or [False])
     if len(name):
         kind[(kind == KERNEL) & copies[name]] = COPY
-        kind[(collective >= 0) | (talks[name] & (kind == KERNEL))] = COLLECTIVE
+        talks = np.zeros(len(name), bool)
+        talks[: len(category)] = communication_rows(trace)
+        kind[(collective >= 0) | talks] = COLLECTIVE
     return kind

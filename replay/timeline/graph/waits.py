@@ -65,7 +65,7 @@ class Launched:
 
     def __init__(self, tasks: Tasks, earlier: Earlier) -> None:
         self.tasks, self.earlier = tasks, earlier
-        by_stream = [tasks.by_launch(stream) for stream in range(len(tasks.streams))]
+        by_stream = tasks.by_launch()
         self._by_stream: list[tuple[list[float], list[int]]] = [(us.tolist(), rows.tolist()) for us, rows in by_stream]
         known = np.flatnonzero(~np.isnan(tasks.launch_us))
         self._all_launches = np.sort(tasks.launch_us[known]).tolist()

@@ -1,0 +1,143 @@
+# pyright: strict
+"""Which kernels and ops exchange data with other devices, told by their names: the only list of such names.
+
+Sources of the names: the sources of NCCL, RCCL, MSCCL++, oneCCL, NVSHMEM, DeepEP, mori, pplx-kernels,
+TransformerEngine, TensorRT-LLM, FlashInfer, vLLM, SGLang, aiter and PyTorch's symmetric memory, and profiles of CANN.
+"""
+
+from __future__ import annotations
+
+import re
+from functools import lru_cache
+
+_MOST_CHARACTERS = 2000
+"""Of a name that are looked at; names of kernels of templates run to 300 kB."""
+
+_LIBRARIES = re.compile(
+    r"(?<![a-z])(?:p?nccl|rccl|hccl|oneccl|xccl|lccl|mscclp*|uccl|bkcl|flagcx|hcom|ctran|nvshmem|nvshmemx|roc_?shmem|ishmem)"
+    r"|(?<![a-z0-9_])ccl(?:::|_)|(?<![a-z])ucc_|(?<![a-z0-9])(?:ncclx|mori_shmem)"
+)
+"""Libraries whose name anywhere in that of a kernel, its parameters included, says that it communicates."""
+
+_WORDS = re.compile(
+    r"all_?reduce|all_?gather|reduce_?scatter|all_?(?:to|2)_?all|multimem|userbuffers|quick_?reduce_?(?:one|two)_?shot"
+    r"|cross_?(?:device|gpu|rank)_?(?:reduce|load|store|gather|copy)"
+    r"|(?:one|two)_?shot_?(?:all|push|pull)|push_?pull_?reduce"
+    r"|(?<![a-z])a2a|moe_?a2a|moe_?comm(?![a-z])|moe_?comm_?kernel"
+    r"|send_?recv|(?<![a-z])(?:p2p|ipc|rdma)_?(?:send|recv|put|get|push|pull)|(?<![a-z])(?:put|wait)_signal"
+    r"|(?<![a-z])barrier_(?:kernel|all|on_stream)"
+    r"|moe_?distribute_?(?:dispatch|combine)|moe_?(?:dispatch|combine)_?normal"
+    r"|(?:intra|inter)_?node(?:_ll)?_*(?:::)?_*(?:cached_)?(?:dispatch|combine|notify)"
+    r"|(?:intra|inter)node(?:_ll)?::\w*(?:dispatch|combine|notify|barrier|clean)"
+    r"|low_latency_(?:dispatch|combine)|(?<![a-z])(?:cached_)?notify_?(?:dispatch|combine)"
+    r"|(?<![a-z])ep_?(?:dispatch|combine)|deep_?ep_?(?:dispatch|combine|notify)"
+    r"|aicpu_?kfc|kfc_?server|aicpu_?rpc_?srv"
+)
+"""Words in the name of a kernel without its templates and parameters."""
+
+_NAMESPACES = re.compile(
+    r"(?<![a-z0-9_])(?:(?:deep_?ep|hybrid_ep|ep|uccl|mori)::(?=.*(?:dispatch|combine|notify|barrier|clean|send|recv|sync))"
+    r"|(?:pplx|mscclpp|c10d|gloo)::)"
+)
+"""Namespaces that hold kernels of communication."""
+
+_LOCAL = re.compile(
+    r"layout|cast|quant|permut|convert|scan|copy|fill|memset|zero|elementwise|check_?for_?nan|preprocess|histogram"
+    r"|norm|softmax|index|top_?k|sort|rope|rotary|silu|gelu|(?<![a-z])(?:add|mul|sum|max)(?![a-z])"
+)
+"""Words of kernels in a namespace of communication that stay on their device."""
+
+_COMPUTES = re.compile(
+    r"gemm|gemv|mat_?mul|(?<![a-z])(?:b?mm|addmm|linear)(?![a-z])|grouped_?mm|attention|attn|flash_?(?:fwd|bwd|decod)"
+    r"|(?<![a-z])index_?(?:add|copy|fill|func|put|reduce|select)"
+    r"|(?:block|warp|cta|thread|wave|group|lane|tile|subgroup|sub_group)_?(?:wide_?)?all_?(?:reduce|gather)"
+    r"|^(?:\w+ )?(?:at|cub|thrust|cutlass|cute|ck|ck_tile|hipcub|rocprim|cudnn|cublaslt|cublas|dnnl|onednn)::"
+    r"|^triton_(?:poi|red|per|tem|for|mm|bmm|unk)_"
+)
+"""What computes whatever else its name holds: fused products, which hide their own communication; reductions within a
+block; libraries that stay on a device; and what inductor names after ops before and after it."""
+
+_NPU_TASKS = re.compile(
+    r"notify[ _]?(?:wait|record)|write[ _]?value|s?rdma(?:[ _]?send)?|sdma|reduce[ _]?(?:inline|tbe)|rdma[ _]?\w+"
+)
+"""Whole names of the tasks that HCCL makes of a collective."""
+
+_MARKS = re.compile(
+    r"(?:p?nccl|gloo|hccl|mpi|ucc|xccl|rccl|lccl):(?!:)|hccl|hcom_|mpi_(?:i?all|reduce|bcast|i?send|i?recv|barrier)"
+)
+"""How the marks that a back-end makes of its collectives begin."""
+
+_OP_NAMESPACES = re.compile(
+    r"c10d|_?c10d_functional(?:_autograd)?|_dtensor|symm_mem|_C_custom_ar|deep_ep|mori|pplx|nvshmem|torchcomms"
+)
+_OP_WORDS = re.compile(
+    r"all_?reduce|all_?gather|reduce_?scatter|all_?to_?all|(?<![a-z])a2a(?![a-z])|ncclx|nccl_|send_?recv"
+    r"|moe_?distribute_?(?:dispatch|combine)|(?:intra|inter)node_(?:dispatch|combine)|low_latency_(?:dispatch|combine)"
+)
+_LIBRARY_OPS = frozenset(("aten", "prims", "prim", "torchvision", "torchaudio", "autograd", "torch"))
+"""Namespaces without communication, whatever their ops are called."""
+_MANGLED_PART = re.compile(r"(\d+)")
+
+
+@lru_cache(maxsize=65536)
+def is_communication(kernel: str) -> bool:
+    """Whether a device task exchanges data with other devices, or waits for them, as far as its name tells.
+
+    The name may be mangled, or demangled with its return type, templates and parameters. What multiplies as well
+    ("AllGatherMatmul") computes.
+    """
+    text = kernel[:_MOST_CHARACTERS]
+    if _NPU_TASKS.fullmatch(text.strip().lower()) or _MARKS.match(text.lower()):
+        return True
+    name = kernel_path(text).lower()
+    if _COMPUTES.search(name):
+        return False
+    function = name.rpartition("::")[2]
+    if _LIBRARIES.search(text.lower()) or _WORDS.search(function):
+        return True
+    return (_WORDS.search(name) or _NAMESPACES.search(name)) is not None and _LOCAL.search(function) is None
+
+
+@lru_cache(maxsize=65536)
+def is_communication_op(name: str) -> bool:
+    """Whether an op ("c10d::allreduce_", "vllm::all_reduce") or a mark ("gloo:broadcast") stands for communication.
+
+    An op that multiplies as well ("symm_mem::fused_all_gather_matmul") does not: its kernels tell what each does.
+    """
+    if name == "record_param_comms" or _MARKS.match(name.lower()):
+        return True
+    namespace, qualified, op = name.rpartition("::")
+    if not qualified or namespace in _LIBRARY_OPS or _COMPUTES.search(op.lower()):
+        return False
+    return _OP_NAMESPACES.fullmatch(namespace) is not None or _OP_WORDS.search(op.lower()) is not None
+
+
+def computes(kernel: str) -> bool:
+    """Whether a kernel's name says that it computes on one device, whatever op or stream it belongs to."""
+    return _COMPUTES.search(kernel_path(kernel[:_MOST_CHARACTERS]).lower()) is not None
+
+
+def kernel_path(name: str) -> str:
+    """A kernel's qualified name without templates and parameters: "deep_ep::intranode::dispatch"."""
+    if name.startswith(("_ZN", "_Z")):
+        return _demangled_path(name)
+    out: list[str] = []
+    depth = 0
+    for part in re.split(r"([<>()\[\]{}])", name.replace("(anonymous namespace)::", "")):
+        if part in ("<", "(", "[", "{"):
+            depth += 1
+        elif part in (">", ")", "]", "}"):
+            depth = max(0, depth - 1)
+        elif depth == 0:
+            out.append(part)
+    return "".join(out).strip().removeprefix("void ").removesuffix(".kd").strip()
+
+
+def _demangled_path(name: str) -> str:
+    """The nested name of an Itanium-mangled symbol: "_ZN2ck4gemmIfE" is "ck::gemm"."""
+    at = name.find("N", 2) + 1 if name.startswith("_ZN") else 2
+    parts: list[str] = []
+    while (match := _MANGLED_PART.match(name, at)) is not None:
+        at = match.end() + int(match[1][:4])
+        parts.append(name[match.end() : at])
+    return "::".join(part for part in parts if not part.startswith("_GLOBAL__N"))

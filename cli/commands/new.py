@@ -21,9 +21,11 @@ if TYPE_CHECKING:
 @plugin_option
 @force_option
 def command(kind: Kind, op: str, trace: str, output: str, plugin: tuple[str, ...], force: bool) -> None:
-    """Write FILE.py for an op of TRACE: an executor (KIND op), initializer, estimator or tile kernel that works at
-    once, with the op's arguments by name, a test, and the commands that run both. NS::OP is a name, an id or a
-    place (#1).
+    """Write FILE.py for an op of TRACE: an executor (KIND op), initializer, estimator or tile kernel, with the op's
+    arguments by name, a test, and the commands that run both. NS::OP is a name, an id or a place (#1).
+
+    The file works as it is, but for an executor whose op's library is not installed: you write its body. An initializer
+    needs the library, or --plugin FILE that defines the op.
     """
     from pathlib import Path
 

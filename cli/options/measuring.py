@@ -45,7 +45,7 @@ _MEASURING = [
     ),
     setting(
         "--op-limit",
-        type=Duration(),
+        type=Duration(without_unit="write 60s for a timeout; --top N takes the N heaviest ops"),
         metavar="TIME",
         help="Timeout of one op.  [default: 60s, or 30 times op_time]",
     ),

@@ -56,9 +56,15 @@ class Count(click.IntRange):
 
 
 class Duration(click.ParamType):
-    """ "0.2s", "200ms", "2min" → seconds, above 0; what a number without a unit is taken for is said on stderr."""
+    """ "0.2s", "200ms", "2min" → seconds, above 0.
+
+    A number without a unit is seconds, which is said on stderr, or is refused with the hint `without_unit`.
+    """
 
     name = "time"
+
+    def __init__(self, *, without_unit: str = "") -> None:
+        self._without_unit = without_unit
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
         if isinstance(value, float):
@@ -67,6 +73,8 @@ class Duration(click.ParamType):
         if seconds is None or seconds <= 0:
             self.fail(f"{value!r} is no time; write it like 0.2s, 200ms or 2min", param, ctx)
         if str(value).strip()[-1] in "0123456789.":
+            if self._without_unit:
+                self.fail(f"{value!r} has no unit: {self._without_unit}", param, ctx)
             name = "a time" if param is None else param.name
             click.echo(f"opreplay: {name} is {seconds:g} s: {value!r} has no unit", err=True)
         return seconds

@@ -44,6 +44,8 @@ class Lowering(msgspec.Struct, frozen=True, kw_only=True):
     """False when no rule exists and the op is costed by its bytes."""
     source: str = ""
     """Of a user's rule: "function (file.py:line)"."""
+    placed: tuple[tuple[str, int], ...] = ()
+    """Names that a user's rule asked for and that no argument has here → the argument's place that stood for it."""
 
 
 def lowers(*names: str, override: bool = False) -> Callable[[Cost], Cost]:
@@ -176,7 +178,11 @@ def _by_user(users: UserFunction, op: ReplayOp, contents: Contents | None) -> Lo
     if not all(isinstance(call, KernelCall) for call in kernels):
         raise CustomOpError(f"{users.place}: the rule for {op.name} gave something else than kernels")
     return Lowering(
-        kernels=(*view.prologue, *kernels), notes=tuple(view.notes), assumed=view.assumed, source=users.shown
+        kernels=(*view.prologue, *kernels),
+        notes=tuple(view.notes),
+        assumed=view.assumed,
+        source=users.shown,
+        placed=tuple(view.placed.items()),
     )
 
 

@@ -59,6 +59,7 @@ def attempt(
             measured = measure_on_idle(executor, prepared, within, recency=recency, visits=visits)
             measure_s = perf_counter() - started
             measurement = scaled(measured, part.part)
+            notes = () if _is_slow(measured, options) else executor.check_results(prepared, part.op)
             values = executor.check_values(prepared, part.op) if options.check_values else None
             fidelity = _fidelity(executor, prepared, op, measurement) if options.check_kernels else None
         except NotReplayable as stopped:
@@ -82,12 +83,17 @@ def attempt(
         measurement=measurement,
         initializer=prepared.initializer,
         filling=prepared.filling,
-        assumptions=part.assumptions + prepared.assumptions,
+        assumptions=part.assumptions + prepared.assumptions + notes,
         work=prepared.work,
         measure_s=measure_s,
         fidelity=fidelity,
         values=values,
     )
+
+
+def _is_slow(measured: Measurement, options: MeasureOptions) -> bool:
+    """Whether one more call might exceed the timeout of the op."""
+    return (measured.first_call_us or 0.0) * 1e-6 > options.hard_limit_s() / 8
 
 
 def _fidelity(executor: Executor, prepared: Prepared, op: ReplayOp, measurement: Measurement) -> Fidelity:

@@ -53,8 +53,13 @@ def scaffold(
     Raises UsageError for an op whose name or arguments are not known well enough, and for an initializer of an op whose
     library is not here.
     """
-    is_callable = op.reason is None or (kind != "initializer" and lacks_library(op))
-    if _NAME.fullmatch(op.called) is None or not is_callable or not op.args:
+    is_named = _NAME.fullmatch(op.called) is not None and bool(op.args)
+    if is_named and kind == "initializer" and lacks_library(op):
+        raise UsageError(
+            f"{op.name} cannot be called here, so an initializer of it cannot be tested: {op.reason}",
+            hint="Install its library, or name the file that defines the op: --plugin FILE.",
+        )
+    if not is_named or (op.reason is not None and not lacks_library(op)):
         raise UsageError(
             f"{op.name} cannot be called again: {op.reason or 'its arguments are not known'}", hint="Take another op."
         )

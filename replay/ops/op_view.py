@@ -111,6 +111,8 @@ class OpView:
         self.args: dict[str, ReplayArg] = {arg.name: arg for arg in op.args}
         self.prologue: list[KernelCall] = []
         self.notes: list[str] = []
+        self.placed: dict[str, int] = {}
+        """Names that were asked for → places of the arguments without names that were given for them."""
         self.assumed = False
         self.invented = False
         self.unbounded = ""
@@ -187,6 +189,7 @@ class OpView:
         place = next(unnamed, None)
         if place is not None:
             self.args[names[0]] = self.op.args[place]
+            self.placed[names[0]] = place
             self.assume(f"its library is not here, so arguments have no names: {names[0]} is taken for number {place}")
 
     def number(self, *names: str) -> float | None:

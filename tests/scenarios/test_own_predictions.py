@@ -125,6 +125,8 @@ def test_a_rule_sees_the_arguments_of_an_op_whose_library_is_not_here(
     assert ("arguments have no names: x is taken for number 0" in " ".join(explained.split())) == (first == "")
     assert found["taken_for"].startswith("Axpy as one of the family ")
     assert f"named by a rule of yours, scaled_add (rules.py:5): {found['taken_for']}" in " ".join(explained.split())
+    beside = "names not checked, as the library is not here: x = argument 0, y = argument 1"
+    assert (beside in found["taken_for"]) == (first == "")
 
 
 def test_a_rule_of_yours_replaces_a_built_in_one_only_with_override(
@@ -161,8 +163,16 @@ def test_what_a_registration_gets_wrong_is_refused_with_what_to_write(
     done = console(*args, code=2)
     assert "no simulated device '910b33'" in done.stderr
     assert "mine.py:5" in done.stderr
-    (folder / "mine.py").write_text(ESTIMATE.replace('"mylib::fused"', "torch.ops.mylib.fused"))
-    assert 'Write "mylib::fused" in place of torch.ops.mylib.fused' in console(*args, code=2).stderr
+    (folder / "mine.py").write_text(ESTIMATE.replace('"mylib::fused"', "torch.ops.aten.fused"))
+    assert 'Write "aten::fused" in place of torch.ops.aten.fused' in console(*args, code=2).stderr
+
+
+def test_an_op_of_an_absent_library_is_registered_for_as_torch_names_it(
+    console: Console, trace_of: Callable[..., Path], folder: Path
+) -> None:
+    (folder / "mine.py").write_text(ESTIMATE.replace('"mylib::fused"', "torch.ops.mylib.fused.default"))
+    args = ("simulate", trace_of(fused()), "--plugin", folder, *SOC, "--select", "all")
+    assert simulated(console(*args, "--format", "json"), "mylib::fused")["by"] == "user estimator"
 
 
 def test_a_file_of_the_rfc_needs_another_import_and_is_told_which(

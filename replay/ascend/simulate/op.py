@@ -536,14 +536,17 @@ def _scaled(cost: KernelPrediction, factor: float) -> KernelPrediction:
 
 
 def _taken_for(lowering: Lowering, device: DeviceProfile) -> str:
-    """What the kernels of a user's rule are costed as: a name of CANN's, or one that happens to be the same."""
+    """What the kernels of a user's rule are costed as: a name of CANN's, or one that happens to be the same; and which
+    arguments stand for names that the rule asked for where no argument has a name."""
     families = {call.type: family_of(call, device).name for call in lowering.kernels}
-    return ", ".join(
+    costed = ", ".join(
         f"{kind} by its bytes, as no kernel is known by that name"
         if name == "Unknown"
         else f"{kind} as one of the family {name}"
         for kind, name in families.items()
     )
+    placed = ", ".join(f"{name} = argument {place}" for name, place in lowering.placed)
+    return f"{costed}; names not checked, as the library is not here: {placed}" if placed else costed
 
 
 _NOTHING = Simulated(

@@ -107,6 +107,13 @@ class Executor:
         """Give arguments that the op writes to their first values again."""
         raise NotImplementedError
 
+    def check_results(self, prepared: Any, op: ReplayOp) -> tuple[Assumption, ...]:
+        """Call what a user registered for the op once more, and return what to say of its results; () for other ops.
+
+        Raises NotReplayable where it returns another number of results than the op has.
+        """
+        return ()
+
     def check_values(self, prepared: Any, op: ReplayOp) -> ValueCheck:
         """Call the op once, and hold its results against those of the recorded op's own implementation."""
         return ValueCheck(status="own")

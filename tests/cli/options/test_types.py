@@ -27,6 +27,18 @@ def test_a_time_without_a_unit_says_what_it_is_taken_for() -> None:
         assert run(*args).stderr == ""
 
 
+@pytest.mark.parametrize(
+    ("text", "seconds"), [("5", None), ("0.5", None), ("5.", None), ("5s", 5.0), ("500ms", 0.5), ("2min", 120.0)]
+)
+def test_a_time_that_may_be_taken_for_a_number_needs_a_unit(text: str, seconds: float | None) -> None:
+    kind = Duration(without_unit="write 60s")
+    if seconds is None:
+        with pytest.raises(click.BadParameter, match="has no unit: write 60s"):
+            kind.convert(text, None, None)
+    else:
+        assert kind.convert(text, None, None) == seconds
+
+
 @pytest.mark.parametrize(("text", "count"), [("4k", 4096), ("2^12", 4096), ("7", 7)])
 def test_counts_are_written_as_sizes_of_a_sweep_are(text: str, count: int) -> None:
     assert Count(min=1).convert(text, None, None) == count

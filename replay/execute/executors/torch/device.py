@@ -41,6 +41,7 @@ from opreplay.replay.execute.executors.torch.python_call import (
     without_gradient,
 )
 from opreplay.replay.execute.executors.torch.sequence_tools import TorchTools, free_bytes_of, timer_on
+from opreplay.replay.execute.executors.torch.user_results import result_notes
 from opreplay.replay.execute.executors.torch.values import values_of_call
 from opreplay.replay.ir import shared_memory as aliasing
 from opreplay.replay.ir import sizes as budget
@@ -346,6 +347,15 @@ class TorchExecutor(Executor):
             return values_of_call(prepared.python_call, op, own_call, function)
         finally:
             prepared.reset()
+
+    def check_results(self, prepared: TorchPrepared, op: ReplayOp) -> tuple[Assumption, ...]:
+        if op.resolved_by != "executor" or not prepared.resettable:
+            return ()
+        call = prepared.overload_call
+        names = [arg.name for arg in op.args if not arg.keyword_only]
+        notes = result_notes(op, prepared.call(), {**dict(zip(names, call.args, strict=False)), **call.keywords})
+        prepared.reset()
+        return notes
 
     def profile(self, prepared: TorchPrepared, op: ReplayOp) -> Profile:
         profile = profile_call(prepared.call, self._device, self.synchronize, op.called)

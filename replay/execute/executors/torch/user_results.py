@@ -1,0 +1,78 @@
+# pyright: strict
+"""What a user's executor returned, against what the op returns: a wrong number is an error, shared memory is said."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, cast
+
+from opreplay.replay.ir.model import Assumption, Reason, ReplayOp
+from opreplay.replay.ir.reasons import NotReplayable
+from opreplay.replay.resolve.user.executors import EXECUTORS
+
+if TYPE_CHECKING:
+    import torch
+
+
+def result_notes(op: ReplayOp, returned: Any, args: Mapping[str, Any]) -> tuple[Assumption, ...]:
+    """Return what to say of the results of a user's executor.
+
+    Results that share memory with an argument or each other, where no schema says so, are told: a copy would take
+    longer. Raises NotReplayable where a function (inputs, attrs) returns another number of tensors than the schema or
+    the recording has.
+    """
+    results = _tensors(returned)
+    returns = _returns(op)
+    expected = _expected(op, returns)
+    executor = EXECUTORS.find(op.called)
+    if expected is not None and executor is not None and len(results) != expected:
+        said = f"{executor.shown} returned {len(results)} tensors, {op.name} has {expected}"
+        if executor.lists:
+            raise NotReplayable(Reason("failed", said))
+        return (Assumption(argument="*", what=said),)
+    if any(getattr(each, "alias_info", None) is not None for each in returns or ()):
+        return ()
+    owners = {_place(tensor): name for name, value in args.items() for tensor in _tensors(value) if tensor.numel()}
+    written = {arg.name for arg in op.args if arg.mutated}
+    notes: list[str] = []
+    for number, tensor in enumerate(results):
+        owner = owners.setdefault(_place(tensor), f"result {number}") if tensor.numel() else f"result {number}"
+        if owner not in (f"result {number}", *written):
+            notes.append(f"result {number} shares the memory of {owner}: where the op copies, it takes longer")
+    return tuple(Assumption(argument="*", what=note) for note in notes)
+
+
+def _returns(op: ReplayOp) -> Sequence[Any] | None:
+    """The results that the schema of the call declares; None without a schema."""
+    if op.schema is None:
+        return None
+    import torch
+
+    try:
+        return cast("Sequence[Any]", torch._C.parse_schema(op.schema).returns)  # pyright: ignore[reportPrivateUsage]
+    except RuntimeError:
+        return None
+
+
+def _expected(op: ReplayOp, returns: Sequence[Any] | None) -> int | None:
+    """How many tensors the op returns; None where that is not known, or any number."""
+    if returns is not None:
+        return len(returns) if all(str(each.type) == "Tensor" for each in returns) else None
+    return None if op.recorded_outputs is None else len(op.recorded_outputs)
+
+
+def _tensors(value: Any) -> list[torch.Tensor]:
+    import torch
+
+    if isinstance(value, torch.Tensor):
+        return [value]
+    if not isinstance(value, (list, tuple)):
+        return []
+    return [tensor for item in cast("Sequence[Any]", value) for tensor in _tensors(item)]
+
+
+def _place(tensor: torch.Tensor) -> int:
+    """Address of the memory that a tensor lies in."""
+    import torch
+
+    return tensor.untyped_storage().data_ptr() if tensor.layout == torch.strided else id(tensor)

@@ -7,6 +7,7 @@ Commands are imported when they are needed and import the library when they run,
 from __future__ import annotations
 
 import errno
+import functools
 import importlib
 import io
 import os
@@ -73,7 +74,11 @@ class OpReplayGroup(click.Group):
         return list(COMMANDS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        return importlib.import_module(f"opreplay.cli.commands.{cmd_name}").command if cmd_name in COMMANDS else None
+        if cmd_name not in COMMANDS:
+            return None
+        if cmd_name == "mcp":  # whose protocol is on stdout
+            return importlib.import_module(f"opreplay.cli.commands.{cmd_name}").command
+        return _keeping_stdout(importlib.import_module(f"opreplay.cli.commands.{cmd_name}").command)
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
@@ -132,6 +137,26 @@ class OpReplayGroup(click.Group):
                 hint = "It holds values that are nested too deep, too large or too many. If it does not, report this."
                 return show_error(what, hint, ExitCode.REFUSED)
             raise
+
+
+def _keeping_stdout(command: click.Command) -> click.Command:
+    """The command with users' prints sent to stderr while it runs, its subcommands as well."""
+    for inner in command.commands.values() if isinstance(command, click.Group) else ():
+        _keeping_stdout(inner)
+    run = command.callback
+    if run is None or getattr(run, "keeps_stdout", False):
+        return command
+
+    @functools.wraps(run)
+    def quiet(*args: Any, **options: Any) -> Any:
+        from opreplay.cli.terminal.console import prints_to_stderr
+
+        with prints_to_stderr():
+            return run(*args, **options)
+
+    quiet.keeps_stdout = True  # type: ignore[attr-defined]
+    command.callback = quiet
+    return command
 
 
 def show_error(message: str, hint: str, exit_code: int) -> int:

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import shutil
-import sys
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from types import TracebackType
@@ -101,7 +100,7 @@ class Outputs:
                 write_file(path, "", force=path in self._replaced)
                 _refuse_full_disk(path)
         if self.to_stdout:
-            sink = JsonLinesSink(sys.stdout.buffer)
+            sink = JsonLinesSink(console.stdout().buffer)
             for record in self.memory.records():
                 sink.write(record)
             self._lines.append(sink)

@@ -12,8 +12,15 @@ from types import SimpleNamespace
 from typing import Any, TypeVar
 
 from opreplay.initializers.base import CustomInit, InitContext, InitReport
-from opreplay.initializers.registry import Registry
-from opreplay.initializers.user_code import current_source, forget_loaded, installed, load_entry_point, load_user_code
+from opreplay.initializers.registry import Registry, refuse_unusable
+from opreplay.initializers.user_code import (
+    current_source,
+    forget_loaded,
+    installed,
+    load_entry_point,
+    load_user_code,
+    place_of_class,
+)
 from opreplay.traces.errors import UsageError
 
 ENTRY_POINTS = "opreplay.initializers"
@@ -30,9 +37,10 @@ _sources: dict[str, str] = {}
 def register_initializer(kind: Kind) -> Kind:
     """Class decorator: make an initializer known, a `CustomInit` or one written for TraceLens.
 
-    Raises UsageError for a name that another class has.
+    Raises UsageError for a name that another class has, and for a class that no op could get.
     """
     adapted = kind if issubclass(kind, CustomInit) else adapt_tracelens(kind)
+    refuse_unusable(adapted, adapted.op_patterns, place_of_class(kind))
     known = _registered.get(adapted.name)
     if known is not None and known is not adapted:
         raise UsageError(f"there is already an initializer named {adapted.name!r}", hint="Give yours another name.")

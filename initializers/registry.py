@@ -3,13 +3,16 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from typing import cast
 
 from opreplay.initializers.amounts import Work
 from opreplay.initializers.applying import applies, apply, work_by
 from opreplay.initializers.base import CustomInit, InitContext, InitializerError, InitReport, OptionValue, says_work
 from opreplay.initializers.settings import check_declared, defaults, parse_setting
+from opreplay.initializers.user_code import place_of_class
 from opreplay.traces.errors import UsageError
 
 
@@ -32,15 +35,10 @@ class Registry:
         """
         kind = type(initializer)
         ops = initializer.op_patterns
-        if not kind.name or not ops:
-            raise UsageError(f"initializer {kind.__name__} needs a name and op_patterns")
-        if isinstance(ops, str):
-            raise UsageError(f"op_patterns of initializer {kind.name!r} is one text", hint="Make it a tuple of names.")
+        refuse_unusable(kind, ops, place_of_class(kind))
         check_declared(kind)
         if kind.name in self._by_name:
             raise UsageError(f"there is already an initializer named {kind.name!r}", hint="Give yours another name.")
-        if len(set(ops)) != len(ops):
-            raise UsageError(f"initializer {kind.name!r} names an op twice")
         for op in ops:
             self._refuse_shadowed(op, kind)
         self._by_name[kind.name] = initializer
@@ -121,6 +119,39 @@ class Registry:
                     f"initializers {type(rule).name!r} and {kind.name!r} both name {op} at priority {kind.priority}",
                     hint="Give one of them a higher priority.",
                 )
+
+
+def refuse_unusable(kind: type[CustomInit], ops: object, place: str) -> None:
+    """Raise UsageError for an initializer that no op could ever get: without a name or an op, or
+    with names that no op has. `place` is "file:line" of the class."""
+
+    def refuse(why: str, hint: str) -> None:
+        raise UsageError(f"{place}: initializer {kind.name or kind.__name__} {why}", hint=hint)
+
+    if not isinstance(cast("object", kind.name), str) or not kind.name.strip():
+        refuse("needs a name", 'Give the class name = "...", which results show.')
+    if not ops:
+        refuse("needs op_patterns", 'Give the class op_patterns = ("namespace::op",).')
+    if not isinstance(ops, tuple | list):
+        refuse("has op_patterns that are no tuple of names", 'Write op_patterns = ("namespace::op",).')
+    names = cast("Sequence[object]", ops)
+    for op in names:
+        if not isinstance(op, str) or not _OP.fullmatch(op):
+            refuse(f"is for {op!r}, which is no op", _hint_for(op))
+    if len(set(names)) != len(names):
+        refuse("names an op twice", "Leave one of them out.")
+
+
+_OP = re.compile(r"[A-Za-z_]\w*(?:::[A-Za-z_]\w*)+")
+
+
+def _hint_for(op: object) -> str:
+    text = str(op)
+    if "*" in text or "?" in text:
+        return "Initializers take exact names: list each op, without * and ?."
+    if "::" in text and "." in text:
+        return f"Leave the overload out: {text.partition('.')[0]}."
+    return 'Write "namespace::op", as reports print it.'
 
 
 def built_in_kinds() -> list[type[CustomInit]]:

@@ -101,6 +101,7 @@ SCALAR_TYPE_CODES: tuple[str, ...] = (
 )
 """torch dtype name by the integer that a trace has for a c10::ScalarType (c10/core/ScalarType.h of torch 2.13)."""
 
+INTEGERS = frozenset(name for name in ITEMSIZE_BYTES if name.startswith(("int", "uint")))
 QUANTIZED = frozenset(name for name in ITEMSIZE_BYTES if name.startswith(("qint", "quint")))
 """Element types with a scale and a zero point, which no profiler records."""
 

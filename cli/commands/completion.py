@@ -22,6 +22,8 @@ def command(ctx: click.Context, shell: str) -> None:
     """
     from click.shell_completion import get_completion_class
 
+    from opreplay.cli.terminal.console import write
+
     completion_class = get_completion_class(shell)
     assert completion_class is not None
-    click.echo(completion_class(ctx.find_root().command, {}, "opreplay", VARIABLE).source())
+    write(completion_class(ctx.find_root().command, {}, "opreplay", VARIABLE).source() + "\n")

@@ -22,12 +22,13 @@ def command(ctx: click.Context) -> None:
     opreplay man > ~/.local/share/man/man1/opreplay.1
     """
     from opreplay.cli.main import COMMANDS
+    from opreplay.cli.terminal.console import write
     from opreplay.replay.host.environment import opreplay_version
 
     group = ctx.find_root().command
     assert isinstance(group, click.Group)
     commands = {name: subcommand for name in COMMANDS if (subcommand := group.get_command(ctx, name)) is not None}
-    click.echo(manual(group, commands, opreplay_version()), nl=False)
+    write(manual(group, commands, opreplay_version()))
 
 
 _SPECIAL = {"\\": r"\e", "-": r"\-", "'": r"\(aq", "…": "...", "·": r"\(pc"}

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 import click
@@ -45,7 +44,7 @@ def command(result: str, format_: str, output: str | None, force: bool, notes: b
         check_writable(Path(output), force=force)
         if is_default("format_"):
             format_ = _format_of(Path(output).suffix.lower(), format_)
-    if format_ == "parquet" and not in_file and sys.stdout.isatty():
+    if format_ == "parquet" and not in_file and console.stdout().isatty():
         raise UsageError("Parquet is binary: it does not go to a terminal", hint="Name a file with --output.")
     file = read_result_file(result)
     run = report.run_of(file, summary_of(file))
@@ -54,7 +53,7 @@ def command(result: str, format_: str, output: str | None, force: bool, notes: b
     if format_ == "parquet" and in_file:
         write_bytes(Path(output), report.parquet(run), force=force)
     elif format_ == "parquet":
-        sys.stdout.buffer.write(report.parquet(run))
+        console.stdout().buffer.write(report.parquet(run))
     elif not in_file:
         console.show_view(view, format_)
     else:

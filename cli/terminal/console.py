@@ -7,12 +7,31 @@ import contextlib
 import shlex
 import sys
 from collections.abc import Callable, Generator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TextIO
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
 
     from opreplay.replay.report.view import View
+
+
+_results: list[TextIO] = []
+
+
+@contextlib.contextmanager
+def prints_to_stderr() -> Generator[None, None, None]:
+    """Send what users' code prints to stderr; results go to the stdout of before (`stdout`)."""
+    _results.append(sys.stdout)
+    try:
+        with contextlib.redirect_stdout(sys.stderr):
+            yield
+    finally:
+        _results.pop()
+
+
+def stdout() -> TextIO:
+    """Return the stream for results."""
+    return _results[-1] if _results else sys.stdout
 
 
 def make_console(*, stderr: bool = False) -> Console:
@@ -28,7 +47,7 @@ def make_console(*, stderr: bool = False) -> Console:
             raise BrokenPipeError
 
     return PipeConsole(
-        file=sys.stderr if stderr else sys.stdout, markup=False, emoji=False, highlight=False, soft_wrap=False
+        file=sys.stderr if stderr else stdout(), markup=False, emoji=False, highlight=False, soft_wrap=False
     )
 
 
@@ -104,7 +123,7 @@ def narrate(text: str) -> None:
 def write(text: str) -> None:
     """Data to stdout as it is."""
     with naming_stdout():
-        sys.stdout.write(text)
+        stdout().write(text)
 
 
 def json_text(value: Any) -> str:

@@ -9,9 +9,9 @@ from functools import partial
 
 import msgspec
 
-from opreplay.initializers.user_code import failed_at
+from opreplay.initializers.user_code import failed_at, place_of
 from opreplay.initializers.user_table import UserFunction
-from opreplay.replay.ascend.custom.registrations import USER_RULES, CustomOpError
+from opreplay.replay.ascend.custom.registrations import USER_RULES, CustomOpError, refuse_no_op
 from opreplay.replay.ir.kernel import KernelCall, TensorSpec, itemsize
 from opreplay.replay.ir.model import ReplayOp
 from opreplay.replay.ops import op_view as view_module
@@ -55,6 +55,7 @@ def lowers(*names: str, override: bool = False) -> Callable[[Cost], Cost]:
     """
 
     def register(rule: Cost) -> Cost:
+        refuse_no_op(names, "rule", rule)
         for name in () if override else names:
             if cost_of(name) is not None:
                 raise ValueError(f"{name} has a lowering rule already, a built-in one; override=True replaces it")
@@ -71,13 +72,24 @@ def lowers_like(*patterns: str) -> Callable[[Cost], Cost]:
     """
 
     def register(rule: Cost) -> Cost:
-        for pattern in patterns:
+        for pattern in patterns or ("",):
+            _refuse_no_pattern(pattern, rule)
             if is_pattern(pattern):
                 raise ValueError(f"{pattern} has a lowering rule already, a built-in one")
         USER_RULES.add(UserFunction(ops=patterns, function=rule), {op: re.compile(op) for op in patterns})
         return rule
 
     return register
+
+
+def _refuse_no_pattern(pattern: str, rule: Cost) -> None:
+    """Raise CustomOpError for a regular expression that is empty or none."""
+    try:
+        re.compile(pattern)
+    except re.error as error:
+        raise CustomOpError(f"{place_of(rule)}: {pattern!r} is no regular expression: {error}") from None
+    if not pattern:
+        raise CustomOpError(f"{place_of(rule)}: a rule needs the start of ops' names, such as mylib::norm")
 
 
 def find_rule(name: str) -> Cost | None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections import Counter
+from collections.abc import Sequence
 from time import perf_counter
 
 import msgspec
@@ -77,7 +78,8 @@ def attempt(
                     executor, again[0], seed=seed, options=options, shrink_to=shrink_to, recency=recency, visits=visits
                 )
                 return msgspec.structs.replace(outcome, assumptions=(*outcome.assumptions, again[1]))
-            return msgspec.structs.replace(unable(reason_for(error)), suspect=True)
+            reason = _with_hint(reason_for(error), executor.random_numbers(op))
+            return msgspec.structs.replace(unable(reason), suspect=True)
     return Outcome(
         status="replayed",
         measurement=measurement,
@@ -94,6 +96,14 @@ def attempt(
 def _is_slow(measured: Measurement, options: MeasureOptions) -> bool:
     """Whether one more call might exceed the timeout of the op."""
     return (measured.first_call_us or 0.0) * 1e-6 > options.hard_limit_s() / 8
+
+
+def _with_hint(reason: Reason, drawn: Sequence[str]) -> Reason:
+    """The reason of a failed call, with what to do where its contents may be to blame."""
+    if reason.kind != "failed" or not drawn:
+        return reason
+    hint = f"{', '.join(drawn)}: random whole numbers; if the op needs others, write an initializer"
+    return Reason("failed", f"{reason.detail} ({hint}: docs/initializers.md)")
 
 
 def _fidelity(executor: Executor, prepared: Prepared, op: ReplayOp, measurement: Measurement) -> Fidelity:

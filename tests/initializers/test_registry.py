@@ -1,9 +1,12 @@
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 
 from opreplay.initializers.base import CustomInit, InitContext, InitializerError, InitReport
+from opreplay.initializers.extensions import register_initializer
 from opreplay.initializers.registry import Registry
 from opreplay.replay.ops.inputs import built_in
 from opreplay.traces.errors import UsageError
@@ -108,3 +111,46 @@ def test_context_reaches_tensors_by_name() -> None:
     assert [name for name, _ in found.tensors()] == ["a", "b"]
     with pytest.raises(InitializerError, match="'c'"):
         found.need("c")
+
+
+def initializer_class(**members: Any) -> type[CustomInit]:
+    return type(
+        "Odd", (CustomInit,), {"name": "odd", "op_patterns": ("my::op",), "initialize": fill_nothing, **members}
+    )
+
+
+def fill_nothing(self: CustomInit, context: InitContext) -> None:
+    """Not CustomInit's."""
+
+
+@pytest.mark.parametrize(
+    ("members", "why"),
+    [
+        ({"name": ""}, "needs a name"),
+        ({"name": "  "}, "needs a name"),
+        ({"op_patterns": ()}, "needs op_patterns"),
+        ({"op_patterns": "my::op"}, "no tuple"),
+        ({"op_patterns": ("my::op", "my::beam_*")}, "'my::beam_\\*', which is no op"),
+        ({"op_patterns": ("my::o?",)}, "is no op"),
+        ({"op_patterns": ("",)}, "'', which is no op"),
+        ({"op_patterns": ("relu",)}, "'relu', which is no op"),
+        ({"op_patterns": ("aten::add.Tensor",)}, "is no op"),
+        ({"op_patterns": (" my::op",)}, "is no op"),
+        ({"op_patterns": (3,)}, "3, which is no op"),
+    ],
+)
+def test_what_no_op_could_ever_get_is_refused_when_it_is_made(members: dict[str, Any], why: str) -> None:
+    kind = initializer_class(**members)
+    with pytest.raises(UsageError, match=why):
+        register_initializer(kind)
+    with pytest.raises(UsageError, match=why):
+        Registry().register(kind())
+
+
+def test_a_refusal_says_where_the_class_is() -> None:
+    with pytest.raises(UsageError, match=r"test_registry\.py:\d+: initializer lost is for"):
+
+        @register_initializer
+        class Lost(First):
+            name = "lost"
+            op_patterns = ("my::lost*",)

@@ -3,9 +3,13 @@
 
 from __future__ import annotations
 
+import inspect
+import re
+from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
-from opreplay.initializers.user_code import PROGRAM, current_source
+from opreplay.initializers.user_code import PROGRAM, current_source, place_of
 from opreplay.initializers.user_table import UserFunction, UserTable
 from opreplay.traces.errors import UsageError
 
@@ -17,14 +21,40 @@ class CustomOpError(UsageError):
     """A user's custom-op file, registration or function failed; the message names file and line."""
 
 
+_OP = re.compile(r"[A-Za-z_]\w*(?:::[A-Za-z_]\w*)+(?:\.\w*)?")
+
+
+class NoOp(CustomOpError, TypeError):
+    """Something is registered for what is no op."""
+
+
+def _caller() -> str:
+    """Return "file:line: " of the innermost caller outside of opreplay; "" where all are inside."""
+    own = str(Path(__file__).parents[2])
+    frame = inspect.currentframe()
+    while frame is not None and frame.f_code.co_filename.startswith(own):
+        frame = frame.f_back
+    return "" if frame is None else f"{frame.f_code.co_filename}:{frame.f_lineno}: "
+
+
+def refuse_no_op(names: Sequence[str], what: str, function: Callable[..., Any]) -> None:
+    """Raise CustomOpError where a registration names no op, or something that is no op's name."""
+    if not names:
+        raise CustomOpError(f"{place_of(function)}: a {what} needs at least one op, such as mylib::norm")
+    for name in names:
+        if not _OP.fullmatch(name):
+            hint = "lowers_like takes regular expressions." if re.search(r"[*?\[]", name) else "Write namespace::op."
+            raise CustomOpError(f"{place_of(function)}: {name!r} is no op", hint=hint)
+
+
 def op_name(op: Any) -> str:
-    """ "ns::name" of a torch op, an overload packet, or that text itself. Raises TypeError for anything else."""
+    """ "ns::name" of a torch op, an overload packet, or that text itself. Raises NoOp for anything else."""
     name = op if isinstance(op, str) else getattr(op, "_qualified_op_name", None)
     if name is None:
         # An overload knows its schema; `_schema.name` has no overload name in it.
         name = getattr(getattr(op, "_schema", None), "name", None)
-    if not isinstance(name, str) or "::" not in name:
-        raise TypeError(f"{op!r} is no op: give torch.ops.namespace.name or 'namespace::name'")
+    if not isinstance(name, str) or not _OP.fullmatch(name):
+        raise NoOp(f"{_caller()}{op!r} is no op: give torch.ops.namespace.name or 'namespace::name'")
     namespace, _, rest = name.partition("::")
     return f"{namespace}::{rest.split('.')[0]}"
 

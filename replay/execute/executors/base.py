@@ -99,6 +99,10 @@ class Executor:
         """Allocate and fill the arguments of `op`. Raises `NotReplayable` with a reason."""
         raise NotImplementedError
 
+    def random_numbers(self, op: ReplayOp) -> tuple[str, ...]:
+        """Return the names of a library op's tensors that hold random whole numbers, for want of an initializer."""
+        return ()
+
     def run(self, prepared: Any) -> Any:
         """Call the op once and return its outputs, without waiting for the device."""
         return prepared.call()

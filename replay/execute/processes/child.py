@@ -41,6 +41,20 @@ OPS, RANK = "execute.processes.worker", "execute.ranks.rank"
 """What a child does: run ops, or be a rank of a process group; rooms above name what they have instead."""
 
 
+def _stderr_or_nothing() -> int:
+    """Return the descriptor for what a child prints: users' code may print, and results are not its own to write."""
+    try:
+        os.fstat(2)
+    except OSError:
+        return subprocess.DEVNULL
+    return 2
+
+
+def _unbuffered(command: list[str]) -> list[str]:
+    """Show what users' code prints at once, also where the child is ended later."""
+    return [command[0], "-u", *command[1:]]
+
+
 class Child:
     """A worker process. It gets its configuration at once; whether it is ready is known from `receive`."""
 
@@ -58,9 +72,9 @@ class Child:
         self._channel = mine
         with theirs:
             self.process = subprocess.Popen(
-                python_command(serving, "serve", theirs.fileno(), os.getpid()),
+                _unbuffered(python_command(serving, "serve", theirs.fileno(), os.getpid())),
                 stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
+                stdout=_stderr_or_nothing(),
                 stderr=self._noise,
                 pass_fds=(theirs.fileno(),),
                 start_new_session=True,

@@ -20,7 +20,7 @@ from opreplay.replay.resolve.guess import texts
 from opreplay.replay.resolve.guess.search import search
 from opreplay.replay.resolve.guess.values import Context, Guess, Known, Relatives, first_tensor
 from opreplay.replay.resolve.schema import ArgSpec, OpSpec
-from opreplay.traces.dtypes import ITEMSIZE_BYTES
+from opreplay.traces.dtypes import INTEGERS, ITEMSIZE_BYTES
 
 __all__ = ["Context", "Guess", "Known", "Relatives", "guess", "list_dtype"]
 
@@ -69,7 +69,6 @@ _DTYPE_IN_KERNEL = {
     "bool": "bool",
 }
 _TEMPLATE_WORD = re.compile(r"(?<![\w:])(c10::\w+|__\w+|float|double|long|bool)(?![\w:])")
-WHOLE_NUMBERS = frozenset(name for name in ITEMSIZE_BYTES if name.startswith(("int", "uint", "bool")))
 _INDEXES = re.compile(
     r"(?:^|_)(?:ids?|idx|index(?:es)?|indices|offsets?|lengths?|lens?|counts?|positions?|seqlens?|slots?|block_tables?)$"
 )
@@ -188,7 +187,7 @@ def _dtype(known: Known, context: Context) -> Guess:
 def list_dtype(name: str, siblings: Sequence[str], context: Context) -> tuple[str, str]:
     """Element type of the tensors of a list `name` of which none was recorded, and why: from floating siblings, then
     its name, then the kernel, then the trace. Siblings of whole numbers may index what the list holds."""
-    if (sibling := next((dtype for dtype in siblings if dtype not in WHOLE_NUMBERS), None)) is not None:
+    if (sibling := next((dtype for dtype in siblings if dtype not in INTEGERS | {"bool"}), None)) is not None:
         return sibling, "that of the other tensor arguments"
     if _INDEXES.search(name):
         return next(iter(siblings), "int64"), "whole numbers by its name"

@@ -57,6 +57,7 @@ from opreplay.replay.plan.step.recency import Recency
 from opreplay.replay.resolve.own_call import OwnCall
 from opreplay.replay.resolve.policy import TORCH_NAMESPACES
 from opreplay.replay.results.records import Filling
+from opreplay.traces.dtypes import INTEGERS
 from opreplay.traces.errors import EnvironmentRefused, UsageError
 
 PROBE_CALLS = (1, 2, 4, 8, 16, 32, 64)
@@ -390,6 +391,14 @@ class TorchExecutor(Executor):
         torch.set_grad_enabled(grad)
         if self._device.type != "cpu":
             _backend(self._device.type).empty_cache()
+
+    def random_numbers(self, op: ReplayOp) -> tuple[str, ...]:
+        if op.resolved_by == "reference" or op.called.partition("::")[0] in TORCH_NAMESPACES:
+            return ()
+        if self._registry.rules_for(op.called):
+            return ()
+        whole = (arg for arg in op.args if any(meta and meta.dtype in INTEGERS for meta in arg.tensors))
+        return tuple(arg.name for arg in whole if not arg.mutated)
 
     def _context(self, op: ReplayOp, args: dict[str, Any], seed: int) -> InitContext:
         return init_context(op, args, seed, name=canonical_name(op.called), device=self._device)

@@ -10,6 +10,7 @@ import os
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING
+from zipfile import is_zipfile
 
 import msgspec
 
@@ -17,7 +18,7 @@ from opreplay.replay.plan.make import make_plan
 from opreplay.replay.plan.selection import Selection
 from opreplay.traces import Limits, the_one_path
 from opreplay.traces.dialects.dialect import Dialect, Want
-from opreplay.traces.errors import UsageError
+from opreplay.traces.errors import Malformed, UsageError
 from opreplay.traces.names import file_name
 from opreplay.traces.reading.opening import OPENING_BYTES, Opening
 from opreplay.traces.reading.source import Source
@@ -106,6 +107,17 @@ def plan_dialect(path: str) -> Dialect[ReplayPlan] | None:
     return next((dialect for dialect in PLANS if dialect.sniff(opening)), None)
 
 
+def refuse_program(path: str) -> None:
+    """Raises Malformed for a program of torch.export.save, which `capture` makes a plan of."""
+    if not path.endswith(".pt2") or not is_zipfile(path):
+        return
+    name = file_name(path)
+    raise Malformed(
+        f"{path} is a program of torch.export, not a trace",
+        hint=f"`opreplay capture {path} --trust --output {name}.plan.json` writes its calls as a plan.",
+    )
+
+
 def open_input(
     text: str,
     *,
@@ -134,6 +146,7 @@ def open_input(
     cannot be read.
     """
     path = the_one_path(text)
+    refuse_program(path)
     dialect = plan_dialect(path)
     if dialect is not None:
         for option, value, has in (
@@ -183,6 +196,7 @@ def open_trace(
     from opreplay.traces.joins.kernel_details import join_kernel_details, with_table_beside
 
     path = the_one_path(text)
+    refuse_program(path)
     refuse_plan(path)
     trace = _read(path, limits, progress, ids=execution_trace is not None, activity=activity, gradients=gradients)
     if process is not None:

@@ -1,7 +1,11 @@
 # pyright: strict
-"""Data types by torch's names ("bfloat16"): sizes, and the C++ spellings that profilers record; no torch needed."""
+"""Data types by torch's names ("bfloat16"): sizes, and the type names that profilers record; no torch needed."""
 
 from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from functools import lru_cache
 
 ITEMSIZE_BYTES: dict[str, int] = {
     "bool": 1,
@@ -48,6 +52,9 @@ CPP_SPELLINGS: dict[str, str] = {
     "long": "int64", "long int": "int64", "long long": "int64", "long long int": "int64", "int64_t": "int64",
     "unsigned long": "uint64", "long unsigned int": "uint64", "unsigned long long": "uint64",
     "long long unsigned int": "uint64",
+    "__int64": "int64", "unsigned __int64": "uint64", "__int32": "int32", "unsigned __int32": "uint32",
+    "__int16": "int16", "unsigned __int16": "uint16", "__int8": "int8", "unsigned __int8": "uint8",
+    "int16_t": "int16", "int32_t": "int32", "uint16_t": "uint16", "uint32_t": "uint32", "uint64_t": "uint64",
     "c10::Half": "float16", "half": "float16", "c10::BFloat16": "bfloat16", "float": "float32", "double": "float64",
     "c10::complex<c10::Half>": "complex32", "c10::complex<float>": "complex64", "c10::complex<double>": "complex128",
     "c10::Float8_e4m3fn": "float8_e4m3fn", "c10::Float8_e4m3fnuz": "float8_e4m3fnuz",
@@ -58,7 +65,22 @@ CPP_SPELLINGS: dict[str, str] = {
     **{f"c10::{name}": name for name in ("bits1x8", "bits2x4", "bits4x2", "bits8", "bits16")},
     **{f"c10::dummy_{sign}int1_7_t<{bits}>": f"{sign}int{bits}" for bits in range(1, 8) for sign in ("u", "")},
 }  # fmt: skip
-"""C++ type names as gcc and clang builds of torch record them under "Input type" → torch dtype name."""
+"""C++ type names as builds of torch record them under "Input type" → torch dtype name; `__int64` is MSVC's.
+
+`torch_dtype_name` accepts them with any namespace and with MSVC's `struct`, `class` and `enum`.
+"""
+
+ABSENT_TYPES = frozenset({"", "None", "nullptr (uninitialized)", "Undefined", "undefined"})
+"""Type names of arguments without a value."""
+SCALAR_TYPES = frozenset({"Scalar", "Int", "Double", "Bool", "Long", "Number", "ComplexDouble"})
+SCALAR_LIST_TYPES = frozenset({"ScalarList", "IntList", "DoubleList", "BoolList"})
+TENSOR_LIST_TYPES = frozenset({"TensorList", "Tensor[]", "OptionalTensorList"})
+_OTHER_TYPES = frozenset((
+    "Await", "Blob", "Capsule", "Device", "Dict", "Enum", "Future", "GenericDict", "GenericList", "Generator", "Layout",
+    "MemoryFormat", "Object", "PyObject", "QScheme", "Quantizer", "RRef", "ScalarType", "Storage", "Stream", "String",
+    "SymBool", "SymFloat", "SymInt", "Tuple", "Uninitialized",
+))  # fmt: skip
+"""Names of torch's other IValue kinds (ATen/core/ivalue.h, TORCH_FORALL_TAGS); their values are not recorded."""
 
 MASKS = ("bool", "uint8")
 """Of index tensors that select elements by truth rather than by number."""
@@ -107,9 +129,37 @@ QUANTIZED = frozenset(name for name in ITEMSIZE_BYTES if name.startswith(("qint"
 
 
 def torch_dtype_name(recorded: str) -> str | None:
-    """The torch dtype name of a recorded C++ spelling, or None when it names no tensor element type."""
-    name = recorded.strip()
-    if name in CPP_SPELLINGS:
-        return CPP_SPELLINGS[name]
-    bare = name.removeprefix("c10::").removeprefix("at::").removeprefix("torch.")
-    return bare if bare in ITEMSIZE_BYTES else CPP_SPELLINGS.get(f"c10::{bare}")
+    """Return the torch dtype name of a recorded type name, or None when it names no tensor element type."""
+    return CPP_SPELLINGS.get(recorded) or _normalised_dtype_name(recorded)
+
+
+@lru_cache(maxsize=4096)
+def _normalised_dtype_name(recorded: str) -> str | None:
+    bare = _strip(recorded)
+    return _BY_BARE_NAME.get(bare, bare if bare in ITEMSIZE_BYTES else None)
+
+
+def _strip(recorded: str) -> str:
+    """Remove namespaces, MSVC's `struct` and the like, and superfluous spaces from a C++ type name."""
+    if len(recorded) > _LONGEST_NAME:
+        return recorded
+    return " ".join(_DECORATION.sub("", recorded).replace("<", " < ").replace(">", " > ").split())
+
+
+_LONGEST_NAME = 200
+_DECORATION = re.compile(r"\b(?:struct|class|enum|signed(?=\s+__int)|const|torch\.)\s*(?=[\s_:\w])|\b\w+::|^\s*::")
+_BY_BARE_NAME = {_strip(spelling): name for spelling, name in CPP_SPELLINGS.items()}
+
+
+_KNOWN_KINDS = ABSENT_TYPES | SCALAR_TYPES | SCALAR_LIST_TYPES | TENSOR_LIST_TYPES
+
+
+def unknown_types(types: Iterable[str]) -> list[str]:
+    """Return the recorded type names that name neither a tensor element type nor another kind of argument."""
+    return [name for name in types if not _is_known(name)]
+
+
+@lru_cache(maxsize=4096)
+def _is_known(name: str) -> bool:
+    kind = re.split(r"[\[(<]", name, maxsplit=1)[0]
+    return name in _KNOWN_KINDS or kind in _OTHER_TYPES or torch_dtype_name(name) is not None

@@ -340,6 +340,8 @@ class TraceInfo:
     """Of torch.distributed: "nccl", "gloo", "hccl"."""
     process_groups: int = 0
     """Groups of torch.distributed that differ in their members; 0 where the file lists none."""
+    starts_recorded: bool = True
+    """False where the file has durations and no start times (Chakra's converter): nothing is known of overlaps."""
     base_ns: int = 0
     """What the file's times count from, ns since 1970; 0 where it does not say: then they are such times themselves."""
     report: ReadReport = ReadReport()

@@ -85,6 +85,8 @@ class TraceSummary(msgspec.Struct, frozen=True, kw_only=True):
     device_events: int
     """NPU device rows, which have no category."""
     user_annotations: int
+    collectives: int
+    """Collectives and messages between ranks that nodes of a Chakra file describe by kind and size."""
     device_time_us: float
     """Kernels, copies, sets and NPU tasks, overlapping ones counted each."""
     owned_device_time_us: float
@@ -152,6 +154,7 @@ def summarize(trace: Trace) -> TraceSummary:
         gpu_memory_events=int(categories[1] + categories[2]),
         device_events=int(categories[3]),
         user_annotations=len(trace.annotations),
+        collectives=len(trace.collectives),
         device_time_us=_us(kernels.dur_ns),
         owned_device_time_us=_us(kernels.dur_ns[owned]),
         op_time_us=_us(ops.dur_ns),
@@ -198,7 +201,7 @@ def _us(dur_ns: np.ndarray) -> float:
 
 def _span_us(trace: Trace) -> float:
     tables = [t for t in (trace.ops, trace.kernels) if len(t)]
-    if not tables:
+    if not tables or not trace.info.starts_recorded:
         return 0.0
     first = min(int(t.start_ns.min()) for t in tables)
     # in chunks: the sum of two columns of a long trace would be a third one

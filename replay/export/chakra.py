@@ -21,7 +21,7 @@ from opreplay.replay.ir.model import PlainValue, RecordedSequence, ReplayArg, Re
 from opreplay.replay.ir.recorded_call import CODES
 from opreplay.replay.ir.sizes import tensors_of
 from opreplay.traces.collectives.names import kind_of
-from opreplay.traces.dialects.chakra import VERSION, CollectiveType, NodeType
+from opreplay.traces.dialects.chakra import SOURCE, VERSION, CollectiveType, NodeType
 from opreplay.traces.dialects.protobuf_wire import field, packed, varint
 from opreplay.traces.dtypes import CPP_SPELLINGS, ITEMSIZE_BYTES
 from opreplay.traces.errors import UsageError
@@ -61,6 +61,9 @@ class ChakraNode(msgspec.Struct, frozen=True, kw_only=True):
     start_us: float
     duration_us: float
     on_host: bool
+    device: int | None = None
+    """Number of the device that the work ran on, where known."""
+    stream: int | None = None
     op: ReplayOp | None = None
     """Of a call: whose arguments the node has."""
     memories: tuple[int, ...] | None = None
@@ -128,7 +131,7 @@ def written(
     nodes: Sequence[ChakraNode], clock: str, notes: Sequence[str], about: Attributes | None = None
 ) -> ChakraTrace:
     """The file of these nodes."""
-    metadata = field(1, VERSION) + _attribute("source", "opreplay", of=2) + _attribute("clock", clock, of=2)
+    metadata = field(1, VERSION) + _attribute("source", SOURCE, of=2) + _attribute("clock", clock, of=2)
     for name, value in () if about is None else msgspec.structs.asdict(about).items():
         metadata += _attribute(name, value, of=2)
     messages = [_framed(metadata)]
@@ -214,6 +217,8 @@ def _node(number: int, node: ChakraNode, kind: NodeType, attributes: Mapping[str
         b"" if node.op is None else _arguments(node.op, node.memories),
         *(_attribute(name, value) for name, value in attributes.items()),
         _attribute("is_cpu_op", node.on_host),
+        b"" if node.device is None else _attribute("device_id", node.device),
+        b"" if node.stream is None else _attribute("stream", node.stream),
         _attribute("start_us", node.start_us),
         _attribute("dur_us", node.duration_us),
         b"" if node.is_work else _attribute("is_work", False),

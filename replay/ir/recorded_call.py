@@ -13,7 +13,15 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Literal
 
-from opreplay.traces.dtypes import SCALAR_TYPE_CODES, torch_dtype_name
+from opreplay.traces.dtypes import (
+    ABSENT_TYPES,
+    SCALAR_LIST_TYPES,
+    SCALAR_TYPE_CODES,
+    SCALAR_TYPES,
+    TENSOR_LIST_TYPES,
+    torch_dtype_name,
+    unknown_types,
+)
 from opreplay.traces.literals import parse_literal, plain_float
 from opreplay.traces.model import OpSignature, TensorMeta
 
@@ -24,10 +32,6 @@ Kind = Literal["tensor", "tensors", "scalar", "scalars", "absent", "unknown"]
 MISSING: Any = type("Missing", (), {"__repr__": lambda self: "MISSING"})()
 """Value of a scalar or list whose text was not recorded."""
 
-_ABSENT = {"", "None", "nullptr (uninitialized)", "Undefined", "undefined"}
-_SCALARS = {"Scalar", "Int", "Double", "Bool", "Long", "Number", "ComplexDouble"}
-_SCALAR_LISTS = {"ScalarList", "IntList", "DoubleList", "BoolList"}
-_TENSOR_LISTS = {"TensorList", "Tensor[]", "OptionalTensorList"}
 _UNTOLD = re.compile(r"<\w+>")
 """What an ExecutionTrace has for a value that it cannot write: "<ComplexDouble>"."""
 CODES: dict[str, tuple[str, ...]] = {
@@ -111,17 +115,19 @@ def _argument(signature: OpSignature, i: int, shared: frozenset[int]) -> Recorde
     spelled, text, strides = (_at(each, i) for each in (signature.types, signature.concrete, signature.strides))
     if spelled is None:
         return _untyped(dims)
-    if spelled in _ABSENT:
+    if spelled in ABSENT_TYPES:
         return _absent(text)
-    if spelled in _SCALARS:
+    if spelled in SCALAR_TYPES:
         return RecordedArg(kind="scalar", value=_value_of(text))
-    if spelled in _SCALAR_LISTS:
+    if spelled in SCALAR_LIST_TYPES:
         value = _value_of(text)
         return RecordedArg(kind="scalars", value=value if isinstance(value, tuple) else MISSING)
     places = _at(signature.storage, i) or ()
     memory = [(offset, number if number in shared else None) for number, offset in places]
-    if spelled in _TENSOR_LISTS or _is_nested(dims):
+    if spelled in TENSOR_LIST_TYPES or _is_nested(dims):
         return _tensor_list(dims, strides, _at(signature.list_types, i), memory)
+    if not dims and not text and unknown_types((spelled,)):
+        return RecordedArg(kind="unknown", value=MISSING)
     return _tensor(dims, torch_dtype_name(spelled), strides, memory, text)
 
 

@@ -50,6 +50,7 @@ from opreplay.replay.resolve.written.call import named_to_predict
 from opreplay.replay.resolve.written.unfit import published_specs
 from opreplay.traces.dtypes import torch_dtype_name
 from opreplay.traces.errors import UsageError
+from opreplay.traces.losses import unknown_types_of
 from opreplay.traces.model import OpSignature, Trace
 
 Recordeds = Sequence[RecordedArg]
@@ -89,9 +90,10 @@ class Resolver:
             refuse_absurd(recorded)
             return with_gradient_mode(self._with_users_code(op, signature, recorded, context))
         except Unbound as stopped:
-            return msgspec.structs.replace(
-                op, reason=stopped.reason, args=_to_predict(op.name, recorded, context, self._policy)
-            )
+            # A type that is not known must not be predicted as another one.
+            known = not unknown_types_of(signature)
+            args = _to_predict(op.name, recorded, context, self._policy) if known else ()
+            return msgspec.structs.replace(op, reason=stopped.reason, args=args)
 
     def _with_users_code(self, op: ReplayOp, signature: OpSignature, recorded: Recordeds, context: Context) -> ReplayOp:
         """Users' conversions and executors that override, then what is built in, then the others of the user's."""
@@ -267,6 +269,9 @@ class Resolver:
         reason = reason or refuse_name(name, self._policy)
         if reason is None and signature.dims is None and not self._takes_nothing(name):
             reason = Reason("metadata missing", "shapes")
+        if reason is None and (unknown := unknown_types_of(signature)):
+            names = ", ".join(repr(name[:60]) for name in sorted(unknown)[:3])
+            reason = Reason("metadata missing", f"opreplay does not know the type name {names}")
         if reason is not None:
             raise Unbound(reason)
 

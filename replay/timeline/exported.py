@@ -109,7 +109,7 @@ class _Export:
         first = op if owner not in self._first_of_call else None
         if first is not None:
             self._first_of_call[owner] = len(self.nodes) + 1
-        memories = self.names.trace.ops.memories
+        memories, kernels, row = self.names.trace.ops.memories, self.names.trace.kernels, int(nodes.row[node])
         return ChakraNode(
             name=first.name if first is not None else self.names.kernel(node),
             waits_for=waits,
@@ -117,6 +117,8 @@ class _Export:
             start_us=start,
             duration_us=end - start,
             on_host=False,
+            device=int(kernels.device[row]) if row >= 0 else None,
+            stream=int(kernels.stream[row]) if row >= 0 else None,
             op=first,
             memories=memories.of_row(owner)[0] if first is not None and memories is not None else None,
             whole_us=round(end) - round(start),

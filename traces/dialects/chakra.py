@@ -28,6 +28,11 @@ NO_PARENT = -1
 KERNEL_IDS = 1 << 64
 """Beyond the ids of a file: of kernels that are made of nodes."""
 _VERSION_TEXT = re.compile(rb"[\w.+-]{1,40}")
+SOURCE = "opreplay"
+"""`source` of files that `replay.export.chakra` wrote."""
+_CALL = re.compile(r"[A-Za-z_]\w*::\w+")
+_MEMORY_WORK = {"memcpy": "gpu_memcpy", "memset": "gpu_memset"}
+"""How names of copies and sets on a device begin, in lower case → Kineto's category."""
 
 
 class NodeType(IntEnum):
@@ -69,15 +74,48 @@ uint64, bool and string."""
 
 
 def is_chakra(head: bytes) -> bool:
-    """Whether a file begins with the length of a GlobalMetadata and its version; JSON never does."""
+    """Whether a file begins with a `GlobalMetadata` after its length; JSON and other text never does.
+
+    Chakra's test generator writes a version alone, Chakra's converters write attributes alone.
+    """
     try:
         length, at = read_varint(head[:10], 0)
     except Malformed:
         return False
-    if not 3 <= length <= 1 << 20 or head[at : at + 1] != b"\x0a" or at + 2 > len(head):
+    message = head[at : at + length]
+    if not 3 <= length <= _LONGEST_METADATA or not message:
         return False
-    version = head[at + 2 : at + 2 + head[at + 1]]
-    return head[at + 1] <= length - 2 and _VERSION_TEXT.fullmatch(version) is not None
+    seen = 0
+    try:
+        for number, _, value in fields(message):
+            if not isinstance(value, bytes) or not _PLAUSIBLE.get(number, _never)(value):
+                return False
+            seen += 1
+    except Malformed:  # the attributes may be longer than what is at hand
+        return seen > 0 and len(message) < length
+    return seen > 0
+
+
+def _never(value: bytes) -> bool:
+    return False
+
+
+def _is_version(value: bytes) -> bool:
+    return _VERSION_TEXT.fullmatch(value) is not None
+
+
+def _is_attribute(value: bytes) -> bool:
+    """Whether bytes begin with the name of an `AttributeProto`."""
+    if len(value) < 3 or value[0] != 0x0A:
+        return False
+    name = value[2 : 2 + value[1]]
+    return len(name) == value[1] and _VERSION_TEXT.fullmatch(name) is not None
+
+
+_PLAUSIBLE: dict[int, Callable[[bytes], bool]] = {1: _is_version, 2: _is_attribute}
+"""Fields of `GlobalMetadata`."""
+_LONGEST_METADATA = 32 << 20
+"""Bytes: Chakra's text converter writes its whole input file as an attribute."""
 
 
 class ChakraStream:
@@ -98,7 +136,7 @@ class ChakraStream:
                 if number == 0:
                     self._metadata(message)
                     continue
-                nodes += _nodes(message)
+                nodes += _nodes(message, ours=self.header.get("source") == SOURCE)
             except Malformed:
                 self.losses["unreadable node"] += 1
             if len(nodes) >= NODES_TOGETHER:
@@ -155,6 +193,8 @@ def _decoded(message: bytes) -> tuple[Node, dict[str, Any]]:
             attrs[name] = attribute
         elif number == 4 and node.ctrl_deps == NO_PARENT:
             node.ctrl_deps = next(iter(numbers(value)), NO_PARENT)
+        elif number == 5:
+            node.data_deps = [*node.data_deps, *numbers(value)]
         elif number == 3 and value in _POINT_TO_POINT:
             attrs["comm_type_name"] = _POINT_TO_POINT[value]
         elif isinstance(value, _NODE.get(number, ("", ()))[1]):
@@ -162,8 +202,12 @@ def _decoded(message: bytes) -> tuple[Node, dict[str, Any]]:
     return node, attrs
 
 
-def _nodes(message: bytes) -> list[Node]:
-    """A message `Node`; where it is work of a device with arguments, an op and its kernel. Raises Malformed."""
+def _nodes(message: bytes, *, ours: bool) -> list[Node]:
+    """Return the node of a message; a call that ran on a device becomes an op and its kernel. Raises Malformed.
+
+    `ours`: opreplay wrote the file. Chakra's converter writes a node for the op and one for each of its kernels, which
+    repeats the arguments of the op.
+    """
     node, attrs = _decoded(message)
     inputs: dict[str, Any] = dict(node.inputs or ())
     if attrs.get("is_work") is False:
@@ -176,12 +220,25 @@ def _nodes(message: bytes) -> list[Node]:
     node.attrs = [{"name": name, "value": attribute} for name, attribute in attrs.items()]
     if attrs.get("is_cpu_op") is not False:
         return [node]
-    # Chakra's converter writes kernels beside the ops of the host; what has arguments is both in one.
-    if not inputs.get("types") and "op_schema" not in attrs:
-        node.cat, node.stream = "kernel", attrs.get("stream")
+    device = {"stream": attrs.get("stream"), "device": attrs.get("device_id")}
+    category = next((cat for text, cat in _MEMORY_WORK.items() if node.name.lower().startswith(text)), "kernel")
+    if not _is_call(node, attrs, inputs, ours=ours):
+        node.cat, node.stream, node.device = category, device["stream"], device["device"]
         return [node]
-    kernel = Node(id=KERNEL_IDS + node.id, name=node.name, cat="kernel", ts=node.ts, dur=node.dur, ctrl_deps=node.id)
+    kernel = Node(
+        id=KERNEL_IDS + node.id, name=node.name, cat="kernel", ts=node.ts, dur=node.dur, ctrl_deps=node.id, **device
+    )
     return [node, kernel]
+
+
+def _is_call(node: Node, attrs: dict[str, Any], inputs: dict[str, Any], *, ours: bool) -> bool:
+    """Whether a node on a device is a call with its kernel, not one kernel of a call that has a node of its own."""
+    schema = attrs.get("op_schema")
+    if ours:
+        return bool(inputs.get("types")) or schema is not None
+    if isinstance(schema, str) and schema:
+        return schema.partition("(")[0].partition(".")[0] == node.name
+    return bool(inputs.get("types")) and _CALL.fullmatch(node.name) is not None
 
 
 def _columns(message: bytes) -> dict[str, Any]:

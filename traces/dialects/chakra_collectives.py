@@ -21,7 +21,7 @@ def listed_collective(node: Node, row: int) -> ListedCollective | None:
     """
     attrs = _attributes(node.attrs)
     kind = attrs.get("comm_type_name") or _NAMES.get(_count(attrs.get("comm_type")))
-    size = _count(attrs.get("comm_size"))
+    size = _count(attrs.get("comm_size", attrs.get("tensor_size")))
     if not isinstance(kind, str) or (size < 0 and kind != "barrier") or size > MOST_BYTES:
         return None
     dtype, width = ("float32", 4) if "reduce" in kind.lower() and size % 4 == 0 else ("uint8", 1)

@@ -38,6 +38,8 @@ class Node(msgspec.Struct, kw_only=True):
     id: Any = None
     name: Any = ""
     ctrl_deps: Any = None
+    data_deps: Any = ()
+    """Ids of nodes whose results this one takes; Chakra files only."""
     parent: Any = None
     inputs: Any = ()
     input_shapes: Any = ()
@@ -56,6 +58,7 @@ class Node(msgspec.Struct, kw_only=True):
     dur: Any = None
     inclusive_dur: Any = None
     stream: Any = None
+    device: Any = None
 
     @property
     def duration(self) -> Any:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from opreplay.traces.dialects.et_nodes import Node
+from opreplay.traces.dtypes import unknown_types
 from opreplay.traces.literals import format_literal, parse_literal
 from opreplay.traces.model import Dims, OpSignature
 
@@ -162,7 +163,7 @@ def _add(to: _Arguments, value: Any, shape: Any, type_: str, strides: Any) -> No
     elif type_ == "String" and isinstance(value, str):
         to.add("", concrete=value)
     else:  # None, Device, Generator, Object, Tuple...: Kineto does not record them either
-        to.add("")
+        to.add(type_ if unknown_types((type_,)) else "")
 
 
 def _add_tensors(to: _Arguments, *columns: Any) -> None:

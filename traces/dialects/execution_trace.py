@@ -7,6 +7,7 @@ They are told apart node by node, not by the version text.
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
@@ -24,6 +25,7 @@ from opreplay.traces.dialects.et_signature import BrokenArguments, results_of, s
 from opreplay.traces.errors import UnknownDialect
 from opreplay.traces.limits import Limits, too_large
 from opreplay.traces.links.parents import without_cycles
+from opreplay.traces.losses import unknown_type_losses
 from opreplay.traces.model import (
     KERNEL_CATEGORIES,
     Annotation,
@@ -48,6 +50,7 @@ _VENDORS: dict[str, Literal["ascend", "mtia", "intel"]] = {"npu": "ascend", "mti
 _ROOT = "[pytorch|profiler|execution_"
 _PROCESS_GROUPS = "## process_group:init ##"
 _MAX_ANCESTORS = 10_000
+_PHASE = re.compile(r"([^()]{1,500})\((\d{1,4})\)")
 
 
 def _is_execution_trace(opening: Opening) -> bool:
@@ -62,7 +65,7 @@ def _read(stream: Nodes) -> Trace:
     was linked with times. User annotations become annotations. Raises UnknownDialect for JSON that has no such nodes,
     Malformed for no JSON, TooLarge over a limit.
     """
-    builder = _Builder(limits=stream.source.limits)
+    builder = _Builder(limits=stream.source.limits, has_phases=isinstance(stream, ChakraStream))
     for nodes in stream:
         for node in nodes:
             builder.add(node)
@@ -89,6 +92,8 @@ class _Builder:
     """Collects nodes as columns."""
 
     limits: Limits
+    has_phases: bool = False
+    """Names of ops may end in the number of a phase: "aten::add(1)"."""
     nodes: int = 0
     ids: dict[int, tuple[int, int]] = field(default_factory=dict)
     """Node id → (row of the op or -1, id of the parent node)."""
@@ -102,7 +107,12 @@ class _Builder:
     start_ns: list[int] = field(default_factory=list)
     dur_ns: list[int] = field(default_factory=list)
     kernels: list[tuple[int, int, int, int, int, int]] = field(default_factory=list)
-    """(name, category, start, duration, stream, id of the parent node)."""
+    """(name, category, start, duration, stream, device)."""
+    launchers: list[tuple[int, list[int]]] = field(default_factory=list)
+    """Of each kernel: id of the parent node, and ids of the nodes whose results it takes."""
+    phases: dict[tuple[str, object, object], tuple[int, int]] = field(default_factory=dict)
+    """(name, thread, number of the call) of an op that a converter cut into phases → (last phase, row of the first)."""
+    repairs: Counter[str] = field(default_factory=Counter)
     kernel_names: dict[str, int] = field(default_factory=dict)
     annotations: list[Annotation] = field(default_factory=list)
     devices: set[str] = field(default_factory=set)
@@ -123,17 +133,37 @@ class _Builder:
             return
         attrs = _attributes(node)
         parent = next((number for number in (node.parent, node.ctrl_deps) if type(number) is int), 0)
-        row = -1
+        row = owner = -1
         if isinstance(node.cat, str) and node.cat in _DEVICE_CATEGORIES:
             self._add_kernel(node, _DEVICE_CATEGORIES[node.cat], parent)
         elif attrs["scope"] == _USER_SCOPE:
             self._add_annotation(node, attrs)
         else:
+            phase = self._take_phase(node)
             row = self._add_op(node, attrs)
+            owner = row if phase is None else self._first_phase(node.name, attrs, phase, row)
         self._add_collective(node, row)
         if node.id in self.ids:
             self.losses["duplicate node id"] += 1
-        self.ids[node.id] = (row, parent)
+        self.ids[node.id] = (owner, parent)
+
+    def _take_phase(self, node: Node) -> int | None:
+        """Return the phase of an op that Chakra's converter cut where its kernels start; its name loses the phase."""
+        match = _PHASE.fullmatch(node.name) if self.has_phases else None
+        if match is None:
+            return None
+        node.name = match[1]
+        self.repairs["phase of an op, counted as a call of its own"] += match[2] != "0"
+        return int(match[2])
+
+    def _first_phase(self, name: str, attrs: dict[str, Any], phase: int, row: int) -> int:
+        """Return the row of the first phase of a call, which owns the kernels of all of them."""
+        key = name, str(attrs["tid"]), str(attrs["rf_id"])
+        before, first = self.phases.get(key, (-1, row))
+        if phase == 0 or before != phase - 1:
+            first = row
+        self.phases[key] = phase, first
+        return first
 
     def _add_collective(self, node: Node, row: int) -> None:
         """What a Chakra node says of communication; a kernel has no row."""
@@ -181,10 +211,12 @@ class _Builder:
                 category,
                 _nanoseconds(node.ts),
                 _nanoseconds(node.duration),
-                node.stream if type(node.stream) is int and abs(node.stream) < 2**31 else 0,
-                parent,
+                _int32(node.stream),
+                _int32(node.device),
             )
         )
+        after = node.data_deps if isinstance(node.data_deps, list) else []
+        self.launchers.append((parent, [number for number in after if type(number) is int]))
 
     def _add_annotation(self, node: Node, attrs: dict[str, Any]) -> None:
         if node.name == _PROCESS_GROUPS:
@@ -220,10 +252,13 @@ class _Builder:
             memories=self.memories.table(),
         )
         kernels = self._kernel_table()
+        starts_recorded = bool(ops.start_ns.any() or kernels.start_ns.any())
+        if not starts_recorded and (ops.dur_ns.any() or kernels.dur_ns.any()):
+            self.losses["start times of nodes"] += len(ops) + len(kernels)
         pid = str(stream.header.get("pid", ""))[:100]
         signatures = tuple(self.signatures)
         return Trace(
-            info=self._info(stream, signatures, kernels),
+            info=self._info(stream, signatures, kernels, starts_recorded=starts_recorded),
             signatures=signatures,
             ops=ops,
             tracks=tuple((pid, tid) for tid in self.tracks),
@@ -252,6 +287,11 @@ class _Builder:
             node = parent
         return -1
 
+    def _launcher(self, parent: int, takes: list[int]) -> int:
+        """Row of the op that launched a kernel: the one above it, else one whose result it takes; -1 for none."""
+        row = self._owner(parent)
+        return row if row >= 0 else next((op for number in takes if (op := self.ids.get(number, (-1, 0))[0]) >= 0), -1)
+
     def _kernel_table(self) -> KernelTable:
         columns = list(zip(*self.kernels, strict=True)) or [()] * 6
         return KernelTable(
@@ -259,18 +299,21 @@ class _Builder:
             category=np.array(columns[1], dtype=np.uint8),
             start_ns=np.array(columns[2], dtype=np.int64),
             dur_ns=np.array(columns[3], dtype=np.int64),
-            device=np.zeros(len(self.kernels), dtype=np.int32),
+            device=np.array(columns[5], dtype=np.int32),
             stream=np.array(columns[4], dtype=np.int32),
-            owner=np.array([self._owner(parent) for parent in columns[5]], dtype=np.int64),
+            owner=np.array([self._launcher(*launcher) for launcher in self.launchers], dtype=np.int64),
         )
 
-    def _info(self, stream: Nodes, signatures: tuple[OpSignature, ...], kernels: KernelTable) -> TraceInfo:
+    def _info(
+        self, stream: Nodes, signatures: tuple[OpSignature, ...], kernels: KernelTable, *, starts_recorded: bool
+    ) -> TraceInfo:
         unowned = kernels.owner < 0
         counts = {"cpu_op": len(self.signature), "user_annotation": len(self.annotations)}
         for number, name in enumerate(KERNEL_CATEGORIES):
             counts[name] = int(np.count_nonzero(kernels.category == number))
         group = max(self.process_groups, key=lambda group: group.group_size, default=None)
         losses = self.losses + stream.losses + Counter(stream.source.losses)
+        losses += unknown_type_losses(signatures, self.signature)
         return TraceInfo(
             path=stream.source.path,
             dialect="execution_trace",
@@ -279,9 +322,10 @@ class _Builder:
             events_by_category={name: count for name, count in counts.items() if count},
             metadata_level=_level(signatures),
             vendor=_vendor(self.devices),
+            starts_recorded=starts_recorded,
             world_size=group.group_size if group else None,
             backend=group.backend_config.rpartition(":")[2] or None if group else None,
-            report=ReadReport(losses=dict(losses), repairs=dict(stream.repairs)),
+            report=ReadReport(losses=dict(losses), repairs=dict(stream.repairs + self.repairs)),
             links=LinkStats(
                 by_external_id=int(len(kernels) - np.count_nonzero(unowned)),
                 unowned=int(np.count_nonzero(unowned)),
@@ -303,6 +347,11 @@ def _attributes(node: Node) -> dict[str, Any]:
         if isinstance(name, str) and name in _ATTRIBUTES:
             attributes[name] = attr.get("value")
     return attributes
+
+
+def _int32(number: object) -> int:
+    """Return a recorded number of a stream or device; 0 where there is none."""
+    return number if type(number) is int and abs(number) < 2**31 else 0
 
 
 def _nanoseconds(microseconds: object) -> int:

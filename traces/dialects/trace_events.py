@@ -18,6 +18,7 @@ from opreplay.traces.dialects.kineto import ERAS, era_of, metadata_level, run_fa
 from opreplay.traces.links.annotations import AnnotationTable
 from opreplay.traces.links.autograd import recorded_by_autograd
 from opreplay.traces.links.device_time import LinkInput, graph_launches, link
+from opreplay.traces.losses import unknown_type_losses
 from opreplay.traces.model import (
     KERNEL_CATEGORIES,
     GraphJoin,
@@ -98,6 +99,7 @@ def _assemble(path: str, scanned: Scanned) -> Trace:
     ops = _ops(got, signatures, remap, track_remap)
     launches = {name: got.launches.take(name) for name in got.launches.kinds}
     launches["track"] = _take(track_remap, launches["track"])
+    tally.losses.update(unknown_type_losses(signatures, ops.signature))
     kernels, stats, graphs, columns = _kernels(got, ops, ext, track_remap, launches)
     task_rows = int((kernels.category == TASK).sum())
     del ext

@@ -61,7 +61,7 @@ def _decode(key: bytes, losses: Counter[str], repairs: Counter[str]) -> OpSignat
     if repaired:
         repairs["invalid UTF-8"] += 1
     try:
-        return OpSignature(
+        signature = OpSignature(
             name=name,
             dims=_shapes(dims_raw),
             types=_texts(types_raw),
@@ -71,6 +71,17 @@ def _decode(key: bytes, losses: Counter[str], repairs: Counter[str]) -> OpSignat
     except (_Unreadable, *NOT_JSON):
         losses["unreadable argument metadata"] += 1
         return OpSignature(name=name)
+    if _lengths_differ(signature):
+        losses["argument lists of different lengths"] += 1
+        return OpSignature(name=name)
+    return signature
+
+
+def _lengths_differ(signature: OpSignature) -> bool:
+    """Whether the argument lists contradict each other; torch_npu writes no dims for a single 0-dim tensor."""
+    columns = (signature.types, signature.strides, signature.concrete)
+    lengths = {len(column) for column in columns if column is not None}
+    return bool(signature.dims) and bool(lengths - {len(signature.dims)})
 
 
 def _parts(key: bytes) -> list[bytes]:

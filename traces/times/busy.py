@@ -32,7 +32,12 @@ class DeviceBusy(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def device_busy(trace: Trace) -> tuple[DeviceBusy, ...]:
-    """Each device of a trace that recorded work, by number; an NPU's whole collectives count if activity was read."""
+    """Each device of a trace that recorded work, by number; an NPU's whole collectives count if activity was read.
+
+    Empty where the trace has no start times.
+    """
+    if not trace.info.starts_recorded:
+        return ()
     kernels = trace.kernels
     communicates = communication_rows(trace)
     whole = _whole_collectives(trace)

@@ -36,7 +36,7 @@ def impossible_kernels(trace: Trace) -> tuple[Impossible, ...]:
     """What is wrong with recorded device times, each kernel counted once; nothing of an NPU, whose tasks may nest."""
     table = trace.kernels
     total = int(table.dur_ns.sum(dtype=np.int64))
-    if trace.info.dialect == "ascend" or not total:
+    if trace.info.dialect == "ascend" or not total or not trace.info.starts_recorded:
         return ()
     stream = (table.device.astype(np.int64) << 32) + table.stream
     order = np.lexsort((table.name, table.dur_ns, table.start_ns, stream))

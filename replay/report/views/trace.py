@@ -93,12 +93,13 @@ def _facts(summary: TraceSummary, step: StepReport | None) -> list[Fact]:
 
 
 def _ops(summary: TraceSummary) -> str:
+    collectives = f"{plural(summary.collectives, 'collective')} with sizes" if summary.collectives else ""
     if not summary.cpu_ops:
-        return "none recorded, so there is nothing to replay"
+        return f"none recorded, but {collectives}" if collectives else "none recorded, so there is nothing to replay"
     return (
         f"{summary.cpu_ops:,}, {summary.cpu_ops_with_shapes:,} of them with shapes; "
         f"{summary.unique_ops:,} unique, {summary.owner_ops:,} own device time"
-    )
+    ) + (f"; {collectives}" if collectives else "")
 
 
 PROCESSES_SHOWN = 8
@@ -125,7 +126,13 @@ def _span(summary: TraceSummary) -> str:
 
 def _recorded_by(summary: TraceSummary) -> str:
     version = f"torch {summary.torch_version}" if summary.torch_version else ""
-    ranks = "" if summary.world_size is None else f"rank {summary.rank} of {summary.world_size}"
+    ranks = ""
+    if summary.world_size is not None and summary.rank is not None:
+        ranks = f"rank {summary.rank} of {summary.world_size}"
+    elif summary.world_size is not None:
+        ranks = f"{plural(summary.world_size, 'rank')}, which one is not said"
+    elif summary.rank is not None:
+        ranks = f"rank {summary.rank}, of how many is not said"
     return ", ".join(text for text in (version, ranks, summary.backend or "") if text)
 
 

@@ -15,6 +15,8 @@ from opreplay.replay.plan.selection import Selection
 from opreplay.replay.timeline.exported import chakra_of_step
 from opreplay.replay.timeline.timeline import Study, timeline
 from opreplay.traces import read_trace
+from opreplay.traces.times.busy import device_busy
+from opreplay.traces.times.impossible import impossible_kernels
 from tests.replay.export.test_chakra import parsed
 from tests.replay.timeline.machine import Machine, training
 
@@ -123,3 +125,14 @@ def test_the_public_reader_reads_it(tmp_path: Path) -> None:
             read.append((node.id, list(node.data_deps)))
             node = Node()
     assert read == [(one.id, list(one.data_deps)) for one in own]
+
+
+def test_devices_and_streams_are_kept(tmp_path: Path) -> None:
+    source = Path(__file__).parents[2] / "traces" / "dialects" / "others" / "two_gpus_chakra_export.json"
+    CliRunner().invoke(opreplay, ["export", str(source), "--format", "chakra", "-o", str(tmp_path / "step.0.et")])
+    before, after = read_trace(source), read_trace(tmp_path / "step.0.et")
+    assert sorted(zip(after.kernels.device.tolist(), after.kernels.stream.tolist(), strict=True)) == sorted(
+        zip(before.kernels.device.tolist(), before.kernels.stream.tolist(), strict=True)
+    )
+    assert [(busy.device, busy.span_us) for busy in device_busy(after)] == [(0, 290.0), (1, 290.0)]
+    assert not impossible_kernels(after)

@@ -6,6 +6,7 @@ import io
 import json
 from pathlib import Path
 
+import msgspec
 import pytest
 from rich.console import Console
 
@@ -83,3 +84,24 @@ def test_iterations_by_batch(tmp_path: Path, width: int) -> None:
     row = next(line.split() for line in text.splitlines() if " mixed " in line and "4: 4" not in line)
     assert row[:8] == ["2", "mixed", "2", "512", "900", "37", "37", "37"]
     assert ("no room at" in text) == (len(row) < 11) == (width < 80)
+
+
+@pytest.mark.parametrize(
+    ("rank", "world_size", "says"),
+    [
+        (None, 2, "2 ranks, which one is not said"),
+        (3, None, "rank 3, of how many is not said"),
+        (3, 8, "rank 3 of 8"),
+        (None, None, ""),
+    ],
+)
+def test_a_rank_that_is_not_recorded_is_said(rank: int | None, world_size: int | None, says: str) -> None:
+    source = Path(__file__).parents[3] / "traces" / "dialects" / "others" / "et_rank_none.json"
+    summary = msgspec.structs.replace(summarize(read_trace(source)), rank=rank, world_size=world_size, backend=None)
+    rendered = Console(file=io.StringIO(), width=100)
+    rendered.print(view.render(summary, width=100))
+    assert isinstance(rendered.file, io.StringIO)
+    text = rendered.file.getvalue()
+    assert "None" not in text
+    assert says in text
+    assert ("recorded by" in text) is bool(says)

@@ -22,10 +22,10 @@ from opreplay.replay.ir.recorded_call import CODES
 from opreplay.replay.ir.sizes import tensors_of
 from opreplay.traces.collectives.names import kind_of
 from opreplay.traces.dialects.chakra import SOURCE, VERSION, CollectiveType, NodeType
-from opreplay.traces.dialects.protobuf_wire import field, packed, varint
 from opreplay.traces.dtypes import CPP_SPELLINGS, ITEMSIZE_BYTES
 from opreplay.traces.errors import UsageError
 from opreplay.traces.model import TensorMeta, contiguous_strides
+from opreplay.traces.reading.protobuf_wire import field, packed, varint
 
 _SPELLED = {name: spelled for spelled, name in reversed(CPP_SPELLINGS.items())} | {
     "int8": "signed char",

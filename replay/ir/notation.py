@@ -284,7 +284,7 @@ class _Reader(TokenReader):
             return text[1:-1]
         try:
             return msgspec.json.decode(text, type=str)
-        except msgspec.DecodeError:
+        except (msgspec.DecodeError, UnicodeError):
             raise self._wrong("a text in quotes") from None
 
     def _plain(self, match: re.Match[str]) -> CallValue:

@@ -144,7 +144,10 @@ def over_budget(op: ReplayOp, limit_bytes: int) -> Reason | None:
 
 def readable(size_bytes: int) -> str:
     """Bytes with a decimal unit, as drives and traces count them: 3200000000 → "3.2 GB"."""
-    value = float(size_bytes)
+    try:
+        value = float(size_bytes)
+    except OverflowError:
+        return f"{_magnitude(size_bytes)} B"
     for unit in ("B", "kB", "MB", "GB", "TB", "PB"):
         if value < 1000 or unit == "PB":
             return f"{value:.0f} {unit}" if unit == "B" else f"{value:.1f} {unit}"
@@ -154,9 +157,17 @@ def readable(size_bytes: int) -> str:
 
 def absurd_sizes(which: str, shape: Sequence[int]) -> Reason:
     """The reason of an op of which some tensor is larger than any memory."""
-    shown = " x ".join(f"{n:.3g}" for n in shape[:SIZES_SHOWN])
+    shown = " x ".join(_magnitude(n) for n in shape[:SIZES_SHOWN])
     more = " x ..." if len(shape) > SIZES_SHOWN else ""
     return Reason("metadata missing", f"{ABSURD}: {which} of {shown}{more}")
+
+
+def _magnitude(number: int) -> str:
+    """A number with three digits, or by the power of two below it where it is beyond a float."""
+    try:
+        return f"{number:.3g}"
+    except OverflowError:
+        return f"{'-' if number < 0 else ''}2^{number.bit_length() - 1}"
 
 
 def is_absurd(op: ReplayOp) -> bool:

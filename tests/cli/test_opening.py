@@ -127,7 +127,7 @@ def test_the_kind_is_told_by_content(tmp_path: Path, text: str, kind: str) -> No
 def test_any_bytes_are_of_some_kind(tmp_path_factory: pytest.TempPathFactory, data: bytes) -> None:
     path = tmp_path_factory.getbasetemp() / "any"
     path.write_bytes(data)
-    assert kind_of(path) in ("trace", "plan", "tracelens", "comms", "results")
+    assert kind_of(path) in ("trace", "plan", "tracelens", "comms", "results", "backendbench")
 
 
 def test_nesting_without_end_is_no_crash(tmp_path: Path) -> None:

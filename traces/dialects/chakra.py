@@ -15,10 +15,10 @@ from enum import IntEnum
 from typing import Any
 
 from opreplay.traces.dialects.et_nodes import Node
-from opreplay.traces.dialects.protobuf_wire import double, fields, numbers, read_varint, signed, single
 from opreplay.traces.errors import Malformed
 from opreplay.traces.limits import too_large
 from opreplay.traces.literals import parse_literal
+from opreplay.traces.reading.protobuf_wire import double, fields, numbers, read_varint, signed, single
 from opreplay.traces.reading.source import Source
 
 VERSION = "0.0.4"

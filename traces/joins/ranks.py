@@ -537,5 +537,5 @@ def _members(text: str | None) -> list[int] | None:
     """Members of a group from its recorded text; None where it is cut short or not recorded."""
     try:
         return msgspec.json.decode(text or "", type=list[int])
-    except msgspec.DecodeError:
+    except (msgspec.DecodeError, UnicodeError, RecursionError):
         return None

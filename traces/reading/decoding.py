@@ -15,6 +15,7 @@ from msgspec import Raw, Struct
 
 from opreplay.traces.reading import fields
 from opreplay.traces.reading.blocks import last_separator
+from opreplay.traces.reading.pairs import PHASES
 
 MAX_LEARNED_CATEGORIES = 64
 """Unknown categories that get a class of their own; the rest are counted together as "other"."""
@@ -30,6 +31,9 @@ NPU_TASK = "npu task"
 
 _HCCL_COLLECTIVES = (b'"hcom_', b'"hccl_', b'"Hccl', b'"Hcom')
 
+_ENDS = (fields.Flow, fields.HostArrow, fields.Memory)
+"""Classes of events that have other phases."""
+
 _RAW_LIST = msgspec.json.Decoder(list[Raw])
 
 
@@ -43,6 +47,8 @@ class EventDecoder:
         """Rises with every change of `bases`."""
         self.old_spelling = False
         self.losses: Counter[str] = Counter()
+        self.pairs = False
+        """Begin and end events stay as they are, to be joined by `pairs`."""
         self._generic_first = False
         self._streak = 0
         self._bare = 0
@@ -78,6 +84,10 @@ class EventDecoder:
         self.exact = True
         self._rebuild()
 
+    def use_pairs(self) -> None:
+        """From now on leave begin and end events as they are, whatever their category: they belong together."""
+        self.pairs = True
+
     def use_old_spelling(self) -> None:
         """From now on read "Input dims" rather than "Input Dims" (torch up to 1.8)."""
         self.old_spelling = True
@@ -85,7 +95,7 @@ class EventDecoder:
 
     def block(self, text: bytes) -> list[Any] | None:
         """Events of a closed array, or None when the text is no JSON array."""
-        if not self._generic_first:
+        if not self._generic_first and not self.pairs:
             try:
                 return self._fast.decode(text)
             except msgspec.ValidationError:
@@ -116,7 +126,7 @@ class EventDecoder:
 
     def fast(self, text: memoryview) -> list[Any] | None:
         """As `block`, but the events may refer to `text`, which must stay as it is while they are in use."""
-        if self._generic_first:
+        if self._generic_first or self.pairs:
             return None
         try:
             return self._fast.decode(text)
@@ -165,7 +175,7 @@ class EventDecoder:
             return self._one_by_one(text)
         except NOT_JSON:
             return None
-        out = [self._typed(event) for event in events]
+        out = [self._half_or_typed(event) for event in events]
         self._bare += sum(event.cat is None for event in events)
         self._learn()
         return out
@@ -178,7 +188,7 @@ class EventDecoder:
         out: list[Any] = []
         for raw in raws:
             try:
-                out += [self._typed(event) for event in self._any.decode(b"[" + bytes(raw) + b"]")]
+                out += [self._half_or_typed(event) for event in self._any.decode(b"[" + bytes(raw) + b"]")]
             except NOT_JSON:
                 self.losses["unreadable entry"] += 1
         self._learn()
@@ -192,7 +202,10 @@ class EventDecoder:
                 return self._bare_timed(event)
         return self.uncategorised[NO_CATEGORY]()
 
-    def _typed(self, event: fields.AnyEvent) -> Struct:
+    def _half_or_typed(self, event: fields.AnyEvent) -> Struct:
+        return event if self.pairs and _phase(event) in PHASES else self.typed(event)
+
+    def typed(self, event: fields.AnyEvent) -> Struct:
         """The struct that the fast decoder would have made of an event."""
         cat = event.cat
         if not isinstance(cat, str):
@@ -246,6 +259,23 @@ class EventDecoder:
             dtype=message.dtype,
         )
         return self._uncategorised_timed[fields.WholeCollective](name=event.name, args=args, **_span(event))
+
+
+def odd_phases(groups: dict[type[Struct], list[Any]]) -> Counter[tuple[str, str]]:
+    """Count the events, by class, that would be kept if they were complete: by phase and category; metadata aside."""
+    odd: Counter[tuple[str, str]] = Counter()
+    for cls, events in groups.items():
+        if cls is fields.AnyEvent or "ph" not in cls.__struct_fields__ or issubclass(cls, _ENDS):
+            continue
+        phases = [event.ph for event in events]
+        if phases.count("X") < len(phases):
+            category = str(cls.__struct_config__.tag)
+            odd.update((ph if isinstance(ph, str) else "", category) for ph in phases if ph not in ("X", "M"))
+    return odd
+
+
+def _phase(event: fields.AnyEvent) -> str:
+    return event.ph if isinstance(event.ph, str) else ""
 
 
 def _span(event: fields.AnyEvent) -> dict[str, Any]:

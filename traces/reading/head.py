@@ -17,14 +17,17 @@ from opreplay.traces.errors import Malformed, UnknownDialect
 from opreplay.traces.limits import Limits
 from opreplay.traces.reading.blocks import Buffer
 from opreplay.traces.reading.decoding import NOT_JSON
+from opreplay.traces.reading.foreign import HINT, foreign_content
 from opreplay.traces.reading.repair import repairs
 from opreplay.traces.reading.salvage import Tally
+from opreplay.traces.reading.source import Source
 
 _EVENTS = re.compile(rb'"traceEvents"\s*:\s*')
 _EMPTY_ARRAY = re.compile(rb"\s*\]")
 _SPACE = b" \t\r\n"
+_DAMAGED_EVENT = re.compile(rb'.{0,40}"(?:ph|cat|name|pid)"\s*:', re.DOTALL)
+"""How a list of events begins whose first one is damaged."""
 _OBJECT = msgspec.json.Decoder(dict[str, Raw])
-HINT = "opreplay reads what torch.profiler's export_chrome_trace writes: JSON with traceEvents, plain or gzip."
 EXACT_DUPLICATES_BYTES = 4 << 20
 """Text up to this size is searched for duplicate keys."""
 
@@ -52,7 +55,7 @@ def read_head(buffer: Buffer, limits: Limits, tally: Tally) -> Head:
         if not body:
             continue
         if body[:1] not in (b"{", b"["):
-            raise Malformed(f"{buffer.source.path} is not JSON: it starts with {body[:12]!r}", hint=HINT)
+            raise no_trace(buffer.source, f"not JSON: it starts with {body[:12]!r}")
         start = buffer.lo + len(text) - len(body)
         if body[:1] == b"[":
             if len(body.lstrip(b"[" + _SPACE)) or not more:
@@ -64,15 +67,22 @@ def read_head(buffer: Buffer, limits: Limits, tally: Tally) -> Head:
     return _no_events(buffer, buffer.text(buffer.lo, buffer.hi), tally)
 
 
+def no_trace(source: Source, otherwise: str) -> Malformed:
+    """Return the error for a file that is no trace: what program wrote it, or `otherwise`."""
+    found = foreign_content(source.opening, source.path, inflated=source.gzip)
+    what, hint = found or (otherwise, HINT)
+    return Malformed(f"{source.path} is {what}", hint=hint)
+
+
 def _list_head(buffer: Buffer, body: bytes, start: int) -> Head:
     first = body[1:].lstrip(_SPACE)
-    if first[:1] == b"{":
+    if first[:1] == b"{" or _DAMAGED_EVENT.match(first):
         buffer.lo = start + len(body) - len(first)
         return Head("list")
     if first[:1] == b"]":
         buffer.lo = start + len(body) - len(first) + 1
         return Head("list", empty=True)
-    raise Malformed(f"{buffer.source.path} is a JSON array, but not of events", hint=HINT)
+    raise no_trace(buffer.source, "a JSON array, but not of events")
 
 
 _MOST_REPAIRED = 1 << 20
@@ -143,7 +153,9 @@ def _no_events(buffer: Buffer, text: bytes, tally: Tally) -> Head:
         raise Malformed(f"{path} is empty ({what})", hint="Was the profiler stopped before the file was written?")
     keys = _keys_of(text)
     if keys is None:
-        raise Malformed(f"{path} is damaged or cut off before any event", hint=HINT)
+        raise no_trace(buffer.source, "damaged or cut off before any event")
+    if (found := foreign_content(buffer.source.opening, path, inflated=buffer.source.gzip)) is not None:
+        raise UnknownDialect(f"{path} is {found.what}", hint=found.hint)
     shown = ", ".join(repr(key[:30]) for key in list(keys)[:6]) or "none"
     raise UnknownDialect(f"{path} is JSON without traceEvents; its keys: {shown}", hint=HINT)
 
@@ -206,7 +218,7 @@ def _keys_of(text: bytes) -> dict[str, bytes] | None:
 
 
 def _keys_repaired(text: bytes, tally: Tally) -> dict[str, bytes] | None:
-    for fixed, reasons in repairs(text):
+    for fixed, reasons in repairs(text, None):
         if (keys := _keys_of(fixed)) is not None:
             tally.repairs.update(reasons)
             return keys

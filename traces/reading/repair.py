@@ -4,84 +4,298 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from bisect import bisect_left
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
 
-_CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f]")
-_LINE_CONTROL = re.compile(r"[\t\n\r]")
-_ESCAPE = re.compile(r'\\(?:["\\/bfnrt]|u[0-9a-fA-F]{4})|\\')
-_BARE = re.compile(r"(?<=[:\[,])(\s*)([+-]?(?:nan|inf(?:inity)?))(?=\s*[,}\]])", re.IGNORECASE)
-_NEXT_KEY = r'"\s*,\s*"(?:ph|cat|name|pid|tid|ts|dur|id|bp|s|args)"\s*:'
-_NAME = re.compile(rf'("name"\s*:\s*")(.*?)(?={_NEXT_KEY}|"\s*\}})', re.DOTALL)
-_STRING_VALUE = re.compile(
-    r'((?:[\[{,]\s*"[^"\n]{1,80}"\s*:\s*|[\[,]\s*)")(.*?)(?="\s*(?:,\s*["\[{0-9tfn-]|[}\]]))', re.DOTALL
-)
+_CONTROL = re.compile(r"[\x00-\x1f]")
+_BAD_ESCAPE = re.compile(r'\\(?:["\\/bfnrt]|u[0-9a-fA-F]{4})|\\')
 _INNER_QUOTE = re.compile(r'(?<!\\)((?:\\\\)*)"')
+_QUOTE = re.compile(r'(\\*)"')
+_SPACE = re.compile(r"[ \t\r\n]*")
+_WORD = re.compile(r'[^\s,:\[\]{}"]+')
+_JSON_WORD = re.compile(r"-?(?:0|[1-9]\d*)(?:\.\d+)?(?:[eE][+-]?\d+)?|true|false|null")
+_NOT_FINITE = re.compile(r"[+-]?(?:nan|inf(?:inity)?)", re.IGNORECASE)
 _UNICODE_LOSS = "�"
 
+EVENT_KEYS = frozenset((
+    "args", "bind_id", "bp", "cat", "cname", "dur", "flow_in", "flow_out", "id", "id2", "name", "ph", "pid", "s",
+    "scope", "sf", "stack", "tdur", "tid", "ts", "tts",
+))  # fmt: skip
+"""Keys of a trace event itself, not of its arguments."""
+_NEXT_KEY = re.compile(r'"(?:args|cat|dur|ph|pid|tid|ts)"\s*:')
+"""Where an event goes on behind a string, or another begins: no name holds that."""
+_KEY_END = re.compile(r'"\s*:')
 
-def _control(text: str) -> str:
-    return _CONTROL.sub(" ", text)
-
-
-def _line_control(text: str) -> str:
-    return _LINE_CONTROL.sub(" ", text)
-
-
-def _non_finite(text: str) -> str:
-    return _BARE.sub(r'\1"\2"', text)
-
-
-def _backslash(text: str) -> str:
-    return _ESCAPE.sub(lambda m: m[0] if len(m[0]) > 1 else "\\\\", text)
-
-
-def _escape_inner(match: re.Match[str]) -> str:
-    return match[1] + _INNER_QUOTE.sub(r'\1\\"', match[2])
-
-
-def _name_quote(text: str) -> str:
-    return _NAME.sub(_escape_inner, text, count=1)
-
-
-def _any_quote(text: str) -> str:
-    return _STRING_VALUE.sub(_escape_inner, text)
-
-
-_UTF8 = "invalid UTF-8"
-_CONTROLS = "control character in a string"
-STEPS: tuple[tuple[str, Callable[[str], str]], ...] = (
-    (_CONTROLS, _control),
-    ("NaN or infinity", _non_finite),
-    ("unescaped backslash", _backslash),
-    ("unescaped quote", _name_quote),
-    ("unescaped quote", _any_quote),
-)
-"""In the order tried; each builds on those before."""
-
+UTF8 = "invalid UTF-8"
+QUOTES = "unescaped quote"
+CONTROLS = "control character in a string"
 MAX_BYTES = 1 << 20
-"""Larger broken events are dropped: the quote repairs are not linear."""
+"""Larger broken events are dropped."""
+MAX_ENDS_OF_STRING = 256
+"""Quotes that are tried as the end of one string."""
+MAX_TRIES = 150
+"""Further quotes that are taken for the end of a string before an event is given up."""
+MAX_DEPTH = 64
+"""Brackets inside one another."""
 
 
-def repairs(fragment: bytes) -> Iterator[tuple[bytes, tuple[str, ...]]]:
-    """Successively more repaired texts of one event, each with the reasons of all that was changed."""
+def repairs(fragment: bytes, keys: frozenset[str] | None = EVENT_KEYS) -> Iterator[tuple[bytes, tuple[str, ...]]]:
+    """Yield repaired texts of one object, the likeliest first, each with the reasons of all that was changed.
+
+    `keys`: what the keys of the object may be; the first text has only these, each once. None: any.
+    """
     if len(fragment) > MAX_BYTES:
         return
     text = fragment.decode("utf-8", "replace")
     lossy = _UNICODE_LOSS in text and _UNICODE_LOSS.encode() not in fragment
+    before = (UTF8,) if lossy else ()
     if lossy:
-        yield text.encode(), (_UTF8,)
-    # Line ends are white space between values, and wrong only inside strings: taken out when nothing else helps.
-    for first, done in ((text, ()), (_line_control(text), (_CONTROLS,))):
-        if done and first == text:
-            return
-        yield from _steps(first, (*done, _UTF8) if lossy else done)
+        yield text.encode(), before
+    places = _Places(text)
+    for each_once in (True, False) if keys is not None else (False,):
+        repaired = _Repair(places, keys, each_once=each_once).run()
+        if repaired is not None:
+            fixed, reasons = repaired
+            yield fixed.encode("utf-8", "replace"), tuple(dict.fromkeys((*before, *reasons)))
 
 
-def _steps(text: str, done: tuple[str, ...]) -> Iterator[tuple[bytes, tuple[str, ...]]]:
-    if done:
-        yield text.encode(), done
-    for reason, step in STEPS:
-        changed = step(text)
-        if changed != text:
-            text, done = changed, done if reason in done else (*done, reason)
-            yield text.encode(), done
+class _Places:
+    """Where strings of a text may end."""
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+        found = list(_QUOTE.finditer(text))
+        self.quotes = [match.end() - 1 for match in found]
+        self.escaped = [len(match[1]) % 2 == 1 for match in found]
+        """Of each quote: a backslash stands before it."""
+        self.next_keys = [match.start() - 1 for match in _NEXT_KEY.finditer(text)]
+        self.key_ends = [match.start() for match in _KEY_END.finditer(text)]
+
+
+@dataclass(slots=True)
+class _State:
+    """Where the reading of a text is."""
+
+    at: int = 0
+    stack: str = ""
+    """Open brackets, the outermost first."""
+    expect: str = "value"
+    """What comes next: "value", "item" (or the end of a list), "key" (or the end of an object), "colon", "after"."""
+    out: int = 0
+    """Pieces written so far."""
+    comma: bool = False
+    """A comma was read that is written before the next item."""
+    reasons: tuple[str, ...] = ()
+    key: str = ""
+    """Latest key of the outermost object."""
+    seen: frozenset[str] = field(default_factory=frozenset[str])
+    """Keys of the outermost object."""
+
+
+@dataclass(slots=True)
+class _Choice:
+    """A string that may end at several quotes."""
+
+    saved: _State
+    ends: Iterator[int]
+    tried: bool = False
+    """The first of the ends was tried."""
+
+
+class _Repair:
+    """Reads a text as JSON with damage; where a string may end at several quotes, the first that fits the rest counts.
+
+    A place that proved to lead nowhere is not tried again, so the time is linear in the number of quotes.
+    """
+
+    def __init__(self, places: _Places, keys: frozenset[str] | None, *, each_once: bool) -> None:
+        """`each_once`: the outermost object has no other keys than `keys`, each once."""
+        self._places, self._text, self._keys, self._each_once = places, places.text, keys, each_once
+        self._out: list[str] = []
+        self._tries = 0
+        self._dead: set[tuple[int, str, str]] = set()
+        self._choices: list[_Choice] = []
+
+    def run(self) -> tuple[str, tuple[str, ...]] | None:
+        """Return the sound text and what was repaired, or None where nothing helps."""
+        state: _State | None = _State()
+        while state is not None:
+            if state.expect == "end" or not self._step(state):
+                state = self._back()
+            elif state.expect == "end" and self._swallowed_nothing(state):
+                return "".join(self._out), state.reasons
+        return None
+
+    def _swallowed_nothing(self, state: _State) -> bool:
+        """Whether a name with quotes inside has left the event its time."""
+        return self._keys is None or "ts" in state.seen or QUOTES not in state.reasons
+
+    def _back(self) -> _State | None:
+        """Go on with the next possible end of the latest string; None where there is no other."""
+        while self._choices:
+            choice = self._choices[-1]
+            end = next(choice.ends, None)
+            if end is None:
+                self._choices.pop()
+                self._dead.add((choice.saved.at, choice.saved.stack, choice.saved.expect))
+                continue
+            self._tries += choice.tried
+            if self._tries > MAX_TRIES:
+                return None
+            choice.tried = True
+            state = replace(choice.saved)
+            del self._out[state.out :]
+            if self._take_string(state, end):
+                return state
+        return None
+
+    def _step(self, state: _State) -> bool:
+        """Read one token; False where no JSON can go on so."""
+        text = self._text
+        at = state.at
+        space = _SPACE.match(text, at)
+        state.at = space.end() if space else at
+        if state.at > at:
+            self._write(state, text[at : state.at])
+        if state.at >= len(text):
+            return False
+        char = text[state.at]
+        if state.expect == "colon":
+            return char == ":" and self._mark(state, ":", "value")
+        if char in "]}":
+            return self._close(state, char)
+        if state.expect == "after" and char != ",":
+            self._change(state, "missing comma")
+            state.comma, state.expect = True, "key" if state.stack[-1] == "{" else "item"
+            if state.expect == "key" and char != '"':
+                return False
+        if char == ",":
+            return self._comma(state)
+        if char == '"':
+            return self._string(state)
+        if state.expect == "key":
+            return False
+        return self._open(state, char) if char in "{[" else char != ":" and self._word(state)
+
+    def _comma(self, state: _State) -> bool:
+        state.at += 1
+        if state.expect == "after":
+            state.comma, state.expect = True, "key" if state.stack[-1] == "{" else "item"
+            return True
+        self._change(state, "superfluous comma")
+        return state.expect in ("key", "item")
+
+    def _close(self, state: _State, char: str) -> bool:
+        opening = "{" if char == "}" else "["
+        if not state.stack.endswith(opening) or state.expect == "value":
+            return False
+        if state.comma:
+            self._change(state, "superfluous comma")
+            state.comma = False
+        state.stack = state.stack[:-1]
+        if state.stack:
+            return self._mark(state, char, "after")
+        rest = self._text[state.at + 1 :]
+        return not rest.strip() and self._mark(state, char, "end")
+
+    def _open(self, state: _State, char: str) -> bool:
+        if len(state.stack) >= MAX_DEPTH:
+            return False
+        self._pending(state)
+        state.stack += char
+        return self._mark(state, char, "key" if char == "{" else "item")
+
+    def _word(self, state: _State) -> bool:
+        match = _WORD.match(self._text, state.at)
+        if match is None:
+            return False
+        word = match[0]
+        if _NOT_FINITE.fullmatch(word):
+            word = f'"{word}"'
+            self._change(state, "NaN or infinity")
+        elif not _JSON_WORD.fullmatch(word):
+            return False
+        self._pending(state)
+        self._write(state, word)
+        state.at, state.expect = match.end(), "after"
+        return bool(state.stack)
+
+    def _string(self, state: _State) -> bool:
+        if not state.stack or (state.at, state.stack, state.expect) in self._dead:
+            return False
+        saved = replace(state)
+        self._choices.append(_Choice(saved=saved, ends=self._ends(saved)))
+        return False  # `_back` takes the first end
+
+    def _ends(self, state: _State) -> Iterator[int]:
+        """Quotes that may end the string at the state's place: those without a backslash before them first."""
+        text, start = self._text, state.at + 1
+        quotes, escaped = self._places.quotes, self._places.escaped
+        follow = ":" if state.expect == "key" else ',}"' if state.stack[-1] == "{" else ',]"'
+        first, stop = bisect_left(quotes, start), self._stop(state)
+        for with_backslash in (False, True):
+            for i in range(first, min(first + MAX_ENDS_OF_STRING, len(quotes))):
+                end = quotes[i]
+                if end > stop:
+                    break
+                if escaped[i] is with_backslash and (space := _SPACE.match(text, end + 1)):
+                    after = text[space.end() : space.end() + 1]
+                    if after and after in follow:
+                        yield end
+                    if state.expect == "key" and not with_backslash:
+                        return  # no quotes in keys
+
+    def _stop(self, state: _State) -> int:
+        """The last place where the string at the state's place may end."""
+        places = self._places
+        outermost = len(state.stack) == 1 or (not self._each_once and state.stack[-1] == "{")
+        stops = places.next_keys if outermost else places.key_ends
+        at = bisect_left(stops, state.at + 1)
+        return stops[at] if at < len(stops) and state.expect != "key" else len(self._text)
+
+    def _take_string(self, state: _State, end: int) -> bool:
+        """Write the string up to a quote; False where it cannot be the key that it would be."""
+        body = self._text[state.at + 1 : end]
+        is_key = state.expect == "key"
+        if is_key and len(state.stack) == 1:
+            if self._each_once and (body not in (self._keys or ()) or body in state.seen):
+                return False
+            state.key, state.seen = body, state.seen | {body}
+        sound = _BAD_ESCAPE.sub(lambda match: match[0] if len(match[0]) > 1 else "\\\\", body)
+        if sound.endswith("\\") and (len(sound) - len(sound.rstrip("\\"))) % 2:
+            sound += "\\"
+        if sound != body:
+            self._change(state, "unescaped backslash")
+        quoted = _INNER_QUOTE.sub(r'\1\\"', sound)
+        if quoted != sound:
+            if self._keys is not None and len(state.stack) == 1 and state.key != "name":
+                return False  # of an event itself, only its name may hold quotes
+            self._change(state, QUOTES)
+        plain = _CONTROL.sub(" ", quoted)
+        if plain != quoted:
+            self._change(state, CONTROLS)
+        self._pending(state)
+        self._write(state, f'"{plain}"')
+        state.at, state.expect = end + 1, "colon" if is_key else "after"
+        return True
+
+    def _pending(self, state: _State) -> None:
+        if state.comma:
+            self._write(state, ",")
+            state.comma = False
+
+    def _mark(self, state: _State, char: str, expect: str) -> bool:
+        self._write(state, char)
+        state.at += 1
+        state.expect = expect
+        return True
+
+    def _write(self, state: _State, piece: str) -> None:
+        self._out.append(piece)
+        state.out = len(self._out)
+
+    @staticmethod
+    def _change(state: _State, reason: str) -> None:
+        if reason not in state.reasons:
+            state.reasons = (*state.reasons, reason)

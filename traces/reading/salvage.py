@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -10,7 +12,7 @@ from itertools import islice
 from typing import Any
 
 from opreplay.traces.reading.blocks import ARRAY_END, SEPARATOR
-from opreplay.traces.reading.repair import repairs
+from opreplay.traces.reading.repair import EVENT_KEYS, repairs
 
 GROUP_BYTES = 32 * 1024
 """Fragments decoded together before they are tried one by one."""
@@ -18,6 +20,16 @@ MAX_JOINED = 8
 """Fragments joined when a string or a nested list contains the separator."""
 MAX_ENDS = 16
 """Places inside one broken fragment tried as the end of the array."""
+
+_KEYS = b"|".join(sorted(key.encode() for key in EVENT_KEYS))
+_TAIL = re.compile(rb'\s*(?:$|\}\s*(?:$|\x00)|,\s*(?:$|"(?!(?:' + _KEYS + rb')")[^"\n]{1,100}"\s*:))')
+"""What may follow the end of the array: the end of the object, or another key of it, as far as it is there."""
+GOES_ON = re.compile(rb'[^"\n]{0,200}"\s*,\s*"(?:' + _KEYS + rb')"\s*:')
+"""What shows that a bracket lies in the name of an event, which goes on behind it."""
+_EVENT_BEGIN = re.compile(rb'\{\s*"(?:' + _KEYS + rb')"\s*:')
+_DECODER = json.JSONDecoder(strict=False)
+_LAST_END = re.compile(rb"\](?=\s*(?:\}|,))|(?<=\})\s*\](?=\s*$)")
+_BETWEEN = b", \t\r\n"
 
 Decode = Callable[[bytes], "list[Any] | None"]
 
@@ -84,26 +96,115 @@ def _fragment(
             out.events += got
             return k
     piece = text[starts[i] : stops[i]]
-    for end in islice(ARRAY_END.finditer(piece), MAX_ENDS):
-        if _decode_repaired(piece[: end.start() + 1], decode, tally, out):
-            if end[1]:
-                tally.repairs["trailing comma"] += 1
-            out.array_end = starts[i] + end.end()
+    for repaired in (False, True):
+        if _take_last(piece, starts[i], decode, tally, out, repaired=repaired):
             return n
-    if _decode_repaired(piece, decode, tally, out):
-        return i + 1
-    if i == n - 1 or (not final and i + MAX_JOINED >= n):
+    following = next((k for k in range(i + 1, min(i + MAX_JOINED, n)) if _EVENT_BEGIN.match(text, starts[k])), None)
+    near_end = following is None and i + MAX_JOINED >= n
+    if near_end and not final:
         out.rest = starts[i]
+        return n
+    if near_end and i < n - 1 and _take_last(text[starts[i] :], starts[i], decode, tally, out, repaired=True):
+        return n
+    joined = n if near_end else i + 1 if following is None else following
+    for k in dict.fromkeys((joined, i + 1)):  # a name may hold the separator
+        if _decode_repaired(text[starts[i] : stops[k - 1]], decode, tally, out):
+            return k
+    if _several(piece, decode, tally, out):
+        if i == n - 1 and (end := _end_of_file(piece)) is not None:
+            out.array_end = starts[i] + end
+        return i + 1
+    if i == n - 1:
+        if (end := _end_of_file(piece)) is not None:
+            tally.losses["broken event"] += 1
+            out.array_end = starts[i] + end
+        else:
+            out.rest = starts[i]
         return n
     tally.losses["broken event"] += 1
     return i + 1
 
 
-def _decode_repaired(piece: bytes, decode: Decode, tally: Tally, out: Salvaged) -> bool:
+def _take_last(piece: bytes, start: int, decode: Decode, tally: Tally, out: Salvaged, *, repaired: bool) -> bool:
+    """Take a piece as the last event, with the end of the array behind it."""
+    for end in islice(ARRAY_END.finditer(piece), MAX_ENDS):
+        if GOES_ON.match(piece, end.end()) or (repaired and not _TAIL.match(piece, end.end())):
+            continue
+        if _decode_repaired(piece[: end.start() + 1], decode, tally, out, repaired=repaired):
+            if end[1]:
+                tally.repairs["trailing comma"] += 1
+            out.array_end = start + end.end()
+            return True
+    return False
+
+
+def _several(piece: bytes, decode: Decode, tally: Tally, out: Salvaged) -> bool:
+    """Take a piece that holds several events, as a comma or a bracket between two of them is damaged.
+
+    False, and nothing is taken or counted, where none of them is whole.
+    """
+    got, found, at = Salvaged(), Tally(), 0
+    for _ in range(MAX_JOINED):
+        begin = _EVENT_BEGIN.search(piece, at + 1)
+        stop = len(piece) if begin is None else begin.start()
+        end = at + _first_value(piece[at:stop])
+        if end > at and (whole := decode(b"[" + piece[at:end] + b"]")) is not None:
+            got.events += whole
+            _count_between(piece[end:stop], found, last=begin is None)
+        elif not _decode_repaired(piece[at:stop].rstrip(_BETWEEN), decode, found, got):
+            found.losses["broken event"] += 1
+        at = stop
+        if begin is None:
+            break
+    if not got.events or at < len(piece):
+        return False
+    out.events += got.events
+    tally.losses.update(found.losses)
+    tally.repairs.update(found.repairs)
+    return True
+
+
+def _first_value(piece: bytes) -> int:
+    """Length of the JSON object that a text begins with; 0 where it begins with none."""
+    try:
+        return _DECODER.raw_decode(piece.decode("latin-1"))[1]  # one character a byte
+    except (ValueError, RecursionError):
+        return 0
+
+
+def _count_between(gap: bytes, tally: Tally, *, last: bool) -> None:
+    """Count what is wrong with the text behind an event, before the next one or, if `last`, the separator."""
+    rest = gap.strip(_BETWEEN)
+    if rest:
+        if re.search(rb"\w", rest):
+            tally.losses["broken event"] += 1
+        else:
+            tally.repairs["characters between events"] += 1
+    elif not last and gap.count(b",") != 1:
+        tally.repairs["superfluous comma" if b"," in gap else "missing comma"] += 1
+
+
+def _end_of_file(piece: bytes) -> int | None:
+    """Offset behind the "]" that ends the array, of a piece at the end of the file whose events are broken."""
+    for match in list(_LAST_END.finditer(piece))[-MAX_ENDS:]:
+        if not piece[match.end() :].strip():
+            return match.end()
+        try:
+            json.loads(b'{"":0' + piece[match.end() :].rstrip(b" \t\r\n\0"))
+        except (ValueError, RecursionError):
+            continue
+        return match.end()
+    return None
+
+
+def _decode_repaired(piece: bytes, decode: Decode, tally: Tally, out: Salvaged, *, repaired: bool = True) -> bool:
+    """Take one event as it is, or, if `repaired`, as the first repair that decodes has it."""
     got = decode(b"[" + piece + b"]")
     if got is not None:
         out.events += got
         return True
+    if not repaired:
+        return False
     for fixed, reasons in repairs(piece):
         got = decode(b"[" + fixed + b"]")
         if got is not None:

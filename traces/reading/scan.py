@@ -12,11 +12,13 @@ from opreplay.traces.errors import Malformed
 from opreplay.traces.limits import Limits
 from opreplay.traces.reading.blocks import Buffer, last_separator
 from opreplay.traces.reading.collect import Collector
-from opreplay.traces.reading.decoding import NO_CATEGORY, NOT_JSON, OTHER_CATEGORY, EventDecoder
-from opreplay.traces.reading.fields import Column
-from opreplay.traces.reading.head import HINT, Head, count_duplicates, read_head, read_tail
+from opreplay.traces.reading.decoding import NO_CATEGORY, NOT_JSON, NPU_TASK, OTHER_CATEGORY, EventDecoder, odd_phases
+from opreplay.traces.reading.fields import KIND_BASES, AnyEvent, Column
+from opreplay.traces.reading.foreign import HINT, foreign_content
+from opreplay.traces.reading.head import Head, count_duplicates, read_head, read_tail
 from opreplay.traces.reading.native.blocks import CompiledBlocks
-from opreplay.traces.reading.salvage import Tally, salvage
+from opreplay.traces.reading.pairs import PHASES, Pairs
+from opreplay.traces.reading.salvage import GOES_ON, Tally, salvage
 from opreplay.traces.reading.source import Source
 
 BLOCK_BYTES = 1 << 18
@@ -26,6 +28,7 @@ SNIFF_BYTES = 1 << 20
 JUNK_EVENTS = 200_000
 """Entries after which a file without a single trace event is given up."""
 NO_EVENTS = {NO_CATEGORY, OTHER_CATEGORY}
+KNOWN_CATEGORIES = {*KIND_BASES, NPU_TASK}
 PATIENCE_BYTES = 1 << 16
 """Text beyond two blocks in which the rest of an undecodable event is looked for."""
 EARLIER_CUTS = 3
@@ -93,6 +96,8 @@ class Scanner:
         self.out = Scanned(collector, self.tally)
         usable = columns <= {"numbers"} and timing is None
         self.compiled = CompiledBlocks(self.decoder, collector, usable=usable)
+        self.pairs: Pairs | None = None
+        """Joins begin and end events, once one was met."""
         self._sniffed = 0
         self._may_skip_arrows = not arrows
 
@@ -112,12 +117,16 @@ class Scanner:
                 _refuse_what_is_no_trace(
                     self.source, out
                 )  # junk that inflates a thousandfold need not be read to its end
+        if self.pairs is not None:
+            self._finish_pairs(self.pairs)
         if not self.last:
             out.complete = not self.tally.losses["truncated file"]
         elif buffer.eof and not len(buffer) and self.tally.losses["truncated file"]:
             pass
         else:
             self._tail(head)
+        # A part of a file may hold one half of a pair.
+        out.complete &= self.pairs is None or (self.first and self.last)
         out.bytes_read = self.source.bytes_out
         self.tally.losses.update(self.source.losses)
         self.tally.losses.update(self.decoder.losses)
@@ -171,7 +180,7 @@ class Scanner:
 
     def _take_in_place(self, cut: int) -> bool:
         """As `_take` for the common case: past the first megabyte, nothing to repair, no copy of the text."""
-        if self._sniffed < SNIFF_BYTES:
+        if self._sniffed < SNIFF_BYTES or self.pairs is not None:
             return False
         if self.compiled.read(self.buffer.data, self.buffer.lo, cut):
             return True
@@ -180,7 +189,7 @@ class Scanner:
         good = events is not None
         if events is not None:
             groups = Collector.group(events)
-            good = self.decoder.exact or not Collector.wants_exact(groups)
+            good = (self.decoder.exact or not Collector.wants_exact(groups)) and not odd_phases(groups)
             if good:  # before the brackets go: raw fields refer to the buffer
                 self.compiled.flush()
                 self.out.collector.add(events, groups)
@@ -203,8 +212,41 @@ class Scanner:
             self.decoder.use_exact_decimals()
             events = again()
             groups = Collector.group(events)
+        odd = odd_phases(groups)
+        if self.pairs is None and any(phase in PHASES for phase, _ in odd):
+            self.pairs = Pairs()
+            self.decoder.use_pairs()
+            events = again()
+        if self.pairs is not None:
+            events = self._joined(events, self.pairs)
+            groups = Collector.group(events)
+            odd = odd_phases(groups)
+        for (phase, category), count in odd.items():
+            self.tally.losses[f"event of phase {phase[:10]!r} ({category})"] += count
         self.compiled.flush()
         self.out.collector.add(events, groups)
+
+    def _joined(self, events: list[Any], pairs: Pairs) -> list[Any]:
+        """The events of a block with each pair as one event, where its second half stands."""
+        out: list[Any] = []
+        halves = 0
+        for event in events:
+            if type(event) is not AnyEvent:
+                out.append(event)
+                continue
+            halves += 1
+            if (joined := pairs.take(event)) is not None:
+                out.append(self.decoder.typed(joined))
+                halves -= 1
+        self.out.collector.count_events(halves)
+        return out
+
+    def _finish_pairs(self, pairs: Pairs) -> None:
+        late = [self.decoder.typed(event) for event in pairs.finish()]
+        self.compiled.flush()
+        self.out.collector.add(late, Collector.group(late))
+        self.out.collector.count_events(-len(late))
+        self.tally.losses.update(pairs.losses)
 
     def _sniff(self, text: bytes) -> None:
         if not self._sniffed and not self.first:
@@ -232,7 +274,7 @@ class Scanner:
             end = text.rfind(b"]", 0, int(rest.split(")")[0]) + 1) + 1
         except NOT_JSON:
             return False
-        if not self._take(text[:end]):
+        if GOES_ON.match(text, end) or not self._take(text[:end]):
             return False
         buffer.lo += end - 1
         return True
@@ -273,6 +315,8 @@ class Scanner:
         patient = len(buffer) < PATIENCE_BYTES + 2 * buffer.block_bytes
         if patient and buffer.fill(self.limits.event_bytes, "event_bytes", "bytes in one event"):
             return False
+        if buffer.eof and len(buffer) < PATIENCE_BYTES + 2 * buffer.block_bytes:
+            return self._salvage_finally(buffer.hi, buffer.hi)
         return self._salvage_finally(buffer.lo + cut, buffer.lo + following)
 
     def _salvage_finally(self, cut: int, following: int) -> bool:
@@ -308,7 +352,19 @@ def scan(
 
 
 def _refuse_what_is_no_trace(source: Source, out: Scanned) -> None:
-    """Raise Malformed when there are entries, but none has anything of a trace event."""
+    """Raise Malformed when there are entries, but none of a category of torch.profiler or of a vendor's profiler."""
     got = out.collector
-    if got.events and not out.features and set(got.by_category) <= NO_EVENTS and not got.kernels.rows:
+    if not got.events or got.kernels.rows or got.by_category.keys() & KNOWN_CATEGORIES:
+        return
+    found = foreign_content(source.opening, source.path, inflated=source.gzip)
+    if found is not None:
+        raise Malformed(f"{source.path} is {found.what}", hint=found.hint)
+    if out.features:
+        return
+    if got.by_category.keys() <= NO_EVENTS:
         raise Malformed(f"{source.path}: none of its {got.events} entries is a trace event", hint=HINT)
+    named = [repr(name[:30]) for name, _ in got.by_category.most_common(4) if name not in NO_EVENTS]
+    raise Malformed(
+        f"{source.path}: none of its {got.events} events has a category of torch.profiler; it has {', '.join(named)}",
+        hint=HINT,
+    )

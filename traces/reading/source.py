@@ -14,27 +14,13 @@ from typing import Any, BinaryIO
 from opreplay.traces.errors import Malformed, TraceError
 from opreplay.traces.folders import may_read
 from opreplay.traces.limits import Limits, too_large
+from opreplay.traces.reading.foreign import HEAD_BYTES, foreign_bytes
 
 _STEP_BYTES = 1 << 16
 INFLATE_BYTES = 1 << 20
 """Inflated at a time; the read-ahead queue holds four such pieces."""
 WRITER_S = 5.0
 """Seconds that a named pipe may be without a writer: a shell opens both ends at once."""
-
-_FOREIGN: tuple[tuple[bytes, str], ...] = (
-    (b"\x28\xb5\x2f\xfd", "zstd data"),
-    (b"\xfd7zXZ\x00", "xz data"),
-    (b"BZh", "bzip2 data"),
-    (b"PK\x03\x04", "a zip archive"),
-    (b"\x89PNG", "a PNG image"),
-    (b"SQLite format 3", "an SQLite database (Nsight Systems or msprof export?)"),
-    (b"\x80\x02", "a pickle, which opreplay never opens"),
-    (b"\x80\x04", "a pickle, which opreplay never opens"),
-    (b"%PDF", "a PDF"),
-    (b"\xff\xfe", "UTF-16 text (PowerShell's > writes it)"),
-    (b"\xfe\xff", "UTF-16 text"),
-)
-
 
 try:  # three times as fast as zlib, not on every processor
     from isal import isal_zlib as _gzip  # pyright: ignore[reportMissingImports]
@@ -110,14 +96,15 @@ class Source:
         self._left = None if stop is None else stop - start
         if start:
             self._file.seek(start)
-        self._head = b"" if start else self._read_some(6)
-        for magic, what in _FOREIGN:
-            if self._head.startswith(magic):
-                self._file.close()
-                raise Malformed(f"{self.path} is {what}, not a trace", hint="Give a JSON trace, plain or gzip.")
+        self._head = b"" if start else self._read_some(16)
+        if (found := foreign_bytes(self._head)) is not None:
+            self._file.close()
+            raise Malformed(f"{self.path} is {found.what}, not a trace", hint=found.hint)
         self.gzip = self._head.startswith(b"\x1f\x8b")
         self._thread = _Inflate(self, limits) if self.gzip else None
         self._ahead = memoryview(b"")
+        self.opening = b""
+        """The first bytes after decompression, once `peek` has read them."""
 
     def _read_some(self, n: int) -> bytes:
         """Up to n bytes; fewer only at the end of the file (a pipe may return short reads)."""
@@ -152,6 +139,7 @@ class Source:
         while n < size and (got := self._take(block[n:])):
             n += got
         self._ahead = block[:n]
+        self.opening = bytes(block[: min(n, HEAD_BYTES)])
         return bytes(self._ahead)
 
     def _take(self, view: memoryview) -> int:

@@ -83,7 +83,10 @@ def read_call_table(
     """
     column = next((name for name in TIMES if name in set(header_of(path))), TIMES[0])
     with open(path, encoding="utf-8-sig", errors="replace", newline="") as file:
-        rows = list(islice((row for row in csv.DictReader(file) if only(row)), MAX_ROWS + 1))
+        try:
+            rows = list(islice((row for row in csv.DictReader(file) if only(row)), MAX_ROWS + 1))
+        except csv.Error as error:
+            raise Malformed(f"{path}: {error}", hint="Columns as in docs/ascend-model.md.") from None
     if len(rows) > MAX_ROWS:
         raise TooLarge(f"{path}: more than {MAX_ROWS:,} rows", hint="Split the table.")
     whys = [_unusable(row, column, soc) for row in rows]
@@ -120,6 +123,8 @@ L2_WORDS = frozenset({"", "unknown", "cold", "loop", "warm"})
 
 def _unusable(row: Mapping[str, str], column: str, soc: str | None) -> str:
     """Why a row cannot be used; empty where it can."""
+    if not (row.get("op") or "").strip():
+        return "no op named"
     try:
         time_us = float(row.get(column) or 0)
     except ValueError:

@@ -150,7 +150,7 @@ def _listed(text: str) -> object:
             .replace("'", '"')
             or "[]"
         )
-    except json.JSONDecodeError:
+    except (json.JSONDecodeError, RecursionError):
         return []
 
 

@@ -27,6 +27,7 @@ DTYPES = frozenset(
     ("float32", "float16", "bfloat16", "float8_e4m3fn", "float8_e5m2", "int64", "int32", "int16", "int8", "bool")
 )
 """All dtypes of the form but float4_e2m1, which torch has in pairs alone."""
+_UNREADABLE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 MAX_FILES = 10_000
 MAX_FILE_BYTES = 64 << 20
 MAX_CALLS = 1_000_000
@@ -154,7 +155,7 @@ def _definitions(folder: Path) -> Iterator[tuple[str, Definition]]:
     for file in _files(folder, "definitions", ".json"):
         try:
             definition = msgspec.json.decode(_bytes(file), type=Definition)
-        except (msgspec.DecodeError, msgspec.ValidationError) as error:
+        except _UNREADABLE as error:
             raise FormatError(f"{file} is no definition: {error}", hint=_HINT) from None
         yield definition.name, definition
 
@@ -166,7 +167,7 @@ def _lines(folder: Path) -> Iterator[tuple[Path, Line]]:
                 continue
             try:
                 yield file, msgspec.json.decode(text, type=Line)
-            except (msgspec.DecodeError, msgspec.ValidationError) as error:
+            except _UNREADABLE as error:
                 raise FormatError(f"{file}: line {number} is no workload: {error}", hint=_HINT) from None
 
 

@@ -21,8 +21,8 @@ from opreplay.replay.plan.collectives.recorded import collective_calls
 from opreplay.replay.plan.inputs import plan_of
 from opreplay.replay.plan.selection import Selection
 from opreplay.traces import Limits, read_trace
-from opreplay.traces.dialects.protobuf_wire import field, fields, read_varint, varint
 from opreplay.traces.errors import Malformed, TooLarge, UsageError
+from opreplay.traces.reading.protobuf_wire import field, fields, read_varint, varint
 from opreplay.traces.samples import sample_path
 from tests.scenarios.events import owner
 

@@ -90,3 +90,9 @@ def test_unknown_outputs_are_at_least_the_broadcast_of_the_inputs() -> None:
 )
 def test_readable(size: int, text: str) -> None:
     assert budget.readable(size) == text
+
+
+@pytest.mark.parametrize(("size", "text"), [(10**400, "2^1328"), (-(10**400), "-2^1328"), (5 * 10**20, "5e+20")])
+def test_sizes_beyond_a_float_are_shown(size: int, text: str) -> None:
+    assert f"self of {text} x 2" in budget.absurd_sizes("self", [size, 2]).detail
+    assert budget.readable(10**400) == "2^1328 B"

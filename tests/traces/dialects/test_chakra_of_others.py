@@ -12,8 +12,8 @@ import pytest
 
 from opreplay.traces import read_trace
 from opreplay.traces.dialects.chakra import is_chakra
-from opreplay.traces.dialects.protobuf_wire import field, packed, varint
 from opreplay.traces.model import Trace
+from opreplay.traces.reading.protobuf_wire import field, packed, varint
 from opreplay.traces.summary import summarize
 
 OTHERS = Path(__file__).parent / "others"

@@ -167,7 +167,9 @@ static int make_record(const Category *category, const Span *values, int exact, 
         return -1;
     out->category = category->index;
     out->end = ph.at[1] == 'f';
-    if (flow ? !(out->end || ph.at[1] == 's') : ph.at[1] != 'X')
+    if (!flow && ph.at[1] != 'X')
+        return -1; /* half of an event, or lost */
+    if (flow && !out->end && ph.at[1] != 's')
         return 0;
     if (out->kind == LAUNCH && !arguments[CORR].size)
         return 0;

@@ -101,3 +101,17 @@ def test_a_device_that_a_project_calls_by_another_name_is_told(tmp_path) -> None
     call = '"aten::mish(f32[8])"'
     path.write_text(f"source,soc,op,time_us\nflagos-ai/FlagGems#1,910b4,{call},3\nc/d#1,910b4,{call},3\n")
     assert [call.soc for call in read_call_table(path).calls] == ["910b4-1", "910b4"]
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("source,torch_us\na,3\n", "no op named"),
+        ("torch_us,soc,op\n3,910b2\n3\n", "no op named"),
+        ('op,torch_us\n"' + "x" * 200_000 + '",3\n', "field larger than"),
+    ],
+)
+def test_tables_with_missing_cells_are_refused(tmp_path, text: str, why: str) -> None:
+    (tmp_path / "calls.csv").write_text(text)
+    with pytest.raises(Malformed, match=why):
+        read_call_table(tmp_path / "calls.csv")

@@ -21,8 +21,8 @@ from opreplay.traces import read_trace
 from opreplay.traces.dialects.chakra_collectives import listed_collective
 from opreplay.traces.dialects.et_nodes import Node
 from opreplay.traces.dialects.param_comms import read_comms_trace
-from opreplay.traces.dialects.protobuf_wire import field, varint
 from opreplay.traces.errors import Malformed
+from opreplay.traces.reading.protobuf_wire import field, varint
 from tests.collectives import collective_event, every_collective
 
 KNOWN = {

@@ -115,3 +115,11 @@ def test_links_out_of_the_folder_are_refused(tmp_path: Path) -> None:
     (path / "definitions" / "gemm" / "other.json").symlink_to(outside)
     with pytest.raises(FormatError, match="inside"):
         read_flashinfer_trace(path)
+
+
+@pytest.mark.parametrize("text", [b'{"definition": "g\xff"}', b"[" * 200_000, b'{"workload": ' * 200_000])
+@pytest.mark.parametrize("part", ["definitions/gemm/gemm.json", "workloads/gemm/gemm.jsonl"])
+def test_damaged_text_is_refused_by_name(tmp_path: Path, part: str, text: bytes) -> None:
+    (folder(tmp_path) / part).write_bytes(text)
+    with pytest.raises(FormatError, match="gemm.json"):
+        read_flashinfer_trace(tmp_path)

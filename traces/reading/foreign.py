@@ -1,0 +1,213 @@
+# pyright: strict
+"""Files of other programs, told by their first bytes: what each is, and what to do with it. Reads no file.
+
+Called where a file proves to be no trace, so that the error names the file rather than the first byte that is wrong.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import NamedTuple
+
+from opreplay.traces.errors import Malformed
+from opreplay.traces.reading.protobuf_wire import fields, read_varint
+
+HINT = "opreplay reads what torch.profiler's export_chrome_trace writes: JSON with traceEvents, plain or gzip."
+HEAD_BYTES = 1 << 16
+"""What is looked at of a file at most."""
+_RECORD = (
+    "Record the run with torch.profiler and give what prof.export_chrome_trace writes: only that names torch's ops."
+)
+_UNPACK = "Unpack it and give a trace that is in it."
+_TABLES = "Of an Ascend, kernel_details.csv and op_summary_*.csv beside a trace_view.json are read."
+
+
+class Foreign(NamedTuple):
+    """What a file is, with its article, and what to do."""
+
+    what: str
+    hint: str
+
+
+_MAGIC: tuple[tuple[int, bytes, Foreign], ...] = (
+    (0, b"\x28\xb5\x2f\xfd", Foreign("zstd data", "Decompress it: zstd -d FILE.")),
+    (0, b"\xfd7zXZ\x00", Foreign("xz data", "Decompress it: xz -d FILE.")),
+    (0, b"BZh", Foreign("bzip2 data", "Decompress it: bzip2 -d FILE.")),
+    (0, b"\x04\x22\x4d\x18", Foreign("lz4 data", "Decompress it: lz4 -d FILE.")),
+    (0, b"PK\x03\x04", Foreign("a zip archive", f"{_UNPACK} unzip -l FILE lists them.")),
+    (0, b"PK\x05\x06", Foreign("an empty zip archive", "Was the profiler stopped before the file was written?")),
+    (0, b"7z\xbc\xaf\x27\x1c", Foreign("a 7z archive", _UNPACK)),
+    (0, b"Rar!", Foreign("a rar archive", _UNPACK)),
+    (0, b"\x89PNG", Foreign("a PNG image", HINT)),
+    (0, b"%PDF", Foreign("a PDF", HINT)),
+    (0, b"\x7fELF", Foreign("a program", HINT)),
+    (0, b"\x89HDF", Foreign("an HDF5 file", HINT)),
+    (0, b"PAR1", Foreign("a Parquet file", f"Nsight Systems writes such files. {_RECORD}")),
+    (0, b"ARROW1", Foreign("an Arrow file", f"Nsight Systems writes such files. {_RECORD}")),
+    (0, b"NVR\x00", Foreign("a report of Nsight Compute (.ncu-rep)", _RECORD)),
+    (
+        0,
+        b"SQLite format 3",
+        Foreign("an SQLite database (of Nsight Systems, rocprofv3 or msprof?)", f"{_RECORD} {_TABLES}"),
+    ),
+    (0, b"\x80\x02", Foreign("a pickle, which opreplay never opens", HINT)),
+    (0, b"\x80\x03", Foreign("a pickle, which opreplay never opens", HINT)),
+    (0, b"\x80\x04", Foreign("a pickle, which opreplay never opens", HINT)),
+    (0, b"\x80\x05", Foreign("a pickle, which opreplay never opens", HINT)),
+    (0, b"\xff\xfe", Foreign("UTF-16 text (PowerShell's > writes it)", "Convert it to UTF-8.")),
+    (0, b"\xfe\xff", Foreign("UTF-16 text", "Convert it to UTF-8.")),
+)
+_GZIP = b"\x1f\x8b"
+_TAR = Foreign("a tar archive", "Unpack it (tar -xf FILE) and give a trace that is in it.")
+_TWICE = Foreign("gzip data inside gzip data", "Decompress it once: gunzip FILE.")
+
+
+def foreign_bytes(head: bytes) -> Foreign | None:
+    """Return what a file is that begins with the first bytes of a format that is no text; None for any other."""
+    return next((what for at, magic, what in _MAGIC if head[at : at + len(magic)] == magic), None)
+
+
+def foreign_content(head: bytes, path: str, *, inflated: bool) -> Foreign | None:
+    """Return what a file is that is no JSON trace, by its first bytes after decompression and its name."""
+    if inflated and head.startswith(_GZIP):
+        return _TWICE
+    if _is_tar(head):
+        return _TAR
+    found = foreign_bytes(head) or _by_suffix(head, path) or _protobuf(head)
+    if found is not None:
+        return found
+    text = head.decode("utf-8", "replace").lstrip("\ufeff \t\r\n")
+    return next((what for is_one, what in _TEXTS if is_one(text)), None)
+
+
+def _is_tar(head: bytes) -> bool:
+    """Whether the first block of 512 bytes is that of a tar archive: by its magic, else by its checksum."""
+    block = head[:512]
+    if len(block) < 512 or not block[0]:
+        return False
+    if block[257:262] == b"ustar":
+        return True
+    try:
+        told = int(block[148:156].strip(b" \0").decode("ascii") or "x", 8)
+    except (ValueError, UnicodeDecodeError):
+        return False
+    return told == sum(block) - sum(block[148:156]) + 8 * 32
+
+
+_SUFFIXES: dict[str, Foreign] = {
+    ".nsys-rep": Foreign("a report of Nsight Systems", _RECORD),
+    ".qdrep": Foreign("a report of Nsight Systems", _RECORD),
+    ".ncu-rep": Foreign("a report of Nsight Compute", _RECORD),
+    ".pftrace": Foreign("a trace of Perfetto in protobuf", _RECORD),
+    ".perfetto-trace": Foreign("a trace of Perfetto in protobuf", _RECORD),
+    ".xplane.pb": Foreign("a profile of JAX, XLA or TensorFlow (XPlane)", _RECORD),
+    ".rpd": Foreign("a database of ROCm's rocpd", _RECORD),
+}
+
+
+def _by_suffix(head: bytes, path: str) -> Foreign | None:
+    if head.lstrip(b"\xef\xbb\xbf \t\r\n")[:1] in (b"{", b"["):
+        return None
+    name = path.lower().removesuffix(".gz")
+    return next((what for suffix, what in _SUFFIXES.items() if name.endswith(suffix)), None)
+
+
+def _protobuf(head: bytes) -> Foreign | None:
+    """A sequence of messages in field 1: packets of Perfetto, or planes of XLA."""
+    at, packets = 0, 0
+    if not head.startswith(b"\x0a"):
+        return None
+    planes = False
+    try:
+        while at < len(head) and packets < 3:
+            if head[at] != 0x0A:
+                return None
+            length, at = read_varint(head, at + 1)
+            message = head[at : at + length]
+            at += length
+            if len(message) == length:
+                for _ in fields(message):
+                    pass
+            elif not packets and length < 64:
+                return None
+            planes |= b"/host:" in message[:200] or b"/device:" in message[:200]
+            packets += 1
+    except Malformed:
+        return None
+    if not packets or (packets == 1 and at < len(head)):
+        return None
+    return _SUFFIXES[".xplane.pb"] if planes else _SUFFIXES[".pftrace"]
+
+
+_NSYS_LINES = Foreign("JSON lines of Nsight Systems (nsys export --type jsonlines)", _RECORD)
+_LINES = Foreign("JSON lines: one object a line", HINT)
+_FIRST_LINE = re.compile(r'\{[^\n]{1,60000}\}[ \t]*\r?\n[ \t]*\{\s{0,9}"')
+_NSYS_KEY = re.compile(r'"(?:CudaEvent|NvtxEvent|TraceProcessEvent|ThreadInfo|EventId|domain)"|\{"Type":\s?\d')
+
+
+def _is_nsys_lines(text: str) -> bool:
+    return text.startswith("{") and _FIRST_LINE.match(text) is not None and _NSYS_KEY.search(text[:4000]) is not None
+
+
+def _is_lines(text: str) -> bool:
+    return text.startswith("{") and _FIRST_LINE.match(text) is not None
+
+
+def _starts(*beginnings: str) -> Callable[[str], bool]:
+    return lambda text: text[:200].lower().startswith(beginnings)
+
+
+def _has(*words: str) -> Callable[[str], bool]:
+    """Whether a JSON text has all of some words in what is looked at."""
+    return lambda text: text[:1] in ("{", "[") and all(word in text for word in words)
+
+
+def _columns(*names: str) -> Callable[[str], bool]:
+    """Whether the first line of a table has some columns."""
+    return lambda text: all(name in text.partition("\n")[0].lower() for name in names)
+
+
+_ROCPROF = Foreign("output of ROCm's rocprof", _RECORD)
+_NSYS_TABLE = Foreign("a table of Nsight Systems (nsys stats)", _RECORD)
+_MSPROF_TABLE = Foreign("a table of msprof", f"Give the trace_view.json beside it. {_TABLES}")
+_JAX = Foreign("a profile of JAX or XLA", "opreplay replays torch's ops, which such a profile does not name.")
+_EVENT_LIST = Foreign(
+    "what EventList.export_chrome_trace writes (prof.events().export_chrome_trace): no categories, no shapes",
+    "Use prof.export_chrome_trace of the same run, recorded with record_shapes=True.",
+)
+_AIU = Foreign(
+    "device events of another profiler: begin and end events without categories, as IBM's AIU writes them",
+    "opreplay needs the host trace with torch's ops: give what prof.export_chrome_trace writes.",
+)
+_HALVES = Foreign("begin and end events of another profiler, without categories", _RECORD)
+_TEXTS: tuple[tuple[Callable[[str], bool], Foreign], ...] = (
+    (_is_nsys_lines, _NSYS_LINES),
+    (_has('"rocprofiler-sdk-tool"'), _ROCPROF),
+    (_has('"traceEvents"', '"BeginNs"'), _ROCPROF),
+    (_has('"CPU functions"'), _EVENT_LIST),
+    (_has('"CUDA functions"'), _EVENT_LIST),
+    (_has('"hlo_'), _JAX),
+    (_has('"/device:TPU:'), _JAX),
+    (_has('"/host:CPU"'), _JAX),
+    (_has(" Cmpt "), _AIU),
+    (_has('"viztracer_metadata"'), Foreign("a trace of VizTracer", _RECORD)),
+    (_has("speedscope.app"), Foreign("a profile for speedscope", _RECORD)),
+    (_has('"provider"', '"op_name"'), Foreign("a profile of ONNX Runtime", _RECORD)),
+    (_has('"timeMs"'), Foreign("a profile of TensorRT (trtexec)", _RECORD)),
+    (_has('"averageMs"'), Foreign("a profile of TensorRT (trtexec)", _RECORD)),
+    (_has('"device_traces"', '"segments"'), Foreign("a snapshot of PyTorch's memory", _RECORD)),
+    (_has('"ph": "B"'), _HALVES),
+    (_has('"ph":"B"'), _HALVES),
+    (_is_lines, _LINES),
+    (_starts("<!doctype", "<html", "<?xml"), Foreign("a page or XML, not a trace (an error of a download?)", HINT)),
+    (_starts("version https://git-lfs"), Foreign("a pointer of Git LFS", "Fetch the file itself: git lfs pull.")),
+    (_columns("kernel_name", "start_timestamp"), _ROCPROF),
+    (_columns("kernelname", "beginns"), _ROCPROF),
+    (_columns("totaldurationns", "calls"), _ROCPROF),
+    (_columns("total time (ns)", "instances"), _NSYS_TABLE),
+    (_columns("start (ns)", "duration (ns)"), _NSYS_TABLE),
+    (_columns("op name", "task"), _MSPROF_TABLE),
+    (_columns("accelerator core", "duration"), _MSPROF_TABLE),
+)
+"""In the order asked; what is more special first."""

@@ -25,6 +25,7 @@ EVENT_KEYS = frozenset((
 """Keys of a trace event itself, not of its arguments."""
 _NEXT_KEY = re.compile(r'"(?:args|cat|dur|ph|pid|tid|ts)"\s*:')
 """Where an event goes on behind a string, or another begins: no name holds that."""
+_INNER_KEY = re.compile(r'\\"\s*:')
 _KEY_END = re.compile(r'"\s*:')
 
 UTF8 = "invalid UTF-8"
@@ -128,8 +129,10 @@ class _Repair:
         return None
 
     def _swallowed_nothing(self, state: _State) -> bool:
-        """Whether a name with quotes inside has left the event its time."""
-        return self._keys is None or "ts" in state.seen or QUOTES not in state.reasons
+        """Whether a name with quotes inside holds no keys of the event, or has left the event its time."""
+        if self._keys is None or "ts" in state.seen or QUOTES not in state.reasons:
+            return True
+        return _INNER_KEY.search("".join(self._out)) is None
 
     def _back(self) -> _State | None:
         """Go on with the next possible end of the latest string; None where there is no other."""

@@ -40,7 +40,7 @@ _KINDS: tuple[type[Any], ...] = (
 _TABLES = (None, "ops", "kernels", "launches", "launch_arrows", "flows", "notes", None)
 _COLUMNS = (0, 7, 9, 4, 4, 4, 4, 6)
 """Integers in a row of each kind; those of ops end with the record function id and the sequence number."""
-_ROW_FORMAT = 2
+_ROW_FORMAT = 3
 """Number of this set of columns; the compiled half says which one it writes."""
 
 

@@ -156,7 +156,12 @@ def steps(results: Results) -> str:
         (name, *(number(one[key]) for key in ("rows", "median", "within_25", "in_band")))
         for name, one in (*forms.items(), ("all", found))
     ]
-    return f"{number(found['rows'])} of {number(found['asked'])} rows can be asked:\n\n{table(head, rows)}"
+    asked, targets = found["rows"] + found["targets"], number(found["targets"])
+    return (
+        f"{number(asked)} of {number(found['asked'])} rows can be asked. {targets} of them are targets of recipes, "
+        f"upper bounds, {number(found['targets_in_reach'])} of which the band allows; the others were measured:\n\n"
+        f"{table(head, rows)}"
+    )
 
 
 def bounds(results: Results) -> str:

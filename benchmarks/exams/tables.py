@@ -116,7 +116,11 @@ def answered(path: Path) -> Result:
 
 
 def steps(path: Path) -> Result:
-    """Public times of steps of servers, ms a token; needs transformers. A recipe's target is no measurement."""
+    """Public times of steps of servers, ms a token; needs transformers.
+
+    A recipe's target is no measurement but bounds the time: `targets` counts them, `targets_in_reach` those that the
+    band allows.
+    """
     found, _, rows = steps_of_configs.compared(path)
     measured = [
         compared(
@@ -133,7 +137,9 @@ def steps(path: Path) -> Result:
         name: figures_of(errors_of([row for row, graph in zip(measured, graphs, strict=True) if graph is is_graph]))
         for name, is_graph in (("one graph", True), ("call by call", False))
     }
-    return score(measured, rows)._replace(details=forms)
+    result = score(measured, rows)
+    result.figures["targets"], _, result.figures["targets_in_reach"] = steps_of_configs.kept_targets(found)
+    return result._replace(details=forms)
 
 
 def tiles(folder: Path) -> Result:

@@ -11,7 +11,6 @@ from typing import Any
 
 import msgspec
 import torch
-from torch.utils._pytree import tree_leaves
 
 from opreplay.replay.capture import graphs
 from opreplay.replay.capture.calls.arguments import metas_of
@@ -105,10 +104,22 @@ def forget_cached_tensors() -> None:
     """Empty the caches of functions (`functools.lru_cache`) that hold tensors: those of another run are fake, or were
     computed there."""
     for cached in gc.get_objects():
-        if type(cached) is not _CachedFunction or not cached.cache_info().currsize:
-            continue
-        if any(isinstance(leaf, torch.Tensor) for leaf in tree_leaves(gc.get_referents(cached))):
+        if type(cached) is _CachedFunction and cached.cache_info().currsize and _holds_tensors(cached):
             cached.cache_clear()
+
+
+def _holds_tensors(cached: Any) -> bool:
+    """Whether a tensor is among the results or arguments that a cached function keeps."""
+    waiting = gc.get_referents(cached)
+    while waiting:
+        value = waiting.pop()
+        if isinstance(value, torch.Tensor):
+            return True
+        if isinstance(value, dict):
+            waiting += [*value.keys(), *value.values()]  # pyright: ignore[reportUnknownArgumentType]
+        elif isinstance(value, list | tuple):
+            waiting += value  # pyright: ignore[reportUnknownArgumentType]
+    return False
 
 
 def _run(

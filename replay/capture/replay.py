@@ -125,8 +125,9 @@ class Replay:
             tensor, memory = next(flat, None), next(known)
             if tensor is None:  # undefined where it has no use, though its fake kernel gives it sizes
                 break
-            storage, _ = self._sequence.places[memory]
-            if self._ops[index].resolved_by == "reference" and storage not in self._storages:
+            storage, offset = self._sequence.places[memory]
+            is_elsewhere = tensor.storage_offset() * tensor.itemsize != offset  # part of a product that was joined
+            if storage not in self._storages and (is_elsewhere or self._ops[index].resolved_by == "reference"):
                 tensor = _laid_out(tensor, meta)
             self._storages[storage] = tensor.untyped_storage()
             if memory in self._wanted:

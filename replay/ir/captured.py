@@ -68,6 +68,8 @@ class Capture(msgspec.Struct, frozen=True, kw_only=True):
     fused: bool | None = None
     """Whether fused kernels of servers stand in place of the calls that a library's model makes; None for a step of the
     user's own code that was left as it is."""
+    unfused: tuple[str, ...] = ()
+    """Parts of a fused step that no fused kernel replaced: attention, experts, norms, cache writes."""
 
     @property
     def peak_bytes(self) -> int:

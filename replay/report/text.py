@@ -119,6 +119,11 @@ def coarse_text(unit_us: float) -> str:
     )
 
 
-def fusing(fused: bool | None) -> str:
-    """Return what the title of a captured step's times says of its kernels; "" for a step of the user's own code."""
-    return "" if fused is None else ", fused" if fused else ", not fused"
+def fusing(fused: bool | None, unfused: Sequence[str] = ()) -> str:
+    """Return what the title of a captured step's times says of its kernels, naming the parts that are not fused; "" for
+    a step of the user's own code."""
+    if fused is None:
+        return ""
+    if not fused:
+        return ", not fused"
+    return ", fused" + (f"\nexcept {listed(unfused, len(unfused))}" if unfused else "")

@@ -24,7 +24,7 @@ from opreplay.replay.timeline.changes import AS_LONG_AS_LONGEST, fused_patterns,
 from opreplay.replay.timeline.graph.model import Floats
 from opreplay.replay.timeline.measured import MeasuredHost
 from opreplay.replay.timeline.modules import DEEPEST, as_tree
-from opreplay.replay.timeline.offload import BLOCKING, DISPATCH_BAND, DISPATCH_US
+from opreplay.replay.timeline.offload import BLOCKING, DISPATCH_BAND, DISPATCH_US, HOST_RATIO
 from opreplay.replay.timeline.simulated import LATENCY_BAND, LAUNCH_LATENCY_US, TASK_GAP_US
 from opreplay.traces.errors import TraceError, UsageError
 from opreplay.traces.sums import summed
@@ -35,9 +35,10 @@ BOUND_SHARE = 0.9
 """Of the JSON form. Changes of format: 1 first version."""
 VIEW_US = 2.0
 """Host time of a call that starts no kernel, a view or an allocation: assumed, with the band of `DISPATCH_BAND`."""
-PYTHON_US = 23.0
-"""Python between two calls that start kernels, of eager models: the median of five public H100 traces of transformers,
-of which each has 10 to 42 µs. Not in a step, of which nobody knows how it is served: in the upper end of its band."""
+PYTHON_US = 23.0 * HOST_RATIO
+"""Python between two calls that start kernels, of eager models: 23 µs is the median of five public H100 traces of
+transformers, of which each has 10 to 42 µs. Not in a step, of which nobody knows how it is served: in the upper end of
+its band."""
 GRAPH = ("graph", "cudagraph", "aclgraph")
 """Changes that mean: the whole step is one captured graph, which the host launches once."""
 CHANGES = "Write 'PATTERN=0.5x', 'fuse OP,OP' or 'cudagraph'."
@@ -85,6 +86,8 @@ class CapturedTimeline(msgspec.Struct, frozen=True, kw_only=True):
     source: str
     fused: bool | None = None
     """Whether fused kernels of servers stand in place of its calls; None for a step of the user's own code."""
+    unfused: tuple[str, ...] = ()
+    """Parts of a fused step that no fused kernel replaced."""
     calls: int
     unpredicted_calls: int
     """Calls without a prediction: they take no time here, so that the step is at least what is told."""
@@ -161,6 +164,7 @@ def captured_timeline(
     return CapturedTimeline(
         source=plan.source,
         fused=None if plan.capture is None else plan.capture.fused,
+        unfused=() if plan.capture is None else plan.capture.unfused,
         calls=len(called),
         unpredicted_calls=len(missing),
         unpredicted=tuple(dict.fromkeys(op.name for op in missing)),
@@ -378,7 +382,7 @@ def _notes(missing: Sequence[ReplayOp], calls: int, of_host: _Calls) -> tuple[st
         else "",
         f"the host takes {call_us:.3g} µs for a call that starts kernels (of a public torch_npu profile), "
         f"{view_us:.3g} µs for one that starts none (assumed), within a factor of {DISPATCH_BAND:g}; "
-        f"Python between calls, {PYTHON_US:.0f} µs each in public traces, is in the upper end of the band alone",
+        f"Python between calls, {PYTHON_US:.0f} µs each, is in the upper end of the band alone",
         f"a launch takes {LAUNCH_LATENCY_US:g} µs, a task follows the one before after {TASK_GAP_US:g} µs (public 910B "
         "profiles); collectives run in order with computing",
     ]

@@ -11,12 +11,14 @@ import msgspec
 from opreplay.replay.ascend.simulate.step import Step
 from opreplay.replay.ir.model import ReplayPlan
 from opreplay.replay.timeline.captured import CapturedTimes, captured_timeline
+from opreplay.replay.timeline.offload import HOST_RATIO
 
-SERVER_MS = 5.0
+SERVER_MS = 5.0 * HOST_RATIO
 """Host time of a server between two steps that decode, while the device waits: scheduling, inputs, sampling, outputs.
 
 vLLM's own profile of Llama-3-8B on one H100 (blog, September 2024) has 29 % of the time there beside 38 % for the GPU,
-whose step of 8 ms makes it 6 ms; later versions do less. Servers that schedule ahead hide it.
+whose step of 8 ms makes it 6 ms; later versions do less, 5 ms are taken. Hosts of NPUs take longer for the same.
+Servers that schedule ahead hide it.
 """
 SERVER_BAND = 2.0
 
@@ -48,6 +50,8 @@ class ServedStep(msgspec.Struct, frozen=True, kw_only=True):
     unpredicted_calls: int
     fused: bool | None = None
     """Whether fused kernels of servers were predicted; None for a step of the user's own code."""
+    unfused: tuple[str, ...] = ()
+    """Parts of a fused step that no fused kernel replaced."""
 
 
 def served(
@@ -94,6 +98,7 @@ def served(
                 fits=None if step.hbm_bytes is None else memory <= step.hbm_bytes,
                 unpredicted_calls=called.unpredicted_calls,
                 fused=None if plan.capture is None else plan.capture.fused,
+                unfused=() if plan.capture is None else plan.capture.unfused,
             )
         )
     return rows

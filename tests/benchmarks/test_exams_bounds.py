@@ -90,3 +90,31 @@ def test_a_public_time_is_put_beside_the_step_of_all_layers(tmp_path: Path, monk
     assert (one.measured_ms, one.is_graph, rows, len(reasons)) == (6.0, True, 2, 1)
     told = real.graph_token_ms, real.graph_low_ms, real.graph_high_ms
     assert one.times == pytest.approx(told, rel=1e-2)
+
+
+@pytest.mark.parametrize(
+    ("note", "context", "batch"),
+    [
+        ("mean TTFT 50000 ms", "1k+500", 8),  # 100 s of 150 s
+        ("mean TTFT 100.5 ms", "1k+500", 12),
+        ("mean TTFT 50000 ms", "1k", 12),
+        ("TTFT 50 s", "1k+500", 12),
+    ],
+)
+def test_requests_that_wait_for_their_first_token_do_not_decode(note: str, context: str, batch: int) -> None:
+    assert steps_of_configs.running_batch(12, {"note": note, "context": context}, 200.0) == batch
+
+
+def test_a_recipe_without_a_batch_bounds_the_time_of_one_sequence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(steps_of_configs.CONFIGS, "Small", SMALL)
+    table = tmp_path / "e2e.csv"
+    lines = [
+        f"a,910b3,2,PD mixed,Small,decode,,{context},bf16,{ms},a target so an upper mark"
+        for context, ms in (("1k+1k", 50), ("2k", 0.01))
+    ]
+    table.write_text("source,soc,n_devices,parallelism,model,phase,batch,context,dtype,ms,note\n" + "\n".join(lines))
+    found, _, _ = steps_of_configs.compared(table)
+    assert [(one.is_target, one.is_fastest, one.question[2:4]) for one in found] == [(True, True, (1, 2048))] * 2
+    assert steps_of_configs.kept_targets(found) == (2, 1, 1)

@@ -16,9 +16,15 @@ COMPRESSED_MASK = (2048, 2048)
 """Shape of the mask that stands for "causal" whatever the lengths (sparse mode 2 and above of the CANN kernels)."""
 
 
+INFERENCE = "InferAttention"
+"""The family of attention to a cache."""
 MASKS = frozenset({"bool", "uint8", "int8"})
 """Dtypes of masks."""
 
+KEYS_OF_A_CORE = 4096
+"""Keys that a core looks at with one block of queries in kernels of inference, which deal longer contexts out to more
+cores (flash decoding): the longest that were measured. Beyond it is assumed: two sequences of 65,536 take MindIE no
+longer than their bytes."""
 USUAL_LENGTH = 4096
 """Longest sequence and context taken where shapes do not tell them."""
 
@@ -164,6 +170,8 @@ def attention_terms(
         moved, pairs, rows = scores.moved, scores.pairs, scores.rows
         macs = pairs * (scores.head_dim + scores.value_dim) * family.half_ratio
     tasks = max(1.0, rows / 128)
+    if family.name == INFERENCE:
+        tasks *= max(1.0, pairs / max(1.0, rows) / KEYS_OF_A_CORE)
     spread = ceil(tasks / device.aic_cores) / tasks
     vector = pairs * family.cycles * spread * (device.aic_cores / device.aiv_cores)
     vector += rows * family.row_cycles * spread * (device.aic_cores / device.aiv_cores)

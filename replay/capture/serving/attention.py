@@ -12,7 +12,7 @@ import msgspec
 from opreplay.replay.capture.serving.fused import Call, Fusion, Graph, Kernel, New, Tensor, dense, seen_as
 from opreplay.traces.model import contiguous_strides
 
-_BMM, _CAST = "aten::bmm", "aten::_to_copy"
+BMM, _CAST = "aten::bmm", "aten::_to_copy"
 
 
 def of_torch(graph: Graph, call: Call) -> Fusion | None:
@@ -85,14 +85,14 @@ def _number(graph: Graph, tensor: Any) -> float | None:
 
 def latent(graph: Graph, call: Call) -> Fusion | None:
     """Attention to latents (`latent`): scores of latents and rotary parts, softmax, and the latents again."""
-    if call.name != _BMM:
+    if call.name != BMM:
         return None
     narrow, rounded = graph.before_cast(call.values["self"])
     softmax = graph.maker(narrow, "aten::_softmax")
     plain, widened = graph.before_cast(softmax.values["self"] if softmax else None)
     masked = graph.maker(plain, "aten::masked_fill.Scalar")
     scores = graph.maker(masked.values["self"] if masked else plain, "aten::baddbmm")
-    turned = graph.maker(scores.values["self"], _BMM) if scores else None
+    turned = graph.maker(scores.values["self"], BMM) if scores else None
     if softmax is None or scores is None or turned is None:
         return None
     latents, scale = call.values["mat2"], scores.values.get("alpha", 1)
@@ -124,7 +124,7 @@ def latent(graph: Graph, call: Call) -> Fusion | None:
 def plain_query(graph: Graph, call: Call) -> Fusion | None:
     """The product that absorbs keys into queries, of the plain part of queries itself: transformers joins it with the
     rotary part before it takes them apart again."""
-    joined = graph.maker(call.values.get("self"), "aten::cat") if call.name == _BMM else None
+    joined = graph.maker(call.values.get("self"), "aten::cat") if call.name == BMM else None
     parts = [] if joined is None else joined.values["tensors"]
     if len(parts) != 2 or len(parts[0].shape) != 4 or parts[0].shape[2] != 1:
         return None
@@ -134,7 +134,7 @@ def plain_query(graph: Graph, call: Call) -> Fusion | None:
         return None
     strides = parts[0].meta.strides or contiguous_strides(parts[0].shape)
     by_head = seen_as(parts[0], taken.shape, (strides[1], strides[0], strides[3]))
-    kernel = Kernel(name=_BMM, values={**call.values, "self": by_head}, results=call.results)
+    kernel = Kernel(name=BMM, values={**call.values, "self": by_head}, results=call.results)
     return Fusion(kernels=[kernel], calls=frozenset({call}))
 
 
@@ -147,24 +147,24 @@ def _rotary_part(graph: Graph, rotary: Tensor) -> Tensor:
     return last
 
 
-_SOFTMAX = ("aten::_softmax", "aten::_safe_softmax")
+SOFTMAX = ("aten::_softmax", "aten::_safe_softmax")
 _SCALED = ("aten::mul.Tensor", "aten::mul.Scalar", "aten::div.Tensor", "aten::div.Scalar")
 _ADDED = ("aten::add.Tensor", "aten::add_.Tensor")
 
 
 def written_out(graph: Graph, call: Call) -> Fusion | None:
     """Attention as products of queries and keys, a softmax over all of them, and products of that with values."""
-    if call.name != _BMM:
+    if call.name != BMM:
         return None
-    chances = _unwrapped(graph, call.values["self"])
-    softmax = graph.maker(chances.tensor, *_SOFTMAX)
+    chances = unwrapped(graph, call.values["self"])
+    softmax = graph.maker(chances.tensor, *SOFTMAX)
     if softmax is None or len(softmax.values["self"].shape) != 4 or chances.factor != 1.0:
         return None
     scores = _scores(graph, softmax.values["self"])
     if scores is None or (masking := _masking(graph, scores.mask)) is None:
         return None
     query, key, value = (
-        _unwrapped(graph, tensor)
+        unwrapped(graph, tensor)
         for tensor in (scores.product.values["self"], scores.product.values["mat2"], call.values["mat2"])
     )
     batch, heads = softmax.values["self"].shape[:2]
@@ -205,7 +205,7 @@ class _Scaled(NamedTuple):
     calls: set[Call]
 
 
-def _unwrapped(graph: Graph, tensor: Tensor) -> _Scaled:
+def unwrapped(graph: Graph, tensor: Tensor) -> _Scaled:
     """Return what a tensor is a copy, a cast or a multiple of."""
     factor, calls = 1.0, set[Call]()
     while (call := graph.maker(tensor, _CAST, "aten::clone", *_SCALED)) is not None:
@@ -244,12 +244,12 @@ def _scores(graph: Graph, tensor: Tensor) -> _Scores | None:
     mask: Tensor | None = None
     sinks: Tensor | None = None
     while True:
-        call = graph.maker(tensor, _BMM, _CAST, "aten::sub.Tensor", "aten::cat", *_SCALED, *_ADDED)
+        call = graph.maker(tensor, BMM, _CAST, "aten::sub.Tensor", "aten::cat", *_SCALED, *_ADDED)
         if call is None:
             return None
         calls.add(call)
         values = call.values
-        if call.name == _BMM:
+        if call.name == BMM:
             return _Scores(call, factor, mask, sinks, calls)
         if call.name == "aten::cat":
             if len(values["tensors"]) != 2 or sinks is not None or values["tensors"][1].shape[-1] != 1:

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 from typing import Literal
 
+import msgspec
+
+from opreplay.replay.capture.serving.fused import Graph
 from opreplay.replay.capture.serving.fused import fused as fused_plan
 from opreplay.replay.capture.serving.fusions import MATCHERS
 from opreplay.replay.capture.serving.quantised import Weights, quantised
+from opreplay.replay.capture.serving.unfused import unfused_parts
 from opreplay.replay.ir.model import ReplayPlan
 
 Fused = Literal["ascend", "none"]
@@ -20,7 +24,7 @@ def as_served(plan: ReplayPlan, fused: Fused | None = None, weights: Weights | N
     UsageError as `fused` and `quantised` do.
     """
     if fused == "ascend" or (fused is None and is_for_servers(plan)):
-        plan = fused_plan(plan, MATCHERS)
+        plan = _with_unfused_parts(fused_plan(plan, MATCHERS))
     return quantised(plan, weights) if weights is not None else plan
 
 
@@ -30,3 +34,13 @@ def is_for_servers(plan: ReplayPlan) -> bool:
     if capture is None or capture.fused is not False or "backward" in capture.flops:
         return False
     return sequence is not None and not sequence.cut
+
+
+def _with_unfused_parts(plan: ReplayPlan) -> ReplayPlan:
+    """Return the plan with the names of the parts that no fused kernel replaced, and a note on each."""
+    capture = plan.capture
+    if capture is None or not capture.fused or not (parts := unfused_parts(Graph(plan))):
+        return plan
+    notes = (f"{part} written out in single calls{f': {why}' if why else ''}" for part, why in parts.items())
+    capture = msgspec.structs.replace(capture, unfused=tuple(parts), notes=(*capture.notes, *notes))
+    return msgspec.structs.replace(plan, capture=capture)

@@ -114,6 +114,8 @@ class Fusion:
     calls: frozenset[Call]
     dropped: Sequence[Tensor] = ()
     """Outputs of the step that the host has instead: counters."""
+    is_early: bool = False
+    """Whether its kernels stand where the first of the calls stood, else where the last one did."""
     loaded: Sequence[Tensor] = ()
     """Results that are there when the step begins."""
     shared: Mapping[Hashable, New] = field(default_factory=dict[Hashable, New])
@@ -121,7 +123,8 @@ class Fusion:
 
     @property
     def place(self) -> int:
-        return max(call.place for call in self.calls)
+        places = [call.place for call in self.calls]
+        return min(places) if self.is_early else max(places)
 
 
 @dataclass(frozen=True, slots=True)
@@ -265,6 +268,11 @@ class Graph:
             return None
         return Between(starts.pop(), [calls[place] for place in sorted(calls)])
 
+    def name_of(self, tensor: Tensor) -> str:
+        """The name of a parameter that no call has written to; "" for any other tensor."""
+        parameter = self.parameters.get(tensor.storage) if not tensor.version else None
+        return parameter.names[0] if parameter is not None and parameter.names else ""
+
     def before_cast(self, tensor: Any) -> tuple[Any, set[Call]]:
         """What a tensor was cast of, and the call that did; the tensor itself where none did."""
         cast = self.maker(tensor, "aten::_to_copy")
@@ -325,8 +333,9 @@ def rewritten(plan: ReplayPlan, matchers: Sequence[Matcher]) -> tuple[ReplayPlan
     if plan.sequence is None or plan.capture is None or plan.sequence.cut:
         raise UsageError(f"{plan.source} does not hold every call of one step", hint="Capture a smaller one.")
     counts: Counter[str] = Counter()
+    graph = Graph(plan)
     for matcher in matchers:  # each sees what those before it have made
-        graph, replaced = Graph(plan), set[Call]()
+        replaced = set[Call]()
         fusions: dict[int, Fusion] = {}
         for call in graph.calls:
             fusion = matcher(graph, call)
@@ -337,6 +346,7 @@ def rewritten(plan: ReplayPlan, matchers: Sequence[Matcher]) -> tuple[ReplayPlan
                 counts.update(kernel.name for kernel in fusion.kernels if kernel.name.startswith("npu::"))
         if fusions:
             plan = _Rewriting(plan, graph).rewritten(fusions, {call.place for call in replaced})
+            graph = Graph(plan)
     return plan, counts
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from opreplay.replay.capture.serving import attention, caches, mixtures
+from opreplay.replay.capture.serving import attention, caches, mixtures, products, recurrent
 from opreplay.replay.capture.serving.fused import (
     Call,
     Fusion,
@@ -177,13 +177,6 @@ def rotary_of_halves(graph: Graph, call: Call) -> Fusion | None:
     return Fusion(kernels=kernels, calls=frozenset(parts.values()), shared=shared)
 
 
-def loaded(graph: Graph, call: Call) -> Fusion | None:
-    """A parameter in another type: servers have it in that type from the start."""
-    if call.name != _CAST or call.values["self"].version or call.values["self"].storage not in graph.parameters:
-        return None
-    return Fusion(kernels=[], calls=frozenset({call}), loaded=call.results)
-
-
 _PAIRS = made_by(
     "pairs",
     _CAT,
@@ -265,63 +258,6 @@ def _swiglu_of_products(graph: Graph, call: Call, silu: Call, up: Tensor) -> Fus
     return Fusion(kernels=kernels, calls=frozenset({call, silu, first, second}))
 
 
-_STATE = made_by(
-    "state",
-    _ADD,
-    self=made_by("decayed", _MUL, other=made_by("decay", "aten::exp")),
-    other=made_by(
-        "update",
-        _MUL,
-        other=made_by(
-            "delta",
-            _MUL,
-            self=made_by(
-                "error", _SUB, self=made_by("value", _CAST), other=made_by("known", _SUM, self=made_by("met", _MUL))
-            ),
-            other=made_by("beta", _CAST),
-        ),
-    ),
-)
-_DELTA_RULE = made_by(
-    "result",
-    _CAST,
-    self=made_by(
-        "written",
-        _COPY,
-        self=made_by("zeros", "aten::zeros_like"),
-        src=made_by(
-            "read", _SUM, self=made_by("asked", _MUL, self=_STATE, other=made_by("scaled", "aten::div.Tensor"))
-        ),
-    ),
-)
-
-
-def delta_rule(graph: Graph, call: Call) -> Fusion | None:
-    """One token of a gated delta net: its state decays, learns what the key did not know, and is read by the query."""
-    parts = graph.matched(call, _DELTA_RULE)
-    if parts is None:
-        return None
-    state, key = parts["decayed"].values["self"], parts["update"].values["self"]
-    stores = [each for each in graph.readers(parts["state"].results[0]) if each.name == _COPY]
-    if len(stores) != 1 or not isinstance(state, Tensor) or stores[0].values["self"] != state:
-        return None
-    if {parts["met"].values[name] for name in ("self", "other")} != {parts["decayed"].results[0], key}:
-        return None
-    query = parts["scaled"].values["self"]
-    values = {
-        "query": _without_tokens(query),
-        "key": _without_tokens(seen_as(key, query.shape, query.meta.strides or contiguous_strides(query.shape))),
-        "value": _without_tokens(parts["value"].values["self"]),
-        "state": state,
-        "beta": _without_tokens(parts["beta"].values["self"]),
-        "scale": query.shape[-1] ** -0.5,
-        "g": parts["decay"].values["self"],
-    }
-    name = "npu::npu_recurrent_gated_delta_rule"
-    kernel = Kernel(name=name, values=values, results=call.results, written=stores[0].results)
-    return Fusion(kernels=[kernel], calls=frozenset({*parts.values(), *stores}))
-
-
 MATCHERS: Sequence[Matcher] = (
     caches.static_cache,
     caches.full_window,
@@ -340,21 +276,17 @@ MATCHERS: Sequence[Matcher] = (
     mixtures.experts,
     mixtures.shared_experts,
     mixtures.exchanged_experts,
-    delta_rule,
+    recurrent.causal_convolution,
+    recurrent.delta_rule,
     rms_norm,
-    loaded,
+    products.joined,
+    products.loaded,
 )
 
 
 def _widened(tensor: Tensor, meta: TensorMeta) -> Tensor:
     """The tensor with twice as many elements in its last dimension."""
     return seen_as(tensor, (*meta.shape[:-1], 2 * meta.shape[-1]), meta.strides or contiguous_strides(meta.shape))
-
-
-def _without_tokens(tensor: Tensor) -> Tensor:
-    """[batch, heads, 1, ...] as [batch, heads, ...]."""
-    strides = tensor.meta.strides or contiguous_strides(tensor.shape)
-    return seen_as(tensor, tensor.shape[:2] + tensor.shape[3:], strides[:2] + strides[3:])
 
 
 def _bytes_apart(graph: Graph, first: Tensor, second: Tensor) -> int:

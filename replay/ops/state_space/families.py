@@ -12,6 +12,7 @@ family(
     """
         _C::causal_conv1d_fwd _C::causal_conv1d_update sgl_kernel::causal_conv1d_fwd sgl_kernel::causal_conv1d_update
         sglang::mamba_causal_conv1d_fwd sglang::mamba_causal_conv1d_update
+        npu::causal_conv1d_update inputs=
     """,
     cost=state_space.causal_convolution,
     inputs="state_slots",

@@ -52,7 +52,7 @@ def render(timeline: CapturedTimeline, width: int = 80) -> RenderableType:
     """Times by device, phases, modules, changes, and what was assumed."""
     columns = [
         _OfDevice("simulated", lambda row: row[0], style="bold"),
-        _OfDevice(f"step{fusing(timeline.fused)}", lambda row: row[1].step_us, TIME),
+        _OfDevice(f"step{fusing(timeline.fused, timeline.unfused)}", lambda row: row[1].step_us, TIME),
         _OfDevice("80 % band", lambda row: f"{time_text(row[1].low_us)} to {time_text(row[1].high_us)}", right=True),
         _OfDevice("computing", lambda row: row[1].computing_us, TIME),
         _OfDevice("communication", lambda row: row[1].communication_us, TIME, drop=2),

@@ -30,7 +30,7 @@ def render(rows: Sequence[ServedStep], notes: Sequence[str], width: int = 80) ->
         column("context", lambda row: row.context, COUNT),
         column("device", lambda row: row.soc, style="bold"),
         column(
-            f"ms a token{fusing(rows[0].fused if rows else None)}",
+            f"ms a token{fusing(rows[0].fused, rows[0].unfused) if rows else ''}",
             lambda row: _ms(row.token_ms) + f" ({_ms(row.low_ms, 2)}–{_ms(row.high_ms, 2)})",
             right=True,
         ),
@@ -42,8 +42,9 @@ def render(rows: Sequence[ServedStep], notes: Sequence[str], width: int = 80) ->
     said = [safe(note) for note in notes]
     if server_ms := max((row.server_ms for row in rows), default=0.0):
         said.append(
-            f"a server's host takes {server_ms:g} ms between two tokens (of vLLM's own profile), within a factor of "
-            f"{SERVER_BAND:g}: all times have it, servers that schedule ahead hide it"
+            f"a server's host takes {server_ms:.2g} ms between two tokens (of vLLM's own profile on an H100, and what "
+            f"hosts of NPUs take longer), within a factor of {SERVER_BAND:g}: all times have it, servers that schedule "
+            "ahead hide it"
         )
     if missing := max((row.unpredicted_calls for row in rows), default=0):
         said.append(f"up to {missing} calls of a step have no prediction and take no time here")

@@ -422,7 +422,8 @@ def covers(plan: ReplayPlan, steps: Sequence[Step]) -> str:
     count = 1 if plan.sequence is None else plan.sequence.steps
     whole = "step" if count <= 1 else f"{count} steps"
     if predicted >= WHOLE_STEP:
-        return f"sum of {whole}{fusing(None if plan.capture is None else plan.capture.fused)}"
+        capture = plan.capture
+        return f"sum of {whole}{'' if capture is None else fusing(capture.fused, capture.unfused)}"
     return f"sum of {share_text(predicted)}\nof recorded time"
 
 

@@ -9,15 +9,21 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
+from benchmarks.exams.bounds import CASES, Case
+from benchmarks.exams.configs_of import config_of, layers_of
 from opreplay import simulate
 from opreplay.cli.main import opreplay
 from opreplay.cli.terminal.console import json_text
 from opreplay.replay.ascend import load_device
 from opreplay.replay.ascend.simulate.devices import simulate_plan
-from opreplay.replay.capture.capture import capture_made
+from opreplay.replay.capture.capture import capture_made, capture_target
 from opreplay.replay.capture.serving.form import as_served
+from opreplay.replay.capture.target import target_of
+from opreplay.replay.ir.model import ReplayPlan
 from opreplay.replay.ir.plan_file import load_plan
 from opreplay.replay.ops.work.expected import expected_contents
+from opreplay.replay.report.text import fusing
+from opreplay.replay.timeline.captured import captured_timeline
 
 TINY = {
     "model_type": "llama", "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4,
@@ -55,8 +61,48 @@ def test_a_fused_plan_can_be_read_back(tmp_path: Path, kind: str) -> None:
         file.write_text(json_text(served))
         back = load_plan(str(file))
         assert json_text(back) == json_text(served)
-        (step,) = simulate_plan(back, [load_device("910b3")], expected_contents())
-        assert step.total_us > 0
+        assert_predicted(back)
+
+
+def assert_predicted(plan: ReplayPlan) -> None:
+    """Check that `simulate` and `timeline` predict a plan."""
+    steps = simulate_plan(plan, [load_device("910b3")], expected_contents())
+    assert steps[0].total_us > 0
+    assert captured_timeline(plan, steps).socs["910b3"].step_us > 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("phase", ["decode", "prefill"])
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.config)
+def test_a_fused_plan_of_a_public_config_can_be_read_back(tmp_path: Path, case: Case, phase: str) -> None:
+    config = config_of(case.config)
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps({**config, "num_hidden_layers": layers_of(config)[0]}))
+    fields = {"phase": phase, "batch": 2, "context": 256, **case.ranks}
+    file = tmp_path / "plan.json"
+    file.write_text(json_text(as_served(capture_target(target_of(f"hf:{path}", fields)), fused="ascend")))
+    back = load_plan(str(file))
+    assert back.capture is not None
+    assert (back.capture.fused, back.capture.unfused) == (True, ())
+    assert_predicted(back)
+
+
+@pytest.mark.parametrize(
+    ("softcap", "unfused", "title"),
+    [(50.0, ["attention"], ", fused\nexcept attention"), (None, [], ", fused")],
+)
+def test_a_part_that_no_kernel_replaces_is_named(
+    tmp_path: Path, softcap: float | None, unfused: list[str], title: str
+) -> None:
+    path = tmp_path / "config.json"
+    sizes = {**TINY, "model_type": "gemma2", "head_dim": 16, "attn_logit_softcapping": softcap}
+    path.write_text(json.dumps(sizes))
+    sizes = ("--phase", "decode", "--vary", "batch=2", "context=64")
+    found = told("capture", f"hf:{path}", *sizes)
+    (row,) = found["rows"]
+    assert (row["fused"], row["unfused"]) == (True, unfused)
+    assert any("softcap" in note for note in found["notes"]) is bool(unfused)
+    assert fusing(row["fused"], row["unfused"]) == title
 
 
 def told(*arguments: str) -> Any:

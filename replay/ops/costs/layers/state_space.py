@@ -22,7 +22,7 @@ def causal_convolution(op: OpView) -> Iterable[KernelCall]:
     op.assume(f"{PASSES} of {tap_count} taps")
     rows = spec(x.shape, x.dtype)
     taps = kernel("Addcmul", [rows, rows, spec((*x.shape[:-1], 1), x.dtype)], [rows], tap_count)
-    return [taps, kernel("Swish", [rows], [rows])] if op.flag("silu_activation") else [taps]
+    return [taps, kernel("Swish", [rows], [rows])] if op.flag("silu_activation", "activation_mode") else [taps]
 
 
 def selective_scan(op: OpView) -> Iterable[KernelCall]:

@@ -148,7 +148,8 @@ def digest(value: Any) -> bytes:
     hasher = blake2b(digest_size=16)
     for tensor in filter(_has_storage, tensors_in(value)):
         plain = tensor.detach().resolve_conj().resolve_neg().contiguous()
-        hasher.update(bytes_of(plain).numpy().tobytes())
+        # Of a copy: a storage that NumPy has seen cannot be resized, as FSDP does.
+        hasher.update(bytes_of(plain).clone().numpy().tobytes())
     return hasher.digest()
 
 

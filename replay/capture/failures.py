@@ -7,7 +7,7 @@ import traceback
 from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch._subclasses import fake_tensor as fakes
@@ -28,6 +28,44 @@ _NO_GROUP = (
     "environment variable RANK expected",
 )
 """What torch.distributed says to a process that is no rank of a job."""
+
+
+class _Tensors(NamedTuple):
+    """Tensors that cannot be fake, by what torch says of them."""
+
+    words: tuple[str, ...]
+    kind: str
+    way: str
+
+
+_UNSUPPORTED = (
+    _Tensors(
+        ("NestedTensorImpl",),
+        "nested tensors with the strided layout cannot be captured: torch does not tell their sizes",
+        "Use layout=torch.jagged and --real, or pad them: torch.nested.to_padded_tensor(nested, 0.0).",
+    ),
+    _Tensors(
+        ("_nested_", "shape_env must not be None"),
+        "nested tensors cannot be fake: the lengths of their parts are values",
+        "--real runs it once on real tensors, with layout=torch.jagged; or pad them: torch.nested.to_padded_tensor.",
+    ),
+    _Tensors(
+        ("Creating a new Tensor subclass",),
+        "tensor subclasses made of other tensors (as_subclass) cannot be fake",
+        "--real runs it once on real tensors; or make the subclass with torch.Tensor._make_wrapper_subclass.",
+    ),
+    _Tensors(
+        ("OpaqueTensorImpl",),
+        "tensors of mkldnn (to_mkldnn) have no storage and cannot be fake",
+        "Leave them dense: what runs on an NPU or GPU does not use mkldnn.",
+    ),
+    _Tensors(
+        ("is not allocated yet",),
+        "something reads the memory of fake tensors, as DistributedDataParallel does in a group of its own",
+        "Leave out init_process_group and use --set world_size=N, which plays one rank of a job; or --real runs it "
+        "once on real tensors.",
+    ),
+)
 
 
 def user_line(error: BaseException) -> str:
@@ -67,6 +105,14 @@ def of(error: Exception, running: Any, *, real: bool) -> UsageError:
             hint="--real runs it once on real tensors; or give sizes that do not depend on values.",
         )
     name = _missing_kernel(cause or error, running)
+    if "UninitializedParameter" in str(error):
+        return UsageError(
+            f"a lazy module has no sizes yet{at}",
+            hint="Give it its sizes: nn.Linear, not nn.LazyLinear.",
+        )
+    for tensors in _UNSUPPORTED:
+        if any(word in f"{error} {name}" for word in tensors.words):
+            return UsageError(f"{tensors.kind}{at}", hint=tensors.way)
     if name:
         return UsageError(
             f"{name} has no fake kernel: nobody told torch the sizes of its results{at}",
@@ -78,11 +124,6 @@ def of(error: Exception, running: Any, *, real: bool) -> UsageError:
             f"the step needs a process group, and a capture is one process{at}",
             hint="--set world_size=N plays one rank of a job of N, with the environment that torchrun gives; nothing "
             "is exchanged.",
-        )
-    if "UninitializedParameter" in str(error):
-        return UsageError(
-            f"a lazy module has no sizes yet{at}",
-            hint="Give it its sizes: nn.Linear, not nn.LazyLinear.",
         )
     what = f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error).strip() else ''}"
     return UsageError(

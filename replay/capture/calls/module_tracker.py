@@ -15,7 +15,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn.modules import module as hooks
 
-from opreplay.replay.capture.calls.storages import Storages
+from opreplay.replay.capture.calls.storages import Storages, inner_tensors
 from opreplay.replay.ir.captured import LikeDevice, StepPhase
 
 _autograd: Any = import_module("torch._C")._autograd
@@ -83,11 +83,12 @@ class ModuleTracker:
                 self._storages.describe(buffer, "buffer", f"{prefix}{path}.{name}" if path else f"{prefix}{name}")
 
     def state(self) -> list[tuple[str, torch.Tensor]]:
-        """Parameters and buffers of all models, by name."""
+        """Parameters and buffers of all models, by name; of a DTensor and the like the tensors that it consists of."""
         return [
-            (f"{prefix}{name}", tensor)
+            (f"{prefix}{name}", part)
             for prefix, root in zip(self._prefixes, self._roots, strict=True)
             for name, tensor in (*root.named_parameters(), *root.named_buffers())
+            for part in inner_tensors(tensor)
         ]
 
     def phase_and_module(self) -> tuple[StepPhase, int]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import lru_cache
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -264,3 +265,45 @@ def test_layers_that_drop_nothing_are_known_by_their_values() -> None:
     plan = capture_made(probabilities, source="here")
     dropout = [op for op in plan.ops if "bernoulli" in op.name or "dropout" in op.name]
     assert sum(op.count for op in dropout) == 2, "the first layer drops nothing"
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script:DeprecationWarning")  # torch's own, of jvp
+def test_forward_derivatives_are_checked() -> None:
+    """`torch.func.jvp` passes tangents that are zeros without memory."""
+
+    def make() -> Any:
+        weight, x = torch.randn(6, 5), torch.randn(3, 6)
+        return lambda: torch.func.jvp(lambda y: torch.tanh(y @ weight).sum(1), (x,), (torch.ones_like(x),)), ()
+
+    plan = capture_made(make, source="jvp")
+    assert {"aten::mm", "aten::tanh"} <= {op.name for op in plan.ops}
+    found = check_made(make, plan)
+    assert (found.equal, len(found.outputs)) == (True, 2)
+
+
+def test_a_sharded_model_in_a_group_of_its_own_is_checked(tmp_path: Path) -> None:
+    from torch import distributed
+    from torch.distributed.fsdp import fully_shard
+
+    def make() -> Any:
+        if not distributed.is_initialized():
+            store = distributed.FileStore(str(tmp_path / "store"), 1)
+            distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
+        model = nn.Sequential(nn.Linear(16, 12), nn.GELU(), nn.Linear(12, 4))
+        fully_shard(model)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+        def step(x: torch.Tensor) -> torch.Tensor:
+            loss = model(x).square().mean()
+            loss.backward()
+            optimizer.step()
+            return loss
+
+        return step, (torch.randn(8, 16),)
+
+    try:
+        found = check_made(make, capture_made(make, source="fsdp"))
+    finally:
+        distributed.destroy_process_group()
+    assert found.equal
+    assert len(found.parameters) == 4

@@ -361,3 +361,34 @@ def test_a_step_of_ranks_says_how_to_be_one() -> None:
 def test_lazy_modules_are_refused_by_name() -> None:
     with pytest.raises(UsageError, match="a lazy module has no sizes yet"):
         capture_made(lambda: (nn.LazyLinear(8), (torch.randn(2, 4),)), source="here")
+
+
+class Renamed(torch.Tensor):
+    """A subclass without memory of its own."""
+
+
+def as_jagged(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    return (torch.nested.nested_tensor([a, b], layout=torch.jagged) * 2).values()
+
+
+def as_renamed(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    return a.as_subclass(Renamed) + b
+
+
+def as_mkldnn(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    return a.to_mkldnn().to_dense() + b.sum()
+
+
+@pytest.mark.parametrize(
+    ("step", "word", "way"),
+    [
+        (as_jagged, "nested tensors", "--real"),
+        (as_renamed, "as_subclass", "_make_wrapper_subclass"),
+        (as_mkldnn, "mkldnn", "dense"),
+    ],
+)
+def test_tensors_that_cannot_be_fake_are_named(step: Any, word: str, way: str) -> None:
+    with pytest.raises(UsageError) as raised:
+        capture_made(lambda: (step, (torch.randn(3, 4), torch.randn(5, 4))), source="here")
+    assert word in str(raised.value)
+    assert way in raised.value.hint

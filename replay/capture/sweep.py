@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 from opreplay.replay.ascend.profile import DeviceProfile
 from opreplay.replay.ascend.simulate.devices import simulate_plan
-from opreplay.replay.ascend.simulate.step import Step
+from opreplay.replay.ascend.simulate.step import Step, inversions
 from opreplay.replay.capture.capture import capture_target
 from opreplay.replay.capture.from_config import Shape
 from opreplay.replay.capture.target import target_of
@@ -118,8 +118,12 @@ def _rows(
     """What the step of each size is on the devices, and what was assumed of all."""
     rows: list[Row] = []
     notes: dict[str, None] = {}
+    inverted: dict[tuple[str, str], str] = {}
     for size in wanted:
         plan = captured(size)
         notes.update(dict.fromkeys(plan.capture.notes if plan.capture is not None else ()))
-        rows += rows_of(size, plan, simulate_plan(plan, devices, expected_contents()))
-    return rows, tuple(notes)
+        steps = simulate_plan(plan, devices, expected_contents())
+        rows += rows_of(size, plan, steps)
+        for pair in inversions(steps):
+            inverted.setdefault((pair.smaller, pair.larger), str(pair))  # one size tells of all
+    return rows, (*notes, *inverted.values())

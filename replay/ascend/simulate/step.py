@@ -84,6 +84,13 @@ class Inversion(NamedTuple):
     most: float
     """Times as fast, at most."""
 
+    def __str__(self) -> str:
+        return (
+            f"{self.smaller} is predicted faster than {self.larger}, which has at least as much of everything, for "
+            f"{self.ops:,} of {self.compared:,} ops, by up to {self.most:.2f} times: a difference of that size between "
+            "the two says nothing"
+        )
+
 
 def inversions(steps: Sequence[Step]) -> list[Inversion]:
     """Pairs of devices of which the smaller one is predicted faster, by more than `NOTABLE`, for some ops.

@@ -353,15 +353,6 @@ def _cut_lines(plan: ReplayPlan) -> list[str]:
     ]
 
 
-def _inversion_line(pair: Inversion) -> str:
-    """That a smaller device is predicted faster than a larger one, and why."""
-    return (
-        f"{safe(pair.smaller)} is predicted faster than {safe(pair.larger)}, which has at least as much of everything, "
-        f"for {pair.ops:,} of {pair.compared:,} ops, by up to {pair.most:.2f} times: a difference of that size between "
-        "the two says nothing"
-    )
-
-
 def _streaming_line(step: Step) -> str:
     """That the step is predicted to stream more than memory can: a fault of the prediction."""
     return (
@@ -454,7 +445,7 @@ def render(
         *memory_lines(plan, steps),
         *_warnings(f"! {safe(step.device)}: {rough}" for step in steps if (rough := _rough_text(plan, step))),
         *_warnings(map(_streaming_line, (step for step in steps if step.beyond_hbm is not None))),
-        *_warnings(map(_inversion_line, inversions(steps))),
+        *_warnings(safe(str(pair)) for pair in inversions(steps)),
         *_warnings(line for step in steps for line in telling_notes(step.device, results)),
         *_cache_line(plan, steps[0].l2),
     ]

@@ -28,6 +28,8 @@ from opreplay.replay.ascend.simulate.op import started, state_of
 from opreplay.replay.ir.kernel import KernelCall, State
 
 FACTORS = ("launch_full_us", "cube_launch_us", "hbm_cube_efficiency", "l1_fill_bytes_per_cycle", *FAMILY_FACTORS)
+UNHELPFUL = {"950": ("l1_fill_bytes_per_cycle", "row_cycles", "fixed_us")}
+"""Factors by kind of device that gain nothing on calls that were left out, and do not ship."""
 PULL = 3.0
 """What the square of a factor's logarithm costs, as errors do: with less, factors fit calls and fail at others."""
 STEPS = (0.4, 0.2, 0.1, 0.05)
@@ -83,7 +85,7 @@ def fit(rows: Sequence[Row]) -> Factors:
             pull = sum(math.log(value) ** 2 for value in trial.values())
             return sum(weight * math.log1p((log / 0.25) ** 2) for weight, log in errors) + PULL * pull
 
-        best = {(kind, name): 1.0 for name in FACTORS}
+        best = {(kind, name): 1.0 for name in FACTORS if name not in UNHELPFUL.get(kind, ())}
         best_loss = loss(best)
         for step in (step for step in STEPS for _ in range(ROUNDS)):
             for place in best:

@@ -224,6 +224,18 @@ class LinkStats(msgspec.Struct, frozen=True, kw_only=True):
     launched_before: int = 0
     """Of the unowned: launched before the recording began, so that no op of the file can be their owner."""
     launched_before_device_ns: int = 0
+    launched: int = 0
+    """Device events whose launch is recorded."""
+    before_launch: int = 0
+    """Of those: start before their launch does, as no device can: the clocks of host and device differ."""
+    before_launch_ns: int = 0
+    """By how much at most."""
+    clocks_apart_ns: int = 0
+    """Median time from a launch to its device event, where that is minutes; else 0."""
+    launches: int = 0
+    """Calls that launch kernels or graphs, where device events have the ids to tell which they launched."""
+    launches_without_work: int = 0
+    """Of those: no device event is recorded."""
     external_id_is_correlation: bool = False
     """Eras B and C of torch write the correlation id there; then containment is used for all."""
 

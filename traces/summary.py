@@ -8,15 +8,17 @@ from collections import Counter
 import msgspec
 import numpy as np
 
-from opreplay.traces.links.annotations import PHASES, AnnotationTable, Phase, step_number
+from opreplay.traces.links.annotations import PHASES, AnnotationTable, Phase
 from opreplay.traces.links.iterations import BatchIndex
 from opreplay.traces.links.npu_kernels import OpKernels, kernels_by_op
+from opreplay.traces.links.steps import steps_of
 from opreplay.traces.model import DetailsJoin, LinkStats, MergedProcesses, MetadataLevel, Trace
 from opreplay.traces.names import printable
 from opreplay.traces.reading.columns import distinct
 from opreplay.traces.times.breakdown import Row, breakdown
 from opreplay.traces.times.busy import DeviceBusy, device_busy
 from opreplay.traces.times.clock import coarse_unit_us
+from opreplay.traces.times.doubts import Doubts, doubts_of
 
 TOP_OPS = 20
 TOP_ANNOTATIONS = 50
@@ -116,6 +118,8 @@ class TraceSummary(msgspec.Struct, frozen=True, kw_only=True):
     repairs: dict[str, int]
     coarse_unit_us: float | None = None
     """Of which all recorded device durations are multiples, where they are no timings; see `times.clock`."""
+    doubts: Doubts = Doubts()
+    """What speaks against the device times."""
     busy: tuple[DeviceBusy, ...]
     """How busy each device was."""
     work: tuple[Row, ...]
@@ -176,6 +180,7 @@ def summarize(trace: Trace) -> TraceSummary:
         links=info.links,
         losses=info.report.losses,
         repairs=info.report.repairs,
+        doubts=doubts_of(trace),
         busy=device_busy(trace),
         coarse_unit_us=coarse_unit_us(trace),
         work=breakdown(trace, "category").rows,
@@ -256,7 +261,7 @@ def _note_totals(trace: Trace) -> dict[str, tuple[int, int]]:
 
 
 def _iterations(trace: Trace, index: BatchIndex) -> int:
-    steps = sum(count for name, (count, _) in _note_totals(trace).items() if step_number(name) is not None)
+    steps = sum(step.number is not None for step in steps_of(trace))
     return steps + len(index.iterations)
 
 

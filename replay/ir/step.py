@@ -7,10 +7,13 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 
+from opreplay.traces.times.doubts import Doubts
+
 if TYPE_CHECKING:
     import pandas  # pyright: ignore[reportMissingTypeStubs]
 
-Bound = Literal["host", "communication", "device", "mixed", "host alone"]
+Bound = Literal["host", "communication", "device", "mixed", "host alone", "unknown"]
+""""unknown": the device times that it would follow from are not possible, or the clocks of host and device differ."""
 
 
 class Window(msgspec.Struct, frozen=True, kw_only=True):
@@ -67,6 +70,14 @@ class StepReport(msgspec.Struct, frozen=True, kw_only=True):
     """False: the trace marks no steps, the whole of it was taken for one."""
     steps: int
     """Marked steps of the trace."""
+    steps_with_work: int = 0
+    """Of those: launch device work, or run ops where the trace has no device work."""
+    launches: int = 0
+    """Calls in the marked range that launch kernels."""
+    launches_without_kernel: int = 0
+    """Of those: no kernel is recorded, so that its time counts as idle."""
+    doubts: Doubts = Doubts()
+    """What speaks against the device times."""
     host_us: float
     """The marked range on its host thread."""
     asked: bool = False

@@ -10,7 +10,7 @@ from rich.text import Text
 
 from opreplay.replay.report.breakdown import facts
 from opreplay.replay.report.table import COUNT, RATIO, SHARE, TIME, Column, Table, cut, names_room, terminal
-from opreplay.replay.report.text import plural, safe, time_text
+from opreplay.replay.report.text import doubt_lines, plural, safe, time_text
 from opreplay.replay.report.view import View
 from opreplay.traces.times.steps import OUTLIER, LaunchRow, LaunchTable, StepRow, StepTable
 
@@ -95,6 +95,8 @@ def launch_line(table: LaunchTable) -> str:
         if None in shares
         else f"{100 * below:.0f} % shorter than the call that launched them"
     )
+    line += "".join(f"; {doubt}" for doubt in doubt_lines(table.doubts))
+    line += ", so there are no launch latencies" if table.doubts.clock_offset_us else ""
     return (
         f"{line}; {table.unlinked:,} others are of graphs, or their launch is not recorded" if table.unlinked else line
     )

@@ -9,6 +9,7 @@ from typing import Any
 from opreplay.replay.ir.describe import DASH, digits, time_text
 from opreplay.replay.ir.plain_json import plain_json
 from opreplay.replay.results.summary import whole
+from opreplay.traces.times.doubts import Doubts
 
 __all__ = [
     "DASH",
@@ -108,6 +109,19 @@ def listed(names: Sequence[str], limit: int, noun: str = "") -> str:
     rest = len(names) - limit
     more = plural(rest, noun) if noun else f"{rest:,} more"
     return ", ".join(names[:limit]) + (f" and {more}" if rest > 0 else "")
+
+
+def doubt_lines(doubts: Doubts) -> list[str]:
+    """What speaks against the device times of a trace, one line each."""
+    lines: list[str] = []
+    if doubts.clock_offset_us:
+        lines.append(f"clocks of host and device differ by at least {time_text(doubts.clock_offset_us)}")
+    if doubts.impossible:
+        kinds = ", ".join(
+            f"{fault.kind} ({fault.kernels:,} = {100 * fault.share:.1f} %)" for fault in doubts.impossible
+        )
+        lines.append(f"kernel times that no device has: {kinds}")
+    return lines
 
 
 def coarse_text(unit_us: float) -> str:

@@ -36,6 +36,8 @@ class Categories(msgspec.Struct, frozen=True, kw_only=True):
     """The next task waited for another stream or for a gap between tasks of its own."""
     idle_after_last: float = 0.0
     """From the last device task to the end of the step."""
+    idle_unexplained: float = 0.0
+    """Why is not certain, as the clocks of host and device differ; then all idle time is here."""
 
     @property
     def idle_for_host(self) -> float:
@@ -90,6 +92,19 @@ def categories(graph: StepGraph, schedule: Schedule) -> Categories:
         copies=all_ - both,
         idle=max(0.0, step_us - all_),
         **idle,
+    )
+
+
+def without_causes(times: Categories) -> Categories:
+    """Return the categories with all idle time unexplained."""
+    return msgspec.structs.replace(
+        times,
+        idle_before_first=0.0,
+        idle_host_bound=0.0,
+        idle_launch_latency=0.0,
+        idle_dependency=0.0,
+        idle_after_last=0.0,
+        idle_unexplained=times.idle,
     )
 
 

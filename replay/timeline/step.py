@@ -13,8 +13,9 @@ from opreplay.replay.timeline.graph.model import HOST, LAUNCH, STREAM, StepGraph
 from opreplay.replay.timeline.graph.schedule import Schedule, critical_path
 from opreplay.replay.timeline.paths import PathPart
 from opreplay.traces import Trace
-from opreplay.traces.links.steps import Step, busy_steps, steps_of
+from opreplay.traces.links.steps import Step, busy_steps, launches_in, steps_of
 from opreplay.traces.times.clock import coarse_unit_us
+from opreplay.traces.times.doubts import LEAST_SHARE, Doubts, doubts_of
 
 HOST_BOUND_SHARE = 0.3
 """Share of the step in which the device waits for the host from which a step is bound by the host."""
@@ -29,6 +30,7 @@ IDLE_CAUSES = {
     "launch_latency": "idle_launch_latency",
     "dependency": "idle_dependency",
     "after_last": "idle_after_last",
+    "unexplained": "idle_unexplained",
 }
 """Key of `StepReport.idle_us` → field of `Categories`."""
 
@@ -50,6 +52,9 @@ def step_report(
     work = device_work(graph) if graph.on_device else nodes.row >= 0
     ends = nodes.start_us + nodes.dur_us
     device_us = float(ends[work].max() - nodes.start_us[work].min()) if work.any() else 0.0
+    doubts = doubts_of(trace)
+    launches, without = launches_in(trace, chosen)
+    uncertain = doubts != Doubts() or without >= LEAST_SHARE * max(1, launches)
     ranges = [(step.end_ns - step.start_ns) / 1e3 for step in busy_steps(trace)]
     path_us = sum(part.us for part in path)
     host = [part for part in path if part.where == "host"]
@@ -58,17 +63,25 @@ def step_report(
         number=chosen.number,
         marked=chosen.marked,
         steps=len(steps_of(trace)),
+        steps_with_work=len(ranges),
+        doubts=doubts,
         asked=asked,
         host_us=graph.host_us,
         all_host_us=(min(ranges), max(ranges)) if len(ranges) > 1 else None,
         begin_us=graph.begin_us,
         accelerator=_ACCELERATORS.get(str(trace.info.vendor), "device"),
-        bound=_bound(graph, times),
+        launches=launches,
+        launches_without_kernel=without,
+        bound="unknown" if graph.on_device and uncertain else _bound(graph, times),
         window=Window(host_us=graph.host_us, device_us=device_us, step_us=graph.recorded_us),
         device_sum_us=float(nodes.dur_us[work].sum()),
         busy_us=max(0.0, graph.recorded_us - times.idle),
         communication_us=times.communication_not_overlapped,
-        idle_us={cause: getattr(times, field) for cause, field in IDLE_CAUSES.items()},
+        idle_us={
+            cause: getattr(times, field)
+            for cause, field in IDLE_CAUSES.items()
+            if cause != "unexplained" or times.idle_unexplained
+        },
         largest=tuple((part.name, part.us) for part in host[:3]),
         copied_host_share=sum(part.us for part in host) / path_us if path_us else 0.0,
         unknown_wait_us=_unknown_on_path(graph, schedule),

@@ -13,7 +13,7 @@ from opreplay.replay.ascend.profile import DeviceProfile
 from opreplay.replay.ascend.simulate.step_residency import HeldByOp, held_in_caches, step_kernels
 from opreplay.replay.ir.model import ReplayPlan
 from opreplay.replay.ir.step import StepOnDevice, StepReport
-from opreplay.replay.timeline.categories import Categories, categories
+from opreplay.replay.timeline.categories import Categories, categories, without_causes
 from opreplay.replay.timeline.changes import Edited, Unmatched, edited, slices_with_op_times, with_op_times
 from opreplay.replay.timeline.graph.build import step_graph
 from opreplay.replay.timeline.graph.model import LAUNCH, STREAM, Floats, StepGraph
@@ -34,6 +34,7 @@ from opreplay.traces.errors import NothingRan
 from opreplay.traces.links.collectives import with_host_collectives
 from opreplay.traces.links.steps import Step, busy_steps, chosen_step
 from opreplay.traces.names import file_name
+from opreplay.traces.times.doubts import doubts_of
 
 SCHEMA_VERSION = 1
 """Of the JSON form. Changes of format: 1 first version."""
@@ -170,6 +171,8 @@ def timeline(
     schedule = paced(graph)
     recorded = recorded_schedule(graph)
     times = categories(graph, recorded)
+    if graph.on_device and doubts_of(trace).clock_offset_us:
+        times = without_causes(times)
     parts, by_row = path_parts(names, graph, schedule)
     error = relative(schedule.step_us, graph.recorded_us)
     typical = relative(paced(graph, lags_us=typical_lags(graph)).step_us, graph.recorded_us)
@@ -516,6 +519,12 @@ def _notes(trace: Trace, step: Step, graph: StepGraph) -> list[str]:
         notes.append(
             f"{before_ns / 1e6:,.2f} ms of device work were launched before the recording, {100 * share:.1f} % of the "
             "file's: shares here are of what the step launched, those of `opreplay simulate` of all device time"
+        )
+    links = trace.info.links
+    if links.launches_without_work:
+        notes.append(
+            f"{links.launches_without_work:,} of {links.launches:,} launches in the file have no kernel: the profiler "
+            "lost it, or the launch was captured into a graph"
         )
     if graph.recorded_us and graph.unexplained.us > 0.05 * graph.recorded_us:
         notes.append(

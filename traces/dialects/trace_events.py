@@ -39,6 +39,7 @@ from opreplay.traces.reading.columns import smallest
 from opreplay.traces.reading.scan import BLOCK_BYTES, Scanned, scan
 from opreplay.traces.reading.signatures import decode_name, decode_signatures
 from opreplay.traces.reading.source import Source
+from opreplay.traces.times.placed import misplaced
 
 TASK = KERNEL_CATEGORIES.index("task")
 
@@ -100,7 +101,7 @@ def _assemble(path: str, scanned: Scanned) -> Trace:
     launches = {name: got.launches.take(name) for name in got.launches.kinds}
     launches["track"] = _take(track_remap, launches["track"])
     tally.losses.update(unknown_type_losses(signatures, ops.signature))
-    kernels, stats, graphs, columns = _kernels(got, ops, ext, track_remap, launches)
+    kernels, stats, graphs, columns = _kernels(got, ops, ext, track_remap, launches, tally.losses)
     task_rows = int((kernels.category == TASK).sum())
     del ext
     level = metadata_level(signatures)
@@ -212,11 +213,12 @@ def _take(remap: Any, indexes: Any) -> Any:
 
 
 def _kernels(
-    got: Collector, ops: OpTable, ext: Any, track_remap: Any, launches: dict[str, Any]
+    got: Collector, ops: OpTable, ext: Any, track_remap: Any, launches: dict[str, Any], losses: Counter[str]
 ) -> tuple[KernelTable, LinkStats, GraphLaunches | None, dict[str, Any]]:
     table = {name: got.kernels.take(name) for name in got.kernels.kinds}
     if got.by_category[fields.MTIA_CATEGORY]:
         table = _mtia_work(table, list(got.kernel_names))
+    table = _placed_work(table, ops, launches, losses)
     start, dur, track = table["start"], table["dur"], _take(track_remap, table["track"])
     columns = LinkInput(
         op_start=ops.start_ns,
@@ -249,6 +251,19 @@ def _kernels(
         owner=owner,
     )
     return kernels, stats, graph_launches(columns, category), table
+
+
+def _placed_work(table: dict[str, Any], ops: OpTable, launches: dict[str, Any], losses: Counter[str]) -> dict[str, Any]:
+    """Return the device rows without those that have no time, or one far from all that the host recorded."""
+    host_start = np.concatenate([ops.start_ns, launches["start"]])
+    host_end = np.concatenate([ops.start_ns + ops.dur_ns, launches["start"]])
+    found = misplaced(table["start"], table["dur"], host_start, host_end)
+    for reason, rows in found.items():
+        losses[reason] += int(rows.sum())
+    if not found:
+        return table
+    kept = ~np.logical_or.reduce(list(found.values()))
+    return {name: column[kept] for name, column in table.items()}
 
 
 def _mtia_work(table: dict[str, Any], names: list[bytes]) -> dict[str, Any]:

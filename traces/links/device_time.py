@@ -16,7 +16,8 @@ from opreplay.traces.links.parents import innermost_at
 from opreplay.traces.model import GraphLaunches, LinkStats
 from opreplay.traces.processes.certain import match_launches, mixed_tracks
 from opreplay.traces.reading.columns import distinct as distinct_values
-from opreplay.traces.reading.fields import GRAPH_CALL
+from opreplay.traces.reading.fields import GRAPH_CALL, KERNEL_CALL
+from opreplay.traces.times.placed import FAR_NS
 
 Array = npt.NDArray[Any]
 NONE = -1
@@ -73,6 +74,8 @@ def link(data: LinkInput) -> tuple[Array, LinkStats]:
     missing = np.flatnonzero((owner < 0) & (launch < 0))
     by_flow = _by_flows(data, owner, missing)
     unowned = owner < 0
+    lead = np.where(launch >= 0, _at(data.launch_start, launch) - data.kernel_start, 0)
+    calls, without = _calls_without_work(data, corr)
     earlier = _launched_before(data, unowned & (launch < 0), launch >= 0)
     return owner, LinkStats(
         by_external_id=by_external,
@@ -85,7 +88,30 @@ def link(data: LinkInput) -> tuple[Array, LinkStats]:
         launched_before=int(earlier.sum()),
         launched_before_device_ns=int(data.kernel_dur[earlier].astype(np.int64).sum()),
         external_id_is_correlation=is_correlation,
+        launched=int((launch >= 0).sum()),
+        before_launch=int((lead > 0).sum()),
+        before_launch_ns=int(lead.max(initial=0)),
+        clocks_apart_ns=_minutes_apart(-lead[launch >= 0]),
+        launches=calls,
+        launches_without_work=without,
     )
+
+
+def _minutes_apart(delay: Array) -> int:
+    """Return the median of launch delays (ns) where that is longer than any queue holds work, else 0."""
+    if not len(delay) or int(delay.max()) < FAR_NS:
+        return 0
+    median = int(np.partition(delay, len(delay) // 2)[len(delay) // 2])
+    return median if median >= FAR_NS else 0
+
+
+def _calls_without_work(data: LinkInput, corr: Array) -> tuple[int, int]:
+    """Return how many calls launch kernels or graphs, and of how many no device work is recorded; (0, 0) where device
+    work has no correlation ids to tell."""
+    calls = data.launch_corr[np.isin(data.launch_starts, (KERNEL_CALL, GRAPH_CALL)) & (data.launch_corr >= 0)]
+    if not (corr >= 0).any():
+        return 0, 0
+    return len(calls), int((~np.isin(calls, corr)).sum())
 
 
 def _launched_before(data: LinkInput, unlaunched: Array, launched: Array) -> Array:

@@ -9,10 +9,13 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from opreplay.traces.activity import CALL_KINDS
 from opreplay.traces.errors import NothingRan, TraceError
 from opreplay.traces.links.annotations import AnnotationTable, batch_context, step_number
 from opreplay.traces.model import Annotation, Trace
+from opreplay.traces.reading.fields import GRAPH_CALL, KERNEL_CALL, call_kind
 
+RUNTIME = CALL_KINDS.index("runtime")
 _HINT = "Record with torch.profiler and call profiler.step(), or cut with `opreplay trim TRACE --between A..B`."
 
 
@@ -36,13 +39,41 @@ def steps_of(trace: Trace) -> tuple[Step, ...]:
     marks = _marks(trace)
     profiler = [mark for mark in marks if mark.number is not None]
     if profiler:
-        return tuple(sorted(profiler, key=lambda step: (step.start_ns, step.track)))
+        return tuple(_once_each(trace, sorted(profiler, key=lambda step: (step.start_ns, step.track))))
     marks.sort(key=lambda step: (step.start_ns, -step.end_ns))
     outer: list[Step] = []
     for mark in marks:
         if not outer or mark.start_ns >= outer[-1].end_ns or mark.track != outer[-1].track:
             outer.append(mark)
     return tuple(outer)
+
+
+def _once_each(trace: Trace, marks: list[Step]) -> list[Step]:
+    """Return the marks by start without those of other threads that mark the same step: of equal numbers that overlap
+    in time the one whose thread ran most ops in it, else the longest."""
+    out: list[Step] = []
+    open_: dict[int | None, int] = {}
+    starts: dict[int, npt.NDArray[np.int64]] = {}
+
+    def weight(mark: Step) -> tuple[int, int]:
+        first, last = np.searchsorted(_starts_of_track(trace, starts, mark.track), (mark.start_ns, mark.end_ns))
+        return int(last - first), mark.end_ns - mark.start_ns
+
+    for mark in marks:
+        at = open_.get(mark.number)
+        if at is None or mark.start_ns >= out[at].end_ns:
+            open_[mark.number] = len(out)
+            out.append(mark)
+        elif weight(mark) > weight(out[at]):
+            out[at] = mark
+    return sorted(out, key=lambda step: (step.start_ns, step.track))
+
+
+def _starts_of_track(trace: Trace, known: dict[int, npt.NDArray[np.int64]], track: int) -> npt.NDArray[np.int64]:
+    """Return when the ops of a thread start, in order; kept in `known`."""
+    if track not in known:
+        known[track] = np.sort(trace.ops.start_ns[trace.ops.track == track])
+    return known[track]
 
 
 def chosen_step(trace: Trace, number: int | None = None) -> Step:
@@ -69,6 +100,22 @@ def busy_steps(trace: Trace) -> tuple[Step, ...]:
     """The marked steps that launch work; all of them where none does."""
     steps = steps_of(trace)
     return tuple(step for step, calls in zip(steps, _calls_in(trace, steps), strict=True) if calls) or steps
+
+
+def launches_in(trace: Trace, step: Step) -> tuple[int, int]:
+    """Return how many calls in a step launch kernels or graphs, and of how many no device work is recorded.
+
+    (0, 0) for a trace that was read without its activity, or whose device work has no correlation ids.
+    """
+    activity = trace.activity
+    if activity is None or not (activity.correlation >= 0).any():
+        return 0, 0
+    calls = activity.calls
+    kinds = np.array([call_kind(name.encode()) for name in activity.names] or [0])
+    launching = np.isin(kinds[calls.name], (KERNEL_CALL, GRAPH_CALL)) & (calls.kind == RUNTIME)
+    inside = launching & (calls.correlation >= 0) & (calls.start_ns >= step.start_ns) & (calls.start_ns < step.end_ns)
+    ids = calls.correlation[inside]
+    return len(ids), int((~np.isin(ids, activity.correlation)).sum())
 
 
 def _calls_in(trace: Trace, steps: Sequence[Step]) -> list[int]:

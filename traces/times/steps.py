@@ -14,6 +14,7 @@ from opreplay.traces.links.arrows import launched_by_arrows
 from opreplay.traces.links.steps import steps_of
 from opreplay.traces.model import Trace
 from opreplay.traces.times.busy import union_us
+from opreplay.traces.times.doubts import Doubts, doubts_of
 
 OUTLIER = 1.2
 """Times the median: longer steps are outliers."""
@@ -53,10 +54,10 @@ class LaunchRow(msgspec.Struct, frozen=True, kw_only=True):
     below_call_share: float | None
     """Those of less time than their launching call took on the host; None where only the moment of launches is
     recorded."""
-    delay_us: float
+    delay_us: float | None
     """Median time from the end of the launching call, or the moment of the launch, to the start on the device, 0 where
-    it starts before that: what waits there, or in queues."""
-    delay_p90_us: float
+    it starts before that: what waits there, or in queues. None where the clocks of host and device differ."""
+    delay_p90_us: float | None
 
 
 class StepTable(msgspec.Struct, frozen=True, kw_only=True):
@@ -77,6 +78,8 @@ class LaunchTable(msgspec.Struct, frozen=True, kw_only=True):
     """Whose launching calls are recorded."""
     unlinked: int
     """Device work whose launching call is not: of graphs, or launched before the recording began."""
+    doubts: Doubts = Doubts()
+    """What speaks against the times."""
     rows: tuple[LaunchRow, ...]
 
 
@@ -134,6 +137,7 @@ def launch_table(trace: Trace) -> LaunchTable:
             hint="Record with ProfilerActivity.CPU and that of the device.",
         )
     dur_us = kernels.dur_ns[rows].astype(np.float64) / 1e3
+    doubts = doubts_of(trace)
     delay_us = np.maximum(0.0, kernels.start_ns[rows] / 1e3 - launched_us)
     names, of_row = np.unique(kernels.name[rows], return_inverse=True)
     out: list[LaunchRow] = []
@@ -147,12 +151,12 @@ def launch_table(trace: Trace) -> LaunchTable:
                 median_us=float(np.median(dur_us[at])),
                 short_share=float((dur_us[at] < SHORT_US).mean()),
                 below_call_share=None if call_us is None else float((dur_us[at] < call_us[at]).mean()),
-                delay_us=float(np.median(delay_us[at])),
-                delay_p90_us=float(np.quantile(delay_us[at], 0.9)),
+                delay_us=None if doubts.clock_offset_us else float(np.median(delay_us[at])),
+                delay_p90_us=None if doubts.clock_offset_us else float(np.quantile(delay_us[at], 0.9)),
             )
         )
     out.sort(key=lambda row: (-row.time_us, row.name))
-    return LaunchTable(launches=len(rows), unlinked=len(kernels) - len(rows), rows=tuple(out))
+    return LaunchTable(launches=len(rows), unlinked=len(kernels) - len(rows), doubts=doubts, rows=tuple(out))
 
 
 def launch_queue(trace: Trace, start_ns: int, end_ns: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:

@@ -24,6 +24,7 @@ from opreplay.traces.sums import shares, summed
 from opreplay.traces.times.breakdown import breakdown, classes_of_launches, self_time_us
 from opreplay.traces.times.busy import device_busy
 from opreplay.traces.times.clock import coarse_unit_us
+from opreplay.traces.times.doubts import doubts_of
 from opreplay.traces.times.kernel_classes import CLASSES
 
 MOST_LABELS = 20
@@ -100,7 +101,7 @@ def _on_device(trace: Trace) -> Where:
         clock="device",
         total_us=by_class.total_us,
         span_us=span,
-        busy_share=sum(device.busy_us for device in busy) / span if span else None,
+        busy_share=sum(device.busy_us for device in busy) / span if span and not doubts_of(trace).impossible else None,
         coarse_unit_us=coarse_unit_us(trace),
         classes={row.name: row.share for row in by_class.rows},
         launched_before_us=trace.info.links.launched_before_device_ns / 1e3,

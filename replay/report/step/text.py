@@ -59,6 +59,7 @@ CATEGORY_ROWS: tuple[tuple[str, str, bool], ...] = (
     ("launch latency", "idle_launch_latency", True),
     ("waiting for another stream, gaps", "idle_dependency", True),
     ("after the last task", "idle_after_last", True),
+    ("not certain why", "idle_unexplained", True),
 )
 """(title, field of `Categories`, part of the row above it)."""
 

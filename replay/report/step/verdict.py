@@ -9,7 +9,7 @@ import msgspec
 
 from opreplay.replay.ir.step import StepOnDevice, StepReport
 from opreplay.replay.report.table import Fact
-from opreplay.replay.report.text import middle, quotient, ratio_text, safe, share_text, time_text
+from opreplay.replay.report.text import doubt_lines, middle, quotient, ratio_text, safe, share_text, time_text
 from opreplay.replay.timeline.names import PYTHON
 
 _NAME_WIDTH = 40
@@ -23,6 +23,7 @@ CAUSES = {
     "launch_latency": "launch latency",
     "dependency": "for other streams, gaps between tasks",
     "after_last": "after its last task",
+    "unexplained": "for reasons that differing clocks hide",
 }
 
 
@@ -35,6 +36,14 @@ def verdict(step: StepReport) -> str:
     busy = share_text(quotient(step.busy_us, step_us))
     if step.bound == "host alone" and step.losses:
         text = f"No device work in what is left of the trace: {took}, ops run {busy} of it on the host"
+    elif step.doubts.impossible:
+        text = f"No verdict on {took}: {doubt_lines(step.doubts)[-1]}"
+    elif step.bound == "unknown":
+        reasons = " and ".join([*doubt_lines(step.doubts), *_lost_kernels(step)])
+        text = f"{device[0].upper()}{device[1:]} is busy {busy} of {took}; {reasons}, so what bounds it is not certain"
+    elif step.bound == "host alone" and step.launches_without_kernel:
+        text = f"No device work of this step is recorded: {took}, ops run {busy} of it on the host"
+        text += f"; {_lost_kernels(step)[0]}"
     elif step.bound == "host alone":
         text = f"On the host alone: {took}, ops run {busy} of it"
     elif step.bound == "host":
@@ -48,6 +57,12 @@ def verdict(step: StepReport) -> str:
         text = f"{device[0].upper()}{device[1:]} is busy {busy} of {took}: neither it nor the host alone bounds it"
     devices = [f"{safe(name)} {_on_device(on_device, step_us)}" for name, on_device in step.socs.items()]
     return "; ".join([text, *devices]) + "." + _largest(step) + _lost(step)
+
+
+def _lost_kernels(step: StepReport) -> list[str]:
+    """How many launches of the step lack their kernel; empty where none does."""
+    without = step.launches_without_kernel
+    return [f"{without:,} of its {step.launches:,} launches have no kernel"] if without else []
 
 
 def _lost(step: StepReport) -> str:
@@ -92,6 +107,8 @@ def step_rows(step: StepReport) -> list[Fact]:
     lengths = f"{time_text(step_us)}{_chosen(step)}; on the host {time_text(window.host_us)}"
     if step.bound == "host alone":
         return [("step", lengths, ""), ("in ops", _share(step.busy_us, step_us), "")]
+    if step.doubts.impossible:
+        return [("step", lengths, ""), *(("times", line, "yellow") for line in doubt_lines(step.doubts))]
     causes = [(CAUSES[cause], us) for cause, us in step.idle_us.items() if us >= _LEAST_SHARE * step_us]
     idle = [f"{share_text(quotient(us, step_us))} {cause}" for cause, us in sorted(causes, key=lambda one: -one[1])]
     if window.host_us > step_us and step.begin_us >= _LEAST_SHARE * step_us:
@@ -102,6 +119,7 @@ def step_rows(step: StepReport) -> list[Fact]:
         ("busy", f"{_share(step.busy_us, step_us)} of the step; tasks added up {time_text(step.device_sum_us)}", ""),
         ("idle", "; ".join([_share(sum(step.idle_us.values()), step_us), *idle]), ""),
         ("known", _known(step), "yellow" if step.unknown_wait_us > 0.1 * step_us else ""),
+        *(("times", line, "yellow") for line in doubt_lines(step.doubts)),
     ]
 
 
@@ -120,10 +138,20 @@ def _chosen(step: StepReport) -> str:
         return ""
     text = f" for {safe(middle(step.name, _NAME_WIDTH))}"
     if step.steps > 1:
-        text += f", {'1' if step.asked else 'the one of median length'} of {step.steps:,}"
+        text += f", 1 of {step.steps:,}" if step.asked else f", {_which(step)}"
     if step.all_host_us is not None and step.all_host_us[1] > _UNEVEN * step.all_host_us[0]:
         text += f" ({time_text(step.all_host_us[0])} to {time_text(step.all_host_us[1])} on the host)"
     return text
+
+
+def _which(step: StepReport) -> str:
+    """Return how the step was chosen: by its length among the steps with work."""
+    work = "ops" if step.bound == "host alone" else "device work"
+    if step.steps_with_work in (0, step.steps):
+        return f"the one of median length of {step.steps:,}"
+    if step.steps_with_work == 1:
+        return f"the only one of {step.steps:,} with {work}"
+    return f"the one of median length of the {step.steps_with_work:,} of {step.steps:,} with {work}"
 
 
 def _known(step: StepReport) -> str:

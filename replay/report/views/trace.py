@@ -14,7 +14,7 @@ from opreplay.replay.ir.step import StepReport
 from opreplay.replay.report.run import npu
 from opreplay.replay.report.step.verdict import step_facts, step_rows, verdict
 from opreplay.replay.report.table import COUNT, SHARE, TIME, AnyTable, Column, Fact, Table, facts_grid, terminal
-from opreplay.replay.report.text import coarse_text, end, listed, plural, safe, share_text, time_text
+from opreplay.replay.report.text import coarse_text, doubt_lines, end, listed, plural, safe, share_text, time_text
 from opreplay.replay.report.view import View
 from opreplay.traces import TraceSummary
 from opreplay.traces.joins.kernel_details import join_text
@@ -80,7 +80,8 @@ def _facts(summary: TraceSummary, step: StepReport | None) -> list[Fact]:
         ("metadata", f"{level}: {MEANING[level]}" if summary.cpu_ops else "", "" if level != "none" else "yellow"),
         ("processes", _processes(summary.merged), ""),
         ("device", _device_work(summary), ""),
-        *(("whole file", _busy(device, len(summary.busy)), "") for device in summary.busy[:DEVICES_SHOWN]),
+        *(("whole file", _busy(device, len(summary.busy)), "") for device in _told_devices(summary)),
+        *(("times", line, "yellow") for line in ([] if step is not None else doubt_lines(summary.doubts))),
         ("clock", "" if summary.coarse_unit_us is None else coarse_text(summary.coarse_unit_us), "yellow"),
         ("work", _work(summary), ""),
         ("links", _links(summary), ""),
@@ -164,6 +165,11 @@ def _busy(device: DeviceBusy, devices: int) -> str:
     return "; ".join(parts)
 
 
+def _told_devices(summary: TraceSummary) -> tuple[DeviceBusy, ...]:
+    """Return the devices whose busy time is told: none where device times are impossible."""
+    return () if summary.doubts.impossible else summary.busy[:DEVICES_SHOWN]
+
+
 def _work(summary: TraceSummary) -> str:
     """Classes of work with their shares, most first."""
     shown = [row for row in summary.work if row.share >= LEAST_CLASS][:CLASSES_SHOWN]
@@ -181,6 +187,8 @@ def _links(summary: TraceSummary) -> str:
     text += f"; {links.unowned:,} without" if links.unowned else ""
     if links.launched_before_device_ns / 1e3 / summary.device_time_us >= LEAST_CLASS:
         text += f", of these {links.launched_before:,} launched before the recording"
+    if links.launches_without_work:
+        text += f"; {links.launches_without_work:,} of {links.launches:,} launches without a kernel"
     return text
 
 

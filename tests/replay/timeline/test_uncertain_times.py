@@ -1,0 +1,57 @@
+"""No verdict rests on times that cannot be: clocks that differ, impossible kernels, launches whose kernel was lost."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from opreplay.replay.ir.step import StepReport
+from opreplay.replay.plan.recorded.where import where_of
+from opreplay.replay.report.step.verdict import step_rows
+from opreplay.replay.timeline.timeline import step_of, timeline
+from opreplay.traces import read_trace
+from tests.traces.events import DIMS, document, kernel, launch, note, op, write
+
+CASES = Path(__file__).parents[2] / "traces" / "cases"
+
+
+def step(name: str, number: int | None = None) -> StepReport:
+    return timeline(read_trace(CASES / f"{name}.json", activity=True), step=number).timeline.step
+
+
+def test_differing_clocks_give_no_split_of_idle_time() -> None:
+    report = step("kernels_before_launch")
+    assert report.bound == "unknown"
+    assert report.doubts.clock_offset_us == 55.0
+    assert report.idle_us.pop("unexplained") == pytest.approx(550.0)
+    assert set(report.idle_us.values()) == {0.0}
+
+
+def test_impossible_times_give_no_busy_share() -> None:
+    report = step("duration_overflow")
+    assert report.bound == "unknown"
+    assert [name for name, _, _ in step_rows(report)] == ["step", "times"]
+    where = where_of(read_trace(CASES / "duration_overflow.json"))
+    assert where is not None
+    assert where.busy_share is None
+
+
+def test_a_step_whose_kernels_were_lost() -> None:
+    alone = step("launches_without_kernels", 1)
+    assert (alone.bound, alone.launches, alone.launches_without_kernel) == ("host alone", 4, 4)
+    chosen = step("launches_without_kernels")
+    assert (chosen.name, chosen.steps, chosen.steps_with_work) == ("ProfilerStep#2", 3, 1)
+    assert (chosen.bound, chosen.launches_without_kernel) == ("host", 0)
+
+
+@pytest.mark.parametrize(("lost", "bound"), [(range(0), "host"), (range(0, 40, 2), "unknown"), (range(1), "host")])
+def test_idle_time_of_lost_kernels_is_no_verdict(tmp_path: Path, lost: range, bound: str) -> None:
+    events = [note("ProfilerStep#1", 0, 4000)]
+    for call in range(40):
+        events += [op("aten::mm", 100 * call, 30, call + 1, **DIMS), launch(100 * call + 5, call + 1)]
+        if call not in lost:
+            events.append(kernel("k", 100 * call + 15, 20, **{"External id": call + 1, "correlation": call + 1}))
+    report = step_of(read_trace(write(tmp_path, document(events)), activity=True))
+    assert report is not None
+    assert (report.bound, report.launches_without_kernel) == (bound, len(lost))

@@ -1,0 +1,46 @@
+# pyright: strict
+"""Device rows whose recorded times lie nowhere near the recording: time 0, another epoch, another unit; on columns."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+Array = npt.NDArray[Any]
+FAR_NS = 600 * 10**9
+"""Distance from what the host recorded within which device work may lie: queues hold seconds of it, not minutes."""
+FAR_WINDOWS = 10
+"""The same in lengths of what the host recorded."""
+WITHOUT_TIME = "device event without a time"
+FAR_OUTSIDE = "device event far outside of the recording"
+
+
+def misplaced(start: Array, dur: Array, host_start: Array, host_end: Array) -> dict[str, Array]:
+    """Return masks of the device rows that cannot have run when they say, by reason; times in nanoseconds.
+
+    Rows at time 0, where the host recorded nothing near it: CUPTI writes 0 where it has no time. Rows minutes away from
+    all that the host recorded, unless most are that far and lie as close together as what the host did: then only the
+    clocks differ.
+    """
+    out: dict[str, Array] = {}
+    if not len(start) or not len(host_start):
+        return out
+    end = start + dur.astype(np.int64)
+    first, last = int(host_start.min()), int(host_end.max())
+    far_ns = max(FAR_NS, FAR_WINDOWS * (last - first))
+    if int(start.min()) > 0 and int(start.min()) >= first - far_ns and int(end.max()) <= last + far_ns:
+        return out
+    # A few damaged times of the host must not stretch the recording to them.
+    first, last = (int(value) for value in np.quantile(host_start, (0.01, 0.99), method="nearest"))
+    last = max(last, int(np.quantile(host_end, 0.99, method="nearest")))
+    far_ns = max(FAR_NS, FAR_WINDOWS * (last - first))
+    at_zero = (start == 0) & (first > 0)
+    at_zero &= (dur == 0) | (int(at_zero.sum()) > 1) | (first > far_ns)
+    far = ~at_zero & ((start < first - far_ns) | (end > last + far_ns))
+    if 2 * int(far.sum()) > len(start):
+        together = int(end[far].max()) - int(start[far].min())
+        if together <= far_ns:
+            far[:] = False
+    return {reason: rows for reason, rows in ((WITHOUT_TIME, at_zero), (FAR_OUTSIDE, far)) if rows.any()}

@@ -102,10 +102,9 @@ def _separate(got: Collector, assigned: Assignment, columns: list[tuple[str, str
     """Give ids that are compared with each other a part of their own per process, where any is in two processes."""
     if not columns:
         return None
-    hosts = [pair for pair in columns if pair[0] != "kernels"] or columns
-    of_host = [_process_of_rows(got, assigned, table) for table, _ in hosts]
-    ids = [got.tables[table].peek(column).astype(np.int64) for table, column in hosts]
-    process, known = np.concatenate(of_host), np.concatenate(ids)
+    of_rows = [_process_of_rows(got, assigned, table) for table, _ in columns]
+    ids = [got.tables[table].peek(column).astype(np.int64) for table, column in columns]
+    process, known = np.concatenate(of_rows), np.concatenate(ids)
     valid = (process >= 0) & (known >= 0)
     pairs = distinct_pairs(process[valid], known[valid])
     if len(distinct(pairs[1])) == len(pairs[1]):

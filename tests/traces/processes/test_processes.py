@@ -112,6 +112,16 @@ def test_ids_that_overlap_in_part(tmp_path: Path, style: Style) -> None:
     assert right(owners(read(tmp_path, events))) == 12
 
 
+def test_work_launched_before_has_no_op_of_another_process(tmp_path: Path) -> None:
+    """Rank 1's first kernel has an id that only rank 0 launched in the recording."""
+    late = [event for event in profile(1, shift=0, first_id=5) if 6 not in event["args"].values()]
+    early = kernel("rank1", -50, 20, **{"External id": 6, "correlation": 6})
+    trace = read(tmp_path, merged(prefix, profile(0, shift=0), [*late, early]))
+    pairs = owners(trace)
+    assert right(pairs) == len(pairs) - 1
+    assert pairs[-1] == ("rank1", None)
+
+
 def test_nothing_tells_the_processes_apart(tmp_path: Path) -> None:
     """Sorted by time, on one device, launched at the same time: no owner, and it is counted."""
     events = merged(same_device, profile(0, shift=0), profile(1, shift=0))

@@ -17,7 +17,7 @@ from opreplay.replay.plan.select import selected_rows
 from opreplay.replay.resolve.bind import unnamed_arguments
 from opreplay.replay.results.compare.judge import StepTimes
 from opreplay.replay.results.compare.replaced import StepCall
-from opreplay.replay.results.compare.sides import OpTime, Times
+from opreplay.replay.results.compare.sides import UNNAMED, OpTime, Times
 from opreplay.replay.results.stats import median_interval
 from opreplay.traces.links.iterations import BatchIndex
 from opreplay.traces.links.steps import busy_steps, chosen_step
@@ -50,7 +50,7 @@ def times_of_trace(trace: Trace, select: str, *, level: MetadataLevel | None = N
     device = next(iter(trace.info.device_names), None)
     return Times(
         what="recorded",
-        on=device or "an unnamed device" if on_device else "cpu",
+        on=device or UNNAMED if on_device else "cpu",
         clock="device" if on_device else "host",
         source=file_name(trace.info.path),
         ops=ops,

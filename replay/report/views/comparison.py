@@ -32,7 +32,7 @@ from opreplay.replay.report.table import (
 )
 from opreplay.replay.report.text import DASH, plural, ratio_text, safe, share_text, time_text
 from opreplay.replay.report.view import View
-from opreplay.replay.results.compare.judge import Comparison, OpComparison, StepTimes, Total, Verdict
+from opreplay.replay.results.compare.judge import Comparison, OpComparison, StepTimes, Total, Verdict, is_within
 from opreplay.replay.results.compare.replaced import Replaced
 from opreplay.traces.sums import summed
 
@@ -71,7 +71,17 @@ def first_line(comparison: Comparison) -> str:
     """ "compared 48 ops: 3 slower, 1 faster, 44 same; total 1.020× (1.01 to 1.03)"."""
     judged = comparison.of("slower", "faster", "same", "unclear")
     counts = [f"{len(ops):,} {verdict}" for verdict in ORDER if (ops := comparison.of(verdict))]
-    return f"compared {plural(len(judged), 'op')}: {', '.join(counts) or 'none in both runs'}{_total(comparison)}"
+    compared = f"compared {plural(len(judged), 'op')}: {', '.join(counts) or 'none in both runs'}{_total(comparison)}"
+    return f"{compared}; {_shared_text(comparison.shared)}" if _is_shared_shown(comparison) else compared
+
+
+def _is_shared_shown(comparison: Comparison) -> bool:
+    """Whether the change of all ops is one worth a word."""
+    return comparison.shared is not None and not is_within(comparison.shared, LEAST_SHARED)
+
+
+def _shared_text(shared: float | None) -> str:
+    return f"all ops {precise(shared)}: clocks or power, not one op"
 
 
 def _total(comparison: Comparison) -> str:
@@ -231,6 +241,10 @@ def _method_lines(comparison: Comparison) -> list[str]:
     lines = [_threshold_text(comparison)]
     if unlisted:
         lines.append(f"not listed: {plural(unlisted, 'op')}, each under 0.1 % of what changed in the step (--all)")
+    if comparison.shared is not None:
+        lines.append(
+            f"ratios are relative to the change that all ops share, {precise(comparison.shared)}; times are not"
+        )
     if comparison.power is not None:
         lines.append(f"power: this pair could have seen changes above {share_text(comparison.power)}")
     return lines if comparison.machine is None else [*lines, *_machine_lines(comparison.machine, comparison.method)]
@@ -266,6 +280,8 @@ def facts(comparison: Comparison, steps: Steps) -> dict[str, object]:
 
 
 MOST_REPLACED = 8
+LEAST_SHARED = 0.005
+"""A change of all ops below this share is not told."""
 MAX_ROWS = 50
 """In Markdown: GitHub takes 65,536 characters for a comment."""
 STYLES = {"slower": "red", "lost": "red", "faster": "green", "gained": "green", "unclear": "yellow"}
@@ -285,7 +301,19 @@ _TIMES = [
     _OfOp("after", lambda op: op.after_us, TIME, key="after_us"),
 ]
 _CHANGE = Unit(lambda us: "" if us is None else f"{'+' if us > 0 else '−' if us < 0 else ''}{time_text(abs(us))}")
-_STEP_CHANGE = _OfOp("Δ step", lambda op: op.step_change_us, _CHANGE, key="step_change_us", style=lambda op: _style(op))
+
+
+def _step_change_title(comparison: Comparison) -> str:
+    """What the changes of the ops add up to: a step's device time, which is not its length, or its ops' host time."""
+    clocks = {side.clock for side in comparison.sides or ()}
+    return f"Δ {clocks.pop()}/step" if clocks in ({"device"}, {"host"}) else "Δ step"
+
+
+def _step_change(comparison: Comparison) -> _OfOp:
+    title = _step_change_title(comparison)
+    return _OfOp(title, lambda op: op.step_change_us, _CHANGE, key="step_change_us", style=_style)
+
+
 _CALLS = _OfOp("count", lambda op: op.count, COUNT, style="dim", drop=8)
 
 
@@ -295,7 +323,7 @@ def ops_table(comparison: Comparison, *last: _OfOp, everything: bool = False) ->
         _VERDICT,
         _OfOp("ratio", lambda op: op.ratio, _RATIO, style=_style),
         _OfOp(level(comparison), lambda op: interval(op) or DASH, right=True, style="dim", drop=4),
-        *([_STEP_CHANGE] if _of_steps(comparison) else []),
+        *([_step_change(comparison)] if _of_steps(comparison) else []),
         *_TIMES,
         _CALLS,
         *last,
@@ -321,7 +349,7 @@ _RATIO_KEYS = {"low": "ratio_low", "high": "ratio_high"}
 def page_table(comparison: Comparison) -> Table[OpComparison]:
     """All ops with both their times, as a page sorts them."""
     columns = [
-        *([_STEP_CHANGE] if _of_steps(comparison) else []),
+        *([_step_change(comparison)] if _of_steps(comparison) else []),
         _NAME,
         _OfOp("inputs", lambda op: op.inputs, form="code"),
         _CALLS,
@@ -343,7 +371,12 @@ def replaced_table(comparison: Comparison) -> Table[Replaced]:
         column("places", lambda one: one.places, COUNT, drop=2),
         column("before", lambda one: one.before_us, TIME, key="before_us", drop=1),
         column("after", lambda one: one.after_us, TIME, key="after_us", drop=1),
-        column("Δ step", lambda one: one.change_us, _CHANGE, key="step_change_us"),
+        column(
+            _step_change_title(comparison).removesuffix("/step"),
+            lambda one: one.change_us,
+            _CHANGE,
+            key="step_change_us",
+        ),
     ]
     return Table("Replaced", columns, comparison.replaced[:MOST_REPLACED])
 

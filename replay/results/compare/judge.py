@@ -181,6 +181,9 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
     notes: tuple[str, ...]
     total: Total | None
     ops: tuple[OpComparison, ...]
+    shared: float | None = None
+    """Between two recordings of one device: how many times as long all ops took alike, as by another clock. The ratios
+    and intervals of the ops are relative to it, their times are not. None where ops did not change alike."""
     unreached: tuple[int, int] = (0, 0)
     """Ops of the plan of each run that it did not come to: out of time, interrupted, a rank lost."""
     sides: tuple[Side, Side] | None = None

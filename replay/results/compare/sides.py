@@ -6,7 +6,7 @@ judged is the plain ratio of the medians of an op's calls: slower or faster beyo
 intervals of both medians or the band of a prediction leave it open. Fewer than six calls have no interval: on a
 device's clock they are taken as they are, on a host's they say nothing; and of two recordings on a host's clock the
 threshold is raised to what all ops scatter by, as of two runs. Two predictions err together: they are taken as they
-are.
+are. Of two recordings of one device, a change that all ops share (its clock) is divided out first.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from typing import Literal
 
 import msgspec
 
+from opreplay.replay.results.compare.alike import relative_to, shared_change
 from opreplay.replay.results.compare.judge import (
     DEFAULT_THRESHOLD,
     ClassTotal,
@@ -43,6 +44,7 @@ from opreplay.traces.errors import UsageError
 from opreplay.traces.sums import summed
 from opreplay.traces.times.kernel_classes import class_of_work
 
+UNNAMED = "an unnamed device"
 WHATS: tuple[What, ...] = ("recorded", "measured", "simulated")
 
 
@@ -115,7 +117,7 @@ def _timed(result: OpResult, us: float | None = None, note: str = "") -> OpTime:
 
 def _recorded(file: ResultFile, source: str) -> Times:
     device = bool(file.header.trace.get("device_us_total"))
-    on = str(file.header.trace.get("device") or "") or ("an unnamed device" if device else "cpu")
+    on = str(file.header.trace.get("device") or "") or (UNNAMED if device else "cpu")
     times = [result.recorded_device_us if device else result.recorded_host_us for result in file.results]
     ops = tuple(_timed(result, us, "" if us else "no time") for result, us in zip(file.results, times, strict=True))
     return Times(what="recorded", on=on, clock="device" if device else "host", source=source, ops=ops)
@@ -185,6 +187,9 @@ def compare_times(before: Times, after: Times, *, threshold: float = DEFAULT_THR
     both = [(op, second[op.id]) for op in before.ops if op.id in second]
     idle = {a.id for a, b in both if _is_idle(before, a) or _is_idle(after, b)}
     compared = [_compared(a, b, before, after) for a, b in both if a.id not in idle and (a.us or b.us)]
+    shared = shared_change(compared) if _same_device(before, after) else None
+    if shared is not None:
+        compared = [relative_to(op, shared) for op in compared]
     spread = spread_of(compared) if _on_host(before) and _on_host(after) else None
     applied = raised_threshold(threshold, spread)
     ops = [_judged(op, threshold, applied) for op in compared]
@@ -199,6 +204,7 @@ def compare_times(before: Times, after: Times, *, threshold: float = DEFAULT_THR
         spread=spread,
         power=None,
         machine=None,
+        shared=shared,
         before_us=before_us,
         after_us=after_us,
         differences=(),
@@ -261,6 +267,12 @@ def _sums_us(both: Sequence[tuple[OpTime, OpTime]]) -> tuple[float, float]:
 def _on_host(side: Times) -> bool:
     """Whether it was recorded on a host's clock."""
     return side.what == "recorded" and side.clock == "host"
+
+
+def _same_device(before: Times, after: Times) -> bool:
+    """Whether both sides were recorded on the clock of a device of one known name."""
+    on_device = all(side.what == "recorded" and side.clock == "device" for side in (before, after))
+    return on_device and before.on == after.on != UNNAMED
 
 
 def _predicts(before: Times, after: Times) -> bool:

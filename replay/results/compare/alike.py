@@ -1,0 +1,55 @@
+# pyright: strict
+"""The change that all ops of two recordings of one device share: clocks, power, temperature, and no op's own."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Sequence
+
+import msgspec
+
+from opreplay.replay.results.compare.judge import OpComparison
+from opreplay.replay.results.stats import quantile
+
+LEAST_OPS = 8
+"""Fewer ops do not tell a change of all of them from changes of a few."""
+LEAST_SPREAD = 0.015
+"""Standard deviation of the logarithms of ratios below which ops always count as changed alike."""
+OF_ERRORS = 1.5
+"""Ops count as changed alike whose ratios scatter by no more than so many of their own standard errors."""
+MIDDLE = 1.349
+"""Standard deviations of normal values from the first to the third quartile."""
+OUTLIERS, ROUNDS = 2.0, 3
+"""Ops further from the others than so many standard deviations changed for themselves; looked for so many times."""
+SURE = 2.5
+"""A change of all ops is one above so many of its standard errors."""
+
+
+def shared_change(ops: Sequence[OpComparison]) -> float | None:
+    """How many times as long all ops took in the second recording, or None where they did not change alike.
+
+    The geometric mean of the ratios without outliers, where the middle half of them agrees within the errors of the
+    ops.
+    """
+    judged = [op for op in ops if op.verdict == "same" and op.ratio]
+    if len(judged) < LEAST_OPS:
+        return None
+    logs = sorted(math.log(op.ratio) for op in judged if op.ratio)
+    errors = [op.error for op in judged if op.error is not None]
+    spread = (quantile(logs, 0.75) - quantile(logs, 0.25)) / MIDDLE
+    if spread > max(LEAST_SPREAD, OF_ERRORS * statistics.median(errors) if errors else 0.0):
+        return None
+    shared = statistics.median(logs)
+    for _ in range(ROUNDS):
+        near = [value for value in logs if abs(value - shared) <= OUTLIERS * spread]
+        shared = statistics.fmean(near) if near else shared
+    return math.exp(shared) if abs(shared) > SURE * spread / math.sqrt(len(logs)) else None
+
+
+def relative_to(op: OpComparison, shared: float) -> OpComparison:
+    """The op with its ratio and interval relative to the change of all ops; one that has no ratio as it is."""
+    if op.ratio is None:
+        return op
+    low, high = (None if bound is None else bound / shared for bound in (op.low, op.high))
+    return msgspec.structs.replace(op, ratio=op.ratio / shared, low=low, high=high)

@@ -1,8 +1,8 @@
 """TraceLens's `event_replay_ir.json`, read into a plan and written from one; owns the file, not its arguments' values.
 
 The file is a list of `{"op_name", "replay_ir": {"list_pos_args": [...], "list_kwargs": [...]}}`, each argument being
-`{"arg_name", "arg_type", "value"}`. What was read is written back exactly, unknown fields included, for every op that
-no pass has changed.
+`{"arg_name", "arg_type", "value"}`; an entry may have a `count` of calls. What was read is written back exactly,
+unknown fields included, for every op that no pass has changed.
 """
 
 from __future__ import annotations
@@ -22,11 +22,12 @@ from opreplay.traces.errors import FormatError, UsageError
 MAX_FILE_BYTES = 256 << 20
 MAX_ENTRIES = 1_000_000
 _MAX_ARGUMENTS = 512
+_MOST_CALLS = 1 << 53
 _HINT = "TraceLens's event replay writes such a file: a JSON list of objects with op_name and replay_ir."
 
 
 def read_tracelens_ir(path: str | Path) -> ReplayPlan:
-    """The ops of the file in its order, each with count 1 and no recorded times.
+    """The ops of the file in its order without recorded times, each with its `count` of calls (1 by default).
 
     Overloads are not in the file: they are matched by argument names afterwards. An entry whose argument type or dtype
     is not known stays in the plan with a reason. Raises FormatError, which names the entry, for all else that is wrong.
@@ -90,6 +91,7 @@ def _read_entry(index: int, entry: Any, seen: Counter[str]) -> ReplayOp:
     try:
         name, raw_args = _parts(entry)
         args, reason = _arguments(raw_args)
+        count = _count_of(entry)
     except Refused as error:
         raise FormatError(f"entry {index}: {error}", hint=_HINT) from None
     origin = json.dumps(entry)  # ASCII: what is no Unicode text could not be saved with a plan
@@ -98,12 +100,20 @@ def _read_entry(index: int, entry: Any, seen: Counter[str]) -> ReplayOp:
     return ReplayOp(
         id=hashlib.blake2b(identity.encode(), digest_size=6).hexdigest(),
         name=name,
-        count=1,
+        count=count,
         recorded=NOT_RECORDED,
         args=args,
         reason=reason,
         origin=origin,
     )
+
+
+def _count_of(entry: dict[str, Any]) -> int:
+    """How many calls an entry stands for. Raises Refused."""
+    count = entry.get("count", 1)
+    if type(count) is not int or not 0 < count <= _MOST_CALLS:
+        raise Refused(f"count is no number of calls from 1 to {_MOST_CALLS}")
+    return count
 
 
 def _parts(entry: Any) -> tuple[str, list[tuple[Any, bool]]]:
@@ -154,7 +164,7 @@ def entry_of(op: ReplayOp) -> dict[str, Any] | None:
         except (ValueError, RecursionError):
             entry = None  # a plan file that was edited by hand
         if _says(entry, op):
-            return entry
+            return entry if entry.get("count", 1) == op.count else {**entry, "count": op.count}
     if op.reason is not None:
         return None
     return {
@@ -163,6 +173,7 @@ def entry_of(op: ReplayOp) -> dict[str, Any] | None:
             "list_pos_args": [write_argument(argument) for argument in op.args if not argument.keyword_only],
             "list_kwargs": [write_argument(argument) for argument in op.args if argument.keyword_only],
         },
+        "count": op.count,
     }
 
 

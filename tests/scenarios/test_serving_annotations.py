@@ -112,3 +112,21 @@ def test_more_context_than_the_call_holds_is_impossible_and_said(
     assert json.loads(done.stdout)["socs"]["910b3"]["total_us"] == pytest.approx(total(console, most), rel=0.01)
     explained = console("plan", trace, "--soc", "910b3", "--select", "all", "--explain", "_C::paged_attention_v1")
     assert "impossible in this call" in explained.stdout
+
+
+def test_an_annotation_that_is_not_understood_is_said_once(tmp_path: Path, console: Callable[..., Result]) -> None:
+    names = ["execute_diffusion_1_1024x1024", "step[DECODE bs=2]", "execute_diffusion_1_512x512"]
+    events = [
+        event
+        for at, name in enumerate(names)
+        for event in (
+            {"ph": "X", "cat": "user_annotation", "name": name, "pid": 1, "tid": 1, "ts": 100 * at, "dur": 90},
+            {"ph": "X", "cat": "cpu_op", "name": "aten::mm", "pid": 1, "tid": 1, "ts": 100 * at + 5, "dur": 50}
+            | {"args": {"External id": at + 1, "Input Dims": [[8, 8], [8, 8]], "Input type": ["float", "float"]}},
+        )
+    ]
+    path = tmp_path / "trace.json"
+    path.write_text(json.dumps({"schemaVersion": 1, "traceEvents": events}))
+    lines = [line for line in console("plan", str(path), "--notes").stdout.splitlines() if "not understood" in line]
+    (line,) = lines
+    assert "2 annotations" in line

@@ -63,7 +63,13 @@ _FULL = re.compile(rf"execute_{_N}_context_{_N}{_SUMS}_generation_{_N}{_SUMS}\Z"
 _PART = rf"{_N}\({_N}(?:_{_N})?\)"
 _SHORT = re.compile(rf"execute_(?:{_N}_)?context_{_PART}_generation_{_PART}\Z")
 _NEW = re.compile(rf"execute_new_{_N}_cached_{_N}\Z")
-_SGLANG = re.compile(rf"step\[(DECODE|EXTEND|PREFILL|IDLE) bs={_N}(?: toks={_N})?\]\Z")
+_KEYED = re.compile(r"(?:step\[(DECODE|EXTEND|PREFILL|IDLE|MIXED)[ ,]|(prefill|decode|mixed)\[)([^\[\]]*)\]\Z")
+"""SGLang's "step[MIXED bs=7 c=2 g=5 c_sq=18 ...]", with sums of the context's sequences (c_) and of those that generate
+(g_), and ATOM's "prefill[bs=4 ...]"."""
+_KEY = re.compile(rf"([a-z][a-z0-9_]{{0,30}})={_N}\Z")
+_NEAR_MISS = re.compile(
+    r"(?:execute_(?:\d|context|generation|new|diffusion)|step\[|(?:prefill|decode|mixed)\[bs|capture_\d)"
+)
 _CAPTURE = re.compile(rf"capture_{_N}_FULL\Z")
 _STEP = re.compile(r"ProfilerStep#([0-9]+)\Z")
 
@@ -71,8 +77,8 @@ _STEP = re.compile(r"ProfilerStep#([0-9]+)\Z")
 def batch_context(name: str) -> BatchContext | None:
     """The batch that an annotation describes, or None for any other.
 
-    vLLM's `execute_*` and SGLang's `step[...]`; vLLM's `capture_32_FULL` is of a graph with its attention inside, which
-    is captured on 32 sequences that decode one token each.
+    vLLM's `execute_*`, SGLang's `step[...]` and ATOM's `prefill[...]`; vLLM's `capture_32_FULL` is of a graph with its
+    attention inside, which is captured on 32 sequences that decode one token each.
     """
     if len(name) > 400:
         return None
@@ -104,11 +110,35 @@ def _of_capture(match: re.Match[str]) -> BatchContext:
     return BatchContext(prefill_sequences=0, prefill_tokens=0, decode_sequences=size, decode_tokens=size)
 
 
-def _of_sglang(match: re.Match[str]) -> BatchContext:
-    size, tokens = int(match[2]), int(match[3]) if match[3] else None
-    if match[1] == "DECODE":
-        return BatchContext(prefill_sequences=0, decode_sequences=size, decode_tokens=tokens or size)
-    return BatchContext(prefill_sequences=size, prefill_tokens=tokens, decode_sequences=0)
+def _of_keys(match: re.Match[str]) -> BatchContext | None:
+    """Of "key=number" pairs; None where they do not say how many sequences are in which phase, or contradict."""
+    pairs = [_KEY.match(text) for text in re.split(r"[ ,]+", match[3].strip())]
+    keys = {pair[1]: int(pair[2]) for pair in pairs if pair is not None}
+    if len(keys) < len(pairs) or "bs" not in keys:
+        return None
+    kind, size, tokens = (match[1] or match[2]).upper(), keys["bs"], keys.get("toks")
+    if kind == "DECODE":
+        prefill, decode = 0, keys.get("g", size)
+    elif kind == "MIXED":
+        prefill = keys.get("c", size - keys["g"] if "g" in keys else -1)
+        decode = keys.get("g", size - prefill)
+    else:
+        prefill, decode = keys.get("c", size), 0
+    if prefill < 0 or decode < 0 or prefill + decode != size:
+        return None
+    new, generated = keys.get("c_sq"), keys.get("g_sq")
+    if generated is None and decode:
+        generated = tokens - (new or 0) if tokens and (new is not None or not prefill) else decode
+    if new is None and prefill and tokens is not None:
+        new = tokens - (generated or 0)
+    sums = {
+        f"{phase}_{name}": keys.get(f"{letter}_{key}")
+        for phase, letter in (("prefill", "c"), ("decode", "g"))
+        for name, key in (("k", "sk"), ("qq", "sqsq"), ("qk", "sqsk"))
+    }
+    return BatchContext(
+        prefill_sequences=prefill, prefill_tokens=new, decode_sequences=decode, decode_tokens=generated, **sums
+    )
 
 
 _BATCHES = (
@@ -116,9 +146,14 @@ _BATCHES = (
     (_SHORT, _of_short),
     (_NEW, _of_new),
     (_CAPTURE, _of_capture),
-    (_SGLANG, _of_sglang),
+    (_KEYED, _of_keys),
 )
 """What an annotation that matches says of the batch."""
+
+
+def is_unread(name: str) -> bool:
+    """Whether an annotation looks like a server's iteration though no batch is read from it."""
+    return _NEAR_MISS.match(name) is not None and batch_context(name) is None
 
 
 class _Products(NamedTuple):
@@ -201,3 +236,10 @@ class AnnotationTable(Sequence[Annotation]):
         return len(self) == len(others) and all(a == b for a, b in zip(self, others, strict=True))
 
     __hash__ = None  # type: ignore[assignment]
+
+
+def unread_annotations(notes: Sequence[Annotation]) -> dict[str, int]:
+    """Names of annotations that look like a server's iterations though no batch is read from them → how many."""
+    table = AnnotationTable.of(notes)
+    counts = np.bincount(table.name.astype(np.int64), minlength=len(table.names)).tolist()
+    return {name: count for name, count in zip(table.names, counts, strict=False) if count and is_unread(name)}

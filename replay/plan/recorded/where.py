@@ -17,6 +17,7 @@ import numpy.typing as npt
 from opreplay.replay.ir.labels import not_an_op
 from opreplay.replay.ir.model import ReplayPlan
 from opreplay.replay.plan.select import inside_ops, label_rows, opened_rows
+from opreplay.traces.links.annotations import unread_annotations
 from opreplay.traces.links.collectives import host_collectives
 from opreplay.traces.links.parents import innermost_parent
 from opreplay.traces.model import OpSignature, Trace
@@ -70,6 +71,8 @@ class Where(msgspec.Struct, frozen=True, kw_only=True):
     """In names that are no ops."""
     labels: tuple[LabelWork, ...] = ()
     """Those with most time."""
+    unread_annotations: dict[str, int] = {}
+    """Annotations that look like a server's iterations though no batch is read from them → how many."""
     cut: bool = False
     """On a host: the file was cut short, so that device work may have been recorded all the same."""
 
@@ -79,6 +82,7 @@ def where_of(read: Trace | ReplayPlan) -> Where | None:
     if not isinstance(read, Trace):
         return None
     where = _on_device(read) if len(read.kernels) else _on_host(read)
+    where = msgspec.structs.replace(where, unread_annotations=unread_annotations(read.annotations))
     return where if where.total_us > 0 else None
 
 

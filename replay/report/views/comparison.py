@@ -371,12 +371,7 @@ def replaced_table(comparison: Comparison) -> Table[Replaced]:
         column("places", lambda one: one.places, COUNT, drop=2),
         column("before", lambda one: one.before_us, TIME, key="before_us", drop=1),
         column("after", lambda one: one.after_us, TIME, key="after_us", drop=1),
-        column(
-            _step_change_title(comparison).removesuffix("/step"),
-            lambda one: one.change_us,
-            _CHANGE,
-            key="step_change_us",
-        ),
+        column("change", lambda one: one.change_us, _CHANGE, key="step_change_us"),
     ]
     return Table("Replaced", columns, comparison.replaced[:MOST_REPLACED])
 

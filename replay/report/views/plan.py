@@ -30,7 +30,7 @@ from opreplay.replay.report.run.facts import (
 from opreplay.replay.report.run.ops import OpColumn, op_column, predictions, recordings
 from opreplay.replay.report.run.report import MAX_ROWS, file_table, no_ops, reasons_table, rest_line
 from opreplay.replay.report.table import Table, decisive, notes_lines, terminal
-from opreplay.replay.report.text import DASH
+from opreplay.replay.report.text import DASH, end, plural, safe
 from opreplay.replay.report.view import View
 from opreplay.replay.report.views import meta
 from opreplay.replay.resolve.defining_files import registered_by
@@ -144,9 +144,19 @@ def render(
     return Group(*parts, *rest_line(results, MAX_ROWS), *tables, *notes_lines(notes))
 
 
+def unread_notes(unread: Mapping[str, int]) -> list[str]:
+    """One note on annotations of iterations that are not understood."""
+    if not unread:
+        return []
+    first, count = next(iter(unread)), sum(unread.values())
+    counted = plural(count, "annotation")
+    return [f"{counted} of iterations not understood, their batches are not used: {end(safe(first), 80)}"]
+
+
 def _notes(plan: ReplayPlan, results: Sequence[OpResult], where: Where | None, *, everything: bool) -> list[str]:
     kinds, socs = None if where is None else where.unowned, socs_of(results)
     chosen = unowned_notes(plan.unowned_device_us, plan.device_us_total, kinds)
+    chosen += unread_notes({} if where is None else where.unread_annotations)
     chosen += [note for soc in socs for note in telling_notes(soc, results)]
     lines = [*chosen, *stand_in_notes(results), *assumption_notes(results)]
     lines += [note for soc in socs for note in confidence_notes(soc, results) if note not in chosen]

@@ -55,6 +55,25 @@ def test_reads_names_types_tensors_and_values(tmp_path: Path) -> None:
     assert op.args[3] == ReplayArg(name="beta", type="Scalar", value=1, keyword_only=True)
 
 
+def test_counts_of_calls_are_read_and_written(tmp_path: Path) -> None:
+    entries = [ADDMM | {"count": 7}, entry(count=2), ADDMM]
+    plan = read_tracelens_ir(saved(tmp_path, entries))
+    assert [op.count for op in plan.ops] == [7, 2, 1]
+    write_tracelens_ir(plan, tmp_path / "out.json")
+    assert json.loads((tmp_path / "out.json").read_text()) == entries
+    more = msgspec.structs.replace(
+        plan, ops=tuple(msgspec.structs.replace(op, count=5, origin=None) for op in plan.ops)
+    )
+    write_tracelens_ir(more, tmp_path / "more.json")
+    assert [op.count for op in read_tracelens_ir(tmp_path / "more.json").ops] == [5, 5, 5]
+
+
+@pytest.mark.parametrize("count", [0, -1, 1.5, True, "7", None, 1 << 60])
+def test_what_is_no_count_of_calls_is_refused(tmp_path: Path, count: Any) -> None:
+    with pytest.raises(FormatError, match="entry 0: count"):
+        read_tracelens_ir(saved(tmp_path, [ADDMM | {"count": count}]))
+
+
 def test_unknown_fields_order_and_duplicates_survive(tmp_path: Path) -> None:
     entries = [ADDMM, entry(), ADDMM]
     plan = read_tracelens_ir(saved(tmp_path, entries))
@@ -243,5 +262,6 @@ def test_our_arguments_survive_tracelens(tmp_path: Path, arguments: dict[str, An
     )
     plan = ReplayPlan(source="t", device_us_total=1.0, host_us_total=1.0, ops=(op,))
     write_tracelens_ir(plan, tmp_path / "out.json", force=True)
-    assert read_tracelens_ir(tmp_path / "out.json").ops[0].args == args
+    (read,) = read_tracelens_ir(tmp_path / "out.json").ops
+    assert (read.args, read.count) == (args, 3)
     assert msgspec.json.decode(msgspec.json.encode(plan), type=ReplayPlan) == plan

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from opreplay.traces import BatchContext, batch_context
-from opreplay.traces.links.annotations import AnnotationTable, step_number
+from opreplay.traces.links.annotations import AnnotationTable, is_unread, step_number, unread_annotations
 from opreplay.traces.model import Annotation
 
 
@@ -77,6 +77,46 @@ from opreplay.traces.model import Annotation
             BatchContext(prefill_sequences=2, prefill_tokens=512, decode_sequences=3, decode_tokens=3),
         ),
         ("execute_new_4_cached_5", BatchContext(prefill_sequences=4, decode_sequences=5)),
+        (
+            "step[EXTEND bs=2 toks=18 c_sq=18 c_sqsq=162 c_sqsk=162 c_sk=18]",
+            BatchContext(
+                prefill_sequences=2,
+                prefill_tokens=18,
+                prefill_k=18,
+                prefill_qq=162,
+                prefill_qk=162,
+                decode_sequences=0,
+            ),
+        ),
+        (  # two tokens a sequence
+            "step[DECODE bs=7 g_sq=14 g_sqsq=28 g_sqsk=28672 g_sk=14336]",
+            BatchContext(
+                prefill_sequences=0,
+                decode_sequences=7,
+                decode_tokens=14,
+                decode_k=14336,
+                decode_qq=28,
+                decode_qk=28672,
+            ),
+        ),
+        (
+            "step[MIXED bs=7 c=2 g=5 c_sq=18 c_sk=20 g_sq=5 g_sk=500]",
+            BatchContext(
+                prefill_sequences=2,
+                prefill_tokens=18,
+                prefill_k=20,
+                decode_sequences=5,
+                decode_tokens=5,
+                decode_k=500,
+            ),
+        ),
+        (
+            "step[MIXED bs=7 g=5 toks=25]",
+            BatchContext(prefill_sequences=2, prefill_tokens=20, decode_sequences=5, decode_tokens=5),
+        ),
+        ("prefill[bs=3]", BatchContext(prefill_sequences=3, decode_sequences=0)),
+        ("prefill[bs=3, toks=90]", BatchContext(prefill_sequences=3, prefill_tokens=90, decode_sequences=0)),
+        ("decode[bs=8]", BatchContext(prefill_sequences=0, decode_sequences=8, decode_tokens=8)),
         ("step[DECODE bs=32]", BatchContext(prefill_sequences=0, decode_sequences=32, decode_tokens=32)),
         ("step[EXTEND bs=15 toks=15360]", BatchContext(prefill_sequences=15, prefill_tokens=15360, decode_sequences=0)),
         ("execute_diffusion_1_256x256", None),
@@ -146,3 +186,34 @@ def test_a_full_capture_is_of_decodes() -> None:
     assert batch is not None
     assert (batch.phase, batch.decode_sequences, batch.decode_tokens, batch.prefill_sequences) == ("decode", 32, 32, 0)
     assert batch_context("capture_8192_PIECEWISE") is None
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "execute_diffusion_1_1024x1024",
+        "step[MIXED bs=7 c_sq=18]",
+        "step[MIXED bs=7 c=3 g=5]",
+        "step[VERIFY bs=7]",
+        "step[DECODE bs=many]",
+        "decode[bs=]",
+        "execute_context_2(512)_generation_3",
+        "execute_4_context_2[512]",
+    ],
+)
+def test_a_near_miss_is_known_as_one(name: str) -> None:
+    assert batch_context(name) is None
+    assert is_unread(name)
+
+
+@pytest.mark.parametrize(
+    "name", ["step", "execute", "execute_model", "prefill", "decode[0]", "ProfilerStep#3", "step[DECODE bs=3]"]
+)
+def test_other_annotations_are_none(name: str) -> None:
+    assert not is_unread(name)
+
+
+def test_near_misses_are_counted() -> None:
+    names = ["step[VERIFY bs=7]", "step[DECODE bs=3]", "step[VERIFY bs=7]", "decode[bs=x]", "loss"]
+    notes = [Annotation(name=name, start_ns=10 * at, dur_ns=5, track=0) for at, name in enumerate(names)]
+    assert unread_annotations(notes) == {"step[VERIFY bs=7]": 2, "decode[bs=x]": 1}

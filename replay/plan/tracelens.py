@@ -163,7 +163,7 @@ def entry_of(op: ReplayOp) -> dict[str, Any] | None:
             entry = json.loads(op.origin)
         except (ValueError, RecursionError):
             entry = None  # a plan file that was edited by hand
-        if _says(entry, op):
+        if entry is not None and _says(entry, op):
             return entry if entry.get("count", 1) == op.count else {**entry, "count": op.count}
     if op.reason is not None:
         return None

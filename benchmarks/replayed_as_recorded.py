@@ -18,8 +18,8 @@ the calls it stands for, and belongs to the first of these kinds that fits:
               transposition in the other order, letters for the dots of an equation, the side that a flag says as well,
               whole turns, modes of a QR factorisation of a matrix that is not tall
 
-A memory format decides strides and is "layout"; bounds of random numbers, and the ends of a range of the same length,
-are "number".
+A memory format decides strides and is "layout"; the half of a symmetric matrix that is read (UPLO), bounds of random
+numbers, and the ends of a range of the same length, are "number".
 
 "merged" are ops that stand for calls of different arguments; such an op is right where it is one of them. "unsaid"
 are the wrong ones (size, value) of which no argument that differs has an assumption. Ops that are not replayed, and
@@ -228,6 +228,8 @@ def differences(op: ReplayOp, call: ExactCall, *, strides: bool) -> Iterator[tup
         if kind == "value" and _written_otherwise(op, name, planned, call):
             continue
         if kind == "value" and (f"{op_name}({name})" in DRAWN | ENDS or _as_long(op_name, planned, call)):
+            kind = "number"
+        if kind == "value" and name == "UPLO":  # which half of a symmetric matrix is read
             kind = "number"
         if kind == "value" and name == "memory_format":  # decides strides alone
             kind = "layout"

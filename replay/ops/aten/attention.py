@@ -1,7 +1,7 @@
 """Fused attention forwards of CUDA and ROCm through aten::scaled_dot_product_attention, without dropout.
 
-Results have the number of the originals; log-sum-exps, random states and masks are placeholders, since no replay reads
-them.
+Results have the number, sizes and types of the originals; log-sum-exps, random states and masks are placeholders, since
+no replay reads them.
 """
 
 from __future__ import annotations
@@ -35,24 +35,44 @@ def _lse(q: Tensor) -> Tensor:
     return q.new_empty(q.shape[:-1], dtype=torch.float32)
 
 
+def _padded_lse(q: Tensor, batch: int, heads: int, longest: int, *, wanted: bool) -> Tensor:
+    """The memory-efficient kernels pad the sequence to whole blocks of 32."""
+    return q.new_empty((batch, heads, -(-longest // 32) * 32 if wanted else 0), dtype=torch.float32)
+
+
 def _state(q: Tensor) -> Tensor:
     return q.new_zeros((), dtype=torch.int64)
+
+
+def _flash_states(q: Tensor) -> tuple[Tensor, Tensor]:
+    """Seed and offset in one, and one that is unused."""
+    return q.new_zeros(2, dtype=torch.uint64), q.new_zeros((), dtype=torch.uint64)
+
+
+def _tokens_first(out: Tensor) -> Tensor:
+    """[B, H, S, D] as a view of [B, S, H, D] in memory."""
+    return out.transpose(1, 2).contiguous().transpose(1, 2)
 
 
 def scaled_dot_product_flash_attention(c: Call) -> tuple[Any, ...]:
     """Layout [B, H, S, D]."""
     q, k = c.query, c.key
     out = attend(q, k, c.value, getattr(c, "attn_bias", None), causal=c.is_causal, scale=c.scale)
-    return out, _lse(q), None, None, q.shape[-2], k.shape[-2], _state(q), _state(q), q.new_empty(0)
+    return out, _lse(q), None, None, q.shape[-2], k.shape[-2], *_flash_states(q), q.new_empty(0)
 
 
-scaled_dot_product_cudnn_attention = scaled_dot_product_flash_attention
+def scaled_dot_product_cudnn_attention(c: Call) -> tuple[Any, ...]:
+    """Layout [B, H, S, D]."""
+    out = attend(c.query, c.key, c.value, c.attn_bias, causal=c.is_causal, scale=c.scale)
+    states = _state(c.query), _state(c.query)
+    return out, _lse(c.query), None, None, c.query.shape[-2], c.key.shape[-2], *states, c.query.new_empty(0)
 
 
 def scaled_dot_product_efficient_attention(c: Call) -> tuple[Any, ...]:
     """Layout [B, H, S, D]."""
-    out = attend(c.query, c.key, c.value, c.attn_bias, causal=c.is_causal, scale=c.scale)
-    return out, _lse(c.query), _state(c.query), _state(c.query)
+    q = c.query
+    out = _tokens_first(attend(q, c.key, c.value, c.attn_bias, causal=c.is_causal, scale=c.scale))
+    return out, _padded_lse(q, *q.shape[:3], wanted=c.compute_log_sumexp), _state(q), _state(q)
 
 
 def cudnn_attention_forward(c: Call) -> tuple[Any, ...]:
@@ -71,7 +91,9 @@ def flash_attention_forward(c: Call) -> tuple[Any, ...]:
         out = attend(_flip(q), _flip(k), _flip(v), None, causal=c.is_causal, scale=c.scale).transpose(1, 2)
     else:
         out = _packed(q, k, v, c.cum_seq_q, c.cum_seq_k, causal=c.is_causal, scale=c.scale)
-    return out, _lse(q), _state(q), _state(q), q.new_empty(0)
+    # Heads come before tokens.
+    lse = _lse(q.transpose(-3, -2))
+    return out, lse, *_flash_states(q), q.new_empty(0)
 
 
 def efficient_attention_forward(c: Call) -> tuple[Any, ...]:
@@ -83,7 +105,11 @@ def efficient_attention_forward(c: Call) -> tuple[Any, ...]:
     else:
         ends = c.cu_seqlens_q, c.cu_seqlens_k
         out = _packed(q[0], k[0], v[0], *ends, causal=causal, scale=c.scale).unsqueeze(0)
-    return out, _lse(q), _state(q), _state(q), c.max_seqlen_q or 0, c.max_seqlen_k or 0
+    batch, lengths = q.shape[0], (q.shape[1], k.shape[1])
+    if c.cu_seqlens_q is not None:
+        batch, lengths = c.cu_seqlens_q.shape[0] - 1, (c.max_seqlen_q or 0, c.max_seqlen_k or 0)
+    lse = _padded_lse(q, batch, q.shape[2], lengths[0], wanted=c.compute_log_sumexp)
+    return out, lse, _state(q), _state(q), *lengths
 
 
 def _packed(

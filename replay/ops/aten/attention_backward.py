@@ -54,7 +54,15 @@ def _by_autograd(
 def scaled_dot_product_flash_attention_backward(c: Call) -> tuple[Tensor, Tensor, Tensor]:
     """Layout [B, H, S, D]."""
     saved, bias = (c.out, c.logsumexp), getattr(c, "attn_bias", None)
-    return gradients(c.grad_out, c.query, c.key, c.value, *saved, bias, causal=c.is_causal, scale=c.scale)
+    grads = gradients(c.grad_out, c.query, c.key, c.value, *saved, bias, causal=c.is_causal, scale=c.scale)
+    of_query, of_key, of_value = map(_laid_out_as, grads, (c.query, c.key, c.value))
+    return of_query, of_key, of_value
+
+
+def _laid_out_as(gradient: Tensor, forward: Tensor) -> Tensor:
+    """The gradient with the strides of what it belongs to, as CUDA's kernels write it."""
+    like = torch.empty_like(forward)
+    return gradient if gradient.stride() == like.stride() else like.copy_(gradient)
 
 
 scaled_dot_product_cudnn_attention_backward = scaled_dot_product_flash_attention_backward

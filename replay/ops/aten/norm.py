@@ -39,9 +39,12 @@ def native_batch_norm_backward(c: Call) -> tuple[Maybe, Maybe, Maybe]:
     """With all per-channel tensors in float32: CUDA takes any mix of dtypes, the CPU does not."""
     given = (c.weight, c.running_mean, c.running_var, c.save_mean, c.save_invstd)
     by_channel = [None if t is None else t.float() for t in given]
-    return torch.ops.aten.native_batch_norm_backward.default(
+    of_input, of_weight, of_bias = torch.ops.aten.native_batch_norm_backward.default(
         c.grad_out.to(c.input.dtype), c.input, *by_channel, c.train, c.eps, list(c.output_mask)
     )
+    dtype = c.input.dtype if c.weight is None else c.weight.dtype
+    of_weight, of_bias = (None if grad is None else grad.to(dtype) for grad in (of_weight, of_bias))
+    return of_input, of_weight, of_bias
 
 
 def _reduced(x: Tensor) -> list[int]:

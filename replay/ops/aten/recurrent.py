@@ -14,14 +14,18 @@ _LSTM, _GRU = 2, 3
 
 
 def cudnn_rnn(c: Call) -> Any:
-    """input [T, B, C] ([B, T, C] if batch_first; packed [ΣT, C] with batch_sizes) → output and last states."""
+    """input [T, B, C] ([B, T, C] if batch_first; packed [ΣT, C] with batch_sizes) → output, last states of both kinds,
+    a reserve, which is empty, and the weights in one."""
     ops = torch.ops.aten
     op = {0: ops.rnn_relu, 1: ops.rnn_tanh, _LSTM: ops.lstm, _GRU: ops.gru}[c.mode]
     state: Any = [c.hx, c.cx] if c.mode == _LSTM else c.hx
     settings = (list(c.weight), c.weight_stride0 >= 4, c.num_layers, c.dropout, c.train, c.bidirectional)
     if c.batch_sizes:
-        return op.data(c.input, torch.tensor(list(c.batch_sizes), dtype=torch.int64), state, *settings)
-    return op.input(c.input, state, *settings, c.batch_first)
+        results = op.data(c.input, torch.tensor(list(c.batch_sizes), dtype=torch.int64), state, *settings)
+    else:
+        results = op.input(c.input, state, *settings, c.batch_first)
+    cells = results[2:] or (c.input.new_empty(0),)
+    return *results[:2], *cells, c.input.new_empty(0, dtype=torch.uint8), getattr(c, "weight_buf", None)
 
 
 miopen_rnn = cudnn_rnn

@@ -182,12 +182,18 @@ def _before_expanding(
     viewed = [name for meta, name in views if meta.dtype.startswith(_INTEGERS)]
     if not repeated and len(viewed) == len(indices) == len(reshaped):
         repeated = [at for at, name in enumerate(viewed) if name == "aten::_reshape_alias"]
-    for at, meta in zip(repeated if len(repeated) == len(expanded) else range(len(indices)), expanded, strict=False):
-        indices[at] = _index(meta)
+    shown = dict(zip(repeated if len(repeated) == len(expanded) else range(len(indices)), expanded, strict=False))
+    indices = [_index(shown.get(at, meta)) for at, meta in enumerate(indices)]
     narrow = [meta.dtype for meta in _integers(calls, "aten::to") if meta.dtype != "int64"]
-    if len(narrow) != len(indices):
-        return indices
-    return [_index(meta, dtype=dtype) for meta, dtype in zip(indices, narrow, strict=True)]
+    if len(narrow) == len(indices):
+        return [_index(meta, dtype=dtype) for meta, dtype in zip(indices, narrow, strict=True)]
+    # Those that were expanded show their own types; what else was cast are the others.
+    for meta in shown.values():
+        if meta.dtype in narrow:
+            narrow.remove(meta.dtype)
+    others = [at for at in range(len(indices)) if at not in shown]
+    types = dict(zip(others, narrow, strict=True)) if len(narrow) == len(others) else {}
+    return [_index(meta, dtype=types.get(at)) for at, meta in enumerate(indices)]
 
 
 def _ones_before(reshape: OpSignature, broadcast: Shape) -> int | None:

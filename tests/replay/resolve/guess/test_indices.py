@@ -163,3 +163,21 @@ def test_an_index_under_vmap(tmp_path: Path, shape: tuple[int, ...], columns: tu
     }
     batch = ((4, *(1,) * len(shape)), (4, *shape))
     assert told == {((5,), (shape,)), ((4, 5), batch)}
+
+
+def test_an_index_that_is_cast_beside_others_that_are_expanded(tmp_path: Path) -> None:
+    """Indices of int32 among those of int64, of which only some are expanded first."""
+    target, values = torch.zeros(2, 3, 4), torch.ones(2, 2)
+    rows, columns = torch.tensor([[0], [1]]), torch.tensor([[0, 1], [2, 0]], dtype=torch.int32)
+    with profile(activities=[ProfilerActivity.CPU], record_shapes=True) as profiler:
+        torch.ops.aten.index_put_(target, [rows, columns, torch.tensor([1, 3])], values)
+    file = tmp_path / "trace.json"
+    profiler.export_chrome_trace(str(file))
+    plan = build_plan(read_trace(file), select="all")
+    op = next(op for op in plan.ops if op.name == "aten::_index_put_impl_")
+    indices = next(arg for arg in op.args if arg.name == "indices")
+    assert [(meta.shape, meta.dtype) for meta in indices.tensors if meta] == [
+        ((2, 1), "int64"),
+        ((2, 2), "int32"),
+        ((2,), "int64"),
+    ]

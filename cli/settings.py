@@ -7,9 +7,12 @@ may be is the option's own; the command line wins.
 
 from __future__ import annotations
 
+import math
 import os
 import re
 import stat
+import sys
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -21,6 +24,7 @@ from typing import TYPE_CHECKING, Any, cast
 import click
 
 from opreplay.cli.options.types import Assignments, ByteSize, FileName, SocName
+from opreplay.traces.folders import is_inside, open_regular, read_regular
 
 if TYPE_CHECKING:
     from opreplay.traces.errors import UsageError
@@ -28,7 +32,22 @@ if TYPE_CHECKING:
 OWN, SHARED = "opreplay.toml", "pyproject.toml"
 NONE = "none"
 """In place of a file: no file counts."""
-MOST_BYTES = 1 << 20
+MOST_BYTES = {OWN: 16 << 10, SHARED: 256 << 10}
+"""Of a file by its name; of one with another name as of `OWN`."""
+PER_PROCESSOR = 4
+"""Threads and processes that a found file may ask for without trust, times the processors of this machine."""
+LONGEST_S = 60.0
+"""Time that a found file may give one op or case without trust."""
+_PARALLEL = frozenset({"threads", "lanes", "ranks"})
+_PER_OP = frozenset({"op_time", "speed_time"})
+_SIZES = frozenset({"batch", "context", "world_size", "cores"}) | {
+    f"{kind}_parallel" for kind in ("expert", "tensor", "pipeline")
+}
+MOST_DEVICE_BYTES = 1 << 20
+MOST_SIZE = 1 << 24
+"""Value of a size or count of a simulated step that a found file may give without trust."""
+_SHOWN = 200
+"""Characters of a file that a message repeats."""
 _NO_OPTIONS = frozenset({"help", "version", "config", "set"})
 _WORD = re.compile(r"[A-Z]+")
 _SUFFIX = re.compile(r"\.[a-z]")
@@ -53,8 +72,11 @@ class Settings:
     """(name as written, value, where it stands) of each setting."""
     used: Mapping[str, tuple[str, ...]] = field(default_factory=dict[str, tuple[str, ...]])
     """Command → names as written of what counts for it."""
-    untrusted: frozenset[str] = frozenset()
-    """Names as written that need trust, of a file that has none."""
+    untrusted: Mapping[str, str] = field(default_factory=dict[str, str])
+    """Name as written of each setting that needs trust → why its value does ("" where any value would), of a file that
+    has none."""
+    unreadable: Mapping[str, str] = field(default_factory=dict[str, str])
+    """Name as written of each setting whose device file cannot be read → why, of a file without trust."""
     problem: str = ""
     """Why the file does not count, where somebody is to be told of it instead of stopped."""
 
@@ -87,8 +109,8 @@ def _own(path: Path) -> Path:
 
 def _speaks(path: Path) -> bool:
     try:
-        with path.open("rb") as file:
-            return b"tool.opreplay" in file.read(MOST_BYTES)
+        with open_regular(path, sys.maxsize) as file:
+            return b"tool.opreplay" in file.read(MOST_BYTES[SHARED] + 1)
     except OSError:
         return False
 
@@ -102,7 +124,8 @@ def read_settings(path: Path, commands: Mapping[str, click.Command], *, named: b
     content = content_of(path)
     table = _table(path, content)
     trusted = named or is_trusted(path, content)
-    untrusted = set[str]()
+    untrusted: dict[str, str] = {}
+    unreadable: dict[str, str] = {}
     values: dict[str, dict[str, Any]] = {}
     places: list[tuple[str, str, str]] = []
     used: dict[str, tuple[str, ...]] = {}
@@ -110,10 +133,18 @@ def read_settings(path: Path, commands: Mapping[str, click.Command], *, named: b
         for command, option in options.items():
             _take(values, path, command, option, value, written)
             used[command] = (*used.get(command, ()), written)
-            if not trusted and needs_trust(option):
-                untrusted.add(written)
+            if trusted:
+                continue
+            placed = values[command][option.name or ""]
+            why = excess_of(option, placed, path.parent)
+            if why or needs_trust(option):
+                untrusted[written] = why
+            elif isinstance(option.type, SocName) and (problem := _unreadable(placed)):
+                unreadable[written] = problem
         places.append((written, _shown(value), str(path)))
-    return Settings(path=path, values=values, places=tuple(places), used=used, untrusted=frozenset(untrusted))
+    return Settings(
+        path=path, values=values, places=tuple(places), used=used, untrusted=untrusted, unreadable=unreadable
+    )
 
 
 def _assigned(
@@ -149,8 +180,12 @@ def needs_trust(option: click.Option) -> bool:
 
 
 def refuse_untrusted(settings: Settings, command: str) -> None:
-    """Raises UsageError where a command would use what a found file may not decide."""
-    wrong = [name for name in settings.used.get(command, ()) if name in settings.untrusted]
+    """Raises UsageError where a command would use what a found file may not decide, or a device file that is none."""
+    used, reasons = settings.used.get(command, ()), settings.untrusted
+    unreadable = next((f"{name}: {settings.unreadable[name]}" for name in used if name in settings.unreadable), None)
+    if unreadable is not None:
+        raise _wrong(f"{settings.path}: {unreadable}", "A device file is a regular file below that of the options.")
+    wrong = [f"{name} ({reasons[name]})" if reasons[name] else name for name in used if name in reasons]
     if wrong:
         raise _wrong(
             f"{settings.path} was found, not named, and decides {', '.join(wrong)}: that needs your trust",
@@ -158,28 +193,62 @@ def refuse_untrusted(settings: Settings, command: str) -> None:
         )
 
 
+def excess_of(option: click.Option, value: Any, folder: Path) -> str:
+    """Return why a value of a found file in `folder` needs trust although the option does not; "" where it needs none.
+
+    It names a file outside of the folder, asks for more processes than the machine runs well, or takes very long.
+    """
+    texts = [str(text) for text in cast("list[Any]", value)] if isinstance(value, list) else [str(value)]
+    if isinstance(option.type, SocName) or option.name == "init_arg":
+        files = texts if isinstance(option.type, SocName) else [text.partition("=")[2] for text in texts]
+        outside = next((file for file in files if _is_outside(file, folder)), None)
+        return "" if outside is None else f"{outside[:_SHOWN]} is a file outside of {folder}"
+    converted = option.type_cast_value(click.Context(click.Command("")), value)
+    if option.name in _PARALLEL and not option.is_flag and converted > (most := PER_PROCESSOR * (os.cpu_count() or 1)):
+        return f"{converted:,} is more than {most}, {PER_PROCESSOR} a processor"
+    if option.name in _PER_OP and converted > LONGEST_S:
+        return f"{converted:g} s is more than {LONGEST_S:g} s"
+    if option.name in _SIZES and converted > MOST_SIZE:
+        return f"{converted:,} is more than {MOST_SIZE:,}"
+    return ""
+
+
+def _unreadable(value: Any) -> str:
+    """Return why one of the device files among the names of devices cannot be read; "" where all can."""
+    names = cast("list[Any]", value) if isinstance(value, list) else [value]
+    for name in map(str, names):
+        if os.sep in name or name.endswith(".toml"):
+            try:
+                open_regular(name, MOST_DEVICE_BYTES).close()
+            except OSError as error:
+                return f"cannot read {name[:_SHOWN]}: {error.strerror}"
+    return ""
+
+
+def _is_outside(text: str, folder: Path) -> bool:
+    """Whether a text may name a file, with links followed, that does not lie below a folder."""
+    if os.sep not in text and not text.lower().endswith(".toml") and not os.path.lexists(text):
+        return False
+    try:
+        return not is_inside(os.path.realpath(text), (os.path.realpath(folder),))
+    except (OSError, ValueError):
+        return True
+
+
 def content_of(path: Path) -> bytes:
     """What a file of options holds. Raises UsageError for one that cannot be read or is too large."""
     try:
-        with path.open("rb") as file:
-            data = file.read(MOST_BYTES + 1)
+        return read_regular(path, MOST_BYTES.get(path.name, MOST_BYTES[OWN]))
     except OSError as error:
         raise _wrong(f"cannot read {path}: {error.strerror}", f"Name a file of options, or {NONE}.") from None
-    if len(data) > MOST_BYTES:
-        raise _wrong(f"{path} holds more than {MOST_BYTES:,} bytes", "Options take less.")
-    return data
 
 
 def _table(path: Path, content: bytes) -> dict[str, Any]:
-    import sys
+    from opreplay.traces.toml_text import parse_toml
 
-    if sys.version_info >= (3, 11):
-        import tomllib
-    else:
-        import tomli as tomllib
     try:
-        table: Any = tomllib.loads(content.decode())
-    except (UnicodeDecodeError, tomllib.TOMLDecodeError, RecursionError) as error:
+        table: Any = parse_toml(content)
+    except ValueError as error:
         raise _wrong(f"{path} is no TOML: {error}", "Options are written like soc = ['910b3'].") from None
     for key in ("tool", "opreplay") if path.name == SHARED else ():
         table = cast("dict[str, Any]", table).get(key, {})
@@ -191,8 +260,9 @@ def _table(path: Path, content: bytes) -> dict[str, Any]:
 def _dashed(path: Path, table: dict[str, Any]) -> dict[str, Any]:
     """With names as flags have them: `op_time`, as --set takes it, is `op-time`."""
     names = [name.replace("_", "-") for name in table]
-    if twice := [name for name in names if names.count(name) > 1]:
-        raise _wrong(f"{path}: {twice[0]} is there twice", "Write it once, with - or with _.")
+    twice = next((name for name, count in Counter(names).items() if count > 1), None)
+    if twice is not None:
+        raise _wrong(f"{path}: {twice[:_SHOWN]} is there twice", "Write it once, with - or with _.")
     values = (
         _dashed(path, cast("dict[str, Any]", value)) if isinstance(value, dict) else value for value in table.values()
     )
@@ -228,7 +298,9 @@ def _take(
     try:
         option.type_cast_value(click.Context(click.Command(command)), option_value)
     except click.BadParameter as error:
-        raise _wrong(f"{path}: {written}: {error.message}", hint) from None
+        raise _wrong(f"{path}: {written}: {_shown(error.message)}", hint) from None
+    except (ValueError, OverflowError) as error:
+        raise _wrong(f"{path}: {written}: {_shown(error)}", hint) from None
     assert option.name is not None
     values.setdefault(command, {})[option.name] = option_value
 
@@ -246,19 +318,24 @@ def _texts(value: Any, option: click.Option) -> bool | list[Any] | None:
 
 
 def _is_plain(value: Any) -> bool:
-    return isinstance(value, (str, int, float)) and not isinstance(value, bool)
+    """Whether a value is a text or a finite number."""
+    if isinstance(value, float):
+        return math.isfinite(value)
+    return isinstance(value, (str, int)) and not isinstance(value, bool)
 
 
 def _placed(value: Any, option: click.Option, folder: Path) -> Any:
     """A file that is named from the settings' folder as such, from wherever the command is run."""
     metavar = option.metavar or ""
-    if isinstance(value, str) and ("FILE" in metavar or "FOLDER" in metavar) and (folder / value).exists():
+    if isinstance(value, str) and ("FILE" in metavar or "FOLDER" in metavar) and os.path.exists(folder / value):
         return str(folder / value)
     return value
 
 
 def _shown(value: Any) -> str:
-    return ", ".join(map(str, cast("list[Any]", value))) if isinstance(value, list) else str(value)
+    """The value for a message, its middle left out where it is long."""
+    text = ", ".join(map(str, cast("list[Any]", value))) if isinstance(value, list) else str(value)
+    return text if len(text) <= _SHOWN else f"{text[: _SHOWN // 2]}…{text[-_SHOWN // 2 :]}"
 
 
 def refused(error: Exception) -> bool:
@@ -275,9 +352,9 @@ def _wrong(message: str, hint: str) -> UsageError:
 
 
 def _unknown(path: Path, what: str, name: str, known: list[str]) -> UsageError:
-    near = get_close_matches(name, known, n=1)
+    near = get_close_matches(name[:_SHOWN], known, n=1)
     return _wrong(
-        f"{path}: {what}", f"Did you mean {near[0]}?" if near else "Names are those of flags, without dashes."
+        f"{path}: {what[:_SHOWN]}", f"Did you mean {near[0]}?" if near else "Names are those of flags, without dashes."
     )
 
 

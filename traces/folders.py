@@ -1,13 +1,22 @@
 # pyright: strict
-"""Folders outside of which no input file may lie, for a program that opens files on somebody else's behalf."""
+"""Which input files may be opened: regular files of a bounded size, in the folders that may be read.
+
+Every small file (of options, a device, a cluster, a table) is opened by `open_regular` or `read_regular`, whoever named
+it: a pipe never keeps a command waiting, and a device or a huge file never fills the memory.
+"""
 
 from __future__ import annotations
 
+import errno
 import os
+import stat
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
+from io import BufferedReader, TextIOWrapper
+from typing import BinaryIO, TextIO
 
+_BLOCK_BYTES = 1 << 20
 _FOLDERS: ContextVar[tuple[str, ...] | None] = ContextVar("folders", default=None)
 
 
@@ -30,3 +39,64 @@ def may_read(path: str | os.PathLike[str]) -> bool:
 def is_inside(real_path: str, folders: Sequence[str]) -> bool:
     """Whether a path without links is one of the folders, or below one."""
     return any(os.path.commonpath((real_path, folder)) == folder for folder in folders)
+
+
+def open_regular(path: str | os.PathLike[str], most_bytes: int) -> BufferedReader:
+    """Open a regular file of at most `most_bytes` bytes for reading.
+
+    Raises OSError, whose `strerror` completes "cannot read NAME: ...", for any other file, a file outside of the
+    folders that may be read, and a text that names no file.
+    """
+    try:
+        if not may_read(path):
+            raise OSError(errno.EACCES, "it lies in no folder that may be read", str(path))
+        _refuse_irregular(os.stat(path), path, most_bytes)  # opening a device may already change it
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | getattr(os, "O_NONBLOCK", 0))
+    except ValueError as error:
+        raise OSError(errno.EINVAL, str(error), str(path)) from None
+    try:
+        _refuse_irregular(os.fstat(descriptor), path, most_bytes)
+        return os.fdopen(descriptor, "rb")
+    except BaseException:
+        os.close(descriptor)
+        raise
+
+
+def open_regular_text(path: str | os.PathLike[str], most_bytes: int) -> TextIO:
+    """Open a table as `open_regular` opens a file: UTF-8 with or without a mark, other bytes replaced, line ends kept.
+
+    Raises OSError as `open_regular` does.
+    """
+    return TextIOWrapper(open_regular(path, most_bytes), encoding="utf-8-sig", errors="replace", newline="")
+
+
+def read_regular(path: str | os.PathLike[str], most_bytes: int) -> bytes:
+    """Return what a regular file of at most `most_bytes` bytes holds. Raises OSError as `open_regular` does."""
+    with open_regular(path, most_bytes) as file:
+        data = read_at_most(file, most_bytes)
+    if data is None:
+        raise _too_large(path, most_bytes)
+    return data
+
+
+def read_at_most(file: BinaryIO, most_bytes: int) -> bytes | None:
+    """Return what is left of an open file or pipe, None where that is more than `most_bytes` bytes."""
+    blocks: list[bytes] = []
+    left = most_bytes
+    while left >= 0 and (block := file.read(min(left, _BLOCK_BYTES) + 1)):  # the size of a file of /proc is 0
+        blocks.append(block)
+        left -= len(block)
+    return b"".join(blocks) if left >= 0 else None
+
+
+def _refuse_irregular(status: os.stat_result, path: str | os.PathLike[str], most_bytes: int) -> None:
+    if stat.S_ISDIR(status.st_mode):
+        raise OSError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+    if not stat.S_ISREG(status.st_mode):
+        raise OSError(errno.EINVAL, "it is no regular file", str(path))
+    if status.st_size > most_bytes:
+        raise _too_large(path, most_bytes)
+
+
+def _too_large(path: str | os.PathLike[str], most_bytes: int) -> OSError:
+    return OSError(errno.EOVERFLOW, f"it is over the limit of {most_bytes:,} bytes", str(path))

@@ -105,16 +105,17 @@ def calibrate_to_calls(
     from opreplay.replay.ascend import load_device
     from opreplay.replay.ascend.calibrate.calls import read_call_tables
     from opreplay.replay.ascend.calibrate.own_calls import fit_calls, own_text
-    from opreplay.replay.ascend.devices.file import canonical_name
+    from opreplay.replay.ascend.devices.file import MAX_FILE_BYTES, canonical_name
     from opreplay.replay.ops.work.expected import expected_contents
     from opreplay.replay.report.views import calibration
     from opreplay.traces.errors import UsageError
+    from opreplay.traces.folders import read_regular
 
     if len(soc) != 1:
         raise UsageError("which device was measured is not said", hint="Give --soc once.")
     device = load_device(soc[0])
     fit = fit_calls(read_call_tables(paths, device.name), device, expected_contents())
-    file_text = Path(soc[0]).read_text(encoding="utf-8") if canonical_name(device.name) is None else ""
+    file_text = read_regular(soc[0], MAX_FILE_BYTES).decode() if canonical_name(device.name) is None else ""
     write_file(output, own_text(fit, name=name or output.stem, file_text=file_text), force=force)
     console.show_view(calibration.view_of_calls(fit, output=str(output)), format_)
 

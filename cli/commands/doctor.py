@@ -45,7 +45,7 @@ def _settings(settings: object) -> list[Check]:
     if isinstance(settings, Settings) and settings.problem:
         return [Check(name="options", found=settings.problem, ok=False, required=True, note="no command runs with it")]
     places = settings.places if isinstance(settings, Settings) else ()
-    untrusted = settings.untrusted if isinstance(settings, Settings) else frozenset[str]()
+    untrusted = settings.untrusted if isinstance(settings, Settings) else dict[str, str]()
     checks = [
         Check(name=name, found=f"{value} ({place})", ok=name not in untrusted, note=UNTRUSTED * (name in untrusted))
         for name, value, place in places

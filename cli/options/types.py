@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import os
 import re
-from typing import Any
+from typing import Any, cast
 
 import click
 from click.shell_completion import CompletionItem
@@ -22,7 +23,8 @@ def _scaled(text: str, units: dict[str, Any]) -> float | None:
     match = _NUMBER.fullmatch(text.strip())
     if match is None or match[2] not in units:
         return None
-    return float(match[1]) * units[match[2]]
+    scaled = float(match[1]) * units[match[2]]
+    return scaled if math.isfinite(scaled) else None
 
 
 class ByteSize(click.ParamType):
@@ -44,6 +46,8 @@ class Count(click.IntRange):
     """How many: "4096", "4k" or "2^12", as the sizes of --vary are written."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        if isinstance(value, float) and not value.is_integer():  # of a file of options
+            self.fail(f"{value!r} is no whole number; write it like 4096, 4k or 2^12", param, ctx)
         if isinstance(value, str):
             from opreplay.replay.ir.notation import whole_number
             from opreplay.traces.errors import UsageError
@@ -52,7 +56,7 @@ class Count(click.IntRange):
                 value = whole_number(value)
             except UsageError:
                 self.fail(f"{value!r} is no whole number; write it like 4096, 4k or 2^12", param, ctx)
-        return super().convert(value, param, ctx)
+        return super().convert(cast("int", value), param, ctx)
 
 
 class Duration(click.ParamType):

@@ -9,13 +9,13 @@ import json
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
 
 from opreplay.initializers import fill
 from opreplay.initializers.base import CustomInit, InitContext, InitializerError, Option, OptionValue
+from opreplay.traces.folders import read_regular
 
 HISTOGRAM_BYTES = 1 << 20
 SIGMA = 1.0
@@ -152,12 +152,7 @@ def _read(path: str) -> Any:
     if not path:
         raise InitializerError("distribution=histogram needs a file: histogram=FILE")
     try:
-        file = Path(path)
-        if file.exists() and not file.is_file():
-            raise InitializerError(f"{path} is no regular file")
-        if file.stat().st_size > HISTOGRAM_BYTES:
-            raise InitializerError(f"{path} is larger than {HISTOGRAM_BYTES} bytes")
-        return json.loads(file.read_text())
+        return json.loads(read_regular(path, HISTOGRAM_BYTES))
     except (OSError, ValueError, RecursionError) as error:
         raise InitializerError(f"cannot read the histogram {path}: {error}") from None
 

@@ -9,12 +9,14 @@ from __future__ import annotations
 import json
 import math
 import os
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from opreplay.traces.errors import FormatError
+from opreplay.traces.folders import open_regular
 from opreplay.traces.limits import MAX_RANK
 
 if TYPE_CHECKING:
@@ -73,7 +75,7 @@ class SafetensorsFile:
         stored = self.tensors[name]
         data = bytearray(stored.size_bytes)
         try:
-            with self.path.open("rb") as file:
+            with open_regular(self.path, sys.maxsize) as file:
                 file.seek(stored.begin)
                 got = file.readinto(data)
         except OSError as error:
@@ -121,11 +123,8 @@ def safetensors_bytes(tensors: Mapping[str, torch.Tensor]) -> bytes:
 
 
 def _read_header(path: Path) -> dict[str, StoredTensor]:
-    if path.exists() and not path.is_file():
-        # To open a pipe would wait for whoever writes to it.
-        raise FormatError(f"{path} is no regular file", hint="Its tensors are read in any order, which needs one.")
     try:
-        with path.open("rb") as file:
+        with open_regular(path, sys.maxsize) as file:  # only its header is read whole
             total = os.fstat(file.fileno()).st_size
             length = int.from_bytes(file.read(_LENGTH_BYTES), "little")
             if length > total - _LENGTH_BYTES:

@@ -25,6 +25,7 @@ from opreplay.replay.capture.parallel import Stage, split_model
 from opreplay.replay.capture.serving.fused import UNFUSED
 from opreplay.replay.capture.step import Step
 from opreplay.traces.errors import EnvironmentRefused, OpReplayError, UsageError
+from opreplay.traces.folders import read_regular
 
 PREFIX = "hf:"
 ModelPhase = Literal["prefill", "decode", "train"]
@@ -118,9 +119,7 @@ def config_file(text: str) -> Path:
 def config_of(path: Path) -> Any:
     """The config that transformers makes of a file."""
     try:
-        if path.stat().st_size > MAX_CONFIG_BYTES:
-            raise UsageError(f"{path} is no config of a model: it has {path.stat().st_size:,} bytes", hint="See docs.")
-        fields = json.loads(path.read_text(encoding="utf-8"))
+        fields = json.loads(read_regular(path, MAX_CONFIG_BYTES))
     except OSError as error:
         raise UsageError(
             f"cannot read {path}: {error.strerror}",

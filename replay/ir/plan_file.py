@@ -12,6 +12,7 @@ from opreplay.replay.ir.model import SCHEMA_VERSION, ReplayPlan
 from opreplay.replay.ir.plain_json import plain_json
 from opreplay.replay.ir.verify import verify
 from opreplay.traces.errors import FormatError
+from opreplay.traces.folders import read_regular
 from opreplay.traces.names import printable
 
 MAX_BYTES = 1 << 30
@@ -52,12 +53,8 @@ def parse_plan(data: bytes, *, source: str = "the plan") -> ReplayPlan:
 
 def load_plan(path: str | Path) -> ReplayPlan:
     """Read a plan file. Raises FormatError for anything that is none."""
-    file = Path(path)
     try:
-        size = file.stat().st_size
-        if size > MAX_BYTES:
-            raise FormatError(f"{path} has {size} bytes, limit {MAX_BYTES}", hint="No plan is that large.")
-        data = file.read_bytes()
+        data = read_regular(path, MAX_BYTES)
     except OSError as error:
         raise FormatError(f"cannot read {path}: {error.strerror}", hint="Check the path.") from None
     return parse_plan(data, source=printable(str(path)))

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -18,6 +17,7 @@ from opreplay.replay.ir.model import NOT_RECORDED, Reason, ReplayArg, ReplayOp, 
 from opreplay.replay.ir.verify import verify_argument
 from opreplay.replay.plan.tracelens_values import Refused, Unknown, code_of, is_unicode, read_argument, write_argument
 from opreplay.traces.errors import FormatError, UsageError
+from opreplay.traces.folders import read_regular
 
 MAX_FILE_BYTES = 256 << 20
 MAX_ENTRIES = 1_000_000
@@ -57,16 +57,9 @@ def write_tracelens_ir(plan: ReplayPlan, path: str | Path, *, force: bool = Fals
 
 def _load(path: Path) -> list[Any]:
     try:
-        if os.stat(path).st_size > MAX_FILE_BYTES:
-            raise FormatError(
-                f"{path}: {os.stat(path).st_size} bytes are over the limit of {MAX_FILE_BYTES}", hint=_HINT
-            )
-        with path.open("rb") as file:
-            data = file.read(MAX_FILE_BYTES + 1)
+        data = read_regular(path, MAX_FILE_BYTES)
     except OSError as error:
         raise FormatError(f"cannot read {path}: {error.strerror}", hint="Check the path and its rights.") from None
-    if len(data) > MAX_FILE_BYTES:
-        raise FormatError(f"{path}: over the limit of {MAX_FILE_BYTES} bytes", hint=_HINT)
     try:
         entries = json.loads(data, object_pairs_hook=_without_duplicates)
     except Refused as error:

@@ -19,6 +19,7 @@ from opreplay.replay.results.compare.compatibility import MUST_AGREE, OPTIONS_MU
 from opreplay.replay.results.records import Header, OpResult
 from opreplay.replay.results.resume import digest
 from opreplay.traces.errors import FormatError, UsageError
+from opreplay.traces.folders import open_regular
 from opreplay.traces.names import printable
 
 APPLICATION_ID = 0x6F706C68
@@ -181,15 +182,12 @@ def _reading(path: Path) -> Generator[sqlite3.Connection, None, None]:
     """The file, opened to read only, its tables as they must be. Raises FormatError for any other file."""
     hint = "`opreplay run TRACES --history FILE` writes one."
     try:
-        with path.open("rb") as file:
+        with open_regular(path, MAX_FILE) as file:
             head = file.read(72)
-            size = file.seek(0, 2)
     except OSError as error:
         raise FormatError(f"cannot read {path}: {error.strerror}", hint=hint) from None
     if head[: len(MAGIC)] != MAGIC or int.from_bytes(head[68:72], "big") != APPLICATION_ID:
         raise FormatError(f"{path} is no history of opreplay", hint=hint)
-    if size > MAX_FILE:
-        raise FormatError(f"{path} has {size:,} bytes, more than {MAX_FILE:,}", hint="Begin another history.")
     try:
         uri = f"file:{quote(str(path.absolute()))}?mode=ro"
         with contextlib.closing(sqlite3.connect(uri, uri=True, timeout=LOCKED_S)) as connection:

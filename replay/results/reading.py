@@ -22,10 +22,14 @@ from opreplay.replay.results.records import (
     TraceResult,
 )
 from opreplay.traces.errors import FormatError
+from opreplay.traces.folders import open_regular, read_at_most
 from opreplay.traces.reading.source import open_pipe
 
 UNDECODABLE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 DAMAGED = "The file was changed or is damaged."
+MAX_BYTES = 1 << 30
+"""Of a result file."""
+_HEADER = 'A result file starts with a line whose record is "header"; `opreplay run --output r.jsonl` writes one.'
 
 
 class ResultSink(Protocol):
@@ -114,12 +118,18 @@ def read_results(path: str | Path) -> tuple[Header, list[OpResult], Summary | No
 
 
 def _complete_lines(path: str | Path) -> list[bytes]:
-    """The lines that end, at least one. Raises FormatError."""
+    """The lines that end, at least one, the first of which is an object. Raises FormatError."""
     try:
-        with open_pipe(str(path)) if Path(path).is_fifo() else Path(path).open("rb") as stream:
-            lines = stream.read().split(b"\n")[:-1]
+        with open_pipe(str(path)) if Path(path).is_fifo() else open_regular(path, MAX_BYTES) as stream:
+            head = stream.read(1)
+            data = read_at_most(stream, MAX_BYTES) if head == b"{" else b""
     except OSError as error:
         raise FormatError(f"cannot read {path}: {error.strerror}") from None
+    if head not in (b"{", b""):
+        raise FormatError(f"{path} is no opreplay result: its first line is not a header", hint=_HEADER)
+    if data is None:
+        raise FormatError(f"{path} has more than {MAX_BYTES:,} bytes", hint="Compare parts of the run.")
+    lines = (head + data).split(b"\n")[:-1]
     if not lines:
         raise FormatError(f"{path} is no opreplay result: it has no complete line")
     return lines
@@ -174,13 +184,12 @@ def _contradiction(record: object) -> str:
 
 def _read_header(line: bytes, path: str | Path) -> Header:
     """The first line, its version checked before its fields, so that a newer file is named as such."""
-    hint = 'A result file starts with a line whose record is "header"; `opreplay run --output r.jsonl` writes one.'
     try:
         start = msgspec.json.decode(line, type=_Line)
     except UNDECODABLE:
-        raise FormatError(f"{path} is no opreplay result: its first line is not a header", hint=hint) from None
+        raise FormatError(f"{path} is no opreplay result: its first line is not a header", hint=_HEADER) from None
     if start.record != "header" or start.schema_version is None:
-        raise FormatError(f"{path} is no opreplay result: its first line is not a header", hint=hint)
+        raise FormatError(f"{path} is no opreplay result: its first line is not a header", hint=_HEADER)
     if start.schema_version > SCHEMA_VERSION:
         raise FormatError(
             f"{path} has result schema {start.schema_version}; this opreplay reads up to {SCHEMA_VERSION}",

@@ -8,6 +8,7 @@ import math
 import statistics
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from io import TextIOWrapper
 from pathlib import Path
 from typing import Any, cast, get_args
 
@@ -22,8 +23,10 @@ from opreplay.replay.tile.chip import TileTime, estimate
 from opreplay.replay.tile.language.places import TileError
 from opreplay.replay.tile.program import Bound, Program, bind
 from opreplay.traces.errors import Malformed, OpReplayError, TooLarge, UsageError
+from opreplay.traces.folders import open_regular
 from opreplay.traces.model import contiguous_strides
 
+MAX_FILE_BYTES = 64 << 20
 COLUMNS = {
     "program": ("program", "kernel"),
     "soc": ("soc",),
@@ -115,7 +118,7 @@ def read_times(path: Path) -> tuple[Row, ...]:
     Raises UsageError for a file that cannot be read, Malformed with the line for what is no such table, TooLarge.
     """
     try:
-        with path.open(encoding="utf-8-sig", newline="") as file:
+        with TextIOWrapper(open_regular(path, MAX_FILE_BYTES), encoding="utf-8-sig", newline="") as file:
             reader = csv.DictReader(file)
             columns = _columns(path, reader.fieldnames or ())
             rows: list[Row] = []

@@ -10,7 +10,8 @@ from typing import Any
 import msgspec
 
 from opreplay.traces.activity.model import Collective, ListedCollective
-from opreplay.traces.errors import Malformed, TooLarge
+from opreplay.traces.errors import Malformed
+from opreplay.traces.folders import read_regular
 from opreplay.traces.limits import Limits, too_large
 
 MAX_BYTES = 512 << 20
@@ -56,10 +57,7 @@ def read_comms_trace(path: str | Path, limits: Limits | None = None) -> CommsTra
 def _entries(path: str | Path, limit: int) -> list[dict[str, Any]]:
     """The objects of the list. Raises as `read_comms_trace`."""
     try:
-        size = Path(path).stat().st_size
-        if size > MAX_BYTES:
-            raise TooLarge(f"{path}: {size} bytes, limit {MAX_BYTES}", hint="Take a part of the list.")
-        entries = msgspec.json.decode(Path(path).read_bytes(), type=list[dict[str, Any]])
+        entries = msgspec.json.decode(read_regular(path, MAX_BYTES), type=list[dict[str, Any]])
     except OSError as error:
         raise Malformed(f"cannot read {path}: {error.strerror}") from None
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:

@@ -19,10 +19,17 @@ from opreplay.replay.ascend.cost.sizes import total_bytes
 from opreplay.replay.ascend.devices.file import load_device
 from opreplay.replay.ascend.devices.transports import Transport, Work, transport_named, transports, work_of
 from opreplay.replay.ascend.measured.accuracy import Compared, errors_of
-from opreplay.replay.ascend.measured.communication import Transfer, Transfers, is_communication, read_transfers
+from opreplay.replay.ascend.measured.communication import (
+    MAX_FILE_BYTES,
+    Transfer,
+    Transfers,
+    is_communication,
+    read_transfers,
+)
 from opreplay.replay.ascend.profile import Quantity
 from opreplay.replay.ir.kernel import KernelCall
 from opreplay.traces.errors import Malformed, UsageError
+from opreplay.traces.folders import open_regular, read_regular
 from opreplay.traces.model import TensorSpec
 
 BAND = 1.25
@@ -204,7 +211,7 @@ def read_misc(path: str | Path) -> list[MiscRow]:
     """Collectives of a table of vendors' figures (columns source, soc, op, shape, dtype, ranks, us, other): experts'
     dispatch and combine, and transfers of one die to another. Rows of other kinds, and collectives whose ranks the
     source does not say, are left out; a rate stands for the time of its bytes."""
-    text = Path(path).read_text(encoding="utf-8", errors="replace")
+    text = read_regular(path, MAX_FILE_BYTES).decode("utf-8", "replace")
     cells = [{key: value or "" for key, value in row.items() if key} for row in csv.DictReader(text.splitlines())]
     return [row for row in map(_misc_row, cells) if row is not None]
 
@@ -275,8 +282,9 @@ def of_folder(folder: Path, *, cross: bool) -> dict[str, list[tuple[str, str, li
 def is_misc(path: Path) -> bool:
     """Whether a file is a table of vendors' figures."""
     try:
-        with path.open(encoding="utf-8", errors="replace", newline="") as stream:
-            return {"source", "soc", "op", "ranks", "us", "other"} <= set(stream.readline(1 << 16).strip().split(","))
+        with open_regular(path, MAX_FILE_BYTES) as stream:
+            header = stream.readline(1 << 16).decode("utf-8", "replace")
+        return {"source", "soc", "op", "ranks", "us", "other"} <= set(header.strip().split(","))
     except OSError:
         return False
 

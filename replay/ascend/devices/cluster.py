@@ -3,21 +3,17 @@
 
 from __future__ import annotations
 
+import os
 import re
-import sys
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
 from opreplay.replay.ascend.devices.file import MAX_FILE_BYTES, load_device
 from opreplay.replay.ascend.profile import Cluster, ClusterLink, DeviceProfile, Quantity
 from opreplay.traces.errors import FormatError, UsageError
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib  # pyright: ignore[reportMissingImports]
+from opreplay.traces.folders import read_regular
+from opreplay.traces.toml_text import parse_toml
 
 MAX_DIES = 1 << 20
 _SHORT = re.compile(r"(?:(\d{1,7})x)?(\d{1,7})x([^x].*)", re.IGNORECASE)
@@ -55,7 +51,7 @@ def load_cluster(text: str) -> tuple[str, Cluster]:
     Raises UsageError for text that is no cluster, FormatError for a file that does not fit.
     """
     match = _SHORT.fullmatch(text.strip())
-    if match is None or Path(text).is_file():
+    if match is None or os.path.isfile(text):
         if text.lower().endswith(".toml"):
             return _from_file(text)
         raise UsageError(f"{text!r} is no cluster", hint=HINT)
@@ -79,15 +75,12 @@ def devices_on(names: tuple[str, ...], text: str) -> list[DeviceProfile]:
 
 def _from_file(path: str) -> tuple[str, Cluster]:
     try:
-        content = Path(path).read_bytes()
+        content = read_regular(path, MAX_FILE_BYTES)
     except OSError as error:
         raise UsageError(f"cannot read {path}: {error.strerror}", hint=HINT) from None
-    if len(content) > MAX_FILE_BYTES:
-        raise FormatError(f"{path}: {len(content)} bytes, limit {MAX_FILE_BYTES}")
     try:
-        raw: dict[str, Any] = tomllib.loads(content.decode("utf-8"))
-        file = msgspec.convert(raw, ClusterFile)
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError, msgspec.ValidationError) as error:
+        file = msgspec.convert(parse_toml(content), ClusterFile)
+    except ValueError as error:  # msgspec's errors are some
         raise FormatError(f"{path}: {error}", hint="docs/collectives.md shows a complete file.") from None
     if file.schema_version != 1:
         raise FormatError(f"{path}: schema_version is {file.schema_version}, this opreplay reads 1")

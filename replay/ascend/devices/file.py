@@ -8,7 +8,6 @@ shipped device with `base = "910b3"`.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterable, Mapping
 from functools import lru_cache
 from importlib import resources
@@ -34,16 +33,14 @@ from opreplay.replay.ascend.profile import (
 )
 from opreplay.replay.ir.kernel import State
 from opreplay.traces.errors import FormatError, UsageError
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib  # pyright: ignore[reportMissingImports]
+from opreplay.traces.folders import read_regular
+from opreplay.traces.toml_text import parse_toml
 
 SCHEMA_VERSION = 3
 """Changes of format: 1 first version; 2 families may have `nearby`; 3 `measured` and `base_version`."""
 
-MAX_FILE_BYTES = 4 << 20
+MAX_FILE_BYTES = 1 << 20
+"""Of a device file or a file of a cluster; 2000 measured calls take a quarter of it."""
 
 RETIRED = frozenset({"reread_reach"})
 """Rates that files of version 1 may give and that no cost depends on any more."""
@@ -237,8 +234,8 @@ def _decode(text: bytes, kind: type[Any], where: str, fitted: tuple[Row, ...] = 
     if len(text) > MAX_FILE_BYTES:
         raise FormatError(f"{where}: {len(text)} bytes, over the limit of {MAX_FILE_BYTES} for a device file")
     try:
-        raw = tomllib.loads(text.decode("utf-8"))
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
+        raw = parse_toml(text)
+    except ValueError as error:
         raise FormatError(f"{where}: not TOML: {error}") from error
     version = raw.get("schema_version")
     if not isinstance(version, int) or not 1 <= version <= SCHEMA_VERSION:
@@ -583,15 +580,22 @@ def no_such_device(name: str) -> tuple[str, str]:
     return f"no simulated device {name!r}", f"{_known()}; or the path of a .toml file"
 
 
+DEVICE_FILE = f"A device file is a regular TOML file of at most {MAX_FILE_BYTES:,} bytes."
+
+
+def is_file_name(text: str) -> bool:
+    """Whether the text for a device names a file, not a shipped device: it has a slash or ends in .toml."""
+    return text.endswith(".toml") or "/" in text
+
+
 def load_file(name_or_path: str | Path) -> DeviceFile:
     """A shipped device by name or alias, or a TOML file by path (anything with a slash or ending in .toml)."""
     text = str(name_or_path)
-    if text.endswith(".toml") or "/" in text:
-        path = Path(text)
+    if is_file_name(text):
         try:
-            content = path.read_bytes()
+            content = read_regular(text, MAX_FILE_BYTES)
         except OSError as error:
-            raise UsageError(f"cannot read device file {text}: {error.strerror}") from error
+            raise UsageError(f"cannot read device file {text}: {error.strerror}", hint=DEVICE_FILE) from error
         file = read_device_file(content, text)
         if file.base is not None:
             based_on = canonical_name(file.base)
@@ -631,7 +635,7 @@ def load_device(name_or_path: str | Path) -> DeviceProfile:
     Raises UsageError for an unknown name (the hint lists the known ones), FormatError for a file that does not fit.
     """
     text = str(name_or_path)
-    if not text.endswith(".toml") and "/" not in text:
+    if not is_file_name(text):
         known = canonical_name(text)
         if known is not None:
             return _load_shipped(known)

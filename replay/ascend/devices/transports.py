@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import sys
 from functools import lru_cache
 from importlib import resources
 from typing import Literal
@@ -12,11 +11,7 @@ import msgspec
 
 from opreplay.replay.ascend.profile import Quantity
 from opreplay.traces.errors import FormatError
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib  # pyright: ignore[reportMissingImports]
+from opreplay.traces.toml_text import parse_toml
 
 Work = Literal["copy", "reduce", "send"]
 """What is done on arrival: nothing; a reduction in line; nothing, with one peer alone."""
@@ -52,7 +47,7 @@ ALIASES = {"HCCS_SW": "HCCS", "HCCS SW": "HCCS", "UB": "HCCS", "ROCE": "RDMA"}
 def transports() -> dict[str, Transport]:
     """The table that ships, by transport."""
     text = (resources.files("opreplay.replay.ascend.devices") / "_transports.toml").read_bytes()
-    raw = tomllib.loads(text.decode())
+    raw = parse_toml(text)
     if raw.pop("schema_version", None) != 1:
         raise FormatError("_transports.toml: schema_version must be 1")
     try:

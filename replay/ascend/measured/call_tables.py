@@ -17,12 +17,13 @@ from pathlib import Path
 import msgspec
 
 from opreplay.replay.ascend.devices.file import list_devices
-from opreplay.replay.ascend.measured.op_tables import MAX_ROWS, header_of
+from opreplay.replay.ascend.measured.op_tables import MAX_ROWS, MAX_TABLE_BYTES, header_of
 from opreplay.replay.ir.model import ReplayOp
 from opreplay.replay.resolve.written.sweep import Written, is_refused, plan_of_calls
 from opreplay.replay.results.records import L2State
 from opreplay.traces.dialects.kernel_table import MAX_DURATION_US
 from opreplay.traces.errors import Malformed, OpReplayError, TooLarge
+from opreplay.traces.folders import open_regular_text
 
 TIMES = ("torch_us", "time_us", "us", "duration_us")
 """Columns of which the first that a table has is the time of a call in microseconds."""
@@ -82,7 +83,7 @@ def read_call_table(
     the file cannot be read, Malformed where it holds no call, TooLarge for more than MAX_ROWS rows.
     """
     column = next((name for name in TIMES if name in set(header_of(path))), TIMES[0])
-    with open(path, encoding="utf-8-sig", errors="replace", newline="") as file:
+    with open_regular_text(path, MAX_TABLE_BYTES) as file:
         try:
             rows = list(islice((row for row in csv.DictReader(file) if only(row)), MAX_ROWS + 1))
         except csv.Error as error:

@@ -15,6 +15,7 @@ from pathlib import Path
 import msgspec
 
 from opreplay.traces.errors import Malformed, TooLarge
+from opreplay.traces.folders import open_regular, read_regular
 
 MAX_FILE_BYTES = 512 << 20
 MAX_TRANSFERS = 2_000_000
@@ -77,8 +78,9 @@ def is_communication(path: str | Path) -> bool:
     if str(path).lower().endswith(".json"):
         return True
     try:
-        with Path(path).open(encoding="utf-8", errors="replace", newline="") as stream:
-            head: list[str] = next(csv.reader([stream.readline(1 << 16)]), list[str]())
+        with open_regular(path, MAX_FILE_BYTES) as stream:
+            line = stream.readline(1 << 16).decode("utf-8", "replace")
+        head: list[str] = next(csv.reader([line]), list[str]())
     except (OSError, csv.Error):
         return False
     return set(COLUMNS) <= {name.strip() for name in head}
@@ -109,10 +111,7 @@ def read_transfers(path: str | Path) -> Transfers:
 
 def _bytes(path: str | Path) -> bytes:
     try:
-        size = Path(path).stat().st_size
-        if size > MAX_FILE_BYTES:
-            raise TooLarge(f"{path}: {size} bytes, limit {MAX_FILE_BYTES}", hint="Cut it down to some steps.")
-        return Path(path).read_bytes()
+        return read_regular(path, MAX_FILE_BYTES)
     except OSError as error:
         raise Malformed(f"cannot read {path}: {error.strerror}") from None
 

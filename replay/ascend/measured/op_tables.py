@@ -23,8 +23,10 @@ from opreplay.replay.ir.kernel import KernelCall, State, TensorSpec, broadcast
 from opreplay.replay.ir.model import ReplayOp
 from opreplay.traces.dialects.kernel_table import MAX_DURATION_US, MAX_LINE, dtype_of
 from opreplay.traces.errors import Malformed, TooLarge, TraceError
+from opreplay.traces.folders import open_regular_text
 
 MAX_ROWS = 100_000
+MAX_TABLE_BYTES = 256 << 20
 MAX_ELEMENTS = 1 << 48
 MAX_OPS = 64
 """Ops of one problem."""
@@ -322,7 +324,7 @@ def kind_of(header: list[str]) -> str | None:
 def header_of(path: str | Path) -> list[str]:
     """The columns of a CSV file; raises TraceError when it cannot be read."""
     try:
-        with open(path, encoding="utf-8-sig", errors="replace", newline="") as file:
+        with open_regular_text(path, MAX_TABLE_BYTES) as file:
             line = file.readline(MAX_LINE)
     except OSError as error:
         raise TraceError(f"cannot read {path}: {error.strerror}", hint="Check the path and its rights.") from error
@@ -342,7 +344,7 @@ def read_op_table(path: str | Path) -> OpTable:
     name, _, read, state = kind
     dropped: Counter[str] = Counter()
     cases: list[OpCase] = []
-    with open(path, encoding="utf-8-sig", errors="replace", newline="") as file:
+    with open_regular_text(path, MAX_TABLE_BYTES) as file:
         for number, row in enumerate(csv.DictReader(file)):
             if number >= MAX_ROWS:
                 raise TooLarge(f"{path}: more than {MAX_ROWS} rows")

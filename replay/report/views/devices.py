@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -15,13 +14,14 @@ from rich.text import Text
 from opreplay.replay.ascend import DeviceProfile
 from opreplay.replay.ascend.cost.cells import HELD
 from opreplay.replay.ascend.cost.nearby import sizes_at
-from opreplay.replay.ascend.devices.file import canonical_name, load_file, load_model
+from opreplay.replay.ascend.devices.file import MAX_FILE_BYTES, canonical_name, load_file, load_model
 from opreplay.replay.ascend.devices.fitted import counts_of, shipped_rows
 from opreplay.replay.ascend.devices.text import shipped_text
 from opreplay.replay.ascend.profile import FamilyCost, Quantity
 from opreplay.replay.report.table import COUNT, Column, Table, Unit, terminal
 from opreplay.replay.report.text import digits, safe, share_text
 from opreplay.replay.report.view import View
+from opreplay.traces.folders import read_regular
 
 GB = 1e9
 MIB = float(1 << 20)
@@ -131,7 +131,7 @@ def file_text(name_or_path: str) -> str:
     """The TOML text of a device file. Raises UsageError for an unknown device, FormatError for a damaged file."""
     file = load_file(name_or_path)
     if canonical_name(name_or_path) is None:
-        return Path(name_or_path).read_text(encoding="utf-8")
+        return read_regular(name_or_path, MAX_FILE_BYTES).decode()
     return shipped_text(file.name)
 
 

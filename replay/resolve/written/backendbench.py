@@ -26,6 +26,7 @@ from opreplay.replay.resolve.names import candidates
 from opreplay.replay.resolve.policy import Policy
 from opreplay.replay.resolve.written.call import argument_forms
 from opreplay.traces.errors import FormatError, UsageError
+from opreplay.traces.folders import read_regular
 from opreplay.traces.limits import MAX_RANK
 from opreplay.traces.model import TensorMeta
 
@@ -109,11 +110,7 @@ def written_calls(path: str | Path) -> tuple[tuple[str, ...], Counter[str]]:
 
 def _lines(path: Path) -> list[str]:
     try:
-        with path.open("rb") as file:
-            data = file.read(MAX_FILE_BYTES + 1)
-        if len(data) > MAX_FILE_BYTES:
-            raise FormatError(f"{path}: over the limit of {MAX_FILE_BYTES:,} bytes", hint=_HINT)
-        return [line.strip() for line in data.decode().split("\n")]
+        return [line.strip() for line in read_regular(path, MAX_FILE_BYTES).decode().split("\n")]
     except OSError as error:
         raise FormatError(f"cannot read {path}: {error.strerror}", hint="Check the path and its rights.") from None
     except UnicodeDecodeError as error:

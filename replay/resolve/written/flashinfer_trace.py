@@ -20,6 +20,7 @@ from opreplay.replay.ir.model import NOT_RECORDED, Reason, ReplayArg, ReplayOp, 
 from opreplay.replay.ir.notation import LARGEST
 from opreplay.replay.ir.verify import MAX_NAME, verify_arguments
 from opreplay.traces.errors import FormatError
+from opreplay.traces.folders import read_regular
 from opreplay.traces.limits import MAX_RANK
 from opreplay.traces.model import TensorMeta, contiguous_strides
 
@@ -193,13 +194,9 @@ def _inside(folder: Path, file: Path) -> Path:
 
 def _bytes(file: Path) -> bytes:
     try:
-        with file.open("rb") as stream:
-            data = stream.read(MAX_FILE_BYTES + 1)
+        return read_regular(file, MAX_FILE_BYTES)
     except OSError as error:
         raise FormatError(f"cannot read {file}: {error.strerror}", hint="Check the path and its rights.") from None
-    if len(data) > MAX_FILE_BYTES:
-        raise FormatError(f"{file}: over the limit of {MAX_FILE_BYTES:,} bytes", hint=_HINT)
-    return data
 
 
 def _op(folder: Path, definition: Definition, line: Line) -> ReplayOp:

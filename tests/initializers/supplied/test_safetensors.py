@@ -89,7 +89,7 @@ def test_pipes_folders_and_files_without_tensors_are_refused(tmp_path: Path) -> 
     os.mkfifo(tmp_path / "pipe")
     for path, said in (
         (tmp_path / "pipe", "no regular file"),
-        (tmp_path, "no regular file"),
+        (tmp_path, "Is a directory"),
         (write(tmp_path / "none.safetensors", {"__metadata__": {}}), "holds no tensors"),
     ):
         with pytest.raises(FormatError, match=said):

@@ -1,0 +1,53 @@
+# pyright: strict
+"""TOML from a file that anybody may have written: parsed within bounds, refused with one kind of error."""
+
+from __future__ import annotations
+
+import re
+import sys
+from typing import Any, cast
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib  # pyright: ignore[reportMissingImports]
+
+MOST_DEPTH = 32
+"""Tables and lists in each other, and parts of a dotted key: parsing costs the square of that number."""
+MOST_BITS = 64
+"""Of a whole number: longer ones cannot be printed in linear time, and nothing needs them."""
+_STRING = re.compile(rb"\"(?:[^\"\\\n]|\\.)*\"|'[^'\n]*'")
+_NO_KEY = re.compile(rb"[^\w.\- \t]+")
+
+
+def parse_toml(text: bytes) -> dict[str, Any]:
+    """Return the table that a TOML text holds.
+
+    Raises ValueError for text that is no TOML, keys or values nested too deep, and numbers too long.
+    """
+    if any(part.count(b".") >= MOST_DEPTH for part in _NO_KEY.split(_STRING.sub(b"", text))):
+        raise ValueError(f"a key has more than {MOST_DEPTH} parts")
+    try:
+        table: dict[str, Any] = tomllib.loads(text.decode())
+    except UnicodeDecodeError:
+        raise ValueError("it is not UTF-8") from None
+    except RecursionError:
+        raise ValueError("its values are nested too deep") from None
+    except tomllib.TOMLDecodeError as error:
+        raise ValueError(str(error)[:200]) from None
+    except ValueError:  # Python refuses to parse numbers of thousands of digits
+        raise ValueError(f"a whole number has more than {MOST_BITS} bits") from None
+    _check(table, 0)
+    return table
+
+
+def _check(value: object, depth: int) -> None:
+    """Raise ValueError for a value that is nested too deep or a number that is too long."""
+    if isinstance(value, int) and value.bit_length() > MOST_BITS:
+        raise ValueError(f"a whole number has more than {MOST_BITS} bits")
+    if isinstance(value, dict | list):
+        if depth > MOST_DEPTH:
+            raise ValueError(f"values are nested more than {MOST_DEPTH} deep")
+        items = cast("dict[str, Any]", value).values() if isinstance(value, dict) else cast("list[Any]", value)
+        for item in items:
+            _check(item, depth + 1)

@@ -4,9 +4,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from bisect import bisect_right
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, is_dataclass, replace
-from itertools import islice
+from itertools import accumulate, islice
 from typing import Any, TypeVar, cast
 
 from opreplay.replay.report.text import safe
@@ -14,8 +15,10 @@ from opreplay.replay.report.text import safe
 MAX_BYTES = 4096
 """Of an answer, unless more is asked for."""
 LEAST_BYTES, MOST_BYTES = 2048, 1 << 20
-TEXT_PARTS = 12
-"""A text takes at most this fraction of an answer."""
+SHORTER = ((12, 1000), (24, 8), (48, 4), (96, 2))
+"""(a text takes at most this part of an answer, items of a list inside of a row), tried one after the other."""
+_INDENT = 4
+"""Spaces before each line of a row."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -257,26 +260,54 @@ Kind = TypeVar("Kind", bound=Answer)
 
 
 def fitted(answer: Kind, max_bytes: int) -> Kind:
-    """The answer with control characters escaped, cut to a size as JSON: long texts first, then rows from the end of
-    the largest list. `cut` says what is missing."""
+    """Return the answer with control characters escaped, cut to a size as JSON; `cut` says what is missing.
+
+    Long texts are shortened, then each list keeps the rows from its start that fit into an equal share of the bytes, at
+    least one. Where one row of each list is too much, texts and the lists inside of rows get shorter.
+    """
     limit = min(max(max_bytes, LEAST_BYTES), MOST_BYTES)
-    longest, texts = limit // TEXT_PARTS, [0]
-    values: Any = {part.name: _plain(getattr(answer, part.name), longest, texts) for part in fields(answer)}
-    rows = {name: len(cast("Any", value)) for name, value in values.items() if isinstance(value, (list, dict))}
-    while True:
-        values["cut"] = _cut(values, rows, texts[0], limit)
-        smaller: Any = replace(answer, **values)
-        over = _size(smaller) - limit
-        largest = max((name for name in rows if values[name]), key=lambda name: _size(values[name]), default=None)
-        if over <= 0 or largest is None:
-            return smaller
-        items = values[largest]
-        keep = max(0, min(len(items) - 1, int(len(items) * (1 - over / (_size(items) + 1)))))
-        values[largest] = _first(items, keep)
+    cut = answer
+    for parts, most_items in SHORTER:
+        short = _Shortened(most_text=limit // parts, most_items=most_items)
+        whole: Any = {part.name: short.of(getattr(answer, part.name), 0) for part in fields(answer)}
+        cut = _with_rows_that_fit(answer, whole, short.count, limit)
+        if _size(cut) <= limit:
+            return cut
+    return cut
 
 
-def _first(items: Any, number: int) -> Any:
-    return dict(islice(items.items(), number)) if hasattr(items, "items") else items[:number]
+def _with_rows_that_fit(answer: Kind, whole: dict[str, Any], shortened: int, limit: int) -> Kind:
+    """Return the answer with as many rows of each list as fit, at least one of each."""
+    lists = {name: cast("Rows", rows) for name, rows in whole.items() if isinstance(rows, (list, dict))}
+    ends = {name: list(accumulate(_row_sizes(rows))) for name, rows in lists.items()}
+
+    def with_share(share: int) -> Kind:
+        """The answer whose lists have the rows within so many bytes."""
+        values = dict(whole)
+        for name, sizes in ends.items():
+            values[name] = _first(lists[name], max(1, bisect_right(sizes, share)))
+        values["cut"] = _cut(values, {name: len(sizes) for name, sizes in ends.items()}, shortened, limit)
+        return replace(answer, **cast("Any", values))
+
+    complete = with_share(max((sizes[-1] for sizes in ends.values() if sizes), default=0))
+    if _size(complete) <= limit:
+        return complete
+    # Shares up to the largest one that fits: each byte more never leaves out a row.
+    return with_share(bisect_right(range(limit), limit, key=lambda share: _size(with_share(share))) - 1)
+
+
+Rows = list[Any] | dict[str, Any]
+
+
+def _row_sizes(rows: Rows) -> Iterator[int]:
+    """Bytes of each row of a list, or entry of a mapping, as they stand in an answer."""
+    for row in [{key: value} for key, value in rows.items()] if isinstance(rows, dict) else rows:
+        text = json.dumps(_built_in(row), indent=2, ensure_ascii=False)
+        yield len(text.encode("utf-8", "replace")) + _INDENT * (text.count("\n") + 1) + len(",\n")
+
+
+def _first(items: Rows, number: int) -> Rows:
+    return dict(islice(items.items(), number)) if isinstance(items, dict) else items[:number]
 
 
 def _size(value: Any) -> int:
@@ -293,26 +324,47 @@ def _built_in(value: Any) -> Any:
 def _cut(values: Mapping[str, Any], rows: Mapping[str, int], texts: int, limit: int) -> str:
     """What is missing of an answer, "" for nothing."""
     parts = [f"{name}: {len(values[name])} of {count}" for name, count in rows.items() if len(values[name]) < count]
-    parts += [f"{texts} long texts are shortened"] if texts else []
+    parts += [f"{texts} long texts or inner lists are shortened"] if texts else []
     return f"{', '.join(parts)}; for more ask with max_bytes={min(4 * limit, MOST_BYTES)}" if parts else ""
 
 
-def _plain(value: Any, most_text: int, shortened: list[int]) -> Any:
-    """The value with texts escaped and at most so long, times rounded to a nanosecond; counts what is shortened."""
-    if isinstance(value, str):
-        text = safe(value)
-        if len(text.encode("utf-8", "replace")) <= most_text:
+@dataclass(kw_only=True)
+class _Shortened:
+    """Makes values small: texts escaped and shortened, times rounded to a nanosecond, inner lists cut."""
+
+    most_text: int
+    """Bytes of a text."""
+    most_items: int
+    """Items of a list inside of a row."""
+    count: int = 0
+    """Texts and lists that were shortened."""
+
+    def of(self, value: Any, depth: int) -> Any:
+        """Return a value that lies `depth` lists or rows deep in the answer."""
+        if isinstance(value, str):
+            return self._text(safe(value))
+        if isinstance(value, float):
+            return round(value, 3) if abs(value) >= 1 else float(f"{value:.3g}")
+        if isinstance(value, dict):
+            items = self._some(list(cast("dict[str, Any]", value).items()), depth)
+            return {self.of(key, depth + 1): self.of(item, depth + 1) for key, item in items}
+        if isinstance(value, (list, tuple)):
+            return [self.of(item, depth + 1) for item in self._some(cast("Sequence[Any]", value), depth)]
+        if is_dataclass(value) and not isinstance(value, type):
+            return replace(
+                cast("Any", value), **{f.name: self.of(getattr(value, f.name), depth + 1) for f in fields(value)}
+            )
+        return value
+
+    def _text(self, text: str) -> str:
+        if len(text.encode("utf-8", "replace")) <= self.most_text:
             return text
-        shortened[0] += 1
-        return text.encode("utf-8", "replace")[: most_text - 3].decode("utf-8", "ignore") + "…"
-    if isinstance(value, float):
-        return round(value, 3) if abs(value) >= 1 else float(f"{value:.3g}")
-    if isinstance(value, dict):
-        items = cast("dict[str, Any]", value).items()
-        return {_plain(key, most_text, shortened): _plain(item, most_text, shortened) for key, item in items}
-    if isinstance(value, (list, tuple)):
-        return [_plain(item, most_text, shortened) for item in cast("Sequence[Any]", value)]
-    if is_dataclass(value) and not isinstance(value, type):
-        parts = {f.name: _plain(getattr(value, f.name), most_text, shortened) for f in fields(value)}
-        return replace(cast("Any", value), **parts)
-    return value
+        self.count += 1
+        return text.encode("utf-8", "replace")[: self.most_text - 3].decode("utf-8", "ignore") + "…"
+
+    def _some(self, items: Sequence[Any], depth: int) -> Sequence[Any]:
+        """All items of a list of the answer, the first ones of a list inside of a row."""
+        if depth == 0 or len(items) <= self.most_items:
+            return items
+        self.count += 1
+        return items[: self.most_items]

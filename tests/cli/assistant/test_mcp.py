@@ -6,6 +6,7 @@ import asyncio
 import gzip
 import json
 import os
+import resource
 import shutil
 import sys
 from pathlib import Path
@@ -335,3 +336,28 @@ def test_the_command_serves_on_stdio(flags: list[str], folder: Path) -> None:
     assert not answer.failed, answer.text
     assert answer.value["dialect"] == "kineto"
     assert gzip.decompress((folder / NAME).read_bytes())  # still what it was
+
+
+@pytest.mark.parametrize("name", ["huge.toml", "huge.json", "huge.jsonl", "fifo.toml", "fifo.json"])
+def test_files_without_end_cost_nothing(name: str, folder: Path) -> None:
+    """Sparse files of 20 GB and pipes, as devices, traces, plans and results: an error that says why, at once."""
+    if name.startswith("fifo"):
+        os.mkfifo(folder / name)
+    else:
+        with (folder / name).open("wb") as file:
+            file.write(b'{"record": "header"}' if name.endswith("l") and "json" in name else b"")
+            file.truncate(20 << 30)
+    row = asked(folder, "top_ops", trace=NAME)["ops"][0]
+    calls: list[tuple[str, dict[str, Any]]] = [("compare", {"before": NAME, "after": name})]
+    if name.endswith(".toml"):
+        calls = [
+            ("op_detail", {"trace": NAME, "op": row["id"], "soc": [name]}),
+            ("predict", {"trace": NAME, "soc": [name]}),
+        ]
+    calls.append(("inspect", {"trace": name}))
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    for tool, arguments in calls:
+        answer = ask(folder, tool, **arguments)
+        assert answer.failed
+        assert "Error executing" not in answer.text or len(answer.text) > 60, answer.text
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 200 << 10

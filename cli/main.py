@@ -19,6 +19,7 @@ import click
 
 from opreplay.cli.exit_codes import ExitCode
 from opreplay.cli.options.settings import say_renamed
+from opreplay.cli.terminal import console
 from opreplay.cli.terminal.signals import Interrupts
 
 if TYPE_CHECKING:
@@ -119,7 +120,11 @@ class OpReplayGroup(click.Group):
             # One that was swallowed on its way up.
             return ExitCode.INTERRUPTED if INTERRUPTS.came and code == ExitCode.OK else code
         except click.ClickException as error:
-            error.show()
+            from opreplay.traces.names import escape_controls
+
+            shown = io.StringIO()
+            error.show(shown)
+            click.echo(escape_controls(shown.getvalue()), err=True, nl=False)
             return error.exit_code
         except click.Abort:
             click.echo("interrupted", err=True)
@@ -232,7 +237,7 @@ def opreplay(ctx: click.Context, config: str | None) -> None:
     ctx.default_map = {name: dict(values) for name, values in settings.values.items()}
     used = settings.used.get(ctx.invoked_subcommand or "", ())
     if used:
-        click.echo(f"opreplay: {', '.join(used)} from {settings.path}", err=True)
+        console.narrate(f"opreplay: {', '.join(used)} from {settings.path}")
 
 
 def _settings(ctx: click.Context, config: str | None) -> Settings:
@@ -270,5 +275,6 @@ def main() -> NoReturn:
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
     INTERRUPTS.install()
+    console.escape_messages()
     opreplay()
     raise AssertionError("unreachable: click exits")

@@ -11,7 +11,6 @@ import math
 import os
 import re
 import stat
-import sys
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
@@ -24,7 +23,6 @@ from typing import TYPE_CHECKING, Any, cast
 import click
 
 from opreplay.cli.options.types import Assignments, ByteSize, FileName, SocName
-from opreplay.traces.folders import is_inside, open_regular, read_regular
 
 if TYPE_CHECKING:
     from opreplay.traces.errors import UsageError
@@ -109,7 +107,7 @@ def _own(path: Path) -> Path:
 
 def _speaks(path: Path) -> bool:
     try:
-        with open_regular(path, sys.maxsize) as file:
+        with path.open("rb") as file:  # a regular file, as `find_file` knows
             return b"tool.opreplay" in file.read(MOST_BYTES[SHARED] + 1)
     except OSError:
         return False
@@ -215,6 +213,8 @@ def excess_of(option: click.Option, value: Any, folder: Path) -> str:
 
 def _unreadable(value: Any) -> str:
     """Return why one of the device files among the names of devices cannot be read; "" where all can."""
+    from opreplay.traces.folders import open_regular
+
     names = cast("list[Any]", value) if isinstance(value, list) else [value]
     for name in map(str, names):
         if os.sep in name or name.endswith(".toml"):
@@ -229,6 +229,8 @@ def _is_outside(text: str, folder: Path) -> bool:
     """Whether a text may name a file, with links followed, that does not lie below a folder."""
     if os.sep not in text and not text.lower().endswith(".toml") and not os.path.lexists(text):
         return False
+    from opreplay.traces.folders import is_inside
+
     try:
         return not is_inside(os.path.realpath(text), (os.path.realpath(folder),))
     except (OSError, ValueError):
@@ -237,6 +239,8 @@ def _is_outside(text: str, folder: Path) -> bool:
 
 def content_of(path: Path) -> bytes:
     """What a file of options holds. Raises UsageError for one that cannot be read or is too large."""
+    from opreplay.traces.folders import read_regular
+
     try:
         return read_regular(path, MOST_BYTES.get(path.name, MOST_BYTES[OWN]))
     except OSError as error:

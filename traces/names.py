@@ -1,5 +1,6 @@
 # pyright: strict
-"""Names of files as output has them: a file system takes any bytes, and JSON, tables and pages take text alone.
+"""Names and texts as output has them: a file system takes any bytes, a trace any characters, and terminals, JSON and
+pages act on some of them.
 
 Files are opened by the name they have; only what is written of them goes through here.
 """
@@ -11,6 +12,24 @@ from pathlib import PurePath
 
 _NO_TEXT = re.compile("[\ud800-\udfff]")
 """Bytes that are not UTF-8, as Python keeps them in a name (PEP 383), and other halves of a pair."""
+
+
+ACTED_ON = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff]")
+"""Characters that a terminal acts on or does not show: controls but line feeds and tabs, marks of direction, characters
+without a width."""
+
+
+def escape_controls(text: str) -> str:
+    r"""Return text for a terminal or a text file, with `\x1b` and the like for each character of `ACTED_ON`."""
+    return text if text.isprintable() else ACTED_ON.sub(lambda match: escape(match[0]), printable(text))
+
+
+def escape(character: str) -> str:
+    r"""Return a character as `\x1b`, `\u202e` or `\U000e0001`."""
+    code = ord(character)
+    if code < 0x100:
+        return f"\\x{code:02x}"
+    return f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"
 
 
 def printable(text: str) -> str:

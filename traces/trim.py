@@ -7,6 +7,7 @@ Events are copied as they are written, byte for byte, so that viewers of the lar
 from __future__ import annotations
 
 import gzip
+import json
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -412,7 +413,7 @@ class _Picker(Collector):
         if layout == "list":
             self.stream.write(b"\n]\n")
             return
-        rest = b"".join(b",\n%s: %s" % (msgspec.json.encode(name), value) for name, value in keys.items())
+        rest = b"".join(b",\n%s: %s" % (json.dumps(name).encode(), value) for name, value in keys.items())
         self.stream.write(b"\n]" + rest + b"\n}\n")
 
 

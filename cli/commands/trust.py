@@ -19,6 +19,7 @@ def command(file: str | None) -> None:
     What is trusted is remembered in $XDG_STATE_HOME/opreplay or ~/.local/state/opreplay.
     """
     from opreplay.cli.settings import OWN, SHARED, content_of, find_file, trust
+    from opreplay.cli.terminal.console import narrate
     from opreplay.traces.errors import UsageError
 
     path = find_file(Path.cwd()) if file is None else Path(file)
@@ -27,4 +28,4 @@ def command(file: str | None) -> None:
             f"there is no {OWN} here or above, and no [tool.opreplay] in a {SHARED}", hint="Name the file."
         )
     trust(path, content_of(path))
-    click.echo(f"{path.resolve()} is trusted until it changes", err=True)
+    narrate(f"{path.resolve()} is trusted until it changes")

@@ -1,16 +1,22 @@
 # pyright: strict
-"""The terminal: consoles for data and narration, made when they are needed; owns no content."""
+"""The terminal: consoles for data and narration, made when they are needed; owns no content.
+
+Whatever is printed goes through here, and no character leaves that a terminal acts on: texts of a trace may be passed
+as they are. Colours are made here, behind that.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import shlex
 import sys
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterable
+from types import TracebackType
 from typing import TYPE_CHECKING, Any, TextIO
 
 if TYPE_CHECKING:
-    from rich.console import Console, RenderableType
+    from rich.console import Console, ConsoleOptions, RenderableType
+    from rich.segment import Segment
 
     from opreplay.replay.report.view import View
 
@@ -40,8 +46,17 @@ def make_console(*, stderr: bool = False) -> Console:
     Width comes from COLUMNS or the terminal, 80 otherwise; NO_COLOR and TERM=dumb are honoured.
     """
     from rich.console import Console
+    from rich.segment import Segment
+
+    from opreplay.traces.names import escape_controls
 
     class PipeConsole(Console):
+        def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
+            """What is printed, with controls in its texts as escapes; all that rich prints passes here."""
+            for segment in super().render(renderable, options):
+                shown = segment.text if segment.control else escape_controls(segment.text)
+                yield segment if shown is segment.text else Segment(shown, segment.style)
+
         def on_broken_pipe(self) -> None:
             """The reader has left, which is no failure; rich itself would end the command with exit code 1."""
             raise BrokenPipeError
@@ -76,12 +91,13 @@ def show_fitted(render: Callable[[int], RenderableType]) -> None:
 
 
 def show_line(text: str) -> None:
-    """One line to stdout: broken between words on a terminal, else never, so that scripts can take it whole."""
+    """One line to stdout, with line ends as escapes: broken between words on a terminal, else never, so that scripts
+    can take it whole."""
     from rich.text import Text
 
     console = make_console()
     with naming_stdout():
-        console.print(Text(text, style="bold"), soft_wrap=not console.file.isatty())
+        console.print(Text(one_line(text), style="bold"), soft_wrap=not console.file.isatty())
 
 
 def show_view(view: View, form: str) -> None:
@@ -112,18 +128,46 @@ def plain_text(view: View, width: int = 160) -> str:
 
 
 def narrate(text: str) -> None:
-    """A line to stderr, with names of files as `printable` has them."""
+    """A line to stderr, whatever line ends the text has."""
     import click
 
-    from opreplay.traces.names import printable
-
-    click.echo(printable(text), err=True)
+    click.echo(one_line(text), err=True)
 
 
 def write(text: str) -> None:
-    """Data to stdout as it is."""
+    """Data to stdout, its lines as they are."""
+    from opreplay.traces.names import escape_controls
+
     with naming_stdout():
-        stdout().write(text)
+        stdout().write(escape_controls(text))
+
+
+def one_line(text: str) -> str:
+    """A text with controls and line ends as escapes."""
+    from opreplay.traces.names import escape_controls
+
+    return escape_controls(text).replace("\n", "\\n")
+
+
+def escape_messages() -> None:
+    """Print Python's warnings and tracebacks with controls in their texts as escapes."""
+    import traceback
+    import warnings
+
+    def escaped(text: str) -> str:
+        from opreplay.traces.names import escape_controls
+
+        return escape_controls(text)
+
+    formatted = warnings.formatwarning
+
+    def format_warning(*args: Any, **others: Any) -> str:
+        return escaped(formatted(*args, **others))
+
+    def print_error(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        sys.stderr.write(escaped("".join(traceback.format_exception(kind, error, trace))))
+
+    warnings.formatwarning, sys.excepthook = format_warning, print_error
 
 
 def json_text(value: Any) -> str:

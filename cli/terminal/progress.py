@@ -4,13 +4,12 @@
 from __future__ import annotations
 
 import itertools
-import sys
 from collections.abc import Callable
 from time import monotonic
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-import click
+from opreplay.cli.terminal.console import make_console, narrate
 
 if TYPE_CHECKING:
     from opreplay.replay.execute.run import Progress
@@ -46,8 +45,6 @@ class _Bar:
     def __enter__(self) -> Any:
         from rich.progress import BarColumn, Progress, TextColumn
 
-        from opreplay.cli.terminal.console import make_console
-
         console = make_console(stderr=True)
         if console.is_terminal and not console.is_dumb_terminal:
             columns = (
@@ -73,7 +70,7 @@ class _Bar:
                 self._bar.start()
         elif monotonic() >= self._next_line:
             self._next_line = monotonic() + EVERY_S
-            click.echo("  ".join(part for part in (what, state) if part), file=sys.stderr)
+            narrate("  ".join(part for part in (what, state) if part))
 
 
 class ReadProgress(_Bar):
@@ -147,15 +144,13 @@ class RunProgress(_Bar):
         from opreplay.replay.results.outcome import is_lost
 
         if is_lost(result.reason):
-            from opreplay.cli.terminal.console import narrate
-
             narrate(f"opreplay: warning: {result.name} {result.inputs}: {result.reason}; --resume tries it again")
         if self._bar is None and not self._rows:
             return
         from opreplay.replay.report.run.ops import live_line
 
         if self._bar is None:
-            click.echo(live_line(result, LINE_WIDTH), file=sys.stderr)
+            narrate(live_line(result, LINE_WIDTH))
         else:
             from rich.text import Text
 

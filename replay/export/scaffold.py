@@ -16,12 +16,14 @@ from typing import Literal, get_args
 from opreplay.initializers.base import CustomInit
 from opreplay.replay.ir.describe import describe_inputs
 from opreplay.replay.ir.model import ReplayArg, ReplayOp
+from opreplay.replay.ir.names import split_name
 from opreplay.replay.ir.notation import call_text
 from opreplay.replay.ops.aten.table import EQUIVALENTS
 from opreplay.replay.resolve.names import candidates
 from opreplay.replay.resolve.policy import Policy, refuse_name
 from opreplay.traces.errors import UsageError
 from opreplay.traces.model import TensorMeta
+from opreplay.traces.names import escape_controls
 
 Kind = Literal["op", "initializer", "estimator", "tile"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
@@ -69,13 +71,14 @@ def scaffold(
         "estimator": lambda: _estimator(op),
         "tile": lambda: _tile(op),
     }[kind]()
-    about = f"{kind} of {op.called}: {describe_inputs(op)}, {op.count:,} calls recorded.".translate(_PLAIN)
+    about = f"{kind} of {op.called}: {describe_inputs(op)}, {op.count:,} calls recorded."
+    about = escape_controls(about).translate(_PLAIN)
     command = f"opreplay {'simulate' if kind in ('estimator', 'tile') else 'run'}"
     flags = "--soc 910b3 --plugin" if kind in ("estimator", "tile") else f"--op-filter {op.id} --plugin"
     return f'''"""{about[:1].upper()}{about[1:]}
 
     python -m pytest FILE
-    {command} {trace.translate(_PLAIN)} {flags} FILE
+    {command} {escape_controls(trace).translate(_PLAIN)} {flags} FILE
 """
 
 import opreplay
@@ -88,7 +91,7 @@ CALL = {call_text(op)!r}
 
 def lacks_library(op: ReplayOp) -> bool:
     """Whether nothing here registers the op, so that only what the user writes can run it."""
-    if op.reason is None or refuse_name(op.called, Policy()) is not None:
+    if op.reason is None or split_name(op.called) is None or refuse_name(op.called, Policy()) is not None:
         return False
     return candidates(op.called, Policy()).reason is not None
 

@@ -5,10 +5,8 @@ from __future__ import annotations
 
 import re
 
-_ACTED_ON = re.compile(
-    rb"\x7f|\xc2[\x80-\x9f]|\xd8\x9c|\xe2\x80[\x8e\x8f\xaa-\xae]|\xe2\x81[\xa6-\xa9]"
-)  # U+007F to U+009F, U+061C, U+200E, U+200F, U+202A to U+202E, U+2066 to U+2069
-"""Characters that JSON leaves as they are and a terminal acts on, in UTF-8."""
+_ACTED_ON = re.compile(rb"\x7f|\xc2[\x80-\x9f]|\xd8\x9c|\xe2\x80[\x8b-\x8f\xa8-\xae]|\xe2\x81[\xa0-\xaf]|\xef\xbb\xbf")
+"""The characters of `names.ACTED_ON` that JSON leaves as they are, in UTF-8."""
 
 
 def plain_json(encoded: bytes) -> bytes:

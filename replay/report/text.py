@@ -9,6 +9,7 @@ from typing import Any
 from opreplay.replay.ir.describe import DASH, digits, time_text
 from opreplay.replay.ir.plain_json import plain_json
 from opreplay.replay.results.summary import whole
+from opreplay.traces.names import escape
 from opreplay.traces.times.doubts import Doubts
 
 __all__ = [
@@ -35,7 +36,7 @@ def safe(text: str) -> str:
     """
     if text.isprintable():
         return text
-    return "".join(c if c.isprintable() else _escaped(ord(c)) for c in text)
+    return "".join(c if c.isprintable() else escape(c) for c in text)
 
 
 def shown_json(value: Any) -> str:
@@ -46,12 +47,6 @@ def shown_json(value: Any) -> str:
     import msgspec
 
     return plain_json(msgspec.json.format(msgspec.json.encode(value), indent=2)).decode() + "\n"
-
-
-def _escaped(code: int) -> str:
-    if code < 0x100:
-        return f"\\x{code:02x}"
-    return f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"
 
 
 def middle(text: str, width: int) -> str:

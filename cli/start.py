@@ -1,0 +1,29 @@
+# pyright: strict
+"""Entry point of the console script: Ctrl-C ends the command without a traceback from the first import on."""
+
+from __future__ import annotations
+
+import os
+import signal
+from types import FrameType
+from typing import NoReturn
+
+INTERRUPTED = 130
+"""As `exit_codes.ExitCode`, which takes its time to be imported."""
+
+
+def main() -> NoReturn:
+    """Import the command and run it."""
+    before = signal.getsignal(signal.SIGINT)
+    if before is signal.default_int_handler:  # not where it is ignored, as in a background job
+        signal.signal(signal.SIGINT, _leave)
+    from opreplay.cli.main import main as run
+
+    signal.signal(signal.SIGINT, before)
+    run()
+
+
+def _leave(number: int, frame: FrameType | None) -> None:
+    """End at once: nothing was begun yet."""
+    os.write(2, b"interrupted\n")
+    os._exit(INTERRUPTED)

@@ -19,6 +19,8 @@ import msgspec
 
 from opreplay.replay.batch.merge import TracePlan
 from opreplay.replay.batch.stamps import Stamp, stamps_of
+from opreplay.replay.host import own_database
+from opreplay.replay.host.own_database import MAGIC
 from opreplay.replay.ir.model import NOT_RECORDED, SCHEMA_VERSION, Recorded, ReplayOp
 from opreplay.replay.ir.verify import verify
 from opreplay.replay.results.resume import digest
@@ -27,18 +29,26 @@ from opreplay.traces.names import printable
 
 SUFFIX = ".plans"
 """What the file's name has more than that of the results."""
-MAGIC = b"SQLite format 3\0"
-"""How every file of SQLite begins (sqlite.org/fileformat.html)."""
 APPLICATION_ID = 0x6F70706C
 """Tells a file of ours from another program's database: "oppl"."""
 MAX_BODY = 1 << 30
 """Bytes of one trace's plan, unpacked; as much as a plan file may have."""
 _Value = TypeVar("_Value", bound=msgspec.Struct)
-_TABLES = """
-CREATE TABLE settings (text TEXT NOT NULL, plan_schema INTEGER NOT NULL);
-CREATE TABLE ops (id INTEGER PRIMARY KEY, key TEXT NOT NULL UNIQUE, crc INTEGER NOT NULL, body BLOB NOT NULL);
-CREATE TABLE traces (path TEXT PRIMARY KEY, crc INTEGER NOT NULL, body BLOB NOT NULL);
-"""
+MAX_FILE = 1 << 30
+"""Bytes of a file that is opened."""
+MAX_RATIO, RATIO_FREE_BYTES = 200, 1 << 20
+"""A plan unpacked over packed, beyond its first bytes (those written here: up to 30)."""
+TABLES = {
+    "settings": "CREATE TABLE settings (text TEXT NOT NULL, plan_schema INTEGER NOT NULL)",
+    "ops": "CREATE TABLE ops (id INTEGER PRIMARY KEY, key TEXT NOT NULL UNIQUE, crc INTEGER NOT NULL, "
+    "body BLOB NOT NULL)",
+    "traces": "CREATE TABLE traces (path TEXT PRIMARY KEY, crc INTEGER NOT NULL, body BLOB NOT NULL)",
+}
+"""Name → how it is made."""
+
+
+class _OtherPlans(Exception):
+    """The file has other tables than those made here, or plans that were made in another way."""
 
 
 class _Use(msgspec.Struct, frozen=True, array_like=True):
@@ -162,6 +172,8 @@ class PlanStore:
             if not anew:
                 self._begin(settings)
                 return
+        except _OtherPlans:
+            pass
         except (sqlite3.DatabaseError, UnicodeDecodeError) as error:  # SQLite's message may quote damaged bytes
             if isinstance(error, sqlite3.OperationalError):
                 self.connection.close()
@@ -175,18 +187,18 @@ class PlanStore:
         self._begin(settings)
 
     def _begin(self, settings: str) -> None:
-        """Take in what is there; begin anew where it was made in another way."""
+        """Take in what is there, or make the tables of an empty file. Raises _OtherPlans."""
         wanted = (settings, SCHEMA_VERSION)
-        tables = {name for (name,) in self.connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
-        known = "settings" in tables and self.connection.execute("SELECT * FROM settings").fetchall() == [wanted]
-        if not known:
-            for table in sorted(tables):
-                self.connection.execute(f'DROP TABLE "{table}"')
-            for statement in _TABLES.split(";"):
+        if own_database.is_empty(self.connection):
+            for statement in TABLES.values():
                 self.connection.execute(statement)
             self.connection.execute("INSERT INTO settings VALUES (?, ?)", wanted)
             self.connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
-        for row, crc, body in self.connection.execute("SELECT id, crc, body FROM ops").fetchall():
+        elif not own_database.has_tables(self.connection, TABLES):
+            raise _OtherPlans
+        if self.connection.execute("SELECT * FROM settings LIMIT 2").fetchall() != [wanted]:
+            raise _OtherPlans
+        for row, crc, body in self.connection.execute("SELECT id, crc, body FROM ops"):
             if (op := _unpacked(crc, body, ReplayOp)) is not None:
                 self._ops[row] = op
         for (path,) in self.connection.execute("SELECT path FROM traces").fetchall():
@@ -205,21 +217,22 @@ class PlanStore:
 def _is_ours(path: Path) -> bool:
     """Whether there is a file to go on with. Raises UsageError for one that is something else."""
     try:
-        with path.open("rb") as file:
-            head = file.read(72)
+        head = own_database.head_of(path, MAX_FILE)
     except FileNotFoundError:
         return False
     except OSError as error:
         raise UsageError(f"cannot write {path}: {error.strerror}", hint="Check the folder and its rights.") from None
-    mark = int.from_bytes(head[68:72], "big")  # where a file of SQLite has its application_id
-    if not MAGIC.startswith(head[: len(MAGIC)]) or (len(head) == 72 and mark not in (0, APPLICATION_ID)):
+    mark = own_database.application_id(head)
+    whole = len(head) == own_database.HEAD_BYTES
+    if not MAGIC.startswith(head[: len(MAGIC)]) or (whole and mark not in (0, APPLICATION_ID)):
         raise UsageError(f"{path} exists and holds no plans", hint="Name another --output, or use --force.")
-    return len(head) == 72 and mark == APPLICATION_ID
+    return mark == APPLICATION_ID
 
 
 def _connected(path: Path) -> sqlite3.Connection:
     connection = sqlite3.connect(path, timeout=0.0, isolation_level=None)
     connection.text_factory = _text_of
+    own_database.restrict(connection)
     return connection
 
 
@@ -255,7 +268,7 @@ def _unpacked(crc: int, body: object, kind: type[_Value]) -> _Value | None:
         return None
     unpacker = zlib.decompressobj()
     try:
-        raw = unpacker.decompress(body, MAX_BODY)
+        raw = unpacker.decompress(body, min(MAX_BODY, RATIO_FREE_BYTES + MAX_RATIO * len(body)))
         return msgspec.msgpack.decode(raw, type=kind) if unpacker.eof else None
     except (zlib.error, msgspec.MsgspecError):
         return None

@@ -15,22 +15,21 @@ from urllib.parse import quote
 
 import msgspec
 
+from opreplay.replay.host import own_database
 from opreplay.replay.results.compare.compatibility import MUST_AGREE, OPTIONS_MUST_AGREE, WERE_ALWAYS
 from opreplay.replay.results.records import Header, OpResult
 from opreplay.replay.results.resume import digest
 from opreplay.traces.errors import FormatError, UsageError
-from opreplay.traces.folders import open_regular
 from opreplay.traces.names import printable
 
 APPLICATION_ID = 0x6F706C68
 """Tells a file of ours from another program's database: "oplh" (sqlite.org/fileformat.html)."""
-MAGIC = b"SQLite format 3\0"
 MAX_FILE = 1 << 30
 """Bytes of a file that is opened."""
 MAX_RUNS = 1000
 """The latest runs that are read."""
-MAX_TIMES = 1_000_000
-"""Times that are read, the latest."""
+MAX_TIMES = 250_000
+"""Times that are read, the latest: to look for changes in so many takes about 10 s."""
 MAX_TEXT = 1000
 """Characters of a text."""
 LOCKED_S = 30.0
@@ -101,7 +100,7 @@ def check_history(path: str) -> None:
 
 
 def _make_tables(connection: sqlite3.Connection) -> None:
-    if not connection.execute("SELECT 1 FROM sqlite_master LIMIT 1").fetchall():
+    if own_database.is_empty(connection):
         for statement in TABLES.values():
             connection.execute(statement)
         connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
@@ -122,8 +121,11 @@ def append_run(path: str, header: Header, results: Sequence[OpResult], label: st
     row = (header.started_at, printable(label)[:MAX_TEXT], machine, machine_name)
     try:
         with contextlib.closing(sqlite3.connect(path, timeout=LOCKED_S, isolation_level=None)) as connection:
+            own_database.restrict(connection)
             connection.execute("BEGIN IMMEDIATE")
             _make_tables(connection)
+            if not own_database.has_tables(connection, TABLES):  # another process may have changed them
+                raise FormatError(f"{path} has other tables than a history of this version", hint="Name another file.")
             same = "SELECT id FROM runs WHERE started_at = ? AND machine = ?"
             connection.execute(f"DELETE FROM times WHERE run IN ({same})", (header.started_at, machine))
             connection.execute("DELETE FROM runs WHERE started_at = ? AND machine = ?", (header.started_at, machine))
@@ -182,19 +184,17 @@ def _reading(path: Path) -> Generator[sqlite3.Connection, None, None]:
     """The file, opened to read only, its tables as they must be. Raises FormatError for any other file."""
     hint = "`opreplay run TRACES --history FILE` writes one."
     try:
-        with open_regular(path, MAX_FILE) as file:
-            head = file.read(72)
+        head = own_database.head_of(path, MAX_FILE)
     except OSError as error:
         raise FormatError(f"cannot read {path}: {error.strerror}", hint=hint) from None
-    if head[: len(MAGIC)] != MAGIC or int.from_bytes(head[68:72], "big") != APPLICATION_ID:
+    if own_database.application_id(head) != APPLICATION_ID:
         raise FormatError(f"{path} is no history of opreplay", hint=hint)
     try:
         uri = f"file:{quote(str(path.absolute()))}?mode=ro"
         with contextlib.closing(sqlite3.connect(uri, uri=True, timeout=LOCKED_S)) as connection:
-            connection.execute("PRAGMA trusted_schema = OFF")
+            own_database.restrict(connection)
             connection.execute("PRAGMA query_only = ON")
-            tables = connection.execute("SELECT name, type, sql FROM sqlite_master WHERE sql IS NOT NULL LIMIT 9")
-            if set(tables) != {(name, "table", sql) for name, sql in TABLES.items()}:
+            if not own_database.has_tables(connection, TABLES):
                 raise FormatError(f"{path} has other tables than a history of this version", hint=hint)
             yield connection
     except sqlite3.Error as error:

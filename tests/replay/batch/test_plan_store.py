@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import os
+import sqlite3
+import time
+import tracemalloc
+import zlib
 from pathlib import Path
 
+import msgspec
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from opreplay.replay.batch.merge import TracePlan
-from opreplay.replay.batch.plan_store import MAGIC, PlanStore
+from opreplay.replay.batch.plan_store import PlanStore
 from opreplay.replay.batch.stamps import stamps_of
+from opreplay.replay.host.own_database import MAGIC
 from opreplay.replay.ir.model import Recorded, RecordedKernel, ReplayArg, ReplayOp, ReplayPlan
 from opreplay.traces.errors import UsageError
 from opreplay.traces.model import TensorMeta
@@ -155,3 +162,74 @@ def test_files_without_stamps_and_a_full_disk(tmp_path: Path) -> None:
     assert [store.holds(trace.path, [trace.path]) for trace in traces] == [True, False]
     store.close()
     assert held(tmp_path / "s.plans", traces) == traces[:1]
+
+
+ENDLESS = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n) SELECT i"
+FOREIGN = {
+    "view in place of ops": f"DROP TABLE ops; CREATE VIEW ops AS {ENDLESS} AS id, 1 AS crc, x'00' AS body FROM n",
+    "view in place of settings": f"DROP TABLE settings; CREATE VIEW settings AS {ENDLESS} AS text, 1 FROM n",
+    "one more view": f"CREATE VIEW v AS {ENDLESS} FROM n",
+    "trigger": "CREATE TRIGGER t AFTER INSERT ON ops BEGIN INSERT INTO ops (key, crc, body) "
+    "SELECT key || 'x', crc, zeroblob(1000000) FROM ops; END",
+    "index of an expression": "CREATE INDEX i ON ops (length(body))",
+    "one more column": "ALTER TABLE ops ADD COLUMN more TEXT",
+    "generated column": "DROP TABLE traces; CREATE TABLE traces (path TEXT PRIMARY KEY, crc INTEGER NOT NULL, "
+    "body BLOB AS (zeroblob(1000000000)))",
+    "other type": "DROP TABLE traces; CREATE TABLE traces (path, crc, body)",
+    "one more table": "CREATE TABLE more (a)",
+    "missing table": "DROP TABLE traces",
+    "two settings": "INSERT INTO settings SELECT * FROM settings",
+}
+
+
+@pytest.mark.parametrize("name", FOREIGN)
+def test_a_planted_schema_is_not_run(tmp_path: Path, name: str) -> None:
+    """What this module would not have made is dropped before any query on it, and never ends up in the new file."""
+    traces = [trace_of(tmp_path / "a.json", [1, 2])]
+    path = filled(tmp_path, traces)
+    with sqlite3.connect(path) as connection:
+        connection.executescript(FOREIGN[name])
+    connection.close()
+    size = path.stat().st_size
+    started = time.process_time()
+    assert held(path, traces) == []
+    filled(tmp_path, traces)
+    assert time.process_time() - started < 2.0
+    assert path.stat().st_size <= size + 65_536
+    assert held(path, traces) == traces
+
+
+def test_a_planted_pipe_or_journal_is_refused(tmp_path: Path) -> None:
+    traces = [trace_of(tmp_path / "a.json", [1])]
+    path = filled(tmp_path, traces)
+    precious = tmp_path / "precious.txt"
+    precious.write_text("mine")
+    journal = path.with_name(path.name + "-journal")
+    journal.write_bytes(
+        b"\xd9\xd5\x05\xf9\x20\xa1\x63\xd7" * 200 + str(precious).encode() + b"\xd9\xd5\x05\xf9\x20\xa1\x63\xd7"
+    )
+    with pytest.raises(UsageError, match="names another file"):
+        PlanStore(path, "how")
+    journal.unlink()
+    os.mkfifo(journal)
+    with pytest.raises(UsageError, match="regular"):
+        PlanStore(path, "how")
+    journal.unlink()
+    path.unlink()
+    os.mkfifo(path)
+    with pytest.raises(UsageError, match="regular"):
+        PlanStore(path, "how")
+    assert precious.read_text() == "mine"
+
+
+def test_a_body_that_unpacks_to_much_more_counts_as_damaged(tmp_path: Path) -> None:
+    traces = [trace_of(tmp_path / "a.json", [1])]
+    path = filled(tmp_path, traces)
+    bomb = zlib.compress(msgspec.msgpack.encode({"trace": "a" * (64 << 20)}))
+    with sqlite3.connect(path) as connection:
+        connection.execute("UPDATE traces SET crc = ?, body = ?", (zlib.crc32(bomb), bomb))
+    connection.close()
+    tracemalloc.start()
+    assert held(path, traces) == []
+    assert tracemalloc.get_traced_memory()[1] < 32 << 20
+    tracemalloc.stop()

@@ -122,5 +122,5 @@ def test_a_file_cut_short_is_an_error_of_the_file(three: Path) -> None:
 
 def test_a_large_file_is_not_opened(three: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(of_history, "MAX_FILE", 100)
-    with pytest.raises(FormatError, match="more than 100"):
+    with pytest.raises(FormatError, match="limit of 100"):
         read_history(str(three))

@@ -1,0 +1,77 @@
+# pyright: strict
+"""SQLite files of opreplay's own that may come from anywhere: what is checked before a query runs on one.
+
+A database can hold views, triggers, indexes and generated columns, which are programs that a query runs, and a journal
+beside it can name a file for SQLite to delete. So its tables must be those that opreplay makes, word for word.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import sqlite3
+from collections.abc import Mapping
+
+from opreplay.traces.folders import open_regular
+
+MAGIC = b"SQLite format 3\0"
+"""How every file of SQLite begins (sqlite.org/fileformat.html)."""
+HEAD_BYTES = 72
+"""Of a file's head, which ends with the application id."""
+_ROLLBACK = b"\x01\x01"
+"""Versions for writing and reading in the head of a database with a rollback journal, not a write-ahead log."""
+_SUPER_JOURNAL = b"\xd9\xd5\x05\xf9\x20\xa1\x63\xd7"
+"""End of a journal that names another file, which SQLite deletes when it has rolled back (src/pager.c)."""
+MOST_STEPS = 2_000_000_000
+"""Steps of SQLite's machine for one connection: some thousand for a row."""
+_STEPS_A_CALL = 1_000_000
+
+
+def head_of(path: str | os.PathLike[str], most_bytes: int) -> bytes:
+    """Return how a file begins. Raises OSError as `open_regular` does, and for a journal beside it that no run of
+    opreplay leaves."""
+    with open_regular(path, most_bytes) as file:
+        head = file.read(HEAD_BYTES)
+    journal = f"{os.fspath(path)}-journal"
+    if os.path.lexists(journal):
+        with open_regular(journal, most_bytes) as file:
+            file.seek(max(0, os.fstat(file.fileno()).st_size - len(_SUPER_JOURNAL)))
+            if file.read() == _SUPER_JOURNAL:
+                raise OSError(errno.EINVAL, "its journal names another file", journal)
+    return head
+
+
+def application_id(head: bytes) -> int | None:
+    """Return the id of the program that made a database; None where a head is that of no database of this kind."""
+    if len(head) < HEAD_BYTES or not head.startswith(MAGIC) or head[18:20] != _ROLLBACK:
+        return None
+    return int.from_bytes(head[68:72], "big")
+
+
+def restrict(connection: sqlite3.Connection) -> None:
+    """Let functions in the schema do nothing dangerous, and let no query take steps without end."""
+    left = MOST_STEPS // _STEPS_A_CALL
+
+    def out_of_steps() -> int:
+        nonlocal left
+        left -= 1
+        return int(left < 0)
+
+    connection.execute("PRAGMA trusted_schema = OFF")
+    connection.set_progress_handler(out_of_steps, _STEPS_A_CALL)
+
+
+def has_tables(connection: sqlite3.Connection, tables: Mapping[str, str]) -> bool:
+    """Whether a database holds just these tables (name → how it is made), and no view, trigger or index.
+
+    Raises sqlite3.Error for a damaged file.
+    """
+    found = connection.execute(
+        "SELECT name, type, sql FROM sqlite_master WHERE sql IS NOT NULL LIMIT ?", (len(tables) + 1,)
+    )
+    return set(found) == {(name, "table", sql) for name, sql in tables.items()}
+
+
+def is_empty(connection: sqlite3.Connection) -> bool:
+    """Whether a database holds nothing at all. Raises sqlite3.Error for a damaged file."""
+    return connection.execute("SELECT 1 FROM sqlite_master LIMIT 1").fetchone() is None

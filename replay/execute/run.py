@@ -137,7 +137,7 @@ def run_plan(
     try:
         facts = chosen.start() | ({"beside_another_job": True} if beside else {})
         header = _header(plan, options, facts, trace or {}, step, devices)
-        if earlier is not None and (whole := whole_summary(earlier, header)) is not None:
+        if earlier is not None and (whole := whole_summary(earlier, header, plan.ops)) is not None:
             return whole
         results += _begin(sink, header, earlier, again=options.mode == "sequence")
         begun = True

@@ -106,6 +106,10 @@ class _Form:
         return msgspec.json.encode([self.op.called, self.op.overload, self.op.resolved_by, self.args, specs, kinds])
 
 
+MOST_NAME = 120
+"""Characters of a definition's name, which is that of its file."""
+
+
 @dataclass(slots=True)
 class _Names:
     """Names that are given once."""
@@ -261,7 +265,7 @@ def _definition(forms: Sequence[_Form], names: _Names) -> tuple[Definition, bool
     text = called_text(op, order, given)
     row = find(op.called)
     namespace = op.called.partition("::")[0]
-    spelled = "_".join(filter(None, (re.sub(r"\W+", "_", op.called), op.overload)))
+    spelled = re.sub(r"\W+", "_", f"{op.called}_{op.overload or ''}", flags=re.ASCII).rstrip("_")[:MOST_NAME]
     definition = Definition(
         name=names.take(spelled),
         op_type=re.sub(r"\W+", "_", (row.folder or row.family if row is not None else "") or namespace),

@@ -18,6 +18,7 @@ import torch
 
 from opreplay.replay.export.whole import whole_arguments
 from opreplay.replay.ir.model import ReplayArg, ReplayOp, Value
+from opreplay.replay.ir.names import is_overload, split_name
 from opreplay.replay.ops.calls import Call, taken, takes_call
 from opreplay.replay.ops.register import reference_of
 from opreplay.replay.ops.table import Reference
@@ -33,7 +34,10 @@ def called_text(op: ReplayOp, parameters: Sequence[str], given: Mapping[str, str
     """A text with `run` that takes `parameters` and calls the op; None where none stands alone.
 
     `given` has the text of each argument of the op, in terms of the parameters. What is only written to is returned.
+    Names of the op that are no words are never put into a text.
     """
+    if split_name(op.called) is None or not is_overload(op.overload or ""):
+        return None
     written = tuple(given[arg.name] for arg in op.args if arg.mutated and arg.tensors)
     if op.called.partition("::")[0] in TORCH_NAMESPACES and op.resolved_by != "reference":
         lines, call = ["import torch"], _torch_call(op, given)

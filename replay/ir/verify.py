@@ -21,7 +21,7 @@ from opreplay.replay.ir.model import (
     ReplayPlan,
     Value,
 )
-from opreplay.replay.ir.names import split_name
+from opreplay.replay.ir.names import is_overload, split_name
 from opreplay.traces.dtypes import ITEMSIZE_BYTES
 from opreplay.traces.errors import FormatError
 from opreplay.traces.limits import MAX_RANK
@@ -98,6 +98,8 @@ def _verify_sequence(sequence: RecordedSequence) -> None:
 def _verify_op(where: str, op: ReplayOp) -> None:
     _need(0 < len(op.name) <= MAX_NAME, where, f"a name has 1 to {MAX_NAME} characters")
     _need(op.count >= 1, where, f"count {op.count}")
+    _need(op.overload is None or is_overload(op.overload), where, "an overload is a word")
+    _need(op.via is None or split_name(op.via) is not None, where, "what it is called by is not namespace::op")
     ranks_fit = op.ranks is None or 1 <= op.ranks <= MAX_RANKS
     _need(ranks_fit, where, f"a collective of {op.ranks} ranks, limit {MAX_RANKS}")
     recorded = op.recorded

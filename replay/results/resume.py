@@ -14,6 +14,7 @@ from typing import Any
 import msgspec
 
 from opreplay.replay.host import environment
+from opreplay.replay.ir.describe import describe_inputs
 from opreplay.replay.ir.model import ReplayOp, ReplayPlan
 from opreplay.replay.results.outcome import is_lost
 from opreplay.replay.results.reading import ResultFile
@@ -45,7 +46,11 @@ def identity_of(
     """
     rest = {key: value for key, value in options.items() if key not in FREE | NAMED}
     identity = {
-        "plan": digest(msgspec.json.encode([plan.selection, plan.device_us_total, plan.host_us_total, plan.ops])),
+        "plan": digest(
+            msgspec.json.encode(
+                [plan.selection, plan.device_us_total, plan.host_us_total, [_without_findings(op) for op in plan.ops]]
+            )
+        ),
         "options": digest(msgspec.json.encode(rest, order="deterministic")),
         "devices": ",".join(devices),
         "opreplay": environment.opreplay_version(),
@@ -64,6 +69,15 @@ def identity_of(
     return identity
 
 
+def _without_findings(op: ReplayOp) -> ReplayOp:
+    """The op as recorded and resolved, without what a call on meta tensors in a process of its own found: that process
+    may have ended for reasons of the machine."""
+    reason = None if op.reason is not None and op.reason.kind in FOUND_BY_CALLS else op.reason
+    return msgspec.structs.replace(op, outputs=None, reason=reason)
+
+
+FOUND_BY_CALLS = frozenset({"budget", "failed", "worker lost"})
+"""Kinds of reasons that a process which calls ops may give."""
 FLAGS = {
     "op_time_s": "--set op_time",
     "max_op_bytes": "--set max_op_memory",
@@ -85,8 +99,8 @@ FLAGS = {
 """Options of a run whose flag has another name → that flag."""
 
 
-def refuse_another(earlier: ResultFile, header: Header) -> None:
-    """Raises UsageError that says what differs between the run to be continued and the one of `header`."""
+def refuse_another(earlier: ResultFile, header: Header, ops: Sequence[ReplayOp] = ()) -> None:
+    """Raises UsageError that says what differs between the run to be continued and the one of `header`, of `ops`."""
     before, now = earlier.header.identity, header.identity
     if not before:
         raise UsageError(
@@ -103,12 +117,31 @@ def refuse_another(earlier: ResultFile, header: Header) -> None:
             parts += named
         elif key in WORDS:
             parts.append(WORDS[key])
+            if key == "plan" and ops and (which := differing_op(earlier, ops)):
+                parts[-1] += f", first of all {which}"
         else:
             parts.append(f"{key} ({before.get(key) or 'none'} before, {now.get(key) or 'none'} now)")
     raise UsageError(
         f"not a continuation: {', '.join(parts)} differ",
         hint="Give what the first run was given, or name another file.",
     )
+
+
+def differing_op(earlier: ResultFile, ops: Sequence[ReplayOp]) -> str:
+    """Return which op differs between a result file and the ops of a plan, and how; "" where the file does not tell."""
+    now = {op.id: op for op in ops}
+    for result in earlier.results:
+        name, op = f"{result.name} {result.inputs} ({result.id})", now.get(result.id)
+        if op is None:
+            return f"{name}, which is no op of this plan"
+        if op.count != result.count:
+            return f"{name}, with {result.count:,} calls before and {op.count:,} now"
+        if op.resolved_by != result.resolved_by:
+            return f"{name}, called by {result.resolved_by or 'nothing'} before and {op.resolved_by or 'nothing'} now"
+    before = {result.id for result in earlier.results}
+    new = next((op for op in ops if op.id not in before), None)
+    is_whole = earlier.summary is not None and not earlier.summary.interrupted
+    return f"{new.name} {describe_inputs(new)} ({new.id}), which is new" if new is not None and is_whole else ""
 
 
 def _differing_options(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
@@ -126,9 +159,9 @@ def _said(value: object) -> str:
     return ("yes" if value else "no") if isinstance(value, bool) else msgspec.json.encode(value).decode()
 
 
-def whole_summary(earlier: ResultFile, header: Header) -> Summary | None:
+def whole_summary(earlier: ResultFile, header: Header, ops: Sequence[ReplayOp] = ()) -> Summary | None:
     """The summary of a run that has nothing left to do, None where it goes on; raises as `refuse_another`."""
-    refuse_another(earlier, header)
+    refuse_another(earlier, header, ops)
     summary = earlier.summary
     if summary is None or summary.interrupted or len(kept_results(earlier, header)) < summary.ops:
         return None

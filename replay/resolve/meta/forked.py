@@ -89,8 +89,8 @@ def _answers(wanted: Function, ops: Sequence[ReplayOp], policy: Policy, lost: in
         batch = tuple(ops[len(answers) : len(answers) + TOGETHER])
         task = _Task(function=wanted.__qualname__, policy=policy, cpu_s=CPU_S, ops=batch)
         reason = _Copy.current().work(task, answers)
-        if reason is not None and reason.kind == "worker lost" and len(answers) != retried:
-            retried = len(answers)  # somebody ended the child: the op is tried once more
+        if reason is not None and reason.kind != "budget" and len(answers) != retried:
+            retried = len(answers)  # somebody may have ended the child: the op is to blame where it happens again
         elif reason is not None:
             _lost[_call_of(ops[len(answers)])] = reason
             answers.append(reason)
@@ -191,6 +191,8 @@ class _Copy:
 def _serve(descriptor: int, parent: int) -> None:
     """The child: answers until its socket closes. Never returns, and runs no handler of the parent's exit."""
     try:
+        for number in (signal.SIGTERM, signal.SIGHUP):  # the parent's handlers would raise and blame the op
+            signal.signal(number, signal.SIG_DFL)
         null = os.open(os.devnull, os.O_RDWR)
         for stream in (0, 1, 2):
             os.dup2(null, stream)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ast
+import re
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -15,11 +17,12 @@ from opreplay.initializers.supplied.safetensors import SafetensorsFile
 from opreplay.replay.export.flashinfer_trace import Exported, flashinfer_trace, write_flashinfer_trace
 from opreplay.replay.ir.model import ReplayOp, ReplayPlan
 from opreplay.replay.ir.notation import parse_call
+from opreplay.replay.ir.verify import verify
 from opreplay.replay.ops.inputs import built_in
 from opreplay.replay.resolve.meta.outputs import with_outputs
 from opreplay.replay.resolve.policy import Policy
 from opreplay.replay.resolve.written.call import op_of_written
-from opreplay.traces.errors import UsageError
+from opreplay.traces.errors import FormatError, UsageError
 
 
 def plan_of(*calls: str) -> ReplayPlan:
@@ -145,3 +148,37 @@ def test_files_of_another_export_are_not_mixed_with_it(tmp_path: Path) -> None:
     write_flashinfer_trace(exported("aten::add(f32[8], f32[8])"), tmp_path)
     with pytest.raises(UsageError, match="holds other definitions"):
         write_flashinfer_trace(exported("aten::mm(f32[8,8], f32[8,8])"), tmp_path)
+
+
+@pytest.mark.parametrize(
+    "overload",
+    [
+        "default(input) or __import__('os').system('touch pwned') or torch.ops.aten.linear.default",
+        "default\nPWNED()\n",
+        "../../up",
+        "a b",
+        "x" * 1000,
+    ],
+)
+def test_an_overload_that_is_no_word_becomes_neither_code_nor_a_file_name(overload: str) -> None:
+    """Of a plan that no reader checked; those that were read are refused there."""
+    plan = plan_of("aten::linear(f32[4,8], f32[16,8])")
+    (op,) = plan.ops
+    hostile = msgspec.structs.replace(plan, ops=(msgspec.structs.replace(op, overload=overload),))
+    with pytest.raises(FormatError, match="overload"):
+        verify(hostile)
+    written = flashinfer_trace(hostile, built_in(), memory_bytes=1 << 28)
+    for name, data in written.files.items():
+        assert re.fullmatch(r"[\w./]{1,200}", name, re.ASCII), name
+        assert ".." not in name
+        if name.startswith("definitions/"):
+            tree = ast.parse(msgspec.json.decode(data)["reference"])
+            assert {type(node) for node in tree.body} <= {ast.FunctionDef, ast.Import, ast.ImportFrom}
+            assert "raise NotImplementedError" in ast.unparse(tree)
+
+
+def test_what_an_op_is_called_by_is_a_qualified_name() -> None:
+    plan = plan_of("aten::linear(f32[4,8], f32[16,8])")
+    hostile = msgspec.structs.replace(plan.ops[0], via="aten::linear(x)\nimport os")
+    with pytest.raises(FormatError, match="namespace::op"):
+        verify(msgspec.structs.replace(plan, ops=(hostile,)))

@@ -20,6 +20,7 @@ from opreplay.replay.results.records import Record
 from opreplay.replay.results.resume import WHILE_IT_RAN
 from opreplay.replay.results.writing import JsonLinesSink
 from opreplay.traces.errors import UsageError
+from opreplay.traces.model import TensorMeta
 
 OPTIONS = RunOptions(executor="fake", isolation="none", max_op_bytes=10**6)
 
@@ -174,3 +175,23 @@ def test_a_full_disk_leaves_whole_lines(tmp_path: Path) -> None:
         run_plan(PLAN, OPTIONS, sink=Full(stream, close=True), runner=Counting())
     assert go_on(path).measured
     assert len(read_result_file(path).results) == 4
+
+
+def test_a_refusal_names_the_op_that_differs(cut: Path) -> None:
+    """By its calls, by its way of being called, or as one that is not there any more."""
+    first, *others = PLAN.ops
+    for op, why in (
+        (msgspec.structs.replace(first, count=3), "2 calls before and 3 now"),
+        (msgspec.structs.replace(first, resolved_by="reference"), "nothing before and reference now"),
+        (msgspec.structs.replace(first, id="f" * 12), "which is no op of this plan"),
+    ):
+        with pytest.raises(UsageError, match=f"the ops .* first of all {first.name}.*{first.id}.*{why}"):
+            go_on(cut, msgspec.structs.replace(PLAN, ops=(op, *others)))
+
+
+def test_what_a_helper_process_found_makes_no_other_run(cut: Path) -> None:
+    """Outputs on meta tensors, and reasons of a process that died while it called an op."""
+    first, second, *others = PLAN.ops
+    found = msgspec.structs.replace(first, outputs=(TensorMeta(shape=(2,), dtype="float32"),))
+    lost = msgspec.structs.replace(second, reason=Reason("worker lost", "SIGKILL on meta tensors"))
+    assert go_on(cut, msgspec.structs.replace(PLAN, ops=(found, lost, *others))).measured

@@ -80,7 +80,7 @@ def by_count(op: ReplayOp, policy: Policy) -> bytes:
     """Dies of the signal that stands in `count`, ends with 7 for 0, and else answers the parent's process id."""
     if op.count == 0:
         os._exit(7)
-    if op.count < 32:
+    if op.count < 32:  # every time
         os.kill(os.getpid(), op.count)
         time.sleep(60)
     return msgspec.json.encode([op.id, os.getppid(), policy.collectives])
@@ -157,3 +157,31 @@ def test_two_functions_of_one_name_are_refused(functions: None) -> None:
     forked.function(by_count)
     with pytest.raises(ValueError, match="two functions are called by_count"):
         forked.function(by_count)
+
+
+def dies_at_first(op: ReplayOp, policy: Policy) -> bytes:
+    """Ends its process at its first call by the signal that the op's count names, with its default handler or not."""
+    first = Path(op.name)
+    if not first.exists():
+        first.touch()
+        os.kill(os.getpid(), op.count)
+    return b"alive"
+
+
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGHUP", "SIGSEGV", "SIGABRT", "SIGUSR1"])
+def test_one_death_by_any_signal_costs_no_op(functions: None, tmp_path: Path, name: str) -> None:
+    """Also where this process has handlers that raise, which a fork inherits."""
+    number = getattr(signal, name)
+    before = {kind: signal.signal(kind, raising) for kind in (signal.SIGTERM, signal.SIGHUP)}
+    try:
+        forked.function(dies_at_first)
+        ops = [made(str(tmp_path / text), id_=text, count=int(number)) for text in ("a", "b", "c")]
+        assert forked.each(dies_at_first, ops, Policy()) == [b"alive"] * 3
+        assert not forked.any_lost()
+    finally:
+        for kind, handler in before.items():
+            signal.signal(kind, handler)
+
+
+def raising(number: int, frame: object) -> None:
+    raise KeyboardInterrupt

@@ -22,10 +22,15 @@ RUN python -m pip wheel --no-deps --wheel-dir /wheels .
 
 FROM python:${PYTHON}-slim
 ARG TORCH_INDEX=https://download.pytorch.org/whl/cpu
-COPY constraints.txt /tmp/constraints.txt
+COPY constraints.txt requirements.lock /tmp/
 COPY --from=build /wheels /wheels
-RUN python -m pip install --no-cache-dir -c /tmp/constraints.txt --extra-index-url "${TORCH_INDEX}" /wheels/*.whl \
-    && rm -rf /wheels /tmp/constraints.txt
+# One index for each install: with two, either may answer for any name. torch and CUDA's libraries come from PyTorch's, all else
+# from PyPI by the digests of the lock file, and opreplay from the wheel alone.
+RUN python -m pip install --no-cache-dir --index-url "${TORCH_INDEX}" "$(grep ^torch== /tmp/constraints.txt)" \
+    && python -m pip install --no-cache-dir --no-deps --require-hashes -r /tmp/requirements.lock \
+    && python -m pip install --no-cache-dir --no-deps --no-index /wheels/*.whl \
+    && python -m pip check \
+    && rm -rf /wheels /tmp/constraints.txt /tmp/requirements.lock
 RUN useradd --create-home opreplay
 USER opreplay
 WORKDIR /work

@@ -64,6 +64,8 @@ RENAMED = {
 
 FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF})
 """What a write to a disk that takes no more ends with, or to a stdout that was closed."""
+NO_THREAD = "can't start new thread"
+"""What Python's RuntimeError says where the system has no more threads."""
 UNBEARABLE = (RecursionError, OverflowError, MemoryError)
 """What values of an input end with that are nested too deep, too large or too many, where no reader refused them."""
 
@@ -137,6 +139,9 @@ class OpReplayGroup(click.Group):
                 return show_error(str(error), error.hint, error.exit_code)
             if isinstance(error, OSError) and (error.errno in FULL or error.filename is not None):
                 return _show_full_disk(error)
+            if isinstance(error, BlockingIOError) or str(error) == NO_THREAD:
+                hint = "End other programs, or raise the limit: ulimit -u."
+                return show_error("the system starts no more threads or processes", hint, ExitCode.ENVIRONMENT)
             if isinstance(error, UNBEARABLE):
                 what = f"the input cannot be computed with: {type(error).__name__}: {error}".removesuffix(": ")
                 hint = "It holds values that are nested too deep, too large or too many. If it does not, report this."

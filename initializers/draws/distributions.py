@@ -153,7 +153,9 @@ def _read(path: str) -> Any:
         raise InitializerError("distribution=histogram needs a file: histogram=FILE")
     try:
         return json.loads(read_regular(path, HISTOGRAM_BYTES))
-    except (OSError, ValueError, RecursionError) as error:
+    except OSError as error:
+        raise InitializerError(f"cannot read the histogram {path}: {error.strerror}") from None
+    except (ValueError, RecursionError) as error:
         raise InitializerError(f"cannot read the histogram {path}: {error}") from None
 
 

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import io
 import re
+import shutil
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
+from pathlib import Path
 
 import click
 import pytest
@@ -16,6 +19,7 @@ from opreplay.cli import main
 from opreplay.cli.exit_codes import ExitCode
 from opreplay.cli.terminal import console
 from opreplay.traces.errors import EnvironmentRefused, Malformed, UsageError
+from opreplay.traces.samples import sample_path
 
 
 def invoke_raising(error: BaseException) -> tuple[int, str, str]:
@@ -157,3 +161,49 @@ def test_a_first_line_is_broken_on_a_terminal_alone(
     assert max(map(len, lines)) <= longest
     assert (len(lines) > 1) == terminal
     assert {word for line in lines for word in line.split()} == {"would", "replay"}, "broken between words"
+
+
+@pytest.mark.parametrize("command", [("trim", "t.json.gz", "--step", "0", "-o", "out.json"), ("inspect", "t.json.gz")])
+def test_a_machine_without_threads_is_an_error_of_the_environment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: tuple[str, ...]
+) -> None:
+    def refuse(self: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    shutil.copy(sample_path("transformer_infer"), tmp_path / "t.json.gz")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    done = CliRunner().invoke(main.opreplay, list(command))
+    assert done.exit_code == 4
+    assert "no more threads" in done.stderr
+
+
+def test_an_interrupt_during_the_imports_ends_without_a_traceback() -> None:
+    """Sent by the first module that is imported, before anything of the command is there."""
+    code = (
+        "import os, signal, sys\n"
+        "class Finder:\n"
+        "    def find_spec(self, name, path=None, target=None):\n"
+        "        if name == 'opreplay.cli.main':\n"
+        "            os.kill(os.getpid(), signal.SIGINT)\n"
+        "sys.meta_path.insert(0, Finder())\n"
+        "from opreplay.cli.start import main\n"
+        "main()\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=60)
+    assert done.returncode == 130
+    assert done.stderr == "interrupted\n"
+
+
+def test_warnings_and_tracebacks_are_escaped() -> None:
+    code = (
+        "import sys, warnings\n"
+        "from opreplay.cli.terminal.console import escape_messages\n"
+        "escape_messages()\n"
+        "warnings.warn('a\\x1b]0;b\\x07\\x9b\\u202e')\n"
+        "raise ValueError('c\\x1b[31m\\r')\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=60)
+    assert "a\\x1b]0;b\\x07\\x9b\\u202e" in done.stderr
+    assert "ValueError: c\\x1b[31m\\x0d" in done.stderr
+    assert not set(done.stderr) & set("\x1b\x07\x9b\u202e\r")

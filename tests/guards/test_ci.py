@@ -11,6 +11,7 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+import tomllib
 
 
 def script(root: Path, name: str) -> ModuleType:
@@ -103,3 +104,37 @@ def test_every_direct_dependency_is_pinned(root: Path) -> None:
     wanted = {found.lower() for block in lists for found in re.findall(r'"([A-Za-z0-9_-]+)', block)}
     assert wanted
     assert wanted <= pinned, f"pin in constraints.txt: {sorted(wanted - pinned)}"
+
+
+def test_workflows_say_what_they_may(root: Path) -> None:
+    """The default of a repository may be to write to all of it."""
+    workflows = sorted((root / ".github" / "workflows").glob("*.yml"))
+    assert workflows
+    for workflow in workflows:
+        text = workflow.read_text()
+        assert re.search(r"^permissions:\n  contents: read$", text, re.MULTILINE), workflow
+        assert all(
+            re.search(r"@[0-9a-f]{40}", line) for line in text.splitlines() if "uses: " in line and "./" not in line
+        )
+
+
+def test_the_image_installs_each_package_from_one_index_by_digest(root: Path) -> None:
+    text = (root / "Dockerfile").read_text()
+    assert "extra-index-url" not in text
+    assert text.count("--index-url") == 1
+    assert "--require-hashes -r /tmp/requirements.lock" in text
+
+
+def test_the_lock_has_what_is_needed_by_digest(root: Path) -> None:
+    """All direct dependencies but torch, in the versions of constraints.txt."""
+    entries = re.split(r"\n(?=[a-z])", (root / "requirements.lock").read_text())[1:]
+    assert all(re.search(r"--hash=sha256:[0-9a-f]{64}", entry) for entry in entries)
+    locked = {match[1] for entry in entries if (match := re.match(r"([\w.-]+==[\w.]+)", entry))}
+    needed = tomllib.loads((root / "pyproject.toml").read_text())["project"]["dependencies"]
+    constraints = (root / "constraints.txt").read_text().splitlines()
+    for requirement in needed:
+        name = re.match(r"[\w-]+", requirement)[0]
+        if name not in ("torch", "tomli"):
+            pinned = [line.partition(";")[0].strip() for line in constraints if line.startswith(f"{name}==")]
+            assert pinned
+            assert pinned[0] in locked, name

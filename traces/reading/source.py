@@ -101,7 +101,11 @@ class Source:
             self._file.close()
             raise Malformed(f"{self.path} is {found.what}, not a trace", hint=found.hint)
         self.gzip = self._head.startswith(b"\x1f\x8b")
-        self._thread = _Inflate(self, limits) if self.gzip else None
+        try:
+            self._thread = _Inflate(self, limits) if self.gzip else None
+        except RuntimeError:  # the system starts no more threads
+            self._file.close()
+            raise
         self._ahead = memoryview(b"")
         self.opening = b""
         """The first bytes after decompression, once `peek` has read them."""

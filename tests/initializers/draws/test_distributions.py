@@ -118,7 +118,7 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
     for file, said in (
         ("", "needs a file"),
         (str(tmp_path / "none"), "cannot read"),
-        (saved(tmp_path / "big", "x" * (2 << 20)), "larger than"),
+        (saved(tmp_path / "big", "x" * (2 << 20)), "over the limit"),
     ):
         with pytest.raises(InitializerError, match=said):
             length_distribution(context(distribution="histogram", histogram=file))

@@ -14,6 +14,8 @@ from contextlib import suppress
 from hashlib import blake2b
 from pathlib import Path
 
+from opreplay.traces.folders import read_regular
+
 MAX_BYTES = 128 << 20
 """Of all values together; those not used for longest go first."""
 MAX_VALUE_BYTES = 256 << 20
@@ -37,8 +39,8 @@ def load(key: str) -> bytes | None:
     if (path := _path(key, make=False)) is None:
         return None
     try:
-        with open(path, "rb") as file:
-            check, packed = file.read(16), file.read()
+        data = read_regular(path, MAX_BYTES)
+        check, packed = data[:16], data[16:]
         if blake2b(packed, digest_size=16).digest() != check:
             return None
         unpacker = zlib.decompressobj()

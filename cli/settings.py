@@ -55,6 +55,8 @@ _REACHING = frozenset({"FILE", "FOLDER", "DIR", "MODULE", "TRACE", "ADDRESS", "S
     "overwrite",
     "trust",
     "limit",
+    "keep",
+    "real",
 }
 """Words of metavars and flags that need trust."""
 

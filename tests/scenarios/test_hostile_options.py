@@ -5,8 +5,8 @@ Each text stands alone in an `opreplay.toml` that nobody trusted, beside a trace
 
 from __future__ import annotations
 
+import json
 import os
-import resource
 import shutil
 import subprocess
 import sys
@@ -27,6 +27,16 @@ INSPECT = ("inspect", "trace.json.gz")
 RUN = ("run", "trace.json.gz", "--top", "1")
 TIMELINE = ("timeline", "trace.json.gz")
 EXPORT = ("export", "trace.json.gz", "--format", "chakra", "-o", "out.et")
+
+USAGE = """
+import json, os, subprocess, sys
+script = os.path.join(os.path.dirname(sys.executable), "opreplay")
+process = subprocess.Popen([script, *sys.argv[1:]], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+_, status, usage = os.wait4(process.pid, 0)
+print(json.dumps([os.waitstatus_to_exitcode(status), usage.ru_maxrss * 1024, usage.ru_utime + usage.ru_stime]))
+"""
+"""Runs opreplay from a small process, since the peak memory of a child begins with that of its parent; prints its exit
+code, peak memory in bytes and processor time in seconds."""
 
 
 @pytest.fixture
@@ -108,15 +118,13 @@ def test_a_hostile_found_file_is_refused(folder: Path, name: str) -> None:
 def test_a_refusal_costs_little(folder: Path, name: str) -> None:
     text, command, _ = HOSTILE[name]
     (folder / "opreplay.toml").write_text(text)
-    script = Path(sys.executable).with_name("opreplay")
-    with subprocess.Popen([script, *command], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE) as process:
-        assert process.stderr is not None
-        process.stderr.read()
-        _, status, usage = os.wait4(process.pid, 0)
-        process.returncode = os.waitstatus_to_exitcode(status)
-    assert process.returncode == 2
-    assert usage.ru_maxrss * 1024 < MOST_MEMORY_BYTES
-    assert usage.ru_utime + usage.ru_stime < MOST_CPU_S
+    done = subprocess.run(
+        [sys.executable, "-c", USAGE, *command], capture_output=True, text=True, check=True, timeout=120
+    )
+    code, memory_bytes, cpu_s = json.loads(done.stdout)
+    assert code == 2
+    assert memory_bytes < MOST_MEMORY_BYTES
+    assert cpu_s < MOST_CPU_S
 
 
 @pytest.mark.parametrize("name", ["dotted key", "keys", "digits", "deep list"])
@@ -162,8 +170,3 @@ def test_toml_within_bounds_is_parsed() -> None:
         parse_toml(b".".join([b"a"] * (MOST_DEPTH + 1)) + b" = 1")
     with pytest.raises(ValueError, match="UTF-8"):
         parse_toml(b"\xff = 1")
-
-
-def test_the_limits_of_memory_are_of_this_machine() -> None:
-    """`ru_maxrss` is in KiB on Linux, which the bar rests on."""
-    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 > 10 << 20

@@ -17,9 +17,9 @@ from typing import Any, cast
 
 import msgspec
 
-from opreplay.traces.dialects.et_repair import repair_json
 from opreplay.traces.errors import Malformed, UnknownDialect
 from opreplay.traces.limits import Limits, too_large
+from opreplay.traces.reading.repair import Form, repairs
 from opreplay.traces.reading.source import Source
 
 BLOCK_BYTES = 1 << 20
@@ -66,6 +66,12 @@ class Node(msgspec.Struct, kw_only=True):
         return self.dur if self.inclusive_dur is None else self.inclusive_dur
 
 
+_KEYS = frozenset((*Node.__struct_fields__, "exclusive_dur", "fw_parent", "fw_tid", "seq_id", "op", "ph", "pg_name"))
+_FORM = Form(
+    keys=_KEYS | {"inter_thread_dep", "sync_dep", "kernel_backend", "kernel_file", "rf_id"},
+    stops=re.compile(r'"(?:attrs|ctrl_deps|inputs|outputs|input_shapes|input_types|op_schema|parent|rf_id)"\s*:'),
+    needs="inputs",
+)
 _DECODE_ALL = msgspec.json.Decoder(list[Node])
 _DECODE_ONE = msgspec.json.Decoder(Node)
 _UNDECODABLE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
@@ -115,7 +121,8 @@ class NodeStream:
             for match in _NODES.finditer(text, searched):
                 before = text[: match.start()]
                 tries += 1
-                header = _header(before + b'"":0}') or _header(repair_json(before + b'"":0}')[0])
+                texts = (before + b'"":0}', *(text for text, _ in repairs(before + b'"":0}', None)))
+                header = next((found for text in texts if (found := _header(text)) is not None), None)
                 if header is not None:
                     self.header.update(header)
                     return text[match.end() :]
@@ -157,6 +164,7 @@ class NodeStream:
                 nodes += _whole_before_cut(body[starts[at] :])
             elif body[starts[at] : stops[at]].strip():
                 self.losses["broken node"] += 1
+                nodes += _whole_before_cut(body[starts[at] : stops[at]])
             at += used
         return nodes
 
@@ -169,11 +177,11 @@ class NodeStream:
             if used == 1 and body[starts[at] : stops[at]].count(b"{") == body[starts[at] : stops[at]].count(b"}"):
                 break  # balanced, so the cuts are right and the damage lies inside
         piece = body[starts[at] : stops[at]]
-        repaired, reasons = repair_json(piece)
-        node = _one(repaired)
-        if node is not None:
-            self.repairs.update(reasons)
-        return 1, node
+        for repaired, reasons in repairs(piece, _FORM):
+            if (node := _one(repaired)) is not None:
+                self.repairs.update(reasons)
+                return 1, node
+        return 1, None
 
     def _tail(self, rest: bytes, separator: re.Pattern[bytes]) -> list[Node]:
         """The last nodes and what follows the array."""
@@ -201,7 +209,7 @@ def _one(piece: bytes) -> Node | None:
 
 
 def _whole_before_cut(piece: bytes) -> list[Node]:
-    """The node before one of which too little is left to tell it by its first key."""
+    """Return the node that a piece begins with, where the one behind it is too damaged to tell it by its first key."""
     try:
         end = json.JSONDecoder(strict=False).raw_decode(piece.decode("latin-1"))[1]
     except (ValueError, RecursionError):
@@ -226,14 +234,15 @@ def _header(text: bytes) -> dict[str, Any] | None:
 def _array_end(rest: bytes) -> int | None:
     """Position of the "]" that closes the array of nodes, whose text `rest` begins inside of; None when cut off."""
     text = "[" + rest.decode("latin-1")  # one character a byte, so that positions stay
-    try:
-        return json.JSONDecoder(strict=False).raw_decode(text)[1] - 2
-    except (ValueError, RecursionError):
-        pass
+    first: int | None = None
+    with suppress(ValueError, RecursionError):
+        first = json.JSONDecoder(strict=False).raw_decode(text)[1] - 2
+    if first is not None and _header(b'{"":0' + rest[first + 1 :]) is not None:
+        return first
     for match in reversed(list(_ARRAY_END.finditer(rest))[-_MOST_JOINED:]):
         if _header(b'{"":0' + rest[match.end() :]) is not None:
             return match.end() - 1
-    return None
+    return first  # a bracket may also lie in a name
 
 
 def _separator(text: bytes) -> re.Pattern[bytes] | None:

@@ -7,6 +7,7 @@ import re
 from bisect import bisect_left
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 _CONTROL = re.compile(r"[\x00-\x1f]")
 _BAD_ESCAPE = re.compile(r'\\(?:["\\/bfnrt]|u[0-9a-fA-F]{4})|\\')
@@ -41,10 +42,26 @@ MAX_DEPTH = 64
 """Brackets inside one another."""
 
 
-def repairs(fragment: bytes, keys: frozenset[str] | None = EVENT_KEYS) -> Iterator[tuple[bytes, tuple[str, ...]]]:
+class Form(NamedTuple):
+    """What is known of an object that is repaired."""
+
+    keys: frozenset[str]
+    """Its own keys, not those of objects inside."""
+    stops: re.Pattern[str]
+    """Keys that no string of the object holds: where one follows, a string before it has ended."""
+    needs: str
+    """The key behind the name that every such object has."""
+    quoted: str = "name"
+    """The only key whose text may hold quotes."""
+
+
+EVENT = Form(EVENT_KEYS, _NEXT_KEY, "ts")
+
+
+def repairs(fragment: bytes, form: Form | None = EVENT) -> Iterator[tuple[bytes, tuple[str, ...]]]:
     """Yield repaired texts of one object, the likeliest first, each with the reasons of all that was changed.
 
-    `keys`: what the keys of the object may be; the first text has only these, each once. None: any.
+    The first text has only keys of `form`, each once. None: nothing is known of the object.
     """
     if len(fragment) > MAX_BYTES:
         return
@@ -53,9 +70,9 @@ def repairs(fragment: bytes, keys: frozenset[str] | None = EVENT_KEYS) -> Iterat
     before = (UTF8,) if lossy else ()
     if lossy:
         yield text.encode(), before
-    places = _Places(text)
-    for each_once in (True, False) if keys is not None else (False,):
-        repaired = _Repair(places, keys, each_once=each_once).run()
+    places = _Places(text, _NEXT_KEY if form is None else form.stops)
+    for each_once in (True, False) if form is not None else (False,):
+        repaired = _Repair(places, form, each_once=each_once).run()
         if repaired is not None:
             fixed, reasons = repaired
             yield fixed.encode("utf-8", "replace"), tuple(dict.fromkeys((*before, *reasons)))
@@ -64,13 +81,13 @@ def repairs(fragment: bytes, keys: frozenset[str] | None = EVENT_KEYS) -> Iterat
 class _Places:
     """Where strings of a text may end."""
 
-    def __init__(self, text: str) -> None:
+    def __init__(self, text: str, stops: re.Pattern[str]) -> None:
         self.text = text
         found = list(_QUOTE.finditer(text))
         self.quotes = [match.end() - 1 for match in found]
         self.escaped = [len(match[1]) % 2 == 1 for match in found]
         """Of each quote: a backslash stands before it."""
-        self.next_keys = [match.start() - 1 for match in _NEXT_KEY.finditer(text)]
+        self.next_keys = [match.start() - 1 for match in stops.finditer(text)]
         self.key_ends = [match.start() for match in _KEY_END.finditer(text)]
 
 
@@ -110,9 +127,9 @@ class _Repair:
     A place that proved to lead nowhere is not tried again, so the time is linear in the number of quotes.
     """
 
-    def __init__(self, places: _Places, keys: frozenset[str] | None, *, each_once: bool) -> None:
-        """`each_once`: the outermost object has no other keys than `keys`, each once."""
-        self._places, self._text, self._keys, self._each_once = places, places.text, keys, each_once
+    def __init__(self, places: _Places, form: Form | None, *, each_once: bool) -> None:
+        """`each_once`: the outermost object has no other keys than those of the form, each once."""
+        self._places, self._text, self._form, self._each_once = places, places.text, form, each_once
         self._out: list[str] = []
         self._tries = 0
         self._dead: set[tuple[int, str, str]] = set()
@@ -130,7 +147,7 @@ class _Repair:
 
     def _swallowed_nothing(self, state: _State) -> bool:
         """Whether a name with quotes inside holds no keys of the event, or has left the event its time."""
-        if self._keys is None or "ts" in state.seen or QUOTES not in state.reasons:
+        if self._form is None or self._form.needs in state.seen or QUOTES not in state.reasons:
             return True
         return _INNER_KEY.search("".join(self._out)) is None
 
@@ -262,7 +279,7 @@ class _Repair:
         body = self._text[state.at + 1 : end]
         is_key = state.expect == "key"
         if is_key and len(state.stack) == 1:
-            if self._each_once and (body not in (self._keys or ()) or body in state.seen):
+            if self._each_once and (self._form is None or body not in self._form.keys or body in state.seen):
                 return False
             state.key, state.seen = body, state.seen | {body}
         sound = _BAD_ESCAPE.sub(lambda match: match[0] if len(match[0]) > 1 else "\\\\", body)
@@ -272,8 +289,8 @@ class _Repair:
             self._change(state, "unescaped backslash")
         quoted = _INNER_QUOTE.sub(r'\1\\"', sound)
         if quoted != sound:
-            if self._keys is not None and len(state.stack) == 1 and state.key != "name":
-                return False  # of an event itself, only its name may hold quotes
+            if self._form is not None and len(state.stack) == 1 and state.key != self._form.quoted:
+                return False
             self._change(state, QUOTES)
         plain = _CONTROL.sub(" ", quoted)
         if plain != quoted:

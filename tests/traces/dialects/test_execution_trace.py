@@ -320,7 +320,7 @@ def test_unescaped_quotes_and_missing_commas_are_repaired(read: Callable[..., Tr
         trace = read(text.encode(), block_bytes=block_bytes)
         assert len(trace.ops) == 9
         assert [note.name for note in trace.annotations] == ['say "hi", \\ there'] * 3
-        assert trace.info.report.repairs == {"missing comma": 5, "unescaped quote": 3, "bad escape": 3}
+        assert trace.info.report.repairs == {"missing comma": 5, "unescaped quote": 3, "unescaped backslash": 3}
         assert not trace.info.report.losses
 
 

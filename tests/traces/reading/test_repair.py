@@ -173,3 +173,58 @@ def test_what_cannot_be_repaired_is_given_up_soon() -> None:
     begin = time.process_time()
     assert [list(repairs(text.encode())) for text in texts] == [[]] * 4
     assert time.process_time() - begin < 5
+
+
+@pytest.mark.parametrize(
+    ("damaged", "value", "reasons"),
+    [
+        (
+            rb'{"name": "say "hi" \ there", "id": 3}',
+            {"name": 'say "hi" \\ there', "id": 3},
+            {"unescaped quote", "unescaped backslash"},
+        ),
+        (rb'{"name": "a "b", c", "id": 1}', {"name": 'a "b", c', "id": 1}, {"unescaped quote"}),
+        (rb'{"v": ["a "x" b", "y"]}', {"v": ['a "x" b', "y"]}, {"unescaped quote"}),
+        (
+            rb'{"id": 1 "n": "x" "a": [1 2, {"b": 1}{"c": 2}]}',
+            {"id": 1, "n": "x", "a": [1, 2, {"b": 1}, {"c": 2}]},
+            {"missing comma"},
+        ),
+        (rb'{"a": nan, "b": [-inf]}', {"a": "nan", "b": ["-inf"]}, {"NaN or infinity"}),
+        (b'{"a": "\xff\x01"}', {"a": "\ufffd "}, {"invalid UTF-8", "control character in a string"}),
+        (rb'{"p": "C:\dir\new"}', {"p": "C:\\dir\new"}, {"unescaped backslash"}),
+    ],
+)
+def test_any_object(damaged: bytes, value: Any, reasons: set[str]) -> None:
+    *_, (text, found) = repairs(damaged, None)
+    assert json.loads(text) == value
+    assert set(found) == reasons
+
+
+@pytest.mark.parametrize("damaged", [b'{"a": 1', b'{"a": "x', b'{"a": [1, 2'])
+def test_what_was_cut_off_is_not_completed(damaged: bytes) -> None:
+    assert list(repairs(damaged, None)) == []
+
+
+TEXTS = st.text(st.characters(exclude_characters='"', exclude_categories=["Cs"]), max_size=8)
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | TEXTS,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.from_regex(r"\w{1,5}", fullmatch=True), inner),
+    max_leaves=8,
+)
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.dictionaries(st.from_regex(r"[a-z]{1,5}", fullmatch=True), VALUES), st.sampled_from([None, 1]))
+def test_sound_text_keeps_its_value(value: dict[str, Any], indent: int | None) -> None:
+    text = json.dumps(value, indent=indent)
+    ((repaired, reasons),) = repairs(text.encode(), None)
+    assert json.loads(repaired) == json.loads(text)
+    assert reasons == ()
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.binary(max_size=60) | st.text('{}[]:,"\\ a1n', max_size=60).map(str.encode))
+def test_any_bytes_end(damaged: bytes) -> None:
+    for text, _ in repairs(damaged):
+        text.decode()

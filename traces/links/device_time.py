@@ -22,6 +22,10 @@ from opreplay.traces.times.placed import FAR_NS
 Array = npt.NDArray[Any]
 NONE = -1
 _CHUNK = 1 << 20
+_NOT_OF_CLOCKS_NS = 1_000_000
+"""Time before their launch by which kernels start that clocks in step with most others cannot explain."""
+_FEW_EARLY = 0.1
+"""Share of the launched kernels below which kernels before their launch are not a matter of clocks."""
 _NEVER = np.iinfo(np.int64).max
 
 
@@ -62,6 +66,8 @@ def link(data: LinkInput) -> tuple[Array, LinkStats]:
     is_correlation = bool(both.any()) and int((ext[both] == corr[both]).sum()) * 2 > int(both.sum())
     mixed = _mixed_tracks(data)
     launch, unsure = _launches(data, corr, mixed)
+    early = _long_before_launch(data, launch)
+    launch[early], ext[early], unsure = NONE, NONE, unsure | early
     if not is_correlation:
         when = np.where(launch >= 0, _at(data.launch_start, launch), data.kernel_start)
         owner = _by_key(data.op_ext, data.op_start, ext, when)
@@ -163,6 +169,14 @@ def graph_launches(data: LinkInput, category: Array) -> GraphLaunches | None:
 
 def _at(column: Array, rows: Array) -> Array:
     return column[np.maximum(rows, 0)] if len(column) else np.zeros(len(rows), np.int64)
+
+
+def _long_before_launch(data: LinkInput, launch: Array) -> Array:
+    """Return a mask of the kernels that ran milliseconds before their launch while most did not: the launch of their id
+    is of another process, whose profile was merged into the file."""
+    launched = launch >= 0
+    early = launched & (_at(data.launch_start, launch) - data.kernel_start > _NOT_OF_CLOCKS_NS)
+    return early & (int(early.sum()) < _FEW_EARLY * int(launched.sum()))
 
 
 def _mixed_tracks(data: LinkInput) -> Array:

@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from opreplay.traces.processes.certain import FEW, NONE, RARE, groups_of, match_launches
-from opreplay.traces.processes.labels import label_of, match_labels
+from opreplay.traces.processes.labels import LEAST_OFFSET, label_of, match_labels
 from opreplay.traces.reading.columns import distinct
 from opreplay.traces.reading.fields import GRAPH_CALL
 
@@ -116,26 +116,26 @@ def _host_units(data: EventColumns) -> tuple[tuple[str, ...], Array]:
     strays = {data.tracks[track][0] for track in host} - set(pids)
     labels = match_labels(pids, sorted(strays)) if len(pids) > 1 else dict.fromkeys(strays, pids[0] if pids else "")
     pid_of = {track: labels.get(data.tracks[track][0], data.tracks[track][0]) for track in host}
-    shared = _pids_with_repeated_ids(data, pid_of)
+    shared, perhaps = _pids_with_repeated_ids(data, pid_of)
     names: dict[str, int] = {}
     for pid in dict.fromkeys(pid_of.values()):
         members = [track for track in host if pid_of[track] == pid]
-        parts = _split_threads(data, members) if pid in shared else dict.fromkeys(members, "")
+        parts = _split_threads(data, members, sure=pid in shared) if pid in perhaps else dict.fromkeys(members, "")
         for track in members:
             name = f"{pid} {parts[track]}".strip()
             of_track[track] = names.setdefault(name, len(names))
     return tuple(names), of_track
 
 
-def _pids_with_repeated_ids(data: EventColumns, pid_of: dict[int, str]) -> set[str]:
-    """Return the process ids of which two threads have the same ids of launches, and of ops where they have any.
+def _pids_with_repeated_ids(data: EventColumns, pid_of: dict[int, str]) -> tuple[set[str], set[str]]:
+    """Return the process ids of which two threads have the same ids of launches and of ops, and of launches at least.
 
     MTIA's runtime repeats the correlation ids of launches in one process, whose ops have ids of their own.
     """
     found = _repeated_across_threads(data.launch_corr, data.launch_track, pid_of)
     if found and (data.op_ext > 0).any():
-        found &= _repeated_across_threads(data.op_ext, data.op_track, pid_of)
-    return found
+        return found & _repeated_across_threads(data.op_ext, data.op_track, pid_of), found
+    return found, found
 
 
 def _repeated_across_threads(column: Array, tracks: Array, pid_of: dict[int, str]) -> set[str]:
@@ -151,18 +151,22 @@ def _repeated_across_threads(column: Array, tracks: Array, pid_of: dict[int, str
     return {pid_of[first] for first, second in pairs if pid_of[first] == pid_of[second]}
 
 
-def _split_threads(data: EventColumns, tracks: list[int]) -> dict[int, str]:
-    """Return a name of the process of each track of one process id, whose threads are of several."""
+def _split_threads(data: EventColumns, tracks: list[int], *, sure: bool) -> dict[int, str]:
+    """Return a name of the process of each track of one process id, whose threads are of several.
+
+    Unless that is `sure`, only where the thread ids are labelled.
+    """
     tids = {track: data.tracks[track][1] for track in tracks}
     labels = {track: label_of(tid) for track, tid in tids.items()}
     if len(set(labels.values())) > 1:
         return labels
-    clusters = _clusters(data, tids) if all(tid.isdecimal() for tid in tids.values()) else None
-    return clusters or tids
+    clusters = _clusters(data, tids, sure=sure) if all(tid.isdecimal() for tid in tids.values()) else None
+    return clusters or (tids if sure else dict.fromkeys(tracks, ""))
 
 
-def _clusters(data: EventColumns, tids: dict[int, str]) -> dict[int, str] | None:
-    """Return the lowest thread id of the process of each track, where thread ids lie in as many lumps as processes."""
+def _clusters(data: EventColumns, tids: dict[int, str], *, sure: bool) -> dict[int, str] | None:
+    """Return the lowest thread id of the process of each track, where thread ids lie in as many lumps as processes;
+    unless it is `sure` that there are several, as far apart as a tool's offsets."""
     mine = np.isin(data.launch_track, list(tids)) & (data.launch_corr > 0)
     ids, track = data.launch_corr[mine], data.launch_track[mine]
     _, of_id = np.unique(ids, return_inverse=True)
@@ -170,6 +174,8 @@ def _clusters(data: EventColumns, tids: dict[int, str]) -> dict[int, str] | None
     ordered = sorted(tids, key=lambda index: int(tids[index]))
     gaps = [int(tids[after]) - int(tids[before]) for before, after in pairwise(ordered)]
     cuts = sorted(sorted(range(len(gaps)), key=lambda place: -gaps[place])[: processes - 1])
+    if not sure and min((gaps[cut] for cut in cuts), default=0) < LEAST_OFFSET:
+        return None
     out: dict[int, str] = {}
     for first, after in pairwise([0, *(cut + 1 for cut in cuts), len(ordered)]):
         members = ordered[first:after]

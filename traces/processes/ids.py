@@ -108,6 +108,11 @@ def _separate(got: Collector, assigned: Assignment, columns: list[tuple[str, str
     valid = (process >= 0) & (known >= 0)
     pairs = distinct_pairs(process[valid], known[valid])
     if len(distinct(pairs[1])) == len(pairs[1]):
+        # No two processes have one id. Work that either may have launched before the recording still has no owner.
+        for table, column in columns:
+            if table == "kernels":
+                values = got.kernels.peek(column).astype(np.int64)
+                got.kernels.put(column, np.where(assigned.of_kernel < 0, -1, values))
         return None
     stride = max(int(got.tables[table].peek(column).max(initial=0)) for table, column in columns) + 1
     if stride * len(assigned.names) >= 1 << 62:

@@ -122,6 +122,25 @@ def test_work_launched_before_has_no_op_of_another_process(tmp_path: Path) -> No
     assert pairs[-1] == ("rank1", None)
 
 
+def test_work_that_either_process_may_have_launched_before(tmp_path: Path) -> None:
+    """One device, ids that do not repeat: the kernel of rank 1's past has an id that rank 0 launched, too."""
+    events = [*profile(0, shift=0, calls=20), *profile(1, shift=30, calls=20, first_id=100)]
+    for number, event in enumerate(events):
+        event["pid"] += 0 if event["cat"] == "kernel" else number // (len(events) // 2)
+    early = kernel("rank1", -50, 20, **{"External id": 6, "correlation": 6})
+    pairs = owners(read(tmp_path, [*events, early]))
+    assert right(pairs) >= 39
+    assert pairs[-1] == ("rank1", None)
+
+
+def test_kernels_long_before_their_launch_are_of_another_process(tmp_path: Path) -> None:
+    events = [*profile(0, shift=100_000, calls=20), kernel("rank1", 0, 20, **{"External id": 3, "correlation": 3})]
+    trace = read(tmp_path, events)
+    assert owners(trace)[-1] == ("rank1", None)
+    assert right(owners(trace)) == 20
+    assert (trace.info.links.repeated_ids, trace.info.links.before_launch) == (1, 0)
+
+
 def test_nothing_tells_the_processes_apart(tmp_path: Path) -> None:
     """Sorted by time, on one device, launched at the same time: no owner, and it is counted."""
     events = merged(same_device, profile(0, shift=0), profile(1, shift=0))

@@ -9,6 +9,7 @@ from __future__ import annotations
 import gzip
 import json
 import os
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
@@ -28,6 +29,7 @@ from opreplay.traces.reading.collect import Collector, Tracks
 from opreplay.traces.reading.columns import EXACT_LIMIT_US, INVALID, Array, to_ids, to_ns
 from opreplay.traces.reading.decoding import NOT_JSON, EventDecoder, decoded_args
 from opreplay.traces.reading.native.blocks import CompiledPlaces
+from opreplay.traces.reading.opening import OPENING_BYTES
 from opreplay.traces.reading.scan import Scanner
 from opreplay.traces.reading.source import Source
 
@@ -140,6 +142,9 @@ def first_time_ns(path: str | Path, limits: Limits | None = None) -> int:
     return earliest.ns // 1000 * 1000
 
 
+_HALF = re.compile(rb'"ph"\s*:\s*"[BE]"')
+
+
 def trim(
     path: str | Path,
     output: str | Path,
@@ -152,10 +157,18 @@ def trim(
     """Write the events of `path` that are wanted to `output` (gzip where its name ends with .gz), with all metadata.
 
     An event is taken when it starts in a span; device work and its arrows also when a taken call launched it.
-    Raises TraceError as reading does, and when nothing is taken; the output is then removed.
+    Raises TraceError as reading does, for a file of begin and end events, of which halves would remain, and when
+    nothing is taken; the output is then removed.
     """
     target = Path(output)
     limits = limits or Limits()
+    if Path(path).is_file():
+        with Source(path, limits) as source:
+            if _HALF.search(source.peek(OPENING_BYTES)):
+                raise TraceError(
+                    f"{path} has begin and end events (phases B and E), which a part of it would separate",
+                    hint="`run`, `plan` and `timeline` read the whole file.",
+                )
     with (
         Source(path, limits) as source,
         open(target, "wb" if force else "xb") as raw,

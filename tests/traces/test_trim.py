@@ -187,3 +187,10 @@ def test_an_execution_trace_has_no_times(shared_traces: Path, tmp_path: Path) ->
     with pytest.raises(TraceError):
         trim(shared_traces / "param_linear_et.json.gz", tmp_path / "o.json", Wanted(spans=((0, 10**18),)))
     assert not (tmp_path / "o.json").exists()
+
+
+def test_begin_and_end_events_are_not_separated(tmp_path: Path) -> None:
+    source = Path(__file__).parent / "dialects" / "others" / "begin_end_pairs.json"
+    with pytest.raises(TraceError, match="begin and end events"):
+        trim(source, tmp_path / "part.json", Wanted(spans=((0, 2_000_000),)))
+    assert not (tmp_path / "part.json").exists()

@@ -115,12 +115,15 @@ def edited(
     if not out.matched:
         raise _unmatched(names, graph, text, out.notes)
     if not out.overlap and (graph.nodes.kind == COLLECTIVE).any() and graph.on_device:
-        lost = graph.lost_beside_collectives
-        loss = (
-            f"{lost:.0%} of their speed, as the steps of the trace tell" if lost >= WORTH else "nothing that is known"
-        )
-        out.notes.append(f"kernels beside collectives lose {loss}")
+        out.notes.append(f"kernels beside collectives lose {_loss_text(graph)}")
     return out
+
+
+def _loss_text(graph: StepGraph) -> str:
+    """ "20 % of their speed, as the steps of the trace tell (18 to 22 %)"."""
+    lost, (low, high) = graph.lost_beside_collectives, graph.lost_bounds
+    loss = f"{lost:.0%} of their speed, as the steps of the trace tell" if lost >= WORTH else "nothing that is known"
+    return loss if high - low < WORTH else f"{loss}; the range holds {low:.0%} to {high:.0%}"
 
 
 def _apply(names: Names, out: Edited, text: str) -> None:

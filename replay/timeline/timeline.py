@@ -18,7 +18,7 @@ from opreplay.replay.timeline.changes import Edited, Unmatched, edited, slices_w
 from opreplay.replay.timeline.graph.build import step_graph
 from opreplay.replay.timeline.graph.model import LAUNCH, STREAM, Floats, StepGraph
 from opreplay.replay.timeline.graph.schedule import Schedule, lag_bounds, paced, retimed
-from opreplay.replay.timeline.graph.slowed import lost_beside_collectives
+from opreplay.replay.timeline.graph.slowed import loss_bounds, with_losses
 from opreplay.replay.timeline.graph.transfer import transferred
 from opreplay.replay.timeline.measured import MeasuredOps, with_measured
 from opreplay.replay.timeline.memory import MemoryUse, inferred_memory, memory_of
@@ -182,7 +182,7 @@ def timeline(
     if memory is None and plan is not None:
         memory = inferred_memory(plan, devices, on_device=graph.on_device)
     timed = None if with_times is None else with_times.edited.schedule()
-    changing = replace(graph, lost_beside_collectives=lost_beside_collectives(trace, graph)) if what_if else graph
+    changing = with_losses(trace, graph) if what_if else graph
     changes = tuple(what_if_of(names, changing, change, schedule, simulated) for change in what_if)
     return Study(
         timeline=Timeline(
@@ -341,11 +341,13 @@ def _what_if(
 
 
 def _gains(graph: StepGraph, changed: Edited, before: Schedule, after: Schedule) -> list[float]:
-    """What a change gains, and what it would gain if the waits and dependencies that are not known were others."""
+    """What a change gains, and what it would gain if the waits and dependencies that are not known were others, or if
+    kernels lost less or more of their speed beside collectives."""
     recorded, bounded = lag_bounds(graph, graph.edges.lag_us), lag_bounds(graph, changed.lags_us)
     bounds = [(r, a) for r, a in zip(recorded, bounded, strict=True) if r is not graph.edges.lag_us]
     others = [paced(graph, None, r).step_us - changed.schedule(a).step_us for r, a in bounds]
-    return [before.step_us - after.step_us, *others]
+    slowed = [replace(changed, graph=other).schedule().step_us for other in loss_bounds(changed.graph)]
+    return [before.step_us - after.step_us, *others, *(before.step_us - step_us for step_us in slowed)]
 
 
 def _why_little(graph: StepGraph, before: Schedule, after: Schedule, work_us: float) -> list[str]:

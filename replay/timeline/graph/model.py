@@ -217,6 +217,8 @@ class StepGraph:
     """Kernels of different streams run one at a time, that which was ready first before others."""
     lost_beside_collectives: float = 0.0
     """Share of its speed that a kernel loses while a collective runs, as steps of the trace tell; 0: none is known."""
+    lost_bounds: tuple[float, float] = (0.0, 0.0)
+    """Of 90 % of that share; equal where no kernel ran beside a collective."""
     unexplained: Unexplained = field(default_factory=Unexplained)
     blocked_us: float = 0.0
     """Host time in calls that wait for the device by their nature, of which nothing says for what."""

@@ -8,6 +8,7 @@ how much longer it took where more of it ran beside a collective.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import numpy as np
 
@@ -22,6 +23,10 @@ MOST_STEPS = 16
 """Steps that are looked at, those nearest to the one in question."""
 USUAL_LOST = 0.15
 """Standard deviation of what kernels lose of their speed, before anything is known of them."""
+RESOLUTION_US = 0.2
+"""Times of kernels are known no better than this: steps that hardly differ tell nothing."""
+BOUND = 1.645
+"""Standard deviations from the mean to the bounds of 90 % of normal values."""
 MOST_LOST = 0.6
 """More than this has another cause."""
 ROUNDS = 4
@@ -96,13 +101,51 @@ def slowed_schedule(graph: StepGraph, durations_us: Floats, lags_us: Floats, *, 
     return schedule
 
 
-def lost_beside_collectives(trace: Trace, graph: StepGraph) -> float:
-    """Share of its time beside collectives that a kernel loses; 0 where the steps of the trace show none."""
-    if not (graph.nodes.kind == COLLECTIVE).any():
-        return 0.0
-    place, took, beside = _observations(trace, graph)
+def with_losses(trace: Trace, graph: StepGraph) -> StepGraph:
+    """The graph with the share of its speed that a kernel loses beside collectives, and the bounds of that share."""
+    lost, low, high = _lost(trace, graph)
+    return replace(graph, lost_beside_collectives=lost, lost_bounds=(low, high))
+
+
+def loss_bounds(graph: StepGraph) -> tuple[StepGraph, ...]:
+    """The graph with the least and the most that kernels may lose beside collectives; () where that is certain."""
+    low, high = graph.lost_bounds
+    return () if high <= low else tuple(replace(graph, lost_beside_collectives=lost) for lost in (low, high))
+
+
+def _lost(trace: Trace, graph: StepGraph) -> tuple[float, float, float]:
+    """(share of its time beside collectives that a kernel loses, its bounds), as the steps of the trace show it.
+
+    What is lost is 0 with a standard deviation of `USUAL_LOST` before anything is known; the bounds are those of 90 %.
+    """
+    if not _runs_beside_collectives(graph):
+        return 0.0, 0.0, 0.0
+    measured = _measured_loss(*_observations(trace, graph))
+    # What the steps tell, the less of it the less they tell: as the mean of a normal loss around none that they adjust.
+    lost, error = (0.0, np.inf) if measured is None else measured
+    share = 0.0 if np.isinf(error) else USUAL_LOST**2 / (USUAL_LOST**2 + error**2)
+    deviation = USUAL_LOST * np.sqrt(1.0 - share)
+    least, mean, most = (
+        float(min(MOST_LOST, max(0.0, lost * share + sign * BOUND * deviation))) for sign in (-1, 0, 1)
+    )
+    return mean, least, most
+
+
+def _runs_beside_collectives(graph: StepGraph) -> bool:
+    """Whether kernels of the step ran while a collective ran on another stream."""
+    nodes = graph.nodes
+    talking, kernels = nodes.kind == COLLECTIVE, nodes.kind == KERNEL
+    if not talking.any() or not kernels.any():
+        return False
+    ends = nodes.start_us + nodes.dur_us
+    beside = Beside(nodes.start_us[talking], ends[talking])
+    return bool((beside.until(ends[kernels]) - beside.until(nodes.start_us[kernels])).sum() > 0.0)
+
+
+def _measured_loss(place: Ints, took: Floats, beside: Floats) -> tuple[float, float] | None:
+    """(loss, its standard error) by least squares over kernels at the same place in several steps; None: no such."""
     if not len(took):
-        return 0.0
+        return None
     _, place, count = np.unique(place, return_inverse=True, return_counts=True)
     place = place.reshape(-1)
 
@@ -115,11 +158,10 @@ def lost_beside_collectives(trace: Trace, graph: StepGraph) -> float:
     freedom = len(took) - len(count) - 1
     spread = float(x @ x)
     if freedom < 1 or spread <= 0.0:
-        return 0.0
+        return None
     lost = float(x @ y) / spread
-    error = float(np.sqrt(((y - lost * x) @ (y - lost * x)) / freedom / spread))
-    # What the steps tell, the less of it the less they tell: as the mean of a normal loss around none that they adjust.
-    return min(MOST_LOST, max(0.0, lost * USUAL_LOST**2 / (USUAL_LOST**2 + error**2)))
+    noise = max(float((y - lost * x) @ (y - lost * x)) / freedom, float(np.mean((RESOLUTION_US / scale) ** 2)))
+    return lost, float(np.sqrt(noise / spread))
 
 
 def _observations(trace: Trace, graph: StepGraph) -> tuple[Ints, Floats, Floats]:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from opreplay.replay.timeline.graph.build import step_graph
-from opreplay.replay.timeline.graph.slowed import Beside, lost_beside_collectives
+from opreplay.replay.timeline.graph.slowed import Beside, with_losses
 from opreplay.replay.timeline.timeline import timeline
 from opreplay.traces import Trace, read_trace
 from opreplay.traces.links.steps import chosen_step
@@ -18,21 +18,22 @@ from tests.replay.timeline.machine import Machine
 KERNEL_US, KERNELS = 100.0, 8
 
 
-def overlapping(path: Path, lost: float, *, steps: int = 6, reduce: bool = True) -> Trace:
-    """Steps in which a collective of a length of its own runs beside kernels that lose a share of their speed to it."""
+def overlapping(path: Path, lost: float, *, steps: int = 6, reduce: bool = True, vary: bool = True) -> Trace:
+    """Steps in which a collective runs beside kernels that lose a share of their speed to it; its length and the work
+    of the kernels `vary` between steps."""
     machine, rng = Machine(), random.Random(1)
     for _ in range(steps):
         machine.begin()
         machine.op("aten::add", 5.0, ("add", 20.0))
         begin = machine.free[7] + 7.0
-        length = rng.uniform(150.0, 450.0) if reduce else 0.0
+        length = (rng.uniform(150.0, 450.0) if vary else 400.0) if reduce else 0.0
         beside = Beside(np.array([begin]), np.array([begin + length]))
         if reduce:
             machine.wait_for(20, 7)
             machine.free[20] = begin - 1.0
             machine.op("c10d::allreduce_", 2.0, ("ncclDevKernel_AllReduce", length), stream=20)
         for _ in range(KERNELS):
-            work = KERNEL_US * (1.0 + 0.01 * rng.uniform(-1.0, 1.0))
+            work = KERNEL_US * (1.0 + 0.01 * rng.uniform(-1.0, 1.0) * vary)
             start = max(machine.now + 7.5, machine.free[7] + 1.0)
             machine.op("aten::mm", 3.0, ("gemm", beside.lasting(start, work, lost)))
         machine.synchronize()
@@ -58,13 +59,13 @@ def test_work_takes_longer_beside_collectives() -> None:
 @pytest.mark.parametrize("lost", [0.0, 0.2, 0.4])
 def test_the_steps_tell_what_kernels_lose(tmp_path: Path, lost: float) -> None:
     trace = overlapping(tmp_path, lost)
-    told = lost_beside_collectives(trace, step_graph(trace, chosen_step(trace)))
+    told = with_losses(trace, step_graph(trace, chosen_step(trace))).lost_beside_collectives
     assert told == pytest.approx(lost, abs=0.02)
 
 
 def test_one_step_tells_nothing(tmp_path: Path) -> None:
     trace = overlapping(tmp_path, 0.3, steps=1)
-    assert lost_beside_collectives(trace, step_graph(trace, chosen_step(trace))) == 0.0
+    assert with_losses(trace, step_graph(trace, chosen_step(trace))).lost_beside_collectives == 0.0
 
 
 def test_without_collectives_kernels_are_as_quick_as_alone(tmp_path: Path) -> None:
@@ -77,6 +78,35 @@ def test_without_collectives_kernels_are_as_quick_as_alone(tmp_path: Path) -> No
     assert changes[1].step_us == pytest.approx(alone, rel=0.02)
     assert any("of their speed" in note for note in changes[0].assumptions)
     assert changes[2].step_us < changes[0].step_us
+
+
+@pytest.mark.parametrize("steps", [1, 6])
+def test_the_range_holds_what_equal_steps_do_not_tell(tmp_path: Path, steps: int) -> None:
+    (tmp_path / "a").mkdir()
+    (tmp_path / "b").mkdir()
+    trace = overlapping(tmp_path / "a", 0.2, steps=steps, vary=False)
+    (change,) = timeline(trace, what_if=["nccl*=0"]).timeline.what_if
+    alone = timeline(overlapping(tmp_path / "b", 0.2, steps=steps, vary=False, reduce=False)).timeline.recorded_step_us
+    assert change.step_us > alone * 1.05
+    assert change.low_us <= alone <= change.high_us
+
+
+def test_the_range_is_narrow_where_steps_tell(tmp_path: Path) -> None:
+    (change,) = timeline(overlapping(tmp_path, 0.3), what_if=["nccl*=0"]).timeline.what_if
+    assert change.high_us - change.low_us < 0.02 * change.step_us
+
+
+def test_kernels_that_run_beside_no_collective_have_no_range(tmp_path: Path) -> None:
+    machine = Machine()
+    for _ in range(3):
+        machine.begin()
+        machine.op("aten::mm", 5.0, ("gemm", 100.0))
+        machine.wait_for(20, 7)
+        machine.op("c10d::allreduce_", 2.0, ("ncclDevKernel_AllReduce", 50.0), stream=20)
+        machine.synchronize()
+        machine.end()
+    trace = read_trace(machine.write(tmp_path / "t.json"), activity=True)
+    assert with_losses(trace, step_graph(trace, chosen_step(trace))).lost_bounds == (0.0, 0.0)
 
 
 def test_overlap_makes_no_step_longer_where_the_host_runs_ahead(shared_traces: Path) -> None:

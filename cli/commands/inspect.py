@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING, Literal
 
 import click
@@ -10,6 +11,7 @@ import click
 from opreplay.cli.options import shared
 from opreplay.cli.options.settings import Command
 from opreplay.cli.options.types import Count
+from opreplay.traces.errors import UsageError
 
 if TYPE_CHECKING:
     from opreplay.replay.report.view import View
@@ -51,13 +53,18 @@ def command(
     limit: tuple[tuple[str, str], ...],
 ) -> None:
     """Say what is in TRACE: events, ops, how busy its device was and with what, how much of the ops' arguments it
-    recorded, and what was lost. --by gives one table of where the time goes.
+    recorded, and what was lost. --by gives one table of where the time goes. Of a folder, a line a trace.
     """
     from opreplay.cli.opening import open_trace, tells_step
     from opreplay.cli.plan_views import captured_file, show_captured
     from opreplay.cli.terminal import console
     from opreplay.traces.times.peaks import peak_named
 
+    if os.path.isdir(trace):
+        if by is not None or top is not None or peak is not None or process is not None or kernel_details or capture:
+            raise UsageError("a folder is inspected as a whole", hint="Options are for one trace: name a file in it.")
+        console.show_view(_folder_of(trace, limit), format_)
+        return
     named = None if peak is None else peak_named(peak)
     captured = captured_file(trace)
     if captured is not None:
@@ -79,6 +86,20 @@ def command(
     else:
         view = _summary_of(read)
     console.show_view(view, format_)
+
+
+def _folder_of(folder: str, limit: tuple[tuple[str, str], ...]) -> View:
+    """A line for each trace in a folder, read one at a time."""
+    from opreplay.cli.opening import open_trace
+    from opreplay.cli.terminal import console
+    from opreplay.replay.batch.reading import readable_traces
+    from opreplay.replay.report import ranks
+
+    read = readable_traces([folder], lambda path: open_trace(path, limit, gradients=False), console.narrate)
+    files = [ranks.rank_file(trace) for _, trace in read]
+    if not files:
+        raise UsageError(f"{folder} holds no trace", hint="Name a trace, or a folder that holds some.")
+    return ranks.view(files)
 
 
 def _with_doubts(view: View, read: Trace) -> View:

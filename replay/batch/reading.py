@@ -305,7 +305,7 @@ def open_ranks(
     the file's place among those given, where none has one, and told. Raises UsageError for fewer than two traces, for
     traces of several jobs, and where some have a rank and others have none; what `read` raises for a named file.
     """
-    files = list(_readable(patterns, read, tell))
+    files = list(readable_traces(patterns, read, tell))
     traces = [(path, part) for path, trace in files for part in _parts(trace)]
     if len(traces) < 2:
         raise UsageError(
@@ -341,7 +341,7 @@ def _rank_numbers(traces: Sequence[tuple[str, Trace]], tell: Callable[[str], Non
     return numbers
 
 
-def _readable(
+def readable_traces(
     patterns: Sequence[str], read: Callable[[str], Trace], tell: Callable[[str], None]
 ) -> Iterator[tuple[str, Trace]]:
     """(path, trace) of each file that is one."""

@@ -46,7 +46,9 @@ def open_binary(path: str) -> BinaryIO:
     try:
         mode = os.stat(path).st_mode
         if stat.S_ISDIR(mode):
-            raise TraceError(f"{path} is a directory", hint="Name a file in it; `opreplay run` takes a folder.")
+            raise TraceError(
+                f"{path} is a directory", hint="Name a file in it; `opreplay run` and `inspect` take a folder."
+            )
         if not (stat.S_ISREG(mode) or stat.S_ISFIFO(mode)):
             raise TraceError(f"{path} is no regular file", hint="Give a trace file, or '-' for stdin.")
         return open_pipe(path) if stat.S_ISFIFO(mode) else open(path, "rb", buffering=0)

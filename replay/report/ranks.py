@@ -1,0 +1,83 @@
+# pyright: strict
+"""What is in each file of a folder of traces, a line a file: for jobs of many ranks."""
+
+from __future__ import annotations
+
+import msgspec
+from rich.console import Group
+
+from opreplay.replay.report.table import COUNT, SHARE, TEXT, TIME, Column, Table, terminal
+from opreplay.replay.report.text import plural, safe
+from opreplay.replay.report.view import View
+from opreplay.traces.model import Trace
+from opreplay.traces.names import file_name
+from opreplay.traces.times.busy import device_busy
+
+ROWS = 40
+"""Files shown in a terminal."""
+
+
+class RankFile(msgspec.Struct, frozen=True, kw_only=True):
+    """One file of a folder; times in microseconds, all devices of the file together."""
+
+    file: str
+    rank: int | None
+    ops: int
+    kernels: int
+    device_us: float
+    """Of all device work, added up."""
+    busy_share: float | None
+    """Of the time from the first device work to the last."""
+    communication_us: float
+    exposed_communication_us: float
+    """During which nothing else ran."""
+    lost: int
+    """Events and other parts of the file that could not be read."""
+
+
+def rank_file(trace: Trace) -> RankFile:
+    """Return what a line says of one trace."""
+    busy = device_busy(trace)
+    span_us = sum(device.span_us for device in busy)
+    communication_us = sum(device.communication_us for device in busy)
+    return RankFile(
+        file=file_name(trace.info.path),
+        rank=trace.info.rank,
+        ops=len(trace.ops),
+        kernels=len(trace.kernels),
+        device_us=float(trace.kernels.dur_ns.sum(dtype="int64")) / 1e3,
+        busy_share=sum(device.busy_us for device in busy) / span_us if span_us else None,
+        communication_us=communication_us,
+        exposed_communication_us=communication_us - sum(device.hidden_communication_us for device in busy),
+        lost=sum(trace.info.report.losses.values()),
+    )
+
+
+def view(files: list[RankFile]) -> View:
+    """The files by rank, then by name."""
+    rows = sorted(files, key=lambda one: (one.rank is None, one.rank or 0, one.file))
+    table = _table(rows)
+    slowest = max(rows, key=lambda one: one.device_us)
+    line = f"{plural(len(rows), 'trace')}; most device time in {safe(slowest.file)}"
+    return View(
+        lines=[line],
+        render=lambda width: Group(*terminal(table, width, limit=ROWS, rest="--format json holds all")),
+        facts=lambda: {"files": msgspec.to_builtins(rows)},
+        table=lambda: table,
+    )
+
+
+def _table(rows: list[RankFile]) -> Table[RankFile]:
+    column = Column[RankFile]
+    columns = [
+        column("rank", lambda one: one.rank, COUNT, key="rank"),
+        column("ops", lambda one: one.ops, COUNT, key="ops", drop=3),
+        column("kernels", lambda one: one.kernels, COUNT, key="kernels", drop=2),
+        column("device time", lambda one: one.device_us, TIME, key="device_us"),
+        column("busy", lambda one: one.busy_share, SHARE, key="busy_share"),
+        column("communication", lambda one: one.communication_us, TIME, key="communication_us"),
+        column("exposed", lambda one: one.exposed_communication_us, TIME, key="exposed_communication_us"),
+        column("lost", lambda one: one.lost, COUNT, key="lost", drop=1),
+        column("file", lambda one: one.file, TEXT, key="file", form="code"),
+    ]
+    return Table("Ranks", columns, rows, noun="trace")

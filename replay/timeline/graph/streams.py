@@ -264,17 +264,14 @@ class _StreamWaits:
         """Add dependencies that may exist in a profile that records no waits, at most one a task.
 
         Each is on the task that ended last among those last launched on the other streams, as far as the times allow.
-        A task that started as soon as its launch let it start has none; of several tasks of a stream that could wait
-        for the same task, the first one does.
+        They delay nothing, and count in the ranges of what-ifs alone; of several tasks of a stream that could wait for
+        the same task, the first one does.
         """
         if len(self.tasks.streams) < 2 or self._calls((*_STREAM_WAITS, *_EVENT_RECORDS, "synchronize")):
             return
         joined: set[tuple[int, int]] = set()
         latest = _LatestEnds(self.tasks, self.earlier)
         for after in latest.order:
-            waited_us = float(self.tasks.start_us[after] - self.tasks.launch_us[after])
-            if waited_us <= self.out.latency_us + _SKEW_US:
-                continue
             before = latest.before(after)
             stream = int(self.tasks.stream[after])
             if before is not None and (before, stream) not in joined:

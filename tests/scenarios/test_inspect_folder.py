@@ -46,4 +46,4 @@ def test_options_for_one_trace_are_refused(console: Callable[..., Result], tmp_p
 
 
 def test_a_folder_without_traces(console: Callable[..., Result], tmp_path: Path) -> None:
-    assert "holds no trace" in console("inspect", tmp_path, code=2).stderr
+    assert "there is no .json" in console("inspect", tmp_path, code=2).stderr

@@ -189,7 +189,7 @@ def gloo_rank(folder: Path, rank: int, threads: tuple[int, ...], late_us: float,
 
     def event(cat: str, name: str, tid: int, ts: float, dur: float, dims: Any = ()) -> dict[str, Any]:
         kind = "TensorList" if name.startswith("c10d::") else "float"
-        args = {"Input Dims": dims, "Input type": [kind]} if dims else {}
+        args = {"Input Dims": dims, "Input type": [kind] * len(dims)} if dims else {}
         return {"ph": "X", "cat": cat, "name": name, "pid": 9, "tid": tid, "ts": ts, "dur": dur, "args": args}
 
     events: list[dict[str, Any]] = []

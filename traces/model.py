@@ -227,7 +227,7 @@ class LinkStats(msgspec.Struct, frozen=True, kw_only=True):
     launched: int = 0
     """Device events whose launch is recorded."""
     before_launch: int = 0
-    """Of those: start before their launch does, as no device can: the clocks of host and device differ."""
+    """Of those: start over 1 us before their launch does, as no device can: the clocks of host and device differ."""
     before_launch_ns: int = 0
     """By how much at most."""
     clocks_apart_ns: int = 0

@@ -22,6 +22,8 @@ from opreplay.traces.times.placed import FAR_NS
 Array = npt.NDArray[Any]
 NONE = -1
 _CHUNK = 1 << 20
+_JITTER_NS = 1000
+"""By which clocks of host and device that agree may differ; no launch takes less."""
 _NOT_OF_CLOCKS_NS = 1_000_000
 """Time before their launch by which kernels start that clocks in step with most others cannot explain."""
 _FEW_EARLY = 0.1
@@ -95,7 +97,7 @@ def link(data: LinkInput) -> tuple[Array, LinkStats]:
         launched_before_device_ns=int(data.kernel_dur[earlier].astype(np.int64).sum()),
         external_id_is_correlation=is_correlation,
         launched=int((launch >= 0).sum()),
-        before_launch=int((lead > 0).sum()),
+        before_launch=int((lead > _JITTER_NS).sum()),
         before_launch_ns=int(lead.max(initial=0)),
         clocks_apart_ns=_minutes_apart(-lead[launch >= 0]),
         launches=calls,

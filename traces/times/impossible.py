@@ -17,7 +17,11 @@ TIMES_THE_REST = 1000
 """By how much a kernel is longer than from the first to the last start of anything else."""
 TIMES_THE_MEDIAN = 100_000
 FEWEST = 3
-"""Kernels below which none is an outlier."""
+"""Kernels below which none is an outlier, and below which no overlaps are a pattern."""
+_RARE = 0.02
+"""Share of a stream's overlaps that may contradict dependent launches."""
+_SAME_NAMES = 0.2
+"""Share of a stream's overlaps of two kernels of one name from which two recordings are merged rather."""
 
 
 Kind = Literal["recorded twice", "longer than all else", "overlaps another of its stream"]
@@ -44,8 +48,10 @@ def impossible_kernels(trace: Trace) -> tuple[Impossible, ...]:
     start, dur = table.start_ns[order].astype(np.int64), table.dur_ns[order].astype(np.int64)
     same = (stream[1:] == stream[:-1]) & (start[1:] == start[:-1]) & (dur[1:] == dur[:-1]) & (name[1:] == name[:-1])
     twice = np.concatenate(([False], same & (dur[1:] > 0)))
-    overlap = np.minimum(start + dur, _latest_end_before(stream, start + dur)) - start
+    latest_end = _latest_end_before(stream, start + dur)
+    overlap = np.minimum(start + dur, latest_end) - start
     overlapping = (overlap > NOTABLE_NS) & (2 * overlap > dur) & ~twice
+    overlapping &= ~_dependent_launches(stream, name, start, start + dur, latest_end, overlapping)
     reaches = (stream[1:] == stream[:-1]) & (start[:-1] + dur[:-1] > start[1:] + NOTABLE_NS)
     overlapping[:-1] |= overlapping[1:] & reaches
     starts = (table.start_ns, trace.ops.start_ns) if len(trace.ops) else (table.start_ns,)
@@ -62,6 +68,23 @@ def impossible_kernels(trace: Trace) -> tuple[Impossible, ...]:
         for kind, rows in faults.items()
         if rows.any()
     )
+
+
+def _dependent_launches(
+    stream: np.ndarray, name: np.ndarray, start: np.ndarray, end: np.ndarray, latest_end: np.ndarray, over: np.ndarray
+) -> np.ndarray:
+    """Return a mask of the overlaps that programmatic dependent launches (Hopper and later) explain; by stream, start.
+
+    Such a kernel begins while the one ahead runs, waits for it, and ends after it. It overlaps no other, and seldom one
+    of its own name, as kernels do whose recordings were merged.
+    """
+    over_two = np.append(False, latest_end[:-1] > start[1:] + NOTABLE_NS)
+    waits = over & (end > latest_end) & ~over_two
+    _, which = np.unique(stream, return_inverse=True)
+    same_name = over & np.append(False, name[1:] == name[:-1])
+    overlaps, waiting, same = (np.bincount(which, weights=rows) for rows in (over, waits, same_name))
+    explained = (waiting >= FEWEST) & (overlaps - waiting <= _RARE * overlaps) & (same <= _SAME_NAMES * overlaps)
+    return waits & explained[which]
 
 
 def _latest_end_before(stream: np.ndarray, end: np.ndarray) -> np.ndarray:

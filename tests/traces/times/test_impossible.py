@@ -12,6 +12,7 @@ from click.testing import CliRunner
 
 from opreplay.cli.main import opreplay
 from opreplay.traces import read_trace
+from opreplay.traces.times.doubts import doubts_of
 from opreplay.traces.times.impossible import impossible_kernels
 from tests.scenarios.events import owner
 
@@ -62,6 +63,50 @@ def test_each_kind_is_counted(tmp_path: Path, change: Callable[[list[Event]], No
     faults = impossible_kernels(read_trace(written(tmp_path, events)))
     assert {one.kind: one.kernels for one in faults} == told
     assert all(0 <= one.share <= 1 for one in faults)
+
+
+def pairs(short_us: float, ahead_us: float, names: tuple[str, str]) -> list[Event]:
+    """15 pairs of kernels of one stream: one of 30 us and one that begins `ahead_us` before its end."""
+    events = [event for number in range(1, 31) for event in owner("aten::mm", number, [[64, 64]] * 2, 30.0)]
+    for number, event in enumerate(kernels(events)):
+        event["ts"], event["name"] = 200.0 + 50.0 * (number // 2), names[number % 2]
+        if number % 2:
+            event["ts"], event["dur"] = event["ts"] + 30.0 - ahead_us, short_us
+    return events
+
+
+@pytest.mark.parametrize(
+    ("events", "told"),
+    [
+        (pairs(8.0, 5.0, ("gemm", "rms_norm")), False),  # a dependent launch waits for the one ahead, ends after it
+        (pairs(30.0, 28.0, ("gemm", "gemm")), True),  # two recordings of one sequence
+        (pairs(8.0, 9.0, ("gemm", "rms_norm")), True),  # ends within the one ahead
+    ],
+)
+def test_dependent_launches_may_overlap(tmp_path: Path, events: list[Event], told: bool) -> None:
+    trace = read_trace(written(tmp_path, events))
+    assert bool(impossible_kernels(trace)) is told
+    assert bool(doubts_of(trace).impossible) is told
+
+
+def test_three_kernels_at_once_are_impossible(tmp_path: Path) -> None:
+    events = [event for number in range(1, 31) for event in owner("aten::mm", number, [[64, 64]] * 2, 20.0)]
+    for number, event in enumerate(kernels(events)):
+        event["ts"], event["name"] = 200.0 + 6.0 * number, f"kernel_{number % 3}"
+    assert doubts_of(read_trace(written(tmp_path, events))).impossible
+
+
+@pytest.mark.parametrize(("lead_us", "told"), [(0.4, 0.0), (30.0, 30.0)])
+def test_clocks_differ_only_by_more_than_they_jitter(tmp_path: Path, lead_us: float, told: float) -> None:
+    events = step()
+    for event in kernels(events):
+        launch = next(
+            other
+            for other in events
+            if other["cat"] == "cuda_runtime" and other["args"]["correlation"] == event["args"]["correlation"]
+        )
+        event["ts"] = launch["ts"] - lead_us
+    assert doubts_of(read_trace(written(tmp_path, events))).clock_offset_us == pytest.approx(told)
 
 
 @pytest.mark.parametrize("command", [("inspect",), ("plan",), ("simulate", "--soc", "910b3"), ("timeline",)])

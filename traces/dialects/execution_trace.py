@@ -14,6 +14,7 @@ from typing import Any, Literal
 
 import msgspec
 import numpy as np
+import numpy.typing as npt
 
 from opreplay.traces.activity.model import ListedCollective
 from opreplay.traces.dialects.chakra import ChakraStream, is_chakra
@@ -39,6 +40,9 @@ from opreplay.traces.model import (
     TraceInfo,
 )
 from opreplay.traces.reading.opening import Opening
+from opreplay.traces.times.placed import FAR_NS
+
+Column = npt.NDArray[Any]
 
 Nodes = NodeStream | ChakraStream
 """Lists of nodes, from JSON or from protobuf, and what was lost on the way."""
@@ -111,7 +115,7 @@ class _Builder:
     launchers: list[tuple[int, list[int]]] = field(default_factory=list)
     """Of each kernel: id of the parent node, and ids of the nodes whose results it takes."""
     phases: dict[tuple[str, object, object], tuple[int, int]] = field(default_factory=dict)
-    """(name, thread, number of the call) of an op that a converter cut into phases → (last phase, row of the first)."""
+    """(name, thread, number of the call) of an op that a converter cut into phases → (last phase, row of the call)."""
     repairs: Counter[str] = field(default_factory=Counter)
     kernel_names: dict[str, int] = field(default_factory=dict)
     annotations: list[Annotation] = field(default_factory=list)
@@ -140,9 +144,11 @@ class _Builder:
             self._add_annotation(node, attrs)
         else:
             phase = self._take_phase(node)
-            row = self._add_op(node, attrs)
-            owner = row if phase is None else self._first_phase(node.name, attrs, phase, row)
-        self._add_collective(node, row)
+            owner = self._continued(node, attrs, phase) if phase is not None else -1
+            if owner < 0:
+                row = owner = self._add_op(node, attrs)
+        if row >= 0 or owner < 0:
+            self._add_collective(node, row)
         if node.id in self.ids:
             self.losses["duplicate node id"] += 1
         self.ids[node.id] = (owner, parent)
@@ -153,17 +159,22 @@ class _Builder:
         if match is None:
             return None
         node.name = match[1]
-        self.repairs["phase of an op, counted as a call of its own"] += match[2] != "0"
         return int(match[2])
 
-    def _first_phase(self, name: str, attrs: dict[str, Any], phase: int, row: int) -> int:
-        """Return the row of the first phase of a call, which owns the kernels of all of them."""
-        key = name, str(attrs["tid"]), str(attrs["rf_id"])
-        before, first = self.phases.get(key, (-1, row))
+    def _continued(self, node: Node, attrs: dict[str, Any], phase: int) -> int:
+        """Return the row of the call that a phase continues, which then lasts until this phase ends; -1 for none: it is
+        the first phase, or the one ahead is missing."""
+        key = node.name, str(attrs["tid"]), str(attrs["rf_id"])
+        before, row = self.phases.get(key, (-1, -1))
         if phase == 0 or before != phase - 1:
-            first = row
-        self.phases[key] = phase, first
-        return first
+            self.repairs["phase of an op without the one ahead, counted as a call"] += phase > 0
+            self.phases[key] = phase, len(self.signature)
+            return -1
+        self.phases[key] = phase, row
+        self.repairs["phase of an op, joined with the one ahead"] += 1
+        start, dur, until = self.start_ns[row], self.dur_ns[row], _nanoseconds(node.ts) + _nanoseconds(node.duration)
+        self.dur_ns[row] = max(dur, until - start) if start and until else dur + _nanoseconds(node.duration)
+        return row
 
     def _add_collective(self, node: Node, row: int) -> None:
         """What a Chakra node says of communication; a kernel has no row."""
@@ -253,8 +264,7 @@ class _Builder:
         )
         kernels = self._kernel_table()
         starts_recorded = bool(ops.start_ns.any() or kernels.start_ns.any())
-        if not starts_recorded and (ops.dur_ns.any() or kernels.dur_ns.any()):
-            self.losses["start times of nodes"] += len(ops) + len(kernels)
+        self._count_missing_starts(ops, kernels, starts_recorded=starts_recorded)
         pid = str(stream.header.get("pid", ""))[:100]
         signatures = tuple(self.signatures)
         return Trace(
@@ -267,6 +277,20 @@ class _Builder:
             annotations=tuple(self.annotations),
             collectives=self._collectives(),
         )
+
+    def _count_missing_starts(self, ops: OpTable, kernels: KernelTable, *, starts_recorded: bool) -> None:
+        """Count nodes without a start as losses; where others have one, they begin when the row ahead ends."""
+        tables = ops, kernels
+        missing = sum(int((table.start_ns == 0).sum()) for table in tables)
+        if starts_recorded:
+            earliest = min(int(table.start_ns[table.start_ns > 0].min(initial=FAR_NS + 1)) for table in tables)
+            if missing < 2 and earliest <= FAR_NS:
+                return  # the first node of a file whose clock begins at 0
+            for table in tables:
+                _fill_starts(table.start_ns, table.dur_ns)
+        elif not (ops.dur_ns.any() or kernels.dur_ns.any()):
+            return
+        self.losses["start times of nodes"] += missing
 
     def _collectives(self) -> tuple[ListedCollective, ...]:
         """With the sizes of groups that the file describes."""
@@ -332,6 +356,16 @@ class _Builder:
                 unowned_device_ns=int(kernels.dur_ns[unowned].sum()),
             ),
         )
+
+
+def _fill_starts(start_ns: Column, dur_ns: Column) -> None:
+    """Set each start that is 0 to the end of the row ahead; those before the first that is known to its start."""
+    known = np.flatnonzero(start_ns)
+    if not len(known):
+        return
+    start_ns[: known[0]] = start_ns[known[0]]
+    for row in np.flatnonzero(start_ns == 0).tolist():
+        start_ns[row] = start_ns[row - 1] + dur_ns[row - 1]
 
 
 def _attributes(node: Node) -> dict[str, Any]:

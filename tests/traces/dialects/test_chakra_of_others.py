@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from opreplay.replay.plan.build import build_plan
 from opreplay.traces import read_trace
 from opreplay.traces.dialects.chakra import is_chakra
 from opreplay.traces.model import Trace
@@ -102,9 +103,36 @@ def test_phases_of_an_op_are_one_op(tmp_path: Path) -> None:
     ]
     trace = read(tmp_path, metadata(schema="x"), *nodes)
     assert {signature.name for signature in trace.signatures} == {"aten::relu"}
-    assert trace.kernels.owner.tolist() == [0, 0, 3]
-    assert summarize(trace).top_ops[0].calls == 2
-    assert trace.info.report.repairs == {"phase of an op, counted as a call of its own": 2}
+    assert trace.kernels.owner.tolist() == [0, 0, 1]
+    assert summarize(trace).top_ops[0].calls == len(trace.ops) == 2
+    assert trace.ops.dur_ns.tolist() == [30_000, 10_000]
+    assert trace.info.report.repairs == {"phase of an op, joined with the one ahead": 2}
+    assert [(op.name, op.count) for op in build_plan(trace, select="all").ops] == [("aten::relu", 2)]
+
+
+def test_an_op_lasts_from_its_first_phase_to_the_end_of_its_last(tmp_path: Path) -> None:
+    parts = [(1, "aten::relu(0)", 1000), (2, "aten::relu(1)", 1050), (3, "aten::relu(4)", 2000)]
+    nodes = [node(number, name, on_host=True) + field(6, ts) for number, name, ts in parts]
+    trace = read(tmp_path, metadata(schema="x"), *nodes)
+    assert trace.ops.start_ns.tolist() == [1_000_000, 2_000_000]
+    assert trace.ops.dur_ns.tolist() == [60_000, 10_000]
+    assert trace.info.report.repairs["phase of an op without the one ahead, counted as a call"] == 1
+
+
+def test_nodes_without_a_start_among_others_are_lost_times_and_stretch_no_span(tmp_path: Path) -> None:
+    times = [1_700_000_000_000_000, 0, 0, 1_700_000_000_000_100]
+    nodes = [node(i, "aten::relu", on_host=True) + (field(6, ts) if ts else b"") for i, ts in enumerate(times, start=1)]
+    trace = read(tmp_path, metadata(schema="x"), *nodes)
+    assert (trace.ops.start_ns - trace.ops.start_ns[0]).tolist() == [0, 10_000, 20_000, 100_000]
+    assert trace.info.report.losses == {"start times of nodes": 2}
+    assert summarize(trace).span_us == 110.0
+
+
+def test_the_first_node_of_a_file_may_start_at_0(tmp_path: Path) -> None:
+    nodes = [node(i, "aten::relu", on_host=True) + (field(6, ts) if ts else b"") for i, ts in ((1, 0), (2, 50))]
+    trace = read(tmp_path, metadata(schema="x"), *nodes)
+    assert trace.ops.start_ns.tolist() == [0, 50_000]
+    assert not trace.info.report.losses
 
 
 def test_a_call_on_a_device_without_an_op_of_its_own_is_an_op_too(tmp_path: Path) -> None:

@@ -185,7 +185,7 @@ class ChakraStream:
 
 def _decoded(message: bytes) -> tuple[Node, dict[str, Any]]:
     """A message `Node` and its attributes. Raises Malformed."""
-    node = Node(id=0, ts=0, dur=0, ctrl_deps=NO_PARENT)
+    node = Node(id=0, dur=0, ctrl_deps=NO_PARENT)
     attrs: dict[str, Any] = {}
     for number, _, value in fields(message):
         if number == 10 and isinstance(value, bytes):

@@ -53,6 +53,7 @@ _ATTRIBUTES = frozenset({"rf_id", "scope", "tid", "op_schema"})
 _VENDORS: dict[str, Literal["ascend", "mtia", "intel"]] = {"npu": "ascend", "mtia": "mtia", "xpu": "intel"}
 _ROOT = "[pytorch|profiler|execution_"
 _PROCESS_GROUPS = "## process_group:init ##"
+_NO_START = np.iinfo(np.int64).min
 _MAX_ANCESTORS = 10_000
 _PHASE = re.compile(r"([^()]{1,500})\((\d{1,4})\)")
 
@@ -172,8 +173,9 @@ class _Builder:
             return -1
         self.phases[key] = phase, row
         self.repairs["phase of an op, joined with the one ahead"] += 1
-        start, dur, until = self.start_ns[row], self.dur_ns[row], _nanoseconds(node.ts) + _nanoseconds(node.duration)
-        self.dur_ns[row] = max(dur, until - start) if start and until else dur + _nanoseconds(node.duration)
+        starts, dur_ns = (self.start_ns[row], _start_ns(node)), _nanoseconds(node.duration)
+        ahead_ns = self.dur_ns[row] if _NO_START in starts else starts[1] - starts[0]
+        self.dur_ns[row] = max(self.dur_ns[row], ahead_ns + dur_ns)
         return row
 
     def _add_collective(self, node: Node, row: int) -> None:
@@ -202,7 +204,7 @@ class _Builder:
         self.memories.add(node)
         self.track.append(self._track(attrs["tid"]))
         self.rf_id.append(attrs["rf_id"] if type(attrs["rf_id"]) is int and 0 <= attrs["rf_id"] < 2**63 else -1)
-        self.start_ns.append(_nanoseconds(node.ts))
+        self.start_ns.append(_start_ns(node))
         self.dur_ns.append(_nanoseconds(node.duration))
         return row
 
@@ -220,7 +222,7 @@ class _Builder:
             (
                 self.kernel_names.setdefault(node.name, len(self.kernel_names)),
                 category,
-                _nanoseconds(node.ts),
+                _start_ns(node),
                 _nanoseconds(node.duration),
                 _int32(node.stream),
                 _int32(node.device),
@@ -263,8 +265,7 @@ class _Builder:
             memories=self.memories.table(),
         )
         kernels = self._kernel_table()
-        starts_recorded = bool(ops.start_ns.any() or kernels.start_ns.any())
-        self._count_missing_starts(ops, kernels, starts_recorded=starts_recorded)
+        starts_recorded = self._settle_starts(ops, kernels)
         pid = str(stream.header.get("pid", ""))[:100]
         signatures = tuple(self.signatures)
         return Trace(
@@ -278,19 +279,24 @@ class _Builder:
             collectives=self._collectives(),
         )
 
-    def _count_missing_starts(self, ops: OpTable, kernels: KernelTable, *, starts_recorded: bool) -> None:
-        """Count nodes without a start as losses; where others have one, they begin when the row ahead ends."""
-        tables = ops, kernels
-        missing = sum(int((table.start_ns == 0).sum()) for table in tables)
-        if starts_recorded:
-            earliest = min(int(table.start_ns[table.start_ns > 0].min(initial=FAR_NS + 1)) for table in tables)
-            if missing < 2 and earliest <= FAR_NS:
-                return  # the first node of a file whose clock begins at 0
-            for table in tables:
-                _fill_starts(table.start_ns, table.dur_ns)
-        elif not (ops.dur_ns.any() or kernels.dur_ns.any()):
-            return
-        self.losses["start times of nodes"] += missing
+    def _settle_starts(self, ops: OpTable, kernels: KernelTable) -> bool:
+        """Return whether the file has times, and count nodes without a start as losses; where others have one, these
+        begin when the row ahead ends."""
+        starts = ops.start_ns, kernels.start_ns
+        missing = [start == _NO_START for start in starts]
+        for start, rows in zip(starts, missing, strict=True):
+            start[rows] = 0
+        if not any(start.any() for start in starts):
+            if ops.dur_ns.any() or kernels.dur_ns.any():
+                self.losses["start times of nodes"] += len(ops) + len(kernels)
+            return False
+        earliest = min(int(start[~rows].min(initial=FAR_NS + 1)) for start, rows in zip(starts, missing, strict=True))
+        if earliest <= FAR_NS and not any(rows[1:].any() for rows in missing):
+            return True  # the clock begins at 0, which protobuf does not write
+        for table, rows in zip((ops, kernels), missing, strict=True):
+            _fill_starts(table.start_ns, table.dur_ns, rows)
+            self.losses["start times of nodes"] += int(rows.sum())
+        return True
 
     def _collectives(self) -> tuple[ListedCollective, ...]:
         """With the sizes of groups that the file describes."""
@@ -358,14 +364,14 @@ class _Builder:
         )
 
 
-def _fill_starts(start_ns: Column, dur_ns: Column) -> None:
-    """Set each start that is 0 to the end of the row ahead; those before the first that is known to its start."""
-    known = np.flatnonzero(start_ns)
+def _fill_starts(start_ns: Column, dur_ns: Column, missing: npt.NDArray[np.bool_]) -> None:
+    """Set each missing start to the end of the row ahead; those before the first that is known to its start."""
+    known = np.flatnonzero(~missing)
     if not len(known):
         return
     start_ns[: known[0]] = start_ns[known[0]]
-    for row in np.flatnonzero(start_ns == 0).tolist():
-        start_ns[row] = start_ns[row - 1] + dur_ns[row - 1]
+    for row in np.flatnonzero(missing[known[0] :]).tolist():
+        start_ns[known[0] + row] = start_ns[known[0] + row - 1] + dur_ns[known[0] + row - 1]
 
 
 def _attributes(node: Node) -> dict[str, Any]:
@@ -393,6 +399,10 @@ def _nanoseconds(microseconds: object) -> int:
     if not isinstance(microseconds, int | float) or not abs(microseconds) < 2**63 / 1000:
         return 0
     return microseconds * 1000 if isinstance(microseconds, int) else round(microseconds * 1000)
+
+
+def _start_ns(node: Node) -> int:
+    return _NO_START if node.ts is None else _nanoseconds(node.ts)
 
 
 class _ProcessGroup(msgspec.Struct):

@@ -119,8 +119,9 @@ def test_an_op_lasts_from_its_first_phase_to_the_end_of_its_last(tmp_path: Path)
     assert trace.info.report.repairs["phase of an op without the one ahead, counted as a call"] == 1
 
 
-def test_nodes_without_a_start_among_others_are_lost_times_and_stretch_no_span(tmp_path: Path) -> None:
-    times = [1_700_000_000_000_000, 0, 0, 1_700_000_000_000_100]
+@pytest.mark.parametrize("begin", [100, 1_700_000_000_000_000])
+def test_nodes_without_a_start_among_others_are_lost_times_and_stretch_no_span(tmp_path: Path, begin: int) -> None:
+    times = [begin, 0, 0, begin + 100]
     nodes = [node(i, "aten::relu", on_host=True) + (field(6, ts) if ts else b"") for i, ts in enumerate(times, start=1)]
     trace = read(tmp_path, metadata(schema="x"), *nodes)
     assert (trace.ops.start_ns - trace.ops.start_ns[0]).tolist() == [0, 10_000, 20_000, 100_000]

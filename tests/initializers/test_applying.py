@@ -103,7 +103,7 @@ def test_conditions_that_fail_are_said() -> None:
 @pytest.mark.parametrize(
     ("patterns", "options", "said"),
     [
-        ("my::op", (), "one text"),
+        ("my::op", (), "no tuple of names"),
         (("my::op",), (Option(name="n", type=int, default="abc", help=""),), "no int"),
         (("my::op",), (Option(name="n", type=int, default=True, help=""),), "no int"),
         (("my::op",), (Option(name="n", type=str, default="c", choices=("a", "b"), help=""),), "none of its choices"),

@@ -16,7 +16,7 @@ from opreplay.replay.ir.kernel import KernelCall, TensorSpec, itemsize
 from opreplay.replay.ir.model import ReplayOp
 from opreplay.replay.ops import op_view as view_module
 from opreplay.replay.ops.kin import kin_of
-from opreplay.replay.ops.op_view import DoesNotFit, OpView, kernel, spec
+from opreplay.replay.ops.op_view import DoesNotFit, OpView, elements, kernel, spec
 from opreplay.replay.ops.register import canonical_name
 from opreplay.replay.ops.table import Cost, cost_of, is_pattern, spellings
 from opreplay.replay.ops.work.contents import Contents
@@ -40,6 +40,8 @@ class Lowering(msgspec.Struct, frozen=True, kw_only=True):
     """Why nothing at all tells or bounds them: then there is no prediction."""
     near: str = ""
     """The op whose rule was taken since the names are alike."""
+    fills_nothing: bool = False
+    """No result has an element, so that no kernel is launched."""
     known: bool = True
     """False when no rule exists and the op is costed by its bytes."""
     source: str = ""
@@ -141,6 +143,8 @@ def lower(op: ReplayOp, contents: Contents | None = None) -> Lowering:
     users = USER_RULES.find(*spellings(op.called), *spellings(op.name), canonical_name(op.name))
     if users is not None:
         return _by_user(users, op, contents)
+    if _fills_nothing(op):
+        return Lowering(kernels=(), notes=("no result has an element: nothing is launched",), fills_nothing=True)
     known = COLLECTIVE if op.collective is not None else op.called
     rule = cost_of(known) or cost_of(canonical_name(op.name))
     is_unresolved = op.resolved_by is None and (op.reason is None or op.reason.kind not in OPAQUE)
@@ -174,6 +178,14 @@ def lower(op: ReplayOp, contents: Contents | None = None) -> Lowering:
     else:
         view.note(f"no lowering for {op.name}: costed by bytes")
     return Lowering(kernels=tuple(_by_bytes(op, view)), notes=tuple(view.notes), assumed=is_unresolved, known=False)
+
+
+def _fills_nothing(op: ReplayOp) -> bool:
+    """Whether an op has results, all without elements, and writes to no argument that has any: libraries return before
+    they launch a kernel. False where the sizes of the results are not known, and for collectives."""
+    results = [meta for meta in op.outputs or () if meta is not None]
+    written = [meta for arg in op.args if arg.mutated for meta in arg.tensors if meta is not None]
+    return op.collective is None and bool(results) and not any(map(elements, (*results, *written)))
 
 
 def _by_user(users: UserFunction, op: ReplayOp, contents: Contents | None) -> Lowering:

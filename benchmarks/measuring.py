@@ -1,8 +1,10 @@
 """Our median against torch.utils.benchmark on the same call and tensors, and what is left of an empty op.
 
-    python benchmarks/measuring.py [--rounds N] [--cpu-time] [--small]
+    python benchmarks/measuring.py [--rounds N] [--cpu-time] [--small | --written]
 
 --small measures ops of 1 to 5 us as their recorded calls are replayed, against the statement that a program writes.
+--written measures ops that write to arguments of 1 to 64 MB with warm caches, both sides on the same tensors and in
+turns; the least medians of all rounds count.
 
 blocked_autorange times blocks of milliseconds, which a busy machine interrupts; samples here are half of one long. The
 medians can be held against each other on a quiet machine only. On others, --cpu-time has both read the processor time
@@ -26,13 +28,17 @@ from opreplay.replay.execute.executors.clocks import HostClock
 from opreplay.replay.execute.executors.torch.device import TorchExecutor, TorchPrepared
 from opreplay.replay.execute.measure import measure
 from opreplay.replay.execute.options import MeasureOptions
+from opreplay.replay.ir.model import Recorded, ReplayArg, ReplayOp
 from opreplay.replay.resolve.names import find_overload
 from opreplay.replay.resolve.policy import Policy
 from opreplay.replay.results.measurement import Measurement
+from opreplay.traces.model import TensorMeta
 
 WITHIN = 0.03
 SHARE = 0.90
 EMPTY_US = 0.3
+WRITTEN_MB = (1, 4, 8, 16, 32, 64)
+WRITTEN_LEAST, WRITTEN_MOST = 0.85, 1.20
 LEAST_US, MOST_US = 20.0, 50_000.0
 SMALL_WITHIN = 1.25
 A, B = torch.ones(8, 16), torch.ones(8, 16)
@@ -122,6 +128,69 @@ def small(executor: TorchExecutor, rounds: int, timer: Callable[[], float]) -> i
     return 0 if within == len(ratios) else 1
 
 
+@torch.library.custom_op("opreplay_bench::negate", mutates_args=("x",))
+def _negate(x: torch.Tensor) -> None:
+    """A user's op that writes to its argument."""
+    x.neg_()
+
+
+def _op(name: str, args: list[ReplayArg], overload: str = "") -> ReplayOp:
+    recorded = Recorded(host_us_total=1.0, host_us_median=1.0)
+    return ReplayOp(id="0" * 12, name=name, count=1, overload=overload, recorded=recorded, args=tuple(args))
+
+
+def _tensors(name: str, counts: list[int], *, written: bool = False) -> ReplayArg:
+    """A float32 tensor, or a list of several, of so many elements each."""
+    metas = tuple(TensorMeta(shape=(count,), dtype="float32") for count in counts)
+    kind = "Tensor" if len(counts) == 1 else "Tensor[]"
+    return ReplayArg(name=name, type=kind, tensors=metas, mutated=written, keyword_only=name == "out")
+
+
+def _number(name: str, value: float) -> ReplayArg:
+    return ReplayArg(name=name, type="Scalar", value=value, keyword_only=name == "alpha")
+
+
+def written_calls(megabytes: int) -> list[ReplayOp]:
+    """One op of each way to write to arguments, whose tensors take so many MB together; the last writes to none."""
+    count = megabytes << 18
+    whole, half = _tensors("self", [count], written=True), _tensors("self", [count // 2], written=True)
+    other, quarters = _tensors("other", [count // 2]), _tensors("self", [count // 4] * 4, written=True)
+    return [
+        _op("aten::neg_", [whole]),
+        _op("aten::mul_", [whole, _number("other", 1.0)], "Scalar"),
+        _op("aten::relu_", [whole]),
+        _op("aten::copy_", [half, _tensors("src", [count // 2])]),
+        _op("aten::sub_", [half, other, _number("alpha", 1e-9)], "Tensor"),
+        _op("aten::neg", [other, _tensors("out", [count // 2], written=True)], "out"),
+        _op("aten::_foreach_neg_", [quarters]),
+        _op("opreplay_bench::negate", [_tensors("x", [count], written=True)]),
+    ]
+
+
+def written(executor: TorchExecutor, rounds: int, timer: Callable[[], float]) -> int:
+    """How far warm times of ops that write to arguments are from what `torch.utils.benchmark` says of the same call."""
+    ratios: list[float] = []
+    for megabytes in WRITTEN_MB:
+        for op in written_calls(megabytes):
+            prepared = executor.prepare(op, seed=0)
+            mine: list[float] = []
+            theirs: list[float] = []
+            for _ in range(rounds):
+                mine.append(measure(executor, prepared, MeasureOptions(cache="warm")).median_us)
+                theirs.append(theirs_us(prepared.python_call, timer)[0])
+            ratios.append(min(mine) / min(theirs))
+            how = "never reset" if prepared.settles else "reset"
+            print(f"{op.name:24} {megabytes:3} MB {min(mine):10.1f} us  {ratios[-1]:.2f}  ({how})", flush=True)
+    within = sum(WRITTEN_LEAST <= ratio <= WRITTEN_MOST for ratio in ratios)
+    print(f"{within} of {len(ratios)} ops within {WRITTEN_LEAST} to {WRITTEN_MOST} (bar: all)")
+    return 0 if within == len(ratios) else 1
+
+
+def _overload(op: ReplayOp) -> Callable[..., Any]:
+    namespace, _, name = op.name.partition("::")
+    return getattr(getattr(getattr(torch.ops, namespace), name), op.overload or "default")
+
+
 def left_of_empty_us() -> float:
     """What remains of an empty call once the clock has subtracted its overhead."""
     clock = HostClock()
@@ -135,15 +204,19 @@ def main() -> int:
     )
     parser.add_argument("--cpu-time", action="store_true", help="read the processor time of the thread")
     parser.add_argument("--small", action="store_true", help="ops of 1 to 5 us instead")
+    parser.add_argument("--written", action="store_true", help="ops that write to their arguments instead")
     args = parser.parse_args()
     rounds, cpu_time = args.rounds, args.cpu_time
     torch.manual_seed(0)
-    executor = TorchExecutor("cpu", partial(find_overload, policy=Policy()), memory_bytes=10**9, threads=1)
+    find = _overload if args.written else partial(find_overload, policy=Policy())
+    executor = TorchExecutor("cpu", find, memory_bytes=10**9, threads=1)
     if cpu_time:
         executor.clock = HostClock(time.thread_time_ns)
     timer = time.thread_time if cpu_time else time.perf_counter
     if args.small:
         return small(executor, rounds, timer)
+    if args.written:
+        return written(executor, rounds, timer)
     ratios, fastest, themselves = [], [], []
     load = os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0
     for name, call in calls().items():

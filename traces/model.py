@@ -133,6 +133,8 @@ class OpTable:
     """Autograd's number of the node that a call recorded or belongs to, the same forward and backward; -1 for none."""
     gradients: npt.NDArray[np.bool_] | None = None
     """Whether autograd recorded the call: gradients were on, and an input required them; None where nobody asked."""
+    gradients_assumed: npt.NDArray[np.bool_] | None = None
+    """Whether nothing tells that of a call, which counts as not recorded; as `gradients`."""
     memories: TensorMemories | None = None
     """Only an ExecutionTrace tells them."""
 

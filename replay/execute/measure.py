@@ -7,6 +7,7 @@ import math
 import statistics
 import sys
 from collections.abc import Sequence
+from functools import partial
 
 import msgspec
 
@@ -168,7 +169,7 @@ def _plan(
     numbers are fetched in less time than a single call is off by, once what ran before it is a clock and not a step.
     """
     size, cache = prepared.argument_bytes, executor.cache_bytes
-    warm = SamplePlan(calls=(prepared.call,), count=calls, cache="warm", rewarm=calls > 1 and not prepared.max_calls)
+    warm = _warm_plan(executor, prepared, calls)
     if options.cache == "step" and recency is not None:
         if size <= FEW_BYTES and recency.code <= NEAR_BYTES:
             return msgspec.structs.replace(warm, cache="step")
@@ -177,12 +178,35 @@ def _plan(
     if options.cache == "warm" or not size or not cache:
         return warm
     if size >= COLD_FOOTPRINT * cache:
-        return msgspec.structs.replace(warm, cache="cold", rewarm=False)
+        return msgspec.structs.replace(warm, count=calls, cache="cold", rewarm=None, touch=None, calls_between_resets=0)
     turns = math.ceil(COLD_FOOTPRINT * cache / size)
     copies = prepared.copies(turns if turns <= COPIES else min(COPIES, calls))
     if len(copies) >= turns:
         return SamplePlan(calls=copies, count=calls, cache="cold")
     return SamplePlan(calls=copies, count=min(calls, len(copies)), evict=True, cache="cold")
+
+
+def _warm_plan(executor: Executor, prepared: Prepared, calls: int) -> SamplePlan:
+    """Return samples that find their arguments in the caches as the call before would have left them.
+
+    A reset moves a spare copy of what the op has written through the caches. So it waits until `max_calls` is reached,
+    where the op's time does not go by values, and arguments that fit into the cache are read again after it. A call
+    that is not timed goes before samples of several calls, and counts for `max_calls`. Before a sample of one call it
+    would change the values that are timed; only arguments that do not fit need it, since an op may use a part of them.
+    """
+    warm = SamplePlan(calls=(prepared.call,), count=calls, cache="warm", rewarm=prepared.call if calls > 1 else None)
+    limit = prepared.max_calls
+    if limit is None:
+        return warm
+    fits = prepared.argument_bytes <= executor.cache_bytes
+    with_call = limit > 1 and (calls > 1 or not fits)
+    return msgspec.structs.replace(
+        warm,
+        count=min(calls, limit - 1) if with_call else calls,
+        rewarm=prepared.call if with_call else None,
+        touch=partial(executor.touch, prepared) if fits else None,
+        calls_between_resets=0 if prepared.time_goes_by_values else limit,
+    )
 
 
 def _captured(executor: Executor, plan: SamplePlan) -> tuple[SamplePlan, list[MeasureWarning]]:

@@ -36,8 +36,12 @@ class SamplePlan(msgspec.Struct, frozen=True, kw_only=True):
     evict: bool = False
     before: Callable[[], None] | None = None
     """Called right before each sample, after the gauges were read."""
-    rewarm: bool = False
-    """Whether a call that is not timed follows what is done between samples, so that these find warm caches."""
+    rewarm: Callable[[], Any] | None = None
+    """A call of the op that is not timed, after all that is done between samples, so that these find warm caches."""
+    touch: Callable[[], Any] | None = None
+    """Called after each reset, which pushes the arguments out of the caches."""
+    calls_between_resets: int = 0
+    """Calls of the op, those of `rewarm` included, that need no reset between them; 0: a reset after each sample."""
     cache: RunCache
     graph: Callable[[], Any] | None = None
     """Launches the whole sample at once."""
@@ -112,19 +116,23 @@ def collect(
     samples = Samples()
     turn = 0
     started, first_us = clock.now_s(), clock.interruptions().used_us or 0.0
-    before_us = _read(executor, prepared, plan)
+    calls_a_sample, calls = plan.count + (plan.rewarm is not None), 0
+    before_us = _prepared_sample(executor, plan, is_reset=True)
     while len(samples.all) < options.max_samples:
         if plan.evict:
             executor.evict()
-            before_us = _read(executor, prepared, plan)
+            before_us = _prepared_sample(executor, plan)
         if plan.before is not None:
             plan.before()
         at = clock.interruptions()
         took_us = _time(clock, plan, turn)
         turn += plan.count
         since = clock.interruptions()
-        executor.reset(prepared)
-        after_us = _read(executor, prepared, plan)
+        calls += calls_a_sample
+        if is_reset := calls + calls_a_sample > plan.calls_between_resets:
+            executor.reset(prepared)
+            calls = 0
+        after_us = _prepared_sample(executor, plan, is_reset=is_reset)
         gauge_us = tuple((a + b) / 2 for a, b in zip(before_us, after_us, strict=True))
         before_us = after_us
         waited_us = since.waited_since(at, took_us)
@@ -149,7 +157,17 @@ def _time(clock: Clock, plan: SamplePlan, turn: int) -> float:
     return clock.time_each([plan.calls[(turn + i) % len(plan.calls)] for i in range(plan.count)])
 
 
-def _read(executor: Executor, prepared: Prepared, plan: SamplePlan) -> tuple[float, ...]:
+def _prepared_sample(executor: Executor, plan: SamplePlan, *, is_reset: bool = False) -> tuple[float, ...]:
+    """Return readings of the gauges and then bring the caches into the state that a sample is to find."""
+    reading = _read(executor, plan)
+    if is_reset and plan.touch is not None:
+        plan.touch()
+    if plan.rewarm is not None:
+        plan.rewarm()
+    return reading
+
+
+def _read(executor: Executor, plan: SamplePlan) -> tuple[float, ...]:
     """Readings of the gauges; of memory where caches are meant to be cold, as it goes through them."""
     if executor.gauge is None:
         return ()
@@ -161,8 +179,6 @@ def _read(executor: Executor, prepared: Prepared, plan: SamplePlan) -> tuple[flo
         reading = tuple(map(min, reading, again)) if reading else again
         if executor.clock.interruptions().switches == at:
             break
-    if plan.rewarm:
-        prepared.call()
     return reading
 
 

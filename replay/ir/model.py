@@ -89,6 +89,8 @@ class Recorded(msgspec.Struct, frozen=True, kw_only=True):
     kernels: tuple[RecordedKernel, ...] = ()
     gradient_calls: int | None = None
     """Calls that autograd recorded; None where the trace was not asked, or does not say."""
+    gradient_calls_assumed: int = 0
+    """Calls of which nothing tells whether autograd recorded them; not among `gradient_calls`."""
     children: tuple[str, ...] | None = None
     """Names of the ops right below one of the calls, in order; None where nobody asked, or they are too many."""
     below: tuple[str, ...] | None = None

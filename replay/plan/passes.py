@@ -108,6 +108,7 @@ def added(a: ReplayOp, b: ReplayOp) -> ReplayOp:
         device_us_median=often.recorded.device_us_median,
         kernels=tuple(kernels.values()),
         gradient_calls=_both(a.recorded.gradient_calls, b.recorded.gradient_calls),
+        gradient_calls_assumed=a.recorded.gradient_calls_assumed + b.recorded.gradient_calls_assumed,
         children=b.recorded.children if a.recorded.children is None else a.recorded.children,
     )
     return msgspec.structs.replace(a, count=a.count + b.count, recorded=recorded)

@@ -167,11 +167,13 @@ def _ops(got: Collector, signatures: tuple[OpSignature, ...], remap: Any, track_
     if "seq" not in got.ops.kinds:
         return ops
     sequence = got.ops.take("seq").astype(np.int64)
+    gradients = recorded_by_autograd(ops, sequence, signatures)
     return dataclasses.replace(
         ops,
         record_function_id=got.ops.take("rf").astype(np.int64),
         sequence=sequence,
-        gradients=recorded_by_autograd(ops, sequence, signatures),
+        gradients=gradients.recorded,
+        gradients_assumed=gradients.assumed,
     )
 
 

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -14,24 +14,33 @@ from opreplay.traces.model import OpSignature, OpTable
 _OF_BACKWARD = ("autograd::engine", "torch::autograd::")
 
 
-def recorded_by_autograd(
-    ops: OpTable, sequence: npt.NDArray[Any], signatures: Sequence[OpSignature]
-) -> npt.NDArray[np.bool_]:
-    """Of each call: whether autograd recorded a node for it, so that gradients were on and an input required them.
+class AutogradCalls(NamedTuple):
+    """Two masks over all calls."""
+
+    recorded: npt.NDArray[np.bool_]
+    """Autograd recorded a node: gradients were on, and an input required them."""
+    assumed: npt.NDArray[np.bool_]
+    """Gradients were on, and nothing tells whether an input required them; not in `recorded`."""
+
+
+def recorded_by_autograd(ops: OpTable, sequence: npt.NDArray[Any], signatures: Sequence[OpSignature]) -> AutogradCalls:
+    """Find the calls for which autograd recorded a node.
 
     A call with gradients on is given the number of the next node of its thread (`at::sequence_number::peek()` in
     `c10::Dispatcher`), others get none, -1 in `sequence`. So the number that follows the call is a larger one where
-    nodes were recorded in it. Nothing follows the last calls of a thread: they count as most other calls with the same
-    arguments do, and as recorded where there are none. Nodes of a backward pass repeat the numbers of the forward one,
-    and tell nothing here.
+    nodes were recorded in it. Nothing follows the last calls of a thread. They count as recorded where the backward
+    pass has a node of their number, which no call of another thread has; else as most calls with the same arguments
+    do. Where there are none, they are taken to require no gradients.
     """
     forward = np.array([_is_forward(signature.name) for signature in signatures], bool)
-    out = np.zeros(len(ops), np.bool_)
-    rows = np.flatnonzero(sequence >= 0)
-    if len(rows):
-        rows = rows[forward[ops.signature[rows]]]
+    out, assumed = np.zeros(len(ops), np.bool_), np.zeros(len(ops), np.bool_)
+    numbered = np.flatnonzero(sequence >= 0)
+    if not len(numbered):
+        return AutogradCalls(out, assumed)
+    is_forward = forward[ops.signature[numbered]]
+    rows, nodes = numbered[is_forward], set(sequence[numbered[~is_forward]].tolist())
     if not len(rows):
-        return out
+        return AutogradCalls(out, assumed)
     end = ops.start_ns[rows] + ops.dur_ns[rows].astype(np.int64)
     order = np.lexsort((-end, ops.start_ns[rows], ops.track[rows]))
     rows, end = rows[order], end[order]
@@ -46,9 +55,21 @@ def recorded_by_autograd(
         out[rows[part]] = after > number[part]
     known = np.setdiff1d(rows, np.array(unknown, np.int64))
     for row in unknown:
+        if out[row]:
+            continue
         alike = out[known[ops.signature[known] == ops.signature[row]]]
-        out[row] |= bool(alike.mean() >= 0.5) if len(alike) else True
-    return out
+        if int(sequence[row]) in nodes and not _on_another_track(ops, sequence, known, row):
+            out[row] = True
+        elif len(alike):
+            out[row] = alike.mean() >= 0.5
+        else:
+            assumed[row] = True
+    return AutogradCalls(out, assumed)
+
+
+def _on_another_track(ops: OpTable, sequence: npt.NDArray[Any], rows: npt.NDArray[np.int64], row: int) -> bool:
+    """Whether one of `rows` has the number of `row` on another thread: each thread counts for itself."""
+    return bool(np.any((sequence[rows] == sequence[row]) & (ops.track[rows] != ops.track[row])))
 
 
 def _is_forward(name: str) -> bool:

@@ -144,6 +144,7 @@ def _ops(trace: Trace, rows: Array, new_op: Array, new_track: Array) -> tuple[Op
         record_function_id=optional(ops.record_function_id),
         sequence=optional(ops.sequence),
         gradients=optional(ops.gradients),
+        gradients_assumed=optional(ops.gradients_assumed),
         memories=None if ops.memories is None else ops.memories.of_calls(rows),
     )
     return part, tuple(trace.signatures[int(index)] for index in used)

@@ -40,7 +40,9 @@ class Prepared:
     argument_bytes = 0
     """Memory behind the tensor arguments; 0 where there are none."""
     max_calls: int | None = None
-    """Most calls in a row before `Executor.reset`, for an op that writes to its arguments; None for others."""
+    """Most calls in a row before `Executor.reset`; None where calls need no reset between them."""
+    time_goes_by_values = False
+    """Whether the op may take another time with the values that it has written: those of users and vendors may."""
     first_call_us: float | None = None
     """Host time of the first call where preparing the op made it; None where it is still to come."""
     initializer: str | None = None
@@ -108,8 +110,11 @@ class Executor:
         return prepared.call()
 
     def reset(self, prepared: Any) -> None:
-        """Give arguments that the op writes to their first values again."""
+        """Restore the first values of arguments that the op writes to, where calling it again would change them."""
         raise NotImplementedError
+
+    def touch(self, prepared: Any) -> None:
+        """Read all tensor arguments again where a reset pushed them out of the device's caches."""
 
     def check_results(self, prepared: Any, op: ReplayOp) -> tuple[Assumption, ...]:
         """Call what a user registered for the op once more, and return what to say of its results; () for other ops.

@@ -88,7 +88,7 @@ def recorded_groups(trace: Trace, rows: Rows, select: str, batches: BatchIndex) 
     order = np.argsort(signature, kind="stable")
     bounds = np.flatnonzero(np.diff(signature[order])) + 1
     groups: list[CallGroup] = []
-    gradients, counters = trace.ops.gradients, optimizer_counters(trace)
+    gradients, assumed, counters = trace.ops.gradients, trace.ops.gradients_assumed, optimizer_counters(trace)
     for part in np.split(rows[order], bounds):
         index = int(trace.ops.signature[part[0]])
         host, on_device = trace.ops.dur_ns[part] / 1e3, device_ns[part] / 1e3
@@ -100,6 +100,7 @@ def recorded_groups(trace: Trace, rows: Rows, select: str, batches: BatchIndex) 
             device_us_median=float(np.median(busy)) if len(busy) else None,
             kernels=kernels.get(index, ()),
             gradient_calls=None if gradients is None else int(np.count_nonzero(gradients[part])),
+            gradient_calls_assumed=0 if assumed is None else int(np.count_nonzero(assumed[part])),
         )
         groups.append(
             CallGroup(

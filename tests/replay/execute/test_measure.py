@@ -3,6 +3,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Sequence
 from functools import partial
+from itertools import pairwise
 from typing import Any, Literal
 
 import msgspec
@@ -189,8 +190,103 @@ def test_op_that_writes_its_arguments_is_reset_after_each_sample() -> None:
     prepared = executor.prepare(fake_op("fake::1us"), seed=0)
     prepared.max_calls = 4
     found = measure(executor, prepared, MeasureOptions())
-    assert found.calls_per_sample == 4
+    assert found.calls_per_sample == 3
     assert executor.resets >= found.samples
+
+
+class Memory(FakePrepared):
+    """An op with arguments of so many bytes, whose copies tell which of them was called."""
+
+    def __init__(self, executor: FakeExecutor, size: int, room: int = 10**9, us: float = 20.0) -> None:
+        self.called: list[int] = []
+        self.argument_bytes, self._room, self._us, self._executor = size, room, us, executor
+        super().__init__(partial(self._run, 0))
+
+    def _run(self, which: int) -> None:
+        self.called.append(which)
+        self._executor.clock.elapsed_us += self._us
+
+    def copies(self, count: int) -> list[partial[None]]:
+        return [partial(self._run, which) for which in range(min(count, 1 + self._room // self.argument_bytes))]
+
+
+class Written(Memory):
+    """An op that writes to its arguments, and may be called so many times before a reset."""
+
+    def __init__(self, executor: FakeExecutor, size: int, max_calls: int, us: float) -> None:
+        super().__init__(executor, size, us=us)
+        self.max_calls = max_calls
+
+
+class Resetting(FakeExecutor):
+    """A device with a cache of 1000 bytes that logs resets and touches among the calls of its op."""
+
+    cache_bytes = evicted_bytes = 1000
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.op: Written | None = None
+        self.resets_at: list[int] = []
+        self.touches_at: list[int] = []
+
+    def reset(self, prepared: FakePrepared) -> None:
+        assert self.op is not None
+        self.resets_at.append(len(self.op.called))
+
+    def touch(self, prepared: FakePrepared) -> None:
+        assert self.op is not None
+        self.touches_at.append(len(self.op.called))
+
+
+def written(size: int, max_calls: int, us: float, *, by_values: bool = False) -> tuple[Measurement, Resetting]:
+    executor = Resetting()
+    executor.op = Written(executor, size, max_calls, us)
+    executor.op.time_goes_by_values = by_values
+    options = MeasureOptions(cache="warm", warmup_s=0.0, min_share=0.0)
+    return measure(executor, executor.op, options), executor
+
+
+def calls_between(executor: Resetting) -> set[int]:
+    """Calls between each reset of the samples and the next, the calls of the warm-up left out."""
+    return {after - before for before, after in pairwise(executor.resets_at[2:])}
+
+
+def test_a_reset_waits_until_values_might_run_away() -> None:
+    found, executor = written(10, 8, 600.0)
+    assert found.calls_per_sample == 1
+    assert calls_between(executor) == {8}
+
+
+def test_arguments_are_touched_after_each_reset_and_at_no_other_time() -> None:
+    _, executor = written(10, 4, 600.0)
+    assert executor.touches_at == executor.resets_at[2:]
+
+
+def test_an_op_whose_time_goes_by_values_is_reset_before_each_sample_and_not_called_untimed() -> None:
+    found, executor = written(10, 8, 600.0, by_values=True)
+    assert found.calls_per_sample == 1
+    assert calls_between(executor) == {1}
+
+
+def test_a_call_that_is_not_timed_counts_for_what_may_be_called_in_a_row() -> None:
+    found, executor = written(10, 8, 1.0)
+    assert found.calls_per_sample == 7
+    assert calls_between(executor) == {8}
+
+
+def test_arguments_beyond_the_cache_are_warmed_by_a_call() -> None:
+    found, executor = written(1500, 8, 600.0)
+    assert executor.touches_at == []
+    assert calls_between(executor) == {8}
+    assert found.calls_per_sample == 1
+
+
+def test_cold_samples_of_large_arguments_have_neither_touch_nor_untimed_call() -> None:
+    executor = Resetting()
+    executor.op = Written(executor, 3000, 8, 600.0)
+    found = measure(executor, executor.op, MeasureOptions(cache="cold", warmup_s=0.0, min_share=0.0))
+    assert (found.cache, executor.touches_at) == ("cold", [])
+    assert calls_between(executor) == {1}
 
 
 def test_calls_per_sample_stay_within_the_clock() -> None:
@@ -210,22 +306,6 @@ def test_warnings_name_noise_and_the_clock() -> None:
 def test_what_the_op_raises_passes_through() -> None:
     with pytest.raises(RuntimeError, match="the fake op raised"):
         partial(timed, "fake::raise")()
-
-
-class Memory(FakePrepared):
-    """An op with arguments of so many bytes, whose copies tell which of them was called."""
-
-    def __init__(self, executor: FakeExecutor, size: int, room: int = 10**9, us: float = 20.0) -> None:
-        self.called: list[int] = []
-        self.argument_bytes, self._room, self._us, self._executor = size, room, us, executor
-        super().__init__(partial(self._run, 0))
-
-    def _run(self, which: int) -> None:
-        self.called.append(which)
-        self._executor.clock.elapsed_us += self._us
-
-    def copies(self, count: int) -> list[partial[None]]:
-        return [partial(self._run, which) for which in range(min(count, 1 + self._room // self.argument_bytes))]
 
 
 class Cached(FakeExecutor):

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import msgspec
 import pytest
 import torch
 
 from opreplay.replay.execute.executors.torch.device import TorchExecutor
 from opreplay.replay.ir.model import Recorded, ReplayOp
+from opreplay.replay.plan.inputs import open_input, plan_of
+from opreplay.replay.plan.selection import Selection
 from opreplay.replay.report.snippet import snippet
 from opreplay.replay.resolve.gradient_mode import with_gradient_mode
 from opreplay.replay.resolve.names import find_overload
@@ -15,9 +19,11 @@ from opreplay.replay.resolve.policy import Policy
 from opreplay.replay.session.single import op_of_call
 
 
-def made(name: str, *args: object, with_gradients: int = 2, **kwargs: object) -> ReplayOp:
+def made(name: str, *args: object, with_gradients: int = 2, assumed: int = 0, **kwargs: object) -> ReplayOp:
     op = op_of_call(name, *args, **kwargs).ir
-    recorded = Recorded(host_us_total=2.0, host_us_median=1.0, gradient_calls=with_gradients)
+    recorded = Recorded(
+        host_us_total=2.0, host_us_median=1.0, gradient_calls=with_gradients, gradient_calls_assumed=assumed
+    )
     return with_gradient_mode(msgspec.structs.replace(op, count=2, recorded=recorded))
 
 
@@ -38,6 +44,29 @@ def test_only_composites_are_run_with_gradients() -> None:
     assert not made("aten::floor_divide", torch.empty(3, dtype=torch.int64), 2).gradients, "nothing floating"
     note = made("aten::linear", A, B, with_gradients=1).assumptions[-1]
     assert note.what == "gradients on, as recorded in 1 of 2 calls; every floating argument requires them"
+
+
+def test_without_evidence_gradients_are_off_and_that_is_an_assumption() -> None:
+    op = made("aten::matmul", A, B, with_gradients=0, assumed=2)
+    assert not op.gradients
+    assert op.assumptions[-1].what.startswith("gradients assumed off: ")
+    part = made("aten::matmul", A, B, with_gradients=0, assumed=1)
+    assert part.assumptions[-1].what.startswith("gradients assumed off for 1 of 2 calls: ")
+    assert made("aten::matmul", A, B, with_gradients=1, assumed=1).gradients
+    assert made("aten::mm", B, B, with_gradients=0, assumed=2).assumptions == (), "a leaf does the same work either way"
+    assert made("aten::matmul", A, B, with_gradients=0).assumptions == (), "known to be off"
+
+
+def test_a_trace_of_one_call_is_replayed_without_gradients(tmp_path: Path) -> None:
+    path = tmp_path / "t.json"
+    rows = torch.ones(4, 4)
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], record_shapes=True) as profile:
+        torch.matmul(rows, rows)
+    profile.export_chrome_trace(str(path))
+    plan = plan_of(open_input(str(path)), Selection(select="all"), device="cpu")
+    matmul = next(op for op in plan.ops if op.name == "aten::matmul")
+    assert not matmul.gradients
+    assert [note.what[:21] for note in matmul.assumptions if note.argument == "*"] == ["gradients assumed off"]
 
 
 def test_a_linear_of_a_batch_takes_the_recorded_way() -> None:

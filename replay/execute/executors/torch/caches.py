@@ -18,6 +18,8 @@ MAX_EVICTED_BYTES = 64 << 20
 """Most of a cache that is flushed: writing more would take longer than the op, and leave fewer samples."""
 LINE_BYTES = 64
 """Of a cache: one byte of each is read to touch memory."""
+SECTOR_BYTES = 32
+"""Of a GPU's cache: what it loads for one byte (CUDA C++ Best Practices Guide, coalesced access to global memory)."""
 CODE_BYTES = 1 << 20
 """Most of the distance at which an op is called on other memory, so that its code is as near as in a step, in which the
 dispatcher and most kernels run again and again; a private cache holds more. Less where the step had it just before."""
@@ -130,12 +132,21 @@ def _repeat(product: Callable[..., Any], values: torch.Tensor, out: torch.Tensor
         product(values, values, out=out)
 
 
+def touch(call: partial[Any]) -> None:
+    """Read the memory that the dense tensor arguments of a call span."""
+    for tensor in _tensors([*call.args, *call.keywords.values()]):
+        if tensor.layout is torch.strided and tensor.numel():
+            _read(tensor)
+
+
 def _read(tensor: torch.Tensor) -> None:
     """Read a byte of each line of the memory that a tensor spans."""
     first = tensor.storage_offset() * tensor.element_size()
     size = fill.span(tensor).numel() * tensor.element_size()
-    lines = -(-size // LINE_BYTES)
-    torch.empty(0, dtype=torch.uint8).set_(tensor.untyped_storage(), first, (lines,), (LINE_BYTES,)).max()
+    step = LINE_BYTES if tensor.device.type == "cpu" else SECTOR_BYTES
+    lines = -(-size // step)
+    numbers = torch.empty(0, dtype=torch.uint8, device=tensor.device)
+    numbers.set_(tensor.untyped_storage(), first, (lines,), (step,)).max()
 
 
 def _take(size: int) -> torch.Tensor:

@@ -32,7 +32,7 @@ from opreplay.replay.arguments.tensors import init_context, seed_of
 from opreplay.replay.execute.executors.base import Executor, Prepared, Profile
 from opreplay.replay.execute.executors.clocks import Clock, EventClock, HostClock
 from opreplay.replay.execute.executors.sequence_tools import Filled, SequenceParts
-from opreplay.replay.execute.executors.torch.caches import Caches, argument_bytes, copies
+from opreplay.replay.execute.executors.torch.caches import Caches, argument_bytes, copies, touch
 from opreplay.replay.execute.executors.torch.profile import profile_call, profiler_event_us
 from opreplay.replay.execute.executors.torch.python_call import (
     python_call,
@@ -62,8 +62,17 @@ from opreplay.traces.errors import EnvironmentRefused, UsageError
 
 PROBE_CALLS = (1, 2, 4, 8, 16, 32, 64)
 """Calls in a row after which an op that writes to its arguments may still have finite values."""
-PROBE_S = 0.02
-"""Wall time after which probing stops; so few calls of such an op make a sample that it need not go on."""
+PROBE_S = 0.1
+"""Wall time after which probing stops. Warm samples of the calls that were verified need no reset between them, after
+which the last cache takes some eight calls to hold the arguments again (16 MB of a cache of 32 MB, an AMD EPYC)."""
+
+VALUE_CALLS = 4
+"""Calls in a row that tell whether an op's time goes by the values that it has written."""
+VALUES_RATIO = 1.5
+"""Above this ratio it does; a sort in place takes several times as long on random numbers as on sorted ones."""
+
+SETTLING_US = 1e6
+"""An op whose first call takes longer is not called again to find whether it settles."""
 
 WARMUP_CALLS = 3
 """On the stream of the capture, as torch's documentation of CUDA graphs asks for, so that libraries set up there."""
@@ -92,6 +101,8 @@ class TorchPrepared(Prepared):
         size = sum(t.numel() * t.element_size() for t in spans)
         self._saved = [(t, t.clone()) for t in spans] if size <= spare_bytes else []
         self._forms = [(t, t.untyped_storage(), _form(t)) for t in written]
+        self.settles = False
+        """Whether calls after the first one leave everything that the op writes to as the first one left it."""
 
     def copies(self, count: int) -> Sequence[Callable[[], Any]]:
         """One for an op that writes to its arguments: only those that were saved can be reset."""
@@ -112,6 +123,20 @@ class TorchPrepared(Prepared):
         self.call()
         self.first_call_us = (perf_counter() - started) * 1e6
 
+    def find_settling(self, random_state: Callable[[], None]) -> None:
+        """Call the op again after its first call and set `settles`; nothing is done where memory for that is lacking.
+
+        `random_state` restores the state of the random generator before the first call, so that an op that fills its
+        argument with random numbers settles, too.
+        """
+        size = sum(t.numel() * t.element_size() for t, _ in self._saved)
+        if not size or 2 * size > self.spare_bytes:
+            return
+        first = [t.clone() for t, _ in self._saved]
+        random_state()
+        self.call()
+        self.settles = all(_same_bytes(t, left) for (t, _), left in zip(self._saved, first, strict=True))
+
     @property
     def reshaped(self) -> bool:
         """Whether something that the op writes to no longer has its first shape: squeeze_, t_, resize_ and others."""
@@ -121,9 +146,15 @@ class TorchPrepared(Prepared):
     def resettable(self) -> bool:
         return bool(self._saved) or self._only_reshapes or not self.mutates
 
+    @property
+    def moved_by_reset(self) -> bool:
+        """Whether a reset copies anything, and so goes through the caches."""
+        return bool(self._saved)
+
     def finite(self) -> bool:
         """Whether all floats that the op writes to are still finite."""
-        return all(bool(t.isfinite().all()) for t, _ in self._saved if t.is_floating_point() and t.itemsize > 1)
+        floats = (t for t, _ in self._saved if t.is_floating_point() and t.itemsize > 1 and t.numel())
+        return all(bool(torch.stack(t.aminmax()).isfinite().all()) for t in floats)
 
 
 class TorchExecutor(Executor):
@@ -282,7 +313,7 @@ class TorchExecutor(Executor):
         if prepared.mutates:
             if not prepared.resettable and aliasing.groups(op.args):
                 prepared.call_first()  # `prepare` must learn here whether the kernel takes arguments that overlap
-            self._probe(prepared)
+            self._probe(prepared, op)
         return prepared
 
     def _said_work(self, context: InitContext) -> Work | None:
@@ -316,7 +347,12 @@ class TorchExecutor(Executor):
         return op
 
     def reset(self, prepared: TorchPrepared) -> None:
-        prepared.reset()
+        if not prepared.settles:
+            prepared.reset()
+
+    def touch(self, prepared: TorchPrepared) -> None:
+        if prepared.moved_by_reset:
+            touch(prepared.overload_call)
 
     def for_sequences(self) -> SequenceParts:
         return SequenceParts(
@@ -440,18 +476,27 @@ class TorchExecutor(Executor):
         ]
         return f"{name} + {RECORDED}", [*remaining, InitReport(assumed=supplied)]
 
-    def _probe(self, prepared: TorchPrepared) -> None:
-        """Find how many calls in a row keep the written values finite, so that no sample holds more."""
+    def _probe(self, prepared: TorchPrepared, op: ReplayOp) -> None:
+        """Find how many calls in a row keep the written values finite, so that no sample holds more.
+
+        There is no limit and no reset for an op of torch's that settles (`relu_`, `copy_`, `mul_` by 1, out=).
+        """
         if not prepared.resettable:
             prepared.assumptions += (Assumption(argument="self", what="not reset between calls: no memory for a copy"),)
             prepared.max_calls = PROBE_CALLS[-1]
             return
+        random_state = _random_state(self._device)
         prepared.call_first()
         prepared.finite()
         if prepared.reshaped:
             prepared.max_calls = 1  # the next call would be another one: on another shape
             prepared.reset()
             return
+        prepared.time_goes_by_values = op.called.partition("::")[0] not in TORCH_NAMESPACES
+        if not prepared.time_goes_by_values and (prepared.first_call_us or 0.0) <= SETTLING_US:
+            prepared.find_settling(random_state)
+            if prepared.settles:
+                return
         prepared.reset()
         # From here on nothing is called for the first time, so that the time limit counts only the op itself.
         verified, done, started = 1, 0, perf_counter()
@@ -465,7 +510,25 @@ class TorchExecutor(Executor):
             if perf_counter() - started > PROBE_S:
                 break
         prepared.max_calls = verified
+        if (
+            prepared.time_goes_by_values
+            and verified >= VALUE_CALLS
+            and (prepared.first_call_us or 0.0) <= PROBE_S * 1e6
+        ):
+            prepared.time_goes_by_values = self._time_goes_by_values(prepared)
         prepared.reset()
+
+    def _time_goes_by_values(self, prepared: TorchPrepared) -> bool:
+        """Whether calls on values that the op has written take another time than calls on the first ones."""
+        first_us: list[float] = []
+        for _ in range(VALUE_CALLS - 1):
+            prepared.reset()
+            self.touch(prepared)
+            self.touch(prepared)
+            first_us.append(self.clock.time_calls(prepared.call, 1))
+        later_us = [self.clock.time_calls(prepared.call, 1) for _ in range(VALUE_CALLS - 1)]
+        slower, faster = max(min(first_us), min(later_us)), min(min(first_us), min(later_us))
+        return slower > VALUES_RATIO * faster
 
     def _clock(self) -> Clock:
         if self._device.type == "cpu":
@@ -543,6 +606,21 @@ def _written(op: ReplayOp, args: dict[str, Any]) -> tuple[torch.Tensor, ...]:
     """The tensors that the schema says the op writes to."""
     values = [args[arg.name] for arg in op.args if arg.mutated]
     return tuple(value for value in tensors.flattened(values) if isinstance(value, torch.Tensor))
+
+
+def _random_state(device: torch.device) -> Callable[[], None]:
+    """Return a function that sets the random generator of `device` to the state that it has now."""
+    generator = torch if device.type == "cpu" else getattr(torch, device.type, None)
+    if generator is None or not hasattr(generator, "get_rng_state"):
+        return lambda: None
+    return partial(generator.set_rng_state, generator.get_rng_state())
+
+
+def _same_bytes(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Whether two contiguous tensors hold the same bytes; those that are not numbers are equal to themselves."""
+    if a.is_quantized:
+        return torch.equal(a, b)
+    return torch.equal(a.view(torch.uint8), b.view(torch.uint8))
 
 
 def _form(tensor: torch.Tensor) -> tuple[int, torch.Size, tuple[int, ...]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import pytest
@@ -10,6 +11,8 @@ import torch
 
 from opreplay.replay.arguments.tensors import seed_of
 from opreplay.replay.execute.attempt import attempt
+from opreplay.replay.execute.executors.clocks import HostClock
+from opreplay.replay.execute.executors.torch import caches
 from opreplay.replay.execute.executors.torch.device import TorchExecutor, open_device
 from opreplay.replay.execute.options import MeasureOptions
 from opreplay.replay.ir.model import Reason, Recorded, ReplayArg, ReplayOp
@@ -194,6 +197,102 @@ def test_additions_may_be_batched_and_explosions_not(executor: TorchExecutor) ->
     assert executor.prepare(IN_PLACE[0], seed=0).max_calls == 64
     assert (executor.prepare(IN_PLACE[3], seed=0).max_calls or 99) < 8
     assert executor.prepare(VALID[0], seed=0).max_calls is None
+
+
+def written_list(name: str, *shapes: tuple[int, ...]) -> ReplayArg:
+    metas = tuple(TensorMeta(shape=shape, dtype="float32") for shape in shapes)
+    return ReplayArg(name=name, type="Tensor[]", tensors=metas, mutated=True)
+
+
+OUT = ReplayArg(
+    name="out", type="Tensor", tensors=(TensorMeta(shape=(64,), dtype="float32"),), mutated=True, keyword_only=True
+)
+BOUNDS = (v("min", "Scalar", -0.5), v("max", "Scalar", 0.5))
+SETTLE = {
+    "relu_": op("relu_", t("self", 64, mutated=True)),
+    "clamp_": op("clamp_", t("self", 64, mutated=True), *BOUNDS),
+    "copy_": op("copy_", t("self", 64, mutated=True), t("src", 64)),
+    "fill_": op("fill_", t("self", 64, mutated=True), v("value", "Scalar", float("nan")), overload="Scalar"),
+    "zero_": op("zero_", t("self", 64, dtype="bool", mutated=True)),
+    "uniform_": op("uniform_", t("self", 64, mutated=True)),
+    "exp out": op("exp", t("self", 64), OUT, overload="out"),
+    "foreach": op(
+        "_foreach_clamp_min_", written_list("self", (8, 8), (5,)), v("scalar", "Scalar", 0), overload="Scalar"
+    ),
+}
+CHANGE = {
+    "neg_": op("neg_", t("self", 64, mutated=True)),
+    "dropout_": op("dropout_", t("self", 64, mutated=True), v("p", "float", 0.5), v("train", "bool", True)),
+    "foreach": op("_foreach_neg_", written_list("self", (8, 8), (5,))),
+    "transposed": op("t_", t("self", 3, 5, mutated=True)),
+}
+
+
+@pytest.mark.parametrize("name", SETTLE)
+def test_an_op_that_leaves_what_its_first_call_left_is_never_reset_while_it_is_timed(
+    executor: TorchExecutor, name: str
+) -> None:
+    prepared = executor.prepare(SETTLE[name], seed=0)
+    assert (prepared.settles, prepared.max_calls) == (True, None)
+    target = next(arg for arg in prepared.overload_call.args if isinstance(arg, torch.Tensor | list))
+    if name == "relu_":
+        executor.run(prepared)
+        executor.reset(prepared)
+        assert target.min() == 0.0
+        prepared.reset()
+        assert target.min() < 0.0, "checks of values begin with the first ones"
+    assert attempt(executor, SETTLE[name], seed=0, options=FAST).status == "replayed"
+
+
+@pytest.mark.parametrize("name", CHANGE)
+def test_an_op_whose_second_call_changes_values_again_is_reset(executor: TorchExecutor, name: str) -> None:
+    prepared = executor.prepare(CHANGE[name], seed=0)
+    assert not prepared.settles
+    assert prepared.max_calls
+
+
+class ClockOfSorts(HostClock):
+    """Says that a call on numbers that are not sorted takes 50 us, and 10 us on others, where `by_values`."""
+
+    def __init__(self, *, by_values: bool) -> None:
+        self.by_values = by_values
+        super().__init__()
+
+    def time_calls(self, call: Any, calls: int) -> float:
+        values = call.args[0] if isinstance(call, partial) and call.args else None
+        is_sorted = not isinstance(values, torch.Tensor) or bool((values[1:] >= values[:-1]).all())
+        call()
+        return 50.0 if self.by_values and not is_sorted else 10.0
+
+
+def _sort_in_place(x: torch.Tensor) -> None:
+    x.copy_(x.sort()[0])
+
+
+@pytest.mark.parametrize("by_values", [True, False])
+def test_an_op_of_a_user_is_reset_before_each_sample_where_its_time_goes_by_values(by_values: bool) -> None:
+    """A sort in place finds another order once it was called."""
+    with torch.library._scoped_library("opreplay_settle", "FRAGMENT") as library:
+        library.define("sort_(Tensor(a!) x) -> ()")
+        library.impl("sort_", _sort_in_place, "CPU")
+        made = TorchExecutor("cpu", lambda _: torch.ops.opreplay_settle.sort_.default, memory_bytes=10**9)
+        made.clock = ClockOfSorts(by_values=by_values)
+        recorded = Recorded(host_us_total=1, host_us_median=1)
+        args = (t("x", 64, mutated=True),)
+        sort = ReplayOp(id="b" * 12, name="opreplay_settle::sort_", count=1, overload="", recorded=recorded, args=args)
+        prepared = made.prepare(sort, seed=0)
+        made.close()
+    assert prepared.time_goes_by_values == by_values
+    assert not prepared.settles
+
+
+def test_touch_reads_only_what_a_reset_moves(executor: TorchExecutor, monkeypatch: pytest.MonkeyPatch) -> None:
+    read: list[int] = []
+    monkeypatch.setattr(caches, "_read", lambda tensor: read.append(tensor.numel()))
+    executor.touch(executor.prepare(CHANGE["foreach"], seed=0))
+    assert read == [64, 5]
+    executor.touch(executor.prepare(CHANGE["transposed"], seed=0))
+    assert read == [64, 5]
 
 
 def test_no_reset_without_memory_for_a_copy_is_an_assumption() -> None:

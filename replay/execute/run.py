@@ -31,6 +31,7 @@ from opreplay.replay.execute.ranks.launched import launched
 from opreplay.replay.execute.ranks.sequence_engine import SequenceOnRanks, calls_alone
 from opreplay.replay.host import environment
 from opreplay.replay.host.interrupts import raise_if_asked
+from opreplay.replay.host.limits import MAPPED_BYTES
 from opreplay.replay.ir.model import Reason, ReplayOp, ReplayPlan
 from opreplay.replay.ir.sizes import need_of
 from opreplay.replay.ir.step import StepReport
@@ -59,9 +60,6 @@ from opreplay.replay.results.resume import (
     whole_summary,
 )
 from opreplay.traces.errors import EnvironmentRefused, UsageError
-
-MAPPED_BYTES = 128 << 10
-"""From this size on the C library maps memory anew for each result (mallopt(3), M_MMAP_THRESHOLD)."""
 
 Simulate = Callable[[ReplayOp], dict[str, Simulated]]
 """Predictions for one op by SoC, in the order asked for."""
@@ -134,6 +132,7 @@ def run_plan(
         close = chosen.records
     results: list[OpResult] = []
     begun, stopped = False, False
+    measured_us: float | None = None
     try:
         facts = chosen.start() | ({"beside_another_job": True} if beside else {})
         header = _header(plan, options, facts, trace or {}, step, devices)
@@ -150,6 +149,8 @@ def run_plan(
         raise_if_asked()
         for record in () if stopped else close(results):
             sink.write(record)
+            if isinstance(record, SequenceResult):
+                measured_us = record.sum_us
     except BaseException:
         # A full disk may be what ended the run: the error that matters is the one on its way.
         with suppress(OSError, EnvironmentRefused):
@@ -159,6 +160,8 @@ def run_plan(
     finally:
         chosen.close()
     summary = summarize(plan, results, wall_s=monotonic() - started, interrupted=stopped)
+    if measured_us is not None:
+        summary = msgspec.structs.replace(summary, measured_us=measured_us)
     sink.write(summary)
     if on_progress is not None:
         on_progress(_progress(len(results), len(plan.ops), None, summary.wall_s or 0.0))

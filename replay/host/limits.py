@@ -68,6 +68,10 @@ def limit_files() -> None:
     resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
+MAPPED_BYTES = 128 << 10
+"""From this size on glibc maps memory anew for each result by default (mallopt(3), M_MMAP_THRESHOLD)."""
+
+
 def keep_freed_memory() -> bool:
     """Let freed blocks of any size be used again without the system; whether the C library can.
 

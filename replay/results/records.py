@@ -349,6 +349,9 @@ class SequenceResult(msgspec.Struct, frozen=True, kw_only=True, tag="sequence", 
     medians_us: float | None = None
     """Of all calls, each at the median of its op, as a table of ops adds them up: `sum_us` holds every interruption and
     slow call of a pass, this does not."""
+    fresh_bytes: int = 0
+    """Results of a pass of 128 kB and more, where a CPU was recorded: a program that does not keep freed memory, as a
+    replay does, pays for the first touch of their pages in each step."""
 
 
 class Summary(msgspec.Struct, frozen=True, kw_only=True, tag="summary", tag_field="record"):
@@ -367,7 +370,8 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True, tag="summary", tag_fiel
     recorded_us: float
     """Of all ops in the plan, all calls, in the time that `recorded_share` refers to."""
     measured_us: float | None
-    """Of the replayed ops, median times count; None where nothing was measured."""
+    """Of the replayed ops, median times count, in a sequence the median sum of a pass; None where nothing was
+    measured."""
     simulated_us: dict[str, float]
     unpredicted_share: dict[str, float] = {}
     """Of the recorded time (of the ops, where none was recorded), by SoC: what `simulated_us` leaves out."""

@@ -19,7 +19,9 @@ from opreplay.replay.execute.options import WorkerConfig
 from opreplay.replay.execute.processes.child import Child
 from opreplay.replay.execute.processes.workers import Death, Heartbeats, Workers
 from opreplay.replay.execute.sequence.passes import LostDevice, serve_sequence
+from opreplay.replay.host.limits import MAPPED_BYTES
 from opreplay.replay.ir.model import Reason, RecordedSequence, ReplayOp, ReplayPlan
+from opreplay.replay.ir.sizes import need_of
 from opreplay.replay.plan.step.beside import without_calls
 from opreplay.replay.results.outcome import Outcome, unable
 from opreplay.replay.results.records import OpResult, SequenceResult
@@ -195,7 +197,13 @@ class SequenceEngine:
             tensors=outcome.tensors,
             restarts=self.blame.deaths,
             medians_us=sum(measured[id_] for id_ in ids if id_ in measured) if sums else None,
+            fresh_bytes=0 if has_device or not recorded else self._fresh_bytes(ids, replayed),
         )
+
+    def _fresh_bytes(self, ids: Sequence[str], replayed: Set[str]) -> int:
+        """Bytes of the results of these calls that are too large for glibc to keep their memory by default."""
+        sizes = {op.id: need_of(op).outputs for op in self._plan.ops if op.id in replayed}
+        return sum(size for id_ in ids if (size := sizes.get(id_, 0)) >= MAPPED_BYTES)
 
     def _replayed(self, ops: list[ReplayOp]) -> SequenceOutcome:
         """The outcome, after as many new processes as it takes."""

@@ -20,7 +20,7 @@ from opreplay.replay.report.doubts import busy_notes, doubt_notes, marked_notes,
 from opreplay.replay.report.text import end, listed, plural, safe, share_text, time_text
 from opreplay.replay.results import stats
 from opreplay.replay.results.measurement import Measurement, kind_of
-from opreplay.replay.results.records import Fidelity, Header, OpResult, Simulated, Status, Summary
+from opreplay.replay.results.records import Fidelity, Header, OpResult, SequenceResult, Simulated, Status, Summary
 
 DIFFERING = 3
 """Ops that differ from the recorded ones and are named."""
@@ -157,8 +157,16 @@ def clock_notes(header: Header | None) -> list[str]:
     return lines
 
 
-def totals(results: Sequence[OpResult], *, device: bool, header: Header | None = None) -> list[Totals]:
+def totals(
+    results: Sequence[OpResult],
+    *,
+    device: bool,
+    header: Header | None = None,
+    sequence: SequenceResult | None = None,
+) -> list[Totals]:
     """Sums over calls: of the replayed ops, whose three times can be compared, and of all ops where there are more.
+
+    What a sequence measured is the sum of its calls, not each call at the median of its op.
 
     Where some have no recorded time on the clock that is shown (a trace without device time in a batch), those that
     have one stand for themselves: a ratio of sums over different ops says nothing.
@@ -169,6 +177,8 @@ def totals(results: Sequence[OpResult], *, device: bool, header: Header | None =
     if timed and len(timed) < len(replayed):
         replayed, label = timed, f"{plural(len(timed), 'op')} recorded and replayed"
     sums = [_sum(label, replayed, device=device)] if replayed else []
+    if sums and sequence is not None and sequence.sum_us is not None:
+        sums[0] = msgspec.structs.replace(sums[0], measured_us=sequence.sum_us)
     if len(replayed) < len(results):
         whole = _sum(f"all {plural(len(results), 'op')}", results, device=device)
         mixed = sum(map(bool, clock_counts(header).values())) > 1

@@ -225,7 +225,7 @@ def page(run: Run, command: str) -> Page:
             *([] if run.step is None else page_facts(run.step, run.first_line)),
             ("machine", str(header.environment.get("cpu") or header.environment.get("device") or "–")),
             ("started", f"{header.started_at} with opreplay {header.opreplay_version}"),
-            *((total.label, _total_text(total)) for total in facts.totals(results, device=device, header=header)),
+            *((total.label, _total_text(total)) for total in _totals(run)),
         ),
         bars=(
             *([] if run.step is None else [step_bars(run.step)]),
@@ -254,6 +254,11 @@ def _page_columns(results: Sequence[OpResult], device: bool) -> list[ops.OpColum
     return [*columns, ops.REASON] if any(r.reason for r in results) else columns
 
 
+def _totals(run: Run) -> list[facts.Totals]:
+    """Sums over the calls of a run."""
+    return facts.totals(run.results, device=run.by_device, header=run.header, sequence=run.sequence)
+
+
 def _device(header: Header) -> str | None:
     name = header.trace.get("device")
     return str(name) if name else None
@@ -263,7 +268,7 @@ def _answers(run: Run) -> tuple[Answer, ...]:
     """How many times the recorded time the ops took here, and would take on each simulated device."""
     results, device = run.results, run.by_device
     answers: list[Answer] = []
-    for total in facts.totals(results, device=device, header=run.header)[:1]:
+    for total in _totals(run)[:1]:
         if total.recorded_us and total.measured_us is not None:
             what = f"measured here, {total.label}"
             answers.append(answer(what, total.measured_us, None, None, total.recorded_us))
@@ -306,7 +311,7 @@ def totals_table(run: Run) -> Table[_Clock]:
     results, device = run.results, run.by_device
     title, timed = ops.recorded_title(device=device), not all(map(facts.is_untimed, results))
     columns = [Column[_Clock]("all calls", lambda clock: clock[0])]
-    for total in facts.totals(results, device=device, header=run.header) if results else ():
+    for total in _totals(run) if results else ():
         columns += _total_columns(total, doubts.mark(results), recorded=title if timed else None)
     clocks: list[_Clock] = [(title, lambda total: total.recorded_us)] if timed else []
     clocks.append((ops.MEASURED.title, lambda total: total.measured_us))

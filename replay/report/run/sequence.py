@@ -17,9 +17,13 @@ from opreplay.replay.results.records import SequenceResult, SharedStepResult, Te
 
 STEP_CHARS = 40
 """Of a step's name in a line."""
-MEDIANS = "replayed, each at its op's median"
 ALIKE = 0.02
 """Two sums that differ by less need no explanation."""
+PAGE_BYTES = 4096
+PAGE_US = (1.3, 1.8)
+"""What the first touch of a page takes, fault and zeroing together: minor faults of a step on 2 shared cores."""
+FRESH_SHARE = 0.02
+"""Fresh memory that may add less than this share of the sum is not worth a note."""
 ROUNDING = 1e-9
 """Less than this share is left out by sums that are rounded."""
 Row = tuple[str, float | None, float | None, str]
@@ -41,8 +45,6 @@ def rows(sequence: SequenceResult) -> list[Row]:
     if sequence.sum_low_us is not None and sequence.sum_high_us is not None:
         interval = f"median of the passes; 95 %: {time_text(sequence.sum_low_us)} to {time_text(sequence.sum_high_us)}"
     lines.append(("replayed, sum of the calls", sequence.sum_us, sequence.recorded_us, interval))
-    if sequence.medians_us is not None:
-        lines.append((MEDIANS, sequence.medians_us, sequence.recorded_us, _difference(sequence)))
     lines.append(("replayed, whole pass", sequence.wall_us, sequence.recorded_step_us, "wall time"))
     return lines if sequence.shared is None else lines + _collective_rows(sequence.shared)
 
@@ -77,16 +79,26 @@ def _scatter(shared: SharedStepResult) -> str:
     return f"{MARK if high - low > VARIES else ''}, {100 * low:.0f} to {100 * high:.0f} % from pass to pass"
 
 
-def _difference(sequence: SequenceResult) -> str:
-    """What the sum of the calls holds, and the calls at the medians of their ops do not."""
-    said = "as in the table of ops"
-    if sequence.sum_us is None or not sequence.medians_us:
-        return said
-    more = sequence.sum_us / sequence.medians_us - 1.0
-    if abs(more) < ALIKE:
-        return said
-    slow = "interrupted and slow calls, which a median of calls leaves out" if more > 0 else "slow calls in few passes"
-    return f"{said}; the sum is {100 * more:+.0f} %: {slow}"
+def _sum_notes(sequence: SequenceResult) -> list[str]:
+    """How the sum of the calls differs from the ops at their medians, and what memory it leaves out."""
+    lines: list[str] = []
+    if sequence.sum_us is None:
+        return lines
+    if sequence.medians_us and abs(more := sequence.sum_us / sequence.medians_us - 1.0) >= ALIKE:
+        slow = "interrupted and slow calls" if more > 0 else "slow calls in few passes"
+        lines.append(
+            "measured: all calls together are the sum of a pass; each at its op's median, as in the table of ops, they "
+            f"take {time_text(sequence.medians_us)}: the sum is {100 * more:+.0f} % by {slow}"
+        )
+    pages = sequence.fresh_bytes / PAGE_BYTES
+    low_us, high_us = (pages * us for us in PAGE_US)
+    if high_us >= FRESH_SHARE * sequence.sum_us:
+        lines.append(
+            "fresh memory: the replay keeps freed memory; a program that gives it back, as glibc does by default, pays "
+            f"{time_text(low_us)} to {time_text(high_us)} a step for the first touches of "
+            f"{readable(sequence.fresh_bytes)} of results of 128 kB and more"
+        )
+    return lines
 
 
 def first_line(sequence: SequenceResult) -> str:
@@ -134,6 +146,7 @@ def notes(sequence: SequenceResult) -> list[str]:
         lines.append(f"inside other calls, which run them: {plural(sequence.calls_nested, 'call')}")
     if sequence.calls_cut:
         lines.append(f"beyond the limit of a sequence, and left out: {plural(sequence.calls_cut, 'call')}")
+    lines += _sum_notes(sequence)
     lines += _tensor_notes(sequence.tensors)
     if sequence.shared is not None:
         lines += _of_ranks(sequence.shared, sequence.sum_us, sequence.wall_us)

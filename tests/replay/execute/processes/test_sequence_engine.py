@@ -23,6 +23,7 @@ from opreplay.replay.results.records import OpResult, Resumed
 from opreplay.replay.results.resume import is_out_of_time
 from opreplay.replay.results.writing import JsonLinesSink
 from opreplay.traces.errors import UsageError
+from tests.factories import meta
 
 HERE = RunOptions(executor="fake", isolation="none", mode="sequence", op_time_s=0.01)
 CHILD = msgspec.structs.replace(HERE, isolation="process")
@@ -234,6 +235,40 @@ def test_sequences_are_not_compared_with_single_ops() -> None:
     assert not [d for d in differences(old, other.header) if d.blocking]
 
 
+def whole_time(run: report.Run) -> list[float | None]:
+    """Measured time of all calls: as the last table has it, and as the summary does."""
+    total = report.totals_table(run).columns[1]
+    (measured,) = [clock for clock in report.totals_table(run).rows if clock[0] == "measured"]
+    value = total.value(measured)
+    return [value if isinstance(value, float) else None, run.summary.measured_us]
+
+
+@pytest.mark.parametrize(("size", "pages"), [(16, 0), (40_000, 80)])
+def test_results_that_a_program_takes_fresh_memory_for_are_counted(size: int, pages: int) -> None:
+    """Two results of 160 kB a pass: 80 pages, which cost 104 to 144 us."""
+    plan = plan_of("10us", "10us", "20us")
+    ops = tuple(
+        msgspec.structs.replace(op, outputs=(meta(size),) if op.name == "fake::10us" else ()) for op in plan.ops
+    )
+    sink = run(msgspec.structs.replace(plan, ops=ops))
+    assert sink.sequence is not None
+    assert sink.sequence.fresh_bytes == pages * 4000
+    told = [note for note in sequence.notes(sink.sequence) if note.startswith("fresh memory: ")]
+    assert len(told) == bool(pages)
+    assert not pages or "102 µs to 141 µs a step" in told[0]
+
+
+def test_the_sum_of_the_passes_is_what_was_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And not what calls add up to, each at the median of its op."""
+    record_of = SequenceEngine.record_of
+    monkeypatch.setattr(
+        SequenceEngine, "record_of", lambda *args: msgspec.structs.replace(record_of(*args), sum_us=99.0)
+    )
+    sink = run(plan_of("10us", "20us", "10us"))
+    assert sink.summary is not None
+    assert sink.summary.measured_us == 99.0
+
+
 def test_reports_begin_with_the_step() -> None:
     sink = run(plan_of("10us", "20us", "all_reduce", reason=Reason("collective")))
     made = report.run_of(sink)
@@ -242,9 +277,12 @@ def test_reports_begin_with_the_step() -> None:
     text = report.markdown(made)
     assert "sequence of ProfilerStep#3, the median of 5 recorded steps: 2 of 3 calls" in text.replace("\\", "")
     assert "| replayed, sum of the calls | 30.0 µs | 3.00× |" in text
-    assert "| replayed, each at its op's median | 30.0 µs | 3.00× | as in the table of ops |" in text
-    slow = msgspec.structs.replace(made.sequence, sum_us=60.0)
-    assert any("the sum is +100 %: interrupted and slow calls" in why for *_, why in sequence.rows(slow))
+    assert not any("the sum is" in note for note in sequence.notes(made.sequence)), "sums that agree need no note"
+    assert whole_time(made) == [30.0, 30.0]
+    slow = msgspec.structs.replace(made, sequence=msgspec.structs.replace(made.sequence, sum_us=60.0))
+    assert whole_time(slow)[0] == 60.0, "the last table says what the sequence says"
+    notes = [note for note in sequence.notes(slow.sequence) if "30.0 µs: the sum is +100 %" in note]
+    assert len(notes) == 1
     assert "not in the sequence: 33.3 % of the recorded time" in text
     assert sequence.rendered(None) == []
     whole = msgspec.json.decode(report.view(made).text("json"))

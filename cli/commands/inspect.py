@@ -11,7 +11,6 @@ import click
 from opreplay.cli.options import shared
 from opreplay.cli.options.settings import Command
 from opreplay.cli.options.types import Count
-from opreplay.traces.errors import UsageError
 
 if TYPE_CHECKING:
     from opreplay.replay.report.view import View
@@ -61,6 +60,8 @@ def command(
     from opreplay.traces.times.peaks import peak_named
 
     if os.path.isdir(trace):
+        from opreplay.traces.errors import UsageError
+
         if by is not None or top is not None or peak is not None or process is not None or kernel_details or capture:
             raise UsageError("a folder is inspected as a whole", hint="Options are for one trace: name a file in it.")
         console.show_view(_folder_of(trace, limit), format_)
@@ -98,6 +99,8 @@ def _folder_of(folder: str, limit: tuple[tuple[str, str], ...]) -> View:
     read = readable_traces([folder], lambda path: open_trace(path, limit, gradients=False), console.narrate)
     files = [ranks.rank_file(trace) for _, trace in read]
     if not files:
+        from opreplay.traces.errors import UsageError
+
         raise UsageError(f"{folder} holds no trace", hint="Name a trace, or a folder that holds some.")
     return ranks.view(files)
 

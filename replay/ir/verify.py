@@ -99,7 +99,8 @@ def _verify_op(where: str, op: ReplayOp) -> None:
     _need(0 < len(op.name) <= MAX_NAME, where, f"a name has 1 to {MAX_NAME} characters")
     _need(op.count >= 1, where, f"count {op.count}")
     _need(op.overload is None or is_overload(op.overload), where, "an overload is a word")
-    _need(op.via is None or split_name(op.via) is not None, where, "what it is called by is not namespace::op")
+    is_called_by_name = op.via is None or op.resolved_by == "equivalent" or split_name(op.via) is not None
+    _need(is_called_by_name, where, "what it is called by is not namespace::op")
     ranks_fit = op.ranks is None or 1 <= op.ranks <= MAX_RANKS
     _need(ranks_fit, where, f"a collective of {op.ranks} ranks, limit {MAX_RANKS}")
     recorded = op.recorded

@@ -121,9 +121,10 @@ def recorded_groups(trace: Trace, rows: Rows, select: str, batches: BatchIndex) 
 def heaviest_rows(
     trace: Trace, rows: Rows, select: str, filters: OpFilter, total_us: float, *, on_device: bool
 ) -> Rows:
-    """Those of `rows` whose signatures the names, `top` and `min_share` of the filters leave: told from sums by
-    signature, so that nothing is made of the others."""
-    signature = trace.ops.signature[rows].astype(np.int64)
+    """Those of `rows` whose ops the names, `top` and `min_share` of the filters leave: told from sums by op, so that
+    nothing is made of the others."""
+    same = _first_of_same_op(trace, rows)
+    signature = same[trace.ops.signature[rows]]
     present, first = np.unique(signature, return_index=True)
     if filters.include or filters.exclude:
         indices: list[int] = present.tolist()
@@ -134,7 +135,7 @@ def heaviest_rows(
         if on_device:
             owner = owner_among(trace, rows, select)
             owned = owner >= 0
-            of_kernel = trace.ops.signature[owner[owned]]
+            of_kernel = same[trace.ops.signature[owner[owned]]]
             ns = np.bincount(of_kernel, weights=trace.kernels.dur_ns[owned], minlength=count)
         else:
             ns = np.bincount(signature, weights=trace.ops.dur_ns[rows], minlength=count)
@@ -142,6 +143,18 @@ def heaviest_rows(
         least_ns = (filters.min_share or 0.0) * total_us * 1e3
         present = present[ns[present] >= least_ns * (1 - 1e-9)][: filters.top]
     return rows[np.isin(signature, present)]
+
+
+def _first_of_same_op(trace: Trace, rows: Rows) -> npt.NDArray[np.int64]:
+    """For each signature of the trace the first that is the same op (`signature_id`): itself, but for arithmetic."""
+    same = np.arange(len(trace.signatures), dtype=np.int64)
+    first: dict[str, int] = {}
+    present: list[int] = np.unique(trace.ops.signature[rows]).tolist()
+    for index in present:
+        signature = trace.signatures[index]
+        if signature.concrete is not None and is_arithmetic(signature.name):
+            same[index] = first.setdefault(signature_id(signature), index)
+    return same
 
 
 def owner_among(trace: Trace, rows: Rows, select: str) -> Rows:

@@ -101,6 +101,19 @@ def test_an_unknown_selection_is_refused() -> None:
         build_plan(trace(TWO_CALLS), select="none")
 
 
+def test_top_takes_all_calls_of_an_op_whose_numbers_differ() -> None:
+    """Numbers that tensors are only multiplied with are no part of an op: its calls are weighed and kept together."""
+
+    def times(number: str) -> OpSignature:
+        return OpSignature(
+            name="aten::mul", dims=((64,), ()), types=("float", "Scalar"), strides=((1,), ()), concrete=("", number)
+        )
+
+    rows = [(times("0.999"), 0, 40_000), (times("0.99999"), 50_000, 30_000), (MM, 100_000, 60_000)]
+    (op,) = build_plan(trace(rows), select="all", filters=OpFilter(top=1)).ops
+    assert (op.name, op.count, op.recorded.host_us_total) == ("aten::mul", 2, 70.0)
+
+
 def test_reasons() -> None:
     rows = [
         (LABEL, 0, 10),

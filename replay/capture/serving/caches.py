@@ -7,6 +7,7 @@ are made once a step.
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
+from math import prod
 
 from opreplay.replay.capture.serving.fused import Call, Fusion, Graph, Kernel, New, Tensor, dense, made_by, seen_as
 from opreplay.traces.model import contiguous_strides
@@ -58,12 +59,27 @@ def full_window(graph: Graph, call: Call) -> Fusion | None:
             others = None if stored is None else graph.matched(stored, _MOVED_UP)
             if stored is None or others is None or stored.place > call.place:
                 continue
-            rows = [each["put"].values["values"] for each in (others, parts)]
             tables = [each["rolled"].values["self"] for each in (others, parts)]
+            values = [each["put"].values["values"] for each in (others, parts)]
+            rows = [_whole(*both) for both in zip(values, tables, strict=True)]
+            if rows[0] is None or rows[1] is None:
+                continue
             written = [stored.results[0], call.results[0]]
             calls = {*others.values(), *parts.values()}
-            return _writing(graph, ("oldest", tables[0].shape), rows, tables, written, calls=calls)
+            return _writing(graph, ("oldest", tables[0].shape), [rows[0], rows[1]], tables, written, calls=calls)
     return None
+
+
+def _whole(rows: Tensor, table: Tensor) -> Tensor | None:
+    """Return what is put into a cache as [batch, heads, 1, width]; None for what is not one row for each head.
+
+    `cache[:, :, index] = rows` leaves out the leading dimensions of size 1: of one sequence [heads, 1, width] is put.
+    """
+    batch, heads, _, width = table.shape
+    missing = len(table.shape) - len(rows.shape)
+    strides = rows.meta.strides or contiguous_strides(rows.shape)
+    shape = (1,) * missing + rows.shape
+    return seen_as(rows, shape, (prod(rows.shape),) * missing + strides) if shape == (batch, heads, 1, width) else None
 
 
 def growing_cache(graph: Graph, call: Call) -> Fusion | None:

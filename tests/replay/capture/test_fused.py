@@ -153,9 +153,12 @@ def test_products_of_one_input_are_joined_as_servers_load_them(tmp_path: Path, k
     assert largest_difference(make, plan, before) < 1e-5
 
 
-def test_a_full_window_is_written_where_its_oldest_token_was(tmp_path: Path) -> None:
-    sizes = {**SIZES, "head_dim": 16, "sliding_window": 8, "sliding_window_pattern": 2}
-    make = step_of_kind(tmp_path, "gemma3_text", sizes, phase="decode", batch=3, context=17, dtype="float32")
+@pytest.mark.parametrize(("batch", "heads"), [(3, 2), (1, 2), (1, 1), (3, 1)])
+def test_a_full_window_is_written_where_its_oldest_token_was(tmp_path: Path, batch: int, heads: int) -> None:
+    sizes = {
+        **SIZES, "head_dim": 16, "sliding_window": 8, "sliding_window_pattern": 2, "num_key_value_heads": heads,
+    }  # fmt: skip
+    make = step_of_kind(tmp_path, "gemma3_text", sizes, phase="decode", batch=batch, context=17, dtype="float32")
     before = capture_made(make, source="gemma3_text")
     plan = fused(before, MATCHERS)
     names = {op.name for op in plan.ops}

@@ -8,7 +8,7 @@ from collections import Counter
 import msgspec
 import numpy as np
 
-from opreplay.traces.links.annotations import PHASES, AnnotationTable, Phase
+from opreplay.traces.links.annotations import PHASES, AnnotationTable, Phase, step_number
 from opreplay.traces.links.iterations import BatchIndex
 from opreplay.traces.links.npu_kernels import OpKernels, kernels_by_op
 from opreplay.traces.links.steps import steps_of
@@ -261,7 +261,10 @@ def _note_totals(trace: Trace) -> dict[str, tuple[int, int]]:
 
 
 def _iterations(trace: Trace, index: BatchIndex) -> int:
-    steps = sum(step.number is not None for step in steps_of(trace))
+    if trace.info.starts_recorded:
+        steps = sum(step.number is not None for step in steps_of(trace))
+    else:
+        steps = len({number for name in _note_totals(trace) if (number := step_number(name)) is not None})
     return steps + len(index.iterations)
 
 

@@ -123,7 +123,7 @@ def kernel_path(name: str) -> str:
         return _demangled_path(name)
     out: list[str] = []
     depth = 0
-    for part in re.split(r"([<>()\[\]{}])", name.replace("(anonymous namespace)::", "")):
+    for part in re.split(r"([<>()\[\]{}])", name.replace("(anonymous namespace)::", "").replace("->", "")):
         if part in ("<", "(", "[", "{"):
             depth += 1
         elif part in (">", ")", "]", "}"):

@@ -116,9 +116,10 @@ def _minutes_apart(delay: Array) -> int:
 def _calls_without_work(data: LinkInput, corr: Array) -> tuple[int, int]:
     """Return how many calls launch kernels or graphs, and of how many no device work is recorded; (0, 0) where device
     work has no correlation ids to tell."""
-    calls = data.launch_corr[np.isin(data.launch_starts, (KERNEL_CALL, GRAPH_CALL)) & (data.launch_corr >= 0)]
     if not (corr >= 0).any():
         return 0, 0
+    starts = data.launch_starts
+    calls = data.launch_corr[((starts == KERNEL_CALL) | (starts == GRAPH_CALL)) & (data.launch_corr >= 0)]
     return len(calls), int((~np.isin(calls, corr)).sum())
 
 

@@ -79,9 +79,10 @@ def _decode(key: bytes, losses: Counter[str], repairs: Counter[str]) -> OpSignat
 
 def _lengths_differ(signature: OpSignature) -> bool:
     """Whether the argument lists contradict each other; torch_npu writes no dims for a single 0-dim tensor."""
+    if not signature.dims:
+        return False
     columns = (signature.types, signature.strides, signature.concrete)
-    lengths = {len(column) for column in columns if column is not None}
-    return bool(signature.dims) and bool(lengths - {len(signature.dims)})
+    return any(column is not None and len(column) != len(signature.dims) for column in columns)
 
 
 def _parts(key: bytes) -> list[bytes]:

@@ -426,3 +426,28 @@ def test_an_op_whose_prediction_contradicts_what_was_recorded_is_named(
     found = timeline(trace, plan=plan, devices=list(load_socs(("910b3",)).values())).timeline
     notes = found.socs["910b3"].notes
     assert any(note.startswith("aten::gcd takes 100.0% of what is predicted") for note in notes) is doubted
+
+
+VOID = "void at::native::vectorized_elementwise_kernel<4, at::native::CUDAFunctor_add<float>>(int, float*)"
+
+
+@pytest.mark.parametrize(
+    "pattern",
+    [
+        "at::native::vectorized*",
+        "void at::native::vectorized*",
+        "at::native::vectorized_elementwise_kernel",
+        "*CUDAFunctor_add<float>*",
+    ],
+)
+def test_kernels_match_with_and_without_their_return_type_and_templates(tmp_path: Path, pattern: str) -> None:
+    machine = Machine()
+    machine.begin()
+    machine.op("aten::add", 5.0, (VOID, 200.0), ("void gemm<float>(int)", 300.0))
+    machine.synchronize()
+    machine.end()
+    trace = read_trace(machine.write(tmp_path / "t.json"), activity=True)
+    (change,) = timeline(trace, what_if=[f"{pattern}=0.5x"]).timeline.what_if
+    assert (change.matched, change.gain_us) == (1, pytest.approx(100.0))
+    (other,) = timeline(trace, what_if=["vectorized_elementwise_kernel=0.5x"]).timeline.what_if
+    assert other.matched == 0, "a pattern holds the whole name, or its namespaces at least"

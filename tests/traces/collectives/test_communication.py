@@ -38,6 +38,7 @@ def test_computation(name: str) -> None:
         ("gemm_kernel.kd", "gemm_kernel"),
         ("cut<off::in<a", "cut"),
         ("Notify Wait", "Notify Wait"),
+        ("Memcpy DtoD (Device -> Device)", "Memcpy DtoD"),
     ],
 )
 def test_path_of_a_kernel(name: str, path: str) -> None:

@@ -21,6 +21,7 @@ from opreplay.traces.errors import Malformed, TooLarge, TraceError, UnknownDiale
 from opreplay.traces.limits import Limits
 from opreplay.traces.model import OpSignature, Trace
 from opreplay.traces.reading.source import Source
+from opreplay.traces.summary import summarize
 
 A = [[11, 5, 64, 32, 4, "cuda:0"], [4, 8], "Tensor(float)", [8, 1]]
 B = [[12, 6, 1000, 32, 4, "cuda:0"], [8, 4], "Tensor(float)", [1, 8]]
@@ -121,6 +122,12 @@ def names(trace: Trace) -> list[str]:
 def only(trace: Trace) -> OpSignature:
     (signature,) = trace.signatures
     return signature
+
+
+def test_steps_of_a_file_without_times_count_by_their_numbers(read: Callable[..., Trace]) -> None:
+    """They are marks without a length."""
+    marks = [chakra(10 + n, f"ProfilerStep#{number}", 2, scope=7) for n, number in enumerate((3, 3, 4))]
+    assert summarize(read(document(*tree(), *marks))).iterations == 2
 
 
 def test_ops_parents_annotations_and_tracks(read: Callable[..., Trace]) -> None:

@@ -289,10 +289,25 @@ def soc_of(name: str) -> str:
     return FACTS["socs"].get(plain, plain)
 
 
+def drop_cut_row(path: Path) -> bool:
+    """Cut off what follows the last whole line of a table: a row that was being written when the program was killed.
+
+    Returns whether there was one. A file without any whole line is left as it is, as it may be no table.
+    """
+    text = path.read_bytes()
+    whole = text.rfind(b"\n") + 1
+    if text[:whole].partition(b"\n")[0].strip() != ",".join(COLUMNS).encode() or whole == len(text):
+        return False
+    os.truncate(path, whole)
+    return True
+
+
 def read_done(path: Path) -> set[tuple[str, str, str]]:
     """(soc, l2, op) of the rows of an earlier run. Raises ValueError for a file that is no such table."""
     if not path.exists() or not path.stat().st_size:
         return set()
+    if drop_cut_row(path):
+        print(f"the last row of {path} was cut: it is measured again")
     with path.open(encoding="utf-8", newline="") as file:
         rows = csv.DictReader(file)
         if tuple(rows.fieldnames or ()) != COLUMNS:
@@ -350,7 +365,8 @@ class Report:
             print(f"reference product and copy: {shown}")
             changed = drift(self.references)
             steady = f"they differ by {100 * changed:.0f} %: times may be off by as much, measure again"
-            print(f"clock: {'steady' if changed <= DRIFT else steady}")
+            steady = "steady" if changed <= DRIFT else steady
+            print(f"clock: {steady if len(self.references) > 1 else 'not checked, as there is one reading alone'}")
         self.show_ratios()
         unsteady = sum(row["spread"] > STEADY for _, row in self.rows)
         host_bound = sum(row["host_bound"] for _, row in self.rows)
@@ -458,8 +474,10 @@ def main() -> int:
     except (OSError, ValueError) as error:
         parser.error(str(error))
     texts = [json.loads(line)["text"] for line in CALLS[: options.calls]]
-    measured_before = {text for _, _, text in done}
-    wanted = [index for index, text in enumerate(texts) if text not in measured_before]
+    states_of: dict[str, set[str]] = {}
+    for _, state, text in done:
+        states_of.setdefault(text, set()).add(state)
+    wanted = [index for index, text in enumerate(texts) if not states_of.get(text, set()).issuperset(STATES)]
     if len(wanted) < len(texts):
         print(f"{len(texts) - len(wanted)} of {len(texts)} calls are in {options.output} already")
     flush_bytes = round(options.flush_mb * 1e6) or (2 * FACTS["l2_bytes"] if device != "cpu" else 128 << 20)
@@ -492,4 +510,7 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    try:
+        sys.exit(main())
+    except KeyboardInterrupt:
+        sys.exit("interrupted before the first call: nothing was measured")

@@ -108,8 +108,9 @@ def test_a_device_that_is_not_there_is_an_error(script: Path) -> None:
 
 
 def test_what_is_measured_is_kept_when_the_user_stops(script: Path) -> None:
+    # So many samples of each call that the script is still at work when the signal arrives.
     process = subprocess.Popen(
-        [sys.executable, "-I", script.name, *QUICK],
+        [sys.executable, "-I", script.name, *QUICK, "--samples", "300"],
         cwd=script.parent,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -127,6 +128,15 @@ def test_what_is_measured_is_kept_when_the_user_stops(script: Path) -> None:
     kept = rows(script.parent)
     assert len(kept) >= 2
     assert all(float(row["torch_us"]) > 0 for row in kept)
+
+
+def test_a_stop_before_anything_is_measured_is_no_traceback(script: Path) -> None:
+    stopped = script.with_name("stopped.py")
+    source = script.read_text().replace("    parser, options = parsed()\n", "    raise KeyboardInterrupt\n", 1)
+    stopped.write_text(source)
+    done = run(stopped)
+    assert done.returncode == 1
+    assert done.stderr == "interrupted before the first call: nothing was measured\n"
 
 
 def test_rows_of_a_cpu_are_no_rows_of_an_npu(console: Console, script: Path) -> None:

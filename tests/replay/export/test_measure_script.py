@@ -138,6 +138,18 @@ def test_an_earlier_run_is_read_and_other_files_are_refused(tmp_path: Path) -> N
         measure_script.read_done(path)
 
 
+def test_a_row_that_was_cut_is_dropped_and_not_taken_for_done(tmp_path: Path) -> None:
+    path, header = tmp_path / "measured.csv", ",".join(measure_script.COLUMNS)
+    whole = f"{header}\nmeasure.py,910b3,,loop,warm,aten::x(),3,yes,,,\n"
+    path.write_text(f"{whole}measure.py,910b3,,cleared,cold,aten::x(),1")
+    assert measure_script.read_done(path) == {("910b3", "warm", "aten::x()")}
+    assert path.read_text() == whole
+    path.write_text("some,other\nfile")
+    with pytest.raises(ValueError, match="no table"):
+        measure_script.read_done(path)
+    assert path.read_text() == "some,other\nfile"
+
+
 @pytest.mark.parametrize(("text", "wanted"), [("90", 90.0), ("90s", 90.0), ("5m", 300.0), ("0.5min", 30.0)])
 def test_a_budget_is_in_seconds_or_minutes(text: str, wanted: float) -> None:
     assert measure_script.seconds(text) == wanted
@@ -176,6 +188,9 @@ def test_a_clock_that_changes_is_reported(monkeypatch: pytest.MonkeyPatch, capsy
     report.references = report.references[:1] * 3
     report.show(Path("measured.csv"), "910b3")
     assert "clock: steady" in capsys.readouterr().out
+    report.references = report.references[:1]
+    report.show(Path("measured.csv"), "910b3")
+    assert "clock: not checked" in capsys.readouterr().out
 
 
 def test_messages_become_rows_as_they_come(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

@@ -53,6 +53,9 @@ ORDER_OF_MAGNITUDE = 10.0
 PRODUCT_FORMS = frozenset({"matmul", "conv", "attention"})
 IRREGULAR_FORMS = frozenset({"gather", "sort", "aicpu"})
 IRREGULAR_FAMILIES = frozenset({"Gcd", "GridSampler", "MoeGating", "Nms", "RoiAlign"})
+IRREGULAR_KERNELS = frozenset({"Digamma", "Erfinv", "FFT", "Igamma", "Lgamma", "Multinomial"})
+"""Kernel types whose work their bytes do not tell, and of which none was measured: Fourier transforms (of prime lengths
+by longer ones), draws without replacement, series of special functions."""
 
 
 def band_of(cell: Cell) -> float:
@@ -60,9 +63,9 @@ def band_of(cell: Cell) -> float:
     return BANDS[cell.evidence][cell.work]
 
 
-def work_of(family: FamilyCost, path: SlowPath | None = None) -> WorkKind:
+def work_of(family: FamilyCost, path: SlowPath | None = None, kernel_type: str = "") -> WorkKind:
     """Return the kind of work of a kernel; a loop of the library over single elements or lines is irregular."""
-    if family.form in IRREGULAR_FORMS or family.name in IRREGULAR_FAMILIES:
+    if family.form in IRREGULAR_FORMS or family.name in IRREGULAR_FAMILIES or kernel_type in IRREGULAR_KERNELS:
         return "irregular"
     if path is not None and path.how != "factor":
         return "irregular"

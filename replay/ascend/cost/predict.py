@@ -179,7 +179,7 @@ def least_us(family: FamilyCost, device: DeviceProfile, tally: Tally, gemm: Gemm
     return floor_us if floor_us > BARE_START_US else BARE_START_US
 
 
-DOUBLES = frozenset({"float64", "complex128"})
+NO_INSTRUCTIONS = frozenset({"float64", "complex128", "complex64", "complex32"})
 """Types that vector and cube cores have no instructions for: whatever else was measured of a family says little."""
 BARE_START_US = 0.9
 """Least that a kernel was measured to take is 1.1 us (MemSet of one block)."""
@@ -319,8 +319,8 @@ BANDS_OF_THEIR_OWN = frozenset({UNKNOWN, "HostCopy", "Collective", "Free"})
 
 
 def _evidence(call: KernelCall, family: FamilyCost, tally: Tally) -> Evidence:
-    """Return what is known of a kernel; no core has instructions for the types of `DOUBLES`."""
-    if (dtype := tally.dtype) in DOUBLES and dtype not in family.dtypes:
+    """Return what is known of a kernel; no core has instructions for the types of `NO_INSTRUCTIONS`."""
+    if (dtype := tally.dtype) in NO_INSTRUCTIONS and dtype not in family.dtypes:
         return "its form"
     return evidence_of(call.type, family)
 
@@ -378,7 +378,7 @@ def predict_kernel(
         extrapolated = form not in UNLIKE_CORES and is_outside(family, tally)
     if path is not None and is_far(call, path):
         extrapolated = True
-    cell = Cell(evidence, work_of(family, path))
+    cell = Cell(evidence, work_of(family, path, call.type))
     band = family.band if family.name in BANDS_OF_THEIR_OWN else band_of(cell)
     if extrapolated and RANK[evidence] <= RANK["another SoC"]:
         band = widened(band)  # that of a kernel type which was never measured is as wide as it gets

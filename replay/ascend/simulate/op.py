@@ -13,9 +13,9 @@ from opreplay.replay.ascend.cost.correction import Correction, Learned, Traits, 
 from opreplay.replay.ascend.cost.cube import gemm_of
 from opreplay.replay.ascend.cost.predict import (
     BOUNDS,
-    DOUBLES,
     MOVES_ALL,
     MOVING,
+    NO_INSTRUCTIONS,
     UNLIKE_CORES,
     family_of,
     least_us,
@@ -501,8 +501,9 @@ COLDER: dict[L2State, tuple[L2State, ...]] = {"warm": ("cold", "loop"), "loop": 
 
 
 def _evidence_of_op(correction: Correction, parts: Parts, simulated: Simulated, device: DeviceProfile) -> Evidence:
-    """Return where the op was measured as a single call, else what is known of its kernels; nothing was of doubles."""
-    if any(spec.dtype in DOUBLES for call, _ in parts for spec in call.inputs if spec is not None):
+    """Return where the op was measured as a single call, else what is known of its kernels; nothing was of types
+    without instructions."""
+    if any(spec.dtype in NO_INSTRUCTIONS for call, _ in parts for spec in call.inputs if spec is not None):
         return "its form"
     if correction.is_measured:
         return "this SoC" if device.name in correction.socs else "another SoC"

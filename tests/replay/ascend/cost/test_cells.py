@@ -47,6 +47,11 @@ def test_evidence_is_about_the_kernel_type_itself() -> None:
         ("aten::mm(bf16[2048,2048],bf16[2048,2048])", ("this SoC", "product")),
         ("aten::gelu(f32[2048,2048])", ("this SoC", "streaming")),
         ("aten::kthvalue(f32[64,4096],5)", ("its family", "irregular")),
+        ("aten::_fft_c2c(c64[64,1009],[1],0,True)", ("its form", "irregular")),
+        ("aten::multinomial(f32[64,1000],5)", ("its form", "irregular")),
+        ("aten::igamma(f32[1000,100],f32[1000,100])", ("its family", "irregular")),
+        ("aten::erfinv(f32[1000,100])", ("its family", "irregular")),
+        ("aten::mul(c64[1000,100],c64[1000,100])", ("its form", "streaming")),
     ],
 )
 def test_a_call_by_itself_has_the_band_of_its_cell(call: str, cell: tuple[Evidence, WorkKind]) -> None:

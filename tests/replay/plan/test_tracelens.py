@@ -9,9 +9,11 @@ from typing import Any
 
 import msgspec
 import pytest
+from click.testing import CliRunner
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from opreplay.cli.main import opreplay
 from opreplay.replay.ir.model import Recorded, ReplayArg, ReplayOp, ReplayPlan
 from opreplay.replay.plan import tracelens as tracelens_ir
 from opreplay.replay.plan.tracelens import read_tracelens_ir, write_tracelens_ir
@@ -45,6 +47,12 @@ def entry(*positional: dict[str, Any], **changes: Any) -> dict[str, Any]:
     return {"op_name": "aten::x", "replay_ir": {"list_pos_args": list(positional), "list_kwargs": []}} | changes
 
 
+def square_product(size: int, count: int) -> dict[str, Any]:
+    value = {"shape": [size, size], "dtype": "float", "strides": [size, 1], "init": "normal"}
+    args = [{"arg_name": name, "arg_type": "Tensor", "value": value} for name in ("self", "mat2")]
+    return entry(*args, op_name="aten::mm", count=count)
+
+
 def test_reads_names_types_tensors_and_values(tmp_path: Path) -> None:
     plan = read_tracelens_ir(saved(tmp_path, [ADDMM]))
     (op,) = plan.ops
@@ -66,6 +74,21 @@ def test_counts_of_calls_are_read_and_written(tmp_path: Path) -> None:
     )
     write_tracelens_ir(more, tmp_path / "more.json")
     assert [op.count for op in read_tracelens_ir(tmp_path / "more.json").ops] == [5, 5, 5]
+
+
+def test_counts_are_in_plans_totals_and_exports(tmp_path: Path) -> None:
+    path, out = saved(tmp_path, [ADDMM, square_product(8, 9), square_product(16, 3)]), tmp_path / "o.json"
+    planned = CliRunner().invoke(opreplay, ["plan", str(path), "--format", "json"])
+    assert [op["count"] for op in json.loads(planned.stdout)["unique_ops"]] == [1, 9, 3], "in the order of the file"
+    args = ["simulate", str(path), "--soc", "910b3", "--l2", "cold", "--format", "json"]
+    simulated = json.loads(CliRunner().invoke(opreplay, args).stdout)
+    times = [(op["count"], op["simulated"]["910b3"]) for op in simulated["unique_ops"]]
+    assert all(one["total_us"] == pytest.approx(count * one["time_us"]) for count, one in times)
+    total_us = sum(one["total_us"] for _, one in times)
+    assert simulated["socs"]["910b3"]["total_us"] == pytest.approx(total_us)
+    exported = CliRunner().invoke(opreplay, ["export", str(path), "--format", "tracelens", "-o", str(out)])
+    assert exported.exit_code == 0, exported.output
+    assert sorted(entry.get("count", 1) for entry in json.loads(out.read_text())) == [1, 3, 9]
 
 
 @pytest.mark.parametrize("count", [0, -1, 1.5, True, "7", None, 1 << 60])

@@ -185,8 +185,25 @@ def _long_before_launch(data: LinkInput, launch: Array) -> Array:
 def _mixed_tracks(data: LinkInput) -> Array:
     """Return a mask of the threads that are of two processes at once, so that neither ids nor times tell their ops."""
     tracks = 1 + max(int(column.max(initial=0)) for column in (data.op_track, data.launch_track))
-    mixed = mixed_tracks(data.launch_corr.astype(np.int64), data.launch_start, data.launch_track, tracks)
+    calls = data.launch_corr.astype(np.int64), data.launch_start, data.launch_track
+    mixed = mixed_tracks(*calls, tracks)
+    if mixed.any():
+        outer = _outer_calls(data)
+        mixed = mixed_tracks(*(column[outer] for column in calls), tracks)
     return mixed | mixed_tracks(data.op_ext.astype(np.int64), data.op_start, data.op_track, tracks)
+
+
+def _outer_calls(data: LinkInput) -> Array:
+    """Return a mask of the launches without the driver's calls inside the runtime's, which have the same id: of two
+    that follow each other on a thread and have one kernel together, the first counts."""
+    order = np.lexsort((data.launch_start, data.launch_track))
+    ids, track = data.launch_corr[order].astype(np.int64), data.launch_track[order]
+    inner = np.append(False, (ids[1:] == ids[:-1]) & (track[1:] == track[:-1]))
+    values, counts = np.unique(data.kernel_corr.astype(np.int64), return_counts=True)
+    inner &= ~np.isin(ids, values[counts > 1])
+    out = np.ones(len(order), bool)
+    out[order[inner]] = False
+    return out
 
 
 def _launches(data: LinkInput, corr: Array, mixed: Array) -> tuple[Array, Array]:

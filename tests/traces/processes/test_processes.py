@@ -219,6 +219,25 @@ def test_a_runtime_that_repeats_ids_in_one_process(tmp_path: Path) -> None:
     assert [op for _, op in owners(trace)] == [f"aten::op{thread}" for thread in (1, 2) for _ in range(4)]
 
 
+@pytest.mark.parametrize("with_ids", [True, False])
+def test_a_call_of_the_driver_inside_one_of_the_runtime_has_the_same_id(tmp_path: Path, with_ids: bool) -> None:
+    """Both are of one launch, not of two processes on one thread."""
+    events = [
+        event
+        for call in range(1, 9)
+        for event in (
+            op(f"aten::op{call}", 100 * call, 30, call, **DIMS),
+            launch(100 * call + 10, call),
+            launch(100 * call + 10.5, call, cat="cuda_driver"),
+            kernel(f"k{call}", 100 * call + 50, 5, correlation=call, **({"External id": call} if with_ids else {})),
+        )
+    ]
+    trace = read(tmp_path, events)
+    assert trace.info.merged is None
+    assert (trace.info.links.unowned, trace.info.links.repeated_ids) == (0, 0)
+    assert [name for _, name in owners(trace)] == [f"aten::op{call}" for call in range(1, 9)]
+
+
 def test_one_process_stays_as_it_is(tmp_path: Path) -> None:
     trace = read(tmp_path, profile(0, shift=0))
     assert trace.info.merged is None

@@ -82,9 +82,9 @@ class Run(msgspec.Struct, frozen=True):
         return step if step is not None and step.marked else None
 
     @property
-    def first_lines(self) -> str:
+    def first_lines(self) -> list[str]:
         """What bounds the recorded step, of a run of one, and the first line."""
-        return self.first_line if self.step is None else f"{verdict(self.step)}\n{self.first_line}"
+        return [*([] if self.step is None else [verdict(self.step)]), self.first_line]
 
     @property
     def notes(self) -> list[str]:
@@ -143,7 +143,7 @@ def markdown(run: Run) -> str:
     )
     columns = [ops.NAME, ops.inputs_and_numbers(results), ops.CALLS, ops.RECORDED_SHARE]
     columns += [ops.recorded(device=run.by_device), ops.MEASURED, *map(ops.simulated, socs), ops.BOUND, why]
-    lines = [formats.escaped(line) for line in run.first_lines.split("\n")]
+    lines = [formats.escaped(line) for line in run.first_lines]
     for table in (Table("Ops", columns, results), *tables(run)):
         lines += formats.markdown(table)
     lines += formats.bullets(run.notes)
@@ -163,7 +163,7 @@ def markdown(run: Run) -> str:
 def view(run: Run, *, everything: bool = True, rows: int | None = MAX_ROWS) -> View:
     """A run in every form; `everything` and `rows` are those of `render`."""
     return View(
-        lines=list(filter(None, [run.first_lines, suspects.not_comparable(run.header)])),
+        lines=list(filter(None, [*run.first_lines, suspects.not_comparable(run.header)])),
         render=lambda width: render(run, width, everything=everything, rows=rows),
         facts=lambda: facts_of(run),
         table=lambda: file_table(run.results),

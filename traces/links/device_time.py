@@ -185,11 +185,11 @@ def _long_before_launch(data: LinkInput, launch: Array) -> Array:
 def _mixed_tracks(data: LinkInput) -> Array:
     """Return a mask of the threads that are of two processes at once, so that neither ids nor times tell their ops."""
     tracks = 1 + max(int(column.max(initial=0)) for column in (data.op_track, data.launch_track))
-    calls = data.launch_corr.astype(np.int64), data.launch_start, data.launch_track
-    mixed = mixed_tracks(*calls, tracks)
+    ids, start, track = data.launch_corr.astype(np.int64), data.launch_start, data.launch_track
+    mixed = mixed_tracks(ids, start, track, tracks)
     if mixed.any():
         outer = _outer_calls(data)
-        mixed = mixed_tracks(*(column[outer] for column in calls), tracks)
+        mixed = mixed_tracks(ids[outer], start[outer], track[outer], tracks)
     return mixed | mixed_tracks(data.op_ext.astype(np.int64), data.op_start, data.op_track, tracks)
 
 

@@ -320,6 +320,10 @@ class MergedProcesses(msgspec.Struct, frozen=True, kw_only=True):
     """Number of a device → index into `processes`; -1 for device work whose process is not certain."""
 
 
+HOLE = "an unknown number of events where bytes are missing or overwritten"
+"""Loss counted by place: how many events a hole in the file took cannot be told."""
+
+
 class ReadReport(msgspec.Struct, frozen=True, kw_only=True):
     """What reading lost or repaired, by reason; empty for a sound file."""
 

@@ -70,6 +70,9 @@ def _device_lines(where: Where, device: str | None) -> list[str]:
 
 def _host_lines(where: Where) -> list[str]:
     what = "the file was cut short before any device work" if where.cut else "recorded on a CPU, no device work"
+    if where.launches:
+        count = f"{where.launches:,}"
+        what = f"no device work recorded ({count} of {count} launches without a kernel), times are of the host"
     head = [f"{what}: {time_text(where.total_us)} in outermost calls"]
     if where.beside_us >= LEAST * where.total_us:
         head.append(

@@ -116,6 +116,10 @@ def doubt_lines(doubts: Doubts) -> list[str]:
             f"{fault.kind} ({fault.kernels:,} = {100 * fault.share:.1f} %)" for fault in doubts.impossible
         )
         lines.append(f"kernel times that no device has: {kinds}")
+    if doubts.zero_durations:
+        lines.append(f"{plural(doubts.zero_durations, 'kernel')} of duration 0, which is no timing")
+    if doubts.holes:
+        lines.append("bytes of the file are missing or overwritten: events lost there cannot be counted")
     return lines
 
 

@@ -60,7 +60,8 @@ def link(data: LinkInput) -> tuple[Array, LinkStats]:
     n = len(data.kernel_ext)
     owner = np.full(n, NONE, np.int64)
     if not n:
-        return owner, LinkStats()
+        calls, without = _calls_without_work(data, data.kernel_corr)
+        return owner, LinkStats(launches=calls, launches_without_work=without)
     ext = data.kernel_ext.astype(np.int64)
     corr = data.kernel_corr.astype(np.int64)
     both = (ext >= 0) & (corr >= 0)
@@ -115,8 +116,8 @@ def _minutes_apart(delay: Array) -> int:
 
 def _calls_without_work(data: LinkInput, corr: Array) -> tuple[int, int]:
     """Return how many calls launch kernels or graphs, and of how many no device work is recorded; (0, 0) where device
-    work has no correlation ids to tell."""
-    if not (corr >= 0).any():
+    work has no correlation ids to tell; all of them where there is none."""
+    if len(corr) and not (corr >= 0).any():
         return 0, 0
     starts = data.launch_starts
     calls = data.launch_corr[((starts == KERNEL_CALL) | (starts == GRAPH_CALL)) & (data.launch_corr >= 0)]

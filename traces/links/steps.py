@@ -108,7 +108,7 @@ def launches_in(trace: Trace, step: Step) -> tuple[int, int]:
     (0, 0) for a trace that was read without its activity, or whose device work has no correlation ids.
     """
     activity = trace.activity
-    if activity is None or not (activity.correlation >= 0).any():
+    if activity is None or (len(trace.kernels) and not (activity.correlation >= 0).any()):
         return 0, 0
     calls = activity.calls
     kinds = np.array([call_kind(name.encode()) for name in activity.names] or [0])

@@ -3,11 +3,12 @@
 
 from __future__ import annotations
 
+import json
 import re
 from bisect import bisect_left
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 _CONTROL = re.compile(r"[\x00-\x1f]")
 _BAD_ESCAPE = re.compile(r'\\(?:["\\/bfnrt]|u[0-9a-fA-F]{4})|\\')
@@ -26,8 +27,14 @@ EVENT_KEYS = frozenset((
 """Keys of a trace event itself, not of its arguments."""
 _NEXT_KEY = re.compile(r'"(?:args|cat|dur|ph|pid|tid|ts)"\s*:')
 """Where an event goes on behind a string, or another begins: no name holds that."""
+_OWN_KEY = re.compile(r'"(cat|name|ph|pid|tid|ts)"\s*:')
+"""Keys that arguments of an event do not have."""
 _INNER_KEY = re.compile(r'\\"\s*:')
 _KEY_END = re.compile(r'"\s*:')
+_CLOSING_QUOTE = re.compile(r'[^"]*"\s*[,:]')
+"""A string whose first inner quote ends something: the text of a name opens its quotes before it closes them."""
+_OVERWRITTEN = re.compile(r"\x00{2}|[\x00-\x20]{64}")
+"""Runs that no string of an event holds: blocks of a file that were never written, or were erased."""
 
 UTF8 = "invalid UTF-8"
 QUOTES = "unescaped quote"
@@ -73,9 +80,49 @@ def repairs(fragment: bytes, form: Form | None = EVENT) -> Iterator[tuple[bytes,
     places = _Places(text, _NEXT_KEY if form is None else form.stops)
     for each_once in (True, False) if form is not None else (False,):
         repaired = _Repair(places, form, each_once=each_once).run()
-        if repaired is not None:
+        if repaired is not None and (form is None or not _joined(*repaired)):
             fixed, reasons = repaired
             yield fixed.encode("utf-8", "replace"), tuple(dict.fromkeys((*before, *reasons)))
+
+
+def is_hole(fragment: bytes) -> bool:
+    """Whether a broken event shows that bytes are missing or overwritten, so that more than one event may be lost.
+
+    It does where it repeats a key of its own, has runs of zeros or blanks, or lacks brackets or quotes.
+    """
+    text = fragment.decode("utf-8", "replace")
+    keys = [match[1] for match in _OWN_KEY.finditer(text)]
+    lacks = any(text.count(opening) != text.count(closing) for opening, closing in ("{}", "[]"))
+    lacks |= len(_INNER_QUOTE.findall(text)) % 2 == 1
+    return len(set(keys)) < len(keys) or lacks or _OVERWRITTEN.search(text) is not None
+
+
+def _joined(fixed: str, reasons: tuple[str, ...]) -> bool:
+    """Whether a repair made one object of the begin of one event and the end of another."""
+    if not reasons:
+        return False
+    if (QUOTES in reasons or CONTROLS in reasons) and _OVERWRITTEN.search(fixed):
+        return True
+    try:
+        json.loads(fixed, object_pairs_hook=_each_once)
+    except RecursionError:
+        return False
+    except _Repeated:
+        return True
+    except ValueError:
+        return False
+    return False
+
+
+class _Repeated(Exception):
+    """A key is in one object twice."""
+
+
+def _each_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    made = dict(pairs)
+    if len(made) < len(pairs):
+        raise _Repeated
+    return made
 
 
 class _Places:
@@ -291,9 +338,14 @@ class _Repair:
         if quoted != sound:
             if self._form is not None and len(state.stack) == 1 and state.key != self._form.quoted:
                 return False
+            inner = len(_INNER_QUOTE.findall(sound))
+            if self._form is not None and (_CLOSING_QUOTE.match(sound) or (inner > 1 and inner % 2)):
+                return False
             self._change(state, QUOTES)
         plain = _CONTROL.sub(" ", quoted)
         if plain != quoted:
+            if self._form is not None and _OVERWRITTEN.search(quoted):
+                return False
             self._change(state, CONTROLS)
         self._pending(state)
         self._write(state, f'"{plain}"')

@@ -11,8 +11,9 @@ from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any
 
+from opreplay.traces.model import HOLE
 from opreplay.traces.reading.blocks import ARRAY_END, SEPARATOR
-from opreplay.traces.reading.repair import EVENT_KEYS, repairs
+from opreplay.traces.reading.repair import EVENT_KEYS, is_hole, repairs
 
 GROUP_BYTES = 32 * 1024
 """Fragments decoded together before they are tried one by one."""
@@ -29,6 +30,8 @@ GOES_ON = re.compile(rb'[^"\n]{0,200}"\s*,\s*"(?:' + _KEYS + rb')"\s*:')
 _EVENT_BEGIN = re.compile(rb'\{\s*"(?:' + _KEYS + rb')"\s*:')
 _DECODER = json.JSONDecoder(strict=False)
 _LAST_END = re.compile(rb"\](?=\s*(?:\}|,))|(?<=\})\s*\](?=\s*$)")
+_CLOSED_AGAIN = re.compile(rb"\s*\}")
+"""What follows an object that has the end of another event: bytes before that end are missing."""
 _BETWEEN = b", \t\r\n"
 
 Decode = Callable[[bytes], "list[Any] | None"]
@@ -116,13 +119,18 @@ def _fragment(
         return i + 1
     if i == n - 1:
         if (end := _end_of_file(piece)) is not None:
-            tally.losses["broken event"] += 1
+            tally.losses[_loss(piece[: end - 1])] += 1
             out.array_end = starts[i] + end
         else:
             out.rest = starts[i]
         return n
-    tally.losses["broken event"] += 1
+    tally.losses[_loss(piece)] += 1
     return i + 1
+
+
+def _loss(piece: bytes) -> str:
+    """Return the reason under which a broken event is counted."""
+    return HOLE if is_hole(piece) else "broken event"
 
 
 def _take_last(piece: bytes, start: int, decode: Decode, tally: Tally, out: Salvaged, *, repaired: bool) -> bool:
@@ -143,20 +151,23 @@ def _several(piece: bytes, decode: Decode, tally: Tally, out: Salvaged) -> bool:
 
     False, and nothing is taken or counted, where none of them is whole.
     """
-    got, found, at = Salvaged(), Tally(), 0
+    got, found, at, joined = Salvaged(), Tally(), 0, False
     for _ in range(MAX_JOINED):
         begin = _EVENT_BEGIN.search(piece, at + 1)
         stop = len(piece) if begin is None else begin.start()
         end = at + _first_value(piece[at:stop])
         if end > at and (whole := decode(b"[" + piece[at:end] + b"]")) is not None:
-            got.events += whole
+            if _CLOSED_AGAIN.match(piece, end):
+                joined = True
+            else:
+                got.events += whole
             _count_between(piece[end:stop], found, last=begin is None)
         elif not _decode_repaired(piece[at:stop].rstrip(_BETWEEN), decode, found, got):
-            found.losses["broken event"] += 1
+            found.losses[_loss(piece[at:stop])] += 1
         at = stop
         if begin is None:
             break
-    if not got.events or at < len(piece):
+    if not (got.events or joined) or at < len(piece):
         return False
     out.events += got.events
     tally.losses.update(found.losses)
@@ -176,8 +187,10 @@ def _count_between(gap: bytes, tally: Tally, *, last: bool) -> None:
     """Count what is wrong with the text behind an event, before the next one or, if `last`, the separator."""
     rest = gap.strip(_BETWEEN)
     if rest:
-        if re.search(rb"\w", rest):
-            tally.losses["broken event"] += 1
+        if _CLOSED_AGAIN.match(rest):
+            tally.losses[HOLE] += 1
+        elif re.search(rb"\w", rest):
+            tally.losses[_loss(rest)] += 1
         else:
             tally.repairs["characters between events"] += 1
     elif not last and gap.count(b",") != 1:

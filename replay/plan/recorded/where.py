@@ -75,6 +75,8 @@ class Where(msgspec.Struct, frozen=True, kw_only=True):
     """Annotations that look like a server's iterations though no batch is read from them → how many."""
     cut: bool = False
     """On a host: the file was cut short, so that device work may have been recorded all the same."""
+    launches: int = 0
+    """On a host: calls that launch kernels, none of which is recorded."""
 
 
 def where_of(read: Trace | ReplayPlan) -> Where | None:
@@ -105,7 +107,7 @@ def _on_device(trace: Trace) -> Where:
         clock="device",
         total_us=by_class.total_us,
         span_us=span,
-        busy_share=sum(device.busy_us for device in busy) / span if span and not doubts_of(trace).impossible else None,
+        busy_share=sum(device.busy_us for device in busy) / span if span and not doubts_of(trace).untimed else None,
         coarse_unit_us=coarse_unit_us(trace),
         classes={row.name: row.share for row in by_class.rows},
         launched_before_us=trace.info.links.launched_before_device_ns / 1e3,
@@ -153,6 +155,7 @@ def _on_host(trace: Trace) -> Where:
         beside_us=sum(call.end_ns - call.start_ns for call in host_collectives(trace)) / 1e3,
         labels_us=float(self_us[alone].sum()),
         cut=any(loss.startswith("truncated") for loss in trace.info.report.losses),
+        launches=trace.info.links.launches,
         labels=_labels(names, None, self_us[alone].tolist(), Counter(names), total),
     )
 

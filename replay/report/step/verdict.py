@@ -36,8 +36,8 @@ def verdict(step: StepReport) -> str:
     busy = share_text(quotient(step.busy_us, step_us))
     if step.bound == "host alone" and step.losses:
         text = f"No device work in what is left of the trace: {took}, ops run {busy} of it on the host"
-    elif step.doubts.impossible:
-        text = f"No verdict on {took}: {doubt_lines(step.doubts)[-1]}"
+    elif step.doubts.untimed:
+        text = f"No verdict on {took}: {' and '.join(doubt_lines(step.doubts))}"
     elif step.bound == "unknown":
         reasons = " and ".join([*doubt_lines(step.doubts), *_lost_kernels(step)])
         text = f"{device[0].upper()}{device[1:]} is busy {busy} of {took}; {reasons}, so what bounds it is not certain"
@@ -65,6 +65,11 @@ def _lost_kernels(step: StepReport) -> list[str]:
     return [f"{without:,} of its {step.launches:,} launches have no kernel"] if without else []
 
 
+def _lost_device_work(step: StepReport) -> bool:
+    """Whether a step without device work may have had some, which the host may have waited for."""
+    return step.bound == "host alone" and bool(step.losses or step.launches_without_kernel)
+
+
 def _lost(step: StepReport) -> str:
     """That the step is what is left of a damaged trace."""
     reasons = ", ".join(f"{safe(reason)} ({count:,})" for reason, count in step.losses.items())
@@ -73,7 +78,7 @@ def _lost(step: StepReport) -> str:
 
 def _largest(step: StepReport) -> str:
     """What the host did that the step waited for, where the host bounds it."""
-    if step.bound not in ("host", "host alone"):
+    if step.bound not in ("host", "host alone") or _lost_device_work(step):
         return ""
     causes = [(name, us / step.window.step_us) for name, us in step.largest[:2] if step.window.step_us]
     causes = [(name, share) for name, share in causes if share >= _LEAST_SHARE]
@@ -107,7 +112,7 @@ def step_rows(step: StepReport) -> list[Fact]:
     lengths = f"{time_text(step_us)}{_chosen(step)}; on the host {time_text(window.host_us)}"
     if step.bound == "host alone":
         return [("step", lengths, ""), ("in ops", _share(step.busy_us, step_us), "")]
-    if step.doubts.impossible:
+    if step.doubts.untimed:
         return [("step", lengths, ""), *(("times", line, "yellow") for line in doubt_lines(step.doubts))]
     causes = [(CAUSES[cause], us) for cause, us in step.idle_us.items() if us >= _LEAST_SHARE * step_us]
     idle = [f"{share_text(quotient(us, step_us))} {cause}" for cause, us in sorted(causes, key=lambda one: -one[1])]

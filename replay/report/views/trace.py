@@ -166,8 +166,8 @@ def _busy(device: DeviceBusy, devices: int) -> str:
 
 
 def _told_devices(summary: TraceSummary) -> tuple[DeviceBusy, ...]:
-    """Return the devices whose busy time is told: none where device times are impossible."""
-    return () if summary.doubts.impossible else summary.busy[:DEVICES_SHOWN]
+    """Return the devices whose busy time is told: none where it cannot be told."""
+    return () if summary.doubts.untimed else summary.busy[:DEVICES_SHOWN]
 
 
 def _work(summary: TraceSummary) -> str:
@@ -178,7 +178,10 @@ def _work(summary: TraceSummary) -> str:
 
 def _links(summary: TraceSummary) -> str:
     if not summary.device_time_us:
-        return ""
+        links = summary.links
+        if not links.launches_without_work:
+            return ""
+        return f"{links.launches_without_work:,} of {links.launches:,} launches without a kernel"
     owned = summary.owned_device_time_us / summary.device_time_us
     links = summary.links
     how = {"External id": links.by_external_id, "containment": links.by_containment, "flow": links.by_flow}

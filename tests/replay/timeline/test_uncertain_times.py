@@ -8,9 +8,10 @@ import pytest
 
 from opreplay.replay.ir.step import StepReport
 from opreplay.replay.plan.recorded.where import where_of
-from opreplay.replay.report.step.verdict import step_rows
+from opreplay.replay.report.step.verdict import step_rows, verdict
 from opreplay.replay.timeline.timeline import step_of, timeline
 from opreplay.traces import read_trace
+from opreplay.traces.times.doubts import doubts_of
 from tests.traces.events import DIMS, document, kernel, launch, note, op, write
 
 CASES = Path(__file__).parents[2] / "traces" / "cases"
@@ -55,3 +56,35 @@ def test_idle_time_of_lost_kernels_is_no_verdict(tmp_path: Path, lost: range, bo
     report = step_of(read_trace(write(tmp_path, document(events)), activity=True))
     assert report is not None
     assert (report.bound, report.launches_without_kernel) == (bound, len(lost))
+
+
+@pytest.mark.parametrize("name", ["cudaLaunchKernel", "hipLaunchKernel"])
+def test_launches_without_any_kernel_are_no_work_of_the_host_alone(tmp_path: Path, name: str) -> None:
+    events = [note("ProfilerStep#1", 0, 2000)]
+    for call in range(20):
+        events += [op("aten::mm", 100 * call, 30, call + 1, **DIMS)]
+        events += [{**launch(100 * call + 5, call + 1), "name": name}]
+    trace = read_trace(write(tmp_path, document(events)), activity=True)
+    assert (trace.info.links.launches, trace.info.links.launches_without_work) == (20, 20)
+    where = where_of(trace)
+    assert where is not None
+    assert where.launches == 20
+    report = step_of(trace)
+    assert report is not None
+    assert (report.launches, report.launches_without_kernel) == (20, 20)
+    assert "Largest" not in verdict(report)
+
+
+@pytest.mark.parametrize(("zero", "untimed"), [(40, True), (4, True), (2, True), (1, False), (0, False)])
+def test_durations_of_zero_are_no_timings(tmp_path: Path, zero: int, untimed: bool) -> None:
+    events = [note("ProfilerStep#1", 0, 4000)]
+    for call in range(40):
+        events += [op("aten::mm", 100 * call, 30, call + 1, **DIMS), launch(100 * call + 5, call + 1)]
+        dur = 0 if call < zero else 20
+        events.append(kernel("k", 100 * call + 15, dur, **{"External id": call + 1, "correlation": call + 1}))
+    trace = read_trace(write(tmp_path, document(events)), activity=True)
+    assert doubts_of(trace).untimed is untimed
+    assert doubts_of(trace).zero_durations == (zero if untimed else 0)
+    report = step_of(trace)
+    assert report is not None
+    assert (report.bound == "unknown") is untimed

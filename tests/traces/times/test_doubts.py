@@ -90,9 +90,11 @@ def test_calls_that_launch_no_kernel_are_not_counted(tmp_path: Path) -> None:
     assert (trace.info.links.launches, trace.info.links.launches_without_work) == (2, 1)
 
 
-def test_host_alone_has_no_launches_to_miss(tmp_path: Path) -> None:
-    links = read_trace(write(tmp_path, document([op("aten::mm", 0, 9, 1, **DIMS), launch(3, 1)]))).info.links
-    assert (links.launches, links.launches_without_work) == (0, 0)
+@pytest.mark.parametrize("launches", [0, 3])
+def test_without_any_kernel_every_launch_lacks_its_own(tmp_path: Path, launches: int) -> None:
+    events = [op("aten::mm", 0, 9, 1, **DIMS), *(launch(3 + i, 1 + i) for i in range(launches))]
+    links = read_trace(write(tmp_path, document(events))).info.links
+    assert (links.launches, links.launches_without_work) == (launches, launches)
 
 
 def test_one_step_marked_by_two_threads_is_one() -> None:

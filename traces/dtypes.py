@@ -151,6 +151,20 @@ _DECORATION = re.compile(r"\b(?:struct|class|enum|signed(?=\s+__int)|const|torch
 _BY_BARE_NAME = {_strip(spelling): name for spelling, name in CPP_SPELLINGS.items()}
 
 
+def common_spelling(recorded: str) -> str:
+    """Return what GCC and Clang call a type that MSVC recorded: "c10::Half" of "struct c10::Half", "long int" of
+    "__int64"; every other name as it is."""
+    if not _OF_MSVC.search(recorded):
+        return recorded
+    dtype = torch_dtype_name(recorded)
+    return recorded if dtype is None else _COMMON_NAMES.get(dtype, recorded)
+
+
+_OF_MSVC = re.compile(r"\b(?:struct|class|enum)\s|\b__int\d")
+_COMMON_NAMES = {dtype: name for name, dtype in reversed(CPP_SPELLINGS.items()) if not _OF_MSVC.search(name)}
+_COMMON_NAMES |= {"int64": "long int"}
+
+
 _KNOWN_KINDS = ABSENT_TYPES | SCALAR_TYPES | SCALAR_LIST_TYPES | TENSOR_LIST_TYPES
 
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from opreplay.traces.dtypes import CPP_SPELLINGS, ITEMSIZE_BYTES, torch_dtype_name, unknown_types
+from opreplay.replay.plan.recorded.groups import signature_id
+from opreplay.traces.dtypes import CPP_SPELLINGS, ITEMSIZE_BYTES, common_spelling, torch_dtype_name, unknown_types
+from opreplay.traces.model import OpSignature
 
 
 @pytest.mark.parametrize(
@@ -45,3 +47,28 @@ def test_every_spelling_is_known_behind_a_prefix(prefix: str) -> None:
 def test_words_for_arguments_that_are_no_tensors_are_known() -> None:
     known = ["", "Scalar", "ScalarList", "TensorList", "GenericList[Int,Int]", "Tuple[Int]", "None", "Device", "float"]
     assert unknown_types([*known, "Quux", "struct c10::Quux"]) == ["Quux", "struct c10::Quux"]
+
+
+@pytest.mark.parametrize(
+    ("recorded", "common"),
+    [
+        ("struct c10::Half", "c10::Half"),
+        ("class c10::BFloat16", "c10::BFloat16"),
+        ("struct c10::complex<float>", "c10::complex<float>"),
+        ("__int64", "long int"),
+        ("long", "long"),
+        ("Scalar", "Scalar"),
+        ("struct c10::Quux", "struct c10::Quux"),
+    ],
+)
+def test_names_of_msvc_become_those_of_other_compilers(recorded: str, common: str) -> None:
+    assert common_spelling(recorded) == common
+
+
+def test_ids_of_ops_do_not_depend_on_the_compiler() -> None:
+    def built_by(half: str, long: str) -> OpSignature:
+        return OpSignature(name="aten::index", dims=((4, 4), (3,)), types=(half, long), list_types=((long,), ()))
+
+    common = signature_id(built_by("c10::Half", "long int"))
+    assert signature_id(built_by("struct c10::Half", "__int64")) == common
+    assert signature_id(built_by("float", "__int64")) != common

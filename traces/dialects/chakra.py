@@ -195,8 +195,10 @@ def _decoded(message: bytes) -> tuple[Node, dict[str, Any]]:
             node.ctrl_deps = next(iter(numbers(value)), NO_PARENT)
         elif number == 5:
             node.data_deps = [*node.data_deps, *numbers(value)]
-        elif number == 3 and value in _POINT_TO_POINT:
-            attrs["comm_type_name"] = _POINT_TO_POINT[value]
+        elif number == 3 and value in _COMMUNICATION:
+            node.communicates = True
+            if value in _POINT_TO_POINT:
+                attrs["comm_type_name"] = _POINT_TO_POINT[value]
         elif isinstance(value, _NODE.get(number, ("", ()))[1]):
             setattr(node, _NODE[number][0], _NODE[number][2](value))
     return node, attrs
@@ -255,6 +257,7 @@ _NODE: dict[int, tuple[str, type, Callable[[Any], Any]]] = {
     7: ("dur", int, int), 8: ("inputs", bytes, _columns), 9: ("outputs", bytes, _columns),
 }  # fmt: skip
 """Fields of `Node`: what they are here, the type on the wire and how it is read."""
+_COMMUNICATION = frozenset({NodeType.COMM_SEND, NodeType.COMM_RECV, NodeType.COMM_COLL})
 _POINT_TO_POINT: dict[object, str] = {NodeType.COMM_SEND: "send", NodeType.COMM_RECV: "recv"}
 
 

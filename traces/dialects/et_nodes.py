@@ -40,6 +40,8 @@ class Node(msgspec.Struct, kw_only=True):
     ctrl_deps: Any = None
     data_deps: Any = ()
     """Ids of nodes whose results this one takes; Chakra files only."""
+    communicates: Any = False
+    """Whether its type is one of communication; Chakra files in protobuf only."""
     parent: Any = None
     inputs: Any = ()
     input_shapes: Any = ()

@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from opreplay.traces.activity.model import ListedCollective
-from opreplay.traces.dialects.chakra import ChakraStream, is_chakra
+from opreplay.traces.dialects.chakra import KERNEL_IDS, NO_PARENT, ChakraStream, is_chakra
 from opreplay.traces.dialects.chakra_collectives import listed_collective
 from opreplay.traces.dialects.dialect import Dialect
 from opreplay.traces.dialects.et_memories import MemoryColumn
@@ -40,6 +40,7 @@ from opreplay.traces.model import (
     TraceInfo,
 )
 from opreplay.traces.reading.opening import Opening
+from opreplay.traces.times.kernel_classes import class_of_op
 from opreplay.traces.times.placed import FAR_NS
 
 Column = npt.NDArray[Any]
@@ -115,6 +116,12 @@ class _Builder:
     """(name, category, start, duration, stream, device)."""
     launchers: list[tuple[int, list[int]]] = field(default_factory=list)
     """Of each kernel: id of the parent node, and ids of the nodes whose results it takes."""
+    transfers: list[tuple[int, Node]] = field(default_factory=list)
+    """Rows of kernels whose nodes are of a type of communication, and these nodes."""
+    on_device: set[int] = field(default_factory=set)
+    """Rows of ops that take tensors on an accelerator."""
+    added_kernels: int = 0
+    """Kernels that have no node of their own."""
     phases: dict[tuple[str, object, object], tuple[int, int]] = field(default_factory=dict)
     """(name, thread, number of the call) of an op that a converter cut into phases → (last phase, row of the call)."""
     repairs: Counter[str] = field(default_factory=Counter)
@@ -193,8 +200,9 @@ class _Builder:
             self.losses["broken arguments"] += 1
             signature = OpSignature(name=node.name)
         signature = self._with_results(signature, node)
-        self._devices(node)
         row = len(self.signature)
+        if self._devices(node):
+            self.on_device.add(row)
         if row >= self.limits.rows:
             raise too_large("rows", self.limits.rows, row + 1, "ops in the ExecutionTrace")
         self.signature.append(self.signatures.setdefault(signature, len(self.signatures)))
@@ -228,6 +236,9 @@ class _Builder:
                 _int32(node.device),
             )
         )
+        self.added_kernels += node.id >= KERNEL_IDS
+        if node.communicates is True:
+            self.transfers.append((len(self.kernels) - 1, node))
         after = node.data_deps if isinstance(node.data_deps, list) else []
         self.launchers.append((parent, [number for number in after if type(number) is int]))
 
@@ -241,14 +252,21 @@ class _Builder:
     def _track(self, tid: object) -> int:
         return self.tracks.setdefault(str(tid)[:100], len(self.tracks))
 
-    def _devices(self, node: Node) -> None:
+    def _devices(self, node: Node) -> bool:
+        """Collect the kinds of devices of the node's tensors; return whether one of them is an accelerator."""
+        accelerated = False
         values = node.inputs.get("values") if isinstance(node.inputs, dict) else node.inputs
         for value in values if isinstance(values, list) else ():
             if isinstance(value, list) and len(value) > 5 and isinstance(value[5], str) and len(self.devices) < 100:
-                self.devices.add(value[5].partition(":")[0])
+                kind = value[5].partition(":")[0]
+                self.devices.add(kind)
+                accelerated |= kind not in ("", "cpu", "meta")
+        return accelerated
 
     def trace(self, stream: Nodes) -> Trace:
         """The finished value."""
+        self._own_transfers()
+        self._time_computing()
         rows = {node: self._owner(parent) for node, (_, parent) in self.ids.items()}
         parents, endless = without_cycles(
             np.fromiter((rows[node] for node in self.node_id), np.int64, len(self.node_id))
@@ -288,7 +306,7 @@ class _Builder:
             start[rows] = 0
         if not any(start.any() for start in starts):
             if ops.dur_ns.any() or kernels.dur_ns.any():
-                self.losses["start times of nodes"] += len(ops) + len(kernels)
+                self.losses["start times of nodes"] += len(ops) + len(kernels) - self.added_kernels
             return False
         earliest = min(int(start[~rows].min(initial=FAR_NS + 1)) for start, rows in zip(starts, missing, strict=True))
         if earliest <= FAR_NS and not any(rows[1:].any() for rows in missing):
@@ -321,6 +339,46 @@ class _Builder:
         """Row of the op that launched a kernel: the one above it, else one whose result it takes; -1 for none."""
         row = self._owner(parent)
         return row if row >= 0 else next((op for number in takes if (op := self.ids.get(number, (-1, 0))[0]) >= 0), -1)
+
+    def _own_transfers(self) -> None:
+        """Make an op of each node of communication on a device that no op of communication launched.
+
+        What such a node takes from an op is data: it shows no launch.
+        """
+        listed = {collective.row for collective in self.collectives if collective.row >= 0}
+        kinds = [class_of_op(signature.name) for signature in self.signatures]
+        for kernel, node in self.transfers:
+            parent, takes = self.launchers[kernel]
+            above = self._owner(parent)
+            if above >= 0 and (above in listed or kinds[self.signature[above]] in ("communication", "other")):
+                continue
+            rows = [row for number in takes if (row := self.ids.get(number, (-1, 0))[0]) >= 0]
+            launcher = next((r for r in rows if r in listed or kinds[self.signature[r]] == "communication"), -1)
+            if launcher >= 0:
+                self.launchers[kernel] = self.node_id[launcher], []
+                continue
+            kinds.append("")  # of the signature that the op may add
+            self.ids[node.id] = self._add_op(node, _attributes(node)), NO_PARENT
+            self.launchers[kernel] = node.id, []
+            self.added_kernels += 1
+
+    def _time_computing(self) -> None:
+        """Give ops on tensors of an accelerator a kernel of their own length, where a Chakra file has nodes on the
+        device for communication alone."""
+        if not self.has_phases or not self.transfers or len(self.transfers) < len(self.kernels):
+            return
+        names = [signature.name for signature in self.signatures]
+        callers = {self._owner(self.ids[number][1]) for number in self.node_id}
+        owners = {self._launcher(*launcher) for launcher in self.launchers}
+        for row in sorted(self.on_device - callers - owners):
+            name = names[self.signature[row]]
+            if not self.dur_ns[row] or class_of_op(name) == "communication":
+                continue
+            number = self.kernel_names.setdefault(name, len(self.kernel_names))
+            self.kernels.append((number, 0, self.start_ns[row], self.dur_ns[row], 0, 0))
+            self.launchers.append((self.node_id[row], []))
+            self.added_kernels += 1
+            self.repairs["computing node without one on the device, its duration taken as device time"] += 1
 
     def _kernel_table(self) -> KernelTable:
         columns = list(zip(*self.kernels, strict=True)) or [()] * 6

@@ -141,7 +141,16 @@ def _protobuf(head: bytes) -> Foreign | None:
 
 
 _NSYS_LINES = Foreign("JSON lines of Nsight Systems (nsys export --type jsonlines)", _RECORD)
-_LINES = Foreign("JSON lines: one object a line", HINT)
+_LINES = Foreign(
+    "JSON lines: one object a line",
+    "If the lines are a trace's events, put them into one array: jq -s '{traceEvents: .}' FILE > trace.json.",
+)
+_REPR = Foreign(
+    "what Python prints of a dict or list, not JSON: its texts are in single quotes",
+    "Write it with json.dump, or convert it: python -c 'import ast, json, sys; "
+    "json.dump(ast.literal_eval(sys.stdin.read()), sys.stdout)' < FILE > trace.json.",
+)
+_REPR_START = re.compile(r"[\[{(]\s{0,99}(?:\{\s{0,99})?'(?:[^'\\\n]|\\.){0,200}'\s{0,9}:")
 _FIRST_LINE = re.compile(r'\{[^\n]{1,60000}\}[ \t]*\r?\n[ \t]*\{\s{0,9}"')
 _NSYS_KEY = re.compile(r'"(?:CudaEvent|NvtxEvent|TraceProcessEvent|ThreadInfo|EventId|domain)"|\{"Type":\s?\d')
 
@@ -152,6 +161,10 @@ def _is_nsys_lines(text: str) -> bool:
 
 def _is_lines(text: str) -> bool:
     return text.startswith("{") and _FIRST_LINE.match(text) is not None
+
+
+def _is_repr(text: str) -> bool:
+    return _REPR_START.match(text) is not None
 
 
 def _starts(*beginnings: str) -> Callable[[str], bool]:
@@ -200,6 +213,7 @@ _TEXTS: tuple[tuple[Callable[[str], bool], Foreign], ...] = (
     (_has('"ph": "B"'), _HALVES),
     (_has('"ph":"B"'), _HALVES),
     (_is_lines, _LINES),
+    (_is_repr, _REPR),
     (_starts("<!doctype", "<html", "<?xml"), Foreign("a page or XML, not a trace (an error of a download?)", HINT)),
     (_starts("version https://git-lfs"), Foreign("a pointer of Git LFS", "Fetch the file itself: git lfs pull.")),
     (_columns("kernel_name", "start_timestamp"), _ROCPROF),

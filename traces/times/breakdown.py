@@ -212,7 +212,10 @@ def _of_host(trace: Trace, by: By, modules: Sequence[str]) -> Breakdown:
     rows = _rows(names, at, time)
     if by == "op":
         rows = _rated_on_host(trace, rows)
-        rows = [msgspec.structs.replace(row, kind=class_of_op(row.name)) for row in rows]
+        listed: list[int] = trace.ops.signature[_listed_rows(trace)].tolist()
+        transfers = {trace.signatures[index].name for index in listed}
+        kinds = ["communication" if row.name in transfers else class_of_op(row.name) for row in rows]
+        rows = [msgspec.structs.replace(row, kind=kind) for row, kind in zip(rows, kinds, strict=True)]
     return Breakdown(by=by, clock="host", total_us=float(time.sum()), rows=tuple(rows), note=note)
 
 
@@ -220,10 +223,17 @@ def _classes_on_host(trace: Trace) -> tuple[list[str], npt.NDArray[np.int64]]:
     """Classes, and the index into them of each call: that of the outermost library op around it whose name tells, as
     rows are of those. The products inside of an attention are attention."""
     kinds = [class_of_op(signature.name) for signature in trace.signatures]
+    for index in set(trace.ops.signature[_listed_rows(trace)].tolist()):
+        kinds[index] = "communication"
     names, at = _merged(kinds, trace.ops.signature.astype(np.int64))
     tells = np.array([kind != "other" for kind in kinds], bool)[trace.ops.signature]
     outermost = outermost_of(innermost_parent(trace.ops), tells)
     return names, np.where(outermost >= 0, at[np.maximum(outermost, 0)], at)
+
+
+def _listed_rows(trace: Trace) -> list[int]:
+    """Rows of the ops that a Chakra file marks as communication."""
+    return [collective.row for collective in trace.collectives if collective.row >= 0]
 
 
 def _rated_on_host(trace: Trace, rows: Sequence[Row]) -> list[Row]:

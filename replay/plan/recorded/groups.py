@@ -14,6 +14,7 @@ import numpy.typing as npt
 from opreplay.replay.ir.model import Recorded, RecordedKernel
 from opreplay.replay.plan.select import keeps_name
 from opreplay.replay.plan.selection import OpFilter
+from opreplay.traces.dtypes import common_spelling
 from opreplay.traces.links.iterations import BatchIndex, DominantBatch
 from opreplay.traces.links.optimizer_counters import optimizer_counters
 from opreplay.traces.links.parents import innermost_of, innermost_parent
@@ -50,14 +51,16 @@ def signature_id(signature: OpSignature) -> str:
     """Stable 12-hex-digit hash of a recorded signature.
 
     Floating numbers that values are only multiplied with or added to are no part of it: Adam corrects its bias by
-    other ones in each step, and the work is the same.
+    other ones in each step, and the work is the same. Nor does it matter which compiler spelled the types.
     """
     concrete = signature.concrete
     if concrete is not None and is_arithmetic(signature.name):
         concrete = tuple("float" if _FLOATS.fullmatch(text) else text for text in concrete)
-    parts = [signature.name, signature.dims, signature.types, signature.strides, concrete]
+    types = None if signature.types is None else tuple(map(common_spelling, signature.types))
+    parts = [signature.name, signature.dims, types, signature.strides, concrete]
     if signature.overload is not None or signature.list_types is not None or signature.storage is not None:
-        parts += [signature.overload, signature.list_types, signature.storage]
+        lists = signature.list_types and tuple(tuple(map(common_spelling, names)) for names in signature.list_types)
+        parts += [signature.overload, lists, signature.storage]
     return blake2b(msgspec.json.encode(parts), digest_size=6).hexdigest()
 
 

@@ -54,8 +54,9 @@ def step_graph(trace: Trace, step: Step) -> StepGraph:
     """The graph of one step. The trace must have been read with its activity. Raises TraceError: nothing ran in it."""
     if trace.activity is None:
         raise TraceError(
-            f"{trace.info.path} does not say what ran when",
-            hint="A timeline needs a profile of torch.profiler; ExecutionTraces and plans hold no times.",
+            f"{trace.info.path} does not say what each device task waited for",
+            hint="A timeline needs a profile of torch.profiler: ExecutionTraces, Chakra files and plans do not tell "
+            "which call launched each device task, even where they hold times.",
         )
     main = main_track(trace, step)
     home = homes(trace, main)

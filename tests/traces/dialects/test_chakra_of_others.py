@@ -235,3 +235,59 @@ def test_files_of_chakras_generator_are_read(
     write(generator)
     summary = summarize(read_trace(tmp_path / file))
     assert (summary.cpu_ops, summary.kernels, summary.collectives) == (0, kernels, collectives)
+
+
+def computing(number: int, name: str, *, dur: int, on_host: bool | None = True, takes: tuple[int, ...] = ()) -> bytes:
+    parts = field(1, number), field(2, name), field(3, 4), packed(5, takes), field(7, dur), field(8, IO)
+    schema = field(10, attribute("op_schema", 29, f"{name}(Tensor self) -> Tensor"))
+    told = b"" if on_host is None else field(10, attribute("is_cpu_op", 27, on_host))
+    return b"".join((*parts, schema, told))
+
+
+def transfer(
+    number: int, name: str, kind: int, *, deps: tuple[int, ...] = (), takes: tuple[int, ...] = (), on_host: bool = False
+) -> bytes:
+    """A node of communication of 40 µs and 64 bytes; `kind` is the number of its type: 5 send, 6 receive, 7 all."""
+    parts = field(1, number), field(2, name), field(3, kind), packed(4, deps), packed(5, takes), field(7, 40)
+    sizes = field(10, attribute("comm_type", 9, 2)) + field(10, attribute("comm_size", 9, 64))
+    return b"".join((*parts, sizes, field(10, attribute("is_cpu_op", 27, on_host))))
+
+
+@pytest.mark.parametrize("kind", [5, 6, 7])
+@pytest.mark.parametrize("on_host", [True, None, False])
+def test_a_transfer_owns_itself_beside_the_op_whose_result_it_takes(
+    tmp_path: Path, kind: int, on_host: bool | None
+) -> None:
+    nodes = [computing(1, "aten::relu", dur=70, on_host=on_host), transfer(2, "ring step", kind, takes=(1,))]
+    trace = read(tmp_path, metadata(schema="x"), *nodes)
+    top = {op.name: op.device_us for op in summarize(trace).top_ops}
+    assert top == {"aten::relu": 70.0, "ring step": 40.0}
+    assert trace.info.report.losses == {"start times of nodes": 2}
+    assumed = "computing node without one on the device, its duration taken as device time"
+    assert trace.info.report.repairs == ({} if on_host is False else {assumed: 1})
+    assert summarize(trace).collectives == 1
+
+
+@pytest.mark.parametrize("how", ["deps", "takes"])
+def test_an_op_of_communication_owns_the_transfer_that_it_launched(tmp_path: Path, how: str) -> None:
+    launch = computing(1, "c10d::allgather_", dur=9), transfer(2, "ncclDevKernel_AllGather", 7, **{how: (1,)})
+    assert owned_by(read(tmp_path, metadata(schema="x"), *launch)) == ["c10d::allgather_"]
+
+
+def test_a_compute_op_above_a_transfer_does_not_own_it(tmp_path: Path) -> None:
+    nodes = [computing(1, "aten::mm", dur=9, on_host=False), transfer(2, "ncclDevKernel_AllGather", 7, deps=(1,))]
+    assert owned_by(read(tmp_path, metadata(schema="x"), *nodes)) == ["aten::mm", "ncclDevKernel_AllGather"]
+
+
+def test_times_of_ops_stay_on_the_host_where_the_device_has_nodes_of_computing(tmp_path: Path) -> None:
+    kernel = node(2, "k0", on_host=False, deps=(1,))
+    nodes = [computing(1, "aten::relu", dur=70), kernel, computing(3, "aten::gelu", dur=50), transfer(4, "ring", 7)]
+    trace = read(tmp_path, metadata(schema="x"), *nodes)
+    assert owned_by(trace) == ["aten::relu", "ring"]
+    assert not trace.info.report.repairs
+
+
+def test_transfers_among_ops_on_the_host_are_communication(tmp_path: Path) -> None:
+    nodes = [computing(1, "aten::mm", dur=60), transfer(2, "ring step", 7, takes=(1,), on_host=True)]
+    work = {row.name: row.share for row in summarize(read(tmp_path, metadata(schema="x"), *nodes)).work}
+    assert work == {"GEMM": 0.6, "communication": 0.4}

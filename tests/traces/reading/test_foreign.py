@@ -83,6 +83,8 @@ def gzipped(content: bytes) -> bytes:
         (b"<!DOCTYPE html><html>", "a page"),
         (b"version https://git-lfs.github.com/spec/v1\n", "Git LFS"),
         (b'{"a": 1}\n{"a": 2}\n', "JSON lines"),
+        (b'{"a": 1}\n{"a": 2}\n', "jq -s '{traceEvents: .}'"),
+        (b"{'traceEvents': [{'ph': 'X'}]}", "json.dump"),
         (b'"Kind","Agent_Id","Kernel_Name","Start_Timestamp"\n', "rocprof"),
         (b'"Name","Calls","TotalDurationNs","AverageNs"\n', "rocprof"),
         (b"Time (%),Total Time (ns),Instances,Avg (ns),Name\n", "Nsight Systems"),

@@ -374,6 +374,8 @@ class TraceInfo:
     """Set when the file holds several processes."""
     process: str | None = None
     """Set when the trace is one process of a merged file."""
+    processes: int = 1
+    """In the file that `process` was taken of."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -118,10 +118,21 @@ def _with_doubts(view: View, read: Trace) -> View:
 
 def _times_of(read: Trace, by: Literal["step", "launch"], top: int | None) -> View:
     """All steps, or how kernels were launched."""
+    import msgspec
+
     from opreplay.replay.report import steps
+    from opreplay.replay.report.text import safe
+    from opreplay.traces.processes.select import one_process
     from opreplay.traces.times.steps import launch_table, step_table
 
-    return steps.view(step_table(read) if by == "step" else launch_table(read), top, TOP)
+    if by == "launch":
+        return steps.view(launch_table(read), top, TOP)
+    part = one_process(read)
+    view = steps.view(step_table(part), top, TOP)
+    if part is read:
+        return view
+    told = f"the steps of process {safe(str(part.info.process))}, one of {part.info.processes:,} in the file: "
+    return msgspec.structs.replace(view, lines=[f"{told}--process takes another", *view.lines])
 
 
 def _breakdown_of(read: Trace, by: By, top: int | None, peak: Peak | None, limit: tuple[tuple[str, str], ...]) -> View:

@@ -113,6 +113,10 @@ class StepReport(msgspec.Struct, frozen=True, kw_only=True):
     """What reading the trace lost, by reason: the step is what is left."""
     coarse_unit_us: float | None = None
     """Of which all device durations are multiples, where that is too coarse to be timings."""
+    process: str | None = None
+    """Whose step this is, of a file that the profiles of several processes were merged into."""
+    processes: int = 1
+    """In that file."""
 
     def frame(self) -> pandas.DataFrame:
         """One row a segment of the step, which they add up to: `segment`, `time_us`, `share`."""

@@ -90,6 +90,8 @@ def step_report(
         socs=socs,
         losses=trace.info.report.losses,
         coarse_unit_us=coarse_unit_us(trace),
+        process=trace.info.process,
+        processes=trace.info.processes,
     )
 
 

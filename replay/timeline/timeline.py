@@ -34,6 +34,7 @@ from opreplay.traces.errors import NothingRan
 from opreplay.traces.links.collectives import with_host_collectives
 from opreplay.traces.links.steps import Step, busy_steps, chosen_step
 from opreplay.traces.names import file_name
+from opreplay.traces.processes.select import one_process
 from opreplay.traces.times.doubts import doubts_of
 
 SCHEMA_VERSION = 1
@@ -240,9 +241,13 @@ def step_of(
     plan: ReplayPlan | None = None,
     contents: ContentsOf | None = None,
 ) -> StepReport | None:
-    """What every command tells of the step of median length; None where nothing says what ran when."""
+    """What every command tells of the step of median length; None where nothing says what ran when.
+
+    Of a merged trace the step of its busiest process.
+    """
     if not isinstance(read, Trace) or read.activity is None:
         return None
+    read = one_process(read)
     try:
         return timeline(read, devices=devices, plan=plan, contents=contents).timeline.step
     except NothingRan:

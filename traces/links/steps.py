@@ -50,9 +50,10 @@ def steps_of(trace: Trace) -> tuple[Step, ...]:
 
 def _once_each(trace: Trace, marks: list[Step]) -> list[Step]:
     """Return the marks by start without those of other threads that mark the same step: of equal numbers that overlap
-    in time the one whose thread ran most ops in it, else the longest."""
+    in time the one whose thread ran most ops in it, else the longest. Steps of two processes are never the same."""
     out: list[Step] = []
-    open_: dict[int | None, int] = {}
+    of_track = () if trace.info.merged is None else trace.info.merged.of_track
+    open_: dict[tuple[int, int | None], int] = {}
     starts: dict[int, npt.NDArray[np.int64]] = {}
 
     def weight(mark: Step) -> tuple[int, int]:
@@ -60,9 +61,10 @@ def _once_each(trace: Trace, marks: list[Step]) -> list[Step]:
         return int(last - first), mark.end_ns - mark.start_ns
 
     for mark in marks:
-        at = open_.get(mark.number)
+        key = of_track[mark.track] if 0 <= mark.track < len(of_track) else -1, mark.number
+        at = open_.get(key)
         if at is None or mark.start_ns >= out[at].end_ns:
-            open_[mark.number] = len(out)
+            open_[key] = len(out)
             out.append(mark)
         elif weight(mark) > weight(out[at]):
             out[at] = mark

@@ -34,6 +34,12 @@ def split_processes(trace: Trace) -> list[tuple[str, Trace]]:
     return [(process.name, _part(trace, index)) for index, process in enumerate(processes)]
 
 
+def one_process(trace: Trace) -> Trace:
+    """Return the busiest process of a merged trace, whose steps are those of one program; another trace as it is."""
+    merged = trace.info.merged
+    return trace if merged is None else of_process(trace, busiest_process(merged))
+
+
 def busiest_process(merged: MergedProcesses) -> str:
     """Return the name of the process with most device time, of those without any the one with most ops."""
     return max(merged.processes, key=lambda process: (process.device_us, process.ops)).name
@@ -86,7 +92,12 @@ def _part(trace: Trace, number: int) -> Trace:
     return dataclasses.replace(
         trace,
         info=dataclasses.replace(
-            trace.info, merged=None, rank=None, process=merged.processes[number].name, links=_links(kernels)
+            trace.info,
+            merged=None,
+            rank=None,
+            process=merged.processes[number].name,
+            processes=len(merged.processes),
+            links=_links(kernels),
         ),
         signatures=signatures,
         ops=ops,

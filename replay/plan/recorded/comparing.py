@@ -15,6 +15,7 @@ from opreplay.replay.results.reading import ResultFile, read_result_file
 from opreplay.traces.errors import UsageError
 from opreplay.traces.model import MetadataLevel, Trace
 from opreplay.traces.names import file_name
+from opreplay.traces.processes.select import one_process
 
 Operand = ResultFile | Trace | ReplayPlan
 Simulate = Callable[[Trace | ReplayPlan, str, str], Times]
@@ -23,13 +24,14 @@ Simulate = Callable[[Trace | ReplayPlan, str, str], Times]
 
 def open_operand(text: str, *, progress: Progress, process: str | None = None, activity: bool = False) -> Operand:
     """The result file, trace or plan that a path names; `activity`: of a trace also what ran when; `process`: which
-    one of a merged trace.
+    one of a merged trace, by default the busiest.
 
     Raises TraceError for what cannot be read.
     """
     if plan_dialect(text) is RESULTS or text.endswith(".jsonl"):
         return read_result_file(text)
-    return open_input(text, process=process, progress=progress, activity=activity)
+    read = open_input(text, process=process, progress=progress, activity=activity)
+    return one_process(read) if isinstance(read, Trace) else read
 
 
 def compare_operands(

@@ -106,8 +106,10 @@ def _of_level(trace: Trace, level: MetadataLevel | None) -> list[str]:
 
 
 def _of_reading(trace: Trace) -> list[str]:
-    losses = ", ".join(f"{reason} ({count:,})" for reason, count in trace.info.report.losses.items())
-    return [f"{file_name(trace.info.path)}: reading lost {losses}"] if losses else []
+    name, info = file_name(trace.info.path), trace.info
+    losses = ", ".join(f"{reason} ({count:,})" for reason, count in info.report.losses.items())
+    merged = f"{name} is merged of {info.processes:,} processes: {info.process} was taken, --process takes another"
+    return [*([merged] if info.processes > 1 else []), *([f"{name}: reading lost {losses}"] if losses else [])]
 
 
 def _timed(op: ReplayOp, calls_us: Floats, kernels: Sequence[RecordedKernel]) -> OpTime:

@@ -56,13 +56,14 @@ def verdict(step: StepReport) -> str:
     else:
         text = f"{device[0].upper()}{device[1:]} is busy {busy} of {took}: neither it nor the host alone bounds it"
     devices = [f"{safe(name)} {_on_device(on_device, step_us)}" for name, on_device in step.socs.items()]
-    return "; ".join([text, *devices]) + "." + _largest(step) + _lost(step)
+    return "; ".join([text, *devices]) + "." + _largest(step) + _lost(step) + _of_process(step)
 
 
 def _lost_kernels(step: StepReport) -> list[str]:
     """How many launches of the step lack their kernel; empty where none does."""
     without = step.launches_without_kernel
-    return [f"{without:,} of its {step.launches:,} launches have no kernel"] if without else []
+    have = "has" if without == 1 else "have"
+    return [f"{without:,} of its {step.launches:,} launches {have} no kernel"] if without else []
 
 
 def _lost_device_work(step: StepReport) -> bool:
@@ -73,7 +74,14 @@ def _lost_device_work(step: StepReport) -> bool:
 def _lost(step: StepReport) -> str:
     """That the step is what is left of a damaged trace."""
     reasons = ", ".join(f"{safe(reason)} ({count:,})" for reason, count in step.losses.items())
-    return f" Reading lost {reasons}." if reasons else ""
+    return f" What could not be read is left out: {reasons}." if reasons else ""
+
+
+def _of_process(step: StepReport) -> str:
+    """Which process of a merged file the step is of, and how to see another."""
+    if step.process is None or step.processes < 2:
+        return ""
+    return f" This is process {safe(step.process)}, one of {step.processes:,} in the file: --process takes another."
 
 
 def _largest(step: StepReport) -> str:

@@ -105,3 +105,43 @@ def test_a_plan_has_no_process(tmp_path: Path) -> None:
     plan = tmp_path / "plan.json"
     assert invoke("plan", MERGED, "--output", plan).exit_code == 0
     assert invoke("plan", plan, "--process", "1").exit_code == ExitCode.USAGE
+
+
+def merged_steps(path: Path, *, steps: int = 3) -> Path:
+    """Two processes that mark steps of the same numbers, out of step: those of the second take twice as long."""
+    events: list[dict[str, Any]] = []
+    for rank in (0, 1):
+        for number in range(steps):
+            start, dur = 1000 + 100 * (rank + 1) * number, 40 * (rank + 1)
+            host, device = {"pid": f"[TP0{rank}] 9", "tid": 1}, {"pid": f"[TP0{rank}] 0", "tid": 7}
+            ids = {"External id": 10 + number, "correlation": 10 + number}
+            shapes = {"Input Dims": [[8, 8], [8, 8]], "Input type": ["float", "float"], "External id": 10 + number}
+            call = {"name": "cudaLaunchKernel", "cat": "cuda_runtime", "ts": start + 5, "dur": 2, "args": ids}
+            work = {"name": "sgemm", "cat": "kernel", "ts": start + 10, "dur": dur}
+            events += [
+                {"ph": "X", "name": f"ProfilerStep#{number}", "cat": "user_annotation", "ts": start, **host}
+                | {"dur": 100 * (rank + 1) - 5},
+                {"ph": "X", "name": "aten::mm", "cat": "cpu_op", "ts": start + 2, "dur": 8, "args": shapes, **host},
+                {"ph": "X", **call, **host},
+                {"ph": "X", **work, "args": {**ids, "device": 0, "stream": 7}, **device},
+            ]
+    return write(path, {"traceEvents": events}, "steps.json")
+
+
+def test_steps_shown_are_those_of_one_process(tmp_path: Path) -> None:
+    path = merged_steps(tmp_path)
+    (inspected, timed) = (invoke(command, path).stdout.splitlines()[0] for command in ("inspect", "timeline"))
+    assert inspected == timed
+    assert "This is process [TP01] 9, one of 2 in the file: --process takes another." in inspected
+    table = facts("inspect", path, "--by", "step")
+    assert [(row["host_us"], row["busy_us"]) for row in table["rows"]] == [(195.0, 80.0)] * 3
+    assert "the steps of process [TP01] 9, one of 2" in invoke("inspect", path, "--by", "step").stdout
+    assert facts("inspect", path)["iterations"] == 6
+
+
+def test_compare_says_which_process_of_a_merged_file_was_taken(tmp_path: Path) -> None:
+    path = merged_steps(tmp_path)
+    comparison = facts("compare", path, path)
+    assert comparison["before_us"] == comparison["after_us"] == 240.0
+    said = "steps.json is merged of 2 processes: [TP01] 9 was taken, --process takes another"
+    assert said in comparison["notes"]

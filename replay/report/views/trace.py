@@ -197,7 +197,8 @@ def _links(summary: TraceSummary) -> str:
 
 def _iterations(summary: TraceSummary) -> str:
     if not summary.iterations:
-        return ""
+        repeated = any(interval.count > 1 for interval in summary.annotations)
+        return "the trace marks no steps: no annotation is a step's of torch.profiler or a server's" if repeated else ""
     phases = ", ".join(f"{count:,} {phase}" for phase, count in summary.phases.items())
     return f"{summary.iterations:,}" + (f": {phases}" if phases else "")
 

@@ -105,3 +105,10 @@ def test_a_rank_that_is_not_recorded_is_said(rank: int | None, world_size: int |
     assert "None" not in text
     assert says in text
     assert ("recorded by" in text) is bool(says)
+
+
+@pytest.mark.parametrize(("name", "told"), [("my_loop: forward", True), ("ProfilerStep#7", False)])
+def test_annotations_that_recur_and_mark_no_step_are_told(tmp_path: Path, name: str, told: bool) -> None:
+    marks = [event("user_annotation", name, 100 * i + 1, 90) for i in range(3)]
+    text = shown(tmp_path / "t.json", [*EVENTS[:3], *marks], 200)
+    assert ("the trace marks no steps" in text) is told

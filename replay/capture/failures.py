@@ -127,7 +127,10 @@ def of(error: Exception, running: Any, *, real: bool) -> UsageError:
         )
     what = f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error).strip() else ''}"
     return UsageError(
-        f"the step raised {what}{at}", hint="It must run as it is." if real else "Does it run as it is? --real tells."
+        f"the step raised {what}{at}",
+        hint="If it runs in plain PyTorch, a capture cannot follow what it does there: leave that part out."
+        if real
+        else "If it runs in plain PyTorch, --real captures it on real tensors.",
     )
 
 

@@ -225,7 +225,8 @@ def _add_column(grid: RichTable, column: Column[Row], width: int | None) -> None
 
 
 def _width(column: Column[Row], rows: Sequence[Row]) -> int:
-    return max(cell_len(safe(column.title)), 1, *(cell_len(_cell(column, row).plain) for row in rows))
+    texts = [*map(safe, column.title.split("\n")), *(_cell(column, row).plain for row in rows)]
+    return max(1, *map(cell_len, texts))
 
 
 def _cell(column: Column[Row], row: Row, space: int = 0, *, one_line: bool = False) -> Text:

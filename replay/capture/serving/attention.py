@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from opreplay.replay.capture.serving import masks
 from opreplay.replay.capture.serving.fused import Call, Fusion, Graph, Kernel, New, Tensor, dense, seen_as
 from opreplay.traces.model import contiguous_strides
 
@@ -24,10 +25,13 @@ def of_torch(graph: Graph, call: Call) -> Fusion | None:
     masking = _masking(graph, values.get("attn_mask"))
     if masking is None:
         return None
+    value = values["value"]
+    if "sparse_mode" in masking.arguments:
+        key, value = _before_repeats(graph, key), _before_repeats(graph, value)
     arguments = {
         "query": query,
         "key": key,
-        "value": values["value"],
+        "value": value,
         "num_heads": query.shape[1],
         "scale": values.get("scale") or 1 / sqrt(query.shape[-1]),
         "input_layout": "BNSD",
@@ -37,6 +41,16 @@ def of_torch(graph: Graph, call: Call) -> Fusion | None:
     }
     kernels = [*masking.kernels, _attending(arguments, call.results[0])]
     return Fusion(kernels=kernels, calls=frozenset({call}), shared=masking.shared)
+
+
+def _before_repeats(graph: Graph, tensor: Tensor) -> Tensor:
+    """Return keys or values [batch, heads, tokens, width] as they were before transformers copied each head for all
+    queries of its group, which it does where there is a mask; the kernel takes fewer heads."""
+    copied = graph.maker(tensor, "aten::clone")
+    heads = None if copied is None else copied.values["self"]
+    if heads is None or len(heads.shape) != 5:
+        return tensor
+    return _by_heads(heads, heads.shape[0], *tensor.shape[2:]) or tensor
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,6 +77,8 @@ def _masking(graph: Graph, mask: Tensor | None) -> _Masking | None:
     lower = graph.maker(visible, "aten::tril")
     if lower is not None and graph.maker(lower.values["self"], "aten::ones") is not None:
         return _Masking(arguments={"sparse_mode": 3})
+    if (pattern := masks.pattern_of(graph, visible)) is not None:
+        return _Masking(arguments=pattern)
     key = "hidden", visible.storage, visible.version
     if (hidden := graph.shared.get(key)) is not None:
         return _Masking(arguments={"atten_mask": hidden})

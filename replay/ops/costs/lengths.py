@@ -20,6 +20,8 @@ from opreplay.traces.model import TensorMeta
 
 PACKED = ("TND", "NTD")
 """Layouts of torch_npu in which lengths are where sequences end."""
+BAND = 4
+"""`sparse_mode` of a band of `pre_tokens` before and `next_tokens` behind the diagonal that ends at the last key."""
 
 
 def page_of(op: OpView) -> tuple[TensorMeta, int] | None:
@@ -69,7 +71,11 @@ def contents_of(op: OpView, rows: int) -> Contents:
         count, kv = dense
         each = rows / count
         causal = op.meta("atten_mask") is not None or op.integer("sparse_mode", default=0) >= 2
-        return _made(rows, count * kv, rows * (kv - (each - 1) / 2 if causal else kv), count)
+        pairs = rows * (kv - (each - 1) / 2 if causal else kv)
+        window = _window(op)
+        if window is None or window >= kv:
+            return _made(rows, count * kv, pairs, count)
+        return _made(rows, count * min(kv, each + window - 1), pairs - count * _beyond(each, kv, window), count)
     if longest is None:
         op.note(f"context lengths are not known: one causal sequence of {rows} tokens")
         return _made(rows, rows, rows * (rows + 1) / 2, 1)
@@ -78,6 +84,19 @@ def contents_of(op: OpView, rows: int) -> Contents:
     new = rows / count
     context = max(longest, new)
     return _made(rows, context * count, rows * (context - (new - 1) / 2), count)
+
+
+def _window(op: OpView) -> int | None:
+    """Keys that a query sees at most, itself among them; None without a sliding window that ends at each query."""
+    before, after = (op.integer(name, default=-1) for name in ("pre_tokens", "next_tokens"))
+    return before + 1 if op.integer("sparse_mode", default=0) == BAND and before >= 0 and after == 0 else None
+
+
+def _beyond(queries: float, keys: int, window: int) -> float:
+    """Pairs of one sequence that a causal mask shows and a window hides: of each query the keys before its window."""
+    most = max(0.0, float(keys - window))
+    least = max(0.0, most - queries)
+    return (most * (most + 1) - least * (least + 1)) / 2
 
 
 def _dense(op: OpView) -> tuple[int, int] | None:

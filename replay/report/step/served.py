@@ -34,10 +34,10 @@ def render(rows: Sequence[ServedStep], notes: Sequence[str], width: int = 80) ->
             lambda row: _ms(row.token_ms) + f" ({_ms(row.low_ms, 2)}–{_ms(row.high_ms, 2)})",
             right=True,
         ),
-        column("tokens/s", lambda row: row.tokens_per_s, number("{:,.0f}")),
-        column("graph", lambda row: _ms(row.graph_token_ms, 2), right=True),
-        column("memory", lambda row: readable(row.memory_bytes), right=True),
-        column("fit", lambda row: FITS[row.fits]),
+        column("tokens/s", lambda row: row.tokens_per_s, number("{:,.0f}"), drop=3),
+        column("graph", lambda row: _ms(row.graph_token_ms, 2), right=True, drop=4),
+        column("memory", lambda row: readable(row.memory_bytes), right=True, drop=2),
+        column("fit", lambda row: FITS[row.fits], drop=1),
     ]
     said = [safe(note) for note in notes]
     if server_ms := max((row.server_ms for row in rows), default=0.0):

@@ -28,11 +28,11 @@ def render(rows: Sequence[SizedStep], notes: Sequence[str], width: int = 80) -> 
         *(column(safe(name), lambda row, name=name: row.sizes.get(name), COUNT) for name in names),
         column("device", lambda row: row.soc, style="bold"),
         column("step", lambda row: row.step_us, TIME),
-        column("80 % band", lambda row: f"{time_text(row.low_us)} to {time_text(row.high_us)}", right=True),
-        column("bound", lambda row: row.bound, drop=1),
-        column("graph", lambda row: row.graph_us, TIME),
-        column("memory", lambda row: readable(row.memory_bytes), right=True),
-        column("fit", lambda row: FITS[row.fits]),
+        column("80 % band", lambda row: f"{time_text(row.low_us)} to {time_text(row.high_us)}", right=True, drop=1),
+        column("bound", lambda row: row.bound, drop=5),
+        column("graph", lambda row: row.graph_us, TIME, drop=4),
+        column("memory", lambda row: readable(row.memory_bytes), right=True, drop=3),
+        column("fit", lambda row: FITS[row.fits], drop=2),
     ]
     said = [safe(note) for note in notes]
     if missing := max((row.unpredicted_calls for row in rows), default=0):

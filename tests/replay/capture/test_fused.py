@@ -365,3 +365,42 @@ def test_what_a_backward_needs_is_not_fused() -> None:
 
     before = capture_made(lambda: (step, (torch.randn(3, 8),)), source="here")
     assert fused(before, MATCHERS) is before
+
+
+@pytest.mark.parametrize(
+    ("kind", "window", "expected"),
+    [
+        ("mistral", 6, {"sparse_mode": 4, "pre_tokens": 5, "next_tokens": 0}),
+        ("mistral", 64, {"sparse_mode": 3}),
+        ("qwen3", 5, {"sparse_mode": 4, "pre_tokens": 4, "next_tokens": 0}),
+    ],
+)
+def test_a_prefill_with_a_window_builds_no_mask(
+    tmp_path: Path, kind: str, window: int, expected: dict[str, int]
+) -> None:
+    sizes = {**SIZES, "head_dim": 16, "sliding_window": window, "use_sliding_window": True, "max_window_layers": 0}
+    make = step_of_kind(tmp_path, kind, sizes, phase="prefill", batch=2, context=17, dtype="float32")
+    before = capture_made(make, source=kind)
+    plan = fused(before, MATCHERS)
+    names = {op.name for op in plan.ops}
+    assert not names & {"aten::le", "aten::gt", "aten::bitwise_and", "aten::where", "aten::logical_not", "aten::clone"}
+    (attending,) = (op for op in plan.ops if op.name == "npu::npu_fused_infer_attention_score")
+    told = {arg.name: arg.value for arg in attending.args if arg.name in ("sparse_mode", "pre_tokens", "next_tokens")}
+    assert told == expected
+    assert "atten_mask" not in {arg.name for arg in attending.args}
+    assert largest_difference(make, plan, before, only="logits") < 1e-5
+
+
+@pytest.mark.parametrize("shift", [1, -1])
+def test_a_mask_of_another_pattern_stays(shift: int) -> None:
+    def make() -> Any:
+        def step(q: Any, k: Any, v: Any) -> Any:
+            at = torch.arange(9)
+            visible = (at[None, :] <= (at + shift)[:, None]) & (at[None, :] > (at - 4)[:, None])
+            return torch.nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=visible[None, None])
+
+        return step, tuple(torch.randn(1, 2, 9, 16) for _ in range(3))
+
+    plan = fused(capture_made(make, source="shifted"), MATCHERS)
+    (attending,) = (op for op in plan.ops if op.name == "npu::npu_fused_infer_attention_score")
+    assert "atten_mask" in {arg.name for arg in attending.args}

@@ -106,3 +106,27 @@ def test_no_number_is_cut() -> None:
     lines = shown(Table("Rows", [*devices, op], ROWS), 80)
     assert lines[1].count("device") == lines[3].count("12.3 µs") > 4
     assert lines[-1].startswith("no room at 80 columns for: device ")
+
+
+@pytest.mark.parametrize("width", [80, 60, 44])
+def test_sizes_that_were_asked_for_stay_where_room_is_short(width: int) -> None:
+    from opreplay.replay.report.step import served, sized
+    from opreplay.replay.timeline.served import ServedStep
+    from opreplay.replay.timeline.sized import SizedStep
+
+    one = ServedStep(
+        batch=8, context=2048, soc="910b3", token_ms=21.7, low_ms=16, high_ms=41, graph_token_ms=22, graph_low_ms=16,
+        graph_high_ms=41, server_ms=0, tokens_per_s=368.2, graph_tokens_per_s=364, memory_bytes=6 << 30, fits=True,
+        unpredicted_calls=0, fused=True, unfused=("attention",),
+    )  # fmt: skip
+    other = SizedStep(
+        sizes={"rows": 12_345, "columns": 67_890}, soc="910b3", step_us=1234.5, low_us=1000, high_us=2000, graph_us=999,
+        bound="cube", memory_bytes=6 << 30, fits=True, unpredicted_calls=0,
+    )  # fmt: skip
+    console = Console(width=width, record=True, file=io.StringIO())
+    console.print(served.render([one], [], width))
+    console.print(sized.render([other], [], width))
+    text = console.export_text()
+    assert "2,048" in text
+    assert "12,345" in text
+    assert "67,890" in text

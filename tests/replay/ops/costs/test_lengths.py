@@ -242,3 +242,17 @@ def test_attention_of_torch_npu_without_a_layout_takes_its_schemas_or_tells_head
     unsaid = msgspec.structs.replace(op(name, *tensors, *heads), schema=schema)
     assert simulate_op(unsaid, DEVICE, l2="cold").time_us == pytest.approx(said.time_us)
     assert said.time_us > 2 * 4 * 8192 * KV_HEADS * DIM * 2 / 1.6e6
+
+
+@pytest.mark.parametrize(("queries", "keys", "window"), [(9, 9, 4), (9, 9, 1), (3, 9, 4), (3, 20, 5), (9, 9, 12)])
+def test_a_window_counts_the_keys_that_each_query_sees(queries: int, keys: int, window: int) -> None:
+    batch, heads, width = 2, 4, 16
+    args = [any_tensor("query", batch, heads, queries, width)]
+    args += [any_tensor(name, batch, heads, keys, width) for name in ("key", "value")]
+    said = {"num_heads": heads, "sparse_mode": 4, "pre_tokens": window - 1, "next_tokens": 0}
+    numbers = [v(name, "int", number) for name, number in said.items()]
+    layout = v("input_layout", "str", "BNSD")
+    (kernel,) = lower(op("npu::npu_fused_infer_attention_score", *args, *numbers, layout)).kernels
+    seen = [min(window, keys - queries + 1 + query) for query in range(queries)]
+    assert kernel.attrs["pairs"] == batch * heads * sum(seen)
+    assert kernel.attrs["context_tokens"] == batch * min(keys, queries + window - 1)

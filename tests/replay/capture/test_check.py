@@ -268,6 +268,16 @@ def test_layers_that_drop_nothing_are_known_by_their_values() -> None:
 
 
 @pytest.mark.filterwarnings("ignore:.*torch.jit.script:DeprecationWarning")  # torch's own, of jvp
+def test_forward_derivatives_of_a_module_are_captured() -> None:
+    def make() -> Any:
+        layer = torch.nn.Linear(6, 4)
+        return lambda x, tangent: torch.func.jvp(layer, (x,), (tangent,)), (torch.randn(3, 6), torch.randn(3, 6))
+
+    plan = capture_made(make, source="jvp")
+    assert sum(op.count for op in plan.ops if op.name in ("aten::mm", "aten::addmm")) >= 2
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script:DeprecationWarning")  # torch's own, of jvp
 def test_forward_derivatives_are_checked() -> None:
     """`torch.func.jvp` passes tangents that are zeros without memory."""
 

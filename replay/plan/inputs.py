@@ -311,10 +311,15 @@ def collision_notes(trace: Trace, name: str) -> list[str]:
     lost_us = links.repeated_ids_device_ns / 1e3 + (0.0 if merged is None else merged.uncertain_us)
     if not lost_us or not total_us:
         return []
-    count = "two or more" if merged is None else len(merged.processes)
+    share = f"{100 * lost_us / total_us:.0f} %"
+    if merged is None:
+        return [
+            f"opreplay: warning: {name}: ids collide: {share} of the device time has no certain owner: two or more "
+            "processes are in the file, events are in it twice, or kernels start before their launch"
+        ]
     return [
-        f"opreplay: warning: {name}: ids of {count} processes collide: {100 * lost_us / total_us:.0f} % of the device "
-        "time has no certain owner; read the processes' own files instead"
+        f"opreplay: warning: {name}: ids of {len(merged.processes)} processes collide: {share} of the device time has "
+        "no certain owner; read the processes' own files instead"
     ]
 
 

@@ -52,7 +52,7 @@ def view(summary: TraceSummary, step: StepReport | None) -> View:
 def render(summary: TraceSummary, step: StepReport | None = None, *, width: int) -> RenderableType:
     """The step, facts of the file, then the ops with most device time, annotations and categories."""
     parts: list[RenderableType] = [facts_grid(_facts(summary, step))]
-    clock = "device time" if summary.device_time_us else "own time on the host"
+    clock = "device time" if summary.device_time_us or summary.kernels else "own time on the host"
     parts += _section(f"Ops by {clock}", _top_ops(summary), width)
     parts += _section("NPU kernels by op", npu.kernels_table(summary.npu_ops), width)
     parts += _section("Iterations by batch", _batches(summary), width, limit=BATCHES_SHOWN)

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from io import StringIO
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 from opreplay.replay.ir.step import StepReport
 from opreplay.replay.plan.recorded.where import where_of
 from opreplay.replay.report.step.verdict import step_rows, verdict
+from opreplay.replay.report.views.trace import render
 from opreplay.replay.timeline.timeline import step_of, timeline
-from opreplay.traces import read_trace
+from opreplay.traces import read_trace, summarize
 from opreplay.traces.times.doubts import doubts_of
 from tests.traces.events import DIMS, document, kernel, launch, note, op, write
 
@@ -88,3 +91,6 @@ def test_durations_of_zero_are_no_timings(tmp_path: Path, zero: int, untimed: bo
     report = step_of(trace)
     assert report is not None
     assert (report.bound == "unknown") is untimed
+    console = Console(width=100, record=True, file=StringIO())
+    console.print(render(summarize(trace), report, width=100))
+    assert "Ops by device time" in console.export_text()

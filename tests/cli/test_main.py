@@ -182,6 +182,7 @@ def test_an_interrupt_during_the_imports_ends_without_a_traceback() -> None:
     """Sent by the first module that is imported, before anything of the command is there."""
     code = (
         "import os, signal, sys\n"
+        "signal.signal(signal.SIGINT, signal.default_int_handler)  # a job in the background ignores it\n"
         "class Finder:\n"
         "    def find_spec(self, name, path=None, target=None):\n"
         "        if name == 'opreplay.cli.main':\n"

@@ -21,14 +21,20 @@ from opreplay.traces.errors import UsageError
 
 @pytest.fixture(autouse=True)
 def nothing_registered() -> Iterator[None]:
+    """Whatever a test of another file left registered goes as well."""
     modules = set(sys.modules)
+    forget_registrations()
     yield
-    plugins.clear_registrations()
-    estimators.clear_registrations()
-    extensions.clear_registrations()
+    forget_registrations()
     for name in set(sys.modules) - modules:
         if name.startswith(("user_pkg", "user_module")):
             del sys.modules[name]
+
+
+def forget_registrations() -> None:
+    plugins.clear_registrations()
+    estimators.clear_registrations()
+    extensions.clear_registrations()
 
 
 def executor(op: str) -> str:

@@ -44,7 +44,10 @@ class Counts(CustomInit):
 def reason(registry: Registry) -> str:
     call = op(NAME, tensor("x", 9), tensor("ids", 500, dtype="int64"), resolved_by="torch.ops", overload="")
     executor = TorchExecutor("cpu", lambda op: find_overload(op, Policy()), memory_bytes=10**8, registry=registry)
-    return str(attempt(executor, call, seed=0, options=MeasureOptions()).reason)
+    try:
+        return str(attempt(executor, call, seed=0, options=MeasureOptions()).reason)
+    finally:
+        executor.close()  # which turns gradients on again
 
 
 def test_the_hint_names_the_arguments() -> None:

@@ -161,8 +161,10 @@ def common_spelling(recorded: str) -> str:
 
 
 _OF_MSVC = re.compile(r"\b(?:struct|class|enum)\s|\b__int\d")
-_COMMON_NAMES = {dtype: name for name, dtype in reversed(CPP_SPELLINGS.items()) if not _OF_MSVC.search(name)}
-_COMMON_NAMES |= {"int64": "long int"}
+_COMMON_NAMES = {
+    **{dtype: name for name, dtype in reversed(CPP_SPELLINGS.items()) if not _OF_MSVC.search(name)},
+    "int64": "long int",
+}
 
 
 _KNOWN_KINDS = ABSENT_TYPES | SCALAR_TYPES | SCALAR_LIST_TYPES | TENSOR_LIST_TYPES

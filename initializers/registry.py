@@ -130,6 +130,8 @@ def refuse_unusable(kind: type[CustomInit], ops: object, place: str) -> None:
 
     if not isinstance(cast("object", kind.name), str) or not kind.name.strip():
         refuse("needs a name", 'Give the class name = "...", which results show.')
+    if type(cast("object", kind.priority)) is not int:
+        refuse(f"has priority {kind.priority!r}, no whole number", "Give the class priority = 1, or leave it out.")
     if not ops:
         refuse("needs op_patterns", 'Give the class op_patterns = ("namespace::op",).')
     if not isinstance(ops, tuple | list):

@@ -116,6 +116,13 @@ def test_unsound_declarations_are_refused(patterns: Any, options: Any, said: str
         Registry().register(kind())
 
 
+@pytest.mark.parametrize("priority", ["high", None, 1.5, True])
+def test_a_priority_is_a_whole_number(priority: Any) -> None:
+    kind = type("Odd", (CustomInit,), {"name": "odd", "op_patterns": ("my::op",), "priority": priority})
+    with pytest.raises(UsageError, match=r"initializer odd has priority .*, no whole number"):
+        Registry().register(kind())
+
+
 @pytest.mark.parametrize("name", ["paged_attention", "cache_slots", "positions", "index", "moe_routing"])
 @pytest.mark.parametrize(
     "text", [None, "5", "[]", "[[1, 2], [3]]", '{"a": 1}', "[NaN, 1]", "[0, 0]", "[true, 1]", "[" * 9999]

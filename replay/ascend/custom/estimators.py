@@ -121,6 +121,10 @@ def register_op_estimator(
 
     name = op_name(op)
     devices = [device_name(device) for device in _several(device_profile)]
+    if not devices:
+        raise CustomOpError(
+            f"the estimator of {name} is for no device", hint="Leave device_profile out: it is for all devices then."
+        )
 
     def register(function: Estimator) -> Estimator:
         for on_device in devices:

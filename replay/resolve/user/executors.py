@@ -89,6 +89,12 @@ def register_executor(
     there: "custom.gate", "aten.add.Tensor", "gate".
     """
 
+    if not all(isinstance(cast("object", op), str) for op in ops):
+        raise UsageError(
+            "register_executor takes the names of the ops that a function runs",
+            hint='Write @register_executor("namespace::op") above it.',
+        )
+
     def register(function: Function) -> Function:
         lists = takes_inputs_and_attrs(function)
         named = [op_and_overload(op) if lists else (op, None) for op in ops]

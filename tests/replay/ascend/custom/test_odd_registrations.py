@@ -187,3 +187,9 @@ def test_a_file_that_exits_hides_no_other(tmp_path: Any) -> None:
     with pytest.raises(CustomOpError, match=r"a.py:1: SystemExit"):
         load_custom_ops(tmp_path)
     assert simulate_op(one("your::op"), DEVICES[0]).time_us == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize("devices", [(), []])
+def test_an_estimator_is_for_a_device(devices: Any) -> None:
+    with pytest.raises(CustomOpError, match="estimator of mine::op is for no device"):
+        register_op_estimator("mine::op", devices)

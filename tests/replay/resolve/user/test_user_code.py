@@ -313,3 +313,10 @@ def test_plugins_of_packages_are_loaded_and_listed(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(user_code, "entry_points", lambda group: [Broken])
     with pytest.raises(UsageError, match=r"plugin mine = package.ops fails: ImportError"):
         plugins.load_plugins()
+
+
+@pytest.mark.parametrize("ops", [(None,), (len,)])
+def test_an_executor_is_for_named_ops(ops: Any) -> None:
+    """`@register_executor` without parentheses gets the function itself."""
+    with pytest.raises(UsageError, match="takes the names of the ops"):
+        register_executor(*ops)

@@ -134,7 +134,8 @@ def _resized(op: ReplayOp, call: MetaCall) -> str | None:
 def _verdict(op: ReplayOp, error: Exception) -> MetaCheck:
     """What an error on meta tensors says of the call: that it does not fit, or only that meta tensors cannot tell."""
     text = str(error)
-    if any(sign in text for sign in _NEEDS_MEMORY) or _LACKS_FAKE.search(text):
+    lacks_fake = _LACKS_FAKE.search(text) is not None and not _depends_on_contents(op)
+    if lacks_fake or any(sign in text for sign in _NEEDS_MEMORY):
         return MetaCheck(status="no meta kernel", detail=reason_for(error).detail)
     contents = any(sign in text for sign in _NEEDS_CONTENTS)
     if not contents and not isinstance(error, NotImplementedError) and not _SPEAKS_OF_META.search(text):

@@ -130,7 +130,7 @@ def latent(graph: Graph, call: Call) -> Fusion | None:
     calls = {call, softmax, scores, turned, *rounded, *widened}
     if masked is not None:
         mask: Tensor = masked.values["mask"]
-        strides = mask.meta.strides or contiguous_strides(mask.shape)
+        strides = mask.strides
         if (mask.shape[1] > 1 and strides[1] != 0) or masked.values["value"] != "-inf":
             return None
         calls.add(masked)  # Servers tell the length of the sequence instead.
@@ -148,7 +148,7 @@ def plain_query(graph: Graph, call: Call) -> Fusion | None:
     taken: Tensor = call.values["self"]
     if taken.shape != (heads, batch, width) or joined is None or taken.memory != joined.results[0].memory:
         return None
-    strides = parts[0].meta.strides or contiguous_strides(parts[0].shape)
+    strides = parts[0].strides
     by_head = seen_as(parts[0], taken.shape, (strides[1], strides[0], strides[3]))
     kernel = Kernel(name=BMM, values={**call.values, "self": by_head}, results=call.results)
     return Fusion(kernels=[kernel], calls=frozenset({call}))
@@ -290,7 +290,7 @@ def _scores(graph: Graph, tensor: Tensor) -> _Scores | None:
 
 def _by_heads(tensor: Tensor, batch: int, rows: int, width: int) -> Tensor | None:
     """Return a tensor as [batch, heads, rows, width]: of one that is repeated for groups of heads the original."""
-    shape, strides = tensor.shape, tensor.meta.strides or contiguous_strides(tensor.shape)
+    shape, strides = tensor.shape, tensor.strides
     if len(shape) == 5 and strides[2] == 0:
         shape, strides = shape[:2] + shape[3:], strides[:2] + strides[3:]
     elif len(shape) == 3 and shape[0] % batch == 0:
@@ -317,19 +317,19 @@ def _attending(arguments: Mapping[str, Any], result: Tensor, sinks: Tensor | Non
 def _with_rows(tensor: Tensor) -> Tensor:
     """[batch, heads, width] as [batch, heads, 1, width]."""
     batch, heads, width = tensor.shape
-    strides = tensor.meta.strides or contiguous_strides(tensor.shape)
+    strides = tensor.strides
     return seen_as(tensor, (batch, heads, 1, width), (strides[0], strides[1], strides[1], strides[2]))
 
 
 def _single_head(tensor: Tensor) -> Tensor:
     """[batch, keys, width] as [batch, 1, keys, width]."""
     batch, keys, width = tensor.shape
-    strides = tensor.meta.strides or contiguous_strides(tensor.shape)
+    strides = tensor.strides
     return seen_as(tensor, (batch, 1, keys, width), (strides[0], strides[0], strides[1], strides[2]))
 
 
 def _swapped(tensor: Tensor) -> Tensor:
     """With the last two dimensions swapped."""
     *outer, rows, columns = tensor.shape
-    *before, first, second = tensor.meta.strides or contiguous_strides(tensor.shape)
+    *before, first, second = tensor.strides
     return seen_as(tensor, (*outer, columns, rows), (*before, second, first))

@@ -77,7 +77,7 @@ def _whole(rows: Tensor, table: Tensor) -> Tensor | None:
     """
     batch, heads, _, width = table.shape
     missing = len(table.shape) - len(rows.shape)
-    strides = rows.meta.strides or contiguous_strides(rows.shape)
+    strides = rows.strides
     shape = (1,) * missing + rows.shape
     return seen_as(rows, shape, (prod(rows.shape),) * missing + strides) if shape == (batch, heads, 1, width) else None
 
@@ -172,7 +172,7 @@ def _slots(shape: tuple[int, ...], size: int, first: int, at: Tensor | None) -> 
 def _tokens_first(tensor: Tensor) -> Tensor:
     """[batch, heads, tokens, width] as [batch · tokens, heads, width]."""
     batch, heads, tokens, width = tensor.shape
-    strides = tensor.meta.strides or contiguous_strides(tensor.shape)
+    strides = tensor.strides
     shape, outer = (batch * tokens, heads, width), strides[0] if tokens == 1 else strides[2]
     whole = contiguous_strides(shape) if tokens > 1 < batch and strides[0] != tokens * outer else None
     return seen_as(tensor, shape, whole or (outer, strides[1], strides[3]))
@@ -181,5 +181,5 @@ def _tokens_first(tensor: Tensor) -> Tensor:
 def _pages(tensor: Tensor) -> Tensor:
     """[batch, heads, positions, width] as pages [batch, positions, heads, width]: one page a sequence."""
     batch, heads, positions, width = tensor.shape
-    strides = tensor.meta.strides or contiguous_strides(tensor.shape)
+    strides = tensor.strides
     return seen_as(tensor, (batch, positions, heads, width), (strides[0], strides[2], strides[1], strides[3]))

@@ -50,6 +50,11 @@ class Tensor:
     def shape(self) -> tuple[int, ...]:
         return self.meta.shape
 
+    @property
+    def strides(self) -> tuple[int, ...]:
+        """As recorded, else those of a tensor that lies row by row."""
+        return self.meta.strides or contiguous_strides(self.meta.shape)
+
 
 def seen_as(tensor: Tensor, shape: tuple[int, ...], strides: tuple[int, ...]) -> Tensor:
     """Return a view of a tensor."""

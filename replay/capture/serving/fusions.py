@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Hashable, Mapping, Sequence
 from typing import Any
 
-import msgspec
-
 from opreplay.replay.capture.serving import attention, caches, mixtures, products, recurrent
 from opreplay.replay.capture.serving.fused import (
     Call,
@@ -21,7 +19,6 @@ from opreplay.replay.capture.serving.fused import (
     seen_as,
 )
 from opreplay.replay.ir.sizes import itemsize
-from opreplay.traces.model import TensorMeta, contiguous_strides
 
 _ADD, _MUL, _SUB, _CAST = "aten::add.Tensor", "aten::mul.Tensor", "aten::sub.Tensor", "aten::_to_copy"
 _INDEX, _GROUPED = "aten::index.Tensor", "aten::_grouped_mm"
@@ -172,7 +169,7 @@ def rotary_of_halves(graph: Graph, call: Call) -> Fusion | None:
             kernels.append(Kernel(name=_CAT, values={"tensors": [half, half], "dim": -1}, results=[whole]))
             shared[key] = whole
         angles.append(whole)
-    values = {"self": _widened(first, first.meta), "r1": angles[0], "r2": angles[1]}
+    values = {"self": _widened(first), "r1": angles[0], "r2": angles[1]}
     kernels.append(Kernel(name="npu::npu_rotary_mul", values=values, results=call.results))
     return Fusion(kernels=kernels, calls=frozenset(parts.values()), shared=shared)
 
@@ -198,11 +195,11 @@ def rotary_of_pairs(graph: Graph, call: Call) -> Fusion | None:
     )
     if (even, odd, cosine, sine) != (even_, odd_, cosine_, sine_) or not _is_doubled(graph, cosine):
         return None
-    strides = even.meta.strides or contiguous_strides(even.shape)
+    strides = even.strides
     if strides[-1] != 2 or _bytes_apart(graph, even, odd) != itemsize(even.meta.dtype) or not _is_doubled(graph, sine):
         return None
-    whole = _widened(even, msgspec.structs.replace(even.meta, strides=(*strides[:-1], 1)))
-    values = {"x": whole, "cos": _widened(cosine, cosine.meta), "sin": _widened(sine, sine.meta)}
+    whole = _widened(seen_as(even, even.shape, (*strides[:-1], 1)))
+    values = {"x": whole, "cos": _widened(cosine), "sin": _widened(sine)}
     kernel = Kernel(name="npu::npu_interleave_rope", values=values, results=[call.results[0]])
     return Fusion(kernels=[kernel], calls=frozenset(parts.values()))
 
@@ -227,12 +224,12 @@ def swiglu(graph: Graph, call: Call) -> Fusion | None:
     if (gate.storage, gate.version) == (up.storage, up.version):
         if not _lie_side_by_side(graph, gate, up):
             return None
-        return Fusion(kernels=[_swish(call, _widened(gate, gate.meta))], calls=frozenset({call, silu}))
+        return Fusion(kernels=[_swish(call, _widened(gate))], calls=frozenset({call, silu}))
     return _swiglu_of_products(graph, call, silu, up)
 
 
 def _lie_side_by_side(graph: Graph, gate: Tensor, up: Tensor) -> bool:
-    strides = gate.meta.strides or contiguous_strides(gate.shape)
+    strides = gate.strides
     return strides[-1] == 1 and _bytes_apart(graph, gate, up) == gate.shape[-1] * itemsize(gate.meta.dtype)
 
 
@@ -284,9 +281,9 @@ MATCHERS: Sequence[Matcher] = (
 )
 
 
-def _widened(tensor: Tensor, meta: TensorMeta) -> Tensor:
+def _widened(tensor: Tensor) -> Tensor:
     """The tensor with twice as many elements in its last dimension."""
-    return seen_as(tensor, (*meta.shape[:-1], 2 * meta.shape[-1]), meta.strides or contiguous_strides(meta.shape))
+    return seen_as(tensor, (*tensor.shape[:-1], 2 * tensor.shape[-1]), tensor.strides)
 
 
 def _bytes_apart(graph: Graph, first: Tensor, second: Tensor) -> int:

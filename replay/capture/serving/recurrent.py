@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from opreplay.replay.capture.serving.fused import Call, Fusion, Graph, Kernel, New, Tensor, dense, made_by, seen_as
-from opreplay.traces.model import contiguous_strides
 
 _ADD, _MUL, _SUB, _CAST = "aten::add.Tensor", "aten::mul.Tensor", "aten::sub.Tensor", "aten::_to_copy"
 _CAT, _SUM, _COPY = "aten::cat", "aten::sum.dim_IntList", "aten::copy_"
@@ -21,7 +20,7 @@ def causal_convolution(graph: Graph, call: Call) -> Fusion | None:
     stores = [each for each in graph.readers(joined.results[0]) if each.name == _COPY and each.values["self"] == state]
     if columns != 1 or len(stores) != 1 or convolved.values["groups"] != channels:
         return None
-    x_strides, strides = (each.meta.strides or contiguous_strides(each.shape) for each in (x, weight))
+    x_strides, strides = (each.strides for each in (x, weight))
     key = "sequences", batch
     numbers = graph.shared.get(key)
     kernels: list[Kernel] = []
@@ -87,7 +86,7 @@ def delta_rule(graph: Graph, call: Call) -> Fusion | None:
     query = parts["scaled"].values["self"]
     values = {
         "query": _without_tokens(query),
-        "key": _without_tokens(seen_as(key, query.shape, query.meta.strides or contiguous_strides(query.shape))),
+        "key": _without_tokens(seen_as(key, query.shape, query.strides)),
         "value": _without_tokens(parts["value"].values["self"]),
         "state": state,
         "beta": _without_tokens(parts["beta"].values["self"]),
@@ -101,5 +100,5 @@ def delta_rule(graph: Graph, call: Call) -> Fusion | None:
 
 def _without_tokens(tensor: Tensor) -> Tensor:
     """[batch, heads, 1, ...] as [batch, heads, ...]."""
-    strides = tensor.meta.strides or contiguous_strides(tensor.shape)
+    strides = tensor.strides
     return seen_as(tensor, tensor.shape[:2] + tensor.shape[3:], strides[:2] + strides[3:])

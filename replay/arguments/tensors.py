@@ -194,3 +194,8 @@ def flattened(returned: Any) -> Iterable[Any]:
             yield from flattened(item)
     elif returned is not None:
         yield returned
+
+
+def tensors_in(values: object) -> list[torch.Tensor]:
+    """The tensors among values, in lists and tuples as well."""
+    return [item for item in flattened(values) if isinstance(item, torch.Tensor)]

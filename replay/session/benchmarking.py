@@ -93,8 +93,6 @@ def device_of(tensors: Sequence[torch.Tensor], named: str | None) -> str:
 
 def tensors_in(values: Sequence[Any]) -> list[torch.Tensor]:
     """All tensors among arguments, lists and tuples of them included."""
-    import torch
+    from opreplay.replay.arguments import tensors
 
-    from opreplay.replay.arguments.tensors import flattened
-
-    return [item for item in flattened(list(values)) if isinstance(item, torch.Tensor)]
+    return tensors.tensors_in(list(values))

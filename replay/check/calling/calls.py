@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from opreplay.replay.arguments.tensors import flattened
+from opreplay.replay.arguments.tensors import flattened, tensors_in
 from opreplay.replay.check import variants
 from opreplay.replay.check.calling.target import OfNames, Reference, Target
 from opreplay.replay.check.cases import Case, Trait, Values
@@ -95,11 +95,6 @@ class Arguments:
     def named_tensors(self) -> dict[str, torch.Tensor]:
         """Tensors that are arguments by themselves."""
         return {name: value for name, value in self.values.items() if isinstance(value, torch.Tensor)}
-
-
-def tensors_in(values: object) -> list[torch.Tensor]:
-    """The tensors among values, in lists and tuples as well."""
-    return [item for item in flattened(values) if isinstance(item, torch.Tensor)]
 
 
 @dataclass(slots=True)

@@ -12,8 +12,9 @@ from typing import Any, cast
 
 import torch
 
+from opreplay.replay.arguments.tensors import tensors_in
 from opreplay.replay.check import variants
-from opreplay.replay.check.calling.calls import Arguments, Bench, NotApplicable, tensors_in, with_finite_results
+from opreplay.replay.check.calling.calls import Arguments, Bench, NotApplicable, with_finite_results
 from opreplay.replay.check.cases import Case
 from opreplay.replay.check.model import Finding
 from opreplay.replay.check.points.promises import opcheck

@@ -13,7 +13,7 @@ import msgspec
 import torch
 from torch.autograd.gradcheck import GradcheckError
 
-from opreplay.replay.arguments.tensors import flattened
+from opreplay.replay.arguments.tensors import flattened, tensors_in
 from opreplay.replay.check import variants
 from opreplay.replay.check.calling.calls import (
     Arguments,
@@ -23,7 +23,6 @@ from opreplay.replay.check.calling.calls import (
     is_float,
     reach_of,
     seed_torch,
-    tensors_in,
     widened,
     with_finite_results,
 )

@@ -16,9 +16,9 @@ from torch._subclasses.fake_tensor import (
     UnsupportedOperatorException,
 )
 
-from opreplay.replay.arguments.tensors import flattened
+from opreplay.replay.arguments.tensors import flattened, tensors_in
 from opreplay.replay.check import variants
-from opreplay.replay.check.calling.calls import Arguments, Bench, is_float, tensors_in
+from opreplay.replay.check.calling.calls import Arguments, Bench, is_float
 from opreplay.replay.check.calling.refusals import words
 from opreplay.replay.check.cases import Case
 from opreplay.replay.check.model import Finding

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 import torch
 
 from opreplay.initializers import fill
+from opreplay.replay.arguments.tensors import tensors_in
 from opreplay.replay.execute.executors.clocks import Gauge
 from opreplay.replay.host import environment
 from opreplay.replay.plan.step.recency import Recency
@@ -56,7 +57,7 @@ class Caches:
         What a step touched in between is memory that is read here. `spare_bytes` is what a second set of arguments may
         take.
         """
-        tensors = _tensors([*call.args, *call.keywords.values()])
+        tensors = tensors_in([*call.args, *call.keywords.values()])
         if self._device.type != "cpu" or not self.evicted_bytes or len(tensors) != len(recency.arguments):
             return None
         if any(tensor.layout is not torch.strided for tensor in tensors):
@@ -134,7 +135,7 @@ def _repeat(product: Callable[..., Any], values: torch.Tensor, out: torch.Tensor
 
 def touch(call: partial[Any]) -> None:
     """Read the memory that the dense tensor arguments of a call span."""
-    for tensor in _tensors([*call.args, *call.keywords.values()]):
+    for tensor in tensors_in([*call.args, *call.keywords.values()]):
         if tensor.layout is torch.strided and tensor.numel():
             _read(tensor)
 
@@ -157,7 +158,7 @@ def _take(size: int) -> torch.Tensor:
 def argument_bytes(call: partial[Any]) -> int:
     """Memory that the tensor arguments of a call span, shared memory once."""
     spans = {}
-    for tensor in _tensors([*call.args, *call.keywords.values()]):
+    for tensor in tensors_in([*call.args, *call.keywords.values()]):
         span = fill.span(tensor)
         spans[span.data_ptr()] = max(spans.get(span.data_ptr(), 0), span.numel() * span.element_size())
     return sum(spans.values())
@@ -181,16 +182,6 @@ def copied(value: Any, memo: dict[int, Any]) -> Any:
     if type(value) in (list, tuple):
         return type(value)(copied(item, memo) for item in value)
     return value
-
-
-def _tensors(values: Sequence[Any]) -> list[torch.Tensor]:
-    tensors: list[torch.Tensor] = []
-    for value in values:
-        if isinstance(value, torch.Tensor):
-            tensors.append(value)
-        elif isinstance(value, list | tuple):
-            tensors += _tensors(value)
-    return tensors
 
 
 def _cache_bytes(device: torch.device) -> int:

@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
+from opreplay.replay.arguments.tensors import tensors_in
 from opreplay.replay.ir.model import Assumption, Reason, ReplayOp
 from opreplay.replay.ir.reasons import NotReplayable
 from opreplay.replay.resolve.user.executors import EXECUTORS
@@ -21,7 +22,7 @@ def result_notes(op: ReplayOp, returned: Any, args: Mapping[str, Any]) -> tuple[
     longer. Raises NotReplayable where a function (inputs, attrs) returns another number of tensors than the schema or
     the recording has.
     """
-    results = _tensors(returned)
+    results = tensors_in(returned)
     returns = _returns(op)
     expected = _expected(op, returns)
     executor = EXECUTORS.find(op.called)
@@ -32,7 +33,7 @@ def result_notes(op: ReplayOp, returned: Any, args: Mapping[str, Any]) -> tuple[
         return (Assumption(argument="*", what=said),)
     if any(getattr(each, "alias_info", None) is not None for each in returns or ()):
         return ()
-    owners = {_place(tensor): name for name, value in args.items() for tensor in _tensors(value) if tensor.numel()}
+    owners = {_place(tensor): name for name, value in args.items() for tensor in tensors_in(value) if tensor.numel()}
     written = {arg.name for arg in op.args if arg.mutated}
     notes: list[str] = []
     for number, tensor in enumerate(results):
@@ -59,16 +60,6 @@ def _expected(op: ReplayOp, returns: Sequence[Any] | None) -> int | None:
     if returns is not None:
         return len(returns) if all(str(each.type) == "Tensor" for each in returns) else None
     return None if op.recorded_outputs is None else len(op.recorded_outputs)
-
-
-def _tensors(value: Any) -> list[torch.Tensor]:
-    import torch
-
-    if isinstance(value, torch.Tensor):
-        return [value]
-    if not isinstance(value, (list, tuple)):
-        return []
-    return [tensor for item in cast("Sequence[Any]", value) for tensor in _tensors(item)]
 
 
 def _place(tensor: torch.Tensor) -> int:

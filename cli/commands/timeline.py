@@ -204,15 +204,14 @@ def _step(
 def _busiest(trace: Trace) -> Trace:
     """Return the process with most device time of a merged trace, and say so."""
     from opreplay.cli.terminal import console
-    from opreplay.traces.processes.select import busiest_process, of_process
+    from opreplay.traces.processes.select import one_process
 
-    assert trace.info.merged is not None
-    name = busiest_process(trace.info.merged)
+    part = one_process(trace)
     console.narrate(
-        f"opreplay: {trace.info.path} holds {len(trace.info.merged.processes)} processes; this is {name!r}: "
+        f"opreplay: {trace.info.path} holds {part.info.processes} processes; this is {part.info.process!r}: "
         "--process takes another one, --ranks compares them"
     )
-    return of_process(trace, name)
+    return part
 
 
 def _job(traces: tuple[str, ...], limit: tuple[tuple[str, str], ...], asked: Asked, *, everything: bool) -> Looked:

@@ -35,7 +35,7 @@ from opreplay.traces.links.collectives import with_host_collectives
 from opreplay.traces.links.steps import Step, busy_steps, chosen_step
 from opreplay.traces.names import file_name
 from opreplay.traces.processes.select import one_process
-from opreplay.traces.times.doubts import doubts_of
+from opreplay.traces.times.doubts import clock_offset_us
 
 SCHEMA_VERSION = 1
 """Of the JSON form. Changes of format: 1 first version."""
@@ -172,7 +172,7 @@ def timeline(
     schedule = paced(graph)
     recorded = recorded_schedule(graph)
     times = categories(graph, recorded)
-    if graph.on_device and doubts_of(trace).clock_offset_us:
+    if graph.on_device and clock_offset_us(trace):
         times = without_causes(times)
     parts, by_row = path_parts(names, graph, schedule)
     error = relative(schedule.step_us, graph.recorded_us)

@@ -42,16 +42,21 @@ def _holes(losses: Mapping[str, int]) -> int:
     return losses.get(HOLE, 0) + joined
 
 
-def doubts_of(trace: Trace) -> Doubts:
-    """Return what speaks against the device times of a trace."""
+def clock_offset_us(trace: Trace) -> float:
+    """Return by how much the clocks of host and device differ at least; 0 where nothing shows it."""
     links = trace.info.links
     early = links.before_launch > EARLY_SHARE * links.launched
+    return max(links.before_launch_ns if early else 0, links.clocks_apart_ns) / 1e3
+
+
+def doubts_of(trace: Trace) -> Doubts:
+    """Return what speaks against the device times of a trace."""
     faults = impossible_kernels(trace)
     events = sum(fault.kernels for fault in faults) / max(1, len(trace.kernels))
     matters = max(events, sum(fault.share for fault in faults)) >= LEAST_SHARE
     zero = int((trace.kernels.dur_ns == 0).sum())
     return Doubts(
-        clock_offset_us=max(links.before_launch_ns if early else 0, links.clocks_apart_ns) / 1e3,
+        clock_offset_us=clock_offset_us(trace),
         impossible=faults if matters else (),
         zero_durations=zero if zero and zero >= LEAST_SHARE * len(trace.kernels) else 0,
         holes=_holes(trace.info.report.losses),

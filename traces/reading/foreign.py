@@ -30,33 +30,30 @@ class Foreign(NamedTuple):
     hint: str
 
 
-_MAGIC: tuple[tuple[int, bytes, Foreign], ...] = (
-    (0, b"\x28\xb5\x2f\xfd", Foreign("zstd data", "Decompress it: zstd -d FILE.")),
-    (0, b"\xfd7zXZ\x00", Foreign("xz data", "Decompress it: xz -d FILE.")),
-    (0, b"BZh", Foreign("bzip2 data", "Decompress it: bzip2 -d FILE.")),
-    (0, b"\x04\x22\x4d\x18", Foreign("lz4 data", "Decompress it: lz4 -d FILE.")),
-    (0, b"PK\x03\x04", Foreign("a zip archive", f"{_UNPACK} unzip -l FILE lists them.")),
-    (0, b"PK\x05\x06", Foreign("an empty zip archive", "Was the profiler stopped before the file was written?")),
-    (0, b"7z\xbc\xaf\x27\x1c", Foreign("a 7z archive", _UNPACK)),
-    (0, b"Rar!", Foreign("a rar archive", _UNPACK)),
-    (0, b"\x89PNG", Foreign("a PNG image", HINT)),
-    (0, b"%PDF", Foreign("a PDF", HINT)),
-    (0, b"\x7fELF", Foreign("a program", HINT)),
-    (0, b"\x89HDF", Foreign("an HDF5 file", HINT)),
-    (0, b"PAR1", Foreign("a Parquet file", f"Nsight Systems writes such files. {_RECORD}")),
-    (0, b"ARROW1", Foreign("an Arrow file", f"Nsight Systems writes such files. {_RECORD}")),
-    (0, b"NVR\x00", Foreign("a report of Nsight Compute (.ncu-rep)", _RECORD)),
+_PICKLE = Foreign("a pickle, which opreplay never opens", HINT)
+_MAGIC: tuple[tuple[bytes, Foreign], ...] = (
+    (b"\x28\xb5\x2f\xfd", Foreign("zstd data", "Decompress it: zstd -d FILE.")),
+    (b"\xfd7zXZ\x00", Foreign("xz data", "Decompress it: xz -d FILE.")),
+    (b"BZh", Foreign("bzip2 data", "Decompress it: bzip2 -d FILE.")),
+    (b"\x04\x22\x4d\x18", Foreign("lz4 data", "Decompress it: lz4 -d FILE.")),
+    (b"PK\x03\x04", Foreign("a zip archive", f"{_UNPACK} unzip -l FILE lists them.")),
+    (b"PK\x05\x06", Foreign("an empty zip archive", "Was the profiler stopped before the file was written?")),
+    (b"7z\xbc\xaf\x27\x1c", Foreign("a 7z archive", _UNPACK)),
+    (b"Rar!", Foreign("a rar archive", _UNPACK)),
+    (b"\x89PNG", Foreign("a PNG image", HINT)),
+    (b"%PDF", Foreign("a PDF", HINT)),
+    (b"\x7fELF", Foreign("a program", HINT)),
+    (b"\x89HDF", Foreign("an HDF5 file", HINT)),
+    (b"PAR1", Foreign("a Parquet file", f"Nsight Systems writes such files. {_RECORD}")),
+    (b"ARROW1", Foreign("an Arrow file", f"Nsight Systems writes such files. {_RECORD}")),
+    (b"NVR\x00", Foreign("a report of Nsight Compute (.ncu-rep)", _RECORD)),
     (
-        0,
         b"SQLite format 3",
         Foreign("an SQLite database (of Nsight Systems, rocprofv3 or msprof?)", f"{_RECORD} {_TABLES}"),
     ),
-    (0, b"\x80\x02", Foreign("a pickle, which opreplay never opens", HINT)),
-    (0, b"\x80\x03", Foreign("a pickle, which opreplay never opens", HINT)),
-    (0, b"\x80\x04", Foreign("a pickle, which opreplay never opens", HINT)),
-    (0, b"\x80\x05", Foreign("a pickle, which opreplay never opens", HINT)),
-    (0, b"\xff\xfe", Foreign("UTF-16 text (PowerShell's > writes it)", "Convert it to UTF-8.")),
-    (0, b"\xfe\xff", Foreign("UTF-16 text", "Convert it to UTF-8.")),
+    *((b"\x80" + bytes([protocol]), _PICKLE) for protocol in (2, 3, 4, 5)),
+    (b"\xff\xfe", Foreign("UTF-16 text (PowerShell's > writes it)", "Convert it to UTF-8.")),
+    (b"\xfe\xff", Foreign("UTF-16 text", "Convert it to UTF-8.")),
 )
 _GZIP = b"\x1f\x8b"
 _TAR = Foreign("a tar archive", "Unpack it (tar -xf FILE) and give a trace that is in it.")
@@ -65,7 +62,7 @@ _TWICE = Foreign("gzip data inside gzip data", "Decompress it once: gunzip FILE.
 
 def foreign_bytes(head: bytes) -> Foreign | None:
     """Return what a file is that begins with the first bytes of a format that is no text; None for any other."""
-    return next((what for at, magic, what in _MAGIC if head[at : at + len(magic)] == magic), None)
+    return next((what for magic, what in _MAGIC if head.startswith(magic)), None)
 
 
 def foreign_content(head: bytes, path: str, *, inflated: bool) -> Foreign | None:

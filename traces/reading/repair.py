@@ -105,12 +105,10 @@ def _joined(fixed: str, reasons: tuple[str, ...]) -> bool:
         return True
     try:
         json.loads(fixed, object_pairs_hook=_each_once)
-    except RecursionError:
-        return False
     except _Repeated:
         return True
-    except ValueError:
-        return False
+    except (ValueError, RecursionError):
+        pass
     return False
 
 

@@ -142,12 +142,12 @@ def plan_of_calls(
 
 RESULTS_UNKNOWN = "sizes of results unknown"
 """How the note on an op begins whose results nobody knows before it runs."""
-TORCHS = frozenset({"aten", "prims", "prim", "quantized", "_c10d_functional", "torchvision"})
+_WITH_META_KERNELS = frozenset({"aten", "prims", "prim", "quantized", "_c10d_functional", "torchvision"})
 """Namespaces whose meta kernels say of a call that fails on them that it fails on any device."""
 
 
 def _is_torchs(op: ReplayOp) -> bool:
-    return op.called.partition("::")[0] in TORCHS
+    return op.called.partition("::")[0] in _WITH_META_KERNELS
 
 
 def _of_unknown_results(op: ReplayOp, why: str) -> ReplayOp:

@@ -4,8 +4,8 @@
 
 A trace holds 40 ops of 24 calls each, whose times scatter by 3, 6 or 10 % a call. Eight of the second trace's ops are
 slowed by 5, 10 or 20 %, or none (A/A); with another clock, all its times are longer or shorter by one random factor of
-that standard deviation. Bar: with another clock no more than 1 % of the unchanged ops above A/A without it are told to
-have changed, and no more than one in ten of the planted slowdowns that are found without it is missed.
+that standard deviation. Bars for another clock: at most one percentage point more false alarms among unchanged ops than
+without it, and at most one in ten of the planted slowdowns missed that are found without it.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def trace_of(seed: int, noise: float, clock: float, slowdown: float, folder: Pat
 
 
 def outcome(seed: int, noise: float, clock_spread: float, slowdown: float, folder: Path) -> tuple[int, int]:
-    """(slowed ops told to be slower, unchanged ops told to have changed) of one pair of traces."""
+    """Return how many slowed ops are reported as slower, and how many unchanged ops as changed, in a pair of traces."""
     clocks = [max(0.5, random.Random(seed + which).gauss(1, clock_spread)) for which in (1, 2)]
     before = trace_of(10 * seed + 1, noise, clocks[0], 0.0, folder)
     after = trace_of(10 * seed + 2, noise, clocks[1], slowdown, folder)

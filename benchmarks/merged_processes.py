@@ -36,7 +36,7 @@ IDS = ("External id", "correlation", "Record function id", "Sequence number")
 
 
 def on_device(event: Event) -> bool:
-    """Whether an event's process id is that of a device."""
+    """Whether an event stands under the process id of a device."""
     return event.get("cat") in (*DEVICE, "gpu_user_annotation") or (event.get("cat") == "ac2g" and event["ph"] == "f")
 
 

@@ -39,7 +39,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--list", action="store_true", help="say what the exams are, and run none")
     parser.add_argument("--only", nargs="+", choices=list(ledger.EXAMS), metavar="NAME", help="run these alone")
-    parser.add_argument("--slow", action="store_true", help="also those that fit all constants anew (2 minutes)")
+    parser.add_argument("--slow", action="store_true", help="run the exams that refit all constants too (2 minutes)")
     parser.add_argument("--rows", type=int, default=0, metavar="N", help="print the N worst rows of each exam")
     parser.add_argument("--update", action="store_true", help="write the results file")
     parser.add_argument("--why", default="", metavar="TEXT", help="why a figure may get worse; goes into the history")

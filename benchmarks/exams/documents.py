@@ -48,6 +48,11 @@ def shares(figures: Mapping[str, float]) -> tuple[str, ...]:
     return tuple(number(figures[name]) if name in figures else "" for name in ("rows", *SHARES))
 
 
+def shares_table(of: str, labels: Mapping[str, str], figures: Mapping[str, Mapping[str, float]]) -> str:
+    """A row of shares for each exam that `labels` names."""
+    return table(f"{of} | {SHARES_HEAD}", [(label, *shares(figures[name])) for name, label in labels.items()])
+
+
 BLIND = {
     "calls_known": "calls of kinds that were known",
     "calls_of_new_sources": "calls of sources that were not known",
@@ -66,8 +71,7 @@ def blind_sentence(results: Results) -> str:
 
 def blind(results: Results) -> str:
     """The same with shares."""
-    rows = [(name, *shares(results["blind"][key])) for key, name in BLIND.items()]
-    return table(f"scored before anything was fitted | {SHARES_HEAD}", rows)
+    return shares_table("scored before anything was fitted", BLIND, results["blind"])
 
 
 LEFT_OUT = {
@@ -82,8 +86,7 @@ LEFT_OUT = {
 
 def calls_left_out(results: Results) -> str:
     """Single calls that the correction has not seen."""
-    rows = [(name, *shares(results["exams"][key])) for key, name in LEFT_OUT.items()]
-    return table(f"left out | {SHARES_HEAD}", rows)
+    return shares_table("left out", LEFT_OUT, results["exams"])
 
 
 TABLES = {
@@ -120,8 +123,7 @@ LATER = {
 
 def later_tables(results: Results) -> str:
     """Kernels of networks that came after the constants."""
-    rows = [(name, *shares(results["exams"][key])) for key, name in LATER.items()]
-    return table(f"kernels of | {SHARES_HEAD}", rows)
+    return shares_table("kernels of", LATER, results["exams"])
 
 
 def cells(results: Results) -> str:

@@ -118,8 +118,8 @@ def answered(path: Path) -> Result:
 def steps(path: Path) -> Result:
     """Public times of steps of servers, ms a token; needs transformers.
 
-    A recipe's target is no measurement but bounds the time: `targets` counts them, `targets_in_reach` those that the
-    band allows.
+    Targets of recipes are upper bounds, not measurements: `targets` is their number, `targets_in_reach` the number of
+    those that the band allows.
     """
     found, _, rows = steps_of_configs.compared(path)
     measured = [

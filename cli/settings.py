@@ -42,6 +42,7 @@ _SIZES = frozenset({"batch", "context", "world_size", "cores"}) | {
     f"{kind}_parallel" for kind in ("expert", "tensor", "pipeline")
 }
 MOST_DEVICE_BYTES = 1 << 20
+"""As `devices.file.MAX_FILE_BYTES`, which takes its time to be imported."""
 MOST_SIZE = 1 << 24
 """Value of a size or count of a simulated step that a found file may give without trust."""
 _SHOWN = 200

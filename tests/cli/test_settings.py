@@ -239,3 +239,10 @@ def test_a_named_file_is_trusted(project: Path) -> None:
 def test_trust_of_nothing_is_an_error(project: Path) -> None:
     assert invoke("trust").exit_code == 2
     assert invoke("trust", "absent.toml").exit_code == 2
+
+
+def test_the_size_of_a_device_file_is_the_same_for_whoever_names_it() -> None:
+    from opreplay.cli.settings import MOST_DEVICE_BYTES
+    from opreplay.replay.ascend.devices.file import MAX_FILE_BYTES
+
+    assert MOST_DEVICE_BYTES == MAX_FILE_BYTES

@@ -100,11 +100,18 @@ def test_a_crash_costs_one_op(functions: None) -> None:
     ]
 
 
+def is_first_call(op: ReplayOp) -> bool:
+    """Whether no process has called a function with this op, whose name is a path of a file to leave."""
+    first = Path(op.name)
+    if first.exists():
+        return False
+    first.touch()
+    return True
+
+
 def dies_once(op: ReplayOp, policy: Policy) -> bytes:
     """Ends its process as somebody else would, at its first call."""
-    first = Path(op.name)
-    if not first.exists():
-        first.touch()
+    if is_first_call(op):
         os.kill(os.getpid(), signal.SIGKILL)
     return b"alive"
 
@@ -161,9 +168,7 @@ def test_two_functions_of_one_name_are_refused(functions: None) -> None:
 
 def dies_at_first(op: ReplayOp, policy: Policy) -> bytes:
     """Ends its process at its first call by the signal that the op's count names, with its default handler or not."""
-    first = Path(op.name)
-    if not first.exists():
-        first.touch()
+    if is_first_call(op):
         os.kill(os.getpid(), op.count)
     return b"alive"
 

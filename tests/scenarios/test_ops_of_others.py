@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -74,6 +75,6 @@ def test_what_plan_promises_of_scaled_products_is_replayed(tmp_path: Path, scale
     (op,) = plan.ops
     assert op.reason is None
     assert op.resolved_by == ("jit" if scales == "rows" else "equivalent")
-    executor = TorchExecutor("cpu", lambda op: find_overload(op, Policy()), memory_bytes=10**8)
-    outcome = attempt(executor, op, seed=0, options=MeasureOptions(op_time_s=0.01))
+    with closing(TorchExecutor("cpu", lambda op: find_overload(op, Policy()), memory_bytes=10**8)) as executor:
+        outcome = attempt(executor, op, seed=0, options=MeasureOptions(op_time_s=0.01))
     assert outcome.status == "replayed", outcome.reason

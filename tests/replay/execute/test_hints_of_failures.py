@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import closing
+from functools import partial
 
 import pytest
 import torch
@@ -43,11 +45,9 @@ class Counts(CustomInit):
 
 def reason(registry: Registry) -> str:
     call = op(NAME, tensor("x", 9), tensor("ids", 500, dtype="int64"), resolved_by="torch.ops", overload="")
-    executor = TorchExecutor("cpu", lambda op: find_overload(op, Policy()), memory_bytes=10**8, registry=registry)
-    try:
+    make = partial(TorchExecutor, "cpu", lambda op: find_overload(op, Policy()), memory_bytes=10**8)
+    with closing(make(registry=registry)) as executor:
         return str(attempt(executor, call, seed=0, options=MeasureOptions()).reason)
-    finally:
-        executor.close()  # which turns gradients on again
 
 
 def test_the_hint_names_the_arguments() -> None:

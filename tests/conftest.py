@@ -8,6 +8,7 @@ import os
 import shutil
 import sys
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -103,6 +104,23 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.path.relative_to(ROOT / "tests").as_posix().startswith(SLOW):
             item.add_marker(pytest.mark.slow)
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """--update-golden."""
+    parser.addoption("--update-golden", action="store_true", help="Write the files of tests/golden, then compare.")
+
+
+@pytest.fixture
+def golden(request: pytest.FixtureRequest) -> Callable[[Path, str], None]:
+    """(file, text): fails where the file holds another text; with --update-golden it is written first."""
+
+    def compare(path: Path, text: str) -> None:
+        if request.config.getoption("update_golden"):
+            path.write_text(text, encoding="utf-8")
+        assert text.splitlines() == (path.read_text(encoding="utf-8") if path.exists() else "").splitlines()
+
+    return compare
 
 
 @pytest.fixture(autouse=True)

@@ -19,7 +19,6 @@ from opreplay.initializers.user_code import (
     installed,
     load_entry_point,
     load_user_code,
-    place_of_class,
 )
 from opreplay.traces.errors import UsageError
 
@@ -40,7 +39,7 @@ def register_initializer(kind: Kind) -> Kind:
     Raises UsageError for a name that another class has, and for a class that no op could get.
     """
     adapted = kind if issubclass(kind, CustomInit) else adapt_tracelens(kind)
-    refuse_unusable(adapted, adapted.op_patterns, place_of_class(kind))
+    refuse_unusable(adapted, adapted.op_patterns, kind)
     known = _registered.get(adapted.name)
     if known is not None and known is not adapted:
         raise UsageError(f"there is already an initializer named {adapted.name!r}", hint="Give yours another name.")

@@ -35,7 +35,7 @@ class Registry:
         """
         kind = type(initializer)
         ops = initializer.op_patterns
-        refuse_unusable(kind, ops, place_of_class(kind))
+        refuse_unusable(kind, ops, kind)
         check_declared(kind)
         if kind.name in self._by_name:
             raise UsageError(f"there is already an initializer named {kind.name!r}", hint="Give yours another name.")
@@ -121,11 +121,12 @@ class Registry:
                 )
 
 
-def refuse_unusable(kind: type[CustomInit], ops: object, place: str) -> None:
+def refuse_unusable(kind: type[CustomInit], ops: object, written: type) -> None:
     """Raise UsageError for an initializer that no op could ever get: without a name or an op, or
-    with names that no op has. `place` is "file:line" of the class."""
+    with names that no op has. `written` is the class whose place the message gives."""
 
     def refuse(why: str, hint: str) -> None:
+        place = place_of_class(written)  # parses the file: 10 ms
         raise UsageError(f"{place}: initializer {kind.name or kind.__name__} {why}", hint=hint)
 
     if not isinstance(cast("object", kind.name), str) or not kind.name.strip():

@@ -14,6 +14,10 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
+from tests.forked_children import child_template, forked_children
+
+__all__ = ["child_template", "forked_children"]
+
 ROOT = Path(__file__).parent.parent
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # of NumPy: threads that wait for each other on busy processors
 os.environ.setdefault("OPREPLAY_SHARED_DEVICE", "1")  # tests that run at the same time need not wait for each other
@@ -28,82 +32,6 @@ _SLOW = (HealthCheck.too_slow,)
 settings.register_profile("fixed", derandomize=True, deadline=None, suppress_health_check=_SLOW)
 settings.register_profile("fuzz", derandomize=False, deadline=None, suppress_health_check=_SLOW)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "fixed"))
-
-
-SLOW = (
-    "benchmarks/",
-    "cli/assistant/test_mcp.py",
-    "cli/commands/test_batch.py",
-    "cli/commands/test_check.py",
-    "cli/commands/test_export.py",
-    "cli/commands/test_history.py",
-    "cli/commands/test_op.py",
-    "cli/commands/test_tile.py",
-    "cli/terminal/test_signals.py",
-    "cli/test_growth.py",
-    "guards/test_action.py",
-    "guards/test_docstring_names.py",
-    "guards/test_living_flags.py",
-    "guards/test_python_page.py",
-    "guards/test_readme.py",
-    "guards/test_tutorials.py",
-    "initializers/test_strict.py",
-    "integration/",
-    "replay/arguments/test_supplied.py",
-    "replay/ascend/simulate/test_streaming.py",
-    "replay/capture/calls/test_without_mode.py",
-    "replay/capture/test_check.py",
-    "replay/capture/test_models.py",
-    "replay/capture/test_record.py",
-    "replay/check/test_defects.py",
-    "replay/check/test_isolated.py",
-    "replay/check/test_kinds.py",
-    "replay/check/test_variants.py",
-    "replay/execute/processes/",
-    "replay/export/test_bundle.py",
-    "replay/export/test_scaffold.py",
-    "replay/ops/costs/test_own_faults.py",
-    "replay/ops/costs/test_reads_and_writes.py",
-    "replay/report/test_nothing_after_the_recording.py",
-    "replay/resolve/guess/test_results.py",
-    "replay/resolve/meta/test_check.py",
-    "replay/resolve/user/test_python_functions.py",
-    "replay/resolve/user/test_torch_ir.py",
-    "replay/session/test_own_ops.py",
-    "replay/testing/test_pytest_plugin.py",
-    "replay/tile/emit/test_triton.py",
-    "replay/tile/test_faults.py",
-    "replay/tile/test_loops.py",
-    "replay/tile/test_programs.py",
-    "replay/timeline/test_captured.py",
-    "scenarios/test_batch_findings.py",
-    "scenarios/test_captured_jobs.py",
-    "scenarios/test_captured_steps.py",
-    "scenarios/test_check_values.py",
-    "scenarios/test_compare_sides.py",
-    "scenarios/test_extreme_inputs.py",
-    "scenarios/test_first_screen.py",
-    "scenarios/test_history_of_nights.py",
-    "scenarios/test_invented_sizes.py",
-    "scenarios/test_kept_plans.py",
-    "scenarios/test_one_step.py",
-    "scenarios/test_own_",
-    "scenarios/test_planted_modules.py",
-    "scenarios/test_tile_programs.py",
-    "scenarios/test_totals_without_refuted.py",
-    "scenarios/test_user_findings.py",
-    "scenarios/test_wrong_conclusions.py",
-    "traces/reading/native/",
-)
-"""Files below tests/ that end processes, start many, or walk through tutorials or every op: most of the time of all.
-`make test` leaves them, and single tests marked `slow` in other files, to `make test-all`."""
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark the tests of `SLOW`."""
-    for item in items:
-        if item.path.relative_to(ROOT / "tests").as_posix().startswith(SLOW):
-            item.add_marker(pytest.mark.slow)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

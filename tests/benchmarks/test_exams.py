@@ -11,6 +11,8 @@ from benchmarks.exams import ledger
 from benchmarks.exams.scoring import Result, score
 from benchmarks.exams.tables import compared, left_out, problems
 
+pytestmark = pytest.mark.slow
+
 
 def test_figures_are_those_of_the_rows() -> None:
     rows = [

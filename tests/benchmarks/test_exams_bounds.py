@@ -21,6 +21,8 @@ from benchmarks.exams.bounds import (
 from benchmarks.exams.configs_of import CONFIGS, config_of, layers_of
 from opreplay.replay.ascend import load_device
 
+pytestmark = pytest.mark.slow
+
 SMALL = {
     "model_type": "llama", "hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 6,
     "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 512,

@@ -22,6 +22,8 @@ from opreplay.replay.ascend import load_device
 from opreplay.replay.ir.model import ReplayOp
 from opreplay.replay.resolve.written.sweep import Written, plan_of_calls
 
+pytestmark = pytest.mark.slow
+
 DEVICES = {name: load_device(name) for name in SOCS}
 
 

@@ -6,6 +6,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
+pytestmark = pytest.mark.slow
+
 
 def test_no_result_is_worse_than_the_committed_one(shared_ascend: Path) -> None:
     command = [sys.executable, "-m", "benchmarks.exams", "--tables", str(shared_ascend)]

@@ -14,6 +14,8 @@ from opreplay.replay.ascend.cost.own_measurements import Estimate
 from opreplay.replay.ascend.measured.accuracy import Compared
 from opreplay.replay.ir.kernel import KernelCall
 
+pytestmark = pytest.mark.slow
+
 SHARED = Path(__file__).parents[3] / "shared" / "ascend"
 
 

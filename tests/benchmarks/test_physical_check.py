@@ -16,6 +16,8 @@ from opreplay.replay.resolve.meta.outputs import with_outputs
 from opreplay.traces import read_trace
 from opreplay.traces.samples import sample_path
 
+pytestmark = pytest.mark.slow
+
 DEVICES = [load_device(name) for name in list_devices()]
 SAMPLES = ("cnn_train", "moe_block", "transformer_infer")
 

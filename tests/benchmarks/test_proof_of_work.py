@@ -18,6 +18,8 @@ from opreplay.replay.plan.build import build_plan
 from opreplay.replay.plan.selection import OpFilter
 from opreplay.traces import read_trace
 
+pytestmark = pytest.mark.slow
+
 WORDS = (
     "embedding",
     "index",

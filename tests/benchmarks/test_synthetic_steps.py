@@ -8,6 +8,8 @@ import pytest
 
 from benchmarks.synthetic_steps import CLASSES, OUTSIDE_OPS, answers, levels_of
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.mark.parametrize("name", list(CLASSES))
 def test_what_a_change_makes_of_the_pace(name: str, tmp_path: Path) -> None:

@@ -12,6 +12,8 @@ from click.testing import CliRunner
 
 from opreplay.cli.main import opreplay
 
+pytestmark = pytest.mark.slow
+
 CALLS = 20_000
 MOST_TIMES_FLAT = 3.0
 """Of the processor time of as many calls beside each other; one turn a level took 30 times as long."""

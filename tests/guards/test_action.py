@@ -15,6 +15,8 @@ import yaml
 
 from opreplay.traces.samples import sample_path
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[2]
 ACTION = (ROOT / ".github" / "actions" / "opreplay" / "action.yml").read_text()
 PARTS = yaml.safe_load(ACTION)

@@ -13,6 +13,8 @@ import pytest
 
 from tests.guards.conftest import Source
 
+pytestmark = pytest.mark.slow
+
 QUOTED = re.compile(r"(?<!`)`([A-Za-z_][\w.]*)(?:\(\))?`(?!`)")
 """One name, perhaps with dots and empty brackets, in single backticks."""
 HEAD = 3

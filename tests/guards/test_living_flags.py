@@ -16,6 +16,8 @@ import pytest
 from opreplay.cli.main import COMMANDS, opreplay
 from opreplay.cli.options.settings import Setting
 
+pytestmark = pytest.mark.slow
+
 
 def command_named(name: str) -> click.Command:
     command = opreplay.get_command(click.Context(opreplay), name)

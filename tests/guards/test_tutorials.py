@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.slow
+
 DOCS = Path(__file__).parents[2] / "docs"
 PAGES = [*sorted((DOCS / "tutorials").glob("*.md")), DOCS / "measure.md"]
 _BLOCK = re.compile(r"^(?:`(?P<file>[\w.]+)`:\n\n)?```(?P<kind>\w+)\n(?P<body>.*?)^```", re.MULTILINE | re.DOTALL)

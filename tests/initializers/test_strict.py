@@ -25,6 +25,8 @@ from opreplay.traces.errors import InternalError, lacks_memory
 from opreplay.traces.samples.catalog import sample_path
 from tests.initializers.mutated_calls import calls, scramble
 
+pytestmark = pytest.mark.slow
+
 REGISTRY = built_in()
 COUNTERS = "opreplay.replay.ops.work.indices"
 PARTS = 8

@@ -13,6 +13,8 @@ import pytest
 from opreplay.replay.results.reading import read_result_file
 from opreplay.traces.samples import sample_path
 
+pytestmark = pytest.mark.slow
+
 SCRIPT = Path(sys.executable).parent / "opreplay"
 RANKS = ("ddp_step_rank0", "ddp_step_rank1")
 

@@ -13,7 +13,10 @@ from opreplay.replay.results.reading import read_results
 
 SCRIPT = Path(sys.executable).parent / "opreplay"
 
-pytestmark = pytest.mark.skipif(not SCRIPT.exists(), reason="opreplay is not installed beside this Python")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(not SCRIPT.exists(), reason="opreplay is not installed beside this Python"),
+]
 
 
 def trace(path: Path) -> Path:

@@ -16,7 +16,10 @@ from opreplay.replay.results.records import OpResult
 SCRIPT = Path(sys.executable).parent / "opreplay"
 CACHE = [512, 2, 2, 16, 8]
 
-pytestmark = pytest.mark.skipif(not SCRIPT.exists(), reason="opreplay is not installed beside this Python")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(not SCRIPT.exists(), reason="opreplay is not installed beside this Python"),
+]
 
 
 def event(name: str, ts: int, dims: list[Any], types: list[str], values: list[str]) -> dict[str, Any]:

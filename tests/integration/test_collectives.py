@@ -28,6 +28,7 @@ QUICK = ("--set", "op_time=10ms", "--set", "threads=1")
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "200"}
 
 pytestmark = [
+    pytest.mark.slow,
     pytest.mark.skipif(not SCRIPT.exists(), reason="opreplay is not installed beside this Python"),
     pytest.mark.skipif(sys.platform != "linux", reason="ranks are looked for in /proc"),
 ]

@@ -19,7 +19,10 @@ SCRIPT = Path(sys.executable).parent / "opreplay"
 SAMPLE = sample_path("transformer_infer")
 QUICK = ["--set", "op_time=10ms", "--set", "max_op_memory=1GB"]
 
-pytestmark = pytest.mark.skipif(not SCRIPT.exists(), reason="opreplay is not installed beside this Python")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(not SCRIPT.exists(), reason="opreplay is not installed beside this Python"),
+]
 
 
 def opreplay(*args: object, stdin: bytes | None = None, **env: str) -> subprocess.CompletedProcess[str]:

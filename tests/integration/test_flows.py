@@ -15,6 +15,8 @@ import opreplay
 from opreplay.cli.main import opreplay as command
 from opreplay.replay import plugins
 
+pytestmark = pytest.mark.slow
+
 DOCS = Path(__file__).parents[2] / "docs"
 FLOWS = DOCS / "examples" / "flows.py"
 

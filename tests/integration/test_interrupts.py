@@ -21,7 +21,10 @@ from opreplay.replay.results.reading import read_result_file
 
 SCRIPT = Path(sys.executable).parent / "opreplay"
 SAMPLE = Path(__file__).parents[2] / "traces" / "samples" / "transformer_infer.json.gz"
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="looks for processes in /proc")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(sys.platform != "linux", reason="looks for processes in /proc"),
+]
 
 
 def children_of(pid: int) -> set[int]:

@@ -11,6 +11,8 @@ import pytest
 
 from opreplay.replay.session.checking import check
 
+pytestmark = pytest.mark.slow
+
 EXAMPLES = Path(__file__).parents[2] / "docs" / "examples"
 REQUIRED = ("schema", "shape inference", "correctness", "dtypes", "gradient", "bad input")
 

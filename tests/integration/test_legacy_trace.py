@@ -11,6 +11,8 @@ from typing import Any
 
 import pytest
 
+pytestmark = pytest.mark.slow
+
 SCRIPT = Path(sys.executable).parent / "opreplay"
 
 Argument = tuple[list[int], str]

@@ -16,7 +16,10 @@ import pytest
 
 SCRIPT = Path(sys.executable).parent / "opreplay"
 
-pytestmark = pytest.mark.skipif(not SCRIPT.exists(), reason="opreplay is not installed beside this Python")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(not SCRIPT.exists(), reason="opreplay is not installed beside this Python"),
+]
 
 
 def trace(path: Path, **ops: list[list[int]]) -> Path:

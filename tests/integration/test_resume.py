@@ -16,7 +16,10 @@ from opreplay.traces.samples import sample_path
 SCRIPT = Path(sys.executable).parent / "opreplay"
 SAMPLE = sample_path("transformer_infer")
 
-pytestmark = pytest.mark.skipif(not SCRIPT.exists(), reason="opreplay is not installed beside this Python")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(not SCRIPT.exists(), reason="opreplay is not installed beside this Python"),
+]
 
 
 def children_of(pid: int) -> list[int]:

@@ -24,6 +24,8 @@ from opreplay.traces.errors import FormatError
 from opreplay.traces.model import TensorMeta, contiguous_strides
 from opreplay.traces.samples.catalog import SAMPLES, sample_path
 
+pytestmark = pytest.mark.slow
+
 POLICY = Policy()
 SHARED = (
     "cpu_only_rank34",

@@ -23,6 +23,8 @@ from opreplay.replay.resolve.names import find_overload
 from opreplay.replay.resolve.policy import Policy
 from opreplay.traces import read_trace
 
+pytestmark = pytest.mark.slow
+
 NONE: tuple[list[int], str, list[int], str] = ([], "", [], "")
 LIST = ([], "TensorList", [], "")
 

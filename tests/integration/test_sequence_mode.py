@@ -16,7 +16,10 @@ from opreplay.traces.samples import sample_path
 SCRIPT = Path(sys.executable).parent / "opreplay"
 QUICK = ["--mode", "sequence", "--set", "op_time=5ms", "--set", "threads=1", "--set", "max_op_memory=1GB"]
 
-pytestmark = pytest.mark.skipif(not SCRIPT.exists(), reason="opreplay is not installed beside this Python")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(not SCRIPT.exists(), reason="opreplay is not installed beside this Python"),
+]
 
 
 def opreplay(*args: object, width: int = 80) -> subprocess.CompletedProcess[str]:

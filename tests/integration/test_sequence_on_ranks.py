@@ -21,6 +21,7 @@ QUICK = ("--mode", "sequence", "--ranks", "2", "--set", "op_time=10ms", "--set",
 SIZE = 192
 
 pytestmark = [
+    pytest.mark.slow,
     pytest.mark.skipif(not SCRIPT.exists(), reason="opreplay is not installed beside this Python"),
     pytest.mark.skipif(sys.platform != "linux", reason="ranks are looked for in /proc"),
 ]

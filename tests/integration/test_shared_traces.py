@@ -10,6 +10,8 @@ import pytest
 
 from opreplay.traces import TraceSummary, read_trace, summarize
 
+pytestmark = pytest.mark.slow
+
 SHARED = Path(__file__).resolve().parents[2].parent / "shared" / "traces"
 LINES = (SHARED / "expected.csv").read_text().splitlines() if (SHARED / "expected.csv").exists() else []
 EXPECTED = list(csv.DictReader(LINES))

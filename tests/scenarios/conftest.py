@@ -20,7 +20,7 @@ Console = Callable[..., Result]
 
 
 @pytest.fixture
-def console() -> Iterator[Console]:
+def console(forked_children: None) -> Iterator[Console]:
     """Runs `opreplay` with these arguments, each time without what users' files registered before."""
 
     def forget() -> None:

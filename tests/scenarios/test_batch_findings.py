@@ -12,6 +12,8 @@ from click.testing import Result
 
 from tests.scenarios.events import owner
 
+pytestmark = pytest.mark.slow
+
 Console = Callable[..., Result]
 SHAPE = [64, 64]
 HANGS = """

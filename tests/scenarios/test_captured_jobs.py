@@ -10,6 +10,8 @@ import pytest
 
 from tests.scenarios.conftest import Console
 
+pytestmark = pytest.mark.slow
+
 FILE = """
 import torch
 import torch.distributed as dist

@@ -13,6 +13,8 @@ from click.testing import CliRunner
 from opreplay.cli.main import opreplay
 from tests.scenarios.conftest import Console
 
+pytestmark = pytest.mark.slow
+
 FILE = """
 import torch
 from torch import nn

@@ -20,6 +20,8 @@ from opreplay.replay.ascend.devices.text import shipped_text
 from opreplay.replay.ir.extremes import extreme
 from opreplay.traces.samples import catalog
 
+pytestmark = pytest.mark.slow
+
 NUMBERS = ("1" + 400 * "0", "-1" + 400 * "0", "1e308", "-1e308", "5e-324", str(2**63), str(-(2**63) - 1), "-1")
 NUMBERS += ("0", "null")
 DEEP = ("[" * 200_000, "[" * 200_000 + "]" * 200_000, '{"a":' * 100_000)

@@ -7,11 +7,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
 from click.testing import Result
 
 from opreplay.traces.samples import sample_path
 from tests.scenarios.conftest import kernel, launch, op
 from tests.scenarios.events import owner
+
+pytestmark = pytest.mark.slow
 
 Console = Callable[..., Result]
 SAMPLE = sample_path("transformer_infer")

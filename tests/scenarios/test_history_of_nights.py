@@ -10,8 +10,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from opreplay.replay.results.history import append_run, read_history
 from opreplay.replay.results.records import Header, OpResult
+
+pytestmark = pytest.mark.slow
 
 SCRIPT = Path(sys.executable).parent / "opreplay"
 

@@ -13,6 +13,8 @@ from click.testing import Result
 from tests.scenarios.conftest import kernel, op
 from tests.scenarios.events import owner
 
+pytestmark = pytest.mark.slow
+
 Console = Callable[..., Result]
 BF16 = "c10::BFloat16"
 WIDTH, EXPERTS, TOKENS = 3072, 128, 64

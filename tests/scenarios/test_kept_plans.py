@@ -13,6 +13,8 @@ from opreplay.replay.host import kept
 from opreplay.traces.samples import sample_path
 from tests.scenarios.conftest import Console
 
+pytestmark = pytest.mark.slow
+
 SAMPLE = sample_path("moe_block")
 PLUGIN = """
 from opreplay.replay import register_executor

@@ -19,6 +19,8 @@ from opreplay.replay.timeline.timeline import step_of
 from opreplay.traces import read_trace
 from tests.replay.timeline.machine import training
 
+pytestmark = pytest.mark.slow
+
 MARKED = (
     "cpu_only_rank34",
     "h100_bert_small",

@@ -12,6 +12,8 @@ from pathlib import Path
 import pytest
 from click.testing import Result
 
+pytestmark = pytest.mark.slow
+
 LIBRARY = """
 import torch
 library = torch.library.Library("bundledlib", "DEF")

@@ -13,6 +13,8 @@ from opreplay.cli.main import opreplay
 from opreplay.initializers import extensions
 from opreplay.initializers.user_code import forget_loaded
 
+pytestmark = pytest.mark.slow
+
 NAMESPACE = "own_contents"
 OPS = f"""
 import torch

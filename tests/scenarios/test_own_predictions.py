@@ -10,6 +10,8 @@ from typing import Any
 import pytest
 from click.testing import Result
 
+pytestmark = pytest.mark.slow
+
 Console = Callable[..., Result]
 
 SHAPE = [4096, 1024]

@@ -13,6 +13,8 @@ from click.testing import Result
 
 from tests.scenarios.events import owner
 
+pytestmark = pytest.mark.slow
+
 Console = Callable[..., Result]
 RULE = """
 from opreplay.replay.ascend.lowering import lowers

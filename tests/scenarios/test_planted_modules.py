@@ -18,6 +18,8 @@ from opreplay.traces import child_process
 from opreplay.traces.samples import sample_path
 from tests.scenarios.events import owner
 
+pytestmark = pytest.mark.slow
+
 OTHERS = {
     "torch",
     "numpy",

@@ -16,6 +16,8 @@ from opreplay.replay.ascend.custom.estimators import clear_registrations as clea
 from opreplay.replay.plugins import clear_registrations
 from opreplay.replay.tile.registration import forget_programs
 
+pytestmark = pytest.mark.slow
+
 AS_IN_A_STEP = ("--l2", "sequence", "--format", "json")
 Console = Callable[..., Result]
 PROGRAM = """

@@ -14,6 +14,8 @@ from click.testing import Result
 
 from tests.scenarios.events import owner
 
+pytestmark = pytest.mark.slow
+
 Console = Callable[..., Result]
 SOC = ("--soc", "910b3")
 QUICK = ("--set", "op_time=1ms", "--set", "threads=1", "--set", "visits=1")

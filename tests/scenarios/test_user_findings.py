@@ -23,6 +23,8 @@ from opreplay.traces.samples import sample_path
 from tests.scenarios.conftest import kernel, launch, op
 from tests.scenarios.events import owner
 
+pytestmark = pytest.mark.slow
+
 Console = Callable[..., Result]
 QUICK = ("--set", "op_time=1ms", "--set", "threads=1")
 SHAPE = [64, 64]

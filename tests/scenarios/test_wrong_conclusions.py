@@ -15,6 +15,8 @@ from opreplay.traces.samples import sample_path
 from tests.scenarios.conftest import kernel, launch, op
 from tests.scenarios.events import owner
 
+pytestmark = pytest.mark.slow
+
 Console = Callable[..., Result]
 SAMPLE = sample_path("transformer_infer")
 SHAPE = [512, 512]

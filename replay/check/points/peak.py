@@ -15,6 +15,7 @@ from opreplay.replay.check import variants
 from opreplay.replay.check.calling.calls import Arguments, Bench, BothRefuse, NotApplicable, results_of, widened
 from opreplay.replay.check.calling.refusals import words
 from opreplay.replay.check.cases import Case
+from opreplay.replay.execute.executors.torch.profile import profiled
 from opreplay.replay.ir.reasons import NotReplayable
 
 MOST_PEAK = 1 << 29
@@ -38,10 +39,10 @@ def peak_of(bench: Bench, case: Case, arguments: Arguments, *, reference: bool =
         backend.synchronize(device)
         peak = backend.max_memory_allocated(device) - before
     else:
-        with torch.profiler.profile(profile_memory=True, activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+        profiler: Any = profiled(memory=True)
+        with profiler:
             results = results_of(call, copy)
-        events: Any = profile.profiler
-        ordered = sorted(events.kineto_results.events(), key=lambda event: event.start_ns())
+        ordered = sorted(profiler.kineto_results.events(), key=lambda event: event.start_ns())
         changes = [event.nbytes() for event in ordered if event.name() == "[memory]"]
         peak = max(itertools.accumulate(changes, initial=0))
     returned = _bytes(results.returned)

@@ -26,6 +26,8 @@ from mcp.client.stdio import StdioServerParameters
 from opreplay.cli.assistant.answers import MAX_BYTES
 from opreplay.cli.assistant.server import server_of
 
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("forked_children")]
+
 NAME = "transformer_infer.json.gz"
 
 

@@ -21,6 +21,8 @@ from opreplay.replay.report.run.batch import collective_notes
 from opreplay.replay.results.reading import read_result_file
 from tests.replay.timeline.job_machine import Job
 
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("forked_children")]
+
 SEEN: dict[str, object] = {}
 
 

@@ -16,6 +16,7 @@ from opreplay.cli.main import opreplay
 
 EXAMPLES = Path(__file__).parents[3] / "docs" / "examples"
 SHIFT = ("scale::shift", "--plugin", str(EXAMPLES / "scale.py"), "--against", f"{EXAMPLES / 'scale.py'}:reference")
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("forked_children")]
 VERDICTS = {"pass", "fail", "missing", "refused", "not applicable"}
 
 

@@ -19,6 +19,8 @@ from opreplay.replay.ascend.custom import estimators
 from opreplay.traces import read_trace
 from opreplay.traces.samples import sample_path
 
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("forked_children")]
+
 PLUGIN = """
 import torch
 

@@ -17,6 +17,8 @@ from opreplay.replay.results.records import Header, OpResult
 from opreplay.traces.samples import sample_path
 from tests.replay.results.compare.test_changes import noise
 
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("forked_children")]
+
 FEW = (str(sample_path("transformer_infer")), "--top", "2", "--set", "op_time=2ms", "--set", "threads=1")
 
 

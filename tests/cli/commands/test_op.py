@@ -16,6 +16,8 @@ from opreplay.replay.execute.options import RunOptions
 from opreplay.traces.errors import UsageError
 from opreplay.traces.samples import sample_path
 
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("forked_children")]
+
 MM = "aten::mm(bf16[64,32], bf16[32,n])"
 
 

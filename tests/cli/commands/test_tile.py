@@ -14,6 +14,8 @@ from opreplay.replay.ascend.custom.estimators import clear_registrations as clea
 from opreplay.replay.plugins import clear_registrations
 from opreplay.replay.tile.registration import forget_programs
 
+pytestmark = pytest.mark.slow
+
 PROGRAM = """
 import torch
 from opreplay import tile

@@ -9,6 +9,8 @@ import pytest
 
 from opreplay.cli.exit_codes import ExitCode
 
+pytestmark = pytest.mark.slow
+
 PLACES = {
     "a finalizer": "class Dying:\n    def __del__(self): hit()\nDying()",
     "a callback of a weak reference": "import weakref\nclass Dying: pass\none = Dying()\n"

@@ -16,6 +16,8 @@ from opreplay.replay.capture.capture import capture_made, check_made
 from opreplay.replay.ir.model import ReplayPlan
 from opreplay.traces.errors import UsageError
 
+pytestmark = pytest.mark.slow
+
 
 def training() -> tuple[Any, ...]:
     model = nn.Sequential(nn.Linear(8, 16), nn.Dropout(0.5), nn.BatchNorm1d(16), nn.GELU(), nn.Linear(16, 4))

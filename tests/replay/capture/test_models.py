@@ -10,6 +10,8 @@ from benchmarks.config_models import step_of_config
 from benchmarks.small_models import MODELS, step_of_model
 from opreplay.replay.capture.capture import capture_made, check_made
 
+pytestmark = pytest.mark.slow
+
 CASES = [
     ("resnet_basic", "sgd"),
     ("mobilenet", "eval"),

@@ -15,6 +15,8 @@ from opreplay.replay.ir.model import ReplayPlan
 from opreplay.replay.ir.plan_file import dump_plan, parse_plan
 from opreplay.traces.errors import UsageError
 
+pytestmark = pytest.mark.slow
+
 
 def net() -> nn.Sequential:
     return nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 4))

@@ -9,6 +9,8 @@ import pytest
 from opreplay.initializers.user_code import load_user_code, user_module
 from opreplay.replay.session.checking import check
 
+pytestmark = pytest.mark.slow
+
 PLANTED = Path(__file__).with_name("planted.py")
 
 FEW = {

@@ -13,6 +13,8 @@ from opreplay.replay.check.model import Trial
 from opreplay.replay.execute.processes.child import Child
 from opreplay.replay.session.checking import check
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.mark.parametrize(
     ("numbers", "verdict"),

@@ -18,6 +18,8 @@ from torch import Tensor
 
 from opreplay.replay.session.checking import check
 
+pytestmark = pytest.mark.slow
+
 LIBRARY = torch.library.Library("kinds", "FRAGMENT")
 PLANTED: dict[str, tuple[str, str, str]] = {}
 """Op → the point that shows its defect, a part of the case that does, the call."""

@@ -17,6 +17,8 @@ from opreplay.replay.check.points.gradient import gradient
 from opreplay.replay.check.points.peak import too_much
 from opreplay.replay.session.checking import check
 
+pytestmark = pytest.mark.slow
+
 CONVOLUTION = "aten::convolution(f32[2,8,12,12], f32[4,8,3,3], f32[4], [1,1], [1,1], [1,1], False, [0,0], 1)"
 ATTENTION = "aten::scaled_dot_product_attention(f32[16,128], f32[16,128], f32[16,128])"
 """Of one head and batch: its scores grow with the square of the rows."""

@@ -35,6 +35,8 @@ from opreplay.traces.errors import UsageError
 from opreplay.traces.samples import sample_path
 from tests.replay.resolve.user.test_user_code import event, one, plan_of
 
+pytestmark = pytest.mark.slow
+
 GB = 1 << 30
 OP = {"id": "0" * 12, "name": "aten::mm", "count": 1, "args": [], "recorded": {"host_us_total": 1.0}}
 ALONE = """

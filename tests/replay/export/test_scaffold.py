@@ -24,6 +24,8 @@ from opreplay.replay.ops.work.expected import stand_ins
 from opreplay.traces.errors import UsageError
 from opreplay.traces.samples import sample_path
 
+pytestmark = pytest.mark.slow
+
 TRACES = ("mi300_vllm_piecewise_exec", "mi300_sglang_prefilldecode", "npu_alexnet_trace_view", "h100_bert_small")
 NEEDED = 20
 MOST_BYTES = 64 << 20

@@ -17,6 +17,8 @@ from opreplay.replay.timeline.timeline import timeline
 from opreplay.traces import read_trace
 from opreplay.traces.samples.catalog import sample_path
 
+pytestmark = pytest.mark.slow
+
 SAMPLES = ("cnn_train", "moe_block", "ddp_step_rank0", "ddp_step_rank1", "transformer_infer")
 PUBLIC = ("h100_bert_small", "h100_timesformer", "mi300_resnet_ddp_act_checkpoint", "nvidia_sampled_rank0")
 CLOCK_US = 1.0

@@ -13,6 +13,8 @@ import opreplay
 from opreplay.replay.execute.options import RunOptions
 from opreplay.traces.errors import UsageError
 
+pytestmark = pytest.mark.slow
+
 QUICK = RunOptions(op_time_s=0.005)
 CALL = "(f32[4,8], f32[4,8])"
 

@@ -18,6 +18,8 @@ from opreplay.replay.testing.expectations import Expectations, OpsNotAsExpected
 from opreplay.traces.errors import UsageError
 from opreplay.traces.samples import sample_path
 
+pytestmark = pytest.mark.slow
+
 PLUGIN = "opreplay.cli.pytest_plugin"
 TESTS = """
 from opreplay import RunOptions

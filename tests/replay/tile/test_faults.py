@@ -11,6 +11,8 @@ from opreplay.replay.ascend import load_device
 from opreplay.replay.tile.program import Program
 from opreplay.replay.tile.study import Wanted, study
 
+pytestmark = pytest.mark.slow
+
 ROWS = "x=f32[47,10]"
 MATRICES = "a=f16[300,300] b=f16[300,300]"
 

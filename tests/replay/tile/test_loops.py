@@ -16,6 +16,8 @@ from opreplay.replay.tile.language.places import TileError
 from opreplay.replay.tile.program import Bound, Program, bind
 from opreplay.traces.model import TensorMeta
 
+pytestmark = pytest.mark.slow
+
 SHIPPED: dict[str, Program] = {name: getattr(programs, name) for name in programs.__all__}
 DEVICE = load_device("910b3")
 

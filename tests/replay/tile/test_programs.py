@@ -12,6 +12,8 @@ from opreplay.replay.tile.chip import estimate
 from opreplay.replay.tile.program import Program, bind
 from opreplay.traces.model import TensorMeta
 
+pytestmark = pytest.mark.slow
+
 SHIPPED: dict[str, Program] = {name: getattr(programs, name) for name in programs.__all__}
 DEVICE = load_device("910b3")
 

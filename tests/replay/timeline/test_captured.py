@@ -28,6 +28,8 @@ from opreplay.replay.timeline.simulated import TASK_GAP_US
 from opreplay.traces.errors import TraceError, UsageError
 from opreplay.traces.samples import sample_path
 
+pytestmark = pytest.mark.slow
+
 DEVICE = load_device("910b3")
 
 

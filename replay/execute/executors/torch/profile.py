@@ -9,7 +9,7 @@ from time import perf_counter
 from typing import Any
 
 import torch
-from torch.profiler import ProfilerActivity, profile
+from torch.autograd.profiler import profile
 
 from opreplay.replay.execute.executors.base import Profile
 from opreplay.replay.ir.call_tree import names_below
@@ -21,19 +21,26 @@ MAX_BELOW = 512
 """Ops below the profiled one that are told at most."""
 
 
+def profiled(*, device: str = "cpu", record_shapes: bool = False, memory: bool = False) -> profile:
+    """Torch's profiler as a context, of the host and of a device that is `cuda`.
+
+    It is the one that torch.profiler wraps: the wrapper imports torch._inductor first, 1.7 s of processor time.
+    """
+    use_device = "cuda" if device == "cuda" else None
+    return profile(use_kineto=True, use_device=use_device, record_shapes=record_shapes, profile_memory=memory)
+
+
 def profile_call(call: Callable[[], Any], device: torch.device, synchronize: Callable[[], None], name: str) -> Profile:
     """What one call of the op `name` launches; the children of the op itself, or all that a stand-in calls.
 
     Raises RuntimeError where the profiler cannot start.
     """
-    activities = [ProfilerActivity.CPU]
-    if device.type == "cuda":
-        activities.append(ProfilerActivity.CUDA)
     synchronize()
-    with profile(activities=activities) as profiler:
+    profiler = profiled(device=device.type)
+    with profiler:
         call()
         synchronize()
-    events: list[Any] = list(profiler.events() or ())
+    events: list[Any] = list(profiler.function_events or ())
     host = [event for event in events if event.device_type.name == "CPU"]
     top = [event for event in host if event.cpu_parent is None and "::" in event.name]
     children, below = _ops_below(top, name)
@@ -75,9 +82,10 @@ def profiler_event_us() -> float:
         return 1e6 * min(rounds)
 
     plain_us = least()
-    with profile(activities=[ProfilerActivity.CPU], record_shapes=True) as profiler:
+    profiler = profiled(record_shapes=True)
+    with profiler:
         profiled_us = least()
-    events: list[Any] = list(profiler.events() or ())
+    events: list[Any] = list(profiler.function_events or ())
     count = sum(event.device_type.name == "CPU" for event in events)
     return max(0.0, profiled_us - plain_us) * EVENT_ROUNDS * EVENT_CALLS / max(count, 1)
 

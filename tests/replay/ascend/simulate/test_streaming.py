@@ -20,6 +20,8 @@ from opreplay.replay.plan.inputs import open_trace, plan_of
 from opreplay.replay.plan.selection import Selection
 from opreplay.traces.samples import SAMPLES, sample_path
 
+pytestmark = pytest.mark.slow
+
 HIDDEN, INTERMEDIATE, LAYERS = 3584, 18944, 4
 """Of a 7B decoder, whose 28 layers are four here."""
 STATES = ("sequence", "cold")

@@ -15,6 +15,8 @@ from benchmarks.capture_models import calls_compared
 from opreplay.replay.capture.capture import capture_made, check_made
 from opreplay.replay.ir.model import ReplayPlan
 
+pytestmark = pytest.mark.slow
+
 INDEX = torch.tensor([3, 0, 3, 1])
 
 

@@ -18,6 +18,8 @@ from opreplay.replay.results.outcome import Outcome, unable
 from opreplay.replay.results.reading import MemorySink
 from opreplay.traces.errors import UsageError
 
+pytestmark = pytest.mark.slow
+
 
 def fake_op(index: int, name: str) -> ReplayOp:
     recorded = Recorded(host_us_total=1, host_us_median=1)

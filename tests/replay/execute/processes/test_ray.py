@@ -26,7 +26,8 @@ from opreplay.replay.ir.model import Recorded, ReplayOp
 from opreplay.replay.results.reading import read_result_file
 from opreplay.traces.errors import EnvironmentRefused, UsageError
 
-pytestmark = pytest.mark.filterwarnings("default")  # Ray leaves sockets and deprecations of its own behind
+# Ray leaves sockets and deprecations of its own behind.
+pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("default")]
 LIMIT_S = 3.0
 
 

@@ -22,6 +22,8 @@ from opreplay.replay.results.outcome import Outcome, unable
 from opreplay.traces.errors import EnvironmentRefused
 from tests.factories import fake_op
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def runner() -> Iterator[ChildProcess]:

@@ -20,6 +20,8 @@ from opreplay.traces.errors import EnvironmentRefused, UsageError
 from opreplay.traces.model import TensorMeta
 from tests.factories import fake_op
 
+pytestmark = pytest.mark.slow
+
 linux = pytest.mark.skipif(sys.platform != "linux", reason="needs Linux's process limits")
 
 

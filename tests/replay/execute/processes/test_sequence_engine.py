@@ -25,6 +25,8 @@ from opreplay.replay.results.writing import JsonLinesSink
 from opreplay.traces.errors import UsageError
 from tests.factories import meta
 
+pytestmark = pytest.mark.slow
+
 HERE = RunOptions(executor="fake", isolation="none", mode="sequence", op_time_s=0.01)
 CHILD = msgspec.structs.replace(HERE, isolation="process")
 LINUX = pytest.mark.skipif(sys.platform != "linux", reason="needs Linux's process limits")

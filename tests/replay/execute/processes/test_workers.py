@@ -17,6 +17,8 @@ from opreplay.replay.execute.processes.workers import Death, Workers
 from opreplay.replay.ir.model import Reason
 from tests.factories import fake_op
 
+pytestmark = pytest.mark.slow
+
 SEGFAULT = Death(how="died", cause=Reason("failed", "SIGSEGV"), at=1, signalled=True)
 KILLED = Death(how="died", cause=Reason("worker lost", "SIGKILL from outside"), at=1, signalled=True)
 STOPPED = Death(how="stopped", cause=Reason("worker lost", "stopped from outside"), at=1, signalled=True)

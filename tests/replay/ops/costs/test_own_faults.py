@@ -26,6 +26,8 @@ from opreplay.traces.errors import InternalError
 from opreplay.traces.model import TensorMeta
 from opreplay.traces.samples.catalog import sample_path
 
+pytestmark = pytest.mark.slow
+
 RECORDED = Recorded(host_us_total=1.0, host_us_median=1.0)
 MM = (
     ReplayArg(name="self", type="Tensor", tensors=(TensorMeta(shape=(64, 32), dtype="bfloat16"),)),

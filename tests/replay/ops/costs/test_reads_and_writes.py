@@ -13,6 +13,8 @@ from opreplay.traces.dtypes import ITEMSIZE_BYTES
 from opreplay.traces.model import TensorMeta
 from tests.replay.ops.costs.test_every_op import SCHEMAS, made
 
+pytestmark = pytest.mark.slow
+
 DEVICE = load_device("910b2")
 
 UNREAD = {

@@ -27,6 +27,8 @@ from opreplay.replay.resolve.names import find_overload
 from opreplay.replay.resolve.policy import Policy
 from opreplay.traces import read_trace
 
+pytestmark = pytest.mark.slow
+
 ONCE = MeasureOptions(op_time_s=0.0, min_samples=1, max_samples=1, warmup_calls=1, warmup_s=0.0)
 
 

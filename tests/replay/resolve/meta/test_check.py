@@ -17,6 +17,8 @@ from opreplay.traces import read_trace
 from opreplay.traces.model import TensorMeta
 from tests.factories import meta, tensor
 
+pytestmark = pytest.mark.slow
+
 
 def made(name: str, *args: ReplayArg, **fields: Any) -> ReplayOp:
     return ReplayOp(

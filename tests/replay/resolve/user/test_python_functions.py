@@ -27,6 +27,8 @@ from opreplay.replay.resolve.policy import Policy
 from opreplay.replay.results.reading import MemorySink
 from opreplay.traces import read_trace
 
+pytestmark = pytest.mark.slow
+
 X = ([8, 64], "float", [64, 1], "")
 THREE = ([], "Scalar", [], "3")
 MODULE = """

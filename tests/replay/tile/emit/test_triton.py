@@ -16,6 +16,8 @@ from opreplay.replay.tile import programs as shipped
 from opreplay.replay.tile.emit.triton import NAMESPACE, emit
 from opreplay.replay.tile.program import Program
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[4]
 SHIPPED: dict[str, Program] = {name: getattr(shipped, name) for name in shipped.__all__}
 REFUSED = {

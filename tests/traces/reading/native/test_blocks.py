@@ -29,7 +29,10 @@ def task(kind: Any, *, ph: str = "X", pid: Any = 1, dur: Any = "1.5", **args: An
     return {"name": "MatMul", "pid": pid, "tid": 3, "ts": "1736405443893564.042", "dur": dur, "args": args, "ph": ph}
 
 
-pytestmark = pytest.mark.skipif(compiled.compiled_scanner() is None, reason="built without a C compiler")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(compiled.compiled_scanner() is None, reason="built without a C compiler"),
+]
 
 
 @pytest.mark.parametrize("name", SAMPLES)

@@ -1,10 +1,10 @@
 # pyright: strict
-"""Losses that only the finished tables of a trace show: type names that opreplay does not know."""
+"""Losses that only the finished tables of a trace show: unknown type names, events that are in the file twice."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -15,6 +15,33 @@ from opreplay.traces.names import printable
 
 MAX_NAMES = 5
 """Unknown type names that are reported one by one; the rest are counted together."""
+
+COPIED_OPS, COPIED_WORK = "copy of a host op", "copy of device work"
+"""Events left out since the file has them twice: nothing is missing for it."""
+
+
+def without_copies(losses: Mapping[str, int]) -> dict[str, int]:
+    """Return the losses after which something is missing."""
+    return {reason: count for reason, count in losses.items() if reason not in (COPIED_OPS, COPIED_WORK)}
+
+
+def copies_text(losses: Mapping[str, int]) -> str:
+    """Return "120 events that are in the file twice count once"; "" where none is."""
+    copies = losses.get(COPIED_OPS, 0) + losses.get(COPIED_WORK, 0)
+    if not copies:
+        return ""
+    return (
+        f"{copies:,} events that are in the file twice count once"
+        if copies > 1
+        else "1 event in the file twice counts once"
+    )
+
+
+def loss_text(losses: Mapping[str, int], shown: str) -> str:
+    """Return what reading lost and counted once, "" where nothing; `shown`: subject and verb of what is of the rest."""
+    reasons = ", ".join(f"{reason} ({count:,})" for reason, count in without_copies(losses).items())
+    lost = f"reading lost {reasons}: {shown} of the rest" if reasons else ""
+    return "; ".join(filter(None, (lost, copies_text(losses))))
 
 
 def unknown_type_losses(

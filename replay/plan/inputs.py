@@ -19,6 +19,7 @@ from opreplay.replay.plan.selection import Selection
 from opreplay.traces import Limits, the_one_path
 from opreplay.traces.dialects.dialect import Dialect, Want
 from opreplay.traces.errors import Malformed, UsageError
+from opreplay.traces.losses import loss_text
 from opreplay.traces.names import file_name
 from opreplay.traces.reading.opening import OPENING_BYTES, Opening
 from opreplay.traces.reading.source import Source
@@ -325,8 +326,8 @@ def collision_notes(trace: Trace, name: str) -> list[str]:
 
 def loss_notes(losses: Mapping[str, int], name: str) -> list[str]:
     """A warning with what reading the trace of that name lost, none where it lost nothing; also of a plan."""
-    reasons = ", ".join(f"{reason} ({count:,})" for reason, count in losses.items())
-    return [f"opreplay: warning: {name}: reading lost {reasons}: what is shown is of the rest"] if reasons else []
+    text = loss_text(losses, "what is shown is")
+    return [f"opreplay: warning: {name}: {text}"] if text else []
 
 
 def trace_facts(trace: Trace | ReplayPlan) -> dict[str, object]:

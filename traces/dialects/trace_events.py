@@ -32,6 +32,7 @@ from opreplay.traces.model import (
     Trace,
     TraceInfo,
 )
+from opreplay.traces.processes.copies import drop_copies
 from opreplay.traces.processes.ids import count_uncertain, needs_arrows, separate_processes
 from opreplay.traces.reading import fields
 from opreplay.traces.reading.collect import Collector
@@ -55,6 +56,13 @@ def _read(source: Source, want: Want) -> Trace:
 
 
 def _scan(source: Source, want: Want, *, arrows: bool) -> Scanned:
+    """Return the events of the file, each once."""
+    scanned = _scan_all(source, want, arrows=arrows)
+    scanned.tally.losses.update(drop_copies(scanned.collector))
+    return scanned
+
+
+def _scan_all(source: Source, want: Want, *, arrows: bool) -> Scanned:
     block_bytes = want.block_bytes or BLOCK_BYTES
     if want.processes > 1 and want.columns <= {"numbers"}:
         from opreplay.traces.reading.parallel import scan_parallel

@@ -252,6 +252,15 @@ class Columns:
         column.extend(smallest(values, _TYPES[self.kinds[name]]))
         self._columns[name] = column
 
+    def keep(self, rows: Array) -> None:
+        """Drop all rows but those of a mask."""
+        self.flush()
+        for name, column in self._columns.items():
+            kept = _Growing(column.view().dtype)
+            kept.extend(column.view()[rows])
+            self._columns[name] = kept
+        self.rows = int(rows.sum())
+
     def take(self, name: str) -> Array:
         """One whole column, which the table then no longer holds."""
         self.flush()

@@ -21,6 +21,7 @@ from opreplay.replay.results.compare.sides import UNNAMED, OpTime, Times
 from opreplay.replay.results.stats import median_interval
 from opreplay.traces.links.iterations import BatchIndex
 from opreplay.traces.links.steps import busy_steps, chosen_step
+from opreplay.traces.losses import loss_text
 from opreplay.traces.model import MetadataLevel, OpSignature, Trace
 from opreplay.traces.names import file_name
 
@@ -107,9 +108,9 @@ def _of_level(trace: Trace, level: MetadataLevel | None) -> list[str]:
 
 def _of_reading(trace: Trace) -> list[str]:
     name, info = file_name(trace.info.path), trace.info
-    losses = ", ".join(f"{reason} ({count:,})" for reason, count in info.report.losses.items())
+    losses = loss_text(info.report.losses, "its times are")
     merged = f"{name} is merged of {info.processes:,} processes: {info.process} was taken, --process takes another"
-    return [*([merged] if info.processes > 1 else []), *([f"{name}: reading lost {losses}"] if losses else [])]
+    return [*([merged] if info.processes > 1 else []), *([f"{name}: {losses}"] if losses else [])]
 
 
 def _timed(op: ReplayOp, calls_us: Floats, kernels: Sequence[RecordedKernel]) -> OpTime:

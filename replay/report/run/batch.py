@@ -14,6 +14,7 @@ from opreplay.replay.report.run.ops import recorded_title
 from opreplay.replay.report.table import COUNT, SHARE, TIME, AnyTable, Column, Table, terminal
 from opreplay.replay.report.text import DASH, plural, safe, share_text, time_text
 from opreplay.replay.results.records import CollectivesResult, JobResult, RankSum, TraceResult
+from opreplay.traces.losses import loss_text
 
 MOST_DISAGREEMENTS = 10
 MOST_DAMAGED = 10
@@ -147,11 +148,7 @@ def _by_clock(traces: Sequence[TraceResult]) -> list[tuple[str, float, float]]:
 def loss_lines(traces: Sequence[TraceResult]) -> list[str]:
     """Which files could not be read in full, the first of them one by one."""
     damaged = [trace for trace in traces if trace.losses]
-    lines = [
-        f"! {trace.source}: reading lost {', '.join(f'{why} ({n:,})' for why, n in trace.losses.items())}: "
-        "its numbers are of the rest"
-        for trace in damaged[:MOST_DAMAGED]
-    ]
+    lines = [f"! {trace.source}: {loss_text(trace.losses, 'its numbers are')}" for trace in damaged[:MOST_DAMAGED]]
     rest = len(damaged) - len(lines)
     return [*lines, f"! {plural(rest, 'more trace')} not read in full; --format json holds all"] if rest else lines
 

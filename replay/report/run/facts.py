@@ -21,6 +21,7 @@ from opreplay.replay.report.text import end, listed, plural, safe, share_text, t
 from opreplay.replay.results import stats
 from opreplay.replay.results.measurement import Measurement, kind_of
 from opreplay.replay.results.records import Fidelity, Header, OpResult, SequenceResult, Simulated, Status, Summary
+from opreplay.traces.losses import copies_text, without_copies
 
 DIFFERING = 3
 """Ops that differ from the recorded ones and are named."""
@@ -243,9 +244,11 @@ def _trace_notes(header: Header | None) -> list[str]:
     lines = unowned_notes(header.trace.get("unowned_device_us"), header.trace.get("device_us_total"), kinds)
     for field, verb in (("losses", "lost"), ("repairs", "repaired")):
         counts = header.trace.get(field)
-        if isinstance(counts, Mapping) and counts:
-            known = cast("Mapping[str, int]", counts)
-            lines.append(f"reading: {verb} {_listed(Counter({str(k): int(v) for k, v in known.items()}))}")
+        if isinstance(counts, Mapping):
+            known = {str(k): int(v) for k, v in cast("Mapping[str, int]", counts).items()}
+            named, copies = without_copies(known), copies_text(known)
+            lines += [f"reading: {verb} {_listed(Counter(named))}"] if named else []
+            lines += [f"reading: {copies}"] if copies else []
     return [*lines, *clock_notes(header), *_files_not_read(header)]
 
 

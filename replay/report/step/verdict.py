@@ -11,6 +11,7 @@ from opreplay.replay.ir.step import StepOnDevice, StepReport
 from opreplay.replay.report.table import Fact
 from opreplay.replay.report.text import doubt_lines, middle, quotient, ratio_text, safe, share_text, time_text
 from opreplay.replay.timeline.names import PYTHON
+from opreplay.traces.losses import copies_text, without_copies
 
 _NAME_WIDTH = 40
 _LEAST_SHARE = 0.005
@@ -34,7 +35,7 @@ def verdict(step: StepReport) -> str:
     device = f"the {step.accelerator}"
     idle = share_text(quotient(sum(step.idle_us.values()), step_us))
     busy = share_text(quotient(step.busy_us, step_us))
-    if step.bound == "host alone" and step.losses:
+    if step.bound == "host alone" and without_copies(step.losses):
         text = f"No device work in what is left of the trace: {took}, ops run {busy} of it on the host"
     elif step.doubts.untimed:
         text = f"No verdict on {took}: {' and '.join(doubt_lines(step.doubts))}"
@@ -68,13 +69,15 @@ def _lost_kernels(step: StepReport) -> list[str]:
 
 def _lost_device_work(step: StepReport) -> bool:
     """Whether a step without device work may have had some, which the host may have waited for."""
-    return step.bound == "host alone" and bool(step.losses or step.launches_without_kernel)
+    return step.bound == "host alone" and bool(without_copies(step.losses) or step.launches_without_kernel)
 
 
 def _lost(step: StepReport) -> str:
     """That the step is what is left of a damaged trace."""
-    reasons = ", ".join(f"{safe(reason)} ({count:,})" for reason, count in step.losses.items())
-    return f" What could not be read is left out: {reasons}." if reasons else ""
+    reasons = ", ".join(f"{safe(reason)} ({count:,})" for reason, count in without_copies(step.losses).items())
+    lost = f" What could not be read is left out: {reasons}." if reasons else ""
+    copies = copies_text(step.losses)
+    return f"{lost} {copies}." if copies else lost
 
 
 def _of_process(step: StepReport) -> str:

@@ -18,6 +18,7 @@ from opreplay.replay.report.text import coarse_text, doubt_lines, end, listed, p
 from opreplay.replay.report.view import View
 from opreplay.traces import TraceSummary
 from opreplay.traces.joins.kernel_details import join_text
+from opreplay.traces.losses import copies_text, without_copies
 from opreplay.traces.model import MergedProcesses
 from opreplay.traces.summary import BatchSummary, Interval, TopOp
 from opreplay.traces.times.busy import DeviceBusy
@@ -88,7 +89,8 @@ def _facts(summary: TraceSummary, step: StepReport | None) -> list[Fact]:
         ("kernel table", join_text(joined) if joined else "", "yellow" if joined and joined.problem else ""),
         ("span", _span(summary), ""),
         ("iterations", _iterations(summary), ""),
-        ("lost", _counts(summary.losses), "yellow"),
+        ("lost", _counts(without_copies(summary.losses)), "yellow"),
+        ("copies", copies_text(summary.losses), "yellow"),
         ("repaired", _counts(summary.repairs), "yellow"),
     ]
 

@@ -136,7 +136,8 @@ def test_overlapping_pairs_are_told_by_name(tmp_path: Path) -> None:
 @pytest.mark.parametrize("block", [256, 1 << 18])
 def test_pairs_behind_the_first_megabyte(tmp_path: Path, block: int) -> None:
     whole = nested_events(1200)
-    late = [half for event in nested_events(2) for half in halves(event)]
+    later = [{**event, "ts": event["ts"] + 1e6} for event in nested_events(2)]
+    late = [half for event in later for half in halves(event)]
     path = write(tmp_path, document([*whole, *late]))
     assert path.stat().st_size > 1 << 20
     trace = read_trace(path, _block_bytes=block)

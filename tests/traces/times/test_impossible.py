@@ -37,7 +37,8 @@ def kernels(events: list[Event]) -> list[Event]:
 
 
 def again(events: list[Event]) -> None:
-    events.append(dict(kernels(events)[2]))
+    twice = kernels(events)[2]
+    events.append({**twice, "args": {**twice["args"], "correlation": 999}})
 
 
 def lasting(number: int, us: float) -> Callable[[list[Event]], None]:

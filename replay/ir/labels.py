@@ -23,7 +23,8 @@ _BOOKKEEPING = {
 }
 _VENDORS_WITH_COLLECTIVES = frozenset(
     {"vllm", "sglang", "sgl_kernel", "aiter", "_C_custom_ar", "npu", "fbgemm", "symm_mem", "flashinfer", "_C_ascend"}
-    | {"deep_ep", "mori", "pplx", "nvshmem", "torchcomms", "trtllm", "tensorrt_llm"}
+    | {"deep_ep", "nixl_ep", "hybrid_ep", "mori", "pplx", "uccl", "nvshmem", "nixl", "mscclpp"}
+    | {"torchcomms", "trtllm", "tensorrt_llm", "deep_gemm", "mega_moe"}
 )
 
 

@@ -1,7 +1,7 @@
 # pyright: strict
 """Which kernels and ops exchange data with other devices, told by their names: the only list of such names.
 
-Sources of the names: the sources of NCCL, RCCL, MSCCL++, oneCCL, NVSHMEM, DeepEP, mori, pplx-kernels,
+Sources of the names: the sources of NCCL, RCCL, MSCCL++, oneCCL, NVSHMEM, NIXL, DeepEP, mori, pplx-kernels, DeepGEMM,
 TransformerEngine, TensorRT-LLM, FlashInfer, vLLM, SGLang, aiter and PyTorch's symmetric memory, and profiles of CANN.
 """
 
@@ -15,7 +15,7 @@ _MOST_CHARACTERS = 2000
 
 _LIBRARIES = re.compile(
     r"(?<![a-z])(?:p?nccl|rccl|hccl|oneccl|xccl|lccl|mscclp*|uccl|bkcl|flagcx|hcom|ctran|nvshmem|nvshmemx|roc_?shmem|ishmem)"
-    r"|(?<![a-z0-9_])ccl(?:::|_)|(?<![a-z])ucc_|(?<![a-z0-9])(?:ncclx|mori_shmem)"
+    r"|(?<![a-z0-9_])ccl(?:::|_)|(?<![a-z])ucc_|(?<![a-z0-9])(?:ncclx|mori_shmem|ibgda)|(?<![a-z])nixl(?:_?ucx)?(?![a-z]|_ep)"
 )
 """Libraries whose name anywhere in that of a kernel, its parameters included, says that it communicates."""
 
@@ -25,24 +25,25 @@ _WORDS = re.compile(
     r"|(?:one|two)_?shot_?(?:all|push|pull)|push_?pull_?reduce"
     r"|(?<![a-z])a2a|moe_?a2a|moe_?comm(?![a-z])|moe_?comm_?kernel"
     r"|send_?recv|(?<![a-z])(?:p2p|ipc|rdma)_?(?:send|recv|put|get|push|pull)|(?<![a-z])(?:put|wait)_signal"
-    r"|(?<![a-z])barrier_(?:kernel|all|on_stream)"
+    r"|^barrier_kernel$|(?<![a-z])barrier_(?:all(?![a-z])|on_stream)"
+    r"|(?:cross|inter|multi|all|peer|symm?_?mem|nvl|nvlink)_?(?:ranks?|gpus?|devices?|peers?|nodes?)?_?barrier|(?<![a-z])ranks?_barrier"
     r"|moe_?distribute_?(?:dispatch|combine)|moe_?(?:dispatch|combine)_?normal"
     r"|(?:intra|inter)_?node(?:_ll)?_*(?:::)?_*(?:cached_)?(?:dispatch|combine|notify)"
     r"|(?:intra|inter)node(?:_ll)?::\w*(?:dispatch|combine|notify|barrier|clean)"
     r"|low_latency_(?:dispatch|combine)|(?<![a-z])(?:cached_)?notify_?(?:dispatch|combine)"
-    r"|(?<![a-z])ep_?(?:dispatch|combine)|deep_?ep_?(?:dispatch|combine|notify)"
+    r"|(?<![a-z])ep_?(?:dispatch|combine)|(?:deep|nixl)_?ep_?(?:dispatch|combine|notify)|(?<![a-z])lamport"
     r"|aicpu_?kfc|kfc_?server|aicpu_?rpc_?srv"
 )
 """Words in the name of a kernel without its templates and parameters."""
 
 _NAMESPACES = re.compile(
-    r"(?<![a-z0-9_])(?:(?:deep_?ep|hybrid_ep|ep|uccl|mori)::(?=.*(?:dispatch|combine|notify|barrier|clean|send|recv|sync))"
-    r"|(?:pplx|mscclpp|c10d|gloo)::)"
+    r"(?<![a-z0-9_])(?:(?:deep_?ep|nixl_ep|hybrid_ep|ep|uccl|mori|mega_?moe)::(?=.*(?:dispatch|combine|notify|barrier|clean|send|recv|sync))"
+    r"|(?:pplx|pplx_kernels|mscclpp|c10d|gloo)::)"
 )
 """Namespaces that hold kernels of communication."""
 
 _LOCAL = re.compile(
-    r"layout|cast|quant|permut|convert|scan|copy|fill|memset|zero|elementwise|check_?for_?nan|preprocess|histogram"
+    r"layout|(?<!broad)cast|quant|permut|convert|scan|copy|fill|memset|zero|elementwise|check_?for_?nan|preprocess|histogram"
     r"|norm|softmax|index|top_?k|sort|rope|rotary|silu|gelu|(?<![a-z])(?:add|mul|sum|max)(?![a-z])"
 )
 """Words of kernels in a namespace of communication that stay on their device."""
@@ -50,12 +51,20 @@ _LOCAL = re.compile(
 _COMPUTES = re.compile(
     r"gemm|gemv|mat_?mul|(?<![a-z])(?:b?mm|addmm|linear)(?![a-z])|grouped_?mm|attention|attn|flash_?(?:fwd|bwd|decod)"
     r"|(?<![a-z])index_?(?:add|copy|fill|func|put|reduce|select)"
-    r"|(?:block|warp|cta|thread|wave|group|lane|tile|subgroup|sub_group)_?(?:wide_?)?all_?(?:reduce|gather)"
+    r"|(?:block|warp|cta|thread|wave|group|lane|tile|subgroup|sub_group|cluster|quad|simd|d?smem)_?(?:wide_?)?"
+    r"(?:all_?(?:reduce|gather)|reduce_?scatter)|all_?reduce_?(?:dims?|ax[ei]s)(?![a-z])"
     r"|^(?:\w+ )?(?:at|cub|thrust|cutlass|cute|ck|ck_tile|hipcub|rocprim|cudnn|cublaslt|cublas|dnnl|onednn)::"
     r"|^triton_(?:poi|red|per|tem|for|mm|bmm|unk)_"
 )
 """What computes whatever else its name holds: fused products, which hide their own communication; reductions within a
 block; libraries that stay on a device; and what inductor names after ops before and after it."""
+
+_LAYERS_ACROSS_DEVICES = re.compile(
+    r"mega_?moe(?!.*(?:rout|top_?k|gat(?:e|ing)|layout|quant|cast|pre_?dispatch|prepare|init|weight|transform))"
+    r"|dispatch_?(?:ffn|gmm|gmm_?swiglu)_?combine"
+)
+"""Layers of experts in one kernel that sends tokens to other devices and back. They multiply as well, but run only with
+all ranks and wait for the slowest one, unlike a fused product."""
 
 _NPU_TASKS = re.compile(
     r"notify[ _]?(?:wait|record)|write[ _]?value|s?rdma(?:[ _]?send)?|sdma|reduce[ _]?(?:inline|tbe)|rdma[ _]?\w+"
@@ -68,11 +77,15 @@ _MARKS = re.compile(
 """How the marks that a back-end makes of its collectives begin."""
 
 _OP_NAMESPACES = re.compile(
-    r"c10d|_?c10d_functional(?:_autograd)?|_dtensor|symm_mem|_C_custom_ar|deep_ep|mori|pplx|nvshmem|torchcomms"
+    r"c10d|_?c10d_functional(?:_autograd)?|_dtensor|symm_mem|_C_custom_ar|nvshmem|torchcomms|mscclpp|nixl"
 )
+_OP_NAMESPACES_WITH_LAYOUTS = re.compile(r"deep_ep|nixl_ep|hybrid_ep|mori|pplx|uccl|mega_?moe")
+"""Namespaces of communication with ops that stay on their device: layouts, casts."""
 _OP_WORDS = re.compile(
     r"all_?reduce|all_?gather|reduce_?scatter|all_?to_?all|(?<![a-z])a2a(?![a-z])|ncclx|nccl_|send_?recv"
     r"|moe_?distribute_?(?:dispatch|combine)|(?:intra|inter)node_(?:dispatch|combine)|low_latency_(?:dispatch|combine)"
+    r"|(?:cross|inter|multi)_?(?:rank|gpu|device|node)_?barrier|(?<![a-z])(?:ibgda|nixl_ep|nvshmem)_"
+    r"|(?<![a-z])(?:dispatch|combine)_prefill"
 )
 _LIBRARY_OPS = frozenset(("aten", "prims", "prim", "torchvision", "torchaudio", "autograd", "torch"))
 """Namespaces without communication, whatever their ops are called."""
@@ -83,13 +96,15 @@ _MANGLED_PART = re.compile(r"(\d+)")
 def is_communication(kernel: str) -> bool:
     """Whether a device task exchanges data with other devices, or waits for them, as far as its name tells.
 
-    The name may be mangled, or demangled with its return type, templates and parameters. What multiplies as well
-    ("AllGatherMatmul") computes.
+    The name may be mangled, or demangled with its return type, templates and parameters. A fused product
+    ("AllGatherMatmul") computes; a layer of experts across devices in one kernel ("MegaMoe") communicates.
     """
     text = kernel[:_MOST_CHARACTERS]
     if _NPU_TASKS.fullmatch(text.strip().lower()) or _MARKS.match(text.lower()):
         return True
     name = kernel_path(text).lower()
+    if _LAYERS_ACROSS_DEVICES.search(name.rpartition("::")[2]):
+        return True
     if _COMPUTES.search(name):
         return False
     function = name.rpartition("::")[2]
@@ -102,14 +117,21 @@ def is_communication(kernel: str) -> bool:
 def is_communication_op(name: str) -> bool:
     """Whether an op ("c10d::allreduce_", "vllm::all_reduce") or a mark ("gloo:broadcast") stands for communication.
 
-    An op that multiplies as well ("symm_mem::fused_all_gather_matmul") does not: its kernels tell what each does.
+    A fused product ("symm_mem::fused_all_gather_matmul") does not: its kernels tell what each does.
     """
     if name == "record_param_comms" or _MARKS.match(name.lower()):
         return True
     namespace, qualified, op = name.rpartition("::")
-    if not qualified or namespace in _LIBRARY_OPS or _COMPUTES.search(op.lower()):
+    op = op.lower()
+    if not qualified or namespace in _LIBRARY_OPS:
         return False
-    return _OP_NAMESPACES.fullmatch(namespace) is not None or _OP_WORDS.search(op.lower()) is not None
+    if _LAYERS_ACROSS_DEVICES.search(op):
+        return True
+    if _COMPUTES.search(op):
+        return False
+    if _OP_NAMESPACES_WITH_LAYOUTS.fullmatch(namespace) and not _LOCAL.search(op):
+        return True
+    return _OP_NAMESPACES.fullmatch(namespace) is not None or _OP_WORDS.search(op) is not None
 
 
 def computes(kernel: str) -> bool:

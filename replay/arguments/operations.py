@@ -1,8 +1,8 @@
 # pyright: strict
-"""Operations of calls for which torch's own counter has no formula or a wrong one: of a CPU alone, and of groups.
+"""Operations of calls by torch's counter, with formulas where it has none or a wrong one.
 
-torch 2.13 counts the weight's gradient of a grouped convolution once for each group, and takes tokens for heads in
-`_flash_attention_forward` and `_efficient_attention_forward`.
+torch 2.13 counts complex numbers as real ones and the weight's gradient of a grouped convolution once for each group,
+and takes tokens for heads in `_flash_attention_forward` and `_efficient_attention_forward`.
 """
 
 from __future__ import annotations
@@ -25,6 +25,16 @@ def _product(first: Tensor, second: Tensor, *_: Any, **__: Any) -> int:
 
 def _added_product(_added: Tensor, first: Tensor, second: Tensor, *_: Any, **__: Any) -> int:
     return flops.product_flops(first.shape, second.shape)
+
+
+def _bilinear(first: Tensor, second: Tensor, weight: Tensor, *_: Any, **__: Any) -> int:
+    return flops.bilinear_flops(first.shape, weight.shape, second.shape)
+
+
+def _trilinear(
+    first: Tensor, second: Tensor, third: Tensor, *dims: Sequence[int], out_val: Any = None, **_: Any
+) -> int:
+    return flops.trilinear_flops((first.shape, second.shape, third.shape), dims[:3], dims[3])
 
 
 def _times_rows(x: Tensor, weight: Tensor, *_: Any, **__: Any) -> int:
@@ -88,7 +98,7 @@ def _grouped(x: Tensor, weight: Tensor, *_: Any, **__: Any) -> int:
 
 @cache
 def formulas() -> dict[Any, Callable[..., int]]:
-    """By overload packet; arguments as of the op, and `out_val`. They go before torch's."""
+    """By overload packet, with arguments as of the op and `out_val`; torch's own, where these replace none."""
     from torch.utils.flop_counter import flop_registry
 
     aten = torch.ops.aten
@@ -103,6 +113,8 @@ def formulas() -> dict[Any, Callable[..., int]]:
         aten.mkldnn_convolution: _convolution(None),
         aten._slow_conv2d_forward: _convolution(None),
         aten.convolution_backward: _convolution_backward,
+        aten.bilinear: _bilinear,
+        aten._trilinear: _trilinear,
         aten.mv: _product,
         aten.dot: _product,
         aten.vdot: _product,
@@ -132,6 +144,16 @@ def formulas() -> dict[Any, Callable[..., int]]:
     for name, formula in (("_scaled_mm_v2", _product), ("_scaled_grouped_mm_v2", _grouped)):
         if hasattr(aten, name):
             by_op[getattr(aten, name)] = formula
-    for formula in by_op.values():
-        formula._get_raw = True  # torch's counter: hand over tensors, not their shapes
-    return by_op
+    return {op: _counting_complex(formula) for op, formula in {**flop_registry, **by_op}.items()}
+
+
+def _counting_complex(formula: Callable[..., int]) -> Callable[..., int]:
+    """Return the formula times the operations of complex numbers where an argument has these."""
+
+    def count(*args: Any, **kwargs: Any) -> int:
+        tensors = [value for value in (*args, *kwargs.values()) if isinstance(value, Tensor)]
+        return flops.complex_factor(str(tensor.dtype) for tensor in tensors) * formula(*args, **kwargs)
+
+    counting: Any = count
+    counting._get_raw = True  # torch's counter: hand over tensors, not their shapes
+    return count

@@ -1,16 +1,23 @@
 # pyright: strict
 """Floating-point operations of products, attention and convolutions, from the sizes of their tensors.
 
-A multiplication and an addition are two operations. Products with padding count, as do masked pairs of attention:
-kernels compute them. Every function returns the operations of one call.
+A multiplication and an addition are two operations, of complex numbers eight (`COMPLEX`). Products with padding count,
+as do masked pairs of attention: kernels compute them. Every function returns the operations of one call.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from math import prod
 
 Shape = Sequence[int]
+COMPLEX = 4
+"""Real multiplications and additions for one of complex numbers: (a + bi)(c + di) added to a sum takes four of each."""
+
+
+def complex_factor(dtypes: Iterable[str | None]) -> int:
+    """Return `COMPLEX` where one of the types ("complex64") of a call's tensors is complex, else 1."""
+    return COMPLEX if any(dtype is not None and "complex" in dtype for dtype in dtypes) else 1
 
 
 def product_flops(first: Shape, second: Shape) -> int:
@@ -20,6 +27,34 @@ def product_flops(first: Shape, second: Shape) -> int:
     rows = first[-2] if len(first) > 1 else 1
     columns = second[-1] if len(second) > 1 else 1
     return 2 * prod(_broadcast(first[:-2], second[:-2])) * rows * first[-1] * columns
+
+
+def bilinear_flops(first: Shape, weight: Shape, second: Shape) -> int:
+    """Return the operations of sums of x[i] w[o, i, j] y[j]: a product with x [..., i] and one with y [..., j]."""
+    outputs, width, other = weight
+    return 2 * prod(first[:-1]) * outputs * (width + 1) * other if second else 0
+
+
+def trilinear_flops(shapes: Sequence[Shape], expanded: Sequence[Sequence[int]], summed: Sequence[int]) -> int:
+    """Return the operations of torch's `_trilinear`: two products in turn, each summed over what no later factor has.
+
+    `expanded` are the dimensions that each of three factors lacks, in the numbering of all dimensions; `summed` are
+    those that are summed over. A product without a sum takes one operation for each element. 0 where the sizes do not
+    fit the dimensions.
+    """
+    rank = len(shapes[0]) + len(expanded[0])
+    sizes: list[list[int]] = []
+    for shape, lacking in zip(shapes, expanded, strict=True):
+        own = [dim for dim in range(rank) if dim not in lacking]
+        if len(own) != len(shape):
+            return 0
+        sizes.append([shape[own.index(dim)] if dim in own else 1 for dim in range(rank)])
+    early = [dim for dim in summed if dim in expanded[2]]
+    late = [dim for dim in summed if dim not in expanded[2]]
+    both = _broadcast(sizes[0], sizes[1])
+    between = [1 if dim in early else size for dim, size in enumerate(both)]
+    all_three = _broadcast(between, sizes[2])
+    return (2 if early else 1) * prod(both) + (2 if late else 1) * prod(all_three)
 
 
 def _broadcast(first: Shape, second: Shape) -> list[int]:

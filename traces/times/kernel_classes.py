@@ -46,7 +46,7 @@ _PATTERNS: tuple[tuple[str, str], ...] = (
     ("GEMM", r"(?<!fb)gemm|gemv|cutlass(?!::\w*(float|half|int|array))|cijk_|matmul|(?<![a-z])b?mm_"
              r"|fused_moe|splitk|s\d{4,}gemm|xmma|nvjet"
              r"|^aten::(mm|addmm|bmm|baddbmm|addmv"
-             r"|mv|dot|linear|einsum|_scaled_mm|_grouped_mm|addbmm)(_|\.|$)|ampere_.*_tn|wvsplitk|llmm1|marlin"
+             r"|mv|v?dot|linear|bilinear|_trilinear|einsum|_scaled_mm|_grouped_mm|addbmm)(_|\.|$)|ampere_.*_tn|wvsplitk|llmm1|marlin"
              r"|dot_kernel"
              r"|grouped_mm|aclnn(mm|addmm|matmul|batchmatmul)"),
     ("normalization", r"norm|rms_|welford|\bbn_(fw|bw)|rowwisemoments|internalgradients"

@@ -21,9 +21,12 @@ from opreplay.traces.literals import Literal, is_whole_numbers, parse_literal
 from opreplay.traces.model import MOST_ELEMENTS, OpSignature
 from opreplay.traces.times.flops import (
     attention_flops,
+    bilinear_flops,
+    complex_factor,
     convolution_backward_flops,
     convolution_flops,
     product_flops,
+    trilinear_flops,
 )
 from opreplay.traces.times.kernel_classes import class_of_op, is_layer_of_experts
 
@@ -96,6 +99,10 @@ PRODUCTS = {
     "baddbmm_": (1, 3),
 }
 """Op of aten → which of its tensors is the first factor, and how many dimensions both factors have."""
+PRODUCTS_OF_ANY_RANK = {"matmul": 0, "mv": 0, "dot": 0, "vdot": 0, "addmv": 1, "addmv_": 1, "addbmm": 1, "addbmm_": 1}
+"""Op of aten → which of its tensors is the first factor; vectors too."""
+MAX_DIMENSIONS = 64
+"""Of a tensor in torch."""
 PAIRS = "float4_e2m1fn_x2"
 """Element type that holds two numbers along the summed dimension."""
 LINEAR = frozenset({"linear", "_mkldnn_linear"})
@@ -287,7 +294,8 @@ def _tensors(signature: OpSignature) -> tuple[Shapes, list[str]]:
 def _products(base: str, shapes: Shapes, signature: OpSignature) -> tuple[float | None, int | None]:
     """(operations, elements of the result) of a product or of attention; None where it is neither."""
     rule = next((rule for bases, rule in RULES if base in bases), None)
-    return (None, None) if rule is None else rule(base, shapes, signature)
+    flops, result = (None, None) if rule is None else rule(base, shapes, signature)
+    return None if flops is None else flops * complex_factor(_tensors(signature)[1]), result
 
 
 def _product(base: str, shapes: Shapes, signature: OpSignature) -> tuple[float | None, int | None]:
@@ -297,6 +305,31 @@ def _product(base: str, shapes: Shapes, signature: OpSignature) -> tuple[float |
     first, second = shapes[at : at + 2]
     per_element = 2 if PAIRS in _tensors(signature)[1] else 1
     return per_element * float(product_flops(first, second)), prod(first[:-1]) * second[-1]
+
+
+def _product_of_any_rank(base: str, shapes: Shapes, signature: OpSignature) -> tuple[float | None, int | None]:
+    at = PRODUCTS_OF_ANY_RANK[base]
+    if len(shapes) < at + 2 or not shapes[at] or not shapes[at + 1]:
+        return None, None
+    first, second = shapes[at : at + 2]
+    flops = product_flops(first, second)
+    per_element = 2 * first[-1] * (first[0] if base.startswith("addbmm") else 1)
+    return float(flops), flops // per_element if per_element else 0
+
+
+def _bilinear(base: str, shapes: Shapes, signature: OpSignature) -> tuple[float | None, int | None]:
+    if len(shapes) < 3 or not shapes[0] or not shapes[1] or len(shapes[2]) != 3:
+        return None, None
+    first, second, weight = shapes[:3]
+    return float(bilinear_flops(first, weight, second)), prod(first[:-1]) * weight[0]
+
+
+def _trilinear(base: str, shapes: Shapes, signature: OpSignature) -> tuple[float | None, int | None]:
+    found = [_argument(signature, place) for place in (3, 4, 5, 6)]
+    dims = [values for value in found if isinstance(value, list) and is_whole_numbers(values := tuple(value))]
+    if len(shapes) < 3 or len(dims) != 4 or max(map(len, shapes[:3])) > MAX_DIMENSIONS:
+        return None, None
+    return float(trilinear_flops(shapes[:3], dims[:3], dims[3])) or None, None
 
 
 def _linear(base: str, shapes: Shapes, signature: OpSignature) -> tuple[float | None, int | None]:
@@ -366,6 +399,9 @@ def _pooled(base: str, shapes: Shapes, signature: OpSignature) -> tuple[float | 
 
 RULES = (
     (PRODUCTS, _product),
+    (PRODUCTS_OF_ANY_RANK, _product_of_any_rank),
+    (("bilinear",), _bilinear),
+    (("_trilinear",), _trilinear),
     (LINEAR, _linear),
     (ATTENTION, _attention),
     (CONVOLUTIONS, _convolution),

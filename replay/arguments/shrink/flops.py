@@ -22,6 +22,11 @@ _PRODUCTS = {
     "baddbmm": ("batch1", "batch2"),
     "_addmm_activation": ("mat1", "mat2"),
     "linear": ("input", "weight"),
+    "mv": ("self", "vec"),
+    "addmv": ("mat", "vec"),
+    "dot": ("self", "tensor"),
+    "vdot": ("self", "other"),
+    "addbmm": ("batch1", "batch2"),
 }
 
 
@@ -31,14 +36,24 @@ def bearable_flops(threads: int) -> float:
 
 
 def product_flops(op: ReplayOp) -> float:
-    """Two for each multiplication and addition of a matrix product, attention or convolution; 0 for other ops."""
+    """Two for each multiplication and addition of a matrix product, attention or convolution, eight for complex
+    numbers; 0 for other ops."""
+    tensors = single_tensors(op)
+    return flops.complex_factor(meta.dtype for meta in tensors.values()) * _real_flops(
+        op, {name: meta.shape for name, meta in tensors.items()}
+    )
+
+
+def _real_flops(op: ReplayOp, shapes: dict[str, tuple[int, ...]]) -> float:
+    """The operations where all numbers are real."""
     short = op.name.removeprefix("aten::")
-    shapes = {name: meta.shape for name, meta in single_tensors(op).items()}
     if short in _PRODUCTS and shapes.keys() >= set(_PRODUCTS[short]):
         first, second = (shapes[name] for name in _PRODUCTS[short])
         if short == "linear":
             return float(flops.product_flops((prod(first[:-1]), *first[-1:]), tuple(reversed(second)) or first[-1:]))
         return float(flops.product_flops(first, second))
+    if short == "bilinear" and shapes.keys() >= {"input1", "input2", "weight"}:
+        return float(flops.bilinear_flops(shapes["input1"], shapes["weight"], shapes["input2"]))
     if "scaled_dot_product" in short and shapes.keys() >= {"query", "key", "value"}:
         sizes = shapes["query"], shapes["key"], shapes["value"]
         if [len(size) for size in sizes] != [4, 4, 4]:

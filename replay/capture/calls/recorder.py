@@ -327,7 +327,7 @@ def _slots(
 
 
 def _flops(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], returned: Any) -> int | None:
-    """By one of `formulas`, else by torch's own formula; None where neither has one."""
+    """By one of `formulas`, else by one that was registered with torch later; None where neither has one."""
     from torch.utils.flop_counter import flop_registry
 
     from opreplay.replay.arguments.operations import formulas

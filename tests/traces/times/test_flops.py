@@ -44,16 +44,67 @@ PRODUCTS: list[tuple[Callable[..., torch.Tensor], tuple[torch.Tensor, ...]]] = [
     (F.linear, (ones(2, 3, 5), ones(7, 5))),
     (lambda a, b: torch.einsum("bik,bjk->bij", a, b), (ones(2, 3, 5), ones(2, 4, 5))),
     (lambda a, b: torch.einsum("ijk,kl->ijl", a, b), (ones(2, 3, 5), ones(5, 4))),
-    (lambda a, b: torch.addmm(torch.zeros(7), a, b), (ones(3, 5), ones(5, 7))),
-    (lambda a, b: torch.baddbmm(torch.zeros(3, 7), a, b), (ones(2, 3, 5), ones(2, 5, 7))),
-    (lambda a, b: torch.addbmm(torch.zeros(3, 7), a, b), (ones(2, 3, 5), ones(2, 5, 7))),
-    (lambda a, b: torch.addmv(torch.zeros(3), a, b), (ones(3, 5), ones(5))),
+    (lambda a, b: torch.addmm(a.new_zeros(7), a, b), (ones(3, 5), ones(5, 7))),
+    (lambda a, b: torch.baddbmm(a.new_zeros(3, 7), a, b), (ones(2, 3, 5), ones(2, 5, 7))),
+    (lambda a, b: torch.addbmm(a.new_zeros(3, 7), a, b), (ones(2, 3, 5), ones(2, 5, 7))),
+    (lambda a, b: torch.addmv(a.new_zeros(3), a, b), (ones(3, 5), ones(5))),
 ]
 
 
 @pytest.mark.parametrize(("step", "inputs"), PRODUCTS)
 def test_products(step: Callable[..., torch.Tensor], inputs: tuple[torch.Tensor, ...]) -> None:
     assert captured_flops(step, *inputs) == operations(step(*inputs))
+
+
+@pytest.mark.parametrize(("step", "inputs"), [*PRODUCTS, (torch.vdot, (ones(9), ones(9)))])
+def test_products_of_complex_numbers_are_four_real_ones(
+    step: Callable[..., torch.Tensor], inputs: tuple[torch.Tensor, ...]
+) -> None:
+    """(a + bi)(c + di): four products of the real and imaginary parts, added up."""
+    assert captured_flops(step, *(tensor.to(torch.complex64) for tensor in inputs)) == 4 * operations(step(*inputs))
+
+
+def bilinear_operations(rows: int, outputs: int, width: int, other: int) -> int:
+    """Each row with each matrix, and each result with the row of the second input."""
+    with_first = ones(rows, width) @ ones(width, outputs * other)
+    with_second = torch.einsum("boj,bj->bo", ones(rows, outputs, other), ones(rows, other))
+    return operations(with_first) + operations(with_second)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.complex64])
+@pytest.mark.parametrize("leading", [(4,), (2, 3)])
+def test_bilinear_layers(leading: tuple[int, ...], dtype: torch.dtype) -> None:
+    first, second = torch.randn(*leading, 5, dtype=dtype), torch.randn(*leading, 3, dtype=dtype)
+    weight = torch.randn(7, 5, 3, dtype=dtype)
+    rows = first.numel() // 5
+    expected = bilinear_operations(rows, 7, 5, 3) * (4 if dtype.is_complex else 1)
+    assert captured_flops(F.bilinear, first, second, weight) == expected
+    spelled = "c10::complex<float>" if dtype.is_complex else "float"
+    shapes = [tuple(tensor.shape) for tensor in (first, second, weight)]
+    assert work_of(recorded("aten::bilinear", [*shapes, ()], spelled)).flops == expected
+    named = dict(zip(("input1", "input2", "weight"), shapes, strict=True))
+    assert product_flops(planned("aten::bilinear", named, (*leading, 7), str(dtype)[6:])) == expected
+    flat = [(rows, 5), (7, 5, 3), (rows, 3), "[1, 3]", "[0]", "[1, 2]", "[2, 3]", "1"]
+    assert work_of(recorded("aten::_trilinear", flat, spelled)).flops == expected
+
+
+def test_the_gradients_of_a_bilinear_layer() -> None:
+    """Three sums of products of three, each with one of the inputs as its result."""
+    net = torch.nn.Bilinear(5, 3, 7, bias=False)
+    inputs = torch.randn(4, 5, requires_grad=True), torch.randn(4, 3, requires_grad=True)
+
+    def step(first: torch.Tensor, second: torch.Tensor) -> None:
+        net(first, second).sum().backward()
+
+    pairs = 2 * 4 * 7 * 5 * 3
+    # Sums of products of three factors, each of 4 x 7 x 5 x 3 in its first or second product.
+    assert pairs * 4 <= captured_flops(step, *inputs) <= pairs * 4 * 2
+
+
+@pytest.mark.parametrize("numbers", ["[1, 3, 3]", "[99]", "[]", "[1, 2, 3, 4]", "[-1]", "1", str([0] * 999)])
+def test_sizes_that_do_not_fit_a_sum_of_three_products_tell_nothing(numbers: str) -> None:
+    call = recorded("aten::_trilinear", [(4, 5), (7, 5, 3), (4, 3), numbers, "[0]", "[1, 2]", "[2, 3]", "1"])
+    assert work_of(call).flops is None
 
 
 Convolution = tuple[int, bool, int, int, int, int, int]
@@ -110,11 +161,11 @@ def recorded(name: str, shapes: Sequence[tuple[int, ...] | str], dtype: str = "f
     )
 
 
-def planned(name: str, arguments: dict[str, Any], result: tuple[int, ...]) -> ReplayOp:
+def planned(name: str, arguments: dict[str, Any], result: tuple[int, ...], dtype: str = "float32") -> ReplayOp:
     args: list[ReplayArg] = []
     for key, value in arguments.items():
         if isinstance(value, tuple) and not isinstance(value[0], bool):
-            args.append(factories.tensor(key, *value))
+            args.append(factories.tensor(key, *value, dtype=dtype))
         else:
             args.append(factories.value(key, "bool[]" if isinstance(value, tuple) else "bool", value))
     return factories.op(name, *args, outputs=(factories.meta(*result),))
@@ -232,12 +283,26 @@ def test_numbers_that_are_packed_in_pairs_count_twice() -> None:
         ("aten::bmm", [(2, 3, 5), (2, 5, 7)]),
         ("aten::baddbmm", [(2, 3, 7), (2, 3, 5), (2, 5, 7)]),
         ("aten::linear", [(4, 3, 5), (7, 5), (7,)]),
+        ("aten::matmul", [(4, 1, 3, 5), (2, 5, 7)]),
+        ("aten::mv", [(3, 5), (5,)]),
+        ("aten::dot", [(9,), (9,)]),
+        ("aten::vdot", [(9,), (9,)]),
+        ("aten::addmv", [(3,), (3, 5), (5,)]),
+        ("aten::addbmm", [(3, 7), (2, 3, 5), (2, 5, 7)]),
     ],
 )
-def test_recorded_products(name: str, shapes: list[tuple[int, ...]]) -> None:
-    first, second = [shape for shape in shapes if len(shape) > 1][-2:]
+def test_recorded_and_planned_products(name: str, shapes: list[tuple[int, ...]]) -> None:
+    at = 1 if "add" in name else 0
+    first, second = shapes[at : at + 2]
     factors = ones(first), ones(second).T if "linear" in name else ones(second)
-    assert work_of(recorded(name, [*shapes])).flops == operations(factors[0] @ factors[1])
+    expected = operations(factors[0] @ factors[1])
+    assert work_of(recorded(name, [*shapes])).flops == expected
+    assert work_of(recorded(name, [*shapes], "c10::complex<double>")).flops == 4 * expected
+    names = [arg.name for arg in getattr(torch.ops.aten, name[6:]).default._schema.arguments][: len(shapes)]
+    named: dict[str, Any] = dict(zip(names, shapes, strict=True))
+    if name != "aten::_int_mm":
+        assert product_flops(planned(name, named, (1,))) == expected
+        assert product_flops(planned(name, named, (1,), "complex128")) == 4 * expected
 
 
 def test_layers_of_experts_multiply_each_token_with_its_experts() -> None:

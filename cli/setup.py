@@ -243,15 +243,17 @@ def _tell_problems(contents: ExpectedContents | KeptContents) -> None:
 
 
 def tell_unused(devices: Mapping[str, DeviceProfile], ops: Sequence[ReplayOp]) -> None:
-    """Say on stderr which of the user's estimators, properties and rules made no prediction, and why."""
+    """Say on stderr which of the user's conversions, executors, estimators, properties and rules were not used, and
+    why."""
     from opreplay.cli.terminal import console
     from opreplay.replay.ascend.custom.estimators import unused_registrations
+    from opreplay.replay.plugins import unused_functions
 
-    lines = unused_registrations(tuple(devices), frozenset(op.name for op in ops))
+    lines = [*unused_functions(ops), *unused_registrations(tuple(devices), frozenset(op.name for op in ops))]
     for line in lines[:UNUSED_SHOWN]:
         console.narrate(line)
     if len(lines) > UNUSED_SHOWN:
-        console.narrate(f"and {len(lines) - UNUSED_SHOWN} more registrations made no prediction")
+        console.narrate(f"and {len(lines) - UNUSED_SHOWN} more registrations were not used")
 
 
 def recorded_step(

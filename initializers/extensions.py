@@ -42,7 +42,11 @@ def register_initializer(kind: Kind) -> Kind:
     refuse_unusable(adapted, adapted.op_patterns, kind)
     known = _registered.get(adapted.name)
     if known is not None and known is not adapted:
-        raise UsageError(f"there is already an initializer named {adapted.name!r}", hint="Give yours another name.")
+        raise UsageError(
+            f"{place_of_class(kind)}: there is already an initializer named {adapted.name!r}, from "
+            f"{place_of_class(known)}",
+            hint="Give yours another name.",
+        )
     _registered[adapted.name] = adapted
     _sources[adapted.name] = current_source()
     return kind

@@ -38,7 +38,10 @@ class Registry:
         refuse_unusable(kind, ops, kind)
         check_declared(kind)
         if kind.name in self._by_name:
-            raise UsageError(f"there is already an initializer named {kind.name!r}", hint="Give yours another name.")
+            raise UsageError(
+                f"{place_of_class(kind)}: there is already an initializer named {kind.name!r}",
+                hint="Give yours another name. `opreplay list initializers` shows those that are built in.",
+            )
         for op in ops:
             self._refuse_shadowed(op, kind)
         self._by_name[kind.name] = initializer
@@ -116,7 +119,8 @@ class Registry:
         for rule in self._by_op.get(op, ()):
             if rule.priority == kind.priority and CustomInit.applies_to in (type(rule).applies_to, kind.applies_to):
                 raise UsageError(
-                    f"initializers {type(rule).name!r} and {kind.name!r} both name {op} at priority {kind.priority}",
+                    f"{place_of_class(kind)}: initializers {type(rule).name!r} and {kind.name!r} both name {op} at "
+                    f"priority {kind.priority}",
                     hint="Give one of them a higher priority.",
                 )
 

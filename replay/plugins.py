@@ -10,16 +10,19 @@ import importlib.util
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Literal, get_args
+from fnmatch import fnmatchcase
+from pathlib import Path, PurePath
+from typing import Any, Literal, get_args
 
 from opreplay.initializers import extensions
 from opreplay.initializers.user_code import installed as installed_plugins
 from opreplay.initializers.user_code import load_entry_point, load_user_code, place_of_class
 from opreplay.initializers.user_table import UserFunction
+from opreplay.replay.ir.model import ReplayOp
 from opreplay.replay.ops.table import Row, load, rows
 from opreplay.replay.resolve.user.conversions import CONVERSIONS
 from opreplay.replay.resolve.user.executors import EXECUTORS
+from opreplay.replay.resolve.user.table import OpFunction, OpTable, not_needed
 
 ENTRY_POINTS = "opreplay.plugins"
 """Entry point group; each names a module, which registers what it has when it is imported."""
@@ -93,6 +96,49 @@ def registrations() -> tuple[Registration, ...]:
     """All that users' code has registered so far, by kind."""
     order = get_args(Kind)
     return tuple(sorted((*_functions(), *_initializers()), key=lambda entry: order.index(entry.kind)))
+
+
+def refuse_unusable_registrations(socs: Sequence[str] = ()) -> None:
+    """Raise UsageError, with file and line, for a registration that commands on plans refuse: for a device that is none
+    and that no file among `socs` describes, or for an initializer with the name or an op of another one."""
+    from opreplay.replay.ascend.simulate.devices import load_socs
+
+    load_socs(socs)
+    if extensions.registered():
+        from opreplay.replay.ops.inputs import open_registry
+
+        open_registry()
+
+
+def unused_functions(ops: Sequence[ReplayOp]) -> list[str]:
+    """Return one line for each conversion and executor that decided on none of these planned ops, with the reason."""
+    used: set[str] = set()
+    needless: dict[str, str] = {}
+    for op in ops:
+        for note in op.assumptions:
+            if (shown := not_needed(note.what)) is not None:
+                needless.setdefault(shown, op.name)
+            else:
+                used.add(note.what)
+    lines: list[str] = []
+    tables: tuple[tuple[str, OpTable[Any]], ...] = (("conversion", CONVERSIONS), ("executor", EXECUTORS))
+    for kind, entry in ((kind, entry) for kind, table in tables for entry in table):
+        if any(entry.shown in what for what in used):
+            continue
+        head = f"not used: {kind} of {' '.join(entry.ops)} ({PurePath(entry.place).name})"
+        if entry.shown in needless:
+            lines.append(f"{head}: {needless[entry.shown]} can be replayed without it; override=True uses it there")
+        elif not any(_is_for(entry, op) for op in ops):
+            lines.append(f"{head}: no selected op has that name")
+    return lines
+
+
+def _is_for(entry: OpFunction, op: ReplayOp) -> bool:
+    """Whether a registration names a planned op, or the op that it became."""
+    names = {op.name, op.called, *([op.via] if op.via else [])}
+    return any(
+        fnmatchcase(name, pattern) or name.rpartition("::")[2] == pattern for name in names for pattern in entry.ops
+    )
 
 
 def clear_registrations() -> None:

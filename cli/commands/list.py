@@ -22,12 +22,14 @@ WHAT: tuple[What, ...] = ("devices", "initializers", "ops", "plugins")
 @click.argument("name", required=False)
 @plugin_option
 @click.option("--show", metavar="NAME|FILE", hidden=True, help="NAME, as it was given before.")
+@click.option("--soc", multiple=True, metavar="FILE", help="With plugins: a device's file (.toml) that they are for.")
 @format_option("table", "json", "toml")
 def command(
     what: What,
     name: str | None,
     plugin: tuple[str, ...],
     show: str | None,
+    soc: tuple[str, ...],
     format_: str,
 ) -> None:
     """List what there is.
@@ -54,6 +56,11 @@ def command(
         from opreplay.replay.report.views import devices
 
         console.write(devices.file_text(name))
+        return
+    if soc and what != "plugins":
+        raise UsageError("--soc is for `list plugins`", hint=f"A device: opreplay list devices {soc[0]}")
+    if what == "plugins":
+        console.show_view(_plugins(plugin, soc), format_)
         return
     console.show_view(_devices(name) if what == "devices" else LISTS[what](plugin), format_)
 
@@ -83,17 +90,17 @@ def _ops(files: Sequence[str]) -> View:
     return built_in_view(built_in_ops())
 
 
-def _plugins(files: Sequence[str]) -> View:
-    from opreplay.replay.plugins import load_plugins, registrations
+def _plugins(files: Sequence[str], socs: Sequence[str]) -> View:
+    from opreplay.replay.plugins import load_plugins, refuse_unusable_registrations, registrations
     from opreplay.replay.report.views.listings import registrations_view
 
     load_plugins(files)
+    refuse_unusable_registrations(socs)
     return registrations_view(registrations())
 
 
 LISTS: dict[What, Callable[[Sequence[str]], View]] = {
     "initializers": _initializers,
     "ops": _ops,
-    "plugins": _plugins,
 }
 """What is listed with the files of --plugin."""

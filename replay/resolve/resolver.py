@@ -45,7 +45,7 @@ from opreplay.replay.resolve.user.conversions import (
 )
 from opreplay.replay.resolve.user.executors import EXECUTORS, OtherOverload, UserExecutor, bind_by_name, bind_executor
 from opreplay.replay.resolve.user.python_functions import PythonFunction, refused_text
-from opreplay.replay.resolve.user.table import OpFunction
+from opreplay.replay.resolve.user.table import OpFunction, not_needed_text
 from opreplay.replay.resolve.written.call import named_to_predict
 from opreplay.replay.resolve.written.unfit import published_specs
 from opreplay.traces.dtypes import torch_dtype_name
@@ -116,7 +116,7 @@ class Resolver:
                 raise
             return self._executed(op, executor, recorded, context)
         unused = tuple(
-            Assumption(argument="*", what=f"{entry.shown} is not used: the op can be replayed without it")
+            Assumption(argument="*", what=not_needed_text(entry))
             for entry in (conversion, executor)
             if entry is not None and not entry.override
         )

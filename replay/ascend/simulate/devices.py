@@ -33,8 +33,8 @@ def load_socs(names: Sequence[str], cluster: str | None = None) -> dict[str, Dev
 
     devices: dict[str, DeviceProfile] = {}
     if cluster is not None:
-        return {device.name: device for device in devices_on(tuple(names), cluster)}
-    for text in names:
+        devices = {device.name: device for device in devices_on(tuple(names), cluster)}
+    for text in names if cluster is None else ():
         device = load_device(text)
         if device.name in devices:
             raise UsageError(f"two simulated devices are called {device.name}", hint="Name each --soc once.")

@@ -143,3 +143,81 @@ def test_built_in_lists_what_is_known_of_each_op() -> None:
     totals = [line.split()[-3:] for line in invoke("list", "ops").stdout.splitlines()]
     numbers = [[int(word) for word in words] for words in totals if len(words) == 3 and all(map(str.isdigit, words))]
     assert sum(ops_of_family for ops_of_family, _, _ in numbers) == len(ops)
+
+
+INITIALIZER = """
+from opreplay.initializers.base import CustomInit
+from opreplay.initializers.extensions import register_initializer
+
+@register_initializer
+class Mine(CustomInit):
+    name = {name!r}
+    op_patterns = ({op!r},)
+    priority = {priority}
+"""
+ESTIMATOR = """
+from opreplay.replay.ascend.custom import register_op_estimator
+
+@register_op_estimator("mylib::run", "920x9")
+def estimate(op_invoke_info, device):
+    return 1e-6
+"""
+
+
+@pytest.mark.parametrize(
+    ("code", "line"),
+    [
+        (INITIALIZER.format(name="domain", op="mylib::run", priority=0), 5),
+        (INITIALIZER.format(name="moe_routing", op="mylib::run", priority=7), 5),
+        (ESTIMATOR, 4),
+    ],
+    ids=["name that is built in", "with a priority", "unknown device"],
+)
+def test_what_plan_refuses_is_refused_by_list_as_well(code: str, line: int, trace: Path, tmp_path: Path) -> None:
+    path = tmp_path / "wrong.py"
+    path.write_text(code)
+    listed, planned = invoke("list", "plugins", "--plugin", path), invoke("plan", trace, "--plugin", path)
+    assert listed.exit_code == planned.exit_code == 2
+    for result in (listed, planned):
+        assert f"wrong.py:{line}" in result.stderr.replace("\n", "")
+
+
+def test_a_device_of_the_users_own_is_known_by_its_file(tmp_path: Path) -> None:
+    device = tmp_path / "mine.toml"
+    device.write_text(invoke("list", "devices", "910b3", "--format", "toml").stdout.replace('"910b3"', '"920x9"'))
+    plugin = tmp_path / "for_mine.py"
+    plugin.write_text(ESTIMATOR)
+    assert invoke("list", "plugins", "--plugin", plugin, "--soc", device).exit_code == 0
+    assert invoke("list", "initializers", "--soc", device).exit_code == 2
+
+
+CONVERSIONS = """
+from opreplay.replay import Conversion, register_conversion, register_executor
+
+@register_conversion("aten::relu")
+def needless(call):
+    return Conversion(op="aten::neg", args=call.args, note="another")
+
+@register_executor("aten::absent*")
+def absent(x):
+    return x
+
+@register_conversion("aten::neg", override=True)
+def taken(call):
+    return Conversion(op="aten::abs", args=call.args, note="another")
+"""
+
+
+def test_functions_that_were_not_used_are_told(tmp_path: Path) -> None:
+    args = {"Input Dims": [[4, 4]], "Input type": ["float"], "Input Strides": [[4, 1]], "Concrete Inputs": [""]}
+    one = {"ph": "X", "cat": "cpu_op", "pid": 1, "tid": 1, "dur": 2, "args": args}
+    trace, plugin = tmp_path / "t.json", tmp_path / "functions.py"
+    trace.write_text(json.dumps({"traceEvents": [{**one, "name": f"aten::{op}", "ts": at} for at, op in
+                                                 ((1, "relu"), (9, "neg"))]}))  # fmt: skip
+    plugin.write_text(CONVERSIONS)
+    told = [line for line in invoke("plan", trace, "--plugin", plugin).stderr.splitlines() if "not used" in line]
+    assert [line.partition(")")[0] for line in told] == [
+        "not used: conversion of aten::relu (functions.py:4",
+        "not used: executor of aten::absent* (functions.py:8",
+    ]
+    assert "override=True" in told[0]

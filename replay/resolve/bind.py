@@ -47,11 +47,17 @@ class Unbound(Exception):
         self.reason = reason
 
 
-def bind(match: Match, context: Context) -> tuple[tuple[ReplayArg, ...], tuple[Assumption, ...]]:
+NO_ELEMENTS = "[]: torch's profiler does not record the elements of a list that may hold None"
+
+
+def bind(
+    match: Match, context: Context, *, empty_lists: bool = False
+) -> tuple[tuple[ReplayArg, ...], tuple[Assumption, ...]]:
     """The arguments of the matched overload by name, in schema order, and what was assumed for them.
 
-    Arguments that the schema has gained since the recording are left out: their defaults apply. Raises Unbound with
-    reason "metadata missing", "layout not recorded" or "policy".
+    Arguments that the schema has gained since the recording are left out: their defaults apply. With `empty_lists` a
+    `Tensor?[]` of which nothing is known is empty. Raises Unbound with reason "metadata missing", "layout not recorded"
+    or "policy".
     """
     notes: list[Assumption] = _alignment_notes(match)
     pairs = list(zip(match.spec.args, match.recorded, strict=False))
@@ -64,7 +70,12 @@ def bind(match: Match, context: Context) -> tuple[tuple[ReplayArg, ...], tuple[A
     _complete_dtypes(match.spec, bound, context, notes)
     for arg, rec in pairs:
         if arg.name not in bound:
-            bound[arg.name], note = _guessed(arg, rec, match, bound, context)
+            try:
+                bound[arg.name], note = _guessed(arg, rec, match, bound, context)
+            except Unbound:
+                if not empty_lists or not (arg.kind == "Tensor[]" and arg.optional_elements):
+                    raise
+                bound[arg.name], note = _with_tensors(arg, ()), NO_ELEMENTS
             if note is not None:
                 notes.append(Assumption(argument=arg.name, what=note))
     notes += _defaults_and_strides(match)

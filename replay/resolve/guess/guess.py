@@ -139,6 +139,8 @@ def _typed(spec: OpSpec, arg: ArgSpec, known: Known, context: Context) -> Guess 
         return _device(spec, arg, context)
     if arg.kind == "ScalarType":
         return _dtype(known, context)
+    if arg.kind == "Tensor[]" and arg.optional_elements and not arg.optional:
+        return lists.read_inside(known, context)
     by_kind = _BY_KIND.get(arg.kind) or (None if arg.optional else _REQUIRED.get(arg.kind))
     if by_kind is not None:
         return by_kind

@@ -149,6 +149,20 @@ def each(known: Known, context: Context, place: int = 0) -> Guess | None:
     return parameters(known, context)
 
 
+def read_inside(known: Known, context: Context) -> Guess | None:
+    """A list whose elements may be None, of which torch's profiler records nothing: the tensors of the calls inside of
+    one op, that with the most, that have the sizes of no other argument."""
+    others = {meta.shape for arg in known.values() for meta in arg.tensors if meta is not None}
+    read = first_tensors(context.relatives().children)
+    found = [(meta, name) for meta, name in read if meta.shape and meta.shape not in others]
+    for most, count in Counter(name for _, name in found).most_common(1):
+        tensors = tuple(meta for meta, name in found if name == most)
+        return Guess(
+            tensors=tensors, why=f"the tensors of {count} calls of {most} inside, without elements that are None"
+        )
+    return None
+
+
 def parameters(known: Known, context: Context) -> Guess | None:
     """A list of a fused optimizer: what it calls inside reads its step counters, so the gradients alone tell, which
     come last to first in a backward pass."""

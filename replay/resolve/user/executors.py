@@ -20,8 +20,9 @@ from opreplay.replay.ir import shared_memory as aliasing
 from opreplay.replay.ir.describe import schema_text
 from opreplay.replay.ir.model import BY_PROGRAM, Assumption, Reason, ReplayArg
 from opreplay.replay.ir.recorded_call import MISSING, RecordedArg
-from opreplay.replay.resolve.bind import Unbound, bind, with_dtypes
-from opreplay.replay.resolve.guess.guess import Context
+from opreplay.replay.resolve.bind import NO_ELEMENTS, Unbound, bind, with_dtypes
+from opreplay.replay.resolve.guess import lists
+from opreplay.replay.resolve.guess.values import Context
 from opreplay.replay.resolve.match import best_match
 from opreplay.replay.resolve.schema import OpSpec, compile_schema, specs_of
 from opreplay.replay.resolve.user.conversions import DtypeCode, as_recorded
@@ -132,7 +133,7 @@ def bind_executor(
     note = entry.note
     specs = schemas_for(entry, name)
     if not specs:
-        args, notes = (_inputs if entry.lists else _by_position)(entry, recorded, context)
+        args, notes = (_inputs if entry.lists else _by_position)(entry, recorded, context, name)
         return args, (*notes, note), None
     match = best_match(specs, recorded)
     if match is None:
@@ -140,7 +141,7 @@ def bind_executor(
         raise wrong(
             Reason("failed", f"the recorded arguments do not fit {schema_text(specs[0].text)} of {entry.shown}")
         )
-    args, notes = bind(match, context)
+    args, notes = bind(match, context, empty_lists=True)
     # A Python callable does not know the schema's defaults.
     for arg in match.spec.args[len(match.recorded) :]:
         args += (ReplayArg(name=arg.name, type=arg.kind, value=arg.default, keyword_only=arg.keyword_only),)
@@ -181,7 +182,7 @@ def as_lists(args: Sequence[ReplayArg]) -> tuple[ReplayArg, ...]:
 
 
 def _inputs(
-    entry: UserExecutor, recorded: Sequence[RecordedArg], context: Context
+    entry: UserExecutor, recorded: Sequence[RecordedArg], context: Context, op: str
 ) -> tuple[tuple[ReplayArg, ...], list[Assumption]]:
     """Tensors in the recorded order. Raises Unbound where there are other values: a trace does not name them."""
     others = [rec.value for rec in recorded if rec.kind in ("scalar", "scalars", "unknown")]
@@ -191,7 +192,7 @@ def _inputs(
         )
         raise Unbound(Reason("metadata missing", f'{what}"(Tensor x, float scale) -> Tensor"'))
     tensors = [rec for rec in recorded if rec.kind != "absent"]
-    args, notes = _by_position(entry, tensors, context)
+    args, notes = _by_position(entry, tensors, context, op)
     if len(tensors) < len(recorded):
         notes.append(Assumption(argument="*", what="arguments that are empty in the trace are left out"))
     return args, notes
@@ -208,13 +209,17 @@ def _spec(name: str, schema: str) -> OpSpec:
 
 
 def _by_position(
-    entry: UserExecutor, recorded: Sequence[RecordedArg], context: Context
+    entry: UserExecutor, recorded: Sequence[RecordedArg], context: Context, op: str = ""
 ) -> tuple[tuple[ReplayArg, ...], list[Assumption]]:
     """Arguments in the recorded order, named as the callable names them."""
-    defaults = {name: parameter.default for name, parameter in (_signature(entry.function) or {}).items()}
+    parameters = _signature(entry.function) or {}
+    defaults = {name: parameter.default for name, parameter in parameters.items()}
     notes: list[Assumption] = []
     args: list[ReplayArg] = []
-    for name, rec in zip(_names(entry, len(recorded)), recorded, strict=False):
+    for place, (name, rec) in enumerate(zip(_names(entry, len(recorded)), recorded, strict=False)):
+        if rec.kind == "absent" and _takes_a_list(op, place, parameters.get(name)):
+            args.append(_unrecorded_list(name, args, context, notes))
+            continue
         if rec.value is MISSING and isinstance(default := defaults.get(name), bool | int | float | str):
             rec = as_recorded(default)
             notes.append(Assumption(argument=name, what=f"{default!r} (default of {entry.shown})"))
@@ -224,6 +229,28 @@ def _by_position(
         notes.append(Assumption(argument="*", what="contiguous strides"))
     numbered, apart = aliasing.settle(tuple(args))
     return numbered, [*notes, *apart]
+
+
+def _takes_a_list(op: str, place: int, parameter: inspect.Parameter | None) -> bool:
+    """Whether an argument is a list of tensors that may be None: by the op's schema, else by the annotation."""
+    if "::" in op and (specs := specs_of(op)):
+        return any(place < len(spec.args) and spec.args[place].optional_elements for spec in specs)
+    annotation: Any = None if parameter is None else parameter.annotation
+    text = annotation if isinstance(annotation, str) else repr(annotation)
+    return _LIST_OF_OPTIONAL.search(text) is not None and not _OPTIONAL_LIST.search(text)
+
+
+_LIST_OF_OPTIONAL = re.compile(r"\b(?:list|Sequence|Iterable|tuple)\b.*Tensor", re.IGNORECASE)
+_OPTIONAL_LIST = re.compile(r"^\W*(?:typing\.)?Optional\b|\]\s*\|\s*None\W*$")
+
+
+def _unrecorded_list(name: str, before: Sequence[ReplayArg], context: Context, notes: list[Assumption]) -> ReplayArg:
+    """A list of tensors of which nothing is recorded: as calls inside tell, else empty."""
+    guess = lists.read_inside({arg.name: arg for arg in before}, context)
+    tensors = () if guess is None or guess.tensors is None else guess.tensors
+    notes.append(Assumption(argument=name, what=NO_ELEMENTS if guess is None else guess.why))
+    arg = ReplayArg(name=name, type="Tensor[]", tensors=tensors, value=None if tensors else ())
+    return with_dtypes(arg, [context.float_dtype] * len(tensors))
 
 
 def _names(entry: UserExecutor, count: int) -> list[str]:

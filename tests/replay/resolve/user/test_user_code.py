@@ -320,3 +320,51 @@ def test_an_executor_is_for_named_ops(ops: Any) -> None:
     """`@register_executor` without parentheses gets the function itself."""
     with pytest.raises(UsageError, match="takes the names of the ops"):
         register_executor(*ops)
+
+
+def event_with_optional_list(at: int, *inside: list[int]) -> list[dict[str, Any]]:
+    """A call of mylib::pick(Tensor x, Tensor?[] parts, int n) with calls inside; torch records the list like None."""
+    strides = {8: [8, 1], 3: [3, 1], 2: [1]}
+    args = {"Input Dims": [[8, 8], [], []], "Input type": ["float", "", "Scalar"], "Input Strides": [[8, 1], [], []]}
+    base: dict[str, Any] = {"ph": "X", "cat": "cpu_op", "pid": 1, "tid": 1}
+    outer = {**base, "name": "mylib::pick", "ts": at, "dur": 90, "args": {**args, "Concrete Inputs": ["", "", "3"]}}
+    children: list[dict[str, Any]] = []
+    for place, dims in enumerate(inside):
+        given = {"Input Dims": [dims, []], "Input type": ["double", ""], "Input Strides": [strides[dims[0]], []]}
+        child = {**base, "name": "aten::sum", "ts": at + 10 + 10 * place, "dur": 5}
+        children.append({**child, "args": {**given, "Concrete Inputs": ["", ""]}})
+    return [outer, *children]
+
+
+def pick(x: torch.Tensor, parts: list[torch.Tensor | None], n: int) -> torch.Tensor:
+    return x + n + len([part for part in parts if part is not None])
+
+
+@pytest.mark.parametrize("schema", [None, "(Tensor x, Tensor?[] parts, int n) -> Tensor"])
+@pytest.mark.parametrize("inside", [([3, 3], [8, 8], [2]), ([8, 8],), ()])
+def test_a_list_of_optional_tensors_is_what_calls_inside_read_else_empty(
+    tmp_path: Path, schema: str | None, inside: tuple[list[int], ...]
+) -> None:
+    register_executor("mylib::pick", schema=schema)(pick)
+    path = tmp_path / "t.json"
+    path.write_text(json.dumps({"traceEvents": event_with_optional_list(100, *inside)}))
+    plan = with_outputs(build_plan(read_trace(path)))
+    (op,) = [op for op in plan.ops if op.name == "mylib::pick"]
+    assert op.reason is None
+    (parts,) = [arg for arg in op.args if arg.name == "parts"]
+    expected = [(tuple(dims), "float64") for dims in inside if dims != [8, 8]]
+    assert [(meta.shape, meta.dtype) for meta in parts.tensors if meta is not None] == expected
+    assert [note.argument for note in op.assumptions if note.argument == "parts"] == ["parts"]
+    assert results(plan)["mylib::pick"].status == "replayed"
+
+
+def test_an_unrecorded_argument_that_is_no_list_is_none(tmp_path: Path) -> None:
+    def with_optional(x: torch.Tensor, bias: torch.Tensor | None, n: int) -> torch.Tensor:
+        return x + n if bias is None else x + bias
+
+    register_executor("mylib::pick")(with_optional)
+    path = tmp_path / "t.json"
+    path.write_text(json.dumps({"traceEvents": event_with_optional_list(100, [3, 3])}))
+    (op,) = [op for op in build_plan(read_trace(path)).ops if op.name == "mylib::pick"]
+    assert op.reason is None
+    assert [arg.tensors for arg in op.args if arg.name == "bias"] == [()]

@@ -12,6 +12,8 @@ FUZZ_SECONDS ?= 600
 VENV := .venv
 BIN := $(VENV)/bin
 INSTALL = $(BIN)/python -m pip install --quiet --disable-pip-version-check $(PIP_FLAGS) -c constraints.txt
+# Each process begins with a part of the tests in their order, so that those of a file share what they prepare.
+SHARED = -n $(JOBS) --dist worksteal
 SAMPLE := traces/samples/transformer_infer.json.gz
 
 .DEFAULT_GOAL := help
@@ -32,14 +34,14 @@ demo: $(VENV)/.installed
 	$(BIN)/opreplay run $(SAMPLE) --soc 910b3
 
 test: $(VENV)/.installed-test
-	$(BIN)/python -m pytest -n $(JOBS) -m 'not slow' $(PYTEST_FLAGS)
+	$(BIN)/python -m pytest $(SHARED) -m 'not slow' $(PYTEST_FLAGS)
 
 test-all: $(VENV)/.installed-test
-	$(BIN)/python -m pytest -n $(JOBS) $(PYTEST_FLAGS)
+	$(BIN)/python -m pytest $(SHARED) $(PYTEST_FLAGS)
 
 fuzz: $(VENV)/.installed-test
 	$(BIN)/python -m tests.traces.reading.native.differential --seconds $(FUZZ_SECONDS)
-	HYPOTHESIS_PROFILE=fuzz $(BIN)/python -m pytest -n $(JOBS) -m hypothesis $(PYTEST_FLAGS)
+	HYPOTHESIS_PROFILE=fuzz $(BIN)/python -m pytest $(SHARED) -m hypothesis $(PYTEST_FLAGS)
 
 sanitize: $(VENV)/.installed-test
 	.ci/sanitize $(BIN)/python

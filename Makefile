@@ -27,7 +27,7 @@ help:
 	@echo "make sanitize  the compiled reader under the address and undefined-behaviour sanitizers"
 	@echo "make lint    ruff and pyright;  make format rewrites"
 	@echo "make docs    the documentation, in docs/_build/html"
-	@echo "make docs-figures  accuracy figures of the documents from benchmarks/exams/results.json"
+	@echo "make docs-figures  figures of the documents that the program knows, accuracies and counts"
 	@echo "make clean   remove what was built, .venv too"
 
 demo: $(VENV)/.installed
@@ -59,7 +59,7 @@ docs: $(VENV)/.installed-docs
 	$(BIN)/python -m sphinx -W --keep-going -q -b html docs docs/_build/html
 
 docs-figures: $(VENV)/.installed
-	$(BIN)/python -m benchmarks.exams.documents
+	$(BIN)/python -m benchmarks.document_figures
 
 clean:
 	rm -rf $(VENV) build dist docs/_build .pytest_cache .ruff_cache .hypothesis *.egg-info

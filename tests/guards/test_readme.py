@@ -17,6 +17,10 @@ ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text()
 COMMANDS = re.findall(r"^\$ opreplay (.+)$", README, re.MULTILINE)
 FILES = re.findall(r"^`([\w.]+)`:\n\n```python\n(.*?)^```", README, re.MULTILINE | re.DOTALL)
+SIMULATED = re.compile(
+    r"^([0-9a-f]{6}) .*?(~?[\d.]+ [mµn]?s  \w[\w ]*?)  +aten::|^(\w+) .*% .* ([\d.]+ [mµn]?s)$", re.MULTILINE
+)
+"""The predictions that are printed: id, time and bound of an op, or name and time of a trace."""
 COVERAGE = r"replayed \d+ of \d+ ops = [\d.]+ % of (device|host) time"
 
 
@@ -32,6 +36,11 @@ def test_the_demo_is_the_command_that_the_readme_shows() -> None:
     assert sample is not None
     assert f"run {sample[1]} --soc 910b3" in COMMANDS
     assert re.search(COVERAGE, README)
+
+
+def shown_by(command: str) -> str:
+    """What the README prints below a command."""
+    return README.partition(f"$ opreplay {command}\n")[2].partition("\n```")[0]
 
 
 @pytest.mark.parametrize("command", COMMANDS)
@@ -52,5 +61,13 @@ def test_command_runs(command: str, tmp_path: Path) -> None:
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout
-    if arguments[0] == "run":
-        assert re.match(COVERAGE, done.stdout)
+    if arguments[0] != "run":
+        return
+    assert re.match(COVERAGE, done.stdout)
+    shown, printed = (
+        {op or trace: of_op or of_trace for op, of_op, trace, of_trace in SIMULATED.findall(text)}
+        for text in (shown_by(command), done.stdout)
+    )
+    both = shown.keys() & printed.keys()
+    assert {op: shown[op] for op in both} == {op: printed[op] for op in both}
+    assert both

@@ -1,4 +1,4 @@
-"""Accuracy figures of documents are those of the exams, and none is typed by hand."""
+"""Figures of documents are those of the exams and of the program, and no accuracy is typed by hand."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.exams.documents import BLOCKS, DOCUMENTS, MARK, RESULTS, written
+from benchmarks.document_figures import BLOCKS, DOCUMENTS, MARK, RESULTS, written
 
 BY_HAND = re.compile(
     r"(?:median|mean|weighted) (?:error|APE)[^|.]{0,40}\d+(?:\.\d+)? %"
@@ -18,7 +18,7 @@ BY_HAND = re.compile(
 
 
 @pytest.mark.parametrize("name", DOCUMENTS)
-def test_documents_have_the_figures_of_the_exams(root: Path, name: str) -> None:
+def test_documents_have_the_figures_of_the_program(root: Path, name: str) -> None:
     text = (root / name).read_text(encoding="utf-8")
     assert MARK.search(text) is not None
     assert written(text, json.loads(RESULTS.read_text(encoding="utf-8"))) == text, "run `make docs-figures`"
@@ -46,7 +46,7 @@ def test_a_mark_takes_what_the_results_say() -> None:
     results = {
         "blind": {name: {"median": 12.5} for name in ("calls_known", "calls_of_new_sources", "calls_of_new_ops")}
     }
-    text = "before\n<!-- exams: blind_sentence -->\nold\n<!-- /exams -->\nafter"
+    text = "before\n<!-- figures: blind_sentence -->\nold\n<!-- /figures -->\nafter"
     new = written(text, results)
     assert "12.5 %" in new
     assert "old" not in new

@@ -1,10 +1,10 @@
 # pyright: strict
-"""Writes the accuracy figures of documents from the results of the exams, between marks; nothing is run.
+"""Writes figures of documents between marks: accuracies from the results of the exams, counts from the program.
 
-    python -m benchmarks.exams.documents [--check]
+    python -m benchmarks.document_figures [--check]
 
-A mark is an HTML comment, `<!-- exams: NAME -->` before and `<!-- /exams -->` after. `--check` changes nothing and
-exits with 1 where a document differs.
+A mark is an HTML comment, `<!-- figures: NAME -->` before and `<!-- /figures -->` after. `--check` changes nothing and
+exits with 1 where a document differs. No exam is run.
 """
 
 from __future__ import annotations
@@ -16,13 +16,16 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from benchmarks.exams.ledger import RESULTS
 from opreplay.replay.ascend.cost.cells import BANDS, CONFIDENCE, HELD
+from opreplay.replay.ascend.devices.fitted import counts_of, shipped_rows
 from opreplay.replay.ir.kernel import Evidence, WorkKind
 
-ROOT = Path(__file__).resolve().parents[2]
-RESULTS = Path(__file__).with_name("results.json")
-DOCUMENTS = ("README.md", "docs/ascend-model.md", "docs/capture.md", "docs/collectives.md", "docs/tile.md")
-MARK = re.compile(r"(<!-- exams: (\w+) -->\n).*?(<!-- /exams -->)", re.DOTALL)
+ROOT = Path(__file__).resolve().parents[1]
+DOCUMENTS = (
+    "README.md", "docs/ascend-model.md", "docs/capture.md", "docs/collectives.md", "docs/tile.md", "docs/vendor-ops.md",
+)  # fmt: skip
+MARK = re.compile(r"(<!-- figures: (\w+) -->\n).*?(<!-- /figures -->)", re.DOTALL)
 
 Results = Mapping[str, Any]
 
@@ -207,10 +210,38 @@ def transfers(results: Results) -> str:
     return table("transfers | number | median error, %", rows)
 
 
+def fitted_constants(results: Results) -> str:
+    """How many constants of the shipped devices were fitted."""
+    del results
+    count = counts_of(shipped_rows())
+    return (
+        f"What was fitted stands in `fitted.csv`: {count['shared']} constants hold for all devices, "
+        f"{count['of_single_devices']} for single ones."
+    )
+
+
+INTERNAL = {"fb": "fb, internal to Meta"}
+"""Libraries that need a word of explanation."""
+
+
+def vendor_ops(results: Results) -> str:
+    """Ops with a reference implementation, by library and namespace."""
+    from opreplay.replay.ops import catalog, register  # late: imports torch
+
+    del results
+    counts = {namespace: len(names) for namespace, names in register.implemented().items()}
+    libraries: dict[str, list[str]] = {}
+    for namespace, count in counts.items():
+        libraries.setdefault(catalog.library_of(namespace) or namespace, []).append(f"`{namespace}` {count}")
+    lines = [f"* {INTERNAL.get(library, library)}: {', '.join(parts)}" for library, parts in libraries.items()]
+    return "\n".join([f"{sum(counts.values())} ops by library and namespace:", "", *lines])
+
+
 BLOCKS: dict[str, Callable[[Results], str]] = {
     block.__name__: block
     for block in (
         blind_sentence, blind, calls_left_out, tables_left_out, later_tables, cells, steps, bounds, tiles, transfers,
+        fitted_constants, vendor_ops,
     )
 }  # fmt: skip
 

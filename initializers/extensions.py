@@ -19,6 +19,7 @@ from opreplay.initializers.user_code import (
     installed,
     load_entry_point,
     load_user_code,
+    place_of_class,
 )
 from opreplay.traces.errors import UsageError
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import functools
+import math
 import os
 import shutil
 import sys
@@ -40,13 +41,29 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 @pytest.fixture
-def golden(request: pytest.FixtureRequest) -> Callable[[Path, str], None]:
-    """(file, text): fails where the file holds another text; with --update-golden it is written first."""
+def golden(request: pytest.FixtureRequest) -> Callable[..., None]:
+    """(file, text, tolerance=0.0): fails where the file holds another text; with --update-golden it is written first.
 
-    def compare(path: Path, text: str) -> None:
+    Words that are numbers may differ by `tolerance`, relatively or absolutely.
+    """
+
+    def same(word: str, expected: str, tolerance: float) -> bool:
+        try:
+            return word == expected or math.isclose(float(word), float(expected), rel_tol=tolerance, abs_tol=tolerance)
+        except ValueError:
+            return False
+
+    def compare(path: Path, text: str, tolerance: float = 0.0) -> None:
         if request.config.getoption("update_golden"):
+            path.parent.mkdir(exist_ok=True)
             path.write_text(text, encoding="utf-8")
-        assert text.splitlines() == (path.read_text(encoding="utf-8") if path.exists() else "").splitlines()
+        assert path.exists(), f"no {path}: write it with --update-golden"
+        expected = path.read_text(encoding="utf-8").splitlines()
+        for number, line in enumerate(lines := text.splitlines()):
+            words, known = line.split(), expected[number].split() if number < len(expected) else []
+            if tolerance and len(words) == len(known) and all(map(same, words, known, [tolerance] * len(words))):
+                lines[number] = expected[number]
+        assert lines == expected
 
     return compare
 

@@ -7,8 +7,12 @@ import random
 import shutil
 from pathlib import Path
 
+from opreplay.initializers.extensions import clear_registrations as clear_initializers
+from opreplay.replay import plugins
 from opreplay.replay.ascend import KernelCall, TensorSpec, load_device
 from opreplay.replay.ascend.cost.predict import predict_time_us
+from opreplay.replay.ascend.custom.estimators import clear_registrations as clear_estimators
+from opreplay.replay.tile.registration import forget_programs
 from opreplay.traces.samples import SAMPLES, sample_path
 from tests.collectives import collective_event
 from tests.replay.timeline.job_machine import data_parallel
@@ -121,3 +125,9 @@ def _kernel_table(path: Path) -> None:
             measured_us = expected_us * 1.3 * spread.uniform(0.97, 1.03)
             rows.append(f'{kind},AI_VECTOR_CORE,{measured_us:.4f},"""{size}""",FLOAT,"""{size}""",FLOAT,3')
     path.write_text("\n".join(rows) + "\n")
+
+
+def forget_registrations() -> None:
+    """What a user's file registered holds for no later command."""
+    for clear in (plugins.clear_registrations, clear_initializers, clear_estimators, forget_programs):
+        clear()

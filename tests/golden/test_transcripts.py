@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,17 +15,7 @@ import pytest
 from click.testing import CliRunner
 
 from opreplay.cli.main import COMMANDS, opreplay
-from opreplay.initializers.extensions import clear_registrations as clear_initializers
-from opreplay.replay import plugins
-from opreplay.replay.ascend.custom.estimators import clear_registrations as clear_estimators
-from opreplay.replay.execute import run as orchestrator
-from opreplay.replay.execute.executors.fake import FakeExecutor, FakePrepared
-from opreplay.replay.execute.options import RunOptions, WorkerConfig
-from opreplay.replay.execute.processes.runner import InProcess
-from opreplay.replay.host import environment
-from opreplay.replay.ir.model import ReplayOp
-from opreplay.replay.tile.registration import forget_programs
-from tests.golden.inputs import write_inputs
+from tests.golden.inputs import forget_registrations
 
 TRANSCRIPTS = Path(__file__).with_name("transcripts")
 
@@ -128,46 +118,11 @@ MOST_LINES = 70
 """Of one command; what follows is left out."""
 
 
-class Steady(FakeExecutor):
-    """Every op takes twice as long as it was recorded to take on the host, give or take 1 %."""
-
-    device = "cpu"
-
-    def prepare(self, op: ReplayOp, *, seed: int) -> FakePrepared:
-        taken_us = 2 * (op.recorded.host_us_median or 10.0)
-
-        def advance() -> None:
-            self.clock.elapsed_us += taken_us
-
-        return FakePrepared(advance)
-
-
-@pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """The current folder, with all inputs; ops take what `Steady` says, and nothing registered before holds."""
-
-    def make_runner(options: RunOptions, recency: object = None) -> InProcess:
-        return InProcess(Steady(), WorkerConfig(options=options, memory_bytes=1 << 30))
-
-    monkeypatch.setattr(orchestrator, "make_runner", make_runner)
-    monkeypatch.setattr(environment, "cpu_model", lambda: "a CPU")
-    monkeypatch.setattr("os.getloadavg", lambda: (0.0, 0.0, 0.0))
-    monkeypatch.chdir(tmp_path)
-    write_inputs(tmp_path)
-    yield tmp_path
-    _forget()
-
-
-def _forget() -> None:
-    for clear in (plugins.clear_registrations, clear_initializers, clear_estimators, forget_programs):
-        clear()
-
-
 def transcript(lines: tuple[str, ...], folder: Path) -> str:
     """The command lines with what they print and their exit codes, as in a terminal of 80 columns."""
     parts: list[str] = []
     for line in lines:
-        _forget()
+        forget_registrations()
         done = CliRunner(env={"COLUMNS": "80"}).invoke(opreplay, shlex.split(line), prog_name="opreplay")
         if done.exception is not None and not isinstance(done.exception, SystemExit):
             raise done.exception

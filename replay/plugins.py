@@ -49,7 +49,6 @@ class Registration:
 def built_in_ops() -> list[Row]:
     """The ops of which a reference is written down here, by name. Imports torch."""
     load("references")
-    load("formulas")
     return [row for row in rows() if row.references]
 
 

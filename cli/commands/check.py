@@ -25,7 +25,7 @@ REQUIRE = "schema, shape inference, correctness, bad input"
 @click.option(
     "--stand-ins",
     is_flag=True,
-    help="Check opreplay's own stand-ins for vendors' ops, those that the glob OP matches, against formulas.",
+    help="Check opreplay's stand-ins for vendor ops that match the glob OP against themselves in float64.",
 )
 @setting(
     "--library",

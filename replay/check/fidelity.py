@@ -1,6 +1,5 @@
 # pyright: strict
-"""Every stand-in checked: against an independent formula where one is written down, else against itself in float64; or
-the ops of an installed library against their stand-ins."""
+"""Check every stand-in against itself in float64, or the ops of an installed library against their stand-ins."""
 
 from __future__ import annotations
 
@@ -10,9 +9,8 @@ from fnmatch import fnmatchcase
 import msgspec
 
 from opreplay.replay.check.bench import TRIALS, add_compact, made_up_case
-from opreplay.replay.check.calling.calls import Bench, first_working
-from opreplay.replay.check.calling.target import ITSELF, OfNames, Reference, find_target
-from opreplay.replay.check.cases import given_cases
+from opreplay.replay.check.calling.calls import Bench
+from opreplay.replay.check.calling.target import ITSELF, Reference, find_target
 from opreplay.replay.check.model import Finding, Verdict, point_result
 from opreplay.replay.execute.executors.make import make_executor
 from opreplay.replay.execute.executors.torch.device import TorchExecutor
@@ -20,12 +18,10 @@ from opreplay.replay.execute.options import RunOptions, WorkerConfig
 from opreplay.replay.host import environment
 from opreplay.replay.host.libraries import LIBRARY_OF
 from opreplay.replay.ops.register import implemented, is_reference, register_namespace, stand_in_of
-from opreplay.replay.ops.table import formula_of
 from opreplay.traces.errors import EnvironmentRefused, OpReplayError, UsageError
 
 POINTS = ("schema", "shape inference", "correctness")
 """What is tried on a stand-in."""
-FORMULA = "an independent formula"
 LIBRARY = "the stand-in"
 
 Tell = Callable[[str, int, int], None]
@@ -41,7 +37,7 @@ class StandIn(msgspec.Struct, frozen=True, kw_only=True):
     """By point."""
     cases: int = 0
     ulp: float | None = None
-    """Largest distance to the formula in float64."""
+    """Largest distance to the result in float64."""
     detail: str = ""
     """The first case that fails, or why none could be tried."""
 
@@ -95,26 +91,17 @@ def check_stand_ins(
 
 
 def _checked(name: str, executor: TorchExecutor, seed: int, library: str | None) -> StandIn:
-    known = formula_of(name)
+    reference = ITSELF
     try:
+        if library is None:
+            register_namespace(name.partition("::")[0])
+        target = find_target(name)  # imports the library, where one is named
         if library is not None:
-            target = find_target(name)  # imports the library first
             if is_reference(name):
                 raise EnvironmentRefused(f"{library} is not installed", hint=f"Install {library}, or leave it out.")
             reference = Reference(text=LIBRARY, function=stand_in_of(name))
-        else:
-            register_namespace(name.partition("::")[0])
-            target = find_target(name)
-            reference = ITSELF if known is None else Reference(text=FORMULA, function=OfNames(known.compute))
         bench = Bench(target=target, reference=reference, executor=executor, seed=seed)
-        newest = target.specs[0].overload
-        if known is not None:
-            specs = [spec for spec in target.specs if spec.overload == newest]
-            cases = given_cases(known.call, name, specs)
-            working = first_working(bench, cases)[0] if len(cases) > 1 else None
-            bench.bases = [working or cases[0]]
-        else:
-            bench.bases = [made_up_case(bench, name, target)]
+        bench.bases = [made_up_case(bench, name, target)]
     except EnvironmentRefused:
         raise
     except OpReplayError as error:

@@ -1,9 +1,9 @@
 # pyright: strict
 """What opreplay knows of each op, in one table: a row is an op, a family gives its rows what holds for all of them.
 
-A family's folder has `families`, or files of cost rules, which need no torch, and modules that import torch:
-`reference_*` (functions that compute what the op does) and `formulas` (what these are checked against). Nothing is
-imported before it is asked for. What users register goes before the table and is not in it.
+A family's folder has `families`, or files of cost rules, which need no torch, and modules `reference_*`, which import
+torch: functions that compute what the op does. Nothing is imported before it is asked for. What users register goes
+before the table and is not in it.
 """
 
 from __future__ import annotations
@@ -97,17 +97,6 @@ class Reference:
         return [*self.into, *(name.partition(".")[0] for name in names)]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Formula:
-    """A second way to compute an op, written down from its documentation alone."""
-
-    call: str
-    """Tensors, or a whole call with the op's name left out: "(f32[8,16], ...)"."""
-    compute: Callable[[Any], Any]
-    others: tuple[str, ...] = ()
-    """Further calls, with arguments that it computes otherwise for."""
-
-
 @dataclass(slots=True)
 class Row:
     """What is known of one op."""
@@ -130,7 +119,6 @@ class Row:
     into: str = ""
     """The arguments that the results of `like` are written to, apart by comma."""
     references: list[Reference] = field(default_factory=list["Reference"])
-    formula: Formula | None = None
 
     def give(self, **aspects: Any) -> None:
         """Set what is not set. Raises ValueError for what is."""
@@ -232,19 +220,17 @@ def costs_like(*patterns: str) -> Callable[[Cost], Cost]:
     return add
 
 
-Part = Literal["families", "references", "formulas"]
+Part = Literal["families", "references"]
 
 
 @cache
 def _modules() -> dict[Part, tuple[tuple[str, str], ...]]:
     """(folder, module) of each part, by the modules' names."""
-    modules_by_part: dict[Part, list[tuple[str, str]]] = {"families": [], "references": [], "formulas": []}
+    modules_by_part: dict[Part, list[tuple[str, str]]] = {"families": [], "references": []}
     for info in walk_packages(room.__path__, f"{room.__name__}."):
         folder, _, name = info.name.removeprefix(f"{room.__name__}.").rpartition(".")
         if name.startswith("reference_"):
             modules_by_part["references"].append((folder, info.name))
-        elif name == "formulas":
-            modules_by_part["formulas"].append((folder, info.name))
         elif name == "families" or (folder.partition(".")[0] == "costs" and not info.ispkg):
             modules_by_part["families"].append((folder, info.name))
     return {part: tuple(modules) for part, modules in modules_by_part.items()}
@@ -254,7 +240,7 @@ _loaded: set[tuple[Part, str | None]] = set()
 
 
 def load(part: Part, folder: str | None = None) -> None:
-    """Import the modules of one part, of one folder or of all. References and formulas import torch."""
+    """Import the modules of one part, of one folder or of all. References import torch."""
     if (part, folder) not in _loaded:
         _loaded.add((part, folder))
         for place, module in _modules()[part]:
@@ -344,9 +330,3 @@ def work_of(context: InitContext, lengths: BatchLengths | None = None) -> Work |
             return counter(replace(context, role=role_of(context.op)), lengths)
         except InitializerError:
             return None
-
-
-def formula_of(name: str) -> Formula | None:
-    """The formula of an op, None where none is written down. Imports torch."""
-    load("formulas")
-    return _rows[name].formula if name in _rows else None

@@ -80,7 +80,7 @@ def test_the_guard_sees_what_runs_at_import_time(text: str, found: bool) -> None
     assert any(isinstance(node, ast.Import) for node in at_import_time(ast.parse(text))) is found
 
 
-TORCH_IN_FAMILIES = re.compile(r"opreplay\.replay\.ops\.(\w+\.(reference_\w+|formulas)|(aten|maths|work)\.[\w.]+)")
+TORCH_IN_FAMILIES = re.compile(r"opreplay\.replay\.ops\.(\w+\.reference_\w+|(aten|maths|work)\.[\w.]+)")
 """The modules of op families that are asked for when values are made; tables and cost rules need no torch."""
 
 

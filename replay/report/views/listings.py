@@ -92,8 +92,7 @@ def _purpose(rule: _Facts) -> list[str]:
 
 
 def built_in_view(ops: Iterable[Row]) -> View:
-    """One row a family: its ops, of how many a cost and a formula are known, which initializers they get; JSON has what
-    is known of each op."""
+    """One row per family: its initializers, its ops and how many have a cost; JSON has the facts of each op."""
     facts: list[_Facts] = [
         {
             "op": op.name,
@@ -102,7 +101,6 @@ def built_in_view(ops: Iterable[Row]) -> View:
             "initializer": op.inputs or None,
             "cost": cost_of(op.name) is not None and not op.uncosted,
             "uncosted": op.uncosted or None,
-            "formula": op.formula is not None,
             "versions": len(op.references),
         }
         for op in ops
@@ -121,7 +119,6 @@ def built_in_view(ops: Iterable[Row]) -> View:
         ),
         column("ops", lambda row: len(row[1]), COUNT),
         column("with a cost", lambda row: sum(op["cost"] for op in row[1]), COUNT),
-        column("with a formula", lambda row: sum(op["formula"] for op in row[1]), COUNT),
     ]
     return _listed(columns, sorted(families.items(), key=lambda item: item[0]), facts)
 

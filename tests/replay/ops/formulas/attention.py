@@ -1,7 +1,7 @@
 # pyright: strict
 """Attention and its softmax: dense, packed, paged, and merged from parts.
 
-As in `formulas` beside it: from public documentation, independent of the stand-ins.
+Written from public documentation, independent of the references.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from opreplay.replay.ops.maths.formula import Values, covers, formula, formulas, numbers, of, wide
+from tests.replay.ops.formulas.formula import Values, covers, formula, formulas, numbers, of, wide
 
 
 @formula("te_softmax::scaled_softmax_fwd", "(bf16[2,3,8,16], 0.5)")

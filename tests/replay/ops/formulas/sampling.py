@@ -11,7 +11,7 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from opreplay.replay.ops.maths.formula import Values, covers, formula, formulas, numbers, of, wide
+from tests.replay.ops.formulas.formula import Values, covers, formula, formulas, numbers, of, wide
 
 
 @formula("_C::apply_repetition_penalties_", "(f32[8,16], bool[8,16], bool[8,16], f32[8])")

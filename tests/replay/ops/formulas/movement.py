@@ -11,7 +11,7 @@ import math
 import torch
 from torch import Tensor
 
-from opreplay.replay.ops.maths.formula import Values, covers, formula, formulas, gradients, numbers, of
+from tests.replay.ops.formulas.formula import Values, covers, formula, formulas, gradients, numbers, of
 
 
 @formula("npu::npu_transpose", "(f32[2,8,16], [1,0,2])")

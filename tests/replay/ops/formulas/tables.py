@@ -1,7 +1,7 @@
 # pyright: strict
 """Rows of many lengths, and the sparse features of recommendation models, as FBGEMM defines them.
 
-As in `formulas` beside it: from public documentation, independent of the stand-ins.
+Written from public documentation, independent of the references.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from opreplay.replay.ops.maths.formula import Values, covers, formula, numbers, wide
+from tests.replay.ops.formulas.formula import Values, covers, formula, numbers, wide
 
 
 @formula("fbgemm::asynchronous_complete_cumsum fb::asynchronous_complete_cumsum", "i64[12]")

@@ -1,31 +1,54 @@
 # pyright: strict
-"""What a formula is, which ops have one, and what several of them are made of."""
+"""Formulas: a second way to compute an op, written from its documentation alone, and what several of them share."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field
+from importlib import import_module
+from pathlib import Path
 from typing import Any, cast
 
 import torch
 from torch import Tensor
 
-from opreplay.replay.ops.table import Formula, row
-
 Values = Mapping[str, Any]
+"""Arguments of a call, by name."""
 FP8 = 448.0
 """Largest finite number of float8 e4m3fn."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Formula:
+    """What an op computes, and the calls that it is compared in."""
+
+    compute: Callable[[Values], Any]
+    calls: list[str] = field(default_factory=list[str])
+    """Tensors, or a whole call without the op's name: "(f32[8,16], ...)"."""
+
+
+_by_op: dict[str, Formula] = {}
+
+
+def all_formulas() -> Mapping[str, Formula]:
+    """Import every module of formulas; return the formulas by op."""
+    for path in sorted(Path(__file__).parent.glob("*.py")):
+        import_module(f"tests.replay.ops.formulas.{path.stem}")
+    return _by_op
+
+
 def formula(names: str, call: str) -> Callable[[Callable[[Values], Any]], Callable[[Values], Any]]:
-    """Decorator: what these ops compute; `call` as in `Formula`, a further one where an op is named again."""
+    """Decorator: register the formula of these ops; registering an op again adds a call.
+
+    Raises ValueError for an op that has another formula.
+    """
 
     def add(compute: Callable[[Values], Any]) -> Callable[[Values], Any]:
-        for op in map(row, names.split()):
-            if op.formula is not None and op.formula.compute is compute:
-                op.formula = replace(op.formula, others=(*op.formula.others, call))
-            else:
-                op.give(formula=Formula(call=call, compute=compute))
+        for op in names.split():
+            known = _by_op.setdefault(op, Formula(compute=compute))
+            if known.compute is not compute:
+                raise ValueError(f"{op} has a formula already")
+            known.calls.append(call)
         return compute
 
     return add

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from opreplay.replay.ops.maths.formula import (
+from tests.replay.ops.formulas.formula import (
     Values,
     covers,
     epsilon,

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from opreplay.replay.ops.maths.formula import (
+from tests.replay.ops.formulas.formula import (
     FP8,
     Values,
     covers,

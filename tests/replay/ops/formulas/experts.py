@@ -1,7 +1,7 @@
 # pyright: strict
 """Which experts a token goes to, and rows brought there and back.
 
-As in `formulas` beside it: from public documentation, independent of the stand-ins.
+Written from public documentation, independent of the references.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from opreplay.replay.ops.maths.formula import Values, covers, formula, formulas, gradients, numbers, of, wide
+from tests.replay.ops.formulas.formula import Values, covers, formula, formulas, gradients, numbers, of, wide
 
 
 @formula("_moe_C::moe_sum sgl_kernel::moe_sum aiter::moe_sum aiter::_moe_sum", "(f32[8,2,16], f32[8,16])")

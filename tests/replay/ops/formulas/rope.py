@@ -1,7 +1,7 @@
 # pyright: strict
 """Rotary position embedding, and caches of keys and values that are written by place.
 
-As in `formulas` beside it: from public documentation, independent of the stand-ins.
+Written from public documentation, independent of the references.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from opreplay.replay.ops.maths.formula import (
+from tests.replay.ops.formulas.formula import (
     FP8,
     Values,
     covers,

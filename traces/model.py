@@ -223,8 +223,19 @@ class LinkStats(msgspec.Struct, frozen=True, kw_only=True):
     repeated_ids: int = 0
     """Of the unowned: several processes with one process and thread id gave out their id."""
     repeated_ids_device_ns: int = 0
+    repeated_examples: tuple[int, ...] = ()
+    """The first few of these ids."""
+    repeated_tracks: tuple[int, ...] = ()
+    """Indexes into `Trace.tracks`: the threads that gave them out."""
+    displaced: int = 0
+    """Of the unowned: start milliseconds before the launch of their id, while most start after theirs: their times are
+    wrong, or the launch is of another process."""
+    displaced_device_ns: int = 0
+    displaced_by_ns: int = 0
+    """By how much at most."""
     launched_before: int = 0
-    """Of the unowned: launched before the recording began, so that no op of the file can be their owner."""
+    """Of the unowned: they start before all that the host recorded, or before the first launch on their stream and with
+    a lower id than every launch. So they were launched before the recording began, and no op of the file owns them."""
     launched_before_device_ns: int = 0
     launched: int = 0
     """Device events whose launch is recorded."""
@@ -295,6 +306,19 @@ class GraphJoin(msgspec.Struct, frozen=True, kw_only=True):
     """Kernels of the first launch that fits no capture."""
 
 
+class Collided(msgspec.Struct, frozen=True, kw_only=True):
+    """Device work without a certain owner, since several processes gave out its ids."""
+
+    events: int = 0
+    device_us: float = 0.0
+    ids: tuple[int, ...] = ()
+    """The first few correlation ids, or External ids where device work has no others."""
+    of: tuple[str, ...] = ()
+    """The processes that gave them out, or the threads where processes have one id."""
+    same_thread: bool = False
+    """The processes have one process and one thread id, so that nothing tells their launches apart."""
+
+
 class MergedProcess(msgspec.Struct, frozen=True, kw_only=True):
     """One process of a file that several processes' profiles were merged into."""
 
@@ -314,6 +338,10 @@ class MergedProcesses(msgspec.Struct, frozen=True, kw_only=True):
     uncertain_events: int = 0
     """Device events that more than one process may have launched: no op owns them."""
     uncertain_us: float = 0.0
+    uncertain_ids: tuple[int, ...] = ()
+    """The first few ids of device events that more than one process may have launched."""
+    uncertain_of: tuple[str, ...] = ()
+    """Names of the processes that launched work with these ids."""
     of_track: tuple[int, ...] = ()
     """Index into `processes` by index into `Trace.tracks`; -1 where several processes share a track."""
     of_device: dict[int, int] = {}
@@ -370,6 +398,8 @@ class TraceInfo:
     """Set when a kernel table was joined, or lay beside the trace and could not be."""
     graphs: GraphJoin | None = None
     """Set when captured graphs ran."""
+    collided: Collided = Collided()
+    """Of the whole file, also when the trace is one process of it."""
     merged: MergedProcesses | None = None
     """Set when the file holds several processes."""
     process: str | None = None

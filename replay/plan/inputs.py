@@ -296,32 +296,50 @@ def join_notes(joined: Trace) -> list[str]:
     return [*notes, *of_table]
 
 
+MOST_NAMED = 8
+"""Processes or threads that a warning names."""
+
+
 def impossible_notes(trace: Trace, name: str) -> list[str]:
-    """A warning where recorded device times cannot be right, none for a sound trace."""
+    """Warnings where recorded device times cannot be right, none for a sound trace."""
+    from opreplay.traces.times.doubts import doubts_of
     from opreplay.traces.times.impossible import impossible_kernels
 
-    faults = impossible_kernels(trace)
+    faults, zero = impossible_kernels(trace), doubts_of(trace).zero_durations
     shown = ", ".join(f"{fault.kind} ({fault.kernels:,} = {100 * fault.share:.1f} %)" for fault in faults)
-    return [f"opreplay: warning: {name}: kernel times that no device has, in all totals: {shown}"] if faults else []
+    notes = [f"kernel times that no device has, in all totals: {shown}"] if faults else []
+    if zero:
+        notes.append(f"{zero:,} of {len(trace.kernels):,} kernels have duration 0: device time is not known")
+    return [f"opreplay: warning: {name}: {note}" for note in notes]
 
 
 def collision_notes(trace: Trace, name: str) -> list[str]:
-    """A warning where ids of several processes leave device work without an owner."""
-    merged, links = trace.info.merged, trace.info.links
-    total_us = float(trace.kernels.dur_ns.sum(dtype="int64")) / 1e3
-    lost_us = links.repeated_ids_device_ns / 1e3 + (0.0 if merged is None else merged.uncertain_us)
-    if not lost_us or not total_us:
-        return []
-    share = f"{100 * lost_us / total_us:.0f} %"
-    if merged is None:
-        return [
-            f"opreplay: warning: {name}: ids collide: {share} of the device time has no certain owner: two or more "
-            "processes are in the file, events are in it twice, or kernels start before their launch"
-        ]
-    return [
-        f"opreplay: warning: {name}: ids of {len(merged.processes)} processes collide: {share} of the device time has "
-        "no certain owner; read the processes' own files instead"
-    ]
+    """Warnings where colliding ids, or kernels before their launch, leave device work without an owner."""
+    from opreplay.traces.times.doubts import collided_share
+
+    collided, links = trace.info.collided, trace.info.links
+    notes: list[str] = []
+    if collided.device_us:
+        which = "ids" if not collided.ids else f"ids like {', '.join(map(str, collided.ids))}"
+        why = (
+            "repeat there before those ahead of them are through, as where profiles with one process id were merged"
+            if collided.same_thread
+            else "were given out by each of them, and no label, arrow, time or order of the file tells whose work it is"
+        )
+        of = "" if collided.same_thread else "processes "
+        of += f"{', '.join(collided.of[:MOST_NAMED])}{', ...' if len(collided.of) > MOST_NAMED else ''}"
+        notes.append(
+            f"opreplay: warning: {name}: ids collide: {100 * collided_share(trace):.0f} % of the device time has no "
+            f"certain owner: {which} of {of} {why}; read the processes' own files instead"
+        )
+    if links.displaced:
+        some = "1 kernel starts" if links.displaced == 1 else f"{links.displaced:,} kernels start up to"
+        early_ms = links.displaced_by_ns / 1e6
+        notes.append(
+            f"opreplay: warning: {name}: {some} {early_ms:,.2f} ms before the launch of the same id: a wrong "
+            "time, or the launch is of another process; no op owns that device time"
+        )
+    return notes
 
 
 def loss_notes(losses: Mapping[str, int], name: str) -> list[str]:
@@ -335,6 +353,7 @@ def trace_facts(trace: Trace | ReplayPlan) -> dict[str, object]:
     than what reading its trace had lost."""
     from opreplay.replay.plan.recorded.where import where_facts
     from opreplay.traces.model import Trace
+    from opreplay.traces.times.doubts import Doubts, doubts_of
 
     if not isinstance(trace, Trace):
         return {"losses": trace.losses} if trace.losses else {}
@@ -350,6 +369,7 @@ def trace_facts(trace: Trace | ReplayPlan) -> dict[str, object]:
         "rank": info.rank,
         "losses": info.report.losses,
         "repairs": info.report.repairs,
+        **({} if (doubts := doubts_of(trace)) == Doubts() else {"doubts": msgspec.to_builtins(doubts)}),
         **where_facts(trace),
         **({} if joined is None else {"kernel_details": msgspec.to_builtins(joined)}),
         **({} if info.graphs is None else {"graphs": msgspec.to_builtins(info.graphs)}),

@@ -118,6 +118,12 @@ def doubt_lines(doubts: Doubts) -> list[str]:
         lines.append(f"kernel times that no device has: {kinds}")
     if doubts.zero_durations:
         lines.append(f"{plural(doubts.zero_durations, 'kernel')} of duration 0, which is no timing")
+    if doubts.collided_share:
+        lines.append(f"ids collide: {share_text(doubts.collided_share)} of the device time has no certain owner")
+    if doubts.displaced:
+        starts = "starts" if doubts.displaced == 1 else "start up to"
+        by = time_text(doubts.displaced_by_us)
+        lines.append(f"{plural(doubts.displaced, 'kernel')} {starts} {by} before the launch of the same id")
     if doubts.holes:
         lines.append("bytes of the file are missing or overwritten: events lost there cannot be counted")
     return lines

@@ -21,10 +21,12 @@ from opreplay.traces.links.device_time import LinkInput, graph_launches, link
 from opreplay.traces.losses import unknown_type_losses
 from opreplay.traces.model import (
     KERNEL_CATEGORIES,
+    Collided,
     GraphJoin,
     GraphLaunches,
     KernelTable,
     LinkStats,
+    MergedProcesses,
     OpSignature,
     OpTable,
     ReadReport,
@@ -118,6 +120,7 @@ def _assemble(path: str, scanned: Scanned) -> Trace:
         kernels = dataclasses.replace(kernels, owner=owners_above_launches(kernels.owner, ops, signatures))
     facts = run_facts(scanned.keys, scanned.features, has_kernels=len(kernels) > 0, ascend=ascend)
     categories = dict(sorted(got.by_category.items(), key=lambda item: (-item[1], item[0])))
+    merged = merged and count_uncertain(merged, kernels)
     era = None if ascend else era_of(scanned.features, scanned.keys, op_category=_op_category(categories), level=level)
     notes = _notes(got, tally.repairs, track_remap)
     kernel_names = _names(got.kernel_names, tally.repairs)
@@ -141,7 +144,8 @@ def _assemble(path: str, scanned: Scanned) -> Trace:
         report=ReadReport(losses=_nonzero(tally.losses), repairs=_nonzero(tally.repairs)),
         links=stats,
         graphs=_ran_in_graphs(graphs, kernels),
-        merged=merged and count_uncertain(merged, kernels),
+        collided=_collided(stats, merged, tracks),
+        merged=merged,
     )
     return Trace(
         info=info,
@@ -154,6 +158,25 @@ def _assemble(path: str, scanned: Scanned) -> Trace:
         graphs=graphs,
         calls=_calls(got, launches, tally.repairs) if "kernel" in launches else None,
         activity=activity_of(got, columns, track_remap, notes) if got.timed else None,
+    )
+
+
+def _collided(stats: LinkStats, merged: MergedProcesses | None, tracks: tuple[tuple[str, str], ...]) -> Collided:
+    """Return the device work without a certain owner, and whose ids are to blame."""
+    of_threads = Collided(
+        events=stats.repeated_ids,
+        device_us=stats.repeated_ids_device_ns / 1e3,
+        ids=stats.repeated_examples,
+        of=tuple(f"process {pid}, thread {tid}" for pid, tid in (tracks[index] for index in stats.repeated_tracks)),
+        same_thread=bool(stats.repeated_ids),
+    )
+    if merged is None or not merged.uncertain_events:
+        return of_threads
+    return Collided(
+        events=of_threads.events + merged.uncertain_events,
+        device_us=of_threads.device_us + merged.uncertain_us,
+        ids=merged.uncertain_ids,
+        of=merged.uncertain_of,
     )
 
 

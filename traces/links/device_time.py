@@ -29,6 +29,8 @@ _NOT_OF_CLOCKS_NS = 1_000_000
 _FEW_EARLY = 0.1
 """Share of the launched kernels below which kernels before their launch are not a matter of clocks."""
 _NEVER = np.iinfo(np.int64).max
+_EXAMPLES = 3
+"""Ids that are named where many collide."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -70,7 +72,8 @@ def link(data: LinkInput) -> tuple[Array, LinkStats]:
     mixed = _mixed_tracks(data)
     launch, unsure = _launches(data, corr, mixed)
     early = _long_before_launch(data, launch)
-    launch[early], ext[early], unsure = NONE, NONE, unsure | early
+    early_ns = int((_at(data.launch_start, launch) - data.kernel_start)[early].max(initial=0))
+    launch[early], ext[early] = NONE, NONE
     if not is_correlation:
         when = np.where(launch >= 0, _at(data.launch_start, launch), data.kernel_start)
         owner = _by_key(data.op_ext, data.op_start, ext, when)
@@ -85,15 +88,21 @@ def link(data: LinkInput) -> tuple[Array, LinkStats]:
     unowned = owner < 0
     lead = np.where(launch >= 0, _at(data.launch_start, launch) - data.kernel_start, 0)
     calls, without = _calls_without_work(data, corr)
-    earlier = _launched_before(data, unowned & (launch < 0), launch >= 0)
+    repeated, displaced = unowned & unsure & ~early, unowned & early
+    earlier = _launched_before(data, corr, unowned & (launch < 0) & ~unsure & ~early, launch)
     return owner, LinkStats(
         by_external_id=by_external,
         by_containment=by_containment,
         by_flow=by_flow,
         unowned=int(unowned.sum()),
         unowned_device_ns=int(data.kernel_dur[unowned].astype(np.int64).sum()),
-        repeated_ids=int((unowned & unsure).sum()),
-        repeated_ids_device_ns=int(data.kernel_dur[unowned & unsure].astype(np.int64).sum()),
+        repeated_ids=int(repeated.sum()),
+        repeated_ids_device_ns=int(data.kernel_dur[repeated].astype(np.int64).sum()),
+        repeated_examples=first_ids(np.where(corr >= 0, corr, data.kernel_ext)[repeated]),
+        repeated_tracks=tuple(np.flatnonzero(mixed).tolist()) if repeated.any() else (),
+        displaced=int(displaced.sum()),
+        displaced_device_ns=int(data.kernel_dur[displaced].astype(np.int64).sum()),
+        displaced_by_ns=early_ns,
         launched_before=int(earlier.sum()),
         launched_before_device_ns=int(data.kernel_dur[earlier].astype(np.int64).sum()),
         external_id_is_correlation=is_correlation,
@@ -124,19 +133,33 @@ def _calls_without_work(data: LinkInput, corr: Array) -> tuple[int, int]:
     return len(calls), int((~np.isin(calls, corr)).sum())
 
 
-def _launched_before(data: LinkInput, unlaunched: Array, launched: Array) -> Array:
-    """Which of the kernels without a launch were launched before the recording began: those that start before the first
-    kernel of their stream with one, as a stream works in order; on a stream without, before the first launch of all.
+def _launched_before(data: LinkInput, corr: Array, unlaunched: Array, launch: Array) -> Array:
+    """Return a mask of the kernels without a launch that were launched before the recording began.
 
-    None where no kernel has a launch: the file does not say which launched what.
+    Those that start before all that the host recorded. A stream works in order and ids count up, so also those that
+    start before the first kernel of their stream with a launch, with an id below all ids of the thread that launched
+    that one. None where no kernel has a launch: the file does not say which launched what.
     """
-    if not launched.any() or not unlaunched.any():
+    launched = np.flatnonzero(launch >= 0)
+    if not len(launched) or not unlaunched.any():
         return np.zeros(len(unlaunched), bool)
+    begin = min(int(column.min()) for column in (data.op_start, data.launch_start) if len(column))
     track = data.kernel_track.astype(np.int64)
-    first = np.full(int(track.max()) + 1, _NEVER)
-    np.minimum.at(first, track[launched], data.kernel_start[launched])
-    first[first == _NEVER] = data.launch_start.min()
-    return unlaunched & (data.kernel_start < first[track])
+    first, lowest = np.full(int(track.max()) + 1, -_NEVER), np.full(int(track.max()) + 1, _NEVER)
+    order = launched[np.lexsort((data.kernel_start[launched], track[launched]))]
+    heads = order[np.append(True, track[order][1:] != track[order][:-1])]
+    first[track[heads]] = data.kernel_start[heads]
+    ids = np.where(data.launch_corr >= 0, data.launch_corr.astype(np.int64), _NEVER)
+    lowest_of_thread = np.full(int(data.launch_track.max()) + 1, _NEVER)
+    np.minimum.at(lowest_of_thread, data.launch_track.astype(np.int64), ids)
+    lowest[track[heads]] = lowest_of_thread[data.launch_track[launch[heads]]]
+    in_order = (data.kernel_start < first[track]) & (corr >= 0) & (corr < lowest[track])
+    return unlaunched & (in_order | (data.kernel_start < begin))
+
+
+def first_ids(ids: Array) -> tuple[int, ...]:
+    """Return the lowest few of the ids that are known, each once."""
+    return tuple(distinct_values(ids[ids >= 0].astype(np.int64))[:_EXAMPLES].tolist())
 
 
 def graph_launches(data: LinkInput, category: Array) -> GraphLaunches | None:

@@ -25,6 +25,8 @@ from opreplay.traces.reading.fields import GRAPH_CALL
 Array = npt.NDArray[Any]
 MOST_UNITS = 64
 """Processes up to which ids and times of all pairs of a process and a device are compared."""
+_EXAMPLES = 3
+"""Ids that are named where many collide."""
 _MOST = 0.8
 """Share of a device's rows that its process launched in the recording; the others were launched before."""
 
@@ -79,6 +81,16 @@ def assign_processes(data: EventColumns) -> Assignment | None:
             _assign_rows(data, rows, of_kernel, claims, len(names))
         _tracks_of_kernels(data, of_track, of_kernel)
     return Assignment(names=names, of_track=of_track, of_kernel=of_kernel)
+
+
+def contested_ids(data: EventColumns, assigned: Assignment) -> tuple[tuple[int, ...], tuple[str, ...]]:
+    """Return the lowest few ids of device work that several processes may have launched, and the names of these."""
+    claims = _claims(data, assigned.of_track)
+    wanted = distinct(claims.kernel_id[(assigned.of_kernel < 0) & (claims.kernel_id >= 0)])
+    mine = np.isin(claims.id, wanted) & (claims.unit >= 0)
+    units: list[int] = distinct(claims.unit[mine]).tolist()
+    ids: list[int] = distinct(claims.id[mine])[:_EXAMPLES].tolist()
+    return tuple(ids), tuple(assigned.names[unit] for unit in units)
 
 
 @dataclass(slots=True)

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from opreplay.traces.model import KernelTable, MergedProcess, MergedProcesses
-from opreplay.traces.processes.assign import Assignment, EventColumns, assign_processes
+from opreplay.traces.processes.assign import Assignment, EventColumns, assign_processes, contested_ids
 from opreplay.traces.reading.collect import Collector
 from opreplay.traces.reading.columns import distinct
 
@@ -40,13 +40,16 @@ def separate_processes(got: Collector) -> MergedProcesses | None:
     Device work whose process is not certain loses the ids that several processes have: no op owns it then. Device
     numbers that several processes use become different ones.
     """
-    assigned = assign_processes(_columns_of(got))
+    columns = _columns_of(got)
+    assigned = assign_processes(columns)
     if assigned is None:
         return None
+    contested = contested_ids(columns, assigned)
     for namespace in _NAMESPACES:
         _separate(got, assigned, [pair for pair in namespace if _holds(got, *pair)])
     devices = _separate_devices(got, assigned)
-    return _described(got, assigned, devices)
+    described = _described(got, assigned, devices)
+    return msgspec.structs.replace(described, uncertain_ids=contested[0], uncertain_of=contested[1])
 
 
 def count_uncertain(merged: MergedProcesses, kernels: KernelTable) -> MergedProcesses:

@@ -97,7 +97,7 @@ def _part(trace: Trace, number: int) -> Trace:
             rank=None,
             process=merged.processes[number].name,
             processes=len(merged.processes),
-            links=_links(kernels),
+            links=_links(kernels, trace.info.links),
         ),
         signatures=signatures,
         ops=ops,
@@ -110,11 +110,20 @@ def _part(trace: Trace, number: int) -> Trace:
     )
 
 
-def _links(kernels: KernelTable) -> LinkStats:
-    """Return what has no owner; by what evidence the others have one is counted for the whole file only."""
+def _links(kernels: KernelTable, of_file: LinkStats) -> LinkStats:
+    """Return what has no owner, and what the whole file tells of its clocks; the rest is counted for the file only."""
     unowned = kernels.owner < 0
-    device_ns = int(kernels.dur_ns[unowned].astype(np.int64).sum())
-    return LinkStats(unowned=int(unowned.sum()), unowned_device_ns=device_ns)
+    return LinkStats(
+        unowned=int(unowned.sum()),
+        unowned_device_ns=int(kernels.dur_ns[unowned].astype(np.int64).sum()),
+        displaced=of_file.displaced,
+        displaced_device_ns=of_file.displaced_device_ns,
+        displaced_by_ns=of_file.displaced_by_ns,
+        launched=of_file.launched,
+        before_launch=of_file.before_launch,
+        before_launch_ns=of_file.before_launch_ns,
+        clocks_apart_ns=of_file.clocks_apart_ns,
+    )
 
 
 def _renumbered(rows: Array, count: int) -> Array:

@@ -113,7 +113,7 @@ def _times(
     if which not in (None, "recorded"):
         return _simulated(operand, which, select, level, simulate)
     times = times_of_trace(operand, select, level=level) if isinstance(operand, Trace) else times_of_plan(operand)
-    if not any(op.us for op in times.ops):
+    if not times.doubts.mistimed and not any(op.us for op in times.ops):
         if isinstance(operand, ReplayPlan) and operand.capture is not None:
             raise UsageError(
                 f"{times.source} was captured: it holds no times",

@@ -24,6 +24,7 @@ from opreplay.traces.links.steps import busy_steps, chosen_step
 from opreplay.traces.losses import loss_text
 from opreplay.traces.model import MetadataLevel, OpSignature, Trace
 from opreplay.traces.names import file_name
+from opreplay.traces.times.doubts import Doubts, doubts_of
 
 LEVELS: tuple[MetadataLevel, ...] = ("none", "dims", "dims+concrete", "full")
 Floats = npt.NDArray[np.float64]
@@ -39,25 +40,33 @@ def _op_time(id_: str, groups: Sequence[CallGroup], *, on_device: bool) -> OpTim
 
 
 def times_of_trace(trace: Trace, select: str, *, level: MetadataLevel | None = None) -> Times:
-    """Ops of a trace, calls of one id together; on the device where any op owns device time, else on the host.
+    """Ops of a trace, calls of one id together; on the device where any op owns device time, or where device times are
+    wrong, else on the host.
 
     `level`: make ids of no more metadata than that, since the other side has no more.
     """
     groups: dict[str, list[CallGroup]] = {}
     for group in recorded_groups(trace, selected_rows(trace, select), select, BatchIndex(trace)):
         groups.setdefault(signature_id(_reduced(group.signature, level)), []).append(group)
-    on_device = any(group.recorded.device_us_total > 0 for same_id in groups.values() for group in same_id)
+    doubts = doubts_of(trace)
+    owns = any(group.recorded.device_us_total > 0 for same_id in groups.values() for group in same_id)
+    on_device = owns or doubts.mistimed
     ops = tuple(_op_time(id_, same_id, on_device=on_device) for id_, same_id in groups.items())
     device = next(iter(trace.info.device_names), None)
     return Times(
         what="recorded",
-        on=device or UNNAMED if on_device else "cpu",
+        on=device or UNNAMED
+        if on_device
+        else "the host, as no op owns its device work"
+        if len(trace.kernels)
+        else "cpu",
         clock="device" if on_device else "host",
         source=file_name(trace.info.path),
         ops=ops,
         notes=(*_of_reading(trace), *_of_level(trace, level)),
         steps=_steps(trace),
         order=_order(trace, select, level, on_device=on_device),
+        doubts=doubts,
     )
 
 
@@ -134,7 +143,9 @@ def _timed(op: ReplayOp, calls_us: Floats, kernels: Sequence[RecordedKernel]) ->
 
 def times_of_plan(plan: ReplayPlan) -> Times:
     """Recorded times of a plan, which keeps the median and the sum of the calls."""
-    on_device = plan.device_us_total > 0
+    kernels = sum(kernel.count for op in plan.ops for kernel in op.recorded.kernels)
+    doubts = Doubts() if plan.device_us_total > 0 else Doubts(zero_durations=kernels)
+    on_device = plan.device_us_total > 0 or kernels > 0
     ops = [
         OpTime(
             id=op.id,
@@ -149,4 +160,4 @@ def times_of_plan(plan: ReplayPlan) -> Times:
     ]
     on = (plan.device or "an unnamed device") if on_device else "cpu"
     clock = "device" if on_device else "host"
-    return Times(what="recorded", on=on, clock=clock, source=plan.source, ops=tuple(ops))
+    return Times(what="recorded", on=on, clock=clock, source=plan.source, ops=tuple(ops), doubts=doubts)

@@ -184,7 +184,7 @@ _PARTS: tuple[tuple[str, Callable[[Categories], float]], ...] = (
     ("communication alone", lambda times: times.communication_not_overlapped),
     ("idle for the host", lambda times: times.idle_for_host),
     ("launch latency", lambda times: times.idle_launch_latency),
-    ("idle for other streams, gaps", lambda times: times.idle_dependency),
+    ("idle between tasks", lambda times: times.idle_dependency),
 )
 
 

@@ -59,7 +59,7 @@ def has_device_time(header: Header | None, results: Iterable[OpResult]) -> bool:
     total = header.trace.get("device_us_total") if header is not None else None
     if isinstance(total, int | float):
         return total > 0
-    return any(result.recorded_device_us is not None for result in results)
+    return any(result.recorded_device_us for result in results)
 
 
 def is_untimed(result: OpResult) -> bool:

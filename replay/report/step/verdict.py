@@ -22,7 +22,7 @@ CAUSES = {
     "before_first": "before its first task",
     "host": "for the host to launch",
     "launch_latency": "launch latency",
-    "dependency": "for other streams, gaps between tasks",
+    "dependency": "between tasks",
     "after_last": "after its last task",
     "unexplained": "for reasons that differing clocks hide",
 }

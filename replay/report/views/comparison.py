@@ -30,7 +30,7 @@ from opreplay.replay.report.table import (
     notes_lines,
     terminal,
 )
-from opreplay.replay.report.text import DASH, plural, ratio_text, safe, share_text, time_text
+from opreplay.replay.report.text import DASH, doubt_lines, plural, ratio_text, safe, share_text, time_text
 from opreplay.replay.report.view import View
 from opreplay.replay.results.compare.judge import Comparison, OpComparison, StepTimes, Total, Verdict, is_within
 from opreplay.replay.results.compare.replaced import Replaced
@@ -86,6 +86,8 @@ def _shared_text(shared: float | None) -> str:
 
 def _total(comparison: Comparison) -> str:
     """All recorded time where both sides are recorded, and the ops on both sides beside it; else these alone."""
+    if any(not side.is_total_known for side in comparison.sides or ()):
+        return "; no total, as device time is not known"
     if comparison.whole is None or comparison.sides is None:
         return _total_of_both(comparison)
     was, now = (time_text(side.total_us) for side in comparison.sides)
@@ -109,7 +111,7 @@ def _total_of_both(comparison: Comparison) -> str:
 def step_lines(steps: Steps) -> list[str]:
     """The step of median length on both sides, then what bounds it on either; none where neither marks any."""
     lines = [f"{which}: {verdict(step)}" for which, step in steps.items() if step.marked]
-    if len(lines) == 2:
+    if len(lines) == 2 and not any(step.doubts.untimed for step in steps.values()):
         was, now = (step.window.step_us for step in steps.values())
         lines.insert(0, f"step: {precise(now / was)} ({time_text(was)} to {time_text(now)}, of median length)")
     return lines
@@ -121,7 +123,9 @@ def side_lines(comparison: Comparison) -> list[str]:
     for which, side in zip(("before", "after"), comparison.sides or (), strict=False):
         share = side.matched_us / side.total_us if side.total_us else 0.0
         matched = f"{side.matched_ops} of {plural(side.ops, 'op')} = {share_text(share)} of {time_text(side.total_us)}"
-        lines.append(f"{which}: {side.what} on {safe(side.on)} ({safe(side.source)}); on both sides {matched}")
+        known = f"device time is not known: {' and '.join(doubt_lines(side.doubts))}"
+        known = known if side.doubts.mistimed else f"on both sides {matched}"
+        lines.append(f"{which}: {side.what} on {safe(side.on)} ({safe(side.source)}); {known}")
     return [*lines, *_step_line(comparison)]
 
 

@@ -27,6 +27,7 @@ from opreplay.replay.results.records import OpResult
 from opreplay.replay.results.resume import kept_results
 from opreplay.replay.results.stats import log_error, median_ranks, quantile
 from opreplay.traces.errors import EnvironmentRefused
+from opreplay.traces.times.doubts import Doubts
 
 Verdict = Literal["slower", "faster", "same", "unclear", "lost", "gained", "only before", "only after"]
 """Lost and gained: replayed in one run only, though in the plan of both."""
@@ -144,6 +145,13 @@ class Side(msgspec.Struct, frozen=True, kw_only=True):
     """The part of it in ops that the other side has as well."""
     steps: StepTimes | None = None
     """None for what is no trace, and for one that marks no steps."""
+    doubts: Doubts = Doubts()
+    """What speaks against its device times, where they were recorded."""
+
+    @property
+    def is_total_known(self) -> bool:
+        """Whether the sum of its times means something."""
+        return not self.doubts.untimed and not self.doubts.collided_share
 
 
 class ClassTotal(msgspec.Struct, frozen=True, kw_only=True):
@@ -202,6 +210,8 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
         """After to before of all that was recorded, ops on one side too; None unless both sides are recorded times."""
         if self.sides is None or any(side.what != "recorded" or not side.total_us for side in self.sides):
             return None
+        if not all(side.is_total_known for side in self.sides):
+            return None
         return self.sides[1].total_us / self.sides[0].total_us
 
     @property
@@ -211,6 +221,8 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
         whose ops were all too slow for the samples of an interval."""
         if self.sides is None and self.total is None and any(op.ratio is not None for op in self.ops):
             return "no op has an interval in both runs"
+        if any(not side.is_total_known for side in self.sides or ()):
+            return "a recording does not tell its device time"
         if any(side.what == "recorded" and side.clock == "host" for side in self.sides or ()):
             return "what was recorded on a host clock holds what else the machine did, by no known share"
         return ""

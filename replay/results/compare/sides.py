@@ -42,6 +42,7 @@ from opreplay.replay.results.reading import ResultFile
 from opreplay.replay.results.records import OpResult, Simulated
 from opreplay.traces.errors import UsageError
 from opreplay.traces.sums import summed
+from opreplay.traces.times.doubts import Doubts
 from opreplay.traces.times.kernel_classes import class_of_work
 
 UNNAMED = "an unnamed device"
@@ -90,6 +91,8 @@ class Times(msgspec.Struct, frozen=True, kw_only=True):
     steps: StepTimes | None = None
     order: tuple[StepCall, ...] = ()
     """Of a trace: the calls of the step of median length."""
+    doubts: Doubts = Doubts()
+    """What speaks against recorded device times."""
 
 
 CONFIDENCE = {
@@ -116,11 +119,24 @@ def _timed(result: OpResult, us: float | None = None, note: str = "") -> OpTime:
 
 
 def _recorded(file: ResultFile, source: str) -> Times:
-    device = bool(file.header.trace.get("device_us_total"))
+    untimed = [result for result in file.results if result.recorded_device_us == 0.0]
+    device = bool(file.header.trace.get("device_us_total")) or bool(untimed)
     on = str(file.header.trace.get("device") or "") or (UNNAMED if device else "cpu")
     times = [result.recorded_device_us if device else result.recorded_host_us for result in file.results]
     ops = tuple(_timed(result, us, "" if us else "no time") for result, us in zip(file.results, times, strict=True))
-    return Times(what="recorded", on=on, clock="device" if device else "host", source=source, ops=ops)
+    return Times(
+        what="recorded", on=on, clock="device" if device else "host", source=source, ops=ops, doubts=_doubts(file)
+    )
+
+
+def _doubts(file: ResultFile) -> Doubts:
+    """Return what speaks against the device times that the file has of a trace."""
+    if not file.header.trace.get("device_us_total"):
+        return Doubts(zero_durations=sum(result.count for result in file.results if result.recorded_device_us == 0.0))
+    try:
+        return msgspec.convert(file.header.trace.get("doubts", {}), Doubts)
+    except msgspec.ValidationError:  # a damaged file, or one of another version
+        return Doubts()
 
 
 def _measured(file: ResultFile, source: str) -> Times:
@@ -181,12 +197,29 @@ def with_prediction(op: OpTime, prediction: Simulated | None) -> OpTime:
     )
 
 
+UNKNOWN = "its device time is not known"
+
+
+def _without_wrong_times(side: Times) -> Times:
+    """Return a side without the times of its ops where its device times are wrong; another side as it is."""
+    if not side.doubts.mistimed:
+        return side
+    replace = msgspec.structs.replace
+    ops = tuple(replace(op, us=None, low_us=None, high_us=None, longest_us=None, total_us=None) for op in side.ops)
+    return replace(side, ops=ops, order=())
+
+
 def compare_times(before: Times, after: Times, *, threshold: float = DEFAULT_THRESHOLD) -> Comparison:
-    """Judge every op that both sides have; `threshold` is a share, 0.05 for 5 %."""
+    """Judge every op that both sides have; `threshold` is a share, 0.05 for 5 %.
+
+    Where recorded device times of a side are wrong no op is judged, and where they are not all known there is no total.
+    """
+    before, after = _without_wrong_times(before), _without_wrong_times(after)
+    unknown = before.doubts.mistimed or after.doubts.mistimed
     first, second = ({op.id: op for op in side.ops} for side in (before, after))
     both = [(op, second[op.id]) for op in before.ops if op.id in second]
     idle = {a.id for a, b in both if _is_idle(before, a) or _is_idle(after, b)}
-    compared = [_compared(a, b, before, after) for a, b in both if a.id not in idle and (a.us or b.us)]
+    compared = [_compared(a, b, before, after) for a, b in both if a.id not in idle and (a.us or b.us or unknown)]
     shared = shared_change(compared) if _same_device(before, after) else None
     if shared is not None:
         compared = [relative_to(op, shared) for op in compared]
@@ -197,6 +230,8 @@ def compare_times(before: Times, after: Times, *, threshold: float = DEFAULT_THR
     before_us, after_us = sums_of(timed)
     ops += [_alone(op, "only before") for op in before.ops if op.us and op.id not in second]
     ops += [_alone(op, "only after") for op in after.ops if op.us and op.id not in first]
+    sides = (_side(before, second), _side(after, first))
+    told = all(side.is_total_known for side in sides)
     return Comparison(
         threshold=threshold,
         method="medians",
@@ -209,12 +244,12 @@ def compare_times(before: Times, after: Times, *, threshold: float = DEFAULT_THR
         after_us=after_us,
         differences=(),
         notes=(*_notes(timed, before, after, threshold), *_idle_notes(len(idle)), *before.notes, *after.notes),
-        total=_total([(a, b) for a, b in both if a.us and b.us], before, after),
+        total=_total([(a, b) for a, b in both if a.us and b.us], before, after) if told else None,
         ops=tuple(sorted(_of_step(ops, before.order, after.order), key=lambda op: -op.weight_us)),
         replaced=replacements(before.order, after.order),
         unreached=(before.unreached, after.unreached),
-        sides=(_side(before, second), _side(after, first)),
-        classes=_classes(before, after),
+        sides=sides,
+        classes=() if unknown else _classes(before, after),
     )
 
 
@@ -334,6 +369,8 @@ def _compared(a: OpTime, b: OpTime, before: Times, after: Times) -> OpComparison
         before_kernel=a.kernel,
         after_kernel=b.kernel,
     )
+    if before.doubts.mistimed or after.doubts.mistimed:
+        return unclear(msgspec.structs.replace(comparison, note=""), UNKNOWN)
     if not a.us or not b.us:
         return msgspec.structs.replace(comparison, verdict="gained" if b.us else "lost")
     comparison = msgspec.structs.replace(comparison, ratio=b.us / a.us)
@@ -403,10 +440,13 @@ def _side(times: Times, other: dict[str, OpTime]) -> Side:
         matched_ops=len(matched),
         matched_us=sum(op.sum_us for op in matched),
         steps=times.steps,
+        doubts=times.doubts,
     )
 
 
 def _notes(timed: Sequence[OpComparison], before: Times, after: Times, threshold: float) -> list[str]:
+    if before.doubts.mistimed or after.doubts.mistimed:
+        return []
     if not timed:
         return ["no op has a time on both sides: other models, other sizes, or ops selected in another way (--select)"]
     notes = [

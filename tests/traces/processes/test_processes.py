@@ -138,7 +138,9 @@ def test_kernels_long_before_their_launch_are_of_another_process(tmp_path: Path)
     trace = read(tmp_path, events)
     assert owners(trace)[-1] == ("rank1", None)
     assert right(owners(trace)) == 20
-    assert (trace.info.links.repeated_ids, trace.info.links.before_launch) == (1, 0)
+    links = trace.info.links
+    assert (links.displaced, links.displaced_device_ns, links.displaced_by_ns) == (1, 20_000, 100_205_000)
+    assert (links.repeated_ids, links.before_launch, links.launched_before) == (0, 0, 0)
 
 
 def test_nothing_tells_the_processes_apart(tmp_path: Path) -> None:

@@ -20,10 +20,11 @@ from pathlib import Path
 from statistics import fmean, median
 from typing import NamedTuple
 
+from benchmarks.device_model.tables import read_folder
 from benchmarks.exams.scoring import Result
 from opreplay.replay.ascend import DeviceProfile, list_devices, load_device
 from opreplay.replay.ascend.calibrate.calibrate import Group, fitted_to
-from opreplay.replay.ascend.calibrate.tables import groups_of_tables, read_folder
+from opreplay.replay.ascend.calibrate.tables import groups_of_tables
 from opreplay.replay.ascend.cost.own_measurements import Adjustment, Estimate, Measured, choose
 from opreplay.replay.ascend.cost.predict import family_of
 from opreplay.replay.ascend.devices.file import datasheet_only

@@ -11,16 +11,17 @@ from functools import cache
 from pathlib import Path
 
 from benchmarks import steps_of_configs
+from benchmarks.device_model.calls import calls_in, corrected_row, known_calls
+from benchmarks.device_model.calls import left_out as held_out
+from benchmarks.device_model.error_table import ErrorTable, error_table
+from benchmarks.device_model.op_tables import read_op_table
+from benchmarks.device_model.tables import measured_on
+from benchmarks.device_model.transports import of_folder
 from benchmarks.exams.scoring import Figures, Result, figures_of, score
 from opreplay.replay.ascend import load_device, predict_kernel
-from opreplay.replay.ascend.calibrate.calls import calls_in, corrected_row, known_calls
-from opreplay.replay.ascend.calibrate.calls import left_out as held_out
-from opreplay.replay.ascend.calibrate.communication import of_folder
-from opreplay.replay.ascend.calibrate.error_table import ErrorTable, error_table
-from opreplay.replay.ascend.calibrate.validate import Validation, read_measured, validate
+from opreplay.replay.ascend.calibrate.validate import Validation, validate
 from opreplay.replay.ascend.measured.accuracy import Compared, errors_of
 from opreplay.replay.ascend.measured.call_tables import BETWEEN, ops_of_texts
-from opreplay.replay.ascend.measured.op_tables import read_op_table
 from opreplay.replay.ascend.simulate.op import simulate_in_turn, work_of_parts
 from opreplay.replay.ir.kernel import KernelCall
 from opreplay.replay.results.records import L2State
@@ -50,7 +51,7 @@ def compared(
 
 def kernels(paths: Sequence[Path], soc: str) -> Validation:
     """Kernels and ops of tables of one SoC, collectives left out."""
-    return validate(read_measured([str(path) for path in paths], [load_device(soc)]), communication=False)
+    return validate(measured_on(paths, soc), communication=False)
 
 
 def kernel_tables(folder: Path, pattern: str, soc: str) -> Result:
@@ -183,8 +184,7 @@ def _refitted(folder: Path) -> ErrorTable:
 
 
 def refitted(folder: Path, section: str) -> Result:
-    """Kernels that constants were not fitted to: "folds", "unseen_table" or "unseen_soc" of `validate --all
-    --cross-validate`; the details are by table."""
+    """Kernels that constants were not fitted to: "folds", "unseen_table" or "unseen_soc"; the details are by table."""
     rows = {row.name: figures_of(row.errors) for row in _refitted(folder).sections[section]}
     every = rows.pop("all")
     return Result({**every, "asked": every["rows"]}, details=rows)

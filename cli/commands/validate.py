@@ -18,20 +18,9 @@ if TYPE_CHECKING:
 @click.command("validate", short_help="Compare predictions with a profile of a real NPU.")
 @shared.tables_argument
 @shared.measured_soc_option
-@click.option(
-    "--all",
-    "all_tables",
-    is_flag=True,
-    help="KERNEL_DETAILS is a folder: one table of errors over all files there, whose names tell the device.",
-)
 @shared.l2_option(None, otherwise="as a table says, else by the order of its kernels, else loop")
 @click.option("--only-held-out", is_flag=True, help="Take only rows whose column HeldOut says 1.")
 @click.option("--exclude-communication", is_flag=True, help="Leave out collectives: they wait for other ranks.")
-@click.option(
-    "--cross-validate",
-    is_flag=True,
-    help="Also predict what was left out: in 5 folds, and without one SoC, table, op or source at a time.",
-)
 @click.option(
     "--worst",
     type=click.IntRange(min=0),
@@ -46,11 +35,9 @@ if TYPE_CHECKING:
 def command(
     kernel_details: tuple[str, ...],
     soc: tuple[str, ...],
-    all_tables: bool,
     l2: L2State | None,
     only_held_out: bool,
     exclude_communication: bool,
-    cross_validate: bool,
     worst: int,
     output: str | None,
     force: bool,
@@ -59,25 +46,16 @@ def command(
     """Say how far predictions are from measured kernels: by kernel type and overall.
 
     KERNEL_DETAILS is kernel_details.csv or op_summary.csv of the Ascend profiler, or a table of means with a column
-    Count, or a table of ops (KernelBench's columns, sweeps, serving), or a table of calls: columns op (a call as `op`
-    takes it), torch_us or time_us, soc, l2 (cold, warm or else --l2). Rows without a duration are left out, but count
-    for what lies in the L2 cache: the order of kernels tells that, unless --l2 says cold or warm. communication.json
-    and communication_matrix.json are taken too, and tables of transfers: times of transfers between dies by the link
-    model.
+    Count, or a table of calls: columns op (a call as `op` takes it), torch_us or time_us, soc, l2 (cold, warm or else
+    --l2). Rows without a duration are left out, but count for what lies in the L2 cache: the order of kernels tells
+    that, unless --l2 says cold or warm. communication.json and communication_matrix.json are taken too, and tables of
+    transfers: times of transfers between dies by the link model.
     """
     from opreplay.cli.outputs import check_outputs, write_view
     from opreplay.cli.terminal import console
     from opreplay.replay.report.views import validation as views
     from opreplay.traces.errors import UsageError
 
-    if all_tables:
-        if soc or only_held_out or l2 or len(kernel_details) != 1:
-            raise UsageError("--all takes one folder, and none of --soc, --l2 and --only-held-out")
-        from opreplay.replay.ascend.calibrate.error_table import error_table
-
-        errors = error_table(kernel_details[0], cross=cross_validate, on_step=console.narrate)
-        console.show_view(views.view_of_all(errors), format_)
-        return
     kind = _kind_of(kernel_details, soc)
     check_outputs([output], force=force)
     if kind == "transfers":
@@ -85,11 +63,11 @@ def command(
 
         if only_held_out or exclude_communication or l2:
             raise UsageError("these files hold transfers and nothing else", hint="Leave out --l2 and filters of rows.")
-        validation = read_and_validate(kernel_details, soc, cross=cross_validate, on_step=console.narrate)
+        validation = read_and_validate(kernel_details, soc)
     elif kind == "calls":
         if only_held_out or exclude_communication or len(soc) > 1:
             raise UsageError("a table of calls takes neither filters nor several --soc")
-        validation = _of_calls(kernel_details, soc, l2, cross=cross_validate)
+        validation = _of_calls(kernel_details, soc, l2)
     else:
         from opreplay.replay.ascend import load_device
         from opreplay.replay.ascend.calibrate.validate import read_measured, validate
@@ -98,9 +76,7 @@ def command(
             read_measured(kernel_details, [load_device(name) for name in soc]),
             communication=not exclude_communication,
             only_held_out=only_held_out,
-            cross=cross_validate,
             l2=l2,
-            on_step=console.narrate,
         )
     view = views.view(validation, worst=worst)
     write_view(view, [output], force=force)
@@ -122,18 +98,16 @@ def _kind_of(paths: Sequence[str], soc: Sequence[str]) -> Kind:
     }
     if "kernels" in kinds or len(kinds) > 1:
         if not soc:
-            hint = "Give --soc, or --all and a folder of tables."
-            raise UsageError("which device was measured is not said", hint=hint)
+            raise UsageError("which device was measured is not said", hint="Give --soc.")
         if len(kinds) > 1:
             raise UsageError("kernels, calls and transfers are validated apart", hint="Give tables of one kind.")
     return kinds.pop()
 
 
-def _of_calls(paths: Sequence[str], soc: Sequence[str], l2: L2State | None, *, cross: bool) -> Validation:
+def _of_calls(paths: Sequence[str], soc: Sequence[str], l2: L2State | None) -> Validation:
     """Tables of calls, on the device that each row names or on the one of --soc."""
-    from opreplay.cli.terminal import console
     from opreplay.replay.ascend import load_device
     from opreplay.replay.ascend.calibrate.calls import read_call_tables, validate_calls
 
     measured = read_call_tables(paths, load_device(soc[0]).name if soc else None)
-    return validate_calls(measured, l2=l2, cross=cross, on_step=console.narrate)
+    return validate_calls(measured, l2=l2)

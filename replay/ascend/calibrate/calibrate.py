@@ -1,8 +1,5 @@
 # pyright: strict
-"""Calibration as a whole: samples from kernel tables, the fit, and cross-validation.
-
-Owns the procedure; `fit` owns the optimisation, `device_text` the file that results.
-"""
+"""Fits devices to groups of measured kernels and cross-validates the fits; `fit` owns the optimisation."""
 
 from __future__ import annotations
 
@@ -11,17 +8,16 @@ import random
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from statistics import median
-from typing import Any
 
 import msgspec
 
 from opreplay.replay.ascend.calibrate.fit import Sample, fit
-from opreplay.replay.ascend.cost.nearby import Place, largest, learned, place_of
+from opreplay.replay.ascend.cost.nearby import Place, learned, place_of
 from opreplay.replay.ascend.cost.predict import family_of
 from opreplay.replay.ascend.cost.residency import resident_of
 from opreplay.replay.ascend.measured.accuracy import Compared, Launch, compare_group
-from opreplay.replay.ascend.profile import DeviceProfile, FamilyCost
-from opreplay.replay.ir.kernel import KernelCall, State
+from opreplay.replay.ascend.profile import DeviceProfile
+from opreplay.replay.ir.kernel import KernelCall
 
 
 class Group(msgspec.Struct, frozen=True, kw_only=True):
@@ -137,7 +133,8 @@ def with_nearby(devices: dict[str, DeviceProfile], groups: Sequence[Group]) -> d
     return out
 
 
-def _held_out(groups: Sequence[Group], devices: dict[str, DeviceProfile]) -> list[HeldOut]:
+def held_out(groups: Sequence[Group], devices: dict[str, DeviceProfile]) -> list[HeldOut]:
+    """Return the groups as devices that were fitted to other groups predict them."""
     return [
         HeldOut(
             soc=g.soc,
@@ -170,7 +167,7 @@ def cross_validate(
         train = [g for g in groups if fold_of[_name(g)] != fold]
         test = [g for g in groups if fold_of[_name(g)] == fold]
         if train and test:
-            out += _held_out(test, fitted_to(train, devices, prior_width=prior_width))
+            out += held_out(test, fitted_to(train, devices, prior_width=prior_width))
         on_step(f"fitted fold {fold + 1} of {folds}")
     return out
 
@@ -178,81 +175,3 @@ def cross_validate(
 def _name(group: Group) -> str:
     call = group.launches[0].row.call
     return f"{call.type}|{call.inputs}|{call.outputs}"
-
-
-def hold_out(
-    groups: Sequence[Group],
-    devices: dict[str, DeviceProfile],
-    *,
-    folds: int = 5,
-    on_step: Callable[[str], None] = lambda step: None,
-) -> dict[str, list[HeldOut]]:
-    """Kernels predicted by fits that did not see them, by what was left out: "folds", "unseen_table", "unseen_soc".
-
-    Near-duplicates of a kernel are mostly in its own table, so unseen tables are the harder test of known SoCs. Of one
-    table, or one SoC, there is nothing to leave out.
-    """
-    sets = {"folds": cross_validate(groups, devices, folds=folds, on_step=on_step)}
-    for name, what, parts in (
-        ("unseen_table", "table", [group.table for group in groups]),
-        ("unseen_soc", "SoC", [group.soc for group in groups]),
-    ):
-        sets[name] = []
-        if len(set(parts)) > 1:
-            on_step(f"fitting without one {what} at a time")
-        for part in sorted(set(parts)):
-            train = [group for group, of in zip(groups, parts, strict=True) if of != part]
-            test = [group for group, of in zip(groups, parts, strict=True) if of == part]
-            if train:
-                sets[name] += _held_out(test, fitted_to(train, devices))
-    return sets
-
-
-def _extents(groups: Sequence[Group], devices: dict[str, DeviceProfile]) -> dict[str, dict[str, Any]]:
-    """By family: the sizes and dtypes that were measured of it on any SoC."""
-    operands: dict[str, list[tuple[float, str]]] = defaultdict(list)
-    for group in groups:
-        for part in group.launches[0].parts:
-            operands[family_of(part.call, devices[group.soc]).name].append(largest(part.call))
-    return {
-        name: {
-            "least_elements": max(1.0, min(n for n, _ in sizes)),
-            "most_elements": max(1.0, max(n for n, _ in sizes)),
-            "dtypes": tuple(sorted({dtype for _, dtype in sizes if dtype})),
-        }
-        for name, sizes in operands.items()
-    }
-
-
-def calibrate(
-    groups: Sequence[Group],
-    devices: dict[str, DeviceProfile],
-    *,
-    folds: int = 5,
-    on_step: Callable[[str], None] = lambda step: None,
-) -> tuple[dict[str, DeviceProfile], dict[str, list[HeldOut]]]:
-    """Fit all devices to the groups; devices without data get what is shared.
-
-    Returns the devices with sample counts filled in, and the kernels held out as `hold_out` does.
-    """
-    held_out = hold_out(groups, devices, folds=folds, on_step=on_step)
-    states: dict[str, dict[str, list[State]]] = defaultdict(lambda: defaultdict(list))
-    for group in groups:
-        for name in {family_of(part.call, devices[group.soc]).name for part in group.launches[0].parts}:
-            states[name][group.soc].append(group.launches[0].state)
-    measured = _extents(groups, devices)
-    out: dict[str, DeviceProfile] = {}
-    for soc, device in fitted_to(groups, devices).items():
-        families: dict[str, FamilyCost] = {}
-        for name, family in device.families.items():
-            here = len(states[name][soc])
-            elsewhere = sum(map(len, states[name].values())) - here
-            families[name] = msgspec.structs.replace(
-                family,
-                samples=here or family.samples,
-                samples_elsewhere=elsewhere or family.samples_elsewhere,
-                states=tuple(sorted(set(states[name][soc]))),
-                **measured.get(name, {}),
-            )
-        out[soc] = msgspec.structs.replace(device, families=families)
-    return out, held_out

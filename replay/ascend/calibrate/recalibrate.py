@@ -1,7 +1,7 @@
 # pyright: strict
 """Calibration of one device to a user's own profile: a cautious refit that starts from the device as it is.
 
-Owns the choice of how far to move and the report before and after; `calibrate` owns folds and bands, `fit` the fit.
+Owns how far to move, the errors before and after and the file's text; `calibrate` owns folds and bands, `fit` the fit.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from opreplay.replay.ascend.calibrate.calibrate import (
 from opreplay.replay.ascend.cost.predict import family_of
 from opreplay.replay.ascend.cost.sizes import first
 from opreplay.replay.ascend.cost.slow_paths import path_of
+from opreplay.replay.ascend.devices.text import device_text
 from opreplay.replay.ascend.measured.accuracy import Compared, compare_group
 from opreplay.replay.ascend.profile import DeviceProfile, FamilyCost, SlowPath
 from opreplay.replay.ir.kernel import KernelCall, State
@@ -154,3 +155,17 @@ def _with_counts(device: DeviceProfile, groups: Sequence[Group]) -> DeviceProfil
         families[name] = msgspec.structs.replace(old, samples=len(of), states=tuple(sorted({*of, *old.states})))
     counted = msgspec.structs.replace(device, families=families)
     return with_measured_types({device.name: counted}, kernels_of(groups))[device.name]
+
+
+def own_device_text(fit: Recalibration, *, name: str) -> str:
+    """The TOML text of a user's calibrated device: complete, so that it means the same whatever ships later."""
+    kernels = len(fit.compared_before)
+    device = msgspec.structs.replace(
+        fit.after, name=name, title=f"{fit.before.title}, calibrated", aliases=(), version="1"
+    )
+    header = (
+        f"{fit.before.title} ({fit.before.name}, version {fit.before.version}), its constants fitted to "
+        f"{kernels} measured kernels\nby `opreplay calibrate`. Use it by its path: --soc FILE."
+    )
+    source = f"{fit.before.name} {fit.before.version}, fitted to {kernels} kernels of a user's profile"
+    return device_text(device, header=header, source=source)

@@ -1,24 +1,20 @@
 # pyright: strict
-"""Predicted against measured for kernel tables: figures by kernel type, by SoC and overall, optionally cross-validated.
+"""Predicted against measured for kernel tables: figures by kernel type, by SoC and overall.
 
-Owns what `opreplay validate` computes; `accuracy` owns the errors, `calibrate` the folds, `report.validation` output.
+Owns what `opreplay validate` computes; `accuracy` owns the errors, `report.views.validation` the output.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import msgspec
 
-from opreplay.replay.ascend.calibrate.calibrate import (
-    Group,
-    hold_out,
-)
+from opreplay.replay.ascend.calibrate.calibrate import Group
 from opreplay.replay.ascend.calibrate.tables import Measurements, groups_of_tables, read_measurements
 from opreplay.replay.ascend.cost.nearby import is_learned
 from opreplay.replay.ascend.cost.predict import family_of
-from opreplay.replay.ascend.devices.file import datasheet_only
 from opreplay.replay.ascend.measured.accuracy import (
     Compared,
     Errors,
@@ -65,8 +61,6 @@ class Validation(msgspec.Struct, frozen=True, kw_only=True):
     """Measured calls that the correction was learned from, each predicted by what other sources measured."""
     dropped: dict[str, int]
     """Reason → rows that could not be read."""
-    cross: dict[str, Figures] = {}
-    """"folds", "unseen_table" and "unseen_soc": figures of kernels predicted by fits that did not see them."""
 
 
 def read_measured(paths: Sequence[str], devices: Sequence[DeviceProfile]) -> list[Measured]:
@@ -106,17 +100,13 @@ def validate(
     *,
     communication: bool = True,
     only_held_out: bool = False,
-    cross: bool = False,
     l2: L2State | None = None,
-    on_step: Callable[[str], None] | None = None,
 ) -> Validation:
     """Compare predictions with measurements.
 
     `l2`: what the caches are taken to hold when a kernel of a network starts, in place of what the order of launches
-    tells. `only_held_out` keeps the rows whose column HeldOut says 1. `cross` refits from the datasheets alone, on all
-    measured rows but the collectives, and predicts what each fit did not see. Raises UsageError when `only_held_out` is
-    asked of tables without that column, or `l2` of tables that say it themselves, Malformed when no row is left to
-    compare.
+    tells. `only_held_out` keeps the rows whose column HeldOut says 1. Raises UsageError when
+    `only_held_out` is asked of tables without that column, Malformed when no row is left to compare.
     """
     measured = [_in_state(run, l2) for run in measured]
     if only_held_out and not any(run.table.has_held_out for run in measured):
@@ -151,40 +141,20 @@ def validate(
         measured_rows=sum(len(run.table.launches) for run in measured),
         fitted_to=fitted_to,
         dropped=total_counts([run.table.dropped for run in measured]),
-        cross=_cross(measured, on_step or (lambda step: None)) if cross else {},
     )
 
 
 def _in_state(run: Measured, l2: L2State | None) -> Measured:
-    """Return a table of kernels as if each ran with the caches in this state. Raises UsageError for others."""
-    table = run.table
-    if l2 is None or (l2 == "sequence" and table.state == "network"):
+    """Return a table of kernels as if each ran with the caches in this state."""
+    if l2 is None or l2 == "sequence":
         return run
-    if table.state != "network":
-        raise UsageError(
-            f"{table.path} says itself what the caches held: its rows were measured {table.state}",
-            hint="Leave out --l2.",
-        )
-    launches = tuple(alone(launch, state_of(l2)) for launch in table.launches)
-    return msgspec.structs.replace(run, table=msgspec.structs.replace(table, launches=launches))
+    launches = tuple(alone(launch, state_of(l2)) for launch in run.table.launches)
+    return msgspec.structs.replace(run, table=msgspec.structs.replace(run.table, launches=launches))
 
 
 def _is_learned(launch: Launch, device: DeviceProfile) -> bool:
     """Whether a device was fitted to a launch's very kernels."""
     return all(is_learned(part.call, family_of(part.call, device), launch.state) for part in launch.parts)
-
-
-def _cross(measured: Sequence[Measured], on_step: Callable[[str], None]) -> dict[str, Figures]:
-    groups = groups_of(measured)
-    devices = {run.device.name: datasheet_only(run.device) for run in measured}
-    if len(groups) < 2:
-        raise UsageError("cross-validation needs at least two unique measured kernels beside collectives")
-    sets = hold_out(groups, devices, on_step=on_step)
-    return {
-        name: figures_of([kernel.compared for kernel in kernels])
-        for name, kernels in sets.items()
-        if kernels or name == "folds"
-    }
 
 
 def total_counts(counts: Sequence[dict[str, int]]) -> dict[str, int]:

@@ -3,7 +3,7 @@
 
 A Gaussian process over log(measured over predicted). Two calls are alike as far as they are of one op, kernel family,
 kernel, generation of devices and state of the caches, and close in time and sizes. `devices/measured_calls.csv` holds
-the calls, `opreplay calibrate --shipped` writes it; `calibrate.calls` owns which and how they are judged.
+the calls, `python -m benchmarks.device_model fit` writes it.
 """
 
 from __future__ import annotations

@@ -2,7 +2,8 @@
 """The constants fitted to public measurements for the devices that ship: one table, `fitted.csv`, by family and SoC.
 
 A row without an SoC holds for all of them, one with an SoC, or a generation, for that alone; a row without a family is
-a rate; one with sizes is a measured kernel and how far it pulls (see `cost.nearby`). `text.fitted_text` writes it.
+a rate; one with sizes is a measured kernel and how far it pulls (see `cost.nearby`). `python -m
+benchmarks.device_model fit` writes it.
 """
 
 from __future__ import annotations

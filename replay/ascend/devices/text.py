@@ -1,15 +1,12 @@
 # pyright: strict
-"""Writes what calibration fitted: a user's device as TOML that `file` reads back, shipped ones as one table."""
+"""Writes a calibrated device as TOML that `file` reads back."""
 
 from __future__ import annotations
 
-import csv
-import io
 import json
 import math
 import re
-from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 
 from opreplay.replay.ascend.cost.nearby import sizes_at
 from opreplay.replay.ascend.devices.file import (
@@ -20,7 +17,7 @@ from opreplay.replay.ascend.devices.file import (
     load_file,
     load_model,
 )
-from opreplay.replay.ascend.devices.fitted import COLUMNS, COUNTS, Row, source_of
+from opreplay.replay.ascend.devices.fitted import COUNTS, source_of
 from opreplay.replay.ascend.profile import DeviceProfile, FamilyCost, OwnMeasurement, Quantity, Rates, SlowPath
 
 Constant = float | str | tuple[str, ...]
@@ -35,7 +32,8 @@ def _number(value: float) -> str:
     return repr(value)
 
 
-def _shown(name: str, value: Constant) -> str:
+def constant_text(name: str, value: Constant) -> str:
+    """Return a constant as files of devices write it."""
     if isinstance(value, str):
         return value
     if isinstance(value, tuple):
@@ -50,13 +48,14 @@ def _quantity(name: str, quantity: Quantity) -> str:
     )
 
 
-def _rates(rates: Rates, defaults: Rates) -> dict[str, float]:
+def fitted_rates(rates: Rates, defaults: Rates) -> dict[str, float]:
+    """Return the rates that differ from the defaults."""
     values = {name: (getattr(rates, name), getattr(defaults, name)) for name in Rates.__struct_fields__}
     return {name: value for name, (value, default) in values.items() if not math.isclose(value, default, rel_tol=5e-5)}
 
 
-def _constants(family: FamilyCost, default: FamilyCost) -> Constants:
-    """What was fitted of a family, neighbours apart."""
+def fitted_constants(family: FamilyCost, default: FamilyCost) -> Constants:
+    """Return the constants of a family that differ from the defaults, without its neighbours."""
     values = {name: (getattr(family, name), getattr(default, name)) for name in NUMBERS}
     out: Constants = {k: v for k, (v, default) in values.items() if not math.isclose(v, default, rel_tol=5e-5)}
     if family.most_elements > 0:
@@ -72,21 +71,21 @@ def _constants(family: FamilyCost, default: FamilyCost) -> Constants:
 MEASURED = ("measured_here", "measured_elsewhere")
 
 
-def _nearby(family: FamilyCost) -> Iterator[tuple[str, tuple[int, ...], str]]:
+def neighbours(family: FamilyCost) -> Iterator[tuple[str, tuple[int, ...], str]]:
     """(kind, sizes, pull) of each neighbour."""
-    for kind, neighbours in family.nearby.items():
-        for rows, columns, depth, pull in neighbours:
+    for kind, measured in family.nearby.items():
+        for rows, columns, depth, pull in measured:
             yield kind, sizes_at((rows, columns, depth), family.form), f"{pull:.4f}"
 
 
 def _family(family: FamilyCost, default: FamilyCost, source: str) -> str:
     lines = [f"[families.{family.name}]"]
-    for name, value in _constants(family, default).items():
-        lines.append(f"{name} = {_shown(name, value) if isinstance(value, float | int) else json.dumps(value)}")
+    for name, value in fitted_constants(family, default).items():
+        lines.append(f"{name} = {constant_text(name, value) if isinstance(value, float | int) else json.dumps(value)}")
     for name, text in source_of(family.samples, family.samples_elsewhere, source).items():
         lines.append(f"{name} = {json.dumps(text)}")
     by_kind: dict[str, list[str]] = {}
-    for kind, sizes, pull in _nearby(family):
+    for kind, sizes, pull in neighbours(family):
         by_kind.setdefault(kind, []).append(f"{{ sizes = {list(sizes)}, pull = {pull} }}")
     if by_kind:
         lines.append(f"[families.{family.name}.nearby]")
@@ -156,7 +155,7 @@ def device_text(device: DeviceProfile, *, header: str, source: str) -> str:
     )
     rates = {
         name: Quantity(value=value, unit=shared.rates[name].unit, source=source, confidence="fitted")
-        for name, value in _rates(device.rates, model.rates).items()
+        for name, value in fitted_rates(device.rates, model.rates).items()
     }
     for section, quantities in (("datasheet", device.datasheet), ("rates", rates)):
         parts.append("".join([f"[{section}]\n", *(_quantity(*named) for named in quantities.items())]))
@@ -170,64 +169,6 @@ def device_text(device: DeviceProfile, *, header: str, source: str) -> str:
 def shipped_text(name: str) -> str:
     """A shipped device as a file of one's own would spell it: complete."""
     device = load_device(name)
-    header = f"{device.title}: datasheet values, and constants fitted by `opreplay calibrate --shipped`."
+    header = f"{device.title}: datasheet values, and constants fitted to public measurements."
     source = next(rate.source for rate in load_file(name).rates.values())
     return device_text(device, header=header, source=source)
-
-
-def fitted_text(devices: Mapping[str, DeviceProfile], *, source: str, version: str) -> str:
-    """The table of all that was fitted of shipped devices, by name: what most have once, and rows of the others."""
-    bare = {soc: datasheet_only(device) for soc, device in devices.items()}
-    first = next(iter(devices.values()))
-    rows: list[Row] = [("", "", "version", "", version), ("", "", "source", "", source)]
-    of = {soc: device.generation for soc, device in devices.items()}
-    rows += _rows("", {s: _rates(d.rates, bare[s].rates) for s, d in devices.items()}, bare[first.name].rates, of)
-    for name in first.families:
-        constants = {s: _constants(d.families[name], bare[s].families[name]) for s, d in devices.items()}
-        for of_device in constants.values():
-            del of_device["samples_elsewhere"]
-            for measured in MEASURED:
-                of_device.pop(measured, None)
-        rows += _rows(name, constants, bare[first.name].families[name], of)
-        for soc, device in devices.items():
-            if here := device.families[name].measured_here:
-                rows.append((name, soc, "measured", "", " ".join(here)))
-        of_generation = {device.generation: device.families[name] for device in devices.values()}
-        for generation, family in of_generation.items():
-            for kind, sizes, pull in _nearby(family):
-                rows.append((name, generation, kind, " ".join(map(str, sizes)), pull))
-    text = io.StringIO()
-    csv.writer(text, lineterminator="\n").writerows([COLUMNS, *rows])
-    return text.getvalue()
-
-
-def _rows(
-    family: str,
-    by_soc: Mapping[str, Mapping[str, Constant]],
-    default: object,
-    generations: Mapping[str, str],
-) -> Iterator[Row]:
-    """A row for what most generations have, unless it is the shared model's; for each other generation what most of its
-    devices have; and for each other device."""
-    for constant in dict.fromkeys(name for constants in by_soc.values() for name in constants):
-        before = _shown(constant, getattr(default, constant))
-        values = {s: _shown(constant, v[constant]) if constant in v else before for s, v in by_soc.items()}
-        by_generation = {
-            generation: _usual([values[soc] for soc in values if generations[soc] == generation], before)
-            for generation in dict.fromkeys(generations.values())
-        }
-        usual = _usual(list(by_generation.values()), before)
-        if usual != before:
-            yield family, "", constant, "", usual
-        for generation, value in by_generation.items():
-            if value != usual:
-                yield family, generation, constant, "", value
-        for soc, value in values.items():
-            if value != by_generation[generations[soc]]:
-                yield family, soc, constant, "", value
-
-
-def _usual(values: Sequence[str], before: str) -> str:
-    """The value met most often, `before` where that is one of them."""
-    counts = Counter(values)
-    return max(counts, key=lambda value: (counts[value], value == before))

@@ -175,25 +175,6 @@ def _together(launch: Launch, shares: Sequence[float | None], device: DeviceProf
     return total, math.exp(math.sqrt(square) / total) if total else 1.0, far
 
 
-def selected(table: KernelTable, *, communication: bool = True, only_held_out: bool = False) -> list[Launch]:
-    """The measured rows that figures are made from; all rows count for what is in the cache."""
-    return [
-        launch
-        for launch in launches(table)
-        if (communication or not launch.row.communication) and (launch.row.held_out or not only_held_out)
-    ]
-
-
-def compare_tables(
-    tables: Iterable[KernelTable], device: DeviceProfile, *, communication: bool = True, only_held_out: bool = False
-) -> list[Compared]:
-    """All unique measured kernels of tables of one device; a kernel that is in several tables counts once."""
-    chosen = [
-        row for table in tables for row in selected(table, communication=communication, only_held_out=only_held_out)
-    ]
-    return [compare_group(group, device) for group in grouped(chosen)]
-
-
 def percentile(values: Sequence[float], share: float) -> float:
     """The value below which `share` of `values` lie, by linear interpolation; NaN for none."""
     ordered = sorted(values)

@@ -17,14 +17,15 @@ from pathlib import Path
 import msgspec
 
 from opreplay.replay.ascend.devices.file import list_devices
-from opreplay.replay.ascend.measured.op_tables import MAX_ROWS, MAX_TABLE_BYTES, header_of
 from opreplay.replay.ir.model import ReplayOp
 from opreplay.replay.resolve.written.sweep import Written, is_refused, plan_of_calls
 from opreplay.replay.results.records import L2State
-from opreplay.traces.dialects.kernel_table import MAX_DURATION_US
-from opreplay.traces.errors import Malformed, OpReplayError, TooLarge
+from opreplay.traces.dialects.kernel_table import MAX_DURATION_US, MAX_LINE
+from opreplay.traces.errors import Malformed, OpReplayError, TooLarge, TraceError
 from opreplay.traces.folders import open_regular_text
 
+MAX_ROWS = 100_000
+MAX_TABLE_BYTES = 256 << 20
 TIMES = ("torch_us", "time_us", "us", "duration_us")
 """Columns of which the first that a table has is the time of a call in microseconds."""
 _SPREAD = re.compile(r"\bspread (\d{1,9}(?:\.\d{1,9})?) %")
@@ -65,6 +66,16 @@ class CallTable(msgspec.Struct, frozen=True, kw_only=True):
     """Rows with a time of exactly the call that they name, on a known device."""
     dropped: dict[str, int]
     """Reason → rows that could not be used."""
+
+
+def header_of(path: str | Path) -> list[str]:
+    """The columns of a CSV file; raises TraceError when it cannot be read."""
+    try:
+        with open_regular_text(path, MAX_TABLE_BYTES) as file:
+            line = file.readline(MAX_LINE)
+    except OSError as error:
+        raise TraceError(f"cannot read {path}: {error.strerror}", hint="Check the path and its rights.") from error
+    return [name.strip() for name in next(csv.reader([line]), list[str]())]
 
 
 def is_call_table(path: str | Path) -> bool:

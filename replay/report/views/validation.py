@@ -4,31 +4,22 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from opreplay.replay.ascend.calibrate.calibrate import HeldOut
-from opreplay.replay.ascend.calibrate.error_table import ErrorTable, TableRow, median_of_tables
-from opreplay.replay.ascend.calibrate.validate import Figures, Validation, figures_of
+from opreplay.replay.ascend.calibrate.validate import Figures, Validation
 from opreplay.replay.ascend.measured.accuracy import Compared, Errors
 from opreplay.replay.report.page.model import Answer, Page
 from opreplay.replay.report.page.parts import bars_by_name
-from opreplay.replay.report.table import COUNT, RATIO, SHARE, TIME, Column, Table, Unit, heaviest, names_room, terminal
+from opreplay.replay.report.table import COUNT, RATIO, SHARE, TIME, Column, Table, Unit, heaviest, terminal
 from opreplay.replay.report.text import DASH, middle, quotient, safe, share_text
 from opreplay.replay.report.view import View
 from opreplay.traces.model import tensor_text
 from opreplay.traces.sums import summed
 
-TITLES = {
-    "folds": "kernels that no fit has seen (5 folds)",
-    "unseen_table": "tables that no fit has seen (one left out)",
-    "unseen_soc": "SoCs that no fit has seen (one left out)",
-    "unseen_op": "ops that nothing was learned of (one left out)",
-    "unseen_source": "sources that nothing was learned of (one left out)",
-}
 WIDEST_SHAPES = 48
 
 
@@ -68,28 +59,6 @@ def kernel_facts(kernel: Compared) -> dict[str, Any]:
     }
 
 
-def _cross(across: Sequence[HeldOut], elsewhere: Sequence[HeldOut]) -> dict[str, Figures]:
-    sets = {"folds": across, "unseen_soc": elsewhere}
-    return {name: figures_of([kernel.compared for kernel in kernels]) for name, kernels in sets.items() if kernels}
-
-
-def cross_view(across: Sequence[HeldOut], elsewhere: Sequence[HeldOut]) -> View:
-    """Cross-validated figures by type and overall, in percent: "folds" and "unseen_soc"."""
-    left_out = _cross(across, elsewhere)
-    return View(
-        render=lambda width: Group(*_crossed(left_out, width)),
-        facts=lambda: {name: figures_facts(figures) for name, figures in left_out.items()},
-    )
-
-
-def _crossed(left_out: Mapping[str, Figures], width: int) -> list[RenderableType]:
-    parts: list[RenderableType] = []
-    for name, figures in left_out.items():
-        rows = [*figures.families.items(), ("all", figures.overall)]
-        parts += [Text(), Text(TITLES[name], style="bold"), *terminal(errors_table("kernel type", rows), width)[1:]]
-    return parts
-
-
 def view(validation: Validation, *, worst: int) -> View:
     """A validation in every form, with its `worst` kernels."""
     return View(
@@ -97,11 +66,6 @@ def view(validation: Validation, *, worst: int) -> View:
         facts=lambda: facts(validation, worst=worst),
         page=lambda command: page(validation, command),
     )
-
-
-def view_of_all(table: ErrorTable) -> View:
-    """Errors over many tables in every form."""
-    return View(render=lambda width: render_all(table, width=width), facts=lambda: all_facts(table))
 
 
 def facts(validation: Validation, *, worst: int) -> dict[str, Any]:
@@ -112,28 +76,26 @@ def facts(validation: Validation, *, worst: int) -> dict[str, Any]:
     out["fitted_to"] = validation.fitted_to
     out["predicted_by_other_sources"] = validation.by_others
     out["worst"] = [kernel_facts(kernel) for kernel in worst_kernels(validation.compared, worst)]
-    if validation.cross:
-        out["cross_validation"] = {name: figures_facts(figures) for name, figures in validation.cross.items()}
     return out
 
 
 _Errors = tuple[str, Errors]
-_PERCENT = Unit(lambda value: f"{100 * value:.1f}")
-_WHOLE_PERCENT = Unit(lambda value: DASH if math.isnan(value) else f"{100 * value:.0f}")
+PERCENT = Unit(lambda value: f"{100 * value:.1f}")
+WHOLE_PERCENT = Unit(lambda value: DASH if math.isnan(value) else f"{100 * value:.0f}")
 
 
 def errors_table(first: str, rows: Sequence[_Errors]) -> Table[_Errors]:
     """A figure that is cut off is another figure: names give way."""
     figures: list[tuple[str, Callable[[Errors], float], Unit]] = [
         ("n", lambda e: e.n, COUNT),
-        ("MAPE", lambda e: e.mape, _PERCENT),
-        ("median", lambda e: e.median_ape, _PERCENT),
-        ("p90", lambda e: e.p90_ape, _PERCENT),
-        ("WAPE", lambda e: e.wape, _PERCENT),
+        ("MAPE", lambda e: e.mape, PERCENT),
+        ("median", lambda e: e.median_ape, PERCENT),
+        ("p90", lambda e: e.p90_ape, PERCENT),
+        ("WAPE", lambda e: e.wape, PERCENT),
         ("total", lambda e: e.total_error, Unit(lambda value: f"{100 * value:+.1f}")),
-        ("≤10", lambda e: e.within_10, _WHOLE_PERCENT),
-        ("≤25", lambda e: e.within_25, _WHOLE_PERCENT),
-        ("in band", lambda e: e.in_band, _WHOLE_PERCENT),
+        ("≤10", lambda e: e.within_10, WHOLE_PERCENT),
+        ("≤25", lambda e: e.within_25, WHOLE_PERCENT),
+        ("in band", lambda e: e.in_band, WHOLE_PERCENT),
     ]
     columns = [Column[_Errors](first, lambda row: row[0], form="name")]
     columns += [Column[_Errors](title, lambda row, of=of: of(row[1]), unit) for title, of, unit in figures]
@@ -180,7 +142,7 @@ def kernels_table(validation: Validation) -> Table[Compared]:
 
 
 def render(validation: Validation, *, worst: int, width: int) -> RenderableType:
-    """Figures by type and overall in percent, what cross-validation gives, and the worst kernels."""
+    """Figures by type and overall in percent, and the worst kernels."""
     dropped = "".join(f"; {n} dropped: {safe(reason)}" for reason, n in validation.dropped.items())
     rows = f"{validation.measured_rows} measured of {validation.rows} rows"
     overall = [("all", validation.figures.overall)]
@@ -188,8 +150,7 @@ def render(validation: Validation, *, worst: int, width: int) -> RenderableType:
     notes = ["errors in percent; WAPE and total are over all rows, the others over unique kernels"]
     if validation.fitted_to or validation.by_others:
         notes.append(
-            f"the device was fitted to {validation.fitted_to} of these kernels: their errors tell nothing of others "
-            "(--cross-validate does)"
+            f"the device was fitted to {validation.fitted_to} of these kernels: their errors tell nothing of others"
             if not validation.by_others
             else f"{validation.by_others} of these calls were learned from: each is predicted by what other sources "
             "measured"
@@ -198,7 +159,6 @@ def render(validation: Validation, *, worst: int, width: int) -> RenderableType:
         Text(f"{validation.figures.overall.n} unique kernels in {rows}{dropped}", style="bold"),
         *(Text(note, style="dim") for note in notes),
         *terminal(errors_table("kernel type", [*validation.figures.families.items(), *socs, *overall]), width),
-        *_crossed(validation.cross, width),
     ]
     return Group(*parts, *terminal(_worst_table(validation.compared, worst), width))
 
@@ -238,69 +198,3 @@ def page(validation: Validation, command: str) -> Page:
         if validation.fitted_to
         else (),
     )
-
-
-SHIPPED = "shipped devices (fitted to these very rows, where they are the public ones: no test)"
-
-
-def all_facts(table: ErrorTable) -> dict[str, Any]:
-    """For `--format json`."""
-    return {
-        "sections": {
-            name: {
-                "rows": [
-                    {
-                        "table": row.name,
-                        "soc": row.soc,
-                        "kind": row.kind,
-                        "state": row.state,
-                        "fitted_to": row.fitted_to,
-                        **errors_facts(row.errors),
-                    }
-                    for row in rows
-                ],
-                "median_over_tables": median_of_tables(rows),
-            }
-            for name, rows in table.sections.items()
-        },
-        "left_out": table.left_out,
-    }
-
-
-def _files_table(rows: Sequence[TableRow]) -> Table[TableRow]:
-    """The name of a table has the room; figures that say the same in another way go first."""
-    figures: list[tuple[str, Callable[[Errors], float], Unit, float]] = [
-        ("median", lambda e: e.median_ape, _PERCENT, 0),
-        ("MAPE", lambda e: e.mape, _PERCENT, 7),
-        ("WAPE", lambda e: e.wape, _PERCENT, 6),
-        ("capped", lambda e: e.capped_wape, _PERCENT, 8),
-        ("≤10", lambda e: e.within_10, _WHOLE_PERCENT, 4),
-        ("≤25", lambda e: e.within_25, _WHOLE_PERCENT, 3),
-        ("band", lambda e: e.in_band, _WHOLE_PERCENT, 2),
-    ]
-    columns = [
-        Column[TableRow]("state", lambda row: row.state, drop=9),
-        Column[TableRow]("n", lambda row: row.errors.n, COUNT),
-        *(Column[TableRow](t, lambda row, of=of: of(row.errors), unit, drop=drop) for t, of, unit, drop in figures),
-        Column[TableRow]("table", lambda row: row.name, form="name"),
-    ]
-    return Table("Tables", columns, rows)
-
-
-def render_all(table: ErrorTable, *, width: int = 160) -> RenderableType:
-    """One table a section."""
-    note = (
-        "errors in percent; capped: WAPE with no kernel above a tenth of its table; ≤10, ≤25: share within 10, 25 %; "
-        "band: share in the 80 % band"
-    )
-    parts: list[RenderableType] = [Text(note, style="dim")]
-    for name, rows in table.sections.items():
-        title = SHIPPED if name == "shipped" else TITLES[name]
-        room = names_room(row.name for row in rows)
-        parts += [Text(), Text(title, style="bold"), *terminal(_files_table(rows), width, room=room)[1:]]
-        parts.append(Text(f"median over tables: {100 * median_of_tables(rows):.1f} %"))
-    if table.left_out:
-        parts.append(Text())
-        named = "; ".join(f"{safe(name)} ({safe(why)})" for name, why in table.left_out.items())
-        parts.append(Text(f"not in the table: {named}", style="dim"))
-    return Group(*parts)

@@ -13,7 +13,6 @@ from click.testing import CliRunner, Result
 from opreplay.cli.main import opreplay
 from opreplay.replay.ascend import DeviceProfile, KernelCall, TensorSpec, load_device
 from opreplay.replay.ascend.cost.predict import predict_kernel, predict_time_us
-from opreplay.replay.ascend.devices.fitted import rows_of, sections_of
 from opreplay.replay.ascend.profile import Rates
 
 HEADER = "Type,Duration(us),Input Shapes,Input Data Types,Output Shapes,Output Data Types,Count"
@@ -91,8 +90,6 @@ def test_what_cannot_be_written_is_refused_before_work(tmp_path: Path) -> None:
     (tmp_path / "old.toml").write_text("")
     assert "exists" in invoke(path, "--soc", "910b3", "-o", tmp_path / "old.toml").stderr
     assert ".toml" in invoke(path, "--soc", "910b3", "-o", tmp_path / "x.json").stderr
-    (tmp_path / "fitted.csv").write_text("")
-    assert "exists" in invoke(path, "--soc", "910b3", "--shipped", "1", "-o", tmp_path).stderr
     assert "several devices" in invoke(path, path, "--soc", "910b3", "--soc", "910b4", "-o", tmp_path / "y.toml").stderr
     assert invoke(path, "--soc", "910b3", "-o", tmp_path / "old.toml", "--force").exit_code == 0
 
@@ -104,19 +101,6 @@ def test_no_kernels_is_an_error(tmp_path: Path) -> None:
     assert result.exit_code == 3
     assert "no measured kernels" in result.stderr
     assert not (tmp_path / "my.toml").exists()
-
-
-def test_the_shipped_table_comes_from_this_command(tmp_path: Path) -> None:
-    path = profile(tmp_path / "k.csv", {("Relu", 1 << k): 3.0 + k / 10 for k in range(8, 14)})
-    result = invoke(path, "--soc", "910b4", "--shipped", "2026.1", "-o", tmp_path)
-    assert result.exit_code == 0, result.stderr
-    rows, units = rows_of((tmp_path / "fitted.csv").read_text()), dict.fromkeys(Rates.__struct_fields__, "us")
-    measured, other = (sections_of(("910b", soc), rows, units) for soc in ("910b4", "910b1"))
-    assert measured["version"] == other["version"] == "2026.1"
-    assert measured["families"]["Activation"]["samples"] == 6
-    assert other["families"]["Activation"]["samples_elsewhere"] == 6
-    assert other["families"]["Activation"]["source"] == "fitted to other SoCs"
-    assert "no fit has seen" in result.stdout
 
 
 def test_what_stays_far_too_slow_becomes_a_slow_path_of_the_device(tmp_path: Path) -> None:

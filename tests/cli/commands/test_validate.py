@@ -99,16 +99,6 @@ def test_worst_kernels_are_listed(tmp_path: Path) -> None:
     assert "worst kernels" not in invoke(path, "--soc", "910b3", "--worst", "0").stdout
 
 
-def test_cross_validation_with_one_soc_left_out(tmp_path: Path) -> None:
-    first = table(tmp_path, *(row("Relu", 1 << k, 3 + 2 ** (k - 14)) for k in range(10, 24, 2)))
-    second = table(tmp_path, *(row("Exp", 1 << k, 3 + 2 ** (k - 14)) for k in range(10, 24, 2)), name="second.csv")
-    found = facts(first, second, "--soc", "910b3", "--soc", "910b4", "--cross-validate")
-    assert found["cross_validation"]["folds"]["overall"]["n"] == 14
-    assert found["cross_validation"]["unseen_soc"]["overall"]["n"] == 14
-    assert set(found["socs"]) == {"910b3", "910b4"}
-    assert "no fit has seen" in invoke(first, "--soc", "910b3", "--cross-validate").stdout
-
-
 @pytest.mark.parametrize(
     ("text", "message"),
     [
@@ -134,7 +124,6 @@ def test_usage_errors(tmp_path: Path) -> None:
     assert "HeldOut" in invoke(path, "--soc", "910b3", "--only-held-out").stderr
     assert "given 2 times" in invoke(path, "--soc", "910b3", "--soc", "910b4").stderr
     assert invoke(path).exit_code == 2
-    assert "at least two" in invoke(path, "--soc", "910b3", "--cross-validate").stderr
 
 
 def test_needs_neither_torch_nor_pandas(tmp_path: Path) -> None:
@@ -178,45 +167,6 @@ def test_a_compressed_table_is_refused_with_what_to_do(tmp_path: Path) -> None:
     assert "gunzip" in result.stderr
 
 
-PROBLEMS = (
-    "problem,soc,input_shapes,input_dtypes,output_shape,torch_npu_us,aten_ops,init_args\n"
-    '19_ReLU,910B4,"16,16384",float32,"16,16384",6.5,aten.relu.default,[]\n'
-    '21_Sigmoid,910B4,"16,16384",float32,"16,16384",6.6,aten.sigmoid.default,[]\n'
-)
-
-
-def test_a_table_of_ops_is_validated_like_one_of_kernels(tmp_path: Path) -> None:
-    path = tmp_path / "problems.csv"
-    path.write_text(PROBLEMS)
-    found = facts(path, "--soc", "910b4")
-    assert set(found["families"]) == {"ReLU", "Sigmoid"}
-    assert 0 <= found["overall"]["within_10"] <= found["overall"]["within_25"] <= 1
-
-
-def test_all_tables_of_a_folder_in_one(tmp_path: Path) -> None:
-    (tmp_path / "problems_910b4.csv").write_text(PROBLEMS)
-    table(tmp_path, row("Relu", 4096, 3), row("Exp", 4096, 4), name="910b2_kernels.csv")
-    (tmp_path / "other.csv").write_text("a,b\n")
-    found = facts("--all", tmp_path)
-    rows = {one["table"]: one for one in found["sections"]["shipped"]["rows"]}
-    assert {"problems_910b4", "910b2_kernels", "all"} <= set(rows)
-    assert (rows["problems_910b4"]["state"], rows["910b2_kernels"]["state"]) == ("cold", "network")
-    assert rows["all"]["n"] == 4
-    assert list(found["left_out"]) == ["other.csv"]
-    text = invoke("--all", tmp_path)
-    assert text.exit_code == 0
-    assert "median over tables" in text.stdout
-    assert invoke("--all", tmp_path, "--soc", "910b4").exit_code == 2
-    assert invoke(tmp_path / "problems_910b4.csv").exit_code == 2
-
-
-def test_all_tables_cross_validated(tmp_path: Path) -> None:
-    (tmp_path / "problems_910b4.csv").write_text(PROBLEMS)
-    table(tmp_path, row("Relu", 4096, 3), row("Exp", 4096, 4), name="910b2_kernels.csv")
-    found = facts("--all", tmp_path, "--cross-validate")
-    assert set(found["sections"]) == {"folds", "unseen_table", "unseen_soc"}
-
-
 def test_the_state_of_l2_of_a_kernel_table_is_what_the_order_tells_or_what_is_asked_for(tmp_path: Path) -> None:
     n, state = 4 << 20, TensorSpec(shape=(4 << 20,), dtype="float32")
     kernel, device = KernelCall(type="Relu", inputs=(state,), outputs=(state,)), load_device("910b2")
@@ -234,13 +184,3 @@ def test_the_state_of_l2_of_a_kernel_table_is_what_the_order_tells_or_what_is_as
     assert (
         predict_time_us(kernel, device, 0.0, state="cold") > cold > predict_time_us(kernel, device, 1.0, state="cold")
     )
-
-
-def test_tables_that_tell_the_state_of_l2_refuse_another(tmp_path: Path) -> None:
-    problems = tmp_path / "problems.csv"
-    problems.write_text('operator,input_shapes,dtype,torch_npu_us\nrelu,"[[64,64]]",float32,5\n')
-    assert facts(problems, "--soc", "910b2")["overall"]["n"] == 1
-    for arguments in ((problems, "--soc", "910b2", "--l2", "cold"), (tmp_path, "--all", "--l2", "cold")):
-        done = invoke(*arguments)
-        assert done.exit_code == 2
-        assert "--l2" in done.stderr

@@ -6,10 +6,11 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.device_model.constants import fitted_text
 from opreplay.replay.ascend import list_devices, load_device
 from opreplay.replay.ascend.devices.file import load_file
 from opreplay.replay.ascend.devices.fitted import FILE, counts_of, rows_of, sections_of, shipped_rows
-from opreplay.replay.ascend.devices.text import fitted_text, shipped_text
+from opreplay.replay.ascend.devices.text import shipped_text
 
 TABLE = """family,soc,constant,sizes,value
 ,,version,,7

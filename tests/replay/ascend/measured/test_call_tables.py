@@ -8,7 +8,7 @@ import pytest
 from click.testing import CliRunner
 
 from opreplay.cli.main import opreplay
-from opreplay.replay.ascend.calibrate.calls import known_calls, learned_text, validate_calls
+from opreplay.replay.ascend.calibrate.calls import validate_calls
 from opreplay.replay.ascend.measured.call_tables import is_call_table, ops_of_texts, read_call_table
 from opreplay.traces.errors import Malformed
 
@@ -75,17 +75,10 @@ def test_a_table_without_a_call_is_refused(tmp_path) -> None:
 
 
 def test_validation_compares_every_call(table) -> None:
-    validation = validate_calls([read_call_table(table)], cross=True)
+    validation = validate_calls([read_call_table(table)])
     assert [row.call.type for row in validation.compared] == ["aten::mish", "aten::mish", "aten::add and 1 more"]
     assert validation.figures.overall.n == 3
     assert set(validation.socs) == {"910b2", "950pr"}
-    assert set(validation.cross) == {"folds"}
-
-
-def test_what_is_learned_names_no_time_and_its_source(table) -> None:
-    text = learned_text(read_call_table(table).calls)
-    assert len(text.splitlines()) == 1 + len(known_calls(read_call_table(table).calls)) == 3
-    assert "a/b:one.csv" in text
 
 
 def test_the_command_reads_it(table) -> None:

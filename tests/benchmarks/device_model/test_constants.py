@@ -1,9 +1,9 @@
-"""What calibration writes of shipped devices: which kernel types were measured on which."""
+"""Constants of the devices that ship: which kernel types were measured on which device, and the file of the fit."""
 
 from __future__ import annotations
 
+from benchmarks.device_model.constants import with_evidence
 from opreplay.replay.ascend import load_device, simulate_op
-from opreplay.replay.ascend.calibrate.files import with_evidence
 from opreplay.replay.ascend.measured.call_tables import MeasuredCall
 from opreplay.replay.resolve.written.sweep import over_sizes, plan_of_calls
 

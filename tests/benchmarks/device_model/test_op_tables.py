@@ -6,12 +6,13 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.device_model.aten_chain import chain
+from benchmarks.device_model.op_tables import read_op_table
+from benchmarks.device_model.tables import read_folder, read_measurements, soc_in
 from opreplay.replay.ascend import list_devices, load_device
-from opreplay.replay.ascend.calibrate.tables import groups_of_tables, read_folder, read_measurements, soc_in
+from opreplay.replay.ascend.calibrate.tables import groups_of_tables
 from opreplay.replay.ascend.cost.predict import predict_kernel
 from opreplay.replay.ascend.lowering import lower
-from opreplay.replay.ascend.measured.aten_chain import chain
-from opreplay.replay.ascend.measured.op_tables import read_op_table
 from opreplay.traces.errors import Malformed, UsageError
 
 PROBLEMS = """problem,soc,input_shapes,input_dtypes,output_shape,torch_npu_us,n_nonview_aten_ops,aten_ops,init_args

@@ -1,11 +1,11 @@
 """The factors of calls by themselves on a device's rates and families: fitted, and judged on what no fit has seen.
 
-    python benchmarks/alone_factors.py [FOLDER] [--nested op|source ...]
+    python -m benchmarks.device_model.alone_factors [FOLDER] [--nested op|source ...]
 
 Prints the tables `[alone.910]` and `[alone.950]` of `devices/_model.toml` as the measured calls of FOLDER
 (../shared/ascend) make them. With `--nested`, factors and corrections are learned anew for each part that is left out,
-a tenth of the ops or a source: `validate --cross-validate` leaves calls out of the corrections alone, and its figures
-of whole ops and sources are better for that. Takes half a minute a part.
+a tenth of the ops or a source: `python -m benchmarks.device_model calls` leaves calls out of the corrections alone, so
+its figures of whole ops and sources are better. Takes half a minute a part.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
-from opreplay.replay.ascend.calibrate.calls import ASSUMED_L2, Known, calls_in, known_calls, learn
+from benchmarks.device_model.calls import Known, calls_in, known_calls, learn
+from opreplay.replay.ascend.calibrate.calls import ASSUMED_L2
 from opreplay.replay.ascend.cost.predictor import Predictor
 from opreplay.replay.ascend.devices.file import FAMILY_FACTORS, alone_by, load_device
 from opreplay.replay.ascend.lowering import lower

@@ -16,17 +16,16 @@ from pathlib import Path
 
 import msgspec
 
+from benchmarks.device_model.aten_chain import NEW_GELU, Tensor, chain
 from opreplay.replay.ascend.cost.cube import gemm_of
 from opreplay.replay.ascend.lowering import lower
-from opreplay.replay.ascend.measured.aten_chain import NEW_GELU, Tensor, chain
+from opreplay.replay.ascend.measured.call_tables import MAX_ROWS, MAX_TABLE_BYTES, header_of
 from opreplay.replay.ir.kernel import KernelCall, State, TensorSpec, broadcast
 from opreplay.replay.ir.model import ReplayOp
-from opreplay.traces.dialects.kernel_table import MAX_DURATION_US, MAX_LINE, dtype_of
-from opreplay.traces.errors import Malformed, TooLarge, TraceError
+from opreplay.traces.dialects.kernel_table import MAX_DURATION_US, dtype_of
+from opreplay.traces.errors import Malformed, TooLarge
 from opreplay.traces.folders import open_regular_text
 
-MAX_ROWS = 100_000
-MAX_TABLE_BYTES = 256 << 20
 MAX_ELEMENTS = 1 << 48
 MAX_OPS = 64
 """Ops of one problem."""
@@ -321,16 +320,6 @@ def kind_of(header: list[str]) -> str | None:
     return next((name for name, columns, _, _ in KINDS if columns <= set(header)), None)
 
 
-def header_of(path: str | Path) -> list[str]:
-    """The columns of a CSV file; raises TraceError when it cannot be read."""
-    try:
-        with open_regular_text(path, MAX_TABLE_BYTES) as file:
-            line = file.readline(MAX_LINE)
-    except OSError as error:
-        raise TraceError(f"cannot read {path}: {error.strerror}", hint="Check the path and its rights.") from error
-    return [name.strip() for name in next(csv.reader([line]), [])]
-
-
 def read_op_table(path: str | Path) -> OpTable:
     """Read an op-level table.
 
@@ -340,7 +329,7 @@ def read_op_table(path: str | Path) -> OpTable:
     header = set(header_of(path))
     kind = next((kind for kind in KINDS if kind[1] <= header), None)
     if kind is None:
-        raise Malformed(f"{path}: no op-level table", hint="Columns as in docs/ascend-model.md, 'Tables of ops'.")
+        raise Malformed(f"{path}: no op-level table", hint="KINDS lists the columns.")
     name, _, read, state = kind
     dropped: Counter[str] = Counter()
     cases: list[OpCase] = []

@@ -1,7 +1,7 @@
 # pyright: strict
 """One table of errors over all measurements of a folder: file by file, with the shipped devices or by refits.
 
-Owns which figures the table has; `tables` reads, `calibrate` holds out, `report.error_table` shows it.
+Owns which figures the table has; `tables` reads, `constants` holds out, `views` shows it.
 """
 
 from __future__ import annotations
@@ -12,12 +12,11 @@ from statistics import median
 
 import msgspec
 
-from opreplay.replay.ascend.calibrate.calibrate import (
-    Group,
-    hold_out,
-)
-from opreplay.replay.ascend.calibrate.communication import of_folder
-from opreplay.replay.ascend.calibrate.tables import groups_of_tables, read_folder, soc_in
+from benchmarks.device_model.constants import hold_out
+from benchmarks.device_model.tables import read_folder, soc_in
+from benchmarks.device_model.transports import of_folder
+from opreplay.replay.ascend.calibrate.calibrate import Group
+from opreplay.replay.ascend.calibrate.tables import groups_of_tables
 from opreplay.replay.ascend.cost.predict import family_of
 from opreplay.replay.ascend.devices.file import datasheet_only, list_devices, load_device
 from opreplay.replay.ascend.measured.accuracy import Compared, Errors, compare_group, errors_of

@@ -23,7 +23,7 @@ from opreplay.initializers.rules.paged_attention import PagedAttentionInit
 from opreplay.replay.ir.model import ReplayOp, ReplayPlan
 from opreplay.replay.ops.inputs import built_in
 from opreplay.replay.ops.register import canonical_name
-from opreplay.replay.ops.table import counted_ops, work_of
+from opreplay.replay.ops.table import counter_of, work_of
 from opreplay.replay.ops.work.expected import MAX_ELEMENTS, ExpectedContents, fill_stand_ins, stand_ins
 from opreplay.replay.plan.build import build_plan, signature_id
 from opreplay.traces import read_trace
@@ -66,10 +66,8 @@ def audit_ops(plan: ReplayPlan, registry: Registry, *, seed: int = 0, most: int 
 
     Of an op with a tensor of more than `most` whole numbers only the initializer is told.
     """
-    known = set(counted_ops())
-    found = [
-        _audit(op, registry, seed, most) for op in plan.ops if op.reason is None and canonical_name(op.called) in known
-    ]
+    ops = [op for op in plan.ops if op.reason is None and counter_of(canonical_name(op.called)) is not None]
+    found = [_audit(op, registry, seed, most) for op in ops]
     # A call without mask, lengths or indices is no data-dependent one, whatever its name.
     return [one for one in found if one.initializer is not None or one.work is not None or one.problem is not None]
 

@@ -94,12 +94,6 @@ def _refuse_no_pattern(pattern: str, rule: Cost) -> None:
         raise CustomOpError(f"{place_of(rule)}: a rule needs the start of ops' names, such as mylib::norm")
 
 
-def find_rule(name: str) -> Cost | None:
-    """The rule for a recorded name, a user's before a built-in one."""
-    users = USER_RULES.find(*spellings(name))
-    return users.function if users is not None else cost_of(name)
-
-
 def _by_bytes(op: ReplayOp, view: OpView) -> list[KernelCall]:
     inputs = [spec(t.shape, t.dtype) for t in view.tensors]
     if not inputs and not op.outputs:

@@ -25,7 +25,7 @@ _MARK = re.compile(r"(?<=Tensor)(?:\(\w+!?(?:\s*->\s*\*)?\)|!)")
 
 
 @lru_cache(maxsize=64)
-def _table(namespace: str) -> dict[str, tuple[tuple[str, str], ...]]:
+def schemas_in(namespace: str) -> dict[str, tuple[tuple[str, str], ...]]:
     """(date, schema) of each version, by op name without overload, in the order of the file."""
     versions_by_op: dict[str, list[tuple[str, str]]] = {}
     file = files("opreplay.replay.ops.schemas").joinpath(f"{namespace}.txt")
@@ -37,12 +37,7 @@ def _table(namespace: str) -> dict[str, tuple[tuple[str, str], ...]]:
 
 def published(name: str) -> tuple[tuple[str, str], ...]:
     """(date, schema) of each known version of "ns::op"; () for an op that is in no table."""
-    return _table(name.partition("::")[0]).get(name, ())
-
-
-def names_published(namespace: str) -> tuple[str, ...]:
-    """The ops of a namespace with a known schema."""
-    return tuple(_table(namespace))
+    return schemas_in(name.partition("::")[0]).get(name, ())
 
 
 def versions_of(name: str) -> tuple[tuple[str, str], ...]:

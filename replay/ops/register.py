@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 from opreplay.replay.ops.calls import call_with, taken
 from opreplay.replay.ops.catalog import ALIASES, LIBRARIES, PROFILER_WRAPPERS
 from opreplay.replay.ops.modes import computed, is_computed, untaken_modes
-from opreplay.replay.ops.table import Reference, find, load, row, rows
+from opreplay.replay.ops.table import Reference, load, row, rows
 from opreplay.traces.dtypes import SCALAR_TYPE_CODES
 
 _NAME = re.compile(r"[A-Za-z_]\w*::[A-Za-z_]\w*(\.[A-Za-z_]\w*)?")
@@ -98,12 +98,6 @@ def implemented() -> dict[str, tuple[str, ...]]:
     return {space: tuple(name for name in known if name.startswith(f"{space}::")) for space in LIBRARIES}
 
 
-def versions_declared(name: str) -> tuple[Reference, ...]:
-    """All schema versions of an op that are stood in for, as declared; () for none. After `implemented`."""
-    known = find(name)
-    return () if known is None else tuple(known.references)
-
-
 def register_namespace(namespace: str) -> tuple[str, ...]:
     """Define and implement every known op of `namespace` that does not exist yet; returns the names that are ours.
 
@@ -114,11 +108,6 @@ def register_namespace(namespace: str) -> tuple[str, ...]:
         if name not in _registered and not _exists(name):
             _registered[name] = tuple(_define(version, overload) for version, overload in _versions(name))
     return tuple(sorted(n for n in _registered if n.startswith(f"{namespace}::")))
-
-
-def overloads_of(op_name: str) -> tuple[str, ...]:
-    """Overload names of a registered reference, the newest version first; () when it is not ours."""
-    return _registered.get(canonical_name(op_name), ())
 
 
 def stand_in_of(name: str) -> Callable[..., Any] | None:

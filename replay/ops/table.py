@@ -306,16 +306,6 @@ def counter_of(name: str) -> Counter | None:
     return getattr(import_module(f"{room.__name__}.work.{module}"), function)
 
 
-def costed_ops() -> list[str]:
-    """Names that have a rule, sorted."""
-    return [known.name for known in rows() if known.cost is not None]
-
-
-def counted_ops() -> list[str]:
-    """Names of all ops whose work can be counted, sorted."""
-    return [known.name for known in rows() if _counter_name(known)]
-
-
 def work_of(context: InitContext, lengths: BatchLengths | None = None) -> Work | None:
     """The work that the values of a call's arguments cause; None for an op whose work its shapes alone decide.
 

@@ -13,10 +13,10 @@ from benchmarks.proof_of_work import audit_iterations, audit_ops
 from opreplay.replay.ir.model import ReplayPlan
 from opreplay.replay.ops.inputs import built_in
 from opreplay.replay.ops.register import canonical_name
-from opreplay.replay.ops.table import counted_ops
 from opreplay.replay.plan.build import build_plan
 from opreplay.replay.plan.selection import OpFilter
 from opreplay.traces import read_trace
+from tests.replay.ops.names import counted_ops
 
 pytestmark = pytest.mark.slow
 

@@ -10,8 +10,8 @@ import torch
 
 from opreplay.initializers.base import InitContext
 from opreplay.initializers.rules.row_numbers import ROLES
-from opreplay.replay.ops.register import parse_schema, versions_declared
-from opreplay.replay.ops.table import role_of
+from opreplay.replay.ops.register import parse_schema
+from opreplay.replay.ops.table import find, role_of
 from opreplay.replay.resolve.schema import specs_of
 
 SHAPES = (
@@ -48,7 +48,8 @@ class Arguments(dict[str, Any]):
 def kinds_of(op: str) -> dict[str, str]:
     """Argument → its type in some schema of the op; "" where no schema tells."""
     kinds = dict.fromkeys(ROLES.get(role_of(op), ()), "")
-    for version in versions_declared(op):
+    row = find(op)
+    for version in row.references if row is not None else ():
         kinds.update({str(arg.name): str(arg.type) for arg in parse_schema(version.schema).arguments})
     for spec in specs_of(op):
         kinds.update({arg.name: arg.kind for arg in spec.args})

@@ -18,12 +18,13 @@ from opreplay.cli.main import opreplay
 from opreplay.initializers.base import InitContext, InitializerError
 from opreplay.initializers.dense import DenseInit
 from opreplay.replay.execute.options import RunOptions
-from opreplay.replay.ops import table as work
 from opreplay.replay.ops.inputs import built_in
+from opreplay.replay.ops.table import work_of
 from opreplay.replay.ops.work.expected import contents_of
 from opreplay.traces.errors import InternalError, lacks_memory
 from opreplay.traces.samples.catalog import sample_path
 from tests.initializers.mutated_calls import calls, scramble
+from tests.replay.ops.names import counted_ops
 
 pytestmark = pytest.mark.slow
 
@@ -34,7 +35,7 @@ CALLS = 6
 
 
 def ops() -> list[str]:
-    return sorted({op for rule in built_in() for op in rule.op_patterns} | set(work.counted_ops()))
+    return sorted({op for rule in built_in() for op in rule.op_patterns} | set(counted_ops()))
 
 
 def attempts(context: InitContext) -> Iterator[str]:
@@ -48,7 +49,7 @@ def attempts(context: InitContext) -> Iterator[str]:
     except InitializerError:
         pass
     for _ in range(2):
-        for what, count in (("counted", work.work_of), ("contents", contents_of)):
+        for what, count in (("counted", work_of), ("contents", contents_of)):
             try:
                 if count(context, lengths) is not None:
                     yield what

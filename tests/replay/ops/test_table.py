@@ -11,7 +11,8 @@ from opreplay.replay.ops import table
 from opreplay.replay.ops.costs.vendor import shared
 from opreplay.replay.ops.declared import declare_like
 from opreplay.replay.ops.inputs import built_in
-from opreplay.replay.ops.table import COUNTERS, counted_ops, counter_of, family, find, load, rows
+from opreplay.replay.ops.table import COUNTERS, counter_of, family, find, load, rows
+from tests.replay.ops.names import counted_ops
 
 
 @pytest.fixture

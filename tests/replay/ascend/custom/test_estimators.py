@@ -22,11 +22,11 @@ from opreplay.replay.ascend.custom.estimators import (
 )
 from opreplay.replay.ascend.custom.op_invoke import ComputeOps, OpInvokeInfo, PerformanceModel, PerformanceProperties
 from opreplay.replay.ir.model import Reason, Recorded, ReplayArg, ReplayOp
-from opreplay.replay.ops.table import costed_ops
 from opreplay.replay.report.sweep import prediction_notes
 from opreplay.traces.errors import UsageError
 from opreplay.traces.model import TensorMeta
 from tests.factories import meta as any_meta
+from tests.replay.ops.names import costed_ops
 
 DEVICE = load_device("910b3")
 LIBRARY = torch.library.Library("your_op", "DEF")

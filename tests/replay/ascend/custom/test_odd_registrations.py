@@ -23,8 +23,8 @@ from opreplay.replay.ascend.custom.estimators import (
 from opreplay.replay.ascend.custom.op_invoke import ComputeOps, OpInvokeInfo, PerformanceModel, PerformanceProperties
 from opreplay.replay.ascend.simulate.step import simulate_step
 from opreplay.replay.ir.model import Recorded, ReplayArg, ReplayOp
-from opreplay.replay.ops.table import costed_ops
 from opreplay.traces.model import TensorMeta
+from tests.replay.ops.names import costed_ops
 
 DEVICES = [load_device(name) for name in list_devices()]
 OPS = [name for name in costed_ops() if "::" in name]

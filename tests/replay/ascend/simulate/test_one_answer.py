@@ -219,10 +219,10 @@ def test_reports_hold_a_call_to_paste_where_the_arguments_have_names() -> None:
 WITH_TORCH_NPU = """
 import json, sys
 import torch
-from opreplay.replay.ops.declared import names_published, published
+from opreplay.replay.ops.declared import published, schemas_in
 
 library = torch.library.Library("npu", "FRAGMENT")
-for name in names_published("npu"):
+for name in schemas_in("npu"):
     defined = set()
     for _, schema in sorted(published(name), reverse=True):
         overload = schema.partition("(")[0]

@@ -14,11 +14,11 @@ from hypothesis import strategies as st
 
 from opreplay.replay.ascend import list_devices, load_device, lower, simulate_op
 from opreplay.replay.ascend.cost.predict import variant
-from opreplay.replay.ascend.lowering import find_rule
 from opreplay.replay.ir.kernel import KernelCall
 from opreplay.replay.ir.model import Recorded, ReplayArg, ReplayOp
-from opreplay.replay.ops.table import costed_ops
+from opreplay.replay.ops.table import cost_of
 from opreplay.traces.model import TensorMeta
+from tests.replay.ops.names import costed_ops
 
 DEVICES = [load_device(name) for name in list_devices()]
 RECORDED = Recorded(host_us_total=1.0, host_us_median=1.0)
@@ -81,7 +81,7 @@ def test_every_overload_is_estimated_on_every_device() -> None:
 
 
 def test_few_ops_lack_a_rule() -> None:
-    lacking = sorted({schema.name for schema in SCHEMAS if find_rule(schema.name) is None})
+    lacking = sorted({schema.name for schema in SCHEMAS if cost_of(schema.name) is None})
     assert len(lacking) <= UNRULED, lacking
 
 
@@ -97,8 +97,8 @@ def test_rules_make_kernels_of_known_types() -> None:
 
 @pytest.mark.parametrize("name", COMMON)
 def test_common_ops_have_a_rule(name: str) -> None:
-    assert find_rule(f"aten::{name}") is not None
-    assert find_rule(f"aten::{name}.out") is not None
+    assert cost_of(f"aten::{name}") is not None
+    assert cost_of(f"aten::{name}.out") is not None
 
 
 def test_work_never_shrinks_when_tensors_grow() -> None:

@@ -10,11 +10,12 @@ from hypothesis import strategies as st
 
 from opreplay.replay.ascend import explain_op, load_device, lower, simulate_op
 from opreplay.replay.ascend.devices.file import load_model, type_table
-from opreplay.replay.ascend.lowering import find_rule, lowers
+from opreplay.replay.ascend.lowering import lowers
 from opreplay.replay.ir.model import Recorded, ReplayArg, ReplayOp, Value
-from opreplay.replay.ops.table import costed_ops
+from opreplay.replay.ops.table import cost_of
 from opreplay.traces.model import TensorMeta
 from tests.factories import meta as any_meta
+from tests.replay.ops.names import costed_ops
 
 DEVICE = load_device("910b3")
 RECORDED = Recorded(host_us_total=1.0, host_us_median=1.0)
@@ -148,7 +149,7 @@ def test_scattered_operand_is_copied_first() -> None:
 
 
 def test_in_place_name_finds_the_rule_and_overloads_too() -> None:
-    assert find_rule("aten::add_") is find_rule("aten::add") is find_rule("aten::add.Tensor")
+    assert cost_of("aten::add_") is cost_of("aten::add") is cost_of("aten::add.Tensor")
 
 
 def test_in_place_is_not_charged_twice() -> None:

@@ -16,15 +16,15 @@ from hypothesis import strategies as st
 from opreplay.cli.exit_codes import ExitCode
 from opreplay.cli.main import opreplay
 from opreplay.replay.ascend import list_devices, load_device, lower, simulate_op
-from opreplay.replay.ascend.lowering import find_rule
 from opreplay.replay.ascend.simulate.devices import Failed, simulate_on
 from opreplay.replay.ir.model import Recorded, ReplayArg, ReplayOp
 from opreplay.replay.ops.op_view import OpView
-from opreplay.replay.ops.table import costed_ops
+from opreplay.replay.ops.table import cost_of
 from opreplay.replay.resolve.schema import OpSpec, specs_of
 from opreplay.traces.errors import InternalError
 from opreplay.traces.model import TensorMeta
 from opreplay.traces.samples.catalog import sample_path
+from tests.replay.ops.names import costed_ops
 
 pytestmark = pytest.mark.slow
 
@@ -134,7 +134,7 @@ def test_a_fault_in_a_helper_of_rules_is_an_error_that_names_op_and_rule(
     def fails(*_: object, **__: object) -> None:
         raise error("a slip")
 
-    rule = find_rule("aten::mm")
+    rule = cost_of("aten::mm")
     assert rule is not None
     monkeypatch.setattr(OpView, "need", fails)
     with pytest.raises(InternalError, match=f"(?s)aten::mm.*{error.__name__}.*{Path(__file__).name}") as raised:

@@ -12,7 +12,7 @@ from opreplay.replay.ascend.devices.file import load_device
 from opreplay.replay.ascend.lowering import Lowering, lower
 from opreplay.replay.ascend.simulate.op import simulate_op
 from opreplay.replay.ir.notation import CallText, CallValue
-from opreplay.replay.ops.declared import names_published
+from opreplay.replay.ops.declared import schemas_in
 from opreplay.replay.ops.kin import KIN
 from opreplay.replay.resolve.policy import Policy
 from opreplay.replay.resolve.schema import ArgSpec, OpSpec
@@ -41,7 +41,7 @@ def invented_call(spec: OpSpec) -> CallText:
 @pytest.mark.parametrize("namespace", ["npu", "_C_ascend", "torchvision"])
 def test_every_published_op_can_be_asked(namespace: str) -> None:
     device = load_device("910b2")
-    calls = [invented_call(specs[0]) for name in names_published(namespace) if (specs := published_specs(name))]
+    calls = [invented_call(specs[0]) for name in schemas_in(namespace) if (specs := published_specs(name))]
     assert len(calls) > (10 if namespace == "torchvision" else 60)
     for call in calls:
         op = op_of_written(call, Policy())
@@ -123,7 +123,7 @@ def test_no_arguments_break_a_rule() -> None:
         plain: tuple[CallValue, ...] = (None, 0, -1, 7, 0.5, True, "BSND", [], [1, 2], [tensor(), tensor()])
         return tensor() if drawn.random() < 0.5 else drawn.choice(plain)
 
-    names = [*(n for space in ("npu", "_C_ascend", "torchvision") for n in names_published(space)), *UNKNOWN]
+    names = [*(n for space in ("npu", "_C_ascend", "torchvision") for n in schemas_in(space)), *UNKNOWN]
     for name in names:
         call = CallText(name=name, args=(tensor(), *(value() for _ in range(drawn.randrange(6)))))
         simulated = simulate_op(op_of_written(call, Policy()), device)

@@ -7,7 +7,7 @@ from math import prod
 import pytest
 
 from opreplay.replay.ascend import load_device, lower, simulate_op
-from opreplay.replay.ascend.lowering import find_rule
+from opreplay.replay.ops.table import cost_of
 from opreplay.replay.resolve.written.sweep import over_sizes, plan_of_calls
 from opreplay.traces.dtypes import ITEMSIZE_BYTES
 from opreplay.traces.model import TensorMeta
@@ -66,7 +66,7 @@ def test_every_rule_reads_every_tensor_that_its_op_reads() -> None:
     quick: list[str] = []
     looked_at = 0
     for schema in SCHEMAS:
-        if find_rule(schema.name) is None or schema.name in EXCEPTED:
+        if cost_of(schema.name) is None or schema.name in EXCEPTED:
             continue
         for shape in ((16384, 16384), (1 << 28,)):
             op = made(schema, shape, "float32")

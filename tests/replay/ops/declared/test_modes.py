@@ -15,8 +15,8 @@ from torch import Tensor
 from opreplay.replay.host.dispatcher import parse_schema
 from opreplay.replay.ops.calls import takes_call
 from opreplay.replay.ops.modes import COMPUTED, INERT, computed, inert_entry, untaken_modes
-from opreplay.replay.ops.register import implemented, stand_in_of, versions_declared
-from opreplay.replay.ops.table import Reference
+from opreplay.replay.ops.register import stand_in_of
+from opreplay.replay.ops.table import Reference, load, rows
 
 Op = Callable[[str], Any]
 
@@ -28,8 +28,8 @@ UNREAD = {
 
 
 def versions() -> list[tuple[Reference, Any]]:
-    names = [name for names in implemented().values() for name in names]
-    return [(version, parse_schema(version.schema)) for name in names for version in versions_declared(name)]
+    load("references")
+    return [(version, parse_schema(version.schema)) for row in rows() for version in row.references]
 
 
 def definition(run: Callable[..., Any]) -> list[ast.stmt]:

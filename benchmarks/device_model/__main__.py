@@ -23,8 +23,7 @@ from benchmarks.device_model.error_table import error_table
 from benchmarks.device_model.tables import read_folder
 from benchmarks.device_model.views import view_of_all, view_of_figures
 from opreplay.cli.terminal import console
-from opreplay.replay.ascend.calibrate.tables import groups_of_tables
-from opreplay.replay.ascend.calibrate.validate import figures_of
+from opreplay.replay.ascend.calibrate.validate import figures_of, groups_of_tables
 from opreplay.replay.ascend.cost import correction
 from opreplay.replay.ascend.devices import fitted
 from opreplay.replay.ascend.devices.file import datasheet_only, list_devices, load_device

@@ -16,7 +16,7 @@ from benchmarks.device_model.constants import hold_out
 from benchmarks.device_model.tables import read_folder, soc_in
 from benchmarks.device_model.transports import of_folder
 from opreplay.replay.ascend.calibrate.calibrate import Group
-from opreplay.replay.ascend.calibrate.tables import groups_of_tables
+from opreplay.replay.ascend.calibrate.validate import groups_of_tables
 from opreplay.replay.ascend.cost.predict import family_of
 from opreplay.replay.ascend.devices.file import datasheet_only, list_devices, load_device
 from opreplay.replay.ascend.measured.accuracy import Compared, Errors, compare_group, errors_of

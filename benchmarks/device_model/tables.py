@@ -10,9 +10,8 @@ from pathlib import Path
 import msgspec
 
 from benchmarks.device_model.op_tables import OpCase, OpTable, kind_of, read_op_table
-from opreplay.replay.ascend.calibrate import tables
-from opreplay.replay.ascend.calibrate.tables import Measurements
-from opreplay.replay.ascend.calibrate.validate import Measured
+from opreplay.replay.ascend.calibrate import validate
+from opreplay.replay.ascend.calibrate.validate import Measured, Measurements
 from opreplay.replay.ascend.cost.residency import touches_in
 from opreplay.replay.ascend.devices.file import load_device
 from opreplay.replay.ascend.measured.accuracy import Launch, Part
@@ -56,7 +55,7 @@ def read_measurements(path: str | Path) -> Measurements:
             dropped=table.dropped,
             has_held_out=table.has_held_out,
         )
-    return tables.read_measurements(path)
+    return validate.read_measurements(path)
 
 
 def measured_on(paths: Iterable[Path], soc: str) -> list[Measured]:

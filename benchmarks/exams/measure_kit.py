@@ -24,7 +24,7 @@ from benchmarks.device_model.tables import read_folder
 from benchmarks.exams.scoring import Result
 from opreplay.replay.ascend import DeviceProfile, list_devices, load_device
 from opreplay.replay.ascend.calibrate.calibrate import Group, fitted_to
-from opreplay.replay.ascend.calibrate.tables import groups_of_tables
+from opreplay.replay.ascend.calibrate.validate import groups_of_tables
 from opreplay.replay.ascend.cost.own_measurements import Adjustment, Estimate, Measured, choose
 from opreplay.replay.ascend.cost.predict import family_of
 from opreplay.replay.ascend.devices.file import datasheet_only

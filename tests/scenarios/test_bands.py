@@ -12,7 +12,7 @@ import pytest
 from click.testing import Result
 
 from benchmarks.device_model.tables import read_folder
-from opreplay.replay.ascend.calibrate.tables import groups_of_tables
+from opreplay.replay.ascend.calibrate.validate import groups_of_tables
 from opreplay.replay.ascend.cost.predict import MOST_BY_BYTES, UNKNOWN, predict_kernel
 from opreplay.replay.ascend.devices.file import list_devices, load_device
 from opreplay.replay.results.records import Simulated

@@ -1,23 +1,28 @@
 # pyright: strict
-"""Kineto's trace events, of any vendor, as a linked `Trace`: owns the order of the steps from a scan to its tables."""
+"""Kineto's trace events, of any vendor, as a linked `Trace`: owns the order of the steps from a scan to its tables.
+
+Also moves the kernels of launches that torch_npu records as ops up to the op around them.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 import os
 from collections import Counter
+from collections.abc import Sequence
 from typing import Any, Literal
 
 import msgspec
 import numpy as np
+import numpy.typing as npt
 
 from opreplay.traces.activity.collect import activity_of
-from opreplay.traces.dialects.ascend import owners_above_launches
 from opreplay.traces.dialects.dialect import Dialect, Want
 from opreplay.traces.dialects.kineto import ERAS, era_of, metadata_level, run_facts
 from opreplay.traces.links.annotations import AnnotationTable
 from opreplay.traces.links.autograd import recorded_by_autograd
 from opreplay.traces.links.device_time import LinkInput, graph_launches, link
+from opreplay.traces.links.parents import innermost_of, innermost_parent, of_rows
 from opreplay.traces.losses import unknown_type_losses
 from opreplay.traces.model import (
     KERNEL_CATEGORIES,
@@ -43,6 +48,23 @@ from opreplay.traces.reading.scan import BLOCK_BYTES, Scanned, scan
 from opreplay.traces.reading.signatures import decode_name, decode_signatures
 from opreplay.traces.reading.source import Source
 from opreplay.traces.times.placed import misplaced
+
+_NOT_AN_OP = ("autograd::", "torch::")
+
+
+def owners_above_launches(
+    owner: npt.NDArray[np.int64], ops: OpTable, signatures: Sequence[OpSignature]
+) -> npt.NDArray[np.int64]:
+    """Owner rows moved from CANN launches ("aclnnMm", "Conv2D") up to the op of torch around each, where there is one.
+
+    torch_npu records the call into CANN as one more op inside `aten::mm`; it has no shapes and could not be replayed.
+    """
+    if not (owner >= 0).any():
+        return owner
+    is_op = np.array(["::" in s.name and not s.name.startswith(_NOT_AN_OP) for s in signatures], bool)[ops.signature]
+    above = of_rows(owner, innermost_of(innermost_parent(ops), is_op))
+    return np.where(above >= 0, above, owner)
+
 
 TASK = KERNEL_CATEGORIES.index("task")
 

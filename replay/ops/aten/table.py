@@ -181,8 +181,6 @@ EQUIVALENTS: dict[str, Equivalent] = {
         "_cudnn_rnn_flatten_weight": "aten::cat",
         "_thnn_fused_lstm_cell": "plain torch",
         "_thnn_fused_gru_cell": "plain torch",
-    }),
-    **_entries("recurrent_backward", {
         "_cudnn_rnn_backward": "forward and backward of aten::lstm, gru or rnn",
         "miopen_rnn_backward": "forward and backward of aten::lstm, gru or rnn",
         "_thnn_fused_lstm_cell_backward_impl": "plain torch",

@@ -10,7 +10,7 @@ from benchmarks.device_model.aten_chain import chain
 from benchmarks.device_model.op_tables import read_op_table
 from benchmarks.device_model.tables import read_folder, read_measurements, soc_in
 from opreplay.replay.ascend import list_devices, load_device
-from opreplay.replay.ascend.calibrate.tables import groups_of_tables
+from opreplay.replay.ascend.calibrate.validate import groups_of_tables
 from opreplay.replay.ascend.cost.predict import predict_kernel
 from opreplay.replay.ascend.lowering import lower
 from opreplay.traces.errors import Malformed, UsageError

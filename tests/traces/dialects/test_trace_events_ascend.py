@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from opreplay.traces import OpSignature, OpTable, read_trace
-from opreplay.traces.dialects.ascend import owners_above_launches
+from opreplay.traces.dialects.trace_events import owners_above_launches
 
 
 def test_owners_move_up_to_the_op_around_a_launch() -> None:

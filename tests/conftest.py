@@ -15,9 +15,9 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
-from tests.forked_children import child_template, forked_children
+from tests.forked_children import forked_children
 
-__all__ = ["child_template", "forked_children"]
+__all__ = ["forked_children"]
 
 ROOT = Path(__file__).parent.parent
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # of NumPy: threads that wait for each other on busy processors

@@ -6,6 +6,8 @@ For tests of what children answer. How they are started is tested where this fix
 
 from __future__ import annotations
 
+import atexit
+import contextlib
 import ctypes
 import fcntl
 import json
@@ -20,6 +22,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 
 PR_SET_CHILD_SUBREAPER = 36
 PRELOADED = (
@@ -28,6 +31,7 @@ PRELOADED = (
     "opreplay.replay.check.check",
     "opreplay.replay.execute.processes.worker",
     "opreplay.replay.execute.executors.torch.device",
+    "opreplay.replay.execute.ranks.rank",
 )
 """What every child loads sooner or later."""
 ABOVE = 100
@@ -76,6 +80,7 @@ class Template:
                 pass_fds=(theirs.fileno(),),
                 stdin=subprocess.DEVNULL,
             )
+        atexit.register(self.close)
 
     def start(self, command: list[str], *, stdout: int, stderr: int, pass_fds: tuple[int, ...]) -> Forked:
         """Return a child of this process that runs `python -c CODE ARGUMENTS` of a command as a fresh one would."""
@@ -107,32 +112,56 @@ class Template:
         if self._process is not None:
             self._channel.close()
             self._process.wait(10)
+            self._process = None
 
 
-@pytest.fixture(scope="session")
-def child_template() -> Iterator[Template]:
-    """The process that forks, started for the first child."""
-    made = Template()
-    yield made
-    made.close()
+TEMPLATE = Template()
+
+
+@contextlib.contextmanager
+def forking() -> Iterator[None]:
+    """Children are forked while this lasts."""
+    from opreplay.replay.execute.processes import child
+
+    def start(command: list[str], *, stdout: int, stderr: Any, pass_fds: tuple[int, ...], **_: Any) -> Forked:
+        if stdout != subprocess.DEVNULL:
+            return TEMPLATE.start(command, stdout=stdout, stderr=stderr.fileno(), pass_fds=pass_fds)
+        with open(os.devnull, "w") as nothing:
+            return TEMPLATE.start(command, stdout=nothing.fileno(), stderr=stderr.fileno(), pass_fds=pass_fds)
+
+    known = {name: getattr(subprocess, name) for name in ("DEVNULL", "TimeoutExpired")}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(child, "subprocess", SimpleNamespace(Popen=start, **known))
+        yield
 
 
 @pytest.fixture
-def forked_children(child_template: Template, monkeypatch: pytest.MonkeyPatch) -> None:
+def forked_children() -> Iterator[None]:
     """Children of this test are forked."""
-    from opreplay.replay.execute.processes import child
+    with forking():
+        yield
 
-    def start(
-        command: list[str], *, stdin: int, stdout: int, stderr: Any, pass_fds: tuple[int, ...], **_: Any
-    ) -> Forked:
-        assert stdin == subprocess.DEVNULL
-        if stdout != subprocess.DEVNULL:
-            return child_template.start(command, stdout=stdout, stderr=stderr.fileno(), pass_fds=pass_fds)
-        with open(os.devnull, "w") as nothing:
-            return child_template.start(command, stdout=nothing.fileno(), stderr=stderr.fileno(), pass_fds=pass_fds)
 
-    known = {name: getattr(subprocess, name) for name in ("DEVNULL", "TimeoutExpired")}
-    monkeypatch.setattr(child, "subprocess", SimpleNamespace(Popen=start, **known))
+def opreplay_here(*arguments: object, **environment: str) -> subprocess.CompletedProcess[str]:
+    """`opreplay` with these arguments in this process, as if it were one of its own; its children are forked."""
+    from opreplay.cli.main import opreplay
+    from opreplay.initializers.extensions import clear_registrations as clear_initializers
+    from opreplay.replay import plugins
+    from opreplay.replay.ascend.custom.estimators import clear_registrations as clear_estimators
+
+    def forget() -> None:
+        clear_estimators()
+        plugins.clear_registrations()
+        clear_initializers()
+
+    words = [str(argument) for argument in arguments]
+    forget()
+    with forking():
+        done = CliRunner(env={"COLUMNS": "80", **environment}).invoke(opreplay, words)
+    forget()
+    if done.exception is not None and not isinstance(done.exception, SystemExit):
+        raise done.exception
+    return subprocess.CompletedProcess(words, done.exit_code, done.stdout, done.stderr)
 
 
 def _exactly(channel: socket.socket, size: int) -> bytes:

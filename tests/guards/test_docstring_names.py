@@ -58,9 +58,9 @@ OF_OTHERS = frozenset(
 """Names of other projects, and patterns of names, that the source speaks of and does not use."""
 
 
-def docstrings(tree: ast.AST) -> Iterator[ast.Constant]:
+def docstrings(nodes: Sequence[ast.AST]) -> Iterator[ast.Constant]:
     """Docstrings of a module, its classes, functions and variables."""
-    for node in ast.walk(tree):
+    for node in nodes:
         body = getattr(node, "body", None)
         for statement in body if isinstance(body, list) else []:
             value = statement.value if isinstance(statement, ast.Expr) else None
@@ -68,11 +68,11 @@ def docstrings(tree: ast.AST) -> Iterator[ast.Constant]:
                 yield value
 
 
-def words(tree: ast.AST) -> set[str]:
+def words(nodes: Sequence[ast.AST]) -> set[str]:
     """All names and the words of all strings in a file, docstrings apart."""
-    prose = {id(text) for text in docstrings(tree)}
+    prose = {id(text) for text in docstrings(nodes)}
     names: set[str] = set()
-    for node in ast.walk(tree):
+    for node in nodes:
         match node:
             case ast.Name(id=name) | ast.Attribute(attr=name) | ast.arg(arg=name) | ast.keyword(arg=str(name)):
                 names.add(name)
@@ -87,10 +87,10 @@ def words(tree: ast.AST) -> set[str]:
     return names
 
 
-def declared(tree: ast.AST) -> set[str]:
+def declared(nodes: Sequence[ast.AST]) -> set[str]:
     """Functions, classes, parameters, fields and other assigned names of a file."""
     names: set[str] = set()
-    for node in ast.walk(tree):
+    for node in nodes:
         match node:
             case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name) | ast.ClassDef(name=name):
                 names.add(name)
@@ -104,15 +104,16 @@ def declared(tree: ast.AST) -> set[str]:
 def unknown(sources: Sequence[Source]) -> list[str]:
     """Where a docstring names what nothing declares; below the head of a module any word of a string counts too."""
     known = {part for source in sources for part in source.module.split(".")} | set(dir(builtins)) | set(keyword.kwlist)
-    known |= {name for source in sources for name in declared(source.tree)}
-    spoken = {word for source in sources for word in words(source.tree)}
+    nodes_of = [list(ast.walk(source.tree)) for source in sources]
+    known |= {name for nodes in nodes_of for name in declared(nodes)} | OF_OTHERS
+    words_of = [words(nodes) for nodes in nodes_of]
+    spoken = set().union(*words_of)
     problems: list[str] = []
-    for source in sources:
-        here = known | words(source.tree)
-        for text in docstrings(source.tree):
-            allowed = here if text.lineno <= HEAD else here | spoken
+    for source, nodes, here in zip(sources, nodes_of, words_of, strict=True):
+        for text in docstrings(nodes):
+            also = here if text.lineno <= HEAD else spoken
             for name in QUOTED.findall(str(text.value)):
-                if name not in OF_OTHERS and not all(part in allowed | OF_OTHERS for part in name.split(".")):
+                if name not in OF_OTHERS and not all(part in known or part in also for part in name.split(".")):
                     problems.append(f"{source.path}:{text.lineno}: `{name}` is no name of the source")
     return problems
 

@@ -23,9 +23,13 @@ def test_every_module_says_what_it_is(sources) -> None:
     assert not silent, silent
 
 
-def test_there_is_no_module_called_utils(sources) -> None:
-    vague = {"utils", "util", "helpers", "helper", "common", "misc"}
-    assert not [source.path for source in sources if source.path.stem in vague]
+VAGUE = {"utils", "util", "helpers", "helper", "common", "misc"}
+"""Names that say nothing of what they are for."""
+
+
+def test_no_module_has_a_vague_name(sources, test_sources) -> None:
+    every = (*sources, *test_sources)
+    assert not [source.path for source in every if source.path.stem.removeprefix("test_") in VAGUE]
 
 
 def test_the_library_never_prints(sources) -> None:

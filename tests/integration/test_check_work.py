@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -12,14 +10,11 @@ import pytest
 
 from opreplay.replay.results.reading import read_results
 from opreplay.replay.results.records import OpResult
+from tests.forked_children import opreplay_here
 
-SCRIPT = Path(sys.executable).parent / "opreplay"
 CACHE = [512, 2, 2, 16, 8]
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(not SCRIPT.exists(), reason="opreplay is not installed beside this Python"),
-]
+pytestmark = pytest.mark.slow
 
 
 def event(name: str, ts: int, dims: list[Any], types: list[str], values: list[str]) -> dict[str, Any]:
@@ -98,13 +93,7 @@ def trace(path: Path) -> Path:
 
 def run(tmp_path: Path, *flags: str) -> tuple[str, dict[str, OpResult]]:
     out = tmp_path / "r.jsonl"
-    done = subprocess.run(
-        [SCRIPT, "run", trace(tmp_path / "t.json"), "--set", "op_time=5ms", "--output", out, "--force", *flags],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
+    done = opreplay_here("run", trace(tmp_path / "t.json"), "--set", "op_time=5ms", "--output", out, "--force", *flags)
     assert done.returncode == 0, done.stderr
     return done.stdout, {result.name: result for result in read_results(out)[1]}
 

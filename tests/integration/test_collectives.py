@@ -21,6 +21,7 @@ from opreplay.replay.execute.ranks.crew import local_ranks
 from opreplay.replay.results.reading import read_result_file
 from opreplay.replay.results.records import OpResult
 from tests.collectives import EVERY, collective_event, every_collective
+from tests.forked_children import opreplay_here
 
 SCRIPT = Path(sys.executable).parent / "opreplay"
 GROUP = range(64)
@@ -44,9 +45,7 @@ def command(trace: Path, out: Path, *more: str) -> list[str]:
 
 
 def run(trace: Path, out: Path, *more: str, code: int = 0) -> subprocess.CompletedProcess[str]:
-    done = subprocess.run(
-        command(trace, out, *more), capture_output=True, text=True, env=ENVIRONMENT, timeout=300, check=False
-    )
+    done = opreplay_here(*command(trace, out, *more)[1:], COLUMNS="200")
     assert done.returncode == code, (done.stdout[-3000:], done.stderr[-3000:])
     return done
 
@@ -265,9 +264,7 @@ def test_a_plan_with_ranks_has_the_ops_of_a_run_with_ranks(tmp_path: Path) -> No
     trace, plans, out = several(tmp_path), tmp_path / "plan.json", tmp_path / "out.jsonl"
     run(trace, out, "--ranks", "2")
     for options, replayed in ((("--ranks", "2"), True), ((), False)):
-        subprocess.run(
-            [str(SCRIPT), "plan", str(trace), "-o", str(plans), "--force", *options], check=True, env=ENVIRONMENT
-        )
+        assert opreplay_here("plan", trace, "-o", plans, "--force", *options).returncode == 0
         ops = json.loads(plans.read_text())["ops"]
         same = {(op["id"], op["name"]) for op in ops} == {(one.id, one.name) for one in collectives(out)}
         assert same == replayed

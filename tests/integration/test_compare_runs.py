@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-SCRIPT = Path(sys.executable).parent / "opreplay"
+from tests.forked_children import opreplay_here
+
 SLOWED = {"aten::gelu", "aten::mm"}
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(not SCRIPT.exists(), reason="opreplay is not installed beside this Python"),
-]
+pytestmark = pytest.mark.slow
 
 
 def trace(path: Path) -> Path:
@@ -68,7 +65,7 @@ def slower(source: Path, target: Path, factor: float) -> Path:
 
 
 def opreplay(*args: object) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([SCRIPT, *args], capture_output=True, text=True, timeout=180, check=False)
+    return opreplay_here(*args)
 
 
 def test_two_runs_are_compared(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ import pytest
 
 from opreplay.replay.results.reading import read_results
 from opreplay.traces.samples import sample_path
+from tests.forked_children import opreplay_here
 
 SCRIPT = Path(sys.executable).parent / "opreplay"
 SAMPLE = sample_path("transformer_infer")
@@ -117,7 +118,7 @@ def test_stdin_and_stdout_make_a_pipe() -> None:
 
 
 def test_a_missing_device_is_refused_and_leaves_no_file(tmp_path: Path) -> None:
-    done = opreplay("run", SAMPLE, "--device", "cuda:97", "--top", 1, "--output", tmp_path / "r.jsonl")
+    done = opreplay_here("run", SAMPLE, "--device", "cuda:97", "--top", 1, "--output", tmp_path / "r.jsonl")
     assert done.returncode == 4
     assert done.stdout == ""
     assert "hint: " in done.stderr
@@ -138,7 +139,7 @@ def test_a_missing_device_is_refused_and_leaves_no_file(tmp_path: Path) -> None:
 def test_what_is_no_trace_is_refused(command: str, content: bytes, tmp_path: Path) -> None:
     path = tmp_path / "x.json"
     path.write_bytes(content)
-    done = opreplay(command, path)
+    done = opreplay_here(command, path)
     assert done.returncode == 3
     assert done.stdout == ""
     assert done.stderr.startswith("opreplay: ")
@@ -152,19 +153,19 @@ def test_usage_errors_exit_with_2(tmp_path: Path) -> None:
         ["inspect", SAMPLE, "--set", "limit=colour=3"],
         ["inspect", str(SAMPLE.parent / "*.json.gz")],
     ):
-        done = opreplay(*args)
+        done = opreplay_here(*args)
         assert done.returncode == 2, (args, done.stderr)
 
 
 def test_a_limit_is_enforced_and_named() -> None:
-    done = opreplay("inspect", SAMPLE, "--set", "limit=events=10")
+    done = opreplay_here("inspect", SAMPLE, "--set", "limit=events=10")
     assert done.returncode == 3
     assert "--set limit=events=N" in done.stderr
 
 
 def test_plans_are_saved_and_explained(tmp_path: Path) -> None:
     path = tmp_path / "plan.json"
-    done = opreplay("plan", SAMPLE, "--select", "leaf", "--output", path, "--explain", "aten::m*", COLUMNS="120")
+    done = opreplay_here("plan", SAMPLE, "--select", "leaf", "--output", path, "--explain", "aten::m*", COLUMNS="120")
     assert done.returncode == 0, done.stderr
     assert "Arguments" in done.stdout
     assert "910b3" in done.stdout
@@ -175,7 +176,7 @@ def test_plans_are_saved_and_explained(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["cnn_train", "moe_block"])
 def test_every_op_of_a_sample_fits_on_meta_tensors(name: str) -> None:
-    done = opreplay("plan", sample_path(name), "--meta", "--format", "json")
+    done = opreplay_here("plan", sample_path(name), "--meta", "--format", "json")
     assert done.returncode == 0, done.stderr
     facts = json.loads(done.stdout)
     assert facts["meta"]["counts"]["ok"] >= 0.9 * facts["replayable"]
@@ -188,13 +189,15 @@ def test_every_op_of_a_sample_fits_on_meta_tensors(name: str) -> None:
 
 def test_plan_counts_what_would_not_be_replayed_or_does_not_fit(tmp_path: Path) -> None:
     path = tmp_path / "plan.json"
-    assert opreplay("plan", SAMPLE, "--top", 4, "--output", path, "--max-failed", 0, "--explain", "*").returncode == 0
+    assert (
+        opreplay_here("plan", SAMPLE, "--top", 4, "--output", path, "--max-failed", 0, "--explain", "*").returncode == 0
+    )
     plan = json.loads(path.read_text())
     sizes = next(arg["tensors"][0] for arg in plan["ops"][0]["args"] if arg.get("tensors"))
     sizes["shape"] = [3 * n + 1 for n in sizes["shape"]]
     sizes.pop("strides", None)
     path.write_text(json.dumps(plan))
-    done = opreplay("plan", path, "--meta", "--max-failed", 0)
+    done = opreplay_here("plan", path, "--meta", "--max-failed", 0)
     assert done.returncode == 1, done.stderr
     assert "on meta tensors: 3 ok, 1 failed" in done.stdout.splitlines()[1]
     assert "--max-failed allows 0" in done.stderr

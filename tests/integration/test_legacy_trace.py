@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.forked_children import opreplay_here
+
 pytestmark = pytest.mark.slow
 
-SCRIPT = Path(sys.executable).parent / "opreplay"
 
 Argument = tuple[list[int], str]
 
@@ -146,7 +145,7 @@ def trace(tmp_path: Path) -> Path:
 
 
 def opreplay(*args: object) -> str:
-    done = subprocess.run([SCRIPT, *map(str, args)], capture_output=True, timeout=120, check=False, text=True)
+    done = opreplay_here(*args)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 

@@ -3,35 +3,22 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from opreplay.replay.results.reading import ResultFile, read_result_file
 from opreplay.traces.samples import sample_path
+from tests.forked_children import opreplay_here
 
-SCRIPT = Path(sys.executable).parent / "opreplay"
 QUICK = ["--mode", "sequence", "--set", "op_time=5ms", "--set", "threads=1", "--set", "max_op_memory=1GB"]
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(not SCRIPT.exists(), reason="opreplay is not installed beside this Python"),
-]
+pytestmark = pytest.mark.slow
 
 
 def opreplay(*args: object, width: int = 80) -> subprocess.CompletedProcess[str]:
-    done = subprocess.run(
-        [SCRIPT, *map(str, args)],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        env={**os.environ, "COLUMNS": str(width)},
-    )
-    assert "Traceback" not in done.stderr, done.stderr
-    return done
+    return opreplay_here(*args, COLUMNS=str(width))
 
 
 @pytest.fixture(scope="module")

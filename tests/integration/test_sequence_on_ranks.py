@@ -15,6 +15,7 @@ import pytest
 
 from opreplay.replay.results.reading import ResultFile, read_result_file
 from tests.collectives import collective_event
+from tests.forked_children import opreplay_here
 from tests.integration.test_collectives import ENVIRONMENT, SCRIPT, ranks_of
 
 QUICK = ("--mode", "sequence", "--ranks", "2", "--set", "op_time=10ms", "--set", "threads=1")
@@ -57,9 +58,7 @@ def step(path: Path) -> Path:
 
 
 def run(*arguments: object, code: int = 0) -> subprocess.CompletedProcess[str]:
-    done = subprocess.run(
-        [str(SCRIPT), "run", *map(str, arguments)], capture_output=True, text=True, env=ENVIRONMENT, timeout=120
-    )
+    done = opreplay_here("run", *arguments, COLUMNS="200")
     assert done.returncode == code, (done.stdout[-3000:], done.stderr[-3000:])
     return done
 
@@ -74,8 +73,7 @@ def assert_whole(file: ResultFile) -> None:
 def test_collectives_run_beside_the_calls_of_their_step(tmp_path: Path) -> None:
     """From a plan, which holds where they were asked and waited for."""
     plan, out = tmp_path / "plan.json", tmp_path / "out.jsonl"
-    made = [str(SCRIPT), "plan", str(step(tmp_path / "trace.json")), "--ranks", "2", "-o", str(plan)]
-    subprocess.run(made, env=ENVIRONMENT, stdout=subprocess.DEVNULL, check=True)
+    assert opreplay_here("plan", step(tmp_path / "trace.json"), "--ranks", "2", "-o", plan).returncode == 0
     done = run(plan, *QUICK, "-o", out)
     file = read_result_file(out)
     assert_whole(file)

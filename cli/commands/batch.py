@@ -124,7 +124,7 @@ def run_many(
             values=values,
             l2=measuring.l2_state(),
         )
-        with stored_plans(outputs, how, force=force) as store:
+        with stored_plans(outputs, how) as store:
             batch, refused = read(store)
             if not batch.rank_ops and selection.narrows:
                 raise UsageError("no trace holds an op that the filters leave", hint="`plan` on one trace lists names.")
@@ -202,30 +202,23 @@ def _first(refused: Sequence[Unreadable], damaged: Sequence[str], code: ExitCode
 
 
 @contextlib.contextmanager
-def stored_plans(outputs: Outputs, how: HowToRead, *, force: bool) -> Generator[PlanStore | None, None, None]:
-    """The plans beside the .jsonl of results, gone once there is nothing to continue; None without such a file.
+def stored_plans(outputs: Outputs, how: HowToRead) -> Generator[PlanStore | None, None, None]:
+    """Plans in the user's cache; files that a run cannot be continued with are named, and their plans not kept.
 
-    Raises UsageError as `PlanStore` does.
+    None with code of the user's, which may change unnoticed.
     """
-    if outputs.results is None:
+    if how.plugins or how.selection.allow_imports:
         yield None
         return
     from opreplay.cli.terminal.console import narrate
     from opreplay.replay.batch.job import some
-    from opreplay.replay.batch.plan_store import SUFFIX, PlanStore
-    from opreplay.replay.results.resume import is_out_of_time
+    from opreplay.replay.batch.plan_store import PlanStore
     from opreplay.traces.errors import UsageError
 
-    store = PlanStore(outputs.results.with_name(outputs.results.name + SUFFIX), how.settings(), force=force)
+    store = PlanStore(how.settings())
     try:
         yield store
     except UsageError:
-        # What is kept stays that of the run that could not be continued with these files.
         if outputs.earlier is not None and (others := store.undo()):
             narrate(f"opreplay: not as the run to continue had them: {some(others)}")
-        store.close()
         raise
-    except BaseException:
-        store.close()
-        raise
-    store.close(remove=not any(map(is_out_of_time, outputs.memory.results)))

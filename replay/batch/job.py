@@ -146,17 +146,17 @@ def _plans(
         yield from read(paths)
         return
     tables: dict[str, str | None] = {}
-    stored = {path for path in paths if store.holds(path, how.files(path, tables))}
+    stored = {path for path in paths if store.load(path, how.files(path, tables)) is not None}
     plans = read([path for path in paths if path not in stored])
     if stored:
-        tell(f"plans of {len(stored)} of {len(paths)} traces are those in {store.path}")
+        tell(f"plans of {len(stored)} of {len(paths)} traces were kept by an earlier run")
     for path in paths:
-        plan = store.load(path) if path in stored else next(plans)
-        if path not in stored and isinstance(plan, TracePlan):
-            store.add(plan)
+        plan = store.load(path, how.files(path, tables)) if path in stored else None
+        if plan is None:  # or room was made for others meanwhile
+            plan = next(read([path]) if path in stored else plans)
+            if isinstance(plan, TracePlan):
+                store.add(plan)
         yield plan
-    if store.problem is not None:
-        tell(f"opreplay: plans are not kept in {store.path}: {store.problem}; --resume reads traces again")
 
 
 def some(paths: Sequence[str]) -> str:

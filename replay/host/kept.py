@@ -72,6 +72,13 @@ def store(key: str, value: bytes) -> None:
         _make_room(path.parent)
 
 
+def remove(key: str) -> None:
+    """Forget the value under a key, if there is one."""
+    if (path := _path(key, make=False)) is not None:
+        with suppress(OSError):
+            os.unlink(path)
+
+
 def _path(key: str, *, make: bool) -> Path | None:
     """The file of a key; None where the folder is not this user's alone to write in."""
     base = folder()

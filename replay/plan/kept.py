@@ -46,7 +46,7 @@ def kept_plan_of(read: Trace | ReplayPlan, selection: Selection, *, device: str,
 
     For the CPU and without imports only: whether other devices and libraries are there is not part of the key.
     """
-    key = None if selection.allow_imports or device != "cpu" else _key("plan", read, selection, in_order)
+    key = None if selection.allow_imports or device != "cpu" else key_of("plan", read, selection, in_order)
     return _kept(key, ReplayPlan, lambda: plan_of(read, selection, device=device, in_order=in_order))
 
 
@@ -59,7 +59,7 @@ def kept_plan_of_calls(
     """As `plan_of_calls`, kept like `kept_plan_of`."""
     from opreplay.replay.resolve.written.sweep import plan_of_calls
 
-    key = None if allow_imports or device != "cpu" else _key("calls", *cases)
+    key = None if allow_imports or device != "cpu" else key_of("calls", *cases)
     kind = tuple[ReplayPlan, tuple[str, ...]]
     return _kept(key, kind, lambda: plan_of_calls(cases, allow_imports=allow_imports, device=device))
 
@@ -97,7 +97,7 @@ class KeptContents:
 
     def __init__(self, make: Callable[[], ExpectedContents], plan: ReplayPlan, seed: int) -> None:
         self._make, self._real = make, None
-        self._key = _key("contents", plan, seed)
+        self._key = key_of("contents", plan, seed)
         self._new = False
         self._known = _loaded(self._key, dict[str, _Known]) or {}
         self.problems: dict[str, str] = {}
@@ -128,8 +128,8 @@ class KeptContents:
             kept.store(self._key, msgspec.msgpack.encode(self._known))
 
 
-def _key(kind: str, *values: Any) -> str | None:
-    """Of all that is given and of the software; None where a value is of a kind that has no known form."""
+def key_of(kind: str, *values: Any) -> str | None:
+    """Return a key for these values and this software; None where a value has no known form."""
     hasher = blake2b(digest_size=32)
     try:
         for value in (kind, _software(), *values):

@@ -25,7 +25,7 @@ EVIL = "\x1b]0;owned\x07\x1b[31m\x9b2J\x9d8;;http://x\x9c\u202egnp\u2066\u200b\r
 ACTED_ON = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff]")
 RAN: list[tuple[int, tuple[str, ...]]] = []
 """Exit code and arguments of each command."""
-BINARY = (".et", ".gz", ".safetensors", ".sqlite", ".pftrace", ".plans", ".parquet")
+BINARY = (".et", ".gz", ".safetensors", ".sqlite", ".pftrace", ".parquet")
 
 
 def hostile_trace(rank: int = 0, slower: float = 1.0) -> dict[str, Any]:

@@ -28,7 +28,7 @@ from typing import Any
 
 import torch
 
-from opreplay.replay.export.script import NAMESPACES, Call, first_line, opened
+from opreplay.replay.export.script import NAMESPACES, OF_TORCH, Call, first_line, opened
 
 FACTS: dict[str, Any] = {}
 """What was simulated, and what is not among the calls."""
@@ -139,14 +139,19 @@ def measured(timer: Timer, call: Call, state: str, samples: int, deadline: float
     calls = 1
     if state == "warm":
         once_us = timer.warm(call, 1, queue_us)[0]
-        calls = max(1, min(MOST_CALLS, round(BATCH_US / max(once_us, 1.0))))
+        calls = call.calls_a_sample(max(1, min(MOST_CALLS, round(BATCH_US / max(once_us, 1.0)))))
+        call.reset()
     times_us: list[float] = []
     waits = 0
     while len(times_us) < samples or (
         spread_of(times_us) > STEADY and len(times_us) < max(samples, MOST_SAMPLES) and time.monotonic() < deadline
     ):
-        call.reset()
-        took_us, waited = timer.warm(call, calls, queue_us) if state == "warm" else timer.cold(call, queue_us)
+        if state == "warm":
+            call.ready(calls)
+            took_us, waited = timer.warm(call, calls, queue_us)
+        else:
+            call.reset()
+            took_us, waited = timer.cold(call, queue_us)
         times_us.append(took_us)
         waits += waited
     return {
@@ -211,6 +216,7 @@ def serve(channel: Any, options: dict[str, Any], wanted: list[int]) -> None:
         try:
             ready = Call(call, call["inputs"], device, index)
             ready()
+            ready.find_resets(call["name"].partition("::")[0] in OF_TORCH)
             timer.backend.synchronize()
             rows = [measured(timer, ready, state, options["samples"], options["deadline"]) for state in STATES]
         except Exception as error:

@@ -31,6 +31,8 @@ NAME = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)::([A-Za-z_][A-Za-z0-9_]*)")
 IMPORT = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)=([A-Za-z_][A-Za-z0-9_.]*)")
 NAMESPACES = {"aten"}
 """Whose ops are called: ATen's, those that --import names, and those of the bundle's plugins."""
+OF_TORCH = frozenset({"aten", "prims", "torchvision"})
+"""Namespaces of ops that take the same time whatever values they have written."""
 OVERLOAD = re.compile(r"[A-Za-z0-9_]*")
 TEXT = re.compile(r"[A-Za-z0-9_ .,>-]{0,200}")
 REFUSED = re.compile(r"from_file|save|load|unsafe(?!_view|_chunk|_split)|unchecked|reinterpret")
@@ -44,6 +46,14 @@ REPEAT_S = 2.0
 """How long interrupted samples are taken again."""
 WAITED_SHARE = 0.2
 """Threads that waited for processors for this share of the time, together, have made it longer."""
+PROBE_CALLS = (1, 2, 4, 8, 16, 32, 64)
+"""Calls in a row after which an op that writes to its arguments may still have finite values."""
+PROBE_S = 0.1
+"""How long that is tried."""
+VALUE_CALLS = 4
+"""Calls in a row that tell whether the time of an op goes by the values that it has written."""
+VALUES_RATIO = 1.5
+"""It does where they take so many times as long as first calls, or the other way round."""
 NO_DEVICE = (RuntimeError, ImportError, AssertionError, AttributeError, NotImplementedError, EOFError)
 FORK: Any = multiprocessing.get_context("fork") if sys.platform == "linux" else None
 THREAD, THREADS = Path("/proc/thread-self"), Path("/proc/self/task")
@@ -338,7 +348,7 @@ class Call:
     """An op with its arguments, ready to be called again and again."""
 
     def __init__(self, op: Json, inputs: Json, device: torch.device, seed: int) -> None:
-        self.function = operator(op)
+        self.function, self.device = operator(op), device
         generator = torch.Generator(device).manual_seed(seed)
         torch.manual_seed(seed)
         memories, least_elements = shared(op, device), inputs.get("*", 0)
@@ -363,6 +373,12 @@ class Call:
             else:
                 self.positional.append(value)
         self.saved = [(span(t), span(t).clone()) for t in written]
+        self.most_calls: int | None = None
+        """In a row that keep what the op writes finite; None: any number, which need no reset."""
+        self.by_values = False
+        """Its time goes by the values that it has written, so that each sample needs the first ones."""
+        self.since_reset = 0
+        self.arguments = [span(t) for t in spread([*self.positional, *self.by_name.values()])]
         self.gradients = bool(op.get("gradients"))
         if self.gradients:
             self.require_gradients([arg["name"] for arg in op["args"]])
@@ -396,6 +412,96 @@ class Call:
         """Give what the op writes to its first values again."""
         for tensor, saved in self.saved:
             tensor.copy_(saved)
+        self.since_reset = 0
+
+    def find_resets(self, of_torch: bool) -> None:
+        """Find how many calls may follow each other without a reset, which pushes arguments out of the caches.
+
+        Any number where a second call leaves the bytes that the first one left; else as many as keep the values finite.
+        `of_torch`: the op is one of torch's own, whose time does not go by the values.
+        """
+        if not self.saved:
+            return
+        generator: Any = torch if self.device.type == "cpu" else getattr(torch, self.device.type)
+        state = generator.get_rng_state()
+        self.reset()
+        self()
+        left = [tensor.detach().clone() for tensor, _ in self.saved]
+        generator.set_rng_state(state)
+        self()
+        if of_torch and all(same_bytes(tensor, other) for (tensor, _), other in zip(self.saved, left, strict=True)):
+            return
+        self.reset()
+        self.most_calls, done, start = 1, 0, time.perf_counter()
+        for wanted in PROBE_CALLS:
+            for _ in range(wanted - done):
+                self()
+            done = wanted
+            if not all(is_finite(tensor) for tensor, _ in self.saved):
+                break
+            self.most_calls = wanted
+            if time.perf_counter() - start > PROBE_S:
+                break
+        self.by_values = not of_torch and (self.most_calls < VALUE_CALLS or self.goes_by_values())
+        self.reset()
+
+    def goes_by_values(self) -> bool:
+        """Whether calls on values that the op has written take another time than calls on the first ones."""
+        first, later = [], []
+        for times, resets in ((first, True), (later, False)):
+            for _ in range(VALUE_CALLS - 1):
+                if resets:
+                    self.reset()
+                    self.touch()
+                start = time.perf_counter()
+                self()
+                times.append(time.perf_counter() - start)
+        return max(min(first), min(later)) > VALUES_RATIO * min(*first, *later)
+
+    def touch(self) -> None:
+        """Read the arguments, which brings them back into the caches."""
+        for tensor in self.arguments:
+            if tensor.numel() and not tensor.is_quantized:
+                tensor.detach().view(torch.uint8)[::64].max()
+
+    def calls_a_sample(self, fitting: int) -> int:
+        """Calls in one sample, of which `fitting` take as long as a sample is to take."""
+        if self.most_calls is None:
+            return fitting
+        return 1 if self.by_values else max(1, min(fitting, self.most_calls - 1))
+
+    def ready(self, calls: int) -> None:
+        """Before a sample of so many calls: reset where these could leave values that are not finite, and fill caches
+        as the call before would have left them."""
+        if self.most_calls is None:
+            return
+        again = not self.by_values and self.most_calls > 1
+        if self.by_values or self.since_reset + again + calls > self.most_calls:
+            self.reset()
+            self.touch()
+        if again:
+            self()
+        self.since_reset += again + calls
+
+
+def spread(values: Sequence[Any]) -> list[torch.Tensor]:
+    """The tensors among arguments and in lists of them."""
+    flat = [item for value in values for item in (value if isinstance(value, (list, tuple)) else [value])]
+    return [item for item in flat if isinstance(item, torch.Tensor)]
+
+
+def same_bytes(first: torch.Tensor, second: torch.Tensor) -> bool:
+    """Whether two tensors hold the same bytes; those that are not numbers are equal to themselves."""
+    if first.is_quantized:
+        return torch.equal(first, second)
+    return torch.equal(first.detach().view(torch.uint8), second.view(torch.uint8))
+
+
+def is_finite(tensor: torch.Tensor) -> bool:
+    """Whether all floats are finite; those of eight bits and fewer are not looked at."""
+    if not tensor.is_floating_point() or tensor.element_size() < 2 or not tensor.numel():
+        return True
+    return bool(torch.stack(tensor.detach().aminmax()).isfinite().all())
 
 
 def shapes(result: Any) -> list[list[int]]:
@@ -426,7 +532,7 @@ def waited_s(folder: Path) -> float:
 
 def sample(call: Call, calls: int, synchronize: Callable[[], None]) -> tuple[float, float, bool]:
     """Microseconds a call, those of it in which this thread waited for a processor, and whether one was taken away."""
-    call.reset()
+    call.ready(calls)
     synchronize()
     before, waited, used = switches(), waited_s(THREAD), time.thread_time()
     start = time.perf_counter()
@@ -448,7 +554,9 @@ def measure(call: Call, iterations: int, synchronize: Callable[[], None], on_cpu
     start = time.perf_counter()
     call()
     synchronize()
-    calls = 1 if call.saved else max(1, min(1000, round(SAMPLE_S / max(time.perf_counter() - start, 1e-7))))
+    fitting = max(1, min(1000, round(SAMPLE_S / max(time.perf_counter() - start, 1e-7))))
+    call.reset()
+    calls = call.calls_a_sample(fitting)
     samples: list[tuple[float, float, bool]] = []
     start, threads_waited, alone = time.perf_counter(), waited_s(THREADS), torch.get_num_threads() == 1
     while len(samples) < iterations or (
@@ -485,7 +593,7 @@ def replay(op: Json, bundle: Json, options: argparse.Namespace, device: torch.de
         try:
             call = Call(candidate, inputs, device, seed)
             outputs = shapes(call())
-            call.reset()
+            call.find_resets(candidate["name"].partition("::")[0] in OF_TORCH)
             synchronize = getattr(torch, device.type).synchronize
             times = measure(call, options.iterations, synchronize, device.type == "cpu")
         except Exception as error:  # no kernel for this device, perhaps: then another op may do the same

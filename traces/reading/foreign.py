@@ -78,6 +78,14 @@ def foreign_content(head: bytes, path: str, *, inflated: bool) -> Foreign | None
     return next((what for is_one, what in _TEXTS if is_one(text)), None)
 
 
+def python_text(head: bytes) -> Foreign | None:
+    """Return what a text is of which nothing can be read as JSON, where Python has printed it; None for others."""
+    text = head.decode("utf-8", "replace").lstrip("\ufeff \t\r\n")
+    if _is_repr(text):
+        return _REPR
+    return _PYTHON_WORDS if text[:1] in ("{", "[") and _PYTHON_WORD.search(text) else None
+
+
 def _is_tar(head: bytes) -> bool:
     """Whether the first block of 512 bytes is that of a tar archive: by its magic, else by its checksum."""
     block = head[:512]
@@ -142,12 +150,16 @@ _LINES = Foreign(
     "JSON lines: one object a line",
     "If the lines are a trace's events, put them into one array: jq -s '{traceEvents: .}' FILE > trace.json.",
 )
-_REPR = Foreign(
-    "what Python prints of a dict or list, not JSON: its texts are in single quotes",
+_CONVERT = (
     "Write it with json.dump, or convert it: python -c 'import ast, json, sys; "
-    "json.dump(ast.literal_eval(sys.stdin.read()), sys.stdout)' < FILE > trace.json.",
+    "json.dump(ast.literal_eval(sys.stdin.read()), sys.stdout)' < FILE > trace.json."
 )
-_REPR_START = re.compile(r"[\[{(]\s{0,99}(?:\{\s{0,99})?'(?:[^'\\\n]|\\.){0,200}'\s{0,9}:")
+_REPR = Foreign("what Python prints of a dict or list, not JSON: its texts are in single quotes", _CONVERT)
+_REPR_START = re.compile(
+    r"(?:\w{1,40}\([^{\[]{0,60})?[\[{(]\s{0,99}(?:[\[{(]\s{0,99})?[bu]?'(?:[^'\\\n]|\\.){0,200}'\s{0,9}[:,\]]"
+)
+_PYTHON_WORDS = Foreign("what Python prints of a dict or list, not JSON: it has None, True or False in it", _CONVERT)
+_PYTHON_WORD = re.compile(r"[:,\[]\s{0,9}(?:None|True|False)\s{0,9}[,}\]]")
 _FIRST_LINE = re.compile(r'\{[^\n]{1,60000}\}[ \t]*\r?\n[ \t]*\{\s{0,9}"')
 _NSYS_KEY = re.compile(r'"(?:CudaEvent|NvtxEvent|TraceProcessEvent|ThreadInfo|EventId|domain)"|\{"Type":\s?\d')
 

@@ -17,7 +17,7 @@ from opreplay.traces.errors import Malformed, UnknownDialect
 from opreplay.traces.limits import Limits
 from opreplay.traces.reading.blocks import Buffer
 from opreplay.traces.reading.decoding import NOT_JSON
-from opreplay.traces.reading.foreign import HINT, foreign_content
+from opreplay.traces.reading.foreign import HINT, foreign_content, python_text
 from opreplay.traces.reading.repair import repairs
 from opreplay.traces.reading.salvage import Tally
 from opreplay.traces.reading.source import Source
@@ -70,7 +70,7 @@ def read_head(buffer: Buffer, limits: Limits, tally: Tally) -> Head:
 def no_trace(source: Source, otherwise: str) -> Malformed:
     """Return the error for a file that is no trace: what program wrote it, or `otherwise`."""
     found = foreign_content(source.opening, source.path, inflated=source.gzip)
-    what, hint = found or (otherwise, HINT)
+    what, hint = found or python_text(source.opening) or (otherwise, HINT)
     return Malformed(f"{source.path} is {what}", hint=hint)
 
 

@@ -14,7 +14,7 @@ from opreplay.traces.reading.blocks import Buffer, last_separator
 from opreplay.traces.reading.collect import Collector
 from opreplay.traces.reading.decoding import NO_CATEGORY, NOT_JSON, NPU_TASK, OTHER_CATEGORY, EventDecoder, odd_phases
 from opreplay.traces.reading.fields import KIND_BASES, AnyEvent, Column
-from opreplay.traces.reading.foreign import HINT, foreign_content
+from opreplay.traces.reading.foreign import HINT, foreign_content, python_text
 from opreplay.traces.reading.head import Head, count_duplicates, read_head, read_tail
 from opreplay.traces.reading.native.blocks import CompiledBlocks
 from opreplay.traces.reading.pairs import PHASES, Pairs
@@ -347,6 +347,8 @@ def scan(
     out = Scanner(source, block_bytes=block_bytes, progress=progress, columns=columns, arrows=arrows).run()
     _refuse_what_is_no_trace(source, out)
     if not out.collector.events and out.tally.losses and "duplicate key traceEvents" not in out.tally.losses:
+        if (found := python_text(source.opening)) is not None:
+            raise Malformed(f"{source.path} is {found.what}", hint=found.hint)
         raise Malformed(f"{source.path}: no event can be read ({', '.join(out.tally.losses)})", hint=HINT)
     return out
 

@@ -117,7 +117,9 @@ def test_the_script_takes_interrupted_samples_again_and_marks_what_it_cannot(
     monkeypatch: pytest.MonkeyPatch, taken: Callable[[int], int], repeated: int, marked: bool
 ) -> None:
     calls = itertools.count()
-    op = type("Op", (), {"saved": [1], "reset": lambda self: None, "__call__": lambda self: None})()
+    nothing: dict[str, Any] = dict.fromkeys(("reset", "__call__"), lambda self: None)
+    one = {"calls_a_sample": lambda self, fitting: 1, "ready": lambda self, calls: None}
+    op = type("Op", (), nothing | one)()
     monkeypatch.setattr(script, "switches", lambda: taken(next(calls)))
     monkeypatch.setattr(script, "waited_s", lambda folder: 0.0)
     found = script.measure(op, 10, lambda: None, True)

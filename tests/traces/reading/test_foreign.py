@@ -85,6 +85,15 @@ def gzipped(content: bytes) -> bytes:
         (b'{"a": 1}\n{"a": 2}\n', "JSON lines"),
         (b'{"a": 1}\n{"a": 2}\n', "jq -s '{traceEvents: .}'"),
         (b"{'traceEvents': [{'ph': 'X'}]}", "json.dump"),
+        (b"[{'ph': 'X', 'name': 'aten::mm', 'args': None}, {'ph': 'X'}]", "in single quotes"),
+        (b"({'schema': 1, 'nodes': (1, 2)},)", "in single quotes"),
+        (b"['a', 'b']", "in single quotes"),
+        (b"{u'traceEvents': []}", "in single quotes"),
+        (b"OrderedDict({'traceEvents': []})", "in single quotes"),
+        (b"[{'ph': 'X', 'name': 'aten::mm'", "in single quotes"),
+        (b'[{"ph": "X", "name": "aten::mm", "ts": 1, "dur": 2, "args": None}]', "None, True or False"),
+        (b'{"traceEvents": [{"ph": "X", "name": "aten::mm", "ts": 1, "flag": True }]}', "None, True or False"),
+        (b'{"schemaVersion": 1, "with_stack": False, "traceEvents": [{"ph": "X", "x": None}]}', "None, True or False"),
         (b'"Kind","Agent_Id","Kernel_Name","Start_Timestamp"\n', "rocprof"),
         (b'"Name","Calls","TotalDurationNs","AverageNs"\n', "rocprof"),
         (b"Time (%),Total Time (ns),Instances,Avg (ns),Name\n", "Nsight Systems"),
@@ -105,6 +114,11 @@ def test_formats_by_their_content(tmp_path: Path, content: bytes, says: str) -> 
 )
 def test_formats_by_their_name(tmp_path: Path, name: str, says: str) -> None:
     assert says in refusal(written(tmp_path, name, b"\x01\x02\x03\x04" * 100))
+
+
+def test_words_of_python_in_a_text_are_no_words_of_python(tmp_path: Path) -> None:
+    content = b'{"traceEvents": [{"ph": "X", "cat": "cpu_op", "name": "f(x: None, y)", "ts": 1, "dur": 2}]}'
+    assert len(read_trace(written(tmp_path, "trace.json", content)).ops) == 1
 
 
 def test_the_content_decides_before_the_name(tmp_path: Path) -> None:

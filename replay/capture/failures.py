@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import re
 import traceback
 from collections.abc import Generator
 from contextlib import contextmanager
@@ -68,6 +69,14 @@ _UNSUPPORTED = (
 )
 
 
+_NO_FORWARD_FORMULA = re.compile(r"Trying to use forward AD with (\S+) that does not support it")
+_FORWARD_WAYS = (
+    ("attention", "Attention has one with torch.nn.attention.sdpa_kernel(SDPBackend.MATH) around it."),
+    ("mkldnn", "The other kernels of the CPU have one: torch.backends.mkldnn.flags(enabled=False) around it."),
+)
+"""Words in the name of an op without a forward derivative, and what has one in its place."""
+
+
 def user_line(error: BaseException) -> str:
     """File and line of the innermost frame that is neither torch's nor ours, with its text; "" where there is none."""
     frames = [
@@ -103,6 +112,15 @@ def of(error: Exception, running: Any, *, real: bool) -> UsageError:
         return UsageError(
             f"the step depends on what a tensor holds ({_name(op)}), and fake tensors hold nothing{at}",
             hint="--real runs it once on real tensors; or give sizes that do not depend on values.",
+        )
+    if (op := _NO_FORWARD_FORMULA.search(str(error))) is not None:
+        ways = [way for word, way in _FORWARD_WAYS if word in op[1]]
+        return UsageError(
+            f"torch has no forward derivative of {op[1]}, which torch.func.jvp and jacfwd need, on real tensors "
+            f"either{at}",
+            hint=ways[0]
+            if ways
+            else "Write it with other ops, or leave it out of the function that is differentiated.",
         )
     name = _missing_kernel(cause or error, running)
     if "UninitializedParameter" in str(error):

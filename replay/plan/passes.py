@@ -119,9 +119,10 @@ def _both(a: int | None, b: int | None) -> int | None:
 
 
 def by_recorded_time(plan: ReplayPlan) -> ReplayPlan:
-    """Heaviest first; ops without device time by host time; ties by id, so that the order is always the same."""
+    """Heaviest first, ops without device time by host time; those of equal times, or without any, stay in their order,
+    which is that of first appearance."""
     weight = weight_of(plan)
-    ops = sorted(plan.ops, key=lambda op: (-weight(op), -op.recorded.host_us_total, op.id))
+    ops = sorted(plan.ops, key=lambda op: (-weight(op), -op.recorded.host_us_total))
     return msgspec.structs.replace(plan, ops=tuple(ops))
 
 

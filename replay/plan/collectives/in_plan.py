@@ -105,7 +105,7 @@ def with_collectives(plan: ReplayPlan, calls: Sequence[Call], filters: OpFilter)
     parts = {name for call in calls for name in call.names} | {PARAMETERS}
     others = [_not_called_collective(op) for op in plan.ops if op.name not in parts or not _is_communication(op)]
     weight = weight_of(plan)
-    ops = sorted([*others, *collective_ops(calls)], key=lambda op: (-weight(op), op.id))
+    ops = sorted([*others, *collective_ops(calls)], key=lambda op: -weight(op))
     ops = keep_heaviest(ops, filters, plan.device_us_total or plan.host_us_total, weight)
     sequence = None if plan.sequence is None else without_calls(plan.sequence, {op.id for op in ops})
     if plan.device_us_total > 0:
@@ -182,7 +182,7 @@ def with_sizes_missing(plan: ReplayPlan) -> ReplayPlan:
 def plan_of_comms(comms: CommsTrace) -> ReplayPlan:
     """The plan of PARAM's list of collectives, which holds nothing else."""
     ops = collective_ops(calls_of_comms(comms))
-    ops.sort(key=lambda op: (-op.recorded.host_us_total, op.id))
+    ops.sort(key=lambda op: -op.recorded.host_us_total)
     return ReplayPlan(
         source=file_name(comms.path),
         selection="owner",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -268,3 +269,20 @@ def test_numbers_of_an_optimizer_that_change_from_step_to_step_make_no_new_op() 
     (op,) = plan.ops
     assert op.count == 2
     assert op.recorded.host_us_total == pytest.approx(0.04)
+
+
+NAMES = ["relu", "tanh", "abs", "exp", "sigmoid", "neg", "cos", "sin"]
+
+
+@pytest.mark.parametrize("names", [NAMES, NAMES[::-1], sorted(NAMES)])
+def test_ops_of_equal_times_stand_in_order_of_first_appearance(tmp_path: Path, names: list[str]) -> None:
+    args = {"Input Dims": [[4, 4]], "Input type": ["float"], "Input Strides": [[4, 1]], "Concrete Inputs": [""]}
+    events = [
+        {"ph": "X", "cat": "cpu_op", "name": f"aten::{name}", "pid": 1, "tid": 1, "ts": 10 * at, "dur": 2, "args": args}
+        for at, name in enumerate(names)
+    ]
+    path = tmp_path / "t.json"
+    path.write_text(json.dumps({"traceEvents": events}))
+    assert [op.name for op in build_plan(read_trace(path)).ops] == [f"aten::{name}" for name in names]
+    chosen = build_plan(read_trace(path), filters=OpFilter(top=3)).ops
+    assert [op.name for op in chosen] == [f"aten::{name}" for name in names[:3]]

@@ -88,6 +88,21 @@ PACKED = 12
 """How many times smaller a packed trace is, roughly."""
 
 
+def busiest_of(trace: Trace) -> Trace:
+    """Return the process with most device time of a merged trace, and say so; another trace as it is."""
+    if trace.info.merged is None:
+        return trace
+    from opreplay.cli.terminal import console
+    from opreplay.traces.processes.select import one_process
+
+    part = one_process(trace)
+    console.narrate(
+        f"opreplay: {trace.info.path} holds {part.info.processes} processes; this is {part.info.process!r}: "
+        "--process takes another one, `timeline --ranks` compares them"
+    )
+    return part
+
+
 def tells_step(text: str) -> bool:
     """Whether a command that is not about the step reads what it takes to tell of it."""
     if not os.path.isfile(text):

@@ -140,17 +140,22 @@ def plan_of_source(
     cluster: str | None = None,
     activity: bool = False,
     fused: Fused | None = "none",
+    one_process: bool = False,
 ) -> Callable[[bool], tuple[ReplayPlan, Trace | ReplayPlan]]:
     """The `make` of `planned` for a trace: its plan, on ranks or for a cluster with its collectives, and what was
-    read, `fused` as `fused_as_asked` has it."""
+    read, `fused` as `fused_as_asked` has it. With `one_process` a merged trace is its busiest process."""
 
     def make(keep: bool) -> tuple[ReplayPlan, Trace | ReplayPlan]:
+        from opreplay.cli.opening import busiest_of
+        from opreplay.replay.ir.model import ReplayPlan
         from opreplay.replay.plan.collectives.in_plan import on_ranks
         from opreplay.replay.plan.inputs import plan_of
         from opreplay.replay.plan.kept import kept_plan_of
 
         collectives = ranks is not None or cluster is not None
         read = fused_as_asked(source.open(activity=activity or collectives), fused)
+        if one_process and not isinstance(read, ReplayPlan):
+            read = busiest_of(read)
         if keep:
             return kept_plan_of(read, selection, device=device, in_order=in_order), read
         plan = plan_of(read, selection, device=device, in_order=in_order, collectives=collectives)

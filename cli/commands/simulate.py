@@ -80,7 +80,13 @@ def command(
     check_outputs(output, (".json", ".csv", ".html"), force=force)
     ready, read = planned(
         plan_of_source(
-            source, selection, in_order=True, cluster=cluster, activity=tells_step(source.trace), fused=fused
+            source,
+            selection,
+            in_order=True,
+            cluster=cluster,
+            activity=tells_step(source.trace),
+            fused=fused,
+            one_process=True,
         ),
         plugins=plugin,
         socs=soc,

@@ -187,31 +187,17 @@ def _step(
     everything: bool,
 ) -> Looked:
     """One step of one trace."""
-    from opreplay.cli.opening import open_trace
+    from opreplay.cli.opening import busiest_of, open_trace
     from opreplay.replay.report.page import of_timeline
     from opreplay.replay.report.step.tracks import processes
     from opreplay.replay.timeline.timeline import timeline
 
     trace = open_trace(text, limit, process=process, kernel_details=kernel_details, activity=True)
-    if trace.info.merged is not None:
-        trace = _busiest(trace)
+    trace = busiest_of(trace)
     plan, contents = _planned(trace, asked["devices"])
     study = timeline(trace, plan=plan, contents=contents, others=True, **asked)
     view = of_timeline.view(study, everything=everything)
     return Looked(view, lambda: processes(study), study.timeline.what_if, plan)
-
-
-def _busiest(trace: Trace) -> Trace:
-    """Return the process with most device time of a merged trace, and say so."""
-    from opreplay.cli.terminal import console
-    from opreplay.traces.processes.select import one_process
-
-    part = one_process(trace)
-    console.narrate(
-        f"opreplay: {trace.info.path} holds {part.info.processes} processes; this is {part.info.process!r}: "
-        "--process takes another one, --ranks compares them"
-    )
-    return part
 
 
 def _job(traces: tuple[str, ...], limit: tuple[tuple[str, str], ...], asked: Asked, *, everything: bool) -> Looked:

@@ -75,6 +75,8 @@ class Where(msgspec.Struct, frozen=True, kw_only=True):
     """Annotations that look like a server's iterations though no batch is read from them → how many."""
     cut: bool = False
     """On a host: the file was cut short, so that device work may have been recorded all the same."""
+    processes: int = 1
+    """Whose times are added up: several of a merged file."""
     launches: int = 0
     """On a host: calls that launch kernels, none of which is recorded."""
 
@@ -84,7 +86,11 @@ def where_of(read: Trace | ReplayPlan) -> Where | None:
     if not isinstance(read, Trace):
         return None
     where = _on_device(read) if len(read.kernels) else _on_host(read)
-    where = msgspec.structs.replace(where, unread_annotations=unread_annotations(read.annotations))
+    where = msgspec.structs.replace(
+        where,
+        unread_annotations=unread_annotations(read.annotations),
+        processes=1 if read.info.merged is None else len(read.info.merged.processes),
+    )
     return where if where.total_us > 0 else None
 
 

@@ -73,9 +73,15 @@ def recorded_us(result: OpResult, *, device: bool) -> float | None:
 
 
 def coverage_line(
-    header: Header | None, results: Sequence[OpResult], summary: Summary, *, verb: str = "replayed"
+    header: Header | None,
+    results: Sequence[OpResult],
+    summary: Summary,
+    *,
+    verb: str = "replayed",
+    processes: int = 1,
 ) -> str:
-    """The first line of every report: how much of the trace the run covers, and why not the rest.
+    """The first line of every report: how much of the trace the run covers, and why not the rest; of a merged file,
+    how many `processes` it adds up.
 
     "replayed 412 of 430 ops = 97.8 % of device time; 18 skipped: 9 library missing, 6 policy, 3 budget; 2 failed"
     """
@@ -90,6 +96,8 @@ def coverage_line(
     ]
     if unpredicted := _unpredicted(summary):
         parts.append(f"{unpredicted}{'' if timed and summary.recorded_us else ' of the ops'} not predicted")
+    if processes > 1:
+        parts.append(f"{processes:,} processes of the file added up (--process takes one)")
     missing = summary.ops - summary.replayed - summary.skipped - summary.failed
     if summary.interrupted:
         parts.append(f"interrupted, {missing:,} not reached" if missing > 0 else "interrupted")

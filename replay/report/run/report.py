@@ -73,7 +73,9 @@ class Run(msgspec.Struct, frozen=True):
 
     @property
     def first_line(self) -> str:
-        return facts.coverage_line(self.header, self.results, self.summary)
+        where = first_screen.where_in(self.header.trace)
+        processes = 1 if where is None else where.processes
+        return facts.coverage_line(self.header, self.results, self.summary, processes=processes)
 
     @property
     def step(self) -> StepReport | None:

@@ -100,7 +100,8 @@ def view(
 ) -> View:
     """A plan in every form; `l2`: what predictions take caches to hold."""
     summary = planned_summary(plan, results)
-    lines = [coverage_line(None, results, summary, verb="would replay")]
+    processes = 1 if where is None else where.processes
+    lines = [coverage_line(None, results, summary, verb="would replay", processes=processes)]
     if any(result.meta is not None for result in results):
         lines.append(meta.line(results))
     return View(

@@ -145,3 +145,20 @@ def test_compare_says_which_process_of_a_merged_file_was_taken(tmp_path: Path) -
     assert comparison["before_us"] == comparison["after_us"] == 240.0
     said = "steps.json is merged of 2 processes: [TP01] 9 was taken, --process takes another"
     assert said in comparison["notes"]
+
+
+def test_plans_say_in_line_one_that_processes_are_added_up(tmp_path: Path) -> None:
+    path = merged_steps(tmp_path)
+    assert "2 processes of the file added up" in invoke("plan", path).stdout.splitlines()[0]
+    assert "processes" not in invoke("plan", path, "--process", "TP01").stdout.splitlines()[0]
+    assert facts("plan", path)["where"]["processes"] == 2
+
+
+def test_simulate_takes_the_busiest_process(tmp_path: Path) -> None:
+    path = merged_steps(tmp_path)
+    result = invoke("simulate", path, "--soc", "910b3")
+    assert "this is '[TP01] 9'" in result.stderr
+    assert "This is process [TP01] 9, one of 2" in result.stdout.splitlines()[0]
+    whole, part = (facts("simulate", path, "--soc", "910b3", *asked) for asked in ((), ("--process", "TP01")))
+    assert whole == part
+    assert whole["where"]["total_us"] == 240.0

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter, defaultdict
 from decimal import Decimal
 from operator import attrgetter
@@ -15,9 +16,10 @@ from msgspec import Struct
 from opreplay.traces.activity.model import LONG_FRAME_US
 from opreplay.traces.limits import Limits, too_large
 from opreplay.traces.reading import fields
-from opreplay.traces.reading.columns import EXACT_LIMIT_US, FLUSH_ROWS, Columns, Kind
+from opreplay.traces.reading.columns import EXACT_LIMIT_US, FLUSH_ROWS, Columns, Kind, to_ids
 from opreplay.traces.reading.decoding import NOT_JSON
 
+_NUMBER = re.compile(r"\d{1,9}")
 _NUMBERS: dict[str, Kind] = {"rf": "id", "seq": "id"}
 _CALL: dict[str, Kind] = {"name": "id", "kernel": "id"}
 _ENDS: dict[str, Kind] = {"track": "index", "start": "time", "id": "id", "end": "index"}
@@ -316,8 +318,8 @@ class Collector:
         events = _complete(events)
         category = self._kernel_category
         args = [e.args for e in events]
-        device = _or_else([a.device for a in args], events, "pid")
-        stream = _or_else([a.stream for a in args], events, "tid")
+        device = _numbers(_or_else([a.device for a in args], events, "pid"))
+        stream = _numbers(_or_else([a.stream for a in args], events, "tid"))
         ext = _or_else([a.ext for a in args], args, "ext_old")
         corr = [a.corr for a in args]
         self.uncorrelated |= None in corr
@@ -415,6 +417,20 @@ class Collector:
 
 def _indexes(names: Interned, events: list[Any]) -> list[int]:
     return [names[bytes(e.name)] for e in events]
+
+
+def _numbers(values: list[Any]) -> list[Any]:
+    """The values, of text that is no number the last number in it: 1 for "cuda:1", 7 for "stream 7"."""
+    if str not in set(map(type, values)):
+        return values
+    return [_last_number(value) if type(value) is str else value for value in values]
+
+
+def _last_number(text: str) -> str:
+    if to_ids([text])[0] >= 0:
+        return text
+    numbers = _NUMBER.findall(text[:200])
+    return numbers[-1] if numbers else text
 
 
 def _or_else(values: list[Any], sources: list[Any], name: str) -> list[Any]:

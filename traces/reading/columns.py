@@ -73,7 +73,7 @@ def _ns(value: Any) -> int:
 
 
 def to_ids(values: list[Any]) -> Array:
-    """Ids (int, text of an int, or absent) → int64, -1 where there is none; 64-bit unsigned ones wrap.
+    """Ids (int, text of an int or a whole float, or absent) → int64, -1 where there is none; 64-bit unsigned ones wrap.
 
     Each value is read by itself: what stands beside it in the block changes nothing.
     """
@@ -87,9 +87,10 @@ def to_ids(values: list[Any]) -> Array:
 
 def _id(value: Any) -> int:
     kind = cast("type[object]", type(value))
-    if kind is str and len(value) <= 20:
+    if kind is str and len(value) <= 22:
+        whole = value[:-2] if value.endswith(".0") else value
         try:
-            value = int(value, 16) if value[:2].lower() == "0x" else int(value)
+            value = int(whole, 16) if whole[:2].lower() == "0x" else int(whole)
         except ValueError:
             return -1
     elif kind is float or kind is Decimal:  # the same number either way

@@ -168,6 +168,10 @@ def _is_nsys_lines(text: str) -> bool:
     return text.startswith("{") and _FIRST_LINE.match(text) is not None and _NSYS_KEY.search(text[:4000]) is not None
 
 
+def _is_list_of_traces(text: str) -> bool:
+    return text.startswith("[") and '"traceEvents"' in text
+
+
 def _is_lines(text: str) -> bool:
     return text.startswith("{") and _FIRST_LINE.match(text) is not None
 
@@ -202,9 +206,14 @@ _AIU = Foreign(
     "device events of another profiler: begin and end events without categories, as IBM's AIU writes them",
     "opreplay needs the host trace with torch's ops: give what prof.export_chrome_trace writes.",
 )
+_TRACES = Foreign(
+    "a list of several traces, each with traceEvents of its own",
+    "Write each to a file: jq -c '.[]' FILE | split -l 1 - trace_; `timeline --ranks` and `batch` take several.",
+)
 _HALVES = Foreign("begin and end events of another profiler, without categories", _RECORD)
 _TEXTS: tuple[tuple[Callable[[str], bool], Foreign], ...] = (
     (_is_nsys_lines, _NSYS_LINES),
+    (_is_list_of_traces, _TRACES),
     (_has('"rocprofiler-sdk-tool"'), _ROCPROF),
     (_has('"traceEvents"', '"BeginNs"'), _ROCPROF),
     (_has('"CPU functions"'), _EVENT_LIST),

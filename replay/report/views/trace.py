@@ -132,6 +132,7 @@ def _recorded_by(summary: TraceSummary) -> str:
     ranks = ""
     if summary.world_size is not None and summary.rank is not None:
         ranks = f"rank {summary.rank} of {summary.world_size}"
+        ranks += ", as recorded, which cannot be" if summary.rank >= summary.world_size else ""
     elif summary.world_size is not None:
         ranks = f"{plural(summary.world_size, 'rank')}, which one is not said"
     elif summary.rank is not None:

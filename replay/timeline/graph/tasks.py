@@ -16,8 +16,9 @@ from opreplay.traces.times.communication import communication_rows
 _KIND_OF_CATEGORY = np.array([KERNEL, COPY, SET, KERNEL], np.int64)
 _COPY_NAMES = ("memcpy",)
 """What an NPU's copies are called: its tasks have no category."""
-HOST_DEVICE = -1
-"""Device number of collectives that a thread of the host runs; its "stream" is that thread's track."""
+HOST_DEVICE = -(1 << 31)
+"""Device number of collectives that a thread of the host runs, and of no recorded device; its "stream" is that thread's
+track."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -32,6 +32,7 @@ def test_times_of_all_kinds() -> None:
 def test_ids_of_all_kinds() -> None:
     values = [1, "2", "0x1f", None, 2**64 - 1, 3.0, "x", [1], True, 10**30]
     assert to_ids(values).tolist() == [1, 2, 31, -1, -1, 3, -1, -1, -1, -1]
+    assert to_ids(["3.0", "0x1f.0", "3.5", ".0", "12345678901234567890.0"]).tolist()[:4] == [3, 31, -1, -1]
     assert to_ids([1704161511422904204, 2**63]).tolist() == [1704161511422904204, -(2**63)]
 
 

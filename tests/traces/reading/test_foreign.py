@@ -170,3 +170,10 @@ def test_one_decision_whether_damaged_or_not(tmp_path: Path, what: str, damage: 
 def test_events_of_unknown_categories_are_no_trace(tmp_path: Path) -> None:
     path = written(tmp_path, "t.json", json.dumps([bare("a", cat="Op"), bare("b", cat="DataFlow")]))
     assert "none of its 2 events has a category of torch.profiler; it has 'Op', 'DataFlow'" in refusal(path)
+
+
+def test_a_list_of_traces_is_named(tmp_path: Path) -> None:
+    """What its entries hold names CUDA, which made two events without categories of them."""
+    one = {"traceEvents": [{"ph": "X", "cat": "cuda_runtime", "name": "cudaLaunchKernel", "ts": 1, "dur": 1, "pid": 1}]}
+    for text in (json.dumps([one, one]), json.dumps([one, one], indent=1)):
+        assert "several traces" in refusal(written(tmp_path, "traces.json", text))

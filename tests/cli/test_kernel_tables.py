@@ -11,6 +11,8 @@ from click.testing import CliRunner, Result
 
 from opreplay.cli.main import opreplay
 
+pytestmark = pytest.mark.usefixtures("forked_children")
+
 HEADER = (
     "Name,Type,Accelerator Core,Start Time(us),Duration(us),Wait Time(us),Input Shapes,Input Data Types,Input Formats"
 )

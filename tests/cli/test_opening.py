@@ -18,6 +18,8 @@ from opreplay.replay.plan import inputs
 from opreplay.traces import Limits
 from opreplay.traces.errors import UsageError
 
+pytestmark = pytest.mark.usefixtures("forked_children")
+
 MM = {
     "Input Dims": [[8, 4], [4, 2]],
     "Input type": ["float", "float"],

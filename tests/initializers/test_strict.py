@@ -26,7 +26,7 @@ from opreplay.traces.samples.catalog import sample_path
 from tests.initializers.mutated_calls import calls, scramble
 from tests.replay.ops.names import counted_ops
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("forked_children")]
 
 REGISTRY = built_in()
 COUNTERS = "opreplay.replay.ops.work.indices"

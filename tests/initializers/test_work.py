@@ -23,6 +23,8 @@ from opreplay.replay.ops.work.expected import ExpectedContents
 from tests.factories import op
 from tests.factories import tensor as t
 
+pytestmark = pytest.mark.usefixtures("forked_children")
+
 ROWS = op("own_work::rows", t("values", 4096, 64), t("lengths", 8, dtype="int32"), outputs=None, id_="3" * 12)
 
 

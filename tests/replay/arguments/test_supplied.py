@@ -17,7 +17,7 @@ from opreplay.replay.results.reading import MemorySink, read_results
 from opreplay.traces.errors import UsageError
 from opreplay.traces.model import TensorMeta
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("forked_children")]
 
 HOST = Recorded(host_us_total=1, host_us_median=1)
 SIZES = {"I64": 8, "I32": 4, "F32": 4}

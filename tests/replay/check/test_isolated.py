@@ -13,7 +13,7 @@ from opreplay.replay.check.model import Trial
 from opreplay.replay.execute.processes.child import Child
 from opreplay.replay.session.checking import check
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("forked_children")]
 
 
 @pytest.mark.parametrize(

@@ -17,6 +17,8 @@ from opreplay.replay.results.records import Record, Simulated
 from opreplay.replay.results.writing import JsonLinesSink
 from opreplay.traces.errors import UsageError
 
+pytestmark = pytest.mark.usefixtures("forked_children")
+
 OPTIONS = RunOptions(executor="fake", isolation="none", max_op_bytes=10**6)
 
 

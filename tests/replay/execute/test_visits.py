@@ -22,6 +22,8 @@ from opreplay.replay.results.outcome import Outcome
 from opreplay.traces.samples import sample_path
 from tests.factories import fake_op
 
+pytestmark = pytest.mark.usefixtures("forked_children")
+
 MADE = Measurement(
     median_us=10.0,
     iqr_us=1.0,

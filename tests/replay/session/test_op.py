@@ -10,6 +10,8 @@ import torch
 import opreplay
 from opreplay.traces.errors import UsageError
 
+pytestmark = pytest.mark.usefixtures("forked_children")
+
 QUICK = opreplay.RunOptions(op_time_s=0.005, isolation="none")
 MM = {
     "name": "aten::mm",

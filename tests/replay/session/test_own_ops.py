@@ -13,7 +13,7 @@ import opreplay
 from opreplay.replay.execute.options import RunOptions
 from opreplay.traces.errors import UsageError
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("forked_children")]
 
 QUICK = RunOptions(op_time_s=0.005)
 CALL = "(f32[4,8], f32[4,8])"

@@ -22,7 +22,7 @@ from opreplay.replay.results.outcome import Outcome, unable
 from opreplay.traces.errors import EnvironmentRefused
 from tests.factories import fake_op
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("forked_children")]
 
 
 @pytest.fixture

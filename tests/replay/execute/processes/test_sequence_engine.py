@@ -25,7 +25,7 @@ from opreplay.replay.results.writing import JsonLinesSink
 from opreplay.traces.errors import UsageError
 from tests.factories import meta
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("forked_children")]
 
 HERE = RunOptions(executor="fake", isolation="none", mode="sequence", op_time_s=0.01)
 CHILD = msgspec.structs.replace(HERE, isolation="process")

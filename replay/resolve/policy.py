@@ -100,7 +100,7 @@ STRING_ARGUMENTS: frozenset[tuple[str, str]] = frozenset(
             "segment_reduce", "_segment_reduce_backward", "_sparse_mm", "_sparse_mm_reduce_impl",
             "_sparse_mm_reduce_impl_backward",
         ),
-        "mode": ("pad", "linalg_qr", "_linalg_qr_helper"),
+        "mode": ("pad", "linalg_qr"),
         "norm": tuple(
             f"fft_{kind}{rank}" for kind in ("fft", "ifft", "rfft", "irfft", "hfft", "ihfft") for rank in ("", "2", "n")
         ),
@@ -112,7 +112,6 @@ STRING_ARGUMENTS: frozenset[tuple[str, str]] = frozenset(
         "interpolation": ("quantile", "nanquantile"),
         "driver": ("linalg_lstsq", "linalg_svd", "linalg_svdvals", "_linalg_svd"),
         "UPLO": ("linalg_eigh", "linalg_eigvalsh", "_linalg_eigh"),
-        "uplo": ("_syevd_helper",),
         "ord": ("linalg_norm", "linalg_matrix_norm"),
         "p": ("linalg_cond",),
         "activation": ("_mixed_dtypes_linear", "_sparse_semi_structured_linear"),

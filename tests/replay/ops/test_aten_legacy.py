@@ -257,40 +257,6 @@ def test_linear_gradients() -> None:
     torch.testing.assert_close(run("_mps_linear_backward_weights", grad, x, weight, True), expected[1:])
 
 
-def test_factorisations() -> None:
-    check: Callable[..., None] = torch.testing.assert_close
-    a, b = torch.randn(4, 4) + 4 * torch.eye(4), torch.randn(4, 2)
-    spd = a @ a.t()
-    solution, lu = run("solve", b, a)  # type: ignore[misc]
-    check(a @ solution, b)
-    check(lu, torch.linalg.lu_factor(a)[0])
-    check(run("_inverse_helper", a), a.inverse())
-    check(run("_cholesky_helper", spd, False), torch.linalg.cholesky(spd))
-    values, vectors = run("symeig", spd, True)  # type: ignore[misc]
-    check(spd @ vectors, vectors * values, rtol=1e-3, atol=1e-3)
-    u, s, v = run("_svd_helper", torch.randn(5, 3), True, True)  # type: ignore[misc]
-    assert (u.shape, s.shape, v.shape) == ((5, 3), (3,), (3, 3))
-    u, s, v = run("_svd_helper", torch.randn(5, 3), True, False)  # type: ignore[misc]
-    assert (u.shape, v.shape) == ((5, 5), (3, 3))
-    values, vectors = run("eig", spd, True)  # type: ignore[misc]
-    check(spd @ vectors, vectors * values[:, 0], rtol=1e-3, atol=1e-3)
-    tall = torch.randn(6, 3)
-    right = torch.randn(6, 2)
-    check(run("lstsq", right, tall)[0], torch.linalg.lstsq(tall, right).solution)  # type: ignore[index]
-    check(run("matrix_rank", a), torch.tensor(4))
-    det, factors, pivots = run("_det_lu_based_helper", a)  # type: ignore[misc]
-    check(det, torch.det(a))
-    grad, (expected,) = _gradients(torch.det, a)
-    check(run("_det_lu_based_helper_backward_helper", grad, det, a, factors, pivots), expected, rtol=1e-3, atol=1e-2)
-    check(run("frobenius_norm", a, overload="until_1_13"), a.norm())
-    other, infos = b.clone(), torch.zeros((), dtype=torch.int32)
-    run("_linalg_solve_out_helper_", a.clone(), other, infos)
-    check(a @ other, b)
-    out = a.clone()
-    run("_linalg_inv_out_helper_", out, infos, infos.clone())
-    check(out, a.inverse())
-
-
 def test_single_ops() -> None:
     a, b = torch.randn(2, 3, 4), torch.randn(2, 4, 5)
     torch.testing.assert_close(run("_bmm", a, b, deterministic=True), a @ b)
@@ -298,12 +264,6 @@ def test_single_ops() -> None:
     torch.testing.assert_close(
         run("_convolution_nogroup", x, w, None, [1, 1], [1, 1], [1, 1], False, [0, 0]), F.conv2d(x, w, padding=1)
     )
-    out = torch.empty(3)
-    run("_addmv_impl_", out, torch.ones(3), a[0], torch.ones(4), beta=2, alpha=0.5)
-    torch.testing.assert_close(out, 2 + 0.5 * a[0].sum(1))
-    wide = torch.randn(8)
-    there = run("_FloatToBfloat16Quantized", wide)
-    torch.testing.assert_close(run("_Bfloat16QuantizedToFloat", there), wide.bfloat16().float())
     q, k, v = (torch.randn(2, 3, 4, 8) for _ in range(3))
     expected = F.scaled_dot_product_attention(q, k, v, is_causal=True)
     made = run("_scaled_dot_product_attention", q, k, v, None, 0.0, False, True)
@@ -313,7 +273,3 @@ def test_single_ops() -> None:
     made = run("_flash_scaled_dot_product_attention", tokens, tokens, tokens, starts, starts, 4, 4, 0.0, False)
     first = tokens[:3].transpose(0, 1)
     torch.testing.assert_close(made[:3].transpose(0, 1), F.scaled_dot_product_attention(first, first, first))  # type: ignore[index]
-    tracker = torch.zeros(1, dtype=torch.int32)
-    old, found = torch.tensor([4.0]), torch.tensor([1.0])
-    scale = run("_amp_update_scale", tracker, old, found, 2.0, 0.5, 10, overload="until_1_8")
-    torch.testing.assert_close(scale, torch.tensor([2.0]))

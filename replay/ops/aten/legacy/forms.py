@@ -101,6 +101,15 @@ WITHOUT: dict[str, str] = {
     **dict.fromkeys(("_native_multi_head_self_attention", "_native_decoder_only_multi_head_attention",
                      "_transformer_decoder_only_layer_fwd"), "in one release only, as a prototype"),
     "_linalg_inv_out_helper": "generated beside its in-place form in one release, and called by nothing",
+    **dict.fromkeys(
+        ("_cholesky_helper", "_det_lu_based_helper", "_det_lu_based_helper_backward_helper",
+         "_inverse_helper", "_linalg_inv_out_helper_", "_linalg_qr_helper", "_linalg_solve_out_helper_",
+         "_lu_solve_helper", "_solve_helper", "_svd_helper", "_syevd_helper", "_symeig_helper", "eig",
+         "lstsq", "matrix_rank", "solve", "symeig"),
+        "a factorisation or a helper of one, which networks seldom call"),
+    **dict.fromkeys(
+        ("_Bfloat16QuantizedToFloat", "_FloatToBfloat16Quantized", "_addmv_impl_"),
+        "in one release only, or an internal helper"),
     **dict.fromkeys(("_torch_cuda_cu_linker_symbol_op", "empty_meta"), "does no work"),
 }  # fmt: skip
 """Ops of aten in torch 1.8 to 1.13 that have no equivalent here → why."""
@@ -269,56 +278,15 @@ _GRADIENTS: tuple[Legacy, ...] = (
 
 _OTHERS: tuple[Legacy, ...] = (
     _row("_bmm(Tensor self, Tensor mat2, *, bool deterministic=False) -> Tensor", "aten::bmm"),
-    _row("_addmv_impl_(Tensor(a!) self, Tensor self2, Tensor mat, Tensor vec, *, Scalar beta=1, Scalar alpha=1) "
-         "-> Tensor(a!)", "aten::addmv", "legacy.linalg.addmv_impl"),
-    _row("_amp_update_scale.until_1_8(Tensor(a!) growth_tracker, Tensor current_scale, Tensor found_inf, "
-         "float scale_growth_factor, float scale_backoff_factor, int growth_interval) -> Tensor",
-         "aten::_amp_update_scale_", "legacy.linalg.amp_update_scale"),
-    _row("_Bfloat16QuantizedToFloat(Tensor input) -> Tensor", function="legacy.linalg.bfloat16_to_float"),
-    _row("_FloatToBfloat16Quantized(Tensor input) -> Tensor", function="legacy.linalg.float_to_bfloat16"),
     _row(f"_scaled_dot_product_attention{_ATTENTION}{_OPTIONS}", "aten::scaled_dot_product_attention",
-         "legacy.linalg.attention"),
+         "legacy.attention.attention"),
     _row(f"_scaled_dot_product_attention_forward{_ATTENTION}{_OPTIONS}", "aten::scaled_dot_product_attention",
-         "legacy.linalg.attention"),
+         "legacy.attention.attention"),
     _row(f"_scaled_dot_product_attention_math.until_1_13{_ATTENTION}{_OPTIONS}",
          "aten::_scaled_dot_product_attention_math"),
     _row(f"_flash_scaled_dot_product_attention{_ATTENTION}Tensor cum_seq_q, Tensor cum_seq_k, int max_q, int max_k, "
          "float dropout_p, bool is_causal) -> Tensor", "aten::scaled_dot_product_attention",
-         "legacy.linalg.flash_attention"),
-    _row("_cholesky_helper(Tensor self, bool upper) -> Tensor", "aten::linalg_cholesky", "legacy.linalg.cholesky"),
-    _row("_det_lu_based_helper(Tensor self) -> (Tensor det, Tensor lu, Tensor pivs)",
-         function="legacy.linalg.determinant"),
-    _row("_det_lu_based_helper_backward_helper(Tensor det_grad, Tensor det, Tensor self, Tensor lu, Tensor pivs) "
-         "-> Tensor", "aten::linalg_lu_solve", "legacy.linalg.determinant_backward"),
-    _row("_inverse_helper(Tensor self) -> Tensor", "aten::linalg_inv", "legacy.linalg.inverse"),
-    _row("_linalg_inv_out_helper_(Tensor(a!) self, Tensor(b!) infos_lu, Tensor(c!) infos_getri) -> Tensor(a!)",
-         "aten::linalg_inv_ex", "legacy.linalg.inverse_in_place"),
-    _row("_linalg_solve_out_helper_(Tensor(a!) self, Tensor(b!) other, Tensor(c!) infos) -> Tensor(a!)",
-         "aten::linalg_solve_ex", "legacy.linalg.solve_in_place"),
-    _row("_linalg_qr_helper(Tensor self, str mode) -> (Tensor, Tensor)", "aten::linalg_qr", "legacy.linalg.qr"),
-    _row("_lu_solve_helper(Tensor self, Tensor LU_data, Tensor LU_pivots) -> Tensor", "aten::linalg_lu_solve",
-         "legacy.linalg.lu_solve"),
-    _row("_svd_helper(Tensor self, bool some, bool compute_uv) -> (Tensor U, Tensor S, Tensor V)",
-         "aten::_linalg_svd", "legacy.linalg.svd"),
-    _row("linalg_svd.until_1_8(Tensor self, bool full_matrices=True, bool compute_uv=True) "
-         "-> (Tensor U, Tensor S, Tensor V)", "aten::_linalg_svd", "legacy.linalg.svd_by_form"),
-    _row("_syevd_helper(Tensor self, bool compute_eigenvectors, str uplo) -> (Tensor, Tensor)", "aten::_linalg_eigh",
-         "legacy.linalg.syevd"),
-    _row("_symeig_helper(Tensor self, bool eigenvectors, bool upper) -> (Tensor, Tensor)", "aten::_linalg_eigh",
-         "legacy.linalg.symeig"),
-    _row("symeig(Tensor self, bool eigenvectors=False, bool upper=True) -> (Tensor eigenvalues, Tensor eigenvectors)",
-         "aten::_linalg_eigh", "legacy.linalg.symeig"),
-    _row("eig(Tensor self, bool eigenvectors=False) -> (Tensor eigenvalues, Tensor eigenvectors)",
-         function="legacy.linalg.eig"),
-    _row("solve(Tensor self, Tensor A) -> (Tensor solution, Tensor LU)", function="legacy.linalg.solve"),
-    _row("_solve_helper(Tensor self, Tensor A) -> (Tensor, Tensor)", function="legacy.linalg.solve"),
-    _row("lstsq(Tensor self, Tensor A) -> (Tensor solution, Tensor QR)", function="legacy.linalg.lstsq"),
-    _row("matrix_rank(Tensor self, bool symmetric=False) -> Tensor", "aten::linalg_matrix_rank",
-         "legacy.linalg.matrix_rank"),
-    _row("matrix_rank.tol(Tensor self, float tol, bool symmetric=False) -> Tensor", "aten::linalg_matrix_rank",
-         "legacy.linalg.matrix_rank_with_tolerance"),
-    _row("frobenius_norm.until_1_13(Tensor self) -> Tensor", "aten::linalg_vector_norm",
-         "legacy.linalg.frobenius_norm"),
+         "legacy.attention.flash_attention"),
 )  # fmt: skip
 
 LEGACY: tuple[Legacy, ...] = _CONVOLUTIONS + _GRADIENTS + _OTHERS

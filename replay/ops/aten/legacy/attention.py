@@ -1,0 +1,34 @@
+"""Attention of torch 1.13 under the names and with the results that it had then."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from opreplay.replay.ops.aten.attention import flash_attention_forward
+from opreplay.replay.ops.calls import Call, but
+
+Maybe = Tensor | None
+
+
+def attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Maybe = None,
+    dropout_p: float = 0.0,
+    need_attn_weights: bool = False,
+    is_causal: bool = False,
+) -> tuple[Tensor, Maybe]:
+    """[*, L, E], [*, S, E], [*, S, Ev] → [*, L, Ev], and the weights [*, L, S] where asked for."""
+    if need_attn_weights:
+        return torch.ops.aten._scaled_dot_product_attention_math.default(
+            query, key, value, attn_mask, dropout_p, is_causal
+        )
+    return functional.scaled_dot_product_attention(query, key, value, attn_mask, dropout_p, is_causal), None
+
+
+def flash_attention(c: Call) -> Tensor:
+    """Packed sequences: [tokens, heads, E], with the starts of the sequences [n + 1]."""
+    return flash_attention_forward(but(c, scale=None))[0]

@@ -8,15 +8,13 @@ STARTS = {"opreplay.traces.child_process"}
 """Who knows how a Python process is started."""
 EXPORTED = {"opreplay.replay.export.script", "opreplay.replay.export.measure_script"}
 """Run alone, with child processes of their own."""
-SAMPLES = {"opreplay.traces.samples.record"}
-"""Run by hand to record the samples."""
 
 
 def test_one_module_starts_python(sources) -> None:
     others = [
         f"{source.path}:{node.lineno}"
         for source in sources
-        if source.module not in STARTS | EXPORTED | SAMPLES
+        if source.module not in STARTS | EXPORTED
         for node in ast.walk(source.tree)
         if (isinstance(node, ast.Attribute) and ast.unparse(node) == "sys.executable")
         or (isinstance(node, ast.ImportFrom) and node.module == "concurrent.futures" and _processes(node))

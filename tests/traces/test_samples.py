@@ -10,8 +10,10 @@ from typing import Any
 
 import pytest
 
+from benchmarks.record_samples import scrub
+from opreplay.traces import samples
 from opreplay.traces.errors import UsageError
-from opreplay.traces.samples import SAMPLES, record, sample_path
+from opreplay.traces.samples import SAMPLES, sample_path
 
 EXPECTED_OPS = {
     "cnn_train": {"aten::conv2d", "aten::native_batch_norm", "aten::convolution_backward", "aten::cross_entropy_loss"},
@@ -27,7 +29,7 @@ def load(name: str) -> dict[str, Any]:
 
 
 def test_every_bundled_file_is_named_and_every_name_has_a_file() -> None:
-    assert {path.name for path in Path(record.__file__).parent.glob("*.gz")} == {f"{name}.json.gz" for name in SAMPLES}
+    assert {path.name for path in Path(samples.__file__).parent.glob("*.gz")} == {f"{name}.json.gz" for name in SAMPLES}
     assert EXPECTED_OPS.keys() == SAMPLES.keys()
 
 
@@ -69,4 +71,4 @@ def test_ranks_of_one_run_agree_on_the_world() -> None:
 
 def test_scrub_takes_out_host_and_path_and_nothing_else() -> None:
     text = '{"host_name": "vm-7.example", "traceEvents": [], "traceName": "/home/jo/trace.json" }'
-    assert record.scrub(text, name="x.json") == '{"host_name": "host", "traceEvents": [], "traceName": "x.json" }'
+    assert scrub(text, name="x.json") == '{"host_name": "host", "traceEvents": [], "traceName": "x.json" }'

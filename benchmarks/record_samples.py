@@ -1,8 +1,6 @@
-"""Records the bundled samples with torch.profiler, on models defined here; run it, nothing imports it.
+"""Record the bundled samples with torch.profiler, on models defined here.
 
-    python -m opreplay.traces.samples.record --out DIR [--only NAME]
-
-torch is imported inside the functions: the rest of `traces` must stay importable without it.
+python benchmarks/record_samples.py --out DIR [--only NAME]
 """
 
 from __future__ import annotations

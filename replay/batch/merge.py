@@ -22,6 +22,7 @@ from opreplay.replay.results.resume import digest
 from opreplay.replay.results.summary import whole
 from opreplay.traces.joins.ranks import RankCalls, match, sum_of_rank
 from opreplay.traces.links.collectives import RankCall
+from opreplay.traces.losses import without_copies
 from opreplay.traces.names import printable
 from opreplay.traces.sums import summed
 
@@ -197,7 +198,7 @@ class Batch:
 
     def damaged(self) -> list[str]:
         """Paths of the traces that could not be read in full."""
-        return [path for path, uses in zip(self._paths, self._uses, strict=True) if uses.losses]
+        return [path for path, uses in zip(self._paths, self._uses, strict=True) if without_copies(uses.losses)]
 
     def _losses(self) -> dict[str, int]:
         """Of all traces."""

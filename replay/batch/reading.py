@@ -290,10 +290,18 @@ def _planned(path: str, how: HowToRead) -> TracePlan:
         plan=alone,
         rank=info.rank,
         world_size=info.world_size,
-        notes=tuple(map(printable, join_notes(read))),
+        notes=tuple(map(printable, [*join_notes(read), *_merged_notes(read)])),
         calls=collectives_of(read) if read.activity is not None else (),
         base_ns=info.base_ns,
     )
+
+
+def _merged_notes(read: Trace) -> list[str]:
+    """Return what is told of a file that the profiles of several processes were merged into; else nothing."""
+    if read.info.merged is None:
+        return []
+    count = len(read.info.merged.processes)
+    return [f"opreplay: {count:,} processes of the file are added up: `run` on this file alone has --process"]
 
 
 def open_ranks(

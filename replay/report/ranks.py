@@ -12,6 +12,7 @@ from opreplay.replay.report.view import View
 from opreplay.traces.model import Trace
 from opreplay.traces.names import file_name
 from opreplay.traces.times.busy import device_busy
+from opreplay.traces.times.doubts import doubts_of
 
 ROWS = 40
 """Files shown in a terminal."""
@@ -27,7 +28,7 @@ class RankFile(msgspec.Struct, frozen=True, kw_only=True):
     device_us: float
     """Of all device work, added up."""
     busy_share: float | None
-    """Of the time from the first device work to the last."""
+    """Of the time from the first device work to the last; None where device times are wrong."""
     communication_us: float
     exposed_communication_us: float
     """During which nothing else ran."""
@@ -38,7 +39,7 @@ class RankFile(msgspec.Struct, frozen=True, kw_only=True):
 def rank_file(trace: Trace) -> RankFile:
     """Return what a line says of one trace."""
     busy = device_busy(trace)
-    span_us = sum(device.span_us for device in busy)
+    span_us, untimed = sum(device.span_us for device in busy), doubts_of(trace).untimed
     communication_us = sum(device.communication_us for device in busy)
     return RankFile(
         file=file_name(trace.info.path),
@@ -46,7 +47,7 @@ def rank_file(trace: Trace) -> RankFile:
         ops=len(trace.ops),
         kernels=len(trace.kernels),
         device_us=float(trace.kernels.dur_ns.sum(dtype="int64")) / 1e3,
-        busy_share=sum(device.busy_us for device in busy) / span_us if span_us else None,
+        busy_share=sum(device.busy_us for device in busy) / span_us if span_us and not untimed else None,
         communication_us=communication_us,
         exposed_communication_us=communication_us - sum(device.hidden_communication_us for device in busy),
         lost=sum(trace.info.report.losses.values()),

@@ -162,3 +162,28 @@ def test_simulate_takes_the_busiest_process(tmp_path: Path) -> None:
     whole, part = (facts("simulate", path, "--soc", "910b3", *asked) for asked in ((), ("--process", "TP01")))
     assert whole == part
     assert whole["where"]["total_us"] == 240.0
+
+
+def test_a_batch_says_that_processes_are_added_up(tmp_path: Path) -> None:
+    path = merged_steps(tmp_path)
+    result = invoke("batch", path, MERGED, "--dry-run")
+    assert result.exit_code == 0, result.stderr
+    assert result.stderr.count("2 processes of the file are added up") == 2
+
+
+def test_a_file_written_twice_is_not_damaged(tmp_path: Path) -> None:
+    events = json.loads(merged_steps(tmp_path).read_text())["traceEvents"]
+    twice = write(tmp_path, {"traceEvents": events + events}, "twice.json")
+    result = invoke("batch", twice, MERGED, "--dry-run")
+    assert result.exit_code == 0, result.stderr
+    assert "twice.json: 12 events that are in the file twice count once" in result.stderr
+    assert "damaged" not in result.stderr
+
+
+def test_a_folder_gives_no_busy_share_of_wrong_times(tmp_path: Path) -> None:
+    events = json.loads(merged_steps(tmp_path).read_text())["traceEvents"]
+    for event in events:
+        event["dur"] = 0 if event["cat"] == "kernel" else event["dur"]
+    write(tmp_path, {"traceEvents": events}, "zero.json")
+    files = facts("inspect", tmp_path)["files"]
+    assert [(one["file"], one["busy_share"] is None) for one in files] == [("steps.json", False), ("zero.json", True)]

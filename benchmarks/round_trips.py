@@ -24,7 +24,7 @@ from opreplay.replay.resolve.meta.outputs import with_outputs
 from opreplay.replay.resolve.policy import Policy
 from opreplay.traces import read_trace
 from opreplay.traces.errors import TraceError
-from opreplay.traces.samples.catalog import SAMPLES, sample_path
+from opreplay.traces.samples import SAMPLES, sample_path
 
 SHARED = Path(__file__).resolve().parents[1].parent / "shared" / "traces"
 DEFAULT = [*(sample_path(name) for name in SAMPLES), *sorted(SHARED.glob("*.json.gz"))]

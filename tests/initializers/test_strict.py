@@ -22,7 +22,7 @@ from opreplay.replay.ops.inputs import built_in
 from opreplay.replay.ops.table import work_of
 from opreplay.replay.ops.work.expected import contents_of
 from opreplay.traces.errors import InternalError, lacks_memory
-from opreplay.traces.samples.catalog import sample_path
+from opreplay.traces.samples import sample_path
 from tests.initializers.mutated_calls import calls, scramble
 from tests.replay.ops.names import counted_ops
 

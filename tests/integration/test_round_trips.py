@@ -22,7 +22,7 @@ from opreplay.traces import read_trace
 from opreplay.traces.dtypes import ITEMSIZE_BYTES
 from opreplay.traces.errors import FormatError
 from opreplay.traces.model import TensorMeta, contiguous_strides
-from opreplay.traces.samples.catalog import SAMPLES, sample_path
+from opreplay.traces.samples import SAMPLES, sample_path
 
 pytestmark = pytest.mark.slow
 

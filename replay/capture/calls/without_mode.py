@@ -3,11 +3,15 @@
 ATen asks `isTensorSubclassLike` (aten/src/ATen/TensorSubclassLikeUtils.h), which is true of every tensor while a mode
 watches: `reshape` then views instead of aliasing, `linear` and attention add out of place, `one_hot` compares instead
 of scattering, and formulas of autograd write to copies. The plan is to hold what runs without one, on every device.
+
+`Views` follows views that autograd makes again after something was written to their base: it takes the strides of plain
+tensors, but asks fake ones for the view once more.
 """
 
 from __future__ import annotations
 
 import warnings
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from importlib import import_module
@@ -17,10 +21,51 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils import _pytree as pytree
 
-from opreplay.replay.capture.calls.arguments import of_numbers
+from opreplay.replay.capture.calls.arguments import key_of_value, of_numbers
 from opreplay.replay.capture.calls.patching import replaced
-from opreplay.replay.capture.calls.views import Views
 from opreplay.replay.ir.captured import LikeDevice
+
+_COPY, _AS_STRIDED = torch.ops.aten.copy_.default, torch.ops.aten.as_strided.default
+_GRADIENTS_OF_VIEWS = "CopySlices"
+"""The node of what was written to a view: its gradient is a view of a copy."""
+
+
+class Views:
+    """Views of a step that require gradients, while they are alive."""
+
+    def __init__(self) -> None:
+        self._last: dict[Any, tuple[weakref.ref[torch.Tensor], int]] = {}
+        """By call: its last result, and the version of the base of which autograd knows how it was made."""
+        self._copied = 0
+        """Address of the storage to which the node that runs has just copied its gradient."""
+
+    def is_again(self, func: Any, args: Sequence[Any]) -> bool:
+        """Whether a call is one by which autograd makes a view again: of a base to which something else was written."""
+        if not func.is_view or not torch.is_grad_enabled():
+            return False
+        view, version = self._last.get(_key(func, args), (None, 0))
+        alive = None if view is None else view()
+        if alive is None or args[0]._version == version:
+            return False
+        self._last[_key(func, args)] = weakref.ref(alive), args[0]._version
+        return True
+
+    def add(self, func: Any, args: Sequence[Any], result: Any) -> None:
+        """Take note of a call that was made."""
+        if func is _COPY:
+            self._copied = args[0].untyped_storage()._cdata
+        if func.is_view and torch.is_grad_enabled() and isinstance(result, torch.Tensor):
+            self._last[_key(func, args)] = weakref.ref(result), args[0]._version
+
+    def is_of_gradient(self, func: Any, args: Sequence[Any], node: str | None) -> bool:
+        """Whether a call views the copy of a gradient, of which a plain one is taken by its strides."""
+        is_copied = node is not None and node.endswith(_GRADIENTS_OF_VIEWS)
+        return is_copied and func is not _AS_STRIDED and args[0].untyped_storage()._cdata == self._copied
+
+
+def _key(func: Any, args: Sequence[Any]) -> Any:
+    return func, id(args[0]), key_of_value(args[1:])
+
 
 _internal: Any = import_module("torch._C")
 _aten: Any = torch.ops.aten

@@ -14,7 +14,7 @@ from click.testing import CliRunner
 
 from opreplay.cli.main import opreplay
 from opreplay.cli.options.types import Assignments, ByteSize, Duration, Share
-from opreplay.traces.samples.catalog import sample_path
+from opreplay.traces.samples import sample_path
 
 
 @pytest.mark.parametrize(

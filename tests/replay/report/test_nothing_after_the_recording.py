@@ -15,7 +15,7 @@ from opreplay.replay.report.page import of_timeline
 from opreplay.replay.report.step.tracks import processes
 from opreplay.replay.timeline.timeline import timeline
 from opreplay.traces import read_trace
-from opreplay.traces.samples.catalog import sample_path
+from opreplay.traces.samples import sample_path
 
 pytestmark = pytest.mark.slow
 

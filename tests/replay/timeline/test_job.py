@@ -17,7 +17,7 @@ from opreplay.replay.timeline.job.study import JobStudy, job_timeline
 from opreplay.replay.timeline.measured import MeasuredOps
 from opreplay.traces import read_trace
 from opreplay.traces.errors import UsageError
-from opreplay.traces.samples.catalog import sample_path
+from opreplay.traces.samples import sample_path
 from tests.replay.timeline.job_machine import Job, data_parallel
 
 

@@ -17,7 +17,7 @@ from opreplay.replay.timeline.graph.model import SYNC
 from opreplay.replay.timeline.offload import DISPATCH_US, offloaded
 from opreplay.replay.timeline.timeline import Study, timeline
 from opreplay.traces import Trace
-from opreplay.traces.samples.catalog import sample_path
+from opreplay.traces.samples import sample_path
 
 
 def study(name: str, **how: object) -> tuple[Trace, Study]:

@@ -12,7 +12,7 @@ import pytest
 from opreplay.traces import read_trace
 from opreplay.traces.collectives.names import operation_of
 from opreplay.traces.links.collectives import collectives_of, with_host_collectives
-from opreplay.traces.samples.catalog import sample_path
+from opreplay.traces.samples import sample_path
 
 TOLD = {
     "Collective name": "alltoallv",

@@ -23,7 +23,7 @@ from opreplay.replay.ops.table import cost_of
 from opreplay.replay.resolve.schema import OpSpec, specs_of
 from opreplay.traces.errors import InternalError
 from opreplay.traces.model import TensorMeta
-from opreplay.traces.samples.catalog import sample_path
+from opreplay.traces.samples import sample_path
 from tests.replay.ops.names import costed_ops
 
 pytestmark = pytest.mark.slow

@@ -25,7 +25,7 @@ from opreplay.replay.resolve.written.backendbench import parse_arguments, read_b
 from opreplay.traces import read_trace
 from opreplay.traces.errors import FormatError, UsageError
 from opreplay.traces.model import TensorMeta, contiguous_strides
-from opreplay.traces.samples.catalog import SAMPLES, sample_path
+from opreplay.traces.samples import SAMPLES, sample_path
 
 PUBLIC = (
     "h100_owlv2_large",

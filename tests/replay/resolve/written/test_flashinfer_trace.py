@@ -21,7 +21,7 @@ from opreplay.replay.resolve.policy import Policy
 from opreplay.replay.resolve.written.flashinfer_trace import read_flashinfer_trace
 from opreplay.traces import read_trace
 from opreplay.traces.errors import FormatError
-from opreplay.traces.samples.catalog import SAMPLES, sample_path
+from opreplay.traces.samples import SAMPLES, sample_path
 
 DEFINITION: dict[str, Any] = {
     "name": "gemm",

@@ -2,7 +2,7 @@
 """How many ops would be replayed as they were recorded: plans compared with the exact calls, argument by argument.
 
     python benchmarks/replayed_as_recorded.py [--workloads NAME ...] [--levels all strides dims] [--select all]
-                                              [--set first|judging|unseen|later|further] [--verbose]
+                                              [--set first|judging|unseen|later|further|mapped|held-out] [--verbose]
 
 Records some 30 workloads here with torch.profiler and an ExecutionTraceObserver in one run. The ExecutionTrace holds
 each call in full (overload, lists of any length, strings, index tensors). From the profile a plan of all its ops is
@@ -16,7 +16,8 @@ the calls it stands for, and belongs to the first of these kinds that fits:
     right     none of these; other ways to write the same are not told apart: sizes of -1, dimensions counted from the
               end, no dimensions for all of them, a new dimension beside one of size 1, the two dimensions of a
               transposition in the other order, letters for the dots of an equation, the side that a flag says as well,
-              whole turns, modes of a QR factorisation of a matrix that is not tall
+              whole turns, modes of a QR factorisation of a matrix that is not tall, a slice of all of one dimension
+              or of another, padding of 0 of the first dimensions or none
 
 A memory format decides strides and is "layout"; the half of a symmetric matrix that is read (UPLO), bounds of random
 numbers, and the ends of a range of the same length, are "number".
@@ -45,8 +46,10 @@ from typing import Any
 import msgspec
 import torch
 from further_workloads import FURTHER
+from held_out_workloads import HELD_OUT
 from judging_workloads import JUDGING
 from later_workloads import LATER
+from mapped_workloads import MAPPED
 from recorded_workloads import WORKLOADS, Step, warm
 from torch.profiler import ExecutionTraceObserver, ProfilerActivity, profile
 from unseen_workloads import UNSEEN
@@ -72,9 +75,12 @@ SETS: dict[str, tuple[Callable[[], Step], ...]] = {
     "unseen": UNSEEN,
     "later": LATER,
     "further": FURTHER,
+    "mapped": MAPPED,
+    "held-out": HELD_OUT,
 }
 """Those that the rules were made on; that judged them; that judged both, and led to more; that judge these; of
-kinds of ops that all of these lack."""
+kinds of ops that all of these lack; of vmap, flex attention, sparse matrices and complex numbers, with rules made on
+them; that judge these rules."""
 KINDS = ("size", "value", "layout", "number", "right")
 ON_PURPOSE = frozenset({"unsafe", "assert_msg", "api_name"})
 """Arguments that a plan leaves out on purpose: a flag that skips checks of bounds, texts that only an error shows."""
@@ -245,8 +251,12 @@ def _written_otherwise(op: ReplayOp, name: str, planned: dict[str, ReplayArg], c
         rank = max(len(meta.shape) for meta in planned["self"].tensors if meta is not None)
         pairs = [{dims[which] % max(1, rank) for which in ("dim0", "dim1")} for dims in (_values(planned), call.args)]
         return pairs[0] == pairs[1]
+    if name == "pad":
+        return _without_zeros(planned["pad"].value) == _without_zeros(call.args["pad"])
     if name == "shifts" and op.name == "aten::roll":
         sizes = [n for meta in planned["self"].tensors if meta is not None for n in meta.shape]
+        if any(d >= len(sizes) for dims in (_values(planned), call.args) for d in dims.get("dims") or ()):
+            return False
         turned = [
             [
                 shift % max(1, sizes[d] if dims.get("dims") else math.prod(sizes))
@@ -267,6 +277,14 @@ def _written_otherwise(op: ReplayOp, name: str, planned: dict[str, ReplayArg], c
         ranks = [len(meta.shape) for meta in planned["tensors"].tensors if meta is not None]
         return _spelled(planned["equation"].value) == _spelled(_in_letters(str(call.args["equation"]), ranks))
     return False
+
+
+def _without_zeros(pads: Any) -> tuple[int, ...]:
+    """Paddings without those of 0 of the first dimensions, which come last."""
+    kept = tuple(pads or ())
+    while kept and kept[-1] == 0:
+        kept = kept[:-1]
+    return kept
 
 
 def _values(planned: dict[str, ReplayArg]) -> dict[str, Any]:
@@ -325,17 +343,19 @@ def _exact_in_full(op: str, arg: ReplayArg, value: Any, first_meta: TensorMeta |
 
 
 def _same_length(op: ReplayOp, call: ExactCall) -> bool:
-    """Whether a slice is as long as the recorded one and along the same dimension, but begins elsewhere."""
+    """Whether a slice is as long as the recorded one and along the same dimension, but begins elsewhere; all of one
+    dimension is all of another one."""
     if op.name not in ("aten::slice", "aten::narrow", "aten::slice_backward"):
         return False
     planned = {arg.name: arg.value for arg in op.args}
-    sizes = next((m.shape for a in op.args for m in a.tensors if m is not None), ())
+    sizes: Any = next((m.shape for a in op.args for m in a.tensors if m is not None), ())
     if op.name == "aten::slice_backward":
         sizes = planned.get("input_sizes") or ()
         if sizes != call.args.get("input_sizes"):
             return False
     slices = [_slice(op.name, values, sizes) for values in (planned, call.args)]
-    return slices[0] is not None and slices[0] == slices[1]
+    whole = [kept is not None and kept[1] == sizes[kept[0]] for kept in slices]
+    return (slices[0] is not None and slices[0] == slices[1]) or all(whole)
 
 
 def _slice(name: str, values: Any, sizes: Any) -> tuple[int, int] | None:

@@ -25,6 +25,8 @@ MAX_PLACE = 1024
 MAX_SAME_NUMBER = 64
 """Calls with one number of autograd's that are looked at, the last ones: calls that record no node share the next
 node's number with the one that does."""
+MAX_DISPATCHES = 24
+"""Rows of one call: four nested transforms of `torch.func` record up to twelve."""
 MAX_DEPTH = 16
 """Of parents that are looked at; a damaged trace may name an op as its own ancestor."""
 ACCUMULATE = "torch::autograd::AccumulateGrad"
@@ -81,13 +83,18 @@ class RelativesIndex:
         return tuple(gradients[:MAX_CHILDREN])
 
     def around(self, row: int) -> Relatives:
-        """What surrounds one row of `Trace.ops`."""
+        """What surrounds one row of `Trace.ops`.
+
+        Each transform of `torch.func` dispatches a call again, which records it again: the rows of one call count as
+        one, whose surroundings are those of the outermost row, and whose children those of the innermost.
+        """
+        row, innermost = self._dispatches(row)
         above, node = self._above(row), self._node(row)
         forward = self._forward((row, *above))
         backward = [] if node is None else self._rows_in(node, MAX_INNER)
         if len(backward) == 1 and self._signature(backward[0]).name.endswith("_backward"):  # which calls others
             backward += self._rows_in(backward[0], MAX_INNER)
-        children = self._rows_in(row, MAX_CHILDREN)
+        children = self._rows_in(innermost, MAX_CHILDREN)
         following, levels, labels = self._following(row)
         return Relatives(
             name=self._signature(row).name,
@@ -104,7 +111,33 @@ class RelativesIndex:
             before=None if forward is None else lambda: self.around(forward),
             backward=self._signatures(backward),
             gradients=self.gradients,
+            batched=lambda: self._batched(innermost, children),
         )
+
+    def _dispatches(self, row: int) -> tuple[int, int]:
+        """(outermost, innermost) of the nested rows that record one call."""
+        innermost = row
+        for _ in range(MAX_DISPATCHES):
+            rows = self._rows_in(innermost, MAX_INNER)
+            again = next((r for r in rows if _is_same_call(self._signature(innermost), self._signature(r))), None)
+            if again is None:
+                break
+            innermost = again
+        return self._outermost(row), innermost
+
+    def _outermost(self, row: int) -> int:
+        for _ in range(MAX_DISPATCHES):
+            parent = int(self._parents[row])
+            if parent < 0 or not _is_same_call(self._signature(parent), self._signature(row)):
+                break
+            row = parent
+        return row
+
+    def _batched(self, row: int, children: list[int]) -> tuple[OpSignature, Relatives] | None:
+        """The call of the same op among the children of a row, and its surroundings; None without one."""
+        name = self._names[row]
+        inside = next((r for r in children if self._names[r] == name), None)
+        return None if inside is None else (self._signature(inside), self.around(inside))
 
     @cached_property
     def _by_sequence(self) -> tuple[Rows, Rows]:
@@ -167,10 +200,11 @@ class RelativesIndex:
         return None
 
     def _above(self, row: int) -> list[int]:
-        """The rows that enclose one, the innermost first."""
+        """The rows that enclose one, the innermost first; of rows that record one call, the outermost."""
         ancestors: list[int] = []
         row = int(self._parents[row])
         while row >= 0 and len(ancestors) < MAX_ANCESTORS:
+            row = self._outermost(row)
             ancestors.append(row)
             row = int(self._parents[row])
         return ancestors
@@ -247,6 +281,18 @@ class RelativesIndex:
 
     def _signatures(self, rows: list[int]) -> tuple[OpSignature, ...]:
         return tuple(map(self._signature, rows))
+
+
+def _is_same_call(outer: OpSignature, inner: OpSignature) -> bool:
+    """Return whether a call inside another one records the same arguments; `torch.func` may record these twice."""
+    if outer.name != inner.name or not outer.dims or not inner.dims:
+        return False
+    short, long = sorted((len(outer.dims), len(inner.dims)))
+    if long % short:
+        return False
+    columns = ((call.dims, call.types, call.concrete) for call in (outer, inner))
+    ends = [[column and column[-short:] for column in call] for call in columns]
+    return ends[0] == ends[1]
 
 
 def _plain(name: str) -> str:

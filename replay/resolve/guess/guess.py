@@ -17,6 +17,7 @@ from opreplay.replay.ir.model import Value
 from opreplay.replay.resolve.guess import lists as lists
 from opreplay.replay.resolve.guess import shapes as shapes
 from opreplay.replay.resolve.guess import texts
+from opreplay.replay.resolve.guess.batches import of_one_sample
 from opreplay.replay.resolve.guess.search import search
 from opreplay.replay.resolve.guess.values import Context, Guess, Known, Relatives, first_tensor
 from opreplay.replay.resolve.schema import ArgSpec, OpSpec
@@ -77,11 +78,15 @@ _OPAQUE_SIZE = re.compile(r"OpaqueType<(\d+)u?>")
 
 
 def guess(spec: OpSpec, arg: ArgSpec, known: Known, context: Context) -> Guess | None:
-    """A value for `arg` and why, or None when nothing sensible is known: that of a search on meta tensors, else
-    that of a rule.
+    """Return a value for `arg` and why, or None when nothing sensible is known.
 
-    `known` holds the arguments that are settled, by name; lists of index tensors count as one argument.
+    A call that vmap makes for a batch has the value of the call for one sample. Others have that of a search on meta
+    tensors, else that of a rule. `known` holds the arguments that are settled, by name; lists of index tensors count as
+    one argument.
     """
+    mapped = of_one_sample(spec, arg, known, context, guess)
+    if mapped is not None:
+        return mapped
     tried = search(spec, known, context, by_rules)
     if tried is not None and arg.name in tried.values:
         return Guess(value=tried.values[arg.name], why=tried.why)

@@ -12,6 +12,7 @@ import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from dataclasses import replace as dataclass_replace
 from itertools import chain, combinations
 
 from msgspec.structs import replace
@@ -27,6 +28,7 @@ from opreplay.replay.resolve.guess.values import (
     broadcast,
     first_tensor_of,
     first_tensors,
+    metas_of,
     recorded_numbers,
     shape_of,
     tensor,
@@ -90,7 +92,11 @@ def index_tensors(known: Known, context: Context) -> Guess | None:
     if source is None:
         return None
     calls, shape = _calls_inside(around), source.shape
-    shown = _mapped(shape, around) or _masked_fill(source, calls) or _shown_list(shape, calls, values, around)
+    shown = (
+        _index_of_sample(source, around, context)
+        or _masked_fill(source, calls)
+        or _shown_list(shape, calls, values, around)
+    )
     if shown is not None:
         return shown
     if values:
@@ -110,18 +116,34 @@ def _calls_inside(around: Relatives) -> tuple[OpSignature, ...]:
     return around.inner if names & {"aten::_index_put_impl_", "aten::index_put_", around.name} else around.children
 
 
-def _mapped(shape: Shape, around: Relatives) -> Guess | None:
-    """Under `vmap` an index of one row calls that of the batch, with a range for the batch in front of its indices."""
-    batch = next((meta.shape for meta, _ in first_tensors(around.inner, (around.name,))), ())
-    ranged = any(call.name == "aten::arange" for call in around.inner)
-    if not ranged or not batch or batch[1:] != shape:
+def _index_of_sample(source: TensorMeta, around: Relatives, context: Context) -> Guess | None:
+    """Under `vmap` the index of one sample calls that of the batch: with a range for the batch in front of its indices,
+    with no index there where each sample has the same indices.
+
+    Indices that differ between samples have as many dimensions as the range, others fewer.
+    """
+    inside = around.batched() if around.batched is not None else None
+    metas = tuple(metas_of(inside[0])) if inside is not None else ()
+    if inside is None or not metas or metas[0].shape[1:] != source.shape or not metas[0].shape:
         return None
-    shown = _shown_indices(batch, around.inner)
-    if shown is None or len(shown.tensors) < 2 or shown.apart or shown.broadcast[:1] != batch[:1]:
+    count, (signature, inner) = metas[0].shape[0], inside
+    known = {"self": ReplayArg(name="self", type="Tensor", tensors=metas[:1])}
+    if len(metas) > 1 and any(put in signature.name for put in ("put", "masked_index")):
+        known["values"] = ReplayArg(name="values", type="Tensor", tensors=metas[1:2])
+    batch = index_tensors(known, dataclass_replace(context, relatives=lambda: inner))
+    if batch is None or batch.tensors is None or len(batch.tensors) < 2:
         return None
-    rows = tuple(_index(meta, meta.shape[1:]) for meta in shown.tensors[1:])
-    names = ", ".join(f"{meta.dtype}{list(meta.shape)}" for meta in rows)
-    return Guess(tensors=rows, why=f"x[{names}]: told by the calls inside, which index a batch of {batch[0]}")
+    front = batch.tensors[0]
+    if front is not None and (
+        front.shape[:1] != (count,) or all(call.name != "aten::arange" for call in around.children)
+    ):
+        return None
+    rank = None if front is None else len(front.shape)
+    rows = tuple(
+        meta if meta is None or len(meta.shape) != rank else _index(meta, meta.shape[1:]) for meta in batch.tensors[1:]
+    )
+    names = ", ".join(":" if meta is None else f"{meta.dtype}{list(meta.shape)}" for meta in rows)
+    return Guess(tensors=rows, why=f"x[{names}]: told by the calls inside, which index a batch of {count}")
 
 
 def _masked_fill(source: TensorMeta, calls: Sequence[OpSignature]) -> Guess | None:
@@ -146,13 +168,8 @@ def _integers(calls: Iterable[OpSignature], op: str) -> list[TensorMeta]:
     return [meta for meta, _ in first_tensors(calls, (op,)) if meta.dtype.startswith(_INTEGERS)]
 
 
-def _shown_indices(
-    shape: Shape, calls: Sequence[OpSignature], inner: Sequence[OpSignature] = ()
-) -> _ShownIndices | None:
-    """Reads the calls in the order in which torch makes them; None where the indices are not among them.
-
-    `inner`: what `calls` call in turn, and so on.
-    """
+def _shown_indices(shape: Shape, calls: Sequence[OpSignature], around: Relatives) -> _ShownIndices | None:
+    """Reads the calls in the order in which torch makes them; None where the indices are not among them."""
     reshaped = _integers(calls, "aten::reshape")
     if not 0 < len(reshaped) <= len(shape):
         return None
@@ -162,7 +179,7 @@ def _shown_indices(
     permute = next((call for call in calls if call.name == "aten::permute"), None)
     permuted = None if permute is None else recorded_numbers(permute, 1)
     return _ShownIndices(
-        tensors=(*masks, *_before_expanding(reshaped, by_mask, calls, inner)),
+        tensors=(*masks, *_before_expanding(reshaped, by_mask, calls, around)),
         width=len(reshaped),
         broadcast=reshaped[0].shape,
         before=_ones_before(first, reshaped[0].shape),
@@ -172,17 +189,21 @@ def _shown_indices(
 
 
 def _before_expanding(
-    reshaped: Sequence[TensorMeta], by_mask: int, calls: Sequence[OpSignature], inner: Sequence[OpSignature]
+    reshaped: Sequence[TensorMeta], by_mask: int, calls: Sequence[OpSignature], around: Relatives
 ) -> list[TensorMeta]:
     """The index tensors that are not of a mask, as they were before torch expanded and cast them."""
     indices, expanded = [_index(meta) for meta in reshaped[by_mask:]], _integers(calls, "aten::expand")
     # What was expanded has steps of 0, where strides are recorded, and is no longer one piece, so that it has an alias.
     repeated = [at for at, meta in enumerate(indices) if 0 in (meta.strides or ())]
-    views = first_tensors(inner, ("aten::view", "aten::_reshape_alias"))
+    views = first_tensors(around.inner, ("aten::view", "aten::_reshape_alias"))
     viewed = [name for meta, name in views if meta.dtype.startswith(_INTEGERS)]
     if not repeated and len(viewed) == len(indices) == len(reshaped):
         repeated = [at for at, name in enumerate(viewed) if name == "aten::_reshape_alias"]
-    shown = dict(zip(repeated if len(repeated) == len(expanded) else range(len(indices)), expanded, strict=False))
+    # The range that vmap puts in front of the indices has all dimensions: what was expanded first and has fewer is
+    # another one.
+    keeps_range = bool(expanded) and len(expanded[0].shape) < len(reshaped[0].shape) and _is_batch_with_range(around)
+    open_places = range(int(keeps_range and not by_mask), len(indices))
+    shown = dict(zip(repeated if len(repeated) == len(expanded) else open_places, expanded, strict=False))
     indices = [_index(shown.get(at, meta)) for at, meta in enumerate(indices)]
     narrow = [meta.dtype for meta in _integers(calls, "aten::to") if meta.dtype != "int64"]
     if len(narrow) == len(indices):
@@ -191,9 +212,19 @@ def _before_expanding(
     for meta in shown.values():
         if meta.dtype in narrow:
             narrow.remove(meta.dtype)
-    others = [at for at in range(len(indices)) if at not in shown]
+    others = [at for at in open_places if at not in shown]
     types = dict(zip(others, narrow, strict=True)) if len(narrow) == len(others) else {}
     return [_index(meta, dtype=types.get(at)) for at, meta in enumerate(indices)]
+
+
+def _is_batch_with_range(around: Relatives) -> bool:
+    """Return whether vmap makes the call for a batch, with a range in front of the indices."""
+    levels = [] if around.above is None else [around.above(number) for number in range(min(2, len(around.ancestors)))]
+    return any(
+        level.name.removesuffix("_") == around.name.removesuffix("_").replace("_index_put_impl", "index_put")
+        and any(call.name == "aten::arange" for call in level.children)
+        for level in levels
+    )
 
 
 def _ones_before(reshape: OpSignature, broadcast: Shape) -> int | None:
@@ -208,7 +239,7 @@ def _ones_before(reshape: OpSignature, broadcast: Shape) -> int | None:
 
 def _shown_list(shape: Shape, calls: Sequence[OpSignature], values: Shape | None, around: Relatives) -> Guess | None:
     """The list that the calls inside show, with empty places where dimensions are taken as they are."""
-    shown = _shown_indices(shape, calls, around.inner)
+    shown = _shown_indices(shape, calls, around)
     if shown is None or (indexed := _indexed_dims(shape, shown, values, around)) is None:
         return None
     dims, reader_note = indexed

@@ -47,10 +47,8 @@ _INDEXING = frozenset(
 )
 _JOINING = frozenset({"aten::cat", "aten::_cat", "aten::concat", "aten::concatenate"})
 _FACTORIES = frozenset({"aten::empty", "aten::empty_like", "aten::empty_strided", "aten::new_empty"})
-_BEGIN_EMPTY = frozenset(
-    f"aten::{name}"
-    for name in ("index_select", "nonzero", "masked_select", "mish_backward", "hardtanh_backward", "searchsorted")
-)
+_BEGIN_EMPTY_NAMES = "index_select nonzero masked_select mish_backward hardtanh_backward searchsorted bucketize where"
+_BEGIN_EMPTY = frozenset(f"aten::{name}" for name in _BEGIN_EMPTY_NAMES.split())
 """Ops whose implementation for a CPU begins with `at::empty({0})`."""
 _EMPTY: Shape = (0,)
 

@@ -330,7 +330,9 @@ def _types_inside_join(
     if len(dtypes) == len(shapes) and all(dtypes):
         return dtypes, "the tensors of aten::unsqueeze before"
     elements = sum(map(math.prod, shapes))
-    views = (meta for name in _PIECES for meta in by_name.get(name, ()))
+    # A stack along the first dimension joins its tensors and views the result.
+    names = (*_PIECES, "aten::view") if op == "stack" else _PIECES
+    views = (meta for name in names for meta in by_name.get(name, ()))
     whole = next((m for m in views if math.prod(m.shape) == elements and (op == "stack" or m.shape)), None)
     return None if whole is None else ((whole.dtype,) * len(shapes), "the result that it writes to inside")
 

@@ -65,13 +65,20 @@ def _reduced(shape: Shape, known: Known, context: Context) -> tuple[Reduction, s
         reduction = reduction_to(shape, out)
         return reduction and (reduction, "the shape of the output")
     around = context.relatives()
-    if (inside := _reduced_inside(shape, around.children)) is not None:
+    if around.parent_name in _CONVOLUTIONS_BACK and len(shape) > 2:
+        return (tuple(d for d in range(len(shape)) if d != 1), False), "the gradient of a bias"
+    inside = _reduced_inside(shape, around.children)
+    if inside is not None and inside[0]:
         return inside, "the calls inside"
     engine = around.parent_name.startswith("autograd::engine")
     viewed = next(first_tensors(around.following[:1], ("aten::view",)), None) if engine else None
     if viewed is not None and viewed[0].shape == shape and shape[:1] == (1,):
         return ((0,), True), "the sum of a gradient over dimensions in front, viewed next"
-    return _reduced_to_what_is_read(shape, around, one_dim=isinstance(value(known, "dim"), int))
+    read = _reduced_to_what_is_read(shape, around, one_dim=isinstance(value(known, "dim"), int))
+    if read is None and inside is not None and 1 in shape:
+        dim = max(d for d, n in enumerate(shape) if n == 1)
+        return ((dim,), inside[1]), "the last dimension of size 1, as the result has as many elements"
+    return read
 
 
 def _reduced_to_what_is_read(shape: Shape, around: Relatives, *, one_dim: bool) -> tuple[Reduction, str] | None:
@@ -299,12 +306,34 @@ def _resized(known: Known, context: Context) -> Guess | None:
     if parent == "aten::resize_as_" and around.parent is not None:
         template = first_tensor_of(around.parent, 1)
         return template and Guess(value=template.shape, why="the size of the template")
+    if source is not None and (shown := _resized_result(source.shape, around)) is not None:
+        return shown
     unchanged = source and Guess(value=source.shape, why="as it is")
     if source is not None and source.shape != (0,) and not parent.startswith("aten::_fft_"):
         return unchanged
     if parent in _VECTORS:
         return _vector(around, source.dtype if source is not None else "")
     return _read_whole(around, copies_only="_slow_conv" in parent) or unchanged
+
+
+def _resized_result(shape: Shape, around: Relatives) -> Guess | None:
+    """The size of a result that first held something of another size: the unreduced losses, all elements, the input."""
+    parent = around.parent_name
+    levels = list(zip(around.following, around.levels, strict=False))
+    inside = [call for call, level in levels if level == 0]
+    if parent.endswith("_loss") and any(call.name in ("aten::mean", "aten::sum") for call in inside):
+        return Guess(value=(), why=f"[]: {parent} reduces its losses next")
+    if parent in ("aten::im2col", "aten::col2im"):
+        made = (meta.shape for meta, _ in first_tensors(inside) if meta.shape != shape)
+        return next((Guess(value=size, why=f"what {parent} writes inside") for size in made), None)
+    if parent == "aten::unique_consecutive" and len(shape) == 1:
+        later = first_tensors(call for call, level in levels if level)
+        kept = ((meta.shape, name) for meta, name in later if len(meta.shape) == 1 and 0 < meta.shape[0] < shape[0])
+        return next((Guess(value=size, why=f"{name} reads {list(size)} next") for size, name in kept), None)
+    return None
+
+
+_CONVOLUTIONS_BACK = frozenset({"aten::_slow_conv2d_backward", "aten::convolution_backward", "ConvolutionBackward0"})
 
 
 def _read_whole(around: Relatives, *, copies_only: bool) -> Guess | None:

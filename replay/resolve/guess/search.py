@@ -8,6 +8,7 @@ whose result nothing shows (`views`).
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -17,8 +18,9 @@ from itertools import chain, combinations, islice, product
 from typing import TYPE_CHECKING, Any
 
 from opreplay.replay.ir.model import ReplayArg
-from opreplay.replay.ir.recorded_call import MISSING, recorded_args
+from opreplay.replay.ir.recorded_call import recorded_args
 from opreplay.replay.resolve.guess import copies, inside
+from opreplay.replay.resolve.guess.batches import recorded_by_name
 from opreplay.replay.resolve.guess.values import (
     NOT_INSIDE,
     Context,
@@ -48,6 +50,7 @@ MAX_PIECES = 4096
 SOON = 4
 """Calls in which the result of a cut is looked for, which may as well be as large as what it is taken of."""
 _CUTS = frozenset({"aten::slice", "aten::narrow"})
+_RESHAPES = frozenset({"aten::view", "aten::reshape", "aten::_unsafe_view"})
 _NO_READERS = frozenset({"aten::empty", "aten::empty_strided", "aten::empty_like", "aten::resize_"})
 
 
@@ -138,7 +141,7 @@ def _result_of_parent(source: TensorMeta, context: Context, usual: Usual) -> Tri
     match = best_match(specs_of(call.name), recorded_args(call))
     if match is None:
         return None
-    caller, known = replace(context, relatives=cache(lambda: above(0))), _recorded(match)
+    caller, known = replace(context, relatives=cache(lambda: above(0))), recorded_by_name(match)
     tried = search(match.spec, known, caller, usual)
     if tried is None:
         return _usual_result(match, source, known, caller, usual, place=around.places[0])
@@ -159,17 +162,6 @@ def _usual_result(
     values = [_plain(known, arg) for arg in _positional(match.spec)]
     result = _called(match.spec, source, values, place=place)
     return result and replace(result, why=f"as {match.spec.name}: {why}", shown=shown)
-
-
-def _recorded(match: Match) -> dict[str, ReplayArg]:
-    """The tensors and numbers that a call was recorded with, by the names of the schema."""
-    known: dict[str, ReplayArg] = {}
-    for arg, recorded in zip(match.spec.args, match.recorded, strict=False):
-        if recorded.tensor is not None:
-            known[arg.name] = ReplayArg(name=arg.name, type="Tensor", tensors=(recorded.tensor,))
-        elif recorded.kind in ("scalar", "scalars") and recorded.value is not MISSING:
-            known[arg.name] = ReplayArg(name=arg.name, type=arg.kind, value=recorded.value)
-    return known
 
 
 def _positional(spec: OpSpec) -> list[ArgSpec]:
@@ -320,6 +312,11 @@ def _read_targets(op: str, source: TensorMeta, around: Relatives) -> Iterator[Ta
     first, shape = recorded_shape(around.following[0]) if around.following else None, source.shape
     if first == shape and (around.levels[:1] == (NOT_INSIDE,) or (shape == () and op != "aten::expand")):
         yield Target(shape=shape, why=f"{around.following[0].name} reads {list(shape)} next", sure=True)
+    if first == shape and op == "aten::movedim" and around.following[0].name == "aten::reshape":
+        # vmap joins the batch with another dimension by `movedim` and `reshape`, whether or not it has to be moved.
+        yield Target(shape=shape, why=f"aten::reshape reads {list(shape)} next", sure=around.levels[:1] == (0,))
+    if op in _RESHAPES:
+        yield from _batch_targets(source.shape, around)
     for call in around.following[: SOON if op in _CUTS else None]:
         metas = list(metas_of(call)) if call.name not in _NO_READERS else []
         for meta in metas:
@@ -327,6 +324,29 @@ def _read_targets(op: str, source: TensorMeta, around: Relatives) -> Iterator[Ta
                 yield Target(shape=meta.shape, why=f"{call.name} reads {list(meta.shape)} next")
         if op in _CUTS and call.name not in inside.VIEWS and any(meta.shape == shape for meta in metas):
             break
+
+
+def _batch_targets(shape: Shape, around: Relatives) -> Iterator[Target]:
+    """Sizes of a batch of what is read after the call for one sample in which vmap makes the call."""
+    for call, level in zip(around.following, around.levels, strict=True):
+        if level == 0:
+            continue
+        for meta in metas_of(call):
+            count, rest = divmod(math.prod(shape), max(1, math.prod(meta.shape)))
+            if not rest and count > 1 and _makes_batch(around, count):
+                whole = (count, *meta.shape)
+                yield Target(shape=whole, why=f"a batch of {count} of {list(meta.shape)}, which {call.name} reads next")
+
+
+def _makes_batch(around: Relatives, count: int) -> bool:
+    """Return whether the calling op is recorded for one sample of `count`, and inside for the batch."""
+    outer = next((call for call in around.ancestors if call.name not in inside.VIEWS), None)
+    shape = None if outer is None else recorded_shape(outer)
+    if outer is None or shape is None or around.above is None:
+        return False
+    level = around.above(around.ancestors.index(outer))
+    read = (meta.shape for call in level.inside for meta in metas_of(call))
+    return any(size[:1] == (count,) and size[1:] == shape for size in read)
 
 
 def _backward(around: Relatives, source_shape: Shape) -> Iterator[Target]:

@@ -8,7 +8,9 @@ by. Owns no constants (`guess`).
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
+from opreplay.replay.ir.model import ReplayArg
 from opreplay.replay.resolve.guess.copies import COPY_RULES
 from opreplay.replay.resolve.guess.embedding_tables import TABLE_RULES, WIDTH_RULES
 from opreplay.replay.resolve.guess.indices import INDEX_RULES
@@ -27,6 +29,7 @@ from opreplay.replay.resolve.guess.values import (
     by_shape,
     dim_of,
     first_tensor,
+    first_tensor_of,
     first_tensors,
     last_dim,
     metas_of,
@@ -60,6 +63,8 @@ def _first_strides(known: Known, context: Context) -> Guess | None:
 def _factory_size(known: Known, context: Context) -> Guess | None:
     """A new tensor is as large as what is next written into it, or as what its caller was given."""
     around, like = context.relatives(), _first_shape(known, context)
+    if (sample := _size_without_batch(known, context)) is not None:
+        return sample
     if like is not None and not around.name.partition("::")[2].startswith("new_"):
         return like
     parent = around.parent_name
@@ -72,6 +77,20 @@ def _factory_size(known: Known, context: Context) -> Guess | None:
         if call.name in WRITERS and (shape := recorded_shape(call)) is not None:
             return Guess(value=shape, why=f"what {call.name} writes to")
     return like or _memory_size(around)
+
+
+def _size_without_batch(known: Known, context: Context) -> Guess | None:
+    """Under vmap the call for one sample makes the one for the batch, whose size has the batch in front."""
+    around, own = context.relatives(), first_tensor(known)
+    inside = around.batched() if around.batched is not None else None
+    batch = None if inside is None else first_tensor_of(inside[0])
+    if own is None or inside is None or batch is None or not batch.shape or batch.shape[1:] != own.shape:
+        return None
+    given = {"self": ReplayArg(name="self", type="Tensor", tensors=(batch,))}
+    guessed = _factory_size(given, replace(context, relatives=lambda: inside[1]))
+    if guessed is None or guessed.value[:1] != batch.shape[:1]:
+        return None
+    return replace(guessed, value=guessed.value[1:], why=f"as for a batch of {batch.shape[0]}: {guessed.why}")
 
 
 def _memory_size(around: Relatives) -> Guess | None:
@@ -162,6 +181,14 @@ def _where_source_differs(shape: Shape, known: Known, context: Context) -> Guess
     return Guess(value=dim, why="where source and self differ")
 
 
+def _is_stable(known: Known, context: Context) -> Guess | None:
+    """Programs reach the overload `stable` by giving that argument; `aten::sort` calls it with False."""
+    parent = context.relatives().parent
+    if parent is not None and parent.name in ("aten::sort", "aten::argsort") and len(parent.dims or ()) < 4:
+        return Guess(value=False, why=f"False: {parent.name} was called without it")
+    return Guess(value=True, why="True: the call takes the overload that has it")
+
+
 def _dot_dims(side: int) -> Rule:
     @by_shape
     def rule(shape: Shape, known: Known, context: Context) -> Guess | None:
@@ -188,6 +215,7 @@ BY_OP: dict[tuple[str, str], Rule] = {
     **{(op, "dim"): _where_index_differs
        for op in names("gather gather_backward scatter_add_ scatter_add scatter_ scatter")},
     **{(op, "dim"): _where_source_differs for op in ("index_add_", "index_copy_")},
+    **{(op, "stable"): _is_stable for op in ("sort", "argsort")},
     ("tensordot", "dims_self"): _dot_dims(0),
     ("tensordot", "dims_other"): _dot_dims(1),
     **{(op, "output_mask"): _gradients_of_norm

@@ -52,6 +52,8 @@ class Relatives:
     """The calls inside the node that goes back through the call."""
     gradients: tuple[OpSignature, ...] = ()
     """Labels of autograd for the gradients of one backward pass: their first tensor is as large as a parameter."""
+    batched: Callable[[], tuple[OpSignature, Relatives] | None] | None = None
+    """The call of the same op inside, and its surroundings: under `vmap` the call for the batch."""
 
     @property
     def parent_name(self) -> str:

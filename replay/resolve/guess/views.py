@@ -26,6 +26,7 @@ from opreplay.replay.resolve.guess.values import (
     Context,
     Guess,
     Known,
+    Relatives,
     Rule,
     Shape,
     by_shape,
@@ -263,6 +264,8 @@ def _converted(known: Known, context: Context) -> Guess | None:
 
 def _new_dtype(known: Known, context: Context) -> Guess | None:
     """The element type of a new tensor: that of what is written into it, or read next."""
+    if (result := _result_dtype(context.relatives())) is not None:
+        return result
     size = value(known, "size")
     candidates = (
         (meta.dtype, why)
@@ -270,6 +273,17 @@ def _new_dtype(known: Known, context: Context) -> Guess | None:
         if meta.dtype
     )
     return next((Guess(value=f"torch.{dtype}", why=f"{dtype}: {why}") for dtype, why in candidates), None)
+
+
+def _result_dtype(around: Relatives) -> Guess | None:
+    """The element type of what an op allocates for its result, where that type follows from the op."""
+    if around.parent_name in ("aten::searchsorted", "aten::bucketize"):
+        return Guess(value="torch.int64", why=f"int64: {around.parent_name} gives positions")
+    if around.parent_name == "aten::_fft_r2c" and around.parent is not None:
+        source = first_tensor_of(around.parent)
+        dtype = "complex128" if source is not None and source.dtype == "float64" else "complex64"
+        return Guess(value=f"torch.{dtype}", why=f"{dtype}: the result of {around.parent_name}")
+    return None
 
 
 def _written_or_read(context: Context, size: Shape | None) -> Iterator[tuple[TensorMeta, str]]:

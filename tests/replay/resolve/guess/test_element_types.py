@@ -153,3 +153,11 @@ def test_ids_are_no_evidence_for_a_table(
     given = tensors(getattr(torch, dtype), getattr(torch, dtype))
     types = planned_types(tmp_path, op, given, torch.arange(6))
     assert list(types.values()) == [[dtype] * 2]
+
+
+def test_a_mask_of_the_size_of_a_stack_does_not_make_it_a_mask(tmp_path: Path) -> None:
+    """What is read next may be another tensor of that size; the view that stack makes of its result has its type."""
+    mask = torch.rand(4, 3) > 0.5
+    parts = [torch.arange(3) for _ in range(4)]
+    types = recorded_types(tmp_path, "aten::stack", lambda: torch.stack(parts).masked_fill_(~mask, -1))
+    assert types == {"tensors": ["int64"] * 4}

@@ -171,3 +171,41 @@ def test_an_odd_padding_is_at_the_end_and_a_copy_pads_nothing(tmp_path: Path, pa
     given = torch.rand(3, 4)
     plan = stripped(lambda: torch.constant_pad_nd(given, pad).exp(), tmp_path)
     assert value_of(plan, "aten::constant_pad_nd", "pad") == pad
+
+
+@pytest.mark.parametrize("loss", [F.smooth_l1_loss, F.mse_loss])
+def test_the_result_of_a_reduced_loss_is_resized_to_one_number(loss: Callable[..., Any], tmp_path: Path) -> None:
+    plan = stripped(lambda: loss(torch.randn(9, 5), torch.randn(9, 5)), tmp_path)
+    assert value_of(plan, "aten::resize_", "size") == ()
+
+
+def test_unfolded_windows_have_the_size_that_is_written_inside(tmp_path: Path) -> None:
+    plan = stripped(lambda: F.unfold(torch.randn(2, 3, 7, 9), 3), tmp_path)
+    assert value_of(plan, "aten::resize_", "size") == (2, 27, 35)
+
+
+def test_unique_neighbours_are_as_many_as_are_read_next(tmp_path: Path) -> None:
+    plan = stripped(lambda: torch.unique_consecutive(torch.tensor([4, 4, 1, 1, 1, 7])).abs(), tmp_path)
+    assert value_of(plan, "aten::resize_", "size") == (3,)
+
+
+def test_the_gradient_of_a_bias_sums_over_all_but_the_channels(tmp_path: Path) -> None:
+    """Of a batch of one, whose dimension may be summed over or not."""
+    grad, source, weight = torch.randn(1, 6, 8, 8), torch.randn(1, 4, 8, 8), torch.randn(6, 4, 3, 3)
+    backward = torch.ops.aten._slow_conv2d_backward.output_mask
+    plan = stripped(lambda: backward(grad, source, weight, [3, 3], [1, 1], [1, 1], [True, True, True]), tmp_path)
+    assert value_of(plan, "aten::sum", "dim") == (0, 2, 3)
+
+
+def test_a_sum_over_a_dimension_of_one_keeps_the_others(tmp_path: Path) -> None:
+    plan = stripped(lambda: torch.randn(3, 1).sum(1), tmp_path)
+    assert value_of(plan, "aten::sum", "dim") == (1,)
+
+
+def test_positions_and_spectra_have_types_of_their_own(tmp_path: Path) -> None:
+    wave, edges = torch.randn(4, 16), torch.linspace(0, 1, 5)
+    plan = stripped(lambda: torch.fft.rfft(wave).abs(), tmp_path)
+    assert value_of(plan, "aten::empty", "dtype") == "torch.complex64"
+    plan = stripped(lambda: torch.bucketize(wave, edges), tmp_path)
+    assert value_of(plan, "aten::empty", "dtype") == "torch.int64"
+    assert value_of(plan, "aten::empty", "size") == (0,)

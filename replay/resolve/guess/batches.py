@@ -1,0 +1,108 @@
+# pyright: strict
+"""Arguments of the call for a batch that `torch.vmap` makes inside the call for one sample.
+
+Owns how dimensions and sizes of the call for one sample become those of the call for the batch, whose tensors have the
+batch in front (aten/src/ATen/functorch/BatchRules*.cpp). What the calls after it read is known of the call for one
+sample alone, so all its other arguments are taken from there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+from opreplay.replay.ir.model import ReplayArg
+from opreplay.replay.ir.recorded_call import MISSING, recorded_args
+from opreplay.replay.resolve.guess.values import Context, Guess, Known, Relatives, Shape, first_tensor
+from opreplay.replay.resolve.match import Match, best_match
+from opreplay.replay.resolve.schema import ArgSpec, OpSpec, specs_of
+from opreplay.traces.literals import is_whole_numbers
+
+Usual = Callable[[OpSpec, ArgSpec, Known, Context], Guess | None]
+_DIMS = frozenset({"dim", "dims", "dim0", "dim1", "start_dim", "end_dim", "dimension", "source", "destination"})
+_SIZES = frozenset({"size", "shape", "input_sizes", "self_sizes", "sizes"})
+_NEW_DIMS = frozenset({"aten::unsqueeze", "aten::unsqueeze_", "aten::stack"})
+"""Ops whose dimension is one of the result, which has one more."""
+_PARTS = frozenset({"aten::unflatten"})
+"""Ops whose sizes are those of one dimension."""
+
+
+def of_one_sample(spec: OpSpec, arg: ArgSpec, known: Known, context: Context, usual: Usual) -> Guess | None:
+    """Return the argument that the call for one sample implies; None for a call that vmap did not make for a batch.
+
+    `usual` guesses arguments of the call for one sample that are not recorded.
+    """
+    around, own = context.relatives(), first_tensor(known)
+    if around.parent is None or around.parent.name != spec.name or around.above is None or own is None:
+        return None
+    if arg.kind in ("Tensor", "Tensor[]"):
+        return None
+    match = best_match(specs_of(spec.name), recorded_args(around.parent))
+    if match is None or match.spec.overload != spec.overload:
+        return None
+    sample_known = recorded_by_name(match)
+    sample = first_tensor(sample_known)
+    if sample is None or not own.shape or own.shape[1:] != sample.shape or own.dtype != sample.dtype:
+        return None
+    guessed = _of_sample(match.spec, arg, sample_known, replace(context, relatives=_surroundings(around)), usual)
+    if guessed is None:
+        return None
+    batched = _with_batch(spec.name, arg, guessed.value, sample.shape, own.shape[0])
+    return None if batched is MISSING else replace(guessed, value=batched, why=f"as for one sample: {guessed.why}")
+
+
+def _surroundings(around: Relatives) -> Callable[[], Relatives]:
+    found: list[Relatives] = []
+
+    def surroundings() -> Relatives:
+        if not found and around.above is not None:
+            found.append(around.above(0))
+        return found[0]
+
+    return surroundings
+
+
+def _of_sample(
+    spec: OpSpec, wanted: ArgSpec, known: dict[str, ReplayArg], context: Context, usual: Usual
+) -> Guess | None:
+    """The argument of the call for one sample, those before it filled in."""
+    for arg in spec.args:
+        if arg.name in known:
+            if arg.name == wanted.name:
+                return Guess(value=known[arg.name].value, why="recorded")
+            continue
+        guessed = usual(spec, arg, known, context) if arg.kind not in ("Tensor", "Tensor[]") else None
+        if arg.name == wanted.name:
+            return guessed
+        if guessed is not None:
+            known[arg.name] = ReplayArg(name=arg.name, type=arg.kind, value=guessed.value)
+    return None
+
+
+def recorded_by_name(match: Match) -> dict[str, ReplayArg]:
+    """The tensors and numbers that a call was recorded with, by the names of the schema."""
+    known: dict[str, ReplayArg] = {}
+    for arg, recorded in zip(match.spec.args, match.recorded, strict=False):
+        if recorded.tensor is not None:
+            known[arg.name] = ReplayArg(name=arg.name, type="Tensor", tensors=(recorded.tensor,))
+        elif recorded.kind in ("scalar", "scalars") and recorded.value is not MISSING:
+            known[arg.name] = ReplayArg(name=arg.name, type=arg.kind, value=recorded.value)
+    return known
+
+
+def _with_batch(op: str, arg: ArgSpec, value: Any, sample: Shape, batch: int) -> Any:
+    """The value for the batch of one for a sample; MISSING where a sample without dimensions leaves it open."""
+    rank = len(sample) + (op in _NEW_DIMS)
+    if arg.name in _DIMS and arg.kind in ("int", "int[]"):
+        if not rank:
+            return MISSING
+        if isinstance(value, int) and not isinstance(value, bool):
+            return value % rank + 1
+        if is_whole_numbers(value):
+            dims = tuple(d % rank + 1 for d in value) or tuple(range(1, rank + 1))
+            return (0, *dims) if arg.name == "dims" and len(dims) == rank and op == "aten::permute" else dims
+        return tuple(range(1, rank + 1)) if value is None and arg.kind == "int[]" else MISSING
+    if arg.name in _SIZES and arg.kind == "int[]" and op not in _PARTS:
+        return (batch, *value) if is_whole_numbers(value) else MISSING
+    return value

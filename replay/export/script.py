@@ -38,8 +38,8 @@ TEXT = re.compile(r"[A-Za-z0-9_ .,>-]{0,200}")
 REFUSED = re.compile(r"from_file|save|load|unsafe(?!_view|_chunk|_split)|unchecked|reinterpret")
 BLOCK = 1_000_003
 """Random elements before they repeat, so that large tensors are filled quickly."""
-SAMPLE_S = 100e-6
-"""A sample holds as many calls as take about this long together."""
+SAMPLE_S = 500e-6
+"""A sample holds as many calls as take about this long together, as one of `opreplay run` does."""
 CLEAN = 8
 """Fewer samples that nothing interrupted, and all count."""
 REPEAT_S = 2.0

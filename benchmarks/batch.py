@@ -20,13 +20,14 @@ from collections.abc import Callable
 from pathlib import Path
 from time import perf_counter, process_time
 
+from opreplay.replay.execute.engines import worker_config
 from opreplay.replay.execute.options import RunOptions
 from opreplay.replay.execute.processes.lanes import Engine
-from opreplay.replay.execute.run import run_plan, worker_config
 from opreplay.replay.ir.model import Recorded, ReplayArg, ReplayOp, ReplayPlan
 from opreplay.replay.results.reading import read_result_file
 from opreplay.replay.results.writing import JsonLinesSink
 from opreplay.traces.model import TensorMeta
+from tests.running import run_plan
 
 RANKS = 20
 SCRIPT = Path(sys.executable).parent / "opreplay"

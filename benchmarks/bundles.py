@@ -21,7 +21,6 @@ from typing import Any
 import msgspec
 
 from opreplay.replay.execute.options import RunOptions
-from opreplay.replay.execute.run import run_plan
 from opreplay.replay.export import make_bundle, write_bundle
 from opreplay.replay.ir import sizes as budget
 from opreplay.replay.ir.model import ReplayPlan
@@ -32,6 +31,7 @@ from opreplay.replay.resolve.policy import Policy
 from opreplay.replay.results.reading import MemorySink
 from opreplay.traces import read_trace
 from opreplay.traces.errors import TraceError
+from tests.running import run_plan
 
 SHARED = Path(__file__).resolve().parents[1].parent / "shared" / "traces"
 

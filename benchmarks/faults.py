@@ -39,11 +39,11 @@ import msgspec
 
 from opreplay.cli.terminal.signals import Interrupts
 from opreplay.replay.batch.merge import Batch, TracePlan
+from opreplay.replay.execute.engines import worker_config
 from opreplay.replay.execute.options import RunOptions
 from opreplay.replay.execute.processes import child, worker
 from opreplay.replay.execute.processes.lanes import Engine, Lanes, OneByOne
 from opreplay.replay.execute.processes.runner import ChildProcess
-from opreplay.replay.execute.run import run_plan, worker_config
 from opreplay.replay.execute.visits import WHOLE, Visit
 from opreplay.replay.ir.model import Recorded, ReplayOp, ReplayPlan
 from opreplay.replay.results.outcome import Outcome
@@ -51,6 +51,7 @@ from opreplay.replay.results.reading import MemorySink, read_result_file
 from opreplay.replay.results.records import OpResult, Record
 from opreplay.replay.results.writing import JsonLinesSink
 from opreplay.traces.errors import OpReplayError
+from tests.running import run_plan
 
 OPS = 12
 IN_OP = {
@@ -159,7 +160,7 @@ def work(path: Path, fault: str, position: int, file_bytes: int, address: str) -
     if is_batch(fault):
         batch = Batch.of(TracePlan(path=f"rank{rank}.json", plan=plan, rank=rank, world_size=2) for rank in range(2))
         plan, options = batch.plan(), msgspec.structs.replace(OPTIONS, lanes=2)
-        records = {"close": batch.close}
+        records = {"sums": batch.close}
     with contextlib.ExitStack() as stack:
         if path.exists() and b"\n" in path.read_bytes():
             sink, earlier = Telling.reopen(path)

@@ -21,7 +21,6 @@ from pathlib import Path
 from time import perf_counter
 
 from opreplay.replay.execute.options import RunOptions
-from opreplay.replay.execute.run import run_plan
 from opreplay.replay.ir.model import ReplayPlan
 from opreplay.replay.plan.build import build_plan
 from opreplay.replay.report.views.plan import planned_results, planned_summary
@@ -30,6 +29,7 @@ from opreplay.replay.resolve.meta.outputs import with_outputs
 from opreplay.replay.results.reading import MemorySink
 from opreplay.replay.results.records import OpResult, Summary
 from opreplay.traces import read_trace
+from tests.running import run_plan
 
 SHARED = Path(__file__).resolve().parents[1].parent / "shared" / "traces"
 FULL_METADATA = (

@@ -13,13 +13,13 @@ from __future__ import annotations
 import argparse
 
 from opreplay.replay.execute.options import RunOptions
-from opreplay.replay.execute.run import run_plan
 from opreplay.replay.plan.build import build_plan
 from opreplay.replay.plan.step.of_step import step_plan
 from opreplay.replay.resolve.meta.outputs import with_outputs
 from opreplay.replay.results.reading import MemorySink
 from opreplay.traces import read_trace
 from opreplay.traces.samples import SAMPLES, sample_path
+from tests.running import run_plan
 
 COLUMNS = ("step rec.", "calls rec.", "sequence", "pass", "one by one")
 

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from types import TracebackType
 
@@ -37,8 +37,6 @@ class Outputs:
         continue), and for `resume` without one .jsonl; FormatError when that is no result file.
         """
         self.memory = MemorySink()
-        self.on_result: Callable[[OpResult], None] | None = None
-        """Told each op as it is written."""
         self.earlier: ResultFile | None = None
         """The part of the run that is there already."""
         self.to_stdout = "-" in names
@@ -88,8 +86,6 @@ class Outputs:
         if isinstance(record, OpResult):
             # Only now: a report counts no op that the files have no room for.
             self.memory.write(record)
-            if self.on_result is not None:
-                self.on_result(record)
 
     def _open(self) -> None:
         self._opened = True

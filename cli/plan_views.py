@@ -58,20 +58,15 @@ def show_plan(
 
     Raises InternalError afterwards where code of opreplay's own failed.
     """
-    from opreplay.replay.ascend.simulate.devices import Failed, simulate_on
+    from opreplay.replay.job.planned import planned_results
+    from opreplay.replay.job.predicting import Faults, Predictor
     from opreplay.replay.report.views import plan as views
 
-    failed = Failed()
-    results = views.planned_results(
-        plan,
-        lambda op: simulate_on(op, devices, contents, l2, failed),
-        failed=failed,
-        max_op_bytes=max_op_bytes,
-        checks=checks,
-        over=over_budget,
-    )
+    faults = Faults()
+    predict = faults.watching(Predictor(devices=devices, contents=contents, l2=l2))
+    results = planned_results(plan, predict, max_op_bytes=max_op_bytes, checks=checks, over=over_budget)
     console.show_view(views.view(plan, results, where=where, l2=l2, everything=everything), format_)
-    failed.conclude()
+    faults.conclude()
 
 
 def show_dry_run(
@@ -106,10 +101,10 @@ def show_dry_run(
 
 def narrate_checks(plan: ReplayPlan, checks: Mapping[str, MetaCheck]) -> None:
     """Say on stderr what meta tensors said, where stdout takes the plan itself."""
+    from opreplay.replay.job.planned import planned_results
     from opreplay.replay.report.views import meta
-    from opreplay.replay.report.views.plan import planned_results
 
-    console.narrate(meta.line(planned_results(plan, lambda op: {}, max_op_bytes=None, checks=checks)))
+    console.narrate(meta.line(planned_results(plan, checks=checks)))
 
 
 def show_explanation(
@@ -127,18 +122,17 @@ def show_explanation(
     import msgspec
 
     from opreplay.replay.ascend import explain_op
-    from opreplay.replay.ascend.simulate.devices import simulate_on
+    from opreplay.replay.job.planned import planned_results
+    from opreplay.replay.job.predicting import Predictor, raising
     from opreplay.replay.plan.make import find_ops
     from opreplay.replay.report.views import explain as view
-    from opreplay.replay.report.views.plan import planned_results
 
     matches = find_ops(plan, wanted)
     op = matches[0]
     alone = msgspec.structs.replace(plan, ops=(op,))
     op_contents = contents(op)
-    (result,) = planned_results(
-        alone, lambda op: simulate_on(op, devices, contents, l2), max_op_bytes=max_op_bytes, checks=checks
-    )
+    predict = raising(Predictor(devices=devices, contents=contents, l2=l2))
+    (result,) = planned_results(alone, predict, max_op_bytes=max_op_bytes, checks=checks)
     explanations = {name: explain_op(op, device, op_contents, l2) for name, device in devices.items()}
     if format_ == "json":
         console.write(console.json_text(view.facts(op, result, explanations)))
@@ -164,7 +158,7 @@ def plan_code(
     """1 when more ops than allowed would not be replayed, or are wrong on meta tensors."""
     from opreplay.cli.reporting import code_for
     from opreplay.replay.ir.verdicts import META_WRONG
-    from opreplay.replay.report.views.plan import why_not
+    from opreplay.replay.job.planned import why_not
 
     wrong = {id_ for id_, check in (checks or {}).items() if check.status in META_WRONG}
     missed = sum(op.id in wrong or why_not(op, max_op_bytes, over_budget) is not None for op in plan.ops)

@@ -13,10 +13,10 @@ if TYPE_CHECKING:
 
     from opreplay.cli.outputs import Outputs
     from opreplay.replay.ascend import DeviceProfile
-    from opreplay.replay.ascend.simulate.devices import Failed
     from opreplay.replay.execute.options import RunOptions
     from opreplay.replay.execute.processes.lanes import Engine
     from opreplay.replay.ir.model import ReplayPlan
+    from opreplay.replay.job.predicting import Faults
     from opreplay.replay.ops.work.expected import ExpectedContents
     from opreplay.replay.results.records import OpResult, Summary
 
@@ -57,7 +57,7 @@ def show_report(outputs: Outputs, *, everything: bool = True) -> None:
     console.show_view(report.view(run, everything=everything), "table")
 
 
-def outcome_code(outputs: Outputs, max_failed: int | None, failed: Failed) -> ExitCode:
+def outcome_code(outputs: Outputs, max_failed: int | None, faults: Faults) -> ExitCode:
     """1 when more ops were skipped or failed than allowed or one lost its process; a line on stderr says so.
 
     Raises InternalError where code of opreplay's own failed.
@@ -79,7 +79,7 @@ def outcome_code(outputs: Outputs, max_failed: int | None, failed: Failed) -> Ex
         stopped = True
         _tell_stop(results[-1], summary.ops - len(results))
     code = _code_of_results(results, summary, max_failed)
-    failed.conclude()
+    faults.conclude()
     _refuse_internal_errors(results)
     return ExitCode.INCOMPLETE if (lost or stopped) and code == ExitCode.OK else code
 
@@ -159,8 +159,8 @@ def engine_of(options: RunOptions, *, engine: str, lanes: int | None, address: s
     """Lanes of a Ray cluster, or None for what the options say."""
     if engine != "ray":
         return None
+    from opreplay.replay.execute.engines import worker_config
     from opreplay.replay.execute.processes.ray import RayLanes
-    from opreplay.replay.execute.run import worker_config
 
     return RayLanes(worker_config(options), limit_s=options.hard_limit_s(), lanes=lanes, address=address)
 
@@ -176,36 +176,31 @@ def run_and_show(
     format_: str,
     everything: bool = True,
     rows: bool | None = None,
-    **of_run: Any,
-) -> Failed:
-    """Run a plan into the outputs while `devices_held` are, and show what came of it, also when it was cut short;
-    why ops have no prediction. `rows`: whether each op is printed where there is no terminal, None for never."""
+    engine: Engine | None = None,
+    **facts: Any,
+) -> Faults:
+    """Run a plan into the outputs while `devices_held` are held, and show the results, also when it was cut short.
+
+    Returns the faults of predictions. `facts`: what `About` has of the trace. `rows`: whether each op is printed where
+    there is no terminal, None for never.
+    """
     from opreplay.cli.options.measuring import device_versions, holding, tell_threads
     from opreplay.cli.terminal.progress import RunProgress
-    from opreplay.replay.ascend.simulate.devices import Failed, simulate_on
-    from opreplay.replay.execute.run import run_plan
+    from opreplay.replay.job.consumers import deliver, writing
+    from opreplay.replay.job.measuring import About, run_events
+    from opreplay.replay.job.predicting import Faults, Predictor
     from opreplay.traces.errors import UsageError
 
-    unpredicted, l2 = Failed(), options.l2 or options.l2_state()
+    faults = Faults()
+    predict = Predictor(devices=devices, contents=contents, l2=options.l2 or options.l2_state())
     try:
-        with holding(devices_held, shared=options.shared_device) as beside, RunProgress(rows=bool(rows)) as on_progress:
-            outputs.on_result = None if rows is None else on_progress.show
-            run_plan(
-                plan,
-                options,
-                sink=outputs,
-                simulate=lambda op: simulate_on(op, devices, contents, l2, unpredicted),
-                failed=unpredicted,
-                on_progress=on_progress,
-                earlier=outputs.earlier,
-                devices=device_versions(devices),
-                beside=beside,
-                on_start=tell_threads,
-                **of_run,
-            )
+        with holding(devices_held, shared=options.shared_device) as beside, RunProgress(rows=rows) as show_progress:
+            about = About(devices=device_versions(devices), beside=beside, **facts)
+            events = run_events(plan, options, predict, about=about, engine=engine, earlier=outputs.earlier)
+            deliver(events, writing(outputs), tell_threads, show_progress, faults)
     except UsageError:
         outputs.forget()  # refused: what the file holds is of another run
         raise
     finally:
         show_json(outputs) if format_ == "json" else show_report(outputs, everything=everything)
-    return unpredicted
+    return faults

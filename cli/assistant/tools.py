@@ -315,9 +315,9 @@ def _opened(path: str, mtime_ns: int, size_bytes: int) -> OpenTrace:
 
 
 def _results(plan: ReplayPlan) -> Sequence[OpResult]:
-    from opreplay.replay.report.views.plan import planned_results
+    from opreplay.replay.job.planned import planned_results
 
-    return planned_results(plan, lambda op: {}, max_op_bytes=None)
+    return planned_results(plan)
 
 
 def _op_row(result: OpResult) -> OpRow:

@@ -129,7 +129,7 @@ def run_many(
             if not batch.rank_ops and selection.narrows:
                 raise UsageError("no trace holds an op that the filters leave", hint="`plan` on one trace lists names.")
             devices_held = [] if engine == "ray" else lane_devices(device, lanes or 1, shared=options.shared_device)
-            unpredicted = run_and_show(
+            faults = run_and_show(
                 batch.plan(),
                 options,
                 outputs,
@@ -139,10 +139,10 @@ def run_many(
                 format_=format_,
                 trace=batch.facts(),
                 engine=engine_of(options, engine=engine, lanes=lanes, address=address),
-                close=batch.close,
+                sums=batch.close,
             )
     add_to_history(history, label, outputs)
-    return _first(refused, _damaged(batch, allow_damaged), outcome_code(outputs, max_failed, unpredicted))
+    return _first(refused, _damaged(batch, allow_damaged), outcome_code(outputs, max_failed, faults))
 
 
 @click.command("batch", cls=Command, short_help="As `run` for many traces.", hidden=True)

@@ -84,8 +84,8 @@ def command(
     from opreplay.cli.setup import planned
     from opreplay.cli.terminal import console
     from opreplay.cli.terminal.progress import RunProgress
-    from opreplay.replay.ascend.simulate.devices import Failed
-    from opreplay.replay.execute.cases import cases_of
+    from opreplay.replay.job.cases import cases_of
+    from opreplay.replay.job.predicting import Faults
     from opreplay.replay.plan.inputs import BACKENDBENCH, plan_dialect
     from opreplay.replay.plan.kept import kept_plan_of_calls
     from opreplay.replay.report import sweep
@@ -126,8 +126,8 @@ def command(
     )
     plan, devices, contents = ready.plan, ready.devices, ready.contents
     state: L2State = l2 or measuring.l2_state()
-    failed = Failed()
-    of_plan = partial(cases_of, written, plan, ids, devices=devices, contents=contents, l2=state, failed=failed)
+    faults = Faults()
+    of_plan = partial(cases_of, written, plan, ids, devices=devices, contents=contents, l2=state, faults=faults)
     if not measure:
         cases = of_plan()
     else:
@@ -138,11 +138,11 @@ def command(
             plugins=ready.plugins,
             init_args=init_arg,
         )
-        with holding([device], shared=options.shared_device), RunProgress() as on_progress:
-            cases = of_plan(measuring=options, on_progress=on_progress)
+        with holding([device], shared=options.shared_device), RunProgress() as show_progress:
+            cases = of_plan(measuring=options, consumers=[show_progress])
     ready.conclude(unused=False)
     view = sweep.view(cases)
     write_view(view, output, force=force)
     console.show_view(view, format_)
-    failed.conclude()
+    faults.conclude()
     return ExitCode.OK if cases.complete and not refused else ExitCode.INCOMPLETE

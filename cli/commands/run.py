@@ -175,7 +175,7 @@ def run_one(
         step = recorded_step(read, selection, plan, list(devices.values()), contents) if in_sequence else None
         if options.check_kernels:
             plan = with_recorded_children(plan, read)
-        unpredicted = run_and_show(
+        faults = run_and_show(
             plan,
             options,
             outputs,
@@ -190,4 +190,4 @@ def run_one(
         )
     tell_unused(devices, plan.ops)
     add_to_history(history, label, outputs)
-    return outcome_code(outputs, max_failed, unpredicted)
+    return outcome_code(outputs, max_failed, faults)

@@ -17,6 +17,7 @@ from opreplay.cli.options.types import ByteSize, Count, Duration, Names
 if TYPE_CHECKING:
     from opreplay.replay.ascend import DeviceProfile
     from opreplay.replay.execute.options import RunOptions
+    from opreplay.replay.job.events import Event
     from opreplay.replay.plan.selection import Selection
     from opreplay.replay.results.measurement import RunCache
 
@@ -253,12 +254,13 @@ def holding(devices: Sequence[str], *, shared: bool) -> Generator[bool, None, No
         yield bool(beside)
 
 
-def tell_threads(environment: Mapping[str, object]) -> None:
+def tell_threads(event: Event) -> None:
     """Say on stderr before anything is measured where ops get fewer threads than torch would take."""
     from opreplay.cli.terminal import console
+    from opreplay.replay.job.events import Started
     from opreplay.replay.report.doubts import busy_notes
 
-    for note in busy_notes(environment):
+    for note in busy_notes(event.environment) if isinstance(event, Started) else ():
         console.narrate(f"opreplay: {note}")
 
 

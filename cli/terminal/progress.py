@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from opreplay.cli.terminal.console import make_console, narrate
 
 if TYPE_CHECKING:
-    from opreplay.replay.execute.run import Progress
+    from opreplay.replay.job.events import Event, Progress
     from opreplay.replay.results.records import OpResult
 
 EVERY_S = 5.0
@@ -125,9 +125,10 @@ class CasesProgress(_Bar):
 
 
 class RunProgress(_Bar):
-    """Ops done, the op that is next, and the time left; on a terminal, or where asked for, each op that is done."""
+    """Ops done, the op that is next, and the time left; on a terminal, or with `rows`, each op that is done."""
 
-    def __init__(self, *, rows: bool = False) -> None:
+    def __init__(self, *, rows: bool | None = None) -> None:
+        """Without `rows` no op is shown, with False on a terminal alone."""
         super().__init__()
         self._rows = rows
 
@@ -135,9 +136,14 @@ class RunProgress(_Bar):
         super().__enter__()
         return self
 
-    def __call__(self, now: Progress) -> None:
-        """Say where the run stands."""
-        self._update(now)
+    def __call__(self, event: Event) -> None:
+        """Say where the run stands, or show an op that is done."""
+        from opreplay.replay.job.events import Failed, Measured, Progress, Skipped
+
+        if isinstance(event, Progress):
+            self._update(event)
+        elif self._rows is not None and isinstance(event, (Measured, Skipped, Failed)):
+            self.show(event.result)
 
     def show(self, result: OpResult) -> None:
         """One op that is done. One that lost its process is told wherever stderr goes: the run goes on without it."""

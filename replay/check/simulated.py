@@ -72,13 +72,14 @@ def _of_op(
 ) -> dict[str, Simulated]:
     """Predictions by rules of an op by device; with `contents` those that `opreplay op` gives."""
     from opreplay.replay.ascend.custom.registrations import CustomOpError
-    from opreplay.replay.ascend.simulate.devices import simulate_on
+    from opreplay.replay.ascend.simulate.op import is_predicted, simulate_op
 
+    op_contents = None if contents is None else contents(op)
     try:
-        by_device = simulate_on(op, devices, contents, CACHE)
+        by_device = {name: simulate_op(op, device, op_contents, CACHE) for name, device in devices.items()}
     except CustomOpError:  # the prediction of a user's function that fails is missing
         return {}
-    return {name: prediction for name, prediction in by_device.items() if prediction.by != "bytes"}
+    return {name: found for name, found in by_device.items() if is_predicted(op, found) and found.by != "bytes"}
 
 
 def _with_outputs(bench: Bench, case: Case) -> ReplayOp:

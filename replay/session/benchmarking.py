@@ -47,8 +47,8 @@ def benchmark(
     """
     import torch
 
+    from opreplay.replay.execute.engines import worker_config
     from opreplay.replay.execute.executors.torch.device import TorchPrepared
-    from opreplay.replay.execute.run import worker_config
     from opreplay.replay.execute.threads import measure_on_idle
 
     asked = options or RunOptions(op_time_s=op_time_s, cache=cache)

@@ -12,6 +12,9 @@ import msgspec
 from opreplay.replay.execute.options import RunOptions
 from opreplay.replay.ir.model import Assumption, Reason, ReplayOp, ReplayPlan
 from opreplay.replay.ir.reasons import NotReplayable
+from opreplay.replay.job.events import Predicted
+from opreplay.replay.job.planned import planned_results
+from opreplay.replay.job.predicting import Predictor, raising
 from opreplay.replay.results.measurement import Measurement
 from opreplay.replay.results.records import L2State, Simulated
 from opreplay.replay.session.display import Shown
@@ -85,7 +88,7 @@ class Op(Shown):
         `RunOptions(isolation="process")` keeps an op that may crash or hang away from this process. An op over the
         memory budget is made smaller and says so in a warning. Raises NotReplayable with the reason.
         """
-        from opreplay.replay.execute.run import make_runner
+        from opreplay.replay.execute.engines import make_runner
         from opreplay.replay.session.registered import refuse_what_workers_lack
 
         options = self._setting.of_run(options)
@@ -108,13 +111,12 @@ class Op(Shown):
 
         Raises NotReplayable for a label or an op without arguments, UsageError for an unknown device.
         """
-        from opreplay.replay.ascend.simulate.devices import simulate_on
         from opreplay.replay.ops.work.expected import expected_contents
 
-        predictions = simulate_on(self.ir, devices_of(soc), expected_contents(), l2)
-        if not predictions:
+        predicted = raising(Predictor(devices=devices_of(soc), contents=expected_contents(), l2=l2))(self.ir)
+        if not predicted.simulated:
             raise NotReplayable(self.reason or Reason("metadata missing", "no arguments to predict a time from"))
-        return next(iter(predictions.values()))
+        return next(iter(predicted.simulated.values()))
 
     def explain(self, *soc: str) -> Explained:
         """All that is known of the op: arguments by name, what was assumed, and the kernels that it becomes on each
@@ -181,10 +183,9 @@ class Explained(Shown):
 def _explained(plan: ReplayPlan, devices: dict[str, Explanation]) -> View:
     """Everything that is known of the one op of a plan."""
     from opreplay.replay.report.views.explain import view
-    from opreplay.replay.report.views.plan import planned_results
 
     simulated = {name: explanation.simulated for name, explanation in devices.items()}
-    (result,) = planned_results(plan, lambda op: simulated, max_op_bytes=None)
+    (result,) = planned_results(plan, lambda op: Predicted(op=op, simulated=simulated))
     return view(plan.ops[0], result, devices)
 
 

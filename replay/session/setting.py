@@ -51,9 +51,9 @@ def executor_on(options: RunOptions) -> Generator[TorchExecutor, None, None]:
 
     Raises EnvironmentRefused when the device is not there, UsageError for what cannot be loaded.
     """
+    from opreplay.replay.execute.engines import worker_config
     from opreplay.replay.execute.executors.make import make_executor
     from opreplay.replay.execute.executors.torch.device import TorchExecutor
-    from opreplay.replay.execute.run import worker_config
 
     executor = make_executor(worker_config(options))
     try:

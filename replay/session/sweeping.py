@@ -63,8 +63,8 @@ def sweep(
 
     Raises UsageError for texts that are no calls, and for sizes without values.
     """
-    from opreplay.replay.ascend.simulate.devices import Failed
-    from opreplay.replay.execute.cases import cases_of
+    from opreplay.replay.job.cases import cases_of
+    from opreplay.replay.job.predicting import Faults
     from opreplay.replay.ops.work.expected import expected_contents
     from opreplay.replay.resolve.written.sweep import over_sizes, plan_of_calls
 
@@ -80,7 +80,7 @@ def sweep(
             devices=devices_of(soc),
             contents=contents,
             l2=wanted.l2_state(),
-            failed=Failed(),
+            faults=Faults(),
             measuring=options and msgspec.structs.replace(options),
         )
     )

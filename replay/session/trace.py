@@ -68,9 +68,10 @@ class OpenTrace(Shown):
         return self._frame()
 
     def _view(self) -> View:
-        from opreplay.replay.report.views.plan import planned_results, view
+        from opreplay.replay.job.planned import planned_results
+        from opreplay.replay.report.views.plan import view
 
-        return view(self.plan, planned_results(self.plan, lambda op: {}, max_op_bytes=None), ranked=True)
+        return view(self.plan, planned_results(self.plan), ranked=True)
 
 
 def open(

@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from opreplay.replay.ascend.profile import DeviceProfile
     from opreplay.replay.ascend.simulate.step import Step
     from opreplay.replay.capture.serving.form import Fused
-    from opreplay.replay.execute.run import Progress
     from opreplay.replay.ir.model import ReplayPlan
+    from opreplay.replay.job.events import Progress
     from opreplay.replay.report.view import View
 
 LOSERS = 10
@@ -112,9 +112,11 @@ def run(
 
     Raises UsageError where worker processes lack what this program registered, EnvironmentRefused without the device.
     """
-    from opreplay.replay.ascend.simulate.devices import Failed, simulate_on
-    from opreplay.replay.execute.run import run_plan
     from opreplay.replay.host.device_lock import held
+    from opreplay.replay.job.consumers import deliver, writing
+    from opreplay.replay.job.events import Event, Progress
+    from opreplay.replay.job.measuring import About, run_events
+    from opreplay.replay.job.predicting import Predictor
     from opreplay.replay.ops.work.expected import expected_contents
     from opreplay.replay.plan.inputs import trace_facts, with_recorded_children
     from opreplay.replay.session.registered import refuse_what_workers_lack
@@ -127,20 +129,20 @@ def run(
     devices = devices_of(soc)
     contents = expected_contents(chosen.init_modules, chosen.init_args, seed=chosen.seed, values=chosen.values)
     sink = _Both(output, force=force)
-    unpredicted = Failed()
+    predict = Predictor(devices=devices, contents=contents, l2=chosen.l2_state())
+
+    def tell(event: Event) -> None:
+        if on_progress is not None and isinstance(event, Progress):
+            on_progress(event)
+
     try:
         with held([] if chosen.shared_device else [chosen.device]) as beside:
-            run_plan(
-                plan,
-                chosen,
-                sink=sink,
-                simulate=lambda op: simulate_on(op, devices, contents, chosen.l2_state(), unpredicted),
-                failed=unpredicted,
-                on_progress=on_progress,
+            about = About(
                 trace=trace_facts(read.read),
                 beside=bool(beside),
                 devices=tuple(f"{device.name} {device.version}" for device in devices.values()),
             )
+            deliver(run_events(plan, chosen, predict, about=about), writing(sink), tell)
     finally:
         sink.close()
     memory = sink.memory

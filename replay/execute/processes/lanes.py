@@ -15,6 +15,7 @@ from typing import Any, Protocol, TypeVar
 
 import msgspec
 
+from opreplay.replay.execute.messages import PassDone
 from opreplay.replay.execute.processes.runner import Runner
 from opreplay.replay.execute.visits import Visit, visits_of
 from opreplay.replay.ir.model import Reason, ReplayOp
@@ -23,6 +24,8 @@ from opreplay.traces.errors import UsageError
 
 Decide = Callable[[ReplayOp], Outcome | None]
 """Asked right before an op would run: its outcome where it is not to run after all."""
+Step = ReplayOp | PassDone | tuple[ReplayOp, Outcome]
+"""What an engine tells: which op is next, that a pass of a sequence is done, or what became of an op."""
 
 
 class Engine(Protocol):
@@ -32,8 +35,8 @@ class Engine(Protocol):
         """Get ready; the facts of the device, or of the first of several. Raises OpReplayError when it is missing."""
         ...
 
-    def outcomes(self, ops: Iterable[ReplayOp], decide: Decide) -> Iterator[tuple[ReplayOp, Outcome]]:
-        """Each op with what became of it, as soon as that is known."""
+    def outcomes(self, ops: Iterable[ReplayOp], decide: Decide) -> Iterator[Step]:
+        """Yield each op when it is next, and with what became of it as soon as that is known."""
         ...
 
     def close(self) -> None:
@@ -62,14 +65,15 @@ class OneByOne:
         self._visits = visits_of(self._asked, facts)
         return facts | {"visits": self._visits}
 
-    def outcomes(self, ops: Iterable[ReplayOp], decide: Decide) -> Iterator[tuple[ReplayOp, Outcome]]:
+    def outcomes(self, ops: Iterable[ReplayOp], decide: Decide) -> Iterator[Step]:
         if self._visits == 1:
             for op in ops:
+                yield op
                 yield op, decide(op) or self._runner.measure(op)
             return
         yield from self._visited(list(ops), decide)
 
-    def _visited(self, ops: Sequence[ReplayOp], decide: Decide) -> Iterator[tuple[ReplayOp, Outcome]]:
+    def _visited(self, ops: Sequence[ReplayOp], decide: Decide) -> Iterator[Step]:
         """Ops in their order, each as soon as its last visit and those of all before it are over; where the run ends
         before, with what the visits until then came to."""
         outcomes: dict[int, Outcome] = {}
@@ -80,8 +84,10 @@ class OneByOne:
                 for number in range(self._visits):
                     index = step - number * APART
                     if number == 0 and index < len(ops):
+                        yield ops[index]
                         outcomes[index], again = self._first(ops[index], decide)
                     elif index in unfinished:
+                        yield ops[index]
                         outcomes[index], again = self._again(ops[index], outcomes[index], number, decide)
                     else:
                         continue
@@ -202,7 +208,7 @@ class Lanes:
             self._starting.remove(lane)
             self._idle.append(lane)
 
-    def outcomes(self, ops: Iterable[ReplayOp], decide: Decide) -> Iterator[tuple[ReplayOp, Outcome]]:
+    def outcomes(self, ops: Iterable[ReplayOp], decide: Decide) -> Iterator[Step]:
         waiting, again = iter(ops), deque[tuple[ReplayOp, int]]()
         busy: dict[Lane, tuple[ReplayOp, int]] = {}
         more = True
@@ -211,7 +217,10 @@ class Lanes:
                 op, tries = again.popleft() if again else (next(waiting, None), 0)
                 if op is None:
                     more = False
-                elif not tries and (outcome := decide(op)) is not None:
+                    continue
+                if not tries:
+                    yield op
+                if not tries and (outcome := decide(op)) is not None:
                     yield op, outcome
                 else:
                     lane = self._idle.pop(0)

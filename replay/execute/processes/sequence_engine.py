@@ -7,7 +7,7 @@ Owns what is tried again. When a process counts as stuck is `workers`, what happ
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence, Set
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence, Set
 from time import monotonic
 from typing import TypeVar
 
@@ -17,6 +17,7 @@ from opreplay.replay.execute.executors.base import Executor
 from opreplay.replay.execute.messages import PassDone, SequenceOutcome, SequenceTask
 from opreplay.replay.execute.options import WorkerConfig
 from opreplay.replay.execute.processes.child import Child
+from opreplay.replay.execute.processes.lanes import Decide, Step
 from opreplay.replay.execute.processes.workers import Death, Heartbeats, Workers
 from opreplay.replay.execute.sequence.passes import LostDevice, serve_sequence
 from opreplay.replay.host.limits import MAPPED_BYTES
@@ -30,8 +31,6 @@ from opreplay.replay.results.stats import median_interval, quantile
 DEATHS = 10
 """Processes that may end before the sequence is given up."""
 
-Decide = Callable[[ReplayOp], Outcome | None]
-Tell = Callable[[PassDone], None]
 _Answer = TypeVar("_Answer")
 
 
@@ -74,7 +73,7 @@ class Blame:
         self,
         ids: Sequence[str],
         attempt: Callable[[Set[str]], _Answer | Death],
-        reason_of: Callable[[Death], Reason] = lambda death: death.cause,
+        reason_of: Callable[[Death], Reason],
     ) -> _Answer | Death:
         """What an attempt with what is left of the ops came to, the last death after as many as are worth it."""
         while True:
@@ -124,17 +123,18 @@ class SequenceEngine:
         limit_s: float,
         total_time_s: float | None = None,
         executor: Executor | None = None,
-        tell: Tell | None = None,
     ) -> None:
         """`op_time_s` for each unique op is what the passes may take together; with `executor` they run in here."""
-        self._plan, self._config, self._executor, self._tell = plan, config, executor, tell
+        self._plan, self._config, self._executor = plan, config, executor
+        self._passes: list[PassDone] = []
+        """Told by the process since they were last handed on."""
         self._budget_bytes, self._op_time_s = budget_bytes, op_time_s
         self._total_time_s = total_time_s
         self._deadline = None if total_time_s is None else monotonic() + total_time_s
         self._workers = Workers(
             lambda facts, _: [Child(config.settled(facts))],
             limit_s=limit_s,
-            on_interim=tell,
+            on_interim=self._passes.append,
         )
         self._outcome: SequenceOutcome | None = None
         self.blame = Blame()
@@ -145,11 +145,15 @@ class SequenceEngine:
             return self._executor.facts()
         return self._workers.start()
 
-    def outcomes(self, ops: Iterable[ReplayOp], decide: Decide) -> Iterator[tuple[ReplayOp, Outcome]]:
-        """Each op of the step; those that `decide` has an outcome for are left out of the sequence."""
+    def outcomes(self, ops: Iterable[ReplayOp], decide: Decide) -> Iterator[Step]:
+        """Yield each op of the step; those that `decide` has an outcome for are left out of the sequence."""
         everything = list(ops)
-        decided = {op.id: outcome for op in everything if (outcome := decide(op)) is not None}
-        self._outcome = self._replayed([op for op in everything if op.id not in decided])
+        decided: dict[str, Outcome] = {}
+        for op in everything:
+            yield op
+            if (outcome := decide(op)) is not None:
+                decided[op.id] = outcome
+        self._outcome = yield from self._replayed([op for op in everything if op.id not in decided])
         for op in everything:
             yield op, decided.get(op.id) or self._outcome_of(op, self._outcome)
 
@@ -205,17 +209,23 @@ class SequenceEngine:
         sizes = {op.id: need_of(op).outputs for op in self._plan.ops if op.id in replayed}
         return sum(size for id_ in ids if (size := sizes.get(id_, 0)) >= MAPPED_BYTES)
 
-    def _replayed(self, ops: list[ReplayOp]) -> SequenceOutcome:
-        """The outcome, after as many new processes as it takes."""
+    def _replayed(self, ops: list[ReplayOp]) -> Generator[PassDone, None, SequenceOutcome]:
+        """Yield each pass; return the outcome, after as many new processes as it takes."""
         blame = self.blame
-        answer = blame.retried([op.id for op in ops], lambda ids: self._tried([op for op in ops if op.id in ids]))
+        while True:
+            left = [op for op in ops if op.id not in blame.reasons]
+            answer = yield from self._tried(left)
+            if not isinstance(answer, Death):
+                break
+            if not blame.is_worth_another_try(answer, [op.id for op in left], answer.cause):
+                break
         if isinstance(answer, SequenceOutcome):
             return msgspec.structs.replace(answer, outcomes=blame.left_out() | answer.outcomes)
         why = f"the sequence ended its process {blame.deaths} times: {answer.cause.detail}"
         reason = Reason("worker lost", why) if answer.cause.kind == "worker lost" else Reason("failed", why)
         return SequenceOutcome(outcomes={op.id: unable(reason) for op in ops} | blame.left_out())
 
-    def _tried(self, ops: list[ReplayOp]) -> SequenceOutcome | Death:
+    def _tried(self, ops: list[ReplayOp]) -> Generator[PassDone, None, SequenceOutcome | Death]:
         sequence = self._plan.sequence
         assert sequence is not None
         time_s = self._op_time_s * len(ops)
@@ -233,9 +243,18 @@ class SequenceEngine:
         with Heartbeats(1, calls=len(ops)) as beats:
             task = msgspec.structs.replace(task, heartbeat=beats.paths()[0])
             if self._executor is not None:
-                return self._here(task, self._executor)
-            answer = self._workers.run([task], beats)
+                outcome = self._here(task, self._executor)
+                yield from self._told_passes()
+                return outcome
+            self._workers.hand_out([task], beats)
+            while (answer := self._workers.take(waits=True)) is None:
+                yield from self._told_passes()
+            yield from self._told_passes()
             return answer if isinstance(answer, Death) else answer[0]
+
+    def _told_passes(self) -> Iterator[PassDone]:
+        while self._passes:
+            yield self._passes.pop(0)
 
     def _here(self, task: SequenceTask, executor: Executor) -> SequenceOutcome | Death:
         config = self._config
@@ -246,7 +265,7 @@ class SequenceEngine:
                 seed=config.options.seed,
                 options=config.options,
                 op_bytes=config.memory_bytes,
-                tell=self._tell or (lambda _: None),
+                tell=self._passes.append,
             )
         except LostDevice as error:
             return Death(how="over", cause=Reason("failed", f"the device is lost: {error}"))

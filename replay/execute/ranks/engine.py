@@ -17,7 +17,7 @@ from opreplay.replay.collectives.model import Collective, Replayed, WaitBy
 from opreplay.replay.execute.measure import scaled, summarize
 from opreplay.replay.execute.messages import RankConfig, RankReply, RankTask
 from opreplay.replay.execute.options import MeasureOptions
-from opreplay.replay.execute.processes.lanes import Decide, Engine
+from opreplay.replay.execute.processes.lanes import Decide, Engine, Step
 from opreplay.replay.execute.processes.workers import Death, Workers
 from opreplay.replay.execute.ranks.crew import reason_of
 from opreplay.replay.ir.model import Assumption, Reason, ReplayOp
@@ -42,10 +42,11 @@ class WithRanks:
             self._ranks.close()
             raise
 
-    def outcomes(self, ops: Iterable[ReplayOp], decide: Decide) -> Iterator[tuple[ReplayOp, Outcome]]:
+    def outcomes(self, ops: Iterable[ReplayOp], decide: Decide) -> Iterator[Step]:
         every = list(ops)
         for op in every:
             if op.collective is not None:
+                yield op
                 yield op, decide(op) or self._outcome(op.collective)
         self._ranks.close()
         yield from self._others.outcomes((op for op in every if op.collective is None), decide)

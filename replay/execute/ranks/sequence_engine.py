@@ -19,7 +19,7 @@ from opreplay.replay.collectives.mapping import Share
 from opreplay.replay.collectives.model import Collective
 from opreplay.replay.execute.messages import RankConfig, SharedCall, SharedStep, SharedStepOutcome
 from opreplay.replay.execute.options import WorkerConfig
-from opreplay.replay.execute.processes.lanes import Decide
+from opreplay.replay.execute.processes.lanes import Decide, Step
 from opreplay.replay.execute.processes.sequence_engine import Blame, SequenceEngine, task_of
 from opreplay.replay.execute.processes.workers import Death, Heartbeats
 from opreplay.replay.execute.ranks.crew import local_ranks, reason_of
@@ -67,15 +67,21 @@ class SequenceOnRanks(WithRanks):
         self._replies: list[SharedStepOutcome] = []
         self._blame = Blame()
 
-    def outcomes(self, ops: Iterable[ReplayOp], decide: Decide) -> Iterator[tuple[ReplayOp, Outcome]]:
+    def outcomes(self, ops: Iterable[ReplayOp], decide: Decide) -> Iterator[Step]:
         """Each op of the step; those that `decide` has an outcome for are left out of it."""
         every = list(ops)
         calls = [op for op in every if op.collective is None]
-        outcomes = {op.id: outcome for op, outcome in self._alone.outcomes(calls, decide)}
+        outcomes: dict[str, Outcome] = {}
+        for step in self._alone.outcomes(calls, decide):
+            if isinstance(step, tuple):
+                outcomes[step[0].id] = step[1]
+            else:
+                yield step
         mapped_collectives: list[MappedCollective] = []
         for op in every:
             if op.collective is None:
                 continue
+            yield op
             collective = decide(op) or self._mapped(op, op.collective)
             if isinstance(collective, MappedCollective):
                 mapped_collectives.append(collective)

@@ -3,19 +3,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal
+from collections.abc import Mapping, Sequence
+from typing import Any
 
-import msgspec
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from opreplay.replay.arguments.shrink.choose import fitted
 from opreplay.replay.ascend.simulate.coverage import clock_of
 from opreplay.replay.ir.model import ReplayOp, ReplayPlan
-from opreplay.replay.ir.reasons import Reason
-from opreplay.replay.ir.sizes import need_of, over_budget, readable
-from opreplay.replay.ir.verdicts import MetaCheck
+from opreplay.replay.ir.sizes import need_of, readable
 from opreplay.replay.plan.recorded.where import Where
 from opreplay.replay.report import first_screen, suspects
 from opreplay.replay.report.run.facts import (
@@ -34,54 +30,11 @@ from opreplay.replay.report.text import DASH, end, plural, safe
 from opreplay.replay.report.view import View
 from opreplay.replay.report.views import meta
 from opreplay.replay.resolve.defining_files import registered_by
-from opreplay.replay.results.of_plan import result_of, summarize
-from opreplay.replay.results.outcome import Outcome, unable
-from opreplay.replay.results.records import L2State, OpResult, Simulated, Summary
+from opreplay.replay.results.of_plan import summarize
+from opreplay.replay.results.records import L2State, OpResult, Summary
 
 SCHEMA_VERSION = 1
 """Of the JSON form. Changes of format: 1 first version."""
-
-
-OverBudget = Literal["shrink", "skip"]
-"""What a run does with an op over its budget; see `opreplay.replay.arguments.shrink.choose`."""
-
-
-def why_not(op: ReplayOp, max_op_bytes: int | None, over: OverBudget = "shrink") -> Reason | None:
-    """Why the op would not run: what the plan says, else that it is over the budget and cannot be made smaller."""
-    if op.reason is not None or max_op_bytes is None:
-        return op.reason
-    return over_budget(op if over == "skip" else fitted(op, max_op_bytes).op, max_op_bytes)
-
-
-def _outcome(op: ReplayOp, max_op_bytes: int | None, over: OverBudget) -> Outcome:
-    reason = why_not(op, max_op_bytes, over)
-    if reason is not None:
-        return unable(reason)
-    if max_op_bytes is None or over == "skip":
-        return Outcome(status="replayed")
-    return Outcome(status="replayed", assumptions=fitted(op, max_op_bytes).assumptions)
-
-
-def planned_results(
-    plan: ReplayPlan,
-    simulate: Callable[[ReplayOp], dict[str, Simulated]],
-    *,
-    max_op_bytes: int | None,
-    checks: Mapping[str, MetaCheck] | None = None,
-    over: OverBudget = "shrink",
-    failed: Mapping[str, Sequence[str]] | None = None,
-) -> list[OpResult]:
-    """The results that a run would start from: "replayed" where it would try, nothing measured.
-
-    `checks`: verdicts of a run on meta tensors, by id. `failed`: why an op has no prediction, once it was asked for.
-    """
-    predicted = [(op, simulate(op)) for op in plan.ops]
-    why = failed or {}
-    results = [
-        result_of(plan, op, _outcome(op, max_op_bytes, over), predictions, unpredicted=why.get(op.id, ()))
-        for op, predictions in predicted
-    ]
-    return [msgspec.structs.replace(result, meta=checks.get(result.id)) for result in results] if checks else results
 
 
 def planned_summary(plan: ReplayPlan, results: Sequence[OpResult]) -> Summary:

@@ -12,9 +12,9 @@ import pytest
 from click.testing import CliRunner, Result
 
 from opreplay.cli.main import opreplay
-from opreplay.replay.execute import run as orchestrator
+from opreplay.replay.execute import engines
 from opreplay.replay.execute.executors.fake import FakeExecutor
-from opreplay.replay.execute.options import WorkerConfig
+from opreplay.replay.execute.options import RunOptions, WorkerConfig
 from opreplay.replay.execute.processes.runner import InProcess
 from opreplay.replay.ir.model import ReplayOp
 from opreplay.replay.report.run.batch import collective_notes
@@ -56,11 +56,11 @@ def write_rank(path: Path, rank: int, *, own: int = 0, world_size: int = 2) -> P
 def ranks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder with two ranks of a job; the fake executor runs their ops in this process."""
 
-    def make_runner(options: orchestrator.RunOptions, recency: object = None) -> InProcess:
+    def make_runner(options: RunOptions, recency: object = None) -> InProcess:
         SEEN["options"] = options
         return InProcess(FakeExecutor(), WorkerConfig(options=options, memory_bytes=1 << 30))
 
-    monkeypatch.setattr(orchestrator, "make_runner", make_runner)
+    monkeypatch.setattr(engines, "make_runner", make_runner)
     folder = tmp_path / "job"
     folder.mkdir()
     write_rank(folder / "rank0.json", 0)
@@ -145,7 +145,7 @@ def test_filters_and_options_are_those_of_run(ranks: Path) -> None:
     assert result.exit_code == 0, result.stderr
     assert "2 traces with 2 ops are 1 unique op" in result.stdout
     options = SEEN["options"]
-    assert isinstance(options, orchestrator.RunOptions)
+    assert isinstance(options, RunOptions)
     assert (options.seed, options.op_time_s, options.threads, options.max_op_bytes) == (7, 0.005, 1, 10**9)
     assert options.limit_s == 9.0
     assert (options.lanes, options.shared_device) == (1, True)
@@ -366,7 +366,7 @@ def test_values_and_checks_are_those_of_run(ranks: Path, tmp_path: Path) -> None
     )
     assert first.exit_code == 0, first.stderr
     options = SEEN["options"]
-    assert isinstance(options, orchestrator.RunOptions)
+    assert isinstance(options, RunOptions)
     assert (options.values, options.check_work, options.check_kernels) == (str(values), True, True)
     assert options.check_values
 

@@ -9,9 +9,9 @@ import pytest
 from click.testing import CliRunner, Result
 
 from opreplay.cli.main import opreplay
-from opreplay.replay.execute import run as orchestrator
+from opreplay.replay.execute import engines
 from opreplay.replay.execute.executors.fake import FakeExecutor
-from opreplay.replay.execute.options import WorkerConfig
+from opreplay.replay.execute.options import RunOptions, WorkerConfig
 from opreplay.replay.execute.processes.runner import InProcess
 from opreplay.replay.ir.model import Reason, Recorded, ReplayOp, ReplayPlan
 from opreplay.replay.plan import inputs
@@ -47,12 +47,12 @@ def trace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         SEEN.update(selection=selection, device=device, in_order=in_order)
         return PLAN
 
-    def make_runner(options: orchestrator.RunOptions, recency: object = None) -> InProcess:
+    def make_runner(options: RunOptions, recency: object = None) -> InProcess:
         SEEN["options"] = options
         return InProcess(FakeExecutor(), WorkerConfig(options=options, memory_bytes=1 << 30))
 
     monkeypatch.setattr(inputs, "make_plan", make_plan)
-    monkeypatch.setattr(orchestrator, "make_runner", make_runner)
+    monkeypatch.setattr(engines, "make_runner", make_runner)
     path = tmp_path / "t.json"
     path.write_text(json.dumps({"traceEvents": [{"ph": "X", "cat": "cpu_op", "name": "aten::mm", "ts": 1, "dur": 2}]}))
     return path
@@ -76,14 +76,14 @@ def test_the_report_starts_with_coverage_and_shows_every_op(trace: Path) -> None
 def test_check_work_reaches_the_library(trace: Path) -> None:
     assert run(trace, "--check", "work").exit_code == 0
     options = SEEN["options"]
-    assert isinstance(options, orchestrator.RunOptions)
+    assert isinstance(options, RunOptions)
     assert options.check_work
 
 
 def test_how_to_measure_reaches_the_library(trace: Path) -> None:
     assert run(trace, "--cache", "warm", "--set", "cuda_graph=true", "--check", "kernels,values").exit_code == 0
     options = SEEN["options"]
-    assert isinstance(options, orchestrator.RunOptions)
+    assert isinstance(options, RunOptions)
     assert (options.cache, options.cuda_graph, options.check_kernels) == ("warm", True, True)
     assert options.check_values
     measured = options
@@ -130,7 +130,7 @@ def test_values_of_options_reach_the_library(trace: Path) -> None:
     )
     assert result.exit_code == 0, result.stderr
     options = SEEN["options"]
-    assert isinstance(options, orchestrator.RunOptions)
+    assert isinstance(options, RunOptions)
     assert (options.op_time_s, options.seed, options.threads, options.max_op_bytes) == (0.02, 5, 2, 2 * 10**9)
     assert (options.over_budget, options.limit_s) == ("skip", 9.0)
     assert options.hard_limit_s() == 9.0

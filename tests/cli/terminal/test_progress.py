@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from opreplay.cli.terminal import progress
-from opreplay.replay.execute.run import Progress
+from opreplay.replay.job.events import Progress
 
 
 def step(done: int, current: str | None = "aten::mm", remaining: float | None = 65.0) -> Progress:

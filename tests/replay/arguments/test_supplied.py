@@ -11,11 +11,11 @@ from click.testing import CliRunner
 from opreplay.cli.main import opreplay
 from opreplay.replay.arguments.supplied import check_values_file
 from opreplay.replay.execute.options import RunOptions
-from opreplay.replay.execute.run import run_plan
 from opreplay.replay.ir.model import Reason, Recorded, ReplayArg, ReplayOp, ReplayPlan
 from opreplay.replay.results.reading import MemorySink, read_results
 from opreplay.traces.errors import UsageError
 from opreplay.traces.model import TensorMeta
+from tests.running import run_plan
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("forked_children")]
 

@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 
 from opreplay.replay.batch.merge import Batch, TracePlan, call_key
 from opreplay.replay.execute.options import RunOptions
-from opreplay.replay.execute.run import run_plan
 from opreplay.replay.ir.model import Reason, Recorded, ReplayArg, ReplayOp, ReplayPlan
 from opreplay.replay.results.reading import MemorySink
 from opreplay.replay.results.records import JobResult, OpResult, TraceResult
 from opreplay.replay.results.summary import summarized
+from tests.running import run_plan
 
 OPTIONS = RunOptions(executor="fake", isolation="none", max_op_bytes=10**6)
 
@@ -33,7 +33,7 @@ def trace(path: str, *ops: ReplayOp, rank: int | None = None, world_size: int | 
 
 def ran(batch: Batch) -> MemorySink:
     sink = MemorySink()
-    run_plan(batch.plan(), OPTIONS, sink=sink, close=batch.close, trace=batch.facts())
+    run_plan(batch.plan(), OPTIONS, sink=sink, sums=batch.close, trace=batch.facts())
     return sink
 
 

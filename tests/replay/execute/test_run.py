@@ -5,17 +5,18 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from opreplay.replay.execute import run as orchestrator
 from opreplay.replay.execute.executors.fake import FakeExecutor
 from opreplay.replay.execute.options import RunOptions, WorkerConfig
 from opreplay.replay.execute.processes.runner import InProcess
-from opreplay.replay.execute.run import Progress, run_plan
 from opreplay.replay.ir.model import Assumption, Reason, Recorded, RecordedKernel, ReplayOp, ReplayPlan
+from opreplay.replay.job import measuring
+from opreplay.replay.job.events import Progress
 from opreplay.replay.results.outcome import Outcome
 from opreplay.replay.results.reading import MemorySink, read_results
 from opreplay.replay.results.records import Record, Simulated
 from opreplay.replay.results.writing import JsonLinesSink
 from opreplay.traces.errors import UsageError
+from tests.running import run_plan
 
 pytestmark = pytest.mark.usefixtures("forked_children")
 
@@ -88,7 +89,7 @@ def test_ops_beyond_the_time_of_the_run_are_skipped_with_that_reason() -> None:
 def test_no_more_time_is_left_than_the_run_may_take(monkeypatch: pytest.MonkeyPatch) -> None:
     """ "1187 min left" was told of a run of 90 s."""
     now = [0.0]
-    monkeypatch.setattr(orchestrator, "monotonic", lambda: now[0])
+    monkeypatch.setattr(measuring, "monotonic", lambda: now[0])
     seen: list[Progress] = []
 
     def tell(step: Progress) -> None:

@@ -128,10 +128,10 @@ def test_every_reason_that_the_code_gives_is_on_the_list_and_says_enough() -> No
 @pytest.mark.parametrize("select", ["owner", "leaf"])
 def test_no_op_of_a_public_trace_stays_unexplained(shared_traces: Path, name: str, select: str) -> None:
     from opreplay.replay.execute.options import RunOptions
-    from opreplay.replay.execute.run import run_plan
     from opreplay.replay.plan.build import build_plan
     from opreplay.replay.results.reading import MemorySink
     from opreplay.traces import read_trace
+    from tests.running import run_plan
 
     plan = build_plan(read_trace(shared_traces / f"{name}.json.gz"), select=select)
     sink = MemorySink()

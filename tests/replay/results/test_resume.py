@@ -12,7 +12,6 @@ import pytest
 from opreplay.replay.execute.executors.fake import FakeExecutor
 from opreplay.replay.execute.options import RunOptions, WorkerConfig
 from opreplay.replay.execute.processes.runner import InProcess
-from opreplay.replay.execute.run import run_plan
 from opreplay.replay.ir.model import Reason, Recorded, ReplayOp, ReplayPlan
 from opreplay.replay.results.outcome import unable
 from opreplay.replay.results.reading import read_result_file
@@ -21,6 +20,7 @@ from opreplay.replay.results.resume import WHILE_IT_RAN
 from opreplay.replay.results.writing import JsonLinesSink
 from opreplay.traces.errors import UsageError
 from opreplay.traces.model import TensorMeta
+from tests.running import run_plan
 
 OPTIONS = RunOptions(executor="fake", isolation="none", max_op_bytes=10**6)
 

@@ -1,30 +1,14 @@
-"""One op on several simulated devices."""
+"""A plan on several simulated devices."""
 
 from __future__ import annotations
 
 import msgspec
 
 from opreplay.replay.ascend import load_device
-from opreplay.replay.ascend.simulate.devices import load_socs, simulate_on, simulate_plan
+from opreplay.replay.ascend.simulate.devices import simulate_plan
 from opreplay.replay.ascend.simulate.step import Inversion, OpStep, Step, inversions
-from opreplay.replay.ir.model import Reason, Recorded, ReplayArg, ReplayOp
 from opreplay.replay.resolve.written.sweep import Written, plan_of_calls
 from opreplay.replay.results.records import Simulated
-from opreplay.traces.model import TensorMeta
-
-
-def op(id_: str, name: str, **more: object) -> ReplayOp:
-    return ReplayOp(id=id_, name=name, count=1, recorded=Recorded(host_us_total=1.0, host_us_median=1.0), **more)  # type: ignore[arg-type]
-
-
-def test_labels_are_not_simulated_as_if_they_were_free() -> None:
-    devices = load_socs(["910b3"])
-    label = op("dddddddddddd", "ProfilerStep#1", reason=Reason("label, not an op"))
-    assert simulate_on(label, devices) == {}
-    tensors = tuple(
-        ReplayArg(name=name, type="Tensor", tensors=(TensorMeta(shape=(8, 8), dtype="float16"),)) for name in ("a", "b")
-    )
-    assert simulate_on(op("eeeeeeeeeeee", "aten::mm", args=tensors), devices)["910b3"].time_us > 0
 
 
 def test_a_smaller_device_that_is_predicted_faster_is_told() -> None:

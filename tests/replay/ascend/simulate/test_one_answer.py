@@ -18,10 +18,10 @@ from opreplay.cli.main import opreplay as cli
 from opreplay.replay.ascend.calibrate.calls import validate_calls
 from opreplay.replay.ascend.devices.file import load_device
 from opreplay.replay.ascend.measured.call_tables import BETWEEN, read_call_table
-from opreplay.replay.ascend.simulate.devices import Failed
-from opreplay.replay.execute.cases import cases_of
 from opreplay.replay.ir.notation import parse_call
 from opreplay.replay.ir.plan_file import dump_plan
+from opreplay.replay.job.cases import cases_of
+from opreplay.replay.job.predicting import Faults
 from opreplay.replay.ops.work.expected import expected_contents
 from opreplay.replay.resolve.written.sweep import Written, plan_of_calls
 from opreplay.replay.results.of_plan import call_of
@@ -284,7 +284,7 @@ def of_op(texts: Iterable[str]) -> Iterator[tuple[str, float]]:
             except OpReplayError:
                 times.append(None)
                 break
-            done = cases_of([part], plan, ids, devices=devices, contents=contents, l2=state, failed=Failed())
+            done = cases_of([part], plan, ids, devices=devices, contents=contents, l2=state, faults=Faults())
             times.append(done.cases[0].result.simulated_us.get(SOC))
         if None not in times:
             yield text, sum(filter(None, times))

@@ -12,11 +12,11 @@ import pytest
 from opreplay.replay.execute.options import RunOptions, WorkerConfig
 from opreplay.replay.execute.processes.lanes import Lanes, lane_devices, split_cpus
 from opreplay.replay.execute.processes.runner import ChildProcess
-from opreplay.replay.execute.run import run_plan
 from opreplay.replay.ir.model import Reason, Recorded, ReplayOp, ReplayPlan
 from opreplay.replay.results.outcome import Outcome, unable
 from opreplay.replay.results.reading import MemorySink
 from opreplay.traces.errors import UsageError
+from tests.running import outcomes_of, run_plan
 
 pytestmark = pytest.mark.slow
 
@@ -47,7 +47,7 @@ def test_every_op_has_one_outcome_whatever_happens_in_a_lane(children: list[Chil
         return refused if op.name == "fake::late" else None
 
     started = monotonic()
-    found = list(lanes.outcomes([fake_op(i, name) for i, name in enumerate(names)], decide))
+    found = outcomes_of(lanes, [fake_op(i, name) for i, name in enumerate(names)], decide)
     assert sorted(op.name for op, _ in found) == sorted(f"fake::{name}" for name in names)
     status = {op.name.removeprefix("fake::"): outcome.status for op, outcome in found}
     assert status.pop("hang") == "skipped"

@@ -25,6 +25,7 @@ from opreplay.replay.execute.processes.ray import RayLanes, Share, connect, shar
 from opreplay.replay.ir.model import Recorded, ReplayOp
 from opreplay.replay.results.reading import read_result_file
 from opreplay.traces.errors import EnvironmentRefused, UsageError
+from tests.running import outcomes_of
 
 # Ray leaves sockets and deprecations of its own behind.
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("default")]
@@ -95,7 +96,7 @@ def test_every_op_has_one_outcome_and_faults_cost_theirs(cluster: Any) -> None:
     facts = engine.start()
     assert (facts["engine"], facts["lanes"], facts["device"]) == ("ray", 2, "fake")
     names = ["1us", "2us", "abort", "3us", "raise", "4us"]
-    found = {op.name: out for op, out in engine.outcomes([fake_op(i, n) for i, n in enumerate(names)], lambda op: None)}
+    found = {op.name: out for op, out in outcomes_of(engine, [fake_op(i, n) for i, n in enumerate(names)])}
     engine.close()
     assert len(found) == len(names)
     assert {name: out.status for name, out in found.items() if out.status != "replayed"} == {
@@ -120,7 +121,7 @@ def test_a_worker_killed_in_the_middle_costs_a_second_try(cluster: Any) -> None:
     killer = threading.Thread(target=kill)
     killer.start()
     ops = [fake_op(0, "hang"), *(fake_op(i, f"{i}us") for i in range(1, 8))]
-    found = {op.name: outcome for op, outcome in engine.outcomes(ops, lambda op: None)}
+    found = {op.name: outcome for op, outcome in outcomes_of(engine, ops)}
     killer.join()
     engine.close()
     assert killed
@@ -135,7 +136,7 @@ def test_lanes_that_find_no_room_hold_up_nothing(cluster: Any) -> None:
     assert engine.start()["lanes"] == 3
     ops = [fake_op(i, f"{i}us") for i in range(1, 10)]
     started = monotonic()
-    assert {out.status for _, out in engine.outcomes(ops, lambda op: None)} == {"replayed"}
+    assert {out.status for _, out in outcomes_of(engine, ops)} == {"replayed"}
     assert monotonic() - started < 30
     engine.close()
 

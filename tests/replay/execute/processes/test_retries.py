@@ -21,6 +21,7 @@ from opreplay.replay.ir.model import Reason, ReplayOp
 from opreplay.replay.results.outcome import Outcome, unable
 from opreplay.traces.errors import EnvironmentRefused
 from tests.factories import fake_op
+from tests.running import outcomes_of
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("forked_children")]
 
@@ -160,7 +161,7 @@ def test_a_later_visit_whose_processes_are_lost_leaves_the_first() -> None:
     runner = Losing(FakeExecutor(), WorkerConfig(options=RunOptions(op_time_s=0.1), memory_bytes=10**6))
     engine = OneByOne(runner, visits=3, op_time_s=10.0)
     engine.start()
-    ((_, outcome),) = engine.outcomes([fake_op("10us")], lambda _: None)
+    ((_, outcome),) = outcomes_of(engine, [fake_op("10us")])
     assert outcome.status == "replayed"
 
 

@@ -13,9 +13,9 @@ from opreplay.replay.execute.messages import SequenceTask
 from opreplay.replay.execute.options import RunOptions, WorkerConfig
 from opreplay.replay.execute.processes.sequence_engine import SequenceEngine
 from opreplay.replay.execute.processes.worker import run_sequence
-from opreplay.replay.execute.run import Progress, run_plan
 from opreplay.replay.execute.sequence.passes import BEAT
 from opreplay.replay.ir.model import Reason, Recorded, RecordedSequence, ReplayOp, ReplayPlan
+from opreplay.replay.job.events import Progress
 from opreplay.replay.report.run import report, sequence
 from opreplay.replay.results.compare.compatibility import differences
 from opreplay.replay.results.reading import MemorySink, read_result_file
@@ -24,6 +24,7 @@ from opreplay.replay.results.resume import is_out_of_time
 from opreplay.replay.results.writing import JsonLinesSink
 from opreplay.traces.errors import UsageError
 from tests.factories import meta
+from tests.running import outcomes_of, run_plan
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("forked_children")]
 
@@ -138,7 +139,7 @@ def test_a_run_that_is_out_of_time_stops_between_two_calls() -> None:
         total_time_s=0.0,
         executor=FakeExecutor(),
     )
-    found = [outcome.reason for _, outcome in engine.outcomes(plan.ops, lambda _: None)]
+    found = [outcome.reason for _, outcome in outcomes_of(engine, plan.ops)]
     assert list(map(str, found)) == ["out of time: no pass was over within 0 s (--set total_time)"] * 2
     (record,) = engine.records([])
     assert (record.passes, record.calls_replayed, record.sum_us) == (0, 0, None)

@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 from opreplay.cli.exit_codes import ExitCode
 from opreplay.cli.main import opreplay
 from opreplay.replay.ascend import list_devices, load_device, lower, simulate_op
-from opreplay.replay.ascend.simulate.devices import Failed, simulate_on
 from opreplay.replay.ir.model import Recorded, ReplayArg, ReplayOp
+from opreplay.replay.job.predicting import Faults, Predictor
 from opreplay.replay.ops.op_view import OpView
 from opreplay.replay.ops.table import cost_of
 from opreplay.replay.resolve.schema import OpSpec, specs_of
@@ -147,12 +147,14 @@ def test_other_ops_keep_their_predictions(monkeypatch: pytest.MonkeyPatch) -> No
     devices = {name: load_device(name) for name in list_devices()[:2]}
     relu = ReplayOp(id="f" * 12, name="aten::relu", count=1, recorded=RECORDED, args=MM[:1])
     monkeypatch.setattr(OpView, "need", broken)
-    failed = Failed()
-    assert simulate_on(mm(), devices, failed=failed) == {}
-    assert set(simulate_on(relu, devices, failed=failed)) == set(devices)
-    assert list(failed) == list(failed.faults) == ["e" * 12]
+    faults = Faults()
+    predict = faults.watching(Predictor(devices=devices))
+    broken_op = predict(mm())
+    assert (broken_op.simulated, len(broken_op.why), len(broken_op.errors)) == ({}, 2, 2)
+    assert set(predict(relu).simulated) == set(devices)
+    assert list(faults.by_op) == ["e" * 12]
     with pytest.raises(InternalError, match="aten::mm"):
-        failed.conclude()
+        faults.conclude()
 
 
 @pytest.mark.parametrize(

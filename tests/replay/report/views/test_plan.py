@@ -15,6 +15,8 @@ from opreplay.replay.ascend import explain_op, load_device, simulate_op
 from opreplay.replay.ir.model import Assumption, Reason, Recorded, RecordedKernel, ReplayArg, ReplayOp, ReplayPlan
 from opreplay.replay.ir.sizes import need_of
 from opreplay.replay.ir.verdicts import MetaCheck
+from opreplay.replay.job.events import Predicted
+from opreplay.replay.job.planned import planned_results
 from opreplay.replay.report.text import share_text, time_text
 from opreplay.replay.report.views import explain, meta
 from opreplay.replay.report.views import plan as view
@@ -73,7 +75,9 @@ PLAN = ReplayPlan(source="t.json", device_us_total=100.0, host_us_total=101.0, o
 
 
 def results(limit: int | None = None) -> list:
-    return view.planned_results(PLAN, lambda op: {"910b3": simulate_op(op, DEVICE)}, max_op_bytes=limit)
+    return planned_results(
+        PLAN, lambda op: Predicted(op=op, simulated={"910b3": simulate_op(op, DEVICE)}), max_op_bytes=limit
+    )
 
 
 def shown(renderable: object, width: int) -> str:
@@ -117,13 +121,13 @@ def test_the_table_of_a_plan_totals_the_reasons(width: int) -> None:
 def test_an_op_that_was_refused_when_resolved_counts_as_failed() -> None:
     broken = msgspec.structs.replace(LABEL, reason=Reason("failed", "no overload of aten::x takes (float32)"))
     plan = msgspec.structs.replace(PLAN, ops=(broken,))
-    (result,) = view.planned_results(plan, lambda op: {}, max_op_bytes=None)
+    (result,) = planned_results(plan)
     assert (result.status, view.planned_summary(plan, [result]).failed) == ("failed", 1)
 
 
 def test_time_that_no_op_answers_for_is_a_note_and_a_number() -> None:
     plan = msgspec.structs.replace(PLAN, unowned_device_us=25.0)
-    made = view.planned_results(plan, lambda op: {}, max_op_bytes=None)
+    made = planned_results(plan)
     assert "no op: 25.0 % of device time" in shown(view.render(plan, made, width=200), 200)
     assert view.facts(plan, made, view.planned_summary(plan, made))["unowned_device_us"] == 25.0
 
@@ -132,10 +136,10 @@ def test_an_op_over_the_budget_would_run_in_part_unless_it_is_to_be_skipped() ->
     big = msgspec.structs.replace(VIEW, name="aten::neg", args=(tensor("self", 1000, 1000),))
     plan = msgspec.structs.replace(PLAN, ops=(big,))
     limit = need_of(big).total // 2
-    (smaller,) = view.planned_results(plan, lambda op: {}, max_op_bytes=limit)
+    (smaller,) = planned_results(plan, max_op_bytes=limit)
     assert smaller.status == "replayed"
     assert "500 of 1000 slices" in smaller.assumptions[0].what
-    (skipped,) = view.planned_results(plan, lambda op: {}, max_op_bytes=limit, over="skip")
+    (skipped,) = planned_results(plan, max_op_bytes=limit, over="skip")
     assert str(skipped.reason).startswith("budget: needs about")
 
 
@@ -146,7 +150,7 @@ CHECKS = {
 
 
 def checked() -> list:
-    return view.planned_results(PLAN, lambda op: {}, max_op_bytes=None, checks=CHECKS)
+    return planned_results(PLAN, checks=CHECKS)
 
 
 def test_meta_tensors_have_a_line_a_column_and_a_table_of_problems() -> None:

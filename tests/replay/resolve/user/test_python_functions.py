@@ -16,7 +16,6 @@ from opreplay.cli.main import opreplay as command
 from opreplay.initializers.user_code import load_user_code
 from opreplay.replay import plugins, register_executor
 from opreplay.replay.execute.options import RunOptions
-from opreplay.replay.execute.run import run_plan
 from opreplay.replay.ir.model import ReplayOp
 from opreplay.replay.ir.plan_file import dump_plan, parse_plan
 from opreplay.replay.ir.reasons import NotReplayable
@@ -26,6 +25,7 @@ from opreplay.replay.resolve.names import candidates, find_overload
 from opreplay.replay.resolve.policy import Policy
 from opreplay.replay.results.reading import MemorySink
 from opreplay.traces import read_trace
+from tests.running import run_plan
 
 pytestmark = pytest.mark.slow
 

@@ -15,7 +15,6 @@ from opreplay.initializers import extensions, user_code
 from opreplay.initializers.user_code import load_user_code
 from opreplay.replay import Conversion, RecordedCall, TensorMeta, plugins, register_conversion, register_executor
 from opreplay.replay.execute.options import RunOptions
-from opreplay.replay.execute.run import run_plan
 from opreplay.replay.ir.model import Recorded, ReplayArg, ReplayOp, ReplayPlan
 from opreplay.replay.ir.plan_file import dump_plan, parse_plan
 from opreplay.replay.plan.build import build_plan
@@ -26,6 +25,7 @@ from opreplay.replay.results.reading import MemorySink
 from opreplay.replay.results.records import OpResult
 from opreplay.traces import read_trace
 from opreplay.traces.errors import UsageError
+from tests.running import run_plan
 
 PAGE = Path(__file__).parents[4] / "docs" / "extending.md"
 X = ([8, 64], "float", [64, 1], "")

@@ -8,6 +8,9 @@ from typing import TYPE_CHECKING
 
 from opreplay.replay.ir.notation import call_text
 from opreplay.replay.ir.sizes import need_of
+from opreplay.replay.job.consumers import Consumer, deliver, writing
+from opreplay.replay.job.events import Predicted
+from opreplay.replay.job.predicting import Faults, Predictor, no_prediction
 from opreplay.replay.resolve.written.sweep import is_refused
 from opreplay.replay.results.cases import Case, Cases
 from opreplay.replay.results.of_plan import result_of
@@ -15,13 +18,11 @@ from opreplay.replay.results.outcome import Outcome, unable
 
 if TYPE_CHECKING:
     from opreplay.replay.ascend import DeviceProfile
-    from opreplay.replay.ascend.simulate.devices import Failed
     from opreplay.replay.execute.options import RunOptions
-    from opreplay.replay.execute.run import Progress
     from opreplay.replay.ir.model import ReplayOp, ReplayPlan
     from opreplay.replay.ops.work.contents import Contents
     from opreplay.replay.resolve.written.sweep import Written
-    from opreplay.replay.results.records import L2State, OpResult, Simulated
+    from opreplay.replay.results.records import L2State, OpResult
 
 
 def _too_large_for(op: ReplayOp, devices: Mapping[str, DeviceProfile]) -> tuple[str, ...]:
@@ -37,30 +38,35 @@ def cases_of(
     devices: Mapping[str, DeviceProfile],
     contents: Callable[[ReplayOp], Contents | None],
     l2: L2State,
-    failed: Failed,
+    faults: Faults,
     measuring: RunOptions | None = None,
-    on_progress: Callable[[Progress], None] | None = None,
+    consumers: Sequence[Consumer] = (),
 ) -> Cases:
     """What the calls take: on simulated devices, and with `measuring` here, each op once.
 
     `plan` and `ids` are `plan_of_calls`'s. A call whose arguments do not go together has a reason and no times; one
     that a user's function or program does not fit has no prediction. A call that does not run here, or fails when it
-    does, keeps its prediction. `failed` collects why calls have no prediction. Raises what `run_plan` does.
+    does, keeps its prediction. `faults` collects those of opreplay's own, and `consumers` get the events of the run.
+    Raises what `run_events` does.
     """
-    from opreplay.replay.ascend.simulate.devices import simulate_on
+    predictor = Predictor(devices=devices, contents=contents, l2=l2)
+    unpredicted: dict[str, tuple[str, ...]] = {}
 
-    def simulate(op: ReplayOp) -> dict[str, Simulated]:
-        return {} if is_refused(op) else simulate_on(op, devices, contents, l2, failed)
+    def predict(op: ReplayOp) -> Predicted:
+        prediction = no_prediction(op) if is_refused(op) else predictor(op)
+        unpredicted[op.id] = prediction.why
+        faults.add([prediction])
+        return prediction
 
     environment: dict[str, object] = {}
     if measuring is None:
-        results = [result_of(plan, op, _not_run(op), simulate(op)) for op in plan.ops]
+        results = [result_of(plan, op, _not_run(op), predict(op).simulated) for op in plan.ops]
     else:
-        from opreplay.replay.execute.run import run_plan
+        from opreplay.replay.job.measuring import run_events
         from opreplay.replay.results.reading import MemorySink
 
         sink = MemorySink()
-        run_plan(plan, measuring, sink=sink, simulate=simulate, on_progress=on_progress)
+        deliver(run_events(plan, measuring, predict), writing(sink), *consumers)
         results = list(sink.results)
         environment = dict(sink.header.environment) if sink.header else {}
     by_id: dict[str, OpResult] = {result.id: result for result in results}
@@ -72,7 +78,7 @@ def cases_of(
                 sizes=dict(call.sizes),
                 call=call_text(ops[id_]),
                 result=by_id[id_],
-                unpredicted=tuple(failed.get(id_, ())),
+                unpredicted=unpredicted.get(id_, ()),
                 too_large_for=_too_large_for(ops[id_], devices),
             )
             for call, id_ in zip(written, ids, strict=True)

@@ -1,0 +1,338 @@
+# pyright: strict
+"""Runs the ops of a plan and tells each step as an event.
+
+Owns the order of events, the budgets of a whole run and the summary. How one op is run is `execute`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Sequence, Set
+from dataclasses import dataclass, field
+from datetime import datetime, timezone
+from time import monotonic
+
+import msgspec
+
+from opreplay.replay.arguments.supplied import check_values_file
+from opreplay.replay.execute.engines import engine_for
+from opreplay.replay.execute.messages import PassDone
+from opreplay.replay.execute.options import RunOptions
+from opreplay.replay.execute.processes.lanes import Engine, OneByOne
+from opreplay.replay.execute.processes.sequence_engine import SequenceEngine
+from opreplay.replay.execute.ranks.sequence_engine import SequenceOnRanks
+from opreplay.replay.host import environment
+from opreplay.replay.host.interrupts import raise_if_asked
+from opreplay.replay.host.limits import MAPPED_BYTES
+from opreplay.replay.ir.model import Reason, ReplayOp, ReplayPlan
+from opreplay.replay.ir.sizes import need_of
+from opreplay.replay.ir.step import StepReport
+from opreplay.replay.job.consumers import Events
+from opreplay.replay.job.events import Ended, Event, Failed, Planned, Progress, Started, Sum, finished
+from opreplay.replay.job.predicting import Predict, no_prediction
+from opreplay.replay.plan.step.of_step import step_plan
+from opreplay.replay.plan.step.recency import Recency, recency
+from opreplay.replay.resolve.meta.outputs import with_outputs
+from opreplay.replay.results.of_plan import result_of, summarize
+from opreplay.replay.results.outcome import Outcome, unable
+from opreplay.replay.results.reading import ResultFile
+from opreplay.replay.results.records import Header, OpResult, Resumed, SequenceResult, Summary
+from opreplay.replay.results.resume import (
+    WHILE_IT_RAN,
+    ended_by_time,
+    identity_of,
+    kept_results,
+    left_to_do,
+    whole_summary,
+)
+from opreplay.traces.errors import UsageError
+
+Sums = Callable[[Sequence[OpResult]], Sequence[Sum]]
+
+
+def no_sums(results: Sequence[OpResult]) -> Sequence[Sum]:
+    """Return no record."""
+    return ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class About:
+    """What the records of a run say beyond its ops and options."""
+
+    trace: dict[str, object] = field(default_factory=dict[str, object])
+    """Facts of the trace for the header."""
+    step: StepReport | None = None
+    """The recorded step that a sequence replays."""
+    devices: tuple[str, ...] = ()
+    """Names of the simulated devices, with their versions."""
+    beside: bool = False
+    """Whether another job measures on the same device."""
+    sums: Sums = no_sums
+    """Makes the records that follow from all results: sums of traces and jobs."""
+
+
+def run_events(
+    plan: ReplayPlan,
+    options: RunOptions,
+    predict: Predict = no_prediction,
+    *,
+    about: About | None = None,
+    engine: Engine | None = None,
+    earlier: ResultFile | None = None,
+) -> Events:
+    """Measure and predict every op of a plan; yield each step.
+
+    `engine` replaces the one that the options would choose. With `earlier` the run goes on where that one ended. In
+    the mode "sequence" the results are those of one recorded step, and one record more sums it up.
+
+    The stream always ends with `Ended`: after an interrupt and other errors it has the error, which is raised next.
+    Under `stop_on_error` it ends after the first op that fails.
+
+    Raises UsageError or FormatError for values that fit no op and for a plan without the order of its calls before the
+    first event, EnvironmentRefused when the device is missing and UsageError for an `earlier` of another run before
+    the run has `Started`.
+    """
+    begun_at = monotonic()
+    about = about or About()
+    if options.values is not None:
+        check_values_file(plan, options.values)
+    options = msgspec.structs.replace(
+        options,
+        max_op_bytes=options.max_op_bytes or _default_op_bytes(options, earlier),
+        isolation=options.isolation or "process",
+    )
+    step_recency = _recency(plan, options)
+    _refuse_vain_visits(options, one_by_one=engine is None or isinstance(engine, OneByOne))
+    if options.mode == "sequence":
+        _refuse_vain_stop(options)
+        plan = step_plan(plan)
+    chosen = engine_for(plan, _as_begun(options, earlier), engine, step_recency)
+    yield from _Run(plan, options, predict, about, chosen, earlier, begun_at).events()
+
+
+class _Run:
+    """One run: the results so far, and the time that it began."""
+
+    def __init__(
+        self,
+        plan: ReplayPlan,
+        options: RunOptions,
+        predict: Predict,
+        about: About,
+        engine: Engine,
+        earlier: ResultFile | None,
+        begun_at: float,
+    ) -> None:
+        self._plan, self._options, self._predict, self._about = plan, options, predict, about
+        self._engine, self._earlier, self._begun_at = engine, earlier, begun_at
+        self._results: list[OpResult] = []
+        self._kept = 0
+        self._costly: Set[str] = frozenset()
+
+    def events(self) -> Events:
+        """Yield the events of the run; close the engine at its end."""
+        begun, stopped = False, False
+        records: Sequence[Sum] = ()
+        try:
+            yield Planned(plan=self._plan)
+            header = self._header(self._engine.start() | ({"beside_another_job": True} if self._about.beside else {}))
+            earlier = self._earlier
+            if earlier is not None and (whole := whole_summary(earlier, header, self._plan.ops)) is not None:
+                yield Ended(summary=whole, already=True)
+                return
+            started = self._started(header)
+            yield started
+            begun = True
+            self._costly = ended_by_time(earlier)
+            stopped = yield from self._ops()
+            raise_if_asked()
+            records = () if stopped else self._records()
+        except GeneratorExit:
+            raise
+        except BaseException as error:
+            if begun:
+                yield Ended(summary=self._summary(interrupted=True), error=error)
+            raise
+        finally:
+            self._engine.close()
+        summary = self._summary(interrupted=stopped)
+        for record in records:
+            if isinstance(record, SequenceResult) and record.sum_us is not None:
+                summary = msgspec.structs.replace(summary, measured_us=record.sum_us)
+        yield self._progress(None, summary.wall_s or 0.0)
+        yield Ended(summary=summary, records=tuple(records))
+
+    def _ops(self) -> Generator[Event, None, bool]:
+        """Yield the events of each op; return whether the run ended at one that failed."""
+        left = left_to_do(self._plan.ops, self._results, self._costly)
+        for step in self._engine.outcomes(left, self._decide):
+            if isinstance(step, ReplayOp):
+                raise_if_asked()
+                yield self._progress(step.name, self._elapsed_s(), self._kept, self._options.total_time_s)
+            elif isinstance(step, PassDone):
+                yield self._pass_progress(step)
+            else:
+                op, outcome = step
+                predicted = self._predict(op)
+                yield predicted
+                result = result_of(
+                    self._plan,
+                    op,
+                    outcome,
+                    predicted.simulated,
+                    device=self._options.device,
+                    unpredicted=predicted.why,
+                )
+                event = finished(op, result)
+                self._results.append(result)
+                yield event
+                is_last = len(self._results) >= len(self._plan.ops)
+                if self._options.stop_on_error and isinstance(event, Failed) and not is_last:
+                    return True
+        return False
+
+    def _decide(self, op: ReplayOp) -> Outcome | None:
+        """Return the op's outcome where the plan, or the run's time budget, says that it is not to be run.
+
+        Raises KeyboardInterrupt where somebody asked for the end.
+        """
+        raise_if_asked()
+        if op.reason is not None:
+            return unable(op.reason)
+        limit_s = self._options.total_time_s
+        if limit_s is not None and self._elapsed_s() >= limit_s:
+            before = f"{WHILE_IT_RAN} before, and " if op.id in self._costly else ""
+            return unable(Reason("out of time", f"{before}the run's {limit_s:g} s are spent (--set total_time)"))
+        return None
+
+    def _started(self, header: Header) -> Started:
+        """Return the first record of this process, and take the results that are there already."""
+        if self._earlier is None:
+            return Started(record=header, environment=header.environment)
+        if self._options.mode != "sequence":
+            self._results += kept_results(self._earlier, header)
+        self._kept = len(self._results)
+        record = Resumed(started_at=header.started_at, kept=self._kept, environment=header.environment)
+        return Started(record=record, environment=header.environment, kept=tuple(self._results))
+
+    def _records(self) -> Sequence[Sum]:
+        if isinstance(self._engine, SequenceEngine | SequenceOnRanks):
+            return self._engine.records(self._results)
+        return self._about.sums(self._results)
+
+    def _summary(self, *, interrupted: bool) -> Summary:
+        return summarize(self._plan, self._results, wall_s=self._elapsed_s(), interrupted=interrupted)
+
+    def _elapsed_s(self) -> float:
+        return monotonic() - self._begun_at
+
+    def _header(self, facts: dict[str, object]) -> Header:
+        plan, options = self._plan, msgspec.to_builtins(self._options)
+        about_plan: dict[str, object] = {
+            "source": plan.source,
+            "selection": plan.selection,
+            "device": plan.device,
+            "ops": len(plan.ops),
+            "device_us_total": plan.device_us_total,
+            "unowned_device_us": plan.unowned_device_us,
+            "host_us_total": plan.host_us_total,
+            "large_results": sum(need_of(op).outputs >= MAPPED_BYTES for op in plan.ops),
+        }
+        return Header(
+            opreplay_version=environment.opreplay_version(),
+            started_at=datetime.now(timezone.utc).isoformat(timespec="seconds"),
+            trace={**about_plan, **self._about.trace},
+            environment={**environment.host_facts(), **facts},
+            options=options,
+            step=self._about.step,
+            identity=identity_of(plan, options, facts, devices=self._about.devices),
+        )
+
+    def _progress(
+        self, current: str | None, elapsed_s: float, done_before: int = 0, limit_s: float | None = None
+    ) -> Progress:
+        """Return where the run stands that continues one which did `done_before` ops, and may take `limit_s`."""
+        done, total = len(self._results), len(self._plan.ops)
+        remaining = elapsed_s / (done - done_before) * (total - done) if done > done_before else None
+        limit_left_s = None if limit_s is None else max(0.0, limit_s - elapsed_s)
+        cut = remaining is not None and limit_left_s is not None and remaining > limit_left_s
+        return Progress(
+            done=done,
+            total=total,
+            current=current,
+            elapsed_s=elapsed_s,
+            remaining_s=limit_left_s if cut else remaining,
+            cut=cut,
+        )
+
+    def _pass_progress(self, done: PassDone) -> Progress:
+        """Return where a sequence stands; the time of a first pass is not known."""
+        left_s = max(0.0, done.time_s - done.spent_s) if done.passes else None
+        current = f"pass {done.passes}" if done.passes else "first pass"
+        total = len(self._plan.ops)
+        return Progress(done=0, total=total, current=current, elapsed_s=done.spent_s, remaining_s=left_s)
+
+
+def _default_op_bytes(options: RunOptions, earlier: ResultFile | None) -> int:
+    """What the run that is continued had, for as much may not be free any more; else a lane's part of half of what is
+    free."""
+    before = None if earlier is None else earlier.header.options.get("max_op_bytes")
+    return before if isinstance(before, int) else environment.default_op_bytes() // options.lanes
+
+
+def _as_begun(options: RunOptions, earlier: ResultFile | None) -> RunOptions:
+    """The options with as many threads and visits as the run that is continued chose: its times are of that many."""
+    if earlier is None or options.lanes > 1:
+        return options
+    facts = earlier.header.environment
+    threads, visits = facts.get("threads"), facts.get("visits")
+    if options.threads is None and isinstance(threads, int):
+        options = msgspec.structs.replace(options, threads=threads)
+    if options.visits is None and isinstance(visits, int):
+        options = msgspec.structs.replace(options, visits=visits)
+    return options
+
+
+def _refuse_vain_visits(options: RunOptions, *, one_by_one: bool) -> None:
+    """Raises UsageError for several visits where ops are measured once only."""
+    if (options.visits or 1) == 1:
+        return
+    if options.device != "cpu":
+        where = f"on {options.device}, which no other program shares"
+    elif options.mode == "sequence":
+        where = "in a sequence, which has all calls in their order"
+    elif one_by_one and options.lanes == 1:
+        return
+    else:
+        where = "where several ops run side by side"
+    raise UsageError(f"--set visits={options.visits} has no effect {where}", hint="Leave --set visits out.")
+
+
+def _refuse_vain_stop(options: RunOptions) -> None:
+    """Raises UsageError for a sequence that is to stop at the first failure."""
+    if options.stop_on_error:
+        raise UsageError(
+            "--stop-on-error has no effect on a sequence, whose ops have their results together",
+            hint="Leave --stop-on-error out.",
+        )
+
+
+def _recency(plan: ReplayPlan, options: RunOptions) -> dict[str, Recency]:
+    """How far away the step leaves arguments, where that is asked for. Raises UsageError where it cannot be had."""
+    if options.cache != "step":
+        return {}
+    if options.mode == "sequence":
+        raise UsageError(
+            "the cache of a step is for single ops", hint="A sequence has the caches that its calls leave."
+        )
+    if options.device != "cpu":
+        raise UsageError(
+            f"--cache step is for the CPU, not for {options.device}",
+            hint="Measure cold, or replay with --mode sequence.",
+        )
+    by_op = recency(with_outputs(plan))
+    if not by_op:
+        raise UsageError(
+            f"{plan.source} does not say in which order its ops ran",
+            hint="--cache step needs a trace, or a plan that this version's `opreplay plan TRACE --output` wrote.",
+        )
+    return by_op

@@ -1,0 +1,106 @@
+# pyright: strict
+"""Predictions for single ops on simulated devices, with every failure as a value."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from opreplay.replay.ascend.custom.estimators import CustomOpError
+from opreplay.replay.ascend.simulate.op import is_predicted, simulate_op
+from opreplay.replay.job.events import Event, Predicted
+from opreplay.replay.results.records import Simulated
+from opreplay.traces.errors import InternalError
+
+if TYPE_CHECKING:
+    from opreplay.replay.ascend.profile import DeviceProfile
+    from opreplay.replay.ir.model import ReplayOp
+    from opreplay.replay.ops.work.contents import Contents
+    from opreplay.replay.results.records import L2State
+
+Predict = Callable[["ReplayOp"], Predicted]
+
+
+def no_prediction(op: ReplayOp) -> Predicted:
+    """Return the prediction of an op on no device."""
+    return Predicted(op=op, simulated={})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Predictor:
+    """Predicts ops on several devices."""
+
+    devices: Mapping[str, DeviceProfile]
+    contents: Callable[[ReplayOp], Contents | None] | None = None
+    """What the values of an op's arguments amount to."""
+    l2: L2State = "sequence"
+
+    def __call__(self, op: ReplayOp) -> Predicted:
+        """Predict one op on every device.
+
+        A label and an op without arguments have no prediction, nor has an op whose estimator fails.
+        """
+        simulated: dict[str, Simulated] = {}
+        why: list[str] = []
+        errors: list[CustomOpError | InternalError] = []
+        for name, device in self.devices.items():
+            try:
+                prediction = simulate_op(op, device, None if self.contents is None else self.contents(op), self.l2)
+            except (CustomOpError, InternalError) as error:
+                errors.append(error)
+                why.append(f"no prediction for {name}: {error}")
+            else:
+                if is_predicted(op, prediction):
+                    simulated[name] = prediction
+                elif prediction.by == "nothing" and prediction.source:
+                    why.append(f"not predicted for {name}: {prediction.source}")
+        return Predicted(op=op, simulated=simulated, why=tuple(why), errors=tuple(errors))
+
+
+def raising(predict: Predict) -> Predict:
+    """Return the same function; it raises CustomOpError and InternalError rather than telling of them."""
+
+    def predict_or_raise(op: ReplayOp) -> Predicted:
+        prediction = predict(op)
+        if prediction.errors:
+            raise prediction.errors[0]
+        return prediction
+
+    return predict_or_raise
+
+
+@dataclass(slots=True)
+class Faults:
+    """A consumer that collects faults of opreplay's own, to raise them once everything else is done."""
+
+    by_op: dict[str, InternalError] = field(default_factory=dict[str, InternalError])
+    """Op id → its first fault."""
+
+    def __call__(self, event: Event) -> None:
+        if isinstance(event, Predicted):
+            self.add([event])
+
+    def watching(self, predict: Predict) -> Predict:
+        """Return the same function, whose predictions are looked at on their way."""
+
+        def watched(op: ReplayOp) -> Predicted:
+            prediction = predict(op)
+            self.add([prediction])
+            return prediction
+
+        return watched
+
+    def add(self, predictions: Iterable[Predicted]) -> None:
+        """Take the faults of predictions."""
+        for prediction in predictions:
+            for error in prediction.errors:
+                if isinstance(error, InternalError):
+                    self.by_op.setdefault(prediction.op.id, error)
+
+    def conclude(self) -> None:
+        """Raise InternalError with the first fault and the number of the others; return where there is none."""
+        if self.by_op:
+            first = next(iter(self.by_op.values()))
+            more = f"; and {len(self.by_op) - 1} more ops" if len(self.by_op) > 1 else ""
+            raise InternalError(f"{first}{more}", hint=first.hint)

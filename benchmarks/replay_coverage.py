@@ -22,8 +22,9 @@ from time import perf_counter
 
 from opreplay.replay.execute.options import RunOptions
 from opreplay.replay.ir.model import ReplayPlan
+from opreplay.replay.job.planned import planned_results
 from opreplay.replay.plan.build import build_plan
-from opreplay.replay.report.views.plan import planned_results, planned_summary
+from opreplay.replay.report.views.plan import planned_summary
 from opreplay.replay.resolve.meta.check import check_plan
 from opreplay.replay.resolve.meta.outputs import with_outputs
 from opreplay.replay.results.reading import MemorySink
@@ -52,7 +53,7 @@ HEAD = f"{'trace':32} {'replayed':>9} {'of':>5} {'apart':>6} {'of all':>7} {'of 
 def on_meta(plan: ReplayPlan, options: RunOptions) -> tuple[Summary, list[OpResult]]:
     """What `opreplay plan --meta` says."""
     plan = with_outputs(plan)
-    results = planned_results(plan, lambda op: {}, max_op_bytes=options.max_op_bytes, checks=check_plan(plan))
+    results = planned_results(plan, max_op_bytes=options.max_op_bytes, checks=check_plan(plan))
     return planned_summary(plan, results), results
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from opreplay.replay.execute import run as orchestrator
+from opreplay.replay.execute import engines
 from opreplay.replay.execute.executors.fake import FakeExecutor, FakePrepared
 from opreplay.replay.execute.options import RunOptions, WorkerConfig
 from opreplay.replay.execute.processes.runner import InProcess
@@ -37,7 +37,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     def make_runner(options: RunOptions, recency: object = None) -> InProcess:
         return InProcess(Steady(), WorkerConfig(options=options, memory_bytes=1 << 30))
 
-    monkeypatch.setattr(orchestrator, "make_runner", make_runner)
+    monkeypatch.setattr(engines, "make_runner", make_runner)
     monkeypatch.setattr(environment, "cpu_model", lambda: "a CPU")
     monkeypatch.setattr("os.getloadavg", lambda: (0.0, 0.0, 0.0))
     monkeypatch.chdir(tmp_path)

@@ -128,7 +128,7 @@ def test_a_first_look_takes_less_time(monkeypatch: pytest.MonkeyPatch, flags: tu
     def cases_of(*given: object, measuring: RunOptions, **others: object) -> None:
         raise UsageError(f"{measuring.op_time_s} s each")
 
-    monkeypatch.setattr("opreplay.replay.execute.cases.cases_of", cases_of)
+    monkeypatch.setattr("opreplay.replay.job.cases.cases_of", cases_of)
     assert f"{seconds} s each" in invoke("aten::neg(f32[8])", *flags).stderr
 
 

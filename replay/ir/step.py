@@ -76,6 +76,8 @@ class StepReport(msgspec.Struct, frozen=True, kw_only=True):
     """Calls in the marked range that launch kernels."""
     launches_without_kernel: int = 0
     """Of those: no kernel is recorded, so that its time counts as idle."""
+    launches_unknown: bool = False
+    """No launch of its device work is recorded, so that nothing tells whether idle time was for the host."""
     doubts: Doubts = Doubts()
     """What speaks against the device times."""
     host_us: float

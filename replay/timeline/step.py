@@ -56,6 +56,8 @@ def step_report(
     launches, without = launches_in(trace, chosen)
     uncertain = doubts != Doubts() or without >= LEAST_SHARE * max(1, launches)
     ranges = [(step.end_ns - step.start_ns) / 1e3 for step in busy_steps(trace)]
+    bound, launched = _bound(graph, times), bool((graph.edges.kind == LAUNCH).any())
+    uncertain |= bound == "mixed" and not launched
     path_us = sum(part.us for part in path)
     host = [part for part in path if part.where == "host"]
     return StepReport(
@@ -72,7 +74,8 @@ def step_report(
         accelerator=_ACCELERATORS.get(str(trace.info.vendor), "device"),
         launches=launches,
         launches_without_kernel=without,
-        bound="unknown" if graph.on_device and uncertain else _bound(graph, times),
+        bound="unknown" if graph.on_device and uncertain else bound,
+        launches_unknown=bound == "mixed" and not launched,
         window=Window(host_us=graph.host_us, device_us=device_us, step_us=graph.recorded_us),
         device_sum_us=float(nodes.dur_us[work].sum()),
         busy_us=max(0.0, graph.recorded_us - times.idle),

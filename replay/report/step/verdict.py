@@ -40,7 +40,8 @@ def verdict(step: StepReport) -> str:
     elif step.doubts.untimed:
         text = f"No verdict on {took}: {' and '.join(doubt_lines(step.doubts))}"
     elif step.bound == "unknown":
-        reasons = " and ".join([*doubt_lines(step.doubts), *_lost_kernels(step)])
+        unknown = ["no launch of its device work is recorded"] if step.launches_unknown else []
+        reasons = " and ".join([*doubt_lines(step.doubts), *_lost_kernels(step), *unknown])
         text = f"{device[0].upper()}{device[1:]} is busy {busy} of {took}; {reasons}, so what bounds it is not certain"
     elif step.bound == "host alone" and step.launches_without_kernel:
         text = f"No device work of this step is recorded: {took}, ops run {busy} of it on the host"

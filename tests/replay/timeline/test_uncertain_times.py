@@ -94,3 +94,15 @@ def test_durations_of_zero_are_no_timings(tmp_path: Path, zero: int, untimed: bo
     console = Console(width=100, record=True, file=StringIO())
     console.print(render(summarize(trace), report, width=100))
     assert "Ops by device time" in console.export_text()
+
+
+@pytest.mark.parametrize(("dur", "bound"), [(20, "unknown"), (80, "device")])
+def test_without_launches_nothing_tells_what_idle_time_was_for(tmp_path: Path, dur: float, bound: str) -> None:
+    events = [note("ProfilerStep#1", 0, 2000)]
+    for call in range(20):
+        events += [op("aten::mm", 100 * call, 30, call + 1, **DIMS)]
+        events.append(kernel("k", 100 * call + 15, dur, **{"External id": call + 1}))
+    report = step_of(read_trace(write(tmp_path, document(events)), activity=True))
+    assert report is not None
+    assert (report.bound, report.launches_unknown) == (bound, bound == "unknown")
+    assert ("no launch" in verdict(report)) == report.launches_unknown

@@ -9,7 +9,7 @@ import pytest
 from opreplay.initializers.user_code import load_user_code, user_module
 from opreplay.replay.session.checking import check
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("forked_children")]
 
 PLANTED = Path(__file__).with_name("planted.py")
 

@@ -20,6 +20,8 @@ from opreplay.traces.errors import UsageError
 from opreplay.traces.samples import sample_path
 from tests.replay.timeline.job_machine import Job, data_parallel
 
+pytestmark = pytest.mark.usefixtures("forked_children")
+
 
 def study(job: Job, folder: Path, **how: Any) -> JobStudy:
     traces = [(rank, read_trace(path, activity=True)) for rank, path in enumerate(job.write(folder))]

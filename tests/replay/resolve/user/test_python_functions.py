@@ -27,7 +27,7 @@ from opreplay.replay.results.reading import MemorySink
 from opreplay.traces import read_trace
 from tests.running import run_plan
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("forked_children")]
 
 X = ([8, 64], "float", [64, 1], "")
 THREE = ([], "Scalar", [], "3")

@@ -22,7 +22,7 @@ from opreplay.torch_ir import NodeInfo, OpNode, get_conversion_fn, get_execution
 from opreplay.traces import read_trace
 from opreplay.traces.errors import UsageError
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("forked_children")]
 
 PAGE = Path(__file__).parents[4] / "docs" / "extending.md"
 X = ([8, 64], "float", [64, 1], "")

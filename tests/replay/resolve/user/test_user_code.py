@@ -27,6 +27,8 @@ from opreplay.traces import read_trace
 from opreplay.traces.errors import UsageError
 from tests.running import run_plan
 
+pytestmark = pytest.mark.usefixtures("forked_children")
+
 PAGE = Path(__file__).parents[4] / "docs" / "extending.md"
 X = ([8, 64], "float", [64, 1], "")
 

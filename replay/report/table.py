@@ -119,6 +119,10 @@ class Column(msgspec.Struct, Generic[Row], frozen=True):
         """Of the cell; of the whole column where it does not depend on the row."""
         return self.style if isinstance(self.style, str) else self.style(row)
 
+    def sort_value(self, row: Row) -> float | None:
+        """The number by which `page.html.j2` sorts the cell; None for a column of text."""
+        return self.value(row) if self.is_number else None
+
 
 class Table(msgspec.Struct, Generic[Row], frozen=True):
     """Columns and rows."""

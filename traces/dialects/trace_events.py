@@ -10,6 +10,7 @@ import dataclasses
 import os
 from collections import Counter
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, Literal
 
 import msgspec
@@ -102,14 +103,12 @@ def _scan_all(source: Source, want: Want, *, arrows: bool) -> Scanned:
         )
         if parts is not None:
             return parts
-    scanned = scan(
-        source,
-        source.limits,
-        block_bytes=block_bytes,
-        progress=want.progress,
-        columns=want.columns,
-        arrows=arrows,
-    )
+    once = not os.path.isfile(source.path)
+    read = partial(scan, block_bytes=block_bytes, progress=want.progress, columns=want.columns, arrows=arrows)
+    scanned = read(source, source.limits, keep_pairs=once)
+    if scanned.pairs_unsorted:
+        with Source(source.path, source.limits) as again:
+            return read(again, source.limits, keep_pairs=True)
     if want.progress:
         want.progress(source.progress_bytes, source.total)
     return scanned

@@ -2,12 +2,17 @@
 """Begin and end events (phases B and E, b and e) as complete events: which end closes which begin, and what is lost.
 
 Kineto writes complete events; converters and other profilers write pairs. An end closes the last open begin of its
-thread that did not begin after it, of the same name where the end has one; ends of phase e, the last of their id.
+thread by time, of the same name where the end has one; ends of phase e, the last of their id. Pairs are made while the
+file is read, as long as the halves of a thread are in order of time or each end directly follows its begin. The halves
+of other threads are kept and sorted by time first.
 """
 
 from __future__ import annotations
 
 from collections import Counter, defaultdict
+from dataclasses import dataclass, field
+from itertools import groupby, pairwise
+from operator import attrgetter
 from typing import Any
 
 import msgspec
@@ -17,62 +22,195 @@ from opreplay.traces.reading import fields
 from opreplay.traces.reading.columns import INVALID, to_ns
 
 PHASES = frozenset("BEbe")
-MAX_LOOKED_THROUGH = 64
-"""Open begins of one thread that are looked through for the one that an end closes."""
+UNSURE = "end event without a name, at the time of a begin"
+_FEWEST_TO_PRUNE = 64
 
 _Key = tuple[str, ...]
 
 
-class Pairs:
-    """Joins begin and end events of one file; holds what is open."""
+@dataclass(slots=True)
+class _Half:
+    event: fields.AnyEvent
+    time: int
+    """Nanoseconds; of an event whose time cannot be read, that of the latest half before it in the file."""
+    closed: bool = False
+
+    @property
+    def begins(self) -> bool:
+        return self.event.ph in ("B", "b")
+
+    @property
+    def name(self) -> bytes:
+        return bytes(self.event.name)
+
+    def lasting(self) -> _Half:
+        """Return the half without the text of the block that it stood in."""
+        name, args = self.event.name.copy(), self.event.args.copy()
+        return _Half(msgspec.structs.replace(self.event, name=name, args=args), self.time)
+
+
+class _Open:
+    """Open begins of one thread or id; each begin is added and removed once, so that any order takes linear time."""
 
     def __init__(self) -> None:
+        self._all: list[_Half] = []
+        self._by_name: dict[bytes, list[_Half]] = {}
+        self.count = 0
+
+    def add(self, begin: _Half) -> None:
+        self._all.append(begin)
+        self._by_name.setdefault(begin.name, []).append(begin)
+        self.count += 1
+
+    def last(self, name: bytes) -> _Half | None:
+        """Return the last begin of this name, or of any name where it is empty; None where none is open."""
+        begins = self._by_name.get(name) if name else self._all
+        return begins[-1] if begins else None
+
+    def close(self, begin: _Half) -> None:
+        """Remove the begin that `last` returned."""
+        begin.closed = True
+        self.count -= 1
+        begins = self._by_name[begin.name]
+        begins.pop()  # the last of all is also the last of its name
+        if not begins:
+            del self._by_name[begin.name]
+        while self._all and self._all[-1].closed:
+            self._all.pop()
+        if len(self._all) > 2 * self.count + _FEWEST_TO_PRUNE:
+            self._all = [each for each in self._all if not each.closed]
+
+    def halves(self) -> list[_Half]:
+        """Return the open begins in the order in which they were added."""
+        return [each for each in self._all if not each.closed]
+
+
+@dataclass(slots=True)
+class _Thread:
+    """Halves of one thread or id."""
+
+    open: _Open = field(default_factory=_Open)
+    strays: list[_Half] = field(default_factory=list["_Half"])
+    """Ends that no begin before them fits."""
+    latest: int = INVALID
+    """Time of the latest half so far, ns."""
+    before: bytes | None = None
+    """Name of the half directly before, where it is a begin."""
+    before_time: int = INVALID
+    in_order: bool = True
+    """Times never fell so far."""
+    adjacent: bool = True
+    """Each begin was directly followed by its end so far."""
+    made_until: int = INVALID
+    """Latest end of a pair that was made, ns."""
+    kept: list[_Half] | None = None
+    """Halves to be sorted by time once all are read; None while pairs are made at once."""
+
+
+class Pairs:
+    """Joins begin and end events of one file; holds what is open, and what is not in order of time."""
+
+    def __init__(self, *, keep: bool = False) -> None:
+        """`keep`: sort the halves of all threads by time before any pair is made."""
         self.losses: Counter[str] = Counter()
-        self._open: defaultdict[_Key, list[fields.AnyEvent]] = defaultdict(list)
-        self._ends: defaultdict[_Key, list[fields.AnyEvent]] = defaultdict(list)
-        """Ends that no begin before them fits: the file may not be in order of time."""
-        self._before: dict[_Key, tuple[fields.AnyEvent | None, int]] = {}
-        """The half before, where it is a begin, and the time of the latest half so far, ns."""
+        self.must_keep = False
+        """Pairs were made before the file proved to be in another order: read it again with `keep`."""
+        self._keep = keep
+        self._threads: defaultdict[_Key, _Thread] = defaultdict(self._thread)
+
+    def _thread(self) -> _Thread:
+        return _Thread(kept=[] if self._keep else None)
 
     def take(self, event: fields.AnyEvent) -> fields.AnyEvent | None:
         """Return the complete event that this one ends, or None where it begins one or fits none so far."""
-        key, time = _key(event), _time(event)
-        before, latest = self._before.get(key, (None, INVALID))
-        self._before[key] = None, max(latest, time)
-        if event.ph in ("B", "b"):
-            begin = _lasting(event)
-            self._open[key].append(begin)
-            self._before[key] = begin, max(latest, time)
+        thread = self._threads[_key(event)]
+        read = _time(event)
+        half = _Half(event, thread.latest if read == INVALID else read)
+        _watch_order(thread, half)
+        thread.latest = max(thread.latest, half.time)
+        if thread.kept is not None:
+            self.must_keep |= half.time < thread.made_until
+            thread.kept.append(half.lasting())
             return None
-        begins = self._open[key]
-        at = _closed_by(begins, event)
-        if at is None:
-            self._ends[key].append(_lasting(event))
+        if half.begins:
+            thread.open.add(half.lasting())
             return None
-        begin = begins.pop(at)
-        # An end without a name closes the innermost begin, which is known only where halves are in order of time.
-        unsure = not bytes(event.name) and time < latest and begin is not before
-        self.losses["end event without a name, out of order of time"] += unsure
-        return _complete(begin, event)
+        begin = thread.open.last(half.name)
+        if begin is None:
+            thread.strays.append(half.lasting())
+            return None
+        thread.open.close(begin)
+        thread.made_until = max(thread.made_until, half.time)
+        return _complete(begin.event, event)
 
     def finish(self) -> list[fields.AnyEvent]:
-        """Return the events whose end stands before their begin in the file; what stays open is a loss."""
+        """Return the events of halves that were kept; what stays open is a loss."""
         made: list[fields.AnyEvent] = []
-        for key, ends in self._ends.items():
-            halves = [*self._open.pop(key, ()), *ends]
-            open_: list[fields.AnyEvent] = []
-            for half in sorted(halves, key=_time):  # of one time, begins first
-                if half.ph in ("B", "b"):
-                    open_.append(half)
-                elif (at := _closed_by(open_, half)) is not None:
-                    made.append(_complete(open_.pop(at), half))
-                else:
-                    self.losses["end event without its begin"] += 1
-            self.losses["begin event without its end"] += len(open_)
-        self.losses["begin event without its end"] += sum(map(len, self._open.values()))
-        self._open.clear()
-        self._ends.clear()
+        for thread in self._threads.values():
+            halves = thread.kept or []
+            if thread.in_order or thread.adjacent:
+                for half in halves:
+                    if half.begins:
+                        thread.open.add(half)
+                    elif not _close_last(thread.open, half, made):
+                        thread.strays.append(half)
+                halves = [*thread.open.halves(), *thread.strays]
+            made += self._paired(halves)
+        self._threads.clear()
         return made
+
+    def _paired(self, halves: list[_Half]) -> list[fields.AnyEvent]:
+        """Return the complete events of the halves of one thread, paired in order of time."""
+        steps = [after.time - before.time for before, after in pairwise(halves)]
+        if sum(step < 0 for step in steps) > sum(step > 0 for step in steps):
+            halves = halves[::-1]  # the latest come first in the file, also those of one time
+        made: list[fields.AnyEvent] = []
+        open_ = _Open()
+        for _, at_once in groupby(sorted(halves, key=attrgetter("time")), key=attrgetter("time")):
+            made += self._paired_at_once([*at_once], open_)
+        self.losses["begin event without its end"] += open_.count
+        return made
+
+    def _paired_at_once(self, halves: list[_Half], open_: _Open) -> list[fields.AnyEvent]:
+        """Return the events that halves of one time end: those that began earlier first, then those of no duration."""
+        made: list[fields.AnyEvent] = []
+        some_begin = any(half.begins for half in halves)
+        some_open = open_.count > 0
+        rest: list[_Half] = []
+        for half in halves:
+            if half.begins or not half.name or not _close_last(open_, half, made):
+                rest.append(half)
+        late: list[_Half] = []
+        for half in rest:
+            if half.begins:
+                open_.add(half)
+            elif half.name or not _close_last(open_, half, made):
+                late.append(half)
+            else:
+                self.losses[UNSURE] += some_begin and some_open
+        self.losses["end event without its begin"] += sum(not _close_last(open_, half, made) for half in late)
+        return made
+
+
+def _watch_order(thread: _Thread, half: _Half) -> None:
+    """Note how the halves of a thread are ordered; keep them all where they are in neither order."""
+    rises = half.time >= thread.latest
+    follows = thread.before is not None and half.name in (b"", thread.before) and half.time >= thread.before_time
+    thread.in_order &= rises
+    thread.adjacent &= thread.before is None if half.begins else follows
+    thread.before, thread.before_time = (half.name, half.time) if half.begins else (None, INVALID)
+    if thread.kept is None and not (thread.in_order or thread.adjacent):
+        thread.kept = [*thread.open.halves(), *thread.strays]
+
+
+def _close_last(open_: _Open, end: _Half, made: list[fields.AnyEvent]) -> bool:
+    """Add the event that an end closes to those made; False where none is open."""
+    begin = open_.last(end.name)
+    if begin is None:
+        return False
+    open_.close(begin)
+    made.append(_complete(begin.event, end.event))
+    return True
 
 
 def _key(event: fields.AnyEvent) -> _Key:
@@ -82,23 +220,9 @@ def _key(event: fields.AnyEvent) -> _Key:
     return "id", str(event.pid), str(event.cat), str(event.id)
 
 
-def _closed_by(begins: list[fields.AnyEvent], end: fields.AnyEvent) -> int | None:
-    """Index of the begin that an end closes; None for none."""
-    name, time = bytes(end.name), _time(end)
-    for at in range(len(begins) - 1, max(-1, len(begins) - 1 - MAX_LOOKED_THROUGH), -1):
-        if _time(begins[at]) <= time and (not name or bytes(begins[at].name) == name):
-            return at
-    return None
-
-
 def _time(event: fields.AnyEvent) -> int:
     """Nanoseconds; the lowest number for a time that cannot be read."""
     return int(to_ns([event.ts])[0])
-
-
-def _lasting(event: fields.AnyEvent) -> fields.AnyEvent:
-    """The event without the text of the block that it stood in."""
-    return msgspec.structs.replace(event, name=event.name.copy(), args=event.args.copy())
 
 
 def _complete(begin: fields.AnyEvent, end: fields.AnyEvent) -> fields.AnyEvent:

@@ -65,6 +65,9 @@ class Scanned:
     bytes_read: int = 0
     complete: bool = True
     """False when a part that should end at a given place did not."""
+    pairs_unsorted: bool = False
+    """Begin and end events were joined before the file proved not to be in order of time; read it again to keep them.
+    """
 
 
 class Scanner:
@@ -82,10 +85,12 @@ class Scanner:
         columns: frozenset[Column] = frozenset(),
         arrows: bool = True,
         timing: tuple[EventDecoder, Collector] | None = None,
+        keep_pairs: bool = False,
     ) -> None:
         """`first`: the source starts with the head; `last`: it ends with the tail, else just after an event.
 
         `columns`: what else to keep. `arrows`: keep them all, even where the first kernels have correlation ids.
+        `keep_pairs`: hold all begin and end events and sort them by time.
         `timing`: decoder and tables of the caller's. The compiled half is left out where it does not fill them.
         """
         self.source, self.limits, self.progress = source, source.limits, progress
@@ -98,6 +103,7 @@ class Scanner:
         self.compiled = CompiledBlocks(self.decoder, collector, usable=usable)
         self.pairs: Pairs | None = None
         """Joins begin and end events, once one was met."""
+        self._keep_pairs = keep_pairs
         self._sniffed = 0
         self._may_skip_arrows = not arrows
 
@@ -214,7 +220,7 @@ class Scanner:
             groups = Collector.group(events)
         odd = odd_phases(groups)
         if self.pairs is None and any(phase in PHASES for phase, _ in odd):
-            self.pairs = Pairs()
+            self.pairs = Pairs(keep=self._keep_pairs)
             self.decoder.use_pairs()
             events = again()
         if self.pairs is not None:
@@ -246,7 +252,8 @@ class Scanner:
         self.compiled.flush()
         self.out.collector.add(late, Collector.group(late))
         self.out.collector.count_events(-len(late))
-        self.tally.losses.update(pairs.losses)
+        self.tally.losses.update(+pairs.losses)
+        self.out.pairs_unsorted = pairs.must_keep
 
     def _sniff(self, text: bytes) -> None:
         if not self._sniffed and not self.first:
@@ -342,9 +349,12 @@ def scan(
     progress: Progress | None = None,
     columns: frozenset[Column] = frozenset(),
     arrows: bool = True,
+    keep_pairs: bool = False,
 ) -> Scanned:
     """Read a whole trace. Raises Malformed when it holds nothing that looks like an event."""
-    out = Scanner(source, block_bytes=block_bytes, progress=progress, columns=columns, arrows=arrows).run()
+    out = Scanner(
+        source, block_bytes=block_bytes, progress=progress, columns=columns, arrows=arrows, keep_pairs=keep_pairs
+    ).run()
     _refuse_what_is_no_trace(source, out)
     if not out.collector.events and out.tally.losses and "duplicate key traceEvents" not in out.tally.losses:
         if (found := python_text(source.opening)) is not None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import random
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -79,19 +81,18 @@ def test_the_pairs_of_a_converter(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("activity", [False, True])
 @pytest.mark.parametrize("named", [True, False])
-@pytest.mark.parametrize("order", ["of time", "begins first", "ends first", "pair by pair"])
+@pytest.mark.parametrize("order", ["of time", "latest first", "begins first", "ends first", "pair by pair", "shuffled"])
 def test_pairs_give_what_complete_events_give(tmp_path: Path, named: bool, order: str, activity: bool) -> None:
     whole = nested_events(5)
     want = read(tmp_path, whole, activity=activity)
     parts = [half for event in whole for half in halves(event, named=named)]
-    if order == "of time":
-        parts = by_time(parts)
+    if order in ("of time", "latest first"):
+        parts = by_time(parts)[:: 1 if order == "of time" else -1]
+    elif order == "shuffled":
+        random.Random(7).shuffle(parts)
     elif order != "pair by pair":
         parts = [half for ph in ("BE" if order == "begins first" else "EB") for half in parts if half["ph"] == ph]
     got = read(tmp_path, parts, activity=activity)
-    if order == "begins first" and not named:
-        assert set(got.info.report.losses) == {"end event without a name, out of order of time"}
-        return
     assert got.info.report.losses == {}
     assert rows(got) == rows(want)
     assert got.info.events == 2 * len(whole)
@@ -192,3 +193,72 @@ def test_many_open_begins_stay_linear(tmp_path: Path) -> None:
     trace = read_trace(write(tmp_path, json.dumps({"traceEvents": parts}).encode()))
     assert len(trace.ops) == 6000
     assert np.unique(trace.ops.dur_ns).tolist() == [500]
+
+
+def same_name(*spans: tuple[float, float]) -> list[dict[str, Any]]:
+    """The halves of calls of one op on one thread: begin, end, begin, end, ..."""
+    return [half for i, (start, end) in enumerate(spans) for half in halves(op("aten::mm", start, end - start, i))]
+
+
+def durations(trace: Trace) -> list[tuple[int, int]]:
+    return sorted(zip(trace.ops.start_ns.tolist(), trace.ops.dur_ns.tolist(), strict=True))
+
+
+SPANS = ((10.0, 15.0), (20.0, 25.0), (30.0, 38.0), (40.0, 41.0))
+
+
+@pytest.mark.parametrize("activity", [False, True])
+@pytest.mark.parametrize(
+    "order",
+    [
+        (1, 0, 3, 2, 5, 4, 7, 6),  # each end ahead of its begin
+        (7, 6, 5, 4, 3, 2, 1, 0),
+        (3, 0, 1, 2, 5, 4, 7, 6),
+        (0, 1, 2, 3, 4, 7, 6, 5),  # in order, until two pairs were made
+        (0, 3, 2, 1, 4, 5, 6, 7),  # a pair is made that proves wrong later
+        (6, 7, 0, 1, 4, 5, 2, 3),
+    ],
+)
+def test_calls_of_one_name_are_paired_by_time(tmp_path: Path, order: tuple[int, ...], activity: bool) -> None:
+    """An end ahead of its begin in the file closed the begin of another call."""
+    parts = same_name(*SPANS)
+    got = read(tmp_path, [parts[i] for i in order], activity=activity)
+    assert durations(got) == [(int(1000 * start), int(1000 * (end - start))) for start, end in SPANS]
+    assert got.info.report.losses == {}
+    assert got.info.events == 8
+
+
+@pytest.mark.parametrize("named", [True, False])
+def test_calls_that_follow_at_once_are_not_one_inside_the_other(tmp_path: Path, named: bool) -> None:
+    events = [op("aten::mm", 10 * i, 10, i) for i in range(4)]
+    parts = [half for event in events for half in halves(event, named=named)]
+    assert durations(read(tmp_path, parts[::-1])) == [(10_000 * i, 10_000) for i in range(4)]
+
+
+def test_a_call_of_no_duration_closes_itself(tmp_path: Path) -> None:
+    parts = [half for event in (op("aten::b", 5, 20, 1), op("aten::a", 10, 0, 2)) for half in halves(event)]
+    assert durations(read(tmp_path, [parts[i] for i in (1, 3, 2, 0)])) == [(5_000, 20_000), (10_000, 0)]
+
+
+def test_ends_without_a_name_at_the_time_of_a_begin_are_said(tmp_path: Path) -> None:
+    parts = [
+        half for event in (op("aten::b", 5, 20, 1), op("aten::a", 10, 0, 2)) for half in halves(event, named=False)
+    ]
+    trace = read(tmp_path, [parts[i] for i in (3, 1, 2, 0)])
+    assert trace.info.report.losses == {"end event without a name, at the time of a begin": 1}
+
+
+def test_pairs_of_no_order_are_read_from_a_pipe(tmp_path: Path) -> None:
+    parts = same_name(*SPANS)
+    path = write(tmp_path, document([parts[i] for i in (0, 3, 2, 1, 4, 5, 6, 7)]))
+    command = [sys.executable, "-c", "from opreplay.traces import *; print(read_trace('-').ops.dur_ns.tolist())"]
+    done = subprocess.run(command, input=path.read_text(), capture_output=True, text=True, check=True)
+    assert sorted(json.loads(done.stdout)) == [1000, 5000, 5000, 8000]
+
+
+def test_the_pairs_of_one_name_in_any_order_take_linear_time(tmp_path: Path) -> None:
+    parts = same_name(*((10.0 * i, 10.0 * i + 4) for i in range(20_000)))
+    random.Random(3).shuffle(parts)
+    trace = read(tmp_path, parts)
+    assert np.unique(trace.ops.dur_ns).tolist() == [4000]
+    assert len(trace.ops) == 20_000

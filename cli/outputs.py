@@ -10,6 +10,7 @@ from types import TracebackType
 
 from opreplay.cli.terminal import console
 from opreplay.replay.report.run import report
+from opreplay.replay.report.run.tables import run_of
 from opreplay.replay.report.view import View
 from opreplay.replay.results.reading import MemorySink, ResultFile
 from opreplay.replay.results.records import OpResult, Record
@@ -111,7 +112,7 @@ class Outputs:
             sink.close()
         if kind is KeyboardInterrupt and not self._opened:
             console.narrate("opreplay: nothing was measured yet, and no file was written")
-        run = report.run_of(self.memory)
+        run = run_of(self.memory)
         if run is None:
             return
         for path in self._paths:

@@ -32,8 +32,9 @@ def one_stdout(format_: str, output: Sequence[str]) -> None:
 def show_json(outputs: Outputs) -> None:
     """The whole run as one JSON value on stdout, its coverage on stderr; nothing of a run that could not start."""
     from opreplay.replay.report.run import report
+    from opreplay.replay.report.run.tables import run_of
 
-    run = report.run_of(outputs.memory)
+    run = run_of(outputs.memory)
     if run is not None:
         console.narrate(run.first_line)
         console.show_view(report.view(run), "json")
@@ -45,8 +46,9 @@ def show_report(outputs: Outputs, *, everything: bool = True) -> None:
     Where stdout takes the results themselves it is only the coverage, on stderr.
     """
     from opreplay.replay.report.run import report
+    from opreplay.replay.report.run.tables import run_of
 
-    run = report.run_of(outputs.memory)
+    run = run_of(outputs.memory)
     if run is None:
         return
     if outputs.was_finished:

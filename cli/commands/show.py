@@ -35,6 +35,7 @@ def command(result: str, format_: str, output: str | None, force: bool, notes: b
     from opreplay.cli.outputs import check_writable, write_bytes, write_file
     from opreplay.cli.terminal import console
     from opreplay.replay.report.run import report
+    from opreplay.replay.report.run.tables import run_of
     from opreplay.replay.results.reading import read_result_file
     from opreplay.replay.results.summary import summary_of
     from opreplay.traces.errors import UsageError
@@ -47,7 +48,7 @@ def command(result: str, format_: str, output: str | None, force: bool, notes: b
     if format_ == "parquet" and not in_file and console.stdout().isatty():
         raise UsageError("Parquet is binary: it does not go to a terminal", hint="Name a file with --output.")
     file = read_result_file(result)
-    run = report.run_of(file, summary_of(file))
+    run = run_of(file, summary_of(file))
     assert run is not None
     view = report.view(run, everything=notes or in_file, rows=None if in_file else report.MAX_ROWS)
     if format_ == "parquet" and in_file:

@@ -37,13 +37,14 @@ def history_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
 def refuse_bad_history(history: str | None, label: str | None, *, dry_run: bool) -> None:
     """Raises UsageError, before anything is measured, for a file that cannot be added to."""
-    from opreplay.replay.results.history import check_history
-    from opreplay.traces.errors import UsageError
-
     if history is None:
         if label is not None:
+            from opreplay.traces.errors import UsageError
+
             raise UsageError("--set label names a run of a history", hint="Add --history FILE.sqlite.")
     elif not dry_run:
+        from opreplay.replay.results.history import check_history
+
         check_history(history)
 
 

@@ -20,7 +20,8 @@ from opreplay.replay.plan import passes
 from opreplay.replay.results.records import CollectivesResult, JobResult, OpResult, TraceResult
 from opreplay.replay.results.resume import digest
 from opreplay.replay.results.summary import whole
-from opreplay.traces.joins.ranks import RankCalls, match, sum_of_rank
+from opreplay.traces.joins.matched import sum_of_rank
+from opreplay.traces.joins.ranks import RankCalls, match
 from opreplay.traces.links.collectives import RankCall
 from opreplay.traces.losses import without_copies
 from opreplay.traces.names import printable

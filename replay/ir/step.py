@@ -12,6 +12,8 @@ from opreplay.traces.times.doubts import Doubts
 if TYPE_CHECKING:
     import pandas  # pyright: ignore[reportMissingTypeStubs]
 
+PYTHON = "(Python, between ops)"
+"""Name of the host's time outside of ops."""
 Bound = Literal["host", "communication", "device", "mixed", "host alone", "unknown"]
 """"unknown": the device times that it would follow from are not possible, or the clocks of host and device differ."""
 

@@ -192,7 +192,6 @@ def open_trace(
     Raises as `open_input` does, and what `join_kernel_details` does for a table that was named; one that merely lies
     beside the trace is left unused, and `info.kernel_details` says why.
     """
-    from opreplay.traces.joins.execution_trace import join_shapes
     from opreplay.traces.joins.graph_capture import capture_files, with_captures, with_captures_beside
     from opreplay.traces.joins.kernel_details import join_kernel_details, with_table_beside
 
@@ -205,6 +204,8 @@ def open_trace(
 
         trace = of_process(trace, process)
     if execution_trace is not None:
+        from opreplay.traces.joins.execution_trace import join_shapes
+
         trace = join_shapes(trace, _read(the_one_path(execution_trace), limits, progress, ids=True))
     trace = with_table_beside(trace) if kernel_details is None else join_kernel_details(trace, kernel_details)
     if capture is None:

@@ -7,7 +7,7 @@ import shlex
 from collections.abc import Iterator, Sequence
 from statistics import median
 from string import ascii_lowercase
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 from rich.console import Group, RenderableType
@@ -17,8 +17,6 @@ from opreplay.replay.ir.model import BY_PROGRAM
 from opreplay.replay.ir.reasons import refuses_arguments
 from opreplay.replay.report.coverage import HELD, is_rough, predicted_text
 from opreplay.replay.report.doubts import marks, thread_notes
-from opreplay.replay.report.page.model import Answer, Curve, Line, Opened, Page
-from opreplay.replay.report.page.parts import op_details, roofline, roofs_of, times_answer
 from opreplay.replay.report.run import ops
 from opreplay.replay.report.run.facts import STAND_INS
 from opreplay.replay.report.suspects import MARK
@@ -41,6 +39,9 @@ from opreplay.replay.report.view import View
 from opreplay.replay.resolve.written.sweep import RESULTS_UNKNOWN
 from opreplay.replay.results.cases import Case, Cases
 from opreplay.replay.results.records import OpResult, Simulated
+
+if TYPE_CHECKING:
+    from opreplay.replay.report.page.model import Answer, Curve, Page
 
 SCHEMA_VERSION = 1
 """Of the JSON form. Changes of format: 1 first version."""
@@ -244,6 +245,9 @@ def foot_lines(sweep: Cases) -> list[str]:
 
 def page(sweep: Cases, command: str) -> Page:
     """Everything that a page shows of them."""
+    from opreplay.replay.report.page.model import Opened, Page
+    from opreplay.replay.report.page.parts import roofline, roofs_of
+
     texts = list(dict.fromkeys(case.written for case in sweep.cases))
     return Page(
         title=texts[0] if len(texts) == 1 else f"{len(texts)} calls",
@@ -271,12 +275,16 @@ def page(sweep: Cases, command: str) -> Page:
 
 
 def _details(case: Case) -> list[tuple[str, str]]:
+    from opreplay.replay.report.page.parts import op_details
+
     notes = [("note", note) for note in notes_of(case)]
     return [*op_details(case.result, f"opreplay op {shlex.quote(case.call)}"), *notes]
 
 
 def _answers(sweep: Cases) -> tuple[Answer, ...]:
     """What the calls take here and on each device, and by how much that differs."""
+    from opreplay.replay.report.page.parts import times_answer
+
     results = [case.result for case in sweep.cases]
     measured = [result.measured_us for result in results if result.measured_us is not None]
     answers = list(times_answer(f"measured on {sweep.device}", measured))
@@ -304,6 +312,8 @@ def _points_by_line(cases: Sequence[Case], across: str, fixed: Sequence[str]) ->
 
 def _curves(sweep: Cases) -> Iterator[Curve]:
     """For each call with a size that takes several values: time over the first such size, a line for the others."""
+    from opreplay.replay.report.page.model import Curve, Line
+
     for text in dict.fromkeys(case.written for case in sweep.cases):
         of_text = [case for case in sweep.cases if case.written == text]
         varied = [name for name in of_text[0].sizes if len({case.sizes[name] for case in of_text}) > 1]

@@ -18,7 +18,7 @@ from opreplay.replay.ir.reasons import NOT_GIVEN, Reason, ReasonTotal
 from opreplay.replay.ir.step import StepReport
 from opreplay.replay.ir.verdicts import MetaCheck, ValueCheck
 from opreplay.replay.results.measurement import Measurement
-from opreplay.traces.joins.ranks import Clock, Disagreement, RankSum
+from opreplay.traces.joins.matched import Clock, Disagreement, RankSum
 
 SCHEMA_VERSION = 4
 """Changes of format: 1 first version; 2 records "resumed", "trace" and "job", ops after an interrupted summary; 3

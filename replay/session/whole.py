@@ -64,7 +64,8 @@ class Results(Shown):
         return self._frame()
 
     def _view(self) -> View:
-        from opreplay.replay.report.run.report import run_of, view
+        from opreplay.replay.report.run.report import view
+        from opreplay.replay.report.run.tables import run_of
 
         run = run_of(self.file, self.summary)
         assert run is not None

@@ -13,10 +13,11 @@ import numpy as np
 
 from opreplay.replay.export.chakra import Attributes, ChakraNode, ChakraTrace, written
 from opreplay.replay.ir.model import ReplayOp, ReplayPlan
+from opreplay.replay.ir.step import PYTHON
 from opreplay.replay.plan.recorded.groups import signature_id
 from opreplay.replay.timeline.graph.model import COLLECTIVE, HOST, StepGraph
 from opreplay.replay.timeline.graph.schedule import Schedule
-from opreplay.replay.timeline.names import PYTHON, Names
+from opreplay.replay.timeline.names import Names
 from opreplay.replay.timeline.timeline import Study
 from opreplay.traces import Trace
 

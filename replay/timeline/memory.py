@@ -18,6 +18,7 @@ from opreplay.replay.arguments.shrink.pools import TABLES, pools_of
 from opreplay.replay.ascend.profile import DeviceProfile
 from opreplay.replay.ir.model import ReplayOp, ReplayPlan
 from opreplay.replay.ir.sizes import readable, tensor_bytes
+from opreplay.replay.ir.step import PYTHON
 from opreplay.replay.plan.step.lifetimes import Lifetimes, lifetimes, makes_no_memory
 from opreplay.replay.plan.step.linking import (
     NO_VIEWS,
@@ -30,7 +31,6 @@ from opreplay.replay.plan.step.linking import (
     tensors_of,
 )
 from opreplay.replay.timeline.graph.model import Floats, Ints
-from opreplay.replay.timeline.names import PYTHON
 from opreplay.traces import Trace
 from opreplay.traces.activity import MemoryTable
 from opreplay.traces.links.parents import innermost_at

@@ -11,13 +11,13 @@ from typing import cast
 
 import numpy as np
 
+from opreplay.replay.ir.step import PYTHON
 from opreplay.replay.timeline.graph.model import EDGE_KINDS, NO_OP, Ints, StepGraph
 from opreplay.traces import Trace, innermost_parent
 from opreplay.traces.collectives.communication import kernel_path
 from opreplay.traces.links.annotations import AnnotationTable, batch_context, step_number
 from opreplay.traces.links.parents import innermost_at, nest, of_rows
 
-PYTHON = "(Python, between ops)"
 OUTSIDE = "(no module)"
 _FRAME = 1
 MODULE = "nn.Module: "

@@ -12,10 +12,11 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from opreplay.replay.ir.step import PYTHON
 from opreplay.replay.timeline.categories import Categories
 from opreplay.replay.timeline.graph.model import NO_OP, Ints, StepGraph
 from opreplay.replay.timeline.graph.schedule import Schedule, critical_path
-from opreplay.replay.timeline.names import PYTHON, Ranges, named_ranges
+from opreplay.replay.timeline.names import Ranges, named_ranges
 from opreplay.replay.timeline.paths import PathPart
 from opreplay.traces import Trace
 from opreplay.traces.activity import CALL_KINDS

@@ -17,9 +17,9 @@ import numpy as np
 import numpy.typing as npt
 
 from opreplay.traces.activity.model import ListedCollective
-from opreplay.traces.dialects.chakra import KERNEL_IDS, NO_PARENT, ChakraStream, is_chakra
+from opreplay.traces.dialects.chakra import KERNEL_IDS, NO_PARENT, ChakraStream
 from opreplay.traces.dialects.chakra_collectives import listed_collective
-from opreplay.traces.dialects.dialect import Dialect
+from opreplay.traces.dialects.dialect import Want
 from opreplay.traces.dialects.et_memories import MemoryColumn
 from opreplay.traces.dialects.et_nodes import BLOCK_BYTES, Node, NodeStream
 from opreplay.traces.dialects.et_signature import BrokenArguments, results_of, signature_of
@@ -39,7 +39,7 @@ from opreplay.traces.model import (
     Trace,
     TraceInfo,
 )
-from opreplay.traces.reading.opening import Opening
+from opreplay.traces.reading.source import Source
 from opreplay.traces.times.kernel_classes import class_of_op
 from opreplay.traces.times.placed import FAR_NS
 
@@ -57,11 +57,6 @@ _PROCESS_GROUPS = "## process_group:init ##"
 _NO_START = np.iinfo(np.int64).min
 _MAX_ANCESTORS = 10_000
 _PHASE = re.compile(r"([^()]{1,500})\((\d{1,4})\)")
-
-
-def _is_execution_trace(opening: Opening) -> bool:
-    keys = list(opening.keys)
-    return opening.layout == "object" and opening.keys.get("nodes") == "[" and "schema" in keys[: keys.index("nodes")]
 
 
 def _read(stream: Nodes) -> Trace:
@@ -83,14 +78,14 @@ def _read(stream: Nodes) -> Trace:
     return builder.trace(stream)
 
 
-CHAKRA = Dialect(
-    "chakra", sniff=lambda opening: is_chakra(opening.data), read=lambda source, want: _read(ChakraStream(source))
-)
-EXECUTION_TRACE = Dialect(
-    "execution_trace",
-    sniff=_is_execution_trace,
-    read=lambda source, want: _read(NodeStream(source=source, block_bytes=want.block_bytes or BLOCK_BYTES)),
-)
+def read_execution_trace(source: Source, want: Want) -> Trace:
+    """The nodes of a JSON file."""
+    return _read(NodeStream(source=source, block_bytes=want.block_bytes or BLOCK_BYTES))
+
+
+def read_chakra(source: Source) -> Trace:
+    """The nodes of a protobuf file."""
+    return _read(ChakraStream(source))
 
 
 @dataclass(slots=True, kw_only=True)

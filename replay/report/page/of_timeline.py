@@ -9,6 +9,7 @@ from pathlib import PurePath
 import msgspec
 import numpy as np
 
+from opreplay.replay.ir.step import PYTHON
 from opreplay.replay.report.page.model import Lane, Opened, Page, Stretch, Strip
 from opreplay.replay.report.page.parts import bars_by_name, module_trees, step_answers, waterfall
 from opreplay.replay.report.page.step_parts import (
@@ -37,7 +38,6 @@ from opreplay.replay.report.view import View
 from opreplay.replay.timeline.graph.model import HOST, NODE_KINDS
 from opreplay.replay.timeline.job.study import JobStudy
 from opreplay.replay.timeline.job.values import JobChange, JobTimeline
-from opreplay.replay.timeline.names import PYTHON
 from opreplay.replay.timeline.paths import PathPart
 from opreplay.replay.timeline.timeline import Study, Timeline, WhatIf
 from opreplay.traces.sums import summed

@@ -17,11 +17,12 @@ import numpy as np
 import orjson
 
 from opreplay.replay.ir.plain_json import plain_json
+from opreplay.replay.ir.step import PYTHON
 from opreplay.replay.report.text import safe
 from opreplay.replay.timeline.graph.model import LAUNCH, NODE_KINDS, Floats, StepGraph
 from opreplay.replay.timeline.graph.schedule import Schedule, critical_path
 from opreplay.replay.timeline.job.study import JobStudy
-from opreplay.replay.timeline.names import PYTHON, Names
+from opreplay.replay.timeline.names import Names
 from opreplay.replay.timeline.simulated import Predicted
 from opreplay.replay.timeline.timeline import Study
 

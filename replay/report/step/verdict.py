@@ -7,10 +7,9 @@ from typing import Any
 
 import msgspec
 
-from opreplay.replay.ir.step import StepOnDevice, StepReport
+from opreplay.replay.ir.step import PYTHON, StepOnDevice, StepReport
 from opreplay.replay.report.table import Fact
 from opreplay.replay.report.text import doubt_lines, middle, quotient, ratio_text, safe, share_text, time_text
-from opreplay.replay.timeline.names import PYTHON
 from opreplay.traces.losses import copies_text, without_copies
 
 _NAME_WIDTH = 40

@@ -6,17 +6,19 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Group
 from rich.text import Text
 
-from opreplay.initializers.base import CustomInit
-from opreplay.replay.host.doctor import Check
-from opreplay.replay.ops.table import Row, cost_of
-from opreplay.replay.plugins import Registration
 from opreplay.replay.report.table import COUNT, Column, Table, Unit, terminal
 from opreplay.replay.report.view import View
+
+if TYPE_CHECKING:
+    from opreplay.initializers.base import CustomInit
+    from opreplay.replay.host.doctor import Check
+    from opreplay.replay.ops.table import Row
+    from opreplay.replay.plugins import Registration
 
 _Facts = dict[str, Any]
 _LINES = Unit(str, "lines")
@@ -93,6 +95,8 @@ def _purpose(rule: _Facts) -> list[str]:
 
 def built_in_view(ops: Iterable[Row]) -> View:
     """One row per family: its initializers, its ops and how many have a cost; JSON has the facts of each op."""
+    from opreplay.replay.ops.table import cost_of
+
     facts: list[_Facts] = [
         {
             "op": op.name,

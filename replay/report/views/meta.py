@@ -11,7 +11,7 @@ from opreplay.replay.ir.reasons import ReasonTotal, total_reasons
 from opreplay.replay.ir.verdicts import META_WRONG, MetaCheck, MetaStatus
 from opreplay.replay.report.run import ops
 from opreplay.replay.report.run.ops import OpColumn
-from opreplay.replay.report.run.report import totals_by_kind
+from opreplay.replay.report.run.tables import totals_by_kind
 from opreplay.replay.report.table import OpCell, Table
 from opreplay.replay.report.text import DASH, plural
 from opreplay.replay.results.records import OpResult

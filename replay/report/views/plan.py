@@ -24,7 +24,8 @@ from opreplay.replay.report.run.facts import (
     unowned_notes,
 )
 from opreplay.replay.report.run.ops import OpColumn, op_column, predictions, recordings
-from opreplay.replay.report.run.report import MAX_ROWS, file_table, no_ops, reasons_table, rest_line
+from opreplay.replay.report.run.report import MAX_ROWS, file_table, no_ops, rest_line
+from opreplay.replay.report.run.tables import reasons_table
 from opreplay.replay.report.table import Table, decisive, notes_lines, terminal
 from opreplay.replay.report.text import DASH, end, plural, safe
 from opreplay.replay.report.view import View

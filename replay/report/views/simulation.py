@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 from rich.console import Group, RenderableType
@@ -21,20 +21,6 @@ from opreplay.replay.ir.step import StepReport
 from opreplay.replay.plan.recorded.where import Where
 from opreplay.replay.report import first_screen, suspects
 from opreplay.replay.report.coverage import HELD, coverage_facts, coverage_text, rough_text
-from opreplay.replay.report.page.model import Answer, Page
-from opreplay.replay.report.page.parts import (
-    answer,
-    bars_by_name,
-    module_trees,
-    opened_ops,
-    roof_of_device,
-    roofline,
-    step_answers,
-    step_bars,
-    times_by_class,
-    times_by_op,
-    waterfall,
-)
 from opreplay.replay.report.run import npu, ops
 from opreplay.replay.report.run.facts import assumption_notes, confidence_notes, telling_notes
 from opreplay.replay.report.run.ops import ID_CHARS, RATIO_TITLE, beside_numbers, telling_sizes
@@ -63,6 +49,9 @@ from opreplay.replay.report.view import View
 from opreplay.replay.results.of_plan import call_of, result_of
 from opreplay.replay.results.outcome import Outcome
 from opreplay.replay.results.records import OpResult, Simulated
+
+if TYPE_CHECKING:
+    from opreplay.replay.report.page.model import Answer, Page
 
 SCHEMA_VERSION = 1
 """Of the JSON form. Changes of format: 1 first version."""
@@ -475,6 +464,20 @@ def page(
     report: StepReport | None = None,
 ) -> Page:
     """Everything of a simulation that a page shows."""
+    from opreplay.replay.report.page.model import Page
+    from opreplay.replay.report.page.parts import (
+        bars_by_name,
+        module_trees,
+        opened_ops,
+        roof_of_device,
+        roofline,
+        step_answers,
+        step_bars,
+        times_by_class,
+        times_by_op,
+        waterfall,
+    )
+
     results, clock = results_of(plan, steps), ops.recorded(device=plan.device_us_total > 0)
     simulated = [ops.simulated(step.device) for step in steps]
     columns = [ops.NAME, ops.INPUTS, ops.CALLS, ops.RECORDED_SHARE, clock]
@@ -537,6 +540,8 @@ def _rough_text(plan: ReplayPlan, step: Step) -> str:
 
 def _answers(plan: ReplayPlan, steps: Sequence[Step]) -> tuple[Answer, ...]:
     """All calls added up, where no step is marked: against the recorded time of the ops that are predicted."""
+    from opreplay.replay.report.page.parts import answer
+
     recorded = {op.id: op.recorded.device_us_total or op.recorded.host_us_total for op in plan.ops}
     return tuple(
         answer(step.device, step.total_us, step.low_us, step.high_us, sum(recorded[op.id] for op in step.ops))

@@ -25,7 +25,7 @@ from opreplay.replay.timeline.graph.model import (
     StepGraph,
 )
 from opreplay.replay.timeline.graph.schedule import Schedule, retimed, step_length
-from opreplay.traces.joins.ranks import JobCollectives, Matched, Member
+from opreplay.traces.joins.matched import JobCollectives, Matched, Member
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

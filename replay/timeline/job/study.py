@@ -36,7 +36,8 @@ from opreplay.replay.timeline.simulated import ContentsOf, Predicted, predict
 from opreplay.replay.timeline.timeline import edge_counts, recorded_schedule, relative
 from opreplay.traces import Trace
 from opreplay.traces.errors import UsageError
-from opreplay.traces.joins.ranks import Clock, JobCollectives, Matched, RankCalls, match, sum_of_rank
+from opreplay.traces.joins.matched import Clock, JobCollectives, Matched, sum_of_rank
+from opreplay.traces.joins.ranks import RankCalls, match
 from opreplay.traces.links.collectives import RankCall, collectives_of, with_host_collectives
 from opreplay.traces.links.steps import Step, chosen_step, steps_of
 from opreplay.traces.names import file_name

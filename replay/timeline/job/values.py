@@ -7,7 +7,7 @@ import msgspec
 
 from opreplay.replay.timeline.categories import Categories
 from opreplay.replay.timeline.timeline import EdgeCount
-from opreplay.traces.joins.ranks import Clock, Disagreement
+from opreplay.traces.joins.matched import Clock, Disagreement
 
 SCHEMA_VERSION = 1
 """Of the JSON form. Changes of format: 1 first version."""

@@ -177,8 +177,8 @@ def test_parquet_of_runs_with_and_without_ops_can_be_read_as_one() -> None:
     pyarrow = pytest.importorskip("pyarrow", reason="needs the extra parquet")
     from pyarrow import parquet
 
-    from opreplay.replay.report.run.report import Run
     from opreplay.replay.report.run.report import parquet as parquet_of
+    from opreplay.replay.report.run.tables import Run
 
     odd = OpResult(
         id="c" * 12,

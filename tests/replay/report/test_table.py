@@ -85,10 +85,12 @@ def test_a_run_has_one_title_a_quantity_in_every_format(made: SimpleNamespace) -
     """What is called "measured" in a terminal is that in Markdown and on the page, and files hold it by one key."""
     from opreplay.replay.report.page.model import Opened
     from opreplay.replay.report.run import report
+    from opreplay.replay.report.run.page import page
+    from opreplay.replay.report.run.tables import Run
 
-    run = report.Run(made.header, made.results, made.summary)
+    run = Run(made.header, made.results, made.summary)
     titles: dict[str, set[str]] = {}
-    opened = report.page(run, "opreplay").tables[0]
+    opened = page(run, "opreplay").tables[0]
     assert isinstance(opened, Opened)
     ops = opened.table
     for column in (*ops.columns, *report.file_table(run.results).columns):

@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from opreplay.traces.joins.ranks import JobCollectives, RankCalls, match
+from opreplay.traces.joins.matched import JobCollectives
+from opreplay.traces.joins.ranks import RankCalls, match
 from opreplay.traces.links.collectives import RankCall
 
 MS = 1_000_000

@@ -17,6 +17,7 @@ from opreplay.replay.execute.sequence.passes import BEAT
 from opreplay.replay.ir.model import Reason, Recorded, RecordedSequence, ReplayOp, ReplayPlan
 from opreplay.replay.job.events import Progress
 from opreplay.replay.report.run import report, sequence
+from opreplay.replay.report.run.tables import Run, run_of, totals_table
 from opreplay.replay.results.compare.compatibility import differences
 from opreplay.replay.results.reading import MemorySink, read_result_file
 from opreplay.replay.results.records import OpResult, Resumed
@@ -238,10 +239,10 @@ def test_sequences_are_not_compared_with_single_ops() -> None:
     assert not [d for d in differences(old, other.header) if d.blocking]
 
 
-def whole_time(run: report.Run) -> list[float | None]:
+def whole_time(run: Run) -> list[float | None]:
     """Measured time of all calls: as the last table has it, and as the summary does."""
-    total = report.totals_table(run).columns[1]
-    (measured,) = [clock for clock in report.totals_table(run).rows if clock[0] == "measured"]
+    total = totals_table(run).columns[1]
+    (measured,) = [clock for clock in totals_table(run).rows if clock[0] == "measured"]
     value = total.value(measured)
     return [value if isinstance(value, float) else None, run.summary.measured_us]
 
@@ -274,7 +275,7 @@ def test_the_sum_of_the_passes_is_what_was_measured(monkeypatch: pytest.MonkeyPa
 
 def test_reports_begin_with_the_step() -> None:
     sink = run(plan_of("10us", "20us", "all_reduce", reason=Reason("collective")))
-    made = report.run_of(sink)
+    made = run_of(sink)
     assert made is not None
     assert made.sequence is not None
     text = report.markdown(made)

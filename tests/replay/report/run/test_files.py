@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from opreplay.replay.report import formats
 from opreplay.replay.report.run import report
-from opreplay.replay.report.run.report import Run
+from opreplay.replay.report.run.tables import Run
 from opreplay.replay.results.reading import read_results
 from opreplay.replay.results.writing import JsonLinesSink
 

@@ -10,7 +10,7 @@ import pytest
 from rich.console import Console
 
 from opreplay.replay.report.run import report
-from opreplay.replay.report.run.report import Run
+from opreplay.replay.report.run.tables import Run
 
 
 def shown(renderable: object, width: int) -> str:

@@ -13,7 +13,7 @@ from rich.console import Console
 from opreplay.initializers.amounts import Amount, Work, work
 from opreplay.replay.report.run import report
 from opreplay.replay.report.run.facts import counted, work_cell, work_notes
-from opreplay.replay.report.run.report import Run
+from opreplay.replay.report.run.tables import Run
 from opreplay.replay.results.records import OpResult
 
 

@@ -1,0 +1,140 @@
+# pyright: strict
+"""What a report on a run is made of, and the tables below its ops: sums, reasons, NPU kernels, work, collectives."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import msgspec
+
+from opreplay.replay.ir.reasons import ReasonTotal
+from opreplay.replay.ir.step import StepReport
+from opreplay.replay.report import collectives, doubts, first_screen
+from opreplay.replay.report.run import facts, npu, ops
+from opreplay.replay.report.step.verdict import verdict
+from opreplay.replay.report.table import (
+    COUNT,
+    RATIO,
+    SHARE,
+    TIME,
+    AnyTable,
+    Column,
+    Table,
+)
+from opreplay.replay.report.text import quotient, time_text
+from opreplay.replay.results.reading import MemorySink, ResultFile
+from opreplay.replay.results.records import Header, JobResult, OpResult, SequenceResult, Summary, TraceResult
+from opreplay.replay.results.summary import reasons_of
+
+KIND_CHARS = 20
+"""Longer than every kind of reason; only a damaged file has longer ones."""
+
+
+class Run(msgspec.Struct, frozen=True):
+    """All that a report on a run is made of."""
+
+    header: Header
+    results: Sequence[OpResult]
+    summary: Summary
+    traces: Sequence[TraceResult] = ()
+    jobs: Sequence[JobResult] = ()
+    sequence: SequenceResult | None = None
+
+    @property
+    def by_device(self) -> bool:
+        """Whether recorded times and shares are of the device."""
+        return facts.has_device_time(self.header, self.results)
+
+    @property
+    def first_line(self) -> str:
+        where = first_screen.where_in(self.header.trace)
+        processes = 1 if where is None else where.processes
+        return facts.coverage_line(self.header, self.results, self.summary, processes=processes)
+
+    @property
+    def step(self) -> StepReport | None:
+        """The recorded step that the run is of, where the trace marks it."""
+        step = self.header.step
+        return step if step is not None and step.marked else None
+
+    @property
+    def first_lines(self) -> list[str]:
+        """What bounds the recorded step, of a run of one, and the first line."""
+        return [*([] if self.step is None else [verdict(self.step)]), self.first_line]
+
+    @property
+    def totals(self) -> list[facts.Totals]:
+        """Sums over the calls of the run."""
+        return facts.totals(self.results, device=self.by_device, header=self.header, sequence=self.sequence)
+
+    @property
+    def notes(self) -> list[str]:
+        return [*facts.work_notes(self.results), *facts.notes(self.header, self.results, self.summary)]
+
+
+def run_of(records: MemorySink | ResultFile, summary: Summary | None = None) -> Run | None:
+    """What a sink or a file holds; None where it has no header or no summary, and none is given."""
+    summary = summary or records.summary
+    if records.header is None or summary is None:
+        return None
+    return Run(records.header, records.results, summary, records.traces, records.jobs, records.sequence)
+
+
+def tables(run: Run) -> list[AnyTable]:
+    """What stands below the ops: sums, reasons, NPU kernels, work, collectives; some without rows."""
+    results = run.results
+    work = Table("Work", [ops.RECORDED_SHARE, ops.NAME, ops.WORK], facts.counted(results), noun="op")
+    of_collectives = collectives.table(results, facts.socs_of(results))
+    return [totals_table(run), reasons_table(results), npu.results_table(results), work, of_collectives]
+
+
+_Clock = tuple[str, Callable[[facts.Totals], float | None]]
+"""Its title, and what it reads in a sum."""
+
+
+def totals_table(run: Run) -> Table[_Clock]:
+    """All calls together, one row a clock, with ratios to the recorded time."""
+    results, device = run.results, run.by_device
+    title, timed = ops.recorded_title(device=device), not all(map(facts.is_untimed, results))
+    columns = [Column[_Clock]("all calls", lambda clock: clock[0])]
+    for total in run.totals if results else ():
+        columns += _total_columns(total, doubts.mark(results), recorded=title if timed else None)
+    clocks: list[_Clock] = [(title, lambda total: total.recorded_us)] if timed else []
+    clocks.append((ops.MEASURED.title, lambda total: total.measured_us))
+    clocks.extend((soc, lambda total, soc=soc: total.simulated_us.get(soc)) for soc in facts.socs_of(results))
+    return Table("All calls", columns, clocks if results else [])
+
+
+def _total_columns(total: facts.Totals, mark: str, *, recorded: str | None) -> list[Column[_Clock]]:
+    """A sum on each clock and, where the recorded clock is named, its ratio to the recorded time."""
+
+    def text(clock: _Clock) -> str:
+        us = clock[1](total)
+        return time_text(us) + (mark if clock[0] == ops.MEASURED.title and us is not None else "")
+
+    def ratio(clock: _Clock) -> float | None:
+        return quotient(clock[1](total), total.recorded_us)
+
+    def ratio_text(clock: _Clock) -> str:
+        return "" if clock[0] == recorded else RATIO.text(ratio(clock))
+
+    ratios = [Column[_Clock](ops.RATIO_TITLE, ratio, RATIO, text=ratio_text, style="dim")] if recorded else []
+    return [Column[_Clock](total.label, lambda clock: clock[1](total), TIME, text=text), *ratios]
+
+
+def reasons_table(results: Sequence[OpResult]) -> Table[ReasonTotal]:
+    """Why ops are not replayed, one row a reason with unique ops, calls and share of the recorded time."""
+    return totals_by_kind("not replayed", reasons_of(results))
+
+
+def totals_by_kind(title: str, rows: Sequence[ReasonTotal]) -> Table[ReasonTotal]:
+    """One row a kind under the given title."""
+    column = Column[ReasonTotal]
+    columns = [
+        column(title, lambda total: total.kind, chars=KIND_CHARS),
+        column("ops", lambda total: total.ops, COUNT),
+        column("calls", lambda total: total.calls, COUNT),
+        column("share", lambda total: total.share, SHARE),
+        column("why", facts.detail_text, form="fold", style="dim"),
+    ]
+    return Table(title.capitalize(), columns, rows)

@@ -3,11 +3,13 @@
 #   PYTHON=python3.12   the interpreter that .venv is made from
 #   PIP_FLAGS=...       more flags for pip, e.g. --extra-index-url https://download.pytorch.org/whl/cpu
 #   JOBS=2              processes that pytest uses
+#   TESTS=              tests that `make test` runs, as pytest's -m selects them: all if empty, by default 'not slow'
 #   FUZZ_SECONDS=600    how long `make fuzz` compares both halves of the trace reader
 
 PYTHON ?= python3
 PIP_FLAGS ?=
 JOBS ?= 2
+TESTS ?= not slow
 FUZZ_SECONDS ?= 600
 VENV := .venv
 BIN := $(VENV)/bin
@@ -34,10 +36,10 @@ demo: $(VENV)/.installed
 	$(BIN)/opreplay run $(SAMPLE) --soc 910b3
 
 test: $(VENV)/.installed-test
-	$(BIN)/python -m pytest $(SHARED) -m 'not slow' $(PYTEST_FLAGS)
+	$(BIN)/python -m pytest $(SHARED) -m '$(TESTS)' $(PYTEST_FLAGS)
 
-test-all: $(VENV)/.installed-test
-	$(BIN)/python -m pytest $(SHARED) $(PYTEST_FLAGS)
+test-all:
+	$(MAKE) test TESTS=
 
 fuzz: $(VENV)/.installed-test
 	$(BIN)/python -m tests.traces.reading.native.differential --seconds $(FUZZ_SECONDS)

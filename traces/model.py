@@ -249,6 +249,8 @@ class LinkStats(msgspec.Struct, frozen=True, kw_only=True):
     """Calls that launch kernels or graphs, where device events have the ids to tell which they launched."""
     launches_without_work: int = 0
     """Of those: no device event is recorded."""
+    shared_ids: int = 0
+    """Device events whose correlation id is that of many others and so tells no launch; it counts as absent."""
     external_id_is_correlation: bool = False
     """Eras B and C of torch write the correlation id there; then containment is used for all."""
 

@@ -124,9 +124,26 @@ def doubt_lines(doubts: Doubts) -> list[str]:
         starts = "starts" if doubts.displaced == 1 else "start up to"
         by = time_text(doubts.displaced_by_us)
         lines.append(f"{plural(doubts.displaced, 'kernel')} {starts} {by} before the launch of the same id")
+    if doubts.shared_ids:
+        lines.append(
+            f"{plural(doubts.shared_ids, 'device event')} of one correlation id: ids do not tell which launch started "
+            "which work"
+        )
+    if doubts.zero_ops:
+        lines.append(f"{plural(doubts.zero_ops, 'host op')} of duration 0: host times are not recorded")
+    if doubts.kernel_us:
+        lines.append(f"half of the kernels take {_at_median(doubts.kernel_us)}: times are hardly in microseconds")
+    if doubts.view_us:
+        lines.append(
+            f"half of the ops that make views take {_at_median(doubts.view_us)}: times are hardly in microseconds"
+        )
     if doubts.holes:
         lines.append("bytes of the file are missing or overwritten: events lost there cannot be counted")
     return lines
+
+
+def _at_median(us: float) -> str:
+    return f"{time_text(us)} or {'more' if us > 1e3 else 'less'}"
 
 
 def coarse_text(unit_us: float) -> str:

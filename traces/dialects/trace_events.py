@@ -22,7 +22,7 @@ from opreplay.traces.dialects.dialect import Dialect, Want
 from opreplay.traces.dialects.kineto import ERAS, era_of, metadata_level, run_facts
 from opreplay.traces.links.annotations import AnnotationTable
 from opreplay.traces.links.autograd import recorded_by_autograd
-from opreplay.traces.links.device_time import LinkInput, graph_launches, link
+from opreplay.traces.links.device_time import LinkInput, graph_launches, link, shared_ids
 from opreplay.traces.links.parents import innermost_of, innermost_parent, of_rows
 from opreplay.traces.losses import unknown_type_losses
 from opreplay.traces.model import (
@@ -273,6 +273,14 @@ def _kernels(
     if got.by_category[fields.MTIA_CATEGORY]:
         table = _mtia_work(table, list(got.kernel_names))
     table = _placed_work(table, ops, launches, losses)
+    ids = shared_ids(table["corr"], launches["corr"], launches["starts"])
+    shared = np.isin(table["corr"], ids)
+    if len(ids):
+        table["corr"], launch_corr = (
+            np.where(np.isin(column, ids), -1, column.astype(np.int64)) for column in (table["corr"], launches["corr"])
+        )
+    else:
+        launch_corr = launches["corr"]
     start, dur, track = table["start"], table["dur"], _take(track_remap, table["track"])
     columns = LinkInput(
         op_start=ops.start_ns,
@@ -286,7 +294,7 @@ def _kernels(
         kernel_corr=table["corr"],
         launch_start=launches["start"],
         launch_track=launches["track"],
-        launch_corr=launches["corr"],
+        launch_corr=launch_corr,
         launch_starts=launches["starts"],
         flow_start=got.flows.take("start"),
         flow_track=_take(track_remap, got.flows.take("track")),
@@ -294,6 +302,7 @@ def _kernels(
         flow_is_end=got.flows.take("end"),
     )
     owner, stats = link(columns)
+    stats = msgspec.structs.replace(stats, shared_ids=int(shared.sum()))
     category = table["category"].astype(np.uint8)
     kernels = KernelTable(
         name=table["name"].astype(np.uint32),

@@ -29,6 +29,11 @@ _NOT_OF_CLOCKS_NS = 1_000_000
 _FEW_EARLY = 0.1
 """Share of the launched kernels below which kernels before their launch are not a matter of clocks."""
 _NEVER = np.iinfo(np.int64).max
+_SAMPLE = 1 << 12
+"""Kernels that are looked at first: ids that are given to many kernels show in them."""
+_MANY_SHARING = 8
+"""Kernels of one id from which it was not given out by that many runs of a profiler, recorded into one file."""
+_FEWEST_SHARING = 3
 _EXAMPLES = 3
 """Ids that are named where many collide."""
 
@@ -113,6 +118,24 @@ def link(data: LinkInput) -> tuple[Array, LinkStats]:
         launches=calls,
         launches_without_work=without,
     )
+
+
+def shared_ids(kernel_corr: Array, launch_corr: Array, launch_starts: Array) -> Array:
+    """Return the correlation ids that do not tell which launch started which kernel, since a writer gave them to many.
+
+    Calls that launch one kernel each have such an id, no graph launch has it, and more kernels than a file has runs of
+    a profiler share it.
+    """
+    corr = kernel_corr.astype(np.int64)
+    sample = corr[:: max(1, len(corr) // _SAMPLE)]
+    sample = sample[sample >= 0]
+    if len(sample) < _FEWEST_SHARING or 20 * len(np.unique(sample)) > 19 * len(sample):
+        return np.empty(0, np.int64)
+    values, counts = np.unique(corr[corr >= 0], return_counts=True)
+    many = (counts >= _MANY_SHARING) | ((counts >= _FEWEST_SHARING) & (2 * counts >= counts.sum()))
+    calls = launch_corr.astype(np.int64)
+    many &= np.isin(values, calls[launch_starts == KERNEL_CALL]) & ~np.isin(values, calls[launch_starts == GRAPH_CALL])
+    return values[many]
 
 
 def _minutes_apart(delay: Array) -> int:

@@ -4,17 +4,28 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import msgspec
+import numpy as np
+import numpy.typing as npt
 
-from opreplay.traces.model import HOLE, Trace
-from opreplay.traces.times.impossible import Impossible, impossible_kernels
+from opreplay.traces.model import HOLE, KERNEL_CATEGORIES, Trace
+from opreplay.traces.times.impossible import FEWEST, Impossible, impossible_kernels
 
 LEAST_SHARE = 0.05
 """Of device time or device events with impossible times, from which no total and no verdict may rest on them."""
 EARLY_SHARE = 0.01
 """Of device events that start before their launch, from which the clocks of host and device differ; public traces of
 CUDA and HIP have none."""
+
+ZERO_SHARE = 0.5
+"""Of the ops, those of duration 0 from which host times are not recorded; whole microseconds make far fewer."""
+KERNEL_US = 0.05, 1e7
+"""Shortest and longest median kernel: an empty kernel takes about 1 us, and a driver ends one of seconds."""
+VIEW_US = 0.02, 2e3
+"""The same of ops that only make views: an op takes a fraction of a microsecond at least, and these do no work."""
+VIEWS = frozenset(f"aten::{name}" for name in ("view", "as_strided", "t", "transpose", "permute", "unsqueeze", "slice"))
 
 
 class Doubts(msgspec.Struct, frozen=True, kw_only=True):
@@ -35,13 +46,27 @@ class Doubts(msgspec.Struct, frozen=True, kw_only=True):
     and idle time."""
     displaced_by_us: float = 0.0
     """By how much at most."""
+    shared_ids: int = 0
+    """Device events whose correlation id many others have too, where they are more than a few: which launch started
+    them, and what idle time waits for, cannot be told."""
+    zero_ops: int = 0
+    """Ops of the host with duration 0, where most have that: host times are not recorded."""
+    kernel_us: float = 0.0
+    """Median kernel, where no kernel is that short or that long: times are hardly in microseconds."""
+    view_us: float = 0.0
+    """Median of the ops that only make views, where the same shows in it."""
     holes: int = 0
     """Places where bytes of the file are missing or overwritten: the work recorded there counts as idle time."""
 
     @property
     def mistimed(self) -> bool:
         """Whether durations of device work are wrong, so that neither totals nor times of ops mean anything."""
-        return bool(self.impossible or self.zero_durations)
+        return bool(self.impossible or self.zero_durations or self.in_another_unit)
+
+    @property
+    def in_another_unit(self) -> bool:
+        """Whether times are hardly in microseconds."""
+        return bool(self.kernel_us or self.view_us)
 
     @property
     def untimed(self) -> bool:
@@ -71,6 +96,35 @@ def collided_share(trace: Trace) -> float:
     return min(1.0, lost_us / total_us) if total_us else 0.0
 
 
+def _impossible_median_us(durations_ns: npt.NDArray[Any], shortest_us: float, longest_us: float) -> float:
+    """Return the median of a few durations or more, those of 0 apart, where it is not in this range; else 0."""
+    known = durations_ns[durations_ns > 0]
+    if len(known) < FEWEST:
+        return 0.0
+    median_us = float(np.median(known)) / 1e3
+    return 0.0 if shortest_us <= median_us <= longest_us else median_us
+
+
+def _kernel_us(trace: Trace) -> float:
+    """Return the median duration of a kernel that no kernel has; 0 where it is an ordinary one."""
+    kernels = trace.kernels
+    return _impossible_median_us(kernels.dur_ns[kernels.category == KERNEL_CATEGORIES.index("kernel")], *KERNEL_US)
+
+
+def _view_us(trace: Trace) -> float:
+    """Return the median duration of the ops that make views that no such op has; 0 where it is an ordinary one."""
+    makes_view = np.array([signature.name in VIEWS for signature in trace.signatures], bool)
+    if not makes_view.any() or not len(trace.ops):
+        return 0.0
+    return _impossible_median_us(trace.ops.dur_ns[makes_view[trace.ops.signature]], *VIEW_US)
+
+
+def _zero_ops(trace: Trace) -> int:
+    """Return how many ops have duration 0, where most have, in a file that records when they ran."""
+    zero = int((trace.ops.dur_ns == 0).sum())
+    return zero if trace.info.starts_recorded and zero > ZERO_SHARE * len(trace.ops) else 0
+
+
 def _displaced(trace: Trace) -> bool:
     """Whether more than a few kernels start milliseconds before the launch of their id."""
     links = trace.info.links
@@ -92,5 +146,9 @@ def doubts_of(trace: Trace) -> Doubts:
         collided_share=collided if collided >= LEAST_SHARE else 0.0,
         displaced=links.displaced if displaced else 0,
         displaced_by_us=links.displaced_by_ns / 1e3 if displaced else 0.0,
+        shared_ids=links.shared_ids if links.shared_ids >= max(1, LEAST_SHARE * len(trace.kernels)) else 0,
+        zero_ops=_zero_ops(trace),
+        kernel_us=_kernel_us(trace),
+        view_us=_view_us(trace),
         holes=_holes(trace.info.report.losses),
     )

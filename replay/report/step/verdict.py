@@ -36,10 +36,12 @@ def verdict(step: StepReport) -> str:
     busy = share_text(quotient(step.busy_us, step_us))
     if step.bound == "host alone" and without_copies(step.losses):
         text = f"No device work in what is left of the trace: {took}, ops run {busy} of it on the host"
-    elif step.doubts.untimed:
+    elif _untimed(step):
         text = f"No verdict on {took}: {' and '.join(doubt_lines(step.doubts))}"
     elif step.bound == "unknown":
-        unknown = ["no launch of its device work is recorded"] if step.launches_unknown else []
+        unknown = (
+            ["no launch of its device work is recorded"] if step.launches_unknown and not step.doubts.shared_ids else []
+        )
         reasons = " and ".join([*doubt_lines(step.doubts), *_lost_kernels(step), *unknown])
         text = f"{device[0].upper()}{device[1:]} is busy {busy} of {took}; {reasons}, so what bounds it is not certain"
     elif step.bound == "host alone" and step.launches_without_kernel:
@@ -58,6 +60,11 @@ def verdict(step: StepReport) -> str:
         text = f"{device[0].upper()}{device[1:]} is busy {busy} of {took}: neither it nor the host alone bounds it"
     devices = [f"{safe(name)} {_on_device(on_device, step_us)}" for name, on_device in step.socs.items()]
     return "; ".join([text, *devices]) + "." + _largest(step) + _lost(step) + _of_process(step)
+
+
+def _untimed(step: StepReport) -> bool:
+    """Whether neither verdict nor shares can be told, for want of times."""
+    return step.doubts.untimed or (step.bound == "host alone" and step.doubts.zero_ops > 0)
 
 
 def _lost_kernels(step: StepReport) -> list[str]:
@@ -89,7 +96,7 @@ def _of_process(step: StepReport) -> str:
 
 def _largest(step: StepReport) -> str:
     """What the host did that the step waited for, where the host bounds it."""
-    if step.bound not in ("host", "host alone") or _lost_device_work(step):
+    if step.bound not in ("host", "host alone") or _lost_device_work(step) or _untimed(step):
         return ""
     causes = [(name, us / step.window.step_us) for name, us in step.largest[:2] if step.window.step_us]
     causes = [(name, share) for name, share in causes if share >= _LEAST_SHARE]
@@ -121,9 +128,9 @@ def step_rows(step: StepReport) -> list[Fact]:
     window = step.window
     step_us = window.step_us
     lengths = f"{time_text(step_us)}{_chosen(step)}; on the host {time_text(window.host_us)}"
-    if step.bound == "host alone":
+    if step.bound == "host alone" and not _untimed(step):
         return [("step", lengths, ""), ("in ops", _share(step.busy_us, step_us), "")]
-    if step.doubts.untimed:
+    if _untimed(step):
         return [("step", lengths, ""), *(("times", line, "yellow") for line in doubt_lines(step.doubts))]
     causes = [(CAUSES[cause], us) for cause, us in step.idle_us.items() if us >= _LEAST_SHARE * step_us]
     idle = [f"{share_text(quotient(us, step_us))} {cause}" for cause, us in sorted(causes, key=lambda one: -one[1])]

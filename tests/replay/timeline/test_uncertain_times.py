@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from io import StringIO
 from pathlib import Path
+from typing import Any
 
 import pytest
 from rich.console import Console
@@ -13,8 +15,8 @@ from opreplay.replay.plan.recorded.where import where_of
 from opreplay.replay.report.step.verdict import step_rows, verdict
 from opreplay.replay.report.views.trace import render
 from opreplay.replay.timeline.timeline import step_of, timeline
-from opreplay.traces import read_trace, summarize
-from opreplay.traces.times.doubts import doubts_of
+from opreplay.traces import Trace, read_trace, summarize
+from opreplay.traces.times.doubts import Doubts, doubts_of
 from tests.traces.events import DIMS, document, kernel, launch, note, op, write
 
 CASES = Path(__file__).parents[2] / "traces" / "cases"
@@ -106,3 +108,101 @@ def test_without_launches_nothing_tells_what_idle_time_was_for(tmp_path: Path, d
     assert report is not None
     assert (report.bound, report.launches_unknown) == (bound, bound == "unknown")
     assert ("no launch" in verdict(report)) == report.launches_unknown
+
+
+def launched_kernels(
+    folder: Path, ids: Callable[[int], tuple[int, int]], *, external: bool = True, scale: float = 1.0
+) -> Trace:
+    """40 ops that launch a kernel of 20 us each. `ids`: correlation of each launch and kernel; `scale`: of times."""
+    events = [note("ProfilerStep#1", 0, 4000)]
+    for call in range(40):
+        of_launch, of_kernel = ids(call)
+        events += [op("aten::mm", 100 * call, 30, 1000 + call, **DIMS), launch(100 * call + 5, of_launch)]
+        events.append(op("aten::t", 100 * call + 1, 2, 2000 + call, **DIMS))
+        more: dict[str, Any] = {"External id": 1000 + call} if external else {}
+        events.append(kernel("k", 100 * call + 15, 20, correlation=of_kernel, **more))
+    scaled = [{**event, "ts": event["ts"] * scale, "dur": event["dur"] * scale} for event in events]
+    return read_trace(write(folder, document(scaled)), activity=True)
+
+
+@pytest.mark.parametrize("external", [True, False])
+@pytest.mark.parametrize(
+    ("ids", "shared"),
+    [
+        (lambda call: (1, 1), 40),
+        (lambda call: (0, 0), 40),
+        (lambda call: (call + 1, 1), 40),
+        (lambda call: (call % 3, call % 3), 40),
+        (lambda call: (call + 1, call + 1) if call < 30 else (99, 99), 10),
+        (lambda call: (call + 1, call + 1), 0),
+        (lambda call: (call % 20, call % 20), 0),  # two runs of the profiler in one file
+    ],
+)
+def test_ids_that_many_launches_share_tell_nothing(
+    tmp_path: Path, ids: Callable[[int], tuple[int, int]], shared: int, external: bool
+) -> None:
+    trace = launched_kernels(tmp_path, ids, external=external)
+    assert doubts_of(trace).shared_ids == shared
+    assert int((trace.kernels.owner < 0).sum()) == (0 if external else shared), "a guessed owner is a wrong one"
+    assert trace.info.links.launches_without_work == 0 or not shared or shared < 40
+    report = step_of(trace)
+    assert report is not None
+    assert (report.bound == "unknown") is (shared > 0)
+    assert ("ids do not tell" in verdict(report)) is (shared > 0)
+    assert "no launch of its" not in verdict(report)
+
+
+def test_kernels_of_a_graph_have_one_id(tmp_path: Path) -> None:
+    call = {**launch(105, 5), "name": "cudaGraphLaunch"}
+    kernels = [kernel("k", 120 + 10 * i, 8, correlation=5) for i in range(20)]
+    trace = read_trace(write(tmp_path, document([op("a::b", 100, 30, 1, **DIMS), call, *kernels])))
+    assert doubts_of(trace) == Doubts()
+    assert (trace.kernels.owner == 0).all()
+
+
+@pytest.mark.parametrize("on_device", [True, False])
+def test_ops_of_duration_zero_give_no_verdict(tmp_path: Path, on_device: bool) -> None:
+    events = [note("ProfilerStep#1", 0, 4000)]
+    for call in range(40):
+        events.append(op("aten::mm", 100 * call, 0 if call else 30, call + 1, **DIMS))
+        if on_device:
+            ids: dict[str, Any] = {"External id": call + 1, "correlation": call + 1}
+            events.append(launch(100 * call, call + 1))
+            events.append(kernel("k", 100 * call + 15, 20, **ids))
+    trace = read_trace(write(tmp_path, document(events)), activity=True)
+    assert doubts_of(trace).zero_ops == 39
+    report = step_of(trace)
+    assert report is not None
+    text = verdict(report)
+    assert "host times are not recorded" in text
+    assert "Largest" not in text
+    assert "ops run" not in text
+    assert "bound:" not in text
+    assert "times" in [name for name, _, _ in step_rows(report)]
+
+
+@pytest.mark.parametrize("zero", [0, 8])
+def test_a_few_ops_of_duration_zero_are_rounded(tmp_path: Path, zero: int) -> None:
+    events = [op("aten::mm", 100 * call, 0 if call < zero else 30, call + 1, **DIMS) for call in range(40)]
+    assert doubts_of(read_trace(write(tmp_path, document(events)))) == Doubts()
+
+
+@pytest.mark.parametrize(
+    ("scale", "kernel_us", "view_us"),
+    [(1.0, 0.0, 0.0), (1e-3, 0.02, 0.002), (1e-2, 0.0, 0.0), (1e4, 0.0, 2e4), (1e6, 2e7, 2e6)],
+)
+def test_times_in_another_unit_are_doubted(tmp_path: Path, scale: float, kernel_us: float, view_us: float) -> None:
+    """Durations in ms, or in parts of a microsecond, as if they were microseconds."""
+    trace = launched_kernels(tmp_path, lambda call: (call + 1, call + 1), scale=scale)
+    doubts = doubts_of(trace)
+    assert doubts.kernel_us == pytest.approx(kernel_us, abs=1e-6)
+    assert (doubts.view_us > 0) == (view_us > 0)
+    report = step_of(trace)
+    assert report is not None
+    assert (report.bound == "unknown") is (view_us > 0)
+    assert ("hardly in microseconds" in verdict(report)) is (view_us > 0)
+
+
+def test_ops_of_an_execution_trace_have_no_times_to_doubt() -> None:
+    trace = read_trace(Path(__file__).parents[2] / "traces" / "dialects" / "others" / "et_rank_none.json")
+    assert doubts_of(trace).zero_ops == 0

@@ -92,6 +92,8 @@ def test_iterations_by_batch(tmp_path: Path, width: int) -> None:
         (None, 2, "2 ranks, which one is not said"),
         (3, None, "rank 3, of how many is not said"),
         (3, 8, "rank 3 of 8"),
+        (9, 8, "rank 9 of 8, as recorded, which cannot be"),
+        (8, 8, "rank 8 of 8, as recorded, which cannot be"),
         (None, None, ""),
     ],
 )
@@ -105,6 +107,7 @@ def test_a_rank_that_is_not_recorded_is_said(rank: int | None, world_size: int |
     assert "None" not in text
     assert says in text
     assert ("recorded by" in text) is bool(says)
+    assert ("cannot be" in text) is ("cannot be" in says)
 
 
 @pytest.mark.parametrize(("name", "told"), [("my_loop: forward", True), ("ProfilerStep#7", False)])

@@ -121,19 +121,6 @@ def test_bugs_are_not_hidden() -> None:
     assert isinstance(CliRunner().invoke(group, ["broken"]).exception, ZeroDivisionError)
 
 
-def test_help_imports_nothing_heavy() -> None:
-    code = (
-        "import sys\n"
-        "from opreplay.cli.main import opreplay\n"
-        "for args in (['--help'], ['run', '--help'], ['plan', '--help'], ['inspect', '--help']):\n"
-        "    opreplay(args, standalone_mode=False)\n"
-        "heavy = {'torch', 'pandas', 'numpy', 'msgspec', 'rich'} & set(sys.modules)\n"
-        "assert not heavy, heavy\n"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-
-
 @pytest.mark.parametrize(("typed", "near"), [("simualte", "simulate"), ("RUN", "run"), ("zzz", None)])
 def test_a_command_that_there_is_not_gets_the_nearest_name(typed: str, near: str | None) -> None:
     result = CliRunner().invoke(main.opreplay, [typed])

@@ -21,38 +21,6 @@ SAMPLE = sample_path("transformer_infer")
 QUICK = ("--set", "op_time=1ms", "--set", "threads=1")
 
 
-def rows(text: str) -> list[str]:
-    lines = text.splitlines()
-    first = next(i for i, line in enumerate(lines) if set(line) == {"─"} and "share" in lines[i - 1]) + 1
-    return lines[
-        first : next(i for i in range(first, len(lines)) if not lines[i].strip() or lines[i].startswith("no "))
-    ]
-
-
-def test_the_head_and_one_line_an_op(console: Console) -> None:
-    for command in (("plan", SAMPLE), ("run", SAMPLE, *QUICK, "--top", 8)):
-        text = console(*command).stdout
-        lines = text.splitlines()
-        assert lines[1].startswith("recorded on a CPU, no device work: 27.7 ms in outermost calls"), command
-        assert lines[2].startswith("time: GEMM 67.9 %"), command
-        simulated = next(line for line in lines[3:5] if line.startswith("910b3: "))
-        assert "80 % band" in simulated, command
-        shown = rows(text)
-        assert max(map(len, lines)) <= 80 or command[0] == "plan"
-        assert all("aten::" in row for row in shown), "each op has one line"
-        linears = [row.split("aten::linear", 1)[1] for row in shown if "aten::linear" in row]
-        assert len(linears) > 3
-        assert len(set(linears)) == len(linears), "the sizes that are shown tell ops of one name apart"
-    printed = console("simulate", SAMPLE).stdout.splitlines()
-    assert any(line.startswith("time: GEMM 67.9 %") for line in printed)
-
-
-def test_a_gpu_says_how_busy_it_was(console: Console, trace_of: Callable[..., Path]) -> None:
-    trace = trace_of(*owner("aten::mm", 1, [[64, 64]] * 2, 5000.0), *owner("aten::add", 2, [[64, 64]] * 2, 1000.0))
-    lines = console("plan", trace).stdout.splitlines()
-    assert lines[1] == "recorded on NVIDIA H100: 6.00 ms of device work, busy 54.5 % of 11.0 ms"
-
-
 def test_notes_that_change_no_decision_are_asked_for(console: Console) -> None:
     short, whole = (console("run", SAMPLE, *QUICK, "--top", 3, *more).stdout for more in ((), ("--notes",)))
     assert "more notes with --notes" in short or "more note with --notes" in short

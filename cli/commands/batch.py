@@ -39,6 +39,7 @@ def run_many(
     execution_trace: Sequence[str],
     *,
     device: str,
+    process: str | None,
     soc: tuple[str, ...],
     selection: Selection,
     plugin: tuple[str, ...],
@@ -90,6 +91,7 @@ def run_many(
             plugins=plugin,
             children=measuring.check_kernels,
             tell=narrate,
+            process=process,
         )
 
         def read(store: PlanStore | None) -> tuple[Batch, list[Unreadable]]:
@@ -149,6 +151,7 @@ def run_many(
 @click.argument("traces", metavar="TRACE...", nargs=-1, required=True)
 @shared.execution_traces_option
 @shared.device_option
+@shared.process_option
 @shared.soc_option
 @shared.selection_options
 @shared.plugin_option

@@ -24,7 +24,6 @@ OF_ONE_TRACE = {
     "cluster": "`opreplay simulate TRACE --cluster ...` predicts one trace on a cluster.",
     "l2": "Many traces are predicted as --cache measures.",
     "kernel_details": "A table beside each trace is found by itself.",
-    "process": "Name the one trace whose process is wanted.",
     "capture": "Recordings of captures beside each trace are found by themselves.",
     "rows": "Results of many traces go to a file with --output.",
     "notes": "`opreplay show FILE --notes` prints the notes of a file of results.",

@@ -91,7 +91,7 @@ def source_options(*, execution_traces: bool = True) -> Callable[[Command], Comm
 
 def sources_options(command: Command) -> Command:
     """TRACE..., what completes one, and the limits of their reader: the command gets `source`, the `Source` of a single
-    trace, else None, and `traces`, `execution_trace` and `limit` of many."""
+    trace, else None, and `traces`, `execution_trace`, `process` and `limit` of many."""
 
     @wraps(command)
     def taking_sources(
@@ -118,7 +118,9 @@ def sources_options(command: Command) -> Command:
                 process=process,
                 limit=limit,
             )
-        return command(source=source, traces=traces, execution_trace=execution_trace, limit=limit, **others)
+        return command(
+            source=source, traces=traces, execution_trace=execution_trace, process=process, limit=limit, **others
+        )
 
     options = [
         click.argument("traces", metavar="TRACE...", nargs=-1, required=True, type=FileName()),

@@ -33,6 +33,7 @@ def find_and_pair(
     plugins: Sequence[str],
     children: bool,
     tell: Tell,
+    process: str | None = None,
 ) -> tuple[list[BatchFile], HowToRead]:
     """The files to read and how; ExecutionTraces that are paired with a trace are no traces of their own.
 
@@ -50,6 +51,7 @@ def find_and_pair(
         plugins=tuple(plugins),
         execution_traces=pairs,
         children=children,
+        process=process,
         timed=len(list(islice((file for file in read if rank_at_start(file) is not None), 2))) == 2,
     )
 

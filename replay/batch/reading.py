@@ -222,6 +222,8 @@ class HowToRead(msgspec.Struct, frozen=True, kw_only=True):
     """Whether plans have the ops recorded below each op."""
     timed: bool = False
     """Whether traces that begin with a rank are read with their timing, to match collectives."""
+    process: str | None = None
+    """The one process that is taken of each file, which then has to be merged of several."""
 
     def reader(self) -> ReadOne:
         """What reads one file; can be sent to another process."""
@@ -277,7 +279,9 @@ def _planned(path: str, how: HowToRead) -> TracePlan:
     from opreplay.traces.links.collectives import collectives_of
 
     timed = how.timed and rank_at_start(path) is not None
-    read = open_input(path, limits=how.limits, execution_trace=how.execution_traces.get(path), activity=timed)
+    read = open_input(
+        path, limits=how.limits, execution_trace=how.execution_traces.get(path), activity=timed, process=how.process
+    )
     plan = plan_of(read, how.selection, device=how.device)
     if how.children:
         plan = with_recorded_children(plan, read)
@@ -298,10 +302,10 @@ def _planned(path: str, how: HowToRead) -> TracePlan:
 
 def _merged_notes(read: Trace) -> list[str]:
     """Return what is told of a file that the profiles of several processes were merged into; else nothing."""
-    if read.info.merged is None:
+    if read.info.merged is None or read.info.process is not None:
         return []
     count = len(read.info.merged.processes)
-    return [f"opreplay: {count:,} processes of the file are added up: `run` on this file alone has --process"]
+    return [f"opreplay: {count:,} processes of the file are added up: --process takes one"]
 
 
 def open_ranks(

@@ -117,6 +117,7 @@ def _links(kernels: KernelTable, of_file: LinkStats) -> LinkStats:
         unowned=int(unowned.sum()),
         unowned_device_ns=int(kernels.dur_ns[unowned].astype(np.int64).sum()),
         displaced=of_file.displaced,
+        shared_ids=of_file.shared_ids,
         displaced_device_ns=of_file.displaced_device_ns,
         displaced_by_ns=of_file.displaced_by_ns,
         launched=of_file.launched,

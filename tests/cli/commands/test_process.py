@@ -187,3 +187,19 @@ def test_a_folder_gives_no_busy_share_of_wrong_times(tmp_path: Path) -> None:
     write(tmp_path, {"traceEvents": events}, "zero.json")
     files = facts("inspect", tmp_path)["files"]
     assert [(one["file"], one["busy_share"] is None) for one in files] == [("steps.json", False), ("zero.json", True)]
+
+
+@pytest.mark.parametrize("command", ["run", "batch"])
+def test_many_traces_of_one_process(command: str, tmp_path: Path) -> None:
+    """Each file gives the ops of the process; a file of one process alone is refused, and costs only itself."""
+    longer = json.loads(MERGED.read_text())
+    longer["traceEvents"][0]["name"] = "aten::other"
+    paths = [MERGED, write(tmp_path, longer, "longer.json")]
+    options = ("--dry-run", "--device", "cpu")
+    both = facts(command, *paths, *options)["unique_ops"]
+    one = facts(command, *paths, *options, "--process", "2")["unique_ops"]
+    assert sum(op["count"] * op["recorded_device_us"] for op in both) == 300.0
+    assert sum(op["count"] * op["recorded_device_us"] for op in one) == 240.0
+    result = invoke(command, MERGED, CASES / "duration_overflow.json", *options, "--process", "2")
+    assert result.exit_code == ExitCode.REFUSED
+    assert "is of one process" in result.stderr

@@ -83,7 +83,7 @@ capture_option = setting(
 process_option = click.option(
     "--process",
     metavar="NAME",
-    help="Take one process of each TRACE that the profiles of several were merged into, as `inspect` names them.",
+    help="Take one process of a TRACE that the profiles of several were merged into, as `inspect` names them.",
 )
 """--process: which process of a merged file."""
 

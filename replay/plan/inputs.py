@@ -306,11 +306,19 @@ def impossible_notes(trace: Trace, name: str) -> list[str]:
     from opreplay.traces.times.doubts import doubts_of
     from opreplay.traces.times.impossible import impossible_kernels
 
-    faults, zero = impossible_kernels(trace), doubts_of(trace).zero_durations
+    faults, doubts = impossible_kernels(trace), doubts_of(trace)
+    zero = doubts.zero_durations
     shown = ", ".join(f"{fault.kind} ({fault.kernels:,} = {100 * fault.share:.1f} %)" for fault in faults)
     notes = [f"kernel times that no device has, in all totals: {shown}"] if faults else []
     if zero:
         notes.append(f"{zero:,} of {len(trace.kernels):,} kernels have duration 0: device time is not known")
+    if doubts.in_another_unit:
+        notes.append("durations that no kernel or op has: times are hardly in microseconds")
+    if doubts.shared_ids:
+        notes.append(
+            f"{doubts.shared_ids:,} of {len(trace.kernels):,} kernels have the correlation id of many launches: "
+            "no op owns those without an External id"
+        )
     return [f"opreplay: warning: {name}: {note}" for note in notes]
 
 

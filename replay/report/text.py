@@ -126,8 +126,8 @@ def doubt_lines(doubts: Doubts) -> list[str]:
         lines.append(f"{plural(doubts.displaced, 'kernel')} {starts} {by} before the launch of the same id")
     if doubts.shared_ids:
         lines.append(
-            f"{plural(doubts.shared_ids, 'device event')} of one correlation id: ids do not tell which launch started "
-            "which work"
+            f"{plural(doubts.shared_ids, 'device event')} with the correlation id of many launches: ids do not tell "
+            "which launch started which work"
         )
     if doubts.zero_ops:
         lines.append(f"{plural(doubts.zero_ops, 'host op')} of duration 0: host times are not recorded")

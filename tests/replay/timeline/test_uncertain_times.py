@@ -11,6 +11,7 @@ import pytest
 from rich.console import Console
 
 from opreplay.replay.ir.step import StepReport
+from opreplay.replay.plan.inputs import impossible_notes
 from opreplay.replay.plan.recorded.where import where_of
 from opreplay.replay.report.step.verdict import step_rows, verdict
 from opreplay.replay.report.views.trace import render
@@ -149,6 +150,7 @@ def test_ids_that_many_launches_share_tell_nothing(
     assert report is not None
     assert (report.bound == "unknown") is (shared > 0)
     assert ("ids do not tell" in verdict(report)) is (shared > 0)
+    assert len(impossible_notes(trace, "t")) == (shared > 0)
     assert "no launch of its" not in verdict(report)
 
 
@@ -189,7 +191,7 @@ def test_a_few_ops_of_duration_zero_are_rounded(tmp_path: Path, zero: int) -> No
 
 @pytest.mark.parametrize(
     ("scale", "kernel_us", "view_us"),
-    [(1.0, 0.0, 0.0), (1e-3, 0.02, 0.002), (1e-2, 0.0, 0.0), (1e4, 0.0, 2e4), (1e6, 2e7, 2e6)],
+    [(1.0, 0.0, 0.0), (1e-3, 0.02, 0.002), (1e-2, 0.0, 0.0), (1e3, 0.0, 2e3), (1e4, 0.0, 2e4), (1e6, 2e7, 2e6)],
 )
 def test_times_in_another_unit_are_doubted(tmp_path: Path, scale: float, kernel_us: float, view_us: float) -> None:
     """Durations in ms, or in parts of a microsecond, as if they were microseconds."""
@@ -201,6 +203,7 @@ def test_times_in_another_unit_are_doubted(tmp_path: Path, scale: float, kernel_
     assert report is not None
     assert (report.bound == "unknown") is (view_us > 0)
     assert ("hardly in microseconds" in verdict(report)) is (view_us > 0)
+    assert any("microseconds" in note for note in impossible_notes(trace, "t")) is (view_us > 0)
 
 
 def test_ops_of_an_execution_trace_have_no_times_to_doubt() -> None:

@@ -1,7 +1,7 @@
-"""Plans, predictions and results of all samples are those in values/.
+"""Plans, predictions and results of samples and public traces are those in values/.
 
 A line an op: what is known of it, its time on the simulated device alone and in the step, and a fingerprint of its
-record in the plan, the simulation and the results.
+record in the plan, the simulation and the results. Of public traces, which are beside the checkout, a line a trace.
 `pytest tests/golden --update-golden` writes them; what changes needs a reason in the commit. Where a fingerprint is all
 that changes, `benchmarks/predictions.py` says which value.
 """
@@ -31,6 +31,20 @@ MEASURED = frozenset(
 """Keys of what a run measures, and of where and with what it ran."""
 
 SOC = "910b3"
+PUBLIC = (
+    "h100_bert_small",
+    "h100_qwen1.5_0.5b",
+    "mi250_minitoy_train",
+    "mi300_resnet_ddp_act_checkpoint",
+    "mi300_sglang_prefilldecode",
+    "mi300_torch_compile_triton",
+    "mi300_vllm_piecewise_exec",
+    "npu_alexnet_trace_view",
+    "nvidia_nccl_parser",
+    "param_linear_et",
+)
+"""Traces of each kind and vendor that take a second or two."""
+
 Record = dict[str, Any]
 
 
@@ -93,10 +107,24 @@ def rows(plan: Record, simulated: Record, results: list[Record]) -> Iterator[str
         yield f"{head} | {times_us[0]:.10g} {times_us[1]:.10g} | {prints}"
 
 
+def summary(name: str, plan: Record, simulated: Record, results: list[Record]) -> str:
+    """One line of a public trace: no name or size of its ops."""
+    ops = list(by_op(plan, simulated, results))
+    replayed = sum(result["status"] == "replayed" for *_, result in ops)
+    prints = " | ".join(fingerprint(each) for each in (plan, simulated, results))
+    total_us = simulated["socs"][SOC]["total_us"] or 0.0
+    return f"{name} | {len(ops)} ops {replayed} replayed {total_us:.10g} us | {prints}"
+
+
 @pytest.mark.parametrize("name", SAMPLES)
 def test_values_of_a_sample(name: str, folder: Path, golden: Callable[..., None]) -> None:
     text = "\n".join(rows(*recorded(Path(sample_path(name).name)))) + "\n"
     golden(VALUES / f"{name}.txt", text, tolerance=1e-9)
+
+
+def test_values_of_public_traces(shared_traces: Path, folder: Path, golden: Callable[..., None]) -> None:
+    lines = [summary(name, *recorded(shared_traces / f"{name}.json.gz")) for name in PUBLIC]
+    golden(VALUES / "public_traces.txt", "\n".join(lines) + "\n", tolerance=1e-9)
 
 
 def test_a_fingerprint_tells_what_changed() -> None:

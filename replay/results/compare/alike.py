@@ -12,8 +12,10 @@ import msgspec
 from opreplay.replay.results.compare.judge import OpComparison
 from opreplay.replay.results.stats import quantile
 
-LEAST_OPS = 8
+LEAST_OPS = 5
 """Fewer ops do not tell a change of all of them from changes of a few."""
+MANY_OPS = 8
+"""Of fewer ops all but one must have changed alike: the middle half of them is too few to speak for the others."""
 LEAST_SPREAD = 0.015
 """Standard deviation of the logarithms of ratios below which ops always count as changed alike."""
 OF_ERRORS = 1.5
@@ -41,6 +43,8 @@ def shared_change(ops: Sequence[OpComparison]) -> float | None:
     if spread > max(LEAST_SPREAD, OF_ERRORS * statistics.median(errors) if errors else 0.0):
         return None
     shared = statistics.median(logs)
+    if len(logs) < MANY_OPS and sum(abs(value - shared) > max(LEAST_SPREAD, OUTLIERS * spread) for value in logs) > 1:
+        return None
     for _ in range(ROUNDS):
         near = [value for value in logs if abs(value - shared) <= OUTLIERS * spread]
         shared = statistics.fmean(near) if near else shared

@@ -72,3 +72,29 @@ def test_a_few_ops_tell_nothing_of_a_clock() -> None:
     found = compare_times(side([1.0] * 3), side([1.2] * 3, seed=2))
     assert found.shared is None
     assert len(found.of("slower")) == 3
+
+
+@pytest.mark.parametrize("ops", [5, 6, 7])
+def test_five_ops_of_equal_change_tell_of_a_clock(ops: int) -> None:
+    found = compare_times(side([1.0] * ops, noise=0.001), side([1.06] * ops, noise=0.001, seed=2))
+    assert found.shared == pytest.approx(1.06, rel=0.002)
+    assert {op.verdict for op in found.ops} == {"same"}
+
+
+def test_one_of_six_ops_changed_beside_a_clock() -> None:
+    found = compare_times(side([1.0] * 6, noise=0.001), side([1.06, 1.06, 1.38, 1.06, 1.06, 1.06], noise=0.001, seed=2))
+    assert found.shared == pytest.approx(1.06, rel=0.002)
+    assert [op.id for op in found.of("slower")] == ["2"]
+    assert found.of("slower")[0].ratio == pytest.approx(1.38 / 1.06, rel=0.005)
+
+
+def test_two_of_six_ops_that_differ_leave_too_few_that_agree() -> None:
+    found = compare_times(side([1.0] * 6, noise=0.001), side([1.06] * 4 + [1.2, 0.9], noise=0.001, seed=2))
+    assert found.shared is None
+    assert len(found.of("slower")) == 5
+
+
+def test_few_ops_of_two_changes_share_none() -> None:
+    found = compare_times(side([1.0] * 6, noise=0.001), side([1.0] * 3 + [1.1] * 3, noise=0.001, seed=2))
+    assert found.shared is None
+    assert len(found.of("slower")) == 3

@@ -171,6 +171,10 @@ def refuses_arguments(reason: Reason) -> bool:
     return reason.kind == "failed" and raised_by in _REFUSALS and not _LACKS_KERNEL.search(reason.detail)
 
 
+IMPOSSIBLE_SHAPE = "a possible shape"
+"""Begins the detail of ops with a tensor that cannot be: of a negative size, or of more than 64 bits count."""
+
+
 class NotReplayable(OpReplayError):
     """Stops one op, never the run; carries the reason that the result shows."""
 

@@ -14,6 +14,7 @@ import msgspec
 
 from opreplay.replay.ir.model import Reason, ReplayArg, ReplayOp, ReplayPlan, Value
 from opreplay.replay.ir.names import names_in
+from opreplay.replay.ir.reasons import IMPOSSIBLE_SHAPE, refuses_arguments
 from opreplay.traces.dtypes import ITEMSIZE_BYTES
 from opreplay.traces.model import TensorMeta, beyond_memory
 
@@ -170,9 +171,13 @@ def _magnitude(number: int) -> str:
         return f"{'-' if number < 0 else ''}2^{number.bit_length() - 1}"
 
 
-def is_absurd(op: ReplayOp) -> bool:
-    """Whether an op is left out for the sizes of its tensors."""
-    return op.reason is not None and op.reason.detail.startswith(ABSURD)
+def is_impossible(op: ReplayOp) -> bool:
+    """Whether no device can run an op: for the sizes of its tensors, or as they do not go together."""
+    reason = op.reason
+    if reason is None:
+        return False
+    refused = op.resolved_by is not None and refuses_arguments(reason)
+    return refused or reason.detail.startswith((ABSURD, IMPOSSIBLE_SHAPE))
 
 
 def absurd_results(op: ReplayOp) -> Reason | None:

@@ -14,6 +14,7 @@ import msgspec
 
 from opreplay.replay.ir import shared_memory as aliasing
 from opreplay.replay.ir.model import Assumption, Reason, ReplayArg, Value
+from opreplay.replay.ir.reasons import IMPOSSIBLE_SHAPE
 from opreplay.replay.ir.recorded_call import CODES, MISSING, RecordedArg
 from opreplay.replay.ir.sizes import absurd_sizes
 from opreplay.replay.resolve.match import Match
@@ -107,7 +108,7 @@ def _refuse_layouts(pairs: Sequence[tuple[ArgSpec, RecordedArg]]) -> None:
 def _refuse_values(args: Sequence[ReplayArg]) -> None:
     """Raises Unbound for a tensor of impossible metadata and for a value that the policy does not allow."""
     if not all(_is_possible(meta) for arg in args for meta in arg.tensors):
-        raise Unbound(Reason("metadata missing", "a possible shape: a size or stride is negative or too large"))
+        raise Unbound(Reason("metadata missing", f"{IMPOSSIBLE_SHAPE}: a size or stride is negative or too large"))
     for arg in args:
         if (reason := refuse_value(arg.name, arg.value)) is not None:
             raise Unbound(reason)

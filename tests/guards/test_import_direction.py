@@ -30,6 +30,7 @@ TORCH_AT_IMPORT = (
     "opreplay.replay.resolve.meta.forked",
     "opreplay.replay.resolve.meta.check",
     "opreplay.replay.resolve.meta.outputs",
+    "opreplay.replay.resolve.meta.refusals",
     "opreplay.replay.resolve.names",
     "opreplay.replay.resolve.schema",
     "opreplay.replay.arguments.tensors",

@@ -33,7 +33,7 @@ from opreplay.replay.ascend.profile import DeviceProfile
 from opreplay.replay.ascend.simulate.measured import adjust, estimate_of
 from opreplay.replay.ir.kernel import Confidence, Evidence, KernelCall, KernelPrediction, State, WorkKind
 from opreplay.replay.ir.model import ReplayOp
-from opreplay.replay.ir.sizes import is_absurd, tensors_of
+from opreplay.replay.ir.sizes import is_impossible, tensors_of
 from opreplay.replay.ops.work.contents import Contents
 from opreplay.replay.results.records import By, L2State, Simulated
 from opreplay.traces.errors import OpReplayError, internal_error
@@ -77,9 +77,9 @@ BY_USER = ("user estimator", "user properties", "tile program", "user rule")
 def is_predicted(op: ReplayOp, simulated: Simulated) -> bool:
     """Whether a prediction stands for the op's work: not for a label by its bytes, nor for an op without arguments.
 
-    Never for a call that no machine has the memory for.
+    Never for a call that no device can run.
     """
-    if is_absurd(op) or simulated.by == "nothing":
+    if is_impossible(op) or simulated.by == "nothing":
         return False
     if simulated.by in BY_USER:
         return True

@@ -6,33 +6,20 @@ Nothing is computed and no memory for tensors is taken. Owns the verdict; the ca
 
 from __future__ import annotations
 
-import re
 import warnings
 from collections.abc import Sequence
 
 import msgspec
-import torch
 
 from opreplay.replay.ir.model import Reason, ReplayOp, ReplayPlan
-from opreplay.replay.ir.reasons import NotReplayable, reason_for
+from opreplay.replay.ir.reasons import NotReplayable
 from opreplay.replay.ir.verdicts import MetaCheck
 from opreplay.replay.resolve.meta import forked
 from opreplay.replay.resolve.meta.outputs import MetaCall, call_on_meta, is_torch_out
-from opreplay.replay.resolve.names import known_overload
+from opreplay.replay.resolve.meta.refusals import verdict_on
 from opreplay.replay.resolve.policy import Policy
 from opreplay.traces.model import TensorMeta
 
-_SPEAKS_OF_META = re.compile(r"\bmeta\b", re.IGNORECASE)
-_NEEDS_CONTENTS = (
-    "Tensor.item() cannot be called on meta tensors",
-    "Cannot copy out of meta tensor",
-    "cannot repeat_interleave a meta tensor",
-    "torch.nonzero() raises unimplemented",
-    "on cpu, but it's on meta",
-    "CPU int64 tensor, but got",
-    "its data is not allocated yet",
-)
-"""What composite ops say that read contents somewhere inside, and so carry no tag of their own."""
 _SCRATCH: dict[str, frozenset[int]] = {
     **dict.fromkeys(("embedding_bag", "_embedding_bag", "_embedding_bag_forward_only"), frozenset({1, 2, 3})),
     "mkldnn_rnn_layer": frozenset({3}),
@@ -40,11 +27,6 @@ _SCRATCH: dict[str, frozenset[int]] = {
 """Results by number, of ops of aten, that hold what a backward needs: each device's kernel gives them another size.
 Results of quantized types are left out too: meta tensors have none."""
 _CHECK = msgspec.msgpack.Decoder(MetaCheck)
-_NEEDS_MEMORY = ("expects CPU tensor input", "need to be on the same device")
-"""What kernels say that take meta tensors for those of their own device, or make a part of the result there."""
-_LACKS_FAKE = re.compile(r"register_fake|register_abstract|no (?:fake|abstract) impl")
-"""What torch says of an op in Python (`torch.library.custom_op`) without a fake kernel."""
-_NO_KERNEL = re.compile(r"no fake impl or Meta kernel|Could not run '[^']{1,200}' with arguments from the '\w{1,60}'")
 
 
 def check_plan(plan: ReplayPlan, *, policy: Policy | None = None) -> dict[str, MetaCheck]:
@@ -82,7 +64,7 @@ def check_op(op: ReplayOp, policy: Policy) -> MetaCheck:
             lacks_fake = op.resolved_by in ("executor", "python function") and stopped.reason.kind == "metadata missing"
             return MetaCheck(status="no meta kernel" if lacks_fake else "failed", detail=str(stopped.reason))
         except Exception as error:
-            return _verdict(op, error)
+            return verdict_on(op, error)
     resized = _resized(op, call)
     if resized is not None:
         return MetaCheck(status="differs", detail=resized)
@@ -129,28 +111,6 @@ def _resized(op: ReplayOp, call: MetaCall) -> str | None:
         if shape != meta.shape:
             return f"argument {arg.name} needs size {list(shape)}, recorded was {_text(meta)}"
     return None
-
-
-def _verdict(op: ReplayOp, error: Exception) -> MetaCheck:
-    """What an error on meta tensors says of the call: that it does not fit, or only that meta tensors cannot tell."""
-    text = str(error)
-    lacks_fake = _LACKS_FAKE.search(text) is not None and not _depends_on_contents(op)
-    if lacks_fake or any(sign in text for sign in _NEEDS_MEMORY):
-        return MetaCheck(status="no meta kernel", detail=reason_for(error).detail)
-    contents = any(sign in text for sign in _NEEDS_CONTENTS)
-    if not contents and not isinstance(error, NotImplementedError) and not _SPEAKS_OF_META.search(text):
-        return MetaCheck(status="failed", detail=reason_for(error).detail)
-    if contents or _depends_on_contents(op):
-        return MetaCheck(status="data-dependent", detail="sizes or values depend on the contents of tensors")
-    if _NO_KERNEL.search(text):
-        return MetaCheck(status="no meta kernel")
-    return MetaCheck(status="no meta kernel", detail=reason_for(error).detail)
-
-
-def _depends_on_contents(op: ReplayOp) -> bool:
-    """Whether torch marks the op as one whose results depend on what tensors hold."""
-    tags = getattr(known_overload(op), "tags", ())
-    return torch.Tag.dynamic_output_shape in tags or torch.Tag.data_dependent_output in tags
 
 
 def _text(meta: TensorMeta) -> str:

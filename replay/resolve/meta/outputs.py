@@ -20,6 +20,7 @@ from opreplay.replay.ir.sizes import ABSURD, absurd_results, flood, refuse_flood
 from opreplay.replay.resolve.guess.indices import with_numbers
 from opreplay.replay.resolve.meta import forked
 from opreplay.replay.resolve.meta.misfits import refuse_misfits
+from opreplay.replay.resolve.meta.refusals import refused_sizes
 from opreplay.replay.resolve.names import find_overload
 from opreplay.replay.resolve.policy import Policy
 from opreplay.replay.resolve.schema import specs_of
@@ -55,6 +56,7 @@ _OVERFLOW = ("calculation overflowed", "integer multiplication overflow")
 def with_outputs(plan: ReplayPlan, *, policy: Policy | None = None) -> ReplayPlan:
     """The plan with `outputs` filled in where a run on meta tensors tells them; None stays where it does not.
 
+    An op whose sizes no device takes together gets that as its reason.
     Floods of results are stopped first, and ops whose results are larger than any memory then: a plan may come from a
     file that no pass has seen, and sizes may be made of arguments that are no tensors (`zeros([2**40, 2**40])`).
     """
@@ -78,12 +80,14 @@ def _with_outputs(op: ReplayOp, results: Results | Reason | None) -> ReplayOp:
 
 @forked.function
 def _encoded_outputs(op: ReplayOp, policy: Policy) -> bytes:
-    results = None
+    results: Results | Reason | None = None
     try:
         results = meta_outputs(op, policy)
     except Exception as error:  # decompositions in Python raise anything for arguments that do not fit
         if any(text in str(error) for text in _OVERFLOW):
             results = Reason("metadata missing", f"{ABSURD}: a result of more than 64 bits count")
+        else:
+            results = refused_sizes(op, error)
     return msgspec.msgpack.encode(results)
 
 

@@ -110,6 +110,7 @@ def plan_of_calls(
     """
     from opreplay.replay.resolve.meta.check import check_plan
     from opreplay.replay.resolve.meta.outputs import with_outputs
+    from opreplay.replay.resolve.meta.refusals import is_torchs
     from opreplay.replay.resolve.policy import Policy
     from opreplay.replay.resolve.written.call import op_of_written
 
@@ -128,7 +129,7 @@ def plan_of_calls(
         if check is None or check.status not in META_WRONG:
             return op
         why = check.detail.removeprefix("failed: ")
-        if op.resolved_by in ("jit", "torch.ops", "import") and check.status == "failed" and not _is_torchs(op):
+        if op.resolved_by in ("jit", "torch.ops", "import") and check.status == "failed" and not is_torchs(op):
             return _of_unknown_results(op, f"its fake kernel fails: {why}")
         if op.resolved_by == "reference":
             # The reference may know less than the library whose op it stands in for.
@@ -142,12 +143,6 @@ def plan_of_calls(
 
 RESULTS_UNKNOWN = "sizes of results unknown"
 """How the note on an op begins whose results nobody knows before it runs."""
-_WITH_META_KERNELS = frozenset({"aten", "prims", "prim", "quantized", "_c10d_functional", "torchvision"})
-"""Namespaces whose meta kernels say of a call that fails on them that it fails on any device."""
-
-
-def _is_torchs(op: ReplayOp) -> bool:
-    return op.called.partition("::")[0] in _WITH_META_KERNELS
 
 
 def _of_unknown_results(op: ReplayOp, why: str) -> ReplayOp:

@@ -1,0 +1,84 @@
+# pyright: strict
+"""Errors that calls on meta tensors raise: whether the call itself is wrong, or meta tensors cannot tell."""
+
+from __future__ import annotations
+
+import re
+
+import torch
+
+from opreplay.replay.ir.model import Reason, ReplayOp
+from opreplay.replay.ir.reasons import reason_for, refuses_arguments
+from opreplay.replay.ir.verdicts import MetaCheck
+from opreplay.replay.resolve.names import known_overload
+
+_SPEAKS_OF_META = re.compile(r"\bmeta\b", re.IGNORECASE)
+_NEEDS_CONTENTS = (
+    "Tensor.item() cannot be called on meta tensors",
+    "Cannot copy out of meta tensor",
+    "cannot repeat_interleave a meta tensor",
+    "torch.nonzero() raises unimplemented",
+    "on cpu, but it's on meta",
+    "CPU int64 tensor, but got",
+    "its data is not allocated yet",
+)
+"""What composite ops say that read contents somewhere inside, and so carry no tag of their own."""
+_NEEDS_MEMORY = ("expects CPU tensor input", "need to be on the same device")
+"""What kernels say that take meta tensors for those of their own device, or make a part of the result there."""
+_LACKS_FAKE = re.compile(r"register_fake|register_abstract|no (?:fake|abstract) impl")
+"""What torch says of an op in Python (`torch.library.custom_op`) without a fake kernel."""
+_NO_KERNEL = re.compile(r"no fake impl or Meta kernel|Could not run '[^']{1,200}' with arguments from the '\w{1,60}'")
+_WITH_META_KERNELS = frozenset({"aten", "prims", "prim", "quantized", "_c10d_functional", "torchvision"})
+"""Namespaces whose meta kernels say of a call that fails on them that it fails on any device."""
+_FAITHFUL_NOTES = ("contiguous strides", "added to the schema after the recording")
+"""What assumptions say that change neither sizes nor numbers of a recorded call."""
+_NOT_OF_SIZES = re.compile(
+    r"dtype|scalar ?type|\btypes?\b|stride|contiguous|layout|memory.format|alias|overlap|grad|^$", re.IGNORECASE
+)
+"""What torch says where it refuses something else than sizes: strides may be assumed, and element types may be those
+before a cast that was not recorded."""
+
+
+def is_torchs(op: ReplayOp) -> bool:
+    """Whether a meta kernel of the op that refuses a call speaks for all devices."""
+    return op.called.partition("::")[0] in _WITH_META_KERNELS
+
+
+def refused_sizes(op: ReplayOp, error: Exception) -> Reason | None:
+    """Why no device can run a recorded call, from the error of its meta kernel; None where that does not follow.
+
+    Only of ops of torch, whose sizes and numbers were recorded: a call with a guessed number may fail by the guess.
+    """
+    if not is_torchs(op) or any(_may_change_call(note.argument, note.what) for note in op.assumptions):
+        return None
+    reason = reason_for(error)
+    said = str(error)
+    if not refuses_arguments(reason) or _NOT_OF_SIZES.search(said):
+        return None
+    return reason if verdict_on(op, error).status == "failed" else None
+
+
+def _may_change_call(argument: str, what: str) -> bool:
+    return argument not in ("batch", "device") and not what.endswith(_FAITHFUL_NOTES)
+
+
+def verdict_on(op: ReplayOp, error: Exception) -> MetaCheck:
+    """What an error on meta tensors says of the call: that it does not fit, or only that meta tensors cannot tell."""
+    text = str(error)
+    lacks_fake = _LACKS_FAKE.search(text) is not None and not _depends_on_contents(op)
+    if lacks_fake or any(sign in text for sign in _NEEDS_MEMORY):
+        return MetaCheck(status="no meta kernel", detail=reason_for(error).detail)
+    contents = any(sign in text for sign in _NEEDS_CONTENTS)
+    if not contents and not isinstance(error, NotImplementedError) and not _SPEAKS_OF_META.search(text):
+        return MetaCheck(status="failed", detail=reason_for(error).detail)
+    if contents or _depends_on_contents(op):
+        return MetaCheck(status="data-dependent", detail="sizes or values depend on the contents of tensors")
+    if _NO_KERNEL.search(text):
+        return MetaCheck(status="no meta kernel")
+    return MetaCheck(status="no meta kernel", detail=reason_for(error).detail)
+
+
+def _depends_on_contents(op: ReplayOp) -> bool:
+    """Whether torch marks the op as one whose results depend on what tensors hold."""
+    tags = getattr(known_overload(op), "tags", ())
+    return torch.Tag.dynamic_output_shape in tags or torch.Tag.data_dependent_output in tags

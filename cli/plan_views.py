@@ -3,21 +3,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 from opreplay.cli.terminal import console
 
 if TYPE_CHECKING:
     from opreplay.cli.exit_codes import ExitCode
-    from opreplay.replay.ascend import DeviceProfile
-    from opreplay.replay.execute.options import RunOptions
-    from opreplay.replay.ir.model import ReplayOp, ReplayPlan
+    from opreplay.replay.ir.model import ReplayPlan
     from opreplay.replay.ir.verdicts import MetaCheck
-    from opreplay.replay.ops.work.contents import Contents
-    from opreplay.replay.plan.recorded.where import Where
-    from opreplay.replay.results.records import L2State
+    from opreplay.replay.job.job import Job
 
 TRACELENS_NAMES = (".tracelens.json", "event_replay_ir.json")
 """Ends of the names of files that are written as TraceLens's IR, which has no counts, times or reasons."""
@@ -42,61 +38,22 @@ def save(plan: ReplayPlan, output: str, *, force: bool) -> None:
 
 
 def show_plan(
-    plan: ReplayPlan,
-    devices: dict[str, DeviceProfile],
-    contents: Callable[[ReplayOp], Contents | None],
-    *,
-    max_op_bytes: int | None,
-    format_: str = "table",
-    checks: Mapping[str, MetaCheck] | None = None,
-    over_budget: Literal["shrink", "skip"] = "shrink",
-    l2: L2State = "cold",
-    where: Where | None = None,
-    everything: bool = False,
+    job: Job, *, format_: str = "table", checks: Mapping[str, MetaCheck] | None = None, everything: bool = False
 ) -> None:
     """Print the coverage that a run would have, what meta tensors said, then the ops.
 
     Raises InternalError afterwards where code of opreplay's own failed.
     """
-    from opreplay.replay.job.planned import planned_results
-    from opreplay.replay.job.predicting import Faults, Predictor
+    from opreplay.replay.job.predicting import Faults
+    from opreplay.replay.plan.recorded.where import where_of
     from opreplay.replay.report.views import plan as views
 
+    results, predictions = job.expected_results(checks)
+    where, l2 = where_of(job.read), job.settings.cache_state()
+    console.show_view(views.view(job.plan, results, where=where, l2=l2, everything=everything), format_)
     faults = Faults()
-    predict = faults.watching(Predictor(devices=devices, contents=contents, l2=l2))
-    results = planned_results(plan, predict, max_op_bytes=max_op_bytes, checks=checks, over=over_budget)
-    console.show_view(views.view(plan, results, where=where, l2=l2, everything=everything), format_)
+    faults.add(predictions)
     faults.conclude()
-
-
-def show_dry_run(
-    plan: ReplayPlan,
-    devices: dict[str, DeviceProfile],
-    measuring: RunOptions,
-    *,
-    contents: Callable[[ReplayOp], Contents | None],
-    values: str | None,
-    l2: L2State,
-    where: Where | None = None,
-    everything: bool = False,
-    format_: str = "table",
-) -> None:
-    """What a run of the plan would do. Raises UsageError or FormatError for values that fit no op."""
-    from opreplay.replay.arguments.supplied import check_values_file
-
-    if values is not None:
-        check_values_file(plan, values)
-    show_plan(
-        plan,
-        devices,
-        contents,
-        max_op_bytes=measuring.max_op_bytes,
-        format_=format_,
-        over_budget=measuring.over_budget,
-        l2=l2,
-        where=where,
-        everything=everything,
-    )
 
 
 def narrate_checks(plan: ReplayPlan, checks: Mapping[str, MetaCheck]) -> None:
@@ -107,33 +64,27 @@ def narrate_checks(plan: ReplayPlan, checks: Mapping[str, MetaCheck]) -> None:
     console.narrate(meta.line(planned_results(plan, checks=checks)))
 
 
-def show_explanation(
-    plan: ReplayPlan,
-    devices: dict[str, DeviceProfile],
-    wanted: str,
-    contents: Callable[[ReplayOp], Contents | None],
-    *,
-    max_op_bytes: int | None,
-    format_: str,
-    checks: Mapping[str, MetaCheck] | None = None,
-    l2: L2State = "cold",
-) -> None:
+def show_explanation(job: Job, wanted: str, *, format_: str, checks: Mapping[str, MetaCheck] | None = None) -> None:
     """Print all that is known of the heaviest op that `wanted` matches. Raises UsageError when none does."""
     import msgspec
 
     from opreplay.replay.ascend import explain_op
     from opreplay.replay.job.planned import planned_results
-    from opreplay.replay.job.predicting import Predictor, raising
+    from opreplay.replay.job.predicting import raising
     from opreplay.replay.plan.make import find_ops
     from opreplay.replay.report.views import explain as view
 
+    plan, settings = job.plan, job.settings
     matches = find_ops(plan, wanted)
     op = matches[0]
     alone = msgspec.structs.replace(plan, ops=(op,))
-    op_contents = contents(op)
-    predict = raising(Predictor(devices=devices, contents=contents, l2=l2))
-    (result,) = planned_results(alone, predict, max_op_bytes=max_op_bytes, checks=checks)
-    explanations = {name: explain_op(op, device, op_contents, l2) for name, device in devices.items()}
+    op_contents = job.contents(op)
+    (result,) = planned_results(
+        alone, raising(job.predict_op), max_op_bytes=settings.max_op_bytes, checks=checks, over=settings.over_budget
+    )
+    explanations = {
+        name: explain_op(op, device, op_contents, settings.cache_state()) for name, device in job.devices.items()
+    }
     if format_ == "json":
         console.write(console.json_text(view.facts(op, result, explanations)))
         return
@@ -147,30 +98,19 @@ def show_explanation(
         )
 
 
-def plan_code(
-    plan: ReplayPlan,
-    checks: Mapping[str, MetaCheck] | None,
-    *,
-    max_op_bytes: int | None,
-    max_failed: int | None,
-    over_budget: Literal["shrink", "skip"] = "shrink",
-) -> ExitCode:
+def plan_code(job: Job, checks: Mapping[str, MetaCheck] | None, *, max_failed: int | None) -> ExitCode:
     """1 when more ops than allowed would not be replayed, or are wrong on meta tensors."""
     from opreplay.cli.reporting import code_for
     from opreplay.replay.ir.verdicts import META_WRONG
     from opreplay.replay.job.planned import why_not
 
+    plan, settings = job.plan, job.settings
     wrong = {id_ for id_, check in (checks or {}).items() if check.status in META_WRONG}
-    missed = sum(op.id in wrong or why_not(op, max_op_bytes, over_budget) is not None for op in plan.ops)
+    missed = sum(
+        op.id in wrong or why_not(op, settings.max_op_bytes, settings.over_budget) is not None for op in plan.ops
+    )
     what = "would not be replayed" + (" or are wrong on meta tensors" if wrong else "")
     return code_for(missed, max_failed, what, of=len(plan.ops))
-
-
-def dry_run_code(plan: ReplayPlan, measuring: RunOptions, max_failed: int | None) -> ExitCode:
-    """That of a run of the plan as far as the plan tells."""
-    return plan_code(
-        plan, None, max_op_bytes=measuring.max_op_bytes, max_failed=max_failed, over_budget=measuring.over_budget
-    )
 
 
 def plan_file(text: str) -> ReplayPlan | None:

@@ -3,21 +3,21 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from opreplay.cli.exit_codes import ExitCode
+from opreplay.cli.options.history import add_to_history, refuse_bad_history
 from opreplay.cli.terminal import console
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from opreplay.cli.outputs import Outputs
-    from opreplay.replay.ascend import DeviceProfile
     from opreplay.replay.execute.options import RunOptions
     from opreplay.replay.execute.processes.lanes import Engine
-    from opreplay.replay.ir.model import ReplayPlan
+    from opreplay.replay.job.job import Job
     from opreplay.replay.job.predicting import Faults
-    from opreplay.replay.ops.work.expected import ExpectedContents
     from opreplay.replay.results.records import OpResult, Summary
 
 
@@ -167,42 +167,70 @@ def engine_of(options: RunOptions, *, engine: str, lanes: int | None, address: s
     return RayLanes(worker_config(options), limit_s=options.hard_limit_s(), lanes=lanes, address=address)
 
 
-def run_and_show(
-    plan: ReplayPlan,
-    options: RunOptions,
-    outputs: Outputs,
-    devices: Mapping[str, DeviceProfile],
-    contents: ExpectedContents,
-    *,
-    devices_held: Sequence[str],
-    format_: str,
-    everything: bool = True,
-    rows: bool | None = None,
-    engine: Engine | None = None,
-    **facts: Any,
-) -> Faults:
-    """Run a plan into the outputs while `devices_held` are held, and show the results, also when it was cut short.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Showing:
+    """What becomes of the results of a run: files, history, report and exit code."""
 
-    Returns the faults of predictions. `facts`: what `About` has of the trace. `rows`: whether each op is printed where
-    there is no terminal, None for never.
+    output: tuple[str, ...]
+    force: bool
+    resume: bool
+    format_: str
+    history: str | None
+    label: str | None
+    max_failed: int | None
+    dry_run: bool
+    rows: bool | None = None
+    """Whether each op is printed where there is no terminal; None for never."""
+    notes: bool = True
+
+    @classmethod
+    def of(cls, options: Mapping[str, Any], **more: Any) -> Showing:
+        """Return what the options of a command say, apart from `rows` and `notes`, and `more`."""
+        names = ("output", "force", "resume", "format_", "history", "label", "max_failed", "dry_run")
+        return cls(**{name: options[name] for name in names}, **more)
+
+    def refuse_unusable(self) -> None:
+        """Raise UsageError for what cannot be written, before anything is read."""
+        one_stdout(self.format_, self.output)
+        refuse_bad_history(self.history, self.label, dry_run=self.dry_run)
+
+    def conclude(self, outputs: Outputs, faults: Faults) -> ExitCode:
+        """Add a run that has ended to the history; return the exit code of its results."""
+        add_to_history(self.history, self.label, outputs)
+        return outcome_code(outputs, self.max_failed, faults)
+
+    def dry_run_of(self, job: Job) -> ExitCode:
+        """Show what a run would do; return the exit code that the plan tells."""
+        from opreplay.cli.plan_views import plan_code, show_plan
+
+        show_plan(job, format_=self.format_, everything=self.notes)
+        return plan_code(job, None, max_failed=self.max_failed)
+
+
+def run_and_show(
+    job: Job, outputs: Outputs, showing: Showing, *, devices_held: Sequence[str], engine: Engine | None = None
+) -> Faults:
+    """Run a job into the outputs while `devices_held` are held, and show the results, also when it was cut short.
+
+    Returns the faults of predictions.
     """
-    from opreplay.cli.options.measuring import device_versions, holding, tell_threads
+    from opreplay.cli.options.measuring import holding, tell_threads
     from opreplay.cli.terminal.progress import RunProgress
     from opreplay.replay.job.consumers import deliver, writing
-    from opreplay.replay.job.measuring import About, run_events
-    from opreplay.replay.job.predicting import Faults, Predictor
+    from opreplay.replay.job.predicting import Faults
     from opreplay.traces.errors import UsageError
 
-    faults = Faults()
-    predict = Predictor(devices=devices, contents=contents, l2=options.l2 or options.l2_state())
+    faults, rows = Faults(), showing.rows
     try:
-        with holding(devices_held, shared=options.shared_device) as beside, RunProgress(rows=rows) as show_progress:
-            about = About(devices=device_versions(devices), beside=beside, **facts)
-            events = run_events(plan, options, predict, about=about, engine=engine, earlier=outputs.earlier)
+        with (
+            holding(devices_held, shared=job.settings.shared_device) as beside,
+            RunProgress(rows=rows) as show_progress,
+        ):
+            events = job.run(engine, earlier=outputs.earlier, beside=beside)
             deliver(events, writing(outputs), tell_threads, show_progress, faults)
     except UsageError:
         outputs.forget()  # refused: what the file holds is of another run
         raise
     finally:
-        show_json(outputs) if format_ == "json" else show_report(outputs, everything=everything)
+        show_json(outputs) if showing.format_ == "json" else show_report(outputs, everything=showing.notes)
     return faults

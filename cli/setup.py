@@ -3,24 +3,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from functools import partial
-from typing import TYPE_CHECKING, NamedTuple, TypeVar
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, TypeVar
 
 from opreplay.traces.errors import UsageError
 
 if TYPE_CHECKING:
-    from opreplay.cli.options.source import Source
     from opreplay.initializers.registry import Registry
     from opreplay.replay.ascend import DeviceProfile
     from opreplay.replay.capture.serving.form import Fused
     from opreplay.replay.ir.model import ReplayOp, ReplayPlan
-    from opreplay.replay.ir.step import StepReport
+    from opreplay.replay.job.job import Job, Source
+    from opreplay.replay.job.settings import Settings
     from opreplay.replay.ops.work.expected import ExpectedContents
     from opreplay.replay.plan.kept import KeptContents
     from opreplay.replay.plan.selection import Selection
-    from opreplay.replay.timeline.simulated import ContentsOf
-    from opreplay.traces import Trace
 
 
 T = TypeVar("T")
@@ -50,159 +47,76 @@ def use_plugins(names: Sequence[str]) -> tuple[str, ...]:
     return plugin_files(names)
 
 
-class SetUp(NamedTuple):
-    """What a command that measures and predicts has before it reads a trace."""
+def open_job(
+    source: Source,
+    selection: Selection | None,
+    settings: Settings,
+    socs: Sequence[str],
+) -> Job:
+    """Load users' code, then open the job. Raises UsageError and FormatError for what the user gave.
 
-    plugins: tuple[str, ...]
-    """All that the user named, for other processes to load."""
-    contents: ExpectedContents
-    devices: dict[str, DeviceProfile]
-
-
-def set_up(
-    plugins: Sequence[str],
-    init_args: Sequence[str],
-    *,
-    seed: int,
-    values: str | None,
-    socs: tuple[str, ...],
-    cluster: str | None = None,
-) -> SetUp:
-    """Users' code, what arguments will hold, and the simulated devices. Raises UsageError and FormatError for each."""
-    from opreplay.replay.ascend.simulate.devices import load_socs
-
-    named = use_plugins(plugins)
-    contents = _expected(init_args, seed=seed, values=values)
-    return SetUp(named, contents, load_socs(socs, cluster))
-
-
-class Planned(NamedTuple):
-    """What a command that can predict without measuring has before it does."""
-
-    plan: ReplayPlan
-    contents: ExpectedContents | KeptContents
-    devices: dict[str, DeviceProfile]
-    plugins: tuple[str, ...]
-
-    def conclude(self, *, unused: bool = True) -> None:
-        """Once all is predicted: say on stderr what could not be, and keep what the next run can have."""
-        _tell_problems(self.contents)
-        if (keep := getattr(self.contents, "keep", None)) is not None:
-            keep()
-        if unused:
-            tell_unused(self.devices, self.plan.ops)
-
-
-def planned(
-    make: Callable[[bool], tuple[ReplayPlan, T]],
-    *,
-    plugins: Sequence[str],
-    socs: tuple[str, ...],
-    init_args: Sequence[str],
-    seed: int,
-    keep: bool,
-    values: str | None = None,
-    cluster: str | None = None,
-) -> tuple[Planned, T]:
-    """Users' code, the simulated devices, a plan and what its arguments will hold, and what `make` gives beside the
-    plan; it is told whether the plan may be kept between runs: with `keep`, where nothing of the user's decides on it.
-
-    Raises UsageError and FormatError for each of what the user gave, before the plan is made where that can be.
+    The plugins of the settings are those that the user named; the job's are the files for other processes to load.
     """
-    from opreplay.replay.ascend.simulate.devices import load_socs
-    from opreplay.replay.plan.kept import KeptContents
+    import msgspec
 
-    named = use_plugins(plugins)
-    devices = load_socs(socs, cluster)
-    keep = keep and not named and not _has_extensions()
-    contents: ExpectedContents | KeptContents | None = None
-    if init_args or values is not None:
-        contents = _expected(init_args, seed=seed, values=values)
-    plan, beside = make(keep)
-    if contents is None:
-        contents = KeptContents(partial(_expected, seed=seed), plan, seed) if keep else _expected(seed=seed)
-    if not isinstance(contents, KeptContents):
-        refuse_unused_initializers(contents.registry, plan.ops, plugins, init_args)
-    if values is not None:
+    from opreplay.replay.job.job import Job
+
+    named = use_plugins(settings.plugins)
+    return Job.open(source, selection, msgspec.structs.replace(settings, plugins=named), socs)
+
+
+def prepare(job: Job, plugins: Sequence[str]) -> ReplayPlan:
+    """Return the plan, after a look at what the user gave for its ops.
+
+    Raises UsageError for initializers and values that fit no op, and what `Job.plan` raises.
+    """
+    from opreplay.cli.terminal import console
+
+    plan, settings = job.plan, job.settings
+    if job.unfused:
+        console.narrate(f"opreplay: --fused ascend: {plan.source} holds no calls that one kernel stands for")
+    if not job.keeps or settings.init_args or settings.values is not None:
+        refuse_unused_initializers(job.registry, plan.ops, plugins, settings.init_args)
+    if settings.values is not None:
         from opreplay.replay.arguments.supplied import check_values_file
 
-        check_values_file(plan, values)
-    return Planned(plan, contents, devices, named), beside
-
-
-def plan_of_source(
-    source: Source,
-    selection: Selection,
-    *,
-    in_order: bool,
-    device: str = "cpu",
-    ranks: int | None = None,
-    cluster: str | None = None,
-    activity: bool = False,
-    fused: Fused | None = "none",
-    one_process: bool = False,
-) -> Callable[[bool], tuple[ReplayPlan, Trace | ReplayPlan]]:
-    """The `make` of `planned` for a trace: its plan, on ranks or for a cluster with its collectives, and what was
-    read, `fused` as `fused_as_asked` has it. With `one_process` a merged trace is its busiest process."""
-
-    def make(keep: bool) -> tuple[ReplayPlan, Trace | ReplayPlan]:
-        from opreplay.cli.opening import busiest_of
-        from opreplay.replay.ir.model import ReplayPlan
-        from opreplay.replay.plan.collectives.in_plan import on_ranks
-        from opreplay.replay.plan.inputs import plan_of
-        from opreplay.replay.plan.kept import kept_plan_of
-
-        collectives = ranks is not None or cluster is not None
-        read = fused_as_asked(source.open(activity=activity or collectives), fused)
-        if one_process and not isinstance(read, ReplayPlan):
-            read = busiest_of(read)
-        if keep:
-            return kept_plan_of(read, selection, device=device, in_order=in_order), read
-        plan = plan_of(read, selection, device=device, in_order=in_order, collectives=collectives)
-        return on_ranks(plan, ranks), read
-
-    return make
-
-
-def fused_as_asked(read: T, fused: Fused | None) -> T | ReplayPlan:
-    """Return what was read, a captured plan with the fused kernels that `fused` asks for, else as `as_served` has it.
-
-    Says on stderr where there are none. Raises UsageError for what was not captured.
-    """
-    from opreplay.replay.ir.model import ReplayPlan
-
-    if not isinstance(read, ReplayPlan) or not read.captured:
-        if fused != "ascend":
-            return read
-        raise UsageError(
-            "--fused is for a captured plan, which says what each call takes and gives",
-            hint="`opreplay capture` writes one. Of a trace: `opreplay timeline --what-if 'fuse aten::add,aten::mul'`.",
-        )
-    from opreplay.cli.terminal import console
-    from opreplay.replay.capture.serving.form import as_served
-
-    plan = as_served(read, fused)
-    if plan is read and fused == "ascend":
-        console.narrate(f"opreplay: --fused {fused}: {read.source} holds no calls that one kernel stands for")
+        check_values_file(plan, settings.values)
     return plan
 
 
-def _has_extensions() -> bool:
-    """Whether users' code or installed plugins may decide on plans."""
-    from importlib.metadata import entry_points
+def warn_of_small_cluster(job: Job) -> None:
+    """Say on stderr where groups of collectives are larger than the simulated cluster."""
+    from opreplay.cli.terminal import console
+    from opreplay.replay.ascend.simulate.devices import ranks_without_dies
 
-    from opreplay.initializers import extensions
-    from opreplay.replay import plugins
-
-    groups = (plugins.ENTRY_POINTS, extensions.ENTRY_POINTS)
-    return bool(plugins.registrations()) or any(entry_points(group=group) for group in groups)
+    if (small := ranks_without_dies(job.plan.ops, job.devices.values())) is not None:
+        console.narrate(small)
 
 
-def _expected(init_args: Sequence[str] = (), *, seed: int, values: str | None = None) -> ExpectedContents:
-    """What arguments will hold; imports torch, which a kept plan does not need."""
-    from opreplay.replay.ops.work.expected import expected_contents
+def conclude(job: Job, *, unused: bool = True) -> None:
+    """Once all is predicted: say on stderr what could not be, and keep what the next run can have."""
+    contents = job.contents
+    _tell_problems(contents)
+    if (keep := getattr(contents, "keep", None)) is not None:
+        keep()
+    if unused:
+        tell_unused(job.devices, job.plan.ops)
 
-    return expected_contents((), init_args, seed=seed, values=values)
+
+def fused_as_asked(read: T, fused: Fused | None) -> T | ReplayPlan:
+    """Return what was read, a captured plan with the fused kernels that `fused` asks for; say where there are none.
+
+    Raises UsageError for what was not captured.
+    """
+    from opreplay.cli.terminal import console
+    from opreplay.replay.ir.model import ReplayPlan
+    from opreplay.replay.job.job import served
+
+    plan = served(read, fused)
+    if plan is read and fused == "ascend":
+        name = plan.source if isinstance(plan, ReplayPlan) else "it"
+        console.narrate(f"opreplay: --fused {fused}: {name} holds no calls that one kernel stands for")
+    return plan
 
 
 def refuse_unused_initializers(
@@ -259,23 +173,3 @@ def tell_unused(devices: Mapping[str, DeviceProfile], ops: Sequence[ReplayOp]) -
         console.narrate(line)
     if len(lines) > UNUSED_SHOWN:
         console.narrate(f"and {len(lines) - UNUSED_SHOWN} more registrations were not used")
-
-
-def recorded_step(
-    read: Trace | ReplayPlan,
-    selection: Selection,
-    plan: ReplayPlan,
-    devices: Sequence[DeviceProfile],
-    contents: ContentsOf,
-) -> StepReport | None:
-    """The step of the trace as `timeline` has it on the same devices; none of a part of its ops, which `plan` holds."""
-    from opreplay.replay.ir.model import ReplayPlan
-    from opreplay.replay.plan.inputs import plan_of
-    from opreplay.replay.plan.selection import Selection
-    from opreplay.replay.timeline.timeline import step_of
-
-    if isinstance(read, ReplayPlan) or selection.narrows:
-        return None
-    every = Selection(select="owner", allow_imports=selection.allow_imports)
-    whole = plan if selection == every else plan_of(read, every, device="cpu", in_order=True)
-    return step_of(read, devices=devices, plan=whole, contents=contents)

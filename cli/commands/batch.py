@@ -11,7 +11,7 @@ import click
 
 from opreplay.cli.exit_codes import ExitCode
 from opreplay.cli.options import shared
-from opreplay.cli.options.history import add_to_history, history_options, refuse_bad_history
+from opreplay.cli.options.history import history_options
 from opreplay.cli.options.many import many_options
 from opreplay.cli.options.measuring import (
     checking_options,
@@ -27,6 +27,7 @@ from opreplay.cli.options.settings import Command
 
 if TYPE_CHECKING:
     from opreplay.cli.outputs import Outputs
+    from opreplay.cli.reporting import Showing
     from opreplay.replay.batch.merge import Batch
     from opreplay.replay.batch.plan_store import PlanStore
     from opreplay.replay.batch.reading import HowToRead, Unreadable
@@ -43,108 +44,59 @@ def run_many(
     soc: tuple[str, ...],
     selection: Selection,
     plugin: tuple[str, ...],
-    output: tuple[str, ...],
-    force: bool,
-    format_: str,
     quick: bool,
-    dry_run: bool,
     lanes: int | None,
     engine: str,
     address: str | None,
     measuring: RunOptions,
-    resume: bool,
-    max_failed: int | None,
     stop_on_error: bool,
     allow_damaged: bool,
     init_arg: tuple[str, ...],
     values: str | None,
-    history: str | None,
-    label: str | None,
     limit: tuple[tuple[str, str], ...],
+    showing: Showing,
 ) -> int:
     """Replay the unique ops of many traces, each once; the exit code."""
-    import msgspec
-
     from opreplay.cli.opening import parse_limits
     from opreplay.cli.outputs import Outputs
-    from opreplay.cli.reporting import engine_of, one_stdout, outcome_code, run_and_show
-    from opreplay.cli.setup import set_up
+    from opreplay.cli.reporting import engine_of, run_and_show
+    from opreplay.cli.setup import open_job
     from opreplay.cli.terminal.console import narrate
     from opreplay.cli.terminal.progress import FilesProgress
-    from opreplay.replay.batch.job import find_and_pair, read_batch
+    from opreplay.replay.batch.job import Traces
     from opreplay.replay.execute.processes.lanes import lane_devices
+    from opreplay.replay.job.settings import Settings
     from opreplay.traces.errors import UsageError
 
     if address is not None and engine != "ray":
         raise UsageError("--set address is that of a Ray cluster", hint="Add --engine ray.")
-    one_stdout(format_, output)
-    refuse_bad_history(history, label, dry_run=dry_run)
+    showing.refuse_unusable()
     selection, measuring = quick_look(selection, measuring) if quick else (selection, measuring)
-    plugin, contents, devices = set_up(plugin, init_arg, seed=measuring.seed, values=values, socs=soc)
-    with Outputs(output, force=force, resume=resume) as outputs:
-        files, how = find_and_pair(
-            traces,
-            execution_trace,
-            selection,
-            device=device,
-            limits=parse_limits(limit),
-            plugins=plugin,
-            children=measuring.check_kernels,
-            tell=narrate,
-            process=process,
-        )
-
-        def read(store: PlanStore | None) -> tuple[Batch, list[Unreadable]]:
-            with FilesProgress() as progress:
-                return read_batch(
-                    files, how, store, lanes=lanes, engine=engine, address=address, tell=narrate, progress=progress
-                )
-
-        if dry_run:
-            from opreplay.cli.plan_views import dry_run_code, show_dry_run
-
-            batch, refused = read(None)
-            show_dry_run(
-                plan := batch.plan(),
-                devices,
-                measuring,
-                contents=contents,
-                values=values,
-                l2=measuring.l2_state(),
-                format_=format_,
-                everything=True,  # a batch has no --notes
-            )
-            return _first(refused, _damaged(batch, allow_damaged), dry_run_code(plan, measuring, max_failed))
-        options = msgspec.structs.replace(
-            measuring,
-            device=device,
-            stop_on_error=stop_on_error,
-            allow_imports=selection.allow_imports,
-            plugins=plugin,
-            init_args=init_arg,
-            lanes=lanes or 1,
-            values=values,
-            l2=measuring.l2_state(),
-        )
-        with stored_plans(outputs, how) as store:
-            batch, refused = read(store)
-            if not batch.rank_ops and selection.narrows:
+    settings = Settings.of(
+        measuring,
+        device=device,
+        stop_on_error=stop_on_error,
+        allow_imports=selection.allow_imports,
+        plugins=plugin,
+        init_args=init_arg,
+        lanes=lanes or 1,
+        values=values,
+    )
+    source = Traces(lanes=lanes, engine=engine, address=address, tell=narrate, progress=FilesProgress)
+    job = open_job(source, selection, settings, soc)
+    with Outputs(showing.output, force=showing.force, resume=showing.resume) as outputs:
+        source.find(traces, execution_trace, job, limits=parse_limits(limit), process=process)
+        if showing.dry_run:
+            code = showing.dry_run_of(job)
+            return _first(source.refused, _damaged(source.batch, allow_damaged), code)
+        with stored_plans(outputs, source.how) as source.store:
+            job.plan  # noqa: B018
+            if not source.batch.rank_ops and selection.narrows:
                 raise UsageError("no trace holds an op that the filters leave", hint="`plan` on one trace lists names.")
-            devices_held = [] if engine == "ray" else lane_devices(device, lanes or 1, shared=options.shared_device)
-            faults = run_and_show(
-                batch.plan(),
-                options,
-                outputs,
-                devices,
-                contents,
-                devices_held=devices_held,
-                format_=format_,
-                trace=batch.facts(),
-                engine=engine_of(options, engine=engine, lanes=lanes, address=address),
-                sums=batch.close,
-            )
-    add_to_history(history, label, outputs)
-    return _first(refused, _damaged(batch, allow_damaged), outcome_code(outputs, max_failed, faults))
+            devices_held = [] if engine == "ray" else lane_devices(device, lanes or 1, shared=settings.shared_device)
+            on_ray = engine_of(job.settings.run_options(), engine=engine, lanes=lanes, address=address)
+            faults = run_and_show(job, outputs, showing, devices_held=devices_held, engine=on_ray)
+    return _first(source.refused, _damaged(source.batch, allow_damaged), showing.conclude(outputs, faults))
 
 
 @click.command("batch", cls=Command, short_help="As `run` for many traces.", hidden=True)
@@ -184,7 +136,11 @@ def command(traces: tuple[str, ...], execution_trace: tuple[str, ...], **options
     trace by itself. Files that are ranks of one job, by their metadata or names, are merged. A file that is refused
     costs only itself; the exit code is then 3, as for a damaged one.
     """
-    return run_many(traces, execution_trace, **options)
+    from opreplay.cli.reporting import Showing
+
+    options["showing"] = Showing.of(options)
+    of_many = {name: options[name] for name in run_many.__annotations__ if name in options}
+    return run_many(traces, execution_trace, **of_many)
 
 
 def _damaged(batch: Batch, allowed: bool) -> Sequence[str]:

@@ -111,7 +111,7 @@ def command(
     from opreplay.cli.outputs import check_outputs, write_view
     from opreplay.cli.terminal import console
     from opreplay.cli.terminal.progress import ReadProgress
-    from opreplay.replay.ascend.simulate.times import simulated_times
+    from opreplay.replay.job.times import simulated_times
     from opreplay.replay.plan.recorded.comparing import compare_operands, open_operand
     from opreplay.replay.report.views import comparison as views
     from opreplay.replay.results.compare.regressions import parse_condition, unchecked, violations, warnings_of

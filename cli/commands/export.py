@@ -108,8 +108,9 @@ def command(
     script cannot replay with torch alone are left out and listed.
     """
     from opreplay.cli.setup import fused_as_asked, use_plugins
+    from opreplay.replay.job.job import Job
+    from opreplay.replay.job.settings import Settings
     from opreplay.replay.plan.collectives.in_plan import naming_collectives
-    from opreplay.replay.plan.inputs import plan_of
     from opreplay.traces.errors import UsageError
 
     bundle = format_ == "bundle"
@@ -131,7 +132,7 @@ def command(
     _check_target(output, format_, force=force)
     plugin_names = use_plugins(plugin)
     read = fused_as_asked(source.open(activity=format_ == "chakra"), fused)
-    plan = plan_of(read, selection, device=device, in_order=format_ in ("chakra", "measure"))
+    plan = Job(read, selection, Settings(device=device, order=format_ in ("chakra", "measure"))).plan
     if format_ == "chakra":
         plan = naming_collectives(plan, read)
     if bundle:

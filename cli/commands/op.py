@@ -14,7 +14,6 @@ from opreplay.cli.options.settings import Command
 
 if TYPE_CHECKING:
     from opreplay.replay.execute.options import RunOptions
-    from opreplay.replay.ir.model import ReplayPlan
     from opreplay.replay.results.records import L2State
 
 
@@ -76,25 +75,20 @@ def command(
     values, as those of an op of a trace. A call that nothing here can run, such as one of torch_npu, is predicted all
     the same, and the note says why it was not measured. Exits with 1 where a call cannot be replayed or predicted.
     """
-    from functools import partial
-
-    import msgspec
-
     from opreplay.cli.outputs import check_outputs, write_view
-    from opreplay.cli.setup import planned
+    from opreplay.cli.setup import conclude, open_job, prepare
     from opreplay.cli.terminal import console
     from opreplay.cli.terminal.progress import RunProgress
-    from opreplay.replay.job.cases import cases_of
+    from opreplay.replay.job.cases import Calls, cases_of
     from opreplay.replay.job.predicting import Faults
+    from opreplay.replay.job.settings import Settings
     from opreplay.replay.plan.inputs import BACKENDBENCH, plan_dialect
-    from opreplay.replay.plan.kept import kept_plan_of_calls
     from opreplay.replay.report import sweep
     from opreplay.replay.resolve.policy import named_modules
     from opreplay.replay.resolve.written.backendbench import written_calls
-    from opreplay.replay.resolve.written.sweep import calls_of_file, over_sizes, plan_of_calls, sizes_among
+    from opreplay.replay.resolve.written.sweep import calls_of_file, over_sizes, sizes_among
     from opreplay.traces.errors import UsageError
 
-    measuring = quick_times(measuring) if quick else measuring
     varied, texts = sizes_among(vary, calls)
     refused = False
     for file in files:
@@ -109,38 +103,24 @@ def command(
     if not texts:
         raise UsageError("no call is given", hint="Write one: opreplay op 'aten::mm(f32[64,32], f32[32,8])'.")
     check_outputs(output, (".json", ".csv", ".html"), force=force)
-    written = over_sizes(texts, varied)
-    imports = named_modules(allow_import)
-
-    def make(keep: bool) -> tuple[ReplayPlan, tuple[str, ...]]:
-        of_calls = kept_plan_of_calls if keep else plan_of_calls
-        return of_calls(written, allow_imports=imports, device=device)
-
-    ready, ids = planned(
-        make,
+    settings = Settings.of(
+        quick_times(measuring) if quick else measuring,
+        device=device,
+        allow_imports=named_modules(allow_import),
         plugins=plugin,
-        socs=soc,
         init_args=init_arg,
-        seed=measuring.seed,
+        l2=l2,
         keep=not no_cache,
     )
-    plan, devices, contents = ready.plan, ready.devices, ready.contents
-    state: L2State = l2 or measuring.l2_state()
+    job = open_job(Calls(over_sizes(texts, varied)), None, settings, soc)
+    prepare(job, plugin)
     faults = Faults()
-    of_plan = partial(cases_of, written, plan, ids, devices=devices, contents=contents, l2=state, faults=faults)
-    if not measure:
-        cases = of_plan()
+    if measure:
+        with holding([device], shared=settings.shared_device), RunProgress() as show_progress:
+            cases = cases_of(job, faults, measure=True, consumers=[show_progress])
     else:
-        options = msgspec.structs.replace(
-            measuring,
-            device=device,
-            allow_imports=imports,
-            plugins=ready.plugins,
-            init_args=init_arg,
-        )
-        with holding([device], shared=options.shared_device), RunProgress() as show_progress:
-            cases = of_plan(measuring=options, consumers=[show_progress])
-    ready.conclude(unused=False)
+        cases = cases_of(job, faults)
+    conclude(job, unused=False)
     view = sweep.view(cases)
     write_view(view, output, force=force)
     console.show_view(view, format_)

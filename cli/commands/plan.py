@@ -79,49 +79,34 @@ def command(
     """
     from opreplay.cli.outputs import check_writable
     from opreplay.cli.plan_views import narrate_checks, plan_code, save, show_explanation, show_plan
-    from opreplay.cli.setup import plan_of_source, planned
+    from opreplay.cli.setup import conclude, open_job, prepare
+    from opreplay.replay.job.settings import Settings
     from opreplay.replay.plan.make import check_on_meta
-    from opreplay.replay.plan.recorded.where import where_of
 
     if output not in (None, "-"):
         check_writable(Path(output), force=force)
-    ready, read = planned(
-        plan_of_source(source, selection, in_order=output is not None, device=device, ranks=ranks),
+    settings = Settings(
+        device=device,
+        l2=l2,
         plugins=plugin,
-        socs=soc,
         init_args=init_arg,
         values=values,
         seed=seed,
-        keep=not no_cache and ranks is None,
+        max_op_bytes=max_op_memory,
+        ranks=ranks,
+        order=output is not None,
+        keep=not no_cache,
     )
-    plan, devices, contents = ready.plan, ready.devices, ready.contents
+    job = open_job(source, selection, settings, soc)
+    plan = prepare(job, plugin)
     checks = check_on_meta(plan, selection) if meta else None
     if output is not None:
         save(plan, output, force=force)
     if explain is not None:
-        show_explanation(
-            plan,
-            devices,
-            explain,
-            contents,
-            max_op_bytes=max_op_memory,
-            format_=format_,
-            checks=checks,
-            l2=l2,
-        )
+        show_explanation(job, explain, format_=format_, checks=checks)
     elif output != "-":
-        show_plan(
-            plan,
-            devices,
-            contents,
-            max_op_bytes=max_op_memory,
-            format_=format_,
-            checks=checks,
-            l2=l2,
-            where=where_of(read),
-            everything=notes,
-        )
+        show_plan(job, format_=format_, checks=checks, everything=notes)
     elif checks is not None:
         narrate_checks(plan, checks)
-    ready.conclude()
-    return plan_code(plan, checks, max_op_bytes=max_op_memory, max_failed=max_failed)
+    conclude(job)
+    return plan_code(job, checks, max_failed=max_failed)

@@ -10,14 +10,13 @@ import click
 from opreplay.cli.commands.batch import run_many
 from opreplay.cli.exit_codes import ExitCode
 from opreplay.cli.options import shared
-from opreplay.cli.options.history import add_to_history, history_options, refuse_bad_history
+from opreplay.cli.options.history import history_options
 from opreplay.cli.options.many import many_options
 from opreplay.cli.options.measuring import (
     checking_options,
     dry_run_option,
     max_failed_option,
     measuring_options,
-    needs_order,
     quick_look,
     quick_option,
     resume_option,
@@ -29,6 +28,7 @@ from opreplay.cli.options.settings import Command
 from opreplay.cli.options.source import Source, sources_options
 
 if TYPE_CHECKING:
+    from opreplay.cli.reporting import Showing
     from opreplay.replay.execute.options import RunOptions
     from opreplay.replay.plan.selection import Selection
     from opreplay.replay.results.records import L2State
@@ -83,8 +83,12 @@ def command(
     together are reported, and filters hold for each trace by itself. --engine ray runs them on many machines.
     Results go to stdout, progress to stderr. Ctrl-C keeps what was measured; --resume goes on from there.
     """
+    from opreplay.cli.reporting import Showing
+
     if source is not None:
+        options["showing"] = Showing.of(options, rows=options["rows"], notes=options["notes"])
         return run_one(source, **{name: options[name] for name in run_one.__annotations__ if name in options})
+    options["showing"] = Showing.of(options)
     of_many = {name: options[name] for name in run_many.__annotations__ if name in options}
     return run_many(traces, execution_trace, limit=limit, **of_many)
 
@@ -98,96 +102,45 @@ def run_one(
     l2: L2State | None,
     selection: Selection,
     plugin: tuple[str, ...],
-    output: tuple[str, ...],
-    force: bool,
-    format_: str,
-    rows: bool,
-    quick: bool,
-    dry_run: bool,
     measuring: RunOptions,
-    resume: bool,
-    max_failed: int | None,
-    stop_on_error: bool,
+    quick: bool,
     init_arg: tuple[str, ...],
     values: str | None,
-    history: str | None,
-    label: str | None,
-    notes: bool,
+    stop_on_error: bool,
+    showing: Showing,
 ) -> int:
     """Replay the unique ops of a trace, or its step in order; the exit code."""
-    import msgspec
-
     from opreplay.cli.opening import tells_step
     from opreplay.cli.outputs import Outputs
-    from opreplay.cli.reporting import one_stdout, outcome_code, run_and_show
-    from opreplay.cli.setup import recorded_step, refuse_unused_initializers, set_up, tell_unused
-    from opreplay.cli.terminal.console import narrate
-    from opreplay.replay.ascend.simulate.devices import ranks_without_dies
-    from opreplay.replay.plan.collectives.in_plan import on_ranks
-    from opreplay.replay.plan.inputs import plan_of, trace_facts, with_recorded_children
-    from opreplay.replay.plan.recorded.where import where_of
+    from opreplay.cli.reporting import run_and_show
+    from opreplay.cli.setup import open_job, prepare, tell_unused, warn_of_small_cluster
+    from opreplay.replay.job.settings import Settings
     from opreplay.replay.plan.select import refuse_nothing
 
-    one_stdout(format_, output)
-    refuse_bad_history(history, label, dry_run=dry_run)
+    showing.refuse_unusable()
     if quick:
         selection, measuring = quick_look(selection, measuring)
     if measuring.ranks is not None and served_as_rank(measuring.ranks):
         return ExitCode.OK
-    plugin, contents, devices = set_up(plugin, init_arg, seed=measuring.seed, values=values, socs=soc, cluster=cluster)
-    state: L2State = l2 or ("sequence" if measuring.mode == "sequence" else measuring.l2_state())
-    with Outputs(output, force=force, resume=resume) as outputs:
-        collectives = measuring.ranks is not None or cluster is not None
-        in_sequence = measuring.mode == "sequence"
-        read = source.open(activity=collectives or (in_sequence and tells_step(source.trace)))
-        ordered = needs_order(selection, measuring)
-        plan = plan_of(read, selection, device=device, in_order=ordered, collectives=collectives)
-        refuse_nothing(plan)
-        plan = on_ranks(plan, measuring.ranks)
-        refuse_unused_initializers(contents.registry, plan.ops, plugin, init_arg)
-        if (small := ranks_without_dies(plan.ops, devices.values())) is not None:
-            narrate(small)
-        if dry_run:
-            from opreplay.cli.plan_views import dry_run_code, show_dry_run
-
-            show_dry_run(
-                plan,
-                devices,
-                measuring,
-                contents=contents,
-                values=values,
-                l2=state,
-                where=where_of(read),
-                everything=notes,
-                format_=format_,
-            )
-            return dry_run_code(plan, measuring, max_failed)
-        options = msgspec.structs.replace(
-            measuring,
-            device=device,
-            stop_on_error=stop_on_error,
-            allow_imports=selection.allow_imports,
-            plugins=plugin,
-            init_args=init_arg,
-            values=values,
-            l2=state,
-        )
-        step = recorded_step(read, selection, plan, list(devices.values()), contents) if in_sequence else None
-        if options.check_kernels:
-            plan = with_recorded_children(plan, read)
-        faults = run_and_show(
-            plan,
-            options,
-            outputs,
-            devices,
-            contents,
-            devices_held=[device],
-            format_=format_,
-            everything=notes,
-            rows=rows,
-            trace=trace_facts(read),
-            step=step,
-        )
-    tell_unused(devices, plan.ops)
-    add_to_history(history, label, outputs)
-    return outcome_code(outputs, max_failed, faults)
+    settings = Settings.of(
+        measuring,
+        device=device,
+        cluster=cluster,
+        l2=l2,
+        activity=measuring.mode == "sequence" and tells_step(source.trace),
+        allow_imports=selection.allow_imports,
+        plugins=plugin,
+        init_args=init_arg,
+        values=values,
+        stop_on_error=stop_on_error,
+    )
+    job = open_job(source, selection, settings, soc)
+    with Outputs(showing.output, force=showing.force, resume=showing.resume) as outputs:
+        refuse_nothing(job.plan)
+        prepare(job, plugin)
+        warn_of_small_cluster(job)
+        if showing.dry_run:
+            return showing.dry_run_of(job)
+        faults = run_and_show(job, outputs, showing, devices_held=[device])
+    tell_unused(job.devices, job.plan.ops)
+    return showing.conclude(outputs, faults)

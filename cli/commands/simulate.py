@@ -69,43 +69,38 @@ def command(
     its time goes, and which ops would lose most against the device that was recorded. What lies in the L2 cache follows
     from the order of the calls in one recorded step, unless --l2 says otherwise.
     """
+    from dataclasses import replace
+
     from opreplay.cli.opening import tells_step
     from opreplay.cli.outputs import check_outputs, write_view
-    from opreplay.cli.setup import plan_of_source, planned, recorded_step
+    from opreplay.cli.setup import conclude, open_job, prepare, warn_of_small_cluster
     from opreplay.cli.terminal import console
-    from opreplay.replay.ascend.simulate.devices import ranks_without_dies, simulate_plan
+    from opreplay.replay.job.settings import Settings
     from opreplay.replay.plan.recorded.where import where_of
     from opreplay.replay.report.views import simulation
 
     check_outputs(output, (".json", ".csv", ".html"), force=force)
-    ready, read = planned(
-        plan_of_source(
-            source,
-            selection,
-            in_order=True,
-            cluster=cluster,
-            activity=tells_step(source.trace),
-            fused=fused,
-            one_process=True,
-        ),
-        plugins=plugin,
-        socs=soc,
+    settings = Settings(
         cluster=cluster,
+        l2=l2,
+        plugins=plugin,
         init_args=init_arg,
         values=values,
         seed=seed,
-        keep=not no_cache and cluster is None,
+        fused=fused,
+        order=True,
+        activity=tells_step(source.trace),
+        keep=not no_cache,
     )
-    plan, devices = ready.plan, ready.devices
+    job = open_job(replace(source, one_process=True), selection, settings, soc)
+    plan, devices = prepare(job, plugin), job.devices
     if any(op.collective is not None for op in plan.ops):
         console.narrate("opreplay: times of collectives are added up; `opreplay timeline --cluster` overlaps them")
-    if (small := ranks_without_dies(plan.ops, devices.values())) is not None:
-        console.narrate(small)
-    steps = simulate_plan(plan, list(devices.values()), ready.contents, l2)
+    warn_of_small_cluster(job)
+    steps = job.steps()
     # Of cold or warm caches at each op a step says nothing: then its verdict is of the recording alone.
-    timed = list(devices.values()) if l2 == "sequence" else []
-    step = recorded_step(read, selection, plan, timed, ready.contents)
-    ready.conclude()
-    view = simulation.view(plan, steps, devices, losers=losers, where=where_of(read), report=step, everything=notes)
+    step = job.step(list(devices.values()) if l2 == "sequence" else [])
+    conclude(job)
+    view = simulation.view(plan, steps, devices, losers=losers, where=where_of(job.read), report=step, everything=notes)
     write_view(view, output, force=force)
     console.show_view(view, format_)

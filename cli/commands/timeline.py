@@ -289,8 +289,8 @@ def _planned(trace: Trace, devices: list[DeviceProfile]) -> tuple[ReplayPlan | N
     """The ops to predict and what their arguments hold, where there are devices to predict them on."""
     if not devices:
         return None, None
-    from opreplay.replay.ops.work.expected import expected_contents
-    from opreplay.replay.plan.inputs import plan_of
-    from opreplay.replay.plan.selection import Selection
+    from opreplay.replay.job.job import Job
+    from opreplay.replay.job.settings import Settings
 
-    return plan_of(trace, Selection(), device="cpu", in_order=True), expected_contents()
+    job = Job(trace, settings=Settings(order=True))
+    return job.plan, job.contents

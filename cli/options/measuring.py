@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Sequence
 from functools import wraps
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -15,7 +15,6 @@ from opreplay.cli.options.shared import Command, seed_option, with_options
 from opreplay.cli.options.types import ByteSize, Count, Duration, Names
 
 if TYPE_CHECKING:
-    from opreplay.replay.ascend import DeviceProfile
     from opreplay.replay.execute.options import RunOptions
     from opreplay.replay.job.events import Event
     from opreplay.replay.plan.selection import Selection
@@ -159,18 +158,6 @@ def quick_times(measuring: RunOptions) -> RunOptions:
     return msgspec.structs.replace(measuring, op_time_s=QUICK_OP_TIME_S, limit_s=limit_s, visits=measuring.visits or 1)
 
 
-def needs_order(selection: Selection, measuring: RunOptions) -> bool:
-    """Whether the run needs the order of the calls. Raises UsageError for a part of a step that needs the whole."""
-    from opreplay.traces.errors import UsageError
-
-    if measuring.cache == "step" and selection.narrows:
-        raise UsageError(
-            "--cache step needs all ops of the step: those left out fill the caches too",
-            hint="Leave the filters out, or measure with --cache cold.",
-        )
-    return measuring.mode == "sequence" or measuring.cache == "step"
-
-
 dry_run_option = click.option("--dry-run", is_flag=True, help="Show what would run, then stop.")
 """--dry-run: the plan alone."""
 
@@ -262,8 +249,3 @@ def tell_threads(event: Event) -> None:
 
     for note in busy_notes(event.environment) if isinstance(event, Started) else ():
         console.narrate(f"opreplay: {note}")
-
-
-def device_versions(devices: Mapping[str, DeviceProfile]) -> tuple[str, ...]:
-    """Names of simulated devices with their versions, for the identity of a run."""
-    return tuple(f"{name} {device.version}" for name, device in devices.items())

@@ -39,12 +39,15 @@ class Source:
     capture: str | None
     process: str | None
     limit: tuple[tuple[str, str], ...]
+    one_process: bool = False
+    """Whether a merged trace is its busiest process."""
 
     def open(self, *, activity: bool = False) -> Trace | ReplayPlan:
         """As `opreplay.cli.opening.open_input`; `activity`: with all timing and collectives."""
-        from opreplay.cli.opening import open_input
+        from opreplay.cli.opening import busiest_of, open_input
+        from opreplay.traces.model import Trace
 
-        return open_input(
+        read = open_input(
             self.trace,
             self.limit,
             execution_trace=self.execution_trace,
@@ -53,6 +56,7 @@ class Source:
             process=self.process,
             activity=activity,
         )
+        return busiest_of(read) if self.one_process and isinstance(read, Trace) else read
 
 
 def source_options(*, execution_traces: bool = True) -> Callable[[Command], Command]:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from itertools import islice, takewhile
 from pathlib import PurePath
 
@@ -13,7 +14,10 @@ from opreplay.replay.batch.merge import Batch, TracePlan
 from opreplay.replay.batch.plan_store import PlanStore
 from opreplay.replay.batch.ranks import rank_at_start, rank_in_name
 from opreplay.replay.batch.reading import BatchFile, HowToRead, Unreadable, decoded, find_files, read_plans
+from opreplay.replay.ir.model import ReplayOp, ReplayPlan
+from opreplay.replay.job.job import Job
 from opreplay.replay.plan.selection import Selection
+from opreplay.replay.results.records import JobResult, OpResult, TraceResult
 from opreplay.traces import Limits
 from opreplay.traces.errors import TraceError, UsageError
 
@@ -21,6 +25,76 @@ Tell = Callable[[str], None]
 """Takes a line that a person should see."""
 NAMED = 3
 """Files that one line names."""
+
+
+class Traces:
+    """Several traces as the source of one job: found, paired, read and merged."""
+
+    def __init__(
+        self,
+        *,
+        lanes: int | None = None,
+        engine: str = "local",
+        address: str | None = None,
+        tell: Tell = lambda line: None,
+        progress: Callable[[], AbstractContextManager[Callable[[int, int], None]]],
+    ) -> None:
+        """`lanes`, `engine` and `address` are those of `read_batch`; `progress` makes what it is told of files in."""
+        self._lanes, self._engine, self._address, self._tell, self._progress = lanes, engine, address, tell, progress
+        self._files: list[BatchFile] = []
+        self.store: PlanStore | None = None
+        """Plans of an earlier run, where they are kept."""
+        self.batch = Batch()
+        self.refused: list[Unreadable] = []
+
+    def find(
+        self,
+        patterns: Sequence[str],
+        donors: Sequence[str],
+        job: Job,
+        *,
+        limits: Limits,
+        process: str | None = None,
+    ) -> None:
+        """Find the files, which are read once the job needs them. Raises as `find_and_pair` does."""
+        self._files, self.how = find_and_pair(
+            patterns,
+            donors,
+            job.selection,
+            device=job.settings.device,
+            limits=limits,
+            plugins=job.settings.plugins,
+            children=job.settings.check_kernels,
+            tell=self._tell,
+            process=process,
+        )
+
+    def make_plan(self, job: Job) -> ReplayPlan:
+        """Read the files; return their merged plan. Raises as `read_batch` does."""
+        with self._progress() as progress:
+            self.batch, self.refused = read_batch(
+                self._files,
+                self.how,
+                self.store,
+                lanes=self._lanes,
+                engine=self._engine,
+                address=self._address,
+                tell=self._tell,
+                progress=progress,
+            )
+        return self.batch.plan()
+
+    def leaves_out(self, op: ReplayOp) -> bool:
+        """Return False: every op is predicted."""
+        return False
+
+    def facts(self) -> dict[str, object]:
+        """Return what the header of the results says of the traces."""
+        return self.batch.facts()
+
+    def sums(self, results: Sequence[OpResult]) -> list[TraceResult | JobResult]:
+        """Return the records of each trace and job."""
+        return self.batch.close(results)
 
 
 def find_and_pair(

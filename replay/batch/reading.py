@@ -275,17 +275,17 @@ def _read(path: str, *, how: HowToRead) -> bytes:
 
 def _planned(path: str, how: HowToRead) -> TracePlan:
     from opreplay.replay.ir.model import ReplayPlan
-    from opreplay.replay.plan.inputs import join_notes, open_input, plan_of, with_recorded_children
+    from opreplay.replay.job.job import Job
+    from opreplay.replay.job.settings import Settings
+    from opreplay.replay.plan.inputs import join_notes, open_input
     from opreplay.traces.links.collectives import collectives_of
 
     timed = how.timed and rank_at_start(path) is not None
     read = open_input(
         path, limits=how.limits, execution_trace=how.execution_traces.get(path), activity=timed, process=how.process
     )
-    plan = plan_of(read, how.selection, device=how.device)
-    if how.children:
-        plan = with_recorded_children(plan, read)
-    alone = msgspec.structs.replace(plan, sequence=None)
+    job = Job(read, how.selection, Settings(device=how.device, check_kernels=how.children))
+    alone = msgspec.structs.replace(job.plan, sequence=None)
     if isinstance(read, ReplayPlan):
         return TracePlan(path=printable(path), plan=alone)
     info = read.info

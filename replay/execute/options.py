@@ -11,6 +11,7 @@ import msgspec
 from opreplay.replay.ir.reasons import Reason
 from opreplay.replay.plan.step.recency import Recency
 from opreplay.replay.results.measurement import RunCache
+from opreplay.replay.results.records import L2State
 from opreplay.replay.results.resume import SHARE_TAKEN
 
 LIMIT_S = 60.0
@@ -106,7 +107,7 @@ class RunOptions(MeasureOptions, frozen=True, kw_only=True):
     """Of torch.distributed; None for the device's own."""
     check_results: bool = True
     """Whether results of collectives are held against what the ranks handed in."""
-    l2: Literal["cold", "warm", "sequence"] | None = None
+    l2: L2State | None = None
     """What predictions beside the measurements take caches to hold; None for what `l2_state` says."""
     max_live_bytes: int | None = None
     """All tensors of a sequence together; None for half of the memory of the device that is free at the start."""

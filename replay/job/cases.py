@@ -3,26 +3,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from opreplay.replay.ir.notation import call_text
 from opreplay.replay.ir.sizes import need_of
-from opreplay.replay.job.consumers import Consumer, deliver, writing
-from opreplay.replay.job.events import Predicted
-from opreplay.replay.job.predicting import Faults, Predictor, no_prediction
-from opreplay.replay.resolve.written.sweep import is_refused
+from opreplay.replay.job.consumers import Consumer, deliver
+from opreplay.replay.job.events import Event, Predicted
+from opreplay.replay.job.predicting import Faults
 from opreplay.replay.results.cases import Case, Cases
 from opreplay.replay.results.of_plan import result_of
 from opreplay.replay.results.outcome import Outcome, unable
 
 if TYPE_CHECKING:
     from opreplay.replay.ascend import DeviceProfile
-    from opreplay.replay.execute.options import RunOptions
     from opreplay.replay.ir.model import ReplayOp, ReplayPlan
-    from opreplay.replay.ops.work.contents import Contents
+    from opreplay.replay.job.job import Job
     from opreplay.replay.resolve.written.sweep import Written
-    from opreplay.replay.results.records import L2State, OpResult
+    from opreplay.replay.results.records import OpResult
 
 
 def _too_large_for(op: ReplayOp, devices: Mapping[str, DeviceProfile]) -> tuple[str, ...]:
@@ -30,45 +28,56 @@ def _too_large_for(op: ReplayOp, devices: Mapping[str, DeviceProfile]) -> tuple[
     return tuple(name for name, device in devices.items() if need_bytes > device.hbm_bytes)
 
 
-def cases_of(
-    written: Sequence[Written],
-    plan: ReplayPlan,
-    ids: Sequence[str],
-    *,
-    devices: Mapping[str, DeviceProfile],
-    contents: Callable[[ReplayOp], Contents | None],
-    l2: L2State,
-    faults: Faults,
-    measuring: RunOptions | None = None,
-    consumers: Sequence[Consumer] = (),
-) -> Cases:
-    """What the calls take: on simulated devices, and with `measuring` here, each op once.
+class Calls:
+    """Written calls as the source of a job."""
 
-    `plan` and `ids` are `plan_of_calls`'s. A call whose arguments do not go together has a reason and no times; one
-    that a user's function or program does not fit has no prediction. A call that does not run here, or fails when it
-    does, keeps its prediction. `faults` collects those of opreplay's own, and `consumers` get the events of the run.
-    Raises what `run_events` does.
+    def __init__(self, written: Sequence[Written]) -> None:
+        self.written = tuple(written)
+        self.ids: tuple[str, ...] = ()
+        """The id of each call's op, once they are planned."""
+
+    def make_plan(self, job: Job) -> ReplayPlan:
+        """Return the ops of the calls, each once. Raises UsageError for texts that are no calls."""
+        from opreplay.replay.plan.kept import kept_plan_of_calls
+        from opreplay.replay.resolve.written.sweep import plan_of_calls
+
+        make = kept_plan_of_calls if job.keeps else plan_of_calls
+        plan, self.ids = make(self.written, allow_imports=job.settings.allow_imports, device=job.settings.device)
+        return plan
+
+    def leaves_out(self, op: ReplayOp) -> bool:
+        """Return whether the arguments of a call do not go together, so that no device has a time for it."""
+        from opreplay.replay.resolve.written.sweep import is_refused
+
+        return is_refused(op)
+
+
+def cases_of(job: Job, faults: Faults, *, measure: bool = False, consumers: Sequence[Consumer] = ()) -> Cases:
+    """Return what the calls of a job take: on its simulated devices, and with `measure` here, each op once.
+
+    A call whose arguments do not go together has a reason and no times; one that a user's function or program does not
+    fit has no prediction. A call that does not run here, or fails when it does, keeps its prediction. `faults` collects
+    those of opreplay's own, and `consumers` get the events of the run. Raises what `Job.run` does.
     """
-    predictor = Predictor(devices=devices, contents=contents, l2=l2)
+    calls, plan, devices = job.source, job.plan, job.devices
+    assert isinstance(calls, Calls)
     unpredicted: dict[str, tuple[str, ...]] = {}
 
-    def predict(op: ReplayOp) -> Predicted:
-        prediction = no_prediction(op) if is_refused(op) else predictor(op)
-        unpredicted[op.id] = prediction.why
-        faults.add([prediction])
-        return prediction
+    def keep(event: Event) -> None:
+        if isinstance(event, Predicted):
+            unpredicted[event.op.id] = event.why
+            faults(event)
 
     environment: dict[str, object] = {}
-    if measuring is None:
-        results = [result_of(plan, op, _not_run(op), predict(op).simulated) for op in plan.ops]
+    if measure:
+        deliver(job.run(), keep, *consumers)
+        results = list(job.results.results)
+        environment = dict(job.results.header.environment)
     else:
-        from opreplay.replay.job.measuring import run_events
-        from opreplay.replay.results.reading import MemorySink
-
-        sink = MemorySink()
-        deliver(run_events(plan, measuring, predict), writing(sink), *consumers)
-        results = list(sink.results)
-        environment = dict(sink.header.environment) if sink.header else {}
+        results: list[OpResult] = []
+        for predicted in job.predict():
+            keep(predicted)
+            results.append(result_of(plan, predicted.op, _not_run(predicted.op), predicted.simulated))
     by_id: dict[str, OpResult] = {result.id: result for result in results}
     ops = {op.id: op for op in plan.ops}
     return Cases(
@@ -81,12 +90,12 @@ def cases_of(
                 unpredicted=unpredicted.get(id_, ()),
                 too_large_for=_too_large_for(ops[id_], devices),
             )
-            for call, id_ in zip(written, ids, strict=True)
+            for call, id_ in zip(calls.written, calls.ids, strict=True)
         ),
-        device=None if measuring is None else measuring.device,
+        device=job.settings.device if measure else None,
         environment=environment,
         socs={name: device.version for name, device in devices.items()},
-        l2=l2,
+        l2=job.settings.cache_state(),
     )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterable
 from contextlib import suppress
+from typing import Any
 
 from opreplay.replay.job.events import Ended, Event, Failed, Measured, Skipped, Started
 from opreplay.replay.results.reading import ResultSink
@@ -56,6 +57,31 @@ def records_of(event: Event) -> tuple[Record, ...]:
             return (*event.records, event.summary)
         case _:
             return ()
+
+
+class _Recorded(Generator[Event, None, None]):
+    """Events on their way to who asked for them, each seen by a consumer first."""
+
+    def __init__(self, events: Events, consumer: Consumer) -> None:
+        self._events, self._consumer = events, consumer
+
+    def send(self, value: None, /) -> Event:
+        return self._seen(self._events.send(value))
+
+    def throw(self, *error: Any) -> Event:
+        return self._seen(self._events.throw(*error))
+
+    def close(self) -> None:
+        self._events.close()
+
+    def _seen(self, event: Event) -> Event:
+        self._consumer(event)
+        return event
+
+
+def recorded(events: Events, consumer: Consumer) -> Events:
+    """Return the same events; the consumer, which must not fail, sees each before it is handed on."""
+    return _Recorded(events, consumer)
 
 
 def writing(sink: ResultSink) -> Consumer:

@@ -35,12 +35,17 @@ class Predictor:
     contents: Callable[[ReplayOp], Contents | None] | None = None
     """What the values of an op's arguments amount to."""
     l2: L2State = "sequence"
+    leaves_out: Callable[[ReplayOp], bool] | None = None
+    """Tells ops that are not to be predicted."""
 
     def __call__(self, op: ReplayOp) -> Predicted:
         """Predict one op on every device.
 
-        A label and an op without arguments have no prediction, nor has an op whose estimator fails.
+        A label, an op without arguments, and an op that is left out have no prediction, nor has one whose estimator
+        fails.
         """
+        if self.leaves_out is not None and self.leaves_out(op):
+            return no_prediction(op)
         simulated: dict[str, Simulated] = {}
         why: list[str] = []
         errors: list[CustomOpError | InternalError] = []

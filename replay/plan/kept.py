@@ -26,7 +26,6 @@ import numpy as np
 from opreplay.replay.host import kept
 from opreplay.replay.ir.model import ReplayOp, ReplayPlan
 from opreplay.replay.ops.work.contents import Contents
-from opreplay.replay.plan.inputs import plan_of
 from opreplay.replay.plan.selection import Selection
 from opreplay.traces.links.annotations import AnnotationTable
 
@@ -41,13 +40,15 @@ _SETTINGS = ("OPREPLAY_", "TORCH", "PYTORCH")
 """Beginnings of the names of environment variables that may change what a plan says."""
 
 
-def kept_plan_of(read: Trace | ReplayPlan, selection: Selection, *, device: str, in_order: bool = False) -> ReplayPlan:
-    """As `plan_of`: the plan that was kept of the same input, else a new one, which is then kept.
+def kept_plan(
+    read: Trace | ReplayPlan, selection: Selection, *, device: str, order: bool, make: Callable[[], ReplayPlan]
+) -> ReplayPlan:
+    """Return the plan that was kept of the same input, else what `make` gives, which is then kept.
 
     For the CPU and without imports only: whether other devices and libraries are there is not part of the key.
     """
-    key = None if selection.allow_imports or device != "cpu" else key_of("plan", read, selection, in_order)
-    return _kept(key, ReplayPlan, lambda: plan_of(read, selection, device=device, in_order=in_order))
+    key = None if selection.allow_imports or device != "cpu" else key_of("plan", read, selection, order)
+    return _kept(key, ReplayPlan, make)
 
 
 def kept_plan_of_calls(
@@ -56,7 +57,7 @@ def kept_plan_of_calls(
     allow_imports: Mapping[str, str] | None = None,
     device: str = "cpu",
 ) -> tuple[ReplayPlan, tuple[str, ...]]:
-    """As `plan_of_calls`, kept like `kept_plan_of`."""
+    """As `plan_of_calls`, kept like `kept_plan`."""
     from opreplay.replay.resolve.written.sweep import plan_of_calls
 
     key = None if allow_imports or device != "cpu" else key_of("calls", *cases)

@@ -6,12 +6,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-import msgspec
-
 from opreplay.replay.execute.options import RunOptions
 from opreplay.replay.results.cases import Case, Cases
 from opreplay.replay.session.display import Shown
-from opreplay.replay.session.setting import DEFAULT_SOC, devices_of
+from opreplay.replay.session.setting import DEFAULT_SOC
 
 if TYPE_CHECKING:
     import pandas  # pyright: ignore[reportMissingTypeStubs]
@@ -63,24 +61,15 @@ def sweep(
 
     Raises UsageError for texts that are no calls, and for sizes without values.
     """
-    from opreplay.replay.job.cases import cases_of
+    from opreplay.replay.job.cases import Calls, cases_of
+    from opreplay.replay.job.job import Job
     from opreplay.replay.job.predicting import Faults
-    from opreplay.replay.ops.work.expected import expected_contents
-    from opreplay.replay.resolve.written.sweep import over_sizes, plan_of_calls
+    from opreplay.replay.job.settings import Settings
+    from opreplay.replay.resolve.written.sweep import over_sizes
 
     written = over_sizes([calls] if isinstance(calls, str) else calls, vary)
-    wanted = options or RunOptions()
-    plan, ids = plan_of_calls(written, allow_imports=wanted.allow_imports, device=wanted.device)
-    contents = expected_contents(wanted.init_modules, wanted.init_args, seed=wanted.seed)
-    return Sweep(
-        cases_of(
-            written,
-            plan,
-            ids,
-            devices=devices_of(soc),
-            contents=contents,
-            l2=wanted.l2_state(),
-            faults=Faults(),
-            measuring=options and msgspec.structs.replace(options),
-        )
-    )
+    job = Job.open(Calls(written), None, Settings.of(options or RunOptions()), [soc] if isinstance(soc, str) else soc)
+    faults = Faults()
+    cases = cases_of(job, faults, measure=options is not None)
+    faults.conclude()
+    return Sweep(cases)

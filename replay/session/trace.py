@@ -6,10 +6,13 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Sequence
 from functools import cached_property
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
+from opreplay.replay.execute.options import RunOptions
 from opreplay.replay.ir.model import ReplayPlan
-from opreplay.replay.plan.inputs import open_input, plan_of
+from opreplay.replay.job.job import Job
+from opreplay.replay.job.settings import Settings
+from opreplay.replay.plan.inputs import open_input
 from opreplay.replay.plan.make import find_ops
 from opreplay.replay.plan.selection import Selection
 from opreplay.replay.plugins import load_plugins, plugin_files
@@ -42,7 +45,12 @@ class OpenTrace(Shown):
     @cached_property
     def plan(self) -> ReplayPlan:
         """Each unique op with its arguments, or the reason why it cannot be replayed."""
-        return plan_of(self.read, self._selection, device=self.setting.device, in_order=True)
+        return self.job(RunOptions(device=self.setting.device)).plan
+
+    def job(self, options: RunOptions, soc: str | Sequence[str] = (), **more: Any) -> Job:
+        """Return the job of these ops with options of a run and `more` settings, on simulated devices."""
+        settings = Settings.of(options, order=True, **more)
+        return Job.open(self.read, self._selection, settings, [soc] if isinstance(soc, str) else soc)
 
     def __len__(self) -> int:
         return len(self.plan.ops)

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
@@ -13,8 +14,8 @@ from opreplay.replay.execute.options import RunOptions
 from opreplay.replay.ir.step import StepReport
 from opreplay.replay.results.compare.judge import DEFAULT_THRESHOLD, Method, OpComparison
 from opreplay.replay.results.compare.judge import Comparison as Judged
-from opreplay.replay.results.reading import MemorySink, ResultFile, read_result_file
-from opreplay.replay.results.records import Header, OpResult, Record, Summary
+from opreplay.replay.results.reading import ResultFile, read_result_file
+from opreplay.replay.results.records import Header, OpResult, Summary
 from opreplay.replay.session.display import Shown
 from opreplay.replay.session.setting import DEFAULT_SOC, devices_of
 from opreplay.replay.session.trace import OpenTrace, Source, opened
@@ -72,25 +73,6 @@ class Results(Shown):
         return msgspec.structs.replace(view(run), lines=[run.first_line])
 
 
-class _Both:
-    """A sink that keeps the records of a run, and writes them to a file where one was named."""
-
-    def __init__(self, path: str | os.PathLike[str] | None, *, force: bool) -> None:
-        from opreplay.replay.results.writing import JsonLinesSink
-
-        self.memory = MemorySink()
-        self._file = None if path is None else JsonLinesSink.open(os.fspath(path), force=force)
-
-    def write(self, record: Record) -> None:
-        self.memory.write(record)
-        if self._file is not None:
-            self._file.write(record)
-
-    def close(self) -> None:
-        if self._file is not None:
-            self._file.close()
-
-
 def run(
     trace: Source | OpenTrace,
     *,
@@ -116,47 +98,25 @@ def run(
     from opreplay.replay.host.device_lock import held
     from opreplay.replay.job.consumers import deliver, writing
     from opreplay.replay.job.events import Event, Progress
-    from opreplay.replay.job.measuring import About, run_events
-    from opreplay.replay.job.predicting import Predictor
-    from opreplay.replay.ops.work.expected import expected_contents
-    from opreplay.replay.plan.inputs import trace_facts, with_recorded_children
+    from opreplay.replay.results.writing import JsonLinesSink
     from opreplay.replay.session.registered import refuse_what_workers_lack
 
     wanted = options or RunOptions()
     read = opened(trace, device=wanted.device, plugins=wanted.plugins)
-    chosen = read.setting.of_run(wanted)
-    plan = with_recorded_children(read.plan, read.read) if chosen.check_kernels else read.plan
-    refuse_what_workers_lack(plan, chosen)
-    devices = devices_of(soc)
-    contents = expected_contents(chosen.init_modules, chosen.init_args, seed=chosen.seed, values=chosen.values)
-    sink = _Both(output, force=force)
-    predict = Predictor(devices=devices, contents=contents, l2=chosen.l2_state())
+    job = read.job(read.setting.of_run(wanted), soc)
+    if not job.settings.check_kernels:
+        job.plan = read.plan  # resolved once for several questions
+    refuse_what_workers_lack(job.plan, job.settings)
 
     def tell(event: Event) -> None:
         if on_progress is not None and isinstance(event, Progress):
             on_progress(event)
 
-    try:
-        with held([] if chosen.shared_device else [chosen.device]) as beside:
-            about = About(
-                trace=trace_facts(read.read),
-                beside=bool(beside),
-                devices=tuple(f"{device.name} {device.version}" for device in devices.values()),
-            )
-            deliver(run_events(plan, chosen, predict, about=about), writing(sink), tell)
-    finally:
-        sink.close()
-    memory = sink.memory
-    assert memory.header is not None  # written before the first op
-    return Results(
-        ResultFile(
-            header=memory.header,
-            results=tuple(memory.results),
-            summary=memory.summary,
-            sequence=memory.sequence,
-            complete_bytes=0,
-        )
-    )
+    with contextlib.ExitStack() as stack:
+        file = None if output is None else stack.enter_context(JsonLinesSink.open(os.fspath(output), force=force))
+        beside = stack.enter_context(held([] if job.settings.shared_device else [job.settings.device]))
+        deliver(job.run(beside=bool(beside)), *([] if file is None else [writing(file)]), tell)
+    return Results(job.results)
 
 
 def read_results(path: str | os.PathLike[str]) -> Results:
@@ -212,24 +172,24 @@ def simulate(
 
     Raises UsageError for an unknown device, and where none is named.
     """
-    from opreplay.replay.ascend.simulate.devices import simulate_plan
-    from opreplay.replay.ops.work.expected import expected_contents
+    from opreplay.replay.ops.work.expected import ExpectedContents
     from opreplay.traces.errors import UsageError
 
-    devices = devices_of(soc)
-    if not devices:
+    read = opened(trace)
+    job = read.job(RunOptions(device=read.setting.device, l2="sequence"), soc)
+    if not job.devices:
         raise UsageError("no simulated device is named", hint=f'Name one, such as "{DEFAULT_SOC}".')
-    contents = expected_contents()
-    plan = opened(trace).plan
-    if plan.captured:
+    job.plan = read.plan
+    if job.plan.captured:
         from opreplay.replay.capture.serving.form import as_served
 
-        plan = as_served(plan, fused)
-    steps = simulate_plan(plan, list(devices.values()), contents)
+        job.plan = as_served(job.plan, fused)
+    steps, contents = job.steps(), job.contents
+    assert isinstance(contents, ExpectedContents)
     problems = [f"cannot hold the batch that the trace tells: {problem}" for problem in contents.impossible.values()]
     problems += [f"predicted for less than ran, it may be: {problem}" for problem in contents.unrecorded.values()]
     problems += [f"contents cannot be made, so shapes alone decide: {text}" for text in contents.problems.values()]
-    return Simulation(plan, steps, devices, tuple(problems))
+    return Simulation(job.plan, steps, job.devices, tuple(problems))
 
 
 class ShownStep(Shown, StepReport, frozen=True, kw_only=True):
@@ -313,7 +273,7 @@ def compare(
     """
     from contextlib import nullcontext
 
-    from opreplay.replay.ascend.simulate.times import simulated_times
+    from opreplay.replay.job.times import simulated_times
     from opreplay.replay.plan.recorded.comparing import compare_operands, open_operand
 
     sides = [

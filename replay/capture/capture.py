@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from opreplay.replay.capture.ranks import fake_ranks
-from opreplay.replay.capture.record import Make, plan_of, record
+from opreplay.replay.capture.record import Make, plan_of_recording, record
 from opreplay.replay.capture.step import Call, Step, step_of
 from opreplay.replay.capture.target import Target
 from opreplay.replay.ir.captured import Check, LikeDevice, Via
@@ -82,7 +82,7 @@ def capture_made(
     real = real or via == "compile"
     with _job(world_size, rank):
         recording = record(step_maker(make), real=real, seed=seed, via=via, decompose=decompose, device=device)
-        return plan_of(recording, source=source, via=via, real=real, notes=notes, **job)
+        return plan_of_recording(recording, source=source, via=via, real=real, notes=notes, **job)
 
 
 def capture_target(

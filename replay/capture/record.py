@@ -139,7 +139,7 @@ def _run(
         return step.run(), {}
 
 
-def plan_of(
+def plan_of_recording(
     recording: Recording, *, source: str, via: Via = "dispatch", real: bool = False, **facts: Any
 ) -> ReplayPlan:
     """The plan of a recording; `facts` are fields of `Capture`."""

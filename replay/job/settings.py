@@ -3,11 +3,10 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
-from opreplay.replay.capture.serving.form import Fused
 from opreplay.replay.execute.options import RunOptions
 from opreplay.replay.results.records import L2State
 
@@ -17,7 +16,7 @@ class Settings(RunOptions, frozen=True, kw_only=True):
 
     cluster: str | None = None
     """Cluster that is simulated, e.g. "2x8x910b3"; then the plan holds all collectives."""
-    fused: Fused | None = "none"
+    fused: Literal["ascend", "none"] | None = "none"
     """Which kernels of servers stand for the calls of a captured plan; None for those that serve such a model."""
     order: bool = False
     """Whether the plan says in which order the calls of one step ran, also where no mode needs it."""

@@ -139,9 +139,6 @@ class Job:
         """Each unique op with its arguments, or the reason why it cannot be replayed. Raises as `plan_of` does."""
         if isinstance(self.source, MakesPlan):
             return self.source.make_plan(self)
-        from opreplay.replay.plan.collectives.in_plan import on_ranks
-        from opreplay.replay.plan.inputs import plan_of, with_recorded_children
-
         settings = self.settings
         if settings.cache == "step" and self.selection.narrows:
             raise UsageError(
@@ -149,20 +146,28 @@ class Job:
                 hint="Leave the filters out, or measure with --cache cold.",
             )
 
-        def make() -> ReplayPlan:
-            return plan_of(
-                self.read,
-                self.selection,
-                device=settings.device,
-                in_order=settings.needs_order,
-                collectives=settings.with_collectives,
-            )
-
         if self.keeps:
             from opreplay.replay.plan.kept import kept_plan
 
-            return kept_plan(self.read, self.selection, device=settings.device, order=settings.needs_order, make=make)
-        plan = on_ranks(make(), settings.ranks) if settings.with_collectives else make()
+            return kept_plan(
+                self.read, self.selection, device=settings.device, order=settings.needs_order, make=self._planned
+            )
+        return self._planned()
+
+    def _planned(self) -> ReplayPlan:
+        from opreplay.replay.plan.collectives.in_plan import on_ranks
+        from opreplay.replay.plan.inputs import plan_of, with_recorded_children
+
+        settings = self.settings
+        plan = plan_of(
+            self.read,
+            self.selection,
+            device=settings.device,
+            in_order=settings.needs_order,
+            collectives=settings.with_collectives,
+        )
+        if settings.with_collectives:
+            plan = on_ranks(plan, settings.ranks)
         return with_recorded_children(plan, self.read) if settings.check_kernels else plan
 
     @property

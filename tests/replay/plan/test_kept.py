@@ -10,6 +10,8 @@ import pytest
 
 from opreplay.replay.ir.model import ReplayPlan
 from opreplay.replay.plan import kept
+from opreplay.replay.job.job import Job
+from opreplay.replay.job.settings import Settings
 from opreplay.replay.plan.inputs import plan_of
 from opreplay.replay.plan.selection import Selection
 from opreplay.traces import Trace, read_trace
@@ -23,37 +25,42 @@ def trace() -> Trace:
     return read_trace(sample_path("moe_block"))
 
 
+def planned(trace: Trace, selection: Selection, *, device: str, in_order: bool = False) -> ReplayPlan:
+    """The plan of a job that may keep it."""
+    return Job(trace, selection, Settings(device=device, order=in_order, keep=True)).plan
+
+
 @pytest.fixture
 def made(monkeypatch: pytest.MonkeyPatch, trace: Trace) -> list[str]:
     """One entry a plan that was made rather than taken from the cache; they are made once for all tests."""
     calls: list[str] = []
 
-    def counted(read: Trace | ReplayPlan, selection: Selection, *, device: str, in_order: bool = False) -> ReplayPlan:
-        calls.append(device)
-        return plan_of(read, selection, device=device, in_order=in_order)
+    def counted(self: Job) -> ReplayPlan:
+        calls.append(self.settings.device)
+        return plan_of(self.read, self.selection, device=self.settings.device, in_order=self.settings.order)
 
-    monkeypatch.setattr(kept, "plan_of", counted)
+    monkeypatch.setattr(Job, "_planned", counted)
     return calls
 
 
 def test_the_second_plan_is_the_first_one(made: list[str], trace: Trace) -> None:
-    first = kept.kept_plan_of(trace, ALL, device="cpu", in_order=True)
-    assert kept.kept_plan_of(trace, ALL, device="cpu", in_order=True) == first
+    first = planned(trace, ALL, device="cpu", in_order=True)
+    assert planned(trace, ALL, device="cpu", in_order=True) == first
     assert made == ["cpu"]
 
 
 def test_whatever_changes_makes_a_new_plan(made: list[str], trace: Trace, monkeypatch: pytest.MonkeyPatch) -> None:
-    kept.kept_plan_of(trace, ALL, device="cpu")
+    planned(trace, ALL, device="cpu")
     later = trace.ops.dur_ns.copy()
     later[0] += 1
     other = dataclasses.replace(trace, ops=dataclasses.replace(trace.ops, dur_ns=later))
-    kept.kept_plan_of(other, ALL, device="cpu")  # one nanosecond of one op
-    kept.kept_plan_of(trace, msgspec.structs.replace(ALL, top=3), device="cpu")
-    kept.kept_plan_of(trace, ALL, device="cpu", in_order=True)
+    planned(other, ALL, device="cpu")  # one nanosecond of one op
+    planned(trace, msgspec.structs.replace(ALL, top=3), device="cpu")
+    planned(trace, ALL, device="cpu", in_order=True)
     assert len(made) == 4
     monkeypatch.setenv("TORCH_SETTING_OF_A_TEST", "1")
     kept._software.cache_clear()
-    kept.kept_plan_of(trace, ALL, device="cpu")
+    planned(trace, ALL, device="cpu")
     assert len(made) == 5
     kept._software.cache_clear()
 
@@ -61,8 +68,8 @@ def test_whatever_changes_makes_a_new_plan(made: list[str], trace: Trace, monkey
 def test_nothing_is_kept_for_imports_and_other_devices(made: list[str], trace: Trace) -> None:
     small = msgspec.structs.replace(ALL, top=1, allow_imports={"mine": "my_package"})
     for _ in range(2):
-        kept.kept_plan_of(trace, small, device="cpu")
-        kept.kept_plan_of(trace, msgspec.structs.replace(ALL, top=1), device="meta")
+        planned(trace, small, device="cpu")
+        planned(trace, msgspec.structs.replace(ALL, top=1), device="meta")
     assert len(made) == 4
 
 
@@ -73,7 +80,7 @@ def test_what_a_time_limit_cut_short_is_not_kept(
 
     monkeypatch.setattr(forked, "any_lost", lambda: True)
     for _ in range(2):
-        kept.kept_plan_of(trace, msgspec.structs.replace(ALL, top=1), device="cpu")
+        planned(trace, msgspec.structs.replace(ALL, top=1), device="cpu")
     assert len(made) == 2
 
 

@@ -9,9 +9,9 @@ import msgspec
 import pytest
 
 from opreplay.replay.ir.model import ReplayPlan
-from opreplay.replay.plan import kept
 from opreplay.replay.job.job import Job
 from opreplay.replay.job.settings import Settings
+from opreplay.replay.plan import kept
 from opreplay.replay.plan.inputs import plan_of
 from opreplay.replay.plan.selection import Selection
 from opreplay.traces import Trace, read_trace

@@ -11,6 +11,7 @@ from opreplay.cli.terminal import console
 
 if TYPE_CHECKING:
     from opreplay.cli.exit_codes import ExitCode
+    from opreplay.cli.reporting import Showing
     from opreplay.replay.ir.model import ReplayPlan
     from opreplay.replay.ir.verdicts import MetaCheck
     from opreplay.replay.job.job import Job
@@ -111,6 +112,12 @@ def plan_code(job: Job, checks: Mapping[str, MetaCheck] | None, *, max_failed: i
     )
     what = "would not be replayed" + (" or are wrong on meta tensors" if wrong else "")
     return code_for(missed, max_failed, what, of=len(plan.ops))
+
+
+def show_dry_run(job: Job, showing: Showing) -> ExitCode:
+    """Show what a run would do; return the exit code that the plan tells."""
+    show_plan(job, format_=showing.format_, everything=showing.notes)
+    return plan_code(job, None, max_failed=showing.max_failed)
 
 
 def plan_file(text: str) -> ReplayPlan | None:

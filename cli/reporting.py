@@ -199,13 +199,6 @@ class Showing:
         add_to_history(self.history, self.label, outputs)
         return outcome_code(outputs, self.max_failed, faults)
 
-    def dry_run_of(self, job: Job) -> ExitCode:
-        """Show what a run would do; return the exit code that the plan tells."""
-        from opreplay.cli.plan_views import plan_code, show_plan
-
-        show_plan(job, format_=self.format_, everything=self.notes)
-        return plan_code(job, None, max_failed=self.max_failed)
-
 
 def run_and_show(
     job: Job, outputs: Outputs, showing: Showing, *, devices_held: Sequence[str], engine: Engine | None = None

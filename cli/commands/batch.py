@@ -87,7 +87,9 @@ def run_many(
     with Outputs(showing.output, force=showing.force, resume=showing.resume) as outputs:
         source.find(traces, execution_trace, job, limits=parse_limits(limit), process=process)
         if showing.dry_run:
-            code = showing.dry_run_of(job)
+            from opreplay.cli.plan_views import show_dry_run
+
+            code = show_dry_run(job, showing)
             return _first(source.refused, _damaged(source.batch, allow_damaged), code)
         with stored_plans(outputs, source.how) as source.store:
             job.plan  # noqa: B018

@@ -140,7 +140,9 @@ def run_one(
         prepare(job, plugin)
         warn_of_small_cluster(job)
         if showing.dry_run:
-            return showing.dry_run_of(job)
+            from opreplay.cli.plan_views import show_dry_run
+
+            return show_dry_run(job, showing)
         faults = run_and_show(job, outputs, showing, devices_held=[device])
     tell_unused(job.devices, job.plan.ops)
     return showing.conclude(outputs, faults)

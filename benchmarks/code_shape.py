@@ -36,7 +36,7 @@ BRANCHES = (
     ast.If | ast.IfExp | ast.For | ast.While | ast.ExceptHandler | ast.comprehension | ast.Assert | ast.match_case
 )
 SAMPLE = "transformer_infer"
-STAGES = ("open_input", "plan_of", "on_ranks", "expected_contents", "simulate_on", "run_plan", "run_sequence", "view")
+STAGES = ("open_input", "plan_of", "on_ranks", "expected_contents", "run_sequence", "view")
 """Functions that `replay/job/` calls one after the other, by name; `PLACES` says where those with common names are."""
 PLACES = {"open_input": "replay/plan", "plan_of": "replay/plan", "view": "replay/report/run/report.py"}
 FORMS = {
@@ -235,7 +235,7 @@ def print_way_through(worst: int) -> None:
         if function.name in STAGES and in_room(path, PLACES.get(function.name, "replay"))
     ]
     print(f"{'lines, modules of replay/job and of its stages':52} {lines_of(job) + sum(stages):>8,} {len(job):>8,}")
-    for name in ("plan_of", "simulate_on", "run_plan"):
+    for name in ("plan_of", "OpPredictor", "run_events"):
         print(f"{f'callers of {name} outside of job':52} {callers(name, trees):>8,}")
     texts = {path: path.read_text(encoding="utf-8") for path in trees}
     forms = [

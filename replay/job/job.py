@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Protocol, TypeVar, runtime_checkable
 
 from opreplay.replay.ir.model import ReplayPlan
 from opreplay.replay.job.events import Predicted, Sum
-from opreplay.replay.job.predicting import Predictor
+from opreplay.replay.job.predicting import OpPredictor
 from opreplay.replay.job.settings import Settings
 from opreplay.replay.plan.selection import Selection
 from opreplay.traces.errors import UsageError
@@ -190,10 +190,10 @@ class Job:
         return contents.registry
 
     @property
-    def predict_op(self) -> Predictor:
+    def predict_op(self) -> OpPredictor:
         """What predicts single ops on the devices."""
         leaves_out = self.source.leaves_out if isinstance(self.source, MakesPlan) else None
-        return Predictor(
+        return OpPredictor(
             devices=self.devices, contents=self.contents, l2=self.settings.cache_state(), leaves_out=leaves_out
         )
 

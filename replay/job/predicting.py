@@ -28,7 +28,7 @@ def no_prediction(op: ReplayOp) -> Predicted:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Predictor:
+class OpPredictor:
     """Predicts ops on several devices."""
 
     devices: Mapping[str, DeviceProfile]

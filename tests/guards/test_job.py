@@ -13,7 +13,7 @@ import pytest
 STAGES = {
     "plan_of": "opreplay.replay.plan.inputs",
     "run_events": "opreplay.replay.job.measuring",
-    "Predictor": "opreplay.replay.job.predicting",
+    "OpPredictor": "opreplay.replay.job.predicting",
 }
 """Function of a stage → the module that defines it. Outside `job` a plan, its predictions and a run come from a Job."""
 ONE_OP = ("opreplay.replay.session.op",)

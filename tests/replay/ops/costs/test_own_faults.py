@@ -17,7 +17,7 @@ from opreplay.cli.exit_codes import ExitCode
 from opreplay.cli.main import opreplay
 from opreplay.replay.ascend import list_devices, load_device, lower, simulate_op
 from opreplay.replay.ir.model import Recorded, ReplayArg, ReplayOp
-from opreplay.replay.job.predicting import Faults, Predictor
+from opreplay.replay.job.predicting import Faults, OpPredictor
 from opreplay.replay.ops.op_view import OpView
 from opreplay.replay.ops.table import cost_of
 from opreplay.replay.resolve.schema import OpSpec, specs_of
@@ -148,7 +148,7 @@ def test_other_ops_keep_their_predictions(monkeypatch: pytest.MonkeyPatch) -> No
     relu = ReplayOp(id="f" * 12, name="aten::relu", count=1, recorded=RECORDED, args=MM[:1])
     monkeypatch.setattr(OpView, "need", broken)
     faults = Faults()
-    predict = faults.watching(Predictor(devices=devices))
+    predict = faults.watching(OpPredictor(devices=devices))
     broken_op = predict(mm())
     assert (broken_op.simulated, len(broken_op.why), len(broken_op.errors)) == ({}, 2, 2)
     assert set(predict(relu).simulated) == set(devices)

@@ -1,5 +1,4 @@
-"""One way from a trace to results: the stages are called by the job alone, and a run loads no room that it lacks use
-for."""
+"""One way from a trace to results: only the job calls the stages, and a run loads only the rooms that it uses."""
 
 from __future__ import annotations
 

@@ -16,13 +16,13 @@ from click.testing import CliRunner
 import opreplay
 from opreplay.cli.main import opreplay as cli
 from opreplay.replay.ascend.calibrate.calls import validate_calls
-from opreplay.replay.ascend.devices.file import load_device
 from opreplay.replay.ascend.measured.call_tables import BETWEEN, read_call_table
 from opreplay.replay.ir.notation import parse_call
 from opreplay.replay.ir.plan_file import dump_plan
-from opreplay.replay.job.cases import cases_of
+from opreplay.replay.job.cases import Calls, cases_of
+from opreplay.replay.job.job import Job
 from opreplay.replay.job.predicting import Faults
-from opreplay.replay.ops.work.expected import expected_contents
+from opreplay.replay.job.settings import Settings
 from opreplay.replay.resolve.written.sweep import Written, plan_of_calls
 from opreplay.replay.results.of_plan import call_of
 from opreplay.replay.results.records import L2State
@@ -272,7 +272,6 @@ def test_op_answers_the_measured_calls_of_many_people_as_validate_does(
 
 def of_op(texts: Iterable[str]) -> Iterator[tuple[str, float]]:
     """(call, microseconds by `opreplay op`) of the calls, and of parts in sequence, that it answers."""
-    devices, contents = {SOC: load_device(SOC)}, expected_contents()
     for text in texts:
         parts = [Written(text=part) for part in text.split(BETWEEN)]
         times: list[float | None] = []
@@ -280,11 +279,10 @@ def of_op(texts: Iterable[str]) -> Iterator[tuple[str, float]]:
             # Parts in sequence find in L2 what those before them left.
             state: L2State = "warm" if number else "cold"
             try:
-                plan, ids = plan_of_calls([part])
+                done = cases_of(Job.open(Calls([part]), None, Settings(l2=state), (SOC,)), Faults())
             except OpReplayError:
                 times.append(None)
                 break
-            done = cases_of([part], plan, ids, devices=devices, contents=contents, l2=state, faults=Faults())
             times.append(done.cases[0].result.simulated_us.get(SOC))
         if None not in times:
             yield text, sum(filter(None, times))

@@ -36,8 +36,8 @@ PAGES = "replay.report.page"
 COMMANDS = {
     "run": (["run", SAMPLE, "--top", "1", "--set", "op_time=1ms"], RUNNING),
     "run --dry-run": (["run", SAMPLE, "--top", "1", "--dry-run"], RUNNING),
-    "plan": (["plan", SAMPLE], PREDICTING | {"replay.job"}),
-    "simulate": (["simulate", SAMPLE], PREDICTING | {"replay.timeline"}),
+    "plan": (["plan", SAMPLE], RUNNING),
+    "simulate": (["simulate", SAMPLE], RUNNING | {"replay.timeline"}),
     "inspect": (["inspect", SAMPLE], PREDICTING | {"replay.timeline"}),
     "timeline": (["timeline", SAMPLE], PREDICTING | {"replay.timeline", PAGES}),
     "op": (["op", "aten::mm(f32[2,2], f32[2,2])", "--no-measure"], RUNNING),

@@ -12,7 +12,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from opreplay.cli.main import opreplay
-from opreplay.replay.execute.options import RunOptions
+from opreplay.replay.job.job import Job
 from opreplay.traces.errors import UsageError
 from opreplay.traces.samples import sample_path
 
@@ -125,8 +125,8 @@ def test_an_op_trace_is_a_file_of_calls(tmp_path: Path) -> None:
     ("flags", "seconds"), [((), 0.2), (("--quick",), 0.02), (("--quick", "--set", "op_time=1s"), 1.0)]
 )
 def test_a_first_look_takes_less_time(monkeypatch: pytest.MonkeyPatch, flags: tuple[str, ...], seconds: float) -> None:
-    def cases_of(*given: object, measuring: RunOptions, **others: object) -> None:
-        raise UsageError(f"{measuring.op_time_s} s each")
+    def cases_of(job: Job, *given: object, **others: object) -> None:
+        raise UsageError(f"{job.settings.op_time_s} s each")
 
     monkeypatch.setattr("opreplay.replay.job.cases.cases_of", cases_of)
     assert f"{seconds} s each" in invoke("aten::neg(f32[8])", *flags).stderr

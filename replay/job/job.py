@@ -170,7 +170,7 @@ class Job:
             plan = on_ranks(plan, settings.ranks)
         return with_recorded_children(plan, self.read) if settings.check_kernels else plan
 
-    @property
+    @cached_property
     def keeps(self) -> bool:
         """Whether the plan may be kept between runs: nothing of the user's decides on it."""
         return self.settings.keep and not self.settings.with_collectives and is_plain(self.settings)

@@ -115,7 +115,14 @@ def plan_code(job: Job, checks: Mapping[str, MetaCheck] | None, *, max_failed: i
 
 
 def show_dry_run(job: Job, showing: Showing) -> ExitCode:
-    """Show what a run would do; return the exit code that the plan tells."""
+    """Show what a run would do; return the exit code that the plan tells.
+
+    Raises UsageError or FormatError for values that fit no op.
+    """
+    if job.settings.values is not None:
+        from opreplay.replay.arguments.supplied import check_values_file
+
+        check_values_file(job.plan, job.settings.values)
     show_plan(job, format_=showing.format_, everything=showing.notes)
     return plan_code(job, None, max_failed=showing.max_failed)
 

@@ -279,7 +279,8 @@ class Job:
 
     def report(self, results: ResultFile) -> View:
         """Return the report on results in every form."""
-        from opreplay.replay.report.run.report import run_of, view
+        from opreplay.replay.report.run.report import view
+        from opreplay.replay.report.run.tables import run_of
         from opreplay.replay.results.summary import summary_of
 
         run = run_of(results, summary_of(results))

@@ -63,6 +63,7 @@ def test_events_come_in_the_order_of_the_work() -> None:
     assert (ended.summary.replayed, ended.summary.failed, ended.summary.skipped) == (1, 1, 1)
     assert job.results.summary == ended.summary
     assert [result.status for result in job.results.results] == ["replayed", "failed", "skipped"]
+    assert any("1 of 3 ops" in line for line in job.report(job.results).lines)
 
 
 def test_the_results_of_a_job_are_those_of_its_file(tmp_path: Path) -> None:

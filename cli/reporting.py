@@ -4,14 +4,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from opreplay.cli.exit_codes import ExitCode
 from opreplay.cli.options.history import add_to_history, refuse_bad_history
 from opreplay.cli.terminal import console
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
     from opreplay.cli.outputs import Outputs
     from opreplay.replay.execute.options import RunOptions
@@ -182,12 +182,6 @@ class Showing:
     rows: bool | None = None
     """Whether each op is printed where there is no terminal; None for never."""
     notes: bool = True
-
-    @classmethod
-    def of(cls, options: Mapping[str, Any], **more: Any) -> Showing:
-        """Return what the options of a command say, apart from `rows` and `notes`, and `more`."""
-        names = ("output", "force", "resume", "format_", "history", "label", "max_failed", "dry_run")
-        return cls(**{name: options[name] for name in names}, **more)
 
     def refuse_unusable(self) -> None:
         """Raise UsageError for what cannot be written, before anything is read."""

@@ -101,6 +101,37 @@ def run_many(
     return _first(source.refused, _damaged(source.batch, allow_damaged), showing.conclude(outputs, faults))
 
 
+def run_showing(
+    *,
+    output: tuple[str, ...],
+    force: bool,
+    resume: bool,
+    format_: str,
+    history: str | None,
+    label: str | None,
+    max_failed: int | None,
+    dry_run: bool,
+    rows: bool | None = None,
+    notes: bool = True,
+    **others: Any,
+) -> Showing:
+    """Return what becomes of the results, of the options of a command that runs."""
+    from opreplay.cli.reporting import Showing
+
+    return Showing(
+        output=output,
+        force=force,
+        resume=resume,
+        format_=format_,
+        history=history,
+        label=label,
+        max_failed=max_failed,
+        dry_run=dry_run,
+        rows=rows,
+        notes=notes,
+    )
+
+
 @click.command("batch", cls=Command, short_help="As `run` for many traces.", hidden=True)
 @click.argument("traces", metavar="TRACE...", nargs=-1, required=True)
 @shared.execution_traces_option
@@ -138,9 +169,7 @@ def command(traces: tuple[str, ...], execution_trace: tuple[str, ...], **options
     trace by itself. Files that are ranks of one job, by their metadata or names, are merged. A file that is refused
     costs only itself; the exit code is then 3, as for a damaged one.
     """
-    from opreplay.cli.reporting import Showing
-
-    options["showing"] = Showing.of(options)
+    options["showing"] = run_showing(**options)
     of_many = {name: options[name] for name in run_many.__annotations__ if name in options}
     return run_many(traces, execution_trace, **of_many)
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from opreplay.cli.commands.batch import run_many
+from opreplay.cli.commands.batch import run_many, run_showing
 from opreplay.cli.exit_codes import ExitCode
 from opreplay.cli.options import shared
 from opreplay.cli.options.history import history_options
@@ -83,12 +83,10 @@ def command(
     together are reported, and filters hold for each trace by itself. --engine ray runs them on many machines.
     Results go to stdout, progress to stderr. Ctrl-C keeps what was measured; --resume goes on from there.
     """
-    from opreplay.cli.reporting import Showing
-
     if source is not None:
-        options["showing"] = Showing.of(options, rows=options["rows"], notes=options["notes"])
+        options["showing"] = run_showing(**options)
         return run_one(source, **{name: options[name] for name in run_one.__annotations__ if name in options})
-    options["showing"] = Showing.of(options)
+    options["showing"] = run_showing(**{**options, "rows": None, "notes": True})
     of_many = {name: options[name] for name in run_many.__annotations__ if name in options}
     return run_many(traces, execution_trace, limit=limit, **of_many)
 

@@ -65,16 +65,45 @@ class Edited:
     graph: StepGraph
     durations_us: Floats
     lags_us: Floats
+    slices_us: Floats
+    """Host time of each slice. A change scales what earlier ones left of it: factors of one call multiply."""
+    inside_us: Floats
+    """The same for what runs inside ops that left the host: its shares of these ops, from recorded times."""
+    left_out: Bools
+    """Slices between ops that lost what Python needs for a call that is left out."""
     notes: list[str] = field(default_factory=list[str])
     """What was assumed."""
     matched: int = 0
     """Device tasks, or stretches of host time, that were changed."""
+    width: int | None = None
+    """Bytes of the widest floats that a change of type left; None: as recorded."""
     overlap: bool = False
     """Collectives run beside everything else."""
-    slices_us: Floats | None = None
-    """Host time of each slice before the change, where it is not as recorded."""
     offloaded: bool = False
     """Ops that the host ran are tasks of a device here: of what ran inside them no host time is left."""
+
+    @classmethod
+    def unchanged(
+        cls,
+        graph: StepGraph,
+        durations_us: Floats | None = None,
+        lags_us: Floats | None = None,
+        slices_us: Floats | None = None,
+        *,
+        matched: int = 0,
+        offloaded: bool = False,
+    ) -> Edited:
+        """A step before any change, with these times in place of the recorded ones."""
+        return cls(
+            graph,
+            (graph.nodes.dur_us if durations_us is None else durations_us).copy(),
+            (graph.edges.lag_us if lags_us is None else lags_us).copy(),
+            (graph.slices.dur_us if slices_us is None else slices_us).copy(),
+            graph.slices.dur_us.copy(),
+            np.zeros(len(graph.slices.dur_us), bool),
+            matched=matched,
+            offloaded=offloaded,
+        )
 
     def schedule(self, lags_us: Floats | None = None) -> Schedule:
         """The changed graph's schedule, with other lags than its own if given."""
@@ -88,32 +117,29 @@ class Unmatched(TraceError):
     """A change that changes nothing."""
 
 
-def edited(
-    names: Names,
-    graph: StepGraph,
-    change: str,
-    *,
-    durations_us: Floats | None = None,
-    lags_us: Floats | None = None,
-    slices_us: Floats | None = None,
-    offloaded: bool = False,
-) -> Edited:
-    """The graph after a change, from `durations_us`, `lags_us` and `slices_us` of the host (default: as recorded).
-    In a step whose ops left the host (`offloaded`), ops inside those act on the tasks of these.
+def edited(names: Names, graph: StepGraph, change: str, before: Edited | None = None) -> Edited:
+    """The graph after a change of `before` (default: the step as recorded), which is left as it is. Notes, matches and
+    an overlap of `before` are kept.
 
     Raises TraceError for text that is no change, Unmatched where nothing in the step is meant by it.
     """
-    out = Edited(
-        graph,
-        (graph.nodes.dur_us if durations_us is None else durations_us).copy(),
-        (graph.edges.lag_us if lags_us is None else lags_us).copy(),
-        slices_us=slices_us,
-        offloaded=offloaded,
+    before = Edited.unchanged(graph) if before is None else before
+    out = replace(
+        before,
+        durations_us=before.durations_us.copy(),
+        lags_us=before.lags_us.copy(),
+        slices_us=before.slices_us.copy(),
+        inside_us=before.inside_us.copy(),
+        left_out=before.left_out.copy(),
+        notes=[],
+        matched=0,
     )
     text = change.strip()
     _apply(names, out, text)
     if not out.matched:
         raise _unmatched(names, graph, text, out.notes)
+    out.notes[:0] = before.notes
+    out.matched += before.matched
     if not out.overlap and (graph.nodes.kind == COLLECTIVE).any() and graph.on_device:
         out.notes.append(f"kernels beside collectives lose {_loss_text(graph)}")
     return out
@@ -272,8 +298,8 @@ def _scale_inside(
     inside = _covered(names, off_host)
     rows = np.flatnonzero((slices.op >= 0) & inside[np.maximum(slices.op, 0)])
     top = outermost(names, off_host)[slices.op[rows]]
-    whole = np.bincount(top, weights=slices.dur_us[rows], minlength=len(ops))
-    part = np.bincount(top, weights=slices.dur_us[rows] * ops[slices.op[rows]], minlength=len(ops))
+    whole = np.bincount(top, weights=out.inside_us[rows], minlength=len(ops))
+    part = np.bincount(top, weights=out.inside_us[rows] * ops[slices.op[rows]], minlength=len(ops))
     share = (part / np.maximum(whole, 1e-9))[graph.nodes.owner[tasks]]
     chosen, share = tasks[share > 0.0], share[share > 0.0]
     if len(chosen):
@@ -281,6 +307,7 @@ def _scale_inside(
         where = f"{pattern} runs inside {', '.join(around[:3])}{' and others' if around[3:] else ''}"
         if factor or number == 0.0:
             out.durations_us[chosen] *= 1.0 + share * (number - 1.0)
+            out.inside_us[rows[ops[slices.op[rows]]]] *= number
             out.matched += len(chosen)
             out.notes.append(
                 f"{where} there, predicted as one: its share of the recorded time, {share.min():.0%} to "
@@ -305,7 +332,7 @@ def _or_above(names: Names, marked: Bools) -> Bools:
 def _scale_host(names: Names, out: Edited, ops: Bools, number: float, factor: bool) -> None:
     """Slices inside the ops. A time is per call of the op, shared by its slices as they were."""
     graph, slices = out.graph, out.graph.slices
-    base = slices.dur_us if out.slices_us is None else out.slices_us
+    base = out.slices_us
     if not len(slices.dur_us) or not ops.any():
         return
     inside = (slices.op >= 0) & ops[np.maximum(slices.op, 0)]
@@ -325,19 +352,24 @@ def _scale_host(names: Names, out: Edited, ops: Bools, number: float, factor: bo
         scaled[rows] *= number / np.maximum(spent[of], 1e-9)
     if number == 0.0:
         calls = np.flatnonzero(inside & ~np.append(False, inside[:-1])) - 1
-        calls = calls[(calls >= 0) & (slices.op[calls] == NO_OP)]
+        calls = calls[(calls >= 0) & (slices.op[calls] == NO_OP) & ~out.left_out[calls]]
         call_us = _call_us(graph)
         scaled[calls] = np.maximum(0.0, scaled[calls] - call_us)
-        inside[calls] = True
+        inside[calls] = out.left_out[calls] = True
         if len(calls) and call_us:
             out.notes.append(
                 f"calls are left out with what Python needs for each: {call_us:.2g} µs, the least there is before an op"
             )
-    before, after = host_durations(graph, base), host_durations(graph, scaled)
     changed = np.flatnonzero(host_durations(graph, inside.astype(np.float64)) > 0.0)
-    # An earlier part of the same change may have scaled this stretch: what is taken off adds up.
-    out.durations_us[changed] = np.maximum(0.0, out.durations_us[changed] + (after - before)[changed])
+    _take_slices(out, scaled)
     out.matched += len(changed)
+
+
+def _take_slices(out: Edited, slices_us: Floats) -> None:
+    """Change the host time of slices to these, and the durations of their nodes by as much, to no less than nothing."""
+    gained = host_durations(out.graph, out.slices_us - slices_us)
+    out.durations_us = np.maximum(0.0, out.durations_us - gained)
+    out.slices_us = slices_us
 
 
 def _call_us(graph: StepGraph) -> float:
@@ -410,7 +442,7 @@ def _dtype(names: Names, out: Edited, wanted: str) -> None:
     for index, signature in enumerate(names.trace.signatures):
         widths = [_RECORDED_WIDTHS[t] for t in signature.types or () if t in _RECORDED_WIDTHS]
         if widths:
-            factors[index] = min(1.0, _WIDTHS[wanted] / max(widths))
+            factors[index] = min(1.0, _WIDTHS[wanted] / min(max(widths), out.width or max(widths)))
     if len(names.trace.ops):
         of_op = factors[names.trace.ops.signature]
         rows = np.flatnonzero((nodes.owner >= 0) & (nodes.name >= 0))
@@ -420,10 +452,11 @@ def _dtype(names: Names, out: Edited, wanted: str) -> None:
         if not len(rows):
             slices = graph.slices
             inside = slices.op >= 0
-            scaled = slices.dur_us * np.where(inside, of_op[np.maximum(slices.op, 0)], 1.0)
-            before, after = host_durations(graph, slices.dur_us), host_durations(graph, scaled)
-            out.durations_us += after - before
-            out.matched += int((after != before).sum())
+            scale = np.where(inside, of_op[np.maximum(slices.op, 0)], 1.0)
+            narrowed = inside & (scale < 1.0) & (slices.dur_us > 0.0)
+            out.matched += int((host_durations(graph, narrowed.astype(np.float64)) > 0.0).sum())
+            _take_slices(out, out.slices_us * scale)
+    out.width = min(_WIDTHS[wanted], out.width or _WIDTHS[wanted])
     out.notes.append(f"work on wider floats takes {wanted}'s share of their bytes, also where arithmetic bounds it")
 
 
@@ -444,6 +477,10 @@ def _captured(out: Edited) -> None:
         graph.nodes.lane[first + 1 : last + 1]
     ]
     out.durations_us[host] = 0.0
+    bounds = np.zeros(len(out.slices_us) + 1, np.int64)
+    np.add.at(bounds, graph.nodes.first_slice[host], 1)
+    np.add.at(bounds, (graph.nodes.first_slice + graph.nodes.slices)[host], -1)
+    out.slices_us[np.cumsum(bounds)[:-1] > 0] = 0.0
     out.lags_us[launches[1:]] = np.minimum(out.lags_us[launches[1:]], 0.0)
     order = edges.kind == STREAM
     out.lags_us[order] = np.minimum(out.lags_us[order], graph.stream_gap_us)

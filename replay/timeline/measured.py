@@ -110,7 +110,7 @@ def with_measured(names: Names, graph: StepGraph, results: MeasuredOps) -> Measu
     known = ~np.isnan(by_row)
     calls = np.unique(outermost(names, known)[graph.slices.op[graph.slices.op >= 0]])
     return MeasuredStep(
-        edited=Edited(graph, durations, graph.edges.lag_us.copy(), matched=matched),
+        edited=Edited.unchanged(graph, durations, matched=matched),
         profiler_us=float(inside_us[calls[known[calls]]].sum()),
         notes=tuple(_notes(results)),
     )

@@ -314,7 +314,7 @@ def what_if_of(
         else:
             notes = on_devices.notes.values() if on_devices.matched else ()
         notes = [f"as recorded, it {why}" if on_devices.matched else why, *notes]
-        changed = Edited(graph, graph.nodes.dur_us, graph.edges.lag_us, matched=on_devices.matched)
+        changed = Edited.unchanged(graph, matched=on_devices.matched)
         return _what_if(change, before, changed, before, [0.0], filter(None, notes), on_devices)
     after = changed.schedule()
     work_us = float((graph.nodes.dur_us - changed.durations_us).sum())
@@ -386,33 +386,22 @@ def _all_edits(
     that does, what the others lack)."""
     total: Edited | None = None
     lacking: list[str] = []
-    durations, lags = (
-        (graph.nodes.dur_us, graph.edges.lag_us)
+    before = (
+        None
         if predicted is None
-        else (
+        else Edited.unchanged(
+            graph,
             predicted.durations_us,
             predicted.lags_us,
+            predicted.slices_us,
+            offloaded=predicted.dispatch_us is not None,
         )
     )
     for change in changes:
         try:
-            step = edited(
-                names,
-                graph,
-                change,
-                durations_us=durations,
-                lags_us=lags,
-                slices_us=None if predicted is None else predicted.slices_us,
-                offloaded=predicted is not None and predicted.dispatch_us is not None,
-            )
+            total = edited(names, graph, change, total or before)
         except Unmatched as nothing:
             lacking.append(nothing.hint)
-            continue
-        durations, lags = step.durations_us, step.lags_us
-        if total is not None:
-            step.notes[:0], step.overlap = total.notes, total.overlap or step.overlap
-            step.matched += total.matched
-        total = step
     return total, lacking
 
 

@@ -404,12 +404,11 @@ def _edited(names: Names, graph: StepGraph, change: str, predicted: Predicted | 
 
     Raises UsageError for a change that is for one rank alone.
     """
-    unchanged = Edited(graph, graph.nodes.dur_us, graph.edges.lag_us)
+    unchanged = Edited.unchanged(graph)
     if predicted is not None:
-        unchanged = Edited(graph, predicted.durations_us, predicted.lags_us, slices_us=predicted.slices_us)
-    durations_us, lags_us, slices_us = unchanged.durations_us, unchanged.lags_us, unchanged.slices_us
+        unchanged = Edited.unchanged(graph, predicted.durations_us, predicted.lags_us, predicted.slices_us)
     try:
-        out = edited(names, graph, change, durations_us=durations_us, lags_us=lags_us, slices_us=slices_us)
+        out = edited(names, graph, change, unchanged)
     except Unmatched as nothing:
         unchanged.notes.append(f"{nothing}. {nothing.hint}")
         return unchanged

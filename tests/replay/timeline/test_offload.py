@@ -94,6 +94,13 @@ def test_a_change_scales_what_is_left_of_an_op_on_the_device() -> None:
     assert any("give a factor instead" in line for line in timed.assumptions)
 
 
+def test_changes_of_an_op_inside_one_on_the_device_multiply() -> None:
+    _, found = study("moe_block", what_if=["aten::matmul=20x,aten::mat*=3x", "aten::matmul=60x"])
+    twice, once = (change.socs_us["910b3"] for change in found.timeline.what_if)
+    assert twice == pytest.approx(once)
+    assert twice > found.timeline.socs["910b3"].step_us + 1.0
+
+
 def test_a_change_without_pattern_acts_on_the_simulated_step_or_says_why_not() -> None:
     _, found = study("moe_block", what_if=["cudagraph", "overlap comm"])
     captured, overlapped = found.timeline.what_if

@@ -451,3 +451,71 @@ def test_kernels_match_with_and_without_their_return_type_and_templates(tmp_path
     assert (change.matched, change.gain_us) == (1, pytest.approx(100.0))
     (other,) = timeline(trace, what_if=["vectorized_elementwise_kernel=0.5x"]).timeline.what_if
     assert other.matched == 0, "a pattern holds the whole name, or its namespaces at least"
+
+
+def nested_on_the_host() -> Machine:
+    """Two steps without a device of five calls each: 240 µs of aten::outer around 100 µs of aten::inner in floats."""
+    machine = Machine()
+    for _ in range(2):
+        machine.begin()
+        for _ in range(5):
+            machine.host(10.0)
+            begin = machine.now
+            machine.host(140.0)
+            machine.op("aten::inner", 100.0)
+            machine.events[-1]["args"] |= {"Input Dims": [[4]], "Input type": ["float"]}
+            machine._add("cpu_op", "aten::outer", begin, machine.now - begin)
+        machine.end()
+    return machine
+
+
+@pytest.mark.parametrize(
+    ("changes", "gain_us"),
+    [
+        (["aten::inner=0.5x", "aten::in*=0.5x", "aten::i*=0.5x"], 500 * 0.875),
+        (["aten::inner=0.5x,aten::in*=0.5x", "aten::inner=1x"], 500 * 0.75),
+        (["aten::outer=0.5x", "aten::inner=0.5x"], 700 * 0.5 + 500 * 0.75),
+        (["aten::inner=0.5x", "aten::inner=2x"], 0.0),
+        (["aten::inner=20us", "aten::outer=0.5x"], 400 + (700 + 100) * 0.5),
+        (["dtype bf16", "aten::outer=0.5x"], 700 * 0.5 + 500 * 0.75),
+        (["dtype bf16", "dtype fp16"], 250.0),
+        (["dtype bf16", "dtype fp8"], 375.0),
+        (["aten::outer=0", "aten::inner=0", "dtype bf16"], 1200.0),
+    ],
+    ids=str,
+)
+def test_changes_of_one_call_on_the_host_multiply(tmp_path: Path, changes: list[str], gain_us: float) -> None:
+    found = study(nested_on_the_host(), tmp_path, what_if=changes).timeline
+    together = found.what_if_together
+    assert together is not None
+    assert together.work_gain_us == pytest.approx(gain_us)
+    assert together.gain_us == pytest.approx(gain_us)
+    assert together.step_us == pytest.approx(found.retimed_step_us - gain_us)
+
+
+def test_a_call_that_is_left_out_twice_takes_its_launch_from_python_along_once(tmp_path: Path) -> None:
+    machine = Machine()
+    machine.begin()
+    for _ in range(20):
+        machine.host(10.0)
+        machine.op("aten::sqrt", 50.0)
+    machine.end()
+    found = study(machine, tmp_path, what_if=["aten::sqrt=0", "aten::sq*=0", "aten::sqrt=0,aten::*=0"]).timeline
+    assert found.what_if_together is not None
+    assert found.what_if[0].gain_us > 1000.0
+    for one in (*found.what_if, found.what_if_together):
+        assert one.gain_us == pytest.approx(found.what_if[0].gain_us)
+
+
+def test_what_a_captured_graph_takes_off_the_host_is_gone_for_other_changes(tmp_path: Path) -> None:
+    machine = Machine()
+    machine.begin()
+    for _ in range(4):
+        machine.op("aten::add", 20.0, ("add_kernel", 3.0))
+        machine.op("aten::view", 30.0)
+    machine.op("aten::add", 20.0, ("add_kernel", 3.0))
+    machine.end()
+    found = study(machine, tmp_path, what_if=["cudagraph", "aten::view=3x"]).timeline
+    assert found.what_if_together is not None
+    assert found.what_if[1].gain_us < 0.0
+    assert found.what_if_together.step_us == pytest.approx(found.what_if[0].step_us)

@@ -76,16 +76,29 @@ CACHE_WRITES = frozenset(
 JOINED = frozenset({"cat", "concat", "concatenate", "_cat", "stack"})
 ONLY_WRITES = frozenset({"fill_", "zero_", "uniform_", "normal_", "random_", "exponential_"})
 """Ops that write what they are given, and read nothing."""
-CONVOLUTIONS: dict[str, tuple[int, int, int, int | None]] = {
-    "convolution": (3, 4, 5, 6),
-    "_convolution": (3, 4, 5, 6),
-    "convolution_overrideable": (3, 4, 5, 6),
-    "cudnn_convolution": (3, 2, 4, None),
-    "miopen_convolution": (4, 3, 5, None),
-    "miopen_depthwise_convolution": (4, 3, 5, None),
-    "mkldnn_convolution": (4, 3, 5, None),
+CONVOLUTIONS: dict[str, tuple[int, int, int | None, int | bool]] = {
+    **dict.fromkeys(("convolution", "_convolution", "convolution_overrideable"), (3, 4, 5, 6)),
+    "cudnn_convolution": (3, 2, 4, False),
+    "cudnn_convolution_transpose": (4, 2, 5, True),
+    "miopen_convolution_transpose": (5, 3, 6, True),
+    "_mps_convolution_transpose": (4, 2, 5, True),
+    **dict.fromkeys(
+        ("miopen_convolution", "miopen_depthwise_convolution", "mkldnn_convolution", "_mps_convolution"),
+        (4, 3, 5, False),
+    ),
+    **dict.fromkeys(("cudnn_convolution_relu", "miopen_convolution_relu"), (3, 4, 5, False)),
+    **dict.fromkeys(("cudnn_convolution_add_relu", "miopen_convolution_add_relu"), (5, 6, 7, False)),
+    **dict.fromkeys(("conv1d", "conv2d", "conv3d", "_convolution_mode"), (3, 4, 5, False)),
+    **dict.fromkeys(("conv_transpose1d", "conv_transpose2d", "conv_transpose3d"), (3, 4, 7, True)),
+    **dict.fromkeys(("slow_conv_transpose2d", "slow_conv_transpose3d"), (4, 5, 7, True)),
+    **dict.fromkeys(("thnn_conv2d", "_slow_conv2d_forward", "slow_conv3d", "slow_conv3d_forward"), (4, 5, None, False)),
+    **dict.fromkeys(
+        ("_conv_depthwise2d", "conv_depthwise3d", "slow_conv_dilated2d", "slow_conv_dilated3d"), (4, 5, 6, False)
+    ),
+    "_nnpack_spatial_convolution": (4, 3, None, False),
 }
-"""Op of aten → which argument is its stride, padding, dilation, and whether it is transposed."""
+"""Op of aten → which argument is its stride, padding, dilation (None: it has none), and whether it is transposed, or
+which argument says so."""
 CONVOLUTIONS_BACKWARD = frozenset({"convolution_backward", "convolution_backward_overrideable"})
 PRODUCTS = {
     "mm": (0, 2),
@@ -303,6 +316,8 @@ def _product(base: str, shapes: Shapes, signature: OpSignature) -> tuple[float |
     if list(map(len, shapes[at : at + 2])) != [dims, dims]:
         return None, None
     first, second = shapes[at : at + 2]
+    if first[-1] != second[-2]:
+        return None, None
     per_element = 2 if PAIRS in _tensors(signature)[1] else 1
     return per_element * float(product_flops(first, second)), prod(first[:-1]) * second[-1]
 
@@ -312,9 +327,34 @@ def _product_of_any_rank(base: str, shapes: Shapes, signature: OpSignature) -> t
     if len(shapes) < at + 2 or not shapes[at] or not shapes[at + 1]:
         return None, None
     first, second = shapes[at : at + 2]
+    if first[-1] != second[max(0, len(second) - 2)]:
+        return None, None
     flops = product_flops(first, second)
     per_element = 2 * first[-1] * (first[0] if base.startswith("addbmm") else 1)
     return float(flops), flops // per_element if per_element else 0
+
+
+def _grouped_product(base: str, shapes: Shapes, signature: OpSignature) -> tuple[float | None, int | None]:
+    """Each row, column or summed element belongs to one group; those behind the last group's end count as well."""
+    if len(shapes) < 2 or not {len(shape) for shape in shapes[:2]} <= {2, 3}:
+        return None, None
+    first, second = shapes[:2]
+    both = len(first) == len(second) == 3
+    if first[-1] != second[-2] or (both and first[0] != second[0]):
+        return None, None
+    groups = first[0] if both else 1
+    offsets = _shape(signature, GROUPED[base])
+    copies = groups if both or len(first) != len(second) else prod(offsets)
+    result = first[-2] * second[-1]
+    return 2.0 * groups * result * first[-1], copies * result if copies else None
+
+
+def _outer(base: str, shapes: Shapes, signature: OpSignature) -> tuple[float | None, int | None]:
+    """One multiplication for each element of the result."""
+    if len(shapes) < 2 or list(map(len, shapes[:2])) != [1, 1]:
+        return None, None
+    result = shapes[0][0] * shapes[1][0]
+    return float(result), result
 
 
 def _bilinear(base: str, shapes: Shapes, signature: OpSignature) -> tuple[float | None, int | None]:
@@ -336,6 +376,8 @@ def _linear(base: str, shapes: Shapes, signature: OpSignature) -> tuple[float | 
     if len(shapes) < 2 or len(shapes[1]) != 2 or not shapes[0]:
         return None, None
     (n, k), rows = shapes[1], prod(shapes[0][:-1])
+    if shapes[0][-1] != k:
+        return None, None
     return 2.0 * rows * n * k, rows * n
 
 
@@ -368,12 +410,23 @@ def _gradients(base: str, shapes: Shapes, signature: OpSignature) -> tuple[float
 def _convolution(base: str, shapes: Shapes, signature: OpSignature) -> tuple[float | None, int | None]:
     if len(shapes) < 2 or not len(shapes[0]) == len(shapes[1]) >= 3:
         return None, None
-    (data, weight), at = shapes[:2], CONVOLUTIONS[base]
-    transposed = False if at[3] is None else _argument(signature, at[3])
+    (data, weight), (stride_at, padding_at, dilation_at, transposed_at) = shapes[:2], CONVOLUTIONS[base]
+    transposed = transposed_at if isinstance(transposed_at, bool) else _argument(signature, transposed_at)
     if transposed is not False:
+        if transposed is not True or data[1] != weight[0]:
+            return None, None
         # Each element of the input meets the whole filter; how large the result is follows from more than these.
-        return float(convolution_flops(data, weight, (), transposed=True)) if transposed is True else None, None
-    sizes = _window_places(data[2:], [*weight[2:]], *(_argument(signature, place) for place in at[:3]))
+        return float(convolution_flops(data, weight, (), transposed=True)), None
+    if data[1] != weight[1] and (not weight[1] or data[1] % weight[1]):
+        return None, None  # channels of no number of groups
+    stride, padding = _argument(signature, stride_at), _argument(signature, padding_at)
+    dilation: Literal = [1] if dilation_at is None else _argument(signature, dilation_at)
+    if padding == "same":
+        sizes: list[int] | None = [*data[2:]]
+    else:
+        none: Literal = [0]
+        padding = none if padding == "valid" else padding
+        sizes = _window_places(data[2:], [*weight[2:]], stride, padding, dilation)
     if sizes is None:
         return None, None
     result = (data[0], weight[0], *sizes)
@@ -397,9 +450,13 @@ def _pooled(base: str, shapes: Shapes, signature: OpSignature) -> tuple[float | 
     return None, None if sizes is None else prod((*data[:-spatial], *sizes))
 
 
+GROUPED = {"_grouped_mm": 2, "_scaled_grouped_mm": 4}
+"""Products of groups of aten → which argument has where each group ends."""
 RULES = (
     (PRODUCTS, _product),
     (PRODUCTS_OF_ANY_RANK, _product_of_any_rank),
+    (GROUPED, _grouped_product),
+    (("ger", "outer"), _outer),
     (("bilinear",), _bilinear),
     (("_trilinear",), _trilinear),
     (LINEAR, _linear),

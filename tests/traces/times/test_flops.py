@@ -190,6 +190,73 @@ def test_recorded_and_planned_convolutions(convolution: Convolution) -> None:
         assert product_flops(planned("aten::convolution_backward", asked, x)) == once * sum(mask[:2])
 
 
+@pytest.mark.parametrize("convolution", CONVOLUTIONS)
+def test_libraries_convolutions_do_as_much_as_plain_ones(convolution: Convolution) -> None:
+    dims, transposed, groups, *window, more = convolution
+    data = torch.randn(3, 4, *[7] * dims)
+    once = multiplications(convolution, data)
+    x, weight = tuple(data.shape), (4, 8 // groups, *[3] * dims) if transposed else (8, 4 // groups, *[3] * dims)
+    stride, padding, dilation, output = (str([n] * dims) for n in (*window, more))
+    calls = {
+        f"conv{dims}d": [(), stride, padding, dilation, str(groups)],
+        "cudnn_convolution": [padding, stride, dilation, str(groups)],
+        "miopen_convolution": [(), padding, stride, dilation, str(groups)],
+        "cudnn_convolution_relu": [(), stride, padding, dilation, str(groups)],
+        "miopen_convolution_add_relu": [x, "1", (), stride, padding, dilation, str(groups)],
+    }
+    if transposed:
+        calls = {
+            f"conv_transpose{dims}d": [(), stride, padding, output, str(groups), dilation],
+            "cudnn_convolution_transpose": [padding, output, stride, dilation, str(groups)],
+            "miopen_convolution_transpose": [(), padding, output, stride, dilation, str(groups)],
+        }
+    for name, rest in calls.items():
+        assert work_of(recorded(f"aten::{name}", [x, weight, *rest])).flops == once, name
+
+
+def test_padding_by_name() -> None:
+    shapes = [(2, 4, 9, 9), (6, 4, 3, 3), (), "[1, 1]"]
+    for padding, places in (("same", 81), ("valid", 49)):
+        call = recorded("aten::conv2d", [*shapes, padding, "[1, 1]", "1"])
+        assert work_of(call).flops == 2 * 2 * 6 * places * 4 * 9
+
+
+def test_outer_products_multiply_once_an_element() -> None:
+    for name in ("aten::ger", "aten::outer"):
+        assert work_of(recorded(name, [(5,), (7,)])).flops == 35
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "flops"),
+    [
+        ((10, 6), (3, 6, 8), 2 * 10 * 6 * 8),
+        ((3, 10, 6), (3, 6, 8), 2 * 3 * 10 * 6 * 8),
+        ((3, 10, 6), (6, 8), 2 * 10 * 6 * 8),
+        ((10, 6), (6, 8), 2 * 10 * 6 * 8),
+        ((10, 6), (3, 7, 8), None),
+        ((2, 10, 6), (3, 6, 8), None),
+    ],
+)
+def test_recorded_products_of_groups(first: tuple[int, ...], second: tuple[int, ...], flops: int | None) -> None:
+    assert work_of(recorded("aten::_grouped_mm", [first, second, (3,)])).flops == flops
+
+
+@pytest.mark.parametrize(
+    ("name", "shapes"),
+    [
+        ("aten::mm", [(4, 5), (6, 7)]),
+        ("aten::bmm", [(2, 4, 5), (2, 6, 7)]),
+        ("aten::matmul", [(3, 4, 5), (6, 7)]),
+        ("aten::linear", [(4, 5), (7, 6)]),
+        ("aten::mv", [(4, 5), (6,)]),
+        ("aten::conv2d", [(2, 5, 9, 9), (6, 4, 3, 3), (), "[1, 1]", "[0, 0]", "[1, 1]", "1"]),
+        ("aten::conv_transpose2d", [(2, 5, 9, 9), (4, 6, 3, 3), (), "[1, 1]", "[0, 0]", "[0, 0]", "1", "[1, 1]"]),
+    ],
+)
+def test_factors_that_do_not_go_together_have_no_operations(name: str, shapes: list[tuple[int, ...] | str]) -> None:
+    assert work_of(recorded(name, shapes)).flops is None
+
+
 def attention_operations(heads: int, shared: int, queries: int, keys: int, width: int, other: int) -> int:
     """Scores and their product with the values, one head after the other."""
     total = 0

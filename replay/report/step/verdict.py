@@ -45,7 +45,10 @@ def verdict(step: StepReport) -> str:
         reasons = " and ".join([*doubt_lines(step.doubts), *_lost_kernels(step), *unknown])
         text = f"{device[0].upper()}{device[1:]} is busy {busy} of {took}; {reasons}, so what bounds it is not certain"
     elif step.bound == "host alone" and step.launches_without_kernel:
-        text = f"No device work of this step is recorded: {took}, ops run {busy} of it on the host"
+        found = "is recorded"
+        if step.doubts.collided_share:
+            found = f"is known ({' and '.join(doubt_lines(step.doubts))})"
+        text = f"No device work of this step {found}: {took}, ops run {busy} of it on the host"
         text += f"; {_lost_kernels(step)[0]}"
     elif step.bound == "host alone":
         text = f"On the host alone: {took}, ops run {busy} of it"
@@ -58,7 +61,7 @@ def verdict(step: StepReport) -> str:
         text = f"Device-bound: {device} is busy {busy} of {took}"
     else:
         text = f"{device[0].upper()}{device[1:]} is busy {busy} of {took}: neither it nor the host alone bounds it"
-    devices = [f"{safe(name)} {_on_device(on_device, step_us)}" for name, on_device in step.socs.items()]
+    devices = [f"{safe(name)} {_on_device(on_device, step)}" for name, on_device in step.socs.items()]
     return "; ".join([text, *devices]) + "." + _largest(step) + _lost(step) + _of_process(step)
 
 
@@ -71,7 +74,9 @@ def _lost_kernels(step: StepReport) -> list[str]:
     """How many launches of the step lack their kernel; empty where none does."""
     without = step.launches_without_kernel
     have = "has" if without == 1 else "have"
-    return [f"{without:,} of its {step.launches:,} launches {have} no kernel"] if without else []
+    # Where ids collide, kernels are recorded that nobody knows the launch of.
+    certain = "certain " if step.doubts.collided_share else ""
+    return [f"{without:,} of its {step.launches:,} launches {have} no {certain}kernel"] if without else []
 
 
 def _lost_device_work(step: StepReport) -> bool:
@@ -110,12 +115,15 @@ def _largest(step: StepReport) -> str:
     return f" Largest {'cause' if len(named) == 1 else 'causes'}: {', '.join(named)}."
 
 
-def _on_device(step: StepOnDevice, step_us: float) -> str:
+def _on_device(step: StepOnDevice, report: StepReport) -> str:
+    step_us = report.window.step_us
     if step.low_us is None or step.high_us is None:
         return f"is not predicted: {share_text(step.predicted_share)} of the device time has a prediction"
     band = f"{time_text(step.low_us)} to {time_text(step.high_us)}"
     host = "; host-bound, and the band has no error of the host's time" if step.host_bound else ""
-    return f"would take {time_text(step.step_us)} ({band}{host}), {ratio_text(step.step_us, step_us)}"
+    lost = report.launches_without_kernel
+    unknown = f"; without the work of {lost:,} of {report.launches:,} launches, which is not known" if lost else ""
+    return f"would take {time_text(step.step_us)} ({band}{host}{unknown}), {ratio_text(step.step_us, step_us)}"
 
 
 def step_facts(step: StepReport) -> dict[str, Any]:

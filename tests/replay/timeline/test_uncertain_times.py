@@ -7,10 +7,11 @@ from io import StringIO
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from rich.console import Console
 
-from opreplay.replay.ir.step import StepReport
+from opreplay.replay.ir.step import StepOnDevice, StepReport
 from opreplay.replay.plan.inputs import impossible_notes
 from opreplay.replay.plan.recorded.where import where_of
 from opreplay.replay.report.step.verdict import step_rows, verdict
@@ -50,6 +51,24 @@ def test_a_step_whose_kernels_were_lost() -> None:
     chosen = step("launches_without_kernels")
     assert (chosen.name, chosen.steps, chosen.steps_with_work) == ("ProfilerStep#2", 3, 1)
     assert (chosen.bound, chosen.launches_without_kernel) == ("host", 0)
+
+
+def test_device_work_without_an_owner_is_not_said_to_be_missing() -> None:
+    alone = step("launches_without_kernels", 1)
+    assert verdict(alone).startswith("No device work of this step is recorded: ")
+    said = verdict(msgspec.structs.replace(alone, doubts=Doubts(collided_share=1.0)))
+    assert said.startswith("No device work of this step is known (ids collide: 100.0 % of the device time")
+    assert "4 of its 4 launches have no certain kernel" in said
+    assert "recorded:" not in said
+
+
+def test_a_prediction_says_that_work_of_launches_is_not_in_it() -> None:
+    chosen = step("launches_without_kernels")
+    socs = {"910b3": StepOnDevice(step_us=10.0, low_us=9.0, high_us=11.0, predicted_share=1.0, host_bound=True)}
+    lost = msgspec.structs.replace(chosen, launches=3, launches_without_kernel=2, socs=socs)
+    assert "without the work of 2 of 3 launches, which is not known)" in verdict(lost)
+    whole = msgspec.structs.replace(lost, launches_without_kernel=0)
+    assert "without the work" not in verdict(whole)
 
 
 @pytest.mark.parametrize(("lost", "bound"), [(range(0), "host"), (range(0, 40, 2), "unknown"), (range(1), "host")])

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from opreplay.replay.ir.model import ReplayOp, ReplayPlan
+from opreplay.replay.resolve.user.table import not_needed
 from opreplay.replay.results.records import OpResult, Simulated
 
 LOW, HIGH = 0.05, 50.0
@@ -91,8 +92,8 @@ def _measured_cause(op: ReplayOp, recorded_us: float, ratio: float, refilled: Se
         return "something else than the recorded op ran, a stand-in"
     if ratio < 1 and _communicates(op):
         return "recorded communication holds the wait for other ranks"
-    if op.assumptions:
-        return _assumed(op)
+    if assumed := _assumed(op):
+        return assumed
     if recorded_us < SHORT_US:
         return "the recorded call is shorter than a launch"
     other = "other values, sizes or libraries than were recorded; `plan --meta` and `run --check kernels` tell more"
@@ -103,7 +104,11 @@ def _measured_cause(op: ReplayOp, recorded_us: float, ratio: float, refilled: Se
 
 
 def _assumed(op: ReplayOp) -> str:
-    return f"what the trace lacks was assumed ({op.assumptions[0].argument}: {op.assumptions[0].what})"
+    """The first assumption that can explain a time; "" for none. A registered function that did not run is no cause."""
+    for assumption in op.assumptions:
+        if not_needed(assumption.what) is None:
+            return f"what the trace lacks was assumed ({assumption.argument}: {assumption.what})"
+    return ""
 
 
 def _simulated_cause(op: ReplayOp, prediction: Simulated, recorded_us: float, ratio: float) -> str:
@@ -117,8 +122,8 @@ def _simulated_cause(op: ReplayOp, prediction: Simulated, recorded_us: float, ra
         return "the rule takes it for a view, which costs nothing; it was recorded with work"
     if op.ranks is not None or "hcom_" in prediction.kernels[0]:
         return "recorded communication holds the wait for other ranks"
-    if op.assumptions:
-        return _assumed(op)
+    if assumed := _assumed(op):
+        return assumed
     return "the rule may not fit what was recorded; `plan --explain` shows its kernels"
 
 

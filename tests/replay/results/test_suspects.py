@@ -2,10 +2,25 @@
 
 from __future__ import annotations
 
+import msgspec
+import pytest
+
 from opreplay.replay.ir.model import Assumption, Recorded, ReplayOp, ReplayPlan
 from opreplay.replay.plan.passes import merge_same_ids
+from opreplay.replay.resolve.user.table import OpFunction, not_needed_text
 from opreplay.replay.results.outcome import NOT_FINITE
+from opreplay.replay.results.records import Simulated
 from opreplay.replay.results.suspects import suspicions
+
+SIMULATED = Simulated(
+    time_us=20.0,
+    bound="hbm",
+    terms_us={},
+    kernels=("Mul",),
+    confidence="calibrated",
+    low_us=10.0,
+    high_us=40.0,
+)
 
 
 def told(count: int, total_us: float, median_us: float, measured_us: float) -> tuple[str, ...]:
@@ -72,3 +87,19 @@ def test_the_first_of_calls_that_are_merged_one_by_one_is_not_their_median() -> 
     assert (op.count, op.recorded.host_us_median, op.recorded.device_us_median) == (9, 655.0, 655.0)
     (line,) = suspicions(op, share=0.5, recorded_us=sum(times) / 9, measured_us=482.0)
     assert "a few long calls make the recorded mean" in line
+
+
+@pytest.mark.parametrize("us", [23.0, 2e6])
+def test_a_registered_function_that_did_not_run_explains_no_time(us: float) -> None:
+    unused = Assumption(argument="*", what=not_needed_text(OpFunction(ops=("my::op",), function=told)))
+    assumed = Assumption(argument="bias", what="not recorded, taken as None")
+    recorded = Recorded(host_us_total=180_000.0, host_us_median=20_000.0)
+    op = ReplayOp(id="0" * 12, name="my::op", count=9, recorded=recorded, assumptions=(unused,))
+    simulated = [("910b3", SIMULATED)]
+    for line in suspicions(op, share=0.5, recorded_us=20_000.0, measured_us=us, simulated=simulated):
+        assert "assumed" not in line
+        assert "not used" not in line
+    both = msgspec.structs.replace(op, assumptions=(unused, assumed))
+    lines = suspicions(both, share=0.5, recorded_us=20_000.0, measured_us=us, simulated=simulated)
+    assert len(lines) == 2
+    assert all("(bias: not recorded, taken as None)" in line for line in lines)

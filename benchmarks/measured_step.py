@@ -21,13 +21,13 @@ import numpy as np
 import torch
 from torch import nn
 
+from benchmarks import record_samples as record
 from opreplay.replay.execute.options import RunOptions
 from opreplay.replay.plan.build import build_plan, signature_id
 from opreplay.replay.results.reading import MemorySink
 from opreplay.replay.timeline.measured import MeasuredOps
 from opreplay.replay.timeline.timeline import timeline
 from opreplay.traces import innermost_parent, read_trace
-from opreplay.traces.samples import record
 from tests.running import run_plan
 
 Step = Callable[[], None]

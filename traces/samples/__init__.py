@@ -1,28 +1,6 @@
 # pyright: strict
-"""Small real profiles that this project recorded: their names and where they lie."""
+"""Small real profiles recorded by this project, and the script that records them; holds no reader."""
 
-from __future__ import annotations
+from opreplay.traces.samples.catalog import SAMPLES, sample_path
 
-from pathlib import Path
-
-from opreplay.traces.errors import UsageError
-
-SAMPLES: dict[str, str] = {
-    "cnn_train": "one training step of a small residual CNN: convolution, batch norm, backward, SGD",
-    "transformer_infer": "prefill and three decode steps of a bfloat16 transformer with a key-value cache",
-    "moe_block": "forward of a mixture-of-experts block: top-2 routing, sort, one matmul an expert, index_add",
-    "ddp_step_rank0": "one DDP training step on two gloo processes, as rank 0 saw it",
-    "ddp_step_rank1": "the same step as rank 1 saw it",
-}
-"""Name → what was recorded."""
-
-
-def sample_path(name: str) -> Path:
-    """Where the bundled profile `name` lies (gzip-compressed Kineto JSON).
-
-    Raises:
-        UsageError: no sample has that name; the hint lists those there are.
-    """
-    if name not in SAMPLES:
-        raise UsageError(f"no bundled sample is called {name!r}", hint=f"known samples: {', '.join(SAMPLES)}")
-    return Path(__file__).parent / f"{name}.json.gz"
+__all__ = ["SAMPLES", "sample_path"]

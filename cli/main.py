@@ -247,9 +247,11 @@ def opreplay(ctx: click.Context, config: str | None) -> None:
 
 def _settings(ctx: click.Context, config: str | None) -> Settings:
     """What the file of options says; nothing where there is none. Raises UsageError for one that is wrong."""
-    from opreplay.cli.settings import NONE, Settings, find_file, read_settings
+    from opreplay.cli.settings import NONE, Settings, find_file, irregular_file, read_settings
 
     path = None if config == NONE else find_file(Path.cwd()) if config is None else Path(config)
+    if config is None and (other := irregular_file(Path.cwd(), path)) is not None:
+        console.narrate(f"opreplay: {other} is not read: it is no regular file")
     if path is None:
         return Settings()
     group = ctx.command

@@ -48,6 +48,7 @@ MOST_SIZE = 1 << 24
 _SHOWN = 200
 """Characters of a file that a message repeats."""
 _NO_OPTIONS = frozenset({"help", "version", "config", "set"})
+SETS = "Write what --set takes by its own name: op_time = 0.5, and not set = ['op_time=0.5']."
 _WORD = re.compile(r"[A-Z]+")
 _SUFFIX = re.compile(r"\.[a-z]")
 _REACHING = frozenset({"FILE", "FOLDER", "DIR", "MODULE", "TRACE", "ADDRESS", "SIZE"}) | {
@@ -96,6 +97,21 @@ def find_file(start: Path) -> Path | None:
         if files:
             return _own(files[0])
         if folder == home or (folder / ".git").exists():
+            return None
+    return None
+
+
+def irregular_file(start: Path, found: Path | None) -> Path | None:
+    """The nearest `opreplay.toml` that is no regular file and so does not count: a folder, a pipe, a device.
+
+    Looks where `find_file` does, up to the folder of the file that it `found`.
+    """
+    home = Path(os.path.expanduser("~"))
+    for folder in (start, *start.parents):
+        path = folder / OWN
+        if os.path.lexists(path) and not path.is_file():
+            return path
+        if folder == home or (found is not None and folder == found.parent) or (folder / ".git").exists():
             return None
     return None
 
@@ -165,6 +181,10 @@ def _assigned(
             having = {command: options[name] for command, options in known.items() if name in options}
             yield name, value, {command: having[command] for command in having if name not in table.get(command, {})}
         else:
+            if name in known:
+                raise _wrong(
+                    f"{path}: {name} is a command, and no table of its options", f"Write it like [{name}], once."
+                )
             what = f"there is no command {name!r}" if isinstance(value, dict) else f"no command has an option {name!r}"
             raise _unknown(path, what, name, [*known, *everywhere])
 
@@ -359,6 +379,9 @@ def _wrong(message: str, hint: str) -> UsageError:
 
 
 def _unknown(path: Path, what: str, name: str, known: list[str]) -> UsageError:
+    if name in _NO_OPTIONS:
+        hint = SETS if name == "set" else f"--{name} is for the command line alone."
+        return _wrong(f"{path}: {what[:_SHOWN]}", hint)
     near = get_close_matches(name[:_SHOWN], known, n=1)
     return _wrong(
         f"{path}: {what[:_SHOWN]}", f"Did you mean {near[0]}?" if near else "Names are those of flags, without dashes."

@@ -140,7 +140,9 @@ def run_one(
         if showing.dry_run:
             from opreplay.cli.plan_views import show_dry_run
 
-            return show_dry_run(job, showing)
+            code = show_dry_run(job, showing)
+            tell_unused(job.devices, job.plan.ops)
+            return code
         faults = run_and_show(job, outputs, showing, devices_held=[device])
     tell_unused(job.devices, job.plan.ops)
     return showing.conclude(outputs, faults)

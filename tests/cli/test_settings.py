@@ -105,6 +105,11 @@ def test_the_search_ends_at_a_repository(project: Path) -> None:
         ("[run]\ncache = 'lukewarm'", "lukewarm", "--cache"),
         ("[run]\nop-time = '1s'\nop_time = '2s'", "op-time is there twice", "once"),
         ("[run", "is no TOML", "soc"),
+        ("[[run]]\nop-time = '1s'", "run is a command, and no table of its options", "[run], once"),
+        ("run = 3", "run is a command, and no table of its options", "[run], once"),
+        ("set = ['op_time=1s']", "no command has an option 'set'", "by its own name: op_time = "),
+        ("[run]\nset = 'op_time=1s'", "run has no option 'set'", "by its own name: op_time = "),
+        ("version = true", "no command has an option 'version'", "--version is for the command line alone"),
     ],
 )
 def test_what_makes_no_sense_ends_every_command(project: Path, text: str, why: str, hint: str) -> None:
@@ -114,6 +119,23 @@ def test_what_makes_no_sense_ends_every_command(project: Path, text: str, why: s
     assert why in done.stderr
     assert hint in done.stderr
     assert invoke("--config", "none", "list", "devices").exit_code == 0
+
+
+@pytest.mark.parametrize("kind", ["pipe", "folder", "device", "dangling link"])
+def test_what_is_no_regular_file_is_said_not_to_be_read(project: Path, kind: str) -> None:
+    path = project / "opreplay.toml"
+    if kind == "pipe":
+        os.mkfifo(path)
+    elif kind == "folder":
+        path.mkdir()
+    else:
+        path.symlink_to("/dev/zero" if kind == "device" else "nowhere.toml")
+    done = invoke("list", "devices")
+    assert done.exit_code == 0
+    assert f"{path} is not read: it is no regular file" in done.stderr
+    assert "is not read" not in invoke("--config", "none", "list", "devices").stderr
+    (project / "sub" / "opreplay.toml").write_text("soc = '910b3'\n")
+    assert "is not read" not in invoke("list", "devices").stderr
 
 
 def test_two_files_that_speak_are_refused(project: Path) -> None:

@@ -210,14 +210,15 @@ def taken(call):
 """
 
 
-def test_functions_that_were_not_used_are_told(tmp_path: Path) -> None:
+@pytest.mark.parametrize("command", [["plan"], ["run", "--dry-run"]], ids=" ".join)
+def test_functions_that_were_not_used_are_told(tmp_path: Path, command: list[str]) -> None:
     args = {"Input Dims": [[4, 4]], "Input type": ["float"], "Input Strides": [[4, 1]], "Concrete Inputs": [""]}
     one = {"ph": "X", "cat": "cpu_op", "pid": 1, "tid": 1, "dur": 2, "args": args}
     trace, plugin = tmp_path / "t.json", tmp_path / "functions.py"
     trace.write_text(json.dumps({"traceEvents": [{**one, "name": f"aten::{op}", "ts": at} for at, op in
                                                  ((1, "relu"), (9, "neg"))]}))  # fmt: skip
     plugin.write_text(CONVERSIONS)
-    told = [line for line in invoke("plan", trace, "--plugin", plugin).stderr.splitlines() if "not used" in line]
+    told = [line for line in invoke(*command, trace, "--plugin", plugin).stderr.splitlines() if "not used" in line]
     assert [line.partition(")")[0] for line in told] == [
         "not used: conversion of aten::relu (functions.py:4",
         "not used: executor of aten::absent* (functions.py:8",

@@ -304,9 +304,9 @@ MOST_NAMED = 8
 def impossible_notes(trace: Trace, name: str) -> list[str]:
     """Warnings where recorded device times cannot be right, none for a sound trace."""
     from opreplay.traces.times.doubts import doubts_of
-    from opreplay.traces.times.impossible import impossible_kernels
+    from opreplay.traces.times.impossible import impossible_kernels, outlying_kernel
 
-    faults, doubts = impossible_kernels(trace), doubts_of(trace)
+    faults, doubts, outlier = impossible_kernels(trace), doubts_of(trace), outlying_kernel(trace)
     zero = doubts.zero_durations
     shown = ", ".join(f"{fault.kind} ({fault.kernels:,} = {100 * fault.share:.1f} %)" for fault in faults)
     notes = [f"kernel times that no device has, in all totals: {shown}"] if faults else []
@@ -318,6 +318,12 @@ def impossible_notes(trace: Trace, name: str) -> list[str]:
         notes.append(
             f"{doubts.shared_ids:,} of {len(trace.kernels):,} kernels have the correlation id of many launches: "
             "no op owns those without an External id"
+        )
+    if outlier is not None:
+        notes.append(
+            f"one kernel of {outlier.us:,.0f} µs holds {100 * outlier.share:.0f} % of the device time, while the "
+            f"{outlier.others:,} others of its name in {outlier.op} of the same shapes take "
+            f"{outlier.usual_us:,.3g} µs: totals and shares rest on it"
         )
     return [f"opreplay: warning: {name}: {note}" for note in notes]
 

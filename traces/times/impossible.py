@@ -9,7 +9,7 @@ from typing import Literal
 import msgspec
 import numpy as np
 
-from opreplay.traces.model import Trace
+from opreplay.traces.model import KERNEL_CATEGORIES, Trace
 
 NOTABLE_NS = 1000
 """Overlap below this is that of clocks, and of launches that begin before the kernel ahead has ended."""
@@ -18,6 +18,10 @@ TIMES_THE_REST = 1000
 TIMES_THE_MEDIAN = 100_000
 FEWEST = 3
 """Kernels below which none is an outlier, and below which no overlaps are a pattern."""
+OUTLIER_SHARE = 0.5
+"""Of all device time that one kernel must take to be told as an outlier."""
+OUTLIER_RATIO = 20
+"""By how much it must be longer than the median of the other kernels of its name, op and shapes."""
 _RARE = 0.02
 """Share of a stream's overlaps that may contradict dependent launches."""
 _SAME_NAMES = 0.2
@@ -34,6 +38,49 @@ class Impossible(msgspec.Struct, frozen=True, kw_only=True):
     kernels: int
     share: float
     """Of the device time as recorded."""
+
+
+class Outlier(msgspec.Struct, frozen=True, kw_only=True):
+    """One kernel that most of the device time is in, though others like it are far shorter."""
+
+    kernel: str
+    op: str
+    """That owns it."""
+    us: float
+    usual_us: float
+    """Median of the others of its name, op and shapes."""
+    others: int
+    share: float
+    """Of the device time as recorded."""
+
+
+def outlying_kernel(trace: Trace) -> Outlier | None:
+    """Return the kernel that takes at least half of the device time and is far longer than all others like it."""
+    table = trace.kernels
+    total = int(table.dur_ns.sum(dtype=np.int64))
+    if not total or len(table) <= FEWEST:
+        return None
+    at = int(np.argmax(table.dur_ns))
+    longest, owner = int(table.dur_ns[at]), int(table.owner[at])
+    if longest < OUTLIER_SHARE * total or owner < 0 or table.category[at] != KERNEL_CATEGORIES.index("kernel"):
+        return None
+    signatures = trace.ops.signature
+    if trace.signatures[int(signatures[owner])].dims is None:
+        return None  # others of its name may be of any size
+    alike = (table.name == table.name[at]) & (table.owner >= 0)
+    alike &= signatures[np.maximum(table.owner, 0)] == signatures[owner]
+    alike[at] = False
+    others = table.dur_ns[alike]
+    if len(others) < FEWEST or longest < OUTLIER_RATIO * max(1.0, float(np.median(others))):
+        return None
+    return Outlier(
+        kernel=trace.kernel_names[int(table.name[at])],
+        op=trace.signatures[int(signatures[owner])].name,
+        us=longest / 1e3,
+        usual_us=float(np.median(others)) / 1e3,
+        others=len(others),
+        share=longest / total,
+    )
 
 
 def impossible_kernels(trace: Trace) -> tuple[Impossible, ...]:

@@ -11,10 +11,12 @@ import pytest
 from click.testing import CliRunner
 
 from opreplay.cli.main import opreplay
-from opreplay.traces import read_trace
+from opreplay.replay.plan.inputs import impossible_notes
+from opreplay.traces import Trace, read_trace
 from opreplay.traces.times.doubts import doubts_of
-from opreplay.traces.times.impossible import impossible_kernels
+from opreplay.traces.times.impossible import impossible_kernels, outlying_kernel
 from tests.scenarios.events import owner
+from tests.traces.events import document, kernel, launch, op, write
 
 Event = dict[str, Any]
 
@@ -124,3 +126,48 @@ def test_every_command_warns_of_them(tmp_path: Path, command: tuple[str, ...], u
 def test_public_recordings_are_sound(shared_traces: Path) -> None:
     for path in sorted(shared_traces.glob("[hn]*0_*.json.gz"))[:4]:
         assert impossible_kernels(read_trace(path)) == (), path.name
+
+
+def traced(folder: Path, durations_us: list[float], *, shapes: list[int] | None = None) -> Trace:
+    """One aten::add a kernel, with a kernel of aten::mm beside each."""
+    events: list[Any] = []
+    at = 1000
+    for call, us in enumerate(durations_us):
+        rows = 8 if shapes is None else shapes[call]
+        dims = {"Input Dims": [[rows, 8], [rows, 8]], "Input type": ["float", "float"]}
+        for step, (name, took) in enumerate((("aten::add", us), ("aten::mm", 30))):
+            ident = 2 * call + step + 1
+            events += [op(name, at, 20, ident, **dims), launch(at + 5, ident)]
+            ids: dict[str, Any] = {"External id": ident, "correlation": ident}
+            events.append(kernel(f"k_{name[6:]}", at + 30, took, **ids))
+            at += int(took) + 50
+    return read_trace(write(folder, document(events)))
+
+
+def test_one_kernel_far_longer_than_others_like_it(tmp_path: Path) -> None:
+    found = outlying_kernel(traced(tmp_path, [100.0] * 7 + [20_000.0]))
+    assert found is not None
+    assert (found.kernel, found.op, found.us, found.usual_us, found.others) == (
+        "k_add",
+        "aten::add",
+        20_000.0,
+        100.0,
+        7,
+    )
+    assert found.share == pytest.approx(20_000 / (20_000 + 700 + 240))
+    (told,) = impossible_notes(traced(tmp_path, [100.0] * 7 + [20_000.0]), "t.json")
+    assert "one kernel of 20,000 µs holds 96 % of the device time, while the 7 others of its name in aten::add" in told
+
+
+@pytest.mark.parametrize(
+    ("durations_us", "shapes"),
+    [
+        ([100.0] * 8, None),
+        ([100.0] * 7 + [1_500.0], None),  # 15 times as long
+        ([100.0] * 2 + [20_000.0], None),  # too few to compare with
+        ([100.0] * 7 + [20_000.0], [8] * 7 + [4096]),  # other shapes
+        ([100.0] * 300 + [20_000.0], None),  # less than half of the time
+    ],
+)
+def test_kernels_that_are_no_outliers(tmp_path: Path, durations_us: list[float], shapes: list[int] | None) -> None:
+    assert outlying_kernel(traced(tmp_path, durations_us, shapes=shapes)) is None

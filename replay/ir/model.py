@@ -255,7 +255,8 @@ class ReplayPlan(msgspec.Struct, frozen=True, kw_only=True):
     unowned_device_us: float = 0.0
     """The part of it in kernels that no recorded op launched, such as those of a captured graph."""
     host_us_total: float
-    """Host time of the selected ops; of all outermost events, labels too, where they are the outermost of a host."""
+    """Of a trace without device work: of all outermost events, labels too, or of the outermost calls of a phase. Else,
+    and with selection "all", which counts a call again inside each call around it: of the selected ops."""
     ops: tuple[ReplayOp, ...]
     sequence: RecordedSequence | None = None
     """The calls of one step in order; None where nobody asked, or the file does not say."""

@@ -65,7 +65,9 @@ def build_plan(
         rows = batches.in_phase(rows, filters.phase)
         if not len(rows):
             raise no_such_phase(batches.contexts, filters.phase)
-    shell = _shell(trace, rows, select, filters)
+    # A leaf is a part of a call: what its time is a share of is that of the outermost calls.
+    around = _outermost_rows(trace, batches, filters.phase) if select == "leaf" else rows
+    shell = _shell(trace, around, select, filters)
     total_us = shell.device_us_total or shell.host_us_total
     heaviest = heaviest_rows(trace, rows, select, filters, total_us, on_device=shell.device_us_total > 0)
     if not filters.ops:
@@ -95,14 +97,20 @@ def build_plan(
     return msgspec.structs.replace(plan, sequence=sequence)
 
 
+def _outermost_rows(trace: Trace, batches: BatchIndex, phase: str | None) -> Rows:
+    """The calls with no op around them, of all iterations or of those of a phase."""
+    rows = selected_rows(trace, "top")
+    return rows if phase is None else batches.in_phase(rows, phase)
+
+
 def _shell(trace: Trace, rows: Rows, select: str, filters: OpFilter) -> ReplayPlan:
-    """The plan of selected rows, without its ops: totals, and what is known of the trace."""
+    """The plan without its ops: totals, of the host's time in these rows, and what is known of the trace."""
     unowned = trace.kernels.owner < 0
     # Where no op owns any of the device's time, ops can only be weighed by the host's.
     on_device = len(trace.kernels) and not (unowned.all() and len(trace.ops))
     device_us = float(trace.kernels.dur_ns.sum(dtype=np.int64)) / 1e3 if on_device else 0.0
     host_us = float(trace.ops.dur_ns[rows].sum(dtype=np.int64)) / 1e3
-    if select in ("owner", "top") and filters.phase is None and not device_us:
+    if select != "all" and filters.phase is None and not device_us:
         # What labels spend outside of ops is time of the model as well: generated code, a compiler's wrappers.
         host_us = max(host_us, outermost_us(trace))
     return ReplayPlan(

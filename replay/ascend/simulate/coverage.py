@@ -99,8 +99,16 @@ def recorded_shares(plan: ReplayPlan) -> dict[str, float]:
 
 
 def clock_of(plan: ReplayPlan) -> str:
-    """What the shares of a plan are of: "device time", "host time", or "ops" where no time was recorded."""
-    return "device time" if plan.device_us_total > 0 else "host time" if plan.host_us_total > 0 else "ops"
+    """What the shares of a plan are of: "device time", `host_clock` of its selection, or "ops" where no time was
+    recorded."""
+    if plan.device_us_total > 0:
+        return "device time"
+    return host_clock(plan.selection) if plan.host_us_total > 0 else "ops"
+
+
+def host_clock(selection: object) -> str:
+    """The host time that shares of a selection are of: of "all", a call's time is in each call around it as well."""
+    return "the selected ops' host time" if selection == "all" else "host time"
 
 
 def coverage_of(plan: ReplayPlan, predictions: Sequence[tuple[str, Simulated]]) -> Coverage:

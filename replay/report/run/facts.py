@@ -10,7 +10,7 @@ from typing import cast
 import msgspec
 
 from opreplay.initializers.amounts import work_text
-from opreplay.replay.ascend.simulate.coverage import measured_shares, measured_text, share_of_confidence
+from opreplay.replay.ascend.simulate.coverage import host_clock, measured_shares, measured_text, share_of_confidence
 from opreplay.replay.ir.kernel import Confidence
 from opreplay.replay.ir.reasons import ReasonTotal
 from opreplay.replay.ops.invented import WEIGHTS
@@ -79,9 +79,10 @@ def coverage_line(
     *,
     verb: str = "replayed",
     processes: int = 1,
+    selection: str | None = None,
 ) -> str:
     """The first line of every report: how much of the trace the run covers, and why not the rest; of a merged file,
-    how many `processes` it adds up.
+    how many `processes` it adds up. A plan without a header tells its `selection`.
 
     "replayed 412 of 430 ops = 97.8 % of device time; 18 skipped: 9 library missing, 6 policy, 3 budget; 2 failed"
     """
@@ -89,7 +90,9 @@ def coverage_line(
     clocks = clock_counts(header)
     # An ExecutionTrace holds no times; a share of nothing would read as if nothing were covered.
     timed = summary.recorded_us > 0 or not results or clocks.get("device") or clocks.get("host")
-    share = f" = {share_text(summary.covered_share)} of {clock} time{split_of_share(results)}"
+    selected = header.trace.get("selection") if header is not None else selection
+    of = "device time" if clock == "device" else host_clock(selected)
+    share = f" = {share_text(summary.covered_share)} of {of}{split_of_share(results)}"
     parts = [
         f"{verb} {summary.replayed:,} of {plural(summary.ops, 'op')}{share if timed else ', no times recorded'}",
         *(kinds for status in ("skipped", "failed") if (kinds := _reason_kinds(status, results))),

@@ -55,7 +55,7 @@ def view(
     """A plan in every form; `l2`: what predictions take caches to hold."""
     summary = planned_summary(plan, results)
     processes = 1 if where is None else where.processes
-    lines = [coverage_line(None, results, summary, verb="would replay", processes=processes)]
+    lines = [coverage_line(None, results, summary, verb="would replay", processes=processes, selection=plan.selection)]
     if any(result.meta is not None for result in results):
         lines.append(meta.line(results))
     return View(

@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from opreplay.replay.ascend.simulate.coverage import clock_of, recorded_shares
 from opreplay.replay.ir.model import ReplayPlan
 from opreplay.replay.ir.plan_file import dump_plan, parse_plan
 from opreplay.replay.ir.verify import verify
@@ -95,6 +96,23 @@ def test_owners_are_grouped_and_summed() -> None:
 )
 def test_selections(select: str, kernels: list[tuple[str, int, int]], expected: list[tuple[str, int, float]]) -> None:
     assert summary(build_plan(trace(TWO_CALLS, kernels), select=select)) == expected
+
+
+@pytest.mark.parametrize(
+    ("select", "host_us", "of"),
+    [
+        ("owner", 0.17, "host time"),
+        ("top", 0.17, "host time"),
+        ("leaf", 0.17, "host time"),
+        ("all", 0.2, "the selected ops' host time"),
+    ],
+)
+def test_shares_of_a_host_are_of_its_outermost_calls(select: str, host_us: float, of: str) -> None:
+    rows = [(MATMUL, 0, 100), (MM, 10, 30), (BARE, 200, 70)]
+    plan = build_plan(trace(rows), select=select)
+    assert plan.host_us_total == pytest.approx(host_us)
+    assert clock_of(plan) == of
+    assert sum(recorded_shares(plan).values()) == pytest.approx(1.0 if select != "leaf" else 0.1 / 0.17)
 
 
 def test_an_unknown_selection_is_refused() -> None:

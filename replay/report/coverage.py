@@ -57,6 +57,10 @@ def rough_text(predictions: Iterable[tuple[str, Simulated, int]]) -> str:
     return f"order of magnitude only: {', '.join(named)} of the time" if named else ""
 
 
+ELSEWHERE = "in no selected op"
+"""Of recorded time: that of ops that were not selected, of labels, and of kernels that no op launched."""
+
+
 def coverage_text(covered: Coverage, clock: str) -> str:
     """ "41.0 % of device time by rules, 52.0 % by bytes only, 7.0 % not predicted"; what is nothing is left out."""
     parts = [
@@ -66,8 +70,10 @@ def coverage_text(covered: Coverage, clock: str) -> str:
         (covered.bytes, "by bytes only"),
     ]
     shown = [(share, how) for share, how in parts if share > 0] or [(0.0, "by rules")]
-    if covered.nothing >= LEAST:
-        shown.append((covered.nothing, "not predicted"))
+    if covered.nothing - covered.elsewhere >= LEAST:
+        shown.append((covered.nothing - covered.elsewhere, "not predicted"))
+    if covered.elsewhere >= LEAST:
+        shown.append((covered.elsewhere, ELSEWHERE))
     (first, how), *others = shown
     return ", ".join(
         [f"{share_text(first)} of {clock} {how}", *(f"{share_text(share)} {how}" for share, how in others)]

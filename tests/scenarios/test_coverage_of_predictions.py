@@ -42,7 +42,26 @@ def test_labels_are_not_simulated_and_opaque_ops_are_said_to_be(
 
 
 def test_nothing_is_covered_by_no_prediction() -> None:
-    assert coverage_text(coverage([(0.5, None)]), "device time") == "0 % of device time by rules, 100.0 % not predicted"
+    text = coverage_text(coverage([(0.5, None)]), "device time")
+    assert text == "0 % of device time by rules, 50.0 % not predicted, 50.0 % in no selected op"
+
+
+@pytest.mark.parametrize("command", ["plan", "run", "simulate"])
+def test_ops_that_a_filter_leaves_out_are_told_from_those_without_prediction(
+    console: Callable[..., Result], trace_of: Callable[..., Path], tmp_path: Path, command: str
+) -> None:
+    trace = trace_of(
+        *owner("aten::add", 1, [SHAPE, SHAPE], 3000.0),
+        *owner("aten::mul", 2, [SHAPE, SHAPE], 6000.0),
+        *owner("CompiledFunctionBackward", 3, [SHAPE], 1000.0),
+    )
+    how = ("--quick", "--dry-run") if command == "run" else ()
+    first = console(command, trace, "--soc", "910b3", "--exclude", "aten::mul", *how).stdout.splitlines()[0]
+    assert "60.0 % in no selected op" in first
+    assert "10.0 % not predicted" in first
+    whole = console(command, trace, "--soc", "910b3", *how).stdout.splitlines()[0]
+    assert "10.0 % not predicted" in whole
+    assert "selected" not in whole
 
 
 def test_products_that_the_device_has_no_path_for_are_said_to_be(

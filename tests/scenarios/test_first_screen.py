@@ -63,7 +63,7 @@ def test_a_compiled_model_on_a_cpu_is_not_covered_by_half_of_it(
     inside = op("aten::mm", 10, [[64, 64], [64, 64]], ["float", "float"], dur=50.0)
     trace = trace_of(region(0, 100.0), inside, device=None)
     text = console("plan", trace).stdout
-    assert text.splitlines()[0] == "would replay 1 of 1 op = 50.0 % of host time; 50.0 % not predicted"
+    assert text.splitlines()[0] == "would replay 1 of 1 op = 50.0 % of host time; 50.0 % in no selected op"
     label = "labels: 50.0 % of host time is inside labels and outside of ops: Torch-Compiled Region: 0/0 50.0 %"
     assert label in " ".join(text.split())
     facts = json.loads(console("plan", trace, "--format", "json").stdout)
@@ -124,7 +124,7 @@ def test_work_of_before_the_recording_is_named_alike_everywhere(
         text = console(command, trace).stdout
         assert "launched before the recording: 30.0 % of device time; its ops are not in it" in text, command
     assert console("simulate", trace).stdout.startswith(
-        "simulated 70.0 % of device time by rules, 30.0 % not predicted"
+        "simulated 70.0 % of device time by rules, 30.0 % in no selected op"
     )
     step = " ".join(console("timeline", trace, "--soc", "910b3").stdout.split())
     assert "0.03 ms of device work were launched before the recording, 30.0 % of the file's" in step

@@ -27,11 +27,18 @@ class Coverage(msgspec.Struct, frozen=True, kw_only=True):
     """By nothing but the bytes of the arguments."""
     ops: int
     """How many ops were predicted."""
+    selected: float = 1.0
+    """By any of the selected ops, predicted or not."""
 
     @property
     def nothing(self) -> float:
-        """What no prediction stands for: labels, generated code, kernels without an op."""
+        """What no prediction stands for: ops without one, and `elsewhere`."""
         return max(0.0, 1.0 - self.users - self.rules - self.invented - self.bytes)
+
+    @property
+    def elsewhere(self) -> float:
+        """What is in no selected op: other ops, labels, generated code, kernels without an op."""
+        return 1.0 - min(1.0, whole(self.selected))
 
     @property
     def predicted(self) -> float:
@@ -41,9 +48,10 @@ class Coverage(msgspec.Struct, frozen=True, kw_only=True):
 
 def coverage(shares: Iterable[tuple[float, Simulated | None]]) -> Coverage:
     """Of (share of the recorded time, prediction or None) of each op."""
-    users = rules = invented = by_bytes = 0.0
+    users = rules = invented = by_bytes = selected = 0.0
     ops = 0
     for share, simulated in shares:
+        selected += share
         if simulated is None:
             continue
         ops += 1
@@ -55,7 +63,7 @@ def coverage(shares: Iterable[tuple[float, Simulated | None]]) -> Coverage:
             rules += share
         else:
             users += share
-    return Coverage(users=users, rules=rules, invented=invented, bytes=by_bytes, ops=ops)
+    return Coverage(users=users, rules=rules, invented=invented, bytes=by_bytes, ops=ops, selected=selected)
 
 
 def share_of_confidence(times_us: Iterable[tuple[Confidence, float]], confidence: Confidence = "uncalibrated") -> float:
@@ -113,8 +121,8 @@ def host_clock(selection: object) -> str:
 
 def coverage_of(plan: ReplayPlan, predictions: Sequence[tuple[str, Simulated]]) -> Coverage:
     """Coverage of a plan by predictions given as (op id, prediction)."""
-    shares = recorded_shares(plan)
-    return coverage((shares.get(id_, 0.0), simulated) for id_, simulated in predictions)
+    by_id = dict(predictions)
+    return coverage((share, by_id.get(id_)) for id_, share in recorded_shares(plan).items())
 
 
 def _device_us(op: ReplayOp) -> float:

@@ -15,12 +15,13 @@ from opreplay.replay.ir.kernel import Confidence
 from opreplay.replay.ir.reasons import ReasonTotal
 from opreplay.replay.ops.invented import WEIGHTS
 from opreplay.replay.report import collectives
-from opreplay.replay.report.coverage import CONFIDENCE, LEAST, coverage_by_share, coverage_text
+from opreplay.replay.report.coverage import CONFIDENCE, ELSEWHERE, LEAST, coverage_by_share, coverage_text
 from opreplay.replay.report.doubts import busy_notes, doubt_notes, marked_notes, value_notes
 from opreplay.replay.report.text import end, listed, plural, safe, share_text, time_text
 from opreplay.replay.results import stats
 from opreplay.replay.results.measurement import Measurement, kind_of
 from opreplay.replay.results.records import Fidelity, Header, OpResult, SequenceResult, Simulated, Status, Summary
+from opreplay.replay.results.summary import whole
 from opreplay.traces.losses import copies_text, without_copies
 
 DIFFERING = 3
@@ -97,8 +98,11 @@ def coverage_line(
         f"{verb} {summary.replayed:,} of {plural(summary.ops, 'op')}{share if timed else ', no times recorded'}",
         *(kinds for status in ("skipped", "failed") if (kinds := _reason_kinds(status, results))),
     ]
-    if unpredicted := _unpredicted(summary):
+    outside = elsewhere(results) if timed and summary.recorded_us and not summary.not_reached else 0.0
+    if unpredicted := _unpredicted(summary, outside):
         parts.append(f"{unpredicted}{'' if timed and summary.recorded_us else ' of the ops'} not predicted")
+    if outside >= LEAST and summary.unpredicted_share:
+        parts.append(f"{share_text(outside)} {ELSEWHERE}")
     if processes > 1:
         parts.append(f"{processes:,} processes of the file added up (--process takes one)")
     missing = summary.ops - summary.replayed - summary.skipped - summary.failed
@@ -114,9 +118,17 @@ def _reason_kinds(status: Status, results: Sequence[OpResult]) -> str:
     return f"{kinds.total():,} {status}{f': {named}' if named else ''}" if kinds else ""
 
 
-def _unpredicted(summary: Summary) -> str:
-    """ "7.0 % for 910b3, 2.0 % for 910b4", a share alone where it is that of all devices; "" where all is predicted."""
-    shares = {soc: share_text(share) for soc, share in summary.unpredicted_share.items() if share >= LEAST}
+def elsewhere(results: Sequence[OpResult]) -> float:
+    """The share of the recorded time that is in no selected op; 0 where no op has a share of it."""
+    selected = sum(result.recorded_share for result in results)
+    return 1.0 - min(1.0, whole(selected)) if selected > 0 else 0.0
+
+
+def _unpredicted(summary: Summary, outside: float) -> str:
+    """ "7.0 % for 910b3, 2.0 % for 910b4" without what is `outside`, a share alone where it is that of all devices;
+    "" where all is predicted."""
+    lacking = {soc: share - outside for soc, share in summary.unpredicted_share.items()}
+    shares = {soc: share_text(share) for soc, share in lacking.items() if share >= LEAST}
     if len(set(shares.values())) > 1 or len(shares) < len(summary.unpredicted_share):
         return ", ".join(f"{share} for {safe(soc)}" for soc, share in shares.items())
     return next(iter(shares.values()), "")
@@ -192,9 +204,9 @@ def totals(
     if sums and sequence is not None and sequence.sum_us is not None:
         sums[0] = msgspec.structs.replace(sums[0], measured_us=sequence.sum_us)
     if len(replayed) < len(results):
-        whole = _sum(f"all {plural(len(results), 'op')}", results, device=device)
+        everything = _sum(f"all {plural(len(results), 'op')}", results, device=device)
         mixed = sum(map(bool, clock_counts(header).values())) > 1
-        sums.append(msgspec.structs.replace(whole, recorded_us=None) if mixed else whole)
+        sums.append(msgspec.structs.replace(everything, recorded_us=None) if mixed else everything)
     return sums
 
 

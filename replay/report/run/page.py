@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from opreplay.replay.report import first_screen
+from opreplay.replay.report.coverage import ELSEWHERE, LEAST
 from opreplay.replay.report.page.model import Answer, Page, Waterfall
 from opreplay.replay.report.page.parts import (
     answer,
@@ -92,7 +93,9 @@ def _answers(run: Run) -> tuple[Answer, ...]:
         recorded = [(facts.recorded_us(r, device=device) or 0.0) * r.count for r in results if soc in r.simulated_us]
         us, low_us, high_us = first_screen.predicted_total(soc, results)
         lacking = run.summary.unpredicted_share.get(soc, 0.0)
-        more = f"; {share_text(lacking)} not predicted"
+        outside = facts.elsewhere(results)
+        more = f"; {share_text(lacking - outside)} not predicted"
+        more += f", {share_text(outside)} {ELSEWHERE}" if outside >= LEAST else ""
         answers.append(answer(f"{soc}, all calls", us, low_us, high_us, sum(recorded), more))
     return tuple(answers)
 

@@ -19,10 +19,11 @@ from opreplay.initializers.user_code import installed as installed_plugins
 from opreplay.initializers.user_code import load_entry_point, load_user_code, place_of_class
 from opreplay.initializers.user_table import UserFunction
 from opreplay.replay.ir.model import ReplayOp
+from opreplay.replay.ir.reasons import not_needed
 from opreplay.replay.ops.table import Row, load, rows
 from opreplay.replay.resolve.user.conversions import CONVERSIONS
 from opreplay.replay.resolve.user.executors import EXECUTORS
-from opreplay.replay.resolve.user.table import OpFunction, OpTable, not_needed
+from opreplay.replay.resolve.user.table import OpFunction, OpTable
 
 ENTRY_POINTS = "opreplay.plugins"
 """Entry point group; each names a module, which registers what it has when it is imported."""

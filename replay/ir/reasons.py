@@ -48,6 +48,9 @@ MEANINGS: dict[ReasonKind, str] = {
 }
 """What each kind means, in words for people."""
 
+NOT_NEEDED = " is not used: the op can be replayed without it"
+"""How the note ends of a registration that an op does not need."""
+
 DETAILED = frozenset(KINDS) - {"collective", "triton kernel", "label, not an op"}
 """Kinds that say nothing without a detail: what is missing, forbidden, too large or broken."""
 
@@ -181,3 +184,8 @@ class NotReplayable(OpReplayError):
     def __init__(self, reason: Reason) -> None:
         super().__init__(str(reason), hint="`opreplay plan TRACE --explain OP` shows what is known of it.")
         self.reason = reason
+
+
+def not_needed(note: str) -> str | None:
+    """Return the registration, "name (file.py:line)", that a note says is not used; None for other notes."""
+    return note.removesuffix(NOT_NEEDED) if note.endswith(NOT_NEEDED) else None

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from opreplay.replay.ir.model import ReplayOp, ReplayPlan
-from opreplay.replay.resolve.user.table import not_needed
+from opreplay.replay.ir.reasons import not_needed
 from opreplay.replay.results.records import OpResult, Simulated
 
 LOW, HIGH = 0.05, 50.0

@@ -10,6 +10,7 @@ from fnmatch import translate
 from typing import TypeVar
 
 from opreplay.initializers.user_table import UserFunction, UserTable
+from opreplay.replay.ir.reasons import NOT_NEEDED
 from opreplay.replay.resolve.policy import TORCH_NAMESPACES
 from opreplay.traces.errors import UsageError
 
@@ -26,17 +27,9 @@ class OpFunction(UserFunction):
     """Names without a namespace are ops, of that very name or of any library that torch does not ship."""
 
 
-_NOT_NEEDED = " is not used: the op can be replayed without it"
-
-
 def not_needed_text(entry: OpFunction) -> str:
     """Return the note of an op that has a registration without override and can be replayed as recorded."""
-    return f"{entry.shown}{_NOT_NEEDED}"
-
-
-def not_needed(note: str) -> str | None:
-    """Return the registration, "name (file.py:line)", that a note says is not used; None for other notes."""
-    return note.removesuffix(_NOT_NEEDED) if note.endswith(_NOT_NEEDED) else None
+    return f"{entry.shown}{NOT_NEEDED}"
 
 
 Entry = TypeVar("Entry", bound=OpFunction)

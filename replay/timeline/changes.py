@@ -185,7 +185,10 @@ def _unmatched(names: Names, graph: StepGraph, text: str, notes: Sequence[str]) 
     heaviest = ", ".join(map(repr, heaviest_names(names, graph)))
     near = ", ".join(map(repr, nearest_names(names, graph, text)))
     near = f"the nearest here: {near}; " if near else ""
-    hint = f"Patterns are matched with op and kernel names; {near}those with most time: {heaviest}."
+    accepted = (
+        "Patterns are matched with op and kernel names, not with labels (record_function), modules or Python functions"
+    )
+    hint = f"{accepted}; {near}those with most time: {heaviest}."
     return Unmatched("matches nothing in this step", hint=hint)
 
 

@@ -519,3 +519,11 @@ def test_what_a_captured_graph_takes_off_the_host_is_gone_for_other_changes(tmp_
     assert found.what_if_together is not None
     assert found.what_if[1].gain_us < 0.0
     assert found.what_if_together.step_us == pytest.approx(found.what_if[0].step_us)
+
+
+def test_a_label_is_refused_with_the_kinds_of_names_that_are_accepted(tmp_path: Path) -> None:
+    machine = nested_on_the_host()
+    machine._add("user_annotation", "dataloader", 1000.0, 30.0)
+    (change,) = study(machine, tmp_path, what_if=["dataloader=0.5x"]).timeline.what_if
+    assert change.matched == 0
+    assert "not with labels (record_function), modules or Python functions" in change.assumptions[0]

@@ -19,8 +19,11 @@ Step = Callable[[], None]
 
 
 def record(step: Step, path: Path, *, warm_up: int = 3, recordings: int = 15) -> None:
-    """Profile one call of `step` on the CPU after `warm_up` unrecorded ones, `recordings` times, and write the quickest
-    to `path` (gzip): the one that other programs disturbed least, and no first call of anything."""
+    """Profile `recordings` calls of `step` on the CPU after `warm_up` unrecorded ones, and write the quickest to `path`
+    (gzip).
+
+    The quickest one is disturbed least by other programs and contains no first call of anything.
+    """
     from torch.profiler import ProfilerActivity, profile, schedule
 
     quickest, text = float("inf"), ""
@@ -49,13 +52,13 @@ def record(step: Step, path: Path, *, warm_up: int = 3, recordings: int = 15) ->
 
 
 def scrub(text: str, *, name: str) -> str:
-    """The profile without the name of the machine and the path of the file; the rest stays as torch wrote it."""
+    """Return the profile without the machine's name and the file's path; the rest stays as torch wrote it."""
     text = re.sub(r'("host_?name"\s*:\s*)"[^"]*"', r'\1"host"', text)
     return re.sub(r'("traceName"\s*:\s*)"[^"]*"', rf'\1"{name}"', text)
 
 
 def cnn_train(path: Path) -> None:
-    """Forward, backward and SGD of a residual CNN: images [16, 3, 96, 96], float32."""
+    """Run forward, backward and SGD of a residual CNN: images [16, 3, 96, 96], float32."""
     import torch
     from torch import nn
 
@@ -90,7 +93,7 @@ def cnn_train(path: Path) -> None:
 
 
 def transformer_infer(path: Path) -> None:
-    """Prefill of [4, 128] tokens and three decode steps, with the iteration marks that vLLM writes."""
+    """Run prefill of [4, 128] tokens and three decode steps, with vLLM's iteration marks."""
     import torch
     from torch.profiler import record_function
 
@@ -112,9 +115,9 @@ def transformer_infer(path: Path) -> None:
 
 
 def decoder_model(*, layers: int, width: int, heads: int, kv_heads: int, ffn: int, vocabulary: int) -> Any:
-    """A bfloat16 decoder with RMS norm, rotary positions, grouped-query attention and a gated MLP.
+    """Return a bfloat16 decoder with RMS norm, rotary positions, grouped-query attention and a gated MLP.
 
-    Returns `model(tokens [B, T], cache [[2, B, kv_heads, max length, head size]] per layer, first position)`, which
+    The result, `model(tokens [B, T], cache [[2, B, kv_heads, max length, head size]] per layer, first position)`,
     writes the cache and returns the next token of each sequence, [B, 1].
     """
     import torch
@@ -161,7 +164,7 @@ def decoder_model(*, layers: int, width: int, heads: int, kv_heads: int, ffn: in
 
 
 def moe_block(path: Path) -> None:
-    """Forward of [512, 512] tokens through 8 experts, 2 for each token, beside one shared expert; bfloat16."""
+    """Run [512, 512] tokens through 8 experts, 2 for each token, and one shared expert; bfloat16."""
     import torch
     from torch.nn import functional
 
@@ -195,7 +198,7 @@ def moe_block(path: Path) -> None:
 
 
 def ddp_step(folder: Path) -> None:
-    """One DDP training step of an MLP, [64, 512] float32 a process, on two gloo processes of this machine."""
+    """Run one DDP training step of an MLP, [64, 512] float32 per process, on two gloo processes of this machine."""
     from torch.multiprocessing.spawn import spawn
 
     with tempfile.TemporaryDirectory() as meeting:
@@ -203,7 +206,7 @@ def ddp_step(folder: Path) -> None:
 
 
 def _ddp_rank(rank: int, folder: str, store: str) -> None:
-    """What each of the two processes does."""
+    """Run one of the two processes."""
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     import torch
     from torch import distributed, nn

@@ -1,2 +1,2 @@
 # pyright: strict
-"""The command line: one file a command."""
+"""The command line: one file per command."""

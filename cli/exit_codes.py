@@ -1,5 +1,5 @@
 # pyright: strict
-"""What the process returns; errors carry their own code, the rest is named here."""
+"""Exit codes of the process; errors carry their own code, the others are named here."""
 
 from __future__ import annotations
 

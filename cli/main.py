@@ -71,7 +71,7 @@ UNBEARABLE = (RecursionError, OverflowError, MemoryError)
 
 
 class OpReplayGroup(click.Group):
-    """Imports commands by name and exits with the codes of `exit_codes`."""
+    """Imports commands by name and exits with the codes in `exit_codes`."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(COMMANDS)
@@ -86,7 +86,7 @@ class OpReplayGroup(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """As click does, with the nearest name for one that there is not, and names of before."""
+        """Resolve like click, but suggest the nearest name for an unknown command, and accept former names."""
         if args and (new := RENAMED.get(args[0])) is not None:
             say_renamed(f"`{args[0]}`", f"`opreplay {' '.join(new)}`")
             args = [*new, *args[1:]]
@@ -101,7 +101,7 @@ class OpReplayGroup(click.Group):
             raise
 
     def main(self, *args: Any, standalone_mode: bool = True, **extra: Any) -> Any:
-        """Run the command line and exit; with `standalone_mode` off, raise what click raises."""
+        """Run the command line and exit; with `standalone_mode` off, raise click's exceptions."""
         if not standalone_mode:
             return super().main(*args, standalone_mode=False, **extra)
         sys.exit(self._exit_code(*args, **extra))
@@ -150,7 +150,7 @@ class OpReplayGroup(click.Group):
 
 
 def _keeping_stdout(command: click.Command) -> click.Command:
-    """The command with users' prints sent to stderr while it runs, its subcommands as well."""
+    """Return the command, and its subcommands, with prints of user code sent to stderr while it runs."""
     for inner in command.commands.values() if isinstance(command, click.Group) else ():
         _keeping_stdout(inner)
     run = command.callback
@@ -170,7 +170,7 @@ def _keeping_stdout(command: click.Command) -> click.Command:
 
 
 def show_error(message: str, hint: str, exit_code: int) -> int:
-    """Print an error to stderr, text from the input escaped; returns the exit code."""
+    """Print an error to stderr, with text from the input escaped; return the exit code."""
     from opreplay.replay.report.text import safe
 
     click.echo(f"opreplay: {safe(message)}", err=True)
@@ -187,7 +187,7 @@ def _show_full_disk(error: OSError) -> int:
 
 
 def _stdout_is_full() -> bool:
-    """Whether it still holds text that cannot be written."""
+    """Check whether stdout still holds text that cannot be written."""
     try:
         sys.stdout.flush()
     except (OSError, ValueError):
@@ -196,7 +196,7 @@ def _stdout_is_full() -> bool:
 
 
 def _discard_stdout() -> None:
-    """Point stdout at nothing, so that the interpreter's last flush does not complain about the closed pipe."""
+    """Redirect stdout to nothing, so that the interpreter's last flush does not complain about the closed pipe."""
     try:
         descriptor = sys.stdout.fileno()
     except (OSError, ValueError):
@@ -219,7 +219,7 @@ def _discard_stdout() -> None:
     metavar="FILE",
     envvar="OPREPLAY_CONFIG",
     show_envvar=True,
-    help="Options from this file; none for no file.  [default: the nearest opreplay.toml or pyproject.toml]",
+    help=("Read options from this file; none to use no file.  [default: the nearest opreplay.toml or pyproject.toml]"),
 )
 @click.pass_context
 def opreplay(ctx: click.Context, config: str | None) -> None:
@@ -246,7 +246,7 @@ def opreplay(ctx: click.Context, config: str | None) -> None:
 
 
 def _settings(ctx: click.Context, config: str | None) -> Settings:
-    """What the file of options says; nothing where there is none. Raises UsageError for one that is wrong."""
+    """Return the contents of the options file; empty if there is none. Raises UsageError for an invalid file."""
     from opreplay.cli.settings import NONE, Settings, find_file, irregular_file, read_settings
 
     path = None if config == NONE else find_file(Path.cwd()) if config is None else Path(config)
@@ -261,8 +261,11 @@ def _settings(ctx: click.Context, config: str | None) -> Settings:
 
 
 def _fill_closed_streams() -> None:
-    """Give streams that were closed a descriptor again: the next file would get it, and what is printed with it. What
-    is written to a closed stdout fails, like that to a full disk; stderr takes it."""
+    """Give closed standard streams a descriptor, so that the next opened file does not get it, and their output with
+    it.
+
+    Writing to a closed stdout fails as on a full disk; stderr accepts it.
+    """
     for descriptor, mode in ((0, os.O_RDONLY), (1, os.O_RDONLY), (2, os.O_WRONLY)):
         try:
             os.fstat(descriptor)
@@ -275,7 +278,7 @@ def _fill_closed_streams() -> None:
 
 
 def main() -> NoReturn:
-    """Entry point of the console script."""
+    """Run the console script."""
     _fill_closed_streams()
     for stream in (sys.stdout, sys.stderr):
         # A terminal that is not UTF-8 gets escapes instead of a traceback.

@@ -1,5 +1,5 @@
 # pyright: strict
-"""Opening what the TRACE argument names: limits, progress on stderr, and what other files gave it told."""
+"""Open the file in the TRACE argument: with limits, progress on stderr, and notes on files that complete it."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ def open_input(
     process: str | None = None,
     activity: bool = False,
 ) -> Trace | ReplayPlan:
-    """The trace, plan or TraceLens file that the TRACE argument means; narrates what other files gave it.
+    """Open the trace, plan or TraceLens file in the TRACE argument, and report what other files added to it.
 
-    Raises what `opreplay.replay.plan.inputs.open_input` and `parse_limits` do.
+    Raises whatever `opreplay.replay.plan.inputs.open_input` and `parse_limits` raise.
     """
     from opreplay.cli.terminal import console
     from opreplay.cli.terminal.progress import ReadProgress
@@ -60,9 +60,9 @@ def open_trace(
     activity: bool = False,
     gradients: bool = True,
 ) -> Trace:
-    """Read the one profile that the TRACE argument means, with progress on stderr, and what lies beside it with it.
+    """Read the one profile in the TRACE argument and files next to it, with progress on stderr.
 
-    Raises UsageError for a glob that matches several, TraceError for what cannot be read.
+    Raises UsageError for a glob that matches several files, TraceError for unreadable input.
     """
     from opreplay.cli.terminal.progress import ReadProgress
     from opreplay.replay.plan import inputs
@@ -104,7 +104,7 @@ def busiest_of(trace: Trace) -> Trace:
 
 
 def tells_step(text: str) -> bool:
-    """Whether a command that is not about the step reads what it takes to tell of it."""
+    """Check whether a command that is not about the step also reads what is needed to describe it."""
     if not os.path.isfile(text):
         return True
     unpacked = os.path.getsize(text) * (PACKED if text.lower().endswith(".gz") else 1)
@@ -112,7 +112,9 @@ def tells_step(text: str) -> bool:
 
 
 def parse_limits(pairs: Sequence[tuple[str, str]]) -> Limits:
-    """Limits of the reader with those of --set limit. Raises UsageError that lists the names for an unknown one."""
+    """Return the reader's limits with those of --set limit. Raises UsageError that lists the names for an unknown
+    one.
+    """
     from opreplay.cli.options.types import ByteSize
     from opreplay.traces import Limits
 
@@ -120,13 +122,13 @@ def parse_limits(pairs: Sequence[tuple[str, str]]) -> Limits:
     chosen: dict[str, int] = {}
     for name, text in pairs:
         if name not in known:
-            raise UsageError(f"no limit is called {name!r}", hint=f"Limits are {', '.join(sorted(known))}.")
+            raise UsageError(f"unknown limit {name!r}", hint=f"Limits are {', '.join(sorted(known))}.")
         chosen[name] = ByteSize().convert(text, None, None)
     return Limits(**chosen)
 
 
 def _told(trace: Trace) -> Trace:
-    """The trace, once what completed it has been told."""
+    """Return the trace after reporting what completed it."""
     from opreplay.cli.terminal import console
     from opreplay.replay.plan.inputs import join_notes
 

@@ -1,5 +1,7 @@
 # pyright: strict
-"""The files of --output: checked early, opened before anything is measured, written op by op where the format can."""
+"""The files of --output: checked early, opened before anything is measured, written op by op if the format allows
+it.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,7 @@ LINES = (".jsonl", ".ndjson")
 
 
 class Outputs:
-    """A sink for the records of a run that keeps them and writes them to every file asked for.
+    """A sink that keeps the records of a run and writes them to every requested file.
 
     Nothing is created before the first record arrives, so a run that cannot start leaves no files.
     """
@@ -34,8 +36,8 @@ class Outputs:
     def __init__(self, names: Sequence[str], *, force: bool, resume: bool = False) -> None:
         """Check names, and with `resume` open the .jsonl that holds a part of the run.
 
-        Raises UsageError for a suffix without a format, a file named twice, one that exists (other than the one to
-        continue), and for `resume` without one .jsonl; FormatError when that is no result file.
+        Raises UsageError for a suffix without a format, a file named twice, an existing file (other than the one to
+        resume), and for `resume` without exactly one .jsonl; FormatError if that is not a result file.
         """
         self.memory = MemorySink()
         self.earlier: ResultFile | None = None
@@ -49,7 +51,7 @@ class Outputs:
         lines = [path for path in self._paths if path.suffix.lower() in LINES]
         self.results = lines[0] if len(lines) == 1 else None
         if resume and len(lines) != 1:
-            raise UsageError("--resume needs one --output FILE.jsonl, the file to go on with")
+            raise UsageError("--resume needs exactly one --output FILE.jsonl, the file to resume")
         # A run that was killed leaves its pages empty, and maybe a file of lines without a whole one.
         self._replaced = {path for path in self._paths if force or (resume and not has_a_line(path))}
         for path in self._paths:
@@ -59,24 +61,24 @@ class Outputs:
             self._continue(lines[0])
 
     def _continue(self, path: Path) -> None:
-        """Take up the results that a file holds."""
+        """Load the results in a file."""
         sink, self.earlier = JsonLinesSink.reopen(path)
         self._lines.append(sink)
         self._paths.remove(path)
         self.memory.take(self.earlier)
 
     def forget(self) -> None:
-        """Leave what the file to continue holds out of reports and pages, where nothing was added to it."""
+        """Leave the contents of the file to resume out of reports and pages if nothing was added to it."""
         if not self._opened:
             self.memory = MemorySink()
 
     @property
     def was_finished(self) -> bool:
-        """Whether the run to continue had nothing left to do."""
+        """Check whether the run to resume had nothing left to do."""
         return self.earlier is not None and not self._opened
 
     def write(self, record: Record) -> None:
-        """Pass one record on to the files, opening them for the first one."""
+        """Write one record to the files, opening them for the first one."""
         if not self._opened:
             self._open()
         if not isinstance(record, OpResult):
@@ -122,38 +124,42 @@ class Outputs:
 
 
 def _paths_of(names: Sequence[str]) -> list[Path]:
-    """The files among names of outputs. Raises UsageError for a suffix without a format and a file named twice."""
+    """Return the files among names of outputs. Raises UsageError for a suffix without a format and a file named
+    twice.
+    """
     if len(set(names)) < len(names):
-        raise UsageError("the same --output is given twice")
+        raise UsageError("the same --output file is given twice")
     paths = [Path(name) for name in names if name != "-"]
     for path in paths:
         if path.suffix.lower() not in (*PAGES, *LINES):
             known = ", ".join((*LINES, *PAGES))
-            raise UsageError(f"no output format for {path.name}", hint=f"Suffixes are {known}; - is stdout.")
+            raise UsageError(
+                f"no output format for the suffix of {path.name}", hint=f"Suffixes are {known}; - is stdout."
+            )
     return paths
 
 
 def has_a_line(path: Path) -> bool:
-    """Whether the file is there and has a whole line. Raises UsageError when it cannot be read."""
+    """Check whether the file exists and has a complete line. Raises UsageError if it cannot be read."""
     try:
         with path.open("rb") as stream:
             return any(b"\n" in block for block in iter(lambda: stream.read(1 << 20), b""))
     except FileNotFoundError:
         return False
     except OSError as error:
-        raise UsageError(f"cannot read {path}: {error.strerror}", hint="Check the file and its rights.") from None
+        raise UsageError(f"cannot read {path}: {error.strerror}", hint="Check the file and its permissions.") from None
 
 
 def check_writable(path: Path, *, force: bool) -> None:
-    """Raises UsageError when `path` exists and may not be overwritten, or its folder does not exist."""
+    """Raise UsageError if `path` exists and may not be overwritten, or its folder does not exist."""
     if path.exists() and not force:
         raise UsageError(f"{path} exists", hint="Name another file, or overwrite it with --force.")
     if path.is_dir() or not path.absolute().parent.is_dir():
-        raise UsageError(f"cannot write {path}", hint="Name a file in a folder that exists.")
+        raise UsageError(f"cannot write {path}", hint="Name a file in an existing folder.")
 
 
 def write_file(path: Path, text: str, *, force: bool) -> None:
-    """Write a whole text file, UTF-8. Raises UsageError when it exists without `force`, or cannot be written."""
+    """Write a text file in UTF-8. Raises UsageError if it exists without `force`, or cannot be written."""
     write_bytes(path, text.encode(errors="backslashreplace"), force=force)
 
 
@@ -162,57 +168,61 @@ ROOM_BYTES = 1 << 20
 
 
 def _refuse_full_disk(path: Path) -> None:
-    """Raises EnvironmentRefused where there is no room for a page that is to be written in the end."""
+    """Raise EnvironmentRefused if there is no room for a page that will be written at the end."""
     free = shutil.disk_usage(path.absolute().parent).free
     if free < ROOM_BYTES:
         path.unlink(missing_ok=True)
         raise EnvironmentRefused(
-            f"no room for {path}: {free // 1024} KiB are free", hint="Make room, or name a file on another disk."
+            f"not enough space for {path}: only {free // 1024} KiB are free",
+            hint="Free some space, or name a file on another disk.",
         )
 
 
 def _write_report(path: Path, text: str, *, lines: Path | None) -> None:
-    """Write a page at the end of a run, whose results may be in the file `lines` as well.
+    """Write a page at the end of a run, whose results may also be in the file `lines`.
 
-    Raises EnvironmentRefused that says how to have it all the same.
+    Raises EnvironmentRefused that says how to create the page later.
     """
     try:
         path.write_bytes(text.encode(errors="backslashreplace"))
     except OSError as error:
         again = f"`opreplay show {lines}` shows what was measured" if lines else "FILE.jsonl would hold each op"
         raise EnvironmentRefused(
-            f"cannot write {path}: {error.strerror}", hint=f"Make room, or name another file; {again}."
+            f"cannot write {path}: {error.strerror}", hint=f"Free some space, or name another file; {again}."
         ) from None
 
 
 def write_bytes(path: Path, data: bytes, *, force: bool) -> None:
-    """Write a whole file. Raises UsageError when it exists without `force` or cannot be opened, EnvironmentRefused when
-    it does not take it all."""
+    """Write a file. Raises UsageError if it exists without `force` or cannot be opened, EnvironmentRefused if it cannot
+    be written completely.
+    """
     try:
         stream = path.open("wb" if force else "xb")
     except FileExistsError:
         raise UsageError(f"{path} exists", hint="Name another file, or overwrite it with --force.") from None
     except OSError as error:
-        raise UsageError(f"cannot write {path}: {error.strerror}", hint="Check the folder and its rights.") from None
+        raise UsageError(
+            f"cannot write {path}: {error.strerror}", hint="Check the folder and its permissions."
+        ) from None
     try:
         with stream:
             stream.write(data)
     except OSError as error:
         raise EnvironmentRefused(
-            f"cannot write {path}: {error.strerror}", hint="Make room, or name a file on another disk."
+            f"cannot write {path}: {error.strerror}", hint="Free some space, or name a file on another disk."
         ) from None
 
 
 def check_outputs(names: Iterable[str | None], suffixes: Sequence[str] = (".html",), *, force: bool) -> None:
-    """Raises UsageError for a file of another format or one that may not be written; None is no file."""
+    """Raise UsageError for a file of another format or one that may not be written; None stands for no file."""
     for path in map(Path, filter(None, names)):
         if path.suffix.lower() not in suffixes:
             known = f"Suffixes are {', '.join(suffixes)}." if len(suffixes) > 1 else f"The suffix is {suffixes[0]}."
-            raise UsageError(f"no output format for {path.name}", hint=known)
+            raise UsageError(f"no output format for the suffix of {path.name}", hint=known)
         check_writable(path, force=force)
 
 
 def write_view(view: View, names: Iterable[str | None], *, force: bool) -> None:
-    """Write a result to each file in the form that its suffix says; None is no file."""
+    """Write a result to each file in the format of its suffix; None stands for no file."""
     for path in map(Path, filter(None, names)):
         write_file(path, view.text(FORMS[path.suffix.lower()], console.command_line()), force=force)

@@ -1,5 +1,5 @@
 # pyright: strict
-"""What `plan` writes, prints and returns once there is a plan; `run --dry-run` prints the same."""
+"""Write and print plans, and return the exit code of `plan`; `run --dry-run` prints the same."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ TRACELENS_NAMES = (".tracelens.json", "event_replay_ir.json")
 
 
 def save(plan: ReplayPlan, output: str, *, force: bool) -> None:
-    """Write the plan as JSON to a file or to stdout; as TraceLens has it where the file's name says so."""
+    """Write the plan as JSON to a file or to stdout, in TraceLens's format if the file name asks for it."""
     from opreplay.cli.outputs import write_file
 
     if output.lower().endswith(TRACELENS_NAMES):
@@ -41,9 +41,9 @@ def save(plan: ReplayPlan, output: str, *, force: bool) -> None:
 def show_plan(
     job: Job, *, format_: str = "table", checks: Mapping[str, MetaCheck] | None = None, everything: bool = False
 ) -> None:
-    """Print the coverage that a run would have, what meta tensors said, then the ops.
+    """Print the coverage that a run would have, the results on meta tensors, then the ops.
 
-    Raises InternalError afterwards where code of opreplay's own failed.
+    Raises InternalError afterwards if code of opreplay failed.
     """
     from opreplay.replay.job.predicting import Faults
     from opreplay.replay.plan.recorded.where import where_of
@@ -58,7 +58,7 @@ def show_plan(
 
 
 def narrate_checks(plan: ReplayPlan, checks: Mapping[str, MetaCheck]) -> None:
-    """Say on stderr what meta tensors said, where stdout takes the plan itself."""
+    """Report the results on meta tensors on stderr, if stdout gets the plan itself."""
     from opreplay.replay.job.planned import planned_results
     from opreplay.replay.report.views import meta
 
@@ -66,7 +66,7 @@ def narrate_checks(plan: ReplayPlan, checks: Mapping[str, MetaCheck]) -> None:
 
 
 def show_explanation(job: Job, wanted: str, *, format_: str, checks: Mapping[str, MetaCheck] | None = None) -> None:
-    """Print all that is known of the heaviest op that `wanted` matches. Raises UsageError when none does."""
+    """Print everything known about the heaviest op that matches `wanted`. Raises UsageError if none does."""
     import msgspec
 
     from opreplay.replay.ascend import explain_op
@@ -95,12 +95,13 @@ def show_explanation(job: Job, wanted: str, *, format_: str, checks: Mapping[str
     if len(matches) > 1:
         others = ", ".join(op.id for op in matches[1:6])
         console.narrate(
-            f"{len(matches) - 1} more match {wanted}; explain them by id: {others}{' ...' if len(matches) > 6 else ''}"
+            f"{len(matches) - 1} more ops match {wanted}; explain them by id: "
+            f"{others}{' ...' if len(matches) > 6 else ''}"
         )
 
 
 def plan_code(job: Job, checks: Mapping[str, MetaCheck] | None, *, max_failed: int | None) -> ExitCode:
-    """1 when more ops than allowed would not be replayed, or are wrong on meta tensors."""
+    """Return 1 if more ops than allowed would not be replayed, or are wrong on meta tensors."""
     from opreplay.cli.reporting import code_for
     from opreplay.replay.ir.verdicts import META_WRONG
     from opreplay.replay.job.planned import why_not
@@ -128,7 +129,7 @@ def show_dry_run(job: Job, showing: Showing) -> ExitCode:
 
 
 def plan_file(text: str) -> ReplayPlan | None:
-    """The plan that a file holds; None for a trace, whatever else it holds."""
+    """Return the plan in a file; None for a trace or anything else."""
     from opreplay.replay.ir.plan_file import load_plan
     from opreplay.replay.plan.inputs import PLAN, plan_dialect
 
@@ -136,25 +137,28 @@ def plan_file(text: str) -> ReplayPlan | None:
 
 
 def captured_file(text: str) -> ReplayPlan | None:
-    """The captured plan that a file holds; None for a trace, whatever else it holds.
+    """Return the captured plan in a file; None for a trace or anything else.
 
-    Raises UsageError for a plan of a trace, which has nothing to inspect beyond what `plan` shows.
+    Raises UsageError for the plan of a trace, which has nothing to inspect beyond what `plan` shows.
     """
     from opreplay.traces.errors import UsageError
 
     plan = plan_file(text)
     if plan is not None and not plan.captured:
-        raise UsageError(f"{text} is a plan of a trace", hint=f"`opreplay plan {text}` shows it; inspect its trace.")
+        raise UsageError(
+            f"{text} is the plan of a trace, not a captured plan",
+            hint=f"`opreplay plan {text}` shows it; `inspect` needs its trace.",
+        )
     return plan
 
 
 def show_captured(plan: ReplayPlan, *, by: str | None, format_: str) -> None:
-    """Print what a captured plan knows of its step. Raises UsageError for a table of times, of which it has none."""
+    """Print what a captured plan knows about its step. Raises UsageError for a table of times, since it has none."""
     from opreplay.replay.report.step import captured
     from opreplay.traces.errors import UsageError
 
     if by is not None or format_ == "csv":
         raise UsageError(
-            f"{plan.source} was captured: no times were recorded", hint="Leave --by out; `simulate` predicts times."
+            f"{plan.source} was captured, so no times were recorded", hint="Remove --by; `simulate` predicts times."
         )
     console.show_view(captured.view(plan), format_)

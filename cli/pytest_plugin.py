@@ -1,7 +1,8 @@
 # pyright: strict
-"""The pytest plugin: the fixture `opreplay` and its options; what it gives is `replay.testing`'s.
+"""The pytest plugin: the fixture `opreplay`, defined by `replay.testing`, and its options.
 
-pytest loads it in every project where opreplay is installed: the library is imported when a test asks for the fixture.
+pytest loads it in every project where opreplay is installed, so the library is imported only when a test uses the
+fixture.
 """
 
 from __future__ import annotations
@@ -15,10 +16,12 @@ if TYPE_CHECKING:
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """--opreplay-update and --opreplay-device."""
+    """Add --opreplay-update and --opreplay-device."""
     group = parser.getgroup("opreplay", "ops of a trace (opreplay)")
     group.addoption(
-        "--opreplay-update", action="store_true", help="Write the baselines of opreplay.replay in place of comparing."
+        "--opreplay-update",
+        action="store_true",
+        help="Write the baselines of opreplay.replay instead of comparing with them.",
     )
     group.addoption(
         "--opreplay-device", default="cpu", metavar="DEVICE", help="Where to replay: cpu, cuda, npu.  [default: cpu]"
@@ -27,7 +30,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.fixture
 def opreplay(request: pytest.FixtureRequest) -> Expectations:
-    """Ops of a trace in this test: `replay`, `check`, `open` and `op`; files are named from the test's folder."""
+    """Ops of a trace in this test: `replay`, `check`, `open` and `op`; file names are relative to the test's folder."""
     from opreplay.replay.testing.expectations import Expectations
 
     device, update = (request.config.getoption(name) for name in ("opreplay_device", "opreplay_update"))

@@ -1,5 +1,5 @@
 # pyright: strict
-"""What `run` prints when it is done, or interrupted, and the exit code it amounts to."""
+"""Print the report of a finished or interrupted `run`, and return its exit code."""
 
 from __future__ import annotations
 
@@ -22,15 +22,17 @@ if TYPE_CHECKING:
 
 
 def one_stdout(format_: str, output: Sequence[str]) -> None:
-    """Raises UsageError where both the report and the records would go to stdout."""
+    """Raise UsageError if both the report and the records would go to stdout."""
     from opreplay.traces.errors import UsageError
 
     if format_ == "json" and "-" in output:
-        raise UsageError("--format json and --output - both take stdout", hint="Leave one out.")
+        raise UsageError("--format json and --output - cannot both write to stdout", hint="Leave one out.")
 
 
 def show_json(outputs: Outputs) -> None:
-    """The whole run as one JSON value on stdout, its coverage on stderr; nothing of a run that could not start."""
+    """Print the whole run as one JSON value to stdout, and its coverage to stderr; nothing for a run that could not
+    start.
+    """
     from opreplay.replay.report.run import report
     from opreplay.replay.report.run.tables import run_of
 
@@ -41,9 +43,9 @@ def show_json(outputs: Outputs) -> None:
 
 
 def show_report(outputs: Outputs, *, everything: bool = True) -> None:
-    """Coverage first, then the tables; of a batch those of traces and jobs before those of ops.
+    """Print the coverage, then the tables; for a batch, tables of traces and jobs before those of ops.
 
-    Where stdout takes the results themselves it is only the coverage, on stderr.
+    If stdout gets the results themselves, only the coverage is printed, to stderr.
     """
     from opreplay.replay.report.run import report
     from opreplay.replay.report.run.tables import run_of
@@ -52,7 +54,7 @@ def show_report(outputs: Outputs, *, everything: bool = True) -> None:
     if run is None:
         return
     if outputs.was_finished:
-        console.narrate(f"opreplay: that run was finished: nothing of its {run.summary.ops:,} ops was measured again")
+        console.narrate(f"opreplay: that run was complete: none of its {run.summary.ops:,} ops was measured again")
     if outputs.to_stdout:
         console.narrate(run.first_line)
         return
@@ -60,9 +62,9 @@ def show_report(outputs: Outputs, *, everything: bool = True) -> None:
 
 
 def outcome_code(outputs: Outputs, max_failed: int | None, faults: Faults) -> ExitCode:
-    """1 when more ops were skipped or failed than allowed or one lost its process; a line on stderr says so.
+    """Return 1 if more ops than allowed were skipped or failed, or one lost its process, and say so on stderr.
 
-    Raises InternalError where code of opreplay's own failed.
+    Raises InternalError if code of opreplay failed.
     """
     from opreplay.replay.results.outcome import is_lost
     from opreplay.replay.results.resume import is_out_of_time
@@ -72,10 +74,12 @@ def outcome_code(outputs: Outputs, max_failed: int | None, faults: Faults) -> Ex
     if summary is not None and summary.wall_s is not None:
         _tell_spent_time(outputs, summary.wall_s, late)
     if late and max_failed is not None:
-        console.narrate(f"opreplay: {late} ops were not tried (--set total_time): they count as not replayed")
+        console.narrate(
+            f"opreplay: {late} ops were not tried for lack of time (--set total_time) and count as not replayed"
+        )
     lost = sum(is_lost(result.reason) for result in results)
     if lost:
-        console.narrate(f"opreplay: error: {lost} ops lost the process that ran them; --resume tries them again")
+        console.narrate(f"opreplay: error: {lost} ops lost their process; --resume tries them again")
     stopped = False
     if summary is not None and summary.interrupted:
         stopped = True
@@ -87,17 +91,18 @@ def outcome_code(outputs: Outputs, max_failed: int | None, faults: Faults) -> Ex
 
 
 def _tell_stop(result: OpResult, untried: int) -> None:
-    """Say on stderr which op ended the run that was to stop at the first failure."""
+    """Say on stderr which op ended a run that stops at the first failure."""
     from opreplay.replay.report.text import plural
 
     console.narrate(
-        f"opreplay: error: stopped at {result.name} ({result.id}): {result.reason}; {plural(untried, 'op')} not tried "
-        "(--stop-on-error): --resume tries it again, and without --stop-on-error goes on behind it"
+        f"opreplay: error: stopped at {result.name} ({result.id}): {result.reason}; "
+        f"{plural(untried, 'op')} not tried (--stop-on-error). --resume tries it again; without "
+        "--stop-on-error, the run continues after it"
     )
 
 
 def _code_of_results(results: Sequence[OpResult], summary: Summary | None, max_failed: int | None) -> ExitCode:
-    """That of ops that were not replayed, or compute something else than their own implementation."""
+    """Return the exit code for ops that were not replayed, or whose results differ from their own implementation."""
     missed = 0 if summary is None else summary.ops - summary.replayed
     wrong = sum(r.values is not None and r.values.status == "differs" for r in results)
     what = "were not replayed, or compute something else" if wrong else "were not replayed"
@@ -105,7 +110,7 @@ def _code_of_results(results: Sequence[OpResult], summary: Summary | None, max_f
 
 
 def _refuse_internal_errors(results: Sequence[OpResult]) -> None:
-    """Raises InternalError for an op that failed in code of opreplay's own."""
+    """Raise InternalError for an op that failed in code of opreplay."""
     from opreplay.traces.errors import InternalError
 
     for result in results:
@@ -114,25 +119,25 @@ def _refuse_internal_errors(results: Sequence[OpResult]) -> None:
 
 
 def _tell_spent_time(outputs: Outputs, wall_s: float, late: int) -> None:
-    """Say on stderr which ops took the time of a run of `wall_s` in which `late` ops had no turn."""
+    """Say on stderr which ops took the time of a run of `wall_s` in which `late` ops were not reached."""
     from opreplay.replay.results.resume import is_ended_by_time
 
     for result in filter(is_ended_by_time, outputs.memory.results):
         if result.measure_s is not None:
             console.narrate(
-                f"opreplay: {result.name} ({result.inputs or 'no tensors'}) took {result.measure_s:.0f} s of the run's "
-                f"{wall_s:.0f} s and had not ended (--set total_time): --resume tries it last, "
-                "--set op_limit gives it up sooner"
+                f"opreplay: {result.name} ({result.inputs or 'no tensors'}) took {result.measure_s:.0f} s "
+                f"of the run's {wall_s:.0f} s without finishing (--set total_time): --resume tries it "
+                "last, --set op_limit stops it earlier"
             )
     if late and not _measured_here(outputs):
         console.narrate(
-            f"opreplay: no op was tried: the start alone took the {wall_s:.1f} s (--set total_time); --resume with as "
-            "little time gets no further: give it more"
+            f"opreplay: no op was tried, because starting took all of the {wall_s:.1f} s (--set "
+            "total_time); give --resume more time"
         )
 
 
 def _measured_here(outputs: Outputs) -> bool:
-    """Whether an op was tried by this run, not only by the one that it continues."""
+    """Check whether an op was tried by this run, not only by the run that it resumes."""
     from opreplay.replay.results.resume import is_ended_by_time, is_out_of_time
 
     before = () if outputs.earlier is None else outputs.earlier.results
@@ -144,21 +149,22 @@ def _measured_here(outputs: Outputs) -> bool:
 
 
 def code_for(missed: int, max_failed: int | None, what: str, *, of: int | None) -> ExitCode:
-    """1 for more ops than allowed, with a line on stderr that says `what` they are; any number is where None is.
+    """Return 1 if more ops missed than allowed, with a line on stderr that says `what` they are; None allows any
+    number.
 
-    `of` ops: of none at all nothing was tested, which is 2 as for a selection that leaves nothing. None is not known.
+    Return 2 if `of`, the number of ops, is 0, as for an empty selection, since nothing was tested; None means unknown.
     """
     if max_failed is not None and of == 0:
-        console.narrate("opreplay: there is no op to replay, so that --max-failed tests nothing")
+        console.narrate("opreplay: there is no op to replay, so --max-failed tests nothing")
         return ExitCode.USAGE
     if max_failed is None or missed <= max_failed:
         return ExitCode.OK
-    console.narrate(f"opreplay: {missed} ops {what}, --max-failed allows {max_failed}")
+    console.narrate(f"opreplay: {missed} ops {what}, but --max-failed allows {max_failed}")
     return ExitCode.INCOMPLETE
 
 
 def engine_of(options: RunOptions, *, engine: str, lanes: int | None, address: str | None) -> Engine | None:
-    """Lanes of a Ray cluster, or None for what the options say."""
+    """Return an engine with workers on a Ray cluster, or None for the engine in the options."""
     if engine != "ray":
         return None
     from opreplay.replay.execute.engines import worker_config

@@ -1,8 +1,8 @@
 # pyright: strict
-"""Options from a file: `opreplay.toml`, or `[tool.opreplay]` of a pyproject.toml; found, checked, handed to click.
+"""Read options from `opreplay.toml` or `[tool.opreplay]` in pyproject.toml: find the file, check it, pass it to click.
 
-Owns which file counts, what its names mean, and which of them count only in a file that the user trusts. What an option
-may be is the option's own; the command line wins.
+Decides which file is used, what its names mean, and which of them need a file that the user trusts. Each option defines
+its own valid values; the command line takes precedence.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ _REACHING = frozenset({"FILE", "FOLDER", "DIR", "MODULE", "TRACE", "ADDRESS", "S
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """What a file says, checked; nothing where there is none."""
+    """The checked contents of an options file; empty if there is none."""
 
     path: Path | None = None
     values: Mapping[str, Mapping[str, Any]] = field(default_factory=dict[str, dict[str, Any]])
@@ -84,9 +84,9 @@ class Settings:
 
 
 def find_file(start: Path) -> Path | None:
-    """The nearest file at or above a folder, up to a repository's root, the home folder or the end.
+    """Return the nearest file at or above a folder, up to a repository's root, the home folder or the top.
 
-    Raises UsageError where one folder has two that say something.
+    Raises UsageError if one folder has two files with options.
     """
     home = Path(os.path.expanduser("~"))
     for folder in (start, *start.parents):
@@ -117,7 +117,7 @@ def irregular_file(start: Path, found: Path | None) -> Path | None:
 
 
 def _own(path: Path) -> Path:
-    """The file. Raises UsageError where it is another user's."""
+    """Return the file. Raises UsageError if it belongs to another user."""
     owner = path.stat().st_uid
     if owner not in (os.getuid(), 0):
         raise _wrong(f"{path} belongs to another user", f"Name it with --config, or give --config {NONE}.")
@@ -133,10 +133,10 @@ def _speaks(path: Path) -> bool:
 
 
 def read_settings(path: Path, commands: Mapping[str, click.Command], *, named: bool = True) -> Settings:
-    """The settings of a file, for the commands that there are; of one that was not `named` but found, it depends on the
-    user's trust in it what may count.
+    """Return the settings of a file for the existing commands.
 
-    Raises UsageError for a file that cannot be read, names of no option or command, and values of a wrong kind.
+    For a file that was found rather than `named`, the user's trust in it decides which settings are used. Raises
+    UsageError for an unreadable file, unknown options or commands, and values of a wrong type.
     """
     content = content_of(path)
     table = _table(path, content)
@@ -167,8 +167,7 @@ def read_settings(path: Path, commands: Mapping[str, click.Command], *, named: b
 def _assigned(
     path: Path, table: Mapping[str, Any], commands: Mapping[str, click.Command]
 ) -> Iterator[tuple[str, Any, dict[str, click.Option]]]:
-    """(name as written, value, the option of each command that it is for) of each setting. Raises UsageError for names
-    of no option or command."""
+    """Yield (name as written, value, the option of each command that it sets). Raises UsageError for unknown names."""
     known = {name: _options(command) for name, command in commands.items()}
     everywhere = sorted({flag for options in known.values() for flag in options})
     for name, value in table.items():
@@ -190,8 +189,10 @@ def _assigned(
 
 
 def needs_trust(option: click.Option) -> bool:
-    """Whether an option reaches beyond the numbers of a run: it names code, files or machines, overwrites, or raises
-    what protects against hostile files. Simulated devices are data, which is checked.
+    """Check whether an option affects more than the numbers of a run.
+
+    It then names code, files or machines, overwrites files, or raises limits that protect against hostile files.
+    Simulated devices are data, which is checked.
     """
     if isinstance(option.type, SocName):
         return False
@@ -201,7 +202,9 @@ def needs_trust(option: click.Option) -> bool:
 
 
 def refuse_untrusted(settings: Settings, command: str) -> None:
-    """Raises UsageError where a command would use what a found file may not decide, or a device file that is none."""
+    """Raise UsageError if a command would use a setting that an untrusted file may not make, or an invalid device
+    file.
+    """
     used, reasons = settings.used.get(command, ()), settings.untrusted
     unreadable = next((f"{name}: {settings.unreadable[name]}" for name in used if name in settings.unreadable), None)
     if unreadable is not None:
@@ -215,9 +218,10 @@ def refuse_untrusted(settings: Settings, command: str) -> None:
 
 
 def excess_of(option: click.Option, value: Any, folder: Path) -> str:
-    """Return why a value of a found file in `folder` needs trust although the option does not; "" where it needs none.
+    """Return why a value in an untrusted file needs trust although its option does not; "" if it does not.
 
-    It names a file outside of the folder, asks for more processes than the machine runs well, or takes very long.
+    Such a value names a file outside `folder`, asks for more processes than the machine can run well, or takes very
+    long.
     """
     texts = [str(text) for text in cast("list[Any]", value)] if isinstance(value, list) else [str(value)]
     if isinstance(option.type, SocName) or option.name == "init_arg":
@@ -235,7 +239,7 @@ def excess_of(option: click.Option, value: Any, folder: Path) -> str:
 
 
 def _unreadable(value: Any) -> str:
-    """Return why one of the device files among the names of devices cannot be read; "" where all can."""
+    """Return why one of the device files among the device names cannot be read; "" if all can."""
     from opreplay.traces.folders import open_regular
 
     names = cast("list[Any]", value) if isinstance(value, list) else [value]
@@ -249,7 +253,7 @@ def _unreadable(value: Any) -> str:
 
 
 def _is_outside(text: str, folder: Path) -> bool:
-    """Whether a text may name a file, with links followed, that does not lie below a folder."""
+    """Check whether a text may name a file, with links resolved, outside a folder."""
     if os.sep not in text and not text.lower().endswith(".toml") and not os.path.lexists(text):
         return False
     from opreplay.traces.folders import is_inside
@@ -261,7 +265,7 @@ def _is_outside(text: str, folder: Path) -> bool:
 
 
 def content_of(path: Path) -> bytes:
-    """What a file of options holds. Raises UsageError for one that cannot be read or is too large."""
+    """Return the contents of an options file. Raises UsageError if it cannot be read or is too large."""
     from opreplay.traces.folders import read_regular
 
     try:
@@ -285,7 +289,7 @@ def _table(path: Path, content: bytes) -> dict[str, Any]:
 
 
 def _dashed(path: Path, table: dict[str, Any]) -> dict[str, Any]:
-    """With names as flags have them: `op_time`, as --set takes it, is `op-time`."""
+    """Return the table with names as in flags: `op_time`, as in --set, becomes `op-time`."""
     names = [name.replace("_", "-") for name in table]
     twice = next((name for name, count in Counter(names).items() if count > 1), None)
     if twice is not None:
@@ -297,7 +301,7 @@ def _dashed(path: Path, table: dict[str, Any]) -> dict[str, Any]:
 
 
 def _options(command: click.Command) -> dict[str, click.Option]:
-    """Options by their flags without dashes."""
+    """Return options by their flags without dashes."""
     by_flag: dict[str, click.Option] = {}
     for option in command.params:
         if isinstance(option, click.Option):
@@ -310,7 +314,7 @@ def _options(command: click.Command) -> dict[str, click.Option]:
 def _take(
     values: dict[str, dict[str, Any]], path: Path, command: str, option: click.Option, value: Any, written: str
 ) -> None:
-    """Put a value where click finds it. Raises UsageError for one that the option does not take."""
+    """Store a value where click finds it. Raises UsageError if the option does not accept it."""
     texts = _texts(value, option)
     hint = f"It is as `opreplay {command}` takes --{written.rpartition('.')[2]}."
     if texts is None:
@@ -333,7 +337,7 @@ def _take(
 
 
 def _texts(value: Any, option: click.Option) -> bool | list[Any] | None:
-    """A flag's value, or all values of another option; None for what it does not take."""
+    """Return a flag's value, or all values of another option; None if the type is wrong."""
     if option.is_flag:
         return value if isinstance(value, bool) else None
     if isinstance(value, dict) and option.multiple:
@@ -345,14 +349,14 @@ def _texts(value: Any, option: click.Option) -> bool | list[Any] | None:
 
 
 def _is_plain(value: Any) -> bool:
-    """Whether a value is a text or a finite number."""
+    """Check whether a value is a text or a finite number."""
     if isinstance(value, float):
         return math.isfinite(value)
     return isinstance(value, (str, int)) and not isinstance(value, bool)
 
 
 def _placed(value: Any, option: click.Option, folder: Path) -> Any:
-    """A file that is named from the settings' folder as such, from wherever the command is run."""
+    """Resolve a file name relative to the options file's folder, independent of the current folder."""
     metavar = option.metavar or ""
     if isinstance(value, str) and ("FILE" in metavar or "FOLDER" in metavar) and os.path.exists(folder / value):
         return str(folder / value)
@@ -360,13 +364,13 @@ def _placed(value: Any, option: click.Option, folder: Path) -> Any:
 
 
 def _shown(value: Any) -> str:
-    """The value for a message, its middle left out where it is long."""
+    """Return the value for a message, with the middle of a long one left out."""
     text = ", ".join(map(str, cast("list[Any]", value))) if isinstance(value, list) else str(value)
     return text if len(text) <= _SHOWN else f"{text[: _SHOWN // 2]}…{text[-_SHOWN // 2 :]}"
 
 
 def refused(error: Exception) -> bool:
-    """Whether an error is about a file of options."""
+    """Check whether an error is about an options file."""
     from opreplay.traces.errors import UsageError
 
     return isinstance(error, UsageError)
@@ -389,7 +393,7 @@ def _unknown(path: Path, what: str, name: str, known: list[str]) -> UsageError:
 
 
 def folder() -> Path:
-    """`$XDG_STATE_HOME/opreplay/trusted`, or below `~/.local/state`."""
+    """Return `$XDG_STATE_HOME/opreplay/trusted`, or the same below `~/.local/state`."""
     base = os.environ.get("XDG_STATE_HOME", "")
     if not os.path.isabs(base):  # the specification: relative ones are ignored
         base = os.path.join(os.path.expanduser("~"), ".local", "state")
@@ -397,7 +401,7 @@ def folder() -> Path:
 
 
 def trust(path: Path, content: bytes) -> None:
-    """Remember a file as it is now. Raises OSError."""
+    """Remember a file with its current contents. Raises OSError."""
     place = folder()
     place.mkdir(mode=0o700, parents=True, exist_ok=True)
     if not _private(place):
@@ -408,14 +412,14 @@ def trust(path: Path, content: bytes) -> None:
 
 
 def is_trusted(path: Path, content: bytes) -> bool:
-    """Whether the user has said so of this very content at this place."""
+    """Check whether the user has trusted exactly these contents at this path."""
     with suppress(OSError):
         return _private(folder()) and (folder() / _key(path, content)).is_file()
     return False
 
 
 def _private(place: Path) -> bool:
-    """Whether a folder is the user's, and nobody else's to write in."""
+    """Check that only this user can write to a folder."""
     status = place.stat()
     return stat.S_ISDIR(status.st_mode) and status.st_uid == os.geteuid() and not status.st_mode & 0o022
 

@@ -1,5 +1,5 @@
 # pyright: strict
-"""What commands do before they begin, users' code and plans, and what predictions could not do, told on stderr."""
+"""Prepare commands: load user code and plans, and report on stderr what could not be predicted."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ UNUSED_SHOWN = 5
 
 
 def use_plugins(names: Sequence[str]) -> tuple[str, ...]:
-    """Load installed plugins and those of --plugin; say on stderr what they registered.
+    """Load installed plugins and those of --plugin; report on stderr what they registered.
 
-    Gives the files and modules that the user named, for other processes to load. Raises UsageError.
+    Returns the files and modules that the user named, for other processes to load. Raises UsageError.
     """
     from collections import Counter
 
@@ -122,8 +122,11 @@ def fused_as_asked(read: T, fused: Fused | None) -> T | ReplayPlan:
 def refuse_unused_initializers(
     registry: Registry, ops: Sequence[ReplayOp], plugins: Sequence[str], init_args: Sequence[str]
 ) -> None:
-    """Raises UsageError for a file of --plugin that has nothing but initializers, and for a setting init_arg, where
-    none of them names an op of the plan."""
+    """Raise UsageError for unused initializers.
+
+    That is a --plugin file with nothing but initializers, or a setting init_arg, if none of them names an op of the
+    plan.
+    """
     from opreplay.replay.ops.register import canonical_name
     from opreplay.replay.plan.select import nearest
     from opreplay.replay.plugins import registrations
@@ -149,7 +152,7 @@ def refuse_unused_initializers(
 
 
 def _tell_problems(contents: ExpectedContents | KeptContents) -> None:
-    """Say on stderr for how many ops the initializers could not make what predictions depend on."""
+    """Say on stderr for how many ops the initializers could not make the contents on which predictions depend."""
     from opreplay.cli.terminal import console
 
     for why, text in (

@@ -1,5 +1,5 @@
 # pyright: strict
-"""Entry point of the console script: Ctrl-C ends the command without a traceback from the first import on."""
+"""Entry point of the console script: Ctrl-C ends the command without a traceback, even during imports."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ INTERRUPTED = 130
 
 
 def main() -> NoReturn:
-    """Import the command and run it."""
+    """Import and run the command line."""
     before = signal.getsignal(signal.SIGINT)
     if before is signal.default_int_handler:  # not where it is ignored, as in a background job
         signal.signal(signal.SIGINT, _leave)
@@ -24,6 +24,6 @@ def main() -> NoReturn:
 
 
 def _leave(number: int, frame: FrameType | None) -> None:
-    """End at once: nothing was begun yet."""
+    """Exit immediately, since nothing has begun yet."""
     os.write(2, b"interrupted\n")
     os._exit(INTERRUPTED)

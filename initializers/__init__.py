@@ -1,2 +1,2 @@
 # pyright: strict
-"""Fill argument tensors with realistic values; knows tensors, not what devices cost."""
+"""Fill argument tensors with realistic values."""

@@ -1,5 +1,5 @@
 # pyright: strict
-"""Amounts of work and their text; owns no counting and knows no tensors."""
+"""Amounts of work and their text."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import msgspec
 
 
 class Amount(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """So many of something were done, of the most that the shapes allow."""
+    """A number of items that a call processes, of the most that its shapes allow."""
 
     what: str
     """Plural noun, e.g. "context tokens"."""
@@ -17,7 +17,7 @@ class Amount(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Work(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What the values of one call's arguments make it do."""
+    """The work that one call does, given the values of its arguments."""
 
     amounts: tuple[Amount, ...] = ()
     """The one that matters most comes first."""
@@ -34,14 +34,14 @@ class Work(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 def work(*amounts: Amount, warnings: tuple[str, ...] = (), same: bool = False) -> Work:
-    """Work whose `idle` follows from the first amount: nothing was done, or with `same` a single one of several."""
+    """Return Work whose `idle` follows from the first amount: 0, or with `same` a single one of several."""
     first = amounts[0]
     idle = first.done == 0 != first.most or (same and first.done == 1 and (first.most or 0) > 1)
     return Work(amounts=amounts, warnings=warnings, idle=idle)
 
 
 def amount_text(amount: Amount) -> str:
-    """ "8,192 of 65,536 context tokens (12.5 %)"."""
+    """Return "8,192 of 65,536 context tokens (12.5 %)"."""
     if amount.most is None:
         return f"{amount.done:,} {amount.what}"
     share = f" ({100 * amount.done / amount.most:.3g} %)" if 0 < amount.done < amount.most else ""
@@ -49,7 +49,7 @@ def amount_text(amount: Amount) -> str:
 
 
 def work_text(done: Work) -> str:
-    """All amounts in one line, the first one first."""
+    """Return all amounts on one line, in order."""
     totals = (("bytes read", done.bytes_read), ("bytes written", done.bytes_written), ("FLOPs", done.flops))
     further = [f"{total:,} {what}" for what, total in totals if total is not None]
     return "; ".join([*map(amount_text, done.amounts), *further])

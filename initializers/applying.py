@@ -1,7 +1,7 @@
 # pyright: strict
-"""Lets an initializer fill a call and checks what it did; whatever goes wrong in it becomes an InitializerError.
+"""Run an initializer on a call and check the result; any fault in it becomes an InitializerError.
 
-Owns the checks of results; which initializer a call gets is decided in `registry`.
+`registry` decides which initializer a call gets.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ TEXT_LENGTH = 400
 
 
 def applies(rule: CustomInit, context: InitContext) -> bool:
-    """Whether the initializer takes this call. Raises InitializerError when it cannot even say that.
+    """Check whether the initializer applies to this call. Raises InitializerError if that check fails.
 
-    Raises InternalError when one of opreplay's own raises anything else.
+    Raises InternalError if one of opreplay's own initializers raises anything else.
     """
     try:
         with _as_built_in(rule, context):
@@ -42,10 +42,10 @@ def applies(rule: CustomInit, context: InitContext) -> bool:
 
 
 def apply(rule: CustomInit, context: InitContext) -> InitReport:
-    """Let the initializer fill the tensors; its report, a line of text or nothing being taken for one.
+    """Let the initializer fill the tensors and return its report; a line of text or None is converted to one.
 
-    Raises InternalError for whatever one of opreplay's own raises but InitializerError; InitializerError for whatever
-    a user's raises, for a result of another type, and for tensors that it resized or replaced instead of filling them.
+    Raises InternalError if an initializer of opreplay raises anything but InitializerError. Raises InitializerError for
+    any exception of a user's initializer, a result of another type, and tensors resized or replaced instead of filled.
     """
     before = list(_tensors(context.args))
     try:
@@ -58,16 +58,18 @@ def apply(rule: CustomInit, context: InitContext) -> InitReport:
     after = list(_tensors(context.args))
     for name, tensor, shape, dtype in before:
         if not any(tensor is other and name == at for at, other, _, _ in after):
-            raise InitializerError(f"{name} was replaced by another value: fill the tensor in place")
+            raise InitializerError(f"{name} was replaced by another value; fill the tensor in place instead")
         if tuple(tensor.shape) != shape or tensor.dtype != dtype:
-            raise InitializerError(f"{name} was {dtype}{list(shape)} and is now {tensor.dtype}{list(tensor.shape)}")
+            raise InitializerError(
+                f"{name} was {dtype}{list(shape)} before and is {tensor.dtype}{list(tensor.shape)} now"
+            )
     return _report(result)
 
 
 def work_by(rule: CustomInit, context: InitContext) -> Work | None:
-    """What the initializer says of the work of a call whose arguments are filled.
+    """Return the initializer's statement of a filled call's work.
 
-    Raises InitializerError, naming the initializer, when it fails or says what is no Work or no whole number from 0 on.
+    Raises InitializerError, naming the initializer, if it fails or returns anything but Work with whole numbers >= 0.
     """
     try:
         with _as_built_in(rule, context):
@@ -90,7 +92,7 @@ MAX_AMOUNT = 1 << 62
 
 
 def _wrong_work(said: Any) -> str:
-    """What is no sound Work; "" for nothing."""
+    """Return what is invalid about a Work; "" if nothing is."""
     if not isinstance(said, Work):
         return f"{type(said).__name__} returned, not a Work"
     # Users' code may have put anything into it.
@@ -110,7 +112,7 @@ def _wrong_work(said: Any) -> str:
 
 
 def _all_of(values: object, kind: type) -> bool:
-    """Whether it is a tuple or list of values of one type."""
+    """Check whether it is a tuple or list of values of one type."""
     return isinstance(values, tuple | list) and all(isinstance(value, kind) for value in cast("list[object]", values))
 
 
@@ -121,7 +123,9 @@ def _is_amount(name: str, value: object) -> bool:
 
 
 def fingerprints(context: InitContext, names: Collection[str]) -> dict[str, tuple[int, ...]]:
-    """What changes when a tensor of one of these arguments is written to, by torch or past it (numpy, `.data`)."""
+    """Return values that change if a tensor of these arguments is written, by torch or bypassing it (numpy,
+    `.data`).
+    """
     marks: dict[str, tuple[int, ...]] = dict.fromkeys(names, ())
     for name, tensor in context.tensors():
         if name in marks:
@@ -132,7 +136,7 @@ def fingerprints(context: InitContext, names: Collection[str]) -> dict[str, tupl
 
 
 def _as_built_in(rule: CustomInit, context: InitContext) -> AbstractContextManager[None]:
-    """Only InitializerError may leave an initializer that ships with opreplay; a user's may raise anything."""
+    """Allow only InitializerError to leave a built-in initializer; a user's initializer may raise anything."""
     if not type(rule).__module__.startswith("opreplay."):
         return nullcontext()
     return strict(f"initializer {rule.name} for {context.op}", InitializerError)
@@ -150,12 +154,14 @@ def _report(result: Any) -> InitReport:
     if result is None or isinstance(result, str):
         return InitReport(summary=_short(result or ""))
     if not isinstance(result, InitReport):
-        raise InitializerError(f"initialize returned {type(result).__name__}, not an InitReport or a line of text")
+        raise InitializerError(
+            f"initialize returned {type(result).__name__}; it must return an InitReport or a line of text"
+        )
     report: Any = result  # users' code may have put anything into it
     texts: object = report.assumed
     assumed = cast("Mapping[object, object]", texts) if isinstance(texts, Mapping) else None
     if assumed is None or not all(isinstance(text, str) for text in (report.summary, *assumed, *assumed.values())):
-        raise InitializerError("the report's summary must be text, and what it assumed text by argument")
+        raise InitializerError("the report's summary must be text, and its assumptions must be text by argument")
     if report.lengths is not None and not isinstance(report.lengths, BatchLengths):
         raise InitializerError("the report's lengths must be BatchLengths")
     return replace(
@@ -170,7 +176,7 @@ def _short(text: str) -> str:
 
 
 def _said(error: BaseException) -> str:
-    """ "ValueError: what it says (file.py:12)", the place for files that are not opreplay's."""
+    """Return "ValueError: message (file.py:12)", with the location if the file is not opreplay's."""
     first = (str(error).splitlines() or [""])[0]
     place = failed_at(error)
     package = Path(__file__).resolve().parents[1]

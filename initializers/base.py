@@ -1,5 +1,5 @@
 # pyright: strict
-"""What an initializer is: it fills the argument tensors of the ops it names; owns no rule and no order of rules."""
+"""Base classes of initializers, which fill the argument tensors of the ops that they name."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class InitializerError(Exception):
-    """An initializer cannot make valid values; the op is then not replayed, and the message says why."""
+    """An initializer cannot make valid values; the op is not replayed, and the message says why."""
 
 
 OptionValue = int | float | str | bool | None
@@ -25,7 +25,7 @@ OptionValue = int | float | str | bool | None
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Option:
-    """One setting of an initializer, given as `--set init_arg=NAME.OPTION=VALUE`."""
+    """A setting of an initializer, given as `--set init_arg=NAME.OPTION=VALUE`."""
 
     name: str
     type: type[int] | type[float] | type[str] | type[bool]
@@ -38,7 +38,7 @@ class Option:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchLengths:
-    """Sequences of a batch: sequence i has query[i] new tokens and sees kv[i] tokens in all."""
+    """Sequences of a batch: sequence i has query[i] new tokens and attends to kv[i] tokens in total."""
 
     query: tuple[int, ...]
     kv: tuple[int, ...]
@@ -46,7 +46,7 @@ class BatchLengths:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InitContext:
-    """One call whose tensors are allocated and already hold plain seeded values of their types."""
+    """One call whose tensors are allocated and already hold plain seeded values of their dtypes."""
 
     op: str
     """Name as recorded, "namespace::op"."""
@@ -71,33 +71,37 @@ class InitContext:
     """Names of the arguments that are passed by keyword."""
 
     def tensor(self, name: str) -> torch.Tensor | None:
-        """The tensor argument `name`, or None when it is absent or no single tensor."""
+        """Return the tensor argument `name`, or None if it is absent or not a single tensor."""
         value = self.args.get(name)
         return value if hasattr(value, "data_ptr") else None
 
     def need(self, name: str, dims: int = 0) -> torch.Tensor:
-        """The tensor argument `name`. Raises InitializerError when there is none of at least `dims` dimensions."""
+        """Return the tensor argument `name`. Raises InitializerError if there is none with at least `dims`
+        dimensions.
+        """
         value = self.tensor(name)
         if value is None:
             raise InitializerError(f"{self.op} has no tensor argument {name!r}")
         if value.dim() < dims:
-            raise InitializerError(f"{self.op}: {name} has {value.dim()} dimensions, at least {dims} are needed")
+            raise InitializerError(f"{self.op}: {name} has {value.dim()} dimensions, but needs at least {dims}")
         return value
 
     def flag(self, name: str, default: bool = False) -> bool:
-        """Whether the argument `name` is set. Raises InitializerError for what is no number."""
+        """Check whether the argument `name` is set. Raises InitializerError if it is not a number."""
         value = self.args.get(name, default)
         if value is not None and not isinstance(value, (bool, int, float)):
             raise InitializerError(f"{self.op}: {name} is neither true nor false")
         return bool(value)
 
     def first(self, names: Sequence[str], *, elements: bool = False, dims: int = 0) -> torch.Tensor | None:
-        """The first tensor argument under one of these names; on demand not empty, or of so many dimensions."""
+        """Return the first tensor argument with one of these names; optionally only if non-empty or of `dims`
+        dimensions.
+        """
         tensors = (value for name in names if (value := self.tensor(name)) is not None)
         return next((t for t in tensors if t.dim() >= dims and (t.numel() or not elements)), None)
 
     def tensors(self) -> list[tuple[str, torch.Tensor]]:
-        """All tensors with the names of their arguments, lists flattened."""
+        """Return all tensors with the names of their arguments, with lists flattened."""
         named: list[tuple[str, torch.Tensor]] = []
         for name, value in self.args.items():
             items = cast("Sequence[Any]", value) if isinstance(value, (list, tuple)) else (value,)
@@ -109,7 +113,7 @@ class InitContext:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InitReport:
-    """What an initializer did."""
+    """A report of what an initializer did."""
 
     summary: str = ""
     """One line for people, e.g. "141 indices in [0, 30522)"."""
@@ -120,20 +124,20 @@ class InitReport:
 
 
 def extent(tensor: torch.Tensor, dim: int = 0) -> int:
-    """The size along a dimension. Raises InitializerError where the tensor has none of that number."""
+    """Return the size of a dimension. Raises InitializerError if the tensor has no such dimension."""
     if not -tensor.dim() <= dim < tensor.dim():
         raise InitializerError(f"a tensor of shape {list(tensor.shape)} has no dimension {dim}")
     return tensor.shape[dim]
 
 
 class CustomInit:
-    """Base of all initializers: subclass, name the ops, fill their tensors in place.
+    """Base class of all initializers: subclass it, name the ops, fill their tensors in place.
 
-    `options` are settings that the user may give; `context.options` then holds a value for each of them.
+    `options` are settings that the user may give; `context.options` holds a value for each of them.
 
-    `name` identifies the initializer in results; `op_patterns` are exact op names, which rows of `replay.ops` give to
-    built-ins; among initializers that name the same op the highest `priority` wins (built-ins have 0), then the one
-    registered first.
+    `name` identifies the initializer in results. `op_patterns` are exact op names; for built-ins, rows of `replay.ops`
+    provide them. Of initializers that name the same op, the one with the highest `priority` is used (built-ins have 0),
+    then the one registered first.
     """
 
     name: ClassVar[str] = ""
@@ -142,29 +146,31 @@ class CustomInit:
     options: ClassVar[tuple[Option, ...]] = ()
 
     def applies_to(self, context: InitContext) -> bool:
-        """Whether this call, of an op that is named, is one for this initializer."""
+        """Check whether this initializer applies to this call of a named op."""
         return True
 
     def check_options(self, options: Mapping[str, OptionValue]) -> None:
-        """Look at the options together, before anything runs. Raise InitializerError for what cannot work."""
+        """Check the options together before anything runs. Raise InitializerError for a combination that cannot
+        work.
+        """
 
     def initialize(self, context: InitContext) -> InitReport | str | None:
-        """Fill tensors of `context.args` in place; a line of text stands for a report that has nothing but a summary.
+        """Fill tensors of `context.args` in place; a line of text stands for a report with only a summary.
 
-        Raise InitializerError when no valid values can be made.
+        Raise InitializerError if no valid values can be made.
         """
         raise NotImplementedError
 
     def work(self, context: InitContext) -> Work | None:
-        """How much one call really does, told of arguments that `initialize` has filled; None: nothing to say.
+        """Return how much work one call does, based on arguments that `initialize` has filled; None if unknown.
 
-        Read for ops that no family of opreplay's counts: `run --check work` shows it, and bytes stand in the place of
-        the arguments' sizes where no rule predicts the op. Only whole numbers in arguments need hold what was filled.
-        Raise InitializerError when the arguments fit no call.
+        Used for ops whose work opreplay does not count: `run --check work` shows it, and its bytes replace the
+        arguments' sizes if no rule predicts the op. Only integer arguments are guaranteed to hold the filled values.
+        Raise InitializerError if the arguments do not form a valid call.
         """
         return None
 
 
 def says_work(rule: CustomInit) -> bool:
-    """Whether an initializer has a `work` of its own."""
+    """Check whether an initializer overrides `work`."""
     return type(rule).work is not CustomInit.work

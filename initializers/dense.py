@@ -1,7 +1,7 @@
 # pyright: strict
 """Values that every tensor gets before an op's own rule: N(0, 1), safe integers, fair coins, and by argument name.
 
-Owns no rule for a single op: see `domains`, `indices`, `masks` and `attention`.
+Rules for single ops are in `domains`, `indices`, `masks` and `attention`.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ INTEGERS_BELOW = 100
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Values:
-    """A kind of random numbers: N(0, 1), uniform in [low, high), integers in [low, high), or fair coins."""
+    """A distribution: N(0, 1), uniform in [low, high), integers in [low, high), or fair coins."""
 
     kind: Literal["normal", "uniform", "integers", "coins"]
     low: float = 0.0
@@ -43,14 +43,14 @@ class Values:
 
 
 class DenseInit(CustomInit):
-    """The values that every op starts from; never registered, since it holds for all ops."""
+    """The initial values for every op; never registered, since it applies to all ops."""
 
     name = "dense"
 
     def initialize(self, context: InitContext) -> InitReport:
-        """Fill every tensor; integers stay below every dimension that they could possibly index.
+        """Fill every tensor; integers stay below every dimension that they could index.
 
-        Raises InternalError for whatever goes wrong.
+        Raises InternalError if anything goes wrong.
         """
         high = safe_bound(context)
         assumed: dict[str, str] = {}
@@ -63,7 +63,7 @@ class DenseInit(CustomInit):
 
 
 def safe_bound(context: InitContext) -> int:
-    """A bound that keeps integers inside every tensor they may index: the least dimension above 1 of the float ones."""
+    """Return a bound that keeps integers valid as indices of any float tensor: its smallest dimension above 1."""
     dims = [
         dim
         for _, tensor in context.tensors()
@@ -75,7 +75,7 @@ def safe_bound(context: InitContext) -> int:
 
 
 def values_for(name: str, dtype: torch.dtype, high: int) -> Values:
-    """What a tensor argument of this name and dtype starts from; integers stay below `high`."""
+    """Return the initial values of a tensor argument with this name and dtype; integers stay below `high`."""
     if name in STEPS:
         return Values(kind="integers", low=1, high=11)
     if dtype is torch.bool:

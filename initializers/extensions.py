@@ -1,7 +1,7 @@
 # pyright: strict
-"""Users' initializers: registered by decorator, from a file or module, or by entry point; and TraceLens's classes.
+"""User initializers: registered by decorator, from a file or module, or by entry point; and TraceLens's classes.
 
-Owns how they are found and loaded; which one an op gets is decided in `registry`.
+Finds and loads them; `registry` decides which one an op gets.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ _sources: dict[str, str] = {}
 
 
 def register_initializer(kind: Kind) -> Kind:
-    """Class decorator: make an initializer known, a `CustomInit` or one written for TraceLens.
+    """Class decorator that registers an initializer: a `CustomInit` or a class written for TraceLens.
 
-    Raises UsageError for a name that another class has, and for a class that no op could get.
+    Raises UsageError for a name that is taken, and for a class that no op could get.
     """
     adapted = kind if issubclass(kind, CustomInit) else adapt_tracelens(kind)
     refuse_unusable(adapted, adapted.op_patterns, kind)
@@ -46,7 +46,7 @@ def register_initializer(kind: Kind) -> Kind:
         raise UsageError(
             f"{place_of_class(kind)}: there is already an initializer named {adapted.name!r}, from "
             f"{place_of_class(known)}",
-            hint="Give yours another name.",
+            hint="Choose another name.",
         )
     _registered[adapted.name] = adapted
     _sources[adapted.name] = current_source()
@@ -56,10 +56,10 @@ def register_initializer(kind: Kind) -> Kind:
 def extend(
     registry: Registry, modules: Sequence[str] = (), settings: Sequence[str] = (), *, plugins: bool = True
 ) -> Registry:
-    """Add the users' initializers and, with `plugins`, those of installed packages, and take the settings of all.
+    """Add the users' initializers and, with `plugins`, those of installed packages, and apply all settings.
 
-    `modules` are files ending in .py, or names of modules; both are run. Raises UsageError for what cannot be loaded,
-    for duplicates and for wrong settings.
+    `modules` are files ending in .py, or names of modules; both are run. Raises UsageError for a module that cannot be
+    loaded, for duplicates and for wrong settings.
     """
     for name in modules:
         load_user_code(name, flag="--plugin")
@@ -82,7 +82,7 @@ def clear_registrations() -> None:
 
 @contextmanager
 def without_registrations() -> Generator[None, None, None]:
-    """What this program registered is not looked at meanwhile."""
+    """Ignore this program's registrations inside the context."""
     before = dict(_registered)
     _registered.clear()
     try:
@@ -92,19 +92,21 @@ def without_registrations() -> Generator[None, None, None]:
 
 
 def registered() -> dict[str, tuple[type[CustomInit], str]]:
-    """The initializers that `register_initializer` has seen, by name, each with what was being loaded then."""
+    """Return the registered initializers by name, each with the file or module that was being loaded."""
     return {name: (kind, _sources[name]) for name, kind in _registered.items()}
 
 
 def adapt_tracelens(kind: type) -> type[CustomInit]:
-    """A class with TraceLens's interface as an initializer.
+    """Wrap a class with TraceLens's interface as an initializer.
 
     It has `op_patterns` and `initialize(replayer, **kwargs)`, and may have `applies_to(replayer)`, `name` and
     `priority`; the replayer has `args`, `kwargs`, `event` and `event_replay_IR`. Raises UsageError for another class.
     """
     patterns = getattr(kind, "op_patterns", None)
     if not patterns or not callable(getattr(kind, "initialize", None)):
-        raise UsageError(f"{kind.__name__} is no initializer", hint="It needs op_patterns and initialize.")
+        raise UsageError(
+            f"{kind.__name__} is not an initializer", hint="It needs attributes op_patterns and initialize."
+        )
     original: Any = kind()
 
     class Adapted(CustomInit):
@@ -125,7 +127,9 @@ def adapt_tracelens(kind: type) -> type[CustomInit]:
 
 
 def replayer_of(context: InitContext) -> SimpleNamespace:
-    """What TraceLens's initializers see of a call; tensors are the call's own, to be filled in place."""
+    """Return the call in the form that TraceLens's initializers expect; tensors are the call's own, to fill in
+    place.
+    """
     by_place = {name: value for name, value in context.args.items() if name not in context.keyword_only}
     by_name = {name: value for name, value in context.args.items() if name in context.keyword_only}
     dims = [[list(m.shape) if m else [] for m in context.metas.get(name, ())] for name in context.args]

@@ -1,9 +1,9 @@
 # pyright: strict
-"""Seeded values for tensors of every dtype, strides and overlap; knows nothing of ops.
+"""Fill tensors of every dtype, stride and overlap with seeded values.
 
-Every function fills the storage that a tensor reaches, not its elements one by one, so that overlapping and expanded
-tensors get consistent values, and repeats one random block, so that a gigabyte takes no longer than copying it.
-The same generator state gives the same bytes.
+Every function fills the storage that a tensor spans rather than its elements one by one, so that overlapping and
+expanded tensors get consistent values, and repeats one random block, so that a gigabyte takes no longer than copying
+it. The same generator state gives the same bytes.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ Draw = Callable[[int], torch.Tensor]
 
 
 def span(tensor: torch.Tensor) -> torch.Tensor:
-    """A 1-D view of all storage between the tensor's first and last element, gaps included."""
+    """Return a 1-D view of all storage between the tensor's first and last element, gaps included."""
     if tensor.numel() == 0:
         return tensor.new_empty(0)
     reach = 1 + sum((d - 1) * s for d, s in zip(tensor.shape, tensor.stride(), strict=True))
@@ -48,26 +48,26 @@ def span(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def elements(tensor: torch.Tensor) -> list[Any]:
-    """The numbers of a 1-D tensor as Python's: torch leaves the type of `tolist` open."""
+    """Return the values of a 1-D tensor as Python numbers; gives `tolist` a type."""
     return cast("list[Any]", tensor.tolist())  # pyright: ignore[reportUnknownMemberType]
 
 
 def whole(tensor: torch.Tensor) -> torch.Tensor:
-    """int64 [elements] on the CPU: the numbers of a tensor. Raises InitializerError for complex ones."""
+    """Return a tensor's numbers as int64 [elements] on the CPU. Raises InitializerError for complex ones."""
     if tensor.is_complex():
-        raise InitializerError("complex numbers where whole ones are needed")
+        raise InitializerError("found complex numbers where integers are needed")
     return tensor.detach().reshape(-1).to("cpu", torch.int64)
 
 
 def is_integer(dtype: torch.dtype) -> bool:
-    """Integers proper: no bool, no quantized type, none that torch cannot compute with."""
+    """Check for a plain integer dtype: not bool, not quantized, and supported by torch's arithmetic."""
     if dtype is torch.bool or dtype in WITHOUT_ARITHMETIC:
         return False
     return not (dtype.is_floating_point or dtype.is_complex or _is_quantized(dtype))
 
 
 def plain(tensor: torch.Tensor, generator: torch.Generator, *, low: int = 0, high: int = 100) -> None:
-    """Values that suit most ops: N(0, 1) for floats, [low, high) for integers, fair coins for bool."""
+    """Fill with values that suit most ops: N(0, 1) for floats, [low, high) for integers, fair coins for bool."""
     if tensor.dtype is torch.bool:
         coins(tensor, generator)
     elif tensor.dtype in WITHOUT_ARITHMETIC:
@@ -79,17 +79,19 @@ def plain(tensor: torch.Tensor, generator: torch.Generator, *, low: int = 0, hig
 
 
 def normal(tensor: torch.Tensor, generator: torch.Generator, mean: float = 0.0, std: float = 1.0) -> None:
-    """N(mean, std²); both parts for complex types; positive powers of two near 1 for e8m0 scales."""
+    """Fill with N(mean, std²), both parts for complex types; e8m0 scales get powers of two near 1."""
     _floats(tensor, lambda out: out.normal_(mean, std, generator=generator))
 
 
 def uniform(tensor: torch.Tensor, generator: torch.Generator, low: float, high: float) -> None:
-    """Uniform in [low, high), rounded to the dtype."""
+    """Fill uniformly in [low, high), rounded to the dtype."""
     _floats(tensor, lambda out: out.uniform_(low, high, generator=generator))
 
 
 def integers(tensor: torch.Tensor, generator: torch.Generator, low: int, high: int) -> None:
-    """Uniform integers in [low, high), also for float dtypes; never all equal where two values and elements exist."""
+    """Fill with uniform integers in [low, high), also for float dtypes; never all equal if two values and elements
+    exist.
+    """
     largest = _largest(tensor.dtype)
     high = max(low + 1, min(high, largest + 1))
 
@@ -102,7 +104,7 @@ def integers(tensor: torch.Tensor, generator: torch.Generator, low: int, high: i
 
 
 def drawn(tensor: torch.Tensor, draw: Draw, bound: int) -> None:
-    """Integers in [0, bound) that `draw` makes; never all equal where two values and elements exist."""
+    """Fill with integers in [0, bound) from `draw`; never all equal if two values and elements exist."""
     _repeat(span(tensor), draw)
     if bound > 1 and tensor.numel() > 1:
         first = int(span(tensor)[0])
@@ -110,7 +112,7 @@ def drawn(tensor: torch.Tensor, draw: Draw, bound: int) -> None:
 
 
 def coins(tensor: torch.Tensor, generator: torch.Generator, density: float = 0.5) -> None:
-    """True, or one, with probability `density`."""
+    """Fill with True, or 1, with probability `density`."""
 
     def draw(count: int) -> torch.Tensor:
         return torch.rand((count,), generator=generator, device=tensor.device) < density
@@ -119,8 +121,10 @@ def coins(tensor: torch.Tensor, generator: torch.Generator, density: float = 0.5
 
 
 def signs(tensor: torch.Tensor, generator: torch.Generator) -> None:
-    """+1 or -1, so that multiplying again and again neither grows nor shrinks; only +1 for unsigned types, and for a
-    single factor: what is positive, as second moments are, stays so."""
+    """Fill with +1 or -1, so that repeated multiplication neither grows nor shrinks values.
+
+    Unsigned types and single factors get only +1, so that positive values, such as second moments, stay positive.
+    """
 
     def draw(count: int) -> torch.Tensor:
         flips = torch.randint(0, 2, (count,), generator=generator, device=tensor.device) * 2 - 1
@@ -130,10 +134,10 @@ def signs(tensor: torch.Tensor, generator: torch.Generator) -> None:
 
 
 def assign(tensor: torch.Tensor, values: torch.Tensor) -> None:
-    """Copy values from any device, broadcast and cast; where elements share storage the last one written stays.
+    """Copy values from any device, broadcast and cast; if elements share storage, the last one written stays.
 
-    A list of as many values as the tensor has elements fills it in order, whatever its dimensions.
-    Raises InitializerError for values that can be spread over no tensor of this shape.
+    A list of as many values as the tensor has elements fills it in order, regardless of its dimensions. Raises
+    InitializerError for values that cannot be broadcast to the tensor's shape.
     """
     values = values.to(tensor.device)
     if values.dim() == 1 and values.numel() == tensor.numel():
@@ -153,29 +157,29 @@ def assign(tensor: torch.Tensor, values: torch.Tensor) -> None:
 
 
 def broadcastable(shape: Sequence[int], other: Sequence[int]) -> bool:
-    """Whether tensors of two shapes can be used together, element by element."""
+    """Check whether tensors of two shapes can be combined elementwise."""
     return all(1 in sizes or sizes[0] == sizes[1] for sizes in zip(reversed(shape), reversed(other), strict=False))
 
 
 def spreads(shape: Sequence[int], over: Sequence[int]) -> bool:
-    """Whether values of one shape can be broadcast to another one."""
+    """Check whether values of one shape can be broadcast to another one."""
     return len(shape) <= len(over) and all(
         size in (1, wider) for size, wider in zip(reversed(shape), reversed(over), strict=False)
     )
 
 
 def even_cuts(parts: int, total: int) -> torch.Tensor:
-    """int64 [parts + 1]: ascending from 0 to `total` in even steps."""
+    """Return int64 [parts + 1], ascending from 0 to `total` in even steps."""
     return torch.arange(parts + 1) * total // max(1, parts)
 
 
 def edges_of(lengths: torch.Tensor) -> torch.Tensor:
-    """[n + 1]: where rows of these lengths begin, from 0, and where the last ends."""
+    """Return [n + 1] offsets of rows with these lengths, from 0 to their sum."""
     return torch.cat((lengths.new_zeros(1), lengths.cumsum(0)))
 
 
 def assign_rows(tensor: torch.Tensor, rows: torch.Tensor) -> None:
-    """Copy rows [n, ...] to the first dimension of a tensor [m, ...], again and again where m is larger."""
+    """Copy rows [n, ...] to the first dimension of a tensor [m, ...], repeating them if m is larger."""
     for begin in range(0, tensor.shape[0], max(1, rows.shape[0])):
         part = tensor[begin : begin + rows.shape[0]]
         assign(part, rows[: part.shape[0]])
@@ -183,7 +187,7 @@ def assign_rows(tensor: torch.Tensor, rows: torch.Tensor) -> None:
 
 @contextmanager
 def one_thread() -> Generator[None, None, None]:
-    """torch works on one thread: drawing and copying indices is too short for more, which wait for each other."""
+    """Limit torch to one thread: drawing and copying indices is too short to benefit from more."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -193,7 +197,7 @@ def one_thread() -> Generator[None, None, None]:
 
 
 def _overlaps(tensor: torch.Tensor) -> bool:
-    """Whether two elements may share storage: some stride does not clear what the smaller strides reach."""
+    """Check whether two elements may share storage: some stride is smaller than the span of the smaller strides."""
     reach = 0
     for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
         if size > 1:
@@ -221,7 +225,7 @@ def _floats(tensor: torch.Tensor, draw_into: Callable[[torch.Tensor], torch.Tens
 
 
 def _repeat(target: torch.Tensor, draw: Draw) -> None:
-    """Fill a 1-D tensor with one random block, repeated by copies that double."""
+    """Fill a 1-D tensor with one random block, repeated by copies of doubling size."""
     count = target.numel()
     if count == 0:
         return
@@ -235,14 +239,14 @@ def _repeat(target: torch.Tensor, draw: Draw) -> None:
 
 
 def _set_two_apart(tensor: torch.Tensor, low: int, high: int) -> None:
-    """Make the first and the last element differ; they are the same storage only where all strides are 0."""
+    """Make the first and the last element differ; they share storage only if all strides are 0."""
     flat = span(tensor)
     if flat.numel() > 1:
         flat[0], flat[-1] = low, high
 
 
 def _largest(dtype: torch.dtype) -> int:
-    """The largest integer up to which `dtype` holds all of them."""
+    """Return the largest n such that `dtype` represents all integers up to n."""
     if dtype is torch.bool:
         return 1
     if dtype.is_floating_point:

@@ -1,5 +1,5 @@
 # pyright: strict
-"""The ordered rules that say which initializer an op gets; the first match wins and duplicates are refused."""
+"""The ordered rules that decide which initializer an op gets: the first match is used, and duplicates are refused."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from opreplay.traces.errors import UsageError
 
 
 class Registry:
-    """Initializers by op name, highest priority first, then in the order of registration."""
+    """Initializers by op name, highest priority first, then in order of registration."""
 
     def __init__(self, roles: Mapping[str, str] | None = None) -> None:
-        """`roles`: by op, where a built-in initializer has several ways."""
+        """Create a registry; `roles` gives the variant for each op of a built-in initializer with several variants."""
         self._by_op: dict[str, list[CustomInit]] = {}
         self._by_name: dict[str, CustomInit] = {}
         self._roles = dict(roles or {})
@@ -29,9 +29,8 @@ class Registry:
     def register(self, initializer: CustomInit) -> CustomInit:
         """Add an initializer.
 
-        Raises UsageError for one without a name or ops, for options that are not sound, for a name that is taken, and
-        for an op that another initializer of the same class or without a condition of its own already has at the same
-        priority.
+        Raises UsageError for one without a name or ops, invalid options, a name that is taken, and an op for which an
+        initializer of the same class, or one without a condition, is already registered at the same priority.
         """
         kind = type(initializer)
         ops = initializer.op_patterns
@@ -52,21 +51,21 @@ class Registry:
         return initializer
 
     def find(self, context: InitContext) -> CustomInit | None:
-        """The first initializer that names the op and applies to this call, or None.
+        """Return the first initializer that names the op and applies to this call, or None.
 
-        Raises InitializerError when one cannot say whether it does.
+        Raises InitializerError if one fails to decide whether it applies.
         """
         context = self._with_role(context)
         return next((rule for rule in self._by_op.get(context.op, ()) if applies(rule, context)), None)
 
     def rules_for(self, op: str) -> tuple[CustomInit, ...]:
-        """All initializers that name the op, the first to be asked first."""
+        """Return all initializers that name the op, in the order in which they are tried."""
         return tuple(self._by_op.get(op, ()))
 
     def configure(self, settings: Sequence[str]) -> None:
-        """Take settings "NAME.OPTION=VALUE".
+        """Apply settings "NAME.OPTION=VALUE".
 
-        Raises UsageError for unknown names, bad values, one given twice, and options that do not fit together.
+        Raises UsageError for unknown names, bad values, one given twice, and options that cannot be combined.
         """
         for text in settings:
             name, option, value = parse_setting(text, self)
@@ -81,18 +80,18 @@ class Registry:
                 raise UsageError(f"initializer {name!r}: {error}") from error
 
     def options_of(self, rule: CustomInit) -> Mapping[str, OptionValue]:
-        """A value for each option of an initializer."""
+        """Return a value for each option of an initializer."""
         return {**defaults(rule), **self._settings.get(rule.name, {})}
 
     def apply(self, rule: CustomInit, context: InitContext) -> InitReport:
-        """Let an initializer fill the tensors, with its options; on one thread. Raises InitializerError if it fails."""
+        """Let an initializer with its options fill the tensors on one thread. Raises InitializerError if it fails."""
         from opreplay.initializers.fill import one_thread
 
         with one_thread():
             return apply(rule, replace(self._with_role(context), options=self.options_of(rule)))
 
     def work(self, context: InitContext) -> Work | None:
-        """What the initializer of a filled call says of its work. Raises InitializerError if it fails."""
+        """Return the work of a filled call according to its initializer. Raises InitializerError if it fails."""
         rule = next((rule for rule in self._by_op.get(context.op, ()) if says_work(rule)), None)
         if rule is None or self.find(context) is not rule:
             return None
@@ -115,7 +114,9 @@ class Registry:
         return len(self._by_name)
 
     def _refuse_shadowed(self, op: str, kind: type[CustomInit]) -> None:
-        """An unconditional rule of the same priority would hide the new one for ever, or be hidden by it."""
+        """Refuse an unconditional rule of equal priority that would permanently hide the new one, or be hidden by
+        it.
+        """
         for rule in self._by_op.get(op, ()):
             if rule.priority == kind.priority and CustomInit.applies_to in (type(rule).applies_to, kind.applies_to):
                 raise UsageError(
@@ -162,7 +163,7 @@ def _hint_for(op: object) -> str:
 
 
 def built_in_kinds() -> list[type[CustomInit]]:
-    """The classes of all initializers that ship with opreplay, which name no ops yet. Imports torch."""
+    """Return the classes of all built-in initializers, which do not name their ops yet. Imports torch."""
     from opreplay.initializers.rules import (
         attention,
         domains,

@@ -1,8 +1,5 @@
 # pyright: strict
-"""Settings of initializers as text, `NAME.OPTION=VALUE`, checked against what the initializer declares.
-
-Owns the grammar and the checks; who reads the values are the initializers.
-"""
+"""Parse settings of initializers, `NAME.OPTION=VALUE`, and check them against the initializer's declaration."""
 
 from __future__ import annotations
 
@@ -24,35 +21,37 @@ class Known(Protocol):
 
 
 def defaults(rule: CustomInit) -> dict[str, OptionValue]:
-    """The value of each option where the user says nothing."""
+    """Return the default value of each option."""
     return {option.name: option.default for option in rule.options}
 
 
 def check_declared(kind: type[CustomInit]) -> None:
-    """Raises UsageError for two options of one name, and for a default that the option itself would not take."""
+    """Raise UsageError for two options with one name, and for a default that the option itself does not accept."""
     names = [option.name for option in kind.options]
     if len(set(names)) != len(names):
-        raise UsageError(f"initializer {kind.name!r} has two options of one name")
+        raise UsageError(f"initializer {kind.name!r} has two options with the same name")
     for option in kind.options:
         value, shown = option.default, f"the default of {kind.name}.{option.name}"
         allowed = ACCEPTED.get(option.type, option.type)
         if value is None:
             continue
         if not isinstance(value, allowed) or (isinstance(value, bool) and option.type is not bool):
-            raise UsageError(f"{shown} is {value!r}, which is no {option.type.__name__}")
+            raise UsageError(f"{shown} is {value!r}, which is not of type {option.type.__name__}")
         if option.choices and value not in option.choices:
-            raise UsageError(f"{shown} is {value!r}, which is none of its choices")
+            raise UsageError(f"{shown} is {value!r}, which is not one of its choices")
 
 
 def parse_setting(text: str, known: Known) -> tuple[str, str, OptionValue]:
-    """(initializer, option, value) of "NAME.OPTION=VALUE".
+    """Parse "NAME.OPTION=VALUE" to (initializer, option, value).
 
-    Raises UsageError, naming what would be right, for another form, unknown names and values that are not allowed.
+    Raises UsageError, naming valid alternatives, for another form, unknown names and values that are not allowed.
     """
     key, equals, value = text.partition("=")
     name, dot, chosen = key.strip().partition(".")
     if not equals or not dot:
-        raise UsageError(f"{text!r} is no setting", hint="Write NAME.OPTION=VALUE, e.g. moe_routing.distribution=zipf.")
+        raise UsageError(
+            f"{text!r} is not a setting", hint="Write NAME.OPTION=VALUE, e.g. moe_routing.distribution=zipf."
+        )
     rule = known[name]
     option = next((option for option in rule.options if option.name == chosen), None)
     if option is None:

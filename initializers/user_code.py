@@ -1,7 +1,7 @@
 # pyright: strict
-"""Runs the user's own files and modules, each once, and remembers on whose behalf; owns no registry.
+"""Run the user's files and modules, each once, and remember which option or package loaded them.
 
-Only what the user names on the command line or has installed as a plugin comes here, never a name from a trace.
+Only names that the user gives on the command line or has installed as plugins come here, never a name from a trace.
 """
 
 from __future__ import annotations
@@ -38,13 +38,15 @@ _source = PROGRAM
 
 
 def current_source() -> str:
-    """What is being loaded now, for registries that say where an entry is from: "--plugin my_ops.py"."""
+    """Return what is being loaded, for registries that record the origin of entries: "--plugin my_ops.py"."""
     return _source
 
 
 @contextmanager
 def loading(source: str) -> Generator[None, None, None]:
-    """Say on whose behalf code runs; the outermost wins, since that is what the user named."""
+    """Set the origin of code that runs inside the context; the outermost one, which the user named, takes
+    precedence.
+    """
     global _source
     before = _source
     if before == PROGRAM:
@@ -57,7 +59,7 @@ def loading(source: str) -> Generator[None, None, None]:
 
 @contextmanager
 def without_user_code() -> Generator[None, None, None]:
-    """Within it, installed plugins do not exist, and a file or module that is named is refused."""
+    """Hide installed plugins inside the context, and refuse named files and modules."""
     before = _allowed.set(False)
     try:
         yield
@@ -66,17 +68,17 @@ def without_user_code() -> Generator[None, None, None]:
 
 
 def installed(group: str) -> Sequence[EntryPoint]:
-    """The plugins that packages install under the name of a group."""
+    """Return the plugins that packages install under a group name."""
     return tuple(entry_points(group=group)) if _allowed.get() else ()
 
 
 def load_user_code(name: str, *, flag: str) -> None:
     """Run a .py file, or import a module, unless that was done before.
 
-    Raises UsageError that names the flag, the file and the line for whatever fails in it.
+    Raises UsageError that names the flag, the file and the line of any failure in it.
     """
     if not _allowed.get():
-        raise UsageError(f"{flag} {name}: no code of yours is run here", hint="Leave it out.")
+        raise UsageError(f"{flag} {name}: user code is not run here", hint="Leave it out.")
     try:
         with loading(f"{flag} {name}"):
             if name.endswith(".py"):
@@ -95,7 +97,7 @@ def load_user_code(name: str, *, flag: str) -> None:
 
 
 def _beside_hint(name: str, error: BaseException) -> str:
-    """What to do about a module that lies beside the file that imports it, where Python finds it only for scripts."""
+    """Return a hint for a module next to the importing file, which Python finds only for scripts."""
     if not name.endswith(".py") or not isinstance(error, ModuleNotFoundError) or not error.name:
         return ""
     folder, module = Path(name).resolve().parent, error.name.partition(".")[0]
@@ -113,7 +115,7 @@ def _fallback_hint(name: str, error: BaseException) -> str:
 
 
 def load_entry_point(entry: EntryPoint) -> Any:
-    """What an entry point names. Raises UsageError when it cannot be loaded."""
+    """Load an entry point. Raises UsageError if that fails."""
     try:
         with loading(f"entry point {entry.name} = {entry.value}"):
             return entry.load()
@@ -124,7 +126,7 @@ def load_entry_point(entry: EntryPoint) -> Any:
 
 
 def run_file(path: str | Path) -> bool:
-    """Run a Python file unless it ran before; whether it ran now. Raises whatever the file raises."""
+    """Run a Python file unless it ran before; return whether it ran now. Raises whatever the file raises."""
     whole = Path(path).resolve()
     if whole in _loaded:
         return False
@@ -135,8 +137,8 @@ def run_file(path: str | Path) -> bool:
 def import_package(folder: str | Path) -> list[Path]:
     """Import a folder that has an __init__.py as a package; return which of its files ran now.
 
-    Its name is the folder's, which its files may import, unless Python has another module of that name. Raises whatever
-    the package raises.
+    The package has the folder's name, which its files may import, unless Python has another module of that name. Raises
+    whatever the package raises.
     """
     init = Path(folder).resolve() / "__init__.py"
     if init in _loaded:
@@ -149,7 +151,7 @@ def import_package(folder: str | Path) -> list[Path]:
 
 
 def import_from_package(file: str | Path) -> list[Path]:
-    """Import a file of a package that `import_package` has imported; return which of its files ran now.
+    """Import a file of a package imported by `import_package`; return which of its files ran now.
 
     Raises whatever the file raises.
     """
@@ -162,7 +164,7 @@ def import_from_package(file: str | Path) -> list[Path]:
 
 
 def _execute(name: str, file: Path) -> ModuleType:
-    """Run a file as the module `name`, which is a package where the file is an __init__.py."""
+    """Run a file as the module `name`, as a package if the file is an __init__.py."""
     return _without_libraries(lambda: _execute_once(name, file))
 
 
@@ -182,7 +184,9 @@ def _execute_once(name: str, file: Path) -> ModuleType:
 
 
 class _AbsentOp:
-    """Stands for torch.ops.library.op in a user's file where the library is not installed: a name to register for."""
+    """Stands for torch.ops.library.op in a user's file if the library is not installed, so that code can register for
+    it.
+    """
 
     def __init__(self, name: str) -> None:
         self._qualified_op_name = name
@@ -197,10 +201,10 @@ class _AbsentOp:
 
 
 def _without_libraries(run: Callable[[], Loaded]) -> Loaded:
-    """Run a user's code; where it fails for want of an op of a library that is not here, run it again with a name.
+    """Run user code; if it fails because an op's library is not installed, run it again with a placeholder for the op.
 
-    Then torch.ops.library.op can be registered for without the library, and only the ops that the code failed for are
-    such names. Raises whatever the code raises.
+    The user can thus register for torch.ops.library.op without the library. Only ops for which the code failed get a
+    placeholder. Raises whatever the code raises.
     """
     absent: dict[str, _AbsentOp] = {}
     first: AttributeError | None = None
@@ -226,7 +230,7 @@ _MOST_ABSENT = 100
 
 
 def _is_there(op: str) -> bool:
-    """Whether the library of an op is loaded: then the op is misspelt, or of another version."""
+    """Check whether the library of an op is loaded, so that the op is misspelt, or of another version."""
     import torch
 
     namespace = f"{op.partition('::')[0]}::"
@@ -236,7 +240,7 @@ def _is_there(op: str) -> bool:
 
 @contextmanager
 def _as_ops(absent: Mapping[str, _AbsentOp]) -> Generator[None, None, None]:
-    """Let torch.ops have these ops meanwhile."""
+    """Add these placeholder ops to torch.ops inside the context."""
     placed: list[tuple[Any, str]] = []
     try:
         for name, op in absent.items():
@@ -253,12 +257,12 @@ def _as_ops(absent: Mapping[str, _AbsentOp]) -> Generator[None, None, None]:
 
 
 def _unique_name(file: Path, shown: str) -> str:
-    """A module name for a file: two files of one name are two modules."""
+    """Return a module name for a file: two files of one name are two modules."""
     return f"opreplay_user_{shown}_{blake2b(bytes(file), digest_size=4).hexdigest()}"
 
 
 def _is_free(name: str, init: Path) -> bool:
-    """Whether no module but the package of this __init__.py has the name."""
+    """Check that no module other than the package of this __init__.py has the name."""
     if name in sys.modules:
         return getattr(sys.modules[name], "__file__", None) == str(init)
     spec = importlib.util.find_spec(name)
@@ -270,7 +274,7 @@ def _remember(file: Path, module: ModuleType) -> None:
 
 
 def _remember_parts(package: str) -> list[Path]:
-    """Note the files of a package that were imported since the last time; return them."""
+    """Record and return the files of a package that were imported since the last time."""
     files: list[Path] = []
     for name, module in tuple(sys.modules.items()):
         origin = getattr(module, "__file__", None) if name.startswith(f"{package}.") else None
@@ -281,7 +285,7 @@ def _remember_parts(package: str) -> list[Path]:
 
 
 def _forget_module(name: str) -> None:
-    """Let Python import a module anew, and those below it."""
+    """Make Python import a module and its submodules again."""
     for known in tuple(sys.modules):
         if known == name or known.startswith(f"{name}."):
             del sys.modules[known]
@@ -289,7 +293,7 @@ def _forget_module(name: str) -> None:
 
 @contextmanager
 def _found_in(folder: Path, name: str) -> Generator[None, None, None]:
-    """Let Python look for a module in a folder too, after everywhere else, where it does not find it otherwise."""
+    """Make Python also look for a module in a folder, after all other places."""
     root = name.partition(".")[0]
     here = (folder / f"{root}.py").is_file() or (folder / root / "__init__.py").is_file()
     if not here or not root.isidentifier() or root in sys.modules or importlib.util.find_spec(root) is not None:
@@ -303,17 +307,17 @@ def _found_in(folder: Path, name: str) -> Generator[None, None, None]:
 
 
 def user_module(path: str | Path) -> ModuleType:
-    """What a file that was run has defined. Raises KeyError for one that was not."""
+    """Return the module of a file that was run. Raises KeyError if it was not."""
     return _loaded[Path(path).resolve()]
 
 
 def loaded_files() -> dict[str, str]:
-    """Files that were run, by their whole paths → what the user named to have them run."""
+    """Map the full path of each file that was run to what the user named to load it."""
     return dict(_sources)
 
 
 def forget_loaded() -> None:
-    """Let files run again; for tests and long-lived programs that clear a registry."""
+    """Allow files to run again; for tests and long-lived programs that clear a registry."""
     for module in _loaded.values():
         _forget_module(module.__name__)
     _loaded.clear()
@@ -321,14 +325,16 @@ def forget_loaded() -> None:
 
 
 def place_of(function: Callable[..., Any]) -> str:
-    """ "file:line" where a function is defined."""
+    """Return "file:line" of a function's definition."""
     code = inspect.unwrap(function).__code__ if hasattr(inspect.unwrap(function), "__code__") else None
     return f"{code.co_filename}:{code.co_firstlineno}" if code is not None else repr(function)
 
 
 def redefines(function: Callable[..., Any], earlier: Callable[..., Any]) -> bool:
-    """Whether a function takes the place of another one: the same file run again, or a cell of a notebook, which has
-    another file name each time that it is edited."""
+    """Check whether a function replaces another: the same file run again, or an edited notebook cell.
+
+    A notebook cell gets another file name with each edit.
+    """
     place, before = place_of(function), place_of(earlier)
     if place == before:
         return True
@@ -342,7 +348,7 @@ def _qualified(function: Callable[..., Any]) -> tuple[str, str]:
 
 
 def place_of_class(kind: type) -> str:
-    """ "file:line" where a class is defined; its module where that is in no file."""
+    """Return "file:line" of a class's definition, or its module if it is in no file."""
     try:
         return f"{inspect.getsourcefile(kind)}:{inspect.getsourcelines(kind)[1]}"
     except (OSError, TypeError):
@@ -361,7 +367,7 @@ _NO_OP = re.compile(r"'_OpNamespace' '(?P<library>\w+)' object has no attribute 
 
 
 def missing_op_hint(error: BaseException) -> str | None:
-    """What to write in place of torch.ops.library.Op, or of an import of another project, where that is missing."""
+    """Return what to write instead of a missing torch.ops.library.Op or a missing import of another project."""
     if isinstance(error, ModuleNotFoundError):
         return _INSTEAD.get((error.name or "").partition(".")[0])
     match = _NO_OP.search(str(error)) if isinstance(error, AttributeError) else None
@@ -375,14 +381,14 @@ def missing_op_hint(error: BaseException) -> str | None:
 
 
 def shown_place(function: Callable[..., Any]) -> str:
-    """ "name (file.py:line)", without the folder: goes into results."""
+    """Return "name (file.py:line)", without the folder, for results."""
     return f"{getattr(function, '__name__', 'a callable')} ({PurePath(place_of(function)).name})"
 
 
 def failed_at(error: BaseException, own_files: Sequence[str] = ()) -> str:
-    """ "file:line" of the innermost frame outside of installed packages and `own_files`; "" when there is none.
+    """Return "file:line" of the innermost frame outside installed packages and `own_files`; "" if there is none.
 
-    A syntax error names its own place.
+    A syntax error names its own location.
     """
     if isinstance(error, SyntaxError):
         return f"{error.filename}:{error.lineno}"

@@ -1,8 +1,8 @@
 # pyright: strict
-"""The table that holds users' functions by op, whatever they are for.
+"""A table of users' functions by op, for any purpose.
 
-Exact names go before patterns and a device's own before that for all devices; a name has one function, and the table
-knows what loaded each and which were never asked for. What a function does is for those that own a table.
+Exact names take precedence over patterns, and functions for one device over those for all devices. A name has one
+function; the table records what loaded each function and which were never used.
 """
 
 from __future__ import annotations
@@ -32,17 +32,17 @@ class UserFunction:
 
     @property
     def name(self) -> str:
-        """The function's."""
+        """Return the function's name."""
         return getattr(self.function, "__name__", "a callable")
 
     @property
     def place(self) -> str:
-        """ "file:line" of the function."""
+        """Return "file:line" of the function."""
         return place_of(self.function)
 
     @property
     def shown(self) -> str:
-        """ "name (file.py:line)", without the folder: goes into results."""
+        """Return "name (file.py:line)", without the folder, for results."""
         return shown_place(self.function)
 
 
@@ -52,14 +52,14 @@ Key = tuple[str, str | None]
 
 
 class Taken(UsageError, ValueError):
-    """Another function is registered for the op."""
+    """Another function is already registered for the op."""
 
 
 class UserTable(Generic[Entry]):
     """Registrations of one kind; without patterns it is a plain lookup by name."""
 
     def __init__(self, what: str, *, remedy: str = "leave one of them out") -> None:
-        """`remedy` says what to do about a second one."""
+        """Create an empty table; `remedy` says what to do about a duplicate registration."""
         self.what = what
         self._remedy = remedy
         self._exact: dict[Key, Entry] = {}
@@ -69,10 +69,10 @@ class UserTable(Generic[Entry]):
     def add(
         self, entry: Entry, patterns: Mapping[str, re.Pattern[str]] | None = None, *, replace: bool = False
     ) -> None:
-        """Register; ops that are in `patterns` are matched from the start of a name, the others are names.
+        """Register a function; ops in `patterns` match the start of a name, the others a whole name.
 
-        Raises Taken for an op that has another function for the same device, unless this one shall replace it; the
-        same file run again, or an edited cell of a notebook, does replace its own.
+        Raises Taken for an op with another function for the same device, unless `replace` is set. The same file run
+        again, or an edited notebook cell, replaces its own functions.
         """
         patterns = patterns or {}
         earlier = [(op, other) for op in entry.ops if (other := self._at((op, entry.device))) is not None]
@@ -91,14 +91,14 @@ class UserTable(Generic[Entry]):
                 self._exact[op, entry.device] = entry
 
     def find(self, *names: str, device: str | None = None) -> Entry | None:
-        """The function for the first of an op's spellings that has one, by name, else by pattern."""
+        """Return the function for the first of an op's spellings that has one, by name, else by pattern."""
         match = next((entry for name in names if (entry := self.exactly(name, device)) is not None), None)
         if match is None and self._patterns:
             match = next((entry for name in names for _, entry in self.matching(name, device)), None)
         return self.took(match)
 
     def exactly(self, name: str, device: str | None = None) -> Entry | None:
-        """The function that is registered for a name: one for that device, else one for all."""
+        """Return the function registered for a name: one for that device, else one for all devices."""
         return self._exact.get((name, device)) or self._exact.get((name, None))
 
     def matching(self, name: str, device: str | None = None) -> list[tuple[str, Entry]]:
@@ -120,13 +120,13 @@ class UserTable(Generic[Entry]):
         return [entry for entry in self if id(entry) not in self._used]
 
     def clear(self) -> None:
-        """Forget all of them."""
+        """Remove all registrations."""
         self._exact.clear()
         self._patterns.clear()
         self._used.clear()
 
     def __iter__(self) -> Iterator[Entry]:
-        """Each registration once, in order."""
+        """Yield each registration once, in order."""
         both = [*self._exact.values(), *(entry for _, entry in self._patterns.values())]
         return iter({id(entry): entry for entry in both}.values())
 

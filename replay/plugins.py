@@ -1,7 +1,7 @@
 # pyright: strict
-"""Plugins: loads what the user names and what is installed, and tells what is registered and where it is from.
+"""Load plugins, named by the user or installed, and list what they registered and where.
 
-Owns no registry: those are `conversions`, `executors`, `opreplay.initializers.extensions` and `ascend.custom`.
+The registries are in `conversions`, `executors`, `opreplay.initializers.extensions` and `ascend.custom`.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ Kind = Literal["conversion", "executor", "initializer", "estimator", "properties
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Registration:
-    """One thing that a user or a package has registered."""
+    """One registration by a user or a package."""
 
     kind: Kind
     name: str
@@ -48,15 +48,16 @@ class Registration:
 
 
 def built_in_ops() -> list[Row]:
-    """The ops of which a reference is written down here, by name. Imports torch."""
+    """Return the ops that have a built-in reference implementation, by name. Imports torch."""
     load("references")
     return [row for row in rows() if row.references]
 
 
 def load_plugins(names: Sequence[str] = (), *, installed: bool = True) -> None:
-    """Run the files, modules and folders of files that the user names, with `installed` those of packages, each once.
+    """Run the files, modules and folders of files that the user names and, with `installed`, those of packages, each
+    once.
 
-    Raises UsageError for what cannot be loaded and for registrations that are refused.
+    Raises UsageError for a plugin that cannot be loaded and for registrations that are refused.
     """
     for entry in installed_plugins(ENTRY_POINTS) if installed else ():
         load_entry_point(entry)
@@ -70,7 +71,9 @@ def load_plugins(names: Sequence[str] = (), *, installed: bool = True) -> None:
 
 
 def plugin_files(names: Sequence[str]) -> tuple[str, ...]:
-    """Files, modules and packages among `names`, and in place of other folders their files, in the order of running."""
+    """Return the files, modules and packages among `names`, with other folders replaced by their files, in order of
+    running.
+    """
     return tuple(file for name in names for file in _parts(name))
 
 
@@ -83,7 +86,7 @@ def _parts(name: str) -> list[str]:
 
 
 def _is_folder(name: str) -> bool:
-    """Whether a folder of files is meant, not an installed package of that name."""
+    """Check whether the name is a folder of files, not an installed package of that name."""
     if not Path(name).is_dir():
         return False
     if os.sep in name or not name.isidentifier():
@@ -93,7 +96,7 @@ def _is_folder(name: str) -> bool:
 
 
 def registrations() -> tuple[Registration, ...]:
-    """All that users' code has registered so far, by kind."""
+    """Return everything that user code has registered so far, by kind."""
     order = get_args(Kind)
     return tuple(sorted((*_functions(), *_initializers()), key=lambda entry: order.index(entry.kind)))
 

@@ -1,5 +1,5 @@
 # pyright: strict
-"""Read profile files; no torch."""
+"""Read profile files. Does not import torch."""
 
 from opreplay.traces.limits import Limits
 from opreplay.traces.links.annotations import BatchContext, batch_context

@@ -1,8 +1,8 @@
 # pyright: strict
-"""The command line of every Python process that opreplay starts: no folder but the parent's own can slip a module in.
+"""Build the command line of every Python process that opreplay starts, so that no other folder can inject a module.
 
-`python -c` and `python -m` put the current folder before the standard library, and somebody else may have filled it.
-Owns no process: who starts one says what it is connected to.
+`python -c` and `python -m` search the current folder before the standard library, and another user may have put files
+there. This module starts no process itself.
 """
 
 from __future__ import annotations
@@ -18,7 +18,9 @@ _BOOTSTRAP = (
 
 
 def python_command(module: str, function: str, *numbers: int) -> list[str]:
-    """What starts a Python process that imports a function, by its module's whole name, and calls it with numbers."""
+    """Return the command of a Python process that imports `function` from `module` and calls it with the given
+    numbers.
+    """
     # Python 3.13 imports linecache before the first statement of -c.
     safe = ["-P"] if sys.version_info >= (3, 11) else []
     entries = module_path()
@@ -27,6 +29,8 @@ def python_command(module: str, function: str, *numbers: int) -> list[str]:
 
 
 def module_path() -> list[str]:
-    """Where a child looks for modules: as this process does, without "" and relative folders, which mean wherever one
-    stands. A folder that was put there as an absolute one stays."""
+    """Return the folders in which a child looks for modules: this process's, without "" and relative folders.
+
+    Relative folders depend on the current folder; absolute folders stay.
+    """
     return [entry for entry in sys.path if os.path.isabs(entry)]

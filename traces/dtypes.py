@@ -1,5 +1,5 @@
 # pyright: strict
-"""Data types by torch's names ("bfloat16"): sizes, and the type names that profilers record; no torch needed."""
+"""Data types by torch's names ("bfloat16"): sizes, and the type names that profilers record. Does not import torch."""
 
 from __future__ import annotations
 
@@ -129,7 +129,7 @@ QUANTIZED = frozenset(name for name in ITEMSIZE_BYTES if name.startswith(("qint"
 
 
 def torch_dtype_name(recorded: str) -> str | None:
-    """Return the torch dtype name of a recorded type name, or None when it names no tensor element type."""
+    """Return the torch dtype name of a recorded type name, or None if it is not a tensor element type."""
     return CPP_SPELLINGS.get(recorded) or _normalised_dtype_name(recorded)
 
 
@@ -140,7 +140,7 @@ def _normalised_dtype_name(recorded: str) -> str | None:
 
 
 def _strip(recorded: str) -> str:
-    """Remove namespaces, MSVC's `struct` and the like, and superfluous spaces from a C++ type name."""
+    """Remove namespaces, MSVC's `struct` and similar words, and superfluous spaces from a C++ type name."""
     if len(recorded) > _LONGEST_NAME:
         return recorded
     return " ".join(_DECORATION.sub("", recorded).replace("<", " < ").replace(">", " > ").split())
@@ -152,8 +152,11 @@ _BY_BARE_NAME = {_strip(spelling): name for spelling, name in CPP_SPELLINGS.item
 
 
 def common_spelling(recorded: str) -> str:
-    """Return what GCC and Clang call a type that MSVC recorded: "c10::Half" of "struct c10::Half", "long int" of
-    "__int64"; every other name as it is."""
+    """Return the GCC and Clang spelling of an MSVC type name: "c10::Half" for "struct c10::Half", "long int" for
+    "__int64".
+
+    Other names are returned unchanged.
+    """
     if not _OF_MSVC.search(recorded):
         return recorded
     dtype = torch_dtype_name(recorded)
@@ -171,7 +174,7 @@ _KNOWN_KINDS = ABSENT_TYPES | SCALAR_TYPES | SCALAR_LIST_TYPES | TENSOR_LIST_TYP
 
 
 def unknown_types(types: Iterable[str]) -> list[str]:
-    """Return the recorded type names that name neither a tensor element type nor another kind of argument."""
+    """Return the recorded type names that are neither a tensor element type nor another known kind of argument."""
     return [name for name in types if not _is_known(name)]
 
 

@@ -36,7 +36,7 @@ class OpReplayError(Exception):
 
 
 class UsageError(OpReplayError):
-    """Flags or option values that make no sense, alone or together."""
+    """Invalid options or option values, alone or in combination."""
 
     exit_code = 2
 
@@ -48,7 +48,7 @@ class TraceError(OpReplayError):
 
 
 class NothingRan(TraceError):
-    """The step, or the whole file, holds nothing that could be timed, or put on the device that was asked for."""
+    """The step or file holds nothing that could be timed or placed on the requested device."""
 
 
 class Malformed(TraceError):
@@ -60,7 +60,7 @@ class TooLarge(TraceError):
 
 
 class UnknownDialect(TraceError):
-    """JSON, but of no kind that opreplay reads."""
+    """JSON of a kind that opreplay does not read."""
 
 
 class PolicyError(OpReplayError):
@@ -88,7 +88,7 @@ class InternalError(OpReplayError):
 
 
 def internal_error(doing: str, error: Exception) -> InternalError:
-    """The error of a function of opreplay's own that raised what it must not, with the line that did."""
+    """Return the error for a function of opreplay that raised an unexpected exception, with the line that raised it."""
     frames = traceback.extract_tb(error.__traceback__)
     place = f" ({frames[-1].filename}:{frames[-1].lineno})" if frames else ""
     return InternalError(
@@ -104,15 +104,15 @@ _MACHINE = ("OutOfMemoryError", "AcceleratorError")
 
 
 def lacks_memory(error: BaseException) -> bool:
-    """Whether an allocation failed."""
+    """Check whether an error is a failed memory allocation."""
     return isinstance(error, MemoryError) or any(sign in str(error) for sign in MEMORY_SIGNS)
 
 
 @contextmanager
 def strict(doing: str, *expected: type[Exception]) -> Generator[None, None, None]:
-    """Code of opreplay's own that may raise errors of `expected` types and of this tree alone.
+    """Allow code of opreplay to raise only errors of the `expected` types and of this hierarchy.
 
-    Raises InternalError for any other. Errors of the machine, as of memory that it has not, pass through.
+    Raises InternalError for any other. Errors of the machine, such as lack of memory, pass through.
     """
     try:
         yield
@@ -130,11 +130,11 @@ _OWN = frozenset({"cli", "initializers", "replay", "traces"})
 
 
 def is_own_fault(error: BaseException) -> bool:
-    """Whether a line of opreplay's own raised what no arguments of an op explain: a missing name, attribute or key, an
-    import of what opreplay does not have, or a call that a function of its own does not take.
+    """Check whether a line of opreplay raised an error that an op's arguments cannot explain.
 
-    Other errors of code that runs an op are torch's way to refuse arguments that do not go together, and so are those
-    of lines that take a shape apart: `rows, columns = x.shape`, `x.shape[3]`.
+    These are a missing name, attribute or key, an import of a module that opreplay lacks, or a call that a function of
+    opreplay does not accept. Other errors in code that runs an op are how torch refuses mismatched arguments, and so
+    are errors in lines that unpack a shape: `rows, columns = x.shape`, `x.shape[3]`.
     """
     last = error.__traceback__
     while last is not None and last.tb_next is not None:
@@ -149,8 +149,10 @@ def is_own_fault(error: BaseException) -> bool:
 
 
 def _misses_own_signature(error: TypeError, last: TracebackType) -> bool:
-    """Whether the line called a function of opreplay's own with other arguments than it has; not with `*shape`, whose
-    length is that of the op's tensors."""
+    """Check whether the line called a function of opreplay with the wrong arguments.
+
+    Calls with `*shape` do not count, since its length depends on the op's tensors.
+    """
     frame = last.tb_frame
     called = (value for value in {**frame.f_globals, **frame.f_locals}.values() if isinstance(value, FunctionType))
     if not any(str(error).startswith(f"{call.__qualname__}() ") and _is_own_code(call.__code__) for call in called):

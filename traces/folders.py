@@ -1,8 +1,8 @@
 # pyright: strict
-"""Which input files may be opened: regular files of a bounded size, in the folders that may be read.
+"""Open input files safely: only regular files of bounded size, in the folders that may be read.
 
-Every small file (of options, a device, a cluster, a table) is opened by `open_regular` or `read_regular`, whoever named
-it: a pipe never keeps a command waiting, and a device or a huge file never fills the memory.
+Every small file (options, a device, a cluster, a table) is opened by `open_regular` or `read_regular`, so that a pipe
+never blocks a command, and a device or a huge file never fills memory.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _FOLDERS: ContextVar[tuple[str, ...] | None] = ContextVar("folders", default=Non
 
 @contextmanager
 def only_in(folders: Sequence[str]) -> Generator[None, None, None]:
-    """Within it, `may_read` holds for files in these folders alone; for any file where it was never entered."""
+    """Restrict `may_read` to files in these folders inside the context; outside it, any file may be read."""
     before = _FOLDERS.set(tuple(os.path.realpath(folder) for folder in folders))
     try:
         yield
@@ -31,21 +31,21 @@ def only_in(folders: Sequence[str]) -> Generator[None, None, None]:
 
 
 def may_read(path: str | os.PathLike[str]) -> bool:
-    """Whether a file lies, with all links followed, in one of the folders."""
+    """Check whether a file, with all links resolved, lies in one of the allowed folders."""
     folders = _FOLDERS.get()
     return folders is None or is_inside(os.path.realpath(path), folders)
 
 
 def is_inside(real_path: str, folders: Sequence[str]) -> bool:
-    """Whether a path without links is one of the folders, or below one."""
+    """Check whether a resolved path is one of the folders, or below one."""
     return any(os.path.commonpath((real_path, folder)) == folder for folder in folders)
 
 
 def open_regular(path: str | os.PathLike[str], most_bytes: int) -> BufferedReader:
     """Open a regular file of at most `most_bytes` bytes for reading.
 
-    Raises OSError, whose `strerror` completes "cannot read NAME: ...", for any other file, a file outside of the
-    folders that may be read, and a text that names no file.
+    Raises OSError, whose `strerror` completes "cannot read NAME: ...", for any other file, for a file outside the
+    allowed folders, and for an invalid name.
     """
     try:
         if not may_read(path):
@@ -63,7 +63,7 @@ def open_regular(path: str | os.PathLike[str], most_bytes: int) -> BufferedReade
 
 
 def open_regular_text(path: str | os.PathLike[str], most_bytes: int) -> TextIO:
-    """Open a table as `open_regular` opens a file: UTF-8 with or without a mark, other bytes replaced, line ends kept.
+    """Open a table like `open_regular`, as UTF-8 with or without a mark; invalid bytes are replaced, line ends kept.
 
     Raises OSError as `open_regular` does.
     """
@@ -71,7 +71,7 @@ def open_regular_text(path: str | os.PathLike[str], most_bytes: int) -> TextIO:
 
 
 def read_regular(path: str | os.PathLike[str], most_bytes: int) -> bytes:
-    """Return what a regular file of at most `most_bytes` bytes holds. Raises OSError as `open_regular` does."""
+    """Return the contents of a regular file of at most `most_bytes` bytes. Raises OSError as `open_regular` does."""
     with open_regular(path, most_bytes) as file:
         data = read_at_most(file, most_bytes)
     if data is None:
@@ -80,7 +80,7 @@ def read_regular(path: str | os.PathLike[str], most_bytes: int) -> bytes:
 
 
 def read_at_most(file: BinaryIO, most_bytes: int) -> bytes | None:
-    """Return what is left of an open file or pipe, None where that is more than `most_bytes` bytes."""
+    """Return the rest of an open file or pipe, or None if it has more than `most_bytes` bytes."""
     blocks: list[bytes] = []
     left = most_bytes
     while left >= 0 and (block := file.read(min(left, _BLOCK_BYTES) + 1)):  # the size of a file of /proc is 0

@@ -1,5 +1,5 @@
 # pyright: strict
-"""Python's garbage collector, off where thousands of values are made and none of them can lie in a cycle."""
+"""Turn Python's garbage collector off while thousands of values are created that cannot form cycles."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from contextlib import contextmanager
 
 @contextmanager
 def collector_off() -> Generator[None, None, None]:
-    """Nothing is looked through for cycles inside: that would take a third of the time of building large tables."""
+    """Disable cycle collection inside the context, which would take a third of the time of building large tables."""
     enabled = gc.isenabled()
     gc.disable()
     try:

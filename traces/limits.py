@@ -1,5 +1,5 @@
 # pyright: strict
-"""Bounds on what a trace may make this process do; owns the numbers and the error text, not where they are checked."""
+"""Bounds on what a trace may make this process do: the numbers and the error text."""
 
 from __future__ import annotations
 
@@ -39,8 +39,8 @@ class Limits:
 
 
 def too_large(field: str, limit: int, actual: int | str, what: str) -> TooLarge:
-    """The error for one limit: names it, its value, the actual value and what raises it."""
+    """Return the error for one limit: its name, its value, the actual value and how to raise it."""
     return TooLarge(
-        f"{what}: {actual} is over the limit {field} = {limit}",
+        f"{what}: {actual} exceeds the limit {field} = {limit}",
         hint=f"If you trust this file, raise the limit: --set limit={field}=N, in Python Limits({field}=N).",
     )

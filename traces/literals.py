@@ -1,5 +1,7 @@
 # pyright: strict
-"""The grammar of "Concrete Inputs" text: values as the profiler prints them, parsed without eval, and printed back."""
+"""The grammar of "Concrete Inputs" text: values as the profiler prints them, parsed without eval and formatted
+again.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,7 @@ MAX_NESTING = 16
 
 
 def parse_literal(text: str) -> Literal:
-    """The value that a recorded text stands for; text of no known form is a string and comes back unchanged.
+    """Parse a recorded text; text of no known form is returned unchanged, as a string.
 
     "" and "None" → None; "True" → bool; "512" → int; "0.", "1e-05", "inf", "nan" → float; "1+2j" and "(1,2)" → complex;
     "[2, [3, 4]]" → nested lists. Raises Malformed for lists nested deeper than 16.
@@ -51,7 +53,7 @@ def _parse_scalar(stripped: str, original: str) -> Literal:
 
 
 def _parse_list(text: str, at: int, depth: int) -> tuple[list[Literal], int]:
-    """The list whose "[" is just before `at`, and the position after its "]" (-1 when it is never closed)."""
+    """Return the list whose "[" is just before `at`, and the position after its "]" (-1 if it is never closed)."""
     if depth > MAX_NESTING:
         raise Malformed(f"a recorded argument is a list nested deeper than {MAX_NESTING}")
     items: list[Literal] = []
@@ -82,9 +84,9 @@ def _parse_list(text: str, at: int, depth: int) -> tuple[list[Literal], int]:
 
 
 def format_literal(value: Literal) -> str:
-    """The text that the profiler would record for a value; `parse_literal` gives the value back.
+    """Return the text that the profiler would record for a value; `parse_literal` is the inverse.
 
-    Strings that look like another literal cannot be told apart from it and are not quoted, as in the profiler.
+    Strings that look like another literal are ambiguous and are not quoted, as in the profiler.
     """
     if isinstance(value, list):
         return "[" + ", ".join("None" if item is None else format_literal(item) for item in value) + "]"
@@ -110,12 +112,12 @@ def _format_float(value: float) -> str:
 
 
 def is_whole_numbers(value: object) -> TypeGuard[tuple[int, ...]]:
-    """Whether a parsed value is a tuple of whole numbers: sizes, strides, dimensions."""
+    """Check whether a parsed value is a tuple of whole numbers: sizes, strides, dimensions."""
     return isinstance(value, tuple) and all(isinstance(n, int) for n in cast("tuple[object, ...]", value))
 
 
 def plain_float(value: float) -> float | str:
-    """Finite floats as they are; others as "inf", "-inf", "nan", which JSON cannot hold."""
+    """Return finite floats unchanged; others as "inf", "-inf" or "nan", since JSON cannot hold them."""
     if value != value:
         return "nan"
     if value in (float("inf"), float("-inf")):

@@ -63,6 +63,6 @@ def unknown_type_losses(
 
 
 def unknown_types_of(signature: OpSignature) -> set[str]:
-    """Return the type names of a call, those inside its tensor lists included, that opreplay does not know."""
+    """Return the unknown type names of a call, including those inside its tensor lists."""
     in_lists = (name for names in signature.list_types or () for name in names)
     return set(unknown_types((*(signature.types or ()), *in_lists)))

@@ -1,5 +1,5 @@
 # pyright: strict
-"""What a profile says, as frozen values and columns; knows nothing of torch or of how ops are replayed."""
+"""The contents of a profile as frozen values and columns; independent of torch and of replaying."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ MetadataLevel = Literal["none", "dims", "dims+concrete", "full"]
 
 
 class TensorMeta(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Metadata of one tensor: everything but its contents."""
+    """Metadata of one tensor: everything except its contents."""
 
     shape: tuple[int, ...]
     dtype: str
@@ -40,7 +40,7 @@ MOST_ELEMENTS = 1 << 47
 
 
 def beyond_memory(meta: TensorMeta) -> bool:
-    """Whether a tensor has more elements than any memory holds; what a stride of 0 repeats counts once."""
+    """Check whether a tensor has more elements than any memory holds; elements repeated by stride 0 count once."""
     strides = meta.strides if meta.strides is not None and len(meta.strides) == len(meta.shape) else meta.shape
     return prod(n for n, stride in zip(meta.shape, strides, strict=True) if stride != 0 and n > 0) > MOST_ELEMENTS
 
@@ -57,9 +57,9 @@ def contiguous_strides(shape: Sequence[int]) -> tuple[int, ...]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpSignature:
-    """What makes two recorded calls the same op: name and recorded argument metadata, nothing else.
+    """The properties by which two recorded calls are the same op: name and recorded argument metadata, nothing else.
 
-    Each of the four argument fields is None when the trace does not record it, else has one entry per argument.
+    Each of the four argument fields is None if the trace does not record it, else has one entry per argument.
     """
 
     name: str
@@ -89,9 +89,9 @@ class OpSignature:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TensorMemories:
-    """Which memory each tensor of each call lies in, as numbers; -1 where that is not known.
+    """Numbers of the memories that hold each tensor of each call; -1 if unknown.
 
-    Tensors that begin at different places of one storage have different numbers.
+    Tensors that begin at different offsets of one storage have different numbers.
     """
 
     ids: npt.NDArray[np.int64]
@@ -101,12 +101,12 @@ class TensorMemories:
     `bounds[2r + 2]`."""
 
     def of_row(self, row: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """Memories of the arguments and of the results of a call; undefined and absent tensors are left out."""
+        """Return the memories of a call's arguments and results, without undefined and absent tensors."""
         begin, middle, end = self.bounds[2 * row : 2 * row + 3].tolist()
         return tuple(self.ids[begin:middle].tolist()), tuple(self.ids[middle:end].tolist())
 
     def of_calls(self, rows: npt.NDArray[np.int64]) -> TensorMemories:
-        """The same for other calls, of which each is the one in this row here, or -1: then nothing is known of it."""
+        """Return the table for other calls; `rows` gives each one's row in this table, or -1 for an unknown call."""
         parts = np.stack([2 * rows, 2 * rows + 1], axis=1).reshape(-1)
         known = parts >= 0
         lengths = np.where(known, self.bounds[parts + 1] - self.bounds[parts], 0)
@@ -117,7 +117,7 @@ class TensorMemories:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpTable:
-    """Recorded CPU-side ops, one row a call, in file order."""
+    """Recorded CPU-side ops, one row per call, in file order."""
 
     signature: npt.NDArray[np.uint32]
     """Index into `Trace.signatures`."""
@@ -144,7 +144,7 @@ class OpTable:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KernelTable:
-    """Work on the device (kernels, memory copies and sets), one row a launch, in file order."""
+    """Work on the device (kernels, memory copies and sets), one row per launch, in file order."""
 
     name: npt.NDArray[np.uint32]
     """Index into `Trace.kernel_names`."""
@@ -159,7 +159,7 @@ class KernelTable:
 
     @classmethod
     def none(cls) -> KernelTable:
-        """That of a trace without device work."""
+        """Return the table of a trace without device work."""
         return no_rows(cls)
 
     def __len__(self) -> int:
@@ -172,7 +172,7 @@ KERNEL_CATEGORIES: tuple[str, ...] = ("kernel", "memcpy", "memset", "task")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GraphLaunches:
-    """Launches of captured CUDA or HIP graphs, by time: each runs several kernels, of which the file says no op."""
+    """Launches of captured CUDA or HIP graphs by time; each runs several kernels whose ops the file does not give."""
 
     start_ns: npt.NDArray[np.int64]
     """Of the call that launched each graph."""
@@ -202,7 +202,7 @@ class RuntimeCalls:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Annotation:
-    """A named interval that the user or a framework marked (ProfilerStep#3, execute_..., nccl:all_reduce)."""
+    """A named interval marked by the user or a framework (ProfilerStep#3, execute_..., nccl:all_reduce)."""
 
     name: str
     start_ns: int
@@ -211,7 +211,7 @@ class Annotation:
 
 
 class LinkStats(msgspec.Struct, frozen=True, kw_only=True):
-    """How device time was attributed to ops: number of kernel rows by the evidence used."""
+    """How device time was assigned to ops: number of kernels by kind of evidence."""
 
     by_external_id: int = 0
     by_containment: int = 0
@@ -277,7 +277,7 @@ class ShapeJoin(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CapturedGraph(msgspec.Struct, frozen=True, kw_only=True):
-    """One graph that a recording of captures holds."""
+    """One graph in a recording of captures."""
 
     source: str
     """Path of the recording."""
@@ -286,7 +286,7 @@ class CapturedGraph(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class GraphJoin(msgspec.Struct, frozen=True, kw_only=True):
-    """What ran in captured graphs, and how much of it the recording of their capture has told the ops of."""
+    """Work that ran in captured graphs, and how much of it was assigned to ops by the recording of their capture."""
 
     sources: tuple[str, ...] = ()
     """Paths of the recordings that were used; empty where none was."""
@@ -334,7 +334,7 @@ class MergedProcess(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class MergedProcesses(msgspec.Struct, frozen=True, kw_only=True):
-    """The processes of a merged file, whose ids are unique within each process only."""
+    """The processes of a merged file, whose ids are unique only within each process."""
 
     processes: tuple[MergedProcess, ...]
     uncertain_events: int = 0
@@ -355,7 +355,7 @@ HOLE = "an unknown number of events where bytes are missing or overwritten"
 
 
 class ReadReport(msgspec.Struct, frozen=True, kw_only=True):
-    """What reading lost or repaired, by reason; empty for a sound file."""
+    """Losses and repairs while reading, by reason; empty for a sound file."""
 
     losses: dict[str, int] = {}
     """Reason ("truncated file", "broken event", "duplicate key traceEvents", ...) → number of events or keys."""
@@ -365,7 +365,7 @@ class ReadReport(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TraceInfo:
-    """What the file says of the run as a whole; None where it does not say."""
+    """Facts about the run as a whole; None if the file does not say."""
 
     path: str
     dialect: str
@@ -412,7 +412,7 @@ class TraceInfo:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trace:
-    """One profile, read and linked: the value that all else starts from."""
+    """One profile, read and linked: the input of everything else."""
 
     info: TraceInfo
     signatures: tuple[OpSignature, ...]
@@ -436,7 +436,7 @@ class Trace:
 
 
 class TensorSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One tensor as a CANN kernel sees it."""
+    """One tensor in the view of a CANN kernel."""
 
     shape: tuple[int, ...]
     dtype: str
@@ -446,7 +446,7 @@ class TensorSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class KernelKind(msgspec.Struct, frozen=True, kw_only=True):
-    """What launches of one kernel have in common."""
+    """The properties that all launches of one kernel share."""
 
     type: str
     """CANN operator type: "MatMulV3", "Add", "TransData", ..."""
@@ -494,5 +494,5 @@ class DetailsJoin(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def tensor_text(spec: TensorSpec | None) -> str:
-    """A tensor as text: "bfloat16[4096,1024] ND"; "-" for an absent one."""
+    """Format a tensor: "bfloat16[4096,1024] ND"; "-" for an absent one."""
     return "-" if spec is None else f"{spec.dtype}[{','.join(map(str, spec.shape))}] {spec.format}"

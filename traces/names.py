@@ -1,8 +1,8 @@
 # pyright: strict
-"""Names and texts as output has them: a file system takes any bytes, a trace any characters, and terminals, JSON and
-pages act on some of them.
+"""Escape names and texts for output, because terminals, JSON and HTML interpret some characters.
 
-Files are opened by the name they have; only what is written of them goes through here.
+A file name may contain any bytes and a trace any characters. Files are opened by their real name; only output goes
+through here.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ without a width."""
 
 
 def escape_controls(text: str) -> str:
-    r"""Return text for a terminal or a text file, with `\x1b` and the like for each character of `ACTED_ON`."""
+    r"""Return text for a terminal or a text file, with each character of `ACTED_ON` escaped, for example as `\x1b`."""
     return text if text.isprintable() else ACTED_ON.sub(lambda match: escape(match[0]), printable(text))
 
 
@@ -33,7 +33,7 @@ def escape(character: str) -> str:
 
 
 def printable(text: str) -> str:
-    r"""A path, or a message that names one, with `\xff` for each byte that is not UTF-8; other text as it is."""
+    r"""Return a path, or a message that names one, with bytes that are not UTF-8 written as `\xff`."""
     return text if text.isascii() else _NO_TEXT.sub(_escaped, text)
 
 
@@ -43,5 +43,5 @@ def _escaped(match: re.Match[str]) -> str:
 
 
 def file_name(path: str) -> str:
-    """The last part of a path, printable."""
+    """Return the last part of a path, printable."""
     return printable(PurePath(path).name)

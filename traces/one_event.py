@@ -1,4 +1,4 @@
-"""One event of a profile, as a dictionary that some other program has read, made a trace of one call."""
+"""Turn one profile event, given as a dictionary, into a trace of one call."""
 
 from __future__ import annotations
 
@@ -23,22 +23,22 @@ _HINT = "An op of a Kineto trace has a name, and args with Input Dims, Input typ
 
 
 def trace_of_event(event: Mapping[str, Any]) -> Trace:
-    """A trace that holds this call and no device time; the arguments are read as they are from a file.
+    """Return a trace with this call and no device time; arguments are parsed as from a file.
 
-    `event` is an entry of `traceEvents`: its "name", "args" and, where there is one, "dur" (microseconds) count. What
-    else it has is left aside. Raises Malformed for something without a name, or whose arguments cannot be read.
+    `event` is an entry of `traceEvents`, of which "name", "args" and, if present, "dur" (microseconds) are used. Raises
+    Malformed for an event without a name or with unreadable arguments.
     """
     if not isinstance(event, Mapping):
         raise Malformed(f"an event is a mapping, not {type(event).__name__}", hint=_HINT)  # pyright: ignore
     name, args = event.get("name"), event.get("args", {})
     if not isinstance(name, str) or not name or not isinstance(args, Mapping):
-        raise Malformed("this event is no op: it has no name, or args that are no object", hint=_HINT)
+        raise Malformed("this event is not an op: it has no name, or its args are not an object", hint=_HINT)
     dims = next((args[key] for key in _DIMS if key in args), None)
     fields = (name, dims, args.get("Input type"), args.get("Input Strides"), args.get("Concrete Inputs"))
     try:
         key = b"\0".join(msgspec.json.encode(field) for field in fields)
     except (TypeError, ValueError, RecursionError) as error:
-        raise Malformed(f"the arguments of {name} are no JSON: {error}", hint=_HINT) from None
+        raise Malformed(f"the arguments of {name} are not JSON: {error}", hint=_HINT) from None
     losses: Counter[str] = Counter()
     signatures, _ = decode_signatures([key], losses, Counter())
     if losses:
@@ -63,11 +63,11 @@ def trace_of_event(event: Mapping[str, Any]) -> Trace:
 
 
 def _nanoseconds(duration_us: object, name: str) -> int:
-    """A duration in nanoseconds; 0 where there is none. Raises Malformed."""
+    """Return a duration in nanoseconds; 0 if there is none. Raises Malformed."""
     if duration_us is None:
         return 0
     if isinstance(duration_us, bool) or not isinstance(duration_us, (int, float)) or not math.isfinite(duration_us):
-        raise Malformed(f"the duration of {name} is no number", hint=_HINT)
+        raise Malformed(f"the duration of {name} is not a number", hint=_HINT)
     if not 0 <= duration_us < 1e15:
-        raise Malformed(f"the duration of {name}, {duration_us} us, is none", hint=_HINT)
+        raise Malformed(f"the duration of {name}, {duration_us} us, is invalid", hint=_HINT)
     return round(duration_us * 1000)

@@ -1,5 +1,5 @@
 # pyright: strict
-"""`read_trace`: path in, linked `Trace` out, by the first dialect that knows the file."""
+"""`read_trace`: read a path with the first dialect that recognises it, and return a linked `Trace`."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def read_trace(
 
 
 def expand_paths(patterns: Iterable[str]) -> list[str]:
-    """Files that paths and globs name, sorted within a glob, without repeats; "-" stands for stdin.
+    """Return the files that paths and globs name, sorted within a glob, without repeats; "-" stands for stdin.
 
     Raises TraceError for a glob that matches nothing.
     """
@@ -68,13 +68,15 @@ def expand_paths(patterns: Iterable[str]) -> list[str]:
         if not names:
             is_call = "::" in pattern and "(" in pattern
             hint = "Check the pattern; quote it so that it arrives whole."
-            raise TraceError(f"no file matches {pattern}", hint="That is a call: opreplay op." if is_call else hint)
+            raise TraceError(
+                f"no file matches {pattern}", hint="This looks like a call: use `opreplay op`." if is_call else hint
+            )
         out.update(dict.fromkeys(names))
     return list(out)
 
 
 def the_one_path(text: str) -> str:
-    """The one file that a path or glob means. Raises UsageError for none or several."""
+    """Return the one file that a path or glob names. Raises UsageError for none or several."""
     paths = expand_paths([text])
     if len(paths) != 1:
         problem = f"{text} matches {len(paths)} files, e.g. {paths[0]}" if paths else f"{text} matches no file"

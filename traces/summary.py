@@ -1,5 +1,5 @@
 # pyright: strict
-"""What `inspect` shows of a trace: counts, times and facts as one JSON-safe value; nothing is printed here."""
+"""Summarise a trace for `inspect`: counts, times and facts as one JSON-safe value."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ TOP_BATCHES = 500
 
 
 class TopOp(msgspec.Struct, frozen=True, kw_only=True):
-    """All calls of one op name that own device time; on a trace without device work, all calls."""
+    """All calls of one op name that own device time, or all its calls if the trace has no device work."""
 
     name: str
     calls: int
@@ -47,7 +47,9 @@ class Interval(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class BatchSummary(msgspec.Struct, frozen=True, kw_only=True):
-    """All iterations over one batch, as its annotation tells it; numbers are of one iteration, None where not told."""
+    """All iterations with equal batches, according to their annotations; numbers are per iteration, None if not
+    recorded.
+    """
 
     phase: Phase | None
     """None for an empty batch."""
@@ -193,7 +195,7 @@ def summarize(trace: Trace) -> TraceSummary:
 
 
 def _counts(column: np.ndarray, length: int) -> np.ndarray:
-    """How often each index occurs; in parts, because bincount widens its input."""
+    """Return how often each index occurs; computed in parts, because bincount widens its input."""
     out = np.zeros(length, np.int64)
     for begin in range(0, len(column), 1 << 20):
         out += np.bincount(column[begin : begin + (1 << 20)], minlength=length)
@@ -238,7 +240,7 @@ def _top_ops(trace: Trace) -> tuple[TopOp, ...]:
 
 
 def _top_host_ops(trace: Trace) -> tuple[TopOp, ...]:
-    """Ops by their own time on the host."""
+    """Return ops by their own host time."""
     unique = Counter(signature.name for signature in trace.signatures)
     rows = breakdown(trace, "op").rows[:TOP_OPS]
     return tuple(
@@ -249,7 +251,7 @@ def _top_host_ops(trace: Trace) -> tuple[TopOp, ...]:
 
 
 def _note_totals(trace: Trace) -> dict[str, tuple[int, int]]:
-    """Annotation name → (count, total ns)."""
+    """Return annotation name → (count, total ns)."""
     notes = AnnotationTable.of(trace.annotations)
     count = np.bincount(notes.name, minlength=len(notes.names))
     total = np.bincount(notes.name, weights=notes.dur_ns, minlength=len(notes.names))

@@ -1,5 +1,5 @@
 # pyright: strict
-"""Sums of amounts by what they belong to, and its shares of the whole."""
+"""Sums by key, and their shares of the total."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ Key = TypeVar("Key", bound=Hashable)
 
 
 def summed(amounts: Iterable[tuple[Key, float]]) -> dict[Key, float]:
-    """The sum of each key's amounts, in the order of first keys."""
+    """Return the sum of each key's amounts, in the order of first occurrence."""
     sums: dict[Key, float] = {}
     for key, amount in amounts:
         sums[key] = sums.get(key, 0.0) + amount
@@ -18,6 +18,6 @@ def summed(amounts: Iterable[tuple[Key, float]]) -> dict[Key, float]:
 
 
 def shares(sums: Mapping[Key, float]) -> dict[Key, float]:
-    """What each key has of the whole, largest first; none of nothing."""
+    """Return each key's share of the total, largest first; empty if the total is 0."""
     whole = sum(sums.values())
     return {key: amount / whole for key, amount in sorted(sums.items(), key=lambda item: -item[1])} if whole else {}

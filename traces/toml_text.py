@@ -1,5 +1,5 @@
 # pyright: strict
-"""TOML from a file that anybody may have written: parsed within bounds, refused with one kind of error."""
+"""Parse TOML from an untrusted file within bounds, with one kind of error."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ _NO_KEY = re.compile(rb"[^\w.\- \t]+")
 
 
 def parse_toml(text: bytes) -> dict[str, Any]:
-    """Return the table that a TOML text holds.
+    """Return the table in a TOML text.
 
-    Raises ValueError for text that is no TOML, keys or values nested too deep, and numbers too long.
+    Raises ValueError for invalid TOML, keys or values nested too deeply, and numbers that are too long.
     """
     if any(part.count(b".") >= MOST_DEPTH for part in _NO_KEY.split(_STRING.sub(b"", text))):
         raise ValueError(f"a key has more than {MOST_DEPTH} parts")
@@ -42,7 +42,7 @@ def parse_toml(text: bytes) -> dict[str, Any]:
 
 
 def _check(value: object, depth: int) -> None:
-    """Raise ValueError for a value that is nested too deep or a number that is too long."""
+    """Raise ValueError for a value nested too deeply or a number that is too long."""
     if isinstance(value, int) and value.bit_length() > MOST_BITS:
         raise ValueError(f"a whole number has more than {MOST_BITS} bits")
     if isinstance(value, dict | list):

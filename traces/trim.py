@@ -1,7 +1,8 @@
 # pyright: strict
-"""A smaller trace out of a large one, as a stream: events that start in given spans, and the device work they launch.
+"""Write a smaller trace from a large one as a stream: events that start in given spans, and the device work they
+launch.
 
-Events are copied as they are written, byte for byte, so that viewers of the large file open the small one.
+Events are copied byte for byte, so that viewers of the large file can open the small one.
 """
 
 from __future__ import annotations
@@ -62,7 +63,7 @@ class Trimmed(Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wanted:
-    """Which events are taken."""
+    """Which events to take."""
 
     spans: tuple[Span, ...] = ()
     """Of all threads."""
@@ -73,9 +74,9 @@ class Wanted:
 
 
 def step_span(path: str | Path, number: int, limits: Limits | None = None) -> Span:
-    """Where "ProfilerStep#number" starts and ends, on the thread that marks it, by a search of the text.
+    """Return start and end of "ProfilerStep#number" on the thread that marks it, by a text search.
 
-    Raises TraceError for a file that does not mark it.
+    Raises TraceError if the file does not mark it.
     """
     name = f'"ProfilerStep#{number}"'.encode()
     with Source(path, limits or Limits()) as source:
@@ -109,7 +110,7 @@ _MARK = msgspec.json.Decoder(_Mark, float_hook=fields.exact_decimal)
 
 
 def _span_of(text: bytes, name: bytes) -> Span | None:
-    """The span of a host's mark whose text begins somewhere before its name."""
+    """Return the span of a host mark whose text begins before its name."""
     at = text.find(name)
     start = at
     for _ in range(8):
@@ -166,7 +167,7 @@ def trim(
         with Source(path, limits) as source:
             if _HALF.search(source.peek(OPENING_BYTES)):
                 raise TraceError(
-                    f"{path} has begin and end events (phases B and E), which a part of it would separate",
+                    f"{path} has begin and end events (phases B and E), which cutting would separate",
                     hint="`run`, `plan` and `timeline` read the whole file.",
                 )
     with (
@@ -188,7 +189,7 @@ def trim(
             stream.close()
     if not picker.timed:
         target.unlink(missing_ok=True)
-        raise TraceError("no event lies in what is to be kept", hint="`opreplay inspect` says which steps there are.")
+        raise TraceError("the kept part contains no event", hint="`opreplay inspect` lists the steps.")
     return Trimmed(
         events=picker.written,
         of_events=picker.events,
@@ -217,7 +218,7 @@ _ROLES = {fields.Kernel: KERNEL, fields.Launch: LAUNCH, fields.Arrow: ARROW}
 
 
 class _EventFields(Struct, gc=False, frozen=True):
-    """What decides whether an event is taken."""
+    """The fields that decide whether an event is taken."""
 
     ph: Any = None
     cat: Any = None
@@ -238,19 +239,19 @@ _EXACT = msgspec.json.Decoder(list[_EventFields], float_hook=fields.exact_decima
 
 
 class _Block(Struct, frozen=True):
-    """Events of a block: where each stands in the text, and what decides whether it is taken."""
+    """Events of a block: their positions in the text, and the fields that decide whether they are taken."""
 
     text: bytes | memoryview
     columns: Array
     """Track, start (ns), role, id, first and last byte."""
 
     def texts(self, rows: Array) -> list[bytes | memoryview]:
-        """The events of some rows as they are written."""
+        """Return the original texts of some events."""
         return [self.text[start:stop] for start, stop in zip(*self.columns[4:, rows].tolist(), strict=True)]
 
 
 class _PlaceDecoder(EventDecoder):
-    """Proves that a block is JSON, and finds its events in it: by the compiled half, or event by event."""
+    """Checks that a block is JSON and finds its events, with the compiled scanner or event by event."""
 
     def __init__(self, tracks: Tracks) -> None:
         super().__init__()
@@ -287,7 +288,7 @@ class _PlaceDecoder(EventDecoder):
 
 
 def _event_fields(raw: Raw, *, exact: bool) -> _EventFields:
-    """What decides whether one event is taken; nothing of an entry that is no event."""
+    """Return the fields that decide whether one event is taken; empty for an entry that is not an event."""
     try:
         return (_EXACT if exact else _EVENT_FIELDS).decode(b"[%b]" % bytes(raw))[0]
     except NOT_JSON:
@@ -295,7 +296,7 @@ def _event_fields(raw: Raw, *, exact: bool) -> _EventFields:
 
 
 def _role_and_id(event: _EventFields) -> tuple[int, Any]:
-    """What an event is, and what a launch and its device work have in common."""
+    """Return the role of an event, and the id that a launch shares with its device work."""
     if event.ph == "M":
         return METADATA, None
     role = SKIPPED
@@ -330,7 +331,7 @@ class _Picker(Collector):
     """Decides which events of a block are taken, and writes them."""
 
     def __init__(self, limits: Limits, wanted: Wanted, stream: IO[bytes], spool: IO[bytes]) -> None:
-        """`spool` is for device work whose launch may stand behind it: there may be more than memory holds."""
+        """Create a picker; `spool` holds device work that may precede its launch, which can exceed memory."""
         super().__init__(limits)
         self.stream, self.spool = stream, spool
         self.layout: Callable[[], str] = lambda: "object"
@@ -373,7 +374,7 @@ class _Picker(Collector):
         self._write(block.texts(rows), roles[rows], ids[rows])
 
     def _launched_before(self, ids: list[int], rows: list[int], first: Mapping[int, int]) -> Array:
-        """Which device work stands behind its launch; `first`: the row of each launch in the same block."""
+        """Return a mask of device work that follows its launch; `first` is the row of each launch in the same block."""
         if self.launched.isdisjoint(ids) and first.keys().isdisjoint(ids):
             return np.zeros(len(ids), np.bool_)
         return np.array(
@@ -381,7 +382,7 @@ class _Picker(Collector):
         )
 
     def _inside(self, tracks: Array, starts: Array) -> Array:
-        """The events that start in a span of their thread or of all threads."""
+        """Return a mask of events that start in a span of their thread or of all threads."""
         rows = np.flatnonzero(_within(self._spans, starts))
         if not self._of_tracks or not len(rows):
             return rows
@@ -392,7 +393,7 @@ class _Picker(Collector):
         return rows[inside]
 
     def _wait(self, block: _Block, rows: Array) -> None:
-        """Set device work aside, by the id of a launch that may still be read."""
+        """Set device work aside, by the id of a launch that may still follow."""
         if len(rows):
             _, _, roles, ids, first, last = block.columns[:, rows]
             text = b"".join(block.texts(rows))
@@ -410,7 +411,7 @@ class _Picker(Collector):
         self.arrived.update(ids[on_device].tolist())
 
     def finish(self, keys: Mapping[str, bytes], layout: str) -> None:
-        """Write device work that stood before its launch, and what comes after the events."""
+        """Write device work that preceded its launch, and everything after the events."""
         self.spool.seek(0)
         while sizes := self.spool.read(16):
             rows, size = np.frombuffer(sizes, np.int64).tolist()
@@ -431,13 +432,13 @@ class _Picker(Collector):
 
 
 def _in_order(spans: Sequence[Span]) -> tuple[Array, Array]:
-    """The starts of some spans in order, and up to when one of those that started lasts."""
+    """Return the starts of some spans in order, and the latest end of those that started so far."""
     columns = np.array(sorted(spans), np.int64).reshape(-1, 2)
     return columns[:, 0], np.maximum.accumulate(columns[:, 1])
 
 
 def _within(spans: tuple[Array, Array], times: Array) -> Array:
-    """Which times lie in a span."""
+    """Return a mask of times that lie in a span."""
     starts, ends = spans
     if not len(starts):
         return np.zeros(len(times), np.bool_)
@@ -446,7 +447,7 @@ def _within(spans: tuple[Array, Array], times: Array) -> Array:
 
 
 def op_spans(path: str | Path, patterns: Sequence[str], limits: Limits | None = None) -> dict[Any, tuple[Span, ...]]:
-    """When ops whose names match a shell pattern run, by (pid, tid). Raises TraceError where none does."""
+    """Return when ops with names that match a shell pattern run, by (pid, tid). Raises TraceError if none matches."""
     from opreplay.traces.reader import read_trace
 
     trace = read_trace(path, limits=limits or Limits())
@@ -454,7 +455,7 @@ def op_spans(path: str | Path, patterns: Sequence[str], limits: Limits | None = 
     rows = np.flatnonzero(hit[trace.ops.signature]) if len(trace.ops) else np.empty(0, np.int64)
     if not len(rows):
         names = ", ".join(sorted({s.name for s in trace.signatures})[:8])
-        raise TraceError(f"no op of {path} matches {', '.join(patterns)}", hint=f"It has, for example: {names}.")
+        raise TraceError(f"no op of {path} matches {', '.join(patterns)}", hint=f"Its ops include: {names}.")
     out: dict[Any, tuple[Span, ...]] = {}
     for track in np.unique(trace.ops.track[rows]).tolist():
         here = rows[trace.ops.track[rows] == track]

@@ -1,8 +1,8 @@
 # pyright: strict
-"""The calls that a chain of aten ops makes, of which tables of problems list the names and the input shapes only.
+"""Reconstructs the calls of a chain of aten ops from problem tables that list only op names and input shapes.
 
-Such a list does not say which op takes which result. What it takes: an op of one operand the last result, an op of two
-the inputs when nothing was computed yet, else the inputs' first and the last result.
+Such a list does not say which result each op uses. Assumption: an op with one operand uses the last result; an op with
+two uses the inputs if nothing was computed yet, otherwise the first input and the last result.
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ def _flat(value: object) -> tuple[int, ...]:
 
 
 def _matrix(shape: tuple[int, ...], *, first: bool) -> tuple[int, int]:
-    """(rows, columns) of an operand; a vector is a row on the left and a column on the right."""
+    """Return (rows, columns) of an operand; a vector is a row on the left and a column on the right."""
     if len(shape) < 2:
         n = shape[0] if shape else 1
         return (1, n) if first else (n, 1)
@@ -143,7 +143,7 @@ def _norm_arguments(name: str, main: Tensor, numbers: tuple[int, ...]) -> list[R
 
 
 def _settings(name: str, overload: str, rank: int, numbers: tuple[int, ...]) -> list[ReplayArg]:
-    """What an op of one tensor is given beside it."""
+    """Return the other arguments of an op on one tensor."""
     first = numbers[0] if numbers else -1
     over_all = overload in ("full", "default") and not (overload == "default" and name in ALWAYS_OVER_A_DIM)
     if name in OVER_A_DIM and not over_all:
@@ -175,7 +175,7 @@ def _arguments(
 
 
 def _pooled(main: TensorMeta, name: str, output: tuple[int, ...] | None) -> tuple[TensorMeta, TensorMeta | None]:
-    """The input and result of a pooling: one dimension of windows is a height of 1."""
+    """Return the input and result of a pooling; one-dimensional windows have height 1."""
 
     def seen(shape: tuple[int, ...]) -> TensorMeta:
         flat = len(main.shape) == 3 and "2d" in name
@@ -196,7 +196,7 @@ def _op(name: str, args: Sequence[ReplayArg], result: TensorMeta | None) -> Repl
 
 
 def _result(name: str, args: Sequence[ReplayArg], kernels: Sequence[KernelCall]) -> Tensor | None:
-    """What an op computes, as far as it is known."""
+    """Return the result of an op, if it is known."""
     tensors = [meta for arg in args for meta in arg.tensors if meta is not None]
     if name in ("mul", "add", "sub", "div", "xlogy") and len(args) == 2:
         return broadcast([meta.shape for meta in tensors]), tensors[0].dtype
@@ -207,10 +207,10 @@ def _result(name: str, args: Sequence[ReplayArg], kernels: Sequence[KernelCall])
 def chain(
     ops: Sequence[str], inputs: Sequence[Tensor], init_args: Sequence[object], output: tuple[int, ...] | None
 ) -> tuple[ReplayOp, ...]:
-    """The calls that `ops` ("aten.mul.Tensor" or "mul.Tensor") are on inputs of these shapes, in order.
+    """Return the calls of `ops` ("aten.mul.Tensor" or "mul.Tensor") on inputs of these shapes, in order.
 
     `init_args` are the module's arguments (a dimension, a window, a normalised shape); `output` is the shape of the
-    result where known. Raises ValueError when there is no input.
+    result if known. Raises ValueError if there is no input.
     """
     if not inputs:
         raise ValueError("no inputs")

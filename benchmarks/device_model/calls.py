@@ -36,7 +36,7 @@ class Known(msgspec.Struct, frozen=True):
 
     @property
     def traits(self) -> Traits:
-        """What the call is compared by."""
+        """The traits by which the call is compared with others."""
         return self.bare.traits
 
     @property
@@ -46,7 +46,7 @@ class Known(msgspec.Struct, frozen=True):
 
 
 def known_calls(calls: Sequence[MeasuredCall], l2: L2State | None = None) -> list[Known]:
-    """Single calls of which a correction can be learned."""
+    """Return the single calls from which a correction can be learned."""
     known: list[Known] = []
     for call in calls:
         if len(call.ops) == 1:
@@ -57,7 +57,7 @@ def known_calls(calls: Sequence[MeasuredCall], l2: L2State | None = None) -> lis
 
 
 def learn(known: Sequence[Known]) -> Learned:
-    """The correction that these calls make."""
+    """Return the correction learned from these calls."""
     return Learned.of([k.traits for k in known], [k.log_ratio for k in known], [k.call.soc for k in known])
 
 
@@ -65,7 +65,9 @@ FOLDS = 5
 
 
 def left_out(known: Sequence[Known], on_step: Callable[[str], None]) -> dict[str, list[tuple[Known, Correction]]]:
-    """Return each call as corrected by others: "folds" of single calls, "unseen_op", "unseen_source"."""
+    """Return each call with the correction learned without it: "folds" of single calls, "unseen_op",
+    "unseen_source".
+    """
     deal = random.Random(0)
     order = list(range(len(known)))
     deal.shuffle(order)
@@ -87,12 +89,12 @@ def left_out(known: Sequence[Known], on_step: Callable[[str], None]) -> dict[str
 
 
 def corrected_row(known: Known, correction: Correction) -> Compared:
-    """Return a measured call beside its prediction with a correction."""
+    """Return a measured call with its corrected prediction."""
     return row_of(known.call, [corrected(known.bare, correction, load_device(known.call.soc))])
 
 
 def learned_text(calls: Sequence[MeasuredCall]) -> str:
-    """The file of measured calls that ships: traits and errors, no times."""
+    """Return the text of the shipped file of measured calls: traits and errors, no times."""
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
     writer.writerow([*Traits.__struct_fields__, "log_ratio", "source", "soc", "pull", "key"])
@@ -105,7 +107,7 @@ def learned_text(calls: Sequence[MeasuredCall]) -> str:
 
 
 def calls_in(folder: str | Path) -> list[MeasuredCall]:
-    """Return the calls of all tables of calls in a folder, and KernelBench's problems that are a single call."""
+    """Return the calls of all call tables in a folder, and the KernelBench problems that consist of a single call."""
     calls: list[MeasuredCall] = []
     for path in sorted(Path(folder).glob("*.csv")):
         with suppress(Malformed):
@@ -117,7 +119,7 @@ def calls_in(folder: str | Path) -> list[MeasuredCall]:
 
 
 def single_calls(table: OpTable, source: str) -> list[MeasuredCall]:
-    """Return the measured cases of a table of problems that are one call on a known device."""
+    """Return the measured cases of a problem table that are single calls on a known device."""
     devices = list_devices()
     return [
         MeasuredCall(

@@ -45,10 +45,11 @@ def hold_out(
     folds: int = 5,
     on_step: Callable[[str], None] = lambda step: None,
 ) -> dict[str, list[HeldOut]]:
-    """Kernels predicted by fits that did not see them, by what was left out: "folds", "unseen_table", "unseen_soc".
+    """Predict kernels by fits that excluded them; the keys name what was excluded: "folds", "unseen_table",
+    "unseen_soc".
 
-    Near-duplicates of a kernel are mostly in its own table, so unseen tables are the harder test of known SoCs. Of one
-    table, or one SoC, there is nothing to leave out.
+    Near-duplicates of a kernel are mostly in its own table, so unseen tables are the harder test for known SoCs. With
+    only one table, or only one SoC, that test is left out.
     """
     sets = {"folds": cross_validate(groups, devices, folds=folds, on_step=on_step)}
     for name, what, parts in (
@@ -67,7 +68,7 @@ def hold_out(
 
 
 def _extents(groups: Sequence[Group], devices: dict[str, DeviceProfile]) -> dict[str, dict[str, Any]]:
-    """By family: the sizes and dtypes that were measured of it on any SoC."""
+    """Return the sizes and dtypes measured for each family on any SoC."""
     operands: dict[str, list[tuple[float, str]]] = defaultdict(list)
     for group in groups:
         for part in group.launches[0].parts:
@@ -89,9 +90,9 @@ def calibrate(
     folds: int = 5,
     on_step: Callable[[str], None] = lambda step: None,
 ) -> tuple[dict[str, DeviceProfile], dict[str, list[HeldOut]]]:
-    """Fit all devices to the groups; devices without data get what is shared.
+    """Fit all devices to the groups; devices without data get the shared constants.
 
-    Returns the devices with sample counts filled in, and the kernels held out as `hold_out` does.
+    Returns the devices with sample counts filled in, and the held-out kernels as `hold_out` returns them.
     """
     left_out = hold_out(groups, devices, folds=folds, on_step=on_step)
     states: dict[str, dict[str, list[State]]] = defaultdict(lambda: defaultdict(list))
@@ -119,7 +120,7 @@ def calibrate(
 def with_evidence(
     devices: Mapping[str, DeviceProfile], groups: Sequence[Group], calls: Sequence[MeasuredCall]
 ) -> dict[str, DeviceProfile]:
-    """Return the devices with just the kernel types that were measured on each: in networks, or as single calls."""
+    """Return the devices with only the kernel types measured on each of them, in networks or as single calls."""
     single = [(kernel, call.soc) for call in calls if len(call.ops) == 1 for kernel in lower(call.ops[0]).kernels]
     bare = {soc: msgspec.structs.replace(device, families=_unmeasured(device)) for soc, device in devices.items()}
     return with_measured_types(bare, [*kernels_of(groups), *single])
@@ -135,8 +136,10 @@ def _unmeasured(device: DeviceProfile) -> dict[str, FamilyCost]:
 def shipped_table(
     groups: Sequence[Group], fitted: dict[str, DeviceProfile], calls: Sequence[MeasuredCall] = (), *, version: str
 ) -> str:
-    """Return the table of what was fitted of all shipped devices together to public measurements; measured `calls` only
-    say which kernel types were measured."""
+    """Return the table of constants fitted jointly for all shipped devices to public measurements.
+
+    The measured `calls` are used only to mark which kernel types were measured.
+    """
     counts = Counter(group.soc for group in groups)
     what = ", ".join(f"{n} of the {soc}" for soc, n in sorted(counts.items()))
     fitted = with_evidence(fitted, groups, calls)
@@ -144,7 +147,9 @@ def shipped_table(
 
 
 def fitted_text(devices: Mapping[str, DeviceProfile], *, source: str, version: str) -> str:
-    """The table of all that was fitted of shipped devices, by name: what most have once, and rows of the others."""
+    """Return the table of all fitted constants of shipped devices, by name: the common values once, and rows for
+    deviations.
+    """
     bare = {soc: datasheet_only(device) for soc, device in devices.items()}
     first = next(iter(devices.values()))
     rows: list[Row] = [("", "", "version", "", version), ("", "", "source", "", source)]
@@ -175,8 +180,9 @@ def _rows(
     default: object,
     generations: Mapping[str, str],
 ) -> Iterator[Row]:
-    """A row for what most generations have, unless it is the shared model's; for each other generation what most of its
-    devices have; and for each other device."""
+    """Yield the fewest rows for a constant: the value of most generations, unless it is the shared model's; for each
+    other generation the value of most of its devices; and a row for each other device.
+    """
     for constant in dict.fromkeys(name for constants in by_soc.values() for name in constants):
         before = constant_text(constant, getattr(default, constant))
         values = {s: constant_text(constant, v[constant]) if constant in v else before for s, v in by_soc.items()}
@@ -196,6 +202,6 @@ def _rows(
 
 
 def _usual(values: Sequence[str], before: str) -> str:
-    """The value met most often, `before` where that is one of them."""
+    """Return the most frequent value; `before` if it is among them."""
     counts = Counter(values)
     return max(counts, key=lambda value: (counts[value], value == before))

@@ -25,7 +25,7 @@ PRODUCTS = frozenset({"MatMul", "MatMulFloat32", "BatchMatMul", "QuantMatMul", "
 
 
 class TableRow(msgspec.Struct, frozen=True, kw_only=True):
-    """The figures of one set of measurements."""
+    """Error figures of one set of measurements."""
 
     name: str
     soc: str
@@ -37,7 +37,7 @@ class TableRow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ErrorTable(msgspec.Struct, frozen=True, kw_only=True):
-    """Figures by way of holding out, each a list of rows."""
+    """Error figures by hold-out method; each method has a list of rows."""
 
     sections: dict[str, tuple[TableRow, ...]]
     left_out: dict[str, str]
@@ -47,10 +47,10 @@ class ErrorTable(msgspec.Struct, frozen=True, kw_only=True):
 def error_table(
     folder: str | Path, *, cross: bool = False, on_step: Callable[[str], None] = lambda step: None
 ) -> ErrorTable:
-    """Errors of every table of a folder; the SoC is told by a file's name.
+    """Compute the errors of every table in a folder; the file name gives the SoC.
 
-    `cross` refits from the datasheets: 5 folds over kernels and ops, one table left out at a time, one SoC left out.
-    Raises UsageError for what is no folder, Malformed where it holds no table.
+    `cross` refits from the datasheets: 5 folds over kernels and ops, one table left out at a time, one SoC left out at
+    a time. Raises UsageError if `folder` is not a folder, Malformed if it holds no table.
     """
     pairs, left_out = read_folder(Path(folder), list_devices())
     groups = groups_of_tables(pairs)
@@ -68,7 +68,7 @@ def error_table(
 
 
 def _with_transfers(table: ErrorTable, folder: Path, *, cross: bool) -> ErrorTable:
-    """With rows for communication, which are part of no sum over kernels."""
+    """Return the table with rows for communication, which are not part of any sum over kernels."""
     sections, files = dict(table.sections), set[str]()
     for name, entries in of_folder(folder, cross=cross).items():
         if name in sections:
@@ -106,5 +106,5 @@ def _row(
 
 
 def median_of_tables(rows: Sequence[TableRow]) -> float:
-    """The median over tables of their median errors."""
+    """Return the median over tables of their median errors."""
     return median(row.errors.median_ape for row in rows if row.kind)

@@ -1,7 +1,8 @@
-"""Op-level tables of measurements: one row an op or a problem of several ops, with shapes, dtype and time.
+"""Op-level tables of measurements: one row per op or problem of several ops, with shapes, dtype and time.
 
-Owns the columns of such tables and what ops a problem's name stands for; `aten_chain` makes kernels of them. A table is
-told by its header. Rows that name no shapes, or programs that are not CANN's, are counted with the reason, not guessed.
+Owns the columns of these tables and the ops behind a problem's name; `aten_chain` makes kernels of them. The header
+identifies the kind of table. Rows without shapes, and programs that are not CANN's, are counted with the reason, not
+guessed.
 """
 
 from __future__ import annotations
@@ -63,7 +64,7 @@ class OpTable(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _Skip(ValueError):
-    """A row that is of no use; the message is the reason."""
+    """A row that cannot be used; the message is the reason."""
 
 
 KERNELBENCH_OPS: dict[str, tuple[str, ...]] = {
@@ -156,7 +157,7 @@ def _listed(text: str) -> object:
 
 
 def _aten_problem(row: Row) -> OpCase:
-    """Columns of KernelBench with the aten ops of each problem."""
+    """Parse a KernelBench row that lists the aten ops of the problem."""
     ops = row["aten_ops"].split()
     if not ops or len(ops) > MAX_OPS:
         raise _Skip("no aten ops")
@@ -173,7 +174,7 @@ def _aten_problem(row: Row) -> OpCase:
 
 
 def _named_problem(row: Row) -> OpCase:
-    """Columns of KernelBench with the problem's name alone."""
+    """Parse a KernelBench row that has only the problem's name."""
     name = re.sub(r"[^a-z0-9]", "", row["operator"].lower())
     ops = KERNELBENCH_OPS.get(name)
     if ops is None:
@@ -186,7 +187,7 @@ def _named_problem(row: Row) -> OpCase:
 
 
 def _problem(label: str, calls: tuple[ReplayOp, ...], row: Row) -> OpCase:
-    """A problem of KernelBench with the calls that it makes and their kernels."""
+    """Return a KernelBench problem with its calls and their kernels."""
     kernels = tuple(kernel for call in calls for kernel in lower(call).kernels)
     return msgspec.structs.replace(_case(label, kernels, row.get("torch_npu_us"), row), calls=calls)
 
@@ -208,7 +209,7 @@ def _spec(sizes: tuple[int, ...], dtype: str, layout: str = "ND") -> TensorSpec:
 
 
 def _loop_kernel(row: Row) -> OpCase:
-    """Columns of a sweep of one CANN kernel, over and over on the same tensors."""
+    """Parse a row of a sweep that runs one CANN kernel repeatedly on the same tensors."""
     kind = row["kernel"].rsplit("_", 1)[-1]
     source, _, target = row["shapes"].partition("->")
     dtype = _dtype(row.get("dtype"))
@@ -236,7 +237,7 @@ _CUT = re.compile(r"([\d,]+) -> ([\d,]+)$")
 
 
 def _served(row: Row) -> OpCase:
-    """Columns of kernels of a serving network."""
+    """Parse a row of kernels from a serving network."""
     kind, shapes = row["op"].split()[0], row["input_shapes"].strip()
     if "(" in row["op"]:
         raise _Skip("a kernel written by hand")
@@ -285,7 +286,7 @@ _ONE_HEAD = re.compile(r"1 head, S_q=(?:S_kv=)?(\d+)(?:, S_kv=(\d+))?, D=(\d+), 
 
 
 def _tiled(row: Row) -> OpCase:
-    """Columns of kernels written in tiles by hand: products as good as they get, and attention of torch_npu."""
+    """Parse a row of hand-tiled kernels: products at their best, and attention of torch_npu."""
     product, head = _TILED.match(row["shape"]), _ONE_HEAD.match(row["shape"])
     if product is not None and "unaligned" not in row["tiling"]:
         m, k, n = (int(x) for x in product.groups())
@@ -316,15 +317,15 @@ KINDS: tuple[tuple[str, frozenset[str], Callable[[Row], OpCase], State], ...] = 
 
 
 def kind_of(header: list[str]) -> str | None:
-    """The kind of table that a header tells; None for none of them."""
+    """Return the kind of table that has this header; None if the header is unknown."""
     return next((name for name, columns, _, _ in KINDS if columns <= set(header)), None)
 
 
 def read_op_table(path: str | Path) -> OpTable:
     """Read an op-level table.
 
-    Raises TraceError when the file cannot be read, Malformed when its header is of no known kind, TooLarge for more
-    than MAX_ROWS rows.
+    Raises TraceError if the file cannot be read, Malformed if its header is of an unknown kind, TooLarge for more than
+    MAX_ROWS rows.
     """
     header = set(header_of(path))
     kind = next((kind for kind in KINDS if kind[1] <= header), None)

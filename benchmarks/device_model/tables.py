@@ -22,7 +22,7 @@ from opreplay.traces.errors import Malformed, UsageError
 
 
 def launch_of(case: OpCase, state: State) -> Launch:
-    """A measured op as a launch of several kernels."""
+    """Return a measured op as a launch of several kernels."""
     known = touches_in(case.kernels, state)
     parts = tuple(Part(call, touches) for call, touches in zip(case.kernels, known, strict=True))
     first, last = case.kernels[0], case.kernels[-1]
@@ -33,12 +33,12 @@ def launch_of(case: OpCase, state: State) -> Launch:
 
 
 def of_op_table(table: OpTable) -> list[Launch]:
-    """The measured cases of an op-level table."""
+    """Return the measured cases of an op-level table as launches."""
     return [launch_of(case, table.state) for case in table.cases if case.duration_us is not None]
 
 
 def read_measurements(path: str | Path) -> Measurements:
-    """Read a kernel table or an op-level table, whichever the header tells.
+    """Read a kernel table or an op-level table, depending on the header.
 
     Raises TraceError, Malformed and TooLarge as the readers do.
     """
@@ -65,7 +65,7 @@ def measured_on(paths: Iterable[Path], soc: str) -> list[Measured]:
 
 
 def _by_soc(table: Measurements, named: str | None, known: Sequence[str]) -> dict[str, list[Launch]]:
-    """The computing kernels of a table by their SoC: the one that its file names, else that of the row."""
+    """Return a table's compute kernels by SoC: the SoC in the file name, otherwise the SoC of the row."""
     by_soc: dict[str, list[Launch]] = {}
     for launch in table.launches:
         soc = named or soc_in(launch.soc, known)
@@ -75,10 +75,10 @@ def _by_soc(table: Measurements, named: str | None, known: Sequence[str]) -> dic
 
 
 def read_folder(folder: Path, known: Sequence[str]) -> tuple[list[tuple[Measurements, str]], dict[str, str]]:
-    """All tables of a folder, each with its SoC, and why each other CSV file is none.
+    """Read all tables of a folder; return each with its SoC, and for each other CSV file why it is not a table.
 
-    The SoC is what a file's name tells, else a column of the table; rows of an SoC that is not among `known` are left
-    out. Raises UsageError for what is no folder, Malformed where it holds no table.
+    The SoC comes from the file name, otherwise from a column of the table; rows whose SoC is not in `known` are left
+    out. Raises UsageError if `folder` is not a folder, Malformed if it holds no table.
     """
     if not folder.is_dir():
         raise UsageError(f"{folder} is no folder", hint="Give the folder that holds the tables.")
@@ -102,6 +102,8 @@ def read_folder(folder: Path, known: Sequence[str]) -> tuple[list[tuple[Measurem
 
 
 def soc_in(name: str, known: Iterable[str]) -> str | None:
-    """The device that a file's name tells: "kernelbench_910b2_large.csv" is of the 910b2; None where it tells none."""
+    """Return the device in a file name, e.g. 910b2 for "kernelbench_910b2_large.csv"; None if the name contains
+    none.
+    """
     words = re.sub(r"[^a-z0-9]+", "-", f" {name.lower()} ")
     return max((soc for soc in known if f"-{soc}-" in words), key=len, default=None)

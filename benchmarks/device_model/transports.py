@@ -32,8 +32,9 @@ LARGE_BYTES = 500e3
 
 
 def leave_one_run_out(pairs: Sequence[tuple[Transfer, str]]) -> list[tuple[Compared, str]]:
-    """Every transfer predicted by a table that was fitted without its run; transports seen in that run alone are left
-    to what is not fitted."""
+    """Predict every transfer by a table fitted without its run; transports seen only in that run use the values that
+    are not fitted.
+    """
     runs = sorted({row.run for row, _ in pairs})
     out: list[tuple[Compared, str]] = []
     for run in runs:
@@ -45,9 +46,12 @@ def leave_one_run_out(pairs: Sequence[tuple[Transfer, str]]) -> list[tuple[Compa
 
 
 def fit_transports(pairs: Sequence[tuple[Transfer, str]]) -> dict[str, Transport]:
-    """A table of transports from measured transfers (with their SoCs), medians all: the start from tiny packets, rates
-    from large ones by what is done with them; an SoC with rates of its own where it was measured. What nothing measures
-    is as the shipped table has it where that is not fitted itself, else as HCCS is there."""
+    """Fit a table of transports to measured transfers (with their SoCs); all values are medians.
+
+    The start latency comes from tiny packets, the rates from large packets by kind of work; an SoC has rates of its own
+    if it was measured. Unmeasured values come from the shipped table if it does not fit them either, otherwise from its
+    HCCS entry.
+    """
     starts: defaultdict[str, list[float]] = defaultdict(list)
     rates: defaultdict[tuple[str, Work, str], list[float]] = defaultdict(list)
     for row, _ in pairs:
@@ -86,7 +90,7 @@ def fit_transports(pairs: Sequence[tuple[Transfer, str]]) -> dict[str, Transport
 
 
 def _by_work(rates: dict[tuple[str, Work, str], list[float]]) -> dict[Work, Quantity]:
-    """Over SoCs, each with one vote."""
+    """Return the rate of each kind of work over SoCs, each SoC with one vote."""
     votes: defaultdict[Work, list[float]] = defaultdict(list)
     for (_, work, _), values in rates.items():
         votes[work].append(statistics.median(values))
@@ -103,7 +107,7 @@ def _quantity(value: float, unit: str) -> Quantity:
 
 
 class MiscRow(msgspec.Struct, frozen=True, kw_only=True):
-    """A collective of a vendor's readme: what it moves among how many, and its time or rate."""
+    """A collective from a vendor's readme: data moved, number of ranks, and its time or rate."""
 
     name: str
     soc: str
@@ -121,16 +125,18 @@ NORMAL_TOKENS, HIDDEN, TOP_K = 4096, 7168, 8
 
 
 def read_misc(path: str | Path) -> list[MiscRow]:
-    """Collectives of a table of vendors' figures (columns source, soc, op, shape, dtype, ranks, us, other): experts'
-    dispatch and combine, and transfers of one die to another. Rows of other kinds, and collectives whose ranks the
-    source does not say, are left out; a rate stands for the time of its bytes."""
+    """Read the collectives from a table of vendor figures (columns source, soc, op, shape, dtype, ranks, us, other).
+
+    These are expert dispatch and combine, and transfers from one die to another. Rows of other kinds are left out, and
+    so are collectives whose source does not give the ranks. A rate is converted to the time of its bytes.
+    """
     text = read_regular(path, MAX_FILE_BYTES).decode("utf-8", "replace")
     cells = [{key: value or "" for key, value in row.items() if key} for row in csv.DictReader(text.splitlines())]
     return [row for row in map(_misc_row, cells) if row is not None]
 
 
 def _moe_row(row: dict[str, str], moe: re.Match[str], rate: re.Match[str] | None) -> MiscRow | None:
-    """Tokens sent to their experts' ranks or back; None without a time or rate."""
+    """Return the row of sending tokens to their experts' ranks or back; None without a time or rate."""
     tokens = _TOKENS.search(row.get("shape", ""))
     count = int(tokens[1]) if tokens else 128 if moe[2] == "low latency" else NORMAL_TOKENS
     dtype, itemsize = ("int8", 1) if row.get("dtype") == "int8" else ("bfloat16", 2)
@@ -158,7 +164,7 @@ def _misc_row(row: dict[str, str]) -> MiscRow | None:
 
 
 def compared_misc(row: MiscRow) -> Compared:
-    """A vendor's figure beside the link model, without the launch: the figures are of kernels on the device."""
+    """Compare a vendor's figure with the link model, without the launch: the figures are of kernels on the device."""
     count = total_bytes(row.call.inputs)
     if row.call.type == "SDMA":
         predicted = transports()["SDMA"].time_us(count, "send")
@@ -168,9 +174,10 @@ def compared_misc(row: MiscRow) -> Compared:
 
 
 def of_folder(folder: Path, *, cross: bool) -> dict[str, list[tuple[str, str, list[Compared], bool]]]:
-    """Section of an error table → (file, SoC, transfers of it, whether the shipped table was fitted to them).
+    """Return, by section of the error table: (file, SoC, its transfers, whether the shipped table was fitted to them).
 
-    Tables of transfers by their SoCs; vendors' figures as one. `cross`: each profiled run by what the others tell.
+    Transfer tables are split by SoC; vendor figures are one section. `cross` predicts each profiled run from the
+    others.
     """
     shipped: list[tuple[str, str, list[Compared], bool]] = []
     unseen: list[tuple[str, str, list[Compared], bool]] = []
@@ -193,7 +200,7 @@ def of_folder(folder: Path, *, cross: bool) -> dict[str, list[tuple[str, str, li
 
 
 def is_misc(path: Path) -> bool:
-    """Whether a file is a table of vendors' figures."""
+    """Check whether a file is a table of vendor figures."""
     try:
         with open_regular(path, MAX_FILE_BYTES) as stream:
             header = stream.readline(1 << 16).decode("utf-8", "replace")

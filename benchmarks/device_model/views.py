@@ -43,7 +43,7 @@ def _render_figures(figures_by_set: Mapping[str, Figures], width: int) -> Render
 
 
 def view_of_all(table: ErrorTable) -> View:
-    """Errors over many tables in every form."""
+    """Return errors over many tables in every output format."""
     return View(render=lambda width: render_all(table, width=width), facts=lambda: all_facts(table))
 
 
@@ -51,7 +51,7 @@ SHIPPED = "shipped devices (fitted to these very rows, where they are the public
 
 
 def all_facts(table: ErrorTable) -> dict[str, Any]:
-    """For `--format json`."""
+    """Return all errors for `--format json`."""
     return {
         "sections": {
             name: {
@@ -75,7 +75,7 @@ def all_facts(table: ErrorTable) -> dict[str, Any]:
 
 
 def _files_table(rows: Sequence[TableRow]) -> Table[TableRow]:
-    """The name of a table has the room; figures that say the same in another way go first."""
+    """Return the table of files: table names get the room, and redundant figures are dropped first."""
     figures: list[tuple[str, Callable[[Errors], float], Unit, float]] = [
         ("median", lambda e: e.median_ape, PERCENT, 0),
         ("MAPE", lambda e: e.mape, PERCENT, 7),
@@ -95,7 +95,7 @@ def _files_table(rows: Sequence[TableRow]) -> Table[TableRow]:
 
 
 def render_all(table: ErrorTable, *, width: int = 160) -> RenderableType:
-    """One table a section."""
+    """Render one table per section."""
     note = (
         "errors in percent; capped: WAPE with no kernel above a tenth of its table; ≤10, ≤25: share within 10, 25 %; "
         "band: share in the 80 % band"

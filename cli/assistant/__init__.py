@@ -1,2 +1,2 @@
 # pyright: strict
-"""The server that an assistant's program talks to: `opreplay mcp`."""
+"""The MCP server for AI assistants: `opreplay mcp`."""

@@ -1,5 +1,5 @@
 # pyright: strict
-"""The folders whose files an assistant may name, and the one way from a text that it sends to a path that is opened."""
+"""The folders whose files an assistant may name, and the only conversion from its text to a path that is opened."""
 
 from __future__ import annotations
 
@@ -20,22 +20,24 @@ HINT = "Name a file as the tool `files` does."
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Folders:
-    """Real paths of folders."""
+    """Resolved paths of folders."""
 
     paths: tuple[str, ...]
 
     @classmethod
     def of(cls, names: Sequence[str]) -> Folders:
-        """Raises UsageError for a name that is no folder."""
+        """Resolve folder names. Raises UsageError for a name that is not a folder."""
         missing = next((name for name in names if not os.path.isdir(name)), None)
         if missing is not None or not names:
-            raise UsageError(f"{missing or 'nothing'} is no folder", hint="Name the folders that may be read.")
+            raise UsageError(
+                f"{missing or 'nothing'} is not a folder", hint="Name the folders that the server may read."
+            )
         return cls(paths=tuple(dict.fromkeys(os.path.realpath(name) for name in names)))
 
     def file(self, text: str) -> str:
-        """The real path of a regular file in one of the folders; relative names are looked up in each.
+        """Return the resolved path of a regular file in one of the folders; relative names are tried in each.
 
-        Raises UsageError for all else, in the same words whether or not there is such a file outside.
+        Raises the same UsageError for anything else, whether or not a file of that name exists outside.
         """
         for folder in self.paths:
             try:
@@ -45,24 +47,28 @@ class Folders:
                 continue
             if regular and is_inside(path, self.paths):
                 return path
-        raise UsageError(f"there is no file {text!r:.200} in the folders that may be read", hint=HINT)
+        raise UsageError(f"file {text!r:.200} does not exist in the folders that may be read", hint=HINT)
 
     def device(self, text: str) -> str:
-        """A simulated device: a name, or a device file in the folders. Raises UsageError for a file elsewhere."""
+        """Return a simulated device: a name, or a device file in the folders. Raises UsageError for a file
+        elsewhere.
+        """
         return self.file(text) if "/" in text or os.sep in text or text.endswith(".toml") else text
 
     def function(self, text: str) -> str:
-        """An op, or "file.py:function" with a file in the folders. Raises UsageError for a file elsewhere."""
+        """Return an op, or "file.py:function" with a file in the folders. Raises UsageError for a file elsewhere."""
         path, colon, function = text.rpartition(":")
         return f"{self.file(path)}:{function}" if colon and path.endswith(".py") else text
 
     def shown(self, path: str) -> str:
-        """A path as an assistant names it: relative to its folder."""
+        """Return a path as an assistant names it: relative to its folder."""
         folder = next((folder for folder in self.paths if is_inside(path, (folder,))), None)
         return path if folder is None else os.path.relpath(path, folder)
 
     def files(self) -> Iterator[tuple[str, int]]:
-        """(name, bytes) of each file that may be a trace, plan, result or device; links to elsewhere are left out."""
+        """Yield (name, bytes) of each possible trace, plan, result or device file; links to other places are left
+        out.
+        """
         seen = 0
         for folder in self.paths:
             for parent, folders, names in os.walk(folder):

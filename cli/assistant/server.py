@@ -1,5 +1,5 @@
 # pyright: strict
-"""The server: the tools of `tools` offered by the SDK of the Model Context Protocol."""
+"""Offer the tools of `tools` through the SDK of the Model Context Protocol."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ _ONE_AT_A_TIME = Lock()
 
 
 def server_of(folders: Sequence[str], *, allow_run: bool = False) -> MCPServer[Any]:
-    """A server whose tools read files in these folders alone, and run code only with `allow_run`.
+    """Return a server whose tools read files only in these folders, and run code only with `allow_run`.
 
-    Raises UsageError for a name that is no folder.
+    Raises UsageError for a name that is not a folder.
     """
     allowed = Folders.of(folders)
     server = MCPServer[Any]("opreplay", instructions=INSTRUCTIONS, version=opreplay_version(), log_level="ERROR")
@@ -43,7 +43,7 @@ def server_of(folders: Sequence[str], *, allow_run: bool = False) -> MCPServer[A
 
 
 def _guarded(tool: Callable[..., Any], folders: Folders, *, allow_run: bool) -> Callable[..., Any]:
-    """The tool inside the limits of the server, its answer cut to size, its errors as a client reads them."""
+    """Wrap a tool: enforce the server's limits, cut the answer to size, and convert errors for clients."""
 
     @wraps(tool)
     def call(**arguments: Any) -> Any:

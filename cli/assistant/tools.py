@@ -1,5 +1,5 @@
 # pyright: strict
-"""The tools of the server: each calls the library once and answers with a small value."""
+"""The tools of the server: each calls the library once and returns a small value."""
 
 from __future__ import annotations
 
@@ -61,13 +61,13 @@ By = Literal["op", "category", "kernel", "phase"]
 
 
 class Tools:
-    """The functions that a client can call. What they read lies in `folders`; `allow_run`: whether `check` may run."""
+    """The functions that a client can call. They read only files in `folders`; `allow_run` permits `check`."""
 
     def __init__(self, folders: Folders, *, allow_run: bool) -> None:
         self._folders, self._allow_run = folders, allow_run
 
     def all(self) -> tuple[Callable[..., Any], ...]:
-        """Each tool, in the order in which one would use them."""
+        """Return the tools in the order in which one would use them."""
         return (
             self.files,
             self.inspect,
@@ -87,7 +87,7 @@ class Tools:
         return Files(folders=list(self._folders.paths), files=rows)
 
     def inspect(self, trace: FileName, by: By = "op", max_bytes: Size = MAX_BYTES) -> Inspection:
-        """Say what a trace holds, what bounds its step, and where its time goes by op, category, kernel or phase."""
+        """Summarise a trace: its contents, what bounds its step, and its time by op, category, kernel or phase."""
         from opreplay.replay.report.step.verdict import verdict
         from opreplay.replay.timeline.timeline import step_of
         from opreplay.traces import summarize
@@ -122,7 +122,7 @@ class Tools:
 
         step = step_of(self._trace(trace))
         if step is None:
-            raise UsageError(f"{trace} does not say what ran when", hint="Record a profile with times.")
+            raise UsageError(f"{trace} does not record when events ran", hint="Record a profile with event times.")
         step_us = step.window.step_us
         return filled(
             Why,
@@ -137,7 +137,7 @@ class Tools:
         )
 
     def op_detail(self, trace: FileName, op: OpName, soc: Socs = [], max_bytes: Size = MAX_BYTES) -> OpDetail:  # noqa: B006
-        """Tell all that is known of one op: arguments, assumptions, and its kernels on simulated devices."""
+        """Describe one op: arguments, assumptions, and its kernels on simulated devices."""
         from opreplay.replay.report.views.explain import argument_text
 
         opened = self._open(trace)
@@ -174,7 +174,7 @@ class Tools:
         ],
         max_bytes: Size = MAX_BYTES,
     ) -> Changes:
-        """Estimate what the step would take after each change."""
+        """Estimate the step's duration after each change."""
         from opreplay.replay.timeline.timeline import timeline
 
         found = timeline(self._trace(trace), what_if=changes).timeline
@@ -290,14 +290,16 @@ class Tools:
         )
 
     def _open(self, name: str) -> OpenTrace:
-        """A trace or plan in the folders, resolved once for several questions."""
+        """Return a trace or plan in the folders, resolved once for several questions."""
         return _opened(*_state(self._folders.file(name)))
 
     def _trace(self, name: str) -> Trace:
-        """A recorded trace. Raises UsageError for a plan."""
+        """Return a recorded trace. Raises UsageError for a plan."""
         read = self._open(name).read
         if not isinstance(read, Trace):
-            raise UsageError(f"{name} is a plan, and a plan has no times", hint="`predict` takes it.")
+            raise UsageError(
+                f"{name} is a plan, which has no recorded times", hint="Use `predict`, which accepts plans."
+            )
         return read
 
 

@@ -1,2 +1,2 @@
 # pyright: strict
-"""One command a file: parse, call one library function, print."""
+"""One file per command: parse options, call one library function, print."""

@@ -1,5 +1,5 @@
 # pyright: strict
-"""`opreplay batch`: many traces in one run; parses flags, merges the traces' plans, runs them, prints the sums."""
+"""`opreplay batch`: run many traces as one job; parses options, merges plans, runs them, prints the sums."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def run_many(
     limit: tuple[tuple[str, str], ...],
     showing: Showing,
 ) -> int:
-    """Replay the unique ops of many traces, each once; the exit code."""
+    """Replay the unique ops of many traces, each once; return the exit code."""
     from opreplay.cli.opening import parse_limits
     from opreplay.cli.outputs import Outputs
     from opreplay.cli.reporting import engine_of, run_and_show
@@ -69,7 +69,9 @@ def run_many(
     from opreplay.traces.errors import UsageError
 
     if address is not None and engine != "ray":
-        raise UsageError("--set address is that of a Ray cluster", hint="Add --engine ray.")
+        raise UsageError(
+            "--set address needs --engine ray", hint="Add --engine ray: the address is that of a Ray cluster."
+        )
     showing.refuse_unusable()
     selection, measuring = quick_look(selection, measuring) if quick else (selection, measuring)
     settings = Settings.of(
@@ -94,7 +96,10 @@ def run_many(
         with stored_plans(outputs, source.how) as source.store:
             job.plan  # noqa: B018
             if not source.batch.rank_ops and selection.narrows:
-                raise UsageError("no trace holds an op that the filters leave", hint="`plan` on one trace lists names.")
+                raise UsageError(
+                    "the filters leave no op in any trace",
+                    hint="`opreplay plan` on one trace lists the names of its ops.",
+                )
             devices_held = [] if engine == "ray" else lane_devices(device, lanes or 1, shared=settings.shared_device)
             on_ray = engine_of(job.settings.run_options(), engine=engine, lanes=lanes, address=address)
             faults = run_and_show(job, outputs, showing, devices_held=devices_held, engine=on_ray)
@@ -163,11 +168,11 @@ def run_showing(
 @history_options
 @shared.limit_option
 def command(traces: tuple[str, ...], execution_trace: tuple[str, ...], **options: Any) -> int:
-    """As `opreplay run` for many traces, and with the same report for one.
+    """Run many traces like `opreplay run`, with the same report for a single one.
 
-    TRACE is a profiler file, an ExecutionTrace or a plan; a glob; or a folder with such files. Filters hold for each
-    trace by itself. Files that are ranks of one job, by their metadata or names, are merged. A file that is refused
-    costs only itself; the exit code is then 3, as for a damaged one.
+    TRACE is a profiler file, an ExecutionTrace or a plan; a glob; or a folder with such files. Filters apply to each
+    trace separately. Files that are ranks of one job, by their metadata or names, are merged. A file that cannot be
+    read does not affect the others; the exit code is then 3, as for a damaged one.
     """
     options["showing"] = run_showing(**options)
     of_many = {name: options[name] for name in run_many.__annotations__ if name in options}
@@ -175,19 +180,20 @@ def command(traces: tuple[str, ...], execution_trace: tuple[str, ...], **options
 
 
 def _damaged(batch: Batch, allowed: bool) -> Sequence[str]:
-    """Traces that were not read in full, each told on stderr; none where that is `allowed`."""
+    """Report traces that were not read in full on stderr, and return them; empty if that is `allowed`."""
     from opreplay.cli.terminal.console import narrate
 
     damaged = () if allowed else batch.damaged()
     for path in damaged:
         narrate(
-            f"opreplay: error: {path} is cut short or damaged: what is shown is of the rest (--set allow_damaged=true)"
+            f"opreplay: error: {path} is cut short or damaged: only the readable part is shown (--set "
+            "allow_damaged=true accepts this)"
         )
     return damaged
 
 
 def _first(refused: Sequence[Unreadable], damaged: Sequence[str], code: ExitCode) -> ExitCode:
-    """Of all outcomes the one that the process ends with."""
+    """Return the exit code of the process from all outcomes."""
     return ExitCode.REFUSED if refused or damaged else code
 
 
@@ -210,5 +216,5 @@ def stored_plans(outputs: Outputs, how: HowToRead) -> Generator[PlanStore | None
         yield store
     except UsageError:
         if outputs.earlier is not None and (others := store.undo()):
-            narrate(f"opreplay: not as the run to continue had them: {some(others)}")
+            narrate(f"opreplay: changed since the run to resume: {some(others)}")
         raise

@@ -1,5 +1,5 @@
 # pyright: strict
-"""`opreplay calibrate`: fits a simulated device to a profile of a real one and writes its device file."""
+"""`opreplay calibrate`: fit a simulated device to measurements of a real one and write its device file."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from opreplay.cli.options.shared import force_option, format_option, measured_so
 @tables_argument
 @measured_soc_option
 @click.option("--output", "-o", required=True, metavar="FILE", help="The device file to write (.toml).")
-@click.option("--name", metavar="NAME", help="Name of the new device; the file's by default.")
+@click.option("--name", metavar="NAME", help="Name of the new device.  [default: the file's name]")
 @format_option("table", "json")
 @force_option
 def command(
@@ -26,11 +26,11 @@ def command(
     format_: str,
     force: bool,
 ) -> None:
-    """Fit a device to measured kernels or calls, starting from what the device says now.
+    """Fit a device to measured kernels or calls, starting from its current parameters.
 
-    Of kernels (kernel_details.csv) the constants are fitted: priors keep little data from doing harm, and nothing moves
-    unless unseen kernels are predicted better for it. Of calls (measured.csv of `export --format measure`) the new file
-    holds the calls, and every prediction is adjusted by the calls that are like it. The new file is for --soc FILE.
+    From kernels (kernel_details.csv), constants are fitted: priors limit the effect of little data, and a constant
+    changes only if unseen kernels are predicted better with it. From calls (measured.csv of `export --format measure`),
+    the new file holds the calls, and every prediction is adjusted by similar calls. Use the new file as --soc FILE.
     KERNEL_DETAILS as for validate.
     """
     from opreplay.cli.terminal import console
@@ -43,28 +43,28 @@ def command(
         calibrate_to_calls(kernel_details, soc, Path(output), name=name, format_=format_, force=force)
         return
     if not soc:
-        raise UsageError("which device was measured is not said", hint="Give --soc once, or once for each table.")
+        raise UsageError("the measured device is not specified", hint="Give --soc once, or once per table.")
     measured = read_measured(kernel_details, [load_device(each) for each in soc])
     from opreplay.cli.outputs import write_file
     from opreplay.replay.ascend.calibrate.recalibrate import own_device_text, recalibrate
     from opreplay.replay.report.views import calibration
 
     if len({table.device.name for table in measured}) > 1:
-        raise UsageError("tables of several devices", hint="Calibrate one device at a time.")
+        raise UsageError("the tables are from several devices", hint="Calibrate one device at a time.")
     fit = recalibrate(groups_of(measured), measured[0].device, on_step=console.narrate)
     write_file(Path(output), own_device_text(fit, name=name or Path(output).stem), force=force)
     console.show_view(calibration.view(fit, output=output), format_)
 
 
 def of_calls(paths: Sequence[str]) -> bool:
-    """Whether tables hold calls. Raises UsageError where some hold calls and others kernels."""
+    """Check whether tables hold calls. Raises UsageError if some hold calls and others kernels."""
     from opreplay.replay.ascend.measured.call_tables import is_call_table
     from opreplay.traces.errors import UsageError
 
     kinds = {is_call_table(path) for path in paths}
     if len(kinds) > 1:
         raise UsageError(
-            "kernels and calls are calibrated one after the other",
+            "kernels and calls must be calibrated separately",
             hint="Give the kernels first, then the calls with --soc and the file that results.",
         )
     return kinds.pop()
@@ -73,7 +73,7 @@ def of_calls(paths: Sequence[str]) -> bool:
 def calibrate_to_calls(
     paths: Sequence[str], soc: Sequence[str], output: Path, *, name: str | None, format_: str, force: bool
 ) -> None:
-    """Write the device with the measured calls of tables, and print what they change."""
+    """Write the device with the measured calls of tables, and print how predictions change."""
     from opreplay.cli.outputs import write_file
     from opreplay.cli.terminal import console
     from opreplay.replay.ascend import load_device
@@ -86,7 +86,7 @@ def calibrate_to_calls(
     from opreplay.traces.folders import read_regular
 
     if len(soc) != 1:
-        raise UsageError("which device was measured is not said", hint="Give --soc once.")
+        raise UsageError("the measured device is not specified", hint="Give --soc once.")
     device = load_device(soc[0])
     fit = fit_calls(read_call_tables(paths, device.name), device, expected_contents())
     file_text = read_regular(soc[0], MAX_FILE_BYTES).decode() if canonical_name(device.name) is None else ""
@@ -95,10 +95,10 @@ def calibrate_to_calls(
 
 
 def check_target(path: Path, *, force: bool) -> None:
-    """Raises UsageError for what cannot be written, before any work is done."""
+    """Raise UsageError if the file cannot be written, before any work is done."""
     from opreplay.cli.outputs import check_writable
     from opreplay.traces.errors import UsageError
 
     if path.suffix != ".toml":
-        raise UsageError(f"{path}: a device file ends in .toml")
+        raise UsageError(f"{path}: the name of a device file must end in .toml")
     check_writable(path, force=force)

@@ -1,5 +1,5 @@
 # pyright: strict
-"""`opreplay capture`: a plan without a profile, from the user's own Python."""
+"""`opreplay capture`: make a plan from Python code, without a profile."""
 
 from __future__ import annotations
 
@@ -31,55 +31,65 @@ if TYPE_CHECKING:
     type=click.Choice(["dispatch", "export", "compile"]),
     default="dispatch",
     show_default=True,
-    help="Record each call as it runs, the graph of torch.export, or those that torch.compile hands its backend.",
+    help=(
+        "How to record: each call as it runs, the graph of torch.export, or the graphs that "
+        "torch.compile passes to its backend."
+    ),
 )
 @setting("--decompose", is_flag=True, help="With --via export: the graph after decomposition to core ops.")
-@click.option("--real", is_flag=True, help="Run on real tensors, for a step that depends on what tensors hold.")
-@click.option("--check", is_flag=True, help="Replay the plan on real values and compare all with the model's.")
-@click.option("--trust", is_flag=True, help="Load FILE.pt2, which runs whatever code it holds.")
+@click.option("--real", is_flag=True, help="Run on real tensors, for a step that depends on the contents of tensors.")
+@click.option("--check", is_flag=True, help="Replay the plan on real values and compare all results with the model's.")
+@click.option("--trust", is_flag=True, help="Load FILE.pt2, which executes any code that it contains.")
 @seed_option
 @click.option(
     "--phase",
     type=click.Choice(["prefill", "decode", "train"]),
-    help="Of hf:CONFIG: a first forward, one more token of each sequence, or a training step.  [default: prefill]",
+    help=("For hf:CONFIG: a first forward pass, one more token per sequence, or a training step.  [default: prefill]"),
 )
-@click.option("--batch", type=Count(min=1), metavar="N", help="Of hf:CONFIG: sequences.  [default: 1]")
+@click.option("--batch", type=Count(min=1), metavar="N", help="For hf:CONFIG: number of sequences.  [default: 1]")
 @click.option(
     "--context",
     type=Count(min=1),
     metavar="N",
-    help="Of hf:CONFIG: tokens of each.  [default: 1024]",
+    help="For hf:CONFIG: tokens per sequence.  [default: 1024]",
 )
 @click.option(
     "--dtype",
     type=click.Choice(["bfloat16", "float16", "float32"]),
-    help="Of hf:CONFIG: type of the parameters.  [default: bfloat16]",
+    help="For hf:CONFIG: dtype of the parameters.  [default: bfloat16]",
 )
 @click.option(
     "--expert-parallel",
     type=Count(min=1),
     metavar="N",
-    help="Of hf:CONFIG: spread experts over N ranks, which exchange tokens; as many tensor ranks have whole experts.  "
-    "[default: 1]",
+    help=(
+        "For hf:CONFIG: distribute the experts over N ranks, which exchange tokens; each of "
+        "these tensor ranks then has whole experts.  [default: 1]"
+    ),
 )
 @click.option(
     "--tensor-parallel",
     type=Count(min=1),
     metavar="N",
-    help="Of hf:CONFIG: split heads, widths and vocabulary over N ranks, which sum results.  [default: 1]",
+    help=("For hf:CONFIG: split heads, widths and vocabulary over N ranks, which sum their results.  [default: 1]"),
 )
 @click.option(
     "--pipeline-parallel",
     type=Count(min=1),
     metavar="N",
-    help="Of hf:CONFIG: split layers over N stages, which send each other hidden states; rank R is in stage R // "
-    "tensor ranks.  [default: 1]",
+    help=(
+        "For hf:CONFIG: split the layers into N stages, which send each other hidden states; "
+        "rank R is in stage R // tensor ranks.  [default: 1]"
+    ),
 )
 @setting(
     "--mla",
     type=click.Choice(["absorbed", "expanded"]),
-    help="Of hf:CONFIG, decode of latent attention: attend to the latents, as servers do, or to keys and values of "
-    "them, as transformers does.  [default: absorbed]",
+    help=(
+        "For hf:CONFIG, decode of latent attention: attend to the latents, as servers do "
+        "(absorbed), or to the keys and values computed from them, as transformers does "
+        "(expanded).  [default: absorbed]"
+    ),
 )
 @fused_option(
     "Write the plan with the fused kernels that servers run on Ascend in place of the calls they stand for: norms "
@@ -90,26 +100,34 @@ if TYPE_CHECKING:
     "--weights",
     type=click.Choice(["w8a8", "w4a16"]),
     default=None,
-    help="Write the plan with quantised weights: 8 bits for weights and activations, or 4 bits for weights alone "
-    "(of a mixture those of its experts).",
+    help=(
+        "Write the plan with quantised weights: 8 bits for weights and activations, or 4 bits "
+        "for weights only (in a mixture-of-experts model, only the experts' weights)."
+    ),
 )
-@setting("--world-size", type=Count(min=1), metavar="N", help="Play one rank of a job of N; nothing is exchanged.")
+@setting(
+    "--world-size", type=Count(min=1), metavar="N", help="Act as one rank of a job of N ranks; nothing is exchanged."
+)
 @setting("--rank", type=click.IntRange(min=0), default=0, show_default=True, metavar="R", help="Which rank.")
 @click.option(
     "--device",
     type=click.Choice(["cpu", "cuda", "npu"]),
     default="cpu",
     show_default=True,
-    help="Whose defaults torch takes where they are known: optimizers take lists (foreach) on cuda and npu. Tensors "
-    "are fake ones of the CPU all the same.",
+    help=(
+        "The device whose defaults torch uses, if known: optimizers use lists (foreach) on cuda "
+        "and npu. Tensors are fake CPU tensors in any case."
+    ),
 )
 @click.option(
     "--vary",
     multiple=True,
     metavar="NAME=N,N,...",
-    help="Of hf:CONFIG: a table in place of one plan, as `--vary batch=1,8,32 context=1k,8k`: ms a token, tokens/s, "
-    "memory, fits or not, of each size on each --soc. Of FILE.py:make: its step and memory with these arguments. "
-    "Repeatable.",
+    help=(
+        "For hf:CONFIG: print a table instead of one plan, e.g. `--vary batch=1,8,32 "
+        "context=1k,8k`: ms per token, tokens/s, memory, and whether it fits, for each size on "
+        "each --soc. For FILE.py:make: its step and memory with these arguments. Repeatable."
+    ),
 )
 @click.option(
     "--soc",
@@ -151,14 +169,14 @@ def command(
     output: str | None,
     force: bool,
 ) -> ExitCode:
-    """Run TARGET once on fake tensors, which have no memory, and write down every call: a plan as of a trace with
-    exact arguments, the order of calls, module and phase of each, peak memory and FLOPs. No time is recorded.
+    """Run TARGET once on fake tensors, which have no memory, and record every call: a plan with exact arguments, the
+    order of calls, the module and phase of each, peak memory and FLOPs. No times are recorded.
 
-    TARGET is FILE.py:make. The file is run as it is: it is your own code. make() gives (callable, args), or (module,
-    inputs, {"optimizer": ..., "loss": ...}) for a training step. Or it is hf:CONFIG.json, the config of a model that
-    transformers knows (extra hf); nothing is downloaded. Or it is FILE.pt2 of torch.export.save, with
-    --trust: torch runs what such a file holds.
-    Exits with 1 when --check finds a difference.
+    TARGET is FILE.py:make. The file is executed as your own code. make() returns (callable, args), or (module,
+    inputs, {"optimizer": ..., "loss": ...}) for a training step. TARGET can also be hf:CONFIG.json, the config of a
+    model that transformers knows (extra hf); nothing is downloaded. Or it is FILE.pt2 of torch.export.save, with
+    --trust: torch runs what such a file contains.
+    Exits with 1 if --check finds a difference.
     """
     from opreplay.cli.exit_codes import ExitCode
     from opreplay.cli.outputs import check_writable, write_file
@@ -198,9 +216,12 @@ def command(
         _show_sizes(target, shape, (*vary, *sizes), soc, cluster, form, format_, **options)
         return ExitCode.OK
     if sizes:
-        raise UsageError(f"{sizes[0]} after TARGET", hint="Sizes follow --vary: --vary batch=1,8 context=1k,8k.")
+        raise UsageError(
+            f"{sizes[0]} must not follow TARGET directly",
+            hint="Write sizes after --vary: --vary batch=1,8 context=1k,8k.",
+        )
     if soc or cluster:
-        raise UsageError("--soc and --cluster are for --vary", hint="Simulate the plan: `opreplay timeline PLAN`.")
+        raise UsageError("--soc and --cluster need --vary", hint="To simulate one plan, run `opreplay timeline PLAN`.")
     named = target_of(target, shape, trust=trust)
     plan = capture_target(named, **options)
     check_result = check_made(named.make, plan, seed=seed, device=device) if check else None
@@ -222,7 +243,7 @@ def _show_sizes(
     format_: str,
     **options: Any,
 ) -> None:
-    """The table of --vary; `options` are of `capture_target`."""
+    """Print the table of --vary; `options` are those of `capture_target`."""
     from opreplay.cli.terminal import console
     from opreplay.replay.ascend.simulate.devices import load_socs
     from opreplay.replay.capture.from_config import PREFIX

@@ -1,5 +1,5 @@
 # pyright: strict
-"""`opreplay check`: is this op right, everywhere, and faster; exit code 1 when a required point fails."""
+"""`opreplay check`: test whether an op is right and fast; exit code 1 if a required point fails."""
 
 from __future__ import annotations
 
@@ -19,8 +19,11 @@ REQUIRE = "schema, shape inference, correctness, bad input"
     "--against",
     "--reference",
     metavar="OP|FILE.py:FUNCTION|stand-in",
-    help="The reference of results and times: an op (aten::add), torch.add, a function of yours, opreplay's "
-    "stand-in, torch's decomposition. By default the op itself in float64.",
+    help=(
+        "The reference for results and times: an op (aten::add), torch.add, a function of yours, "
+        "opreplay's reference implementation (stand-in), or torch's decomposition.  [default: "
+        "the op itself in float64]"
+    ),
 )
 @click.option(
     "--stand-ins",
@@ -30,7 +33,7 @@ REQUIRE = "schema, shape inference, correctness, bad input"
 @setting(
     "--library",
     metavar="NAME",
-    help="With --stand-ins: hold the ops of this installed library (vllm) against the stand-ins.",
+    help=("With --stand-ins: compare the ops of this installed library (vllm) with the reference implementations."),
 )
 @click.option("--trace", metavar="TRACE", help="Try the calls of OP that this trace or plan recorded.")
 @click.option(
@@ -43,21 +46,25 @@ REQUIRE = "schema, shape inference, correctness, bad input"
 @shared.device_option
 @shared.soc_option
 @shared.seed_option
-@setting("--points", metavar="POINTS", default="all", show_default=True, help="Try only these points, comma-separated.")
+@setting(
+    "--points", metavar="POINTS", default="all", show_default=True, help="Check only these points, comma-separated."
+)
 @click.option(
     "--require",
     metavar="POINTS",
-    help="Exit with 1 when one of these points fails or is missing; all, none, or names with commas.  [default: "
-    f"{REQUIRE}; any of `points` that fails]",
+    help=(
+        "Exit with 1 if one of these points fails or is missing: all, none, or comma-separated "
+        f"names.  [default: {REQUIRE}; any of `points` that fails]"
+    ),
 )
-@setting("--threads", type=Count(min=1), metavar="N", help="Of torch on the CPU.")
+@setting("--threads", type=Count(min=1), metavar="N", help="Number of torch threads on the CPU.")
 @setting(
     "--speed-time",
     type=Duration(),
     default="10s",
     show_default=True,
     metavar="TIME",
-    help="Most time for the comparison of times; it ends when it is sure.",
+    help="Maximum time for comparing times; it ends earlier once the result is certain.",
 )
 @setting(
     "--case-limit",
@@ -65,7 +72,7 @@ REQUIRE = "schema, shape inference, correctness, bad input"
     default="60s",
     show_default=True,
     metavar="TIME",
-    help="A case that takes longer counts as hanging.",
+    help="A case that takes longer counts as a hang.",
 )
 @shared.page_option
 @shared.force_option
@@ -90,11 +97,11 @@ def command(
     force: bool,
     format_: str,
 ) -> int:
-    """Go through what everyone asks of an op that is put into PyTorch, and give a verdict on each point.
+    """Test an op against the requirements for ops in PyTorch, and print a verdict on each point.
 
     OP is namespace::op or namespace::op.overload, or FILE.py:FUNCTION. Its calls come from --trace or --shapes, or are
-    made up from the schema; each is varied: sizes, strides, dtypes, broadcasts, bad input. Cases run in a process of
-    their own: a crash or a hang costs its case.
+    generated from the schema; each is varied: sizes, strides, dtypes, broadcasts, bad input. Cases run in a separate
+    process: a crash or a hang affects only its case.
     """
     from opreplay.cli.outputs import check_outputs, write_view
     from opreplay.cli.terminal import console
@@ -109,7 +116,7 @@ def command(
         return _stand_ins(op or "*", library=library, device=device, seed=seed, format_=format_)
     if op is None or library is not None:
         raise UsageError(
-            "no op is named" if op is None else "--set library goes with --stand-ins",
+            "no op is named" if op is None else "--set library needs --stand-ins",
             hint="Name one as mylib::my_op, or check opreplay's own with --stand-ins.",
         )
     check_outputs([output], force=force)

@@ -1,5 +1,5 @@
 # pyright: strict
-"""`opreplay compare`: two result files side by side, with an exit code for builds."""
+"""`opreplay compare`: compare two result files, with an exit code for builds."""
 
 from __future__ import annotations
 
@@ -26,58 +26,67 @@ if TYPE_CHECKING:
     "--also-before",
     multiple=True,
     metavar="FILE",
-    help="Another measured run like BEFORE; all of them count together. Repeatable.",
+    help="Another measured run of the BEFORE side; all its runs are combined. Repeatable.",
 )
-@click.option("--also-after", multiple=True, metavar="FILE", help="Another measured run like AFTER. Repeatable.")
+@click.option("--also-after", multiple=True, metavar="FILE", help="Another measured run of the AFTER side. Repeatable.")
 @click.option(
     "--threshold",
     type=Share(),
     default="5%",
     show_default=True,
     metavar="SHARE",
-    help="Smaller changes are noise; raised where the two runs scatter more.",
+    help="Smaller changes count as noise; raised if the two runs vary more.",
 )
 @click.option(
     "--fail-if",
     multiple=True,
     metavar="CONDITION",
-    help="Exit with 5 when 'slower>5%' (any op), 'total>3%' (all ops together), 'lost>0', 'unclear>50%' (of the "
-    "ops) or 'power>20%' (smaller changes would not be found), with 6 when that cannot be told. Repeatable.",
+    help=(
+        "Exit with 5 if a condition is violated: 'slower>5%' (any op), 'total>3%' (all ops "
+        "together), 'lost>0', 'unclear>50%' (of the ops) or 'power>20%' (smaller changes would "
+        "not be detected); exit with 6 if it cannot be tested. Repeatable."
+    ),
 )
 @click.option(
     "--method",
     type=click.Choice(["gauges", "medians"]),
     default="gauges",
     show_default=True,
-    help="Compare times relative to a fixed piece of work that was timed beside them, or plain medians.",
+    help=("Compare times relative to a fixed piece of work timed next to them (gauges), or plain medians."),
 )
 @click.option(
     "--times",
     metavar="BEFORE:AFTER",
-    help="Which times of each side: recorded, measured, simulated, or the name of a simulated device.  [default: "
-    "recorded ones of a trace, measured ones of results]",
+    help=(
+        "Times to compare on each side: recorded, measured, simulated, or the name of a "
+        "simulated device.  [default: recorded for a trace, measured for results]"
+    ),
 )
 @click.option(
     "--select",
     type=click.Choice(["owner", "leaf", "top", "all"]),
     default="owner",
     show_default=True,
-    help="Which ops of a trace: as in `opreplay run`.",
+    help="Ops of a trace to compare, as in `opreplay run`.",
 )
 @process_option
-@click.option("--all", "everything", is_flag=True, help="List ops that stayed the same or are unclear as well.")
+@click.option("--all", "everything", is_flag=True, help="Also list ops that are the same or unclear.")
 @click.option(
     "--force",
     is_flag=True,
-    help="Compare runs of different machines or ways to measure, which the report then says; overwrite the file of "
-    "--output.",
+    help=(
+        "Compare runs of different machines or measurement methods, which the report then says; "
+        "overwrite the file of --output."
+    ),
 )
 @page_option
-@click.option("--overwrite", is_flag=True, hidden=True, help="Overwrite the file of --output, and no more.")
+@click.option(
+    "--overwrite", is_flag=True, hidden=True, help="Overwrite the file of --output, but keep all other checks."
+)
 @click.option(
     "--history",
     metavar="FILE.sqlite",
-    help="In place of two runs: at which run of a history (`opreplay run --history`) each op changed.",
+    help=("Instead of two runs: show at which run of a history (`opreplay run --history`) each op changed."),
 )
 @format_option("table", "markdown", "json")
 def command(
@@ -100,12 +109,11 @@ def command(
 ) -> int:
     """Compare AFTER with BEFORE, op by op: .jsonl files of `opreplay run --output`, traces or plans.
 
-    A ratio above 1 means that AFTER is slower. Of two runs an op is called slower or faster where that is more than its
-    error and more than the ops scatter, the speed of the machine taken out (--method); runs in turns tell smaller
-    changes. Traces of two devices, a trace and its replay, or with --times measured:simulated one file of results and
-    its own predictions, are compared by their times as they are: of what was recorded or measured the medians of an
-    op's calls, of a prediction its one time with its 80 % band. So is a trace alone with its prediction, with --times
-    recorded:910b3.
+    A ratio above 1 means that AFTER is slower. For two runs, an op is called slower or faster if the change exceeds its
+    error and the variation of all ops, with the speed of the machine removed (--method); alternating runs detect
+    smaller changes. Traces of two devices, a trace and its replay, or one result file and its own predictions (--times
+    measured:simulated) are compared by their plain times: medians of an op's recorded or measured calls, or one
+    predicted time with its 80 % band. A single trace can be compared with its prediction by --times recorded:910b3.
     """
     from opreplay.cli.opening import tells_step
     from opreplay.cli.outputs import check_outputs, write_view
@@ -155,7 +163,7 @@ NOT_OF_HISTORY = ("before", "also_before", "also_after", "threshold", "method", 
 
 
 def _show_history(path: str, fail_if: Sequence[str], format_: str) -> int:
-    """Print which ops of a history changed at which run; the exit code."""
+    """Print which ops of a history changed at which run; return the exit code."""
     from opreplay.cli.options.settings import refuse_given
     from opreplay.cli.terminal import console
     from opreplay.replay.report.views import history as views
@@ -173,7 +181,7 @@ def _show_history(path: str, fail_if: Sequence[str], format_: str) -> int:
 
 
 def _concluded(broken: Sequence[str], untested: Sequence[str]) -> ExitCode:
-    """Say on stderr which conditions are broken and which could not be tested; the exit code."""
+    """Report violated and untestable conditions on stderr; return the exit code."""
     from opreplay.cli.terminal import console
 
     for line in (*broken, *untested):
@@ -184,7 +192,7 @@ def _concluded(broken: Sequence[str], untested: Sequence[str]) -> ExitCode:
 
 
 def _steps(before: Sequence[Operand], after: Sequence[Operand]) -> dict[str, StepReport]:
-    """The step of the trace that a side is; nothing for results and plans."""
+    """Return the step of each side that is a trace; empty for results and plans."""
     from opreplay.replay.timeline.timeline import step_of
     from opreplay.traces import Trace
 

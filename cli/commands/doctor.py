@@ -1,5 +1,5 @@
 # pyright: strict
-"""`opreplay doctor`: what this machine can do, and what is missing."""
+"""`opreplay doctor`: report what this machine can do, and what is missing."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ UNTRUSTED = "refused: read the file, then opreplay trust FILE"
 @format_option("table", "json")
 @click.pass_context
 def command(ctx: click.Context, format_: str) -> int:
-    """Check what opreplay needs and what it can use. Exits with 4 when torch is missing or too old, and when the file
-    of options is wrong.
+    """Check what opreplay needs and what it can use. Exits with 4 if torch is missing or too old, or if the options
+    file is wrong.
 
     Installs nothing, changes nothing, and imports no library but torch.
     """
@@ -36,7 +36,7 @@ def command(ctx: click.Context, format_: str) -> int:
 
 
 def _settings(settings: object) -> list[Check]:
-    """What files and the environment decide, each with where it stands."""
+    """Return the settings from files and the environment, each with its source."""
     import os
 
     from opreplay.cli.settings import OWN, SHARED, Settings

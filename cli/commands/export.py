@@ -1,5 +1,5 @@
 # pyright: strict
-"""`opreplay export`: chosen ops for others: a bundle that needs nothing but torch, or a file of another tool."""
+"""`opreplay export`: write chosen ops as a bundle that needs only torch, or as a file of another tool."""
 
 from __future__ import annotations
 
@@ -38,17 +38,22 @@ MEASURED_SHOWN = 10
     default="bundle",
     show_default=True,
     metavar="FORMAT",
-    help="bundle: a script with its ops. backendbench, tritonbench: calls with counts. chakra: a step for ASTRA-sim. "
-    "tracelens: event_replay_ir of TraceLens. flashinfer-trace: definitions and workloads. measure: a script that "
-    "measures the calls which narrow a prediction most.",
+    help=(
+        "bundle: a script with its ops. backendbench, tritonbench: calls with counts. chakra: a "
+        "step for ASTRA-sim. tracelens: event_replay_ir of TraceLens. flashinfer-trace: "
+        "definitions and workloads. measure: a script that measures the calls on which a "
+        "prediction depends most."
+    ),
 )
 @click.option(
     "--output",
     "-o",
     required=True,
     metavar="DIR|FILE",
-    help="Where to: of bundle and flashinfer-trace a folder that is new or empty, of a bundle also a .zip; else a file "
-    "(.json, .txt; .et; .py).",
+    help=(
+        "Where to write: a new or empty folder for bundle and flashinfer-trace, a .zip for "
+        "bundle; otherwise a file (.json, .txt; .et; .py)."
+    ),
 )
 @shared.device_option
 @shared.selection_options
@@ -59,26 +64,26 @@ MEASURED_SHOWN = 10
     "--max-op-memory",
     type=ByteSize(),
     metavar="SIZE",
-    help="Leave out ops whose inputs must be made here and need more.  [default: half of the free memory]",
+    help=("Leave out ops whose inputs must be created here and need more memory.  [default: half of the free memory]"),
 )
 @click.option(
     "--clock",
     type=SocName(),
     metavar="NAME|FILE",
-    help="Of chakra: times of this simulated device in place of those recorded.",
+    help="For chakra: use the times of this simulated device instead of recorded ones.",
 )
 @click.option(
     "--soc",
     type=SocName(),
     multiple=True,
     metavar="NAME|FILE",
-    help="Of measure: the simulated device, once, whose predictions are to be checked.",
+    help="For measure: the one simulated device whose predictions are to be checked.",
 )
 @click.option(
     "--budget",
     type=Duration(),
     metavar="TIME",
-    help="Of measure: how long the script may run.  [default: 5min]",
+    help="For measure: how long the script may run.  [default: 5min]",
 )
 @shared.captured_fused_option
 @shared.init_arg_option
@@ -100,12 +105,12 @@ def command(
     init_arg: tuple[str, ...],
     force: bool,
 ) -> None:
-    """Write the ops of TRACE as a bundle: ops.json, a script replay.py that needs nothing but torch, and a README. With
-    --format, write a file that another tool reads, or a script that measures on an NPU what a prediction of the step
+    """Write the ops of TRACE as a bundle: ops.json, a script replay.py that needs only torch, and a README. With
+    --format, write a file for another tool, or a script that measures on an NPU the calls that a prediction of the step
     depends on most (measure).
 
-    The bundle names neither the model nor its files, machine or kernels, unless --keep-names is given. Ops that a
-    script cannot replay with torch alone are left out and listed.
+    The bundle does not name the model, its files, machine or kernels unless --keep-names is given. Ops that a script
+    cannot replay with torch alone are left out and listed.
     """
     from opreplay.cli.setup import fused_as_asked, use_plugins
     from opreplay.replay.job.job import Job
@@ -126,9 +131,11 @@ def command(
     }
     wrong = [name for name, only in of_formats.items() if only and format_ not in only]
     if wrong:
-        raise UsageError(f"{wrong[0]} says nothing of --format {format_}", hint="Leave it out.")
+        raise UsageError(f"{wrong[0]} has no effect with --format {format_}", hint="Leave it out.")
     if format_ == "measure" and len(soc) != 1:
-        raise UsageError(f"--format measure is of one simulated device, not of {len(soc)}", hint="Give --soc once.")
+        raise UsageError(
+            f"--format measure needs exactly one simulated device, not {len(soc)}", hint="Give --soc once."
+        )
     _check_target(output, format_, force=force)
     plugin_names = use_plugins(plugin)
     read = fused_as_asked(source.open(activity=format_ == "chakra"), fused)
@@ -168,7 +175,7 @@ def _check_target(output: str, format_: str, *, force: bool) -> None:
 
     if format_ in FOLDERS:
         if format_ != "bundle" and output.lower().endswith(".zip"):
-            raise UsageError(f"--format {format_} is a folder: {output}", hint="Name a folder.")
+            raise UsageError(f"--format {format_} writes a folder, not a file: {output}", hint="Name a folder.")
         check_target(Path(output), force=force)
         return
     suffixes = {
@@ -179,7 +186,7 @@ def _check_target(output: str, format_: str, *, force: bool) -> None:
         "measure": (".py",),
     }[format_]
     if Path(output).suffix.lower() not in suffixes:
-        raise UsageError(f"no suffix of --format {format_}: {output}", hint=f"Name a file {' or '.join(suffixes)}.")
+        raise UsageError(f"{output} has no suffix of --format {format_}", hint=f"Name a file {' or '.join(suffixes)}.")
     check_writable(Path(output), force=force)
 
 
@@ -229,7 +236,7 @@ def _write_bundle(
 def _write_chakra(
     plan: ReplayPlan, read: Trace | ReplayPlan | None, output: Path, wanted: str | None, *, force: bool
 ) -> None:
-    """The step's graph where all of a trace with a device is exported, else the calls one after the other."""
+    """Write the step's graph if a whole trace with a device is exported, else the calls one after the other."""
     from opreplay.cli.outputs import write_bytes
     from opreplay.cli.terminal import console
     from opreplay.replay.export.chakra import chakra_trace
@@ -274,7 +281,9 @@ def _write_measure(
     *,
     force: bool,
 ) -> None:
-    """The script that measures the calls which narrow the predicted total most, and which calls these are."""
+    """Write the script that measures the calls that narrow the predicted total most, and print which calls these
+    are.
+    """
     from opreplay.cli.outputs import write_file
     from opreplay.cli.setup import refuse_unused_initializers
     from opreplay.cli.terminal import console
@@ -324,7 +333,7 @@ def _write_flashinfer_trace(
     exported = flashinfer_trace(plan, registry, memory_bytes=max_op_memory or default_op_bytes())
     if not exported.workloads:
         hint = "; ".join(left_out_lines(exported)[:3]) or "The trace holds no ops."
-        raise UsageError(f"nothing to export: none of {len(plan.ops)} ops can be said in this form", hint=hint)
+        raise UsageError(f"nothing to export: this format cannot express any of the {len(plan.ops)} ops", hint=hint)
     refuse_unused_initializers(registry, plan.ops, plugins, init_arg)
     write_flashinfer_trace(exported, folder)
     share = f", {100 * exported.said_share:.1f} % of the device time of the ops" if exported.device_us else ""
@@ -334,7 +343,9 @@ def _write_flashinfer_trace(
     if exported.without_reference:
         console.show_line(f"* without a reference: {', '.join(exported.without_reference)}")
     if exported.unstored:
-        console.show_line(f"* indices left random: {exported.unstored} workloads, too large or not drawn here")
+        console.show_line(
+            f"* indices left random: {exported.unstored} workloads, which are too large or could not be generated here"
+        )
     for line in left_out_lines(exported):
         console.show_line(line)
 
@@ -366,4 +377,4 @@ def _write_inputs(plan: ReplayPlan, output: str, format_: str, *, force: bool) -
         for name, count in names.items():
             console.narrate(f"* left out: {count} × {name}: {reason}")
     if of_backendbench and configs.unsaid:
-        console.narrate(f"* {configs.unsaid} ops have tensors that share memory, which the file does not say")
+        console.narrate(f"* {configs.unsaid} ops have tensors that share memory, which the file does not record")

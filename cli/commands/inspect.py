@@ -1,5 +1,5 @@
 # pyright: strict
-"""`opreplay inspect`: what is in a trace; imports no torch."""
+"""`opreplay inspect`: show what is in a trace. Does not import torch."""
 
 from __future__ import annotations
 
@@ -29,14 +29,18 @@ TOP = 30
 @click.option(
     "--by",
     type=click.Choice(["op", "category", "module", "kernel", "phase", "step", "launch"]),
-    help="One table instead: where the time goes, summed up by this; all steps, outliers named; or how kernels are "
-    "launched: short ones, and how long they wait.",
+    help=(
+        "Print one table instead: where the time goes, grouped by this; all steps, with "
+        "outliers; or how kernels are launched: short ones, and how long they wait."
+    ),
 )
-@click.option("--top", type=Count(min=1), metavar="N", help=f"Rows of that table.  [default: {TOP}, CSV all]")
+@click.option("--top", type=Count(min=1), metavar="N", help=f"Rows of that table.  [default: {TOP}, all for CSV]")
 @click.option(
     "--peak",
     metavar="NAME",
-    help="Shares of --by op are of the peak of this device (MI300X), where the trace does not name the recorded one.",
+    help=(
+        "Compute the shares of --by op against the peak of this device (MI300X), if the trace does not name its device."
+    ),
 )
 @shared.format_option("table", "json", "csv")
 @shared.limit_option
@@ -51,8 +55,8 @@ def command(
     format_: str,
     limit: tuple[tuple[str, str], ...],
 ) -> None:
-    """Say what is in TRACE: events, ops, how busy its device was and with what, how much of the ops' arguments it
-    recorded, and what was lost. --by gives one table of where the time goes. Of a folder, a line a trace.
+    """Show what is in TRACE: events, ops, how busy its device was and with what, how complete the ops' recorded
+    arguments are, and what was lost. --by prints one table of where the time goes. For a folder, one line per trace.
     """
     from opreplay.cli.opening import open_trace, tells_step
     from opreplay.cli.plan_views import captured_file, show_captured
@@ -63,7 +67,7 @@ def command(
         from opreplay.traces.errors import UsageError
 
         if by is not None or top is not None or peak is not None or process is not None or kernel_details or capture:
-            raise UsageError("a folder is inspected as a whole", hint="Options are for one trace: name a file in it.")
+            raise UsageError("these options need a single trace, not a folder", hint="Name one file in the folder.")
         console.show_view(_folder_of(trace, limit), format_)
         return
     named = None if peak is None else peak_named(peak)
@@ -90,7 +94,7 @@ def command(
 
 
 def _folder_of(folder: str, limit: tuple[tuple[str, str], ...]) -> View:
-    """A line for each trace in a folder, read one at a time."""
+    """Return a line for each trace in a folder, reading one at a time."""
     from opreplay.cli.opening import open_trace
     from opreplay.cli.terminal import console
     from opreplay.replay.batch.reading import readable_traces
@@ -101,12 +105,12 @@ def _folder_of(folder: str, limit: tuple[tuple[str, str], ...]) -> View:
     if not files:
         from opreplay.traces.errors import UsageError
 
-        raise UsageError(f"{folder} holds no trace", hint="Name a trace, or a folder that holds some.")
+        raise UsageError(f"{folder} contains no trace", hint="Name a trace, or a folder that contains traces.")
     return ranks.view(files)
 
 
 def _with_doubts(view: View, read: Trace) -> View:
-    """A table of times, below a line that says so where they are no timings."""
+    """Return a table of times, preceded by a warning if they are not usable timings."""
     import msgspec
 
     from opreplay.replay.report.text import coarse_text
@@ -117,7 +121,7 @@ def _with_doubts(view: View, read: Trace) -> View:
 
 
 def _times_of(read: Trace, by: Literal["step", "launch"], top: int | None) -> View:
-    """All steps, or how kernels were launched."""
+    """Return the table of all steps, or of how kernels were launched."""
     import msgspec
 
     from opreplay.replay.report import steps
@@ -136,7 +140,7 @@ def _times_of(read: Trace, by: Literal["step", "launch"], top: int | None) -> Vi
 
 
 def _breakdown_of(read: Trace, by: By, top: int | None, peak: Peak | None, limit: tuple[tuple[str, str], ...]) -> View:
-    """Where the time goes."""
+    """Return the table of where the time goes."""
     from opreplay.cli.opening import parse_limits
     from opreplay.replay.report import breakdown as views
     from opreplay.traces.times.breakdown import breakdown
@@ -147,7 +151,7 @@ def _breakdown_of(read: Trace, by: By, top: int | None, peak: Peak | None, limit
 
 
 def _summary_of(read: Trace) -> View:
-    """What is in the file."""
+    """Return the summary of the file."""
     from opreplay.replay.report.views import trace as views
     from opreplay.replay.timeline.timeline import step_of
     from opreplay.traces import summarize

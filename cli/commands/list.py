@@ -1,5 +1,5 @@
 # pyright: strict
-"""`opreplay list`: simulated devices, initializers, what plugins registered, and what is known of ops."""
+"""`opreplay list`: list simulated devices, initializers, plugin registrations, and known ops."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Literal
 import click
 
 from opreplay.cli.options.shared import format_option, plugin_option
+from opreplay.cli.options.types import SocName
 
 if TYPE_CHECKING:
     from opreplay.replay.report.view import View
@@ -21,8 +22,14 @@ WHAT: tuple[What, ...] = ("devices", "initializers", "ops", "plugins")
 @click.argument("what", type=click.Choice(WHAT), metavar="|".join(WHAT))
 @click.argument("name", required=False)
 @plugin_option
-@click.option("--show", metavar="NAME|FILE", hidden=True, help="NAME, as it was given before.")
-@click.option("--soc", multiple=True, metavar="FILE", help="With plugins: a device's file (.toml) that they are for.")
+@click.option("--show", metavar="NAME|FILE", hidden=True, help="A former way to give NAME.")
+@click.option(
+    "--soc",
+    type=SocName(),
+    multiple=True,
+    metavar="FILE",
+    help="With plugins: a device's file (.toml) that they are for.",
+)
 @format_option("table", "json", "toml")
 def command(
     what: What,
@@ -49,10 +56,14 @@ def command(
 
     name = name or show
     if name is not None and what != "devices":
-        raise UsageError(f"{what} are listed whole: {name!r} is one too many", hint="--format json and jq find one.")
+        raise UsageError(
+            f"`list {what}` takes no name, but was given {name!r}", hint="To find one entry, use --format json and jq."
+        )
     if format_ == "toml":
         if name is None or what != "devices":
-            raise UsageError("TOML is the form of a device's file", hint="opreplay list devices NAME --format toml")
+            raise UsageError(
+                "--format toml is only for a single device", hint="opreplay list devices NAME --format toml"
+            )
         from opreplay.replay.report.views import devices
 
         console.write(devices.file_text(name))

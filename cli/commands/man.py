@@ -1,5 +1,5 @@
 # pyright: strict
-"""`opreplay man`: the manual page, made from the commands."""
+"""`opreplay man`: print the manual page, generated from the commands."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _SPECIAL = {"\\": r"\e", "-": r"\-", "'": r"\(aq", "…": "...", "·": r"\(pc"}
 
 
 def manual(group: click.Command, commands: Mapping[str, click.Command], version: str) -> str:
-    """opreplay(1): the synopsis, each command with its options, exit codes."""
+    """Return opreplay(1): the synopsis, each command with its options, and the exit codes."""
     from opreplay.cli.exit_codes import ExitCode
 
     lines = [
@@ -89,7 +89,7 @@ def _paragraphs(text: str) -> Iterator[str]:
 
 
 def _escaped(text: str) -> str:
-    """Text that troff shows as it is."""
+    """Escape text for troff."""
     shown = (
         text.replace("\\", r"\e").replace("-", r"\-").replace("'", r"\(aq").replace("…", "...").replace("·", r"\(pc")
     )

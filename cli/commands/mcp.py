@@ -1,5 +1,5 @@
 # pyright: strict
-"""`opreplay mcp`: a server of the Model Context Protocol on stdin and stdout, for the user's assistant."""
+"""`opreplay mcp`: serve the Model Context Protocol on stdin and stdout, for an AI assistant."""
 
 from __future__ import annotations
 
@@ -10,10 +10,12 @@ from opreplay.cli.options.types import FileName
 
 @click.command("mcp", hidden=True, short_help="Let an assistant ask about traces in folders.")
 @click.argument("folders", metavar="FOLDER...", nargs=-1, required=True, type=FileName())
-@click.option("--allow-run", is_flag=True, help="Let it run code: `check`, with your plugins and functions in FOLDERs.")
+@click.option(
+    "--allow-run", is_flag=True, help="Allow it to run code: `check`, with your plugins and functions in FOLDERs."
+)
 def command(folders: tuple[str, ...], allow_run: bool) -> None:
-    """Serve files in FOLDERs to an assistant, over the Model Context Protocol on stdin and stdout. It reads nothing
-    elsewhere, writes nothing, and without --allow-run runs no code of yours or of a trace's.
+    """Serve files in FOLDERs to an assistant, over the Model Context Protocol on stdin and stdout. It reads no other
+    files, writes nothing, and without --allow-run executes neither your code nor a trace's.
     """
     from importlib.util import find_spec
 

@@ -1,5 +1,5 @@
 # pyright: strict
-"""`opreplay new`: a file to start from for an op of a trace."""
+"""`opreplay new`: write a file to start from for an op of a trace."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ if TYPE_CHECKING:
 @click.command("new", hidden=True, short_help="Write a file to start from, for an op of a trace.")
 @click.argument("kind", type=click.Choice(["op", "initializer", "estimator", "tile"]), metavar="KIND")
 @click.argument("op", metavar="NS::OP")
-@click.option("--trace", required=True, metavar="TRACE", help="The trace or plan that has the op.")
+@click.option("--trace", required=True, metavar="TRACE", help="The trace or plan that contains the op.")
 @click.option("--output", "-o", required=True, metavar="FILE.py", help="The file to write.")
 @plugin_option
 @force_option
 def command(kind: Kind, op: str, trace: str, output: str, plugin: tuple[str, ...], force: bool) -> None:
     """Write FILE.py for an op of TRACE: an executor (KIND op), initializer, estimator or tile kernel, with the op's
-    arguments by name, a test, and the commands that run both. NS::OP is a name, an id or a place (#1).
+    arguments by name, a test, and the commands that run both. NS::OP is a name, an id or a rank (#1).
 
-    The file works as it is, but for an executor whose op's library is not installed: you write its body. An initializer
+    The file works unchanged, except an executor whose op's library is not installed: you write its body. An initializer
     needs the library, or --plugin FILE that defines the op.
     """
     from pathlib import Path
@@ -52,6 +52,7 @@ def command(kind: Kind, op: str, trace: str, output: str, plugin: tuple[str, ...
     write_file(Path(output), text.replace(" FILE", f" {output}"), force=force)
     if kind == "op" and lacks_library(picked):
         console.narrate(
-            f"the library of {picked.called} is not here: {output} raises NotImplementedError until you write its body"
+            f"the library of {picked.called} is not installed: {output} raises NotImplementedError "
+            "until you write its body"
         )
     console.show_line(f"{output}: {kind} of {picked.called}; test it with: python -m pytest {output}")

@@ -1,5 +1,5 @@
 # pyright: strict
-"""`opreplay op`: ops without a trace, written as reports print them, over sizes; measured here, predicted there."""
+"""`opreplay op`: measure and predict calls written as in reports, over sizes, without a trace."""
 
 from __future__ import annotations
 
@@ -25,16 +25,18 @@ if TYPE_CHECKING:
     "files",
     multiple=True,
     metavar="FILE",
-    help="Also the calls of FILE, one a line, or an op trace of BackendBench. Repeatable.",
+    help="Also the calls in FILE, one per line, or an op trace of BackendBench. Repeatable.",
 )
 @click.option(
     "--vary",
     multiple=True,
     metavar="NAME=SIZES",
-    help="Values of a size that calls name: n=1,47,4k, n=2^7..2^14 or n=64..512:64. Several, n=1,4 k=1,8, and "
-    "repeatable: all combinations.",
+    help=(
+        "Values of a size that calls name: n=1,47,4k, n=2^7..2^14 or n=64..512:64. Several "
+        "sizes, n=1,4 k=1,8, and repeated options give all combinations."
+    ),
 )
-@click.option("--measure/--no-measure", default=True, show_default=True, help="Run the calls here, or predict alone.")
+@click.option("--measure/--no-measure", default=True, show_default=True, help="Run the calls here, or only predict.")
 @shared.device_option
 @shared.soc_option
 @shared.l2_option(None)
@@ -67,13 +69,13 @@ def command(
     force: bool,
     no_cache: bool,
 ) -> int:
-    """Measure each CALL on this machine and predict it on a simulated Ascend NPU, one row a size.
+    """Measure each CALL on this machine and predict it on a simulated Ascend NPU, one row per size.
 
     A CALL is written as reports print it: 'aten::mm(bf16[4096,1024], bf16[1024,n])'. Tensors are a type and sizes, with
-    strides in braces where they are not contiguous, f32[4,8]{1,4}; then numbers, True, None, lists, texts in quotes,
-    torch.bfloat16, and arguments by name. Sizes may be names and sums of products of them, n//2. Tensors hold random
-    values, as those of an op of a trace. A call that nothing here can run, such as one of torch_npu, is predicted all
-    the same, and the note says why it was not measured. Exits with 1 where a call cannot be replayed or predicted.
+    strides in braces if they are not contiguous, f32[4,8]{1,4}; then numbers, True, None, lists, texts in quotes,
+    torch.bfloat16, and arguments by name. Sizes may be names, or sums of products of names such as n//2. Tensors hold
+    random values, like those of a trace's ops. A call that cannot run here, such as one of torch_npu, is still
+    predicted, and a note says why it was not measured. Exits with 1 if a call can be neither replayed nor predicted.
     """
     from opreplay.cli.outputs import check_outputs, write_view
     from opreplay.cli.setup import conclude, open_job, prepare
@@ -101,7 +103,7 @@ def command(
             of_file = calls_of_file(file)
         texts += of_file
     if not texts:
-        raise UsageError("no call is given", hint="Write one: opreplay op 'aten::mm(f32[64,32], f32[32,8])'.")
+        raise UsageError("no call is given", hint="Write a call: opreplay op 'aten::mm(f32[64,32], f32[32,8])'.")
     check_outputs(output, (".json", ".csv", ".html"), force=force)
     settings = Settings.of(
         quick_times(measuring) if quick else measuring,

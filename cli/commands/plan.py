@@ -1,5 +1,5 @@
 # pyright: strict
-"""`opreplay plan`: the dry run; what would be replayed, how, and why not the rest."""
+"""`opreplay plan`: dry run; show what would be replayed, how, and why the rest would not."""
 
 from __future__ import annotations
 
@@ -28,21 +28,27 @@ if TYPE_CHECKING:
 @shared.init_arg_option
 @shared.values_option
 @shared.seed_option
-@setting("--max-op-memory", type=ByteSize(), metavar="SIZE", help="Mark ops that need more as skipped, e.g. 1GB.")
+@setting(
+    "--max-op-memory", type=ByteSize(), metavar="SIZE", help="Mark ops that need more memory as skipped, e.g. 1GB."
+)
 @click.option(
     "--ranks",
     type=Count(min=1, max=1024),
     metavar="N",
-    help="With every collective as an op of its own, as `run --ranks N` replays them, under the same ids.",
+    help="Include every collective as an op, as `run --ranks N` replays them, with the same ids.",
 )
-@click.option("--meta", is_flag=True, help="Also call each op on meta tensors: does it fit, are the sizes as recorded?")
+@click.option(
+    "--meta",
+    is_flag=True,
+    help=("Also call each op on meta tensors, to check whether its arguments fit and results have the recorded sizes."),
+)
 @click.option(
     "--max-failed",
     type=click.IntRange(min=0),
     metavar="N",
-    help="Exit with 1 when more ops would not be replayed or are wrong on meta tensors.",
+    help="Exit with 1 if more ops would not be replayed or are wrong on meta tensors.",
 )
-@click.option("--explain", metavar="OP", help="Explain one op in full: a name, a glob, an id, or #4.")
+@click.option("--explain", metavar="OP", help="Explain one op in full: a name, a glob, an id, or a rank such as #4.")
 @shared.notes_option
 @shared.format_option("table", "json")
 @click.option(
@@ -73,9 +79,9 @@ def command(
 ) -> int:
     """Resolve each unique op of TRACE, count its bytes and predict its time, without running anything.
 
-    --explain shows one op: its arguments by name, what was assumed, how it was resolved, and the kernels it becomes on
-    each simulated device. --meta computes nothing either: meta tensors have sizes and no contents. Where time depends
-    on lengths and routes, they are those that a run with the same settings would have.
+    --explain shows one op: its arguments by name, what was assumed, how it was resolved, and its kernels on each
+    simulated device. --meta also calls each op on meta tensors, which have sizes but no contents, so nothing is
+    computed. If time depends on lengths and routes, they are the ones that a run with the same settings would use.
     """
     from opreplay.cli.outputs import check_writable
     from opreplay.cli.plan_views import narrate_checks, plan_code, save, show_explanation, show_plan

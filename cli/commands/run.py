@@ -1,5 +1,5 @@
 # pyright: strict
-"""`opreplay run`: the main job; parses flags, runs the plan, prints the report."""
+"""`opreplay run`: the main command; parses options, runs the plan, prints the report."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ if TYPE_CHECKING:
 )
 @shared.force_option
 @shared.format_option("table", "json")
-@click.option("--rows", is_flag=True, help="Print each op on stderr as it is measured. On a terminal always.")
+@click.option("--rows", is_flag=True, help="Print each op to stderr as it is measured (always on a terminal).")
 @many_options
 @quick_option("the 20 heaviest ops, 20 ms each and at most 10 s, unless --top, op_time and op_limit say otherwise")
 @dry_run_option
@@ -74,19 +74,20 @@ def command(
     limit: tuple[tuple[str, str], ...],
     **options: Any,
 ) -> int:
-    """Replay each unique op of TRACE on this machine, predict each on a simulated Ascend NPU, and print both beside
+    """Replay each unique op of TRACE on this machine, predict each on a simulated Ascend NPU, and print both next to
     what the trace recorded.
 
     TRACE is a PyTorch profiler file or ExecutionTrace (.json or .json.gz), - for stdin, a plan of `opreplay plan`, or
-    TraceLens's event_replay_ir.json. Times are for one call.
-    Of several traces, a glob or a folder, ops that they share run once; every trace, every job of ranks and all
-    together are reported, and filters hold for each trace by itself. --engine ray runs them on many machines.
-    Results go to stdout, progress to stderr. Ctrl-C keeps what was measured; --resume goes on from there.
+    TraceLens's event_replay_ir.json. Times are for one call. For several traces, a glob or a folder, ops that they
+    share run once; every trace, every job of ranks and the total are reported, and filters apply to each trace
+    separately. --engine ray runs them on many machines. Results go to stdout, progress to stderr. Ctrl-C keeps what was
+    measured; --resume continues from there.
     """
     if source is not None:
         options["showing"] = run_showing(**options)
         return run_one(source, **{name: options[name] for name in run_one.__annotations__ if name in options})
-    options["showing"] = run_showing(**{**options, "rows": None, "notes": True})
+    whole: dict[str, Any] = {**options, "rows": None, "notes": True}
+    options["showing"] = run_showing(**whole)
     of_many = {name: options[name] for name in run_many.__annotations__ if name in options}
     return run_many(traces, execution_trace, limit=limit, **of_many)
 
@@ -107,7 +108,7 @@ def run_one(
     stop_on_error: bool,
     showing: Showing,
 ) -> int:
-    """Replay the unique ops of a trace, or its step in order; the exit code."""
+    """Replay the unique ops of a trace, or its step in order; return the exit code."""
     from opreplay.cli.opening import tells_step
     from opreplay.cli.outputs import Outputs
     from opreplay.cli.reporting import run_and_show

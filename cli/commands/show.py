@@ -1,5 +1,5 @@
 # pyright: strict
-"""`opreplay show`: a saved run in any form, without running anything again."""
+"""`opreplay show`: show a saved run in any format, without running anything again."""
 
 from __future__ import annotations
 
@@ -23,14 +23,17 @@ TABLES = (".txt", ".log", "")
     "--output",
     "-o",
     metavar="FILE",
-    help="Write it there in place of stdout, without --format as .csv, .md, .html, .json or .parquet say.",
+    help=(
+        "Write to this file instead of stdout; the suffix gives the format without --format: "
+        ".csv, .md, .html, .json, .parquet."
+    ),
 )
 @force_option
 @notes_option
 def command(result: str, format_: str, output: str | None, force: bool, notes: bool) -> None:
     """Show the results in RESULT, a .jsonl file of `opreplay run` or `batch --output`; nothing is measured.
 
-    A file that was cut short is shown as far as it goes, and called interrupted.
+    A file that was cut short is shown as far as it goes and marked as interrupted.
     """
     from opreplay.cli.outputs import check_writable, write_bytes, write_file
     from opreplay.cli.terminal import console
@@ -46,7 +49,7 @@ def command(result: str, format_: str, output: str | None, force: bool, notes: b
         if is_default("format_"):
             format_ = _format_of(Path(output).suffix.lower(), format_)
     if format_ == "parquet" and not in_file and console.stdout().isatty():
-        raise UsageError("Parquet is binary: it does not go to a terminal", hint="Name a file with --output.")
+        raise UsageError("Parquet is binary and is not written to a terminal", hint="Name a file with --output.")
     file = read_result_file(result)
     run = run_of(file, summary_of(file))
     assert run is not None
@@ -63,10 +66,10 @@ def command(result: str, format_: str, output: str | None, force: bool, notes: b
 
 
 def _format_of(suffix: str, default: str) -> str:
-    """The form of a file. Raises UsageError for a suffix without one."""
+    """Return the format for a file suffix. Raises UsageError for an unknown suffix."""
     from opreplay.traces.errors import UsageError
 
     if suffix not in (*SUFFIXES, *TABLES):
         known = ", ".join((*SUFFIXES, *filter(None, TABLES)))
-        raise UsageError(f"no report is a {suffix}", hint=f"Suffixes are {known}; or say the --format.")
+        raise UsageError(f"no report format for the suffix {suffix}", hint=f"Suffixes are {known}; or give --format.")
     return SUFFIXES.get(suffix, default)

@@ -1,5 +1,5 @@
 # pyright: strict
-"""`opreplay simulate`: a trace on simulated devices alone; nothing is executed."""
+"""`opreplay simulate`: predict a trace on simulated devices; nothing is executed."""
 
 from __future__ import annotations
 
@@ -66,8 +66,8 @@ def command(
     no_cache: bool,
 ) -> None:
     """Predict the ops of TRACE on one or several simulated devices, side by side: the step's total with its band, where
-    its time goes, and which ops would lose most against the device that was recorded. What lies in the L2 cache follows
-    from the order of the calls in one recorded step, unless --l2 says otherwise.
+    its time goes, and which ops would lose most against the recorded device. The contents of the L2 cache follow from
+    the order of the calls in one recorded step, unless --l2 says otherwise.
     """
     from dataclasses import replace
 
@@ -95,7 +95,10 @@ def command(
     job = open_job(replace(source, one_process=True), selection, settings, soc)
     plan, devices = prepare(job, plugin), job.devices
     if any(op.collective is not None for op in plan.ops):
-        console.narrate("opreplay: times of collectives are added up; `opreplay timeline --cluster` overlaps them")
+        console.narrate(
+            "opreplay: times of collectives are added to the total; `opreplay timeline --cluster` "
+            "overlaps them with computation"
+        )
     warn_of_small_cluster(job)
     steps = job.steps()
     # Of cold or warm caches at each op a step says nothing: then its verdict is of the recording alone.

@@ -1,5 +1,5 @@
 # pyright: strict
-"""`opreplay tile`: kernels written in tiles: their values, limits and time on simulated devices."""
+"""`opreplay tile`: run tile kernels: their values, limits and time on simulated devices."""
 
 from __future__ import annotations
 
@@ -36,27 +36,29 @@ if TYPE_CHECKING:
     "settings",
     multiple=True,
     metavar="NAME=...",
-    help="Values of a setting, rows=1,2,4: every combination is looked at, best first. Repeatable.",
+    help="Values of a setting, rows=1,2,4: every combination is tried, best first. Repeatable.",
 )
 @click.option("--tune", is_flag=True, help="Try combinations of the settings and show the best first.")
-@click.option("--cores", type=Count(min=1), metavar="N", help="Use no more than N cores.")
-@click.option("--every", is_flag=True, help="Run all iterations of loops for the time, also those that repeat others.")
-@click.option("--no-values", is_flag=True, help="Predict only: do not run values.")
-@click.option("--lines", is_flag=True, help="Show the busy time of each line of the source, by pipe.")
+@click.option("--cores", type=Count(min=1), metavar="N", help="Use at most N cores.")
+@click.option("--every", is_flag=True, help="Time every loop iteration, including identical ones.")
+@click.option("--no-values", is_flag=True, help="Only predict: do not compute values.")
+@click.option("--lines", is_flag=True, help="Show the busy time of each source line, by pipe.")
 @click.option(
     "--measured",
     metavar="TIMES.csv",
-    help="Measured times (columns program, soc, shape, tiling, time_us) to compare and calibrate predictions with.",
+    help=("Measured times (columns program, soc, shape, tiling, time_us) for comparing and calibrating predictions."),
 )
 @click.option(
     "--inputs",
     type=FileName(),
     metavar="FILE",
-    help="A .safetensors file of tensors named as arguments: the values that cases have.",
+    help="A .safetensors file with tensors named like arguments: the input values of cases.",
 )
 @click.option("--emit", type=click.Choice(["triton"]), help="Write the kernels as source code to --output instead.")
 @click.option("--output", "-o", metavar="FILE.py", help="The file that --emit writes.")
-@click.option("--timeline", metavar="FILE.json", help="Write the pipes of a core in the first case, for Perfetto.")
+@click.option(
+    "--timeline", metavar="FILE.json", help="Write the pipe activity of one core in the first case, for Perfetto."
+)
 @soc_option
 @l2_option("cold")
 @format_option("table", "json", "html")
@@ -82,9 +84,9 @@ def command(
     force: bool,
 ) -> int:
     """Run the kernels of FILE, Python functions with @tile.kernel: compare their values with their references, on the
-    cases given and on a default set of small and odd shapes in each dtype, and predict the cases on simulated devices.
+    given cases and on a default set of small and odd shapes in each dtype, and predict the cases on simulated devices.
 
-    A limit that a kernel breaks is told with the line that does, and makes the command exit with 1.
+    If a kernel breaks a limit, the line that does is printed, and the command exits with 1.
     """
     from opreplay.cli.terminal import console
     from opreplay.cli.terminal.progress import CasesProgress
@@ -124,8 +126,11 @@ def command(
 def write_kernels(
     file: str, cases: tuple[str, ...], emit: str | None, output: str | None, soc: str, *, values: bool, force: bool
 ) -> int:
-    """Write kernels of all programs to a file, with `values` of those whose values are right; 1 where there is none for
-    some. Raises UsageError for wrong flags."""
+    """Write the kernels of all programs to a file, with `values` for those whose values are right; return 1 if some
+    have none.
+
+    Raises UsageError for wrong flags.
+    """
     from opreplay.cli.outputs import check_writable, write_file
     from opreplay.cli.terminal import console
     from opreplay.cli.terminal.progress import CasesProgress
@@ -137,7 +142,9 @@ def write_kernels(
     from opreplay.traces.errors import UsageError
 
     if emit is None or output is None or not output.endswith(".py"):
-        raise UsageError("--emit and --output go together", hint="Write --emit triton --output kernels_triton.py.")
+        raise UsageError(
+            "--emit and --output must be given together", hint="Write --emit triton --output kernels_triton.py."
+        )
     check_writable(Path(output), force=force)
     programs = load_programs(file)
     (device,) = load_socs((soc,)).values()
@@ -148,12 +155,12 @@ def write_kernels(
         write_file(Path(output), result.text, force=force)
     for refusal in result.refused:
         console.show_line(str(refusal))
-    console.show_line(f"{len(result.programs)} of {len(programs)} programs are kernels in {output}")
+    console.show_line(f"wrote kernels of {len(result.programs)} of {len(programs)} programs to {output}")
     return int(bool(result.refused))
 
 
 def _tensors_of(path: str) -> dict[str, Any]:
-    """The tensors of a .safetensors file by name. Raises FormatError for an unsound one."""
+    """Return the tensors of a .safetensors file by name. Raises FormatError for an invalid file."""
     from opreplay.initializers.supplied.safetensors import SafetensorsFile
 
     file = SafetensorsFile(path)
@@ -161,17 +168,17 @@ def _tensors_of(path: str) -> dict[str, Any]:
 
 
 def check_timeline(path: Path, *, force: bool) -> None:
-    """Raises UsageError for a file of another format or one that may not be written."""
+    """Raise UsageError for a file of another format or one that may not be written."""
     from opreplay.cli.outputs import check_writable
     from opreplay.traces.errors import UsageError
 
     if path.suffix.lower() != ".json":
-        raise UsageError(f"no timeline format for {path.name}", hint="The suffix is .json.")
+        raise UsageError(f"no timeline format for the suffix of {path.name}", hint="Use the suffix .json.")
     check_writable(path, force=force)
 
 
 def write_timeline(result: Study, path: Path, *, force: bool) -> None:
-    """Write the timeline of the first case that fits. Raises UsageError where none does."""
+    """Write the timeline of the first case that fits. Raises UsageError if none does."""
     from opreplay.cli.outputs import write_file
     from opreplay.cli.terminal import console
     from opreplay.replay.report.tile_programs import timeline
@@ -179,5 +186,5 @@ def write_timeline(result: Study, path: Path, *, force: bool) -> None:
 
     case = next((case for case in result.looked if case.time is not None and not case.failed), None)
     if case is None:
-        raise UsageError("no case fits: there is no timeline to write", hint="The errors say why.")
+        raise UsageError("no case fits the device, so there is no timeline to write", hint="The errors above say why.")
     write_file(path, console.json_text(timeline(case)), force=force)

@@ -1,5 +1,5 @@
 # pyright: strict
-"""`opreplay timeline`: one step as a whole: why it takes as long as it does, and what would change that."""
+"""`opreplay timeline`: explain the duration of one step, and estimate what changes would gain."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 @click.option(
     "--ranks",
     is_flag=True,
-    help="Take the TRACEs, or those in a folder, for ranks of one job: who waits for whom, who is late.",
+    help=("Treat the TRACEs, or those in a folder, as ranks of one job: show who waits for whom, and who is late."),
 )
 @shared.process_option
 @shared.kernel_details_option
@@ -40,21 +40,23 @@ if TYPE_CHECKING:
     "--step",
     type=click.IntRange(min=0),
     metavar="N",
-    help="N of ProfilerStep#N, or the Nth iteration of a server.  [default: the one of median length]",
+    help=("N of ProfilerStep#N, or the Nth iteration of a server.  [default: the step of median length]"),
 )
 @click.option(
     "--what-if",
     multiple=True,
     metavar="CHANGE",
-    help="Show what the step would take: 'aten::mm*=0.5x', 'nccl*=0', 'fuse aten::add,aten::mul', 'dtype bf16', "
-    "'cudagraph', 'overlap comm'. Repeatable.",
+    help=(
+        "Show the step's duration after a change: 'aten::mm*=0.5x', 'nccl*=0', 'fuse "
+        "aten::add,aten::mul', 'dtype bf16', 'cudagraph', 'overlap comm'. Repeatable."
+    ),
 )
 @click.option(
     "--soc",
     multiple=True,
     type=SocName(),
     metavar="NAME|FILE",
-    help="Also put the step on this simulated device, or on that of a device file (.toml). Repeatable.",
+    help="Also predict the step on this simulated device, or on a device file (.toml). Repeatable.",
 )
 @shared.cluster_option
 @setting(
@@ -63,25 +65,29 @@ if TYPE_CHECKING:
     default=1.0,
     show_default=True,
     metavar="X",
-    help="On simulated devices the host takes X times what was recorded.",
+    help="On simulated devices, scale recorded host times by X.",
 )
 @click.option(
     "--timeline",
     "timeline_file",
     metavar="FILE.json.gz|.pftrace",
-    help="Write recorded, measured and simulated timelines side by side, for ui.perfetto.dev and chrome://tracing; "
-    ".pftrace is Perfetto's own format.",
+    help=(
+        "Write recorded, measured and simulated timelines to one file for ui.perfetto.dev and "
+        "chrome://tracing; .pftrace is Perfetto's own format."
+    ),
 )
 @click.option(
     "--measured",
     metavar="RESULTS.jsonl",
-    help="Also time a step of the CPU with what `run --output` measured for its ops; with --ranks that of a job, "
-    "with its collectives where they were measured.",
+    help=(
+        "Also compute the step of a CPU trace with the times that `run --output` measured for "
+        "its ops; with --ranks, the step of a job, with its collectives if they were measured."
+    ),
 )
 @click.option(
     "--host",
     metavar="RESULTS.jsonl",
-    help="Of a captured step: take the host's time for each call from what `run --output` measured of the plan here.",
+    help=("For a captured step: use host times per call that `run --output` measured for the plan on this machine."),
 )
 @shared.captured_fused_option
 @shared.plugin_option
@@ -111,10 +117,10 @@ def command(
     force: bool,
     limit: tuple[tuple[str, str], ...],
 ) -> int:
-    """Rebuild one step of TRACE as a graph of what waited for what, and time it again: what the device did and why it
-    idled, the critical path, and what changes would gain. The first line says how far the graph explains the recording.
-    With --soc also what the step would take on a simulated device, with --ranks how the ranks of a job wait for each
-    other.
+    """Rebuild one step of TRACE as a graph of what waited for what, and compute its times again: what the device did
+    and why it was idle, the critical path, and what changes would gain. The first line says how well the graph explains
+    the recording. --soc also predicts the step on a simulated device; --ranks shows how the ranks of a job wait for
+    each other.
     """
     from opreplay.cli.outputs import check_outputs, write_view
     from opreplay.cli.plan_views import plan_file
@@ -125,7 +131,10 @@ def command(
 
     first, *others = traces
     if others and not ranks:
-        raise UsageError(f"{len(traces)} traces", hint="Add --ranks for those of one job's ranks, else name one.")
+        raise UsageError(
+            f"several traces ({len(traces)}) without --ranks",
+            hint="Add --ranks if they are ranks of one job; otherwise name one trace.",
+        )
     check_outputs([output], force=force)
     if timeline_file is not None:
         _check_timeline(Path(timeline_file), force=force)
@@ -134,13 +143,18 @@ def command(
     devices = list(socs.values())
     captured = fused_as_asked(None if ranks else plan_file(first), fused)
     if host is not None and (captured is None or not captured.captured):
-        raise UsageError("--host is for a captured step", hint="A recorded one has its host's times: --set host_scale.")
+        raise UsageError(
+            "--host needs a captured step",
+            hint="A recorded step has its own host times; scale them with --set host_scale.",
+        )
     if ranks and kernel_details is not None:
-        raise UsageError("--set kernel_details is for one trace, not with --ranks")
+        raise UsageError("--set kernel_details is for one trace and cannot be combined with --ranks")
     if captured is not None and captured.captured:
         refused = {"--step": step, "--timeline": timeline_file, "--measured": measured, "--output": output}
         if (option := next((name for name, value in refused.items() if value is not None), None)) is not None:
-            raise UsageError(f"{option} is for a recorded step", hint=f"{first} was captured: no times were recorded.")
+            raise UsageError(
+                f"{option} needs a recorded step", hint=f"{first} was captured, so no times were recorded."
+            )
         return _of_captured(captured, devices, (host_scale, host), what_if, format_)
     asked = Asked(step=step, what_if=what_if, devices=devices, host_scale=host_scale, measured=_measured(measured))
     if ranks:
@@ -157,7 +171,7 @@ def command(
 
 
 class Asked(TypedDict):
-    """What is asked of a step, of one trace or of several ranks."""
+    """The request for a step, of one trace or of several ranks."""
 
     step: int | None
     what_if: tuple[str, ...]
@@ -167,7 +181,7 @@ class Asked(TypedDict):
 
 
 class Looked(NamedTuple):
-    """What came of it."""
+    """The result of a request."""
 
     view: View
     processes: Callable[[], Iterable[Process]]
@@ -186,7 +200,7 @@ def _step(
     process: str | None,
     everything: bool,
 ) -> Looked:
-    """One step of one trace."""
+    """Analyse one step of one trace."""
     from opreplay.cli.opening import busiest_of, open_trace
     from opreplay.replay.report.page import of_timeline
     from opreplay.replay.report.step.tracks import processes
@@ -201,7 +215,7 @@ def _step(
 
 
 def _job(traces: tuple[str, ...], limit: tuple[tuple[str, str], ...], asked: Asked, *, everything: bool) -> Looked:
-    """One step of several ranks of one job."""
+    """Analyse one step of several ranks of one job."""
     from opreplay.cli.opening import open_trace
     from opreplay.cli.terminal import console
     from opreplay.replay.batch.reading import open_ranks
@@ -224,7 +238,9 @@ def _of_captured(
     what_if: tuple[str, ...],
     format_: str,
 ) -> int:
-    """The step of a captured plan, of which nothing was recorded; `host` is its scale and a file of its times."""
+    """Show the step of a captured plan, which has no recorded times; `host` is its host scale and a file of host
+    times.
+    """
     from opreplay.cli.terminal import console
     from opreplay.replay.ascend.simulate.devices import simulate_plan
     from opreplay.replay.ops.work.expected import expected_contents
@@ -245,7 +261,7 @@ def _of_captured(
 
 
 def _measured(path: str | None) -> MeasuredOps | None:
-    """What a run measured, where its results are given."""
+    """Return the measured ops if a result file is given."""
     if path is None:
         return None
     from opreplay.replay.results.reading import read_result_file
@@ -255,7 +271,9 @@ def _measured(path: str | None) -> MeasuredOps | None:
 
 
 def _code(changes: Sequence[WhatIf | JobChange]) -> int:
-    """As for filters that select nothing, where a change means nothing in the step; said on stderr as well."""
+    """Return the exit code of filters that select nothing if a change matches nothing in the step; also say so on
+    stderr.
+    """
     from opreplay.cli.terminal import console
 
     nothing = [change for change in changes if not change.matched]
@@ -286,7 +304,7 @@ def _write_timeline(processes: Iterable[Process], path: Path, *, force: bool) ->
 
 
 def _planned(trace: Trace, devices: list[DeviceProfile]) -> tuple[ReplayPlan | None, ContentsOf | None]:
-    """The ops to predict and what their arguments hold, where there are devices to predict them on."""
+    """Return the ops to predict and the contents of their arguments, if there are devices to predict for."""
     if not devices:
         return None, None
     from opreplay.replay.job.job import Job

@@ -1,5 +1,5 @@
 # pyright: strict
-"""`opreplay trim`: a small trace out of a large one; imports no torch."""
+"""`opreplay trim`: cut a small trace out of a large one. Does not import torch."""
 
 from __future__ import annotations
 
@@ -11,19 +11,24 @@ from opreplay.cli.options.shared import force_option, limit_option, trace_argume
 
 @click.command("trim", cls=Command, short_help="Extract a step, a time range or ops of a huge trace.")
 @trace_argument
-@click.option("--step", type=click.IntRange(min=0), metavar="N", help="Keep what starts in ProfilerStep#N.")
+@click.option("--step", type=click.IntRange(min=0), metavar="N", help="Keep events that start in ProfilerStep#N.")
 @click.option(
     "--between",
     metavar="A..B",
-    help="Keep what starts from A until B: with a unit since the first event (1.5s..2s), without as the file's ts.",
+    help=(
+        "Keep events that start between A and B: with a unit, relative to the first event "
+        "(1.5s..2s); without, in the file's ts."
+    ),
 )
 @click.option(
     "--op-filter",
     multiple=True,
     metavar="PATTERN",
-    help="Keep ops of these names, what runs inside them, and their device work. Repeatable.",
+    help=("Keep ops with these names, everything that runs inside them, and their device work. Repeatable."),
 )
-@click.option("--output", "-o", required=True, metavar="FILE", help="The new trace; compressed where it ends with .gz.")
+@click.option(
+    "--output", "-o", required=True, metavar="FILE", help="The new trace; compressed if the name ends in .gz."
+)
 @force_option
 @limit_option
 def command(
@@ -35,8 +40,8 @@ def command(
     force: bool,
     limit: tuple[tuple[str, str], ...],
 ) -> None:
-    """Write a part of TRACE as a trace of its own that other viewers open as well: its events as they are, the device
-    work that they launched, and all metadata. Streams, so the size of TRACE does not matter. Give one of --step,
+    """Write a part of TRACE as a separate trace that other viewers can open too: its unchanged events, the device
+    work that they launched, and all metadata. TRACE is streamed, so its size does not matter. Give one of --step,
     --between and --op-filter.
     """
     from pathlib import Path
@@ -54,7 +59,7 @@ def command(
     path, limits = the_one_path(trace), parse_limits(limit)
     refuse_plan(path)
     if path == "-":
-        raise UsageError("trim reads the file more than once", hint="Save it first.")
+        raise UsageError("trim cannot read stdin, because it reads the file more than once", hint="Save it first.")
     check_writable(Path(output), force=force)
     if step is not None:
         wanted = Wanted(spans=(step_span(path, step, limits),))
@@ -67,11 +72,11 @@ def command(
     device_work = f"{trimmed.device_events:,} of them device work"
     console.show_line(f"kept {trimmed.events:,} of {trimmed.of_events:,} events, {device_work}, in {output}")
     for reason, count in trimmed.losses.items():
-        console.narrate(f"opreplay: not readable in {path}: {reason} ({count:,})")
+        console.narrate(f"opreplay: could not read in {path}: {reason} ({count:,})")
 
 
 def _between(text: str, path: str, limits: object) -> tuple[int, int]:
-    """The span that --between means, in ns of the file's clock. Raises UsageError for text that is none."""
+    """Return the span of --between in ns of the file's clock. Raises UsageError for invalid text."""
     from opreplay.cli.options.types import Duration
     from opreplay.traces.errors import UsageError
     from opreplay.traces.limits import Limits
@@ -81,7 +86,7 @@ def _between(text: str, path: str, limits: object) -> tuple[int, int]:
     hint = "Write 1.5s..2s (since the first event) or 1719.5..2044 (µs, as in the file)."
     low, dots, high = text.partition("..")
     if not all((low, dots, high)):
-        raise UsageError(f"--between {text!r} is no span", hint=hint)
+        raise UsageError(f"--between {text!r} is not a time span", hint=hint)
     start, end = to_ns([low, high]).tolist()
     if INVALID in (start, end):
         assert isinstance(limits, Limits)
@@ -89,7 +94,7 @@ def _between(text: str, path: str, limits: object) -> tuple[int, int]:
         try:
             after = [0.0 if part.strip() == "0" else Duration().convert(part, None, None) for part in (low, high)]
         except click.BadParameter:
-            raise UsageError(f"--between {text!r} is no span", hint=hint) from None
+            raise UsageError(f"--between {text!r} is not a time span", hint=hint) from None
         start, end = (first + round(seconds * 1e9) for seconds in after)
     if start >= end:
         raise UsageError(f"--between {text!r} ends before it begins", hint=hint)

@@ -1,5 +1,5 @@
 # pyright: strict
-"""`opreplay validate`: predictions of the simulated device against kernels measured on silicon."""
+"""`opreplay validate`: compare predictions of the simulated device with kernels measured on hardware."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 @shared.tables_argument
 @shared.measured_soc_option
 @shared.l2_option(None, otherwise="as a table says, else by the order of its kernels, else loop")
-@click.option("--only-held-out", is_flag=True, help="Take only rows whose column HeldOut says 1.")
+@click.option("--only-held-out", is_flag=True, help="Use only rows with 1 in column HeldOut.")
 @click.option("--exclude-communication", is_flag=True, help="Leave out collectives: they wait for other ranks.")
 @click.option(
     "--worst",
@@ -62,11 +62,11 @@ def command(
         from opreplay.replay.ascend.calibrate.communication import read_and_validate
 
         if only_held_out or exclude_communication or l2:
-            raise UsageError("these files hold transfers and nothing else", hint="Leave out --l2 and filters of rows.")
+            raise UsageError("these files contain only transfers", hint="Leave out --l2 and row filters.")
         validation = read_and_validate(kernel_details, soc)
     elif kind == "calls":
         if only_held_out or exclude_communication or len(soc) > 1:
-            raise UsageError("a table of calls takes neither filters nor several --soc")
+            raise UsageError("a table of calls accepts neither filters nor several --soc")
         validation = _of_calls(kernel_details, soc, l2)
     else:
         from opreplay.replay.ascend import load_device
@@ -87,8 +87,9 @@ Kind = Literal["transfers", "calls", "kernels"]
 
 
 def _kind_of(paths: Sequence[str], soc: Sequence[str]) -> Kind:
-    """What the tables hold. Raises UsageError for tables of several kinds, and of kernels on a device that is not
-    said."""
+    """Return what the tables hold. Raises UsageError for tables of several kinds, and for kernels on an unnamed
+    device.
+    """
     from opreplay.replay.ascend.measured.call_tables import is_call_table
     from opreplay.replay.ascend.measured.communication import is_communication
     from opreplay.traces.errors import UsageError
@@ -98,14 +99,16 @@ def _kind_of(paths: Sequence[str], soc: Sequence[str]) -> Kind:
     }
     if "kernels" in kinds or len(kinds) > 1:
         if not soc:
-            raise UsageError("which device was measured is not said", hint="Give --soc.")
+            raise UsageError("the measured device is not specified", hint="Give --soc.")
         if len(kinds) > 1:
-            raise UsageError("kernels, calls and transfers are validated apart", hint="Give tables of one kind.")
+            raise UsageError(
+                "kernels, calls and transfers must be validated separately", hint="Give tables of only one kind."
+            )
     return kinds.pop()
 
 
 def _of_calls(paths: Sequence[str], soc: Sequence[str], l2: L2State | None) -> Validation:
-    """Tables of calls, on the device that each row names or on the one of --soc."""
+    """Validate tables of calls, on the device that each row names or on --soc."""
     from opreplay.replay.ascend import load_device
     from opreplay.replay.ascend.calibrate.calls import read_call_tables, validate_calls
 

@@ -1,2 +1,2 @@
 # pyright: strict
-"""Flags that several commands share, and the types of their values."""
+"""Options that several commands share, and the types of their values."""

@@ -1,5 +1,5 @@
 # pyright: strict
-"""Options of a run that is added to a history, and how that is done once it has ended."""
+"""Options for adding a run to a history, and adding it once it has ended."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _OPTIONS = [
     setting(
         "--label",
         metavar="TEXT",
-        help="What --history calls this run.  [default: the commit of the folder that is current]",
+        help="Label of this run in --history.  [default: the commit of the current folder]",
     ),
 ]
 GIT_S = 10.0
@@ -31,17 +31,17 @@ GIT_S = 10.0
 
 
 def history_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """--history, and the setting label."""
+    """Add --history and the setting label."""
     return with_options(command, _OPTIONS)
 
 
 def refuse_bad_history(history: str | None, label: str | None, *, dry_run: bool) -> None:
-    """Raises UsageError, before anything is measured, for a file that cannot be added to."""
+    """Raise UsageError, before anything is measured, for a file that cannot be extended."""
     if history is None:
         if label is not None:
             from opreplay.traces.errors import UsageError
 
-            raise UsageError("--set label names a run of a history", hint="Add --history FILE.sqlite.")
+            raise UsageError("--set label needs --history", hint="Add --history FILE.sqlite.")
     elif not dry_run:
         from opreplay.replay.results.history import check_history
 
@@ -49,7 +49,7 @@ def refuse_bad_history(history: str | None, label: str | None, *, dry_run: bool)
 
 
 def add_to_history(history: str | None, label: str | None, outputs: Outputs) -> None:
-    """Add the run that has ended, and say so on stderr."""
+    """Add the finished run, and say so on stderr."""
     summary = outputs.memory.summary
     if history is None or outputs.memory.header is None or summary is None or summary.interrupted:
         return
@@ -62,7 +62,7 @@ def add_to_history(history: str | None, label: str | None, outputs: Outputs) -> 
 
 
 def commit() -> str:
-    """The commit that is checked out here, or $GITHUB_SHA; "" without one."""
+    """Return the commit that is checked out here, or $GITHUB_SHA; "" without one."""
     try:
         done = subprocess.run(
             ["git", "rev-parse", "--verify", "HEAD"], capture_output=True, text=True, check=True, timeout=GIT_S

@@ -1,5 +1,5 @@
 # pyright: strict
-"""Options of a run of many traces: how many at once, and on which machines."""
+"""Options for a run of many traces: how many at once, and on which machines."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ OF_ONE_TRACE = {
 
 
 def many_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """--engine and --lanes, and the settings address and allow_damaged."""
+    """Add --engine and --lanes, and the settings address and allow_damaged."""
     return with_options(command, _OPTIONS)
 
 
@@ -42,26 +42,30 @@ _OPTIONS = [
         type=click.Choice(["local", "ray"]),
         default="local",
         show_default=True,
-        help="Run many traces on this machine, or on a Ray cluster, where a lane asks for CPUs, a GPU or an NPU.",
+        help=(
+            "Run many traces on this machine, or on a Ray cluster, where each worker reserves CPUs, a GPU or an NPU."
+        ),
     ),
     click.option(
         "--lanes",
         type=Count(min=1),
         metavar="N",
-        help="Traces read and ops measured at the same time.  [default: reads with all processors, measures one op; "
-        "with Ray as many as fit]",
+        help=(
+            "How many traces to read and ops to measure at the same time.  [default: read with all "
+            "CPUs, measure one op; with Ray as many as fit]"
+        ),
     ),
     setting("--address", metavar="ADDRESS", help="Ray cluster to use, e.g. auto.  [default: one on this machine]"),
     setting(
         "--allow-damaged",
         is_flag=True,
-        help="Of many traces take those that are cut short or damaged for what can be read of them.",
+        help="Accept traces that are cut short or damaged, and use what can be read of them.",
     ),
 ]
 
 
 def is_many(traces: Sequence[str]) -> bool:
-    """Whether several traces are meant: more than one name, a folder of traces, or a glob that matches several files.
+    """Check whether several traces are named: several arguments, a folder, or a glob that matches several files.
 
     Raises TraceError for a glob that matches none.
     """
@@ -76,6 +80,6 @@ def is_many(traces: Sequence[str]) -> bool:
 
 
 def refuse_options_of_one() -> None:
-    """Raises UsageError for an option on the command line that is for one trace."""
+    """Raise UsageError for a command-line option that is for a single trace."""
     for name, hint in OF_ONE_TRACE.items():
         refuse_given([name], "{} is for one trace", hint)

@@ -1,5 +1,5 @@
 # pyright: strict
-"""Options that all commands have which measure, and the device that such a command holds while it does."""
+"""Options of all commands that measure, and the locking of the device while such a command measures."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ _MEASURING = [
         "--max-op-memory",
         type=ByteSize(),
         metavar="SIZE",
-        help="What an op may need, e.g. 1GB.  [default: half of the free memory]",
+        help="Memory that an op may need, e.g. 1GB.  [default: half of the free memory]",
     ),
     setting(
         "--over-budget",
         type=click.Choice(("shrink", "skip")),
         default="shrink",
         show_default=True,
-        help="Run an op that needs more on a part of its data, or skip it.",
+        help="Run an op that needs more memory on a part of its data, or skip it.",
     ),
     setting(
         "--op-time",
@@ -53,30 +53,37 @@ _MEASURING = [
         "--visits",
         type=Count(1, 16),
         metavar="N",
-        help="Measure each op N times, far apart, for its share of op_time: 8 show `compare` more on a busy CPU.  "
-        "[default: 1, or 8 where processors are busy]",
+        help=(
+            "Measure each op in N interleaved rounds within its op_time; 8 lets `compare` detect "
+            "smaller changes on a busy CPU.  [default: 1, or 8 if CPUs are busy]"
+        ),
     ),
     click.option(
         "--cache",
         type=click.Choice(["cold", "warm", "step"]),
         default="cold",
         show_default=True,
-        help="Measure with arguments outside the caches, as most are in a model, inside, as in a loop, or each as far "
-        "away as the recorded step leaves it (CPU).",
+        help=(
+            "Cache state of the arguments: cold, as mostly in a model; warm, as in a loop; or step, "
+            "at the reuse distance in the recorded step (CPU)."
+        ),
     ),
     setting(
         "--cuda-graph",
         is_flag=True,
-        help="Capture ops that CUDA runs faster than the host launches them, and time the graph.",
+        help=("Capture ops that CUDA runs faster than the host can launch them as a graph, and time the graph."),
     ),
     setting(
-        "--total-time", type=Duration(), metavar="TIME", help="Time for the whole run, e.g. 5min; the rest is skipped."
+        "--total-time",
+        type=Duration(),
+        metavar="TIME",
+        help="Time for the whole run, e.g. 5min; ops beyond it are skipped.",
     ),
     setting(
         "--threads",
         type=Count(min=1),
         metavar="N",
-        help="Threads an op may use.  [default: torch's choice, fewer where processors are busy]",
+        help="Threads that an op may use.  [default: torch's choice, fewer if CPUs are busy]",
     ),
     seed_option,
     setting(
@@ -84,15 +91,14 @@ _MEASURING = [
         is_flag=True,
         envvar="OPREPLAY_SHARED_DEVICE",
         show_envvar=True,
-        help="Measure although another opreplay measures on the same device.",
+        help="Measure even if another opreplay measures on the same device.",
     ),
 ]
 """What `measuring_options` adds to a command."""
 
 
 def measuring_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """How long, with how much memory and on what seed ops are measured: the command gets `measuring`, RunOptions that
-    it completes."""
+    """Add options for time, memory and seed of measurements: the command gets `measuring`, a RunOptions to complete."""
 
     @wraps(command)
     def taking_measuring(
@@ -131,7 +137,7 @@ def measuring_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def quick_option(what: str) -> Callable[[Command], Command]:
-    """--quick, a first look; `what` says at what."""
+    """Add --quick, a first look; `what` completes its help text."""
     return click.option("--quick", is_flag=True, help=f"A first look: {what}.")
 
 
@@ -141,7 +147,7 @@ QUICK_LIMIT_S = 10.0
 
 
 def quick_look(selection: Selection, measuring: RunOptions) -> tuple[Selection, RunOptions]:
-    """What --quick makes of both: fewer ops and less time for each, where the command line names none itself."""
+    """Apply --quick to both: fewer ops and less time for each, unless the command line sets them."""
     import msgspec
 
     measuring = quick_times(measuring)
@@ -149,7 +155,7 @@ def quick_look(selection: Selection, measuring: RunOptions) -> tuple[Selection, 
 
 
 def quick_times(measuring: RunOptions) -> RunOptions:
-    """The part of `quick_look` that is not about which ops."""
+    """Apply the part of --quick that does not select ops."""
     import msgspec
 
     if not is_default("op_time"):
@@ -158,18 +164,18 @@ def quick_times(measuring: RunOptions) -> RunOptions:
     return msgspec.structs.replace(measuring, op_time_s=QUICK_OP_TIME_S, limit_s=limit_s, visits=measuring.visits or 1)
 
 
-dry_run_option = click.option("--dry-run", is_flag=True, help="Show what would run, then stop.")
+dry_run_option = click.option("--dry-run", is_flag=True, help="Show what would run, without running it.")
 """--dry-run: the plan alone."""
 
 
 max_failed_option = click.option(
-    "--max-failed", type=click.IntRange(min=0), metavar="N", help="Exit with 1 when more ops are skipped or failed."
+    "--max-failed", type=click.IntRange(min=0), metavar="N", help="Exit with 1 if more ops are skipped or failed."
 )
 """--max-failed: what a build tolerates."""
 
 
 stop_on_error_option = click.option(
-    "--stop-on-error", is_flag=True, help="End the run behind the first op that fails, with exit code 1."
+    "--stop-on-error", is_flag=True, help="Stop the run after the first op that fails, with exit code 1."
 )
 """--stop-on-error: the first failure is what is looked for."""
 
@@ -177,7 +183,7 @@ stop_on_error_option = click.option(
 resume_option = click.option(
     "--resume",
     is_flag=True,
-    help="Go on with the .jsonl of --output where an interrupted run of the same ops and options ended.",
+    help="Resume an interrupted run of the same ops and options from the .jsonl of --output.",
 )
 """--resume: going on with a file of results."""
 
@@ -186,7 +192,7 @@ CHECKS = ("work", "kernels", "values")
 
 
 def checking_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """--check, whether what was replayed is what was recorded; it completes the `measuring` that the command gets."""
+    """Add --check, which compares what was replayed with what was recorded; it completes the command's `measuring`."""
 
     @wraps(command)
     def taking_checks(
@@ -213,9 +219,12 @@ _CHECKING = [
         type=Names(*CHECKS),
         default=(),
         metavar="NAME,...",
-        help="work: report data-dependent work, and warn of ops that do none. kernels: "
-        "profile a call of each op, and compare its kernels or child ops with those recorded. values: compare the "
-        "results of ops that something else runs with those of their own implementation.",
+        help=(
+            "work: report data-dependent work, and warn about ops that do none. kernels: profile one "
+            "call of each op, and compare its kernels or child ops with the recorded ones. values: "
+            "compare the results of ops that run through another implementation with those of their "
+            "own."
+        ),
     ),
     *(click.option(f"--check-{name}", is_flag=True, cls=Renamed, now=f"--check {name}") for name in CHECKS),
 ]
@@ -223,7 +232,7 @@ _CHECKING = [
 
 @contextlib.contextmanager
 def holding(devices: Sequence[str], *, shared: bool) -> Generator[bool, None, None]:
-    """Hold the devices while ops are measured; whether another job measures on one of them all the same.
+    """Lock the devices while ops are measured; yield whether another job measures on one of them at the same time.
 
     Raises EnvironmentRefused for an accelerator in use, unless `shared`.
     """
@@ -236,13 +245,13 @@ def holding(devices: Sequence[str], *, shared: bool) -> Generator[bool, None, No
     with held(devices, on_wait=lambda text: console.narrate(f"opreplay: {text}")) as beside:
         if beside:
             console.narrate(
-                f"opreplay: warning: going on beside another job on {', '.join(beside)}: times may be too long"
+                f"opreplay: warning: another job is measuring on {', '.join(beside)}: times may be too long"
             )
         yield bool(beside)
 
 
 def tell_threads(event: Event) -> None:
-    """Say on stderr before anything is measured where ops get fewer threads than torch would take."""
+    """Say on stderr, before anything is measured, if ops get fewer threads than torch would use."""
     from opreplay.cli.terminal import console
     from opreplay.replay.job.events import Started
     from opreplay.replay.report.doubts import busy_notes

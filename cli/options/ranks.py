@@ -1,5 +1,5 @@
 # pyright: strict
-"""--ranks, and the settings backend and no_check: collectives on real process groups."""
+"""--ranks and the settings backend and no_check: collectives on real process groups."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def ranks_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """How many ranks replay collectives, and by what: they complete the `measuring` that the command gets."""
+    """Add options for how many ranks replay collectives, and by what; they complete the command's `measuring`."""
 
     @wraps(command)
     def taking_ranks(
@@ -44,8 +44,10 @@ _OPTIONS = [
         "--ranks",
         type=Count(min=1, max=1024),
         metavar="N",
-        help="Replay collectives and point-to-point on N processes here; under torchrun, Slurm or Ray on those that "
-        "were started.",
+        help=(
+            "Replay collectives and point-to-point messages with N processes on this machine, or "
+            "with the processes that torchrun, Slurm or Ray started."
+        ),
     ),
     setting(
         "--backend",
@@ -57,9 +59,10 @@ _OPTIONS = [
 
 
 def served_as_rank(ranks: int) -> bool:
-    """Where a launcher started this process as a rank other than 0: be that until rank 0 is done, and True.
+    """If a launcher started this process as a rank other than 0, serve as that rank until rank 0 is done, and return
+    True.
 
-    Raises UsageError for another number of ranks than were started, EnvironmentRefused where rank 0 is lost.
+    Raises UsageError if another number of ranks was started, EnvironmentRefused if rank 0 is lost.
     """
     from opreplay.replay.execute.ranks.launched import launched
     from opreplay.traces.errors import UsageError
@@ -68,7 +71,9 @@ def served_as_rank(ranks: int) -> bool:
     if place is None:
         return False
     if place.world != ranks:
-        raise UsageError(f"--ranks {ranks}, but {place.world} were started", hint=f"Say --ranks {place.world}.")
+        raise UsageError(
+            f"--ranks is {ranks}, but {place.world} processes were started", hint=f"Use --ranks {place.world}."
+        )
     if place.rank == 0:
         return False
     from opreplay.replay.execute.ranks.joined import serve_joined
@@ -78,28 +83,30 @@ def served_as_rank(ranks: int) -> bool:
 
 
 def check_ranks(ranks: int | None, backend: str | None, *, no_check: bool, device: str, mode: str) -> None:
-    """Raises UsageError for options of ranks that do not go together."""
+    """Raise UsageError for options of ranks that cannot be combined."""
     from opreplay.replay.execute.ranks.launched import launched
     from opreplay.traces.errors import UsageError
 
     if ranks is None:
         if backend is not None or no_check:
             name = "--set backend" if backend is not None else "--set no_check"
-            raise UsageError(f"{name} is for collectives on several ranks", hint="Say how many with --ranks N.")
+            raise UsageError(f"{name} needs several ranks", hint="Give the number of ranks with --ranks N.")
         return
     kind = device.partition(":")[0]
     if mode == "sequence" and kind != "cpu":
         raise UsageError(
-            f"--mode sequence with --ranks is for the CPU, not for {device}: overlap was never tried on devices",
-            hint="Leave --mode sequence out: then collectives are measured one by one.",
+            f"--mode sequence with --ranks supports only the CPU, not {device}",
+            hint="Without --mode sequence, collectives are measured one by one.",
         )
     if mode == "sequence" and launched() is not None:
         raise UsageError(
-            "--mode sequence with --ranks starts its ranks here, and a launcher started this process",
-            hint="Start it by itself, or leave --mode sequence out.",
+            "--mode sequence with --ranks starts its own ranks, but this process was started by a launcher",
+            hint="Run it without the launcher, or leave --mode sequence out.",
         )
     needed = {"nccl": "cuda", "hccl": "npu"}.get(backend or "")
     if needed is not None and kind != needed:
         raise UsageError(f"{backend} needs --device {needed}, not {device}", hint="Or --set backend=gloo.")
     if ":" in device:
-        raise UsageError(f"{ranks} ranks on {device}: each has a device of its own", hint=f"Say --device {kind}.")
+        raise UsageError(
+            f"{ranks} ranks cannot share {device}: each rank needs its own device", hint=f"Use --device {kind}."
+        )

@@ -1,5 +1,5 @@
 # pyright: strict
-"""--mode and what belongs to it: replaying the calls of a step in their order in place of each unique op."""
+"""--mode and related options: replay the calls of a step in order instead of each unique op."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ MEANINGLESS = {
 
 
 def sequence_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """--mode, and the setting max_live_memory: they complete the `measuring` that the command gets."""
+    """Add --mode and the setting max_live_memory; they complete the command's `measuring`."""
 
     @wraps(command)
     def taking_mode(
@@ -50,25 +50,25 @@ _OPTIONS = [
         type=click.Choice(("unique", "sequence")),
         default="unique",
         show_default=True,
-        help="Measure each unique op, or all calls of one recorded step in their order with tensors kept alive.",
+        help=("Measure each unique op, or all calls of one recorded step in order, keeping tensors alive."),
     ),
     setting(
         "--max-live-memory",
         type=ByteSize(),
         metavar="SIZE",
-        help="What all tensors of a sequence may take together.  [default: half of the device's free memory]",
+        help=("Memory for all tensors of a sequence together.  [default: half of the device's free memory]"),
     ),
 ]
 
 
 def check_mode(mode: str, max_live_memory: int | None) -> None:
-    """Raises UsageError for options that mean nothing in this mode."""
+    """Raise UsageError for options that have no meaning in this mode."""
     from opreplay.traces.errors import UsageError
 
     if mode == "unique":
         if max_live_memory is not None:
             raise UsageError(
-                "--set max_live_memory is for --mode sequence", hint="Limit single ops with --set max_op_memory."
+                "--set max_live_memory needs --mode sequence", hint="To limit single ops, use --set max_op_memory."
             )
         return
     for name, why in MEANINGLESS.items():

@@ -1,8 +1,8 @@
 # pyright: strict
-"""Settings: options that are seldom changed, given as `--set NAME=VALUE`, listed in a section of --help of their own.
+"""Settings: options that are rarely changed, given as `--set NAME=VALUE` and listed in a separate section of --help.
 
-A setting is an option like others to its command and to a file of options. Its flag of before works for one version
-more, with a line on stderr.
+A setting is an ordinary option to its command and to an options file. Its former flag still works for one version, with
+a line on stderr.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _CHOSEN = "opreplay.settings"
 
 
 class Renamed(click.Option):
-    """A flag of before, which works for one version more; `now`: how it is written now."""
+    """A former flag, which works for one more version; `now` is its new spelling."""
 
     def __init__(self, *names: Any, now: str, **attributes: Any) -> None:
         super().__init__(*names, **attributes, hidden=True)
@@ -50,7 +50,7 @@ class Renamed(click.Option):
     def handle_parse_result(
         self, ctx: click.Context, opts: Mapping[str, Any], args: list[str]
     ) -> tuple[Any, list[str]]:
-        """As click does; says on stderr how the flag is written now."""
+        """Parse like click, and report the flag's new spelling on stderr."""
         value, args = super().handle_parse_result(ctx, opts, args)
         assert self.name is not None
         if ctx.get_parameter_source(self.name) is ParameterSource.COMMANDLINE:
@@ -59,7 +59,7 @@ class Renamed(click.Option):
 
 
 class Setting(Renamed):
-    """An option that --help lists as NAME=VALUE; its flag is one of before."""
+    """An option that --help lists as NAME=VALUE; its flag is a former one."""
 
     def __init__(self, *names: Any, **attributes: Any) -> None:
         super().__init__(*names, **attributes, now="")
@@ -68,14 +68,14 @@ class Setting(Renamed):
     def handle_parse_result(
         self, ctx: click.Context, opts: Mapping[str, Any], args: list[str]
     ) -> tuple[Any, list[str]]:
-        """As click does; what --set gives counts as given on the command line."""
+        """Parse like click; a value from --set counts as given on the command line."""
         value, args = super().handle_parse_result(ctx, opts, args)
         if self.name in ctx.meta.get(_CHOSEN, ()):
             ctx.set_parameter_source(self.name, ParameterSource.COMMANDLINE)
         return value, args
 
     def record(self, ctx: click.Context) -> tuple[str, str]:
-        """NAME=VALUE and what it is, as --help prints them."""
+        """Return NAME=VALUE and the description for --help."""
         self.hidden = False
         shown = self.get_help_record(ctx)
         self.hidden = True
@@ -85,28 +85,30 @@ class Setting(Renamed):
 
 
 def say_renamed(old: str, new: str) -> None:
-    """Tell on stderr how a name of before is written now."""
+    """Report on stderr how a former name is written now."""
     click.echo(f"opreplay: {old} is now {new}", err=True)
 
 
 def setting(*names: str, **attributes: Any) -> Callable[[Any], Any]:
-    """Declare a setting of a command whose class is `Command`; arguments as of `click.option`."""
+    """Declare a setting of a command of class `Command`; takes the arguments of `click.option`."""
     return click.option(*names, cls=Setting, **attributes)
 
 
 def is_given(name: str, *, environment: bool = False) -> bool:
-    """Whether the command line names an option or argument, or with `environment` a variable does."""
+    """Check whether an option or argument is given on the command line or, with `environment`, by a variable."""
     source = click.get_current_context().get_parameter_source(name)
     return source is ParameterSource.COMMANDLINE or (environment and source is ParameterSource.ENVIRONMENT)
 
 
 def is_default(name: str) -> bool:
-    """Whether neither the command line nor a file nor a variable names an option."""
+    """Check that neither the command line nor a file nor a variable gives an option."""
     return click.get_current_context().get_parameter_source(name) in (None, ParameterSource.DEFAULT)
 
 
 def refuse_given(names: Iterable[str], message: str, hint: str = "Leave it out.", *, environment: bool = False) -> None:
-    """Raises UsageError for the first option or argument that is given; `message` holds {} for it."""
+    """Raise UsageError for the first of these options or arguments that is given; `message` contains {} for its
+    name.
+    """
     from opreplay.traces.errors import UsageError
 
     context = click.get_current_context()
@@ -116,7 +118,7 @@ def refuse_given(names: Iterable[str], message: str, hint: str = "Leave it out."
 
 
 def _written(command: click.Command, name: str) -> str:
-    """How a parameter is given: ARGUMENT, --flag, or --set name."""
+    """Return how a parameter is given: ARGUMENT, --flag, or --set name."""
     parameter = next(parameter for parameter in command.params if parameter.name == name)
     if isinstance(parameter, click.Argument):
         return name.upper()
@@ -138,21 +140,21 @@ class Command(click.Command):
                     expose_value=False,
                     callback=_set,
                     shell_complete=self._begun,
-                    help="Change a setting, see below. Repeatable.",
+                    help="Change a setting (see below). Repeatable.",
                 )
             )
 
     def _begun(self, ctx: click.Context, option: click.Parameter, incomplete: str) -> list[str]:
-        """Settings whose names begin so, for a shell."""
+        """Return settings whose names begin with the text, for shell completion."""
         return [f"{name}=" for name in self.settings if name.startswith(incomplete)]
 
     @property
     def settings(self) -> dict[str, Setting]:
-        """By name."""
+        """Return the settings by name."""
         return {option.name or "": option for option in self.params if isinstance(option, Setting)}
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Options by group where there are many, then the settings."""
+        """Print options, in groups if there are many, then the settings."""
         groups: dict[str, list[tuple[str, str]]] = {name: [] for name in (*GROUPS, OTHERS)}
         for option in self.get_params(ctx):
             if isinstance(option, click.Option) and (record := option.get_help_record(ctx)) is not None:

@@ -33,7 +33,7 @@ execution_trace_option = click.option(
     "--execution-trace",
     type=FileName(),
     metavar="FILE",
-    help="Take shapes that TRACE lacks from this ExecutionTrace of the same run.",
+    help="Take shapes missing in TRACE from this ExecutionTrace of the same run.",
 )
 """--execution-trace: where the arguments of a trace without shapes come from."""
 
@@ -43,7 +43,7 @@ execution_traces_option = click.option(
     type=FileName(),
     multiple=True,
     metavar="FILE|GLOB|FOLDER",
-    help="Take shapes that a trace lacks from the ExecutionTrace of its name or rank among these. Repeatable.",
+    help=("Take shapes missing in a trace from the ExecutionTrace with its name or rank among these. Repeatable."),
 )
 """--execution-trace of many traces: which one belongs to which is told by names and ranks."""
 
@@ -52,7 +52,7 @@ kernel_details_option = setting(
     "--kernel-details",
     type=FileName(),
     metavar="FILE",
-    help="Kernel table of TRACE, of torch_npu.  [default: kernel_details.csv or op_summary*.csv beside it]",
+    help=("torch_npu's kernel table for TRACE.  [default: kernel_details.csv or op_summary*.csv next to it]"),
 )
 """kernel_details: what the NPU's profiler says of each kernel."""
 
@@ -64,8 +64,10 @@ notes_option = click.option("--notes", is_flag=True, help="Print all notes.")
 cache_option = setting(
     "--no-cache",
     is_flag=True,
-    help="Build the plan anew and do not store it. Otherwise it is stored in $XDG_CACHE_HOME/opreplay or "
-    "~/.cache/opreplay.",
+    help=(
+        "Build the plan again and do not store it. By default it is cached in "
+        "$XDG_CACHE_HOME/opreplay or ~/.cache/opreplay."
+    ),
 )
 """no_cache: no plan of an earlier run, and none for the next."""
 
@@ -74,8 +76,10 @@ capture_option = setting(
     "--capture",
     type=FileName(),
     metavar="FILE|FOLDER",
-    help="Recording of the capture of the CUDA or HIP graphs that TRACE replays, for the ops of their kernels.  "
-    "[default: files beside it with capture in their name]",
+    help=(
+        "Recording made while the CUDA or HIP graphs of TRACE were captured, which gives the ops "
+        "of their kernels.  [default: files next to it with capture in their name]"
+    ),
 )
 """capture: from which ops the graphs were captured."""
 
@@ -83,7 +87,7 @@ capture_option = setting(
 process_option = click.option(
     "--process",
     metavar="NAME",
-    help="Take one process of a TRACE that the profiles of several were merged into, as `inspect` names them.",
+    help=("Select one process of a TRACE into which the profiles of several were merged, by its name in `inspect`."),
 )
 """--process: which process of a merged file."""
 
@@ -103,21 +107,23 @@ allow_import_option = click.option(
     type=Assignments(_NAMESPACE, _MODULE, "myops=my_package.ops"),
     multiple=True,
     metavar="NS=MODULE",
-    help="Import MODULE to find the ops of namespace NS; its functions run ops without a schema. Repeatable, for "
-    "one NS too.",
+    help=(
+        "Import MODULE to find the ops of namespace NS; its functions also run ops without a "
+        "schema. Repeatable, also for one NS."
+    ),
 )
 """--allow-import: libraries that may be imported for their ops."""
 
 
 def with_options(command: Callable[..., Any], options: Sequence[Callable[..., Any]]) -> Callable[..., Any]:
-    """A command with these options or arguments, in the order that --help shows."""
+    """Add options or arguments to a command, in the order that --help shows."""
     for option in reversed(options):
         command = option(command)
     return command
 
 
 def selection_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Which ops of the trace to take: the command gets a `selection`, a `Selection`."""
+    """Add options that select ops of the trace: the command gets a `selection`, a `Selection`."""
 
     @wraps(command)
     def taking_selection(
@@ -161,18 +167,27 @@ def selection_options(command: Callable[..., Any]) -> Callable[..., Any]:
             "op_filter",
             multiple=True,
             metavar="GLOB|ID|#N",
-            help="Take only ops whose name matches, e.g. 'aten::mm'; of what the other filters leave an id takes "
-            "one, #4 the fourth. Repeatable.",
+            help=(
+                "Take only ops with a matching name, e.g. 'aten::mm'; an id takes one op, #4 the fourth "
+                "that the other filters leave. Repeatable."
+            ),
         ),
-        click.option("--exclude", multiple=True, metavar="GLOB", help="Leave out ops whose name matches. Repeatable."),
+        click.option(
+            "--exclude", multiple=True, metavar="GLOB", help="Leave out ops with a matching name. Repeatable."
+        ),
         setting(
             "--phase",
             type=click.Choice(["prefill", "decode", "mixed"]),
-            help="Take only calls in iterations whose batch is all prefill, all decode, or both.",
+            help=("Take only calls in iterations with this kind of batch: only prefill, only decode, or both."),
         ),
         click.option("--top", type=Count(min=1), metavar="N", help="Take the N ops with most recorded time."),
         click.option("--op", multiple=True, metavar="ID|NAME|GLOB|#N", cls=Renamed, now="--op-filter"),
-        setting("--min-share", type=Share(), metavar="SHARE", help="Leave out ops below this share, e.g. 0.1%."),
+        setting(
+            "--min-share",
+            type=Share(),
+            metavar="SHARE",
+            help="Leave out ops below this share of the recorded time, e.g. 0.1%.",
+        ),
         allow_import_option,
     ]
     return with_options(taking_selection, options)
@@ -183,7 +198,7 @@ device_option = click.option(
     default="cpu",
     show_default=True,
     metavar="DEVICE",
-    help="Where to replay: cpu, cuda, cuda:1, npu. No fallback.",
+    help="Device to replay on: cpu, cuda, cuda:1, npu. There is no fallback.",
 )
 """--device: where ops are resolved for and run."""
 
@@ -201,7 +216,7 @@ soc_option = click.option(
 
 
 def cluster_option(command: Callable[..., Any]) -> Callable[..., Any]:
-    """--cluster: the links of simulated devices. A command that has one gets no default `soc`."""
+    """Add --cluster, the links of simulated devices. A command with it gets no default `soc`."""
 
     @wraps(command)
     def taking_cluster(*, cluster: str | None, soc: tuple[str, ...], **others: Any) -> Any:
@@ -211,13 +226,15 @@ def cluster_option(command: Callable[..., Any]) -> Callable[..., Any]:
         "--cluster",
         type=SocName(),
         metavar="SERVERSxDIESxSOC|FILE",
-        help="Simulate on a cluster, e.g. 2x8x910b3 or a file (.toml): its SoC in place of the default --soc, and "
-        "collectives over its links.",
+        help=(
+            "Simulate a cluster, e.g. 2x8x910b3 or a file (.toml): its SoC replaces the default "
+            "--soc, and collectives use its links."
+        ),
     )(taking_cluster)
 
 
 def fused_option(help_: str) -> Callable[[Command], Command]:
-    """--fused: kernels that servers run in place of the calls that a captured plan holds."""
+    """Add --fused: replace the calls of a captured plan by the kernels that servers run."""
     return click.option("--fused", type=click.Choice(["ascend", "none"]), help=help_)
 
 
@@ -228,15 +245,20 @@ captured_fused_option = fused_option(
 
 
 def l2_option(default: str | None, *, otherwise: str = "as --cache measures here") -> Callable[[Command], Command]:
-    """--l2: what the caches of simulated devices hold when an op starts; `otherwise` describes a missing default."""
+    """Add --l2, the contents of a simulated device's caches when an op starts; `otherwise` describes a missing
+    default.
+    """
     return click.option(
         "--l2",
         type=click.Choice(["cold", "loop", "warm", "sequence"]),
         default=default,
         show_default=default is not None,
-        help="What simulated devices' caches hold when an op starts: nothing of its data (cold), its code, as in "
-        "benchmarks that loop over a call (loop), its data and code (warm), or what the calls before it left "
-        "(sequence)." + ("" if default is not None else f" By default {otherwise}."),
+        help=(
+            "Contents of simulated devices' caches when an op starts: none of its data (cold), its "
+            "code, as in benchmarks that loop over a call (loop), its data and code (warm), or what "
+            "earlier calls left (sequence)."
+        )
+        + ("" if default is not None else f" By default {otherwise}."),
     )
 
 
@@ -245,7 +267,7 @@ tables_argument = click.argument("kernel_details", metavar="KERNEL_DETAILS...", 
 
 
 def plugin_option(command: Command) -> Command:
-    """--plugin: files of the user's, which register how ops are replayed, initialized and predicted."""
+    """Add --plugin: user files that register how ops are replayed, initialized and predicted."""
 
     @wraps(command)
     def taking_plugins(
@@ -261,9 +283,11 @@ def plugin_option(command: Command) -> Command:
             metavar="FILE|FOLDER|MODULE",
             envvar="OPREPLAY_PLUGIN",
             show_envvar=True,
-            help="Run this file, every .py file of this folder, or this module first: it registers initializers, "
-            "conversions, executors or estimates for ops of yours. Repeatable; the variable holds names with "
-            f"'{os.pathsep}' between them.",
+            help=(
+                "Run this file, every .py file of this folder, or this module first: it registers "
+                "initializers, conversions, executors or estimators for your ops. Repeatable; the "
+                f"variable separates names with '{os.pathsep}'."
+            ),
         ),
         click.option(
             "--init-module", type=FileName(), multiple=True, metavar="FILE|MODULE", cls=Renamed, now="--plugin"
@@ -299,21 +323,19 @@ values_option = setting(
     "--values",
     type=FileName(),
     metavar="FILE",
-    help="Real values for arguments: a .safetensors file whose tensors are named OP.ARGUMENT.",
+    help="Real values for arguments: a .safetensors file with tensors named OP.ARGUMENT.",
 )
 """values: real tensors for arguments of chosen ops."""
 
 
 def format_option(*names: str) -> Callable[[Command], Command]:
-    """--format, the first name being the default."""
+    """Add --format; the first name is the default."""
     return click.option(
-        "--format", "format_", type=click.Choice(names), default=names[0], show_default=True, help="Form of the output."
+        "--format", "format_", type=click.Choice(names), default=names[0], show_default=True, help="Output format."
     )
 
 
-page_option = click.option(
-    "--output", "-o", metavar="FILE.html", help="Also write it as one HTML page that works offline."
-)
+page_option = click.option("--output", "-o", metavar="FILE.html", help="Also write an HTML page that works offline.")
 """--output of commands whose result is also a page."""
 
 
@@ -322,10 +344,10 @@ measured_soc_option = click.option(
     multiple=True,
     type=SocName(),
     metavar="NAME|FILE",
-    help="The device measured, or a device file (.toml); once for all tables or once for each.",
+    help="The measured device, or a device file (.toml); once for all tables or once per table.",
 )
 """--soc of KERNEL_DETAILS."""
 
 
-force_option = click.option("--force", is_flag=True, help="Overwrite files that exist.")
+force_option = click.option("--force", is_flag=True, help="Overwrite existing files.")
 """--force, without which no file is ever overwritten."""

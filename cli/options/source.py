@@ -1,5 +1,5 @@
 # pyright: strict
-"""TRACE and the options that say how it is read: what the commands that open one trace have in common."""
+"""TRACE and the options for reading it, shared by all commands that open one trace."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Source:
-    """The file of a command and what completes it."""
+    """The file of a command and the files that complete it."""
 
     trace: str
     execution_trace: str | None
@@ -43,7 +43,7 @@ class Source:
     """Whether a merged trace is its busiest process."""
 
     def open(self, *, activity: bool = False) -> Trace | ReplayPlan:
-        """As `opreplay.cli.opening.open_input`; `activity`: with all timing and collectives."""
+        """Open the file with `opreplay.cli.opening.open_input`; `activity` includes all timing and collectives."""
         from opreplay.cli.opening import busiest_of, open_input
         from opreplay.traces.model import Trace
 
@@ -60,8 +60,7 @@ class Source:
 
 
 def source_options(*, execution_traces: bool = True) -> Callable[[Command], Command]:
-    """TRACE, what completes it, and the limits of its reader: the command gets
-    `source`, a `Source`."""
+    """Add TRACE, the files that complete it, and the limits of its reader: the command gets `source`, a `Source`."""
 
     def add(command: Command) -> Command:
         @wraps(command)
@@ -113,7 +112,7 @@ def sources_options(command: Command) -> Command:
             refuse_options_of_one()
         else:
             if len(execution_trace) > 1:
-                raise click.UsageError("one trace has one --execution-trace")
+                raise click.UsageError("--execution-trace can be given only once for one trace")
             source = Source(
                 trace=traces[0],
                 execution_trace=next(iter(execution_trace), None),

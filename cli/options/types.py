@@ -1,4 +1,4 @@
-"""Types of the values of flags: sizes, durations, shares, assignments."""
+"""Types of option values: sizes, durations, shares, assignments."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class ByteSize(click.ParamType):
 
 
 class Count(click.IntRange):
-    """How many: "4096", "4k" or "2^12", as the sizes of --vary are written."""
+    """A count: "4096", "4k" or "2^12", as in --vary."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         if isinstance(value, float) and not value.is_integer():  # of a file of options
@@ -62,7 +62,7 @@ class Count(click.IntRange):
 class Duration(click.ParamType):
     """ "0.2s", "200ms", "2min" → seconds, above 0.
 
-    A number without a unit is seconds, which is said on stderr, or is refused with the hint `without_unit`.
+    A number without a unit means seconds, which is reported on stderr, or is refused with the hint `without_unit`.
     """
 
     name = "time"
@@ -99,7 +99,7 @@ class Share(click.ParamType):
 
 
 class Names(click.ParamType):
-    """ "work,values" of some names → ("work", "values")."""
+    """ "work,values", a list of allowed names → ("work", "values")."""
 
     name = "names"
 
@@ -116,7 +116,7 @@ class Names(click.ParamType):
 
 
 class Assignments(click.ParamType):
-    """One "NAME=VALUE" of a repeatable option → (name, value); both must fit their patterns."""
+    """One "NAME=VALUE" of a repeatable option → (name, value); both must match their patterns."""
 
     name = "name=value"
 
@@ -133,7 +133,7 @@ class Assignments(click.ParamType):
 
 
 class FileName(click.ParamType):
-    """The name of a file or folder, a glob or "-": a text, which shells complete as a file."""
+    """A file or folder name, a glob or "-": text that shells complete as a file."""
 
     name = "text"
     envvar_list_splitter = os.pathsep

@@ -1,2 +1,2 @@
 # pyright: strict
-"""The terminal: console, progress, signals."""
+"""Terminal input and output: console, progress, signals."""

@@ -1,8 +1,8 @@
 # pyright: strict
-"""The terminal: consoles for data and narration, made when they are needed; owns no content.
+"""Consoles for data and narration, created on demand.
 
-Whatever is printed goes through here, and no character leaves that a terminal acts on: texts of a trace may be passed
-as they are. Colours are made here, behind that.
+All output goes through here, and characters that a terminal interprets are escaped, so texts of a trace may be passed
+unchanged. Colours are added after that.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _results: list[TextIO] = []
 
 @contextlib.contextmanager
 def prints_to_stderr() -> Generator[None, None, None]:
-    """Send what users' code prints to stderr; results go to the stdout of before (`stdout`)."""
+    """Send prints of user code to stderr; results still go to the original stdout (`stdout`)."""
     _results.append(sys.stdout)
     try:
         with contextlib.redirect_stdout(sys.stderr):
@@ -41,9 +41,9 @@ def stdout() -> TextIO:
 
 
 def make_console(*, stderr: bool = False) -> Console:
-    """A console that takes every string literally: no markup, no emoji, no guessed colours.
+    """Return a console that prints every string literally: no markup, no emoji, no automatic colours.
 
-    Width comes from COLUMNS or the terminal, 80 otherwise; NO_COLOR and TERM=dumb are honoured.
+    Width comes from COLUMNS or the terminal, 80 otherwise; NO_COLOR and TERM=dumb are respected.
     """
     from rich.console import Console
     from rich.segment import Segment
@@ -52,13 +52,13 @@ def make_console(*, stderr: bool = False) -> Console:
 
     class PipeConsole(Console):
         def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
-            """What is printed, with controls in its texts as escapes; all that rich prints passes here."""
+            """Render with control characters escaped; everything that rich prints passes through here."""
             for segment in super().render(renderable, options):
                 shown = segment.text if segment.control else escape_controls(segment.text)
                 yield segment if shown is segment.text else Segment(shown, segment.style)
 
         def on_broken_pipe(self) -> None:
-            """The reader has left, which is no failure; rich itself would end the command with exit code 1."""
+            """Ignore that the reader has left, which is not a failure; rich itself would exit with code 1."""
             raise BrokenPipeError
 
     return PipeConsole(
@@ -68,7 +68,7 @@ def make_console(*, stderr: bool = False) -> Console:
 
 @contextlib.contextmanager
 def naming_stdout() -> Generator[None, None, None]:
-    """An OSError of a stream, which names no file, names stdout: all that is written elsewhere says where."""
+    """Add the name "stdout" to an OSError of a stream, since errors of files name their file."""
     try:
         yield
     except OSError as error:
@@ -84,15 +84,17 @@ def show(renderable: RenderableType) -> None:
 
 
 def show_fitted(render: Callable[[int], RenderableType]) -> None:
-    """Print to stdout what `render` makes for the width there."""
+    """Print to stdout what `render` returns for its width."""
     console = make_console()
     with naming_stdout():
         console.print(render(console.width))
 
 
 def show_line(text: str) -> None:
-    """One line to stdout, with line ends as escapes: broken between words on a terminal, else never, so that scripts
-    can take it whole."""
+    """Print one line to stdout, with line breaks escaped.
+
+    It is wrapped between words on a terminal and nowhere else, so that scripts get one line.
+    """
     from rich.text import Text
 
     console = make_console()
@@ -101,7 +103,7 @@ def show_line(text: str) -> None:
 
 
 def show_view(view: View, form: str) -> None:
-    """One result on stdout: its lines and its table, or another form of it as it is."""
+    """Print one result to stdout: its lines and its table, or another format unchanged."""
     if form != "table":
         write(view.text(form, command_line()))
         return
@@ -111,12 +113,12 @@ def show_view(view: View, form: str) -> None:
 
 
 def command_line() -> str:
-    """What was typed, ready to be run again."""
+    """Return the command as typed, ready to run again."""
     return shlex.join(["opreplay", *sys.argv[1:]])
 
 
 def plain_text(view: View, width: int = 160) -> str:
-    """What `show_view` would print on a terminal that wide without colours, for files."""
+    """Return what `show_view` would print without colours on a terminal of this width, for files."""
     import io
 
     from rich.console import Console
@@ -128,14 +130,14 @@ def plain_text(view: View, width: int = 160) -> str:
 
 
 def narrate(text: str) -> None:
-    """A line to stderr, whatever line ends the text has."""
+    """Print one line to stderr, with line breaks escaped."""
     import click
 
     click.echo(one_line(text), err=True)
 
 
 def write(text: str) -> None:
-    """Data to stdout, its lines as they are."""
+    """Write data to stdout with its lines unchanged."""
     from opreplay.traces.names import escape_controls
 
     with naming_stdout():
@@ -143,14 +145,14 @@ def write(text: str) -> None:
 
 
 def one_line(text: str) -> str:
-    """A text with controls and line ends as escapes."""
+    """Return a text with control characters and line breaks escaped."""
     from opreplay.traces.names import escape_controls
 
     return escape_controls(text).replace("\n", "\\n")
 
 
 def escape_messages() -> None:
-    """Print Python's warnings and tracebacks with controls in their texts as escapes."""
+    """Escape control characters in Python's warnings and tracebacks."""
     import traceback
     import warnings
 

@@ -31,7 +31,7 @@ def left(seconds: float | None) -> str:
 
 
 class _Bar:
-    """A rich progress bar that exists only while it is used; nothing where stderr is no terminal."""
+    """A rich progress bar that exists only while it is used; disabled if stderr is not a terminal."""
 
     bar_after_s = 0.0
     """A bar that would be gone at once only flickers."""
@@ -63,7 +63,7 @@ class _Bar:
             self._bar.stop()
 
     def _tell(self, done: int, total: int | None, what: str, state: str) -> None:
-        """Move the bar, or print a line when one is due."""
+        """Move the bar, or print a line if one is due."""
         if self._bar is not None:
             self._bar.update(self._task, completed=done, total=total, what=what, state=state)
             if monotonic() >= self._bar_from:
@@ -74,7 +74,7 @@ class _Bar:
 
 
 class ReadProgress(_Bar):
-    """Bytes read of a trace; the plain form waits `EVERY_S` before its first line."""
+    """Progress in bytes of a trace; the plain form waits `EVERY_S` before its first line."""
 
     bar_after_s = 0.3
 
@@ -89,7 +89,7 @@ class ReadProgress(_Bar):
 
 
 class FilesProgress(_Bar):
-    """Traces read of a batch; the plain form waits `EVERY_S` before its first line."""
+    """Progress in traces of a batch; the plain form waits `EVERY_S` before its first line."""
 
     bar_after_s = 0.3
 
@@ -106,7 +106,7 @@ class FilesProgress(_Bar):
 
 
 class CheckProgress(_Bar):
-    """Trials done of a check, and the point that is on."""
+    """Progress in trials of a check, with the current point."""
 
     def __enter__(self) -> Callable[[str, int, int], None]:
         super().__enter__()
@@ -115,7 +115,7 @@ class CheckProgress(_Bar):
 
 
 class CasesProgress(_Bar):
-    """Cases looked at, and the one that is next."""
+    """Progress in cases, with the next one."""
 
     def __enter__(self) -> Callable[[str], None]:
         super().__enter__()
@@ -146,7 +146,9 @@ class RunProgress(_Bar):
             self.show(event.result)
 
     def show(self, result: OpResult) -> None:
-        """One op that is done. One that lost its process is told wherever stderr goes: the run goes on without it."""
+        """Show one finished op. An op that lost its process is always reported, because the run continues without
+        it.
+        """
         from opreplay.replay.results.outcome import is_lost
 
         if is_lost(result.reason):

@@ -1,8 +1,8 @@
 # pyright: strict
-"""What ends a command early: Ctrl-C, SIGTERM of a scheduler, SIGHUP of a terminal that was closed.
+"""Handle signals that end a command early: Ctrl-C, SIGTERM of a scheduler, SIGHUP of a closed terminal.
 
-The first of them ends the command in order: processes are ended, what was measured is kept, and the results say that
-they are not complete. Owns the handlers; what is done in order is done by those who catch KeyboardInterrupt.
+The first one ends the command in an orderly way: processes are stopped, measurements are kept, and results are marked
+incomplete. This module owns the handlers; code that catches KeyboardInterrupt does the orderly part.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ PATIENCE = 3
 
 
 class Interrupts:
-    """Turns the first signal into KeyboardInterrupt, and lets no second one disturb what follows from it."""
+    """Turns the first signal into KeyboardInterrupt, and prevents a second one from disturbing the clean-up."""
 
     def __init__(self) -> None:
         self._received = 0
@@ -33,7 +33,7 @@ class Interrupts:
         self._terminals = [descriptor for descriptor in (0, 1, 2) if os.isatty(descriptor)]
 
     def install(self) -> None:
-        """Take over the signals that would end the process; not those that it was told to ignore, as by nohup."""
+        """Handle the signals that would end the process, except those that are ignored, as by nohup."""
         for name in ("SIGINT", "SIGTERM", "SIGHUP"):
             number = getattr(signal, name, None)
             if number is not None and signal.getsignal(number) in (signal.SIG_DFL, signal.default_int_handler):
@@ -43,12 +43,13 @@ class Interrupts:
 
     @property
     def came(self) -> bool:
-        """Whether a signal asked to end, though its exception may have been swallowed."""
+        """Check whether a signal asked to end, even if its exception was swallowed."""
         return self._received > 0 or (FLAG in sys.modules and sys.modules[FLAG].is_asked_to_end())
 
     def _swallowed(self, lost: sys.UnraisableHookArgs, /) -> None:
-        """Raise it again in a moment where Python could not: in `__del__`, a callback of a weak reference, a hook of a
-        fork."""
+        """Raise the exception again shortly after Python could not: in `__del__`, a weak reference's callback, a fork
+        hook.
+        """
         if lost.exc_type is not KeyboardInterrupt:
             self._report(lost)
             return
@@ -70,7 +71,7 @@ class Interrupts:
             os.write(2, b"opreplay: ending; once more ends it at once\n")
 
     def _leave_terminal(self) -> None:
-        """Point its streams at nothing: writing to a terminal that is gone fails, in the midst of ending in order."""
+        """Redirect the streams of a closed terminal to nothing, since writing to them would fail during clean-up."""
         null = os.open(os.devnull, os.O_RDWR)
         for descriptor in self._terminals:
             os.dup2(null, descriptor)
@@ -78,7 +79,7 @@ class Interrupts:
 
 
 def _raise_again(number: int, frame: FrameType | None) -> None:
-    """Raise KeyboardInterrupt, unless the hook for lost exceptions still runs: Python drops what that hook raises."""
+    """Raise KeyboardInterrupt, unless the hook for lost exceptions is still running, whose exceptions Python drops."""
     while frame is not None:
         if frame.f_code is Interrupts._swallowed.__code__:  # pyright: ignore[reportPrivateUsage]
             return  # the timer repeats

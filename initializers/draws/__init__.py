@@ -1,2 +1,2 @@
 # pyright: strict
-"""How lengths, indices, pages and experts are drawn; several rules share them."""
+"""Draw lengths, indices, pages and experts for several rules."""

@@ -1,7 +1,7 @@
 # pyright: strict
-"""Names of the arguments that hold sequences, lengths, block tables and caches, and the layouts that ops keep.
+"""Names of the arguments that hold sequences, lengths, block tables and caches, and the layouts of ops.
 
-Owns no values, so that whoever fills, counts or costs the same arguments means the same ones; needs no torch.
+Shared by everything that fills, counts or costs these arguments; does not import torch.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ _DECIDES = re.compile(r"seq|len|table|indptr|offs|idx|index|indices|expert|slot|
 
 
 def decides_work(name: str) -> bool:
-    """Whether whole numbers of an argument of this name tell how much there is to do, or where: lengths, tables."""
+    """Check whether integers in an argument of this name determine the amount or place of work: lengths, tables."""
     return _DECIDES.search(name) is not None
 
 
@@ -49,11 +49,11 @@ LISTS = (
 
 
 def page_size(role: str, name: str, shape: tuple[int, ...], block_size: object, layout: object) -> int:
-    """Tokens in a page of the cache `name`; `block_size` and `layout` are arguments of the call, if any.
+    """Return the tokens per page of the cache `name`; `block_size` and `layout` are arguments of the call, if any.
 
-    `role` is that of the op: "packed_cache" for vLLM's packed key cache [blocks, heads, head / x, page, x],
-    "slot_cache" for a plain list of slots [slots, ...], "heads_first_cache" for [blocks, page, heads x size] or
-    [blocks, heads, page, size]; caches of other ops are [blocks, page, ...].
+    `role` is the op's: "packed_cache" for vLLM's packed key cache [blocks, heads, head / x, page, x], "slot_cache" for
+    a plain list of slots [slots, ...], "heads_first_cache" for [blocks, page, heads x size] or [blocks, heads, page,
+    size]; caches of other ops are [blocks, page, ...].
     """
     if isinstance(block_size, int) and block_size > 0:
         page = block_size

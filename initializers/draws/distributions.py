@@ -1,6 +1,6 @@
-"""How lengths and indices are distributed: options that several initializers share, histogram files, Zipf's law.
+"""Distributions of lengths and indices: options that several initializers share, histogram files, Zipf's law.
 
-Owns the draws, no rule and no argument names. Lengths are drawn on the CPU, so that every device gets the same batch.
+Lengths are drawn on the CPU, so that every device gets the same batch.
 """
 
 from __future__ import annotations
@@ -29,7 +29,10 @@ LENGTH_OPTIONS = (
         type=str,
         default="max",
         choices=("max", "uniform", "lognormal", "histogram"),
-        help="Context lengths: as long as possible, uniform, log-normal or measured; totals of the trace stay exact.",
+        help=(
+            "Context lengths: as long as possible, uniform, log-normal or from a histogram; totals "
+            "of the trace stay exact."
+        ),
     ),
     Option(name="histogram", type=str, default="", help="JSON file with a list of [length, count]."),
 )
@@ -41,13 +44,15 @@ INDEX_OPTIONS = (
         choices=("uniform", "zipf", "histogram"),
         help="How popular the indices are.",
     ),
-    Option(name="exponent", type=float, default=1.0, low=0.0, help="Of Zipf's law: 0 is uniform."),
-    Option(name="histogram", type=str, default="", help="JSON file with one count an index, spread over the range."),
+    Option(name="exponent", type=float, default=1.0, low=0.0, help="Exponent of Zipf's law; 0 is uniform."),
+    Option(
+        name="histogram", type=str, default="", help="JSON file with one count per index bin, spread over the range."
+    ),
 )
 
 
 class LengthRule(CustomInit):
-    """Base of rules that draw lengths: their options, and a check of the histogram's file."""
+    """Base class of rules that draw lengths, with their options and a check of the histogram file."""
 
     options = LENGTH_OPTIONS
 
@@ -56,7 +61,7 @@ class LengthRule(CustomInit):
 
 
 class IndexRule(CustomInit):
-    """Base of rules that draw indices: their options, and a check of the histogram's file."""
+    """Base class of rules that draw indices, with their options and a check of the histogram file."""
 
     options = INDEX_OPTIONS
 
@@ -66,7 +71,7 @@ class IndexRule(CustomInit):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LengthDistribution:
-    """Lengths of contexts where the trace does not tell each."""
+    """Distribution of context lengths, used if the trace does not give each length."""
 
     kind: str = "max"
     lengths: tuple[int, ...] = ()
@@ -74,7 +79,7 @@ class LengthDistribution:
     counts: tuple[float, ...] = ()
 
     def draw(self, count: int, longest: int, generator: torch.Generator) -> torch.Tensor:
-        """int64 [count] in [1, longest]."""
+        """Return int64 [count] lengths in [1, longest]."""
         longest = max(1, longest)
         if self.kind == "uniform":
             return torch.randint(1, longest + 1, (count,), generator=generator)
@@ -89,7 +94,7 @@ class LengthDistribution:
 
 
 def length_distribution(context: InitContext) -> LengthDistribution:
-    """What the options of a rule with `LENGTH_OPTIONS` say. Raises InitializerError for a file that does not fit."""
+    """Return the distribution given by a rule's `LENGTH_OPTIONS`. Raises InitializerError for an invalid file."""
     kind = str(context.options.get("distribution", "max"))
     if kind != "histogram":
         return LengthDistribution(kind=kind)
@@ -100,28 +105,28 @@ def length_distribution(context: InitContext) -> LengthDistribution:
 
 
 def check_histogram(options: Mapping[str, OptionValue], read: Callable[[str], object]) -> None:
-    """Read the file that `distribution=histogram` needs. Raises InitializerError for none, an unsound or unused one."""
+    """Read the file for `distribution=histogram`. Raises InitializerError if it is missing, invalid or unused."""
     path = str(options.get("histogram") or "")
     if options.get("distribution") == "histogram":
         read(path)
     elif path:
-        raise InitializerError("histogram=FILE is read with distribution=histogram alone")
+        raise InitializerError("histogram=FILE needs distribution=histogram")
 
 
 def read_lengths(path: str) -> list[tuple[int, float]]:
-    """(length, count) pairs from a JSON list of such lists. Raises InitializerError for anything else."""
+    """Return (length, count) pairs from a JSON list of such lists. Raises InitializerError for anything else."""
     pairs = _read(path)
     sound = isinstance(pairs, list) and all(_counts(pair) and len(pair) == 2 for pair in pairs)
     lengths, counts = zip(*pairs, strict=True) if sound and pairs else ((), ())
     if not lengths or not all(isinstance(length, int) and length > 0 for length in lengths):
-        raise InitializerError(f"{path} must be a list of [length, count]")
+        raise InitializerError(f"{path} must be a list of [length, count] pairs")
     if not any(counts):
         raise InitializerError(f"{path}: all counts are zero")
     return list(zip(lengths, map(float, counts), strict=True))
 
 
 def draw_indices(context: InitContext, tensor: torch.Tensor, bound: int) -> str:
-    """Fill a tensor with indices in [0, bound) as a rule's `INDEX_OPTIONS` say, never all equal; how, in words."""
+    """Fill a tensor with indices in [0, bound) according to `INDEX_OPTIONS`, never all equal; return a description."""
     kind = str(context.options.get("distribution", "uniform"))
     if kind == "zipf" and bound > 1:
         chosen = context.options.get("exponent")
@@ -137,7 +142,7 @@ def draw_indices(context: InitContext, tensor: torch.Tensor, bound: int) -> str:
 
 
 def read_histogram(path: str) -> list[float]:
-    """Counts from a JSON list. Raises InitializerError for anything else."""
+    """Return counts from a JSON list. Raises InitializerError for anything else."""
     counts = _read(path)
     if not _counts(counts) or not sum(counts):
         raise InitializerError(f"{path} must be a list of counts, not all of them zero")
@@ -160,7 +165,9 @@ def _read(path: str) -> Any:
 
 
 def _zipf(count: int, bound: int, exponent: float, generator: torch.Generator) -> torch.Tensor:
-    """int64 [count]: rank r has a chance of about r^-exponent, by the inverse of the continuous law; scattered."""
+    """Return int64 [count]: rank r has probability of about r^-exponent, by inverting the continuous law; ranks
+    scattered.
+    """
     u = torch.rand(count, generator=generator, device=generator.device, dtype=torch.float64)
     if abs(exponent - 1.0) < 1e-6:
         ranks = (u * math.log(bound + 1)).exp()
@@ -173,7 +180,7 @@ def _zipf(count: int, bound: int, exponent: float, generator: torch.Generator) -
 
 
 def _spread(count: int, bound: int, counts: list[float], generator: torch.Generator) -> torch.Tensor:
-    """int64 [count]: a bin by its count, then an index of that bin; bins are even parts of the range."""
+    """Return int64 [count]: a bin drawn by its count, then an index in that bin; bins divide the range evenly."""
     edges = torch.tensor(counts, dtype=torch.float64, device=generator.device).cumsum(0)
     u = torch.rand(2, count, generator=generator, device=generator.device, dtype=torch.float64)
     bins = torch.searchsorted(edges, u[0] * edges[-1], right=True).clamp(max=len(counts) - 1)

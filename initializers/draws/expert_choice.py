@@ -1,6 +1,6 @@
-"""Which experts tokens go to: drawn without replacement, by a distribution, and sorted as MoE kernels want it.
+"""Draw the experts of tokens without replacement from a distribution, and sort them as MoE kernels expect.
 
-Owns the sampling and the layouts, on the CPU so that every device gets the same routing; no rule and no argument names.
+Sampling and layouts run on the CPU, so that every device gets the same routing.
 """
 
 from __future__ import annotations
@@ -23,34 +23,35 @@ REDRAWS = 8
 
 
 def probabilities(experts: int, distribution: str, exponent: float, histogram: str) -> torch.Tensor:
-    """float64 [experts], adding up to one; the first expert is the most popular for "zipf".
+    """Return float64 [experts] probabilities that add up to 1; the first expert is the most popular for "zipf".
 
-    `histogram` is a JSON file with one count an expert; raises InitializerError when it does not fit.
+    `histogram` is a JSON file with one count per expert; raises InitializerError if it does not match.
     """
     if distribution == "zipf":
         weight = torch.arange(1, experts + 1, dtype=torch.float64) ** -exponent
     elif distribution == "histogram":
         weight = torch.tensor(read_histogram(histogram), dtype=torch.float64)
         if len(weight) != experts:
-            raise InitializerError(f"the histogram has {len(weight)} experts, the op {experts}")
+            raise InitializerError(f"the histogram has {len(weight)} experts, but the op has {experts}")
     else:
         weight = torch.ones(experts, dtype=torch.float64)
     return weight / weight.sum()
 
 
 def choose_experts(tokens: int, topk: int, chance: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
-    """int64 [tokens, topk]: experts drawn one after the other without replacement, with `chance` float64 [experts].
+    """Return int64 [tokens, topk] experts, drawn one after the other without replacement with `chance` float64
+    [experts].
 
-    Empty without tokens or slots. Raises InitializerError when fewer than topk experts have a chance, and for more
-    than `MAX_TOP_K`.
+    Empty without tokens or slots. Raises InitializerError if fewer than topk experts have a probability above 0, and
+    for more than `MAX_TOP_K`.
     """
     if topk > MAX_TOP_K:
-        raise InitializerError(f"{topk} experts for each token, limit {MAX_TOP_K}")
+        raise InitializerError(f"{topk} experts per token exceed the limit of {MAX_TOP_K}")
     if not tokens or not topk:
         return torch.empty((tokens, topk), dtype=torch.int64)
     possible = int((chance > 0).sum())
     if topk > possible:
-        raise InitializerError(f"top {topk} of {possible} experts that can be chosen")
+        raise InitializerError(f"cannot choose the top {topk} of {possible} possible experts")
     edges = chance.cumsum(0)
     edges[-1] = 1.0
     ids = torch.empty((topk, min(tokens, DISTINCT_ROWS)), dtype=torch.int64)
@@ -68,7 +69,7 @@ def choose_experts(tokens: int, topk: int, chance: torch.Tensor, generator: torc
 
 
 def _rows(distinct: torch.Tensor, count: int) -> torch.Tensor:
-    """`count` rows, the distinct ones again and again."""
+    """Return `count` rows by repeating the distinct ones."""
     rows = torch.empty((count, distinct.shape[1]), dtype=distinct.dtype)
     for begin in range(0, count, max(1, len(distinct))):
         part = rows[begin : begin + len(distinct)]
@@ -77,12 +78,12 @@ def _rows(distinct: torch.Tensor, count: int) -> torch.Tensor:
 
 
 def _twice(ids: torch.Tensor, slot: int, rows: torch.Tensor) -> torch.Tensor:
-    """Those of `rows` whose expert in `slot` is already in an earlier one."""
+    """Return the `rows` whose expert in `slot` already occurs in an earlier slot."""
     return rows[(ids[:slot, rows] == ids[slot, rows]).any(0)]
 
 
 def _taken(ids: torch.Tensor, slot: int) -> torch.Tensor:
-    """Tokens whose expert in `slot` is already in an earlier one; one comparison a slot, nothing is gathered."""
+    """Return tokens whose expert in `slot` already occurs in an earlier slot, with one comparison per slot."""
     repeated = torch.zeros(ids.shape[1], dtype=torch.bool)
     for earlier in range(slot):
         repeated |= ids[earlier] == ids[slot]
@@ -95,14 +96,14 @@ def _draw(edges: torch.Tensor, count: int, generator: torch.Generator) -> torch.
 
 
 def _exact(taken: torch.Tensor, chance: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
-    """One more expert for each column of `taken` [slots, rows], among those that are left."""
+    """Draw one more expert for each column of `taken` [slots, rows], from those not taken yet."""
     noise = torch.rand((taken.shape[1], len(chance)), generator=generator, dtype=torch.float64)
     scores = chance.log() - (-noise.log()).log()
     return scores.scatter_(1, taken.t(), -torch.inf).argmax(1)
 
 
 def routing_weights(tokens: int, topk: int, generator: torch.Generator) -> torch.Tensor:
-    """float32 [tokens, topk], falling along each row and adding up to one."""
+    """Return float32 [tokens, topk], decreasing along each row and adding up to 1."""
     shape = (min(tokens, DISTINCT_ROWS), topk)
     drawn = torch.rand(shape, generator=generator).add_(0.05).sort(dim=-1, descending=True).values
     return _rows(drawn / drawn.sum(-1, keepdim=True), tokens)
@@ -110,7 +111,7 @@ def routing_weights(tokens: int, topk: int, generator: torch.Generator) -> torch
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sorted:
-    """Flat positions token · topk + slot in the order of their experts, each expert padded to whole blocks."""
+    """Flat positions token · topk + slot, sorted by expert, with each expert padded to whole blocks."""
 
     positions: torch.Tensor
     """int64 [length]; `filler` in the gaps."""
@@ -123,7 +124,7 @@ class Sorted:
 
 
 def sort_by_expert(ids: torch.Tensor, experts: int, block: int, length: int, blocks: int, filler: int) -> Sorted:
-    """Lay ids [tokens, topk] out for a kernel that works on blocks of one expert."""
+    """Arrange ids [tokens, topk] for a kernel that works on blocks of one expert."""
     flat = ids.reshape(-1)
     counts = torch.bincount(flat, minlength=experts)
     # numpy sorts 8- and 16-bit keys by radix, many times as fast as 64-bit ones.

@@ -1,8 +1,5 @@
 # pyright: strict
-"""Paged caches: which argument is the cache, its pages in random order, and the slots that tokens get.
-
-Owns no rule and no lengths.
-"""
+"""Paged caches: find the cache argument, draw its pages in random order, and assign slots to tokens."""
 
 from __future__ import annotations
 
@@ -27,12 +24,12 @@ class Pool:
 
     @property
     def key(self) -> str:
-        """What ops on the same cache have in common."""
+        """Return a key that is equal for all ops on the same cache."""
         return f"{self.blocks * self.page}"
 
 
 def find_pool(context: InitContext) -> Pool | None:
-    """The cache among the arguments; None when keys are packed behind each other."""
+    """Return the cache among the arguments; None if keys are packed without pages."""
     tensors = ((name, context.tensor(name)) for name in CACHES)
     name, cache = next(((n, t) for n, t in tensors if t is not None and t.dim() > 1 and t.shape[0]), ("", None))
     if cache is None or all(context.tensor(name) is None for name in LISTS):
@@ -44,19 +41,19 @@ def find_pool(context: InitContext) -> Pool | None:
 
 
 def shared_generator(context: InitContext, purpose: str) -> torch.Generator:
-    """Randomness that all ops of a run share which have a purpose in common; on the CPU."""
+    """Return a CPU generator with the same state for all ops of a run that share a purpose."""
     digest = blake2b(f"{context.run_seed}:{purpose}".encode(), digest_size=7).digest()
     return torch.Generator().manual_seed(int.from_bytes(digest, "little"))
 
 
 def page_list(pool: Pool, count: int, generator: torch.Generator) -> torch.Tensor:
-    """int64 [count]: pages in random order, none twice before all were used."""
+    """Return int64 [count] pages in random order, none repeated before all are used."""
     order = torch.randperm(pool.blocks, generator=generator)
     return order[:count] if count <= pool.blocks else order[torch.arange(count) % pool.blocks]
 
 
 def slots_of(batch: Batch, pool: Pool, generator: torch.Generator) -> torch.Tensor:
-    """int64 [new tokens]: the slot of each new token, the last ones of its sequence, in the batch's order."""
+    """Return int64 [new tokens]: the slot of each new token, the last ones of its sequence, in batch order."""
     counts = (batch.kv + pool.page - 1) // pool.page
     pages = page_list(pool, int(counts.sum()), generator).numpy()
     query, kv, first = batch.query.numpy(), batch.kv.numpy(), (counts.cumsum(0) - counts).numpy()
@@ -67,6 +64,6 @@ def slots_of(batch: Batch, pool: Pool, generator: torch.Generator) -> torch.Tens
 
 
 def consecutive(starts: npt.NDArray[np.int64], counts: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-    """int64 [sum of counts]: counts[i] numbers from starts[i] on, for each i."""
+    """Return int64 [sum of counts]: for each i, counts[i] consecutive numbers from starts[i]."""
     before = counts.cumsum() - counts
     return np.arange(int(counts.sum())) + np.repeat(starts - before, counts)

@@ -1,8 +1,8 @@
 # pyright: strict
-"""Lengths of the sequences in a batch: the exact totals of a batch context, or drawn by a distribution.
+"""Lengths of the sequences in a batch: from the exact totals of a batch context, or drawn from a distribution.
 
-Owns the split of totals over sequences; which argument holds a length and where keys lie is in `paged_attention`.
-All of it runs on the CPU, so that every device gets the same batch.
+Splits totals over sequences; `paged_attention` decides which argument holds lengths and where keys lie. Everything runs
+on the CPU, so that every device gets the same batch.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ UNRECORDED = "context lengths are not recorded"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Room:
-    """What the shapes of a call allow."""
+    """The limits that the shapes of a call set."""
 
     sequences: int
     tokens: int | None
@@ -39,7 +39,7 @@ class Room:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Batch:
-    """Lengths of all sequences, decode first as vLLM orders them, and what was assumed."""
+    """Lengths of all sequences, decode first as in vLLM, and the assumptions made."""
 
     query: torch.Tensor
     """int64 [sequences]; 0 for padding."""
@@ -54,7 +54,9 @@ class Batch:
 def make_batch(
     context: BatchContext | None, room: Room, *, distribution: LengthDistribution, generator: torch.Generator
 ) -> Batch:
-    """Lengths as the batch context says, cut to the room there is; drawn by `distribution` where it says nothing."""
+    """Return lengths from the batch context, limited by the shapes; drawn from `distribution` if the context has
+    none.
+    """
     parts = None if context is None else _phases(context, room)
     if parts is None:
         batch = _drawn(room, distribution, generator)
@@ -87,7 +89,7 @@ def make_batch(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Phase:
-    """Totals of the sequences of one phase; None where not known."""
+    """Totals over the sequences of one phase; None if unknown."""
 
     sequences: int
     new: int | None
@@ -97,7 +99,7 @@ class _Phase:
 
 
 def _phases(context: BatchContext, room: Room) -> list[_Phase] | None:
-    """The phases that the call's sequences belong to; None when their number fits none."""
+    """Return the phases of the call's sequences; None if their number matches none."""
     decode = _Phase(
         sequences=context.decode_sequences,
         new=context.decode_tokens,
@@ -131,7 +133,7 @@ def _phases(context: BatchContext, room: Room) -> list[_Phase] | None:
 def _phase(
     phase: _Phase, room: Room, distribution: LengthDistribution, generator: torch.Generator
 ) -> tuple[torch.Tensor, torch.Tensor, str]:
-    """New and seen tokens of each sequence, and what had to be assumed."""
+    """Return new and seen tokens of each sequence, and the assumptions."""
     count = phase.sequences
     new = count if phase.new is None or room.tokens is None else phase.new
     query = _split(new, count, phase.new_squared, room.longest)
@@ -153,7 +155,7 @@ def _phase(
 
 
 def _split(total: int, count: int, squares: int | None, longest: int) -> torch.Tensor:
-    """`count` lengths that add up to `total`, their squares about to `squares`: some long ones, the others alike."""
+    """Return `count` lengths with sum `total` and sum of squares near `squares`: some long ones, the others equal."""
     even = torch.full((count,), total // max(1, count), dtype=torch.int64)
     even[: total % max(1, count)] += 1
     if squares is None or count < 2 or total <= count:
@@ -178,7 +180,9 @@ def _split(total: int, count: int, squares: int | None, longest: int) -> torch.T
 def _cached(
     query: torch.Tensor, total: int, phase: _Phase, distribution: LengthDistribution, generator: torch.Generator
 ) -> torch.Tensor:
-    """Cached tokens of each sequence, adding up to `total`; Σ new · seen about as told where the new ones differ."""
+    """Return cached tokens of each sequence with sum `total`; if new tokens differ, Σ new · seen is near the recorded
+    one.
+    """
     count = len(query)
     if distribution.kind != "max":
         weight = distribution.draw(count, 1 << 20, generator).double()
@@ -192,14 +196,14 @@ def _cached(
 
 
 def _round_to(values: torch.Tensor, total: int) -> torch.Tensor:
-    """Whole numbers near `values` that add up to `total`."""
+    """Return whole numbers near `values` that add up to `total`."""
     edges = values.cumsum(0).round().to(torch.int64)
     edges[-1] = total
     return edges.diff(prepend=edges.new_zeros(1)).clamp(min=0)
 
 
 def _level(kv: torch.Tensor, query: torch.Tensor, longest: int) -> torch.Tensor:
-    """Move what is above `longest` to the sequences that have room, as far as they have."""
+    """Move tokens above `longest` to sequences that have room, as far as possible."""
     over = int((kv - longest).clamp(min=0).sum())
     kv = torch.maximum(kv.clamp(max=longest), query)
     free = (longest - kv).clamp(min=0)
@@ -208,13 +212,13 @@ def _level(kv: torch.Tensor, query: torch.Tensor, longest: int) -> torch.Tensor:
 
 
 def _cut(query: torch.Tensor, over: int) -> torch.Tensor:
-    """Take `over` new tokens away, from the last sequences first."""
+    """Remove `over` new tokens, from the last sequences first."""
     taken = query.flip(0).cumsum(0).clamp(max=over).diff(prepend=query.new_zeros(1)).flip(0)
     return query - taken
 
 
 def _drawn(room: Room, distribution: LengthDistribution, generator: torch.Generator) -> Batch:
-    """Nothing is known: queries of even length, keys by the distribution."""
+    """Return a batch when nothing is known: queries of even length, keys drawn from the distribution."""
     tokens = room.sequences if room.tokens is None else room.tokens
     query = _split(tokens, room.sequences, None, room.longest).clamp(max=room.longest)
     if not room.cached:

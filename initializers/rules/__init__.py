@@ -1,2 +1,2 @@
 # pyright: strict
-"""The built-in initializers, one family of ops a file."""
+"""The built-in initializers, one family of ops per file."""

@@ -1,7 +1,7 @@
 # pyright: strict
-"""Rules for dense attention: cumulative lengths, and a saved output and logsumexp that fit queries, keys and values.
+"""Rules for dense attention: cumulative lengths, and a saved output and logsumexp consistent with query, key and value.
 
-Paged attention and its block tables are not here.
+`paged_attention` handles paged attention and its block tables.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ HEADS_LAST = frozenset({"aten::_flash_attention_backward", "aten::_efficient_att
 
 
 class CumulativeLengthsInit(CustomInit):
-    """Cumulative sequence lengths cut the tokens into even sequences."""
+    """Cumulative sequence lengths that divide the tokens into even sequences."""
 
     name = "cumulative_lengths"
     priority = 1
@@ -35,7 +35,7 @@ class CumulativeLengthsInit(CustomInit):
 def _estimated(
     context: InitContext, saved: torch.Tensor, output: torch.Tensor | None, keys: int, lengths: str
 ) -> InitReport:
-    """Result and logarithm of the weights' sum of the size that they have for scores and values of N(0, 1)."""
+    """Fill result and logsumexp with the magnitudes that they have for scores and values of N(0, 1)."""
     fill.uniform(saved, context.generator, math.log(keys) + 0.5, math.log(keys) + 0.6)
     if output is not None and output.dtype.is_floating_point:
         fill.normal(output, context.generator, std=keys**-0.5)
@@ -46,7 +46,7 @@ def _estimated(
 
 
 class AttentionBackwardInit(CustomInit):
-    """What the forward pass saved: exact where that is cheap, else of the right size."""
+    """Values saved by the forward pass: exact if that is cheap, otherwise of the right magnitude."""
 
     name = "attention_backward"
 
@@ -59,7 +59,7 @@ class AttentionBackwardInit(CustomInit):
         if query.dim() != 4 or pairs > EXACT_SCORES or lengths or biased or query.numel() == 0:
             return _estimated(context, saved, output, keys, lengths)
         if not _go_together(query, key, value, output) or saved.shape[:2] != query.shape[:2]:
-            raise InitializerError(f"{context.op}: shapes of query, key, value, out and logsumexp do not go together")
+            raise InitializerError(f"{context.op}: shapes of query, key, value, out and logsumexp do not match")
         scale = context.args.get("scale")
         scale = scale if isinstance(scale, float) else query.shape[-1] ** -0.5
         _save_forward(query, key, value, output, saved, scale, context.flag("is_causal"))
@@ -67,7 +67,7 @@ class AttentionBackwardInit(CustomInit):
 
 
 def _heads_first(context: InitContext) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None]:
-    """Query, key, value and output, of four dimensions [batch, heads, sequence, head size]."""
+    """Return query, key, value and output with four dimensions [batch, heads, sequence, head size]."""
     query, key, value = (context.need(name) for name in ("query", "key", "value"))
     output = context.tensor("out")
     if not query.dim() == key.dim() == value.dim() or (output is not None and output.dim() < query.dim()):
@@ -89,7 +89,7 @@ _LENGTHS = {
 
 
 def _cut_evenly(context: InitContext) -> str:
-    """Fill the cumulative lengths that the call has; says what was done, or nothing where there are none."""
+    """Fill the call's cumulative lengths and return a description; "" if there are none."""
     done: list[str] = []
     for name, source in _LENGTHS.items():
         cuts = context.tensor(name)
@@ -104,7 +104,9 @@ def _cut_evenly(context: InitContext) -> str:
 
 
 def _go_together(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, output: torch.Tensor | None) -> bool:
-    """Whether these, [batch, heads, sequence, head size], belong to one call; a key head may serve several queries'."""
+    """Check that these, [batch, heads, sequence, head size], form one call; a key head may serve several query
+    heads.
+    """
     batch, heads, rows, size = query.shape
     shared = key.shape[1] > 0 and heads % key.shape[1] == 0
     return (
@@ -124,7 +126,9 @@ def _save_forward(
     scale: float,
     causal: bool,
 ) -> None:
-    """Write out and logsumexp, one head at a time; [batch, heads, sequence, head size]; key heads may be fewer."""
+    """Write out and logsumexp, one head at a time; [batch, heads, sequence, head size]; there may be fewer key
+    heads.
+    """
     shared = query.shape[1] // max(1, key.shape[1])
     rows = query.shape[2]
     for batch in range(query.shape[0]):

@@ -18,7 +18,7 @@ Fill = Callable[[torch.Tensor, torch.Generator], None]
 
 @dataclass(frozen=True, slots=True)
 class Between:
-    """Fills with values uniform in [low, high), well inside of a domain."""
+    """Fills with values uniform in [low, high), well inside a domain."""
 
     low: float
     high: float
@@ -30,8 +30,11 @@ class Between:
             fill.integers(tensor, generator, max(1, round(self.low)), max(9, round(self.high)))
 
     def holds(self, tensor: torch.Tensor) -> bool:
-        """Whether all values are still strictly between the whole numbers around the domain, 0 and 1 of [0.05, 0.95),
-        with no denormals beside 0; above 1 there is no bound. False for NaN."""
+        """Check whether all values still lie strictly between the whole numbers around the domain: 0 and 1 for [0.05,
+        0.95).
+
+        Denormals near 0 and NaN fail; above 1 there is no upper bound.
+        """
         if not tensor.is_floating_point() or tensor.numel() == 0:
             return True
         low, high = torch.aminmax(tensor)
@@ -95,13 +98,13 @@ DOMAINS: dict[str, dict[str, Fill]] = {op: rule for ops, rule in RULES for op in
 
 
 def domain_of(op: str, argument: str) -> Between | None:
-    """What an argument of an op must lie in; None where any finite value will do."""
+    """Return the required domain of an op's argument; None if any finite value is valid."""
     rule = DOMAINS.get(op, {}).get(argument)
     return rule if isinstance(rule, Between) else None
 
 
 class DomainInit(CustomInit):
-    """Keeps arguments where the op is defined, and factors of in-place products at ±1 so that nothing drifts."""
+    """Keeps arguments in the op's domain, and factors of in-place products at ±1 so that values do not drift."""
 
     name = "domain"
 
@@ -115,7 +118,7 @@ class DomainInit(CustomInit):
 
 
 class SavedSoftmaxInit(CustomInit):
-    """The saved output of a softmax is a softmax, that of a log-softmax a log-softmax."""
+    """Makes the saved output of a softmax a softmax, and that of a log-softmax a log-softmax."""
 
     name = "saved_softmax"
 
@@ -132,7 +135,7 @@ class SavedSoftmaxInit(CustomInit):
 
 
 class PoolIndicesInit(CustomInit):
-    """The saved indices of a max-pooling are those that the pooling of its input gives, else some inside each plane."""
+    """Makes a max-pooling's saved indices those of pooling its input, or else valid indices in each plane."""
 
     name = "pool_indices"
 
@@ -149,7 +152,7 @@ class PoolIndicesInit(CustomInit):
 
 
 class UnpoolIndicesInit(CustomInit):
-    """Indices of an unpooling lie inside the output plane."""
+    """Keeps the indices of an unpooling inside the output plane."""
 
     name = "unpool_indices"
 
@@ -158,14 +161,16 @@ class UnpoolIndicesInit(CustomInit):
         items = cast("Sequence[object]", listed) if isinstance(listed, (list, tuple)) else (None,)
         sizes = [n for n in items if isinstance(n, int) and n > 0]
         if len(sizes) < len(items):
-            raise InitializerError(f"{context.op}: output_size is not known")
+            raise InitializerError(f"{context.op}: output_size is unknown")
         plane = math.prod(sizes)
         fill.integers(context.need("indices"), context.generator, 0, plane)
         return InitReport(summary=f"indices in [0, {plane})", assumed={"indices": "uniform inside each plane"})
 
 
 class WellConditionedInit(CustomInit):
-    """Square matrices for factorisations and solvers: symmetric and diagonally dominant, hence positive definite."""
+    """Makes square matrices for factorisations and solvers symmetric and diagonally dominant, hence positive
+    definite.
+    """
 
     name = "well_conditioned"
 
@@ -182,7 +187,7 @@ class WellConditionedInit(CustomInit):
 
 
 def _pooled_indices(context: InitContext, source: torch.Tensor) -> torch.Tensor | None:
-    """Indices from running the forward pooling; None where its arguments do not let it run here."""
+    """Return indices from running the forward pooling; None if its arguments do not allow that here."""
     forward: Any = getattr(torch.ops.aten, context.op.removeprefix("aten::").removesuffix("_backward"))
     names = ("kernel_size", "stride", "padding", "dilation", "ceil_mode")
     values = [context.args[name] for name in names if name in context.args]

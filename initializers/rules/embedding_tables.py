@@ -1,7 +1,7 @@
 # pyright: strict
-"""Table-batched embedding lookups of fbgemm: where tables begin, how wide they are, and indices within each.
+"""Rules for fbgemm's table-batched embeddings: table offsets, widths, and indices within each table.
 
-Plain lookups in one table are in `indices`.
+`indices` handles lookups in a single table.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _STATES = ("momentum{}_dev", "momentum{}_uvm", "momentum{}_host")
 
 
 class TableBatchedInit(CustomInit):
-    """Tables of nearly equal width and size fill the weights; all bags have as many indices, each in range."""
+    """Divides the weights into tables of nearly equal width and size; all bags have equally many valid indices."""
 
     name = "embedding_tables"
 
@@ -36,7 +36,7 @@ class TableBatchedInit(CustomInit):
             raise InitializerError(f"{context.op}: no tables or no weights among its arguments")
         total = _total_width(context, tables)
         if not tables <= total < MAX_COLUMNS:
-            raise InitializerError(f"{context.op}: {tables} tables of {total} columns in all")
+            raise InitializerError(f"{context.op}: {tables} tables do not fit {total} columns in total")
         edges = _width_edges(tables, total)
         widths = edges.diff()
         share = weights.numel() // tables
@@ -67,7 +67,7 @@ class TableBatchedInit(CustomInit):
 
 
 def _largest(context: InitContext, names: Sequence[str], number: int = 1) -> torch.Tensor | None:
-    """The argument of these names with the most elements: a lookup has one for each memory, all but one empty."""
+    """Return the argument of these names with the most elements: a lookup has one per memory, all but one empty."""
     tensors = (context.tensor(name.format(number)) for name in names)
     return max((t for t in tensors if t is not None), key=torch.numel, default=None)
 
@@ -83,7 +83,9 @@ def _total_width(context: InitContext, tables: int) -> int:
         return widest * tables
     if grad is not None and grad.ndim == 2:
         return grad.shape[1] * tables
-    raise InitializerError(f"{context.op}: neither total_D, max_D nor grad_output tells how wide the tables are")
+    raise InitializerError(
+        f"{context.op}: the width of the tables is unknown: total_D, max_D and grad_output are missing"
+    )
 
 
 def _width_edges(tables: int, total: int) -> torch.Tensor:
@@ -93,7 +95,7 @@ def _width_edges(tables: int, total: int) -> torch.Tensor:
 
 
 def _fill_indices(context: InitContext, indices: torch.Tensor, rows: torch.Tensor, tables: int) -> None:
-    """Bags of equal size, and indices below the number of rows of the table that their bag belongs to."""
+    """Fill bags of equal size with indices below the row count of the bag's table."""
     count, offsets = indices.numel(), context.tensor("offsets")
     bags = max(1, offsets.numel() - 1) if offsets is not None else tables
     edges = torch.arange(bags + 1) * count // bags
@@ -108,7 +110,7 @@ def _fill_indices(context: InitContext, indices: torch.Tensor, rows: torch.Tenso
 
 
 def _assign(target: torch.Tensor | None, values: torch.Tensor) -> None:
-    """Write as many of `values` as there is room for; the rest of a longer target repeats the last one."""
+    """Write as many of `values` as fit; the rest of a longer target repeats the last value."""
     if target is None or not target.numel():
         return
     missing = target.numel() - len(values)

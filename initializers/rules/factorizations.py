@@ -1,7 +1,7 @@
 # pyright: strict
-"""Rules for what linear algebra hands from one op to the next: pivots of a factorisation, error codes, triangles.
+"""Rules for values that linear algebra ops pass on: pivots of a factorisation, error codes, triangles.
 
-Owns no matrices that are only to be well conditioned (`domains`).
+`domains` makes matrices that only need to be well conditioned.
 """
 
 from __future__ import annotations
@@ -16,7 +16,9 @@ _FACTORS = ("LU", "LU_data", "LD", "self")
 
 
 class PivotsInit(CustomInit):
-    """Pivots of LAPACK: row i is swapped with one not above it, counted from 1. No factor has zeros on its diagonal."""
+    """LAPACK pivots: row i is swapped with row i or a later one, counted from 1. No factor has zeros on its
+    diagonal.
+    """
 
     name = "pivots"
 
@@ -40,7 +42,7 @@ class PivotsInit(CustomInit):
 
 
 class NoErrorInit(CustomInit):
-    """Error codes say that all went well, and asserted conditions hold: an error would end the run."""
+    """Makes error codes report success and asserted conditions hold, since an error would end the run."""
 
     name = "no_error"
 

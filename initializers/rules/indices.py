@@ -1,5 +1,5 @@
 # pyright: strict
-"""Rules for indices, targets, offsets and lengths: in range, never all equal; owns no masks and no block tables."""
+"""Rules for indices, targets, offsets and lengths: in range and never all equal."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ def _size(argument: str, dim: int) -> Bound:
 
 
 def _along(argument: str) -> Bound:
-    """The size of `argument` along the dimension that the op's `dim` names."""
+    """Return the size of `argument` along the op's `dim`."""
 
     def bound(context: InitContext) -> int:
         dim = context.args.get("dim")
         if not isinstance(dim, int):
-            raise InitializerError(f"{context.op}: dim is not known, so the range of the index is not either")
+            raise InitializerError(f"{context.op}: dim is unknown, and with it the range of the index")
         tensor = context.need(argument)
         return extent(tensor, dim) if tensor.dim() else 1
 
@@ -51,20 +51,20 @@ def _elements(argument: str) -> Bound:
 
 
 def _classes(context: InitContext) -> int:
-    """Classes of a loss: dimension 1 of the scores, 0 when there is no batch."""
+    """Return the number of classes of a loss: dimension 1 of the scores, or 0 without a batch."""
     scores = context.need("self")
     return extent(scores, 1 if scores.dim() > 1 else 0)
 
 
 def _along_recorded(argument: str) -> Bound:
-    """The number of a list of sizes that the op's `dim` names."""
+    """Return the entry of a list of sizes at the op's `dim`."""
 
     def bound(context: InitContext) -> int:
         listed, dim = context.args.get(argument), context.args.get("dim")
         sizes = cast("Sequence[object]", listed) if isinstance(listed, (list, tuple)) else ()
         size = sizes[dim] if isinstance(dim, int) and -len(sizes) <= dim < len(sizes) else None
         if not isinstance(size, int):
-            raise InitializerError(f"{context.op}: {argument} or dim is not known")
+            raise InitializerError(f"{context.op}: {argument} or dim is unknown")
         return size
 
     return bound
@@ -102,7 +102,7 @@ RANGES: dict[str, tuple[str, Bound]] = {
 
 
 def index_of(context: InitContext) -> tuple[str, Bound]:
-    """The index argument of a call and its range; a vendor op's role says "index argument, table, dimension"."""
+    """Return the index argument of a call and its bound; a vendor op's role says "index argument, table, dimension"."""
     if not context.role:
         return RANGES[context.op]
     argument, table, dim = context.role.split(",")
@@ -110,7 +110,7 @@ def index_of(context: InitContext) -> tuple[str, Bound]:
 
 
 class IndexInit(IndexRule):
-    """Indices in range, all alike or some more popular."""
+    """Fills with indices in range, uniform or with some more popular."""
 
     name = "index"
 
@@ -126,16 +126,16 @@ class IndexInit(IndexRule):
 
 
 def index_list(context: InitContext) -> list[torch.Tensor | None]:
-    """The index tensors of `x[i, :, j]`. Raises InitializerError where something else is in their place."""
+    """Return the index tensors of `x[i, :, j]`. Raises InitializerError for other values."""
     listed: object = context.args.get("indices")
     items = cast("Sequence[object]", listed) if isinstance(listed, (list, tuple)) else (listed,)
     if any(item is not None and not isinstance(item, torch.Tensor) for item in items):
-        raise InitializerError(f"{context.op}: indices are no tensors")
+        raise InitializerError(f"{context.op}: the indices are not tensors")
     return cast("list[torch.Tensor | None]", list(items))
 
 
 class IndexListInit(IndexRule):
-    """The list of index tensors of `x[i, :, j]`: the n-th indexes the n-th dimension, a mask as many as it has."""
+    """Fills the index tensors of `x[i, :, j]`: the n-th indexes dimension n; a mask indexes as many as it has."""
 
     name = "index_list"
 
@@ -161,7 +161,7 @@ class IndexListInit(IndexRule):
 
 
 def _fill_saved_bags(context: InitContext) -> None:
-    """The bag of each index and the size of each bag, which a forward pass saves: of equal size."""
+    """Fill the bag of each index and the size of each bag, as saved by a forward pass, with equal sizes."""
     grad, bags = context.tensor("grad"), context.tensor("offset2bag")
     if bags is None or not bags.numel() or grad is None:
         return
@@ -173,7 +173,9 @@ def _fill_saved_bags(context: InitContext) -> None:
 
 
 class BagInit(IndexRule):
-    """Embedding bags: indices in range; offsets from 0, ascending; what a backward pass has saved fits both."""
+    """Fills embedding bags: indices in range; offsets ascending from 0; values saved for the backward pass match
+    both.
+    """
 
     name = "embedding_bag"
 
@@ -198,7 +200,7 @@ class BagInit(IndexRule):
 
 
 class SortedInit(CustomInit):
-    """Boundaries of searches are ascending."""
+    """Makes the boundaries of searches ascending."""
 
     name = "sorted"
     arguments: ClassVar[tuple[str, ...]] = ("sorted_sequence", "boundaries")
@@ -211,7 +213,7 @@ class SortedInit(CustomInit):
 
 
 class FewTiesInit(CustomInit):
-    """Integers that are sorted or ranked take many values, so that ties are rare."""
+    """Gives integers that are sorted or ranked many distinct values, so that ties are rare."""
 
     name = "few_ties"
 
@@ -223,7 +225,7 @@ class FewTiesInit(CustomInit):
 
 
 class RepeatsInit(CustomInit):
-    """Repeats add up to the recorded output size, or are two on average."""
+    """Makes repeats add up to the recorded output size, or average two."""
 
     name = "repeats"
 
@@ -241,7 +243,7 @@ class RepeatsInit(CustomInit):
 
 
 class CtcInit(CustomInit):
-    """CTC targets avoid the blank; lengths are as long as the shapes allow."""
+    """Makes CTC targets avoid the blank; lengths are as long as the shapes allow."""
 
     name = "ctc"
 
@@ -259,7 +261,7 @@ class CtcInit(CustomInit):
 
 
 class PackInit(CustomInit):
-    """Lengths of a padded batch descend from the longest."""
+    """Makes the lengths of a padded batch descend from the longest."""
 
     name = "packed_lengths"
 
@@ -272,22 +274,22 @@ class PackInit(CustomInit):
 
 
 def _draw(context: InitContext, name: str, tensor: torch.Tensor, bound: int) -> InitReport:
-    """Integers in [0, bound); an empty range is an error unless there is nothing to draw."""
+    """Fill with integers in [0, bound); an empty range is an error unless the tensor is empty."""
     if bound < 1 and tensor.numel():
-        raise InitializerError(f"{context.op}: {name} has {tensor.numel()} elements but nothing to index")
+        raise InitializerError(f"{context.op}: {name} has {tensor.numel()} elements, but there is nothing to index")
     how = draw_indices(context, tensor, bound)
     return InitReport(summary=f"{tensor.numel()} {name} in [0, {bound})", assumed={name: how})
 
 
 def _sortable(dtype: torch.dtype) -> torch.dtype:
-    """A type that torch sorts and that holds the values of `dtype`."""
+    """Return a dtype that torch can sort and that holds the values of `dtype`."""
     if dtype.is_complex:
         raise InitializerError("complex numbers have no order")
     return torch.float32 if dtype.is_floating_point and dtype.itemsize == 1 else dtype
 
 
 def _mask_index(context: InitContext, mask: torch.Tensor) -> str:
-    """A mask that selects as many elements as the values to be put, or half of them."""
+    """Fill a mask that selects as many elements as there are values to put, or half of them."""
     count = mask.numel() // 2
     values = context.tensor("values")
     if values is not None and values.dim() and values.shape[0] != 1:

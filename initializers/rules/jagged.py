@@ -1,6 +1,6 @@
-"""Rules for jagged and sparse-feature ops of fbgemm: lengths and offsets that add up to the values, permutes, buckets.
+"""Rules for fbgemm's jagged and sparse-feature ops: lengths and offsets consistent with the values, permutes, buckets.
 
-Lookups in embedding tables are in `embedding_tables`; attention over packed sequences is in `paged_attention`.
+`embedding_tables` handles embedding lookups; `paged_attention` handles attention over packed sequences.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ TABLE_ROWS = 100_000
 
 
 class JaggedInit(CustomInit):
-    """Rows of varying length that together hold exactly the values there are; permutes that name each row once."""
+    """Fills rows of varying length that together hold exactly all values; permutes name each row once."""
 
     name = "jagged"
 
@@ -43,7 +43,7 @@ class JaggedInit(CustomInit):
 
 
 def _total(context: InitContext) -> int:
-    """Rows of the values."""
+    """Return the number of rows of the values."""
     for name in ("range_size", "output_size", "total_L"):
         if isinstance(size := context.args.get(name), int) and size > 0:
             return size
@@ -55,7 +55,7 @@ def _total(context: InitContext) -> int:
 
 
 def _held(context: InitContext, count: int, total: int) -> int:
-    """What the lengths add up to: all values, or half of what a truncation or a padding lets pass."""
+    """Return the sum of the lengths: all values, or half of the maximum that a truncation or padding allows."""
     limit = next(
         (n for name in ("truncation_size", "max_length") if isinstance(n := context.args.get(name), int)), None
     )
@@ -66,16 +66,16 @@ def _held(context: InitContext, count: int, total: int) -> int:
 
 
 def _lengths(count: int, total: int, generator: torch.Generator) -> torch.Tensor:
-    """int64 [count], adding up to `total`; each between about half and one and a half times the mean."""
+    """Return int64 [count] lengths with sum `total`, each between about 0.5 and 1.5 times the mean."""
     if not 0 <= total < MAX_TOTAL:
-        raise InitializerError(f"{count} lengths that add up to {total}")
+        raise InitializerError(f"{count} lengths cannot add up to {total}")
     edges = (torch.rand(count, generator=generator, dtype=torch.float64) + 0.5).cumsum(0)
     edges = (edges / edges[-1] * total).round().to(torch.int64)
     return edges.diff(prepend=edges.new_zeros(1))
 
 
 def _offsets(context: InitContext, name: str, total: int, generator: torch.Generator) -> dict[str, str]:
-    """Ascending from 0 to the number of values; of several levels each divides the rows of the next one."""
+    """Fill offsets from 0 to the number of values; with several levels, each divides the rows of the next one."""
     argument = context.args[name]
     levels = [
         t
@@ -93,7 +93,7 @@ def _offsets(context: InitContext, name: str, total: int, generator: torch.Gener
 
 
 def _permutes(context: InitContext, generator: torch.Generator) -> dict[str, str]:
-    """Random orders, their inverses, and where the blocks begin that they move."""
+    """Fill random permutations, their inverses, and the offsets of the blocks that they move."""
     assumed: dict[str, str] = {}
     lengths = context.first(LENGTHS, dims=1)
     for name in ("permute", "permute_list"):
@@ -110,7 +110,7 @@ def _permutes(context: InitContext, generator: torch.Generator) -> dict[str, str
 
 
 def _blocks(context: InitContext, order: torch.Tensor) -> None:
-    """Columns of pooled embeddings in even blocks, before and after the permutation."""
+    """Fill the columns of pooled embeddings as even blocks, before and after the permutation."""
     pooled, before = context.tensor("pooled_embs"), context.tensor("offset_dim_list")
     if pooled is None or before is None or before.numel() != len(order) + 1:
         return
@@ -124,7 +124,7 @@ def _blocks(context: InitContext, order: torch.Tensor) -> None:
 
 
 def _bounded(context: InitContext) -> dict[str, str]:
-    """Indices, ids and keys below what they index; the sizes of tables, blocks and ranks."""
+    """Fill indices, ids and keys below their bounds, and the sizes of tables, blocks and ranks."""
     assumed: dict[str, str] = {}
     bound = TABLE_ROWS
     if (tables := context.tensor("rows_per_table")) is not None:
@@ -150,7 +150,7 @@ def _bounded(context: InitContext) -> dict[str, str]:
 
 
 def _widths_of_ranks(context: InitContext) -> dict[str, str]:
-    """Columns that each rank has, and where they begin: even."""
+    """Fill the number of columns of each rank and their offsets, evenly."""
     widths, starts = context.tensor("dim_sum_per_rank"), context.tensor("cumsum_dim_sum_per_rank")
     if widths is None or not widths.numel():
         return {}
@@ -162,7 +162,7 @@ def _widths_of_ranks(context: InitContext) -> dict[str, str]:
 
 
 def _short_sums(context: InitContext) -> dict[str, str]:
-    """Lengths whose sum its type can hold."""
+    """Fill lengths whose sum fits their dtype."""
     lengths = context.need("t_in")
     if not fill.is_integer(lengths.dtype) or not lengths.numel():
         return {}

@@ -1,5 +1,5 @@
 # pyright: strict
-"""Rules for boolean masks: their density, and rows that always keep something; owns no indices."""
+"""Rules for boolean masks: their density, and rows that always keep some element."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ DENSITY = 0.5
 
 
 class DropoutMaskInit(CustomInit):
-    """A dropout's saved mask keeps the share that its scale was chosen for."""
+    """Makes a dropout's saved mask keep the share of elements that its scale implies."""
 
     name = "dropout_mask"
 
@@ -29,7 +29,7 @@ class DropoutMaskInit(CustomInit):
 
 
 class MaskInit(CustomInit):
-    """Masks of selections and fills."""
+    """Fills masks of selections and fills."""
 
     name = "mask"
 
@@ -44,14 +44,14 @@ class MaskInit(CustomInit):
 
 
 class PaddingMaskInit(CustomInit):
-    """Masks of padded sequences are true from the left, each for a length of its own, the longest in full."""
+    """Makes masks of padded sequences true from the left, each for its own length, the longest in full."""
 
     name = "padding_mask"
 
     def initialize(self, context: InitContext) -> InitReport:
         mask = context.need("mask")
         if mask.dim() != 2:
-            raise InitializerError(f"{context.op}: a padding mask has 2 dimensions, this one {mask.dim()}")
+            raise InitializerError(f"{context.op}: a padding mask needs 2 dimensions, but has {mask.dim()}")
         rows, longest = mask.shape
         lengths = torch.zeros(rows, 1, dtype=torch.int64, device=mask.device)
         fill.integers(lengths, context.generator, 1, longest + 1)
@@ -62,7 +62,7 @@ class PaddingMaskInit(CustomInit):
 
 
 class SelectedInit(CustomInit):
-    """As many elements are selected as the gradient of a selection has."""
+    """Selects as many elements as the gradient of a selection has."""
 
     name = "selected"
 
@@ -74,7 +74,7 @@ class SelectedInit(CustomInit):
 
 
 class MaskedScatterInit(CustomInit):
-    """A mask selects no more elements than the source has."""
+    """Makes a mask select no more elements than the source has."""
 
     name = "masked_scatter"
 
@@ -86,7 +86,7 @@ class MaskedScatterInit(CustomInit):
 
 
 class AttentionMaskInit(CustomInit):
-    """Attention masks are causal from the end, as in decoding: every query sees at least one key."""
+    """Makes attention masks causal from the end, as in decoding: every query sees at least one key."""
 
     name = "attention_mask"
 
@@ -118,16 +118,18 @@ class AttentionMaskInit(CustomInit):
 
 
 def _copies(mask: torch.Tensor, target: torch.Tensor) -> int:
-    """How often each element of a mask is used on a target. Raises InitializerError where it cannot be."""
+    """Return how often each mask element applies to a target. Raises InitializerError if the shapes do not fit."""
     if not fill.broadcastable(mask.shape, target.shape):
-        raise InitializerError(f"a mask of {list(mask.shape)} on a tensor of {list(target.shape)}")
+        raise InitializerError(
+            f"a mask of shape {list(mask.shape)} does not fit a tensor of shape {list(target.shape)}"
+        )
     both = zip_longest(reversed(mask.shape), reversed(target.shape), fillvalue=1)
     elements = math.prod(size if other == 1 else other for size, other in both)
     return max(1, elements // max(1, mask.numel()))
 
 
 def choose(mask: torch.Tensor, count: int, generator: torch.Generator) -> None:
-    """Set exactly `count` elements of a mask, at random places."""
+    """Set exactly `count` elements of a mask, at random positions."""
     flat = torch.zeros(mask.numel(), dtype=mask.dtype, device=mask.device)
     flat[torch.randperm(mask.numel(), generator=generator, device=mask.device)[:count]] = 1
     fill.assign(mask, flat.view(mask.shape))

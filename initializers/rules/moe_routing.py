@@ -1,6 +1,6 @@
 """Rules for mixture-of-experts ops: router scores, chosen experts, sorted tokens and the sizes of expert groups.
 
-How experts are drawn and sorted is in `expert_choice`.
+`expert_choice` draws and sorts experts.
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ HIDDEN = ("hidden_states", "x", "input", "tokens", "a", "inter_states", "A", "se
 
 
 class MoeRoutingInit(CustomInit):
-    """Every token goes to different experts, by the chosen distribution, in the layout that the op wants.
+    """Routes every token to different experts, by the chosen distribution, in the layout that the op expects.
 
-    Roles: a router chooses experts from scores, `chosen` gets those of each token, `sorted` and `stage` tokens sorted
-    by expert (a stage with slot and token in one number), `groups` the sizes of the experts' groups, `returned` brings
-    rows back from the experts' order.
+    Roles: a router chooses experts from scores; `chosen` gets those of each token; `sorted` and `stage` get tokens
+    sorted by expert (a stage with slot and token in one number); `groups` gets the sizes of the experts' groups;
+    `returned` brings rows back from the experts' order.
     """
 
     name = "moe_routing"
@@ -56,17 +56,23 @@ class MoeRoutingInit(CustomInit):
             choices=expert_choice.DISTRIBUTIONS,
             help="How popular the experts are.",
         ),
-        Option(name="exponent", type=float, default=1.0, low=0.0, help="Of Zipf's law: 0 is uniform."),
-        Option(name="histogram", type=str, default="", help="JSON file with one count an expert."),
-        Option(name="experts", type=int, default=0, low=0, help="Of a layer without weights among its arguments."),
-        Option(name="intermediate", type=int, default=0, low=0, help="Width of such a layer's experts, on this rank."),
-        Option(name="top_k", type=int, default=0, low=0, help="Experts a token, of such a layer."),
+        Option(name="exponent", type=float, default=1.0, low=0.0, help="Exponent of Zipf's law; 0 is uniform."),
+        Option(name="histogram", type=str, default="", help="JSON file with one count per expert."),
+        Option(
+            name="experts",
+            type=int,
+            default=0,
+            low=0,
+            help="Number of experts, for a layer whose weights are not arguments.",
+        ),
+        Option(name="intermediate", type=int, default=0, low=0, help="Width of that layer's experts on this rank."),
+        Option(name="top_k", type=int, default=0, low=0, help="Experts per token of that layer."),
         Option(
             name="dtype",
             type=str,
             default="",
             choices=("", "bfloat16", "float16", "float8", "int8", "float4", "int4"),
-            help="Of such a layer's weights.",
+            help="Bits of that layer's weights.",
         ),
     )
 
@@ -88,7 +94,7 @@ class MoeRoutingInit(CustomInit):
 
 def _chance(context: InitContext, experts: int) -> torch.Tensor:
     if experts > MAX_EXPERTS:
-        raise InitializerError(f"{context.op} with {experts} experts, limit {MAX_EXPERTS}")
+        raise InitializerError(f"{context.op}: {experts} experts exceed the limit of {MAX_EXPERTS}")
     options = context.options
     return expert_choice.probabilities(
         experts,
@@ -103,13 +109,13 @@ def _how(context: InitContext) -> str:
 
 
 def number(context: InitContext, *names: str) -> int | None:
-    """The first positive whole number under one of the names."""
+    """Return the first positive whole number under one of the names."""
     values = (context.args.get(name) for name in names)
     return next((v for v in values if isinstance(v, int) and not isinstance(v, bool) and 0 < v <= MAX_NUMBER), None)
 
 
 def expert_count(context: InitContext) -> int:
-    """How many experts there are: as an argument says, else as many as there are weights."""
+    """Return the number of experts: from an argument, else from the number of weights."""
     said = number(context, "global_num_experts", "num_experts", "expert_num", "num_expert", "n_expert")
     if said is not None:
         # SGLang passes one more: number 0 of its sorted experts stands for those that are elsewhere.
@@ -124,7 +130,9 @@ def expert_count(context: InitContext) -> int:
 
 
 def _count_of_weights(context: InitContext) -> int | None:
-    """Experts that the call has weights of, in one tensor or in a list; None where they are no argument."""
+    """Return the number of experts with weights in the call, in one tensor or a list; None if weights are not
+    arguments.
+    """
     weights = context.first(FIRST_WEIGHTS, elements=True)
     if weights is not None and weights.dim() >= 3:
         return weights.shape[0]
@@ -137,7 +145,7 @@ def _count_of_weights(context: InitContext) -> int | None:
 
 
 def _scores(context: InitContext, generator: torch.Generator) -> InitReport:
-    """Scores whose best ones are a draw without replacement: logarithm of the chance plus Gumbel noise."""
+    """Fill scores whose top entries are a draw without replacement: log probability plus Gumbel noise."""
     scores = context.first(SCORES, elements=True)
     if scores is None or not scores.dim():
         raise InitializerError(f"{context.op}: no router scores among its arguments")
@@ -158,7 +166,7 @@ def _scores(context: InitContext, generator: torch.Generator) -> InitReport:
 
 
 def _local(context: InitContext, experts: int) -> None:
-    """Fill the maps from all experts to the local ones: those come first."""
+    """Fill the maps from all experts to the local ones, which come first."""
     weights = context.first(("w1",), elements=True)
     local = min(experts, weights.shape[0]) if weights is not None and weights.dim() == 3 else experts
     for name in ("expert_map", "maybe_expert_map"):
@@ -172,7 +180,7 @@ def _local(context: InitContext, experts: int) -> None:
 
 
 def _chosen(context: InitContext, generator: torch.Generator) -> InitReport:
-    """Chosen experts and their weights, [tokens, topk]."""
+    """Fill chosen experts and their weights, [tokens, topk]."""
     ids = context.first(CHOSEN, elements=True)
     if ids is None:
         if context.role == "summed" or any(context.tensor(name) is not None for name in CHOSEN):
@@ -196,7 +204,7 @@ def _chosen(context: InitContext, generator: torch.Generator) -> InitReport:
 
 
 def _sorted(context: InitContext, generator: torch.Generator) -> InitReport:
-    """Tokens sorted by expert: aiter packs slot and token, vLLM numbers them token · topk + slot."""
+    """Fill tokens sorted by expert: aiter packs slot and token, vLLM numbers them token · topk + slot."""
     order = context.need("sorted_token_ids")
     owners = context.first(("sorted_expert_ids", "expert_ids", "experts_ids"), elements=True)
     valid = context.first(("num_valid_ids", "num_tokens_post_pad", "num_tokens_past_padded"), elements=True)
@@ -230,7 +238,7 @@ def _sorted(context: InitContext, generator: torch.Generator) -> InitReport:
 
 
 def _sorted_tokens(context: InitContext, weights: torch.Tensor | None) -> tuple[int, int]:
-    """Tokens and experts of each, by their weights or by the rows of the layer's input."""
+    """Return tokens and experts per token, from their weights or the rows of the layer's input."""
     if weights is not None and weights.dim() == 2:
         return weights.shape[0], weights.shape[1]
     hidden = context.tensor("hidden_states")
@@ -239,7 +247,7 @@ def _sorted_tokens(context: InitContext, weights: torch.Tensor | None) -> tuple[
 
 
 def _packed(positions: torch.Tensor, topk: int, tokens: int) -> torch.Tensor:
-    """slot << 24 | token for token · topk + slot; the filler tokens · topk becomes topk << 24 | tokens."""
+    """Return slot << 24 | token for token · topk + slot; the filler tokens · topk becomes topk << 24 | tokens."""
     # Dividing each position would take several times as long as looking it up.
     slots = torch.arange(topk, dtype=torch.int32) << TOKEN_BITS
     table = torch.arange(tokens, dtype=torch.int32).unsqueeze(1) | slots
@@ -248,7 +256,7 @@ def _packed(positions: torch.Tensor, topk: int, tokens: int) -> torch.Tensor:
 
 
 def rows_of_groups(context: InitContext) -> int | None:
-    """Rows of what is split into groups, the first one of a list; None where the call has none."""
+    """Return the rows of what is split into groups, the first tensor of a list; None if the call has none."""
     listed = context.args.get("x")
     several = cast("Sequence[object]", listed) if isinstance(listed, (list, tuple)) else ()
     hidden = several[0] if several else context.first(HIDDEN, elements=True)
@@ -256,7 +264,7 @@ def rows_of_groups(context: InitContext) -> int | None:
 
 
 def _groups(context: InitContext, generator: torch.Generator) -> InitReport:
-    """Rows of each expert's group: counts, cumulative ends, or sorted expert numbers."""
+    """Fill the rows of each expert's group: counts, cumulative ends, or sorted expert numbers."""
     if (numbers := context.tensor("sorted_expert_for_source_row")) is not None:
         experts = expert_count(context)
         drawn = torch.multinomial(_chance(context, experts), max(1, numbers.numel()), True, generator=generator)
@@ -286,7 +294,7 @@ def _groups(context: InitContext, generator: torch.Generator) -> InitReport:
 
 
 def _return(context: InitContext, generator: torch.Generator) -> InitReport:
-    """The permutation that brings rows back, and the weights that they are added with."""
+    """Fill the permutation that brings rows back, and the weights with which they are added."""
     for name in ("inv_permuted_idx", "sorted_indices", "expanded_src_to_dst_row"):
         if (order := context.tensor(name)) is not None:
             values = torch.randperm(order.numel(), generator=generator)

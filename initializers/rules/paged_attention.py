@@ -1,7 +1,7 @@
 # pyright: strict
 """Rules for attention over packed and paged sequences: lengths, block tables, page lists and cache slots.
 
-How a batch is split into sequences is in `sequences`; dense attention is in `attention`.
+`sequences` splits a batch into sequences; `attention` handles dense attention.
 """
 
 from __future__ import annotations
@@ -38,7 +38,9 @@ UNIFIED = "::unified_"
 
 
 class PagedAttentionInit(LengthRule):
-    """Sequences as long as the iteration's batch says, on blocks of the cache in random order, none of them shared."""
+    """Fills sequences with the lengths of the iteration's batch, on cache blocks in random order, none of them
+    shared.
+    """
 
     name = "paged_attention"
 
@@ -69,7 +71,7 @@ class PagedAttentionInit(LengthRule):
 
 
 class CacheSlotsInit(LengthRule):
-    """New tokens go to the cache slots that the block tables of the same batch name, each to its own."""
+    """Assigns each new token its own cache slot among those that the block tables of the same batch name."""
 
     name = "cache_slots"
 
@@ -106,7 +108,7 @@ class CacheSlotsInit(LengthRule):
 
 
 def _sequences(context: InitContext) -> int | None:
-    """How many sequences the arguments hold."""
+    """Return how many sequences the arguments hold."""
     for name in (*CUMULATIVE_NEW, *CUMULATIVE_SEEN, "kv_indptr"):
         if (edges := context.tensor(name)) is not None and edges.numel():
             return edges.numel() - 1
@@ -136,7 +138,7 @@ def _room(context: InitContext, pool: Pool | None) -> Room:
 
 
 def _room_of_layer(context: InitContext, rows: int) -> Room:
-    """For ops without any length among their arguments: as many sequences as the batch has."""
+    """Return the limits for ops without length arguments: as many sequences as the batch has."""
     batch = context.batch
     if batch is None:
         return Room(sequences=1, tokens=rows, longest=rows, cached=False, hidden=True)
@@ -147,7 +149,7 @@ def _room_of_layer(context: InitContext, rows: int) -> Room:
 
 
 def _limits(context: InitContext, pool: Pool | None, keys: torch.Tensor | None, *, packed: bool) -> list[int]:
-    """Tokens that one sequence may have, by each shape that tells."""
+    """Return the most tokens that one sequence may have, according to each relevant shape."""
     limits: list[int] = []
     if pool is not None:
         limits.append(pool.blocks * pool.page)
@@ -163,7 +165,7 @@ def _limits(context: InitContext, pool: Pool | None, keys: torch.Tensor | None, 
 
 
 def _recorded_lengths(context: InitContext, count: int) -> torch.Tensor | None:
-    """int64 [count]: context lengths that the call has as a list of numbers; None where it has no such list."""
+    """Return int64 [count] context lengths recorded as a list of numbers; None if there is no such list."""
     said = context.args.get("actual_seq_lengths_kv")
     if said is None and context.op == "npu::npu_incre_flash_attention":
         said = context.args.get("actual_seq_lengths")
@@ -173,7 +175,7 @@ def _recorded_lengths(context: InitContext, count: int) -> torch.Tensor | None:
 
 
 def _fitted(context: InitContext, pool: Pool | None, batch: Batch) -> Batch:
-    """The batch, its keys cut where the arguments hold fewer tokens or name fewer pages, or taken from them."""
+    """Return the batch with its keys reduced to the tokens and pages that the arguments hold, or taken from them."""
     if (recorded := _recorded_lengths(context, len(batch.kv))) is not None:
         return Batch(query=batch.query, kv=recorded, assumed="lengths as recorded")
     keys, pages = (
@@ -200,7 +202,7 @@ def _fitted(context: InitContext, pool: Pool | None, batch: Batch) -> Batch:
 
 
 def _write_lengths(context: InitContext, batch: Batch) -> list[str]:
-    """Fill every argument that holds lengths, each or cumulative; their names."""
+    """Fill every argument that holds lengths, single or cumulative; return their names."""
     filled: list[str] = []
     values: dict[str, torch.Tensor] = {}
     for names, lengths in ((CUMULATIVE_NEW, batch.query), (CUMULATIVE_SEEN, batch.kv)):
@@ -218,7 +220,7 @@ def _write_lengths(context: InitContext, batch: Batch) -> list[str]:
 
 
 def _write_table(table: torch.Tensor, counts: torch.Tensor, pages: torch.Tensor) -> None:
-    """The first counts[i] places of row i name the sequence's pages, as many as there is room for."""
+    """Write the pages of sequence i to the first counts[i] entries of row i, as many as fit."""
     width = table.shape[1]
     named = counts.clamp(max=width).numpy()
     values = torch.zeros(table.numel(), dtype=table.dtype)
@@ -230,9 +232,11 @@ def _write_table(table: torch.Tensor, counts: torch.Tensor, pages: torch.Tensor)
 def _write_list(
     context: InitContext, listed: torch.Tensor, edges: torch.Tensor, counts: torch.Tensor, pages: torch.Tensor
 ) -> None:
-    """The pages of all sequences one after the other, and where each sequence's begin."""
+    """Write the pages of all sequences one after the other, and the offset of each sequence."""
     if len(pages) > listed.numel():
-        raise InitializerError(f"{context.op}: {len(pages)} pages, but room for {listed.numel()} in kv_page_indices")
+        raise InitializerError(
+            f"{context.op}: {len(pages)} pages do not fit into kv_page_indices, which holds {listed.numel()}"
+        )
     values = torch.zeros(listed.numel(), dtype=torch.int64)
     values[: len(pages)] = pages
     fill.assign(listed, values)
@@ -240,7 +244,7 @@ def _write_list(
 
 
 def _write_pages(context: InitContext, pool: Pool, batch: Batch) -> dict[str, str]:
-    """Block tables or page lists, whichever the op has; what was assumed of them."""
+    """Fill block tables or page lists, whichever the op has; return the assumptions."""
     counts = (batch.kv + pool.page - 1) // pool.page
     total = int(counts.sum())
     pages = page_list(pool, total, shared_generator(context, pool.key))
@@ -252,7 +256,7 @@ def _write_pages(context: InitContext, pool: Pool, batch: Batch) -> dict[str, st
         if table is None or tuple(table.shape[:-1]) != (len(counts),):
             continue
         if not fill.is_integer(table.dtype):
-            raise InitializerError(f"{context.op}: {name} holds no whole numbers")
+            raise InitializerError(f"{context.op}: {name} does not contain integers")
         _write_table(table, counts, pages)
         assumed[name] = said
     listed, edges = context.tensor("kv_page_indices"), context.tensor("kv_indptr")

@@ -1,7 +1,7 @@
 # pyright: strict
-"""Rules for positions: rows of a table of sines and cosines that new tokens look up, and what positions follow from.
+"""Rules for positions: rows of a sine/cosine table that new tokens look up, and values that determine positions.
 
-How a batch is split into sequences is in `sequences`.
+`sequences` splits a batch into sequences.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ OFFSETS = ("offsets", "cos_sin_cache_offsets")
 
 
 class PositionsInit(LengthRule):
-    """Each new token has the place in its sequence that the iteration's batch gives it."""
+    """Gives each new token its position in its sequence, according to the iteration's batch."""
 
     name = "positions"
 
@@ -53,7 +53,7 @@ class PositionsInit(LengthRule):
 
 
 class NewTokensInit(CustomInit):
-    """Cached and new tokens of each sequence, as the iteration's batch says."""
+    """Fills cached and new tokens of each sequence according to the iteration's batch."""
 
     name = "new_tokens"
 
@@ -76,22 +76,22 @@ class NewTokensInit(CustomInit):
 
 
 def table_rows(context: InitContext) -> int:
-    """Positions that the table of sines and cosines has. Raises InitializerError without one."""
+    """Return the number of positions in the sine/cosine table. Raises InitializerError without one."""
     table = next((t for name in TABLES if (t := context.tensor(name)) is not None and t.dim() and t.shape[0]), None)
     if table is None:
-        raise InitializerError(f"{context.op}: no table of sines and cosines among its arguments")
+        raise InitializerError(f"{context.op}: no sine/cosine table among its arguments")
     return table.shape[0]
 
 
 def places_of(batch: Batch) -> torch.Tensor:
-    """int64 [new tokens]: the place of each new token in its sequence, cached ones before it counted."""
+    """Return int64 [new tokens]: the position of each new token in its sequence, after the cached ones."""
     ends = batch.query.cumsum(0)
     shift = batch.kv - batch.query - (ends - batch.query)
     return torch.arange(int(batch.query.sum())) + torch.repeat_interleave(shift, batch.query)
 
 
 def _batch(context: InitContext, count: int, rows: int) -> Batch | None:
-    """The iteration's batch on `count` tokens; None where the trace says nothing."""
+    """Return the iteration's batch for `count` tokens; None if the trace does not record it."""
     known = context.batch
     if known is None or not count or not known.prefill_sequences + known.decode_sequences:
         return None

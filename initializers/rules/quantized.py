@@ -1,7 +1,7 @@
 # pyright: strict
-"""Rules for quantised operands: all codes of packed weights, symmetric int8, scales and zero points that fit.
+"""Rules for quantised operands: all codes of packed weights, symmetric int8, matching scales and zero points.
 
-Scales of fp8 operands, which themselves are N(0, 1), are plain values; see `dense`.
+Scales of fp8 operands, whose values are N(0, 1), are plain values; see `dense`.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ SCALE_SIZE = 1 / 64
 
 
 class QuantizedInit(CustomInit):
-    """Codes of the full range; scales small enough for their products; orders that are orders."""
+    """Fills codes of the full range, scales small enough for products, and valid permutations."""
 
     name = "quantized"
 
@@ -54,7 +54,7 @@ class QuantizedInit(CustomInit):
 
 
 def _fill(context: InitContext, name: str, tensor: torch.Tensor, codes: list[str]) -> str | None:
-    """Fill one argument, and say with what; None where nothing is assumed. `codes`: the arguments that hold codes."""
+    """Fill one argument and return a description; None if nothing is assumed. `codes` are the arguments with codes."""
     if name in COUNTERS:
         fill.assign(tensor, torch.zeros_like(tensor))
         return None
@@ -76,7 +76,9 @@ def _holds_codes(name: str, tensor: torch.Tensor) -> bool:
 
 
 def _codes(context: InitContext, tensor: torch.Tensor) -> str:
-    """All values of the type with equal chance, but not the lowest of a signed byte, whose negative is none."""
+    """Fill with all values of the dtype, equally likely, except a signed byte's lowest, whose negative does not
+    exist.
+    """
     info = torch.iinfo(tensor.dtype)
     low = -info.max if tensor.dtype is torch.int8 else info.min
     fill.integers(tensor, context.generator, low, info.max + 1)
@@ -84,7 +86,7 @@ def _codes(context: InitContext, tensor: torch.Tensor) -> str:
 
 
 def _order(context: InitContext, name: str, tensor: torch.Tensor) -> str:
-    """A random order of the columns; for group numbers, columns in the order of their groups."""
+    """Fill with a random permutation of the columns; for group numbers, columns in the order of their groups."""
     count = tensor.numel()
     if "g_idx" in name:
         scales = next((t for n, t in context.tensors() if "scales" in n and t.dim() > 1), None)
@@ -97,10 +99,10 @@ def _order(context: InitContext, name: str, tensor: torch.Tensor) -> str:
 
 
 def _finite_codes(context: InitContext) -> str:
-    """Bytes whose exponent is not all ones, which would stand for infinity and for what is no number."""
+    """Fill with bytes whose exponent is not all ones, which would mean infinity or NaN."""
     codes, bits = context.need("input"), context.args.get("ebits")
     if not fill.is_integer(codes.dtype):
-        raise InitializerError(f"{context.op}: codes of 8-bit floats are bytes, not {codes.dtype}")
+        raise InitializerError(f"{context.op}: codes of 8-bit floats must be bytes, not {codes.dtype}")
     bits = bits if isinstance(bits, int) and 0 < bits < 8 else 5 if context.args.get("forward") is False else 4
     exponent = (1 << bits) - 1 << 7 - bits
     fill.assign(codes, torch.where(codes & exponent == exponent, codes ^ 0x40, codes))
@@ -118,11 +120,13 @@ def _row_scales(context: InitContext) -> str:
 
 
 def _fake(context: InitContext) -> InitReport:
-    """Scales that map N(0, 1) to some codes either way; zero points inside the range; nothing switched off."""
+    """Fill scales that map N(0, 1) to a few codes on either side, and zero points in range; leave everything
+    enabled.
+    """
     low, high = context.args.get("quant_min"), context.args.get("quant_max")
     low, high = (low, high) if isinstance(low, int) and isinstance(high, int) else (0, 127)
     if not -(1 << 31) <= low <= high < 1 << 32:
-        raise InitializerError(f"{context.op}: no codes from {low} to {high}")
+        raise InitializerError(f"{context.op}: there are no codes from {low} to {high}")
     for name in ("scale", "scales"):
         if (scale := context.tensor(name)) is not None:
             size = 8.0 / max(1, high - low)

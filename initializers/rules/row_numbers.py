@@ -1,8 +1,8 @@
 # pyright: strict
-"""Row numbers, counts and boundaries of vendor ops that only need them to be possible: role, argument, kind.
+"""Rules for row numbers, counts and boundaries of vendor ops that only need valid values: role, argument, kind.
 
-For ops whose lists mean no more than that: which rows are read or written, how many rows each group has, where each
-sequence ends. Owns no batches of requests (`paged_attention`), no choice of experts (`moe_routing`).
+These lists only say which rows are read or written, how many rows each group has, or where each sequence ends.
+`paged_attention` handles batches of requests, and `moe_routing` chooses experts.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Bound = Callable[[InitContext], int]
 
 
 def _size(argument: str, dim: int = 0) -> Bound:
-    """The size of an argument, or of the first tensor of a list, along a dimension."""
+    """Return the size of an argument, or of a list's first tensor, along a dimension."""
 
     def bound(context: InitContext) -> int:
         table = next((tensor for name, tensor in context.tensors() if name == argument), None)
@@ -33,7 +33,7 @@ def _size(argument: str, dim: int = 0) -> Bound:
 
 
 def _slots(argument: str) -> Bound:
-    """Blocks of a cache times the tokens of one."""
+    """Return the number of cache blocks times the tokens per block."""
 
     def bound(context: InitContext) -> int:
         return _size(argument)(context) * max(1, _size(argument, 1)(context))
@@ -42,7 +42,7 @@ def _slots(argument: str) -> Bound:
 
 
 def _along(argument: str, name: str) -> Bound:
-    """The size of an argument along the dimension that another one names."""
+    """Return the size of an argument along the dimension that another argument names."""
 
     def bound(context: InitContext) -> int:
         dim = context.args.get(name)
@@ -52,7 +52,7 @@ def _along(argument: str, name: str) -> Bound:
 
 
 def _given(name: str, at: str | int | None = None) -> Bound:
-    """A number among the arguments, or one of a list: by place, or by the place that another argument names."""
+    """Return a numeric argument, or an entry of a list, by index or by the index that another argument names."""
 
     def bound(context: InitContext) -> int:
         value = context.args.get(name)
@@ -66,7 +66,7 @@ def _given(name: str, at: str | int | None = None) -> Bound:
 
 
 def below(bound: Bound) -> Kind:
-    """Uniform in [0, bound)."""
+    """Fill uniformly in [0, bound)."""
 
     def kind(context: InitContext, tensor: torch.Tensor) -> str:
         high = max(1, bound(context))
@@ -77,7 +77,7 @@ def below(bound: Bound) -> Kind:
 
 
 def rows_of_each(tables: str, lists: str) -> Kind:
-    """Uniform in the rows of the table that stands where the list does among several."""
+    """Fill uniformly with rows of the table at the same position among several tables as this list."""
 
     def kind(context: InitContext, tensor: torch.Tensor) -> str:
         named = [(name, each) for name, each in context.tensors() if name in (tables, lists)]
@@ -91,7 +91,7 @@ def rows_of_each(tables: str, lists: str) -> Kind:
 
 
 def distinct(bound: Bound) -> Kind:
-    """Numbers in [0, bound), no two alike where there are enough: what is written is written once."""
+    """Fill with distinct numbers in [0, bound) if there are enough, so that no row is written twice."""
 
     def kind(context: InitContext, tensor: torch.Tensor) -> str:
         high = max(1, bound(context))
@@ -104,7 +104,7 @@ def distinct(bound: Bound) -> Kind:
 
 
 def counts(total: Bound) -> Kind:
-    """Equal shares that add up to the total."""
+    """Fill with equal shares that add up to the total."""
 
     def kind(context: InitContext, tensor: torch.Tensor) -> str:
         if tensor.numel():
@@ -116,7 +116,7 @@ def counts(total: Bound) -> Kind:
 
 
 def cuts(total: Bound) -> Kind:
-    """Ascending from 0 to the total in equal steps."""
+    """Fill with values ascending from 0 to the total in equal steps."""
 
     def kind(context: InitContext, tensor: torch.Tensor) -> str:
         if tensor.numel():
@@ -139,13 +139,13 @@ def all_of(bound: Bound) -> Kind:
 
 
 def in_order(context: InitContext, tensor: torch.Tensor) -> str:
-    """0, 1, 2, ..."""
+    """Fill with 0, 1, 2, ..."""
     fill.assign(tensor, torch.arange(tensor.numel(), device=tensor.device).reshape(tensor.shape))
     return "in order"
 
 
 def sorted_below(bound: Bound) -> Kind:
-    """Ascending numbers in [0, bound), each as often as the others."""
+    """Fill with ascending numbers in [0, bound), all equally frequent."""
 
     def kind(context: InitContext, tensor: torch.Tensor) -> str:
         high, count = max(1, bound(context)), tensor.numel()
@@ -157,7 +157,7 @@ def sorted_below(bound: Bound) -> Kind:
 
 
 def block_pairs(caches: str) -> Kind:
-    """[n, 2]: from which block to which one, of one cache; sources before destinations, so that none is both."""
+    """Fill [n, 2] with source and destination blocks of a cache; sources come first, so that no block is both."""
 
     def kind(context: InitContext, tensor: torch.Tensor) -> str:
         half = max(1, _size(caches)(context) // 2)
@@ -169,7 +169,7 @@ def block_pairs(caches: str) -> Kind:
 
 
 def places_in(argument: str) -> Kind:
-    """[*, k]: a place in the first k dimensions of an argument."""
+    """Fill [*, k] with positions in the first k dimensions of an argument."""
 
     def kind(context: InitContext, tensor: torch.Tensor) -> str:
         shape = context.need(argument).shape
@@ -192,7 +192,7 @@ NOT_WHOLE = frozenset({"probs"})
 
 
 def chances(context: InitContext, tensor: torch.Tensor) -> str:
-    """Each row adds up to one, as a softmax of normal scores."""
+    """Fill rows that add up to 1, as a softmax of normal scores."""
     if tensor.dim() != 2:
         return "as drawn"
     rows = torch.randn((min(len(tensor), DISTINCT_CHANCES), tensor.shape[1]), generator=context.generator)
@@ -276,7 +276,7 @@ ROLES: dict[str, dict[str, Kind]] = {
 
 
 class RowNumbersInit(CustomInit):
-    """Row numbers in range, counts, boundaries and chances that add up."""
+    """Fills row numbers in range, counts, boundaries, and probabilities that add up to 1."""
 
     name = "row_numbers"
 

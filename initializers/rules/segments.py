@@ -1,8 +1,8 @@
 # pyright: strict
 """Rules for rows that belong to sequences or segments of several lengths, packed one after another.
 
-Owns the lengths of packed sequences of recurrent networks, of segment reductions, and the row pointers of compressed
-matrices. Does not own jagged tensors of recommendation models (`jagged`) nor batches of tokens (`sequences`).
+These are packed sequences of recurrent networks, segment reductions, and row pointers of compressed matrices. `jagged`
+handles jagged tensors of recommendation models, `sequences` batches of tokens.
 """
 
 from __future__ import annotations
@@ -17,7 +17,9 @@ from opreplay.initializers.base import CustomInit, InitContext, InitializerError
 
 
 class BatchSizesInit(CustomInit):
-    """Sequences still running at each step of a packed batch: descending, adding up to the rows of the data."""
+    """Fills the sequences still running at each step of a packed batch: descending, with the data's rows as their
+    sum.
+    """
 
     name = "batch_sizes"
 
@@ -37,14 +39,16 @@ class BatchSizesInit(CustomInit):
 
 
 def packed_sizes(steps: int, rows: int, sequences: int | None) -> torch.Tensor:
-    """int64 [steps], descending, sum `rows`, the first one `sequences` (as few as possible where that is None).
+    """Return int64 [steps], descending, with sum `rows` and first entry `sequences` (as few as possible if None).
 
-    Raises InitializerError where there is no such packing.
+    Raises InitializerError if no such packing exists.
     """
     count = -(-rows // steps) if sequences is None else sequences
     others = rows - steps
     if others < count - 1 or others > (count - 1) * steps:
-        raise InitializerError(f"{rows} rows cannot be {count} sequences of which the longest has {steps} steps")
+        raise InitializerError(
+            f"{rows} rows cannot be divided into {count} sequences of which the longest has {steps} steps"
+        )
     lengths = torch.full((count,), steps, dtype=torch.int64)
     if count > 1:
         size, rest = divmod(others, count - 1)
@@ -54,7 +58,7 @@ def packed_sizes(steps: int, rows: int, sequences: int | None) -> torch.Tensor:
 
 
 def _sequences(context: InitContext) -> int | None:
-    """Sequences of the batch, from the state that each has."""
+    """Return the number of sequences in the batch, from their states."""
     states = context.args.get("hx")
     if isinstance(states, (list, tuple)):
         several = cast("Sequence[Any]", states)
@@ -70,7 +74,7 @@ def _sequences(context: InitContext) -> int | None:
 
 
 class SegmentsInit(CustomInit):
-    """Segments of equal size that together are the reduced dimension."""
+    """Fills segments of equal size that cover the reduced dimension."""
 
     name = "segments"
 
@@ -88,7 +92,7 @@ class SegmentsInit(CustomInit):
 
 
 class CompressedInit(CustomInit):
-    """Pointers of compressed sparse matrices ascend from 0 to the number of elements; indices of rows ascend."""
+    """Makes pointers of compressed sparse matrices ascend from 0 to the number of elements, and row indices ascend."""
 
     name = "compressed"
 

@@ -1,6 +1,6 @@
-"""Rules for lists of serving kernels: adapters of tokens, state slots, limits of rows, sizes of groups, regroups.
+"""Rules for lists of serving kernels: adapters of tokens, state slots, row limits, group sizes, regroups.
 
-Routing itself is in `moe_routing`, paged caches are in `paged_attention`.
+`moe_routing` handles routing, `paged_attention` paged caches.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ Item = TypeVar("Item")
 
 
 def _one(context: InitContext, *names: str) -> torch.Tensor:
-    """The first of these arguments that is a tensor. Raises InitializerError when none is."""
+    """Return the first of these arguments that is a tensor. Raises InitializerError if none is."""
     tensor = context.first(names)
     if tensor is None:
         raise InitializerError(f"{context.op}: none of {', '.join(names)} is among its arguments")
@@ -24,7 +24,7 @@ def _one(context: InitContext, *names: str) -> torch.Tensor:
 
 
 class AdaptersInit(CustomInit):
-    """Every token has an adapter, drawn uniformly; sequences are of even length."""
+    """Gives every token an adapter, drawn uniformly; sequences have even lengths."""
 
     name = "lora_adapters"
 
@@ -49,7 +49,7 @@ class AdaptersInit(CustomInit):
 
 
 def _adapters(context: InitContext) -> int:
-    """How many there are weights of, in one tensor or in the first one of a list."""
+    """Return how many adapters have weights, in one tensor or in a list's first tensor."""
     by_name = (context.args.get(name) for name in ("lora_a_weights", "lora_b_weights", "weight", "w"))
     listed = next((value for value in by_name if value is not None), None)
     weights = listed[0] if isinstance(listed, (list, tuple)) and listed else listed
@@ -59,7 +59,7 @@ def _adapters(context: InitContext) -> int:
 
 
 class StateSlotsInit(CustomInit):
-    """Sequences of even length, each with a state slot of its own that holds something already."""
+    """Fills sequences of even length, each with its own state slot that already holds a state."""
 
     name = "state_slots"
 
@@ -86,7 +86,7 @@ class StateSlotsInit(CustomInit):
 
 
 class RowLimitsInit(CustomInit):
-    """Every row of scores is looked at from its first to its last column."""
+    """Makes every row of scores valid from its first to its last column."""
 
     name = "row_limits"
 
@@ -107,7 +107,7 @@ class RowLimitsInit(CustomInit):
 
 
 class GroupSizesInit(CustomInit):
-    """Rows spread evenly over the experts of a grouped product, with the offsets and sizes that follow."""
+    """Spreads rows evenly over the experts of a grouped product, with matching offsets and sizes."""
 
     name = "group_sizes"
 
@@ -125,7 +125,7 @@ class GroupSizesInit(CustomInit):
 
 
 class RegroupInit(CustomInit):
-    """Columns of pooled embeddings go to their new tensors in order, in as many pieces as there are permutes."""
+    """Moves columns of pooled embeddings to their new tensors in order, in as many pieces as there are permutes."""
 
     name = "regroup"
 
@@ -142,16 +142,16 @@ class RegroupInit(CustomInit):
 
 
 def _all_of(kind: type[Item], values: object) -> list[Item] | None:
-    """The values of a list; None for anything else than a list of nothing but these."""
+    """Return the values of a list if all are of this type; None otherwise."""
     if not isinstance(values, (list, tuple)) or not all(isinstance(value, kind) for value in values):
         return None
     return list(values)
 
 
 def _pieces(widths: list[int], wanted: list[int], count: int) -> list[tuple[int, int, int, int, int]]:
-    """(from, to, first column, to column, width) of `count` pieces that walk through both lists; empty ones at the end.
+    """Return (from, to, first column, to column, width) of `count` pieces that cover both lists; empty ones at the end.
 
-    The last piece is as wide as the tensors allow, so that a few permutes leave columns out.
+    The last piece is as wide as the tensors allow; if there are few permutes, some columns are left out.
     """
     pieces: list[tuple[int, int, int, int, int]] = []
     source = target = start = stop = 0

@@ -1,2 +1,2 @@
 # pyright: strict
-"""Tensors that the user supplies."""
+"""Tensors supplied by the user."""

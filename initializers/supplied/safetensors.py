@@ -1,7 +1,7 @@
-"""Reads and writes .safetensors files: a length, a JSON header, raw bytes; what is read is checked before it is used.
+"""Read and write .safetensors files: a length, a JSON header, raw bytes. Everything read is validated before use.
 
-Owns the format, not which op a tensor is for (`values`). Nothing of the file is executed or unpickled.
-Format: https://github.com/huggingface/safetensors#format
+Owns the format; `values` decides which op a tensor is for. Nothing of the file is executed or unpickled. Format:
+https://github.com/huggingface/safetensors#format
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ DTYPES: dict[str, tuple[str, int]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredTensor:
-    """Where one tensor lies in a file."""
+    """Position, shape and dtype of one tensor in a file."""
 
     dtype: str
     """torch's name, e.g. "int32"."""
@@ -63,15 +63,15 @@ class StoredTensor:
 
 
 class SafetensorsFile:
-    """The tensors of a file by name; their bytes are read when asked for."""
+    """The tensors of a file by name; their bytes are read on demand."""
 
     def __init__(self, path: str | Path) -> None:
-        """Read and check the header. Raises FormatError for whatever is no sound .safetensors file."""
+        """Read and check the header. Raises FormatError for an invalid .safetensors file."""
         self.path = Path(path)
         self.tensors = _read_header(self.path)
 
     def read(self, name: str) -> bytearray:
-        """The bytes of a tensor, in C order. Raises FormatError when the file has changed since it was opened."""
+        """Return the bytes of a tensor, in C order. Raises FormatError if the file has changed since it was opened."""
         stored = self.tensors[name]
         data = bytearray(stored.size_bytes)
         try:
@@ -81,11 +81,11 @@ class SafetensorsFile:
         except OSError as error:
             raise FormatError(f"cannot read {self.path}: {error.strerror}") from None
         if got != stored.size_bytes:
-            raise FormatError(f"{self.path} ends inside {name!r}", hint="The file changed while it was in use.")
+            raise FormatError(f"{self.path} ends within tensor {name!r}", hint="The file changed while it was in use.")
         return data
 
     def tensor(self, name: str) -> torch.Tensor:
-        """A tensor in memory of its own. Raises FormatError as `read` does."""
+        """Return a tensor in its own memory. Raises FormatError as `read` does."""
         import torch
 
         stored = self.tensors[name]
@@ -98,7 +98,7 @@ class SafetensorsFile:
 
 
 def safetensors_bytes(tensors: Mapping[str, torch.Tensor]) -> bytes:
-    """A file with these tensors, in C order. Raises ValueError for a dtype that the format has no name for."""
+    """Return a file with these tensors, in C order. Raises ValueError for a dtype that the format does not support."""
     import torch
 
     spelled = {dtype: name for name, (dtype, _) in DTYPES.items()}
@@ -131,7 +131,7 @@ def _read_header(path: Path) -> dict[str, StoredTensor]:
                 raise _damaged(path, f"a header of {length} bytes in a file of {total}")
             if length > HEADER_BYTES:
                 raise FormatError(
-                    f"{path} has a header of {length} bytes, limit {HEADER_BYTES}",
+                    f"{path} has a header of {length} bytes, over the limit of {HEADER_BYTES}",
                     hint="Keep only the tensors that the replayed ops need.",
                 )
             text = file.read(length)
@@ -156,7 +156,7 @@ def _read_header(path: Path) -> dict[str, StoredTensor]:
 
 
 def _once_each(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """An object whose keys are distinct; a second tensor of one name would hide the first."""
+    """Return an object with distinct keys; a second tensor of one name would hide the first."""
     by_key = dict(pairs)
     if len(by_key) != len(pairs):
         raise ValueError("a name is used twice")
@@ -164,12 +164,12 @@ def _once_each(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _entry(path: Path, name: str, entry: Any, start: int, room: int) -> StoredTensor:
-    """One tensor of the header, its offsets, shape and type in agreement with each other and with the file."""
+    """Return one tensor of the header after checking that offsets, shape, dtype and the file agree."""
     if not isinstance(entry, dict) or set(entry) != {"dtype", "shape", "data_offsets"}:
         raise _damaged(path, f"{name!r} has no dtype, shape and data_offsets")
     spelled, shape, offsets = entry["dtype"], entry["shape"], entry["data_offsets"]
     if str(spelled) not in DTYPES:
-        raise FormatError(f"{path}: {name!r} has dtype {spelled!r}", hint=f"Read are {', '.join(DTYPES)}.")
+        raise FormatError(f"{path}: {name!r} has dtype {spelled!r}", hint=f"Supported dtypes: {', '.join(DTYPES)}.")
     if not _naturals(shape) or len(shape) > MAX_RANK:
         raise _damaged(path, f"{name!r} has no valid shape")
     if not _naturals(offsets) or len(offsets) != 2 or not offsets[0] <= offsets[1] <= room:
@@ -182,12 +182,12 @@ def _entry(path: Path, name: str, entry: Any, start: int, room: int) -> StoredTe
 
 
 def _naturals(value: Any) -> bool:
-    """Whether this is a list of whole numbers that are not negative; JSON's true is none."""
+    """Check for a list of non-negative whole numbers; JSON's true does not count."""
     return isinstance(value, list) and all(type(n) is int and 0 <= n < 1 << 63 for n in value)
 
 
 def _check_layout(path: Path, stored_tensors: dict[str, StoredTensor], start: int, total: int) -> None:
-    """Tensors follow each other without overlap or gap up to the end, as the format asks."""
+    """Check that tensors follow each other up to the end without overlap or gap, as the format requires."""
     at = start
     for stored in sorted(stored_tensors.values(), key=lambda one: (one.begin, one.size_bytes)):
         if stored.begin != at:
@@ -198,4 +198,6 @@ def _check_layout(path: Path, stored_tensors: dict[str, StoredTensor], start: in
 
 
 def _damaged(path: Path, why: str) -> FormatError:
-    return FormatError(f"{path} is no sound .safetensors file: {why}", hint="safetensors.torch.save_file writes one.")
+    return FormatError(
+        f"{path} is not a valid .safetensors file: {why}", hint="safetensors.torch.save_file writes valid ones."
+    )

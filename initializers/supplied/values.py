@@ -1,7 +1,8 @@
 # pyright: strict
-"""Real tensors that the user supplies for arguments of chosen ops: which argument a name means, and putting them in.
+"""Real tensors supplied by the user for arguments of chosen ops: resolve their names and copy them in.
 
-Owns the names (`OP.ARGUMENT`), not the file format (`safetensors`) and not the check against a plan.
+Owns the names (`OP.ARGUMENT`); `safetensors` owns the file format, and `replay.arguments.supplied` checks them against
+a plan.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ RECORDED = "recorded values"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Place:
-    """The argument that one tensor of the file is for."""
+    """The argument for which one tensor of the file is meant."""
 
     key: str
     """Its name in the file."""
@@ -37,29 +38,31 @@ class Place:
 
     @property
     def shown(self) -> str:
-        """The argument as reports name it."""
+        """Return the argument as reports name it."""
         return self.argument if self.index is None else f"{self.argument}[{self.index}]"
 
 
 class RecordedValues:
-    """The tensors of a file, by the argument that they are for."""
+    """The tensors of a file, by their argument."""
 
     def __init__(self, path: str | Path) -> None:
-        """Read names, shapes and types. Raises FormatError for an unsound file and for names of another form."""
+        """Read names, shapes and dtypes. Raises FormatError for an invalid file and for names of another form."""
         if sys.byteorder != "little":
-            raise EnvironmentRefused("--set values needs a little-endian machine, as the format is")
+            raise EnvironmentRefused("--set values needs a little-endian machine, because the format is little-endian")
         self._file = SafetensorsFile(path)
         self.path = self._file.path
         self.places = tuple(_place(self.path, key) for key in self._file.tensors)
         if len({(place.op, place.shown) for place in self.places}) != len(self.places):
-            raise FormatError(f"{self.path} has two tensors for one place", hint="0 and 00 are the same element.")
+            raise FormatError(
+                f"{self.path} has two tensors for the same argument", hint="0 and 00 name the same element."
+            )
 
     def stored(self, place: Place) -> StoredTensor:
-        """Shape and type of what is stored for a place."""
+        """Return shape and dtype of the tensor stored for a place."""
         return self._file.tensors[place.key]
 
     def of_op(self, op_id: str, name: str) -> tuple[Place, ...]:
-        """The places of one op; what its id says wins over what its name says."""
+        """Return the places of one op; a tensor for its id takes precedence over one for its name."""
         chosen = {place.shown: place for place in self.places if place.op == name}
         chosen.update({place.shown: place for place in self.places if place.op == op_id})
         return tuple(chosen.values())
@@ -67,10 +70,10 @@ class RecordedValues:
     def write(
         self, op_id: str, name: str, args: Mapping[str, Any], *, only: Callable[[torch.Tensor], bool] | None = None
     ) -> dict[str, str]:
-        """Put the values of one op into its tensors, in place; argument → what a report says of it.
+        """Copy the values of one op into its tensors; return argument → description for the report.
 
-        `only` chooses the tensors that are filled.
-        Raises InitializerError where an argument is missing or has another shape.
+        `only` limits the tensors that are filled. Raises InitializerError if an argument is missing or has another
+        shape.
         """
         said: dict[str, str] = {}
         for place in self.of_op(op_id, name):
@@ -79,7 +82,7 @@ class RecordedValues:
             if target is None or tuple(target.shape) != stored.shape:
                 shape_text = "no tensor" if target is None else f"shape {list(target.shape)}"
                 raise InitializerError(
-                    f"{self.path.name}: {place.key} is {list(stored.shape)}, the argument {shape_text}"
+                    f"{self.path.name}: {place.key} has shape {list(stored.shape)}, but the argument has {shape_text}"
                 )
             if only is not None and not only(target):
                 continue
@@ -97,7 +100,7 @@ def _target(place: Place, args: Mapping[str, Any]) -> torch.Tensor | None:
 
 
 def _place(path: Path, key: str) -> Place:
-    """ "aten::index.indices.0" → op, argument, element."""
+    """Parse "aten::index.indices.0" to op, argument and element."""
     rest, _, last = key.rpartition(".")
     index = None
     if last.isascii() and last.isdigit() and len(last) <= 4:
@@ -105,7 +108,7 @@ def _place(path: Path, key: str) -> Place:
         rest, _, last = rest.rpartition(".")
     if not rest or not last.isidentifier():
         raise FormatError(
-            f"{path}: {key!r} names no argument of an op",
+            f"{path}: {key!r} is not the name of an op's argument",
             hint="Name tensors OP.ARGUMENT, e.g. aten::embedding.indices, or OP.ARGUMENT.N for a list; OP is a name "
             "or an id that `opreplay plan` shows.",
         )

@@ -1,2 +1,2 @@
 # pyright: strict
-"""From a plan op to tensors."""
+"""Turn the arguments of a plan's op into tensors."""

@@ -1,9 +1,9 @@
 # pyright: strict
-"""16-bit matrix products on CPUs that cannot multiply 16-bit numbers: recognises them and widens them to float32.
+"""Widen 16-bit matrix products to float32 on CPUs that cannot multiply 16-bit numbers.
 
 Without AVX-512 or AMX, torch's CPU kernels for bfloat16 and float16 products are plain loops, some 300 times slower
-than float32's. A product that would take longer than `PATIENCE_S` is replayed in float32, and the result says so;
-a shorter one is replayed as recorded. Owns the decision, not the allocation.
+than float32's. A product that would take longer than `PATIENCE_S` is replayed in float32, and the result says so; a
+shorter one is replayed as recorded. This module decides; it allocates nothing.
 """
 
 from __future__ import annotations
@@ -32,9 +32,10 @@ WORTH_COUNTING = 1 << 18
 
 
 def widened(op: ReplayOp, function: Callable[..., Any], device: torch.device) -> tuple[ReplayOp, Assumption | None]:
-    """`op` with its 16-bit tensors in float32 when it is a product too slow otherwise, and what to report; else as is.
+    """Return `op` with its 16-bit tensors as float32 if it is a product that is too slow otherwise, and what to report.
 
-    Vendor references widen block by block themselves, and users' executors are as they are: both are left alone.
+    Every other op is returned unchanged. Vendor references widen block by block themselves, and users' executors run as
+    they are written: both are left alone.
     """
     halves = narrow_types(op)
     if device.type != "cpu" or not halves or op.resolved_by in ("reference", "executor") or all(map(_native, halves)):
@@ -52,14 +53,16 @@ def widened(op: ReplayOp, function: Callable[..., Any], device: torch.device) ->
 
 @lru_cache(maxsize=4)
 def _native(dtype: str) -> bool:
-    """Whether oneDNN multiplies this type on this CPU."""
+    """Check whether oneDNN multiplies this type on this CPU."""
     if dtype == "bfloat16":
         return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
     return bool(torch.ops.mkldnn._is_mkldnn_fp16_supported())
 
 
 def _flops(op: ReplayOp, function: Callable[..., Any]) -> int:
-    """Floating-point operations of the products in one call, counted by torch on meta tensors; 0 when it cannot."""
+    """Return the floating-point operations of the products in one call, counted by torch on meta tensors; 0 if it
+    cannot.
+    """
     try:
         args = tensors.arguments(op, device=torch.device("meta"))
     except (RuntimeError, ValueError):  # torch refuses what was recorded
@@ -79,18 +82,18 @@ _LACKS = re.compile(r"not implemented for '(?:Half|BFloat16)'")
 
 
 def in_float32(op: ReplayOp) -> ReplayOp:
-    """The op with float32 for every 16-bit float: tensors, results, and arguments that name the type."""
+    """Return the op with every 16-bit float type replaced by float32, in tensors, results and dtype arguments."""
     outputs = None if op.outputs is None else tuple(m and _wide(m) for m in op.outputs)
     return msgspec.structs.replace(op, args=tuple(_wide_argument(arg) for arg in op.args), outputs=outputs)
 
 
 def narrow_types(op: ReplayOp) -> tuple[str, ...]:
-    """The 16-bit float types of the op's tensors."""
+    """Return the 16-bit float types of the op's tensors."""
     return tuple(sorted({m.dtype for arg in op.args for m in arg.tensors if m is not None and m.dtype in HALVES}))
 
 
 def without_kernel(op: ReplayOp, error: Exception) -> tuple[ReplayOp, Assumption] | None:
-    """For an op that failed because torch has no kernel of its narrow type: itself in float32, and what to report."""
+    """Return the op in float32, and what to report, if it failed because torch has no kernel for its 16-bit type."""
     types = narrow_types(op)
     if not types or _LACKS.search(str(error)) is None:
         return None

@@ -38,12 +38,12 @@ def _trilinear(
 
 
 def _times_rows(x: Tensor, weight: Tensor, *_: Any, **__: Any) -> int:
-    """x [M, K], weight [N, K]."""
+    """Return the FLOPs of x [M, K] times the rows of weight [N, K]."""
     return 2 * x.numel() * weight.shape[0]
 
 
 def _attention(query: Tensor, key: Tensor, value: Tensor, *_: Any, **__: Any) -> int:
-    """All pairs of queries and keys, masked ones too: as torch counts them on a GPU."""
+    """Count all pairs of queries and keys, masked pairs included, as torch does on a GPU."""
     return flops.attention_flops(query.shape, key.shape, value.shape)
 
 
@@ -52,8 +52,10 @@ def _attention_backward(_grad: Tensor, query: Tensor, key: Tensor, value: Tensor
 
 
 def _heads_last(formula: Callable[..., int], torchs: Callable[..., int], at: int, starts: int) -> Callable[..., int]:
-    """Return `formula` for [batch, tokens, heads, width] from argument `at` on; torch's where there is argument
-    `starts`: sequences of several lengths."""
+    """Return `formula` for tensors [batch, tokens, heads, width] that begin at argument `at`.
+
+    Calls that pass argument `starts`, for sequences of several lengths, use torch's own formula.
+    """
 
     def count(*args: Any, **kwargs: Any) -> int:
         tensors = cast("list[Tensor]", args[at : at + 3])
@@ -65,7 +67,9 @@ def _heads_last(formula: Callable[..., int], torchs: Callable[..., int], at: int
 
 
 def _convolution(at: int | None) -> Callable[..., int]:
-    """Return the formula of a convolution whose argument `at` says whether it is transposed; None: it is not."""
+    """Return the formula of a convolution; argument `at` says whether it is transposed, and None means that it is
+    not.
+    """
 
     def count(x: Tensor, weight: Tensor, *rest: Any, out_val: Tensor, **_: Any) -> int:
         transposed = at is not None and bool(rest[at - 2])
@@ -81,7 +85,7 @@ def _convolution_backward(grad: Tensor, x: Tensor, weight: Tensor, *rest: Any, *
 
 
 def _recurrent(x: Tensor, weight: Tensor, hidden_weight: Tensor, *_: Any, **__: Any) -> int:
-    """Two products a step; x [T, B, I]."""
+    """Return the FLOPs of the two products of each time step; x has shape [T, B, I]."""
     return 2 * prod(x.shape[:2]) * (weight.numel() + hidden_weight.numel())
 
 
@@ -90,8 +94,11 @@ def _recurrent_backward(x: Tensor, weight: Tensor, hidden_weight: Tensor, *_: An
 
 
 def _grouped(x: Tensor, weight: Tensor, *_: Any, **__: Any) -> int:
-    """Each group's product: of x [M, K] or [G, M, K] with a weight [G, K, N]; where the weight has no dimension for
-    groups, its columns are dealt out among those of x, or its rows among x's columns."""
+    """Return the FLOPs of one product per group: x [M, K] or [G, M, K] times weight [G, K, N].
+
+    If the weight has no group dimension, its columns are divided among the groups of x, or its rows among the columns
+    of x.
+    """
     dealt = x.shape[0] if len(x.shape) == 3 and len(weight.shape) == 2 else 1
     return 2 * x.numel() * weight.shape[-1] // dealt
 

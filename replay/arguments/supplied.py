@@ -1,5 +1,5 @@
 # pyright: strict
-"""Checks that the tensors of a file of values fit the ops of a plan, before anything runs; puts no value anywhere."""
+"""Check, before anything runs, that the tensors of a values file fit the ops of a plan. Fills no tensor."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ _NAMED = 8
 
 
 def check_values(plan: ReplayPlan, values: RecordedValues) -> None:
-    """Every tensor of the file is for an argument of an op in the plan, and has its shape and type.
+    """Check that every tensor of the file belongs to an argument of an op in the plan, with its shape and dtype.
 
-    A name stands for all ops of that name, so its tensors must fit each that can be replayed; an id stands for one.
-    Raises UsageError that says what does not fit.
+    A tensor keyed by op name applies to all ops of that name and must fit each one that can be replayed; a tensor keyed
+    by op id applies to one. Raises UsageError that says what does not fit.
     """
     for place in values.places:
         ops = [op for op in plan.ops if place.op in (op.id, op.name)]
         if not ops:
             known = _some(f"{op.name} ({op.id})" for op in plan.ops)
             raise UsageError(
-                f"{values.path}: {place.key} is for an op that the plan does not hold",
-                hint=f"Its ops: {known}." if known else "The plan holds no ops.",
+                f"{values.path}: {place.key} is for an op that is not in the plan",
+                hint=f"Ops of the plan: {known}." if known else "The plan contains no ops.",
             )
         callable_ops = [op for op in ops if op.reason is None]
         if not callable_ops:
@@ -51,14 +51,14 @@ def _check_one(values: RecordedValues, place: Place, op: ReplayOp) -> None:
     if stored.shape != meta.shape or stored.dtype != meta.dtype:
         others = "; name an op's id to mean one of several" if place.op == op.name else ""
         raise UsageError(
-            f"{values.path}: {place.key} is {stored.dtype}{list(stored.shape)}, "
-            f"but {place.shown} of {op.name} ({op.id}) is {meta.dtype}{list(meta.shape)}",
-            hint=f"Supply a tensor of the recorded shape and type{others}.",
+            f"{values.path}: {place.key} is {stored.dtype}{list(stored.shape)}, but {place.shown} of "
+            f"{op.name} ({op.id}) is {meta.dtype}{list(meta.shape)}",
+            hint=f"Supply a tensor of the recorded shape and dtype{others}.",
         )
 
 
 def _recorded(place: Place, op: ReplayOp, path: str) -> TensorMeta:
-    """Metadata of the tensor that a place means. Raises UsageError when the op has no such tensor."""
+    """Return the recorded metadata of the tensor at a place. Raises UsageError if the op has no such tensor."""
     arg = next((arg for arg in op.args if arg.name == place.argument), None)
     if arg is None or not arg.tensors:
         raise UsageError(
@@ -73,7 +73,7 @@ def _recorded(place: Place, op: ReplayOp, path: str) -> TensorMeta:
     meta = arg.tensors[at] if at < len(arg.tensors) else None
     if meta is None:
         raise UsageError(
-            f"{path}: {place.shown} of {op.name} ({op.id}) is no tensor: it has {len(arg.tensors)} elements"
+            f"{path}: {place.shown} of {op.name} ({op.id}) is not a tensor: it has {len(arg.tensors)} elements"
         )
     return meta
 

@@ -1,7 +1,7 @@
 # pyright: strict
-"""Allocate tensors from recorded metadata, exactly as strided, and turn recorded scalars into torch's values.
+"""Allocate tensors from recorded metadata, with the recorded strides, and convert recorded scalars to torch values.
 
-Owns no contents: what a fresh tensor holds is undefined until an initializer fills it.
+A fresh tensor's contents are undefined until an initializer fills it.
 """
 
 from __future__ import annotations
@@ -38,18 +38,18 @@ NON_FINITE = {"inf": math.inf, "-inf": -math.inf, "nan": math.nan}
 def allocate(
     meta: TensorMeta, *, device: torch.device, base_elements: int = 0, memory: torch.UntypedStorage | None = None
 ) -> torch.Tensor:
-    """An uninitialised tensor of the given shape, dtype, strides and storage offset.
+    """Return an uninitialised tensor of the given shape, dtype, strides and storage offset.
 
-    Expanded (stride 0) and overlapping tensors share storage as recorded, so this may take far less memory than the
-    tensor looks; budgets are for the caller. The tensor lies in `memory` where that is given, else in a storage of its
-    own of at least `base_elements`.
-    Raises NotReplayable for metadata that no tensor can have and for one that reaches beyond `memory`.
+    Expanded (stride 0) and overlapping tensors share storage as recorded, so they may need far less memory than their
+    shape suggests; the caller checks budgets. The tensor is placed in `memory` if that is given, otherwise in its own
+    storage of at least `base_elements`. Raises NotReplayable for impossible metadata and for a tensor that reaches
+    beyond `memory`.
     """
     dtype = DTYPES.get(meta.dtype)
     if dtype is None:
-        raise NotReplayable(Reason("failed", f"dtype {meta.dtype} is not known to torch {torch.__version__}"))
+        raise NotReplayable(Reason("failed", f"torch {torch.__version__} does not know dtype {meta.dtype}"))
     if meta.dtype in QUANTIZED:
-        raise NotReplayable(Reason("metadata missing", f"scale of a quantized tensor ({meta.dtype})"))
+        raise NotReplayable(Reason("metadata missing", f"the scale of a quantized tensor ({meta.dtype}) is unknown"))
     _check(meta)
     if memory is None:
         elements = max(budget.extent(meta), base_elements)
@@ -63,7 +63,8 @@ def allocate(
 
 
 def arguments(op: ReplayOp, *, device: torch.device) -> dict[str, Any]:
-    """What to call an op with, by name; tensors are uninitialised. Arguments that share memory in the plan share it.
+    """Return the arguments of an op by name; tensors are uninitialised. Arguments that share memory in the plan share
+    it.
 
     Raises NotReplayable.
     """
@@ -73,9 +74,9 @@ def arguments(op: ReplayOp, *, device: torch.device) -> dict[str, Any]:
 
 
 def shared_memories(op: ReplayOp, *, device: torch.device) -> dict[int, torch.UntypedStorage]:
-    """A storage for each memory that several arguments share, as large as the farthest of them reaches.
+    """Allocate one storage for each memory shared by several arguments, large enough for the one that reaches farthest.
 
-    Raises NotReplayable for metadata that no tensor can have.
+    Raises NotReplayable for impossible metadata.
     """
     storages: dict[int, torch.UntypedStorage] = {}
     base = next((meta for arg in op.args[:1] for meta in arg.tensors), None)
@@ -104,17 +105,17 @@ def _argument(
 
 
 def wrapped_number(arg: ReplayArg) -> bool | int | float | complex:
-    """The Python number that an op takes as a tensor, with the type that it had."""
+    """Return the Python number that an op takes as a zero-dimensional tensor, with its recorded type."""
     meta = arg.tensors[0] if arg.tensors else None
     kinds: dict[str, Any] = {"bool": bool, "int64": int, "float64": float}
     return kinds.get("" if meta is None else meta.dtype, complex)(arg.value)
 
 
 def scalar_value(arg: ReplayArg, *, device: torch.device) -> Any:
-    """The Python or torch value of an argument without tensors; see `opreplay.replay.ir.model.ReplayArg.value`.
+    """Return the Python or torch value of an argument without tensors; see `opreplay.replay.ir.model.ReplayArg.value`.
 
-    Devices become the replay device, except "cpu": a copy to the host stays one. Raises NotReplayable for a name that
-    is not in `NAMED_VALUES`.
+    Devices become the replay device, except "cpu": a copy to the host stays a copy to the host. Raises NotReplayable
+    for a name that is not in `NAMED_VALUES`.
     """
     kind = arg.type.removesuffix("[]")
     if isinstance(arg.value, tuple):
@@ -133,30 +134,34 @@ def _one_value(kind: str, name: str, value: Value, device: torch.device) -> Any:
         return torch.device("cpu") if value.startswith("cpu") else device
     if kind in ("ScalarType", "Layout", "MemoryFormat"):
         if value not in NAMED_VALUES:
-            raise NotReplayable(Reason("policy", f"argument {name} names {value!r}"))
+            raise NotReplayable(Reason("policy", f"argument {name} has the unknown value {value!r}"))
         return NAMED_VALUES[value]
     return _number_of(kind, name, value)
 
 
 def _number_of(kind: str, name: str, value: str) -> float | complex:
-    """A number that JSON has no notation for."""
+    """Return a number for which JSON has no notation (infinity, NaN, complex)."""
     if value in NON_FINITE:
         return NON_FINITE[value]
     try:
         return complex(value)
     except ValueError:
-        raise NotReplayable(Reason("metadata missing", f"argument {name}: {value!r} is no {arg_kind(kind)}")) from None
+        raise NotReplayable(
+            Reason("metadata missing", f"argument {name}: {value!r} is not of type {arg_kind(kind)}")
+        ) from None
 
 
 def arg_kind(kind: str) -> str:
-    """How messages call a schema type."""
+    """Return the name of a schema type for messages."""
     return {"Scalar": "number", "int": "whole number", "float": "number"}.get(kind, kind)
 
 
 def _check(meta: TensorMeta) -> None:
-    """Refuse what torch would refuse, with a reason instead of an exception from deep inside."""
+    """Refuse metadata that torch would refuse, with a clear reason instead of an exception from inside torch."""
     if len(meta.shape) > MAX_RANK:
-        raise NotReplayable(Reason("metadata missing", f"a tensor of {len(meta.shape)} dimensions, limit {MAX_RANK}"))
+        raise NotReplayable(
+            Reason("metadata missing", f"a tensor has {len(meta.shape)} dimensions, over the limit of {MAX_RANK}")
+        )
     if meta.strides is not None and len(meta.strides) != len(meta.shape):
         raise NotReplayable(Reason("metadata missing", f"strides {meta.strides} do not fit shape {meta.shape}"))
     if any(n < 0 for n in (*meta.shape, *(meta.strides or ()), meta.storage_offset)):
@@ -164,14 +169,16 @@ def _check(meta: TensorMeta) -> None:
 
 
 def seed_of(op: ReplayOp, seed: int) -> int:
-    """The seed of one op in a run: depends on the run's seed and the op's id, not on what else is in the plan."""
+    """Return the seed of one op: it depends on the run's seed and the op's id, not on the rest of the plan."""
     return int.from_bytes(blake2b(f"{seed}:{op.id}".encode(), digest_size=7).digest(), "little")
 
 
 def init_context(
     op: ReplayOp, args: Mapping[str, Any], seed: int, *, name: str, device: torch.device | None = None
 ) -> InitContext:
-    """A call as initializers are given it; `seed` is the run's, `name` what the op is called, `device` the tensors'."""
+    """Return the context that initializers get for a call: `seed` is the run's, `name` the op's, `device` the
+    tensors'.
+    """
     op_seed = seed_of(op, seed)
     return InitContext(
         op=name,
@@ -187,7 +194,7 @@ def init_context(
 
 
 def flattened(returned: Any) -> Iterable[Any]:
-    """The results of a call one by one, those of lists and tuples in their place, without those that are None."""
+    """Yield the results of a call one by one, expanding lists and tuples and leaving out None."""
     if isinstance(returned, list | tuple):
         items = cast("Sequence[Any]", returned)
         for item in items:
@@ -197,5 +204,5 @@ def flattened(returned: Any) -> Iterable[Any]:
 
 
 def tensors_in(values: object) -> list[torch.Tensor]:
-    """The tensors among values, in lists and tuples as well."""
+    """Return the tensors among values, including those in lists and tuples."""
     return [item for item in flattened(values) if isinstance(item, torch.Tensor)]

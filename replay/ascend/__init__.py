@@ -1,5 +1,5 @@
 # pyright: strict
-"""The simulated Ascend device: ops become CANN kernels, kernels become microseconds; no torch, nothing executed."""
+"""The simulated Ascend device: maps ops to CANN kernels and kernels to microseconds; no torch, executes nothing."""
 
 from opreplay.replay.ascend.cost.predict import predict_kernel
 from opreplay.replay.ascend.cost.predictor import Predictor

@@ -1,5 +1,5 @@
 # pyright: strict
-"""The kernels that a call becomes on the device: by a user's rule, by the op's family, else by its bytes."""
+"""Lowers a call to the kernels that it launches on the device: by a user's rule, the op's family, or its bytes."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _OWN_FILES = (__file__, view_module.__file__)
 
 
 class Lowering(msgspec.Struct, frozen=True, kw_only=True):
-    """The kernels that one call of an op becomes on the device."""
+    """The kernels that one call of an op launches on the device."""
 
     kernels: tuple[KernelCall, ...]
     """In launch order; empty for a view."""
@@ -51,9 +51,9 @@ class Lowering(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def lowers(*names: str, override: bool = False) -> Callable[[Cost], Cost]:
-    """Register a user's rule for ops by name ("aten::mm"; "aten::add" also stands for "aten::add_").
+    """Register a user's rule for ops by name ("aten::mm"; "aten::add" also applies to "aten::add_").
 
-    It goes before the built-in ones. Raises ValueError for a name that has a built-in rule, unless `override`.
+    It takes precedence over built-in rules. Raises ValueError for a name that has a built-in rule, unless `override`.
     """
 
     def register(rule: Cost) -> Cost:
@@ -68,7 +68,8 @@ def lowers(*names: str, override: bool = False) -> Callable[[Cost], Cost]:
 
 
 def lowers_like(*patterns: str) -> Callable[[Cost], Cost]:
-    """Register a user's rule for all ops whose name starts as a regular expression says; exact names go first.
+    """Register a user's rule for all ops whose name starts with a match of a regular expression; exact names take
+    precedence.
 
     Raises ValueError for a pattern that has a rule already.
     """
@@ -85,7 +86,7 @@ def lowers_like(*patterns: str) -> Callable[[Cost], Cost]:
 
 
 def _refuse_no_pattern(pattern: str, rule: Cost) -> None:
-    """Raise CustomOpError for a regular expression that is empty or none."""
+    """Raise CustomOpError for an empty or invalid regular expression."""
     try:
         re.compile(pattern)
     except re.error as error:
@@ -108,7 +109,9 @@ def _by_bytes(op: ReplayOp, view: OpView) -> list[KernelCall]:
 
 
 def _of_bytes(size_bytes: int | None, recorded: list[TensorSpec]) -> list[TensorSpec]:
-    """One tensor of so many bytes, of the type of the first recorded one; the recorded ones where none is said."""
+    """Return one tensor of this many bytes with the dtype of the first recorded tensor; the recorded tensors if
+    None.
+    """
     if size_bytes is None:
         return recorded
     dtype = recorded[0].dtype if recorded else "float32"
@@ -122,11 +125,11 @@ COLLECTIVE = "record_param_comms"
 
 
 def lower(op: ReplayOp, contents: Contents | None = None) -> Lowering:
-    """The kernels of one call of `op`, with arguments of these contents.
+    """Return the kernels of one call of `op`, for arguments with these contents.
 
-    Without contents lengths follow from the batch of the op's iteration, and routing is taken as even. Where a rule
-    meets arguments it cannot make sense of, the op is costed by its bytes, and a note says so. A user's rule that fails
-    raises CustomOpError, a built-in one InternalError.
+    Without contents, lengths follow from the batch of the op's iteration, and routing is taken as even. If a rule
+    cannot interpret the arguments, the op is costed by its bytes, and a note says so. A failing user's rule raises
+    CustomOpError, a failing built-in rule InternalError.
     """
     if op.on_host:
         return Lowering(kernels=(), notes=("stays on the host: it counts an optimizer's steps",))
@@ -175,15 +178,19 @@ def lower(op: ReplayOp, contents: Contents | None = None) -> Lowering:
 
 
 def _fills_nothing(op: ReplayOp) -> bool:
-    """Whether an op has results, all without elements, and writes to no argument that has any: libraries return before
-    they launch a kernel. False where the sizes of the results are not known, and for collectives."""
+    """Check whether an op produces and writes only empty tensors: libraries then return before they launch a kernel.
+
+    False if the sizes of the results are unknown, and for collectives.
+    """
     results = [meta for meta in op.outputs or () if meta is not None]
     written = [meta for arg in op.args if arg.mutated for meta in arg.tensors if meta is not None]
     return op.collective is None and bool(results) and not any(map(elements, (*results, *written)))
 
 
 def _by_user(users: UserFunction, op: ReplayOp, contents: Contents | None) -> Lowering:
-    """What a user's rule makes of an op. Raises CustomOpError when it fails or gives something else than kernels."""
+    """Return the lowering of an op by a user's rule. Raises CustomOpError if it fails or returns anything but
+    kernels.
+    """
     view = OpView(op, contents, by_order=True, known=partial(_argument_names, op))
     try:
         kernels = list(users.function(view))
@@ -205,7 +212,7 @@ def _by_user(users: UserFunction, op: ReplayOp, contents: Contents | None) -> Lo
 
 
 def _argument_names(op: ReplayOp) -> list[str]:
-    """All names that arguments of an op have, in any overload; none where torch does not know the op here."""
+    """Return all argument names of an op, in any overload; none if torch does not know the op here."""
     from opreplay.replay.resolve.schema import specs_of
 
     name = op.called.partition(".")[0]

@@ -1,7 +1,7 @@
 # pyright: strict
-"""The values that cost functions work on: a device flattened to plain floats, with its cost table by kernel type.
+"""The values that cost functions use: a device flattened to plain floats, with its cost table by kernel type.
 
-Owns the compiled form only; `devices.file` reads and checks the files it is made from.
+Owns the compiled form only; `devices.file` reads and checks the source files.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ Form = Literal[
 
 
 class Rates(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Rates and floors shared by all kernel types of one device. Units are in the names; sources in the files."""
+    """Rates and floors shared by all kernel types of one device. Units are in the field names; sources in the files."""
 
     launch_one_us: float
     """A kernel on one vector core that does next to nothing."""
@@ -107,9 +107,9 @@ of a kernel of its own sizes, and others' pulls add to that."""
 
 
 class Pipes(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Memories, paths and starts of a core, as tile programs use them (see `replay.tile`); sources in `_pipes.toml`.
+    """Memories, paths and start costs of a core, for tile programs (see `replay.tile`); sources in `_pipes.toml`.
 
-    Paths are in bytes a cycle and core, latencies and starts in cycles where the name does not say microseconds.
+    Paths are in bytes per cycle and core; latencies and start costs in cycles unless the name says microseconds.
     """
 
     ub_bytes: float
@@ -225,7 +225,7 @@ How = Literal["factor", "lines", "steps", "serial", "dealt"]
 
 
 class SlowPath(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One entry."""
+    """One slow path of the kernel library."""
 
     name: str
     types: tuple[str, ...]
@@ -270,7 +270,7 @@ class ClusterLink(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Cluster(msgspec.Struct, frozen=True, kw_only=True):
-    """Servers of so many dies each; links are those of the SoC where they are not given."""
+    """Servers with a fixed number of dies each; links that are not given are those of the SoC."""
 
     name: str
     servers: int
@@ -280,7 +280,7 @@ class Cluster(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class OwnMeasurement(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A call that a user measured on the device, and what was predicted for it without any measurement of the user's.
+    """A call that a user measured on the device, and its prediction without any of the user's measurements.
 
     Times are in microseconds, of one call.
     """
@@ -316,7 +316,7 @@ LEAST_MEASURED_US, MOST_MEASURED_US, MOST_BAND = 1e-3, 1e12, 1e6
 
 
 class DeviceProfile(msgspec.Struct, frozen=True, kw_only=True):
-    """One simulated SoC, ready to predict with."""
+    """One simulated SoC with all values that predictions need."""
 
     name: str
     title: str
@@ -366,16 +366,16 @@ class DeviceProfile(msgspec.Struct, frozen=True, kw_only=True):
     """What it is a die of; None where nobody said: then servers are of `server_dies`, as many as needed."""
 
     def __repr__(self) -> str:
-        """Its name: all numbers would fill pages."""
+        """Return only the name: all numbers would fill pages."""
         return f"DeviceProfile(name={self.name!r}, version={self.version!r})"
 
     @property
     def kind(self) -> str:
-        """What devices have in common in which a call by itself takes alike: "910", or "950" with its wider vectors."""
+        """The group of devices on which isolated calls behave alike: "910", or "950" with its wider vectors."""
         return "910" if self.vector_width == 1.0 else "950"
 
     def family(self, kernel_type: str) -> FamilyCost:
-        """The cost constants for a kernel type; those of "Unknown" where nobody registered it."""
+        """Return the cost constants for a kernel type; those of "Unknown" if the type is not registered."""
         return self.families[self.types.get(kernel_type, "Unknown")]
 
 
@@ -388,7 +388,7 @@ MOST_EXPONENT = 100
 
 
 class Quantity(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One number of a device or model file."""
+    """One number of a device file or model file."""
 
     value: float
     unit: str

@@ -1,2 +1,2 @@
 # pyright: strict
-"""Many traces as one job."""
+"""Run many traces as one job."""

@@ -1,5 +1,5 @@
 # pyright: strict
-"""The files of a batch on their way to one merged plan: found, paired, read or taken from before, and told of."""
+"""Turn the files of a batch into one merged plan: find, pair, read or reuse them, and report on each."""
 
 from __future__ import annotations
 
@@ -109,9 +109,10 @@ def find_and_pair(
     tell: Tell,
     process: str | None = None,
 ) -> tuple[list[BatchFile], HowToRead]:
-    """The files to read and how; ExecutionTraces that are paired with a trace are no traces of their own.
+    """Return the files to read and how to read them; an ExecutionTrace that is paired with a trace is not read as a
+    trace.
 
-    Raises UsageError where no trace has one, or as `find_files` and `pair` do.
+    Raises UsageError if no trace has a pair, and whatever `find_files` and `pair` raise.
     """
     files = find_files(patterns)
     donor_paths = {os.path.realpath(file.path): file.path for file in (find_files(donors) if donors else ())}
@@ -131,12 +132,12 @@ def find_and_pair(
 
 
 def _paired(traces: Sequence[str], donors: Sequence[str], tell: Tell) -> dict[str, str]:
-    """Trace → its ExecutionTrace, and those without told. Raises UsageError where no trace has one."""
+    """Map each trace to its ExecutionTrace, and report traces without one. Raises UsageError if no trace has one."""
     pairs = pair(traces, donors, rank_at_start)
     if not pairs:
         raise UsageError(
-            "no trace has an ExecutionTrace among those of --execution-trace",
-            hint="They are paired by name or by rank: name them like their traces, e.g. et_rank3.json.",
+            "no trace matches an ExecutionTrace of --execution-trace",
+            hint="They are matched by name or rank: name them like their traces, e.g. et_rank3.json.",
         )
     if without := [path for path in traces if path not in pairs]:
         tell(f"{len(without)} of {len(traces)} traces have no ExecutionTrace: {some(without)}")
@@ -146,7 +147,7 @@ def _paired(traces: Sequence[str], donors: Sequence[str], tell: Tell) -> dict[st
 
 
 def _regular(files: Sequence[BatchFile], batch: Batch, tell: Tell) -> list[BatchFile]:
-    """Files that are read; what is left out is told of. Raises UsageError for none."""
+    """Return the files to read and report those left out. Raises UsageError if none remains."""
     for file in files:
         if file.left_out:
             tell(f"left out: {file.path}: {file.left_out}")
@@ -154,7 +155,7 @@ def _regular(files: Sequence[BatchFile], batch: Batch, tell: Tell) -> list[Batch
     regular = [file for file in files if not file.left_out]
     if not regular:
         special = some([file.path for file in files])
-        raise UsageError(f"there is no regular file among {special}", hint="Name a pipe itself to have it read.")
+        raise UsageError(f"none of {special} is a regular file", hint="To read a pipe, name it explicitly.")
     return regular
 
 
@@ -236,7 +237,7 @@ def _plans(
 
 
 def some(paths: Sequence[str]) -> str:
-    """The first of them, as a line names them."""
+    """Return the first few paths as text for one line."""
     return ", ".join(paths[:NAMED]) + (" ..." if len(paths) > NAMED else "")
 
 
@@ -264,7 +265,7 @@ KINDS = frozenset(
 
 
 def _fitting(trace: str, donors: Sequence[str], ranks: Mapping[str, int | None]) -> list[str]:
-    """The donors with the trace's name, else those with its rank."""
+    """Return the donors with the trace's name, or else those with its rank."""
     fitting = [d for d in donors if _bare(d) == _bare(trace) and _may_be(ranks[d], ranks[trace])]
     return fitting or [d for d in donors if ranks[d] == ranks[trace] is not None]
 
@@ -272,11 +273,11 @@ def _fitting(trace: str, donors: Sequence[str], ranks: Mapping[str, int | None])
 def pair(
     traces: Sequence[str], donors: Sequence[str], rank_of: Callable[[str], int | None] = lambda path: None
 ) -> dict[str, str]:
-    """Trace → its ExecutionTrace, for those that have one.
+    """Map each trace to its ExecutionTrace, for the traces that have one.
 
-    Of the donors with the trace's name, apart from words such as "kineto" and "et", or else with its rank, the one that
-    lies nearest. The rank is in the path, or `rank_of` tells it. A single donor belongs to a single trace anyhow.
-    Raises UsageError where two donors fit a trace equally well, or one is the only choice of two traces.
+    Candidates have the trace's name (ignoring words such as "kineto" and "et") or else its rank; the nearest in the
+    folder tree is chosen. The rank is in the path or comes from `rank_of`. A single donor always belongs to a single
+    trace. Raises UsageError if two donors fit a trace equally well, or if one donor is the only choice of two traces.
     """
     if len(traces) == len(donors) == 1:
         return {traces[0]: donors[0]}
@@ -288,7 +289,7 @@ def pair(
     traces_by_donor: dict[str, str] = {}
     for trace, donor in pairs.items():
         if (other := traces_by_donor.setdefault(donor, trace)) != trace:
-            raise UsageError(f"{donor} fits both {other} and {trace}", hint="Give the traces of one run at a time.")
+            raise UsageError(f"{donor} matches both {other} and {trace}", hint="Give the traces of only one run.")
     return pairs
 
 
@@ -302,25 +303,27 @@ def _may_be(rank: int | None, other_rank: int | None) -> bool:
 
 
 def _bare(path: str) -> tuple[str, ...]:
-    """Words and numbers of a file's name, without those that tell its kind."""
+    """Return the words and numbers of a file name, without words for the kind of file."""
     return tuple(word for word in _WORDS.findall(PurePath(path).name.lower()) if word not in KINDS)
 
 
 def _nearest(trace: str, donors: Sequence[str]) -> str:
-    """The donor whose folder has most in common with the trace's. Raises UsageError for two of them."""
+    """Return the donor whose folder has most in common with the trace's. Raises UsageError if two are equally near."""
     common = {donor: _in_common(PurePath(trace).parent.parts, PurePath(donor).parent.parts) for donor in donors}
     best = max(common.values())
     nearest = [donor for donor in donors if common[donor] == best]
     if len(nearest) > 1:
         raise UsageError(
-            f"{nearest[0]} and {nearest[1]} both fit {trace}",
+            f"{nearest[0]} and {nearest[1]} both match {trace}",
             hint="Name the ExecutionTraces of one run, with the rank in their names.",
         )
     return nearest[0]
 
 
 def _in_common(folders: tuple[str, ...], other_folders: tuple[str, ...]) -> tuple[int, int]:
-    """Folders that two paths share from the top, then from the bottom: `et/run1` is nearest to `kineto/run1`."""
+    """Return how many folders two paths share from the top and from the bottom: `et/run1` is nearest to
+    `kineto/run1`.
+    """
     top = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(folders, other_folders, strict=False)))
     below = zip(reversed(folders[top:]), reversed(other_folders[top:]), strict=False)
     return top, sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], below))

@@ -1,7 +1,8 @@
 # pyright: strict
-"""Many traces as one plan: ops that traces share are replayed once, and each trace, job and the whole get their sums.
+"""Merge many traces into one plan: ops that traces share are replayed once; each trace, each job and the batch get
+sums.
 
-Owns the merging and the sums; reading is the caller's, running is `run`, and who is a rank of what is `ranks`.
+This module merges and sums. The caller reads, `run` executes, and `ranks` recognises which traces are ranks of a job.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from opreplay.traces.sums import summed
 
 
 class TracePlan(msgspec.Struct, frozen=True, kw_only=True, tag="plan"):
-    """The plan of one trace and what the trace says of its place in a job."""
+    """The plan of one trace, with the trace's recorded rank and world size."""
 
     path: str
     """Printable, as are the messages."""
@@ -47,7 +48,7 @@ class TracePlan(msgspec.Struct, frozen=True, kw_only=True, tag="plan"):
 
 
 class NotRead(msgspec.Struct, frozen=True, kw_only=True):
-    """A file of which a batch has no trace."""
+    """A file of the batch that gave no trace."""
 
     file: str
     """Its name, with as much of its folder as tells it from others of the kind."""
@@ -62,7 +63,9 @@ MAX_CALLS = 500_000
 
 
 class _Uses:
-    """How often one trace calls each op of the merged plan, in 24 bytes an op: there may be thousands of traces."""
+    """How often one trace calls each op of the merged plan, at 24 bytes an op, since there may be thousands of
+    traces.
+    """
 
     def __init__(self, plan: ReplayPlan) -> None:
         self.op = array("l")
@@ -75,7 +78,7 @@ class _Uses:
 
 
 class Batch:
-    """Plans added one after the other; `plan` is that of all together, `close` the sums from its results."""
+    """Plans added one after the other; `plan` is the merged plan and `close` computes the sums from its results."""
 
     def __init__(self) -> None:
         self._ops: list[ReplayOp] = []
@@ -95,7 +98,7 @@ class Batch:
 
     @classmethod
     def of(cls, traces: Iterable[TracePlan]) -> Batch:
-        """All traces together."""
+        """Merge all traces into one batch."""
         batch = cls()
         for trace in traces:
             batch.add(trace)
@@ -106,11 +109,11 @@ class Batch:
 
     @property
     def rank_ops(self) -> int:
-        """Ops of all traces added up: what would be run without merging them."""
+        """Return the number of ops of all traces added up: what would run without merging."""
         return sum(len(uses.op) for uses in self._uses)
 
     def add(self, trace: TracePlan) -> None:
-        """Take the ops of one more trace; nothing else of its plan is kept."""
+        """Add the ops of one more trace; nothing else of its plan is kept."""
         plan = trace.plan
         self._first = self._first or plan
         self._device_us += plan.device_us_total
@@ -141,12 +144,12 @@ class Batch:
         self._uses.append(uses)
 
     def leave_out(self, path: str, why: str, *, refused: bool) -> None:
-        """Keep that a file could not be read, for the report."""
+        """Record for the report that a file could not be read."""
         self._not_read.append((printable(path), printable(why), refused))
 
     @property
     def not_read(self) -> list[NotRead]:
-        """The files that could not be read, in the order in which they were met."""
+        """Return the files that could not be read, in the order in which they were found."""
         names = labels([path for path, _, _ in self._not_read])
         return [
             NotRead(file=name, why=why.replace(path, name), left_out=not refused)
@@ -154,7 +157,7 @@ class Batch:
         ]
 
     def plan(self) -> ReplayPlan:
-        """One op a way of calling it, counts and times of all traces added, heaviest first."""
+        """Return one op for each distinct call, with the counts and times of all traces added, heaviest first."""
         merged = ReplayPlan(
             source=f"{len(self)} traces",
             selection=self._first.selection if self._first is not None else "owner",
@@ -168,7 +171,7 @@ class Batch:
         return passes.by_recorded_time(merged)
 
     def facts(self) -> dict[str, object]:
-        """What the header of the results says of the traces."""
+        """Return the facts about the traces for the header of the results."""
         jobs = {member.job for member in self._members()}
         not_read = {"not_read": msgspec.to_builtins(self.not_read)} if self._not_read else {}
         clocks = Counter(uses.clock or "none" for uses in self._uses)
@@ -183,7 +186,7 @@ class Batch:
         }
 
     def close(self, results: Sequence[OpResult]) -> list[TraceResult | JobResult]:
-        """Sums for each trace and for each job, from the results of the merged plan's ops."""
+        """Return the sums for each trace and each job, computed from the results of the merged plan's ops."""
         by_id = {result.id: result for result in results}
         op_results = [by_id.get(op.id) for op in self._named()]
         members = self._members()
@@ -198,18 +201,18 @@ class Batch:
         return [*traces, *of_jobs]
 
     def damaged(self) -> list[str]:
-        """Paths of the traces that could not be read in full."""
+        """Return the paths of the traces that could be read only in part."""
         return [path for path, uses in zip(self._paths, self._uses, strict=True) if without_copies(uses.losses)]
 
     def _losses(self) -> dict[str, int]:
-        """Of all traces."""
+        """Return the losses of all traces, added by kind."""
         return dict(sum((Counter(uses.losses) for uses in self._uses), Counter[str]()))
 
     def _members(self) -> list[Member]:
         return recognised(self._paths, self._ranks, [frozenset(uses.op) for uses in self._uses])
 
     def _named(self) -> list[ReplayOp]:
-        """The ops in the order they were found, those of one signature that are called differently under new ids."""
+        """Return the ops in the order found; calls that share a signature but differ otherwise get new ids."""
         taken: set[str] = set()
         out: list[ReplayOp] = []
         for op, key in zip(self._ops, self._index, strict=True):
@@ -273,13 +276,13 @@ class Batch:
         )
 
     def _covered_share(self, indices: Sequence[int], traces: Sequence[TraceResult]) -> float:
-        """Of the recorded time of several traces on one clock: what was replayed."""
+        """Return the replayed share of the recorded time of several traces that use the same clock."""
         total = sum(self._uses[index].total for index in indices)
         covered = sum(traces[index].covered_share * self._uses[index].total for index in indices)
         return whole(covered / total) if total else 0.0
 
     def _collectives(self, indices: Sequence[int], members: Sequence[Member]) -> CollectivesResult | None:
-        """The collectives of a job's ranks matched; None where no two of them share one."""
+        """Match the collectives of a job's ranks; return None if no two ranks share one."""
         return _collectives_of(
             [
                 RankCalls(rank=rank, calls=self._calls[index][0], origin_ns=self._calls[index][1])
@@ -290,12 +293,12 @@ class Batch:
 
 
 def _added(times: Iterable[Mapping[str, float]]) -> dict[str, float]:
-    """The sum of times by SoC."""
+    """Return the sum of times by SoC."""
     return summed((soc, time_us) for of_soc in times for soc, time_us in of_soc.items())
 
 
 class _Sums:
-    """Times of the ops of one trace, all calls together, in microseconds."""
+    """Times of one trace's ops, summed over calls, in microseconds."""
 
     def __init__(self) -> None:
         self.replayed = 0
@@ -304,7 +307,7 @@ class _Sums:
         self.predicted_recorded_us: dict[str, float] = {}
 
     def add(self, result: OpResult | None, count: int, recorded_us: float) -> None:
-        """One op of the trace with what came of it."""
+        """Add one op of the trace and its result."""
         self.recorded_us += recorded_us
         if result is None:
             return
@@ -317,22 +320,24 @@ class _Sums:
             self.measured_us += (result.measured_us or 0.0) * count
 
     def unpredicted_share(self) -> dict[str, float]:
-        """Of the recorded time of the ops, by SoC: those without a prediction; none where no time was recorded."""
+        """Return, by SoC, the share of the recorded time of ops without a prediction; empty if no time was recorded."""
         if not self.recorded_us:
             return {}
         return {soc: 1.0 - whole(us / self.recorded_us) for soc, us in self.predicted_recorded_us.items()}
 
 
 def call_key(op: ReplayOp, clock: passes.Clock | None) -> str:
-    """The same for ops that are called the same way: not for one signature whose missing arguments were inferred
-    differently from what surrounds it, and not for traces with device time and without: a mean over calls of both
-    would be of neither."""
+    """Return a key that is equal for ops that are called the same way.
+
+    Keys differ if missing arguments of one signature were inferred differently, and between traces with device time and
+    without, because a mean over both would describe neither.
+    """
     what = [op.id, op.called, op.overload, op.resolved_by, op.args, op.batch, op.reason, op.on_host, clock == "device"]
     return digest(msgspec.msgpack.encode(what))
 
 
 def _collectives_of(ranks: Sequence[RankCalls]) -> CollectivesResult | None:
-    """The collectives of several ranks matched; None where no two of them share one."""
+    """Match the collectives of several ranks; return None if no two ranks share one."""
     if len({rank.rank for rank in ranks}) < 2:
         return None
     base = ranks[0].origin_ns

@@ -1,7 +1,7 @@
 # pyright: strict
-"""Which of many traces are ranks of one job: by recorded rank and world size, else by what their files are called.
+"""Recognise which traces are ranks of one job: by recorded rank and world size, else by file names.
 
-Owns the recognition; knows no plan and reads no file.
+Knows nothing of plans and reads no file.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _Key = tuple[str, int | None, int]
 
 
 class Member(msgspec.Struct, frozen=True, kw_only=True):
-    """One trace and the job it is a part of."""
+    """One trace and the job that it belongs to."""
 
     job: str
     """Name of its files with `*` for the rank; the trace's own name where it stands alone."""
@@ -41,7 +41,7 @@ class Member(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def _rank_of(path: str, recorded: int | None) -> tuple[int | None, str]:
-    """The rank of a trace and what says it, "" where nothing does."""
+    """Return the rank of a trace and its source; "" as the source if the rank is unknown."""
     if recorded is not None:
         return recorded, "metadata"
     rank = rank_in_name(path)
@@ -51,13 +51,13 @@ def _rank_of(path: str, recorded: int | None) -> tuple[int | None, str]:
 def recognised(
     paths: Sequence[str], ranks: Sequence[tuple[int | None, int | None]], ops: Sequence[frozenset[int]] | None = None
 ) -> list[Member]:
-    """The job of each trace, from its path, its recorded (rank, world size) and its ops, as numbers, where given.
+    """Return the job of each trace, from its path, recorded (rank, world size) and ops, given as numbers.
 
-    Traces are of one job when they lie in one folder, agree on the world size, have names that differ in the rank
-    alone, and have different ranks. Where the names do not tell the rank, all their numbers may differ, but those in
-    words (llama8b). A rank that comes again begins another job: a second recording of the same names cannot be merged
-    with the first; so does a trace that has hardly an op in common with those of the job: another model. A job of one
-    trace has the trace's own name.
+    Traces belong to one job if they lie in one folder, agree on the world size, have names that differ only in the
+    rank, and have different ranks. If the names do not give the rank, all their numbers may differ, except those in
+    words (llama8b). A repeated rank starts another job, since a second recording of the same names cannot be merged
+    with the first; so does a trace that shares hardly an op with the job, since it is another model. A job of one trace
+    has the trace's own name.
     """
     seen: dict[tuple[str, int | None], list[dict[int, int]]] = {}
     keys: list[_Key | None] = []
@@ -89,7 +89,7 @@ def recognised(
 
 
 def _alike(number: int, others: Iterable[int], ops: Sequence[frozenset[int]] | None) -> bool:
-    """Whether a trace may be of the model of the first of the others, by the ops they have in common."""
+    """Check whether a trace may belong to the same model as the first of the others, by the ops they share."""
     first = next(iter(others), None)
     if ops is None or first is None or min(len(ops[number]), len(ops[first])) < ENOUGH_OPS:
         return True
@@ -98,7 +98,7 @@ def _alike(number: int, others: Iterable[int], ops: Sequence[frozenset[int]] | N
 
 
 def _names(keys: Iterable[_Key]) -> dict[_Key, str]:
-    """A name of its own for each job: file, folders, world size, number of the recording, as far as they are needed."""
+    """Return a unique name for each job: file, folders, world size and recording number, as far as needed."""
     known = list(keys)
     masked = list(dict.fromkeys(path for path, _, _ in known))
     short = dict(zip(masked, _with_star(masked), strict=True))
@@ -115,7 +115,7 @@ def _names(keys: Iterable[_Key]) -> dict[_Key, str]:
 
 
 def _with_star(paths: Sequence[str]) -> list[str]:
-    """Labels that reach as far up as the star does."""
+    """Return labels long enough to include the star that stands for the rank."""
     out: list[str] = []
     for path, label in zip(paths, labels(paths), strict=True):
         parts = PurePath(path).parts
@@ -125,13 +125,15 @@ def _with_star(paths: Sequence[str]) -> list[str]:
 
 
 def rank_in_name(path: str) -> int | None:
-    """The number after the last "rank" of a path, or None."""
+    """Return the number after the last "rank" of a path, or None."""
     numbers = _NAMED.findall(path)
     return int(numbers[-1]) if numbers else None
 
 
 def without_rank(path: str, rank: int) -> str:
-    """The path with `*` for the rank: after the last "rank", else the last number that is it, else every number."""
+    """Replace the rank in a path by `*`: the number after the last "rank", else the last equal number, else every
+    number.
+    """
     named = list(_NAMED.finditer(path))
     if named and int(named[-1][1]) == rank:
         start, end = named[-1].span(1)
@@ -147,7 +149,7 @@ def without_rank(path: str, rank: int) -> str:
 
 
 def labels(paths: Sequence[str]) -> list[str]:
-    """Names of files with as many of their folders as tell them apart; no longer paths than that."""
+    """Return file names with as many of their folders as are needed to tell them apart."""
     parts = [PurePath(path).parts for path in paths]
     depth = [1] * len(paths)
     while True:
@@ -168,8 +170,11 @@ _RANK = re.compile(rb'"distributedInfo"\s*:\s*\{[^{}]{0,4000}?"rank"\s*:\s*(\d{1
 
 
 def rank_at_start(path: str) -> int | None:
-    """The recorded rank, where it is among the first bytes; None for any other file, readable or not, and for a pipe,
-    which can be read once."""
+    """Return the recorded rank if it stands among the first bytes of the file; None otherwise, and for unreadable
+    files.
+
+    Pipes also give None, because they can be read only once.
+    """
     try:
         if not os.path.isfile(path):
             return None

@@ -1,7 +1,7 @@
 # pyright: strict
-"""The files of a batch: found in folders, and read several at a time; a file that cannot be read costs itself only.
+"""Find the files of a batch in folders and read several at a time; an unreadable file does not affect the others.
 
-Owns the finding, the processes that read, and which rank of a job each file is.
+This module owns the search, the reading processes, and the rank of each file in its job.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ ReadOne = Callable[[str], bytes]
 
 
 class Unreadable(msgspec.Struct, frozen=True, kw_only=True, tag="unreadable"):
-    """A file of a batch that was refused."""
+    """A file of the batch that could not be read, with the error."""
 
     path: str
     message: str
@@ -66,19 +66,19 @@ class Unreadable(msgspec.Struct, frozen=True, kw_only=True, tag="unreadable"):
 
 
 class ToRead(msgspec.Struct, frozen=True, kw_only=True):
-    """A file for a process to read."""
+    """A file sent to a process for reading."""
 
     path: str
 
 
 class Piece(msgspec.Struct, frozen=True, kw_only=True, tag="piece"):
-    """A part of what a process read; plans of many ops are larger than a frame."""
+    """A part of a plan sent by a reading process; large plans exceed one frame."""
 
     data: bytes
 
 
 class AllRead(msgspec.Struct, frozen=True, kw_only=True, tag="all read"):
-    """There is no further piece of a file."""
+    """Marks the end of the pieces of a file."""
 
 
 class BatchFile(msgspec.Struct, frozen=True, kw_only=True):
@@ -93,7 +93,7 @@ class BatchFile(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def left_out(self) -> str:
-        """Why it is not read: a copy, or in a folder a pipe, a socket or a device; "" for what is read."""
+        """Return why the file is not read (a copy, a pipe, a socket or a device); "" if it is read."""
         if self.copy_of is not None:
             other = os.path.relpath(self.copy_of, os.path.dirname(self.path) or ".")
             return f"the same trace as {other}, which counts once"
@@ -101,14 +101,17 @@ class BatchFile(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def find_files(patterns: Sequence[str]) -> list[BatchFile]:
-    """Files that paths, globs and folders mean, copies marked; a folder with all that lies below it.
+    """Return the files that paths, globs and folders (searched recursively) name; copies are marked.
 
     Raises TraceError for a glob that matches nothing, UsageError for a folder without a .json or .json.gz and for "-".
     """
     files: dict[str, BatchFile] = {}
     for pattern in patterns:
         if pattern == "-":
-            raise UsageError("a batch reads files; - is one stream", hint="Give stdin to `opreplay run -`.")
+            raise UsageError(
+                "several traces cannot be read from stdin (-)",
+                hint="To read one trace from stdin, use `opreplay run -`.",
+            )
         for path in expand_paths([pattern]):
             if not os.path.isdir(path):
                 files[path] = BatchFile(path=path, named=True)
@@ -118,7 +121,7 @@ def find_files(patterns: Sequence[str]) -> list[BatchFile]:
                 str(file) for file in Path(path).rglob("*") if file.name.endswith(SUFFIXES) and not file.is_dir()
             )
             if not inside:
-                raise UsageError(f"there is no {' or '.join(SUFFIXES)} file in {path}")
+                raise UsageError(f"{path} contains no {' or '.join(SUFFIXES)} file")
             for file in inside:
                 files.setdefault(file, BatchFile(path=file, named=False))
     copies = copies_of(files)
@@ -126,7 +129,9 @@ def find_files(patterns: Sequence[str]) -> list[BatchFile]:
 
 
 def read_plans(paths: Sequence[str], how: HowToRead, *, processes: int) -> Iterator[TracePlan | Unreadable]:
-    """The plan of each file, in order, read by `processes` processes, by this one where there is little to read."""
+    """Yield the plan of each file, in order, read by `processes` processes, or by this process if there is little to
+    read.
+    """
     if processes < 2 or len(paths) < 2 or sum(map(_bytes_to_read, paths)) < POOL_FROM_BYTES:
         for path in paths:
             yield decoded(_read(path, how=how))
@@ -154,7 +159,7 @@ def read_plans(paths: Sequence[str], how: HowToRead, *, processes: int) -> Itera
 
 
 class _Reader(Workers):
-    """A process that reads one file after the other."""
+    """A process that reads files one after the other."""
 
     def __init__(self, how: HowToRead) -> None:
         self._data = bytearray()
@@ -166,12 +171,12 @@ class _Reader(Workers):
         )
 
     def plan(self, path: str) -> bytes | None:
-        """What it read; None while there is more to come. Raises OpReplayError where the process is gone."""
+        """Return what the process read; None while more is to come. Raises OpReplayError if the process is gone."""
         answer = self.take()
         if isinstance(answer, Death):
             raise OpReplayError(
-                f"a process that read traces died, at {path}: {answer.cause}",
-                hint="Most likely memory ran out: read fewer at a time with --lanes.",
+                f"a process reading traces died at {path}: {answer.cause}",
+                hint="Most likely memory ran out: read fewer traces at a time with --lanes.",
             )
         if answer is None:
             return None
@@ -181,7 +186,7 @@ class _Reader(Workers):
 
 
 def serve(descriptor: int, parent: int) -> None:
-    """What a process that reads files does: paths in, plans out, until its socket closes."""
+    """Run the loop of a reading process: receive paths and send plans until its socket closes."""
     with Parent(descriptor, parent) as starter:
         how = starter.config(HowToRead)
         for task in starter.tasks(msgspec.msgpack.Decoder(ToRead), {}):
@@ -200,17 +205,17 @@ def _bytes_to_read(path: str) -> int:
 
 
 def decoded(data: bytes) -> TracePlan | Unreadable:
-    """What a `ReadOne` returned."""
+    """Decode the bytes that a `ReadOne` returned."""
     return msgspec.msgpack.decode(data, type=TracePlan | Unreadable)
 
 
 def encoded(plan: TracePlan | Unreadable) -> bytes:
-    """What a `ReadOne` returns."""
+    """Encode a plan to the bytes that a `ReadOne` returns."""
     return msgspec.msgpack.encode(plan)
 
 
 class HowToRead(msgspec.Struct, frozen=True, kw_only=True):
-    """All that decides what plan a file gives, beside the file."""
+    """Everything apart from the file itself that decides its plan."""
 
     selection: Selection
     device: str
@@ -226,11 +231,13 @@ class HowToRead(msgspec.Struct, frozen=True, kw_only=True):
     """The one process that is taken of each file, which then has to be merged of several."""
 
     def reader(self) -> ReadOne:
-        """What reads one file; can be sent to another process."""
+        """Return a picklable function that reads one file."""
         return partial(_read, how=self)
 
     def settings(self) -> str:
-        """A text that is the same where plans of the same files are: options, users' code, versions of packages."""
+        """Return a text that is equal if and only if the same files give the same plans: options, user code, package
+        versions.
+        """
         installed = sorted(f"{package.metadata['Name']} {package.version}" for package in distributions())
         code = [file_digest(plugin) if os.path.isfile(plugin) else plugin for plugin in self.plugins]
         # The pairs of ExecutionTraces are not among them: they are among the files of each plan.
@@ -238,7 +245,7 @@ class HowToRead(msgspec.Struct, frozen=True, kw_only=True):
         return digest(msgspec.json.encode([mine, code, installed], order="deterministic"))
 
     def files(self, path: str, tables: dict[str, str | None] | None = None) -> list[str]:
-        """The file and all that is read with it. `tables` keeps what was found out of folders, for many files."""
+        """Return the file and all files read with it. `tables` caches what was found in folders, for many files."""
         folder = os.path.dirname(path)
         known = {} if tables is None else tables
         if folder not in known:
@@ -254,7 +261,7 @@ def _table_beside(path: str) -> str | None:
 
 
 def _read(path: str, *, how: HowToRead) -> bytes:
-    """A TracePlan, or Unreadable for a file that is refused, as msgpack."""
+    """Return a TracePlan as msgpack, or Unreadable for a file that is refused."""
     before = stamps_of(how.files(path))
     try:
         load_plugins(how.plugins)
@@ -311,18 +318,19 @@ def _merged_notes(read: Trace) -> list[str]:
 def open_ranks(
     patterns: Sequence[str], read: Callable[[str], Trace], tell: Callable[[str], None]
 ) -> list[tuple[int, Trace]]:
-    """(rank, trace) of each file that paths, globs and folders mean, by rank; of a merged file each process is one.
+    """Return (rank, trace) of each file that paths, globs and folders name, by rank; each process of a merged file
+    counts.
 
-    A file of a folder that is no trace is passed over, and told. The rank is recorded, else in the file's name, else
-    the file's place among those given, where none has one, and told. Raises UsageError for fewer than two traces, for
-    traces of several jobs, and where some have a rank and others have none; what `read` raises for a named file.
+    A file of a folder that is not a trace is skipped with a note. The rank is the recorded one, else the one in the
+    file's name; if no file has one, it is the file's position, with a note. Raises UsageError for fewer than two
+    traces, for traces of several jobs, and if only some have a rank; and whatever `read` raises for a named file.
     """
     files = list(readable_traces(patterns, read, tell))
     traces = [(path, part) for path, trace in files for part in _parts(trace)]
     if len(traces) < 2:
         raise UsageError(
-            f"--ranks needs the traces of two ranks or more, found {len(traces)}",
-            hint="Name them one after the other, or the folder that holds them.",
+            f"--ranks needs the traces of at least two ranks, found {len(traces)}",
+            hint="Name several traces, or the folder that contains them.",
         )
     ranks = _rank_numbers(traces, tell)
     _one_job([path for path, _ in files], [trace for _, trace in files], patterns)
@@ -335,7 +343,7 @@ def _parts(trace: Trace) -> list[Trace]:
 
 
 def _rank_numbers(traces: Sequence[tuple[str, Trace]], tell: Callable[[str], None]) -> list[int]:
-    """The rank of each trace. Raises UsageError where some have one and others have none."""
+    """Return the rank of each trace. Raises UsageError if only some have one."""
     processes = [trace.info.process for _, trace in traces]
     if any(processes):
         names = [name or path for name, (path, _) in zip(processes, traces, strict=True)]
@@ -349,14 +357,16 @@ def _rank_numbers(traces: Sequence[tuple[str, Trace]], tell: Callable[[str], Non
         return list(range(len(traces)))
     if len(numbers) < len(ranks):
         nameless = next(path for path, rank in ranks if rank is None)
-        raise UsageError(f"{nameless} does not tell its rank, others do", hint="Put it into its name: rank3.json.gz.")
+        raise UsageError(
+            f"the rank of {nameless} is unknown, but others have one", hint="Put the rank into its name: rank3.json.gz."
+        )
     return numbers
 
 
 def readable_traces(
     patterns: Sequence[str], read: Callable[[str], Trace], tell: Callable[[str], None]
 ) -> Iterator[tuple[str, Trace]]:
-    """(path, trace) of each file that is one."""
+    """Yield (path, trace) of each file that is a trace."""
     for file in find_files(patterns):
         if file.left_out:
             tell(f"{file.path} left out: {file.left_out}")
@@ -370,15 +380,15 @@ def readable_traces(
 
 
 def _one_job(paths: Sequence[str], traces: Sequence[Trace], patterns: Sequence[str]) -> None:
-    """Raise UsageError for a folder that holds recordings of several jobs; who names files knows what they are."""
+    """Raise UsageError for a folder that holds recordings of several jobs; files named one by one are not checked."""
     if len(patterns) == len(paths):
         return
     members = recognised(paths, [(trace.info.rank, trace.info.world_size) for trace in traces])
     jobs = sorted({member.job for member in members if member.rank is not None})
     if len(jobs) > 1:
         raise UsageError(
-            f"{len(paths)} files are of {len(jobs)} jobs: {', '.join(jobs)[:300]}",
-            hint="Name the files of one of them.",
+            f"{len(paths)} files belong to {len(jobs)} jobs: {', '.join(jobs)[:300]}",
+            hint="Name the files of only one job.",
         )
 
 
@@ -387,11 +397,11 @@ CHUNK_BYTES = 1 << 20
 
 
 def copies_of(paths: Iterable[str]) -> dict[str, str]:
-    """Each file that holds what another one does → that one: a file before a link to it, the one less deep in
-    folders, the older one, else the first.
+    """Map each file with the same contents as another one to that other file.
 
-    Only files that unpack to the same number of bytes are read, as a gzip's last four bytes tell it. What is no regular
-    file, is empty or cannot be read is no copy.
+    The original is a file rather than a link, then the less deeply nested, then the older, then the first. Only files
+    that unpack to the same number of bytes, according to a gzip's last four bytes, are read. Files that are not
+    regular, are empty or cannot be read are never copies.
     """
     sizes: defaultdict[int, list[str]] = defaultdict(list)
     for path in paths:
@@ -433,7 +443,7 @@ def _unpacked_bytes(path: str) -> int | None:
 
 
 def _content(path: str, size: int) -> bytes | None:
-    """Digest of the bytes of a file, unpacked where they are `size` as it says; never of more than that."""
+    """Return a digest of the (unpacked) bytes of a file of `size` bytes; never read more than that."""
     try:
         with open(path, "rb") as file:
             packed = file.read(2) == GZIP
@@ -452,7 +462,7 @@ def _content(path: str, size: int) -> bytes | None:
 
 
 def _digest(file: BinaryIO | gzip.GzipFile, size: int) -> bytes | None:
-    """Digest of a stream of `size` bytes; None for one that has fewer or more."""
+    """Return the digest of a stream of `size` bytes; None if it has fewer or more."""
     hasher, seen = blake2b(digest_size=16), 0
     while chunk := file.read(CHUNK_BYTES):
         seen += len(chunk)

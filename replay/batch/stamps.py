@@ -1,7 +1,7 @@
 # pyright: strict
-"""What tells, without reading all of it, that a file is the one that was read before: size, time and both ends.
+"""Tell without reading a whole file whether it is unchanged: by size, modification time and both ends.
 
-Owns the comparison of files on the disk; what was made of them is the caller's.
+This module compares files on disk; it knows nothing of what was made of them.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ END_BYTES = 64 << 10
 
 
 class Stamp(msgspec.Struct, frozen=True, kw_only=True):
-    """One file as it was at one moment; equal stamps mean that it is read as before."""
+    """The state of one file at one moment; equal stamps mean that the file is unchanged."""
 
     path: str
     """Printable."""
@@ -31,7 +31,7 @@ class Stamp(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def stamp_of(path: str) -> Stamp | None:
-    """The file's stamp; None for what is no regular file or cannot be read."""
+    """Return the file's stamp; None for a file that is not regular or cannot be read."""
     try:
         if not stat.S_ISREG(os.stat(path).st_mode):
             return None  # opening a pipe would wait for its writer
@@ -46,7 +46,7 @@ def stamp_of(path: str) -> Stamp | None:
 
 
 def stamps_of(paths: Sequence[str]) -> tuple[Stamp, ...] | None:
-    """The stamps of all files, or None where one has none."""
+    """Return the stamps of all files, or None if one has none."""
     stamps = [stamp_of(path) for path in paths]
     known = tuple(stamp for stamp in stamps if stamp is not None)
     return known if len(known) == len(stamps) else None

@@ -1,2 +1,2 @@
 # pyright: strict
-"""A plan without a profile: the user's Python, run once on tensors without memory."""
+"""Builds a plan without a profile: runs the user's Python once on tensors without memory."""

@@ -1,5 +1,5 @@
 # pyright: strict
-"""`opreplay.capture` and what the command does: a step to a plan."""
+"""Implements `opreplay.capture` and the command: converts a step to a plan."""
 
 from __future__ import annotations
 
@@ -30,25 +30,26 @@ def capture(
     device: LikeDevice = "cpu",
     **kwargs: Any,
 ) -> ReplayPlan:
-    """The plan of one run of a function, a module, or a training step, without a profile.
+    """Return the plan of one run of a function, a module, or a training step, without a profile.
 
     It runs once, on fake tensors: nothing is allocated or computed, and `args` and the modules' parameters may be real
-    or fake. Gradients, buffers and optimizers of a module are afterwards what they were.
+    or fake. Gradients, buffers and optimizers of a module are restored afterwards.
 
     Args:
         step: a function or a module, called with `args` and `kwargs`.
         args: positional arguments.
         via: "dispatch": each call as it reaches torch's dispatcher; "export": the graph of torch.export; "compile":
-            the graphs that torch.compile hands its backend, which runs on real tensors.
-        real: run on real tensors, for a step that depends on what tensors hold.
-        optimizer: with a module: a torch.optim.Optimizer, or what makes one of the parameters; trains one step.
-        loss: with a module: makes the loss of its output.
-        world_size: ranks of a job that exchanges nothing, of which this process plays one.
-        rank: which one.
-        device: whose defaults torch takes where they are known to differ: optimizers take lists on "cuda" and "npu".
+            the graphs that torch.compile passes to its backend, which runs on real tensors.
+        real: run on real tensors, for a step that depends on tensor values.
+        optimizer: with a module: an Optimizer, or a factory that takes the parameters, e.g. torch.optim.AdamW; trains
+            one step.
+        loss: with a module: computes the loss from its output.
+        world_size: number of ranks of a job without communication, of which this process runs one.
+        rank: the rank of this process.
+        device: whose defaults torch uses where they are known to differ: optimizers use lists on "cuda" and "npu".
         kwargs: named arguments.
 
-    Raises UsageError, with the user's line, for a step that cannot be run so.
+    Raises UsageError, with the user's line, for a step that cannot be captured.
     """
     options = {name: value for name, value in {"optimizer": optimizer, "loss": loss}.items() if value is not None}
     arguments: Any = args if not kwargs else Call(args=args, kwargs=kwargs)
@@ -72,13 +73,13 @@ def capture_made(
     notes: tuple[str, ...] = (),
     device: LikeDevice = "cpu",
 ) -> ReplayPlan:
-    """The plan of the step that `make()` gives, which is called where fake tensors are made; `seed` is for real ones.
+    """Return the plan of the step from `make()`, which is called with fake tensors enabled; `seed` is for real tensors.
 
-    `notes` say what was assumed. Raises UsageError.
+    `notes` are the assumptions made. Raises UsageError.
     """
     job: dict[str, Any] = {} if world_size is None else {"world_size": world_size, "rank": rank}
     if decompose and via != "export":
-        raise UsageError("decompose is for graphs of torch.export", hint="Use it with --via export.")
+        raise UsageError("--decompose needs graphs of torch.export", hint="Add --via export.")
     real = real or via == "compile"
     with _job(world_size, rank):
         recording = record(step_maker(make), real=real, seed=seed, via=via, decompose=decompose, device=device)
@@ -96,10 +97,13 @@ def capture_target(
     rank: int = 0,
     device: LikeDevice = "cpu",
 ) -> ReplayPlan:
-    """The plan of what the command line names. Raises UsageError for ranks other than those that it is spread over."""
+    """Return the plan of the command line's target. Raises UsageError if the ranks differ from those of the target's
+    splits.
+    """
     if target.world_size is not None and world_size not in (None, target.world_size):
         raise UsageError(
-            f"world_size={world_size} and a model spread over {target.world_size}", hint="Leave --set world_size out."
+            f"world_size is {world_size}, but the model is split over {target.world_size} ranks",
+            hint="Remove --set world_size.",
         )
     ranks = target.world_size or world_size
     plan = capture_made(
@@ -120,20 +124,20 @@ def capture_target(
 
 
 def check_made(make: Callable[[], Any], plan: ReplayPlan, *, seed: int = 0, device: LikeDevice = "cpu") -> Check:
-    """Whether a captured plan computes what the step that `make()` gives computes. Raises UsageError."""
+    """Check whether a captured plan computes the same as the step from `make()`. Raises UsageError."""
     from opreplay.replay.capture.check import check
 
     assert plan.capture is not None
     if plan.capture.world_size > 1:
         raise UsageError(
-            "--check needs the values that other ranks send",
-            hint="Check without --set world_size; ranks exchange nothing.",
+            "--check needs values from other ranks",
+            hint="Check without --set world_size; ranks do not exchange data here.",
         )
     return check(step_maker(make), plan, seed=seed, device=device)
 
 
 def step_maker(make: Callable[[], Any]) -> Make:
-    """`make`, with what it gives understood."""
+    """Wrap `make` so that it returns a parsed step."""
 
     def step() -> Step:
         description = make()
@@ -145,6 +149,6 @@ def step_maker(make: Callable[[], Any]) -> Make:
 def _job(world_size: int | None, rank: int) -> AbstractContextManager[None]:
     if world_size is None:
         if rank:
-            raise UsageError("rank without world_size", hint="Say of how many: --set world_size=N.")
+            raise UsageError("rank is given without world_size", hint="Add --set world_size=N.")
         return nullcontext()
     return fake_ranks(world_size, rank)

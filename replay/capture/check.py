@@ -1,8 +1,8 @@
 # pyright: strict
-"""Whether a captured plan computes what the model computes: replayed in order on real values, every result compared.
+"""Checks whether a captured plan computes the same as the model: replays it on real values and compares every result.
 
-Three runs with one seed: the model alone, the model under the recorder, which tells what each storage held before it
-was first used, and the plan, which gets those storages. The plan is the one that fake tensors gave.
+Three runs with one seed: the model alone; the model under the recorder, which shows what each storage held before its
+first use; and the plan, which gets those storages. The plan is the one captured on fake tensors.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ SEED = 0
 
 
 def check(make: Make, plan: ReplayPlan, *, seed: int = SEED, device: LikeDevice = "cpu") -> Check:
-    """Replay `plan`, which was captured of the step that `make` gives, and compare.
+    """Replay `plan`, which was captured from the step of `make`, and compare.
 
-    `make` is called twice more, each time after `torch.manual_seed(seed)`, as is the step.
-    Raises UsageError for a step whose two runs differ, as one that draws without the seed.
+    `make` is called twice more, each time after `torch.manual_seed(seed)`, and so is the step. Raises UsageError for a
+    step whose two runs differ, e.g. because it uses random numbers without the seed.
     """
     if plan.sequence is None or plan.sequence.cut:
-        raise UsageError("the plan does not hold all calls of the step", hint="Check a smaller model.")
+        raise UsageError("the plan does not contain all calls of the step", hint="Check a smaller model.")
     returned, state = _alone(make, seed)
     snapshots = _Snapshots()
     recording = record(make, real=True, seed=seed, look=snapshots.looking, device=device)
@@ -120,7 +120,7 @@ def _replayed(
 
 
 def compared(name: str, expected: torch.Tensor, got: torch.Tensor) -> Compared:
-    """Two tensors, which are equal where each element is within the tolerance of their type."""
+    """Compare two tensors, which are equal if each element is within the tolerance of their dtype."""
     expected, got = expected.detach(), got.detach()
     detail = difference(expected, got)
     same_form = expected.shape == got.shape and expected.dtype == got.dtype
@@ -139,12 +139,12 @@ def _has_storage(tensor: torch.Tensor) -> bool:
 
 
 def bytes_of(tensor: torch.Tensor) -> torch.Tensor:
-    """All bytes of a contiguous tensor; one of a single element may have any stride, which a view does not take."""
+    """Return all bytes of a contiguous tensor; a single element may have any stride, which a view does not accept."""
     return tensor.as_strided((tensor.numel(),), (1,)).view(torch.uint8)
 
 
 def digest(value: Any) -> bytes:
-    """A hash of the bits of all tensors of a result."""
+    """Return a hash of the bits of all tensors in a result."""
     hasher = blake2b(digest_size=16)
     for tensor in filter(_has_storage, tensors_in(value)):
         plain = tensor.detach().resolve_conj().resolve_neg().contiguous()
@@ -154,7 +154,7 @@ def digest(value: Any) -> bytes:
 
 
 class _Snapshots:
-    """What storages from outside held before the step, and what each call gave back."""
+    """Contents of external storages before the step, and the results of each call."""
 
     def __init__(self) -> None:
         self.storages: dict[int, torch.UntypedStorage] = {}
@@ -186,7 +186,7 @@ class _Snapshots:
 
 
 def _alone(make: Make, seed: int) -> tuple[Any, list[tuple[str, torch.Tensor]]]:
-    """What the step gives back, and parameters and buffers after it, by the names that a plan has for them."""
+    """Run the step without the recorder; return its result, and parameters and buffers by the names used in plans."""
     tracker = ModuleTracker(Storages())
     forget_cached_tensors()
     with explained(None, real=True):
@@ -203,12 +203,15 @@ def _alone(make: Make, seed: int) -> tuple[Any, list[tuple[str, torch.Tensor]]]:
 def _refuse_other_values(first: Sequence[tuple[str, torch.Tensor]], second: Sequence[tuple[str, torch.Tensor]]) -> None:
     names = [name for name, _ in first]
     if names != [name for name, _ in second]:
-        raise UsageError("two runs of the step give different tensors", hint="make() must make the same each time.")
+        raise UsageError(
+            "two runs of the step returned different tensors",
+            hint="make() must return the same model and inputs each time.",
+        )
     for (name, a), (_, b) in zip(first, second, strict=True):
         if detail := difference(a.detach(), b.detach()):
             raise UsageError(
-                f"two runs of the step with one seed differ: {name}: {detail}",
-                hint="make() must make the same each time: draw with torch's generator, whose seed is set.",
+                f"two runs of the step with the same seed differ: {name}: {detail}",
+                hint="make() must return the same each time: use torch's generator, which is seeded.",
             )
 
 
@@ -219,7 +222,7 @@ def _names(plan: ReplayPlan) -> list[str]:
 
 
 def _other_storages(plan: ReplayPlan, recording: Recording, snapshots: _Snapshots) -> str:
-    """Why the plan cannot be given what the model had: they take other storages from outside; "" where they do not."""
+    """Return why the plan cannot use the model's storages: their external storages differ; "" if it can."""
     assert plan.capture is not None
     sizes = {storage.storage: storage.size_bytes for storage in plan.capture.storages}
     mine = [sizes[number] for number in _outside_in_order(plan)]
@@ -232,7 +235,7 @@ def _at(names: Sequence[str], at: int) -> str:
 
 
 def _outside_in_order(plan: ReplayPlan) -> list[int]:
-    """Storages from outside in the order in which calls first take them."""
+    """Return the external storages in the order of first use by calls."""
     assert plan.sequence is not None
     assert plan.capture is not None
     known = {storage.storage for storage in plan.capture.storages}
@@ -242,13 +245,13 @@ def _outside_in_order(plan: ReplayPlan) -> list[int]:
 
 
 def _same_place(tensor: torch.Tensor, memory: torch.UntypedStorage) -> torch.Tensor:
-    """What lies in another storage where a tensor lies in its own."""
+    """Return a view of another storage at the same position as the tensor in its own."""
     view = torch.empty(0, dtype=tensor.dtype)
     return view.set_(memory, tensor.storage_offset(), tensor.shape, tensor.stride())  # type: ignore[call-overload]
 
 
 def _largest(expected: torch.Tensor, got: torch.Tensor) -> float:
-    """Largest difference of two elements; nothing between two that are both no number, or the same infinity."""
+    """Return the largest difference of two elements; two NaNs, or two equal infinities, do not differ."""
     if not expected.numel():
         return 0.0
     wide = torch.complex128 if expected.is_complex() else torch.float64
@@ -259,7 +262,7 @@ def _largest(expected: torch.Tensor, got: torch.Tensor) -> float:
 
 
 def _named(plan: ReplayPlan, place: int) -> str:
-    """A call for people: its place, its op and where it was called."""
+    """Describe a call for the user: its position, its op and where it was called."""
     sequence = plan.sequence
     assert sequence is not None
     op = next(op for op in plan.ops if op.id == sequence.ids[sequence.calls[place]])

@@ -1,7 +1,7 @@
-"""Experts of a mixture spread over the ranks of a group: tokens go to the ranks of their experts and come back.
+"""Expert parallelism: experts are spread over the ranks of a group; tokens go to the ranks of their experts and back.
 
-For models of transformers, whose experts are modules of stacked weights called with tokens, chosen experts and weights.
-Routing is taken to be balanced: each rank sends each other as many tokens as it gets, rounded up.
+For transformers models, whose experts are modules of stacked weights called with tokens, chosen experts and weights.
+Routing is assumed to be balanced: each rank sends every other rank as many tokens as it gets, rounded up.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ NOTE = "routing is taken to be balanced: each rank gets as many tokens as it sen
 
 
 def spread_experts(model: Any, ranks: int) -> None:
-    """Leave each module of experts its share of them, and let it exchange tokens.
+    """Reduce each module of experts to its share of them, and make it exchange tokens.
 
-    Raises UsageError for a model without such modules, and for a number of experts that the ranks do not divide.
+    Raises UsageError for a model without such modules, and if the ranks do not divide the number of experts.
     """
     expert_modules = [module for module in model.modules() if is_experts(module)]
     if not expert_modules:
         raise UsageError(
-            "the model has no experts that can be spread", hint="--expert-parallel is for mixtures of experts."
+            "the model has no experts to distribute", hint="--expert-parallel needs a mixture-of-experts model."
         )
     for experts in expert_modules:
         keep_share(experts, ranks)
@@ -32,10 +32,13 @@ def spread_experts(model: Any, ranks: int) -> None:
 
 
 def keep_share(experts: Any, ranks: int) -> None:
-    """Leave a module its share of the experts. Raises UsageError for a number that the ranks do not divide."""
+    """Reduce a module to its share of the experts. Raises UsageError if the ranks do not divide their number."""
     count = int(experts.num_experts)
     if count % ranks:
-        raise UsageError(f"{count} experts over {ranks} ranks", hint="Choose ranks that divide them.")
+        raise UsageError(
+            f"{count} experts cannot be divided by {ranks} ranks",
+            hint="Choose a number of ranks that divides the number of experts.",
+        )
     for name, parameter in list(experts.named_parameters(recurse=False)):
         if parameter.dim() and parameter.shape[0] == count:
             part = torch.empty(count // ranks, *parameter.shape[1:], dtype=parameter.dtype)
@@ -44,7 +47,7 @@ def keep_share(experts: Any, ranks: int) -> None:
 
 
 def share_experts(experts: Any, ranks: int) -> None:
-    """Leave a module its share of the experts, where each rank has all tokens and results are summed afterwards."""
+    """Reduce a module to its share of the experts; each rank has all tokens, and results are summed afterwards."""
     keep_share(experts, ranks)
 
     def forward(self: Any, hidden: torch.Tensor, chosen: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
@@ -60,14 +63,16 @@ def share_experts(experts: Any, ranks: int) -> None:
 
 
 def is_experts(module: Any) -> bool:
-    """Whether a module is transformers' kind of experts: weights stacked in one parameter, told by `has_gate`."""
+    """Check whether a module is transformers' kind of experts: weights stacked in one parameter, identified by
+    `has_gate`.
+    """
     return hasattr(module, "num_experts") and hasattr(module, "has_gate") and any(True for _ in module.parameters())
 
 
 def _exchanging(
     self: Any, hidden_states: torch.Tensor, top_k_index: torch.Tensor, top_k_weights: torch.Tensor
 ) -> torch.Tensor:
-    """Experts of this rank on the tokens of all: [tokens, hidden] → [tokens, hidden]."""
+    """Apply this rank's experts to the tokens of all ranks: [tokens, hidden] → [tokens, hidden]."""
     import torch.distributed as dist
     from torch.distributed import _functional_collectives as collectives
     from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS  # pyright: ignore

@@ -1,5 +1,5 @@
 # pyright: strict
-"""Why a step could not be captured, in the user's terms: the line, and what to do; owns no recorder."""
+"""Explains why a step could not be captured in the user's terms: the line, and what to do; owns no recorder."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _NO_GROUP = (
 
 
 class _Tensors(NamedTuple):
-    """Tensors that cannot be fake, by what torch says of them."""
+    """Tensors that cannot be fake, by torch's error message."""
 
     words: tuple[str, ...]
     kind: str
@@ -78,7 +78,7 @@ _FORWARD_WAYS = (
 
 
 def user_line(error: BaseException) -> str:
-    """File and line of the innermost frame that is neither torch's nor ours, with its text; "" where there is none."""
+    """Return file and line of the innermost frame outside torch and opreplay, with its text; "" if there is none."""
     frames = [
         frame
         for frame in traceback.extract_tb(error.__traceback__)
@@ -93,7 +93,7 @@ def user_line(error: BaseException) -> str:
 
 @contextmanager
 def explained(recorder: Recorder | None, *, real: bool) -> Generator[None, None, None]:
-    """Turn what a step raises into UsageError with the user's line and a way on."""
+    """Convert the exceptions of a step into UsageError with the user's line and a hint."""
     try:
         yield
     except OpReplayError:
@@ -103,15 +103,15 @@ def explained(recorder: Recorder | None, *, real: bool) -> Generator[None, None,
 
 
 def of(error: Exception, running: Any, *, real: bool) -> UsageError:
-    """The error to show in place of what a step raised."""
+    """Return the error to show in place of a step's exception."""
     line = user_line(error)
     at = f"; at {line}" if line else ""
     cause = _cause(error, (*_DATA_DEPENDENT, *_MISSING))
     if isinstance(cause, _DATA_DEPENDENT):
         op = getattr(cause, "func", running)
         return UsageError(
-            f"the step depends on what a tensor holds ({_name(op)}), and fake tensors hold nothing{at}",
-            hint="--real runs it once on real tensors; or give sizes that do not depend on values.",
+            f"the step depends on the contents of a tensor ({_name(op)}), and fake tensors have none{at}",
+            hint="Use --real to run it once on real tensors, or pass sizes that do not depend on values.",
         )
     if (op := _NO_FORWARD_FORMULA.search(str(error))) is not None:
         ways = [way for word, way in _FORWARD_WAYS if word in op[1]]
@@ -125,40 +125,42 @@ def of(error: Exception, running: Any, *, real: bool) -> UsageError:
     name = _missing_kernel(cause or error, running)
     if "UninitializedParameter" in str(error):
         return UsageError(
-            f"a lazy module has no sizes yet{at}",
-            hint="Give it its sizes: nn.Linear, not nn.LazyLinear.",
+            f"a lazy module has unknown sizes{at}",
+            hint="Give it explicit sizes: nn.Linear instead of nn.LazyLinear.",
         )
     for tensors in _UNSUPPORTED:
         if any(word in f"{error} {name}" for word in tensors.words):
             return UsageError(f"{tensors.kind}{at}", hint=tensors.way)
     if name:
         return UsageError(
-            f"{name} has no fake kernel: nobody told torch the sizes of its results{at}",
+            f"{name} has no fake kernel, so torch does not know the shapes of its results{at}",
             hint=f'Register one, @torch.library.register_fake("{name}"), which takes the same arguments and gives '
             "torch.empty_like(...) or the like; or run it with --real.",
         )
     if any(word in str(error) for word in _NO_GROUP):
         return UsageError(
-            f"the step needs a process group, and a capture is one process{at}",
-            hint="--set world_size=N plays one rank of a job of N, with the environment that torchrun gives; nothing "
-            "is exchanged.",
+            f"the step needs a process group, but a capture is a single process{at}",
+            hint=(
+                "Use --set world_size=N to act as one rank of a job of N, with the environment that "
+                "torchrun sets; nothing is exchanged."
+            ),
         )
     what = f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error).strip() else ''}"
     return UsageError(
         f"the step raised {what}{at}",
-        hint="If it runs in plain PyTorch, a capture cannot follow what it does there: leave that part out."
+        hint="If it runs in plain PyTorch, the capture cannot trace that part: leave it out."
         if real
-        else "If it runs in plain PyTorch, --real captures it on real tensors.",
+        else "If it runs in plain PyTorch, capture it on real tensors with --real.",
     )
 
 
 def is_of_fakes(error: Exception) -> bool:
-    """Whether a step fails since fake tensors hold nothing, or an op has no fake kernel."""
+    """Check whether a step fails because fake tensors have no values, or an op has no fake kernel."""
     return _cause(error, (*_DATA_DEPENDENT, *_MISSING)) is not None or bool(_missing_kernel(error, None))
 
 
 def _cause(error: BaseException, kinds: tuple[type[BaseException], ...]) -> BaseException | None:
-    """The error itself or one that led to it, of one of these types."""
+    """Return the error itself, or one of its causes, with one of these types."""
     at: BaseException | None = error
     while at is not None:
         if isinstance(at, kinds):
@@ -168,7 +170,7 @@ def _cause(error: BaseException, kinds: tuple[type[BaseException], ...]) -> Base
 
 
 def _missing_kernel(error: BaseException, running: Any) -> str:
-    """The op without a fake kernel that an error is about; "" for another error."""
+    """Return the op whose missing fake kernel caused an error; "" for another error."""
     if isinstance(error, _MISSING):
         return _name(getattr(error, "func", running))
     text = str(error)

@@ -1,6 +1,6 @@
-"""A step of a model whose config file is all there is: `hf:CONFIG.json`, built by transformers without weights.
+"""Captures a step of a model from only its config file: `hf:CONFIG.json`, built by transformers without weights.
 
-Owns the phases and what they are given. Nothing is downloaded, and no code that a config names is run.
+Owns the phases and their inputs. Nothing is downloaded, and no code that a config names is run.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ OLDEST_TRANSFORMERS = 5
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shape:
-    """What a model is given."""
+    """The sizes of a model's inputs, and its split over ranks."""
 
     phase: ModelPhase = "prefill"
     batch: int = 1
@@ -58,34 +58,36 @@ class Shape:
 
     @property
     def spreads(self) -> bool:
-        """Whether ranks of experts have tokens of their own, which they exchange."""
+        """Whether expert ranks have tokens of their own, which they exchange."""
         return self.expert_parallel > 1 and self.tensor_parallel == 1
 
     @property
     def ranks(self) -> int:
-        """Ranks of the job. Raises UsageError for splits that do not go together."""
+        """Number of ranks in the job. Raises UsageError for inconsistent splits."""
         split = self.tensor_parallel * self.pipeline_parallel
         if split == 1 or self.expert_parallel == 1:
             return split * self.expert_parallel
         if self.expert_parallel != self.tensor_parallel:
             raise UsageError(
-                f"--expert-parallel {self.expert_parallel} over {self.tensor_parallel} tensor ranks",
-                hint="Give both the same number: tensor ranks then have whole experts. Or choose one of them.",
+                f"--expert-parallel is {self.expert_parallel}, but --tensor-parallel is {self.tensor_parallel}",
+                hint=(
+                    "Use the same number for both, so that each tensor rank has whole experts; or use only one of them."
+                ),
             )
         return split
 
 
 def maker(path_text: str, shape: Shape) -> Callable[[], Step]:
-    """What makes the step of a model's config file. Raises UsageError for a file that is none.
+    """Return a function that makes the step of a model's config file. Raises UsageError for an invalid file.
 
-    Raises EnvironmentRefused where transformers is not installed.
+    Raises EnvironmentRefused if transformers is not installed.
     """
     config = config_of(config_file(path_text))
     return lambda: _step(config, shape)
 
 
 def notes_of(path_text: str, shape: Shape) -> tuple[str, ...]:
-    """What a reader of times must know of how transformers computes a model."""
+    """Return notes on how transformers computes a model, as far as they affect times."""
     notes = [UNFUSED]
     if shape.phase == "decode" and getattr(config_of(config_file(path_text)), "kv_lora_rank", None):
         notes.append(latent.NOTE if shape.mla == "absorbed" else latent.EXPANDED)
@@ -99,8 +101,7 @@ def notes_of(path_text: str, shape: Shape) -> tuple[str, ...]:
 
 
 def config_file(text: str) -> Path:
-    """A local file, else the config.json of a model that the hub's cache holds ("Qwen/Qwen2.5-0.5B"); nothing is
-    downloaded."""
+    """Return a local file, or the config.json of a model in the hub's cache ("Qwen/Qwen2.5-0.5B"); never downloads."""
     path = Path(text)
     if path.exists() or text.count("/") != 1 or text.endswith(".json"):
         return path
@@ -111,37 +112,37 @@ def config_file(text: str) -> Path:
     if not isinstance(cached, str):
         raise UsageError(
             f"{text} is neither a file nor a model in the hub's cache",
-            hint=f"Nothing is downloaded: `hf download {text} config.json` does, or name a local file.",
+            hint=f"opreplay downloads nothing: run `hf download {text} config.json`, or name a local file.",
         )
     return Path(cached)
 
 
 def config_of(path: Path) -> Any:
-    """The config that transformers makes of a file."""
+    """Return the config that transformers reads from a file."""
     try:
         fields = json.loads(read_regular(path, MAX_CONFIG_BYTES))
     except OSError as error:
         raise UsageError(
             f"cannot read {path}: {error.strerror}",
-            hint="Write hf:CONFIG.json, a local file, or a model of the hub's cache.",
+            hint="Write hf:CONFIG.json, a local file, or a model in the hub's cache.",
         ) from None
     except (ValueError, RecursionError):
-        raise UsageError(f"{path} is no config of a model: not JSON", hint="It is the model's config.json.") from None
+        raise UsageError(f"{path} is not a model config: not JSON", hint="Use the model's config.json.") from None
     kind = fields.get("model_type") if isinstance(fields, dict) else None
     if not isinstance(kind, str):
-        raise UsageError(f"{path} is no config of a model: it has no model_type", hint="It is the model's config.json.")
+        raise UsageError(f"{path} is not a model config: it has no model_type", hint="Use the model's config.json.")
     transformers = _transformers()
     if kind not in transformers.CONFIG_MAPPING:
         raise UsageError(
-            f"transformers {transformers.__version__} knows no model_type {kind!r}",
-            hint="Use a newer one, or write the model as FILE.py:make.",
+            f"transformers {transformers.__version__} does not know model_type {kind!r}",
+            hint="Use a newer version, or write the model as FILE.py:make.",
         )
     # What a file may say of code, weights and their quantisation is not for a model without weights.
     architecture = {name: value for name, value in fields.items() if name not in ("auto_map", "quantization_config")}
     try:
         return transformers.CONFIG_MAPPING[kind].from_dict(architecture)
     except Exception as error:
-        raise UsageError(f"{path}: {type(error).__name__}: {error}", hint="Is it this model's config.json?") from error
+        raise UsageError(f"{path}: {type(error).__name__}: {error}", hint="Is this the model's config.json?") from error
 
 
 def _transformers() -> Any:
@@ -153,7 +154,7 @@ def _transformers() -> Any:
         raise EnvironmentRefused(f"hf: needs transformers{why}", hint="pip install -U 'opreplay[hf]'") from None
     if int(transformers.__version__.partition(".")[0]) < OLDEST_TRANSFORMERS:
         raise EnvironmentRefused(
-            f"hf: needs transformers {OLDEST_TRANSFORMERS} or newer, this is {transformers.__version__}",
+            f"hf: needs transformers {OLDEST_TRANSFORMERS} or newer, but {transformers.__version__} is installed",
             hint="pip install -U 'opreplay[hf]'",
         )
     return transformers
@@ -164,19 +165,19 @@ _TURNED = ("rope_parameters", "rope_scaling", "rope_theta")
 
 
 def _check_positions(config: Any, shape: Shape) -> None:
-    """Raises UsageError for more tokens than a table of positions has rows: fake tensors look none up."""
+    """Raise UsageError for more tokens than rows in a position table: fake tensors do not detect this."""
     text = getattr(config, "text_config", config)
     rows = getattr(text, "max_position_embeddings", None)
     tokens = shape.context + (shape.phase == "decode")
     if isinstance(rows, int) and tokens > rows and all(getattr(text, name, None) is None for name in _TURNED):
         raise UsageError(
-            f"{config.model_type} has {rows:,} positions, and {tokens:,} tokens are asked for",
-            hint=f"Give --context {rows - (shape.phase == 'decode')} or less, or a config with more.",
+            f"{config.model_type} has {rows:,} positions, but {tokens:,} tokens are requested",
+            hint=(f"Use --context {rows - (shape.phase == 'decode')} or less, or a config with more positions."),
         )
 
 
 def _step(config: Any, shape: Shape) -> Step:
-    """The step, made where tensors are fake."""
+    """Build the step; runs with fake tensors enabled."""
     _check_positions(config, shape)
     model = _model(config, shape)
     if shape.spreads:
@@ -201,7 +202,7 @@ def _model(config: Any, shape: Shape) -> Any:
 
 
 def class_of(config: Any) -> Any:
-    """The class that the config names, of those that transformers has; else the one of its type that makes text."""
+    """Return the transformers class that the config names; else the text generation class of its type."""
     transformers = _transformers()
     for name in getattr(config, "architectures", None) or ():
         model_class = getattr(transformers, str(name), None)
@@ -221,9 +222,10 @@ def _ids(batch: int, tokens: int) -> torch.Tensor:
 
 
 def inputs_of(model: Any, shape: Shape) -> dict[str, torch.Tensor]:
-    """What the model's forward takes, by name: tokens, an image or a film, a spectrogram, samples of sound, a series.
+    """Return inputs for the model's forward by name: tokens, an image or a video, a spectrogram, audio samples, a
+    series.
 
-    Raises UsageError for a model whose inputs have no size that its config tells.
+    Raises UsageError for a model whose input sizes are not in its config.
     """
     config, taken = model.config, signature(model.forward).parameters
     inputs: dict[str, torch.Tensor] = {}
@@ -240,7 +242,7 @@ def inputs_of(model: Any, shape: Shape) -> dict[str, torch.Tensor]:
             _place_image(model, inputs)
     if not inputs:
         raise UsageError(
-            f"{type(model).__name__} takes {model.main_input_name}, of which its config tells no size",
+            f"the size of {model.main_input_name}, the input of {type(model).__name__}, is not in its config",
             hint=_BY_HAND,
         )
     if getattr(config, "is_encoder_decoder", False):
@@ -256,7 +258,7 @@ _BY_HAND = "Write it as FILE.py:make, with its inputs."
 
 
 def _image(config: Any) -> tuple[int, ...] | None:
-    """[channels, height, width], frames before them in a film"""
+    """Return [channels, height, width], with frames first for a video."""
     vision = getattr(config, "vision_config", config)
     size = getattr(vision, "image_size", None) or IMAGE
     height, width = (size, size) if isinstance(size, int) else size
@@ -265,7 +267,7 @@ def _image(config: Any) -> tuple[int, ...] | None:
 
 
 def _spectrogram(config: Any) -> tuple[int, ...] | None:
-    """[bins, frames]"""
+    """Return [bins, frames]."""
     positions, bins = getattr(config, "max_source_positions", None), getattr(config, "num_mel_bins", None)
     if positions is None or bins is None:
         return None
@@ -273,7 +275,7 @@ def _spectrogram(config: Any) -> tuple[int, ...] | None:
 
 
 def _sound(config: Any) -> tuple[int, ...] | None:
-    """[samples], channels before them where there are several, or [frames, bins] of a spectrogram"""
+    """Return [samples], with channels first if there are several, or [frames, bins] of a spectrogram."""
     bins, channels = getattr(config, "num_mel_bins", None), getattr(config, "audio_channels", None)
     if bins is not None and getattr(config, "max_length", None):
         return int(config.max_length), int(bins)
@@ -281,7 +283,7 @@ def _sound(config: Any) -> tuple[int, ...] | None:
 
 
 def _series(config: Any) -> tuple[int, ...] | None:
-    """[times, channels]"""
+    """Return [times, channels]."""
     times, channels = getattr(config, "context_length", None), getattr(config, "num_input_channels", None)
     return None if times is None or channels is None else (int(times), int(channels))
 
@@ -293,7 +295,7 @@ _SIZES: dict[str, Callable[[Any], tuple[int, ...] | None]] = {
 
 
 def _patches(vision: Any, batch: int, dtype: torch.dtype) -> dict[str, torch.Tensor]:
-    """One image a sequence as patches of all images in one row, and how many of them in time, height and width."""
+    """Return one image per sequence as patches of all images in one row, and their counts in time, height and width."""
     block = vision.patch_size * vision.spatial_merge_size
     rows = vision.spatial_merge_size * max(1, IMAGE // block)
     elements = getattr(vision, "in_channels", 3) * vision.temporal_patch_size * vision.patch_size**2
@@ -304,9 +306,9 @@ def _patches(vision: Any, batch: int, dtype: torch.dtype) -> dict[str, torch.Ten
 
 
 def _place_image(model: Any, inputs: dict[str, torch.Tensor]) -> None:
-    """Write to the first tokens of each sequence that they stand for what the model makes of its image.
+    """Replace the first tokens of each sequence by placeholders for the model's image features.
 
-    Raises UsageError where there are too few.
+    Raises UsageError if there are too few tokens.
     """
     ids, image_inputs = inputs["input_ids"], {name: value for name, value in inputs.items() if name != "input_ids"}
     with torch.no_grad(), _guessed(model, image_inputs):
@@ -314,7 +316,7 @@ def _place_image(model: Any, inputs: dict[str, torch.Tensor]) -> None:
     width = model.get_input_embeddings().embedding_dim
     tokens = sum(part.numel() for part in tree_leaves(features.pooler_output)) // (width * ids.shape[0])
     if tokens >= ids.shape[1]:
-        raise UsageError(f"an image takes {tokens} tokens of {ids.shape[1]}", hint="Give a larger --context.")
+        raise UsageError(f"an image takes {tokens} of only {ids.shape[1]} tokens", hint="Use a larger --context.")
     ids[:, :tokens] = model.config.image_token_id
     if "mm_token_type_ids" in signature(model.forward).parameters:
         inputs["mm_token_type_ids"] = (ids == model.config.image_token_id).int()
@@ -322,7 +324,7 @@ def _place_image(model: Any, inputs: dict[str, torch.Tensor]) -> None:
 
 @contextmanager
 def _guessed(model: Any, inputs: Iterable[str]) -> Generator[None, None, None]:
-    """While a model runs on inputs that its config tells: raise UsageError where it takes others."""
+    """Run a model on inputs derived from its config; raise UsageError if it requires other inputs."""
     try:
         yield
     except Exception as error:
@@ -330,8 +332,8 @@ def _guessed(model: Any, inputs: Iterable[str]) -> Generator[None, None, None]:
             raise
         lines = str(error).strip().splitlines() or [""]
         raise UsageError(
-            f"{type(model).__name__} does not run on the {', '.join(inputs)} that its config tells: "
-            f"{type(error).__name__}: {lines[0]}",
+            f"{type(model).__name__} does not run on the inputs {', '.join(inputs)} made from its "
+            f"config: {type(error).__name__}: {lines[0]}",
             hint=_BY_HAND,
         ) from error
 
@@ -340,7 +342,7 @@ def _training(model: Any, shape: Shape, stage: Stage) -> Step:
     model.train()
     if model.main_input_name != "input_ids" or "labels" not in signature(model.forward).parameters:
         raise UsageError(
-            f"training {type(model).__name__} needs targets of its own", hint="Write it as FILE.py:make, with its loss."
+            f"training {type(model).__name__} needs specific targets", hint="Write it as FILE.py:make with its loss."
         )
     if model.config.is_encoder_decoder and getattr(model.config, "decoder_start_token_id", None) is None:
         model.config.decoder_start_token_id = 0  # which token, changes no size
@@ -372,10 +374,10 @@ def _prefill(model: Any, shape: Shape, stage: Stage) -> Step:
 
 
 def _decoding(model: Any, config: Any, shape: Shape, stage: Stage) -> Step:
-    """One more token of each sequence. The cache is filled by a prefill that is not part of the step."""
+    """Return a step that decodes one token per sequence. A prefill outside the step fills the cache."""
     if not model.can_generate() or model.main_input_name != "input_ids" or model.config.is_encoder_decoder:
         raise UsageError(
-            f"{config.model_type} does not generate one token after the other from text alone",
+            f"{config.model_type} cannot generate token by token from text alone",
             hint="Capture it with --phase prefill, or write it as FILE.py:make.",
         )
     cache = _cache(model.config, shape.context + 1)
@@ -384,8 +386,9 @@ def _decoding(model: Any, config: Any, shape: Shape, stage: Stage) -> Step:
         stage.forward(model, input_ids=_ids(shape.batch, tokens_that_fill(cache, config, shape.context)), **options)
     if shape.mla == "absorbed" and not latent.absorb(model) and getattr(config, "kv_lora_rank", None):
         raise UsageError(
-            f"this transformers has latent attention of {config.model_type} in a form that cannot be absorbed",
-            hint="--set mla=expanded captures it as it is; or use a newer transformers.",
+            f"this version of transformers implements the latent attention of {config.model_type} in "
+            "a form that cannot be absorbed",
+            hint="Use --set mla=expanded to capture it unchanged, or a newer transformers.",
         )
     ids = _ids(shape.batch, 1)
 
@@ -397,10 +400,11 @@ def _decoding(model: Any, config: Any, shape: Shape, stage: Stage) -> Step:
 
 
 def tokens_that_fill(cache: Any, config: Any, context: int) -> int:
-    """Tokens of each sequence that a prefill puts into a cache before a step that is captured.
+    """Return how many tokens of each sequence a prefill puts into a cache before the captured step.
 
-    A step on fake tensors makes the same calls after one token as after all, as the cache has its size from the start:
-    unless a window of it is full or not, or positions are rows of a table. A prefill of all may take most of a capture.
+    A step on fake tensors makes the same calls after one token as after all, as the cache has its final size from the
+    start. The exceptions are a window that may be full or not, and positions that are rows of a table. A prefill of all
+    tokens may take most of the time of a capture.
     """
     text = getattr(config, "text_config", config)
     turns = any(getattr(text, name, None) is not None for name in _TURNED)
@@ -409,11 +413,13 @@ def tokens_that_fill(cache: Any, config: Any, context: int) -> int:
 
 
 def cache_inputs(model: Any, cache: Any) -> dict[str, Any]:
-    """Arguments with which a model fills a cache and gives the last logits: newer transformers call it `cache`."""
+    """Return arguments with which a model fills a cache and returns the last logits: newer transformers call it
+    `cache`.
+    """
     name = "cache" if "cache" in signature(model.forward).parameters else "past_key_values"
     return {name: cache, "use_cache": True, "logits_to_keep": 1}
 
 
 def _cache(config: Any, tokens: int) -> Any:
-    """A cache of fixed size, as servers have one: a growing one is copied with each token."""
+    """Return a cache of fixed size, as servers use: a growing cache is copied with each token."""
     return _transformers().StaticCache(config=config, max_cache_len=tokens)

@@ -1,6 +1,6 @@
-"""Graphs in place of calls as they run: that of torch.export, and those that torch.compile hands its backend.
+"""Captures graphs in place of running calls: the graph of torch.export, and those that torch.compile gives its backend.
 
-Each node is recorded as it stands, also where torch would compose it of others. Owns no step and no plan.
+Each node is recorded as it is, even if torch would compose it of others. Owns no step and no plan.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _LOCAL = re.compile(r"^L\['\w+'\]\.?")
 
 
 class _Counted:
-    """Runs an op that torch composes of others, which have the formulas for its operations."""
+    """Runs an op that torch composes of others, which have the formulas for its operation count."""
 
     def __init__(self, function: Any) -> None:
         self._function = function
@@ -42,7 +42,7 @@ class _Counted:
 
 
 class _Recorded(torch.fx.Interpreter):
-    """Runs a graph node by node, and records each that is an op."""
+    """Runs a graph node by node, and records each node that is an op."""
 
     def __init__(
         self, graph: torch.fx.GraphModule, recorder: Recorder, tracker: ModuleTracker, fakes: Fakes | None
@@ -72,7 +72,7 @@ def run_exported(
 ) -> Any:
     """Export the step and run its graph; with `decompose` after torch's decompositions to core ops."""
     if step.trains or step.call is None:
-        raise UsageError("torch.export takes a forward, not a training step", hint="Leave optimizer and loss out.")
+        raise UsageError("torch.export supports a forward pass, not a training step", hint="Remove optimizer and loss.")
     module = step.call if isinstance(step.call, torch.nn.Module) else _Wrapped(step.call)
     return run_program(
         torch.export.export(module, step.args, dict(step.kwargs or {}), strict=False),
@@ -102,10 +102,11 @@ def run_program(
 
 
 def step_of_file(path: str) -> Callable[[], Step]:
-    """The step of a file that `torch.export.save` wrote: its graph on the inputs that it was exported with.
+    """Return the step from a file of `torch.export.save`: its graph on the inputs that it was exported with.
 
-    Loading one runs what it holds: pickles of inputs, weights and constants, conditions on sizes, names of modules. It
-    is for files that the user trusts. Raises UsageError for one that torch cannot load, or that lacks its inputs.
+    Loading a file runs its contents: pickles of inputs, weights and constants, conditions on sizes, names of modules.
+    Use it only for files that the user trusts. Raises UsageError if torch cannot load the file, or if it lacks its
+    inputs.
     """
     log = logging.getLogger("torch.export")
     before = log.level
@@ -115,14 +116,14 @@ def step_of_file(path: str) -> Callable[[], Step]:
         module = program.module(check_guards=False)
     except Exception as error:
         why = " ".join(str(error).split())[:300]
-        raise UsageError(f"{path} is no exported program: {why}", hint="torch.export.save writes one.") from error
+        raise UsageError(f"{path} is not an exported program: {why}", hint="torch.export.save writes one.") from error
     finally:
         log.setLevel(before)
     match program.example_inputs:
         case (tuple(args), dict(kwargs)):
             pass
         case _:
-            raise UsageError(f"{path} holds no example inputs", hint="Export it again, and save it with them.")
+            raise UsageError(f"{path} contains no example inputs", hint="Export and save it again with example inputs.")
 
     def make() -> Step:
         return Step(run=lambda: None, inputs=args, call=module, args=args, kwargs=kwargs, program=program)
@@ -131,7 +132,7 @@ def step_of_file(path: str) -> Callable[[], Step]:
 
 
 class Compiled:
-    """A step as torch.compile runs it, its graphs recorded. What lies outside of graphs runs, and is not recorded."""
+    """A step as torch.compile runs it, with its graphs recorded. Code outside the graphs runs, and is not recorded."""
 
     def __init__(self, recorder: Recorder, tracker: ModuleTracker) -> None:
         self._recorder, self._tracker = recorder, tracker
@@ -170,7 +171,7 @@ class Compiled:
 
 
 class _Wrapped(torch.nn.Module):
-    """A function as a module."""
+    """A function wrapped as a module."""
 
     def __init__(self, function: Callable[..., Any]) -> None:
         super().__init__()
@@ -181,7 +182,7 @@ class _Wrapped(torch.nn.Module):
 
 
 def _path(node: torch.fx.Node) -> str | None:
-    """Path of the innermost module that a node came of."""
+    """Return the path of the innermost module that a node comes from."""
     stack = node.meta.get("nn_module_stack")
     if not stack:
         return None

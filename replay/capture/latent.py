@@ -1,7 +1,7 @@
-"""Latent attention (MLA) with its projection absorbed: queries go to the latents, which are never expanded.
+"""Latent attention (MLA) with absorbed projection: queries attend to the latents, which are never expanded.
 
-For models of transformers, whose modules expand a cache of latents by `expand_kv`. It is what servers run in decode:
-the bytes read for a token are those of the latents, 1/57 of the expanded keys and values of DeepSeek-V3.
+For transformers models, whose modules expand a cache of latents by `expand_kv`. Servers run this form in decode: the
+bytes read per token are those of the latents, 1/57 of the expanded keys and values of DeepSeek-V3.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ EXPANDED = (
 
 
 def absorb(model: Any) -> bool:
-    """Let each module of latent attention attend to the latents; whether the model has such modules."""
+    """Make each module of latent attention attend to the latents; return whether the model has such modules."""
     from transformers import AttentionInterface, AttentionMaskInterface  # pyright: ignore
     from transformers.masking_utils import sdpa_mask  # pyright: ignore
 
@@ -46,7 +46,7 @@ def _split_weight(module: Any) -> None:
 
 
 def _latents(latents: torch.Tensor, rotary: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """[batch, 1, keys, rank] and [batch, 1, keys, rotary], as they are in the cache."""
+    """Return [batch, 1, keys, rank] and [batch, 1, keys, rotary], as in the cache."""
     return latents, rotary
 
 
@@ -59,7 +59,7 @@ def _attention(
     scaling: float,
     **_: Any,
 ) -> tuple[torch.Tensor, None]:
-    """Of queries [batch, heads, 1, nope + rotary] to `key`, the latents, and `value`, their rotary part."""
+    """Attend with queries [batch, heads, 1, nope + rotary] to `key`, the latents, and `value`, their rotary part."""
     batch, heads, tokens, width = query.shape
     rank, rotary = key.shape[-1], value.shape[-1]
     to_key, to_value = module.kv_b_proj.to_key, module.kv_b_proj.to_value

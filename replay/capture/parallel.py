@@ -1,7 +1,7 @@
-"""One rank of a model of transformers that is split over many: layers over pipeline stages, widths over tensor ranks.
+"""One rank of a transformers model that is split over many: layers over pipeline stages, widths over tensor ranks.
 
-Ranks of one stage follow each other. Products are split as Megatron and vLLM split them: by columns, then by rows with
-an all-reduce of the result; the embedding and the head by the vocabulary.
+The ranks of one stage are consecutive. Products are split as in Megatron and vLLM: by columns, then by rows with an
+all-reduce of the result; the embedding and the head by the vocabulary.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _REDUCE = torch.ops._c10d_functional
 
 @dataclass(slots=True)
 class Stage:
-    """Some layers of a model, between those of the ranks before and after."""
+    """A pipeline stage: some layers of a model, between the ranks before and after."""
 
     number: int
     stages: int
@@ -42,7 +42,7 @@ class Stage:
         return self.number == self.stages - 1
 
     def forward(self, model: Any, **inputs: Any) -> Any:
-        """What the model gives, or what the next stage is sent."""
+        """Return the model's output, or send the hidden states to the next stage."""
         if self.is_last:
             return model(**inputs)
         import torch.distributed as dist
@@ -53,7 +53,7 @@ class Stage:
         return hidden
 
     def backward(self, output: Any) -> None:
-        """Gradients of this stage, of the loss or of what was sent on."""
+        """Compute the gradients of this stage, from the loss or from the sent hidden states."""
         import torch.distributed as dist
 
         if self.is_last:
@@ -67,9 +67,9 @@ class Stage:
 
 
 def split_model(model: Any, tensor_ranks: int, stages: int, *, whole_experts: bool = False) -> Stage:
-    """Leave a model what this process's rank has of it: of experts a part of each, or some of them whole.
+    """Reduce a model to this process's rank; of experts it keeps a part of each, or some of them whole.
 
-    Raises UsageError for one that cannot be split so.
+    Raises UsageError for a model that cannot be split this way.
     """
     import torch.distributed as dist
 
@@ -80,7 +80,8 @@ def split_model(model: Any, tensor_ranks: int, stages: int, *, whole_experts: bo
     base = model.base_model
     if not all(hasattr(base, name) for name in ("layers", "embed_tokens", "norm")) or not hasattr(model, "lm_head"):
         raise UsageError(
-            f"{type(model).__name__} is no decoder of embeddings, layers and a head, which alone is split over ranks",
+            f"{type(model).__name__} is not a decoder of embeddings, layers and a head; only those "
+            "can be split over ranks",
             hint="Write it as FILE.py:make with --set world_size=N.",
         )
     if stages > 1:
@@ -96,7 +97,9 @@ def _keep_stage(model: Any, stage: Stage) -> None:
     base, config = model.base_model, model.config
     layers = len(base.layers)
     if stage.stages > layers:
-        raise UsageError(f"{layers} layers over {stage.stages} stages", hint="Choose no more stages than layers.")
+        raise UsageError(
+            f"{layers} layers cannot be split into {stage.stages} stages", hint="Use at most as many stages as layers."
+        )
     share, more = divmod(layers, stage.stages)
     begin = stage.number * share + min(stage.number, more)
     end = begin + share + (stage.number < more)
@@ -115,14 +118,14 @@ def _keep_stage(model: Any, stage: Stage) -> None:
 
 
 class _Received(torch.nn.Module):
-    """In place of the embedding: hidden states of the stage before."""
+    """Replaces the embedding: hidden states from the previous stage."""
 
     def __init__(self, stage: Stage, width: int, dtype: torch.dtype) -> None:
         super().__init__()
         self.stage, self.width, self.dtype = stage, width, dtype
 
     def forward(self, ids: torch.Tensor) -> torch.Tensor:
-        """[batch, tokens] → [batch, tokens, hidden]"""
+        """Return the received hidden states: [batch, tokens] → [batch, tokens, hidden]."""
         import torch.distributed as dist
 
         hidden = torch.empty(*ids.shape, self.width, dtype=self.dtype)
@@ -135,11 +138,15 @@ def _split_widths(model: Any, ranks: int, group: Any, *, whole_experts: bool) ->
     base, config = model.base_model, model.config
     heads = int(config.num_attention_heads)
     if heads % ranks:
-        raise UsageError(f"{heads} attention heads over {ranks} ranks", hint="Choose ranks that divide them.")
+        raise UsageError(
+            f"{heads} attention heads cannot be divided by {ranks} ranks",
+            hint="Choose a number of ranks that divides them.",
+        )
     key_heads = int(getattr(config, "num_key_value_heads", None) or heads)
     if key_heads % ranks and ranks % key_heads:
         raise UsageError(
-            f"{key_heads} heads of keys and values over {ranks} ranks", hint="Choose ranks that divide them."
+            f"{key_heads} key-value heads cannot be divided by {ranks} ranks",
+            hint="Choose a number of ranks that divides them.",
         )
     for name, module in base.layers.named_modules():
         if is_experts(module):
@@ -163,7 +170,9 @@ def _split_widths(model: Any, ranks: int, group: Any, *, whole_experts: bool) ->
 
 
 def _split_linear(linear: torch.nn.Linear, name: str, ranks: int, column_parts: int, group: Any) -> None:
-    """Leave a product its rows, or its columns in so many parts, by its name among the layers."""
+    """Reduce a linear layer to this rank's rows, or to its columns in `column_parts` parts, by its name among the
+    layers.
+    """
     last = name.rpartition(".")[2]
     if last in ROWS:
         _shrink(linear, "weight", 1, _share(linear.in_features, ranks, name))
@@ -174,19 +183,22 @@ def _split_linear(linear: torch.nn.Linear, name: str, ranks: int, column_parts: 
             _shrink(linear, "bias", 0, linear.out_features // column_parts)
     elif last not in WHOLE:
         raise UsageError(
-            f"nothing tells how layers.{name} is split over {ranks} ranks",
+            f"it is unknown how to split layers.{name} over {ranks} ranks",
             hint="Write the model as FILE.py:make with --set world_size=N.",
         )
 
 
 def _share(size: int, ranks: int, what: str) -> int:
     if size % ranks:
-        raise UsageError(f"the {size} features of layers.{what} over {ranks} ranks", hint="Choose ranks that divide.")
+        raise UsageError(
+            f"the {size} features of layers.{what} cannot be divided by {ranks} ranks",
+            hint="Choose a number of ranks that divides them.",
+        )
     return size // ranks
 
 
 def _shrink(module: Any, name: str, dim: int, size: int) -> None:
-    """Leave a parameter `size` along one dimension."""
+    """Shrink a parameter to `size` along one dimension."""
     whole = getattr(module, name)
     shape = [size if at == dim else length for at, length in enumerate(whole.shape)]
     part = torch.empty(shape, dtype=whole.dtype)
@@ -194,7 +206,7 @@ def _shrink(module: Any, name: str, dim: int, size: int) -> None:
 
 
 def _split_recurrence(net: Any, ranks: int) -> None:
-    """Each rank has some heads of a gated delta net, whose projections are split by columns and by rows."""
+    """Give each rank some heads of a gated delta net, whose projections are split by columns and by rows."""
     for name in ("num_k_heads", "num_v_heads", "key_dim", "value_dim", "conv_dim"):
         setattr(net, name, _share(int(getattr(net, name)), ranks, name))
     for name in ("A_log", "dt_bias"):
@@ -204,10 +216,10 @@ def _split_recurrence(net: Any, ranks: int) -> None:
 
 
 def _split_experts(experts: Any, ranks: int) -> None:
-    """Each rank has a part of the inner width of every expert."""
+    """Give each rank a part of the inner width of every expert."""
     width_name = next((name for name in ("intermediate_dim", "intermediate_size") if hasattr(experts, name)), None)
     if width_name is None:
-        raise UsageError(f"{type(experts).__name__} does not tell its inner width", hint="Use --expert-parallel.")
+        raise UsageError(f"the inner width of {type(experts).__name__} is unknown", hint="Use --expert-parallel.")
     width = int(getattr(experts, width_name))
     part = _share(width, ranks, "experts")
     for name, parameter in list(experts.named_parameters(recurse=False)):
@@ -220,7 +232,7 @@ def _split_experts(experts: Any, ranks: int) -> None:
 
 
 def _split_vocabulary(model: Any, ranks: int, group: Any) -> None:
-    """Embedding and head of this rank's tokens, rounded up; logits are gathered."""
+    """Reduce embedding and head to this rank's tokens, rounded up; logits are gathered."""
     embedding, head = model.base_model.embed_tokens, model.lm_head
     tied = isinstance(embedding, torch.nn.Embedding) and getattr(head, "weight", None) is embedding.weight
     if isinstance(embedding, torch.nn.Embedding):
@@ -245,7 +257,7 @@ def _split_vocabulary(model: Any, ranks: int, group: Any) -> None:
 
 
 def _enter_together(linears: list[Any], group: Any) -> None:
-    """Sum the gradient of what several products take once for all of them."""
+    """Sum the gradient of an input that several products share once for all of them."""
     entered: list[Any] = [lambda: None, lambda: None]
 
     def hook(_: Any, given: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...] | None:
@@ -266,7 +278,7 @@ def _summed(tensor: torch.Tensor, group: Any) -> torch.Tensor:
 
 
 class _ReduceForward(torch.autograd.Function):
-    """Partial results summed over the ranks; the gradient is the same on all."""
+    """Sums partial results over the ranks; the gradient is the same on all ranks."""
 
     @staticmethod
     def forward(ctx: Any, partial: torch.Tensor, group: Any) -> torch.Tensor:
@@ -278,7 +290,7 @@ class _ReduceForward(torch.autograd.Function):
 
 
 class _ReduceBackward(torch.autograd.Function):
-    """The same on all ranks; its gradients are partial and summed."""
+    """Passes on a value that is the same on all ranks; its partial gradients are summed."""
 
     @staticmethod
     def forward(ctx: Any, whole: torch.Tensor, group: Any) -> torch.Tensor:
@@ -291,7 +303,7 @@ class _ReduceBackward(torch.autograd.Function):
 
 
 class _Gathered(torch.autograd.Function):
-    """Parts of all ranks side by side in the last dimension; each keeps the gradient of its own."""
+    """Concatenates the parts of all ranks in the last dimension; each rank keeps the gradient of its own part."""
 
     @staticmethod
     def forward(ctx: Any, part: torch.Tensor, group: Any) -> torch.Tensor:

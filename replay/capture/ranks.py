@@ -1,6 +1,6 @@
-"""A job of many processes in this one: a process group that exchanges nothing, so that code for many ranks runs as one.
+"""Simulates a job of many processes in this one: a process group without communication, so that multi-rank code runs.
 
-Owns the group's life. What its collectives mean is for those that read the plan.
+Owns the group's lifetime. Readers of the plan interpret its collectives.
 """
 
 from __future__ import annotations
@@ -20,19 +20,21 @@ BACKEND = "fake"
 
 @contextmanager
 def fake_ranks(world_size: int, rank: int) -> Iterator[None]:
-    """Be one rank of a job, with the environment that `torchrun` gives.
+    """Act as one rank of a job, with the environment that `torchrun` sets.
 
-    The user's own `init_process_group` does nothing meanwhile: the group is there.
-    Raises UsageError for a rank that is none, and where a real group is up.
+    The user's own `init_process_group` does nothing meanwhile: the group already exists. Raises UsageError for an
+    invalid rank, and if a real group is active.
     """
     if not 0 <= rank < world_size:
-        raise UsageError(f"rank {rank} of {world_size}", hint="Ranks count from 0 to world_size minus 1.")
+        raise UsageError(
+            f"rank {rank} is outside a world size of {world_size}", hint="Ranks go from 0 to world_size - 1."
+        )
     import torch.distributed as dist
 
     if not dist.is_available():
         raise UsageError("this torch has no torch.distributed", hint="Capture without --set world_size.")
     if dist.is_initialized():
-        raise UsageError("a process group is up already", hint="Capture in a process of its own.")
+        raise UsageError("a process group is already initialized", hint="Capture in a separate process.")
     from torch.testing._internal.distributed import fake_pg
 
     variables = {
@@ -63,7 +65,7 @@ def fake_ranks(world_size: int, rank: int) -> Iterator[None]:
 
 
 def _already_there(*_: Any, **__: Any) -> None:
-    """In place of the user's `init_process_group`."""
+    """Replace the user's `init_process_group`."""
 
 
 _OF_MESHES = ("__init__", "__getitem__", "_flatten", "_unflatten", "get_group", "get_all_groups", "from_group")
@@ -72,7 +74,7 @@ _OF_MESHES = ("__init__", "__getitem__", "_flatten", "_unflatten", "get_group", 
 
 @contextmanager
 def _real_meshes() -> Iterator[None]:
-    """Device meshes are of real tensors, also where all others are fake."""
+    """Make device meshes use real tensors, even if all others are fake."""
     import torch
     from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily
     from torch.distributed.device_mesh import DeviceMesh
@@ -88,7 +90,9 @@ def _real_meshes() -> Iterator[None]:
                 if isinstance(table, FakeTensor):  # init_device_mesh numbers ranks in order
                     kwargs["_rank_map"] = torch.arange(table.numel(), dtype=torch.int)
                 if any(isinstance(value, FakeTensor) for value in (*args, *kwargs.values())):
-                    raise UsageError("a device mesh of a tensor, which holds nothing here", hint="Give it as lists.")
+                    raise UsageError(
+                        "a device mesh needs the contents of a tensor, which has none here", hint="Give it as lists."
+                    )
                 return function(*args, **kwargs)
 
         return called
@@ -103,7 +107,7 @@ def _real_meshes() -> Iterator[None]:
 
 @contextmanager
 def _no_exchange_of_values() -> Iterator[None]:
-    """What torch's own wrappers read of values that ranks send each other is what it is where all ranks are alike.
+    """Replace values that torch's own wrappers read from other ranks by those of identical ranks.
 
     DistributedDataParallel compares parameters first, and waits for its gradients in C++; pipelines vote on whether
     sizes are known.
@@ -131,7 +135,7 @@ def _no_exchange_of_values() -> Iterator[None]:
 
 
 def _averaged(_, bucket):  # type: ignore[no-untyped-def]  # torch reads annotations of a hook
-    """Gradients of one bucket averaged over all ranks, as DistributedDataParallel does by itself."""
+    """Average the gradients of one bucket over all ranks, as DistributedDataParallel does by default."""
     import torch
     import torch.distributed as dist
 

@@ -1,4 +1,4 @@
-"""One run of a step under the recorder, on fake tensors or on real ones, and the plan that comes of it."""
+"""Runs a step once under the recorder, on fake tensors or on real ones, and builds the plan."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _CachedFunction = type(lru_cache(str))
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recording:
-    """What one run left."""
+    """The results of one run."""
 
     recorder: Recorder
     storages: Storages
@@ -56,11 +56,10 @@ def record(
     decompose: bool = False,
     device: LikeDevice = "cpu",
 ) -> Recording:
-    """Make a step and run it once; where it is real, both after `torch.manual_seed(seed)`.
+    """Make a step and run it once; if it is real, both after `torch.manual_seed(seed)`.
 
-    `device` is the one whose defaults torch takes, where `without_mode` and `module_tracker` know them.
-
-    Raises UsageError that names the user's line where it cannot run so.
+    `device` selects the defaults of torch that `without_mode` and `module_tracker` know. Raises UsageError with the
+    user's line if the step cannot be run this way.
     """
     fakes = None if real else Fakes()
     storages = Storages(None if fakes is None else fakes.of)
@@ -101,15 +100,16 @@ def record(
 
 
 def forget_cached_tensors() -> None:
-    """Empty the caches of functions (`functools.lru_cache`) that hold tensors: those of another run are fake, or were
-    computed there."""
+    """Empty the function caches (`functools.lru_cache`) that hold tensors: tensors of another run are fake, or were
+    computed there.
+    """
     for cached in gc.get_objects():
         if type(cached) is _CachedFunction and cached.cache_info().currsize and _holds_tensors(cached):
             cached.cache_clear()
 
 
 def _holds_tensors(cached: Any) -> bool:
-    """Whether a tensor is among the results or arguments that a cached function keeps."""
+    """Check whether the results or arguments cached for a function include a tensor."""
     waiting = gc.get_referents(cached)
     while waiting:
         value = waiting.pop()
@@ -125,7 +125,7 @@ def _holds_tensors(cached: Any) -> bool:
 def _run(
     step: Step, recorder: Recorder, tracker: ModuleTracker, fakes: Fakes | None, *, via: Via, decompose: bool
 ) -> tuple[Any, dict[str, Any]]:
-    """Run a step one of three ways; what it gives back, and what was found out."""
+    """Run a step in one of three ways; return its result and the collected facts."""
     if step.program is not None:
         return graphs.run_program(step.program, step, recorder, tracker, fakes, decompose=decompose), {}
     if via == "export":
@@ -189,8 +189,10 @@ def plan_of_recording(
 
 
 def _counting_on_host(recorder: Recorder, storages: Storages, counters: Set[int]) -> tuple[ReplayOp, ...]:
-    """The ops, those marked of which every call works on an optimizer's counters alone: a device leaves them to the
-    host, as in a trace (`traces.links.optimizer_counters`)."""
+    """Mark the ops whose calls all work on an optimizer's counters; return all ops.
+
+    A device leaves these ops to the host, as in a trace (`traces.links.optimizer_counters`).
+    """
     if not counters:
         return recorder.ops
     places = storages.places
@@ -208,7 +210,7 @@ def _counting_on_host(recorder: Recorder, storages: Storages, counters: Set[int]
 
 
 def flops_by_phase(ops: tuple[ReplayOp, ...], calls: list[int], phases: list[StepPhase]) -> dict[StepPhase, int]:
-    """Floating-point operations of each phase, of the ops that torch has a formula for."""
+    """Return the floating-point operations of each phase, for ops with a torch formula."""
     sums: dict[StepPhase, int] = {phase: 0 for phase in PHASES if phase in phases}
     for index, phase in zip(calls, phases, strict=True):
         sums[phase] += ops[index].flops or 0
@@ -216,7 +218,7 @@ def flops_by_phase(ops: tuple[ReplayOp, ...], calls: list[int], phases: list[Ste
 
 
 def _merged(ops: tuple[ReplayOp, ...]) -> tuple[ReplayOp, ...]:
-    """One op an id: calls that differ in nothing that a plan holds are of one."""
+    """Merge ops with the same id: calls without any difference that a plan records."""
     by_id: dict[str, ReplayOp] = {}
     for op in ops:
         known = by_id.get(op.id)

@@ -1,7 +1,7 @@
 # pyright: strict
-"""The calls of a captured plan in order on given storages: nothing is measured, nothing is drawn, nothing is guessed.
+"""Replays the calls of a captured plan in order on given storages: no measurement, no random data, no guesses.
 
-Owns the run. What is compared with what is `check`.
+Owns the run. `check` owns the comparison.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ class CannotReplay(UsageError):
 
 
 class Replay:
-    """A captured plan on its way."""
+    """The replay of a captured plan."""
 
     def __init__(self, plan: ReplayPlan, storages: Mapping[int, torch.UntypedStorage]) -> None:
-        """`storages` are those from outside by their number in the plan; the calls write to them."""
+        """`storages` are the external storages by their number in the plan; the calls write to them."""
         assert plan.sequence is not None
         assert plan.capture is not None
         self._sequence = plan.sequence
@@ -51,7 +51,7 @@ class Replay:
         """Of the memories that the step gives back: what lies there."""
 
     def run(self, on_result: OnResult | None = None) -> None:
-        """All calls, once. Raises CannotReplay that names the op."""
+        """Make all calls once. Raises CannotReplay that names the op."""
         with torch.no_grad():
             for place, index in enumerate(self._linked.calls):
                 returned = self._call(place, index)
@@ -59,7 +59,7 @@ class Replay:
                     on_result(place, returned)
 
     def output(self, output: CapturedOutput) -> torch.Tensor:
-        """What the step gave back, after the run."""
+        """Return the step's result, after the run."""
         storage, offset = self._sequence.places[output.memory]
         memory = self._of_memory.get(output.memory) or self._storages.get(storage)
         if memory is None:
@@ -77,7 +77,9 @@ class Replay:
                 returned = function(*args, **named)
         except Exception as error:
             where = f"{op.name} (call {place}, op {op.id})"
-            raise CannotReplay(f"{where} cannot be replayed: {error}", hint="The plan holds calls up to it.") from error
+            raise CannotReplay(
+                f"{where} cannot be replayed: {error}", hint="The plan contains the calls before it."
+            ) from error
         self._keep(place, index, returned)
         return returned
 
@@ -115,7 +117,7 @@ class Replay:
         return _view(self._storages[storage], meta, offset)
 
     def _keep(self, place: int, index: int, returned: Any) -> None:
-        """The results that a later call takes, and the storages that were made."""
+        """Store the results that a later call uses, and the new storages."""
         results = list(tensors_in(returned))
         known = iter(self._sequence.memories[place][1])
         flat = iter(results)
@@ -156,14 +158,14 @@ def _last_uses(linked: Linked) -> _LastUses:
 
 
 def _laid_out(tensor: torch.Tensor, meta: TensorMeta) -> torch.Tensor:
-    """The result of a kernel's stand-in, in the order of dimensions that the plan says the kernel gives."""
+    """Return the result of a kernel's reference implementation, in the plan's order of dimensions for that kernel."""
     if meta.strides is None or tensor.shape != meta.shape or tensor.stride() == meta.strides:
         return tensor
     return torch.empty_strided(meta.shape, meta.strides, dtype=tensor.dtype).copy_(tensor)
 
 
 def _view(memory: torch.UntypedStorage, meta: TensorMeta, offset_bytes: int) -> torch.Tensor:
-    """A tensor at a place of a storage."""
+    """Return a tensor at an offset of a storage."""
     itemsize = torch.empty(0, dtype=DTYPES[meta.dtype]).itemsize
     there = TensorMeta(
         shape=meta.shape, dtype=meta.dtype, strides=meta.strides, storage_offset=offset_bytes // itemsize

@@ -1,4 +1,4 @@
-"""What is captured: a callable, a module, or a whole training step, as a file's function or Python itself gives it."""
+"""The step to capture: a callable, a module, or a whole training step, from a function in a file or from Python."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Call:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Step:
-    """Something to run once."""
+    """A function with its arguments, to be run once."""
 
     run: Callable[[], Any]
     """The whole step; gives back what the model gives, and the loss beside it where it trains."""
@@ -44,14 +44,16 @@ class Step:
 
 
 def step_of(description: Any) -> Step:
-    """The step that a user's `make()` describes. Raises UsageError for what describes none."""
+    """Return the step that a user's `make()` describes. Raises UsageError for an invalid description."""
     if not isinstance(description, tuple | list) or len(description) not in (2, 3) or not callable(description[0]):
-        raise UsageError(f"make() gave {_shown(description)}, which is no step", hint=_FORM)
+        raise UsageError(f"make() returned {_shown(description)}, which is not a step", hint=_FORM)
     call, arguments = description[0], description[1]
     options = dict(description[2]) if len(description) == 3 and isinstance(description[2], Mapping) else {}
     if len(description) == 3 and (not isinstance(description[2], Mapping) or not set(options) <= OPTIONS):
         unknown = ", ".join(repr(key) for key in options if key not in OPTIONS) or _shown(description[2])
-        raise UsageError(f"make() gave as options {unknown}", hint=f"They are {', '.join(sorted(OPTIONS))}.")
+        raise UsageError(
+            f"make() returned unknown options: {unknown}", hint=f"Options are {', '.join(sorted(OPTIONS))}."
+        )
     args, kwargs = arguments_of(arguments)
     inputs = (args, kwargs) if args and kwargs else kwargs or args
     root = call if isinstance(call, torch.nn.Module) else None
@@ -80,7 +82,7 @@ def step_of(description: Any) -> Step:
 
 
 def arguments_of(arguments: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Positional and named arguments."""
+    """Return positional and named arguments."""
     if isinstance(arguments, Call):
         return arguments.args, dict(arguments.kwargs)
     if isinstance(arguments, Mapping):
@@ -91,7 +93,7 @@ def arguments_of(arguments: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
 
 
 def named_tensors(value: Any, prefix: str = "") -> list[tuple[str, torch.Tensor]]:
-    """Each tensor in a nesting of lists, dictionaries and what has attributes, with the way to it."""
+    """Return each tensor in nested lists, dictionaries and objects with attributes, with its path."""
     tensors: list[tuple[str, torch.Tensor]] = []
     for path, leaf in pytree.tree_flatten_with_path(value)[0]:
         name = prefix + pytree.keystr(path)
@@ -113,8 +115,8 @@ def _optimizer(optimizer: Any, module: torch.nn.Module) -> torch.optim.Optimizer
         if isinstance(optimizer, torch.optim.Optimizer):
             return optimizer
     raise UsageError(
-        f"optimizer {_shown(optimizer)} is none",
-        hint="Give a torch.optim.Optimizer, or what makes one of the parameters: torch.optim.AdamW.",
+        f"optimizer {_shown(optimizer)} is not an optimizer",
+        hint=("Pass a torch.optim.Optimizer, or a factory that takes the parameters, such as torch.optim.AdamW."),
     )
 
 
@@ -125,7 +127,7 @@ def _trained(
     value = loss(output) if loss is not None else getattr(output, "loss", output)
     if not isinstance(value, torch.Tensor) or value.numel() != 1:
         raise UsageError(
-            "the loss is no tensor of one element",
+            "the loss is not a tensor with one element",
             hint='Give {"loss": function of the output}, or a module whose output is its loss or has one as `.loss`.',
         )
     value.backward()

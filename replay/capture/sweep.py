@@ -1,5 +1,8 @@
-"""A step in several sizes, each captured and put on devices: a model of a config file in batches and contexts, or what
-a user's function makes of its arguments."""
+"""Captures a step in several sizes and predicts each on devices.
+
+The step is a model from a config file in several batches and contexts, or the result of a user's function called with
+the sizes.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +34,7 @@ HOW = "Write batch=1,8,32 or context=1k,8k."
 
 
 def sizes_of(texts: Sequence[str]) -> dict[str, tuple[int, ...]]:
-    """ "batch=1,8" and "context=1k,8k" as numbers. Raises UsageError as `parse_sizes`, and for one below 1."""
+    """Parse "batch=1,8" and "context=1k,8k" as numbers. Raises UsageError as `parse_sizes`, and for a value below 1."""
     sizes: dict[str, tuple[int, ...]] = {}
     for text in itertools.chain.from_iterable(text.split() for text in texts):
         name, values = parse_sizes(text)
@@ -50,15 +53,15 @@ def swept(
     form: Callable[[ReplayPlan], ReplayPlan],
     **options: Any,
 ) -> tuple[list[ServedStep], tuple[str, ...]]:
-    """Each size on each device, in the `form` that is run, and what was assumed of all.
+    """Return the step of each size on each device, in the `form` that is run, and the assumptions common to all.
 
-    `shape` has the other fields of `from_config.Shape`, `options` are of `capture_target`. Raises UsageError for other
-    sizes than `VARIED`, and for one that `shape` has.
+    `shape` has the other fields of `from_config.Shape`, `options` are of `capture_target`. Raises UsageError for sizes
+    not in `VARIED`, and for a size that `shape` already sets.
     """
     if other := next((name for name in sizes if name not in VARIED), None):
-        raise UsageError(f"{other!r} varies nothing of a config", hint=HOW)
+        raise UsageError(f"{other!r} is not a size of a config", hint=HOW)
     if twice := next((name for name in sizes if name in shape), None):
-        raise UsageError(f"--{twice} beside --vary {twice}=...", hint="Leave one of them out.")
+        raise UsageError(f"--{twice} is given together with --vary {twice}=...", hint="Remove one of them.")
 
     def captured(wanted: Shape) -> ReplayPlan:
         fields = {name: getattr(wanted, name) for name in Shape.__dataclass_fields__}
@@ -86,9 +89,12 @@ def swept_file(
     form: Callable[[ReplayPlan], ReplayPlan],
     **options: Any,
 ) -> tuple[list[SizedStep], tuple[str, ...]]:
-    """Each size on each device of what "FILE.py:make" makes, called with the sizes by name, in the `form` that is run,
-    and what was assumed of all; `options` are of `capture_target`. Raises UsageError for sizes that it does not take,
-    and as `target_of`."""
+    """Return each size on each device for the step of "FILE.py:make", called with the sizes by name, and the
+    assumptions.
+
+    `form` is the form that is run; `options` are of `capture_target`. Raises UsageError for sizes that the function
+    does not accept, and as `target_of`.
+    """
     named = target_of(target, shape)
     signature = inspect.signature(named.make)
     try:
@@ -105,7 +111,7 @@ def swept_file(
 
 
 def _combined(sizes: Mapping[str, Sequence[int]]) -> list[dict[str, int]]:
-    """All combinations of sizes."""
+    """Return all combinations of sizes."""
     return [dict(zip(sizes, values, strict=True)) for values in itertools.product(*sizes.values())]
 
 
@@ -115,7 +121,7 @@ def _rows(
     rows_of: Callable[[Size, ReplayPlan, list[Step]], list[Row]],
     devices: Sequence[DeviceProfile],
 ) -> tuple[list[Row], tuple[str, ...]]:
-    """What the step of each size is on the devices, and what was assumed of all."""
+    """Return the rows of the step in each size on the devices, and the assumptions common to all."""
     rows: list[Row] = []
     notes: dict[str, None] = {}
     inverted: dict[tuple[str, str], str] = {}

@@ -1,5 +1,5 @@
 # pyright: strict
-"""What the command line names: a function in the user's file. It runs, as it would with `python FILE.py`."""
+"""The target on the command line: a function in the user's file. The file runs, as it would with `python FILE.py`."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ FORM = "Write FILE.py:make, where make() gives (callable, args) or (module, inpu
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Target:
-    """What is to be captured."""
+    """The target of a capture."""
 
     make: Callable[[], Any]
     source: str
@@ -33,10 +33,10 @@ class Target:
 
 
 def target_of(text: str, shape: Mapping[str, Any], *, trust: bool = False) -> Target:
-    """What "FILE.py:make", "hf:CONFIG.json" or "FILE.pt2" names; `shape` has the given fields of `from_config.Shape`.
-    Without `trust` no .pt2 is opened: torch runs what one holds.
+    """Return the target for "FILE.py:make", "hf:CONFIG.json" or "FILE.pt2"; `shape` has fields of `from_config.Shape`.
 
-    Raises UsageError, and EnvironmentRefused where a library is missing.
+    Without `trust` no .pt2 is opened, because torch runs its contents. Raises UsageError, and EnvironmentRefused if a
+    library is missing.
     """
     from opreplay.replay.capture.experts import NOTE
     from opreplay.replay.capture.from_config import PREFIX, Shape, maker, notes_of
@@ -44,13 +44,14 @@ def target_of(text: str, shape: Mapping[str, Any], *, trust: bool = False) -> Ta
     if not text.startswith(PREFIX):
         if shape:
             raise UsageError(
-                f"--{next(iter(shape)).replace('_', '-')} is for hf:CONFIG.json", hint="A file's make() has its own."
+                f"--{next(iter(shape)).replace('_', '-')} needs hf:CONFIG.json",
+                hint="The make() of a file sets its own sizes.",
             )
         if text.endswith(".pt2"):
             if not trust:
                 raise UsageError(
-                    f"loading {Path(text).name} runs whatever code it holds: torch unpickles parts of a .pt2",
-                    hint="Give --trust if you know who made it; else export the model yourself: --via export.",
+                    f"loading {Path(text).name} executes any code that it contains: torch unpickles parts of a .pt2",
+                    hint=("Add --trust if you know its author; otherwise export the model yourself with --via export."),
                 )
             from opreplay.replay.capture.graphs import step_of_file
 
@@ -70,28 +71,30 @@ def target_of(text: str, shape: Mapping[str, Any], *, trust: bool = False) -> Ta
 
 
 def load_function(text: str) -> tuple[Callable[[], Any], str]:
-    """The function that "FILE.py:name" means, and a name for what it makes; the file is run.
+    """Return the function for "FILE.py:name", and a name for its result; the file is run.
 
-    Raises UsageError for a file or a function that is not there, and for a file that cannot be run.
+    Raises UsageError for a missing file or function, and for a file that cannot be run.
     """
     path_text, separator, name = text.rpartition(":")
     if not separator or not name.isidentifier():
-        raise UsageError(f"{text} names no function", hint=FORM)
+        raise UsageError(f"{text} does not name a function", hint=FORM)
     path = Path(path_text)
     if not path.is_file():
-        raise UsageError(f"no file {path_text}", hint=FORM)
+        raise UsageError(f"file {path_text} does not exist", hint=FORM)
     module = _run(path)
     function = getattr(module, name, None)
     if not callable(function):
         public = [each for each in dir(module) if not each.startswith("_") and callable(getattr(module, each))]
-        raise UsageError(f"{path.name} has no function {name}", hint=f"It has {', '.join(public[:8]) or 'none'}.")
+        raise UsageError(
+            f"{path.name} has no function {name}", hint=f"Its functions: {', '.join(public[:8]) or 'none'}."
+        )
     return function, f"{path.name}:{name}"
 
 
 def _run(path: Path) -> Any:
     spec = importlib.util.spec_from_file_location(path.stem, path.resolve())
     if spec is None or spec.loader is None:
-        raise UsageError(f"{path.name} is no Python file", hint=FORM)
+        raise UsageError(f"{path.name} is not a Python file", hint=FORM)
     module = importlib.util.module_from_spec(spec)
     folder = str(path.resolve().parent)
     # What lies beside the file can be imported, after all that is installed; classes find their module.

@@ -1,2 +1,2 @@
 # pyright: strict
-"""Whether an op is right, everywhere, and faster: its cases, what is tried on each, and the verdicts."""
+"""Checks that an op is right everywhere, and faster: its cases, the trials of each point, and the verdicts."""

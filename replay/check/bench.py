@@ -1,5 +1,5 @@
 # pyright: strict
-"""From what a check was asked for to an op with its reference and its cases, and the trials of every point."""
+"""Builds an op with its reference and its cases from the setup of a check, and the trials of every point."""
 
 from __future__ import annotations
 
@@ -47,10 +47,10 @@ TRIALS: dict[str, Callable[[Bench], list[Attempt]]] = {
 
 
 def make_bench(setup: Setup, trying: Callable[[str], None] | None = None) -> tuple[Bench, tuple[Assumption, ...]]:
-    """The op, its reference and its cases in this process, and what was assumed of the cases.
+    """Return the op, its reference and its cases in this process, and the assumptions made about the cases.
 
-    `trying` is told each call before it is made, "" after it. There are no cases where all that were given are lost.
-    Raises UsageError for names that are not known here and for calls that the op has no overload for.
+    `trying` is called with each call before it is made, and with "" after it. There are no cases if all given ones are
+    lost. Raises UsageError for names that are not known here and for calls that the op has no overload for.
     """
     options = RunOptions(
         device=setup.device,
@@ -87,18 +87,21 @@ def make_bench(setup: Setup, trying: Callable[[str], None] | None = None) -> tup
 
 
 def _recorded(setup: Setup, target: Target) -> list[Case]:
-    """The calls of a trace that are of an overload that is checked."""
+    """Return the trace's calls of an overload that is being checked."""
     cases = [Case(kind="recorded", op=op) for op in setup.recorded if (op.overload or "") in target.functions]
     if not cases:
         overloads = ", ".join(sorted({op.overload or "default" for op in setup.recorded}))
-        raise UsageError(f"the trace calls overloads {overloads} of {setup.op}", hint="Name that overload.")
+        raise UsageError(
+            f"the trace contains calls of several overloads of {setup.op}: {overloads}", hint="Name one overload."
+        )
     return cases
 
 
 def _given(bench: Bench, setup: Setup, cases: Sequence[Case]) -> Case:
-    """The first of the overloads' calls that the op takes; one that its reference alone takes is a case that it fails.
+    """Return the first of the overloads' calls that the op accepts; a call that only its reference accepts is a failing
+    case.
 
-    Raises UsageError for a call that both refuse, and where the reference refuses what results are to be held against.
+    Raises UsageError for a call that both refuse, and if the reference refuses the call whose results it should check.
     """
     case, error = first_working(bench, cases)
     # A device that an op has broken refuses everything: that is no refusal of the call.
@@ -108,8 +111,8 @@ def _given(bench: Bench, setup: Setup, cases: Sequence[Case]) -> Case:
     if case is not None:
         if error is not None and "correctness" in setup.points:
             raise UsageError(
-                f"the reference {bench.reference.text} refuses the given call {call}: {words(error)}",
-                hint="Give a call that both take, or another reference (--against).",
+                f"the reference {bench.reference.text} rejects the given call {call}: {words(error)}",
+                hint="Give a call that both accept, or another reference (--against).",
             )
         return case
     for candidate in cases if bench.has_reference(first) else ():
@@ -120,20 +123,20 @@ def _given(bench: Bench, setup: Setup, cases: Sequence[Case]) -> Case:
     also = f", and so does the reference {bench.reference.text}" if bench.has_reference(first) else ""
     why = "" if error is None else f": {words(error)}"
     raise UsageError(
-        f"{setup.op} refuses the given call {call}{also}{why}",
-        hint=f"Give a call that it takes: --shapes, or --trace. It is {schema_text(bench.spec(first).text)}.",
+        f"{setup.op} rejects the given call {call}{also}{why}",
+        hint=(f"Give a call that it accepts: --shapes, or --trace. Its schema: {schema_text(bench.spec(first).text)}."),
     )
 
 
 def add_compact(bench: Bench) -> None:
-    """Add to the cases the same with few elements, as the op takes them."""
+    """Add a small version of each case that the op accepts."""
     for base in bench.bases:
         case, _ = first_working(bench, variants.compact(base) or [base])
         bench.compact_bases.append(case or base)
 
 
 def made_up_case(bench: Bench, name: str, target: Target) -> Case:
-    """A call that the op takes, found by calling it. Raises UsageError where none was."""
+    """Return a generated call that the op accepts, found by trial. Raises UsageError if there is none."""
     error: BaseException | None = None
     for spec in target.specs:
         case, raised = first_working(bench, list(guesses(name, spec)))
@@ -142,16 +145,21 @@ def made_up_case(bench: Bench, name: str, target: Target) -> Case:
         error = error or raised
     why = f": {str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__}" if error else ""
     raise UsageError(
-        f"no call of {name} could be made up{why}",
-        hint=f"Give one: --shapes '{name}(f32[16,32], ...)', or --trace. It is {schema_text(target.specs[0].text)}.",
+        f"no call of {name} could be generated{why}",
+        hint=(
+            f"Give one: --shapes '{name}(f32[16,32], ...)', or --trace. Its schema: "
+            f"{schema_text(target.specs[0].text)}."
+        ),
     )
 
 
 def prepare(
     setup: Setup, trying: Callable[[str], None] | None = None
 ) -> tuple[Bench, dict[str, list[Attempt]], Listed]:
-    """The op with its cases, the trials of each point that was asked for in the order of reports, and what they are
-    called. Raises as `make_bench`."""
+    """Return the op with its cases, the trials of each requested point in report order, and the names of the trials.
+
+    Raises as `make_bench`.
+    """
     bench, assumed = make_bench(setup, trying)
     try:
         trials = all_trials(bench, setup)
@@ -185,8 +193,12 @@ def all_trials(bench: Bench, setup: Setup) -> dict[str, list[Attempt]]:
 
 
 def speed_cases(bench: Bench) -> list[Case]:
-    """The first call; a large one, the largest of those that are tried, or the first made large where all are small,
-    for the time of a small call is that of its overhead; and that one transposed."""
+    """Return the cases to time: the first call; a large one, as a small call measures only its overhead; a transposed
+    one.
+
+    The large call is the largest of the cases, or an enlarged first call if all cases are small; the transposed call is
+    the large one transposed.
+    """
     first = bench.first
     if not bench.has_reference(first):
         return [first]

@@ -1,5 +1,5 @@
 # pyright: strict
-"""The calls that a check starts from: written down, or made up from the op's schema where nothing tells them.
+"""The base cases of a check: given by the user, or generated from the op's schema.
 
 Owns no variants (`variants`) and no tensors (`calls`).
 """
@@ -66,7 +66,7 @@ negative."""
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
-    """One call to be tried."""
+    """One call to try."""
 
     kind: str
     """What is special about it: "given", "recorded", "transposed", ..."""
@@ -80,12 +80,12 @@ class Case:
 
     @property
     def text(self) -> str:
-        """As reports name it; the call in it can be given to `--shapes`."""
+        """The name of the case in reports; the call in it can be passed to `--shapes`."""
         return f"{self.kind}: {case_text(self.op)}"
 
 
 def case_text(op: ReplayOp) -> str:
-    """The call in the notation that `--shapes` takes."""
+    """Return the call in the notation of `--shapes`."""
     if "::" in op.called:
         return call_text(op)
     # A Python function has no namespace, and the notation wants one.
@@ -93,7 +93,7 @@ def case_text(op: ReplayOp) -> str:
 
 
 def case_of(kind: str, name: str, spec: OpSpec, args: tuple[ReplayArg, ...]) -> Case:
-    """A case of one overload; its id, which its values depend on, follows from its arguments."""
+    """Return a case of one overload; its id, which seeds its values, follows from its arguments."""
     identity = blake2b(msgspec.json.encode([spec.full_name, args]), digest_size=6).hexdigest()
     op = ReplayOp(
         id=identity,
@@ -109,14 +109,14 @@ def case_of(kind: str, name: str, spec: OpSpec, args: tuple[ReplayArg, ...]) -> 
 
 
 def replaced(case: Case, kind: str, args: tuple[ReplayArg, ...], trait: Trait | None = None) -> Case:
-    """The case with other arguments."""
+    """Return the case with other arguments."""
     identity = blake2b(msgspec.json.encode([case.op.id, kind, args]), digest_size=6).hexdigest()
     op = msgspec.structs.replace(case.op, id=identity, args=args, outputs=None)
     return Case(kind=kind, op=op, values=case.values, trait=trait)
 
 
 def argument(arg: ArgSpec, *, tensors: tuple[TensorMeta | None, ...] = (), value: Value = None) -> ReplayArg:
-    """One argument of a schema in the form of the IR."""
+    """Return one schema argument in the form of the IR."""
     mutated = arg.mutated and bool(tensors)
     return ReplayArg(
         name=arg.name, type=arg.kind, tensors=tensors, value=value, keyword_only=arg.keyword_only, mutated=mutated
@@ -124,11 +124,11 @@ def argument(arg: ArgSpec, *, tensors: tuple[TensorMeta | None, ...] = (), value
 
 
 def given_cases(text: str, name: str, specs: Sequence[OpSpec]) -> list[Case]:
-    """The cases that one `--shapes` writes down, for each overload that takes such a call, the best one first.
+    """Parse one `--shapes` text into cases, one for each overload that accepts the call, best match first.
 
-    "4096x4096" is one shape for every tensor, "16x32, 32" one for each, "f32[4,8], f32[8]" says dtypes and strides as
-    well, "mylib::op(f32[4,8], 0.5)" is a whole call. Raises UsageError for a text that is none of these, and where no
-    overload takes it.
+    "4096x4096" is one shape for every tensor, "16x32, 32" one for each, "f32[4,8], f32[8]" gives dtypes and strides as
+    well, "mylib::op(f32[4,8], 0.5)" is a whole call. Raises UsageError for any other text, and if no overload accepts
+    the call.
     """
     if "(" in text:
         call = _parse_whole(text, name)
@@ -140,7 +140,7 @@ def given_cases(text: str, name: str, specs: Sequence[OpSpec]) -> list[Case]:
     cases = [case_of("given", name, spec, args) for spec, args in bound if args is not None]
     if not cases:
         shown = "; ".join(schema_text(spec.text) for spec in specs[:3])
-        raise UsageError(f"no overload of {name} takes {text!r}", hint=f"It is {shown}.")
+        raise UsageError(f"no overload of {name} accepts {text!r}", hint=f"It is {shown}.")
     return sorted(cases, key=lambda case: case.op.overload == "out")
 
 
@@ -151,15 +151,15 @@ def _parse_whole(text: str, name: str) -> CallText:
         return parse_call(f"user::call({stripped.partition('(')[2]}")
     call = parse_call(stripped)
     if call.name.partition(".")[0] != name.partition(".")[0]:
-        raise UsageError(f"--shapes calls {call.name}, but {name} is checked", hint="Name the same op in both.")
+        raise UsageError(f"--shapes calls {call.name}, but the checked op is {name}", hint="Name the same op in both.")
     return call
 
 
 def _listed_shapes(text: str) -> list[TensorMeta]:
-    """The tensors that a text without a call lists; those that are sizes alone have the dtype ""."""
+    """Return the tensors in a text without a call; tensors given as sizes only have the dtype ""."""
     parts = [part.strip() for part in re.split(r"[,;](?![^\[{(]*[\]})])", text) if part.strip()]
     if not parts:
-        raise UsageError("--shapes names no shape", hint="Write one as 4096x4096 or f32[4,8].")
+        raise UsageError("--shapes contains no shape", hint="Write one as 4096x4096 or f32[4,8].")
     return [
         TensorMeta(shape=tuple(map(int, re.split(r"[x×]", part))), dtype="")
         if _PLAIN_SHAPE.fullmatch(part)
@@ -169,7 +169,9 @@ def _listed_shapes(text: str) -> list[TensorMeta]:
 
 
 def _filled(spec: OpSpec, metas: Sequence[TensorMeta]) -> tuple[ReplayArg, ...] | None:
-    """Arguments from shapes alone: the tensors in order, one shape for all where one is given, the rest made up."""
+    """Return arguments from shapes alone: the tensors in order, a single shape for all of them, other values
+    generated.
+    """
     tensors = [arg for arg in spec.args if arg.kind == "Tensor" and (not arg.optional or len(metas) > 1)]
     lists = [arg for arg in spec.args if arg.kind == "Tensor[]" and not arg.optional]
     required = sum(not arg.optional for arg in tensors)
@@ -194,7 +196,9 @@ def _usual_dtype(name: str) -> str:
 
 
 def made_up(spec: OpSpec, tensors: dict[str, TensorMeta]) -> tuple[ReplayArg, ...] | None:
-    """Arguments with these tensors; what has a default keeps it, the rest gets usual values. None where none is."""
+    """Return arguments with these tensors, defaults if there are any, and common values otherwise; None if that
+    fails.
+    """
     args: list[ReplayArg] = []
     for arg in spec.args:
         if arg.name in tensors:
@@ -214,7 +218,7 @@ def made_up(spec: OpSpec, tensors: dict[str, TensorMeta]) -> tuple[ReplayArg, ..
 
 
 def completed(spec: OpSpec, args: Sequence[ReplayArg]) -> tuple[ReplayArg, ...]:
-    """Defaults for positional arguments that stand before one that is given."""
+    """Add defaults for positional arguments that precede a given one."""
     by_name = {arg.name: arg for arg in args}
     positional = [arg.name for arg in spec.args if not arg.keyword_only]
     last = max((positional.index(name) for name in by_name if name in positional), default=0)
@@ -239,8 +243,10 @@ _USUAL: dict[str, Value] = {
 
 
 def guesses(name: str, spec: OpSpec) -> Iterator[Case]:
-    """Calls that the schema allows, the most usual ones first: one shape for all tensors, then rows and vectors,
-    matrices that can be multiplied, images. Which of them the op takes shows when it is called."""
+    """Yield calls that the schema allows, most common first, to be tried on the op.
+
+    One shape for all tensors, then rows and vectors, matrices that can be multiplied, images.
+    """
     wanted = [arg for arg in spec.args if arg.kind in ("Tensor", "Tensor[]") and not arg.optional]
     guessed = itertools.islice(_shapes(len(wanted)), MOST_GUESSES) if wanted else [()]
     for shapes in dict.fromkeys(guessed):
@@ -274,7 +280,7 @@ def _shapes(count: int) -> Iterator[tuple[tuple[int, ...], ...]]:
 
 
 def _bound(spec: OpSpec, call: CallText) -> tuple[ReplayArg, ...] | None:
-    """Arguments of a written call by name, in the schema's order; None where they do not go with the schema."""
+    """Return the arguments of a written call by name, in the schema's order; None if they do not match the schema."""
     values = values_by_name(spec, call)
     if values is None:
         return None
@@ -293,7 +299,7 @@ def _tensor_argument(arg: ArgSpec, value: CallValue, items: Sequence[CallValue])
 
 
 def _argument(arg: ArgSpec, value: CallValue) -> ReplayArg | None:
-    """One argument in the form of the IR; None where its type takes no such value."""
+    """Return one argument in the form of the IR; None if its type does not accept the value."""
     items: list[CallValue] = value if isinstance(value, list) else [value]
     if arg.kind in ("Tensor", "Tensor[]"):
         return _tensor_argument(arg, value, items)
@@ -331,7 +337,7 @@ def _takes(arg: ArgSpec, item: CallValue) -> bool:
 
 
 def _plain(value: CallValue) -> Value:
-    """A value as the IR holds it."""
+    """Return a value in the form of the IR."""
     if isinstance(value, list):
         return cast("Value", tuple(_plain(item) for item in value))
     if isinstance(value, complex):

@@ -28,7 +28,7 @@ Tell = Callable[[str, int, int], None]
 
 
 class StandIn(msgspec.Struct, frozen=True, kw_only=True):
-    """What became of one op."""
+    """The results of checking one op."""
 
     op: str
     against: str
@@ -47,13 +47,13 @@ class StandIn(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Fidelity(msgspec.Struct, frozen=True, kw_only=True):
-    """All of them."""
+    """The results of all checked ops."""
 
     device: str
     rows: tuple[StandIn, ...]
 
     def of(self, against: str) -> list[StandIn]:
-        """The ops that were held against this."""
+        """Return the ops that were compared with `against`."""
         return [row for row in self.rows if row.against == against]
 
     @property
@@ -64,17 +64,18 @@ class Fidelity(msgspec.Struct, frozen=True, kw_only=True):
 def check_stand_ins(
     pattern: str = "*", *, library: str | None = None, device: str = "cpu", seed: int = 0, tell: Tell | None = None
 ) -> Fidelity:
-    """Check the stand-ins whose name matches a glob; with `library` the library's own ops against them.
+    """Check the reference implementations whose name matches a glob; with `library` the library's own ops against them.
 
-    All in this process: stand-ins are code of ours. Raises UsageError where nothing matches, EnvironmentRefused for a
-    library or device that is not here.
+    Everything runs in this process, as reference implementations are opreplay's own code. Raises UsageError if nothing
+    matches, EnvironmentRefused for a missing library or device.
     """
     names = [name for group in implemented().values() for name in group if fnmatchcase(name, pattern)]
     if library is not None:
         names = [name for name in names if LIBRARY_OF[name.partition("::")[0]] == library]
     if not names:
         raise UsageError(
-            f"no stand-in is called {pattern}", hint="Give a glob such as '_C::*'; `opreplay list ops` lists them."
+            f"no reference implementation matches {pattern}",
+            hint="Give a glob such as '_C::*'; `opreplay list ops` lists them.",
         )
     options = RunOptions(device=device, seed=seed)
     executor = make_executor(WorkerConfig(options=options, memory_bytes=environment.default_op_bytes()))

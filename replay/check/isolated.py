@@ -1,5 +1,5 @@
 # pyright: strict
-"""A check from outside: trials run in a child process, and one that ends it, or does not come back, costs its case."""
+"""Runs a check's trials in a child process; a trial that ends the process, or does not return, fails only its case."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ MOST_LOST = 8
 
 
 class End(NamedTuple):
-    """How a process ended that gave no answer."""
+    """How a process ended without a reply."""
 
     detail: str
     signalled: bool
@@ -43,7 +43,7 @@ Tell = Callable[[str, int, int], None]
 
 
 class Checker:
-    """One op in a process of its own, started anew after a trial that ended it."""
+    """One op in its own process, restarted after a trial that ended it."""
 
     def __init__(self, setup: Setup, *, limit_s: float = LIMIT_S) -> None:
         self._setup, self._limit_s = setup, limit_s
@@ -61,10 +61,10 @@ class Checker:
         """Before the first trial: signals that ended the process, by the call that it was at."""
 
     def start(self) -> Listed:
-        """The trials that there are. A call that ends the process before, or does not come back, is noted in `lost`,
-        and it is started again without.
+        """Start the process and return the list of trials.
 
-        Raises UsageError for what cannot be checked, EnvironmentRefused for a device.
+        A call that ends the process before the trials, or does not return, is recorded in `lost`, and the process is
+        restarted without it. Raises UsageError for what cannot be checked, EnvironmentRefused for a device.
         """
         while True:
             self._case = ""
@@ -77,16 +77,16 @@ class Checker:
                 continue
             why = end.detail
             if end.lost:
-                raise EnvironmentRefused(f"the worker process {why}", hint="See what ended it.")
+                raise EnvironmentRefused(f"the worker process {why}", hint="See what ended the process.")
             if not case or case.startswith("made up: ") or len(self.lost) >= MOST_LOST:
                 raise UsageError(
                     f"{self._setup.op} ends its process before a trial{case and f', in {case}'}: {why}",
-                    hint="Give a call that it takes: --shapes, or --trace.",
+                    hint="Give a call that it accepts: --shapes, or --trace.",
                 )
             self.lost[case] = why
 
     def trials(self, listed: Listed, tell: Tell | None = None) -> Iterator[tuple[str, Finding | Timed]]:
-        """Each trial with its point; a crash or a hang is the finding of the trial that it happened in."""
+        """Yield the result of each trial with its point; a crash or a hang is the finding of its trial."""
         numbered = [
             (point, number, case) for point, cases in listed.trials.items() for number, case in enumerate(cases)
         ]
@@ -96,11 +96,11 @@ class Checker:
             yield point, self._tried(point, number, case)
 
     def close(self) -> None:
-        """End the process; it has some seconds to do so by itself."""
+        """End the process; it has some seconds to exit on its own."""
         self._workers.close()
 
     def _tried(self, point: str, number: int, case: str) -> Finding | Timed:
-        """What becomes of a trial; of one whose process a signal ended when it is tried again."""
+        """Return the result of a trial, after a retry if a signal ended its process."""
         tries = 1
         while isinstance(judged := self._tried_once(point, number, case), End):
             if not judged.signalled or tries == TRIES:
@@ -117,7 +117,7 @@ class Checker:
         return self._answer(Trial(point=point, number=number), limit_s)
 
     def _answer(self, task: msgspec.Struct, limit_s: float) -> Any | End:
-        """What the process says to a task, or how it ended."""
+        """Return the process's reply to a task, or how the process ended."""
         self._workers.limit_s = limit_s
         answer = self._workers.run([task])
         if not isinstance(answer, Death):
@@ -132,6 +132,9 @@ class Checker:
         return End(detail, signalled=answer.signalled, lost=lost)
 
     def _note_case(self, trying: Trying) -> None:
-        """A call before the trials has the time of a trial, and the first one's loading of torch."""
+        """Record the call made before the trials, and set its time limit.
+
+        The limit is that of a trial, plus the time to load torch in the first call.
+        """
         self._case = trying.case
         self._workers.limit_s = self._limit_s + FIRST_S if trying.case else START_S

@@ -1,5 +1,5 @@
 # pyright: strict
-"""What a check says: a verdict for each point, with the cases that show it, and how fast the op is; knows no torch."""
+"""Results of a check: a verdict for each point, with its evidence, and the speed of the op; independent of torch."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ _ALSO = {
 
 
 class Finding(msgspec.Struct, frozen=True, kw_only=True, tag="finding"):
-    """What became of one trial."""
+    """The result of one trial."""
 
     case: str = ""
     """The call, as `opreplay.replay.ir.notation` writes it, after what is special about it: "transposed: my::op(…)";
@@ -73,12 +73,12 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True, tag="finding"):
 
     @property
     def kind(self) -> str:
-        """What is special about the call."""
+        """The special property of the call."""
         return self.case.partition(":")[0]
 
 
 class PointResult(msgspec.Struct, frozen=True, kw_only=True):
-    """One point and all that was tried for it."""
+    """One point and the results of its trials."""
 
     point: str
     verdict: Verdict
@@ -87,12 +87,12 @@ class PointResult(msgspec.Struct, frozen=True, kw_only=True):
     detail: str
 
     def of(self, *verdicts: Verdict) -> list[Finding]:
-        """The cases with these verdicts."""
+        """Return the cases with these verdicts."""
         return [case for case in self.cases if case.verdict in verdicts]
 
 
 class Speed(msgspec.Struct, frozen=True, kw_only=True, tag="speed"):
-    """Time of the op against that of the reference, on the same tensors."""
+    """Time of the op compared with the reference, on the same tensors."""
 
     ratio: float
     """The op's time divided by the reference's, estimated from the ratio within each pair, which is not that of the
@@ -111,7 +111,9 @@ class Speed(msgspec.Struct, frozen=True, kw_only=True, tag="speed"):
 
     @property
     def verdict(self) -> Literal["faster", "slower", "no difference", "unclear"]:
-        """What the interval says; unclear where the time was up before a tenth would have shown."""
+        """The verdict from the interval; "unclear" if time ran out before a difference of a tenth could have been
+        detected.
+        """
         if self.low > 1.0:
             return "slower"
         if self.high < 1.0:
@@ -120,7 +122,7 @@ class Speed(msgspec.Struct, frozen=True, kw_only=True, tag="speed"):
 
 
 class CheckResult(msgspec.Struct, frozen=True, kw_only=True):
-    """All that a check found."""
+    """All results of a check."""
 
     op: str
     against: str
@@ -146,8 +148,10 @@ class CheckResult(msgspec.Struct, frozen=True, kw_only=True):
     notes: tuple[str, ...] = ()
 
     def point(self, name: str) -> PointResult:
-        """The result of one point, by its name or a short one. Raises UsageError for a name that is none, KeyError
-        for one that was not asked for."""
+        """Return the result of one point, by its full or short name.
+
+        Raises UsageError for an unknown name, KeyError for a point that was not requested.
+        """
         wanted = point_named(name)
         for judged in self.points:
             if judged.point == wanted:
@@ -155,9 +159,11 @@ class CheckResult(msgspec.Struct, frozen=True, kw_only=True):
         raise KeyError(wanted)
 
     def failed(self, require: Sequence[str] | None = None) -> tuple[PointResult, ...]:
-        """Points of `require` that failed, are missing or were not reached. None: those of `REQUIRED`, and where only
-        some points were asked for each of them that failed or was not reached. Raises UsageError for a name that is
-        none."""
+        """Return points of `require` that failed, are missing or were not reached.
+
+        None means the points of `REQUIRED`, or if only some points were requested, each of them that failed or was not
+        reached. Raises UsageError for an unknown name.
+        """
         some = require is None and len(self.points) < len(POINTS)
         wanted = {point_named(name) for name in (REQUIRED if require is None else require)}
         return tuple(
@@ -169,7 +175,7 @@ class CheckResult(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Interrupted(KeyboardInterrupt):
-    """A check that was ended early, with its findings until then."""
+    """A check that was interrupted, with its findings so far."""
 
     def __init__(self, partial: CheckResult) -> None:
         super().__init__("the check was interrupted")
@@ -177,16 +183,16 @@ class Interrupted(KeyboardInterrupt):
 
 
 def point_named(text: str) -> str:
-    """The point that a name, a short one or one in other case stands for. Raises UsageError for any other text."""
+    """Return the point for a full or short name, ignoring case. Raises UsageError for any other text."""
     name = " ".join(text.split()).lower()
     names = {point.lower(): point for point in POINTS} | _ALSO
     if name not in names:
-        raise UsageError(f"{text!r} is no point of a check", hint=f"Points are {'; '.join(POINTS)}.")
+        raise UsageError(f"{text!r} is not a point of a check", hint=f"Points are {'; '.join(POINTS)}.")
     return names[name]
 
 
 def parse_points(text: str) -> tuple[str, ...]:
-    """Points in a text, separated by commas; "all" for each of them. Raises UsageError."""
+    """Parse points separated by commas; "all" means every point. Raises UsageError."""
     if text.strip().lower() == "all":
         return tuple(POINTS)
     if text.strip().lower() in ("", "none"):
@@ -199,7 +205,7 @@ _ORDER: tuple[Verdict, ...] = ("fail", "missing", "not reached", "pass", "refuse
 
 
 def point_result(point: str, findings: Sequence[Finding]) -> PointResult:
-    """The verdict of a point: that of its worst case, in which a refusal weighs less than a case that passes."""
+    """Return the verdict of a point: that of its worst case, where a refusal weighs less than a case that passes."""
     ordered = sorted(findings, key=lambda finding: _ORDER.index(finding.verdict))
     verdict: Verdict = ordered[0].verdict if ordered else "not applicable"
     return PointResult(
@@ -214,7 +220,7 @@ EVEN = 4
 
 
 def _untried(point: str, findings: Sequence[Finding]) -> str:
-    """A word on rows that have no rest in any call that was taken: "" where some do, or none was made up."""
+    """Return a note that no row of uneven length was tried; "" if some were, or if no calls were generated."""
     made_up = [finding for finding in findings if finding.kind in _MADE_UP]
     if point != "correctness" or not made_up or any(finding.verdict == "not reached" for finding in made_up):
         return ""
@@ -226,7 +232,7 @@ def _untried(point: str, findings: Sequence[Finding]) -> str:
 
 
 def _detail(verdict: Verdict, ordered: Sequence[Finding]) -> str:
-    """One line: how many cases, and the first that decides."""
+    """Return one line: the number of cases, and the first that decides."""
     if not ordered:
         return "nothing to try"
     deciding = [finding for finding in ordered if finding.verdict == verdict]
@@ -245,7 +251,7 @@ def _detail(verdict: Verdict, ordered: Sequence[Finding]) -> str:
 
 
 def _passed(verdict: Verdict, ordered: Sequence[Finding], deciding: Sequence[Finding]) -> list[str]:
-    """How many cases passed, how far at most from the reference, or what the only one says."""
+    """Return how many cases passed, their largest distance from the reference, or the detail of the only case."""
     others = sum(finding.verdict == "not applicable" for finding in ordered)
     count = f"{len(deciding)} passed" + (f", {others} not applicable" if others else "")
     parts = [count] if verdict == "pass" and len(ordered) > 1 else []
@@ -259,7 +265,7 @@ def _passed(verdict: Verdict, ordered: Sequence[Finding], deciding: Sequence[Fin
 
 
 class Setup(msgspec.Struct, frozen=True, kw_only=True, tag="setup"):
-    """All that the process that runs an op needs to know before the first trial."""
+    """Everything that the process of an op needs before the first trial."""
 
     op: str
     against: str | None = None
@@ -284,7 +290,7 @@ class Setup(msgspec.Struct, frozen=True, kw_only=True, tag="setup"):
 
 
 class Listed(msgspec.Struct, frozen=True, kw_only=True, tag="listed"):
-    """The trials of every point, in order: how they are called, so that one that does not come back has a name."""
+    """The trials of every point, in order, with names, so that a trial that does not return can be named."""
 
     op: str
     against: str
@@ -295,13 +301,13 @@ class Listed(msgspec.Struct, frozen=True, kw_only=True, tag="listed"):
 
 
 class Trying(msgspec.Struct, frozen=True, kw_only=True, tag="trying"):
-    """The call that is made next, before the first trial; none, "", once it came back."""
+    """Message before the trials: the call that is made next, or "" after it returned."""
 
     case: str
 
 
 class Timed(msgspec.Struct, frozen=True, kw_only=True, tag="timed"):
-    """What the comparison of times came to."""
+    """The result of the time comparison."""
 
     finding: Finding
     speed: Speed | None = None
@@ -310,20 +316,20 @@ class Timed(msgspec.Struct, frozen=True, kw_only=True, tag="timed"):
 
 
 class Listing(msgspec.Struct, frozen=True, kw_only=True, tag="listing"):
-    """The trials are to be listed."""
+    """Request to list the trials."""
 
     lost: dict[str, str] = {}
     """As `Setup.lost`."""
 
 
 class Trial(msgspec.Struct, frozen=True, kw_only=True, tag="trial"):
-    """One trial to be run."""
+    """Request to run one trial."""
 
     point: str
     number: int
 
 
 def counts(result: CheckResult) -> Mapping[Verdict, int]:
-    """How many points have each verdict."""
+    """Return the number of points with each verdict."""
     verdicts = [judged.verdict for judged in result.points]
     return {verdict: verdicts.count(verdict) for verdict in _ORDER}

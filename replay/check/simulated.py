@@ -1,4 +1,4 @@
-"""What an Ascend would take for the op, and for its reference: the op's own kernels where the simulator knows them."""
+"""Predicted Ascend times of the op and its reference, by the op's own kernels if the simulator knows them."""
 
 from __future__ import annotations
 
@@ -27,11 +27,12 @@ CACHE: Literal["warm"] = "warm"
 
 
 def simulated(bench: Bench, case: Case, socs: Sequence[str]) -> tuple[dict[str, Simulated], dict[str, Simulated]]:
-    """Predictions by device of the op's case, and of the ops that the reference calls, one after the other: of the
-    outermost that the simulator has a rule for, as `plan` and `simulate` count them in a trace, else of what they call.
+    """Return predictions by device for the op's case, and for the ops that the reference calls, in sequence.
 
-    A function of Python's is predicted as its reference is, by the ops of torch that it calls; what it runs beside them
-    is not seen. An op that the simulator has no kernels for has none; so has a function that calls such a one.
+    Of the reference's calls, the outermost for which the simulator has a rule are used, as `plan` and `simulate` count
+    them in a trace; otherwise the calls inside. A Python function is predicted like its reference, by the torch ops
+    that it calls; any other work in it is not seen. An op without kernels in the simulator has no prediction; nor has a
+    function that calls one.
     """
     if not socs:
         return {}, {}
@@ -47,7 +48,7 @@ def simulated(bench: Bench, case: Case, socs: Sequence[str]) -> tuple[dict[str, 
 
 
 def _added(parts: Sequence[dict[str, Simulated]]) -> dict[str, Simulated]:
-    """Calls one after the other, by device; none where one of them has no prediction, or they take no time."""
+    """Add up consecutive calls by device; none if one of them has no prediction, or if they take no time."""
     if not parts or not all(parts):
         return {}
     totals = {name: _total([part[name] for part in parts]) for name in parts[0]}
@@ -55,7 +56,7 @@ def _added(parts: Sequence[dict[str, Simulated]]) -> dict[str, Simulated]:
 
 
 def _total(calls: Sequence[Simulated]) -> Simulated:
-    """Calls one after the other, otherwise as the longest one."""
+    """Add up the times of consecutive calls; other fields are those of the longest call."""
     return msgspec.structs.replace(
         max(calls, key=lambda call: call.time_us),
         time_us=sum(call.time_us for call in calls),
@@ -70,7 +71,7 @@ def _total(calls: Sequence[Simulated]) -> Simulated:
 def _of_op(
     op: ReplayOp, devices: dict[str, DeviceProfile], contents: ExpectedContents | None = None
 ) -> dict[str, Simulated]:
-    """Predictions by rules of an op by device; with `contents` those that `opreplay op` gives."""
+    """Return predictions of an op by device, by rules; with `contents` the same as from `opreplay op`."""
     from opreplay.replay.ascend.custom.registrations import CustomOpError
     from opreplay.replay.ascend.simulate.op import is_predicted, simulate_op
 
@@ -83,7 +84,7 @@ def _of_op(
 
 
 def _with_outputs(bench: Bench, case: Case) -> ReplayOp:
-    """The case's op with what its results look like."""
+    """Return the case's op with metadata of its results."""
     try:
         returned = bench.call(case, bench.arguments(case)).returned
     except Exception:  # judged by other points
@@ -106,8 +107,9 @@ class _Calls(TorchDispatchMode):
 
 
 class _Outermost(TorchFunctionMode):
-    """Predicts torch's functions that are ops by name and that a rule knows as a whole (`rms_norm`), before the
-    dispatcher takes them apart."""
+    """Predicts torch functions that are named like ops and have a rule of their own (`rms_norm`), before the dispatcher
+    decomposes them.
+    """
 
     def __init__(self, calls: _Calls) -> None:
         super().__init__()
@@ -127,7 +129,7 @@ class _Outermost(TorchFunctionMode):
 
 
 def _composite(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch._ops.OpOverload | None:
-    """The overload that a function of torch's is where the dispatcher would take it apart; None for anything else."""
+    """Return the overload of a torch function that the dispatcher would decompose; None for anything else."""
     packet = getattr(torch.ops.aten, getattr(func, "__name__", ""), None)
     if not isinstance(packet, torch._ops.OpOverloadPacket):
         return None
@@ -141,7 +143,7 @@ def _composite(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torc
 def _called(
     run: Callable[[Case, Arguments], object], bench: Bench, case: Case, devices: dict[str, DeviceProfile]
 ) -> list[dict[str, Simulated]]:
-    """Predictions of what a function calls on a case; none where it fails."""
+    """Return predictions of the calls that a function makes on a case; none if it fails."""
     try:
         arguments = bench.arguments(case)
         with _Calls(devices) as calls, _Outermost(calls):
@@ -175,7 +177,7 @@ def _plain(value: Any) -> Any:
 
 
 def _metas(values: Any) -> tuple[TensorMeta | None, ...]:
-    """What the tensors among values look like, one or a list of them; None for what is none."""
+    """Return metadata of the values, one or a list of them; None for values that are not tensors."""
     items = values if isinstance(values, list | tuple) else (values,)
     return tuple(
         TensorMeta(shape=tuple(item.shape), dtype=str(item.dtype).removeprefix("torch."), strides=tuple(item.stride()))

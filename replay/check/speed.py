@@ -1,11 +1,11 @@
 # pyright: strict
-"""The op's time against the reference's: samples by turns, and an interval of the ratio by a sequential design.
+"""The op's time against the reference's: alternating samples, and an interval of the ratio by a sequential design.
 
-In each pair a coin decides which of the two comes first. Where they are equally fast the logarithm of the ratio is then
-as likely above zero as below it by any amount, whatever else the machine does and however samples hang together; so the
-interval is that of Wilcoxon's signed ranks (Hollander, Wolfe and Chicken, Nonparametric Statistical Methods, 3.1 to
-3.3), which needs no more. It is looked at after 20, 40, 80, ... pairs; the chance of a false alarm is shared out among
-the looks (Bonferroni), so that all of them together stay below one in a hundred.
+In each pair a coin decides which of the two comes first. If they are equally fast, the logarithm of the ratio is then
+as likely above zero as below it by any amount, whatever else the machine does and however samples are correlated; so
+Wilcoxon's signed-rank interval applies (Hollander, Wolfe and Chicken, Nonparametric Statistical Methods, 3.1 to 3.3),
+which needs no other assumption. It is evaluated after 20, 40, 80, ... pairs; the probability of a false alarm is
+divided among the evaluations (Bonferroni), so that the total stays below one in a hundred.
 """
 
 from __future__ import annotations
@@ -44,10 +44,10 @@ FEWEST = 12
 
 
 def interval(logs: Sequence[float], chance: float) -> tuple[float, float, float]:
-    """Estimate of Hodges and Lehmann, and the interval of signed ranks that misses with probability `chance`.
+    """Return the Hodges-Lehmann estimate, and the signed-rank interval that misses with probability `chance`.
 
-    The median of all means of two; its interval runs from the c-th smallest of them to the c-th largest, c by the
-    normal approximation of the signed-rank statistic.
+    The estimate is the median of the means of all pairs of values; its interval runs from the c-th smallest of these
+    means to the c-th largest, with c by the normal approximation of the signed-rank statistic.
     """
     values = np.asarray(logs)
     first, second = np.triu_indices(len(values))
@@ -62,10 +62,10 @@ def interval(logs: Sequence[float], chance: float) -> tuple[float, float, float]
 def compared(
     sample: Callable[[int], float], *, limit_s: float, seed: int, now_s: Callable[[], float] = perf_counter
 ) -> tuple[list[tuple[float, float]], tuple[float, float, float], bool]:
-    """Pairs of times, estimate and interval of the ratio's logarithm, and whether that is narrow enough.
+    """Return pairs of times, estimate and interval of the ratio's logarithm, and whether that is narrow enough.
 
-    `sample(0)` times the op, `sample(1)` the reference; both give microseconds a call. Ends when the interval excludes
-    equality or is narrow, after the last look, or when `limit_s` is over.
+    `sample(0)` times the op, `sample(1)` the reference; both return microseconds per call. Ends when the interval
+    excludes equality or is narrow, after the last evaluation, or when `limit_s` is over.
     """
     coin = random.Random(seed)
     pairs: list[tuple[float, float]] = []
@@ -88,7 +88,7 @@ def compared(
 
 
 def timed(bench: Bench, case: Case, *, limit_s: float) -> tuple[Finding, Speed | None]:
-    """The comparison on one case, in this process."""
+    """Compare the times on one case, in this process."""
     if not bench.has_reference(case):
         return nothing("no reference to be faster than (--against)"), None
     try:
@@ -123,8 +123,10 @@ def timed(bench: Bench, case: Case, *, limit_s: float) -> tuple[Finding, Speed |
 
 
 def _sampler(bench: Bench, calls: Sequence[Callable[[], Any]], arguments: Arguments) -> Callable[[int], float]:
-    """What takes one sample of the op (0) or the reference (1): microseconds a call, without waits for a processor that
-    another program had where one thread works."""
+    """Return a function that takes one sample of the op (0) or the reference (1) in microseconds per call.
+
+    If one thread does the work, time in which another program had the processor is subtracted.
+    """
     before = arguments.copy() if arguments.written else None
     clock: Clock = bench.executor.clock
     call_us = max(_warm_up(clock, call) for call in calls)
@@ -146,7 +148,7 @@ def _sampler(bench: Bench, calls: Sequence[Callable[[], Any]], arguments: Argume
 
 
 def _warm_up(clock: Clock, call: Callable[[], Any]) -> float:
-    """Microseconds of the last of some calls."""
+    """Make some calls and return the microseconds of the last one."""
     started, call_us, calls = clock.now_s(), 0.0, 0
     while call_us <= 1e6 and (calls < WARM_UP_CALLS or clock.now_s() - started < WARM_UP_S):
         call_us = clock.time_calls(call, 1)

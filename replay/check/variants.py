@@ -1,8 +1,8 @@
 # pyright: strict
-"""Variants of a call: the same one with other sizes, strides and dtypes, and with arguments that it must refuse.
+"""Variants of a call: with other sizes, strides and dtypes, and with arguments that it must refuse.
 
-Values only: a variant that no op could take (sizes that belong together and no longer fit) is found when the reference
-refuses it, too.
+Values only: a variant that no op could accept (sizes that no longer match) is detected when the reference refuses it,
+too.
 """
 
 from __future__ import annotations
@@ -121,7 +121,7 @@ Change = Callable[[TensorMeta], "TensorMeta | None"]
 
 
 def sized(case: Case) -> Iterator[Case]:
-    """The case with other sizes: one element, none, primes, uneven, large."""
+    """Yield the case with other sizes: one element, none, primes, odd, large."""
     sizes = distinct_sizes(case)
     first = _first(case)
     if not sizes or first is None:
@@ -144,7 +144,7 @@ def sized(case: Case) -> Iterator[Case]:
 
 
 def _other_longer(case: Case, first: TensorMeta) -> Iterator[Case]:
-    """The case with more rows of all tensors but the first: keys and values beside queries."""
+    """Yield the case with more rows in all tensors except the first: keys and values longer than queries."""
     places = [(a, t) for a, arg in enumerate(case.op.args) for t, meta in enumerate(arg.tensors) if meta is not None]
     longer, args = (
         (*first.shape[:-2], 2 * first.shape[-2] + 1, first.shape[-1]) if first.shape[1:] else (),
@@ -158,8 +158,11 @@ def _other_longer(case: Case, first: TensorMeta) -> Iterator[Case]:
 
 
 def _resized(case: Case, kind: str, sizes: Sequence[int], group: Sequence[int]) -> Iterator[Case]:
-    """The case with these sizes, both ways; in place of those without ratios, where they are refused, such as keep
-    ratios up to 4, and multiples, the smallest first: of each size by itself, from the last, and of all of them."""
+    """Yield the case with these sizes, with and without ratios between sizes kept.
+
+    The variant without ratios has alternatives in case it is refused: sizes that keep ratios up to 4, and multiples,
+    the smallest first, of each size alone, starting with the last, and of all of them.
+    """
     *_, unrelated = mappings = list(_both_ways(sizes, group))
     for mapping in mappings:
         resized = list(_mapped(case, kind, mapping))
@@ -172,12 +175,12 @@ def _resized(case: Case, kind: str, sizes: Sequence[int], group: Sequence[int]) 
 
 
 def _few(case: Case) -> bool:
-    """Whether a made-up call is no long one: with three dimensions and more sizes multiply."""
+    """Check whether a generated call is small: with three or more dimensions larger sizes multiply."""
     return elements(case) <= MOST_INSTEAD or max(len(meta.shape) for meta in _tensors(case)) < 3
 
 
 def _multiplied(sizes: Sequence[int], group: Sequence[int]) -> Iterator[dict[int, int]]:
-    """New sizes for old ones, in which ratios up to 4 are kept, and multiples of them."""
+    """Yield new sizes for old ones that keep ratios up to 4, and multiples of them."""
     near = _related(sizes, group, NEAR_RATIO)
     if near != _related(sizes, group, 1):
         yield near
@@ -188,7 +191,7 @@ def _multiplied(sizes: Sequence[int], group: Sequence[int]) -> Iterator[dict[int
 
 
 def huge(case: Case) -> Iterator[Case]:
-    """The case with so many rows that its first tensor has four million elements."""
+    """Yield the case with enough rows that its first tensor has four million elements."""
     first = _first(case)
     if first is None:
         return
@@ -201,7 +204,7 @@ def huge(case: Case) -> Iterator[Case]:
 
 
 def long_rows(case: Case, kind: Literal["long rows", "endless rows"]) -> Iterator[Case]:
-    """The case with few rows of many columns, and where that is refused of the next multiple."""
+    """Yield the case with few rows of many columns; if that is refused, with the next multiple."""
     first = _first(case)
     if first is None or first.shape[-1] <= 1:
         return
@@ -213,15 +216,18 @@ def long_rows(case: Case, kind: Literal["long rows", "endless rows"]) -> Iterato
 
 
 def long_columns(case: Case) -> Iterator[Case]:
-    """The case with as many rows as long ones have columns, of few columns."""
+    """Yield the case with few columns, and as many rows as long rows have columns."""
     first = _first(case)
     if first is not None and len(first.shape) > 1 and first.shape[0] != first.shape[-1]:
         yield from _grown(case, "long columns", {first.shape[-1]: 3}, first.shape[0], COLUMNS["long rows"])
 
 
 def many_rows(case: Case) -> Iterator[Case]:
-    """The case with more rows than CUDA launches blocks along y and z: along the first dimension, and where there are
-    more than two also along the last but one. Not where the huge case has as many."""
+    """Yield the case with more rows than CUDA can launch blocks along y and z.
+
+    Rows are along the first dimension, and with more than two dimensions also along the last but one. Skipped if the
+    huge case has as many.
+    """
     first = _first(case)
     if first is None or len(first.shape) < 2 or not math.prod(first.shape):
         return
@@ -250,8 +256,9 @@ def _many(case: Case, first: TensorMeta, place: int, kind: str) -> Iterator[Case
 
 
 def _taller(case: Case, first: TensorMeta, place: int, kind: str) -> Iterator[Case]:
-    """The case with more rows of all tensors that have the sizes of the first one; where those are too large, with
-    fewer columns."""
+    """Yield the case with more rows in all tensors with the first one's sizes; with fewer columns if they are too
+    large.
+    """
 
     def with_rows(rows: int, most_columns: int) -> Case:
         shape = [min(size, most_columns) for size in first.shape]
@@ -267,16 +274,19 @@ def _taller(case: Case, first: TensorMeta, place: int, kind: str) -> Iterator[Ca
 
 
 def _grown(case: Case, kind: str, mapping: Mapping[int, int], size: int, sizes: Sequence[int]) -> Iterator[Case]:
-    """The case with one size replaced by the last of these, beside those with the ones before it."""
+    """Yield the case with one size replaced by the last of `sizes`, together with smaller cases for the sizes before
+    it.
+    """
     for large in _mapped(case, kind, {**mapping, size: sizes[-1]}):
         smaller = tuple(small for few in sizes[:-1] for small in _mapped(case, kind, {**mapping, size: few}))
         yield dataclasses.replace(large, smaller=smaller)
 
 
 def shared(case: Case) -> Iterator[Case]:
-    """The case with one tensor given for two arguments, as in `x + x`: each pair that looks alike, and all that do.
+    """Yield the case with one tensor passed for several arguments, as in `x + x`: each pair with equal metadata, and
+    all.
 
-    None that is written to: what that means no schema says.
+    Written tensors are left out: no schema defines the result.
     """
     alike: dict[TensorMeta, list[tuple[int, int]]] = {}
     for a, t, meta in _with_own_memory(case):
@@ -298,7 +308,7 @@ MOST_PAIRS = 3
 
 
 def ranked(case: Case) -> Iterator[Case]:
-    """The case with one dimension less, none, one more and three more, of all tensors that have as many as any."""
+    """Yield the case with one dimension less, none, one more and three more, in all tensors of the highest rank."""
     rank = max((len(meta.shape) for meta in _tensors(case)), default=0)
     shapes: dict[str, Callable[[tuple[int, ...]], tuple[int, ...]]] = {
         "one dimension less": lambda shape: shape[1:],
@@ -313,8 +323,10 @@ def ranked(case: Case) -> Iterator[Case]:
 
 
 def small(case: Case) -> Iterator[Case]:
-    """The case with few elements, for what is found by moving one element after the other, the fewest first: all sizes
-    small, or those that are not yet (where all are, a kernel is larger than its image)."""
+    """Yield the case with few elements, fewest first, for checks that move one element after the other.
+
+    Either all sizes are small, or only those that are not yet (if all are, a kernel is larger than its image).
+    """
     sizes = distinct_sizes(case)
     large = [size for size in sizes if size > SMALL_SIZE]
     mappings = [*_both_ways(sizes, (3, 5, 4, 2)), {size: SMALL_SIZE + 1 + i for i, size in enumerate(large)}]
@@ -323,7 +335,7 @@ def small(case: Case) -> Iterator[Case]:
 
 
 def compact(case: Case) -> list[Case]:
-    """The case small enough to be tried many times: itself, or candidates of which an op takes the first or none."""
+    """Return the case small enough for many trials: itself, or candidates of which an op accepts the first or none."""
     if elements(case) <= COMPACT_ELEMENTS:
         return [case]
     sizes = distinct_sizes(case)
@@ -337,11 +349,11 @@ def compact(case: Case) -> list[Case]:
 
 
 def argued(case: Case, spec: OpSpec, words: Sequence[str] = ()) -> Iterator[Case]:
-    """The case with one argument after the other changed: numbers, flags, words, dtypes, tensors that may be left out,
-    lists; then with two of them changed.
+    """Yield the case with one argument at a time changed, then with two.
 
-    An op that takes an argument and ignores it is right as long as nobody gives another value than the default; what
-    the reference refuses says nothing. `words` are values of strings beside the usual ones.
+    Changed are numbers, flags, strings, dtypes, optional tensors and lists. An op that ignores an argument is right
+    only for its default value; what the reference refuses shows nothing. `words` are string values in addition to the
+    common ones.
     """
     changed = [arg for arg in spec.args if arg.name not in PLACEMENT and not arg.mutated and not arg.out]
     alone = {arg.name: list(_with_other(case, spec, arg, words)) for arg in changed}
@@ -360,7 +372,9 @@ def argued(case: Case, spec: OpSpec, words: Sequence[str] = ()) -> Iterator[Case
 
 
 def _paired(case: Case, spec: OpSpec, alone: Mapping[str, Sequence[Case]]) -> Iterator[Case]:
-    """The case with two arguments changed: for every two each value of either, by turns so that no two come last."""
+    """Yield the case with two arguments changed: each value of either argument of every pair, alternating between
+    pairs.
+    """
 
     def of_two(first: str, second: str) -> Iterator[Case]:
         ours, theirs = alone[first], alone[second]
@@ -375,7 +389,7 @@ def _paired(case: Case, spec: OpSpec, alone: Mapping[str, Sequence[Case]]) -> It
 
 
 def _far_numbers(case: Case) -> Iterator[Case]:
-    """The case with a whole number beyond the threads of a block, in rows of more columns than that."""
+    """Yield the case with an integer larger than the threads of a block, in rows with more columns than that."""
     first = _first(case)
     for a, arg in enumerate(case.op.args if first is not None else ()):
         if first is not None and arg.type == "int" and type(arg.value) is int and not arg.name.startswith(AXES):
@@ -385,13 +399,14 @@ def _far_numbers(case: Case) -> Iterator[Case]:
 
 
 def other_calls(case: Case, spec: OpSpec, words: Sequence[str] = ()) -> list[Case]:
-    """The case with other numbers of dimensions and other arguments, for what may depend on either."""
+    """Return the case with other ranks and other arguments, for checks that may depend on either."""
     return [*ranked(case), *argued(case, spec, words), *_with_axes(case, spec)]
 
 
 def _with_axes(case: Case, spec: OpSpec) -> Iterator[Case]:
-    """The case with one dimension more, and other dimensions named: a place from the end is then another from the
-    beginning."""
+    """Yield the case with one more dimension and other axes: an axis from the end then differs from one from the
+    start.
+    """
     rank = max((len(meta.shape) for meta in _tensors(case)), default=0)
     higher = replaced(
         case, "one dimension more", _reshaped(case, lambda shape: (3, *shape) if len(shape) == rank else shape)
@@ -403,7 +418,7 @@ def _with_axes(case: Case, spec: OpSpec) -> Iterator[Case]:
 
 
 def _with_other(case: Case, spec: OpSpec, arg: ArgSpec, words: Sequence[str]) -> Iterator[Case]:
-    """The case with one argument changed."""
+    """Yield the case with one argument changed."""
     by_name = {before.name: before for before in case.op.args}
     before = by_name.get(arg.name)
 
@@ -422,8 +437,9 @@ def _with_other(case: Case, spec: OpSpec, arg: ArgSpec, words: Sequence[str]) ->
 
 
 def _optional_tensors(case: Case) -> Iterator[TensorMeta]:
-    """What a tensor that was left out may look like: the last dimension of the first one, all of it, its first; rows of
-    the first one by those of the second."""
+    """Yield metadata for an omitted tensor: the last dimension of the first tensor, all of it, its first; rows of the
+    first by rows of the second.
+    """
     tensors = _tensors(case)
     if not tensors:
         return
@@ -437,7 +453,7 @@ def _optional_tensors(case: Case) -> Iterator[TensorMeta]:
 
 
 def _other_values(spec: ArgSpec, now: Value, words: Sequence[str]) -> Sequence[Value]:
-    """Values of an argument's type that are not the one that it has."""
+    """Return values of an argument's type that differ from its current value."""
     # A negative number is a place from the end, or nothing that anybody means.
     last = (-1, -2) if spec.name.startswith(AXES) else ()
     usual = itertools.chain.from_iterable([some for some in WORDS if now in some] or WORDS)
@@ -459,15 +475,16 @@ def _other_values(spec: ArgSpec, now: Value, words: Sequence[str]) -> Sequence[V
 
 
 def valued(case: Case) -> Iterator[Case]:
-    """The case with other values: large, far from zero, small ones, zeros of both signs, NaN and infinities."""
+    """Yield the case with other values: large, far from zero, small, zeros of both signs, NaN and infinities."""
     if any("float" in meta.dtype for meta in _tensors(case)):
         for values, kind in VALUES.items():
             yield dataclasses.replace(case, kind=kind, values=values)
 
 
 def primes_of(case: Case) -> Case:
-    """The case with prime sizes, or in place of them with such as keep ratios of sizes; the case itself where it has
-    no sizes."""
+    """Return the case with prime sizes, or with sizes that keep their ratios instead; the case itself if it has no
+    sizes.
+    """
     sizes = distinct_sizes(case)
     resized = list(_resized(case, "prime sizes", sizes, PRIMES[1])) if sizes else []
     if not resized:
@@ -477,19 +494,19 @@ def primes_of(case: Case) -> Case:
 
 
 def other_sizes(case: Case, count: int) -> list[Case]:
-    """The case at several sizes, for what must not depend on them."""
+    """Return the case at several sizes, for properties that must not depend on them."""
     sizes = distinct_sizes(case)
     groups = ((5, 9, 7, 3), (11, 6, 13, 4), (20, 18, 10, 8), (37, 24, 14, 12))[:count] if sizes else ()
     return [variant for group in groups for variant in _mapped(case, "other sizes", next(_both_ways(sizes, group)))]
 
 
 def distinct_sizes(case: Case) -> list[int]:
-    """Sizes above one of all tensors, ascending."""
+    """Return the distinct sizes above one in all tensors, ascending."""
     return sorted({size for meta in _tensors(case) for size in meta.shape if size > 1})
 
 
 def _both_ways(sizes: Sequence[int], group: Sequence[int]) -> Iterator[dict[int, int]]:
-    """New sizes for old ones: keeping that one is a multiple of another, and then without."""
+    """Yield new sizes for old ones: first with multiples kept as multiples, then without."""
     related, unrelated = _related(sizes, group, max(sizes, default=1)), _related(sizes, group, 1)
     if related != unrelated:
         yield related
@@ -499,8 +516,9 @@ def _both_ways(sizes: Sequence[int], group: Sequence[int]) -> Iterator[dict[int,
 def _related(
     sizes: Sequence[int], group: Sequence[int], ratio: int, steps: Mapping[int, int] | None = None
 ) -> dict[int, int]:
-    """New sizes for old ones, in which what is a multiple of another, up to a ratio, stays one; the others are those
-    of the group, times their steps."""
+    """Return new sizes for old ones, keeping multiples up to a ratio; other sizes come from the group, times their
+    steps.
+    """
     new_sizes: dict[int, int] = {}
     for index, size in enumerate(sizes):
         base = _base(sizes, size, ratio)
@@ -510,13 +528,15 @@ def _related(
 
 
 def _base(sizes: Sequence[int], size: int, ratio: int) -> int | None:
-    """The largest smaller size that one is a multiple of, up to a ratio."""
+    """Return the largest smaller size of which `size` is a multiple, up to a ratio."""
     return max((s for s in sizes if s < size and size % s == 0 and size // s <= ratio), default=None)
 
 
 def _mapped(case: Case, kind: str, mapping: Mapping[int, int], *, keep_numbers: bool = False) -> Iterator[Case]:
-    """The case with sizes replaced, contiguous, where it is not too large. With `keep_numbers` only lists of sizes
-    follow, as normalized_shape has to fit, and no single numbers."""
+    """Yield the case with sizes replaced, contiguous, if it is not too large.
+
+    With `keep_numbers` only lists of sizes change as well, such as normalized_shape, and single numbers do not.
+    """
 
     def resized(meta: TensorMeta) -> TensorMeta:
         return TensorMeta(shape=tuple(mapping.get(size, size) for size in meta.shape), dtype=meta.dtype)
@@ -528,7 +548,7 @@ def _mapped(case: Case, kind: str, mapping: Mapping[int, int], *, keep_numbers: 
 
 
 def _with_numbers(arg: ReplayArg, mapping: Mapping[int, int]) -> ReplayArg:
-    """Whole numbers that are sizes follow them: normalized_shape, sections of a split."""
+    """Replace integers that are sizes: normalized_shape, sections of a split."""
 
     def mapped(number: Any) -> Any:
         is_size = type(number) is int and number >= SMALLEST_SIZE
@@ -539,7 +559,7 @@ def _with_numbers(arg: ReplayArg, mapping: Mapping[int, int]) -> ReplayArg:
 
 
 def laid_out(case: Case) -> Iterator[Case]:
-    """The case with other strides: of each tensor alone, and of all of them."""
+    """Yield the case with other strides: of each tensor alone, and of all of them."""
     layouts: dict[str, tuple[Change, Trait | None]] = {
         "transposed": (_transposed, None),
         "sliced with an offset": (_sliced, "inside memory"),
@@ -569,7 +589,7 @@ def laid_out(case: Case) -> Iterator[Case]:
 
 
 def _transposed(meta: TensorMeta) -> TensorMeta | None:
-    """Memory in the order of columns."""
+    """Return the tensor in column-major order."""
     if len(meta.shape) < 2 or min(meta.shape[-2:]) < 2:
         return None
     swapped = contiguous_strides((*meta.shape[:-2], meta.shape[-1], meta.shape[-2]))
@@ -577,7 +597,7 @@ def _transposed(meta: TensorMeta) -> TensorMeta | None:
 
 
 def _sliced(meta: TensorMeta) -> TensorMeta | None:
-    """Every second column of a wider tensor, from its third row on."""
+    """Return the tensor as every second column of a wider tensor, from its third row on."""
     if not meta.shape or not math.prod(meta.shape):
         return None
     strides = contiguous_strides((*meta.shape[:-1], 2 * meta.shape[-1] + 3))
@@ -585,7 +605,7 @@ def _sliced(meta: TensorMeta) -> TensorMeta | None:
 
 
 def _pitched(meta: TensorMeta) -> TensorMeta | None:
-    """The first columns of a wider tensor: rows lie apart, their elements side by side."""
+    """Return the tensor as the first columns of a wider tensor: gaps between rows, contiguous elements in a row."""
     if len(meta.shape) < 2 or min(meta.shape[-2:]) < 2:
         return None
     strides = contiguous_strides((*meta.shape[:-1], meta.shape[-1] + 8))
@@ -593,7 +613,7 @@ def _pitched(meta: TensorMeta) -> TensorMeta | None:
 
 
 def _outer_swapped(meta: TensorMeta) -> TensorMeta | None:
-    """Memory in the order of the second dimension, rows as they are: batch and heads of attention."""
+    """Return the tensor in memory order of the second dimension, rows unchanged: batch and heads of attention."""
     if len(meta.shape) < 3 or min(meta.shape[:2]) < 2:
         return None
     swapped = contiguous_strides((meta.shape[1], meta.shape[0], *meta.shape[2:]))
@@ -601,28 +621,28 @@ def _outer_swapped(meta: TensorMeta) -> TensorMeta | None:
 
 
 def _expanded_columns(meta: TensorMeta) -> TensorMeta | None:
-    """The same column again and again."""
+    """Return the tensor with the same column repeated."""
     if len(meta.shape) < 2 or meta.shape[-1] < 2:
         return None
     return msgspec.structs.replace(meta, strides=(*contiguous_strides((*meta.shape[:-1], 1))[:-1], 0))
 
 
 def _expanded(meta: TensorMeta) -> TensorMeta | None:
-    """The same row again and again: a stride of 0."""
+    """Return the tensor with the same row repeated: a stride of 0."""
     if not meta.shape or meta.shape[0] < 2:
         return None
     return msgspec.structs.replace(meta, strides=(0, *contiguous_strides(meta.shape)[1:]))
 
 
 def _misaligned(meta: TensorMeta) -> TensorMeta | None:
-    """Contiguous, but beginning one element late."""
+    """Return the contiguous tensor with a storage offset of one element."""
     return (
         msgspec.structs.replace(meta, strides=contiguous_strides(meta.shape), storage_offset=1) if meta.shape else None
     )
 
 
 def _channels_last(meta: TensorMeta) -> TensorMeta | None:
-    """torch.channels_last: batch, height, width, channel in memory."""
+    """Return the tensor as torch.channels_last: batch, height, width, channel in memory."""
     if len(meta.shape) != 4 or meta.shape[1] < 2:
         return None
     n, c, h, w = meta.shape
@@ -631,13 +651,13 @@ def _channels_last(meta: TensorMeta) -> TensorMeta | None:
 
 
 def main_dtype(case: Case) -> str | None:
-    """The dtype of the first tensor of floats, else of the first tensor."""
+    """Return the dtype of the first floating tensor, else of the first tensor."""
     dtypes = [meta.dtype for meta in _tensors(case)]
     return next((dtype for dtype in dtypes if dtype in DTYPES and "float" in dtype), dtypes[0] if dtypes else None)
 
 
 def typed(case: Case, dtype: str, kind: str | None = None) -> Case:
-    """The case with its main dtype replaced, wherever it stands."""
+    """Return the case with its main dtype replaced everywhere."""
     main = main_dtype(case)
 
     def retyped(meta: TensorMeta) -> TensorMeta:
@@ -648,8 +668,11 @@ def typed(case: Case, dtype: str, kind: str | None = None) -> Case:
 
 
 def broadcast(case: Case) -> Iterator[Case]:
-    """The case with one tensor smaller, so that it has to be repeated along a dimension: also of squares, in which a
-    row is as long as a column, and numbers of a wider dtype, which decides nothing."""
+    """Yield the case with one tensor smaller, so that it is broadcast along a dimension.
+
+    Includes square tensors, in which a row is as long as a column, and numbers of a wider dtype, which must not change
+    the result's dtype.
+    """
     tensors = [(a, arg, meta) for a, arg, meta in _single_tensors(case) if not arg.mutated]
     square = _reshaped(case, lambda shape: (*shape[:-2], shape[-1], shape[-1]) if len(shape) > 1 else shape)
     for a, arg, meta in tensors if len(tensors) > 1 else ():
@@ -673,7 +696,9 @@ def broadcast(case: Case) -> Iterator[Case]:
 
 
 def wrong(case: Case) -> Iterator[Case]:
-    """The case with arguments that an op must refuse, or take as its reference does: dtype, rank, sizes, numbers."""
+    """Yield the case with arguments that an op must refuse, or accept like its reference: dtype, rank, sizes,
+    numbers.
+    """
     metas = {a: meta for a, _, meta in _single_tensors(case)}
     for a, arg in enumerate(case.op.args):
         if a in metas:
@@ -700,14 +725,14 @@ def _wrong_tensor(case: Case, place: int, meta: TensorMeta) -> Iterator[Case]:
 
 
 def _with_tensor(args: tuple[ReplayArg, ...], place: tuple[int, int], meta: TensorMeta) -> tuple[ReplayArg, ...]:
-    """Arguments with one tensor replaced; `place` is that of the argument, and of the tensor in it."""
+    """Return the arguments with one tensor replaced; `place` is (index of the argument, index of the tensor in it)."""
     a, t = place
     tensors = (*args[a].tensors[:t], meta, *args[a].tensors[t + 1 :])
     return (*args[:a], msgspec.structs.replace(args[a], tensors=tensors), *args[a + 1 :])
 
 
 def _reshaped(case: Case, change: Callable[[tuple[int, ...]], tuple[int, ...]]) -> tuple[ReplayArg, ...]:
-    """Arguments with other sizes; tensors whose sizes stay keep their strides."""
+    """Return the arguments with other sizes; tensors whose sizes do not change keep their strides."""
 
     def reshaped(meta: TensorMeta) -> TensorMeta:
         shape = change(meta.shape)
@@ -725,18 +750,18 @@ def _tensors(case: Case) -> list[TensorMeta]:
 
 
 def _first(case: Case) -> TensorMeta | None:
-    """The first tensor that is no single number."""
+    """Return the first tensor that is not a scalar."""
     return next((meta for meta in _tensors(case) if meta.shape), None)
 
 
 def _single_tensors(case: Case) -> list[tuple[int, ReplayArg, TensorMeta]]:
-    """Arguments that are one tensor, with their places."""
+    """Return the arguments that are one tensor, with their positions."""
     args = [(a, arg) for a, arg in enumerate(case.op.args) if arg.type == "Tensor"]
     return [(a, arg, meta) for a, arg in args for meta in arg.tensors if meta is not None]
 
 
 def _with_own_memory(case: Case) -> list[tuple[int, int, TensorMeta]]:
-    """Tensors that share no memory, after the places of their arguments and theirs in those."""
+    """Return (argument index, index in the argument, tensor) of tensors that share no memory."""
     tensors = [(a, t, meta) for a, arg in enumerate(case.op.args) for t, meta in enumerate(arg.tensors)]
     return [(a, t, meta) for a, t, meta in tensors if meta is not None and meta.storage is None]
 
@@ -746,7 +771,7 @@ def _bytes(args: Sequence[ReplayArg]) -> int:
 
 
 def elements(case: Case) -> int:
-    """Elements of all tensors of a call."""
+    """Return the total number of elements in all tensors of a call."""
     return sum(math.prod(meta.shape) for meta in _tensors(case))
 
 

@@ -1,7 +1,7 @@
 # pyright: strict
-"""The process that an op is checked in, seen from inside: trials in, findings out, and it dies with its parent.
+"""The code of the process that checks an op: receives trials, sends findings, and dies with its parent.
 
-Started by `isolated` beside it; nothing else imports it.
+Started by `isolated` in the same package; nothing else imports it.
 """
 
 from __future__ import annotations

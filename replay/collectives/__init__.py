@@ -1,2 +1,2 @@
 # pyright: strict
-"""What a collective is, how many bytes it moves, and what becomes of it on fewer ranks; no torch, no device."""
+"""Collectives: which ones exist, how many bytes they move, and how they map to fewer ranks. Does not import torch."""

@@ -1,7 +1,8 @@
 # pyright: strict
-"""What a recorded collective becomes on the ranks that there are: who takes part, how much each moves, what that means.
+"""Map a recorded collective to the ranks that exist here: who takes part, and how much each rank moves.
 
-The message, as nccl-tests counts it, stays as recorded and the group shrinks; of an all-to-all, what leaves a rank.
+The message size, as nccl-tests counts it, stays as recorded while the group shrinks; for an all-to-all, the amount that
+leaves a rank stays.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ IN_PLACE = frozenset({"all_reduce", "broadcast", "reduce"})
 
 
 class Share(msgspec.Struct, frozen=True, kw_only=True):
-    """A collective as ranks here run it. Sizes are in elements; indexes count within `members`."""
+    """A collective as the ranks here run it. Sizes are in elements; indexes count within `members`."""
 
     kind: Kind
     dtype: str
@@ -59,9 +60,10 @@ class TooFewRanks(ValueError):
 
 
 def mapped(collective: Collective, world: int, *, max_bytes: float = math.inf) -> Share:
-    """What `world` ranks run in place of a recorded group, all of their buffers together at most `max_bytes`.
+    """Return what `world` ranks run in place of a recorded group; all of their buffers together take at most
+    `max_bytes`.
 
-    Raises TooFewRanks for a send or receive where there is one rank.
+    Raises TooFewRanks for a send or receive if there is only one rank.
     """
     if collective.kind in POINT_TO_POINT:
         return _fitted(collective, _pair(collective, world), max_bytes)
@@ -91,7 +93,7 @@ def _pair(collective: Collective, world: int) -> Share:
 
 
 def _on(collective: Collective, members: tuple[int, ...], recorded: int) -> Share:
-    """The collective of a group of `recorded` ranks on `members`."""
+    """Map the collective of a group of `recorded` ranks to `members`."""
     n, kind = len(members), collective.kind
     notes: list[str] = []
     if n < recorded:
@@ -124,7 +126,7 @@ def _on(collective: Collective, members: tuple[int, ...], recorded: int) -> Shar
 
 
 def _sizes_on(collective: Collective, n: int) -> tuple[int, int]:
-    """(that a rank hands in, that it gets) of a message on n ranks; not of an all-to-all."""
+    """Return the (input, output) elements of a rank for this message on n ranks; not for an all-to-all."""
     if collective.kind in GATHERING:
         inputs = max(1, collective.out_elements // n) if collective.out_elements else 0
         return inputs, inputs * n
@@ -135,9 +137,10 @@ def _sizes_on(collective: Collective, n: int) -> tuple[int, int]:
 
 
 def _matrix(collective: Collective, n: int, recorded: int) -> tuple[tuple[int, ...], ...]:
-    """What each of n ranks sends to each: the first one's row and column are those of the rank that was recorded.
+    """Return how much each of n ranks sends to each other rank; row and column 0 belong to the recorded rank.
 
-    Peers are bundled; what a rank keeps stays with it. The others send and receive as much as is recorded of this one.
+    Peers are bundled, and what a rank keeps stays with it. The other ranks send and receive as much as the recorded
+    one.
     """
     row, column = _spread(collective, n, recorded, collective.in_splits, collective.in_elements), ()
     column = _spread(collective, n, recorded, collective.out_splits, collective.out_elements)
@@ -156,7 +159,7 @@ def _matrix(collective: Collective, n: int, recorded: int) -> tuple[tuple[int, .
 
 
 def _spread(collective: Collective, n: int, recorded: int, splits: tuple[int, ...], total: int) -> tuple[int, ...]:
-    """(what stays, what goes to each of n - 1 bundles of peers), for n of `recorded` ranks."""
+    """Return (elements kept, elements sent to each of n - 1 bundles of peers) if n ranks stand for `recorded` ranks."""
     if len(splits) != recorded:
         retained = total // recorded
         return (retained, *_even(total - retained, n - 1))
@@ -173,7 +176,7 @@ def _even(total: int, count: int) -> list[int]:
 
 
 def _scaled(values: tuple[int, ...], total: int) -> list[int]:
-    """`values` in proportion, adding up to `total`."""
+    """Scale `values` in proportion so that they add up to `total`."""
     before = sum(values)
     if before == total or not values:
         return list(values)
@@ -185,13 +188,13 @@ def _scaled(values: tuple[int, ...], total: int) -> list[int]:
 
 
 def bytes_of(share: Share, itemsize: int) -> int:
-    """Of all buffers of all members."""
+    """Return the bytes of all buffers of all members."""
     each = share.inputs if share.kind in IN_PLACE or share.kind in POINT_TO_POINT else share.inputs + share.outputs
     return each * itemsize * len(share.members)
 
 
 def _fitted(collective: Collective, share: Share, max_bytes: float) -> Share:
-    """The collective on as many elements as there is memory for."""
+    """Reduce the collective to as many elements as fit into memory."""
     needed = bytes_of(share, collective.itemsize)
     if needed <= max_bytes:
         return share

@@ -1,5 +1,7 @@
 # pyright: strict
-"""The values of collectives: which operation on how many elements among whom, and what a replay of it came to."""
+"""Data types of collectives: which operation runs on how many elements in which group, and the result of replaying
+it.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,7 @@ SCATTERING = frozenset({"reduce_scatter", "scatter"})
 
 
 class Collective(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One collective as one of its ranks records it. Sizes are in elements of `dtype`."""
+    """One collective as recorded by one of its ranks. Sizes are in elements of `dtype`."""
 
     kind: Kind
     dtype: str
@@ -57,28 +59,30 @@ class Collective(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     @property
     def itemsize(self) -> int:
-        """Bytes of an element."""
+        """Return the bytes of one element."""
         return ITEMSIZE_BYTES.get(self.dtype, 1)
 
     @property
     def size_bytes(self) -> int:
-        """The message as nccl-tests and hccl_test count it: what all ranks together have where data is gathered."""
+        """Return the message size as nccl-tests and hccl_test count it: for gathers, the data of all ranks together."""
         return size_elements(self) * self.itemsize
 
 
 def size_elements(collective: Collective) -> int:
-    """Elements of the message, by the convention of nccl-tests (PERFORMANCE.md there): the larger side of a gather or
-    scatter, the buffer of one rank else."""
+    """Return the elements of the message by the convention of nccl-tests (its PERFORMANCE.md).
+
+    For a gather or scatter this is the larger side, otherwise the buffer of one rank.
+    """
     if collective.kind in GATHERING:
         return collective.out_elements
     return collective.in_elements
 
 
 def bus_factor(kind: Kind, ranks: int) -> float:
-    """Bus bandwidth over algorithm bandwidth: what share of the message crosses the slowest link at best.
+    """Return bus bandwidth divided by algorithm bandwidth: the share of the message that must cross the slowest link.
 
     From nccl-tests' PERFORMANCE.md: all-reduce 2(n-1)/n; reduce-scatter, all-gather, all-to-all, gather and scatter
-    (n-1)/n; broadcast, reduce and send/recv 1. 0 for a barrier, which moves nothing.
+    (n-1)/n; broadcast, reduce and send/recv 1. A barrier, which moves nothing, has 0.
     """
     if kind == "barrier":
         return 0.0
@@ -99,7 +103,7 @@ class Bandwidth(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def bandwidth(kind: Kind, size_bytes: int, ranks: int, time_us: float | None) -> Bandwidth | None:
-    """Rates for a time; None where there is none."""
+    """Return the rates for a time; None if there is no time or no data."""
     if time_us is None or not time_us > 0:
         return None
     rate = size_bytes / time_us / 1e3
@@ -112,7 +116,7 @@ took the shortest, which arrived last; "" for not at all."""
 
 
 class Replayed(msgspec.Struct, frozen=True, kw_only=True):
-    """How a collective ran on real ranks; times in microseconds a call."""
+    """How a collective ran on real ranks; times in microseconds per call."""
 
     backend: str
     ranks: int
@@ -137,7 +141,7 @@ class Replayed(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CollectiveFacts(msgspec.Struct, frozen=True, kw_only=True):
-    """What a result says of a collective beside its times."""
+    """Facts about a collective that a result reports next to its times."""
 
     collective: Collective
     size_bytes: int

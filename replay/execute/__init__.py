@@ -1,2 +1,2 @@
 # pyright: strict
-"""Ops run and timed."""
+"""Runs and times ops."""

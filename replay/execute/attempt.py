@@ -1,7 +1,7 @@
 # pyright: strict
-"""One op from preparation to outcome: whatever it raises becomes a reason; owns no process and no time limit.
+"""Runs one op from preparation to outcome: any exception becomes a reason; owns no process and no time limit.
 
-An op over its memory budget is tried again as `fitting` makes it, where that was asked for.
+An op over its memory budget is retried in the smaller size from `fitting`, if requested.
 """
 
 from __future__ import annotations
@@ -44,10 +44,10 @@ def attempt(
     recency: Recency | None = None,
     visits: Visits | None = None,
 ) -> Outcome:
-    """Prepare and measure one op. Raises nothing but what is meant to end the run (KeyboardInterrupt, SystemExit).
+    """Prepare and measure one op. Raises only exceptions that end the run (KeyboardInterrupt, SystemExit).
 
-    With `shrink_to`, an op that needs more bytes than that is made smaller where it can be. `recency` is needed for
-    caches as they are in the recorded step. With `visits` the measurement is of all visits so far, this one included.
+    With `shrink_to`, an op that needs more bytes is made smaller if possible. `recency` is needed to reproduce the
+    caches of the recorded step. With `visits` the measurement covers all rounds so far, including this one.
     """
     begun = perf_counter()
     with warnings.catch_warnings():
@@ -94,12 +94,12 @@ def attempt(
 
 
 def _is_slow(measured: Measurement, options: MeasureOptions) -> bool:
-    """Whether one more call might exceed the timeout of the op."""
+    """Check whether one more call might exceed the timeout of the op."""
     return (measured.first_call_us or 0.0) * 1e-6 > options.hard_limit_s() / 8
 
 
 def _with_hint(reason: Reason, drawn: Sequence[str]) -> Reason:
-    """The reason of a failed call, with what to do where its contents may be to blame."""
+    """Add a hint to the reason of a failed call if its random contents may be the cause."""
     if reason.kind != "failed" or not drawn:
         return reason
     hint = f"{', '.join(drawn)}: random whole numbers; if the op needs others, write an initializer"
@@ -107,7 +107,7 @@ def _with_hint(reason: Reason, drawn: Sequence[str]) -> Reason:
 
 
 def _fidelity(executor: Executor, prepared: Prepared, op: ReplayOp, measurement: Measurement) -> Fidelity:
-    """How one profiled call compares; a profiler that does not work costs the comparison and not the op."""
+    """Compare one profiled call with the recording; a failing profiler costs the comparison, not the op."""
     try:
         profile = executor.profile(prepared, op)
     except RuntimeError as error:
@@ -117,7 +117,7 @@ def _fidelity(executor: Executor, prepared: Prepared, op: ReplayOp, measurement:
 
 
 def _prepare(executor: Executor, op: ReplayOp, seed: int, shrink_to: int | None) -> tuple[Fitted, Prepared]:
-    """The op made ready, whole or in part."""
+    """Prepare the op, in full or in a smaller size."""
     whole = Fitted(op=op)
     if op.reason is not None or shrink_to is None:
         return whole, executor.prepare(op, seed=seed)
@@ -135,7 +135,7 @@ def _prepare(executor: Executor, op: ReplayOp, seed: int, shrink_to: int | None)
 
 
 def compared(op: ReplayOp, profile: Profile, measured_us: float) -> Fidelity:
-    """Hold one profiled call against what was recorded of `op`; `measured_us` is the replay's own median."""
+    """Compare one profiled call with the recording of `op`; `measured_us` is the replay's own median."""
     kernels, lost, new = _kernels(op, profile)
     children: Agreement = "not recorded"
     if op.recorded.children is not None:
@@ -151,7 +151,7 @@ def compared(op: ReplayOp, profile: Profile, measured_us: float) -> Fidelity:
 
 
 def _kernels(op: ReplayOp, profile: Profile) -> tuple[Agreement, tuple[str, ...], tuple[str, ...]]:
-    """The verdict on kernels, those missing here and those that are new."""
+    """Return the verdict on kernels, the kernels missing here, and the new kernels."""
     recorded = Counter({k.name: max(1, round(k.count / op.count)) for k in op.recorded.kernels})
     here = Counter({k.name: k.count for k in profile.kernels})
     if not recorded:

@@ -33,7 +33,9 @@ def engine_for(plan: ReplayPlan, options: RunOptions, given: Engine | None, rece
 
 
 def sequence_engine(plan: ReplayPlan, options: RunOptions) -> SequenceEngine:
-    """What replays the sequence of a plan: in a child process, or in this one where the options say so."""
+    """Return the engine that replays a plan's sequence: in a child process, or in this process if the options say
+    so.
+    """
     config = msgspec.structs.replace(worker_config(options), keep_freed=False)
     return SequenceEngine(
         plan,
@@ -47,7 +49,7 @@ def sequence_engine(plan: ReplayPlan, options: RunOptions) -> SequenceEngine:
 
 
 def make_engine(options: RunOptions, recency: dict[str, Recency] | None = None) -> Engine:
-    """One runner, or as many lanes as the options ask for."""
+    """Return an engine with one runner, or with as many workers as the options ask for."""
     if options.lanes == 1:
         return OneByOne(make_runner(options, recency), visits=options.visits, op_time_s=options.op_time_s)
     base, limit_s = worker_config(options, recency), options.hard_limit_s()
@@ -62,9 +64,9 @@ def make_engine(options: RunOptions, recency: dict[str, Recency] | None = None) 
 
 
 def with_ranks(others: Engine, options: RunOptions) -> WithRanks:
-    """An engine that runs collectives on as many ranks as the options say, and leaves other ops to `others`.
+    """Return an engine that runs collectives on as many ranks as the options say, and leaves other ops to `others`.
 
-    They are started here, or are those of the launcher that started this process as rank 0.
+    The ranks are started here, or by the launcher that started this process as rank 0.
     """
     place = launched()
     config = _ranks_of(options, place.local_world if place is not None else options.ranks or 1)
@@ -74,7 +76,7 @@ def with_ranks(others: Engine, options: RunOptions) -> WithRanks:
 
 
 def _ranks_of(options: RunOptions, here: int) -> RankConfig:
-    """What each rank needs to know where `here` of them are on this machine."""
+    """Return the configuration of each rank if `here` of them are on this machine."""
     return RankConfig(
         rank=0,
         world=options.ranks or 1,
@@ -89,9 +91,9 @@ def _ranks_of(options: RunOptions, here: int) -> RankConfig:
 
 
 def sequence_on_ranks(plan: ReplayPlan, options: RunOptions) -> SequenceOnRanks:
-    """What replays the sequence of a plan with its collectives, on ranks that are started here.
+    """Return the engine that replays a plan's sequence with its collectives, on ranks that are started here.
 
-    Half of an op's time, and of the run's, goes to the passes without ranks, which settle what can be replayed.
+    Half of an op's time, and of the run's, goes to the passes without ranks, which find out what can be replayed.
     """
     plan, count = calls_alone(plan), options.ranks or 1
     total_s = None if options.total_time_s is None else options.total_time_s / 2
@@ -111,18 +113,20 @@ def sequence_on_ranks(plan: ReplayPlan, options: RunOptions) -> SequenceOnRanks:
 
 
 def worker_config(options: RunOptions, recency: dict[str, Recency] | None = None) -> WorkerConfig:
-    """What a process that runs ops must know of the options, and of the step where caches are to be as in it."""
+    """Return the configuration of a process that runs ops, with the recorded step's data if caches must match the
+    step.
+    """
     memory_bytes = options.max_op_bytes or environment.default_op_bytes()
     return WorkerConfig(options=options, memory_bytes=memory_bytes, recency=recency or {})
 
 
 def _end_of(options: RunOptions) -> float:
-    """When a run that begins now ends the op in flight, on the monotonic clock: an ordinary one may be finished."""
+    """Return when the run stops the current op, on the monotonic clock; an op of normal length may finish."""
     return inf if options.total_time_s is None else monotonic() + options.total_time_s + max(1.0, 5 * options.op_time_s)
 
 
 def make_runner(options: RunOptions, recency: dict[str, Recency] | None = None) -> Runner:
-    """A child process for the ops, or this process where the options say so."""
+    """Return a runner that runs ops in a child process, or in this process if the options say so."""
     config = worker_config(options, recency)
     if options.isolation != "none":
         return ChildProcess(config, limit_s=options.hard_limit_s(), until=_end_of(options))

@@ -1,5 +1,5 @@
 # pyright: strict
-"""The measuring loop: what makes a sample, what samples amount to, and what to warn about; owns no device, no clock."""
+"""The measuring loop: takes samples, summarizes them and decides on warnings; owns no device, no clock."""
 
 from __future__ import annotations
 
@@ -51,13 +51,13 @@ def measure(
     recency: Recency | None = None,
     visits: Visits | None = None,
 ) -> Measurement:
-    """Time `prepared.call` until the median is known well enough or the time is spent; with `visits` for one visit's
-    share of it, the samples of the visits before counting as well.
+    """Time `prepared.call` until the median is precise enough or the time is spent.
 
-    Slow ops get six samples where more would take more than about three times `op_time_s`; of very slow ones the calls
-    of the warm-up count, without the first. Where the op's limit left no time for a second call, the first is the
-    measurement, with a warning; NotReplayable is raised where that call imported modules. `recency` tells of the
-    recorded step, where caches are to be as in it. Whatever the op raises passes through.
+    With `visits` it spends one round's share of the time, and samples of earlier rounds count as well. Slow ops get six
+    samples if more would take over about three times `op_time_s`; for very slow ops the warm-up calls count, without
+    the first. If the op's limit left no time for a second call, the first call is the measurement, with a warning; if
+    that call imported modules, NotReplayable is raised. `recency` describes the recorded step, for caches in the same
+    state as in the step. Exceptions of the op pass through.
     """
     clock, started = executor.clock, executor.clock.now_s()
     visits, whole = visits or Visits(), options
@@ -113,7 +113,7 @@ def _of_visits(
     host_us: float | None,
     capture_warnings: Sequence[MeasureWarning],
 ) -> Measurement:
-    """The measurement that the samples of all visits amount to; `host_us` is what the host takes to launch a call."""
+    """Return the measurement from the samples of all rounds; `host_us` is the host's time to launch a call."""
     samples = [sample for visit in visits for sample in visit.samples]
     in_order = [sample.took_us for sample in samples]
     resolution_us = executor.clock.resolution_us
@@ -141,7 +141,7 @@ def _of_visits(
 
 
 def _of_slow(warm: WarmUp, first_us: float, executor: Executor, options: MeasureOptions) -> Measurement:
-    """The measurement that the calls of the warm-up make of an op too slow for more."""
+    """Return the measurement from warm-up calls, for an op too slow for more."""
     share, count = warm.waited_share, float(len(warm.settled_us))
     waited_share = share if executor.threads == 1 else 0.0
     took_us = sorted((1.0 - waited_share) * us for us in warm.settled_us)
@@ -154,19 +154,19 @@ def _of_slow(warm: WarmUp, first_us: float, executor: Executor, options: Measure
 
 
 def calls_per_sample(call_us: float, limit: int) -> int:
-    """How many calls make a sample of about `SAMPLE_US`, from the estimated time of one."""
+    """Return the number of calls in a sample of about `SAMPLE_US`, from the estimated time of one call."""
     return max(1, min(limit, math.ceil(SAMPLE_US / max(call_us, 1e-3))))
 
 
 def _plan(
     executor: Executor, prepared: Prepared, calls: int, options: MeasureOptions, recency: Recency | None
 ) -> SamplePlan:
-    """How the arguments are kept out of the caches, or that they are not.
+    """Plan the samples: how arguments are kept out of the caches, if at all.
 
-    Arguments that fill the last cache twice push themselves out of it. Smaller ones take turns with copies; where the
-    copies do not fill the cache twice either, it is flushed before each sample, in which each copy is used once. Where
-    they are to be as in a step, a sample is one call, and what was touched before it is touched before each; but a few
-    numbers are fetched in less time than a single call is off by, once what ran before it is a clock and not a step.
+    Arguments that fill the last-level cache twice evict themselves. Smaller ones alternate with copies; if the copies
+    do not fill the cache twice either, it is flushed before each sample, which uses each copy once. To reproduce the
+    caches of a step, a sample is one call, and what the step used before the call is accessed before each sample. A
+    small scalar argument is an exception: fetching it takes less than the timing error of a single call.
     """
     size, cache = prepared.argument_bytes, executor.cache_bytes
     warm = _warm_plan(executor, prepared, calls)
@@ -187,12 +187,12 @@ def _plan(
 
 
 def _warm_plan(executor: Executor, prepared: Prepared, calls: int) -> SamplePlan:
-    """Return samples that find their arguments in the caches as the call before would have left them.
+    """Return a sample plan whose calls find their arguments in the caches as the previous call would have left them.
 
-    A reset moves a spare copy of what the op has written through the caches. So it waits until `max_calls` is reached,
-    where the op's time does not go by values, and arguments that fit into the cache are read again after it. A call
-    that is not timed goes before samples of several calls, and counts for `max_calls`. Before a sample of one call it
-    would change the values that are timed; only arguments that do not fit need it, since an op may use a part of them.
+    A reset copies spare values of what the op has written through the caches. So resets wait until `max_calls` is
+    reached, unless the op's time depends on the values, and arguments that fit into the cache are read again
+    afterwards. An untimed call precedes samples of several calls, and counts for `max_calls`. Before a sample of one
+    call it would change the timed values; only arguments that do not fit need it, since an op may use a part of them.
     """
     warm = SamplePlan(calls=(prepared.call,), count=calls, cache="warm", rewarm=prepared.call if calls > 1 else None)
     limit = prepared.max_calls
@@ -210,7 +210,7 @@ def _warm_plan(executor: Executor, prepared: Prepared, calls: int) -> SamplePlan
 
 
 def _captured(executor: Executor, plan: SamplePlan) -> tuple[SamplePlan, list[MeasureWarning]]:
-    """The plan with its sample as a graph, or as it was with a warning where that cannot be had."""
+    """Return the plan with its sample captured as a graph; if that fails, the unchanged plan with a warning."""
     calls = [plan.calls[i % len(plan.calls)] for i in range(plan.count)]
     try:
         graph = executor.capture(calls)
@@ -222,12 +222,12 @@ def _captured(executor: Executor, plan: SamplePlan) -> tuple[SamplePlan, list[Me
 def against_gauge(
     measurement: Measurement, in_order: Sequence[float], gauge_us: Sequence[tuple[float, ...]]
 ) -> Measurement:
-    """The measurement with its time relative to the gauges; samples (us a call) and readings in the order of time.
+    """Return the measurement with its time relative to the reference workloads.
 
-    A sample is divided by the (n + 1)th root of the product of its n readings. What makes a machine slow, a neighbour
-    on the same core or memory bus, slows ops by less than the gauges, which do nothing but compute or move: the power
-    of 2/3 on both together scatters least, 5 % from run to run on a shared machine where medians scatter by 12 % and
-    plain quotients by 9 % (the 50 ops of `benchmarks/compare_power.py`).
+    Samples (us a call) and readings are in time order. A sample is divided by the (n + 1)th root of the product of its
+    n readings. Slowdowns by another program on the same core or memory bus affect ops less than the reference
+    workloads, which only compute or move data. The power of 2/3 on both together varies least, 5 % from run to run on a
+    shared machine where medians vary by 12 % and plain quotients by 9 % (the 50 ops of `benchmarks/compare_power.py`).
     """
     relative = [
         sample / max(math.prod(readings), 1e-9) ** (1.0 / (1 + len(readings)))
@@ -244,7 +244,7 @@ def against_gauge(
 
 
 def summarize(ordered: list[float], *, calls: int, resolution_us: float, options: MeasureOptions) -> Measurement:
-    """The measurement that ascending samples (us a call) amount to, with its warnings."""
+    """Summarize ascending samples (us a call) in a measurement with its warnings."""
     deciles = tuple(stats.quantile(ordered, step / 10) for step in range(11))
     median, (low, high) = deciles[5], stats.median_interval(ordered) or (None, None)
     upper = stats.quantile(ordered, 0.75)
@@ -274,7 +274,7 @@ def summarize(ordered: list[float], *, calls: int, resolution_us: float, options
 
 
 def scaled(measurement: Measurement, part: float) -> Measurement:
-    """Times of a whole op from those of the part (0..1] of it that ran, with a warning where that is not all."""
+    """Scale the times of the part (0..1] of an op that ran to the whole op, with a warning if the part is not 1."""
     if part == 1.0:
         return measurement
     times = {
@@ -296,7 +296,9 @@ def scaled(measurement: Measurement, part: float) -> Measurement:
 
 
 def gauge_warnings(gauge_us: tuple[float, float], best_us: float | None) -> list[MeasureWarning]:
-    """What readings in the first and second half of the samples, and the best of the run, say of the machine."""
+    """Return warnings about the machine from reference readings in both halves of the samples, and the best of the
+    run.
+    """
     before, after = gauge_us
     if max(gauge_us) > UNSTABLE * min(gauge_us):
         return [MeasureWarning(kind="unstable clock", data={"before_us": before, "after_us": after})]
@@ -313,7 +315,9 @@ def _cache_warnings(executor: Executor, plan: SamplePlan) -> list[MeasureWarning
 
 
 def _host_warnings(host_us: float | None, device_us: float) -> list[MeasureWarning]:
-    """Where the host is slower than the device, the device's time is one that a model does not see either."""
+    """Return a warning if launching takes the host longer than the device computes: a model would not see this time
+    either.
+    """
     if host_us is None or host_us <= device_us:
         return []
     return [MeasureWarning(kind="launch-bound", data={"host_us": host_us, "device_us": device_us})]
@@ -328,7 +332,7 @@ SETTLING_SHARE = 1.0 / 3.0
 
 
 class WarmUp(msgspec.Struct, frozen=True, kw_only=True):
-    """What the calls before the first sample took, in microseconds and in order; at least one."""
+    """Microseconds of the calls before the first sample, in order; at least one."""
 
     took_us: tuple[float, ...]
     waited_us: tuple[float, ...]
@@ -338,12 +342,12 @@ class WarmUp(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def call_us(self) -> float:
-        """The least time of a call."""
+        """The shortest time of a call."""
         return min(self.took_us)
 
     @property
     def settled_us(self) -> tuple[float, ...]:
-        """The calls since times changed last, without the first one; that one where it is alone."""
+        """The calls since the last change in time, without the first call, unless it is the only one."""
         return self.took_us[self._settled_from :] or self.took_us
 
     @property
@@ -352,13 +356,13 @@ class WarmUp(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def waited_share(self) -> float:
-        """Of the time of `settled_us`, what the thread waited for a processor."""
+        """Share of `settled_us` for which the thread waited for a processor."""
         waited_us = self.waited_us[self._settled_from :] or self.waited_us
         return min(1.0, sum(waited_us) / max(sum(self.settled_us), 1e-9))
 
     @property
     def warnings(self) -> tuple[MeasureWarning, ...]:
-        """Why these calls alone are a bad measurement."""
+        """Reasons why these calls alone are a bad measurement."""
         if len(self.took_us) == 1:
             return (MeasureWarning(kind="first call", data={"first_s": self.took_us[0] * 1e-6}),)
         before_us, last_us = self.took_us[-2:]
@@ -368,7 +372,7 @@ class WarmUp(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def warm_up(executor: Executor, prepared: Prepared, options: MeasureOptions) -> WarmUp:
-    """Call until caches, allocators, compilers and tuners are done, or the time for that is."""
+    """Call until caches, allocators, compilers and tuners have warmed up, or the time for it is spent."""
     clock = executor.clock
     started = clock.now_s()
     took_us: list[float] = []
@@ -386,7 +390,7 @@ def warm_up(executor: Executor, prepared: Prepared, options: MeasureOptions) -> 
 
 
 def alike(before_us: float, after_us: float) -> bool:
-    """Whether neither of two calls did something that the other had not to do."""
+    """Check whether two call times are similar, so that neither call did extra work."""
     return min(before_us, after_us) >= SETTLED * max(before_us, after_us)
 
 

@@ -1,5 +1,5 @@
 # pyright: strict
-"""What a run says to the process that replays a sequence, and what it answers; knows no torch and no process."""
+"""Messages between a run and the process that replays a sequence; independent of torch and processes."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class SequenceTask(msgspec.Struct, frozen=True, kw_only=True, tag="sequence task
 
 
 class PassDone(msgspec.Struct, frozen=True, kw_only=True, tag="pass"):
-    """Told after each pass."""
+    """Progress message sent after each pass."""
 
     passes: int
     spent_s: float
@@ -45,7 +45,7 @@ class PassDone(msgspec.Struct, frozen=True, kw_only=True, tag="pass"):
 
 
 class SequenceOutcome(msgspec.Struct, frozen=True, kw_only=True, tag="sequence outcome"):
-    """What became of a sequence."""
+    """The outcome of a sequence."""
 
     outcomes: dict[str, Outcome] = {}
     """By id of the op; none of one that no pass was over for."""
@@ -59,7 +59,7 @@ class SequenceOutcome(msgspec.Struct, frozen=True, kw_only=True, tag="sequence o
 
 
 class SharedCall(msgspec.Struct, frozen=True, kw_only=True):
-    """A collective of a step that ranks share."""
+    """A collective in a step that all ranks run."""
 
     op: int
     """Which of the step's distinct collectives."""
@@ -72,7 +72,7 @@ class SharedCall(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SharedStep(msgspec.Struct, frozen=True, kw_only=True, tag="shared step"):
-    """A sequence that all ranks replay, with collectives beside it."""
+    """A sequence that all ranks replay, with its collectives."""
 
     config: WorkerConfig
     task: SequenceTask
@@ -81,7 +81,7 @@ class SharedStep(msgspec.Struct, frozen=True, kw_only=True, tag="shared step"):
 
 
 class SharedPasses(msgspec.Struct, kw_only=True):
-    """What the passes of a shared step took on one rank, in microseconds."""
+    """Times of the passes of a shared step on one rank, in microseconds."""
 
     in_flight_us: list[float] = []
     """In which at least one collective was on."""
@@ -97,7 +97,7 @@ class SharedPasses(msgspec.Struct, kw_only=True):
 
 
 class SharedStepOutcome(msgspec.Struct, frozen=True, kw_only=True, tag="shared step outcome"):
-    """What became of it on one rank."""
+    """The outcome of a shared step on one rank."""
 
     reason: Reason | None = None
     """Why it could not."""
@@ -113,13 +113,13 @@ class SharedStepOutcome(msgspec.Struct, frozen=True, kw_only=True, tag="shared s
 
 
 class Ready(msgspec.Struct, frozen=True, kw_only=True, tag="ready"):
-    """The device is there and the libraries are loaded."""
+    """The worker's device is available and the libraries are loaded."""
 
     facts: dict[str, object]
 
 
 class Refused(msgspec.Struct, frozen=True, kw_only=True, tag="refused"):
-    """The worker cannot work at all, e.g. since the device is missing."""
+    """The worker cannot work at all, e.g. because the device is missing."""
 
     message: str
     hint: str
@@ -127,11 +127,11 @@ class Refused(msgspec.Struct, frozen=True, kw_only=True, tag="refused"):
 
     @classmethod
     def of(cls, error: OpReplayError) -> Refused:
-        """What says to the other side that an error was raised here."""
+        """Return the message that reports an error raised here to the other process."""
         return cls(message=str(error), hint=error.hint, exit_code=error.exit_code)
 
     def error(self) -> OpReplayError:
-        """What is to be raised on the other side."""
+        """Return the error to raise in the receiving process."""
         kind = UsageError if self.exit_code == UsageError.exit_code else EnvironmentRefused
         return kind(self.message, hint=self.hint)
 
@@ -147,13 +147,13 @@ Backend = Literal["gloo", "nccl", "hccl"]
 
 
 def backend_of(device: str) -> Backend:
-    """The back-end that a device has of its own."""
+    """Return the back-end for a device."""
     kind = device.partition(":")[0]
     return "nccl" if kind == "cuda" else "hccl" if kind == "npu" else "gloo"
 
 
 class RankConfig(msgspec.Struct, frozen=True, kw_only=True, tag="rank config"):
-    """All that the process of a rank needs to know before its first collective."""
+    """Everything that a rank's process needs before its first collective."""
 
     rank: int
     world: int
@@ -178,7 +178,7 @@ class RankTask(msgspec.Struct, frozen=True, kw_only=True, tag="rank task"):
 
 
 class RankReply(msgspec.Struct, frozen=True, kw_only=True, tag="rank reply"):
-    """What one rank says of one collective; times in microseconds a call."""
+    """One rank's result of one collective; times in microseconds per call."""
 
     number: int = 0
     """Which of the distinct collectives of a step."""

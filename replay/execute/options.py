@@ -1,5 +1,5 @@
 # pyright: strict
-"""How ops are measured and run: options of a run, of a measurement, of a worker; values only."""
+"""Options of a run, of a measurement and of a worker; values only."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ SHARE = 0.25
 
 
 class MeasureOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """When a measurement has enough samples."""
+    """Options that decide when a measurement has enough samples."""
 
     op_time_s: float = 0.2
     """Wall time to spend on the samples of one op."""
@@ -53,16 +53,16 @@ class MeasureOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Whether the results of one more call are held against those of the recorded op's own implementation."""
 
     def l2_state(self) -> Literal["cold", "warm", "sequence"]:
-        """What predictions beside the measurement assume of a simulated device's cache."""
+        """Return the cache state of the simulated device for predictions that accompany the measurement."""
         return "sequence" if self.cache == "step" else self.cache
 
     def hard_limit_s(self) -> float:
-        """Seconds after which an op's process is killed."""
+        """Return the seconds after which an op's process is killed."""
         return self.limit_s if self.limit_s is not None else max(LIMIT_S, LIMIT_PER_OP_TIME * self.op_time_s)
 
 
 class RunOptions(MeasureOptions, frozen=True, kw_only=True):
-    """How to run a plan, each op measured as `MeasureOptions` say; written to the result's header."""
+    """Options for running a plan, each op measured by `MeasureOptions`; written to the result's header."""
 
     device: str = "cpu"
     seed: int = 0
@@ -113,21 +113,23 @@ class RunOptions(MeasureOptions, frozen=True, kw_only=True):
     """All tensors of a sequence together; None for half of the memory of the device that is free at the start."""
 
     def hard_limit_s(self) -> float:
-        """As that of a measurement, and no more than an op's share of the run's time, which is at least a second."""
+        """Return the seconds as in `MeasureOptions`, but at most an op's share of the run's time, which is at least a
+        second.
+        """
         limit_s = MeasureOptions.hard_limit_s(self)
         if self.total_time_s is None or self.mode == "sequence":
             return limit_s
         return min(limit_s, max(SHARE * self.total_time_s, 1.0, 5 * self.op_time_s))
 
     def late(self, limit_s: float) -> Reason:
-        """Why an op has no result that was given up after `limit_s`: its own limit, or its share of the run's time."""
+        """Return why an op was stopped after `limit_s`: its own limit, or its share of the run's time."""
         if self.total_time_s is not None and limit_s < MeasureOptions.hard_limit_s(self):
             return Reason("out of time", f"{SHARE_TAKEN} {limit_s:g} s, its share of the run's time (--set total_time)")
         return Reason("budget", f"time: no result after {limit_s:g} s (--set op_limit)")
 
 
 class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True, tag="config"):
-    """All that a worker needs to know before its first op."""
+    """Everything that a worker needs before its first op."""
 
     options: RunOptions = RunOptions()
     """Those of the run, with the device of this worker."""
@@ -142,14 +144,16 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True, tag="config"):
 
     @property
     def shrink_to(self) -> int | None:
-        """Bytes that an op is made smaller for; None where it is skipped instead."""
+        """Byte limit to which an op is made smaller; None if it is skipped instead."""
         return self.memory_bytes if self.options.over_budget == "shrink" else None
 
     def having(self, **changes: Any) -> WorkerConfig:
-        """The same with other options of the run."""
+        """Return the configuration with other run options."""
         return msgspec.structs.replace(self, options=msgspec.structs.replace(self.options, **changes))
 
     def settled(self, facts: Mapping[str, object]) -> WorkerConfig:
-        """For the next process of the run: with as many threads as the one before chose, by its facts."""
+        """Return the configuration for the run's next process, with the thread count that the first process chose
+        (`facts`).
+        """
         threads = facts.get("threads")
         return self.having(threads=threads) if isinstance(threads, int) else self

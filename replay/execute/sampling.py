@@ -1,6 +1,9 @@
 # pyright: strict
-"""Samples of one op: timed one after the other with the gauges beside them, and taken again where another program had
-the processor meanwhile; owns when there are enough, not what they amount to."""
+"""Takes samples of one op with readings of the reference workloads, and repeats samples that other programs
+interrupted.
+
+Owns when there are enough samples, not what they amount to.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +31,7 @@ READINGS = 3
 
 
 class SamplePlan(msgspec.Struct, frozen=True, kw_only=True):
-    """What one sample is made of."""
+    """How one sample is taken."""
 
     calls: Sequence[Callable[[], Any]]
     """One to be repeated, or as many as a sample has."""
@@ -58,7 +61,7 @@ class Sample(NamedTuple):
 
 
 class Samples:
-    """What was timed, in the order of time."""
+    """Samples in time order."""
 
     def __init__(self) -> None:
         self.clean: list[Sample] = []
@@ -80,10 +83,11 @@ class Samples:
             insort(self.ordered, sample.took_us)
 
     def chosen(self, *, enough: int, one_thread: bool) -> tuple[list[Sample], list[MeasureWarning]]:
-        """The samples that count, in order, and what is wrong with them.
+        """Return the samples that count, in order, and warnings about them.
 
-        The clean ones where there are `enough`. Else all: what one thread waited for a processor is taken off, and
-        where there are several, whose waits hide in each other's, they count as they are.
+        If there are `enough` uninterrupted samples, only they count. Otherwise all samples count: the time for which a
+        single thread waited for a processor is subtracted; with several threads, whose waits overlap, times are left as
+        they are.
         """
         if len(self.clean) >= enough or not self.interrupted:
             return self.clean, []
@@ -110,8 +114,10 @@ def collect(
     left_s: float,
     fewest: int = 1,
 ) -> Samples:
-    """Samples until their median is known well enough or the budget is spent, though no fewer than `fewest`, and in any
-    case for less than `left_s`; at least one."""
+    """Take samples until their median is precise enough or the budget is spent.
+
+    Takes at least `fewest` samples unless `left_s` is over first, and always at least one.
+    """
     clock = executor.clock
     samples = Samples()
     turn = 0
@@ -149,7 +155,7 @@ def collect(
 
 
 def _time(clock: Clock, plan: SamplePlan, turn: int) -> float:
-    """Microseconds of one sample, whose calls begin with the one whose `turn` it is."""
+    """Return the microseconds of one sample; `turn` selects the call that it starts with."""
     if plan.graph is not None:
         return clock.time_calls(plan.graph, 1)
     if len(plan.calls) == 1:
@@ -158,7 +164,7 @@ def _time(clock: Clock, plan: SamplePlan, turn: int) -> float:
 
 
 def _prepared_sample(executor: Executor, plan: SamplePlan, *, is_reset: bool = False) -> tuple[float, ...]:
-    """Return readings of the gauges and then bring the caches into the state that a sample is to find."""
+    """Read the reference workloads and then bring the caches into the state that a sample requires."""
     reading = _read(executor, plan)
     if is_reset and plan.touch is not None:
         plan.touch()
@@ -168,7 +174,7 @@ def _prepared_sample(executor: Executor, plan: SamplePlan, *, is_reset: bool = F
 
 
 def _read(executor: Executor, plan: SamplePlan) -> tuple[float, ...]:
-    """Readings of the gauges; of memory where caches are meant to be cold, as it goes through them."""
+    """Read the reference workloads; the memory workload only if caches should be cold, as it goes through them."""
     if executor.gauge is None:
         return ()
     reading: tuple[float, ...] = ()
@@ -191,8 +197,10 @@ def _enough(
     left_s: float,
     fewest: int,
 ) -> bool:
-    """Whether the median is known well enough, or the time is spent: the thread's own, or so many times as much wall
-    time."""
+    """Check whether the median is precise enough, or the time is spent.
+
+    The time is the thread's own, or a multiple of it in wall time.
+    """
     clean, count = len(samples.clean), len(samples.all)
     a_sample_s = spent_s / count
     most_s = max(budget_s, 0.0) + OVERTIME * options.op_time_s

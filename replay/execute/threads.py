@@ -1,5 +1,5 @@
 # pyright: strict
-"""How many threads ops use on a CPU that has other work: chosen at the start, and judged again by an op's samples."""
+"""Thread count of ops on a CPU with other load: chosen at the start, and checked again by an op's samples."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ ALONE_SHARE = 0.5
 
 
 def fitting_threads(wanted: int, idle: float | None) -> int:
-    """`wanted` or the largest half, quarter, ... of it that idle processors have room for; at least 1.
+    """Return `wanted`, or the largest half, quarter, ... of it for which enough processors are idle; at least 1.
 
-    Steps of two, so that two runs on a machine with much the same load have the same number.
+    Only halving is used, so that two runs on a machine with similar load get the same number.
     """
     threads = max(1, wanted)
     while idle is not None and threads > 1 and idle < IDLE_SHARE * threads:
@@ -44,9 +44,9 @@ def measure_on_idle(
     recency: Recency | None = None,
     visits: Visits | None = None,
 ) -> Measurement:
-    """`measure`, and again with one thread where several had to wait for processors: whichever is shorter.
+    """Measure, and repeat with one thread if several threads waited for processors; return the shorter result.
 
-    The measurement says so in a warning, also where there was no time for another or it was no shorter.
+    A warning in the measurement says so, also if there was no time for the repetition or it was not shorter.
     """
     clock, threads = executor.clock, executor.threads
     if threads is None or threads < 2:
@@ -75,7 +75,7 @@ def measure_on_idle(
 
 
 def waited(measurement: Measurement) -> bool:
-    """Whether the samples look like those of threads that waited for processors which other programs had."""
+    """Check whether the samples look as if threads waited for processors used by other programs."""
     kinds = {kind_of(warning) for warning in measurement.warnings}
     if kinds & {"interrupted", "threads waited"} or measurement.repeated > measurement.samples:
         return True

@@ -1,8 +1,9 @@
 # pyright: strict
-"""Several visits to one op, far apart in a run: how much each may take, and what they come to together.
+"""Several rounds of measuring an op, far apart in a run: the time of each round, and the combined result.
 
-A busy machine is slow for a while, for some ops more than for others. Visits that lie apart meet it in several states;
-what they differ by is the error of their mean, and tells how far the op follows the gauges (`results.compare.visits`).
+A busy machine is slow for a while, for some ops more than for others. Rounds that are far apart meet it in several
+states; the spread between rounds is the error of their mean, and shows how closely the op follows the reference
+workloads (`results.compare.visits`).
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ FEWEST = 3
 
 
 class Visit(msgspec.Struct, frozen=True, kw_only=True):
-    """Which visit it is."""
+    """The number of a round."""
 
     number: int = 0
     of: int = 1
@@ -40,14 +41,14 @@ WHOLE = Visit()
 
 
 def visits_of(asked: int | None, facts: Mapping[str, object]) -> int:
-    """How many visits each op gets: as `asked`, else by the facts of the executor, which looked for idle processors."""
+    """Return the number of rounds per op: as `asked`, or from the executor's facts about idle processors."""
     if asked is not None:
         return asked
     return BUSY if is_busy(facts) else 1
 
 
 class VisitSamples(NamedTuple):
-    """What one visit took."""
+    """The samples of one round."""
 
     samples: tuple[Sample, ...]
     """In the order of time."""
@@ -59,20 +60,20 @@ class VisitSamples(NamedTuple):
     """Of this visit alone."""
 
     def medians(self) -> tuple[float, ...]:
-        """Of the samples, then of the gauges beside them."""
+        """Return the medians of the samples, then of the reference workloads."""
         gauges = zip(*(sample.gauge_us for sample in self.samples), strict=True)
         return (statistics.median(sample.took_us for sample in self.samples), *map(statistics.median, gauges))
 
 
 class Visits:
-    """The visits to one op so far."""
+    """The rounds of one op so far."""
 
     def __init__(self, of: int = 1) -> None:
         self.of = of
         self._visits: list[VisitSamples] = []
 
     def share(self, options: MeasureOptions) -> MeasureOptions:
-        """What one of the visits may take of the time and the samples of all."""
+        """Return one round's share of the total time and samples."""
         if self.of == 1:
             return options
         return msgspec.structs.replace(
@@ -84,28 +85,32 @@ class Visits:
         )
 
     def _min_samples(self, all_visits: int) -> int:
-        """All in the first visit, after which the run may decide that there is no other."""
+        """Return the minimum number of samples: all of them in the first round, as the run may decide that there is no
+        other.
+        """
         return min(all_visits, max(FEWEST, math.ceil(all_visits / self.of))) if self._visits else all_visits
 
     def fewest_samples(self, threads: int | None, cache: MeasuredCache) -> int:
-        """Samples that the next visit takes, whatever its time, for `FEWEST_SAMPLES` with these threads and caches."""
+        """Return the samples that the next round takes, whatever its time, to get `FEWEST_SAMPLES` with these threads
+        and caches.
+        """
         same = sum(len(visit.samples) for visit in self._visits if (visit.threads, visit.cache) == (threads, cache))
         return max(1, FEWEST_SAMPLES - same)
 
     def add(self, visit: VisitSamples) -> list[VisitSamples]:
-        """All visits that measured the same, this one last."""
+        """Add a round; return all rounds with the same threads and caches, this one last."""
         self._visits.append(visit)
         return [other for other in self._visits if (other.threads, other.cache) == (visit.threads, visit.cache)]
 
 
 class Book:
-    """What a process remembers of ops that it will visit again."""
+    """Measurements that a process keeps of ops with more rounds to come."""
 
     def __init__(self) -> None:
         self._open: dict[str, Visits] = {}
 
     def of(self, id_: str, visit: Visit) -> Visits:
-        """The visits to an op so far; forgotten with the last of them."""
+        """Return the rounds of an op so far; they are removed with the last round."""
         if visit.number == 0:
             self._open[id_] = Visits(visit.of)
         visits = self._open.get(id_) or Visits(visit.of)
@@ -115,7 +120,7 @@ class Book:
 
 
 def first_checks(options: MeasureOptions, visit: Visit) -> MeasureOptions:
-    """The options of a visit: what else is looked at beside times is looked at in the first."""
+    """Return the options of a round: checks other than times are made in the first round only."""
     if visit.number == 0 or not (options.check_kernels or options.check_values):
         return options
     return msgspec.structs.replace(options, check_kernels=False, check_values=False)

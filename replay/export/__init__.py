@@ -1,5 +1,5 @@
 # pyright: strict
-"""Standalone bundles: chosen ops of a plan with one script that replays them wherever torch is installed."""
+"""Write standalone bundles: chosen ops of a plan with one script that replays them wherever torch is installed."""
 
 from opreplay.replay.export.bundle import Bundle, LeftOut, make_bundle
 from opreplay.replay.export.files import check_target, write_bundle

@@ -1,7 +1,7 @@
 # pyright: strict
-"""Which ops of a plan can be replayed by a script with torch alone, and the plan that such a bundle holds.
+"""Decide which ops of a plan a script can replay with torch alone, and build the plan that the bundle holds.
 
-Owns the choice and what is taken out of the plan so that it names nothing of the model; not the files (`files`).
+This module chooses the ops and removes everything that names the model; `files` writes the files.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ SOURCE = "bundle"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeftOut:
-    """One op that the bundle does not hold."""
+    """One op that is not in the bundle."""
 
     name: str
     count: int
@@ -47,14 +47,14 @@ class LeftOut:
 
     @property
     def is_public(self) -> bool:
-        """Whether the name is that of a published library's op, and so tells nothing of the model."""
+        """Whether the name belongs to an op of a published library, so that it reveals nothing about the model."""
         parts = split_name(self.name)
         return parts is not None and parts[0] in (TORCH_NAMESPACES | LIBRARY_OF.keys())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bundle:
-    """What goes into the files."""
+    """The contents of a bundle's files."""
 
     plan: ReplayPlan
     inputs: dict[str, dict[str, list[Spec | None] | int]]
@@ -71,7 +71,7 @@ class Bundle:
     """Namespace of a plugin's own torch ops → the file that registers them."""
 
     def to_json(self) -> bytes:
-        """A plan that opreplay reads, with what the script needs beside it under the key "bundle"."""
+        """Return a plan that opreplay can read, with the script's data under the key "bundle"."""
         plan = msgspec.json.decode(dump_plan(self.plan))
         left_out = [
             {"name": op.name if self.keeps_names or op.is_public else None, "count": op.count, "why": self.why(op)}
@@ -83,7 +83,7 @@ class Bundle:
         return plain_json(msgspec.json.format(msgspec.json.encode({**plan, "bundle": extra}), indent=1)) + b"\n"
 
     def why(self, op: LeftOut) -> str:
-        """The reason as the bundle may tell it: in full, or its kind alone where the detail may hold names."""
+        """Return the reason in full, or only its kind if the detail may contain names."""
         return op.reason if self.keeps_names or op.is_public else op.reason.partition(":")[0]
 
 
@@ -97,10 +97,11 @@ def make_bundle(
     keep_names: bool = False,
     plugins: Sequence[str] = (),
 ) -> Bundle:
-    """The ops of a plan that a script can replay with torch alone, and the others with the reason why not.
+    """Return the ops of a plan that a script can replay with torch alone, and the other ops with reasons.
 
-    Without `keep_names` nothing that names the model, its files, machine or kernels is kept. Ops that an executor of
-    one of the .py files `plugins` runs are in with that file, and so are those that the file defines by torch.library.
+    Without `keep_names`, nothing that names the model, its files, machine or kernels is kept. Ops that an executor in
+    one of the .py files `plugins` runs are included with that file, and so are ops that the file defines by
+    torch.library.
     """
     plugin_files = {str(file.resolve()): str(file) for name in plugins for file in _python_files(Path(name))}
     executors: dict[str, dict[str, Any]] = {}
@@ -116,7 +117,12 @@ def make_bundle(
                 warnings.simplefilter("ignore")
                 if op.resolved_by == "python function":
                     what = f"{op.called} is a Python function of a module, which a bundle cannot hold"
-                    raise NotReplayable(Reason("library missing", f"{what}: @register_executor it, --with-plugins"))
+                    raise NotReplayable(
+                        Reason(
+                            "library missing",
+                            f"{what}: register an executor with @register_executor, and use --with-plugins",
+                        )
+                    )
                 if op.resolved_by == "executor":
                     runs, file = _executor_of(op, plugin_files)
                     files[runs["file"]], executors[op.id] = file.read_bytes(), runs
@@ -150,21 +156,21 @@ def make_bundle(
 
 
 def _python_files(plugin: Path) -> list[Path]:
-    """The plugin itself where it is a .py file, the files of a package; none for a module."""
+    """Return the plugin itself if it is a .py file, or the files of a package; nothing for an installed module."""
     if plugin.is_dir():
         return sorted(plugin.rglob("*.py"))
     return [plugin] if plugin.suffix == ".py" else []
 
 
 def _executor_of(op: ReplayOp, plugin_files: Mapping[str, str]) -> tuple[dict[str, Any], Path]:
-    """What a script must know to run an op by a plugin's function, and that plugin's file. Raises NotReplayable."""
+    """Return what a script needs to run an op by a plugin's function, and that plugin's file. Raises NotReplayable."""
     entry = EXECUTORS.find(op.called)
     if entry is not None and entry.program:
-        raise NotReplayable(Reason("library missing", "it runs through a tile program, which needs opreplay"))
+        raise NotReplayable(Reason("library missing", "runs through a tile program, which needs opreplay"))
     function = None if entry is None else inspect.unwrap(entry.function)
     code = getattr(function, "__code__", None)
     if entry is None or function is None or code is None or str(Path(code.co_filename).resolve()) not in plugin_files:
-        raise NotReplayable(Reason("library missing", "it runs through an executor of a plugin (--with-plugins)"))
+        raise NotReplayable(Reason("library missing", "runs through an executor of a plugin (--with-plugins)"))
     file = Path(code.co_filename)
     name = f"plugins/{file.name}"
     return {"file": name, "function": function.__name__, "line": code.co_firstlineno, "lists": entry.lists}, file
@@ -173,17 +179,21 @@ def _executor_of(op: ReplayOp, plugin_files: Mapping[str, str]) -> tuple[dict[st
 def _prepared(
     op: ReplayOp, registry: Registry, policy: Policy, seed: int, memory_bytes: int, *, from_plugin: bool = False
 ) -> tuple[ReplayOp, dict[str, list[Spec | None] | int], dict[str, Any] | None]:
-    """The op for the bundle, its inputs, and what is called where it has no kernel. Raises NotReplayable."""
+    """Return the op for the bundle, its inputs, and the function to call if it has no kernel. Raises NotReplayable."""
     find_overload(op, policy)
     if legacy_form(op.name, op.overload) is not None:
         call = called_instead(op)
         if call is None:
-            raise NotReplayable(Reason("library missing", f"torch has no {op.name} any more, nor one op in its place"))
+            raise NotReplayable(
+                Reason("library missing", f"torch no longer has {op.name}, nor a single op that replaces it")
+            )
         op = call
     if op.resolved_by == "equivalent" and op.name not in EQUIVALENTS and op.via is not None:
         op = msgspec.structs.replace(op, name=op.via, via=None, resolved_by="jit")  # renamed in torch
     if op.resolved_by == "reference":
-        raise NotReplayable(Reason("library missing", "opreplay's reference implementation, which is not in a bundle"))
+        raise NotReplayable(
+            Reason("library missing", "runs through opreplay's reference implementation, which is not in a bundle")
+        )
     namespace = "aten" if op.resolved_by == "executor" else op.called.partition("::")[0]
     if namespace != "aten" and not from_plugin and namespace not in policy.allow_imports:
         what = (
@@ -205,9 +215,9 @@ def _prepared(
 
 
 def _without_names(op: ReplayOp) -> ReplayOp:
-    """The op without kernels, texts of other tools and notes that may name something of the model.
+    """Return the op without kernels, texts of other tools and notes, which may name parts of the model.
 
-    A converted op gets the name of what is called: its own may be that of a private library.
+    A converted op gets the name of the op that is called, since its own name may belong to a private library.
     """
     name, via = (op.name, op.via) if op.resolved_by == "equivalent" else (op.called, None)
     recorded = msgspec.structs.replace(op.recorded, kernels=())

@@ -1,9 +1,9 @@
 # pyright: strict
-"""One step as a Chakra execution trace in protobuf, which ASTRA-sim's feeder reads; owns what nodes say.
+"""Write one step as a Chakra execution trace in protobuf, which ASTRA-sim's feeder reads.
 
-Of a plan a node is a call, and each waits for the one before (`data_deps`), so what overlapped does not here; of a
-trace with a device `timeline.exported` makes the nodes. Messages and numbers are those of `traces.dialects.chakra`,
-arguments those of an ExecutionTrace, so that opreplay reads the file as one.
+From a plan, each node is a call that waits for the previous one (`data_deps`), so recorded overlap is lost; from a
+trace with a device, `timeline.exported` makes the nodes. Messages and numbers are those of `traces.dialects.chakra`,
+and arguments those of an ExecutionTrace, so that opreplay reads the file like an ExecutionTrace.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _COMMUNICATION = (NodeType.COMM_COLL, NodeType.COMM_SEND, NodeType.COMM_RECV)
 
 
 class ChakraTrace(msgspec.Struct, frozen=True, kw_only=True):
-    """The bytes of a file, and what one should know of it."""
+    """The bytes of a file, and notes about it for the user."""
 
     data: bytes
     nodes: int
@@ -52,7 +52,7 @@ class ChakraTrace(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ChakraNode(msgspec.Struct, frozen=True, kw_only=True):
-    """One node before it is written; times in µs. Ids count from 1 in an order in which dependencies come first."""
+    """One node before it is written; times in µs. Ids count from 1, and dependencies come before their dependents."""
 
     name: str
     waits_for: tuple[int, ...] = ()
@@ -75,7 +75,7 @@ class ChakraNode(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Attributes(msgspec.Struct, frozen=True, kw_only=True):
-    """What the head of a file says of the whole step, µs."""
+    """The attributes of the whole step in the head of a file, in µs."""
 
     step_us: float
     beyond_us: float
@@ -83,18 +83,19 @@ class Attributes(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def chakra_trace(plan: ReplayPlan, times: Mapping[str, float] | None = None, *, clock: str = "recorded") -> ChakraTrace:
-    """The step of a plan that was made in order, call after call. `times`: op id → microseconds of a call, in place of
-    the recorded.
+    """Return the step of a plan made in order, one call after the other. `times` maps op ids to µs per call and
+    replaces recorded times.
 
     Raises UsageError for a plan that does not hold the order of its calls.
     """
     step = plan.sequence
     if step is None:
         raise UsageError(
-            f"{plan.source} does not hold the order of its calls", hint="Export from the trace, or a plan of all calls."
+            f"{plan.source} does not record the order of its calls",
+            hint="Export from the trace, or a plan of all calls.",
         )
     if times is None and not any(step.device_us or step.host_us):
-        raise UsageError(f"{plan.source} holds no times", hint="Take those of a simulated device: --clock 910b3.")
+        raise UsageError(f"{plan.source} contains no times", hint="Use the times of a simulated device: --clock 910b3.")
     ops = {op.id: op for op in plan.ops}
     called = [ops[op_id] if (op_id := step.ids[i]) in ops else None for i in step.calls]
     nodes: list[ChakraNode] = []
@@ -130,7 +131,7 @@ def chakra_trace(plan: ReplayPlan, times: Mapping[str, float] | None = None, *, 
 def written(
     nodes: Sequence[ChakraNode], clock: str, notes: Sequence[str], about: Attributes | None = None
 ) -> ChakraTrace:
-    """The file of these nodes."""
+    """Return the file that holds these nodes."""
     metadata = field(1, VERSION) + _attribute("source", SOURCE, of=2) + _attribute("clock", clock, of=2)
     for name, value in () if about is None else msgspec.structs.asdict(about).items():
         metadata += _attribute(name, value, of=2)
@@ -162,7 +163,9 @@ def _framed(message: bytes) -> bytes:
 
 
 def _kind(op: ReplayOp) -> tuple[NodeType | None, dict[str, bool | int | str]]:
-    """What a node is and what ASTRA-sim needs to know of it; None for a collective that it could not simulate."""
+    """Return a node's type and the attributes that ASTRA-sim needs; no type for a collective that it cannot
+    simulate.
+    """
     sizes = list(map(_bytes, tensors_of(op)))
     if op.collective is not None:
         return _communication(op.collective)
@@ -183,7 +186,9 @@ def _collective(kind: CollectiveType | None, size: int) -> tuple[NodeType | None
 
 
 def _communication(collective: Collective) -> tuple[NodeType | None, dict[str, bool | int | str]]:
-    """A message between two ranks of the job, or a collective of a group; None where ends or size are not known."""
+    """Return the type and attributes of a point-to-point message or a collective; no type if its ends or size are
+    unknown.
+    """
     moves = collective.in_elements * collective.itemsize
     facts = {"pg_name": collective.group, "group_size": collective.group_size}
     group: dict[str, bool | int | str] = {name: value for name, value in facts.items() if value}
@@ -227,7 +232,7 @@ def _node(number: int, node: ChakraNode, kind: NodeType, attributes: Mapping[str
 
 
 def _arguments(op: ReplayOp, memories: tuple[int, ...] | None) -> bytes:
-    """Inputs, outputs and schema of a call."""
+    """Encode the inputs, outputs and schema of a call."""
     whole = msgspec.structs.replace(op, args=whole_arguments(op))
     numbers = iter(memories or ())
     columns = [_column(arg, numbers) for arg in whole.args]
@@ -251,7 +256,9 @@ _UINT64 = frozenset({"tensor_size"})
 
 
 def _attribute(name: str, value: bool | int | float | str, *, of: int = 10) -> bytes:
-    """An `AttributeProto` in a field, 10 of a node and 2 of the metadata, in the type that ASTRA-sim's feeder reads."""
+    """Encode an `AttributeProto` as field 10 of a node or field 2 of the metadata, in the type that ASTRA-sim's feeder
+    reads.
+    """
     number = 29 if isinstance(value, str) else 27 if isinstance(value, bool) else 3 if isinstance(value, float) else 9
     if name in _UINT64:
         number = 13
@@ -268,7 +275,7 @@ def _text(value: Any) -> str:
 
 
 def _column(arg: ReplayArg, memories: Iterator[int]) -> tuple[Any, Any, str, Any]:
-    """Value, shape, type and strides of one argument as an ExecutionTrace has them."""
+    """Return value, shape, type and strides of one argument in the form of an ExecutionTrace."""
     if arg.type == "Tensor":
         meta = next(iter(arg.tensors), None)
         return _tensor(meta, _next(memories, meta))
@@ -289,7 +296,9 @@ def _next(memories: Iterator[int], meta: TensorMeta | None) -> int:
 
 
 def _tensor(meta: TensorMeta | None, memory: int) -> tuple[Any, Any, str, Any]:
-    """[tensor, storage, offset, elements, bytes of one, device]; numbers of memories from 1, 0 where not known."""
+    """Return [tensor, storage, offset, elements, bytes per element, device]; memories count from 1, and 0 means
+    unknown.
+    """
     if meta is None:
         return "<None>", [], "None", []
     storage = memory + 1 if memory >= 0 else 0 if meta.storage is None else meta.storage + 1
@@ -299,7 +308,7 @@ def _tensor(meta: TensorMeta | None, memory: int) -> tuple[Any, Any, str, Any]:
 
 
 def _plain(kind: str, value: PlainValue | tuple[PlainValue, ...]) -> tuple[Any, str]:
-    """A number or text and the type that an ExecutionTrace gives it."""
+    """Return a number or text and the type name that an ExecutionTrace uses for it."""
     base = kind.removesuffix("[]")
     if isinstance(value, str) and base in CODES:
         names = CODES[base]

@@ -1,5 +1,5 @@
 # pyright: strict
-"""The three files of a bundle, in a folder or a zip archive; owns their text and where they may be written."""
+"""Write the three files of a bundle into a folder or a zip archive, and check where they may be written."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ SHOWN = 200
 
 
 def check_target(path: Path, *, force: bool) -> None:
-    """Raises UsageError where the bundle may not be written: an existing archive or a folder that is not empty."""
+    """Raise UsageError if the bundle may not be written: the archive exists or the folder is not empty."""
     hint = "Name another one, or overwrite the bundle's files with --force."
     if not path.absolute().parent.is_dir():
-        raise UsageError(f"cannot write {path}", hint="Name a file or folder in a folder that exists.")
+        raise UsageError(f"cannot write {path}", hint="Name a file or folder in an existing folder.")
     if path.suffix.lower() == ".zip":
         if path.is_dir():
             raise UsageError(f"{path} is a folder", hint="Name a file.")
@@ -38,9 +38,9 @@ def check_target(path: Path, *, force: bool) -> None:
 
 
 def write_bundle(bundle: Bundle, path: Path, *, force: bool = False) -> None:
-    """Write ops.json, replay.py, README.md and plugins' files into a folder, or one of the archive's name in a .zip.
+    """Write ops.json, replay.py, README.md and the plugins' files into a folder, or into a .zip archive.
 
-    Raises UsageError as `check_target` does, and for what cannot be written.
+    Raises UsageError as `check_target` does, and if a file cannot be written.
     """
     check_target(path, force=force)
     texts = (
@@ -60,11 +60,13 @@ def write_bundle(bundle: Bundle, path: Path, *, force: bool = False) -> None:
         for name, text in texts.items():
             (path / name).write_bytes(text)
     except OSError as error:
-        raise UsageError(f"cannot write {path}: {error.strerror}", hint="Check the folder and its rights.") from None
+        raise UsageError(
+            f"cannot write {path}: {error.strerror}", hint="Check the folder and its permissions."
+        ) from None
 
 
 def readme(bundle: Bundle) -> str:
-    """What the bundle is, how to run it, what it holds and what it leaves out."""
+    """Return the README: what the bundle is, how to run it, what it holds and what it leaves out."""
     ops = bundle.plan.ops
     op_count = f"{len(ops)} op{'s' * (len(ops) != 1)}"
     parts = [
@@ -103,7 +105,7 @@ def _listed(names: Iterable[str]) -> str:
 
 
 def left_out_lines(bundle: Bundle, *, private: bool) -> list[str]:
-    """One line a kind of op that is not in the bundle; with `private`, without names that may tell of the model."""
+    """Return one line per kind of op that is not in the bundle; `private` removes names that may reveal the model."""
     groups: Counter[tuple[str, str]] = Counter()
     for op in bundle.left_out:
         named = not private or op.is_public
@@ -121,6 +123,6 @@ def _row(op: ReplayOp) -> str:
 
 
 def _cell(text: str) -> str:
-    """Text without what Markdown or a terminal would take for more than text."""
+    """Return the text without characters that Markdown or a terminal would interpret."""
     plain = "".join(c if c.isprintable() else "?" for c in text)
     return plain.replace("|", "\\|").replace("<", "&lt;").replace("`", "'")

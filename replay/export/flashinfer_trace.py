@@ -1,9 +1,9 @@
 # pyright: strict
-"""Ops as definitions and workloads of FlashInfer-Trace: a definition for the calls of one op with the same dtypes and
-ranks, a workload for each.
+"""Write ops as FlashInfer-Trace definitions and workloads.
 
-Owns which calls go together, their axes and what is stored of their inputs; `resolve.written.flashinfer_trace` owns
-the form and reads it.
+A definition covers the calls of one op with the same dtypes and ranks, and each call is a workload. This module decides
+which calls share a definition, their axes, and which inputs are stored; `resolve.written.flashinfer_trace` owns the
+file format and reads it.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ _NUMBERS = {bool: "bool", int: "int64", float: "float32"}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeftOut:
-    """An op that the form cannot say."""
+    """An op that the format cannot express."""
 
     id: str
     name: str
@@ -66,7 +66,7 @@ class LeftOut:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Exported:
-    """The files, and what they do not hold."""
+    """The files, and the ops that they do not hold."""
 
     files: dict[str, bytes]
     """Path inside the folder → content."""
@@ -82,13 +82,13 @@ class Exported:
 
     @property
     def said_share(self) -> float:
-        """Share of the ops' device time that is in definitions, 0..1; 1 where none was recorded."""
+        """Return the share of the ops' device time covered by definitions, 0..1; 1 if no device time was recorded."""
         return 1 - sum(op.device_us for op in self.left_out) / self.device_us if self.device_us else 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Form:
-    """One call as its definition sees it."""
+    """One call in the form of its definition."""
 
     op: ReplayOp
     args: tuple[Argument, ...]
@@ -98,7 +98,7 @@ class _Form:
 
     @property
     def key(self) -> bytes:
-        """What calls of one definition have in common."""
+        """Return a key that is equal for all calls of one definition."""
         specs = [
             {name: (meta.dtype, len(meta.shape)) for name, meta in part.items()} for part in (self.metas, self.outputs)
         ]
@@ -112,12 +112,12 @@ MOST_NAME = 120
 
 @dataclass(slots=True)
 class _Names:
-    """Names that are given once."""
+    """A set of unique names."""
 
     used: set[str] = field(default_factory=set[str])
 
     def take(self, wanted: str) -> str:
-        """The name, with a number behind it where it is used."""
+        """Return the name, with a number appended if it is already in use."""
         name, number = wanted, 2
         while name in self.used:
             name, number = f"{wanted}_{number}", number + 1
@@ -126,11 +126,11 @@ class _Names:
 
 
 class _Unsaid(Exception):
-    """Why the form cannot say a call."""
+    """The reason why the format cannot express a call."""
 
 
 def flashinfer_trace(plan: ReplayPlan, registry: Registry, *, seed: int = 0, memory_bytes: int) -> Exported:
-    """The files of a plan; `memory_bytes` bound what is allocated to draw the indices of one call."""
+    """Return the files of a plan; `memory_bytes` limits the memory used to draw the indices of one call."""
     families: dict[bytes, list[_Form]] = {}
     left_out: list[LeftOut] = []
     for op in plan.ops:
@@ -170,11 +170,11 @@ def flashinfer_trace(plan: ReplayPlan, registry: Registry, *, seed: int = 0, mem
 
 
 def write_flashinfer_trace(exported: Exported, folder: Path) -> None:
-    """Write the files. Raises UsageError for what cannot be written, and for a folder with files of another export."""
+    """Write the files. Raises UsageError if a file cannot be written or the folder holds files of another export."""
     for file in (path for part in ("definitions", "workloads") for path in (folder / part).rglob("*.json*")):
         if file.relative_to(folder).as_posix() not in exported.files:
             raise UsageError(
-                f"{folder} holds other definitions, which would be read as part of this export: {file.name}",
+                f"{folder} contains other definitions, which would be read as part of this export: {file.name}",
                 hint="Name another folder, or remove its definitions/ and workloads/.",
             )
     try:
@@ -183,11 +183,13 @@ def write_flashinfer_trace(exported: Exported, folder: Path) -> None:
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_bytes(data)
     except OSError as error:
-        raise UsageError(f"cannot write {folder}: {error.strerror}", hint="Check the folder and its rights.") from None
+        raise UsageError(
+            f"cannot write {folder}: {error.strerror}", hint="Check the folder and its permissions."
+        ) from None
 
 
 def left_out_lines(exported: Exported) -> list[str]:
-    """For each reason and name what the folder does not hold, those with most device time first."""
+    """Return a line per reason and name of ops that are missing, those with most device time first."""
     totals: dict[tuple[str, str], list[float]] = {}
     for op in exported.left_out:
         sums = totals.setdefault((op.name, op.reason), [0, 0.0])
@@ -201,7 +203,7 @@ def left_out_lines(exported: Exported) -> list[str]:
 
 
 def _form(op: ReplayOp) -> _Form:
-    """A call in terms of inputs. Raises _Unsaid."""
+    """Convert a call to the form of a definition. Raises _Unsaid."""
     if op.reason is not None:
         raise _Unsaid(str(op.reason))
     if op.resolved_by is None or op.outputs is None:
@@ -222,7 +224,7 @@ def _form(op: ReplayOp) -> _Form:
 def _argument(
     arg: ReplayArg, names: _Names, metas: dict[str, TensorMeta], numbers: dict[str, bool | int | float]
 ) -> Argument:
-    """The argument with its tensors and its number taken out, which go into the other two."""
+    """Return the argument with its tensors moved to `metas` and its number to `numbers`."""
     name = f"{arg.name}_" if keyword.iskeyword(arg.name) or not arg.name.isidentifier() else arg.name
     if isinstance(arg.value, bool | int | float) and not arg.tensors:
         numbers[names.take(name)] = arg.value
@@ -240,7 +242,7 @@ def _argument(
 
 
 def _results(op: ReplayOp) -> Iterator[tuple[str, TensorMeta]]:
-    """What `run` returns: the results, else the arguments that are written to."""
+    """Yield the values that `run` returns: the results, or else the arguments that are written to."""
     results = [meta for meta in op.outputs or () if meta is not None]
     if op.outputs:
         for i, meta in enumerate(results):
@@ -252,7 +254,7 @@ def _results(op: ReplayOp) -> Iterator[tuple[str, TensorMeta]]:
 
 
 def _definition(forms: Sequence[_Form], names: _Names) -> tuple[Definition, bool]:
-    """The definition of calls of one key, and whether its text computes the op."""
+    """Return the definition of calls with one key, and whether its text computes the op."""
     first = forms[0]
     op = first.op
     axes, inputs, outputs = _axes(forms)
@@ -280,7 +282,7 @@ def _definition(forms: Sequence[_Form], names: _Names) -> tuple[Definition, bool
 
 
 def _given(argument: Argument) -> str:
-    """The text of an argument in a call by `run`."""
+    """Return the source text of an argument in the call that `run` makes."""
     if not argument.inputs:
         return constant(argument.arg)
     names = [str(name) for name in argument.inputs]
@@ -288,7 +290,7 @@ def _given(argument: Argument) -> str:
 
 
 def _axes(forms: Sequence[_Form]) -> tuple[dict[str, Axis], dict[str, Spec], dict[str, Spec]]:
-    """Axes, inputs and outputs: dimensions that are equal in each call are one axis."""
+    """Return axes, inputs and outputs; dimensions that are equal in every call become one axis."""
     names = _Names()
     axis_by_sizes: dict[tuple[int, ...], str] = {}
     axes: dict[str, Axis] = {}
@@ -347,9 +349,9 @@ def _layout(meta: TensorMeta) -> Layout | None:
 
 
 def _stored(form: _Form, registry: Registry, seed: int, memory_bytes: int) -> dict[str, torch.Tensor] | None:
-    """The integers of a call that an initializer fills, by input; {} where none does, None where that fails.
+    """Return the integer tensors that an initializer fills, by input; {} if there is no initializer, None if it fails.
 
-    Floating tensors stay on the meta device where the initializer does not need them.
+    Floating tensors stay on the meta device unless the initializer needs them.
     """
     op = form.op
     integers = [name for name, meta in form.metas.items() if _is_integer(meta)]
@@ -386,7 +388,7 @@ def _is_integer(meta: TensorMeta) -> bool:
 
 
 def _allocated(op: ReplayOp, *, on_meta: bool) -> dict[str, Any]:
-    """Arguments, floating tensors without memory where `on_meta`; tensors that share memory have their own then."""
+    """Allocate arguments; with `on_meta`, floating tensors have no memory, and tensors do not share memory."""
     apart = tuple(
         msgspec.structs.replace(
             arg, tensors=tuple(meta and msgspec.structs.replace(meta, storage=None) for meta in arg.tensors)
@@ -403,7 +405,7 @@ def _allocated(op: ReplayOp, *, on_meta: bool) -> dict[str, Any]:
 
 
 def _with_integers(item: Any, meta: TensorMeta | None) -> Any:
-    """A tensor of integers in memory, any other as it is."""
+    """Return an integer tensor with memory; return any other value unchanged."""
     if meta is None or not _is_integer(meta):
         return item
     return tensors.allocate(meta, device=torch.device("cpu"))

@@ -1,7 +1,7 @@
-"""What an op that is replayed through an equivalent really calls, as an op of its own that needs torch alone.
+"""Find the op that an equivalent really calls, as an op of its own that needs only torch.
 
-The equivalent is called on meta tensors under a watch for the op that it is declared to go through. Owns the watching;
-which op has an equivalent is `opreplay.replay.ops.aten`'s.
+The equivalent is called on meta tensors while calls of the declared op are recorded. `opreplay.replay.ops.aten` says
+which op has an equivalent.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _DTYPE_NAMES = {dtype: name for name, dtype in tensors.DTYPES.items()}
 
 
 def called_instead(op: ReplayOp) -> ReplayOp | None:
-    """The call that the op's equivalent makes, with the same id, or None where it is not one call of one op.
+    """Return the call that the op's equivalent makes, with the same id; None unless it is one call of one op.
 
     Tensors that the equivalent derives, such as transposed views, are described by their own shape and strides.
     """
@@ -48,7 +48,7 @@ def called_instead(op: ReplayOp) -> ReplayOp | None:
 
 
 class _Watch(TorchFunctionMode):
-    """Notes the calls of one op, by torch.ops or by torch's own functions of the same name."""
+    """Records the calls of one op, by torch.ops or by torch's own functions of the same name."""
 
     def __init__(self, name: str) -> None:
         super().__init__()

@@ -1,8 +1,8 @@
 # pyright: strict
-"""The file that measures calls of a plan wherever torch is installed: which calls a script can make, and its text.
+"""Write the file that measures calls of a plan wherever torch is installed.
 
-Owns what may be called and how a call is written down; which calls are worth measuring is the caller's choice, the
-measuring itself that of `measure_script`.
+This module decides which calls a script can make and how they are written down. The caller chooses which calls are
+worth measuring; `measure_script` measures them.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ FLUSH_S = 1e-3
 
 
 class Timed(msgspec.Struct, frozen=True, kw_only=True):
-    """A call to measure, and what was predicted for it."""
+    """A call to measure, and its predicted times."""
 
     op: ReplayOp
     cold_us: float
@@ -50,27 +50,27 @@ class Timed(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class MeasureFile(msgspec.Struct, frozen=True, kw_only=True):
-    """What goes into the file."""
+    """The contents of the file."""
 
     text: str
     calls: tuple[Timed, ...]
 
 
 def cost_s(cold_us: float, warm_us: float) -> float:
-    """Seconds that measuring a call takes, about."""
+    """Return approximately how many seconds it takes to measure a call."""
     samples = measure_script.SAMPLES
     warm_s = samples * max(2 * measure_script.BATCH_US, 3 * warm_us) * 1e-6
     return SETUP_S + warm_s + samples * (2 * FLUSH_S + cold_us * 1e-6)
 
 
 def refusal(op: ReplayOp, memory_bytes: int) -> Reason | None:
-    """Why the file cannot call an op; None where it can, as far as names and sizes tell."""
+    """Return why the file cannot call an op; None if names and sizes do not rule it out."""
     if op.collective is not None:
         return Reason("policy", "collectives need several devices")
     if op.resolved_by in ("executor", "python function"):
-        return Reason("library missing", "it runs through Python code of yours")
+        return Reason("library missing", "runs through Python code of yours")
     if op.called.partition("::")[0] not in NAMESPACES:
-        return Reason("library missing", f"the file calls ops of {' and '.join(sorted(NAMESPACES))} alone")
+        return Reason("library missing", f"the file can only call ops of {' and '.join(sorted(NAMESPACES))}")
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -81,7 +81,7 @@ def refusal(op: ReplayOp, memory_bytes: int) -> Reason | None:
 
 
 def written(timed: Timed, registry: Registry, *, seed: int, memory_bytes: int) -> str:
-    """A call as JSON text for the file. Raises NotReplayable where its values cannot be described."""
+    """Return a call as JSON text for the file. Raises NotReplayable if its values cannot be described."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         op, specs, _ = describe(timed.op, registry, seed=seed, memory_bytes=memory_bytes)
@@ -105,14 +105,15 @@ def written(timed: Timed, registry: Registry, *, seed: int, memory_bytes: int) -
 
 
 def _by_name(args: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Arguments after the first tensors by name: releases of torch_npu differ in what stands between."""
+    """Pass arguments after the leading tensors by name, because releases of torch_npu differ in their order."""
     first = next((place for place, arg in enumerate(args) if not arg["type"].startswith("Tensor")), len(args))
     return [{**arg, "keyword_only": arg.get("keyword_only", False) or place >= first} for place, arg in enumerate(args)]
 
 
 def file_text(calls: Sequence[str], facts: Mapping[str, Any]) -> str:
-    """The text of the file: `calls` as `written` gives them; `facts` are plain values for `measure_script.FACTS`, their
-    texts printable ASCII."""
+    """Return the text of the file: `calls` come from `written`; `facts` are plain values for `measure_script.FACTS`,
+    with texts in printable ASCII.
+    """
     lines = "".join(f"    {call!a},\n" for call in calls)
     constants = {
         "FACTS": pformat(dict(facts), width=110, sort_dicts=False),
@@ -122,7 +123,7 @@ def file_text(calls: Sequence[str], facts: Mapping[str, Any]) -> str:
 
 
 def left_out_lines(left_out: Sequence[tuple[ReplayOp, Reason]]) -> list[str]:
-    """One line for each kind of op that is not in the file."""
+    """Return one line for each kind of op that is not in the file."""
     counts = Counter((op.called, str(reason)) for op, reason in left_out)
     lines = [f"not in this file: {count} x {name}: {why}" for (name, why), count in counts.most_common()]
     return ["".join(c if c.isascii() and c.isprintable() else "?" for c in line) for line in lines]

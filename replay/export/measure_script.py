@@ -56,7 +56,7 @@ SETUP_S = 1.5
 
 
 class Timer:
-    """Times calls on one device, by events on its stream where it has one."""
+    """Times calls on one device, with events on its stream if it has one."""
 
     def __init__(self, device: torch.device, flush_bytes: int) -> None:
         self.device = device
@@ -79,11 +79,11 @@ class Timer:
             torch.mm(self.held, self.held, out=self.out)
 
     def between(self, run: Callable[[], Any]) -> float:
-        """Microseconds between an event before and one after what is queued."""
+        """Return the microseconds between an event before and an event after the queued work."""
         return self.queued(run)[0]
 
     def queued(self, run: Callable[[], Any]) -> tuple[float, bool]:
-        """The same, and whether the device had to wait for the host meanwhile."""
+        """Return the same time, and whether the device had to wait for the host."""
         start, end = (self.backend.Event(enable_timing=True) for _ in range(2))
         start.record()
         run()
@@ -93,7 +93,7 @@ class Timer:
         return max(0.0, start.elapsed_time(end) * 1e3 - self.pair_us), waited
 
     def host_us(self, call: Callable[[], Any], calls: int) -> float:
-        """Microseconds of the host to run, or to queue, a call."""
+        """Return the host microseconds to run, or to queue, one call."""
         self.backend.synchronize()
         start = time.perf_counter()
         for _ in range(calls):
@@ -103,7 +103,7 @@ class Timer:
         return took / calls * 1e6
 
     def warm(self, call: Callable[[], Any], calls: int, queue_us: float) -> tuple[float, bool]:
-        """Microseconds a call in a loop, and whether the host was too slow for the device."""
+        """Return microseconds per call in a loop, and whether the host was too slow for the device."""
         if not self.has_events:
             return self.host_us(call, calls), False
 
@@ -119,7 +119,9 @@ class Timer:
         return took_us / calls, waited
 
     def cold(self, call: Callable[[], Any], queue_us: float) -> tuple[float, bool]:
-        """Microseconds of one call after the caches were cleared, and whether the host was too slow for the device."""
+        """Return microseconds of one call after the caches were cleared, and whether the host was too slow for the
+        device.
+        """
         if self.has_events:
             self.hold(round(min(MOST_HELD_US, HELD * queue_us) / max(self.hold_us, 1.0)) + 1)
         self.buffer.add_(1.0)
@@ -127,13 +129,13 @@ class Timer:
 
 
 def spread_of(times_us: list[float]) -> float:
-    """The middle half of samples as a share of their median."""
+    """Return the interquartile range of samples as a share of their median."""
     quarters = statistics.quantiles(times_us, method="inclusive")
     return (quarters[2] - quarters[0]) / max(quarters[1], 1e-9)
 
 
 def measured(timer: Timer, call: Call, state: str, samples: int, deadline: float) -> dict[str, Any]:
-    """Median and spread of a call's time in one state, in microseconds."""
+    """Return median and spread of a call's time in one cache state, in microseconds."""
     call.reset()
     queue_us = timer.host_us(call, 3)
     calls = 1
@@ -165,7 +167,7 @@ def measured(timer: Timer, call: Call, state: str, samples: int, deadline: float
 
 
 def references(timer: Timer) -> dict[str, float]:
-    """Rates of a product and a copy of fixed size, which tell how fast the device runs now."""
+    """Return the rates of a product and a copy of fixed size, which show the device's current speed."""
     device = timer.device
     size, half = (4096, torch.bfloat16) if timer.has_events else (512, torch.float32)
     a, b = (torch.ones(size, size, dtype=half, device=device) for _ in range(2))
@@ -185,7 +187,7 @@ def references(timer: Timer) -> dict[str, float]:
 
 
 def device_works(device: torch.device) -> bool:
-    """Whether the device still computes; after some faults nothing runs any more in the process."""
+    """Check whether the device still computes; after some faults nothing runs any more in the process."""
     try:
         return float(torch.ones(4, device=device).sum()) == 4.0
     except Exception:
@@ -193,7 +195,7 @@ def device_works(device: torch.device) -> bool:
 
 
 def serve(channel: Any, options: dict[str, Any], wanted: list[int]) -> None:
-    """The child: measures calls and sends what it finds, one message each."""
+    """Run the child process: measure calls and send each result as one message."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's business
     NAMESPACES.add("npu")
     try:
@@ -234,7 +236,7 @@ def serve(channel: Any, options: dict[str, Any], wanted: list[int]) -> None:
 
 
 def about(device: torch.device) -> dict[str, str]:
-    """Names and versions of the device and its software."""
+    """Return names and versions of the device and its software."""
     name, cann = "cpu", ""
     if device.type != "cpu":
         name = str(getattr(torch, device.type).get_device_name(device))
@@ -249,7 +251,7 @@ def about(device: torch.device) -> dict[str, str]:
 
 
 def messages(options: dict[str, Any], wanted: list[int]) -> Iterator[dict[str, Any]]:
-    """What children send; one that dies or hangs in a call is replaced, and the call has failed."""
+    """Yield the messages of child processes; a child that dies or hangs is replaced, and its call counts as failed."""
     context = multiprocessing.get_context("spawn")
     waiting = list(wanted)
     while True:
@@ -290,15 +292,15 @@ def messages(options: dict[str, Any], wanted: list[int]) -> Iterator[dict[str, A
 
 
 def soc_of(name: str) -> str:
-    """The SoC that a device's own name means, as tables write it; the name itself where nobody knows it."""
+    """Return the SoC name used in tables for a device name; the device name itself if it is unknown."""
     plain = re.sub(r"[^a-z0-9-]", "", name.lower()).removeprefix("ascend")
     return FACTS["socs"].get(plain, plain)
 
 
 def drop_cut_row(path: Path) -> bool:
-    """Cut off what follows the last whole line of a table: a row that was being written when the program was killed.
+    """Remove an incomplete last row of a table, left by a killed program, and return whether there was one.
 
-    Returns whether there was one. A file without any whole line is left as it is, as it may be no table.
+    A file without any complete line is left unchanged, since it may not be a table.
     """
     text = path.read_bytes()
     whole = text.rfind(b"\n") + 1
@@ -309,7 +311,7 @@ def drop_cut_row(path: Path) -> bool:
 
 
 def read_done(path: Path) -> set[tuple[str, str, str]]:
-    """(soc, l2, op) of the rows of an earlier run. Raises ValueError for a file that is no such table."""
+    """Return (soc, l2, op) of each row of an earlier run. Raises ValueError for a file that is not a measured table."""
     if not path.exists() or not path.stat().st_size:
         return set()
     if drop_cut_row(path):
@@ -322,7 +324,7 @@ def read_done(path: Path) -> set[tuple[str, str, str]]:
 
 
 def row_of(call: dict[str, Any], row: dict[str, Any], soc: str, facts: dict[str, str], device: str) -> list[str]:
-    """A row of the table."""
+    """Return one row of the table."""
     how = "host clock" if device == "cpu" else "device events"
     state = (
         f"{how}, {row['calls']} calls in a loop" if row["l2"] == "warm" else f"{how}, cache cleared before each call"
@@ -347,14 +349,14 @@ def row_of(call: dict[str, Any], row: dict[str, Any], soc: str, facts: dict[str,
 
 
 def drift(found: list[dict[str, float]]) -> float:
-    """Largest relative difference between readings of one reference."""
+    """Return the largest relative difference between readings of one reference."""
     if len(found) < 2:
         return 0.0
     return max(max(f[key] for f in found) / min(f[key] for f in found) - 1 for key in ("tflops", "gb_per_s"))
 
 
 class Report:
-    """What came of the calls, for the page at the end."""
+    """Results of all calls, for the summary at the end."""
 
     def __init__(self) -> None:
         self.rows: list[tuple[dict[str, Any], dict[str, Any]]] = []
@@ -363,7 +365,7 @@ class Report:
         self.notes: list[str] = []
 
     def show(self, output: Path, soc: str) -> None:
-        """Print the page."""
+        """Print the summary."""
         calls = {call["text"] for call, _ in self.rows}
         print(f"\n{len(calls)} calls measured, {len(self.failed)} failed; rows in {output}")
         if self.references:
@@ -387,7 +389,7 @@ class Report:
         print(f"next: opreplay calibrate {output} --soc {soc} --output mine.toml")
 
     def show_ratios(self) -> None:
-        """Print how far predictions are from what was measured, the furthest first."""
+        """Print the ratios of measured to predicted times, largest deviation first."""
         ratios = sorted(
             ((row["us"] / call["predicted_us"][row["l2"]], call, row) for call, row in self.rows),
             key=lambda item: -max(item[0], 1 / max(item[0], 1e-9)),
@@ -400,12 +402,12 @@ class Report:
 
 
 def short(text: str) -> str:
-    """A call in one line of a terminal."""
+    """Return a call shortened to one terminal line."""
     return text if len(text) <= 90 else f"{text[:87]}..."
 
 
 def seconds(text: str) -> float:
-    """Seconds of "90", "90s" or "5m". Raises ValueError."""
+    """Parse "90", "90s" or "5m" to seconds. Raises ValueError."""
     match = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)(s|m|min)?", text)
     if match is None:
         raise ValueError(text)
@@ -413,7 +415,7 @@ def seconds(text: str) -> float:
 
 
 def parsed() -> tuple[argparse.ArgumentParser, argparse.Namespace]:
-    """The command line."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     add = parser.add_argument
     add("--device", default="", help="npu, npu:1, cuda, cpu  (default: npu where torch_npu is installed)")
@@ -431,7 +433,7 @@ def parsed() -> tuple[argparse.ArgumentParser, argparse.Namespace]:
 
 
 def default_device() -> str:
-    """The device to measure: an NPU where torch_npu is installed."""
+    """Return the device to measure: an NPU if torch_npu is installed."""
     if importlib.util.find_spec("torch_npu") is not None:
         return "npu"
     return "cuda" if torch.cuda.is_available() else "cpu"
@@ -440,7 +442,7 @@ def default_device() -> str:
 def take(
     found: Iterable[dict[str, Any]], report: Report, options: argparse.Namespace, device: str, writer: Any
 ) -> str | None:
-    """Write rows as they come and print a line for each call; the reason where nothing can be measured."""
+    """Write rows as they arrive and print a line for each call; return the reason if nothing can be measured."""
     facts: dict[str, str] = {}
     for message in found:
         kind = message["kind"]

@@ -1,5 +1,7 @@
 # pyright: strict
-"""One Python file out of a script and the definitions that it imports from another one: source text, nothing is run."""
+"""Combine a script and the definitions that it imports from another module into one Python file, without running
+either.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,7 @@ OURS = "opreplay."
 
 
 class _Source:
-    """A module's text and its top-level statements."""
+    """The text of a module and its top-level statements."""
 
     def __init__(self, path: Path) -> None:
         text = path.read_text(encoding="utf-8")
@@ -22,7 +24,7 @@ class _Source:
         """Without the docstring."""
 
     def text_of(self, place: int) -> str:
-        """The source of a statement, with the text below it that describes a constant."""
+        """Return the source of a statement, including the docstring below a constant."""
         node = self.body[place]
         decorators: list[ast.expr] = getattr(node, "decorator_list", [])
         first = min([node.lineno, *(decorator.lineno for decorator in decorators)])
@@ -33,15 +35,15 @@ class _Source:
         return "\n".join(self.lines[first - 1 : last])
 
     def definitions(self) -> dict[str, int]:
-        """Name → place of the statement that defines it."""
+        """Map each name to the index of the statement that defines it."""
         return {name: place for place, node in enumerate(self.body) for name in _defined(node)}
 
 
 def one_file(script: Path, library: Path, constants: Mapping[str, str]) -> str:
-    """The text of `script` with the definitions that it imports from `library` in place of the import.
+    """Return the text of `script` with the definitions that it imports from `library` in place of the import.
 
-    Top-level names of `constants` get these texts as values. Raises ValueError where the script imports from another
-    module of opreplay, a name that `library` does not define, or has no such constant.
+    `constants` gives the source text of top-level names to replace. Raises ValueError if the script imports from
+    another module of opreplay or a name that `library` does not define, or has no such constant.
     """
     main, other = _Source(script), _Source(library)
     wanted: list[str] = []
@@ -70,7 +72,7 @@ def one_file(script: Path, library: Path, constants: Mapping[str, str]) -> str:
 
 
 def _closure(source: _Source, names: Iterable[str]) -> list[int]:
-    """Places of the statements that define names and all that they use, in the order of the source."""
+    """Return the indices of the statements that define names and everything that they use, in source order."""
     known = source.definitions()
     waiting, found = list(names), set[int]()
     while waiting:
@@ -85,7 +87,7 @@ def _closure(source: _Source, names: Iterable[str]) -> list[int]:
 
 
 def _imports(body: str, sources: Iterable[_Source]) -> str:
-    """The imports of the sources that a text uses."""
+    """Return the imports of the sources that a text uses."""
     used = _used(ast.parse(body))
     modules: set[str] = set()
     names: dict[str, set[str]] = {}
@@ -121,7 +123,7 @@ def _holds(node: ast.stmt) -> bool:
 
 
 def _text_below(source: _Source, place: int) -> str:
-    """The text that describes a constant; empty where there is none."""
+    """Return the docstring below a constant; empty if there is none."""
     after = source.body[place + 1 : place + 2]
     if not after or not _is_text(after[0]):
         return ""

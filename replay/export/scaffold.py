@@ -1,8 +1,9 @@
 # pyright: strict
-"""A Python file to start from, for one op of a trace: an executor, initializer, estimator or tile kernel, with a test.
+"""Write a Python file to start from for one op of a trace: an executor, initializer, estimator or tile kernel, with a
+test.
 
-Names and values are those of the plan; every text of a trace is quoted or a checked identifier, so that nothing in it
-becomes code.
+Names and values come from the plan; every text of a trace is quoted or a checked identifier, so that none of it becomes
+code.
 """
 
 from __future__ import annotations
@@ -49,16 +50,16 @@ def scaffold(
     has_stand_in: bool,
     plugins: Sequence[str] = (),
 ) -> str:
-    """The text of the file, which loads `plugins` first.
+    """Return the text of the file, which loads `plugins` first.
 
-    `initializer` is the built-in one of the op, `has_stand_in` says that opreplay has a reference implementation of it.
-    Raises UsageError for an op whose name or arguments are not known well enough, and for an initializer of an op whose
-    library is not here.
+    `initializer` is the op's built-in one, and `has_stand_in` says that opreplay has a reference implementation. Raises
+    UsageError for an op whose name or arguments are not known well enough, and for an initializer of an op whose
+    library is not installed.
     """
     is_named = _NAME.fullmatch(op.called) is not None and bool(op.args)
     if is_named and kind == "initializer" and lacks_library(op):
         raise UsageError(
-            f"{op.name} cannot be called here, so an initializer of it cannot be tested: {op.reason}",
+            f"{op.name} cannot be called here, so an initializer for it cannot be tested: {op.reason}",
             hint="Install its library, or name the file that defines the op: --plugin FILE.",
         )
     if not is_named or (op.reason is not None and not lacks_library(op)):
@@ -90,14 +91,14 @@ CALL = {call_text(op)!r}
 
 
 def lacks_library(op: ReplayOp) -> bool:
-    """Whether nothing here registers the op, so that only what the user writes can run it."""
+    """Check whether no installed library registers the op, so that only user code can run it."""
     if op.reason is None or split_name(op.called) is None or refuse_name(op.called, Policy()) is not None:
         return False
     return candidates(op.called, Policy()).reason is not None
 
 
 def _loading(plugins: Sequence[str]) -> str:
-    """Lines that load the files which define the op; none where it is known without."""
+    """Return the lines that load the files that define the op; empty if none is needed."""
     if not plugins:
         return ""
     return (
@@ -153,12 +154,12 @@ def _executor(op: ReplayOp, *, has_stand_in: bool) -> str:
 
 
 def _names_torch(arg: ReplayArg) -> bool:
-    """Whether a value is a dtype, layout, format or device, which an executor may get as text."""
+    """Check whether a value is a dtype, layout, memory format or device, which an executor may get as text."""
     return arg.type.removesuffix("?") in ("Device", "Layout", "ScalarType", "MemoryFormat")
 
 
 def _of_torch(arg: ReplayArg) -> str:
-    """An argument inside a call of torch."""
+    """Return the source text of an argument inside a call of torch."""
     return (
         f"getattr(torch, {arg.name}[6:]) if isinstance({arg.name}, str) else {arg.name}"
         if _names_torch(arg)
@@ -167,7 +168,7 @@ def _of_torch(arg: ReplayArg) -> str:
 
 
 def _written(op: ReplayOp) -> tuple[str, ...]:
-    """The arguments that the schema marks as written to."""
+    """Return the arguments that the schema marks as written to."""
     marked = re.findall(r"Tensor\([^)]*!\s*[^)]*\)\??\s+(\w+)", op.schema or "")
     return tuple(name for name in marked if name in _identifiers(op))
 
@@ -202,7 +203,9 @@ def test_{_function(op)}():
 
 
 def _filling(op: ReplayOp) -> list[str]:
-    """Lines that fill each single tensor: numbers that are valid indices of any other, normal values."""
+    """Return the lines that fill each tensor: integers that are valid indices of any other tensor, else normal
+    values.
+    """
     sizes = [size for arg in op.args for meta in arg.tensors if meta is not None for size in meta.shape]
     high = max(1, min(sizes, default=1))
     lines: list[str] = []
@@ -236,9 +239,9 @@ def test_{_function(op)}_time():
 
 
 def _loadable(op: ReplayOp) -> dict[str, tuple[int, ...]]:
-    """Sizes of the arguments that a kernel can load; none that it writes, where there are others.
+    """Return the sizes of the arguments that a kernel can load, preferring those that it does not write.
 
-    Raises UsageError for an op of none, or whose result a kernel cannot store.
+    Raises UsageError for an op without such arguments, or whose result a kernel cannot store.
     """
     shapes = {
         name: meta.shape
@@ -249,7 +252,7 @@ def _loadable(op: ReplayOp) -> dict[str, tuple[int, ...]]:
     results = [meta.dtype for meta in op.outputs or () if meta is not None]
     if not shapes or (results and results[0] not in _FLOATS):
         what = "no contiguous floating tensor to load" if not shapes else f"a result of {results[0]}"
-        raise UsageError(f"{op.name} has {what}", hint="Write the kernel as docs/tile.md shows.")
+        raise UsageError(f"{op.name} has {what}", hint="Write the kernel as docs/tile.md describes.")
     passed_over = (*_written(op), *_TILE_NAMES)
     return {name: shape for name, shape in shapes.items() if name not in passed_over} or shapes
 
@@ -327,13 +330,11 @@ def _tensor_names(op: ReplayOp) -> list[str]:
 
 
 def _identifiers(op: ReplayOp) -> list[str]:
-    """Names of the arguments. Raises UsageError for one that Python cannot have."""
+    """Return the names of the arguments. Raises UsageError for a name that is not a Python identifier."""
     names = [arg.name for arg in op.args]
     wrong = next((name for name in names if not _IDENTIFIER.fullmatch(name) or keyword.iskeyword(name)), None)
     if wrong is not None:
-        raise UsageError(
-            f"{op.name}: an argument is called {wrong!r}, as none of Python's can be", hint="Take another op."
-        )
+        raise UsageError(f"{op.name}: argument {wrong!r} is not a valid Python name", hint="Take another op.")
     return names
 
 

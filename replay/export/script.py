@@ -65,7 +65,7 @@ RUNS: dict[str, Callable[..., Any]] = {}
 
 
 class Nested(type):
-    """Whatever is asked of an ignored class is one as well: `tile.Out` of a tile program."""
+    """Metaclass whose attributes are ignored classes too, such as `tile.Out` of a tile program."""
 
     def __getattr__(cls, name: str) -> Any:
         if name.startswith("__"):
@@ -74,18 +74,18 @@ class Nested(type):
 
 
 class Ignored(metaclass=Nested):
-    """Stands for whatever a plugin imports from opreplay and this script has no use for."""
+    """Stands for anything that a plugin imports from opreplay and this script does not use."""
 
     def __init__(self, *values: Any, **named: Any) -> None:
         pass
 
     def __call__(self, *values: Any, **named: Any) -> Any:
-        """As a decorator: what it decorates stays what it is."""
+        """Act as a decorator that returns the function unchanged."""
         return values[0] if values else self
 
 
 class Stub(types.ModuleType):
-    """Stands for opreplay and its modules: what a plugin registers to run ops is kept, everything else ignored."""
+    """Replaces opreplay and its modules: records what a plugin registers to run ops, and ignores everything else."""
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
@@ -94,7 +94,7 @@ class Stub(types.ModuleType):
 
 
 def registered(*names: Any, **options: Any) -> Any:
-    """A decorator of opreplay's: functions are known by name and line, all of a plugin's."""
+    """Return a decorator like opreplay's that records each of a plugin's functions by name and line."""
 
     def keep(function: Any) -> Any:
         if isinstance(function, types.FunctionType):
@@ -105,7 +105,7 @@ def registered(*names: Any, **options: Any) -> Any:
 
 
 class Stubs(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    """Gives a stub for `opreplay` and all modules in it, whether it is installed or not."""
+    """Provides a stub for `opreplay` and all modules in it, whether it is installed or not."""
 
     def find_spec(self, fullname: str, path: Any = None, target: Any = None) -> Any:
         if fullname.partition(".")[0] == "opreplay":
@@ -120,7 +120,7 @@ class Stubs(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 
 
 def plugins_loaded(folder: Path, executors: Json, namespaces: Json) -> None:
-    """Run the plugins beside this script that ops of the bundle need, and find the function for each such op.
+    """Run the plugins next to this script that ops of the bundle need, and find the function for each such op.
 
     `namespaces` are those whose torch ops a plugin defines: they are called as well.
     """
@@ -142,7 +142,7 @@ def plugins_loaded(folder: Path, executors: Json, namespaces: Json) -> None:
 
 
 def with_lists(function: Callable[..., Any]) -> Callable[..., Any]:
-    """A function (inputs, attrs) as one of arguments: tensors by position, the rest by name."""
+    """Wrap a function of (inputs, attrs) as a function of arguments: tensors by position, the rest by name."""
 
     def flat(values: Any) -> Iterator[Any]:
         for value in values:
@@ -155,7 +155,7 @@ def with_lists(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def operator(op: Json) -> Callable[..., Any]:
-    """The overload that an op names. Raises ValueError for anything but a computation of ATen's or of --import's."""
+    """Return the overload that an op names. Raises ValueError unless it is a computation of ATen or of an --import."""
     if op.get("resolved_by") == "executor":
         if op["id"] not in RUNS:
             raise ValueError(f"no plugin of this bundle has the function that runs {op['name']}")
@@ -190,7 +190,7 @@ def imported(parser: argparse.ArgumentParser, pairs: list[str]) -> None:
 
 
 def plain(arg: Json, value: Any, device: torch.device) -> Any:
-    """A number, list, string, dtype, device, layout or memory format."""
+    """Convert a number, list, string, dtype, device, layout or memory format."""
     kind = arg["type"].removesuffix("[]")
     if isinstance(value, list):
         return [plain(arg, item, device) for item in value]
@@ -213,7 +213,7 @@ def plain(arg: Json, value: Any, device: torch.device) -> Any:
 
 
 def allocate(meta: Json, device: torch.device, memories: dict[int, torch.Tensor], least_elements: int) -> torch.Tensor:
-    """A tensor as recorded: shape, strides, storage offset, and the memory that it shares with others."""
+    """Allocate a tensor as recorded: shape, strides, storage offset, and the memory that it shares with others."""
     dtype = getattr(torch, meta["dtype"], None)
     if not isinstance(dtype, torch.dtype):
         raise ValueError(f"torch {torch.__version__} has no dtype {meta['dtype']}")
@@ -231,7 +231,7 @@ def allocate(meta: Json, device: torch.device, memories: dict[int, torch.Tensor]
 
 
 def shared(op: Json, device: torch.device) -> dict[int, torch.Tensor]:
-    """A memory for each number that several tensors of the op have."""
+    """Allocate one memory for each number that several tensors of the op share."""
     reach: dict[int, int] = {}
     metas = (m for arg in op["args"] for m in arg.get("tensors", ()) if m and m.get("storage") is not None)
     for meta in metas:
@@ -242,7 +242,7 @@ def shared(op: Json, device: torch.device) -> dict[int, torch.Tensor]:
 
 
 def span(tensor: torch.Tensor) -> torch.Tensor:
-    """All elements between the first and the last one, each once, gaps included."""
+    """Return all elements between the first and the last one, each once, gaps included."""
     if not tensor.numel():
         return tensor.new_empty(0)
     reach = 1 + sum((n - 1) * s for n, s in zip(tensor.shape, tensor.stride(), strict=True))
@@ -250,7 +250,7 @@ def span(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def repeat(tensor: torch.Tensor, draw: Callable[[int], torch.Tensor]) -> None:
-    """Fill with one block of numbers, copied on."""
+    """Fill the tensor with copies of one block of random numbers."""
     flat = span(tensor)
     if tensor.is_complex():
         flat = torch.view_as_real(flat).reshape(-1) if tensor.dtype != torch.complex32 else flat.view(torch.float16)
@@ -264,7 +264,7 @@ def repeat(tensor: torch.Tensor, draw: Callable[[int], torch.Tensor]) -> None:
 
 
 def fill(tensor: torch.Tensor, spec: Json, generator: torch.Generator) -> None:
-    """Numbers of the kind that `spec` says."""
+    """Fill the tensor with the kind of numbers that `spec` describes."""
     kind, low, high, device = spec["fill"], spec.get("low", 0), spec.get("high", 1), tensor.device
 
     def draw(count: int) -> torch.Tensor:
@@ -292,7 +292,7 @@ def fill(tensor: torch.Tensor, spec: Json, generator: torch.Generator) -> None:
 
 
 def assign(tensor: torch.Tensor, values: torch.Tensor) -> None:
-    """Write values, also where elements share memory."""
+    """Write values, also if elements share memory."""
     values = values.to(tensor.dtype).to(tensor.device).expand(tensor.shape)
     places = torch.arange(span(tensor).numel(), device=tensor.device).as_strided(tensor.shape, tensor.stride())
     span(tensor)[places.reshape(-1)] = values.reshape(-1)
@@ -304,7 +304,7 @@ def listed(tensor: torch.Tensor, spec: Json, _: torch.Generator) -> torch.Tensor
 
 
 def ramp(tensor: torch.Tensor, spec: Json, _: torch.Generator) -> torch.Tensor:
-    """Ascending along the last dimension, from `low` to `high`."""
+    """Return values that ascend along the last dimension, from `low` to `high`."""
     count = tensor.shape[-1]
     steps = torch.arange(count, dtype=torch.float64) * (spec["high"] - spec["low"]) / max(1, count - 1) + spec["low"]
     return steps if tensor.dtype.is_floating_point else steps.floor()
@@ -322,13 +322,13 @@ def positive_definite(tensor: torch.Tensor, _: Json, generator: torch.Generator)
 
 
 def chosen(tensor: torch.Tensor, spec: Json, generator: torch.Generator) -> torch.Tensor:
-    """Exactly `count` elements are true."""
+    """Return a mask with exactly `count` true elements."""
     order = torch.randperm(tensor.numel(), generator=generator, device=tensor.device)
     return (order < spec["count"]).reshape(tensor.shape)
 
 
 def causal(tensor: torch.Tensor, spec: Json, _: torch.Generator) -> torch.Tensor:
-    """What a query sees of the keys before it: 0 or true there, `low` or false elsewhere."""
+    """Return a causal mask: 0 or true for the keys that a query sees, `low` or false elsewhere."""
     rows, columns = tensor.shape[-2:]
     seen = torch.ones(rows, columns, dtype=torch.bool, device=tensor.device).tril(columns - rows)
     return seen if tensor.dtype is torch.bool else torch.where(seen, 0.0, float(spec["low"]))
@@ -345,7 +345,7 @@ ARRANGED: dict[str, Callable[..., torch.Tensor]] = {
 
 
 class Call:
-    """An op with its arguments, ready to be called again and again."""
+    """An op with its arguments, ready for repeated calls."""
 
     def __init__(self, op: Json, inputs: Json, device: torch.device, seed: int) -> None:
         self.function, self.device = operator(op), device
@@ -390,7 +390,9 @@ class Call:
             return self.function(*self.positional, **self.by_name)
 
     def require_gradients(self, names: Sequence[str]) -> None:
-        """Of all floating arguments but those that torch has none for: running means, weights of a loss."""
+        """Require gradients of all floating arguments, except those without one in torch: running means, weights of a
+        loss.
+        """
         by_name = dict(zip(names, self.positional, strict=False)) | self.by_name
         for value in by_name.values():
             for tensor in value if isinstance(value, list) else [value]:
@@ -409,7 +411,7 @@ class Call:
                 return
 
     def reset(self) -> None:
-        """Give what the op writes to its first values again."""
+        """Restore the initial values of the arguments that the op writes."""
         for tensor, saved in self.saved:
             tensor.copy_(saved)
         self.since_reset = 0
@@ -511,7 +513,7 @@ def shapes(result: Any) -> list[list[int]]:
 
 
 def switches() -> int:
-    """How often a thread of this process lost its processor to another program; 0 where the system does not say."""
+    """Return how often a thread of this process was preempted by another program; 0 if the system does not say."""
     try:
         import resource
     except ImportError:
@@ -520,7 +522,7 @@ def switches() -> int:
 
 
 def waited_s(folder: Path) -> float:
-    """What threads, ready to run, waited for a processor (proc(5), schedstat); 0 where the system does not say."""
+    """Return the seconds that runnable threads waited for a CPU (proc(5), schedstat); 0 if the system does not say."""
     waited_ns = 0
     for file in folder.glob("*/schedstat") if folder.name == "task" else [folder / "schedstat"]:
         try:
@@ -531,7 +533,7 @@ def waited_s(folder: Path) -> float:
 
 
 def sample(call: Call, calls: int, synchronize: Callable[[], None]) -> tuple[float, float, bool]:
-    """Microseconds a call, those of it in which this thread waited for a processor, and whether one was taken away."""
+    """Return microseconds per call, how much of that this thread waited for a CPU, and whether it was preempted."""
     call.ready(calls)
     synchronize()
     before, waited, used = switches(), waited_s(THREAD), time.thread_time()
@@ -545,8 +547,11 @@ def sample(call: Call, calls: int, synchronize: Callable[[], None]) -> tuple[flo
 
 
 def measure(call: Call, iterations: int, synchronize: Callable[[], None], on_cpu: bool) -> Json:
-    """Median, minimum and spread of microseconds a call. Samples in which other programs took a processor are taken
-    again for a while; where too few are clean all count, less what a single thread waited, and are marked."""
+    """Return median, minimum and spread in microseconds per call.
+
+    Samples during which other programs took a CPU are repeated for a while; if too few are clean, all samples count,
+    less the time that a single thread waited, and are marked.
+    """
     for _ in range(3):
         call()
         call.reset()
@@ -582,7 +587,7 @@ def measure(call: Call, iterations: int, synchronize: Callable[[], None], on_cpu
 
 
 def replay(op: Json, bundle: Json, options: argparse.Namespace, device: torch.device) -> Json:
-    """What became of one op: its times and the shapes of its results, or why it did not run."""
+    """Replay one op: return its times and the shapes of its results, or the reason why it did not run."""
     seed = (int(op["id"], 16) + options.seed) % 2**63
     tries = [(op, bundle["inputs"].get(op["id"], {}))]
     if op["id"] in bundle["instead"]:
@@ -610,7 +615,7 @@ def first_line(error: Exception) -> str:
 
 
 def recorded_text(op: Json) -> str:
-    """Recorded microseconds of one call, on the device where it had any; "-" where none were recorded."""
+    """Return the recorded microseconds of one call, on the device if it ran there; "-" if none were recorded."""
     recorded = op["recorded"]
     total = recorded.get("device_us_total") or recorded["host_us_total"]
     return f"{total / op['count']:.1f}" if total else "-"
@@ -626,7 +631,7 @@ HEAD = f"{'id':12}  {'count':>6}  {'recorded us':>12}  {'median us':>12}   {'min
 
 
 def row(op: Json, result: Json) -> str:
-    """A line of the table: the recorded time, the measured ones, and what ran."""
+    """Return a line of the table: recorded time, measured times, and what ran."""
     times = f"{'failed':>12}   {'':12}  {'':6}"
     if result["status"] == "replayed":
         spread = f"{result['spread']:.0%}" if result["spread"] is not None else "-"
@@ -638,7 +643,7 @@ def row(op: Json, result: Json) -> str:
 
 
 def idle_processors(look_s: float = 0.2) -> float | None:
-    """Processors of this process that others leave idle (proc(5), /proc/stat); None where the system does not say."""
+    """Return how many CPUs of this process others leave idle (proc(5), /proc/stat); None if the system does not say."""
 
     def ticks() -> tuple[int, int]:
         mine = {f"cpu{index}" for index in os.sched_getaffinity(0)}
@@ -656,7 +661,9 @@ def idle_processors(look_s: float = 0.2) -> float | None:
 
 
 def threads_to_use(wanted: int, idle: float | None) -> int:
-    """As asked for; else torch's choice, halved until idle processors have room: threads that wait distort times."""
+    """Return the requested thread count, or torch's choice halved until idle CPUs have room: waiting threads distort
+    times.
+    """
     if wanted > 0:
         return wanted
     threads = torch.get_num_threads()
@@ -666,7 +673,7 @@ def threads_to_use(wanted: int, idle: float | None) -> int:
 
 
 def opened(name: str, threads: int = 0) -> torch.device:
-    """The device, known to work. Raises one of NO_DEVICE."""
+    """Return the device after checking that it works. Raises one of NO_DEVICE."""
     if threads:
         torch.set_num_threads(threads)
     if name.partition(":")[0] == "npu":
@@ -681,13 +688,13 @@ def opened(name: str, threads: int = 0) -> torch.device:
 
 
 def replay_here(plan: Json, options: argparse.Namespace) -> Iterator[Json]:
-    """What became of each op. Raises one of NO_DEVICE."""
+    """Yield the result of each op, replayed in this process. Raises one of NO_DEVICE."""
     device = opened(options.device, options.threads)
     yield from (replay(op, plan["bundle"], options, device) for op in plan["ops"])
 
 
 def serve(theirs: Any, mine: Any, plan: Json, options: argparse.Namespace, first: int) -> None:
-    """The child: replays ops from one on; the system ends it when one takes too long."""
+    """Run the child process: replay ops from `first` on; the system ends it if one takes too long."""
     theirs.close()  # else it would not end with the parent
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's business
     os.dup2(2, 1)  # what an op prints is no result
@@ -703,7 +710,7 @@ def serve(theirs: Any, mine: Any, plan: Json, options: argparse.Namespace, first
 
 
 def started(plan: Json, options: argparse.Namespace, first: int) -> tuple[Any, Any]:
-    """A child and the channel to it. Raises one of NO_DEVICE."""
+    """Start a child and return it with the channel to it. Raises one of NO_DEVICE."""
     channel, theirs = FORK.Pipe()
     child = FORK.Process(target=serve, args=(channel, theirs, plan, options, first), daemon=True)
     child.start()
@@ -714,7 +721,7 @@ def started(plan: Json, options: argparse.Namespace, first: int) -> tuple[Any, A
 
 
 def replay_in_child(plan: Json, options: argparse.Namespace) -> Iterator[Json]:
-    """The same from a child, which is replaced when an op ends it: that costs the op alone."""
+    """Yield the result of each op from a child process; if an op ends the child, only that op is lost."""
     running: tuple[Any, Any] | None = None
     for number, op in enumerate(plan["ops"]):
         child, channel = running = running or started(plan, options, number)
@@ -728,7 +735,7 @@ def replay_in_child(plan: Json, options: argparse.Namespace) -> Iterator[Json]:
 
 
 def asked() -> tuple[argparse.ArgumentParser, argparse.Namespace]:
-    """The parser of the command line, for errors, and what it says."""
+    """Return the command-line parser, for errors, and the parsed options."""
     parser = argparse.ArgumentParser(description="Replay ops.json with random inputs of the recorded shapes.")
     parser.add_argument("--device", default="cpu", help="cpu, cuda, cuda:1, npu, ... (default: cpu)")
     parser.add_argument("--iterations", type=int, default=20, help="samples an op (default: 20)")
@@ -766,7 +773,7 @@ def facts_of(results: list[Json], options: argparse.Namespace, idle: float | Non
 
 
 def conclude(results: list[Json], options: argparse.Namespace, idle: float | None, threads: int) -> None:
-    """Print how many ops were replayed and on what, and what makes their times doubtful."""
+    """Print how many ops were replayed on what device, and what makes their times doubtful."""
     failed = sum(result["status"] == "failed" for result in results)
     on = f" with {options.threads} thread{'s' if options.threads > 1 else ''}" if options.threads else ""
     print(f"replayed {len(results) - failed} of {len(results)} ops on {options.device}{on}, torch {torch.__version__}")
@@ -779,7 +786,7 @@ def conclude(results: list[Json], options: argparse.Namespace, idle: float | Non
 
 
 def loaded(parser: argparse.ArgumentParser, name: str) -> Json:
-    """The plan with the ops of that name or id, and the plugins that they need."""
+    """Load the plan with the ops of that name or id, and the plugins that they need."""
     folder = Path(__file__).resolve().parent
     plan = json.loads((folder / "ops.json").read_text(encoding="utf-8"))
     plugins_loaded(folder, plan["bundle"].get("executors", {}), plan["bundle"].get("namespaces", {}))

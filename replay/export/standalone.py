@@ -1,7 +1,8 @@
 # pyright: strict
-"""Python text that computes an op and needs torch alone: a call of torch.ops, or opreplay's reference with its helpers.
+"""Generate Python text that computes an op with only torch: a call of torch.ops, or opreplay's reference and its
+helpers.
 
-Owns what may go into such a text; `flashinfer_trace` says which arguments it takes.
+This module decides what may go into such a text; `flashinfer_trace` says which arguments it takes.
 """
 
 from __future__ import annotations
@@ -31,10 +32,10 @@ MAX_HELPERS = 40
 
 
 def called_text(op: ReplayOp, parameters: Sequence[str], given: Mapping[str, str]) -> str | None:
-    """A text with `run` that takes `parameters` and calls the op; None where none stands alone.
+    """Return a text whose `run` takes `parameters` and calls the op; None if the op cannot stand alone.
 
-    `given` has the text of each argument of the op, in terms of the parameters. What is only written to is returned.
-    Names of the op that are no words are never put into a text.
+    `given` has the source text of each argument of the op in terms of the parameters. Arguments that are only written
+    are returned. Op names that are not identifiers never enter the text.
     """
     if split_name(op.called) is None or not is_overload(op.overload or ""):
         return None
@@ -60,7 +61,7 @@ def called_text(op: ReplayOp, parameters: Sequence[str], given: Mapping[str, str
 
 
 def refusing_text(op: ReplayOp, parameters: Sequence[str]) -> str:
-    """A text whose `run` says that there is no reference of the op."""
+    """Return a text whose `run` raises because the op has no reference."""
     return f"def run({', '.join(parameters)}):\n    raise NotImplementedError({op.called!r})\n"
 
 
@@ -73,7 +74,7 @@ def _torch_call(op: ReplayOp, given: Mapping[str, str]) -> str:
 
 
 def _by_name(op: ReplayOp, version: Reference, given: Mapping[str, str]) -> str:
-    """The arguments that a reference takes; those that the call leaves out with the schema's defaults."""
+    """Return the arguments of the reference; arguments that the call leaves out get the schema's defaults."""
     defaults = {arg.name: value_text(arg.type, arg.value) for arg in whole_arguments(op)}
     texts = {**defaults, **given}
     ours: dict[str, str] = {}
@@ -87,7 +88,7 @@ def _by_name(op: ReplayOp, version: Reference, given: Mapping[str, str]) -> str:
 
 
 def value_text(kind: str, value: Value) -> str:
-    """The Python text of an argument that is no tensor."""
+    """Return the Python text of an argument that is not a tensor."""
     if isinstance(value, tuple):
         return f"[{', '.join(value_text(kind.removesuffix('[]'), item) for item in value)}]"
     if not isinstance(value, str) or kind in ("str", "Device"):
@@ -98,7 +99,7 @@ def value_text(kind: str, value: Value) -> str:
 
 
 def constant(arg: ReplayArg) -> str:
-    """The text of an argument without tensors."""
+    """Return the Python text of an argument without tensors."""
     return value_text(arg.type, arg.value)
 
 
@@ -166,17 +167,17 @@ def _definition(function: FunctionType) -> ast.FunctionDef | None:
 
 
 class _Untyped(ast.NodeTransformer):
-    """Takes casts and annotations of variables out, which need names of typing."""
+    """Removes casts and variable annotations, which need names from typing."""
 
     def visit_AnnAssign(self, node: ast.AnnAssign) -> ast.AST | None:
-        """`x: T = value` as `x = value`."""
+        """Replace `x: T = value` by `x = value`."""
         self.generic_visit(node)
         if node.value is None:
             return None
         return ast.copy_location(ast.Assign(targets=[node.target], value=node.value, lineno=node.lineno), node)
 
     def visit_Call(self, node: ast.Call) -> ast.AST:
-        """`cast(T, value)` as the value."""
+        """Replace `cast(T, value)` by the value."""
         self.generic_visit(node)
         is_cast = isinstance(node.func, ast.Name) and node.func.id == "cast" and len(node.args) == 2
         return node.args[1] if is_cast else node
@@ -189,7 +190,9 @@ def _globals_used(tree: ast.FunctionDef, function: FunctionType) -> set[str]:
 
 
 def _import_text(name: str, value: Any) -> str | None:
-    """The import of a module of torch's, or of what stands in one under its own name; None for anything else."""
+    """Return the import statement for a torch module, or for an object in one under its own name; None for anything
+    else.
+    """
     if isinstance(value, ModuleType):
         module = value.__name__
         return f"import {module} as {name}" if module.partition(".")[0] in _MODULES else None

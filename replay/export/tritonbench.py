@@ -1,9 +1,9 @@
 # pyright: strict
-"""Ops and their inputs as TritonBench's `input_configs` and BackendBench's op traces hold them: op → signature of the
-inputs → how often.
+"""Write ops and their inputs in the form of TritonBench's `input_configs` and BackendBench's op traces.
 
-The signatures are those of PyTorch's operator benchmarks (benchmarks/dynamo/microbenchmarks/operator_inp_utils.py):
-`((T([4096, 1024], bf16), T([1024, 3072], bf16)), {})`, evaluated there with `T` and the short names of dtypes.
+Each op maps input signatures to call counts. The signatures are those of PyTorch's operator benchmarks
+(benchmarks/dynamo/microbenchmarks/operator_inp_utils.py): `((T([4096, 1024], bf16), T([1024, 3072], bf16)), {})`,
+evaluated there with `T` and the short names of dtypes.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ Strides = Literal["stride=(1, 4)", "[1, 4]"]
 
 
 class Exported(msgspec.Struct, frozen=True, kw_only=True):
-    """The signatures, and what was left out."""
+    """The signatures, and the ops that were left out."""
 
     ops: dict[str, dict[str, int]]
     """ "aten.mm.default" → signature → calls."""
@@ -40,7 +40,7 @@ class Exported(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def _spec_or_why(op: ReplayOp) -> OpSpec | str:
-    """The overload that an op calls, or why it is left out."""
+    """Return the overload that an op calls, or the reason why it is left out."""
     if op.reason is not None:
         return op.reason.kind
     unread = {meta.dtype for meta in tensors_of(op)} - DTYPES.keys()
@@ -51,7 +51,7 @@ def _spec_or_why(op: ReplayOp) -> OpSpec | str:
 
 
 def input_configs(plan: ReplayPlan, strides: Strides = "stride=(1, 4)") -> Exported:
-    """Every op of a plan that torch knows by an overload, with its calls counted."""
+    """Return every op of a plan that torch knows by an overload, with its call counts."""
     calls_by_op: dict[str, Counter[str]] = {}
     left_out: dict[str, Counter[str]] = {}
     unsaid = 0
@@ -71,12 +71,14 @@ def input_configs(plan: ReplayPlan, strides: Strides = "stride=(1, 4)") -> Expor
 
 
 def json_text(exported: Exported) -> str:
-    """As JSON: {op: {signature: calls}}."""
+    """Return the export as JSON: {op: {signature: calls}}."""
     return plain_json(msgspec.json.format(msgspec.json.encode(exported.ops), indent=2)).decode() + "\n"
 
 
 def log_text(exported: Exported) -> str:
-    """As the text files that PyTorch's operator benchmarks ship: "Operator: ..." and "cnt: N, signature" lines."""
+    """Return the export in the text form of PyTorch's operator benchmarks: "Operator: ..." and "cnt: N, signature"
+    lines.
+    """
     lines: list[str] = []
     for name, counts in exported.ops.items():
         lines += [f"Operator: {name}", *(f"cnt: {count}, {text}" for text, count in counts.items())]
@@ -84,7 +86,7 @@ def log_text(exported: Exported) -> str:
 
 
 def signature(op: ReplayOp, spec: OpSpec, strides: Strides) -> str:
-    """The inputs of one call: positional ones in a tuple, keyword-only ones in a dict."""
+    """Return the inputs of one call: positional ones in a tuple, keyword-only ones in a dict."""
     arguments = {arg.name: arg for arg in op.args}
     by_place: list[str] = []
     positional = [arg for arg in spec.args if not arg.keyword_only]

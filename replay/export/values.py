@@ -1,9 +1,8 @@
 # pyright: strict
-"""What the tensors of an op must hold, in a form that a bundle's script can make without opreplay.
+"""Describe what the tensors of an op must hold, in a form that a bundle's script can create without opreplay.
 
-Plain values are described by their kind. What an initializer put in is kept value by value where it is small, else
-described by the kind of numbers it is; anything else stops the op's export. Owns the descriptions, not the drawing of
-the numbers (`script`).
+Plain values are described by their kind. Values that an initializer wrote are kept one by one if there are few,
+otherwise described by their kind; anything else stops the op's export. `script` draws the numbers.
 """
 
 from __future__ import annotations
@@ -37,10 +36,10 @@ UNIFORM_INTEGERS = frozenset({"index", "index_list", "few_ties", "unpool_indices
 def describe(
     op: ReplayOp, registry: Registry, *, seed: int, memory_bytes: int
 ) -> tuple[ReplayOp, dict[str, list[Spec | None]], tuple[Assumption, ...]]:
-    """The op, a description for each tensor of each argument, and what was assumed or approximated.
+    """Return the op, a description for each tensor of each argument, and what was assumed or approximated.
 
-    Nothing is allocated unless an initializer has a say; then it fills the arguments on the CPU, and those of them that
-    it must choose for one argument alone no longer share memory. Raises NotReplayable.
+    Nothing is allocated unless an initializer applies. Then it fills the arguments on the CPU, and arguments that it
+    sets individually no longer share memory. Raises NotReplayable.
     """
     look = _context(op, "meta", seed)
     try:
@@ -96,13 +95,13 @@ def _plain(name: str, tensor: torch.Tensor | None, high: int) -> Spec | None:
 
 
 def _same(first: torch.Tensor, second: torch.Tensor) -> bool:
-    """Whether all bytes are the same; a nan is one."""
+    """Check whether all bytes are equal, so that NaN equals NaN."""
     first, second = (t.reshape(-1).as_strided((t.numel(),), (1,)).view(torch.uint8) for t in (first, second))
     return torch.equal(first, second)
 
 
 def _arranged(op: ReplayOp, rule: str, name: str, tensor: torch.Tensor) -> tuple[Spec, str | None]:
-    """What an initializer put into one tensor, and a note where the description only approximates it."""
+    """Describe what an initializer wrote into one tensor, with a note if the description is approximate."""
     if tensor.numel() == 0:
         return {"fill": "normal"}, None
     if rule == "saved_softmax":
@@ -131,7 +130,9 @@ def _arranged(op: ReplayOp, rule: str, name: str, tensor: torch.Tensor) -> tuple
         what = f"{name} holds {tensor.numel()} integers of initializer {rule}, limit {KEPT_VALUES}"
         raise NotReplayable(Reason("budget", f"values: {what}"))
     if not (math.isfinite(low) and math.isfinite(high)):
-        raise NotReplayable(Reason("budget", f"values: {name} holds {tensor.numel()} numbers that are not all finite"))
+        raise NotReplayable(
+            Reason("budget", f"values: {name} contains {tensor.numel()} numbers that are not all finite")
+        )
     exact = rule in ("domain", "attention_backward")
     return {"fill": "uniform", "low": low, "high": high}, None if exact else f"uniform in [{low:g}, {high:g}]"
 
@@ -142,7 +143,7 @@ def _boolean(tensor: torch.Tensor) -> tuple[Spec, str | None]:
 
 
 def _causal(tensor: torch.Tensor) -> Spec | None:
-    """The description of a causal mask, or None for anything else."""
+    """Return the description of a causal mask, or None for any other tensor."""
     rows, columns = tensor.shape[-2:]
     if rows < 2 or columns < 2:
         return None
@@ -172,7 +173,7 @@ def _ascends(tensor: torch.Tensor) -> bool:
 
 def _json_values(tensor: torch.Tensor) -> list[Any]:
     if tensor.is_complex():
-        raise NotReplayable(Reason("failed", "complex values of an initializer cannot be written out"))
+        raise NotReplayable(Reason("failed", "complex values of an initializer cannot be exported"))
     wide = tensor.to(torch.float64) if tensor.dtype.is_floating_point else tensor
     return [_number(value) for value in elements(wide.reshape(-1))]
 

@@ -1,5 +1,5 @@
 # pyright: strict
-"""All arguments of a call in the order of its schema, those left out with their defaults; for files of other tools."""
+"""Complete a call with all arguments in schema order, including defaults, for files of other tools."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from opreplay.replay.resolve.schema import OpSpec, specs_of
 
 
 def spec_of(op: ReplayOp) -> OpSpec | None:
-    """The overload that is called; None where torch does not know it here."""
+    """Return the overload that is called; None if torch does not know it here."""
     parts = split_name(op.called)
     overloads = () if parts is None else specs_of(f"{parts[0]}::{parts[1]}")
     return next((spec for spec in overloads if spec.overload == (op.overload or "")), None)
 
 
 def whole_arguments(op: ReplayOp) -> tuple[ReplayArg, ...]:
-    """As `op.args`, completed where the schema is known: a plan leaves out what has its default."""
+    """Return `op.args` completed with defaults if the schema is known: a plan leaves out arguments at their default."""
     spec = spec_of(op)
     if spec is None:
         return op.args

@@ -1,2 +1,2 @@
 # pyright: strict
-"""This machine: memory, processes, locks, versions."""
+"""Facts and resources of this machine: memory, processes, locks, versions."""

@@ -1,5 +1,5 @@
 # pyright: strict
-"""What is between a process and the one that started it: frames, and files that both have open."""
+"""Communication between a process and its parent: frames on a socket, and files that both have open."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def send(channel: socket.socket, message: msgspec.Struct) -> None:
 
 
 def receive(channel: socket.socket) -> bytes | None:
-    """Read one frame; None when the other side has closed. Raises TimeoutError after the socket's timeout."""
+    """Read one frame; return None if the other side has closed. Raises TimeoutError after the socket's timeout."""
     head = _exactly(channel, FRAME.size)
     if head is None:
         return None
@@ -45,8 +45,10 @@ def _exactly(channel: socket.socket, count: int) -> bytes | None:
 
 
 class Unnamed:
-    """An empty file without a name, which goes with the last process that has it open, kill -9 or not. Where the system
-    has none, one that goes when it is closed."""
+    """An empty file without a name, which disappears with the last process that has it open, even after kill -9.
+
+    If the system does not support such files, it is a temporary file that is removed when it is closed.
+    """
 
     def __init__(self) -> None:
         self._file: IO[bytes] = tempfile.TemporaryFile() if sys.platform == "linux" else tempfile.NamedTemporaryFile()  # noqa: SIM115 - closed by `close`

@@ -1,8 +1,8 @@
 # pyright: strict
-"""One job a physical device: whoever measures holds a lock, so that two jobs do not measure each other.
+"""Lock each physical device while a job measures on it, so that two jobs do not disturb each other's times.
 
-Owns the lock files of this user on this machine; locks end with their process, however it ends. Which jobs may share
-is the caller's word.
+Owns the lock files of this user on this machine; a lock ends with its process, however that ends. The caller decides
+which jobs may share a device.
 """
 
 from __future__ import annotations
@@ -34,7 +34,9 @@ VISIBLE = {
 
 
 def physical_device(device: str, environ: Mapping[str, str]) -> str:
-    """A name of the physical device that "cuda:1" means here, fit for a file: "cuda-3" where another renumbered it."""
+    """Return a file-safe name of the physical device that "cuda:1" means here: "cuda-3" if the environment renumbers
+    devices.
+    """
     kind, _, index = device.partition(":")
     number = int(index) if index.isdecimal() else 0
     for variable in VISIBLE.get(kind, ()):
@@ -52,11 +54,11 @@ def held(
     on_wait: Callable[[str], None] | None = None,
     folder: Path | None = None,
 ) -> Generator[tuple[str, ...], None, None]:
-    """Hold the locks of devices ("cpu", "cuda:1") for a while; gives those that another job measures on all the same.
+    """Hold the locks of devices ("cpu", "cuda:1"); yield the devices that another job measures on at the same time.
 
-    Waits up to `wait_s`, by default `WAIT_S`; `on_wait` is told of the first wait. A CPU is shared with much else, so
-    that the job then goes on beside the other, and the caller must report it. Raises EnvironmentRefused for an
-    accelerator that is not free.
+    Waits up to `wait_s` (default `WAIT_S`) and calls `on_wait` when it first has to wait. On a CPU, which is shared
+    with other programs anyway, the job then runs at the same time as the other one, and the caller must report that.
+    Raises EnvironmentRefused for an accelerator that is in use.
     """
     names = sorted({physical_device(device, os.environ) for device in devices})
     beside: list[str] = []
@@ -73,13 +75,15 @@ def held(
             else:
                 raise EnvironmentRefused(
                     f"{name} is in use by another opreplay{_holder(descriptor)}",
-                    hint="Wait for it, or measure beside it with --set shared_device=true.",
+                    hint="Wait for it, or measure at the same time with --set shared_device=true.",
                 )
         yield tuple(beside)
 
 
 def lock_folder() -> Path:
-    """A folder for locks that belongs to this user alone. Raises EnvironmentRefused when somebody else made it."""
+    """Return a folder for locks that belongs to this user alone. Raises EnvironmentRefused if another user created
+    it.
+    """
     path = Path(tempfile.gettempdir()) / f"opreplay-{os.getuid()}"
     with contextlib.suppress(FileExistsError):
         path.mkdir(mode=0o700)
@@ -90,7 +94,7 @@ def lock_folder() -> Path:
 
 
 def _locked(descriptor: int, name: str, wait_s: float, on_wait: Callable[[str], None] | None) -> bool:
-    """Take the lock, waiting for it up to `wait_s`."""
+    """Take the lock, waiting up to `wait_s`, and return whether that succeeded."""
     assert fcntl is not None
     deadline, announced = monotonic() + wait_s, False
     while True:
@@ -107,6 +111,6 @@ def _locked(descriptor: int, name: str, wait_s: float, on_wait: Callable[[str], 
 
 
 def _holder(descriptor: int) -> str:
-    """ " (process 123)", as the holder wrote it; nothing before it did."""
+    """Return " (process 123)" as the lock's holder wrote it; "" if it wrote nothing."""
     text = os.pread(descriptor, 20, 0)
     return f" (process {text.decode()})" if text.isdigit() else ""

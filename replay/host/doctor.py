@@ -1,7 +1,7 @@
 # pyright: strict
-"""What this machine can replay on: versions, devices, optional and vendor libraries; looks, installs nothing.
+"""Report what this machine can replay on: versions, devices, optional and vendor libraries. Installs nothing.
 
-Libraries are looked up without importing them, torch excepted.
+Libraries are found without importing them, except torch.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ VENDOR: tuple[str, ...] = tuple(library.name for library in LIBRARIES if library
 
 
 class Check(msgspec.Struct, frozen=True, kw_only=True):
-    """One thing that was looked at."""
+    """The result of one check."""
 
     name: str
     found: str
@@ -43,14 +43,14 @@ class Check(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def check_python() -> Check:
-    """The interpreter."""
+    """Check the Python interpreter."""
     ok = sys.version_info[:2] >= PYTHON_AT_LEAST
     note = "" if ok else f"opreplay needs {'.'.join(map(str, PYTHON_AT_LEAST))} or newer"
     return Check(name="python", found=platform.python_version(), ok=ok, required=True, note=note)
 
 
 def check_torch() -> Check:
-    """torch, imported, since an install may be there and broken."""
+    """Check torch by importing it, since an installation may exist and be broken."""
     wanted = ".".join(map(str, TORCH_AT_LEAST))
     try:
         import torch
@@ -64,7 +64,7 @@ def check_torch() -> Check:
 
 
 def check_reader() -> Check:
-    """Whether the compiled half of the trace reader was built."""
+    """Check whether the compiled half of the trace reader was built."""
     if compiled_scanner() is not None:
         return Check(name="trace reader", found="compiled", ok=True)
     note = "reads at 35 to 80 % of the speed; install a C compiler and Python's headers, then opreplay again"
@@ -72,13 +72,13 @@ def check_reader() -> Check:
 
 
 def version_tuple(text: str) -> tuple[int, ...]:
-    """(2, 13) of "2.13.0+cpu"; () for what is no version."""
+    """Return (2, 13) for "2.13.0+cpu"; () for text that is not a version."""
     match = re.match(r"(\d+)\.(\d+)", text)
     return tuple(map(int, match.groups())) if match else ()
 
 
 def check_devices() -> list[Check]:
-    """Devices that --device can name: the CPU, and those that torch sees."""
+    """Return the devices that --device accepts: the CPU, and those that torch sees."""
     import torch
 
     checks = [Check(name="cpu", found=f"{torch.get_num_threads()} threads", ok=True)]
@@ -98,7 +98,7 @@ def check_devices() -> list[Check]:
 
 
 def check_libraries() -> list[Check]:
-    """Optional and vendor libraries, found without importing any of them."""
+    """Find optional and vendor libraries without importing any of them."""
     checks = [check_reader(), *(_library(name, note) for name, note in OPTIONAL.items())]
     return checks + [_library(name, "stand-ins are used where there are any") for name in VENDOR]
 
@@ -115,7 +115,7 @@ def _library(module: str, note: str) -> Check:
 
 
 def examine() -> dict[str, list[Check]]:
-    """All checks by section; devices are left out where torch cannot be used."""
+    """Run all checks, grouped by section; devices are left out if torch cannot be used."""
     base = [check_python(), check_torch()]
     sections = {"required": base}
     if all(check.ok for check in base):

@@ -1,5 +1,5 @@
 # pyright: strict
-"""Facts of this machine that a result needs to be comparable; no host names, paths, addresses or user names."""
+"""Facts about this machine that make results comparable; no host names, paths, addresses or user names."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ RESERVE = 0.9
 
 
 def host_facts() -> dict[str, object]:
-    """Processor, memory, clock and load of the host; values that cannot be read are left out."""
+    """Return CPU, memory, clock and load of the host; values that cannot be read are left out."""
     facts: dict[str, object] = {
         "opreplay": opreplay_version(),
         "python": platform.python_version(),
@@ -35,7 +35,7 @@ def host_facts() -> dict[str, object]:
 
 
 def opreplay_version() -> str:
-    """Version of the installed distribution, or "unknown" when run from a bare checkout."""
+    """Return the version of the installed distribution, or "unknown" if run from a bare checkout."""
     try:
         return metadata.version("opreplay")
     except metadata.PackageNotFoundError:
@@ -43,7 +43,7 @@ def opreplay_version() -> str:
 
 
 def cpu_model() -> str:
-    """Name of the processor as the kernel gives it."""
+    """Return the CPU name that the kernel reports."""
     for line in (_read("/proc/cpuinfo") or "").splitlines():
         key, _, value = line.partition(":")
         if key.strip() in ("model name", "Model"):
@@ -52,7 +52,7 @@ def cpu_model() -> str:
 
 
 def free_memory_bytes() -> int | None:
-    """Memory that can be had without swapping, within the limit of this process's control group."""
+    """Return the memory available without swapping, within the limit of this process's control group."""
     available = _kernel_bytes("/proc/meminfo", "MemAvailable")
     limit, used = _cgroup("memory.max"), _cgroup("memory.current")
     if limit is None:
@@ -62,19 +62,19 @@ def free_memory_bytes() -> int | None:
 
 
 def total_memory_bytes() -> int | None:
-    """Memory of the machine, or the limit of this process's control group where that is less."""
+    """Return the machine's memory, or the limit of this process's control group if that is lower."""
     known = [size for size in (_kernel_bytes("/proc/meminfo", "MemTotal"), _cgroup("memory.max")) if size is not None]
     return min(known, default=None)
 
 
 def default_op_bytes() -> int:
-    """Half of the free memory; 1 GB where the system does not say how much is free."""
+    """Return half of the free memory, or 1 GB if the system does not say how much is free."""
     free = free_memory_bytes()
     return 10**9 if free is None else free // 2
 
 
 def last_cache_bytes() -> int:
-    """Size of the processor's largest data cache; 0 where the system does not say."""
+    """Return the size of the CPU's largest data cache; 0 if the system does not say."""
     sizes = [0]
     for path in (CPUS / "cpu0" / "cache").glob("index*/size"):
         text = _read(path) or ""
@@ -85,19 +85,21 @@ def last_cache_bytes() -> int:
 
 
 def throttle_events() -> int:
-    """How often the processor has been slowed down by heat since it started; 0 where the system does not count it."""
+    """Return how often the CPU was throttled for heat since it started; 0 if the system does not count it."""
     text = _read(CPUS / "cpu0" / "thermal_throttle" / "core_throttle_count")
     return int(text) if text is not None and text.isdigit() else 0
 
 
 def process_bytes(field: str = "VmData") -> int | None:
-    """A memory field of this process from /proc/self/status; None where there is none."""
+    """Return a memory field of this process from /proc/self/status; None if it is missing."""
     return _kernel_bytes("/proc/self/status", field)
 
 
 def kills_for_memory() -> int | None:
-    """Processes that the kernel ended for lack of memory so far: of this control group, else of the machine; None where
-    the system does not count them."""
+    """Return how many processes the kernel has killed for lack of memory, in this control group or else on the machine.
+
+    Returns None if the system does not count them.
+    """
     groups = [line.split(":", 2)[1:] for line in (_read("/proc/self/cgroup") or "").splitlines() if line.count(":") > 1]
     mine = {controllers: path.lstrip("/") for controllers, path in groups}
     files = [
@@ -121,7 +123,7 @@ def _read(path: str | Path) -> str | None:
 
 
 def _kernel_bytes(path: str, field: str) -> int | None:
-    """A field that the kernel tells in kB, in a file of one a line."""
+    """Return a field that the kernel reports in kB, from a file with one field per line."""
     for line in (_read(path) or "").splitlines():
         if line.startswith(field + ":"):
             return int(line.split()[1]) * 1024
@@ -129,6 +131,6 @@ def _kernel_bytes(path: str, field: str) -> int | None:
 
 
 def _cgroup(name: str) -> int | None:
-    """A number from the control group this process sees as its root; None for "max" and where there is none."""
+    """Return a number from the control group that this process sees as its root; None for "max" or a missing file."""
     text = _read(CGROUP / name)
     return int(text) if text is not None and text.isdigit() else None

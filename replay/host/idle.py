@@ -1,5 +1,5 @@
 # pyright: strict
-"""How many processors of this machine other programs leave idle."""
+"""Measure how many CPUs of this machine other programs leave idle."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ IDLE_SHARE = 0.9
 
 
 def is_busy(facts: Mapping[str, object]) -> bool:
-    """Whether, by the facts of an executor, idle processors had no room for torch's threads at the start.
+    """Check from an executor's facts whether too few CPUs were idle for torch's threads at the start.
 
-    That is so whether somebody set another number of threads or not: one thread is interrupted as well.
+    This does not depend on the chosen number of threads: a single thread is interrupted as well.
     """
     wanted, idle = facts.get("threads_of_torch"), facts.get("idle_cpus")
     if not isinstance(idle, int | float) or not isinstance(wanted, int):
@@ -26,9 +26,9 @@ def is_busy(facts: Mapping[str, object]) -> bool:
 
 
 def idle_cpus(look_s: float = LOOK_S) -> float | None:
-    """Processors that other programs leave idle, of those that this process may use; None where Linux does not say.
+    """Return how many of the CPUs available to this process other programs leave idle; None if Linux does not say.
 
-    What this process and its parent use meanwhile counts as idle.
+    CPU time of this process and its parent counts as idle.
     """
     before = _ticks()
     if before is None:
@@ -46,7 +46,7 @@ def idle_cpus(look_s: float = LOOK_S) -> float | None:
 
 
 def _ticks() -> tuple[int, int] | None:
-    """Idle and all ticks of the processors that this process may use (proc(5), /proc/stat)."""
+    """Return the idle ticks and all ticks of the CPUs available to this process (proc(5), /proc/stat)."""
     try:
         with open("/proc/stat", encoding="ascii") as file:
             lines = [line.split() for line in file if line.startswith("cpu")]
@@ -58,7 +58,7 @@ def _ticks() -> tuple[int, int] | None:
 
 
 def _own_ticks() -> int:
-    """Ticks of this process and its parent."""
+    """Return the ticks of this process and its parent."""
     ticks = 0
     for process in ("self", str(os.getppid())):
         try:
@@ -71,7 +71,7 @@ def _own_ticks() -> int:
 
 
 def _quota() -> float | None:
-    """Processors that the control group of this process may use; None without a limit."""
+    """Return the number of CPUs that this process's control group may use; None without a limit."""
     try:
         with open("/sys/fs/cgroup/cpu.max", encoding="ascii") as file:
             quota, _, period = file.read().partition(" ")

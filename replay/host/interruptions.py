@@ -1,5 +1,5 @@
 # pyright: strict
-"""How often other programs took the processor from this process, as Linux counts it; nothing elsewhere."""
+"""Count how often other programs preempted this process, as Linux reports it; no counts on other systems."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ THREADS = "/proc/self/task"
 
 
 class Interruptions(NamedTuple):
-    """Since the process started; zeros where the system does not say."""
+    """Counts since the process started; zeros if the system does not say."""
 
     switches: int = 0
     """Times that a thread of this process was switched out against its will."""
@@ -30,17 +30,17 @@ class Interruptions(NamedTuple):
     """Processor time of the calling thread; None where the work is done elsewhere."""
 
     def waited_since(self, before: Interruptions, took_us: float) -> float:
-        """Of `took_us` of wall time after `before`, what was spent waiting for a processor.
+        """Return how much of the `took_us` of wall time after `before` was spent waiting for a CPU.
 
-        Readings are taken outside of what is timed, and switches are most likely right then: the thread has not waited
-        longer than it did not compute.
+        Readings are taken outside the timed region, where switches are most likely, so the result is limited to the
+        time in which the thread did not compute.
         """
         idle_us = took_us - ((self.used_us or 0.0) - (before.used_us or 0.0))
         return max(0.0, min(self.waited_us - before.waited_us, idle_us))
 
 
 class _ThreadWait:
-    """The file that says how long a thread waited for a processor, kept open: a reading takes less than 1 us."""
+    """The file that says how long a thread waited for a CPU, kept open so that a reading takes less than 1 us."""
 
     def __init__(self) -> None:
         self.process = os.getpid()
@@ -61,7 +61,7 @@ class _ThreadWait:
 
 
 class _OfThread(threading.local):
-    """Each thread has a file of its own."""
+    """One such file per thread."""
 
     wait: _ThreadWait | None = None
 
@@ -70,7 +70,9 @@ _own = _OfThread()
 
 
 def interruptions() -> Interruptions:
-    """Of all threads of this process, and what the calling one waited; zeros where the system does not say."""
+    """Return the preemptions of all threads and the waiting time of the calling one; zeros if the system does not
+    say.
+    """
     if not sys.platform.startswith("linux"):
         return Interruptions(used_us=thread_time_ns() * 1e-3)
     if _own.wait is None or _own.wait.process != os.getpid():  # after a fork the file is the parent's
@@ -79,7 +81,7 @@ def interruptions() -> Interruptions:
 
 
 def switches() -> int:
-    """How often threads of this process lost a processor against their will; 0 where the system does not say."""
+    """Return how often threads of this process were preempted; 0 if the system does not say."""
     if not sys.platform.startswith("linux"):
         return 0
     import resource
@@ -88,10 +90,10 @@ def switches() -> int:
 
 
 def threads_waited_us() -> float:
-    """What the threads of this process have waited for a processor, ready to run, together; 0 where nobody counts it.
+    """Return how long runnable threads of this process waited for a CPU, all together; 0 if the system does not say.
 
-    About 10 us a thread. A thread that was woken for its share of an op and found no processor free was not switched
-    out: it is not in `Interruptions.switches`, and its waiting not in that of the calling thread.
+    Takes about 10 us per thread. A thread that was woken for its share of an op and found no free CPU was not switched
+    out, so it is not in `Interruptions.switches`, nor in the waiting time of the calling thread.
     """
     waited_ns = 0
     try:

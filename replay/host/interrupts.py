@@ -1,8 +1,8 @@
 # pyright: strict
-"""Whether somebody asked this process to end: a flag beside the exception, which may have been swallowed on its way.
+"""A flag that says that the user asked this process to end, in case the exception was swallowed.
 
-A handler's KeyboardInterrupt is lost where Python can raise none: in `__del__`, in callbacks of weak references, in
-hooks of a fork. Loops ask here before each turn. Owns the flag; who sets it is the handler of signals.
+A handler's KeyboardInterrupt is lost where Python cannot raise one: in `__del__`, in callbacks of weak references, in
+fork hooks. Loops check the flag before each iteration; the signal handler sets it.
 """
 
 from __future__ import annotations
@@ -11,16 +11,16 @@ _asked = [False]
 
 
 def ask_to_end() -> None:
-    """From now on `raise_if_asked` raises."""
+    """Make `raise_if_asked` raise from now on."""
     _asked[0] = True
 
 
 def is_asked_to_end() -> bool:
-    """Whether a signal has come."""
+    """Check whether a signal has arrived."""
     return _asked[0]
 
 
 def raise_if_asked() -> None:
-    """Raise KeyboardInterrupt once a signal has come."""
+    """Raise KeyboardInterrupt if a signal has arrived."""
     if _asked[0]:
         raise KeyboardInterrupt

@@ -1,7 +1,8 @@
-"""Values kept between runs in the user's cache folder: bounded, safe for several processes, never in the way.
+"""A cache in the user's cache folder: bounded, safe for several processes, and never a cause of failure.
 
-A value is bytes under a key that says all that it depends on. Each is one file, written beside and renamed, so that a
-reader sees a whole one or none; one that is damaged counts as absent. Where the folder cannot be used, nothing is kept.
+A value is bytes under a key that names everything it depends on. Each value is one file, written under another name and
+renamed, so that a reader sees a complete file or none; a damaged file counts as missing. If the folder cannot be used,
+nothing is cached.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ _SUFFIX = ".kept"
 
 
 def folder() -> Path | None:
-    """`$XDG_CACHE_HOME/opreplay`, or `~/.cache/opreplay`; None where there is no home."""
+    """Return `$XDG_CACHE_HOME/opreplay`, or `~/.cache/opreplay`; None if there is no home folder."""
     base = os.environ.get("XDG_CACHE_HOME", "")
     if not os.path.isabs(base):  # the specification: relative ones are ignored
         home = os.path.expanduser("~")
@@ -35,7 +36,7 @@ def folder() -> Path | None:
 
 
 def load(key: str) -> bytes | None:
-    """The value under a key, which counts as used now; None where there is none."""
+    """Return the value under a key and mark it as used now; None on a cache miss."""
     if (path := _path(key, make=False)) is None:
         return None
     try:
@@ -54,7 +55,7 @@ def load(key: str) -> bytes | None:
 
 
 def store(key: str, value: bytes) -> None:
-    """Keep a value; nothing happens where there is no room or no right to."""
+    """Store a value; do nothing without space or permission."""
     if len(value) > MAX_VALUE_BYTES or (path := _path(key, make=True)) is None:
         return
     packed = zlib.compress(value, 1)
@@ -80,7 +81,7 @@ def remove(key: str) -> None:
 
 
 def _path(key: str, *, make: bool) -> Path | None:
-    """The file of a key; None where the folder is not this user's alone to write in."""
+    """Return the file of a key; None if users other than this one can write to the folder."""
     base = folder()
     if base is None:
         return None
@@ -96,7 +97,7 @@ def _path(key: str, *, make: bool) -> Path | None:
 
 
 def _make_room(base: Path) -> None:
-    """Remove what was not used for longest, until the rest is within the bound."""
+    """Remove the least recently used values until the rest fits the bound."""
     entries_by_age = []
     with os.scandir(base) as entries:
         for entry in entries:

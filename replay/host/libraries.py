@@ -1,7 +1,7 @@
 # pyright: strict
-"""Libraries that register ops: their namespaces, and the modules that may be imported for them; data only.
+"""Libraries that register ops: their namespaces, and the modules that may be imported for them. Data only.
 
-Does not own which namespaces have stand-ins (`ops.catalog`) nor what the user allows (`resolve.policy`).
+`ops.catalog` says which namespaces have reference implementations, and `resolve.policy` what the user allows.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 
 class Library(NamedTuple):
-    """One library."""
+    """A library that registers ops."""
 
     name: str
     """Import name where it has one; shown when the library is missing."""

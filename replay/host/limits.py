@@ -1,6 +1,5 @@
 # pyright: strict
-"""A process that runs ops: limits of memory and files, freed memory that is kept for the next call, and that it dies
-with its parent."""
+"""Settings of a process that runs ops: memory and file limits, reuse of freed memory, and death with its parent."""
 
 from __future__ import annotations
 
@@ -27,7 +26,9 @@ NEVER = 2**31 - 1
 
 
 def limit_memory(op_bytes: int) -> None:
-    """Let private memory grow by twice the budget and some slack, never beyond what is free, then let malloc fail."""
+    """Let private memory grow by twice the budget and some slack, never beyond what is free; beyond that malloc
+    fails.
+    """
     if sys.platform != "linux":
         return
     import resource
@@ -44,7 +45,7 @@ def limit_memory(op_bytes: int) -> None:
 
 
 def die_with(parent: int) -> None:
-    """Be killed when the parent ends, however it does; Ctrl-C is the parent's business."""
+    """Have this process killed when its parent ends, however that happens; the parent handles Ctrl-C."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     if sys.platform != "linux":
         return
@@ -57,7 +58,7 @@ def die_with(parent: int) -> None:
 
 
 def limit_files() -> None:
-    """No core dumps and no large files, whatever an op does."""
+    """Forbid core dumps and large files, whatever an op does."""
     if sys.platform == "win32":
         return
     import resource
@@ -73,24 +74,24 @@ MAPPED_BYTES = 128 << 10
 
 
 def keep_freed_memory() -> bool:
-    """Let freed blocks of any size be used again without the system; whether the C library can.
+    """Make malloc reuse freed blocks of any size instead of returning them; return whether the C library supports that.
 
-    By default glibc maps blocks above a moving limit anew for each call: an op with a large result is timed with the
-    page faults of its result, or without, as the sizes of earlier ops happen to have moved the limit. A model in its
-    steady state, as one on the caching allocator of an accelerator, finds memory that was used before.
+    By default glibc maps blocks above a moving threshold anew for each call, so the time of an op with a large result
+    includes page faults or not, depending on the sizes of earlier ops. A model in its steady state, like one on the
+    caching allocator of an accelerator, gets memory that was used before.
     """
     libc = _libc()
     return libc is not None and bool(libc.mallopt(M_MMAP_MAX, 0) and libc.mallopt(M_TRIM_THRESHOLD, NEVER))
 
 
 def give_back() -> None:
-    """Return what is free to the system; for the time between two ops."""
+    """Return free memory to the system; called between two ops."""
     if (libc := _libc()) is not None:
         libc.malloc_trim(0)
 
 
 def _libc() -> ctypes.CDLL | None:
-    """The C library where it is glibc."""
+    """Return the C library if it is glibc."""
     if sys.platform != "linux":
         return None
     libc = ctypes.CDLL(None)

@@ -1,8 +1,8 @@
 # pyright: strict
-"""SQLite files of opreplay's own that may come from anywhere: what is checked before a query runs on one.
+"""Check SQLite files of opreplay, which may come from anywhere, before a query runs on one.
 
 A database can hold views, triggers, indexes and generated columns, which are programs that a query runs, and a journal
-beside it can name a file for SQLite to delete. So its tables must be those that opreplay makes, word for word.
+next to it can name a file for SQLite to delete. So its tables must be exactly those that opreplay creates.
 """
 
 from __future__ import annotations
@@ -28,8 +28,9 @@ _STEPS_A_CALL = 1_000_000
 
 
 def head_of(path: str | os.PathLike[str], most_bytes: int) -> bytes:
-    """Return how a file begins. Raises OSError as `open_regular` does, and for a journal beside it that no run of
-    opreplay leaves."""
+    """Return the first bytes of a file. Raises OSError as `open_regular` does, and if a journal lies next to the file
+    that no run of opreplay leaves.
+    """
     with open_regular(path, most_bytes) as file:
         head = file.read(HEAD_BYTES)
     journal = f"{os.fspath(path)}-journal"
@@ -42,14 +43,14 @@ def head_of(path: str | os.PathLike[str], most_bytes: int) -> bytes:
 
 
 def application_id(head: bytes) -> int | None:
-    """Return the id of the program that made a database; None where a head is that of no database of this kind."""
+    """Return the id of the program that created a database; None if the head is not that of an SQLite database."""
     if len(head) < HEAD_BYTES or not head.startswith(MAGIC) or head[18:20] != _ROLLBACK:
         return None
     return int.from_bytes(head[68:72], "big")
 
 
 def restrict(connection: sqlite3.Connection) -> None:
-    """Let functions in the schema do nothing dangerous, and let no query take steps without end."""
+    """Forbid dangerous functions in the schema and limit the steps of a query."""
     left = MOST_STEPS // _STEPS_A_CALL
 
     def out_of_steps() -> int:
@@ -62,7 +63,7 @@ def restrict(connection: sqlite3.Connection) -> None:
 
 
 def has_tables(connection: sqlite3.Connection, tables: Mapping[str, str]) -> bool:
-    """Whether a database holds just these tables (name → how it is made), and no view, trigger or index.
+    """Check whether a database holds exactly these tables (name → CREATE statement) and no view, trigger or index.
 
     Raises sqlite3.Error for a damaged file.
     """
@@ -73,5 +74,5 @@ def has_tables(connection: sqlite3.Connection, tables: Mapping[str, str]) -> boo
 
 
 def is_empty(connection: sqlite3.Connection) -> bool:
-    """Whether a database holds nothing at all. Raises sqlite3.Error for a damaged file."""
+    """Check whether a database holds nothing at all. Raises sqlite3.Error for a damaged file."""
     return connection.execute("SELECT 1 FROM sqlite_master LIMIT 1").fetchone() is None

@@ -1,2 +1,2 @@
 # pyright: strict
-"""The values that everything else speaks of; nothing here imports torch."""
+"""The data types shared by all other packages; nothing here imports torch."""

@@ -1,5 +1,5 @@
 # pyright: strict
-"""The ops below a call as names, told alike of a trace and of torch's profiler, so that the two can be compared."""
+"""Names of the ops below a call, in a form that is comparable between a trace and torch's profiler."""
 
 from __future__ import annotations
 
@@ -12,10 +12,11 @@ Node = TypeVar("Node")
 def names_below(
     root: Node, children_of: Callable[[Node], Sequence[Node]], name_of: Callable[[Node], str], *, limit: int
 ) -> tuple[tuple[str, ...], tuple[str, ...]] | None:
-    """Names right below a call, and of all that is below, each before what it calls; None for more than `limit`.
+    """Return the names directly below a call, and the names of all descendants in pre-order; None for more than
+    `limit`.
 
-    An only child of the same name as its parent is left out and its children stand in for it: torch's profiler drops
-    such a one (an in-place op calls the same with `out=`), a trace holds it. What has no namespace is a label.
+    An only child with its parent's name is replaced by its own children, because torch's profiler drops it (an in-place
+    op calls the same op with `out=`) and a trace keeps it. A name without a namespace is a label.
     """
     direct = _calls(root, children_of, name_of)
     names: list[str] = []

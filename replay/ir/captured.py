@@ -1,5 +1,5 @@
 # pyright: strict
-"""What is known of a captured step beyond its calls: memory by phase, operations, named tensors, and its check."""
+"""Facts about a captured step besides its calls: memory by phase, operations, named tensors, and the check."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Kind = Literal["parameter", "buffer", "gradient", "optimizer state", "input", "c
 
 
 class CapturedStorage(msgspec.Struct, frozen=True, kw_only=True):
-    """One storage that was there before the step."""
+    """One storage that existed before the step."""
 
     storage: int
     """Its number, as in `RecordedSequence.places`."""
@@ -29,7 +29,7 @@ class CapturedStorage(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PhasePeak(msgspec.Struct, frozen=True, kw_only=True):
-    """Bytes at the moment of a phase at which storages take most; what kernels need inside is not counted."""
+    """Bytes of all storages at the peak of a phase; memory that kernels use internally is not counted."""
 
     phase: StepPhase
     peak_bytes: int
@@ -38,7 +38,7 @@ class PhasePeak(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CapturedOutput(msgspec.Struct, frozen=True, kw_only=True):
-    """One tensor that the step gave back."""
+    """One tensor that the step returned."""
 
     name: str
     """Where it is in what was returned: "[0]", "['logits']"."""
@@ -47,7 +47,7 @@ class CapturedOutput(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Capture(msgspec.Struct, frozen=True, kw_only=True):
-    """Facts of a captured step."""
+    """Facts about a captured step."""
 
     via: Via
     real: bool = False
@@ -73,12 +73,12 @@ class Capture(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def peak_bytes(self) -> int:
-        """Most that storages take at any time of the step."""
+        """Return the largest number of bytes that storages take at any time of the step."""
         return max((peak.peak_bytes for peak in self.peaks), default=0)
 
 
 class Compared(msgspec.Struct, frozen=True, kw_only=True):
-    """One tensor of the model beside the plan's."""
+    """One tensor of the model compared with the plan's."""
 
     name: str
     equal: bool
@@ -93,7 +93,7 @@ class Compared(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Check(msgspec.Struct, frozen=True, kw_only=True):
-    """What a check came to."""
+    """The result of a check."""
 
     outputs: tuple[Compared, ...]
     parameters: tuple[Compared, ...]

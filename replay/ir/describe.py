@@ -1,5 +1,5 @@
 # pyright: strict
-"""Short texts for people of a plan's ops: "bf16[512,512] · bf16[512,2048]"; knows no terminal and no format."""
+"""Short descriptions of a plan's ops: "bf16[512,512] · bf16[512,2048]"; independent of terminal and file formats."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ LIST_SHOWN = 3
 
 
 def describe_tensor(meta: TensorMeta) -> str:
-    """dtype and shape, with an asterisk when it is not contiguous."""
+    """Return dtype and shape, with an asterisk if the tensor is not contiguous."""
     strides, expected = meta.strides, 1
     dense = True
     for size, stride in zip(reversed(meta.shape), reversed(strides or ()), strict=strides is not None):
@@ -51,8 +51,9 @@ def describe_tensor(meta: TensorMeta) -> str:
 
 
 def shorter_float(text: str) -> str:
-    """A number as short as float32 needs it, where the value is one of float32 and has more digits as a double:
-    "9.999999974752427e-07" → "1e-06". Any other text as it is."""
+    """Shorten a number that is exactly a float32 value: "9.999999974752427e-07" → "1e-06". Return other text
+    unchanged.
+    """
     if len(text) <= FLOAT32_DIGITS:
         return text
     try:
@@ -69,8 +70,10 @@ def shorter_float(text: str) -> str:
 
 
 def describe_inputs(op: ReplayOp) -> str:
-    """The tensor arguments of an op, in order; scalars are left out, absent tensors but in lists, where places tell:
-    `(None, i64[8])` indexes the second dimension."""
+    """Return the tensor arguments of an op, in order, without scalars.
+
+    Absent tensors are shown only in lists, where positions matter: `(None, i64[8])` indexes the second dimension.
+    """
     return " · ".join(text for arg in op.args if (text := _describe_argument(arg)))
 
 
@@ -93,7 +96,9 @@ _UNITS = ((1e6, "s"), (1e3, "ms"), (1.0, "µs"))
 
 
 def digits(value: float, count: int = 3) -> str:
-    """`value` with `count` significant digits: 0.0123, 1.23, 12.3, 123, 1230; with an exponent from 9 zeros on."""
+    """Format `value` with `count` significant digits: 0.0123, 1.23, 12.3, 123, 1230; with an exponent from 9 zeros
+    on.
+    """
     if value == 0 or not math.isfinite(value):
         return "0" if value == 0 else str(value)
     places = count - 1 - math.floor(math.log10(abs(value)))
@@ -109,7 +114,7 @@ _LONG_FLOAT = re.compile(r"(?<![\w.])-?\d+\.\d{14,}(?:e[-+]?\d+)?(?![\w.])")
 
 
 def schema_text(schema: str) -> str:
-    """A schema for people: torch writes its defaults with 17 digits, eps=9.9999999999999995e-07 for 1e-06."""
+    """Return a readable schema: torch writes defaults with 17 digits, such as eps=9.9999999999999995e-07 for 1e-06."""
     return _LONG_FLOAT.sub(lambda found: repr(float(found[0])), schema)
 
 
@@ -119,9 +124,10 @@ _ROUNDING_US = 1e-6
 
 
 def time_text(us: float | None) -> str:
-    """Microseconds with three significant digits in the unit that suits: "0.450 µs", "12.3 µs", "1.20 ms", "3.40 s".
+    """Format microseconds with three significant digits and a suitable unit: "0.450 µs", "12.3 µs", "1.20 ms", "3.40
+    s".
 
-    A time below a nanosecond is "<0.001 µs", and what rounding alone leaves of a difference is "0 µs".
+    A time below a nanosecond is "<0.001 µs"; a difference that is only rounding error is "0 µs".
     """
     if us is None:
         return DASH

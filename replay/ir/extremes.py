@@ -1,7 +1,7 @@
 # pyright: strict
-"""Numbers in a file that nothing here can compute with: beyond 64 bits, and times beyond the age of the Earth.
+"""Find numbers in a file that cannot be computed with: beyond 64 bits, or times beyond the age of the Earth.
 
-JSON knows no bounds, and sums or roundings of such values end in an error far from the file that holds them.
+JSON has no bounds, and sums or roundings of such values fail far from the file that holds them.
 """
 
 from __future__ import annotations
@@ -21,7 +21,9 @@ MAX_TIME = 1e23
 
 
 def extreme(data: bytes) -> str:
-    """Where the first such number of some JSON is, "$.ops[3].count"; "" for none, and for what is no JSON."""
+    """Return the path of the first such number in some JSON, "$.ops[3].count"; "" if there is none or the data is not
+    JSON.
+    """
     if _SUSPECT.search(data) is None:
         return ""
     try:

@@ -1,5 +1,5 @@
 # pyright: strict
-"""A CANN kernel call with its shapes, dtypes and formats, a prediction for it, and sizes that both sides need."""
+"""A CANN kernel call with its shapes, dtypes and formats, its prediction, and shared size helpers."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ cleared); its data and its code ("warm": the same call over and over); what a ne
 
 
 class KernelCall(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One kernel launch: what the lowering makes of an op and what a row of kernel_details.csv says."""
+    """One kernel launch: produced by lowering an op, or read from a row of kernel_details.csv."""
 
     type: str
     """CANN operator type: "MatMulV3", "Add", "SoftmaxV2", "hcom_allReduce_", ..."""
@@ -69,12 +69,12 @@ UNIFIED_BUFFER = 192 << 10
 
 
 def itemsize(dtype: str) -> int:
-    """Bytes of one element."""
+    """Return the bytes of one element."""
     return ITEMSIZE_BYTES.get(dtype, UNKNOWN_BYTES)
 
 
 def broadcast(shapes: list[tuple[int, ...]]) -> tuple[int, ...]:
-    """Shape after broadcasting; where shapes do not fit, the larger size of each dimension."""
+    """Return the broadcast shape; dimensions that do not match get the larger size."""
     rank = max((len(s) for s in shapes), default=0)
     padded = [(1,) * (rank - len(s)) + s for s in shapes]
     return tuple(0 if 0 in sizes else max(sizes) for sizes in zip(*padded, strict=True)) if rank else ()

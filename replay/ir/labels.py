@@ -1,5 +1,8 @@
 # pyright: strict
-"""Which recorded names are no ops: labels of frameworks and autograd, collectives, generated kernels; no torch."""
+"""Recognise recorded names that are not ops: labels of frameworks and autograd, collectives, generated kernels.
+
+Does not import torch.
+"""
 
 from __future__ import annotations
 
@@ -36,9 +39,10 @@ _BY_NAMESPACE: dict[str, Reason] = {
 
 
 def work_of_label(kernels: Sequence[str]) -> Reason | None:
-    """What a label stands for that owns device time: generated code or communication, told by all of its kernels.
+    """Return what a label that owns device time stands for, generated code or communication, judged by all of its
+    kernels.
 
-    A compiled function or autograd's label for one is the innermost name around the kernels that inductor launches.
+    A compiled function, or autograd's label for one, is the innermost name around the kernels that inductor launches.
     """
     if kernels and all(kernel.startswith("triton_") for kernel in kernels):
         return Reason("triton kernel")
@@ -46,9 +50,9 @@ def work_of_label(kernels: Sequence[str]) -> Reason | None:
 
 
 def not_an_op(signature: OpSignature, *, on_device: bool = False) -> Reason | None:
-    """Why a recorded name is no op that could be called, or None when it looks like one.
+    """Return why a recorded name cannot be called as an op, or None if it looks like one.
 
-    `on_device`: calls of it own device time, so that even without arguments it is more than a label.
+    `on_device` means that its calls own device time, so that it is more than a label even without arguments.
     """
     name = signature.name
     if _GENERATED.match(name):
@@ -69,6 +73,6 @@ def not_an_op(signature: OpSignature, *, on_device: bool = False) -> Reason | No
 
 
 def is_collective(signature: OpSignature) -> bool:
-    """Whether a recorded name stands for communication between processes."""
+    """Check whether a recorded name stands for communication between processes."""
     reason = not_an_op(signature, on_device=True)
     return reason is not None and reason.kind == "collective"

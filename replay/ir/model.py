@@ -1,7 +1,7 @@
 # pyright: strict
 """The replay IR: named, typed ops with everything that is needed to call them again.
 
-Owns the values, not how they are made (`plan.make`), checked (`verify`), stored (`plan_file`) or run (`executors`).
+Holds the data types; `plan.make` creates them, `verify` checks, `plan_file` stores and `executors` run them.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ BY_PROGRAM = "values computed on the CPU by the tile program"
 
 
 class Assumption(msgspec.Struct, frozen=True, kw_only=True):
-    """Something the trace does not say and opreplay filled in; shown in the report."""
+    """A value that the trace does not give and opreplay filled in; shown in the report."""
 
     argument: str
     what: str
@@ -52,11 +52,11 @@ class ReplayArg(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One argument of a call, by name.
 
     `type` is the schema type's base name: "Tensor", "Tensor[]", "int", "float", "bool", "Scalar", "complex", "str",
-    "ScalarType", "Layout", "Device", "MemoryFormat", "Generator", or one of the scalar ones followed by "[]".
-    `tensors` has one entry for "Tensor", n for "Tensor[]" (None for an absent element), none else.
-    A "Tensor" has a value where it is a Python number: its tensor is then the 0-dim one that torch makes of it.
-    `value` is JSON-safe: dtypes, devices, layouts and memory formats as "torch.bfloat16", "cuda:0", "torch.strided",
-    "torch.channels_last"; non-finite floats as "inf", "-inf", "nan"; complex as "1+2j"; None for an absent optional.
+    "ScalarType", "Layout", "Device", "MemoryFormat", "Generator", or one of the scalar ones followed by "[]". `tensors`
+    has one entry for "Tensor", n for "Tensor[]" (None for an absent element), and none for other types. A "Tensor" also
+    has a value if it was a Python number: torch makes a 0-dim tensor of it. `value` is JSON-safe: dtypes, devices,
+    layouts and memory formats as "torch.bfloat16", "cuda:0", "torch.strided", "torch.channels_last"; non-finite floats
+    as "inf", "-inf", "nan"; complex as "1+2j"; None for an absent optional.
     """
 
     name: str
@@ -69,7 +69,7 @@ class ReplayArg(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class RecordedKernel(msgspec.Struct, frozen=True, kw_only=True):
-    """Device work that the recorded calls of one op own, summed by kernel name."""
+    """Device work of the recorded calls of one op, summed by kernel name."""
 
     name: str
     count: int
@@ -79,7 +79,7 @@ class RecordedKernel(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Recorded(msgspec.Struct, frozen=True, kw_only=True):
-    """What the trace measured for all `count` calls of one op together."""
+    """Recorded measurements of one op, summed over its `count` calls."""
 
     host_us_total: float
     host_us_median: float
@@ -102,7 +102,7 @@ NOT_RECORDED = Recorded(host_us_total=0.0, host_us_median=0.0)
 
 
 class LayerEvidence(msgspec.Struct, frozen=True, kw_only=True):
-    """Of one call of an opaque layer; sizes that contradict it cannot be those that were recorded."""
+    """Evidence about one call of an opaque layer; guessed sizes that contradict it are wrong."""
 
     weight_bits: int | None = None
     """Of one weight, as names of the recorded kernels say."""
@@ -117,7 +117,7 @@ class LayerEvidence(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ReplayOp(msgspec.Struct, frozen=True, kw_only=True):
-    """One unique op of a trace and how to call it again, or the reason why not."""
+    """One unique op of a trace: how to call it again, or the reason why that is not possible."""
 
     id: str
     """Stable 12-hex-digit hash of the recorded signature: the same op in two traces has the same id."""
@@ -167,22 +167,24 @@ class ReplayOp(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def called(self) -> str:
-        """The op whose arguments these are, "namespace::op": an equivalent takes those of the recorded op."""
+        """Return the op whose arguments these are, "namespace::op": an equivalent takes those of the recorded op."""
         return self.via if self.via is not None and self.resolved_by != "equivalent" else self.name
 
     @property
     def values(self) -> dict[str, Value]:
-        """What is no tensor, by argument name; None for tensors."""
+        """Return the arguments that are not tensors by name; None for tensors."""
         return {arg.name: arg.value for arg in self.args}
 
     def in_call(self, values: Mapping[str, Any]) -> tuple[list[Any], dict[str, Any]]:
-        """Values by argument name as a call takes them: by position, and by name."""
+        """Split values by argument name into positional and keyword arguments."""
         positional = [values[arg.name] for arg in self.args if not arg.keyword_only]
         return positional, {arg.name: values[arg.name] for arg in self.args if arg.keyword_only}
 
 
 class CollectiveCall(msgspec.Struct, frozen=True, kw_only=True):
-    """One collective of a step, which runs beside the calls; places are those of calls, their number is the end."""
+    """One collective of a step, which overlaps its calls; positions are indices of calls, and their number means the
+    end.
+    """
 
     id: str
     """Of its op in the plan."""
@@ -200,7 +202,7 @@ class CollectiveCall(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RecordedSequence(msgspec.Struct, frozen=True, kw_only=True):
-    """The calls of one recorded step in the order they ran, none inside another; times in microseconds."""
+    """The calls of one recorded step in the order in which they ran, without nested calls; times in microseconds."""
 
     step: str
     """The annotation that marks the step, "" where it is the whole trace."""
@@ -241,7 +243,7 @@ class RecordedSequence(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ReplayPlan(msgspec.Struct, frozen=True, kw_only=True):
-    """The ops of one trace, those with most recorded time first, and the totals that shares refer to."""
+    """The ops of one trace, those with most recorded time first, and the totals to which shares refer."""
 
     schema_version: int = SCHEMA_VERSION
     source: str

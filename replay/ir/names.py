@@ -1,5 +1,5 @@
 # pyright: strict
-"""Names of ops: qualified, split, and the namespaces of collectives."""
+"""Names of ops: qualifying, splitting, and the namespaces of collectives."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ COLLECTIVE_NAMESPACES: frozenset[str] = frozenset(
 
 
 def split_name(name: str) -> tuple[str, str, str | None] | None:
-    """(namespace, op, overload or None) of a qualified name, or None when it is none."""
+    """Split a qualified name into (namespace, op, overload or None); None if the name is not qualified."""
     match = QUALIFIED_NAME.fullmatch(name)
     return (match[1], match[2], match[3]) if match else None
 
 
 def is_overload(text: str) -> bool:
-    """Whether a text can be the name of an overload, which "" is too; whatever else it says is never put into code."""
+    """Check whether a text can be an overload name, including ""; other text must never be put into code."""
     return _OVERLOAD.fullmatch(text) is not None
 
 
 def names_in(text: str, namespace: str = "") -> frozenset[str]:
-    """The words of a text, each with the namespace before it."""
+    """Split a text into words and put the namespace in front of each."""
     return frozenset(namespace + word for word in text.split())

@@ -1,11 +1,11 @@
 # pyright: strict
 """The notation of calls that reports print and people type: `aten::mm(bf16[4096,1024], bf16[1024,n]{1,1024}, alpha=2)`.
 
-A tensor is its dtype, short (`bf16`) or torch's name, and its sizes; then, where they are not the usual ones, strides
-in braces, the offset into its memory after `+`, both in elements, and after `@` the number of a memory that several
-tensors of the call share: `f32[4,8]{1,4}+16@0`. Sizes, strides and whole numbers may be named and computed with
-`+ - * // ^` and parentheses. Lists stand in brackets or parentheses, texts in quotes, dtypes and the like as
-`torch.bfloat16`. Nothing is evaluated but this grammar, and it needs no torch.
+A tensor is its dtype, short (`bf16`) or torch's name, and its sizes. If they differ from the usual ones, strides follow
+in braces, then the offset into its memory after `+`, both in elements, and after `@` the number of a memory that
+several tensors of the call share: `f32[4,8]{1,4}+16@0`. Sizes, strides and whole numbers may be named and computed with
+`+ - * // ^` and parentheses. Lists stand in brackets or parentheses, texts in quotes, dtypes and similar values as
+`torch.bfloat16`. Only this grammar is evaluated, and it does not need torch.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ LARGEST = (1 << 63) - 1
 
 
 class TorchName(str):
-    """A value of torch's own, "torch.bfloat16", as against a text."""
+    """A torch constant such as "torch.bfloat16", as opposed to a string."""
 
     __slots__ = ()
 
@@ -42,7 +42,7 @@ CallValue = Union[TensorMeta, None, bool, int, float, complex, TorchName, str, "
 
 
 class CallText(msgspec.Struct, frozen=True, kw_only=True):
-    """A call as written."""
+    """A parsed call."""
 
     name: str
     """"namespace::op" or "namespace::op.overload"."""
@@ -79,7 +79,7 @@ _WORDS: dict[str, CallValue] = {
 
 
 def parse_call(text: str, *, sizes: Mapping[str, int] | None = None) -> CallText:
-    """The call that a text writes down, with `sizes` for the names in it. Raises UsageError that says where it ends."""
+    """Parse a call, with `sizes` for the names in it. Raises UsageError that says where parsing stopped."""
     head = _head(text)
     reader = _Reader(text.strip()[head.end() :], sizes or {})
     args, kwargs = reader.arguments()
@@ -87,7 +87,7 @@ def parse_call(text: str, *, sizes: Mapping[str, int] | None = None) -> CallText
 
 
 def _head(text: str) -> re.Match[str]:
-    """The name of the op. Raises UsageError."""
+    """Match the name of the op. Raises UsageError."""
     head = _NAME.match(text.strip())
     if head is None:
         hint = "Write one as aten::mm(f32[64,32], f32[32,8])."
@@ -97,20 +97,20 @@ def _head(text: str) -> re.Match[str]:
                 f"@register_executor('mylib::{function[1]}') in a file for "
                 "--plugin; `opreplay check FILE.py:FUNCTION` takes it as it is."
             )
-        raise UsageError(f"{_cut(text)!r} is no call of an op", hint=hint)
+        raise UsageError(f"{_cut(text)!r} is not a call of an op", hint=hint)
     return head
 
 
 def parse_tensor(text: str, *, sizes: Mapping[str, int] | None = None) -> TensorMeta:
-    """The tensor that a text such as "bf16[4096,1024]" stands for. Raises UsageError for any other text."""
+    """Parse a tensor such as "bf16[4096,1024]". Raises UsageError for any other text."""
     value = parse_value(text, sizes=sizes)
     if not isinstance(value, TensorMeta):
-        raise UsageError(f"{_cut(text)!r} is no tensor", hint="Write one as bf16[4096,1024].")
+        raise UsageError(f"{_cut(text)!r} is not a tensor", hint="Write one as bf16[4096,1024].")
     return value
 
 
 def parse_value(text: str, *, sizes: Mapping[str, int] | None = None) -> CallValue:
-    """A tensor, number, text, list or None as it stands among the arguments of a call. Raises UsageError."""
+    """Parse an argument of a call: a tensor, number, text, list or None. Raises UsageError."""
     reader = _Reader(text, sizes or {})
     value = reader.value(0)
     reader.expect_end()
@@ -118,7 +118,7 @@ def parse_value(text: str, *, sizes: Mapping[str, int] | None = None) -> CallVal
 
 
 def size_names(text: str) -> tuple[str, ...]:
-    """Names of sizes that a call is written with, in the order in which they stand there first. Raises UsageError."""
+    """Return the names of sizes in a call, in the order of their first use. Raises UsageError."""
     head = _head(text)
     body = text.strip()[head.end() :]
     names: dict[str, None] = {}
@@ -130,18 +130,18 @@ def size_names(text: str) -> tuple[str, ...]:
 
 
 def parse_sizes(text: str) -> tuple[str, tuple[int, ...]]:
-    """Name and values of a size in a sweep: "n=1,47,4k", "n=2^7..2^14" (powers), "n=1..8", "n=128..1024:128".
+    """Parse the name and values of a swept size: "n=1,47,4k", "n=2^7..2^14" (powers), "n=1..8", "n=128..1024:128".
 
     Raises UsageError for any other text, and for more than 10,000 values.
     """
     name, _, right = text.partition("=")
     if not re.fullmatch(r"\s*[A-Za-z_][A-Za-z0-9_]*\s*", name) or not right.strip():
-        raise UsageError(f"{_cut(text)!r} names no sizes", hint="Write them as n=1,47,128 or n=2^7..2^14.")
+        raise UsageError(f"{_cut(text)!r} does not give sizes", hint="Write them as n=1,47,128 or n=2^7..2^14.")
     values: list[int] = []
     for part in right.split(","):
         values += _range(part)
         if len(values) > MOST_VALUES:
-            raise UsageError(f"{name.strip()} takes more than {MOST_VALUES:,} values", hint="Take a larger step.")
+            raise UsageError(f"{name.strip()} has more than {MOST_VALUES:,} values", hint="Use a larger step.")
     return name.strip(), tuple(dict.fromkeys(values))
 
 
@@ -156,12 +156,12 @@ def _range(text: str) -> list[int]:
         return [_power(base, exponent) for exponent in range(int(power[0][2]), int(power[1][2]) + 1)]
     begin, end, step = whole_number(first), whole_number(last), whole_number(step_text) if colon else 1
     if step < 1 or end < begin:
-        raise UsageError(f"{_cut(text)!r} counts nothing", hint="Write first..last or first..last:step.")
+        raise UsageError(f"{_cut(text)!r} is not a range", hint="Write first..last or first..last:step.")
     return list(range(begin, min(end, begin + step * MOST_VALUES) + 1, step))
 
 
 def whole_number(text: str) -> int:
-    """A number of a sweep, or of an option that counts: "4096", "4k" (4096), "2^12". Raises UsageError."""
+    """Parse a number of a sweep or of a counting option: "4096", "4k" (4096), "2^12". Raises UsageError."""
     if thousands := re.fullmatch(r"\s*(\d{1,12})k\s*", text):
         return 1024 * int(thousands[1])
     reader = _Reader(text, {})
@@ -172,7 +172,7 @@ def whole_number(text: str) -> int:
 
 def _power(base: int, exponent: int) -> int:
     if exponent < 0 or (abs(base) > 1 and exponent > 62):
-        raise UsageError(f"{base}^{exponent} is no size", hint="Sizes are below 2^62.")
+        raise UsageError(f"{base}^{exponent} is not a valid size", hint="Sizes must be below 2^62.")
     return base**exponent
 
 
@@ -195,10 +195,10 @@ class TokenReader:
         return self.tokens.match(self._text, self._at)
 
     def _wrong(self, wanted: str) -> UsageError:
-        return UsageError(f"{wanted} expected at {self._text[self._at :][:60]!r}", hint=self.hint)
+        return UsageError(f"expected {wanted} at {self._text[self._at :][:60]!r}", hint=self.hint)
 
     def take(self, sign: str) -> bool:
-        """Whether this sign comes next, which is then read."""
+        """Consume this token if it comes next, and return whether it did."""
         match = self._peek()
         if match is None or match["sign"] != sign:
             return False
@@ -206,35 +206,35 @@ class TokenReader:
         return True
 
     def need(self, sign: str) -> None:
-        """Read this sign. Raises UsageError for anything else."""
+        """Consume this token. Raises UsageError if another one comes next."""
         if not self.take(sign):
             raise self._wrong(repr(sign))
 
     def expect_end(self) -> None:
-        """Raises UsageError where something follows."""
+        """Raise UsageError unless all tokens have been read."""
         if self._text[self._at :].strip():
             raise self._wrong("the end")
 
 
 class _Reader(TokenReader):
-    """Reads a call, a tensor or sizes."""
+    """Parser of a call, a tensor or sizes."""
 
     tokens = _TOKEN
     hint = "Write a call as aten::mm(bf16[4096,1024], bf16[1024,n], name=value)."
 
     def __init__(self, text: str, sizes: Mapping[str, int]) -> None:
         if len(text) > MOST_CHARACTERS:
-            raise UsageError(f"a call of {len(text):,} characters is too long", hint="Give a trace instead.")
+            raise UsageError(f"a call of {len(text):,} characters is too long", hint="Use a trace instead.")
         super().__init__(text)
         self._sizes = sizes
 
     def _wrong(self, wanted: str) -> UsageError:
         return UsageError(
-            f"{wanted} expected at {_cut(self._text[self._at :].strip())!r} of {_cut(self._text)!r}", hint=self.hint
+            f"expected {wanted} at {_cut(self._text[self._at :].strip())!r} of {_cut(self._text)!r}", hint=self.hint
         )
 
     def arguments(self) -> tuple[list[CallValue], dict[str, CallValue]]:
-        """Everything in parentheses after the name."""
+        """Parse everything in parentheses after the name."""
         args: list[CallValue] = []
         kwargs: dict[str, CallValue] = {}
         self.need("(")
@@ -245,7 +245,7 @@ class _Reader(TokenReader):
             if name is None and kwargs:
                 raise self._wrong("name=value")
             if name is not None and name in kwargs:
-                raise UsageError(f"{name} stands twice in {_cut(self._text)!r}", hint="Give each argument once.")
+                raise UsageError(f"{name} occurs twice in {_cut(self._text)!r}", hint="Give each argument once.")
             value = self.value(0)
             if name is None:
                 args.append(value)
@@ -262,9 +262,9 @@ class _Reader(TokenReader):
         return match[1]
 
     def value(self, depth: int) -> CallValue:
-        """One argument."""
+        """Parse one argument."""
         if depth > MOST_NESTING:
-            raise UsageError(f"lists nested deeper than {MOST_NESTING}", hint="No op takes such an argument.")
+            raise UsageError(f"lists are nested deeper than {MOST_NESTING}", hint="No op takes such an argument.")
         match = self._peek()
         if match is None:
             raise self._wrong("a value")
@@ -279,7 +279,7 @@ class _Reader(TokenReader):
         return TorchName(match["torch"]) if match["torch"] else self._quoted(match["text"])
 
     def _quoted(self, text: str) -> str:
-        """What stands in quotes: plain in single ones, as JSON writes it in double ones."""
+        """Return the contents of a quoted text: plain in single quotes, JSON-escaped in double quotes."""
         if text.startswith("'"):
             return text[1:-1]
         try:
@@ -288,7 +288,7 @@ class _Reader(TokenReader):
             raise self._wrong("a text in quotes") from None
 
     def _plain(self, match: re.Match[str]) -> CallValue:
-        """A number or a word."""
+        """Parse a number or a word."""
         negative = match["sign"] == "-"
         inner = _TOKEN.match(self._text, match.end()) if negative else match
         if inner is None or not (inner["complex"] or inner["float"] or inner["word"] in _WORDS):
@@ -301,7 +301,9 @@ class _Reader(TokenReader):
         return complex(text) if inner["complex"] else float(text)
 
     def _is_list(self, at: int) -> bool:
-        """Whether what opens just before `at` is a list rather than a sum: it holds a comma or a tensor."""
+        """Check whether the bracket just before `at` opens a list rather than a sum: it contains a comma or a
+        tensor.
+        """
         depth = 0
         for match in re.compile(r"[()\[\],]").finditer(self._text, at):
             sign = match[0]
@@ -325,7 +327,7 @@ class _Reader(TokenReader):
         dtype = _LONG_DTYPES.get(word, word)
         if dtype not in ITEMSIZE_BYTES:
             known = ", ".join(_LONG_DTYPES)
-            raise UsageError(f"{word} is no dtype", hint=f"Take one of {known}, bool, or torch's name for it.")
+            raise UsageError(f"{word} is not a dtype", hint=f"Use one of {known}, bool, or torch's name for it.")
         self._at = match.end()
         self.need("[")
         shape = self._wholes("]")
@@ -335,7 +337,10 @@ class _Reader(TokenReader):
         offset = self._factor(0) if self.take("+") else 0
         storage = self._factor(0) if self.take("@") else None
         if min((*shape, *(strides or ()), offset, storage or 0), default=0) < 0:
-            raise UsageError(f"a tensor in {_cut(self._text)!r} has a negative number", hint="None may be below 0.")
+            raise UsageError(
+                f"a tensor in {_cut(self._text)!r} has a negative number",
+                hint="Sizes, strides and offsets must be >= 0.",
+            )
         return TensorMeta(shape=shape, dtype=dtype, strides=strides, storage_offset=offset, storage=storage)
 
     def _wholes(self, end: str) -> tuple[int, ...]:
@@ -347,7 +352,7 @@ class _Reader(TokenReader):
         return tuple(items)
 
     def whole(self, depth: int) -> int:
-        """A sum of products of whole numbers and named sizes."""
+        """Parse a sum of products of whole numbers and named sizes."""
         total = self._product(depth)
         while (plus := self.take("+")) or self.take("-"):
             term = self._product(depth)
@@ -359,13 +364,13 @@ class _Reader(TokenReader):
         while (times := self.take("*")) or self.take("//"):
             factor = self._factor(depth)
             if not times and factor == 0:
-                raise UsageError(f"{_cut(self._text)!r} divides by zero", hint="Choose other sizes.")
+                raise UsageError(f"{_cut(self._text)!r} divides by zero", hint="Use other sizes.")
             total = self._bounded(total * factor if times else total // factor)
         return total
 
     def _factor(self, depth: int) -> int:
         if depth > MOST_NESTING:
-            raise UsageError(f"parentheses nested deeper than {MOST_NESTING}", hint="Write it simpler.")
+            raise UsageError(f"parentheses are nested deeper than {MOST_NESTING}", hint="Simplify the expression.")
         if self.take("-"):
             return -self._factor(depth + 1)
         if self.take("("):
@@ -378,13 +383,13 @@ class _Reader(TokenReader):
         return self._bounded(value)
 
     def _number_or_size(self) -> int:
-        """A whole number, or the value of a size."""
+        """Parse a whole number, or look up a named size."""
         match = self._peek()
         if match is None or not (match["int"] or match["word"]):
             raise self._wrong("a whole number or the name of a size")
         if match["word"] and match["word"] not in self._sizes:
             raise UsageError(
-                f"{match['word']} in {_cut(self._text)!r} has no value", hint=f"Give it: {match['word']}=128."
+                f"{match['word']} in {_cut(self._text)!r} has no value", hint=f"Give it a value: {match['word']}=128."
             )
         self._at = match.end()
         return int(match["int"]) if match["int"] else self._sizes[match["word"]]
@@ -392,12 +397,12 @@ class _Reader(TokenReader):
     @staticmethod
     def _bounded(value: int) -> int:
         if abs(value) > LARGEST:
-            raise UsageError("a number beyond 2^63 is no size", hint="Choose smaller sizes.")
+            raise UsageError("a number beyond 2^63 is not a valid size", hint="Use smaller sizes.")
         return value
 
 
 def tensor_text(meta: TensorMeta) -> str:
-    """The tensor as `parse_tensor` reads it; strides only where they are not those of a contiguous one."""
+    """Return the tensor in the form that `parse_tensor` reads; strides only if it is not contiguous."""
     shape = ",".join(map(str, meta.shape))
     usual = meta.strides is None or meta.strides == contiguous_strides(meta.shape)
     strides = "" if usual or meta.strides is None else f"{{{','.join(map(str, meta.strides))}}}"
@@ -407,7 +412,7 @@ def tensor_text(meta: TensorMeta) -> str:
 
 
 def call_text(op: ReplayOp) -> str:
-    """The op's call in full, to be read again by `parse_call`: tensors by place, everything after them by name."""
+    """Return the op's full call in the form that `parse_call` reads: tensors by position, later arguments by name."""
     name = f"{op.called}.{op.overload}" if op.overload and "." not in op.called else op.called
     parts: list[str] = []
     by_place = True
@@ -425,14 +430,14 @@ calls of a profile do not."""
 
 
 def call_identity(op: ReplayOp) -> str:
-    """The text by which a call is known in measured tables and device files, whichever schema it was read by."""
+    """Return the text that identifies a call in measured tables and device files, whichever schema it was read with."""
     return _SINCE.sub("", call_text(op), count=1)
 
 
 def telling_arguments(ops: Sequence[tuple[str, str, str, str]]) -> dict[str, str]:
-    """Of (id, name, inputs, call) by id, the arguments in which ops of equal name and inputs differ: "dim=1 · k=True".
+    """Map op ids to the arguments in which ops of equal name and inputs differ: "dim=1 · k=True".
 
-    "" for an op that no other is like, and where the calls are not known or do not differ.
+    `ops` are (id, name, inputs, call). The text is "" if no other op is equal, or calls are unknown or do not differ.
     """
     alike: dict[tuple[str, str], list[tuple[str, str]]] = {}
     for id_, name, inputs, call in ops:
@@ -446,7 +451,9 @@ def telling_arguments(ops: Sequence[tuple[str, str, str, str]]) -> dict[str, str
 
 
 def _differing(calls: dict[str, dict[str, str]]) -> dict[str, str]:
-    """Of arguments by name (or place), those that differ between calls, floats short where they still do."""
+    """Return the arguments, by name or position, that differ between calls; floats are shortened if they still differ
+    then.
+    """
     names = dict.fromkeys(name for args in calls.values() for name in args)
     differing = [name for name in names if len({args.get(name) for args in calls.values()}) > 1]
     texts = {id_: _pieces(differing, args, shorter=True) for id_, args in calls.items()}
@@ -456,7 +463,7 @@ def _differing(calls: dict[str, dict[str, str]]) -> dict[str, str]:
 
 
 def _pieces(names: list[str], args: dict[str, str], *, shorter: bool) -> tuple[str, ...]:
-    """A text for each of the arguments, "" for one that the call has not."""
+    """Return a text for each argument, "" for one that the call does not have."""
     pieces: list[str] = []
     for name in names:
         text = shorter_float(args.get(name, "")) if shorter else args.get(name, "")
@@ -465,7 +472,7 @@ def _pieces(names: list[str], args: dict[str, str], *, shorter: bool) -> tuple[s
 
 
 def argument_texts(call: str) -> dict[str, str]:
-    """The arguments of a `call_text` as texts, by name or else by place ("0", "1", ...), not looked at further."""
+    """Return the arguments of a `call_text` as unparsed texts, by name or else by position ("0", "1", ...)."""
     head, _, rest = call.partition("(")
     texts: dict[str, str] = {"op": head} if head else {}
     for place, piece in enumerate(_split(rest.removesuffix(")"))):
@@ -478,7 +485,7 @@ def argument_texts(call: str) -> dict[str, str]:
 
 
 def _split(body: str) -> Iterator[str]:
-    """The pieces between commas, without those inside of parentheses, brackets and quotes."""
+    """Yield the pieces between commas, ignoring commas inside parentheses, brackets and quotes."""
     depth, quoted, start = 0, False, 0
     for at, sign in enumerate(body):
         if sign == '"' and (at == 0 or body[at - 1] != "\\"):

@@ -34,12 +34,15 @@ def parse_plan(data: bytes, *, source: str = "the plan") -> ReplayPlan:
     try:
         version = msgspec.json.decode(data, type=_Version).schema_version
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
-        raise FormatError(f"{source} is no opreplay plan: not a JSON object with a schema_version", hint=hint) from None
+        raise FormatError(
+            f"{source} is not an opreplay plan: not a JSON object with a schema_version", hint=hint
+        ) from None
     if version is None:
-        raise FormatError(f"{source} is no opreplay plan: it has no schema_version", hint=hint)
+        raise FormatError(f"{source} is not an opreplay plan: it has no schema_version", hint=hint)
     if version > SCHEMA_VERSION:
         raise FormatError(
-            f"{source} has plan schema {version}; this opreplay reads up to {SCHEMA_VERSION}", hint="Update opreplay."
+            f"{source} has plan schema {version}, but this opreplay reads up to {SCHEMA_VERSION}",
+            hint="Update opreplay.",
         )
     try:
         plan = msgspec.json.decode(data, type=ReplayPlan)

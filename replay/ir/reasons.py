@@ -83,7 +83,7 @@ class Reason(msgspec.Struct, frozen=True):
 
 
 class DetailTotal(msgspec.Struct, frozen=True, kw_only=True):
-    """What one detail of a reason accounts for; see `ReasonTotal`."""
+    """Calls and time of one detail of a reason; see `ReasonTotal`."""
 
     detail: str
     ops: int
@@ -92,7 +92,7 @@ class DetailTotal(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ReasonTotal(msgspec.Struct, frozen=True, kw_only=True):
-    """What one kind of reason accounts for."""
+    """Calls and time of all ops with one kind of reason."""
 
     kind: str
     ops: int
@@ -110,7 +110,7 @@ NOT_GIVEN = Reason("failed", "no reason given")
 
 
 def total_reasons(entries: Iterable[tuple[str, str, int, float]]) -> tuple[ReasonTotal, ...]:
-    """Totals by kind of (kind, detail, calls, share) of each op that something is wrong with, most time first."""
+    """Return totals by kind from (kind, detail, calls, share) of each op that has a reason, most time first."""
     kinds: dict[str, dict[str, list[float]]] = {}
     for kind, detail, calls, share in entries:
         sums = kinds.setdefault(kind, {}).setdefault(detail, [0, 0, 0.0])
@@ -141,9 +141,9 @@ DETAIL_CHARS = 300
 
 
 def reason_for(error: Exception) -> Reason:
-    """Budget for memory that could not be had, else failed with the type and the first line of the error.
+    """Return the reason for an error: budget if memory ran out, otherwise failed with the error's type and first line.
 
-    An internal error where the fault is opreplay's own.
+    A fault of opreplay itself becomes an internal error.
     """
     if isinstance(error, InternalError):
         return Reason("internal error", str(error))
@@ -166,9 +166,9 @@ _LACKS_KERNEL = re.compile(
 
 
 def refuses_arguments(reason: Reason) -> bool:
-    """Whether a call failed since its arguments do not go together, and would on any device.
+    """Check whether a call failed because its arguments do not fit each other, which would happen on any device.
 
-    Not so where the machine lacks a kernel or a library, or where the error does not tell: then False.
+    Return False if the machine lacks a kernel or a library, or if the error does not say.
     """
     raised_by = reason.detail.split(":", 1)[0]
     return reason.kind == "failed" and raised_by in _REFUSALS and not _LACKS_KERNEL.search(reason.detail)
@@ -179,10 +179,10 @@ IMPOSSIBLE_SHAPE = "a possible shape"
 
 
 class NotReplayable(OpReplayError):
-    """Stops one op, never the run; carries the reason that the result shows."""
+    """Raised to skip one op, never to end the run; carries the reason that the result shows."""
 
     def __init__(self, reason: Reason) -> None:
-        super().__init__(str(reason), hint="`opreplay plan TRACE --explain OP` shows what is known of it.")
+        super().__init__(str(reason), hint="`opreplay plan TRACE --explain OP` shows what is known about it.")
         self.reason = reason
 
 

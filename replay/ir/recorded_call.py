@@ -1,7 +1,6 @@
 """One recorded call as typed values: what the four metadata columns of a trace say about each argument.
 
-Owns the reading of spellings, texts and gaps. Does not know schemas (`schema`) nor what a gap may be filled with
-(`inference`).
+This module parses spellings, texts and gaps. `schema` knows schemas, and `inference` how gaps may be filled.
 """
 
 from __future__ import annotations
@@ -75,7 +74,7 @@ class RecordedArg:
 
     @property
     def metas(self) -> tuple[TensorMeta | None, ...]:
-        """Its tensor or those of its list; () for anything else and for a list of unknown length."""
+        """Return its tensor, or the tensors of its list; () for anything else and for a list of unknown length."""
         return (self.tensor,) if self.kind == "tensor" else self.tensors or ()
 
 
@@ -84,7 +83,7 @@ ABSENT = RecordedArg(kind="absent")
 
 @lru_cache(maxsize=512)  # guesses look at the calls around each op again and again
 def recorded_args(signature: OpSignature) -> tuple[RecordedArg, ...]:
-    """The arguments of a recorded call, one for each entry of "Input Dims"; () when there are none."""
+    """Return the arguments of a recorded call, one for each entry of "Input Dims"; () if there are none."""
     if signature.dims is None:
         return ()
     shared = _shared_memories(signature)
@@ -94,7 +93,7 @@ def recorded_args(signature: OpSignature) -> tuple[RecordedArg, ...]:
 
 
 def recorded_results(signature: OpSignature) -> tuple[TensorMeta | None, ...] | None:
-    """The results of a recorded call, None for one that is no tensor of a known type; None when not recorded."""
+    """Return the results of a recorded call; None if not recorded, and None for a result that is not a typed tensor."""
     if signature.results is None:
         return None
     metas = []
@@ -105,7 +104,7 @@ def recorded_results(signature: OpSignature) -> tuple[TensorMeta | None, ...] | 
 
 
 def _shared_memories(signature: OpSignature) -> frozenset[int]:
-    """Numbers of the memories that more than one tensor of the call lies in."""
+    """Return the numbers of the memories in which more than one tensor of the call lies."""
     counts = Counter(number for places in signature.storage or () for number, _ in places if number >= 0)
     return frozenset(number for number, count in counts.items() if count > 1)
 
@@ -132,7 +131,7 @@ def _argument(signature: OpSignature, i: int, shared: frozenset[int]) -> Recorde
 
 
 def _at(column: Sequence[Any] | None, i: int) -> Any:
-    """What a column has for an argument; None where it is not recorded or too short."""
+    """Return a column's entry for an argument; None if it is not recorded or the column is too short."""
     return column[i] if column is not None and i < len(column) else None
 
 
@@ -145,7 +144,7 @@ def _is_nested(dims: Any) -> bool:
 
 
 def _tensor(dims: Any, dtype: str | None, strides: Any, memory: Sequence[Memory], text: str | None) -> RecordedArg:
-    """A tensor; of a dtype that is not known here where it has dimensions, to be inferred."""
+    """Return a tensor; if it has dimensions and an unknown dtype, the dtype is left to be inferred."""
     if not _are_integers(dims):
         return _absent(text) if dtype is None else RecordedArg(kind="unknown", value=MISSING)
     if dtype is None and not dims:
@@ -158,7 +157,7 @@ def _tensor(dims: Any, dtype: str | None, strides: Any, memory: Sequence[Memory]
 
 
 def _untyped(dims: Any) -> RecordedArg:
-    """An argument without a type: a tensor when it has dimensions, else anything."""
+    """Return an argument without a type: a tensor if it has dimensions, otherwise of unknown kind."""
     if _is_nested(dims):
         return _tensor_list(dims, None, None, ())
     if dims and _are_integers(dims):
@@ -167,7 +166,7 @@ def _untyped(dims: Any) -> RecordedArg:
 
 
 def _tensor_list(dims: Any, strides: Any, dtypes: Sequence[str] | None, memory: Sequence[Memory]) -> RecordedArg:
-    """A TensorList; dtype "" where the element types were not recorded, None for an absent element."""
+    """Return a TensorList; dtype "" if the element types were not recorded, None for an absent element."""
     if not dims or not all(map(_are_integers, dims)):
         return RecordedArg(kind="tensors", tensors=None, strides_recorded=False)
     nested = isinstance(strides, tuple) and len(strides) == len(dims)
@@ -186,7 +185,7 @@ def _tensor_list(dims: Any, strides: Any, dtypes: Sequence[str] | None, memory: 
 
 
 def _meta(dims: Any, dtype: str, strides: Any, memory: Memory | None) -> TensorMeta:
-    """A tensor's metadata; strides that do not fit its rank count as not recorded (sparse and nested tensors)."""
+    """Return a tensor's metadata; strides of the wrong rank (sparse and nested tensors) count as not recorded."""
     shape = tuple(dims)
     if not _are_integers(strides) or len(strides) != len(shape):
         strides = () if not shape else None
@@ -205,12 +204,12 @@ def _value_of(text: str | None) -> Any:
 
 
 def _plain(value: Any) -> Any:
-    """JSON-safe form of a parsed literal, with tuples for lists."""
+    """Return the JSON-safe form of a parsed literal, with tuples for lists."""
     return tuple(_plain(item) for item in value) if isinstance(value, list) else plain_number(value)
 
 
 def plain_number(value: Any) -> Any:
-    """A number as JSON has it: text for complex and non-finite ones; any other value as it is."""
+    """Return a number as JSON can hold it: text for complex and non-finite numbers; other values unchanged."""
     if isinstance(value, complex):
         return str(value).strip("()")
     if isinstance(value, float):

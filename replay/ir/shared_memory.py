@@ -1,7 +1,7 @@
 # pyright: strict
-"""Which arguments of one call share memory: groups of tensors, kept only where sharing keeps the call valid.
+"""Groups of tensors of one call that share memory, kept only if the call stays valid.
 
-Owns the numbers in `TensorMeta.storage`, not the allocation (`tensors`) nor what a trace says of it (`recorded`).
+Owns the numbers in `TensorMeta.storage`. `tensors` allocates, and `recorded` reads what a trace says.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _FLOATING = ("float", "bfloat", "complex")
 
 
 def groups(args: Iterable[ReplayArg]) -> dict[int, list[tuple[str, TensorMeta]]]:
-    """(argument, tensor) by number of the memory they share, in the order of the arguments."""
+    """Return (argument, tensor) pairs by number of the memory they share, in the order of the arguments."""
     members: dict[int, list[tuple[str, TensorMeta]]] = defaultdict(list)
     for arg in args:
         for meta in arg.tensors:
@@ -34,10 +34,10 @@ def groups(args: Iterable[ReplayArg]) -> dict[int, list[tuple[str, TensorMeta]]]
 
 
 def settle(args: tuple[ReplayArg, ...]) -> tuple[tuple[ReplayArg, ...], tuple[Assumption, ...]]:
-    """The arguments with memories numbered from 0, and notes on those that get memory of their own after all.
+    """Number shared memories from 0, and add a note for each tensor that gets its own memory after all.
 
-    A number that a single tensor has means nothing. Numbers read as another type would be out of any range: integers
-    share memory only with tensors of their own type.
+    A number that only one tensor has means nothing. Integers share memory only with tensors of their own dtype: read as
+    another dtype, their values would be out of range.
     """
     memories = groups(args)
     if not memories:
@@ -55,8 +55,10 @@ def settle(args: tuple[ReplayArg, ...]) -> tuple[tuple[ReplayArg, ...], tuple[As
 
 
 def alike(args: Iterable[ReplayArg]) -> tuple[str, ...]:
-    """Arguments that may be one tensor for all that is known, where reading one instead of two matters; () where the
-    memory of some argument is known, and for calls that write to one."""
+    """Return the arguments that may be one tensor, if it matters whether one or two are read.
+
+    Return () if the memory of some argument is known, and for calls that write to an argument.
+    """
     args = tuple(args)
     if any(arg.mutated for arg in args) or groups(args):
         return ()
@@ -73,7 +75,7 @@ def alike(args: Iterable[ReplayArg]) -> tuple[str, ...]:
 def apart(
     args: tuple[ReplayArg, ...], why: str, *, integers_only: bool = False
 ) -> tuple[tuple[ReplayArg, ...], tuple[Assumption, ...]]:
-    """The arguments with memory of their own, all or those of integers, and a note on each that had shared it."""
+    """Give arguments, all or only integers, their own memory, with a note for each that had shared it."""
     chosen = {
         number: members
         for number, members in groups(args).items()
@@ -87,17 +89,17 @@ def apart(
 
 
 def is_floating(dtype: str) -> bool:
-    """Whether a torch dtype name is one of floats or complex numbers; bool, integers and packed types are not."""
+    """Check whether a torch dtype name is a float or complex type; bool, integers and packed types are not."""
     return dtype.startswith(_FLOATING)
 
 
 def reach_bytes(meta: TensorMeta) -> int:
-    """Bytes from the start of its memory to the tensor's last element; 0 for an empty tensor."""
+    """Return the bytes from the start of a tensor's memory to its last element; 0 for an empty tensor."""
     return extent(meta) * itemsize(meta.dtype)
 
 
 def sharing(args: Iterable[ReplayArg]) -> dict[str, tuple[str, ...]]:
-    """Argument → the others whose memory it shares, itself included where two tensors of its list share one."""
+    """Map each argument to the others that share its memory, including itself if two tensors of its list do."""
     out: dict[str, dict[str, None]] = defaultdict(dict)
     for members in groups(args).values():
         for at, (name, _) in enumerate(members):

@@ -1,7 +1,7 @@
 # pyright: strict
-"""How many bytes an op needs, counted from metadata before anything is allocated; knows no torch and no device.
+"""Count the bytes that an op needs from metadata, before anything is allocated. Independent of torch and devices.
 
-Sizes are logical: a tensor expanded by stride 0 counts as large as it looks, since whatever reads it may write it out
+Sizes are logical: a tensor expanded by stride 0 counts with its full size, since an op that reads it may write it out
 in full (`empty_strided((2**40,), (0,)) + 1` asks for 4 TB).
 """
 
@@ -28,7 +28,7 @@ SIZES_SHOWN = 4
 
 
 class Need(msgspec.Struct, frozen=True, kw_only=True):
-    """Bytes of one call."""
+    """Bytes needed by one call."""
 
     inputs: int
     outputs: int
@@ -41,12 +41,12 @@ class Need(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def itemsize(dtype: str) -> int:
-    """Bytes of an element of a torch dtype name; 8 for a dtype unknown here, the safe side."""
+    """Return the bytes of one element of a torch dtype name; 8, the safe side, for an unknown dtype."""
     return ITEMSIZE_BYTES.get(dtype, 8)
 
 
 def extent(meta: TensorMeta) -> int:
-    """Elements of storage that the tensor reaches: offset, gaps between strides and all; 0 for an empty tensor."""
+    """Return how many elements of storage the tensor spans, including offset and gaps; 0 for an empty tensor."""
     if math.prod(meta.shape) == 0:
         return 0
     if meta.strides is None:
@@ -55,9 +55,9 @@ def extent(meta: TensorMeta) -> int:
 
 
 def base_elements(op: ReplayOp) -> int:
-    """Elements that the storage under the first argument must have; 0 when its own metadata says enough.
+    """Return how many elements the storage of the first argument must have; 0 if its own metadata is enough.
 
-    `aten::as_strided` may look anywhere in a storage, of which the profiler records only the shape of one view.
+    `aten::as_strided` may access any part of a storage, of which the profiler records only the shape of one view.
     """
     if not op.name.startswith("aten::as_strided"):
         return 0
@@ -71,7 +71,7 @@ def base_elements(op: ReplayOp) -> int:
 
 
 def _sizes(value: Value) -> tuple[int, ...] | None:
-    """A list of whole numbers from 0 on; None for anything else."""
+    """Return a list of whole numbers >= 0; None for anything else."""
     if not isinstance(value, tuple):
         return None
     sizes = tuple(size for size in value if isinstance(size, int) and size >= 0)
@@ -79,19 +79,19 @@ def _sizes(value: Value) -> tuple[int, ...] | None:
 
 
 def tensor_bytes(meta: TensorMeta) -> int:
-    """The larger of the logical size and the storage that is reached."""
+    """Return the logical size or the spanned storage, whichever is larger."""
     return max(math.prod(meta.shape), extent(meta)) * itemsize(meta.dtype)
 
 
 def tensors_of(op: ReplayOp) -> Iterator[TensorMeta]:
-    """All tensors among the arguments, lists flattened, absent ones left out."""
+    """Yield all tensors among the arguments, with lists flattened and absent ones left out."""
     return (meta for arg in op.args for meta in arg.tensors if meta is not None)
 
 
 def need_of(op: ReplayOp) -> Need:
-    """Inputs from their metadata; outputs from the plan where known, else estimated.
+    """Return input bytes from metadata, and output bytes from the plan if known, otherwise estimated.
 
-    The estimate is the most of: the largest input, what a size argument asks for, all tensors broadcast together.
+    The estimate is the maximum of: the largest input, the requested size, and all tensors broadcast together.
     """
     metas = list(tensors_of(op))
     inputs = _input_bytes(metas)
@@ -111,7 +111,7 @@ def need_of(op: ReplayOp) -> Need:
 
 
 def _input_bytes(metas: list[TensorMeta]) -> int:
-    """All tensors together; memory that several share counts once, as the largest of them."""
+    """Return the bytes of all tensors; memory shared by several counts once, as the largest of them."""
     shared: dict[int, int] = {}
     total = 0
     for meta in metas:
@@ -123,19 +123,19 @@ def _input_bytes(metas: list[TensorMeta]) -> int:
 
 
 def is_in_place(op: ReplayOp) -> bool:
-    """Whether the op gives back what it was given: torch's trailing underscore, confirmed by the schema."""
+    """Check whether the op returns its input: torch's trailing underscore, confirmed by the schema."""
     return op.name.endswith("_") and any(arg.mutated for arg in op.args)
 
 
 def _given_back_bytes(op: ReplayOp) -> int:
-    """Bytes of the arguments that an op writes its results to and gives back (`out=`), as its schema says."""
+    """Return the bytes of arguments that the op writes to and returns (`out=`), according to its schema."""
     if "!" not in (op.schema or "").rpartition("->")[2]:
         return 0
     return _input_bytes([meta for arg in op.args if arg.mutated for meta in arg.tensors if meta is not None])
 
 
 def over_budget(op: ReplayOp, limit_bytes: int) -> Reason | None:
-    """Why the op does not fit into `limit_bytes`, or None."""
+    """Return why the op does not fit into `limit_bytes`, or None if it does."""
     need = need_of(op)
     if need.total <= limit_bytes:
         return None
@@ -144,7 +144,7 @@ def over_budget(op: ReplayOp, limit_bytes: int) -> Reason | None:
 
 
 def readable(size_bytes: int) -> str:
-    """Bytes with a decimal unit, as drives and traces count them: 3200000000 → "3.2 GB"."""
+    """Format bytes with a decimal unit, as drives and traces count them: 3200000000 → "3.2 GB"."""
     try:
         value = float(size_bytes)
     except OverflowError:
@@ -157,14 +157,14 @@ def readable(size_bytes: int) -> str:
 
 
 def absurd_sizes(which: str, shape: Sequence[int]) -> Reason:
-    """The reason of an op of which some tensor is larger than any memory."""
+    """Return the reason for an op with a tensor that is larger than any memory."""
     shown = " x ".join(_magnitude(n) for n in shape[:SIZES_SHOWN])
     more = " x ..." if len(shape) > SIZES_SHOWN else ""
     return Reason("metadata missing", f"{ABSURD}: {which} of {shown}{more}")
 
 
 def _magnitude(number: int) -> str:
-    """A number with three digits, or by the power of two below it where it is beyond a float."""
+    """Format a number with three digits, or as a power of two if it exceeds the float range."""
     try:
         return f"{number:.3g}"
     except OverflowError:
@@ -181,7 +181,7 @@ def is_impossible(op: ReplayOp) -> bool:
 
 
 def absurd_results(op: ReplayOp) -> Reason | None:
-    """Why results of an op as large as its plan has them cannot be, or None."""
+    """Return why an op's planned results are impossibly large, or None."""
     for place, meta in enumerate(op.outputs or ()):
         if meta is not None and beyond_memory(meta):
             return absurd_sizes(f"result {place}", meta.shape)
@@ -189,14 +189,14 @@ def absurd_results(op: ReplayOp) -> Reason | None:
 
 
 def _elements_asked_for(arg: ReplayArg) -> int:
-    """Elements that a factory's size argument asks for; negative entries (sizes to infer) count as one."""
+    """Return how many elements a factory's size argument requests; negative entries (sizes to infer) count as 1."""
     if arg.type != "int[]" or arg.name not in SIZE_ARGUMENTS or not isinstance(arg.value, tuple):
         return 0
     return math.prod(max(1, n) for n in arg.value if isinstance(n, int))
 
 
 def _broadcast_elements(metas: list[TensorMeta]) -> int:
-    """Elements of all tensors broadcast together; 0 when their shapes do not allow it."""
+    """Return the number of elements of all tensors broadcast together; 0 if their shapes do not broadcast."""
     sizes: list[int] = []
     for meta in metas:
         shape = meta.shape[::-1]
@@ -221,13 +221,13 @@ _SPLITTERS = names_in(
 
 
 def flood(op: ReplayOp) -> Reason | None:
-    """Why an op would return more tensors than anyone needs, or None."""
+    """Return why an op would return too many tensors, or None."""
     pieces = _pieces(op) if op.called in _SPLITTERS else 0
     return Reason("budget", f"would return {pieces} tensors, limit {MAX_PIECES}") if pieces > MAX_PIECES else None
 
 
 def _pieces(op: ReplayOp) -> int:
-    """An upper bound of the number of results."""
+    """Return an upper bound for the number of results."""
     first = next(tensors_of(op), None)
     shape = () if first is None else first.shape
     values = op.values
@@ -245,7 +245,7 @@ def _pieces(op: ReplayOp) -> int:
 
 
 def refuse_floods(plan: ReplayPlan) -> ReplayPlan:
-    """Stop ops that would return more tensors than anyone needs."""
+    """Mark ops that would return too many tensors as not replayable."""
     return msgspec.structs.replace(plan, ops=tuple(_without_flood(op) for op in plan.ops))
 
 

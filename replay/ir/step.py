@@ -1,5 +1,5 @@
 # pyright: strict
-"""One step as every command tells it: how long it took, what the device did in it, what bounds it; one value."""
+"""One step as every command reports it: its duration, what the device did, and what bounds it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Bound = Literal["host", "communication", "device", "mixed", "host alone", "unkno
 
 
 class Window(msgspec.Struct, frozen=True, kw_only=True):
-    """How long a step took, µs."""
+    """Duration of a step, µs."""
 
     host_us: float
     """The marked range on its host thread."""
@@ -45,7 +45,7 @@ class StepOnDevice(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ModuleTime(msgspec.Struct, frozen=True, kw_only=True):
-    """Modules of one class at one place of the tree, with all that they call. Times in µs."""
+    """Modules of one class at one place of the module tree, including everything they call. Times in µs."""
 
     name: str
     count: int
@@ -59,7 +59,7 @@ class ModuleTime(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def label(self) -> str:
-        """ "Qwen2DecoderLayer ×24"."""
+        """Return class and count: "Qwen2DecoderLayer ×24"."""
         return f"{self.name} ×{self.count}" if self.count > 1 else self.name
 
 
@@ -123,7 +123,7 @@ class StepReport(msgspec.Struct, frozen=True, kw_only=True):
     """In that file."""
 
     def frame(self) -> pandas.DataFrame:
-        """One row a segment of the step, which they add up to: `segment`, `time_us`, `share`."""
+        """Return one row per segment of the step; segments add up to the step: `segment`, `time_us`, `share`."""
         import pandas  # pyright: ignore[reportMissingTypeStubs]
 
         segments = {

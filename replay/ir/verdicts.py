@@ -1,5 +1,5 @@
 # pyright: strict
-"""What calls on meta tensors, and results beside those of the own implementation, say of an op."""
+"""Verdicts about an op: from calls on meta tensors, and from comparing results with the op's own implementation."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ META_WRONG: frozenset[MetaStatus] = frozenset({"differs", "failed"})
 
 
 class MetaCheck(msgspec.Struct, frozen=True, kw_only=True):
-    """What a call on meta tensors said of one op: it computes nothing, and finds out whether and with what sizes."""
+    """Result of calling one op on meta tensors: nothing is computed; it shows whether the op accepts the arguments."""
 
     status: MetaStatus
     """"ok": accepted, and no result differs from a recorded one; "data-dependent": sizes depend on contents."""
@@ -31,7 +31,7 @@ Against = Literal["torch", "library", "stand-in"]
 
 
 class ValueCheck(msgspec.Struct, frozen=True, kw_only=True):
-    """One op: its results beside those of the recorded op's own implementation on the same arguments."""
+    """Comparison of one op's results with the recorded op's own implementation on the same arguments."""
 
     status: ValueStatus
     against: Against | None = None
@@ -43,5 +43,5 @@ class ValueCheck(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def not_compared(why: str) -> ValueCheck:
-    """The verdict where there is nothing to compare with."""
+    """Return the verdict for an op that has nothing to compare with."""
     return ValueCheck(status="not compared", detail=why)

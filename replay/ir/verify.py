@@ -1,7 +1,8 @@
 # pyright: strict
-"""Checks that a plan is one: what every pass must keep and what a file must hold before anything is called.
+"""Check that a plan is well-formed: every pass must preserve this, and a file must satisfy it before anything is
+called.
 
-Owns form, not policy: whether an op may run is asked again where it is resolved (`resolve.find_overload`).
+Checks form, not policy: whether an op may run is checked again when it is resolved (`resolve.find_overload`).
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ def verify(plan: ReplayPlan) -> None:
     """Raise FormatError, naming the op and the field, unless the plan is well-formed."""
     if plan.schema_version > SCHEMA_VERSION:
         raise FormatError(
-            f"the plan has schema {plan.schema_version}; this opreplay reads up to {SCHEMA_VERSION}",
+            f"the plan has schema {plan.schema_version}, but this opreplay reads up to {SCHEMA_VERSION}",
             hint="Update opreplay.",
         )
     _times("the plan", plan.device_us_total, plan.host_us_total, plan.unowned_device_us)
@@ -122,7 +123,7 @@ def _verify_op(where: str, op: ReplayOp) -> None:
 
 
 def verify_arguments(where: str, op: ReplayOp) -> None:
-    """Raise FormatError, which begins with `where`, unless the arguments of an op are sound and in order."""
+    """Raise FormatError, with a message that begins with `where`, unless an op's arguments are valid and in order."""
     _need(len({arg.name for arg in op.args}) == len(op.args), where, "two arguments of one name")
     keyword_only = [arg.keyword_only for arg in op.args]
     _need(keyword_only == sorted(keyword_only), where, "a positional argument after a keyword-only one")
@@ -153,7 +154,9 @@ def _times(where: str, *values: float) -> None:
 
 
 def verify_argument(where: str, arg: ReplayArg) -> None:
-    """Raise FormatError, which begins with `where`, unless type, tensors and value of one argument fit each other."""
+    """Raise FormatError, with a message that begins with `where`, unless type, tensors and value of an argument
+    agree.
+    """
     _need(arg.name.isidentifier(), where, "not a name")
     if arg.type in ("Tensor", "Tensor[]"):
         _verify_tensors(where, arg)
@@ -181,7 +184,7 @@ def _verify_tensors(where: str, arg: ReplayArg) -> None:
 
 
 def _is_wrapped(arg: ReplayArg) -> bool:
-    """Whether the value of a tensor argument is that of the number which torch makes a 0-dim tensor of, or none."""
+    """Check whether the value of a tensor argument is a number that torch wraps as a 0-dim tensor, or None."""
     if arg.value is None:
         return True
     meta = arg.tensors[0] if arg.tensors else None
@@ -189,7 +192,7 @@ def _is_wrapped(arg: ReplayArg) -> bool:
 
 
 def _fits(kind: str, value: Value) -> bool:
-    """Whether a plain value is one of its type."""
+    """Check whether a plain value has its declared type."""
     pattern = _NAMED.get(kind)
     is_bool = isinstance(value, bool)
     return {

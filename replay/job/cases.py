@@ -1,5 +1,5 @@
 # pyright: strict
-"""Calls that were written down: each resolved, predicted, and measured here where that is asked for."""
+"""Resolves calls given as text, predicts them, and measures them here if requested."""
 
 from __future__ import annotations
 

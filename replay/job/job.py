@@ -142,8 +142,8 @@ class Job:
         settings = self.settings
         if settings.cache == "step" and self.selection.narrows:
             raise UsageError(
-                "--cache step needs all ops of the step: those left out fill the caches too",
-                hint="Leave the filters out, or measure with --cache cold.",
+                "--cache step needs all ops of the step, because filtered ops fill the caches too",
+                hint="Remove the filters, or measure with --cache cold.",
             )
 
         if self.keeps:
@@ -299,8 +299,11 @@ def served(read: Read, fused: Fused | None) -> Read | ReplayPlan:
         return read if fused == "none" else as_served(read, fused)
     if fused == "ascend":
         raise UsageError(
-            "--fused is for a captured plan, which says what each call takes and gives",
-            hint="`opreplay capture` writes one. Of a trace: `opreplay timeline --what-if 'fuse aten::add,aten::mul'`.",
+            "--fused needs a captured plan, which records the inputs and outputs of each call",
+            hint=(
+                "Make one with `opreplay capture`. For a trace, use `opreplay timeline --what-if 'fuse "
+                "aten::add,aten::mul'`."
+            ),
         )
     return read
 

@@ -201,7 +201,7 @@ class _Run:
         limit_s = self._options.total_time_s
         if limit_s is not None and self._elapsed_s() >= limit_s:
             before = f"{WHILE_IT_RAN} before, and " if op.id in self._costly else ""
-            return unable(Reason("out of time", f"{before}the run's {limit_s:g} s are spent (--set total_time)"))
+            return unable(Reason("out of time", f"{before}the run's {limit_s:g} s were used up (--set total_time)"))
         return None
 
     def _started(self, header: Header) -> Started:
@@ -273,14 +273,15 @@ class _Run:
 
 
 def _default_op_bytes(options: RunOptions, earlier: ResultFile | None) -> int:
-    """What the run that is continued had, for as much may not be free any more; else a lane's part of half of what is
-    free."""
+    """Return the memory limit of a resumed run, as less memory may be free now; else a worker's share of half the free
+    memory.
+    """
     before = None if earlier is None else earlier.header.options.get("max_op_bytes")
     return before if isinstance(before, int) else environment.default_op_bytes() // options.lanes
 
 
 def _as_begun(options: RunOptions, earlier: ResultFile | None) -> RunOptions:
-    """The options with as many threads and visits as the run that is continued chose: its times are of that many."""
+    """Return the options with the threads and rounds that the resumed run chose: its times depend on them."""
     if earlier is None or options.lanes > 1:
         return options
     facts = earlier.header.environment
@@ -293,7 +294,7 @@ def _as_begun(options: RunOptions, earlier: ResultFile | None) -> RunOptions:
 
 
 def _refuse_vain_visits(options: RunOptions, *, one_by_one: bool) -> None:
-    """Raises UsageError for several visits where ops are measured once only."""
+    """Raise UsageError for several rounds in a mode that measures ops only once."""
     if (options.visits or 1) == 1:
         return
     if options.device != "cpu":
@@ -304,35 +305,37 @@ def _refuse_vain_visits(options: RunOptions, *, one_by_one: bool) -> None:
         return
     else:
         where = "where several ops run side by side"
-    raise UsageError(f"--set visits={options.visits} has no effect {where}", hint="Leave --set visits out.")
+    raise UsageError(f"--set visits={options.visits} has no effect {where}", hint="Remove --set visits.")
 
 
 def _refuse_vain_stop(options: RunOptions) -> None:
-    """Raises UsageError for a sequence that is to stop at the first failure."""
+    """Raise UsageError for a sequence that should stop at the first failure."""
     if options.stop_on_error:
         raise UsageError(
-            "--stop-on-error has no effect on a sequence, whose ops have their results together",
-            hint="Leave --stop-on-error out.",
+            "--stop-on-error has no effect on a sequence, whose ops get their results together",
+            hint="Remove --stop-on-error.",
         )
 
 
 def _recency(plan: ReplayPlan, options: RunOptions) -> dict[str, Recency]:
-    """How far away the step leaves arguments, where that is asked for. Raises UsageError where it cannot be had."""
+    """Return the reuse distances of arguments in the step, if requested. Raises UsageError if they are not
+    available.
+    """
     if options.cache != "step":
         return {}
     if options.mode == "sequence":
         raise UsageError(
-            "the cache of a step is for single ops", hint="A sequence has the caches that its calls leave."
+            "--cache step applies to single ops", hint="In a sequence, caches hold what earlier calls left."
         )
     if options.device != "cpu":
         raise UsageError(
-            f"--cache step is for the CPU, not for {options.device}",
-            hint="Measure cold, or replay with --mode sequence.",
+            f"--cache step supports only the CPU, not {options.device}",
+            hint="Use --cache cold, or replay with --mode sequence.",
         )
     by_op = recency(with_outputs(plan))
     if not by_op:
         raise UsageError(
             f"{plan.source} does not say in which order its ops ran",
-            hint="--cache step needs a trace, or a plan that this version's `opreplay plan TRACE --output` wrote.",
+            hint=("--cache step needs a trace, or a plan written by this version's `opreplay plan TRACE --output`."),
         )
     return by_op

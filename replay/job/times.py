@@ -1,5 +1,5 @@
 # pyright: strict
-"""A trace or plan on one simulated device as times by op, for a comparison with what was recorded or measured."""
+"""Times by op of a trace or plan on one simulated device, for comparison with recorded or measured times."""
 
 from __future__ import annotations
 

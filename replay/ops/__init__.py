@@ -1,2 +1,2 @@
 # pyright: strict
-"""What an op is, said once: a folder a family, `table` over all of them; see there."""
+"""Descriptions of all ops, one folder per op family; `table` collects all families."""

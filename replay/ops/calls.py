@@ -1,8 +1,8 @@
 # pyright: strict
-"""What a reference takes of an op's arguments, and how it is called with them.
+"""Find the arguments that a reference implementation reads, and call it with them.
 
-A reference has a parameter for each argument that it takes, by the schema's name. One with many has a single parameter,
-a `Call`, and takes what it reads of that.
+A reference implementation has one parameter per argument that it reads, named as in the schema. If there are many, it
+has a single parameter, a `Call`, and reads the arguments as attributes.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ Call = SimpleNamespace
 
 
 def but(c: Call, **changes: Any) -> Call:
-    """The same call with some arguments changed, or more of them."""
+    """Return a copy of the call with some arguments changed or added."""
     return SimpleNamespace(**{**vars(c), **changes})
 
 
 def takes_call(run: Callable[..., Any]) -> bool:
-    """Whether a function has its arguments from a `Call`."""
+    """Check whether a function receives its arguments as a `Call`."""
     first = next(iter(inspect.signature(run).parameters.values()), None)
     return first is not None and first.annotation in ("Call", Call)
 
 
 @cache
 def taken(run: Callable[..., Any]) -> dict[str, bool]:
-    """The arguments that a function takes → whether it cannot do without."""
+    """Return {argument that the function reads: whether it is required}."""
     if takes_call(run):
         return dict(sorted(_read(run)))
     parameters = inspect.signature(run).parameters.values()
@@ -40,13 +40,16 @@ def taken(run: Callable[..., Any]) -> dict[str, bool]:
 
 
 def call_with(run: Callable[..., Any], arguments: Mapping[str, Any]) -> Any:
-    """Call a function with those of the arguments that it takes."""
+    """Call a function with the subset of `arguments` that it accepts."""
     values = {name: arguments[name] for name in taken(run) if name in arguments}
     return run(SimpleNamespace(**values)) if takes_call(run) else run(**values)
 
 
 def by_schema(run: Callable[..., Any], schema: Any) -> Callable[..., Any]:
-    """A function of a schema's arguments, by place and by name, that calls one which takes a `Call`; others stay."""
+    """Return a function that takes a schema's positional and keyword arguments and calls `run` with a `Call`.
+
+    Functions that do not take a `Call` are returned unchanged.
+    """
     if not takes_call(run):
         return run
     names = [argument.name for argument in schema.arguments]
@@ -59,7 +62,7 @@ def by_schema(run: Callable[..., Any], schema: Any) -> Callable[..., Any]:
 
 
 def _read(run: Callable[..., Any]) -> Iterator[tuple[str, bool]]:
-    """(argument, whether it has to be there) wherever a function reads its call, or hands it to one that does."""
+    """Yield (argument, whether it is required) for each `Call` argument that a function or its callees read."""
     function = ast.parse(textwrap.dedent(inspect.getsource(run))).body[0]
     assert isinstance(function, ast.FunctionDef)
     c = function.args.args[0].arg
@@ -71,7 +74,7 @@ def _read(run: Callable[..., Any]) -> Iterator[tuple[str, bool]]:
 
 
 def _read_by(function: Callable[..., Any], arguments: list[ast.expr], c: str) -> Iterator[tuple[str, bool]]:
-    """The same of a function that is called with these arguments."""
+    """Yield (argument, whether it is required) for each argument that a called function reads from its `Call`."""
     first = arguments[0]
     changed: set[str | None] = set()
     if isinstance(first, ast.Call) and isinstance(first.func, ast.Name) and first.func.id == but.__name__:

@@ -1,5 +1,5 @@
 # pyright: strict
-"""Which namespaces have stand-ins, where they are implemented, and which library they belong to; no torch."""
+"""Table of op namespaces with reference implementations: their modules and libraries; does not import torch."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ PROFILER_WRAPPERS: frozenset[str] = frozenset(
 
 
 def library_of(namespace: str) -> str | None:
-    """The library that registers `namespace::*`, by its import name, or None when the namespace is not known here."""
+    """Return the import name of the library that registers `namespace::*`, or None for an unknown namespace."""
     return LIBRARIES.get(namespace)
 
 

@@ -1,9 +1,9 @@
 # pyright: strict
-"""The vendors' operator schemas, all versions of them, as data; no torch, no implementations.
+"""Operator schemas of vendor libraries, all versions, as data; no torch, no implementations.
 
-Owns the text files of `schemas/`, one a namespace: a date, a tab and a schema on each line. The date is the first day
-on which the library was seen with that schema ("" where no date is public). Who implements an op is in the other
-`reference_*` of the families; what is implemented is `register.implemented`.
+Reads the text files of `schemas/`, one per namespace, with a date, a tab and a schema on each line. The date is the
+first day on which the library was seen with that schema ("" if no date is public). The implementations of ops are in
+the `reference_*` modules of the families; `register.implemented` lists the implemented ops.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ def schemas_in(namespace: str) -> dict[str, tuple[tuple[str, str], ...]]:
 
 
 def published(name: str) -> tuple[tuple[str, str], ...]:
-    """(date, schema) of each known version of "ns::op"; () for an op that is in no table."""
+    """Return (date, schema) of each known version of "ns::op", or () for an op that is not in any table."""
     return schemas_in(name.partition("::")[0]).get(name, ())
 
 
 def versions_of(name: str) -> tuple[tuple[str, str], ...]:
-    """As `published`. Raises ValueError for an op that is in no table."""
+    """Return the same as `published`. Raises ValueError for an op that is not in any table."""
     versions = published(name)
     if not versions:
         raise ValueError(f"no schema of {name} is known")
@@ -49,9 +49,9 @@ def versions_of(name: str) -> tuple[tuple[str, str], ...]:
 
 
 def with_writes(schema: str, names: Collection[str]) -> str:
-    """`schema` with exactly these arguments marked as written, and results that alias nothing.
+    """Return `schema` with exactly these arguments marked as written, and with results that do not alias any argument.
 
-    For libraries that mark every tensor, or none. Raises ValueError for a name that the schema does not have.
+    For libraries that mark all tensors as written, or none. Raises ValueError for a name that the schema does not have.
     """
     if tuple(_WRITTEN.findall(schema.rpartition(" -> ")[0])) == tuple(names):
         return schema
@@ -73,12 +73,12 @@ def stands_for(
     optional: Collection[str] = (),
     **bound: Any,
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Declare a function as the stand-in for the known versions of these ops; see `register.reference`.
+    """Declare a function as the reference implementation of the known versions of these ops; see `register.reference`.
 
-    A version that lacks an argument which the function wants, and which is not `optional`, is not one that it stands
-    for, nor is one that has an argument of `lacking`. `writes` names the arguments that the function writes to, where
-    the vendor's marks do not tell (those of them that a version has); None keeps the vendor's marks. `assumes`,
-    `random`, `bound`: see `reference`. Raises ValueError for an op that no version of fits.
+    Versions without an argument that the function requires (and that is not `optional`) are skipped, and so are
+    versions with an argument in `lacking`. `writes` names the arguments that the function writes to, if the vendor's
+    marks are missing or wrong; names that a version does not have are ignored. None keeps the vendor's marks.
+    `assumes`, `random`, `bound`: see `reference`. Raises ValueError for an op without a matching version.
     """
     renames: Mapping[str, str] = bound.get("renames", {})
     set_here = {*optional, *bound.get("fixed", ())}
@@ -103,9 +103,9 @@ def stands_for(
 
 
 def declare_like(row: Row) -> None:
-    """Give an op the reference of `row.like`; what is optional there is None where this op lacks it.
+    """Declare the reference implementation of `row.like` for an op; optional arguments that this op lacks are None.
 
-    Raises ValueError for an op without a function of its own, and for a rename of what that or this op does not have.
+    Raises ValueError if `row.like` has no function of its own, and for a rename of an argument that either op lacks.
     """
     target = find(row.like)
     if target is not None and not target.like:
@@ -145,5 +145,5 @@ def _argument(text: str) -> str:
 
 
 def _words(schema: str) -> set[str]:
-    """The names in a schema's arguments, their types among them."""
+    """Return the names and types in a schema's arguments."""
     return set(re.findall(r"\w+", schema.partition("(")[2].rpartition(" -> ")[0]))

@@ -1,5 +1,5 @@
 # pyright: strict
-"""The initializers of ops: the built-in ones for the ops whose rows name them, and the users'."""
+"""Initializers of ops: the built-in ones, selected by the op's row, and the user's."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from opreplay.replay.ops.table import rows
 
 
 def built_in() -> Registry:
-    """A fresh registry with all initializers that ship with opreplay. Imports torch."""
+    """Return a new registry with all initializers that ship with opreplay. Imports torch."""
     ops: dict[str, list[str]] = {}
     for row in rows():
         for name in row.inputs.split(","):
@@ -25,9 +25,10 @@ def built_in() -> Registry:
 
 
 def open_registry(modules: Sequence[str] = (), settings: Sequence[str] = (), *, plugins: bool = True) -> Registry:
-    """The built-in initializers, the users' and, with `plugins`, those of installed packages, with their settings.
+    """Return the built-in and the user's initializers and, with `plugins`, those of installed packages, with their
+    settings.
 
-    `modules` are files ending in .py, or names of modules; both are run. Raises UsageError for what cannot be loaded,
-    for duplicates and for wrong settings.
+    `modules` are .py files or module names; both are executed. Raises UsageError for modules that cannot be loaded, for
+    duplicates and for invalid settings.
     """
     return extend(built_in(), modules, settings, plugins=plugins)

@@ -1,5 +1,7 @@
 # pyright: strict
-"""What stand-ins make up because no argument of the recorded call tells it: weights, caches, sizes; no torch."""
+"""Assumed weights, caches and sizes of reference implementations, if the recorded call does not contain them; no
+torch.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,7 @@ WEIGHTS = "weights"
 
 
 class Invented(NamedTuple):
-    """One thing that a stand-in makes up."""
+    """One assumption of a reference implementation."""
 
     argument: str
     """"weights", "cache" or "head size"."""
@@ -47,13 +49,15 @@ _BY_OP: dict[str, tuple[Invented, ...]] = {
 
 
 def assumed_topk(experts: int) -> int:
-    """Experts a token is sent to when nothing tells: 2 of up to 8 (Mixtral), 4 of up to 64 (gpt-oss, Qwen-MoE), else 8
-    (Qwen3-MoE, DeepSeek-V3)."""
+    """Return the assumed number of experts per token.
+
+    2 of up to 8 experts (Mixtral), 4 of up to 64 (gpt-oss, Qwen-MoE), otherwise 8 (Qwen3-MoE, DeepSeek-V3).
+    """
     return min(experts, 2 if experts <= 8 else 4 if experts <= 64 else 8)
 
 
 def invented_by(op: str) -> tuple[Invented, ...]:
-    """What the stand-in for an op, by its canonical name, makes up; () for one whose arguments tell everything."""
+    """Return the assumptions of an op's reference implementation, by canonical name; () if there are none."""
     return _BY_OP.get(op, ())
 
 
@@ -68,7 +72,7 @@ BITS_OF = {"bfloat16": 16, "float16": 16, "float8": 8, "int8": 8, "float4": 4, "
 
 
 class ExpertSizes(NamedTuple):
-    """Sizes of a layer of experts: w1 (experts, 2 intermediate, hidden), w2 (experts, hidden, intermediate)."""
+    """Sizes of an MoE layer: w1 (experts, 2 intermediate, hidden), w2 (experts, hidden, intermediate)."""
 
     experts: int
     intermediate: int
@@ -82,10 +86,10 @@ class ExpertSizes(NamedTuple):
 def expert_sizes(
     hidden: TensorMeta, logits: TensorMeta, op: ReplayOp, words: Mapping[str, OptionValue] | None = None
 ) -> ExpertSizes:
-    """What a layer of experts is taken to hold: what the user says in `words`, at most what the recording allows.
+    """Return the assumed sizes of an MoE layer: the user's in `words`, limited by the recorded time.
 
-    Without the user's word the intermediate size is that of the hidden states, or less where the recorded device could
-    not have read or multiplied so much in the recorded time.
+    Without a user setting, the intermediate size equals the hidden size, or is smaller if the recorded device could not
+    have read or multiplied that much in the recorded time.
     """
     words = words or {}
     width = max(1, hidden.shape[-1])
@@ -114,7 +118,7 @@ def expert_sizes(
 
 
 def sizes_of(op: ReplayOp, words: Mapping[str, OptionValue] | None = None) -> ExpertSizes | None:
-    """Sizes of an opaque layer of experts; None for any other op, and where its arguments are none of such a layer."""
+    """Return the sizes of an opaque MoE layer, or None for other ops and for arguments that do not match a layer."""
     if op.called not in EXPERT_LAYERS:
         return None
     metas = list(tensors_of(op))
@@ -132,10 +136,10 @@ _sizes: ContextVar[ExpertSizes | None] = ContextVar("opreplay_expert_sizes", def
 
 
 def set_sizes(sizes: ExpertSizes) -> None:
-    """Say, for the rest of the current `contextvars` context, which sizes an opaque layer has."""
+    """Set the sizes of opaque MoE layers for the rest of the current `contextvars` context."""
     _sizes.set(sizes)
 
 
 def current_sizes() -> ExpertSizes | None:
-    """The sizes that were said, None where none were."""
+    """Return the sizes set by `set_sizes`, or None."""
     return _sizes.get()

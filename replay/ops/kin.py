@@ -1,8 +1,8 @@
 # pyright: strict
-"""The op that an op without a rule is costed as, by its name; for calls that are written to be predicted alone.
+"""Choose, by name, a similar op whose cost rule is used for an op without a rule; for calls that are only predicted.
 
-An op of the same stem goes first, whatever its namespace, version and prefix, then the first line of `KIN` whose
-pattern the stem has.
+An op with the same stem has priority, in any namespace, version and prefix; then the first line of `KIN` whose pattern
+matches the stem.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ KIN: tuple[tuple[str, str], ...] = (
 
 
 def stem_of(name: str) -> str:
-    """What an op does, as its name says: npu_moe_init_routing_v2 and aclnnMoeInitRoutingV2 do moe_init_routing."""
+    """Return the stem of an op's name: moe_init_routing for npu_moe_init_routing_v2 and aclnnMoeInitRoutingV2."""
     tail = name.rpartition("::")[2].partition(".")[0]
     tail = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", tail).lower()
     return _AFFIXES.sub("", tail).replace("_grad", "_backward") or tail
@@ -108,14 +108,17 @@ def _by_stem() -> dict[str, str]:
 
 
 def _is_preferred(name: str) -> tuple[bool, bool, str]:
-    """The last one counts: torch_npu's ops before torch's, these before others'; the newest version."""
+    """Return the sort key of ops with the same stem, of which the last one is used.
+
+    torch_npu's ops have priority over torch's, torch's over other libraries'; newer versions over older ones.
+    """
     return name.startswith("npu::"), name.startswith("aten::"), name
 
 
 def kin_of(name: str) -> str | None:
-    """The op with a rule that this op is nearest to by name; None where the name says nothing.
+    """Return the op with a rule that is nearest by name, or None if no name is similar.
 
-    Only among namespaces that are known: a name of a user's own op may mean anything.
+    Only for known namespaces: the name of a user's own op can mean anything.
     """
     if name.partition("::")[0] not in (*NAMESPACES, *LIBRARIES):
         return None

@@ -1,8 +1,9 @@
 # pyright: strict
-"""Which arguments a stand-in may leave aside, and which values of those that it does not take are refused.
+"""Which arguments a reference implementation may ignore, and which values of unsupported arguments it rejects.
 
-A stand-in takes the arguments it names. Any other text, number, flag or optional argument of the schema is inert (it
-changes no value and no shape of a result), or has to have the one value that the stand-in computes.
+A reference implementation supports the arguments that it names. Any other text, number, flag or optional argument of
+the schema is either inert (it does not change values or shapes of results), or must have the one value that the
+reference implementation computes.
 """
 
 from __future__ import annotations
@@ -120,12 +121,12 @@ def _names(text: str) -> frozenset[str]:
 
 @lru_cache(maxsize=4096)
 def _entry(op: str, argument: str, listed: frozenset[str]) -> str | None:
-    """The entry of a list that means this argument of "ns::op": its name, or a pattern of both."""
+    """Return the list entry for this argument of "ns::op": its name, or a pattern of op and argument."""
     return next((e for e in sorted(listed) if e == argument or fnmatchcase(f"{op}.{argument}", e)), None)
 
 
 def inert_entry(op: str, argument: str) -> str | None:
-    """The entry of `INERT` that an argument of "ns::op" is covered by; None for one that may change a result."""
+    """Return the entry of `INERT` that covers an argument of "ns::op", or None if the argument may change a result."""
     return _entry(op, argument, _ALL_INERT)
 
 
@@ -133,9 +134,9 @@ _ALL_INERT = frozenset(name for names in INERT.values() for name in _names(names
 
 
 def untaken_modes(names: Collection[str], schema: Any) -> tuple[str, ...]:
-    """Arguments of the schema that may change what an op computes, and are not of those that its stand-in takes.
+    """Return the schema's arguments that may change a result and that the reference implementation does not support.
 
-    Any value but those that it computes (`computed`) is refused: it would give wrong values.
+    Values other than those in `computed` are rejected, as they would give wrong results.
     """
     return tuple(
         argument.name
@@ -147,7 +148,7 @@ def untaken_modes(names: Collection[str], schema: Any) -> tuple[str, ...]:
 
 
 def computed(schema: Any, mode: str) -> tuple[Any, ...]:
-    """The values of an untaken argument for which the stand-in is right: the default, nothing, those of `COMPUTED`."""
+    """Return the values of an unsupported argument that give correct results: default, None, `COMPUTED`."""
     argument: Any = next(known for known in schema.arguments if known.name == mode)
     entry = _entry(schema.name, mode, frozenset(COMPUTED))
     values: tuple[Any, ...] = COMPUTED[entry] if entry else ()
@@ -157,7 +158,7 @@ def computed(schema: Any, mode: str) -> tuple[Any, ...]:
 
 
 def is_computed(value: Any, values: tuple[Any, ...]) -> bool:
-    """Whether a value is one of these; an empty tensor or list is as none, which is how libraries leave one out."""
+    """Check whether a value is in `values`; an empty tensor or list counts as None (libraries use it so)."""
     import torch
 
     if isinstance(value, torch.Tensor):

@@ -1,5 +1,5 @@
 # pyright: strict
-"""An op's arguments as lowering rules want them: tensors by name or position, numbers, outputs, layout fix-ups."""
+"""View of an op's arguments for lowering rules: tensors by name or position, numbers, outputs, layout copies."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ _RANK = {"bool": 0, "uint8": 1, "int8": 1, "int16": 2, "int32": 3, "int64": 4}
 
 
 class DoesNotFit(Exception):
-    """Arguments that a rule makes no sense of: a trace may record anything under a known name."""
+    """Arguments that a rule cannot interpret: a trace may record anything under a known name."""
 
 
 def spec(shape: Iterable[int], dtype: str, layout: str = "ND") -> TensorSpec:
-    """A tensor as a kernel sees it; sizes below 0 (never recorded by a sound profiler) count as 0."""
+    """Return a tensor as a kernel sees it; negative sizes (never recorded by a correct profiler) count as 0."""
     return TensorSpec(shape=tuple(max(0, int(s)) for s in shape), dtype=dtype, format=layout)
 
 
@@ -34,19 +34,19 @@ def kernel(
     count: int = 1,
     **attrs: int | float | bool | str | tuple[int, ...],
 ) -> KernelCall:
-    """A kernel call."""
+    """Return a kernel call."""
     return KernelCall(type=kernel_type, inputs=tuple(inputs), outputs=tuple(outputs), attrs=attrs, count=count)
 
 
 def whole(number: float) -> int:
-    """A number without its fraction. Raises DoesNotFit for one that is not finite."""
+    """Return a number without its fraction. Raises DoesNotFit for a number that is not finite."""
     if not isfinite(number):
-        raise DoesNotFit(f"{number} where a whole number belongs")
+        raise DoesNotFit(f"{number} is not an integer")
     return int(number)
 
 
 def is_contiguous(meta: TensorMeta) -> bool:
-    """Whether elements lie in row-major order without gaps; sizes of 1 may have any stride."""
+    """Check whether elements are in row-major order without gaps; sizes of 1 may have any stride."""
     if meta.strides is None or len(meta.strides) != len(meta.shape) or 0 in meta.shape:
         return True
     pairs = zip(meta.shape, meta.strides, contiguous_strides(meta.shape), strict=True)
@@ -54,7 +54,7 @@ def is_contiguous(meta: TensorMeta) -> bool:
 
 
 def is_dense(meta: TensorMeta) -> bool:
-    """Whether elements fill their memory in some order of the dimensions, so that elementwise kernels take them."""
+    """Check whether elements fill their memory in some order of the dimensions, as elementwise kernels require."""
     if is_contiguous(meta):
         return True
     assert meta.strides is not None
@@ -67,14 +67,14 @@ def is_dense(meta: TensorMeta) -> bool:
 
 
 def without_expanded(meta: TensorMeta) -> tuple[int, ...]:
-    """The shape with dimensions of stride 0 reduced to 1: what really lies in memory."""
+    """Return the shape in memory: dimensions of stride 0 have size 1."""
     if meta.strides is None or len(meta.strides) != len(meta.shape):
         return meta.shape
     return tuple(1 if stride == 0 and size > 1 else size for size, stride in zip(meta.shape, meta.strides, strict=True))
 
 
 def promote(dtypes: Iterable[str]) -> str:
-    """Result dtype of mixed operands: the widest float where there is one, else the widest integer."""
+    """Return the result dtype of mixed operands: the widest float if there is one, otherwise the widest integer."""
     best = "bool"
     for dtype in dtypes:
         if dtype in _RANK:
@@ -85,12 +85,12 @@ def promote(dtypes: Iterable[str]) -> str:
 
 
 def _is_result(arg: ReplayArg) -> bool:
-    """Whether an argument is the `out` of an out variant: written, and not read."""
+    """Check whether an argument is the `out` of an out variant: written, but not read."""
     return arg.keyword_only and arg.mutated
 
 
 class OpView:
-    """Read access to one op while it is lowered; collects kernels that make operands contiguous, and notes."""
+    """Read access to one op during lowering; collects notes and the kernels that make operands contiguous."""
 
     def __init__(
         self,
@@ -100,9 +100,11 @@ class OpView:
         by_order: bool = False,
         known: Callable[[], Collection[str]] | None = None,
     ) -> None:
-        """`by_order`: where the op's library is not here, its arguments have no names; a name that is asked for then
-        means the next tensor, or the next other argument, that none was asked for yet, and a note says so. `known`: all
-        names that the op's arguments have; to ask for none of them is then a KeyError."""
+        """`by_order`: the op's library is not installed, so its arguments have no names. A requested name then means
+        the next tensor, or the next other argument, that no name was assigned to yet, and a note says so.
+
+        `known`: all names that the op's arguments can have; requesting only unknown names then raises KeyError.
+        """
         self.op = op
         self._known = known
         self._by_order = by_order and bool(op.args) and all(_UNNAMED.fullmatch(arg.name) for arg in op.args)
@@ -120,11 +122,11 @@ class OpView:
 
     @property
     def tensors(self) -> list[TensorMeta]:
-        """All tensors among the arguments but those of out variants, lists flattened, in order."""
+        """Return all tensor arguments in order, lists flattened, without the `out` arguments of out variants."""
         return self._tensors
 
     def meta(self, *names: str, at: int | None = None) -> TensorMeta | None:
-        """The first tensor found under one of `names`; else the tensor at place `at` among all, where none is named."""
+        """Return the first tensor named in `names`, or the tensor at position `at` if none of the names exists."""
         if at is None:
             self._take(names, tensor=True)
         for name in names:
@@ -134,40 +136,42 @@ class OpView:
         return self._tensors[at] if at is not None and at < len(self._tensors) else None
 
     def need(self, *names: str, at: int | None = None, rank: int = 0) -> TensorMeta:
-        """`meta` of an argument that the rule cannot do without, of at least `rank` dimensions. Raises DoesNotFit."""
+        """Return `meta` of a required argument with at least `rank` dimensions. Raises DoesNotFit."""
         meta = self.meta(*names, at=at)
         if meta is None or len(meta.shape) < rank:
             wanted = " or ".join(names) or f"tensor {at}"
-            raise DoesNotFit(f"{wanted} is no tensor of {rank} dimensions" if rank else f"{wanted} is not recorded")
+            raise DoesNotFit(f"{wanted} is not a tensor of rank {rank}" if rank else f"{wanted} was not recorded")
         return meta
 
     def widest(self, *, rank: int = 0) -> TensorMeta:
-        """The first of the tensors with most elements, of at least `rank` dimensions. Raises DoesNotFit without one."""
+        """Return the first of the largest tensors with at least `rank` dimensions. Raises DoesNotFit if there is
+        none.
+        """
         metas = [meta for meta in self._tensors if len(meta.shape) >= rank]
         if not metas:
-            raise DoesNotFit(f"no tensor of {rank} dimensions is recorded" if rank else "no tensor is recorded")
+            raise DoesNotFit(f"no tensor of rank {rank} was recorded" if rank else "no tensor was recorded")
         return max(metas, key=elements)
 
     def axis(self, *names: str, rank: int) -> int | None:
-        """A dimension, counted from the first, of a tensor of `rank`; None when absent, or of a scalar.
+        """Return a dimension of a tensor of `rank`, counted from the first; None if absent, or for a scalar.
 
-        Raises DoesNotFit for one that the tensor does not have.
+        Raises DoesNotFit for a dimension that the tensor does not have.
         """
         if rank == 0 or self.number(*names) is None:
             return None
         dim = self.integer(*names, default=0)
         if not -rank <= dim < rank:
-            raise DoesNotFit(f"dimension {dim} of a tensor of {rank}")
+            raise DoesNotFit(f"dimension {dim} does not exist in a tensor of rank {rank}")
         return dim % rank
 
     def metas(self, name: str) -> list[TensorMeta]:
-        """The tensors of a list argument; all tensors when the argument is not there."""
+        """Return the tensors of a list argument, or all tensors if the argument is absent."""
         self._take((name,), tensor=True)
         arg = self.args.get(name)
         return [t for t in arg.tensors if t is not None] if arg is not None else self._tensors
 
     def value(self, *names: str) -> object:
-        """The value of the first argument that is there, None otherwise."""
+        """Return the value of the first of these arguments that is present, or None."""
         self._take(names, tensor=False)
         for name in names:
             arg = self.args.get(name)
@@ -176,7 +180,7 @@ class OpView:
         return None
 
     def _take(self, names: tuple[str, ...], *, tensor: bool) -> None:
-        """Give the first of `names` to the next unnamed argument, where arguments have no names."""
+        """Assign the first of `names` to the next unnamed argument, if arguments have no names."""
         if not names or any(name in self.args for name in names):
             return
         if not self._by_order:
@@ -193,22 +197,22 @@ class OpView:
             self.assume(f"its library is not here, so arguments have no names: {names[0]} is taken for number {place}")
 
     def number(self, *names: str) -> float | None:
-        """A numeric argument; None when absent or not a number."""
+        """Return a numeric argument, or None if it is absent or not a number."""
         value = self.value(*names)
         return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
 
     def integer(self, *names: str, default: int) -> int:
-        """An integer argument. Raises DoesNotFit for one that is not finite."""
+        """Return an integer argument. Raises DoesNotFit if it is not finite."""
         number = self.number(*names)
         return whole(number) if number is not None else default
 
     def flag(self, *names: str, default: bool = False) -> bool:
-        """A boolean argument."""
+        """Return a boolean argument."""
         value = self.value(*names)
         return bool(value) if isinstance(value, bool | int) else default
 
     def integers(self, *names: str) -> tuple[int, ...]:
-        """A list of integers (an integer counts as a list of one); empty when absent. Raises as `integer` does."""
+        """Return a list of integers (an integer counts as a list of one), or () if absent. Raises like `integer`."""
         value = self.value(*names)
         if isinstance(value, int) and not isinstance(value, bool):
             return (value,)
@@ -218,12 +222,12 @@ class OpView:
         return ()
 
     def dense(self, *names: str, at: int | None = None) -> TensorSpec | None:
-        """A tensor as a vector kernel takes it; a copy is charged first when its elements do not lie densely."""
+        """Return a tensor as a vector kernel reads it; a tensor that is not dense is charged a copy first."""
         meta = self.meta(*names, at=at)
         return None if meta is None else self.packed(meta)
 
     def packed(self, meta: TensorMeta, *, row_major: bool = False) -> TensorSpec:
-        """`dense` for a tensor at hand; with `row_major` any permutation of dimensions is copied too."""
+        """Same as `dense`, for a given tensor; with `row_major` any permutation of dimensions is copied as well."""
         real = without_expanded(meta)
         if real != meta.shape and not row_major:
             return spec(real, meta.dtype)
@@ -233,37 +237,37 @@ class OpView:
         return spec(meta.shape, meta.dtype)
 
     def outputs(self, *fallback: TensorSpec) -> tuple[TensorSpec, ...]:
-        """Outputs from the run on meta tensors, else `fallback`."""
+        """Return the outputs from the run on meta tensors, or `fallback`."""
         return tuple(spec(t.shape, t.dtype) for t in self.op.outputs or () if t is not None) or fallback
 
     def output(self, fallback: TensorSpec) -> TensorSpec:
-        """The first output."""
+        """Return the first output."""
         return self.outputs(fallback)[0]
 
     def broadcast_output(self) -> TensorSpec:
-        """What elementwise arithmetic on all tensors gives."""
+        """Return the output of elementwise arithmetic on all tensors."""
         shape = broadcast([t.shape for t in self._tensors])
         wide = [t.dtype for t in self._tensors if t.shape] or [t.dtype for t in self._tensors] or ["float32"]
         return self.output(spec(shape, promote(wide)))
 
     def assume(self, text: str) -> None:
-        """Note that sizes were made up which decide the time: the op is then marked uncalibrated."""
+        """Note that sizes which determine the time were assumed; the op is then marked uncalibrated."""
         self.assumed = True
         self.note(text)
 
     def invent(self, text: str) -> None:
-        """As `assume`, of sizes that nothing but a bound from the recorded time tells."""
+        """Same as `assume`, for sizes that are known only through a bound from the recorded time."""
         self.invented = True
         self.assume(text)
 
     def note(self, text: str) -> None:
-        """Something assumed or left out, shown by `plan --explain`."""
+        """Note an assumption or an omission, shown by `plan --explain`."""
         if text not in self.notes:
             self.notes.append(text)
 
 
 def strided_copy(meta: TensorMeta) -> KernelCall:
-    """The kernel that makes a strided tensor contiguous: a transposition, a slice's copy, or an expansion."""
+    """Return the kernel that makes a strided tensor contiguous: a transpose, a copy of a slice, or an expansion."""
     out = spec(meta.shape, meta.dtype)
     real = without_expanded(meta)
     if real != meta.shape:
@@ -281,8 +285,11 @@ def strided_copy(meta: TensorMeta) -> KernelCall:
 
 
 def swapped_rows(shape: Sequence[int], strides: Sequence[int]) -> tuple[int, int] | None:
-    """(rows, columns) of the matrices that making a strided tensor contiguous transposes, dimensions that lie together
-    taken as one; None where it does more, or less, than that."""
+    """Return (rows, columns) of the matrices that a copy to contiguous memory transposes, or None if it is not a
+    transpose.
+
+    Dimensions that are adjacent in memory are merged into one.
+    """
     merged: list[tuple[int, int]] = []
     for size, stride in zip(shape, strides, strict=True):
         if size != 1 and merged and merged[-1][1] == size * stride:
@@ -295,10 +302,10 @@ def swapped_rows(shape: Sequence[int], strides: Sequence[int]) -> tuple[int, int
 
 
 def length(meta: TensorMeta | None, default: int = 1) -> int:
-    """The first size of a tensor; `default` where it has none, or is not there."""
+    """Return the first size of a tensor, or `default` if it has no dimensions or is None."""
     return meta.shape[0] if meta is not None and meta.shape else default
 
 
 def elements(meta: TensorMeta | TensorSpec) -> int:
-    """Number of elements."""
+    """Return the number of elements."""
     return prod(meta.shape)

@@ -1,7 +1,7 @@
-"""Declares portable stand-ins for vendor ops and puts them into torch's dispatcher when the library is not installed.
+"""Declare portable reference implementations of vendor ops; register them with torch if the library is not installed.
 
-Owns the declaration, the overload names of schema versions, and the rule that a real op is never touched. Does not own
-the mathematics (the other modules here) nor the decision to call a vendor op (`opreplay.replay.resolve.names`).
+Defines the declaration, the overload names of schema versions, and the rule that real ops are never overridden. The
+mathematics is in the other modules here; `opreplay.replay.resolve.names` decides whether to call a vendor op.
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ def reference(
     random: bool = False,
     **bound: Any,
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Declare a plain torch function as the stand-in for `schema` ("ns::op(Tensor x) -> Tensor").
+    """Declare a plain torch function as the reference implementation of `schema` ("ns::op(Tensor x) -> Tensor").
 
-    The function gets those of the schema's arguments that it takes (`calls.taken`), so one function may serve several
-    versions; `bound` is the rest of a `Reference`: what it calls otherwise. `since` orders the versions of an op: the
-    newest becomes the default overload, an older one `since_YYYYMMDD`. `assumes` says, for the results, what it makes
-    up because no argument tells it. `fake` describes the outputs of a function whose control flow depends on tensor
-    contents. `random`: it takes torch's random numbers.
-    Raises ValueError when the same version is declared twice or the name is malformed.
+    The function receives those of the schema's arguments that it reads (`calls.taken`), so one function may serve
+    several versions; `bound` holds the other fields of a `Reference`, for renamed arguments. `since` orders the
+    versions of an op: the newest becomes the default overload, an older one `since_YYYYMMDD`. `assumes` lists, for the
+    results, what the function assumes because no argument contains it. `fake` describes the outputs of a function whose
+    control flow depends on tensor contents. `random`: the function uses torch's random numbers. Raises ValueError if
+    the same version is declared twice or the name is malformed.
     """
     qualified = schema.partition("(")[0].strip()
     if not _NAME.fullmatch(qualified):
@@ -75,10 +75,10 @@ def reference(
 
 
 def canonical_name(name: str) -> str:
-    """The name under which a recorded op is implemented: aliases and numbered profiling wrappers are resolved.
+    """Return the name under which a recorded op is implemented, resolving aliases and numbered profiling wrappers.
 
-    `_rocm_C::wvSpltK` → `_rocm_C::wvSplitK`; `sglang_profiler::rmsnorm_rmsnorm2d_fwd_109` → the same without its
-    running number. Any other name comes back unchanged.
+    `_rocm_C::wvSpltK` → `_rocm_C::wvSplitK`; `sglang_profiler::rmsnorm_rmsnorm2d_fwd_109` → the name without its
+    number. Any other name is returned unchanged.
     """
     wrapper = _WRAPPER.fullmatch(name)
     if wrapper and wrapper[1] in PROFILER_WRAPPERS:
@@ -87,22 +87,23 @@ def canonical_name(name: str) -> str:
 
 
 def is_reference(op_name: str) -> bool:
-    """Whether calling `op_name` ("ns::op") in this process runs an implementation of this package."""
+    """Check whether calling `op_name` ("ns::op") in this process runs an implementation of this package."""
     return canonical_name(op_name) in _registered
 
 
 def implemented() -> dict[str, tuple[str, ...]]:
-    """The names that have a reference, by namespace. Imports torch."""
+    """Return the op names with a reference implementation, by namespace. Imports torch."""
     load("references")
     known = [op.name for op in rows() if op.references]
     return {space: tuple(name for name in known if name.startswith(f"{space}::")) for space in LIBRARIES}
 
 
 def register_namespace(namespace: str) -> tuple[str, ...]:
-    """Define and implement every known op of `namespace` that does not exist yet; returns the names that are ours.
+    """Define and implement every known op of `namespace` that does not exist yet; return the names of the defined ops.
 
-    Idempotent. An op that a library has defined stays as it is, whatever its kernels; so import the library first. The
-    implementations run on any device (CompositeExplicitAutograd) and have fake kernels. Unknown namespace: ().
+    Idempotent. An op that a library has defined is never changed, whatever its kernels; so import the library first.
+    The implementations run on any device (CompositeExplicitAutograd) and have fake kernels. Returns () for an unknown
+    namespace.
     """
     for name in _with_references(namespace):
         if name not in _registered and not _exists(name):
@@ -111,8 +112,10 @@ def register_namespace(namespace: str) -> tuple[str, ...]:
 
 
 def stand_in_of(name: str) -> Callable[..., Any] | None:
-    """The newest stand-in for "namespace::op" as a function of the schema's arguments, whether or not it is what the
-    dispatcher runs; None where there is none. Imports torch."""
+    """Return the newest reference implementation of "namespace::op" as a function of the schema's arguments, or None.
+
+    The dispatcher does not have to use this implementation for the op. Imports torch.
+    """
     import torch
 
     versions = _versions(name) if name in _with_references(name.partition("::")[0]) else []
@@ -120,20 +123,22 @@ def stand_in_of(name: str) -> Callable[..., Any] | None:
 
 
 def reference_of(name: str, overload: str) -> Reference | None:
-    """The version of a stand-in that an overload of "namespace::op" runs; None where it is none. Imports torch."""
+    """Return the reference implementation that an overload of "namespace::op" runs, or None. Imports torch."""
     versions = _versions(name) if name in _with_references(name.partition("::")[0]) else []
     return next((version for version, spelled in versions if spelled == overload), None)
 
 
 def assumed_by(op_name: str) -> tuple[str, ...]:
-    """What our stand-in for an op makes up; () for an op that is not ours."""
+    """Return the assumptions of an op's reference implementation, or () for an op without one."""
     name = canonical_name(op_name)
     versions = row(name).references if name in _registered else ()
     return tuple(dict.fromkeys(what for version in versions for what in version.assumes))
 
 
 def _with_references(namespace: str) -> list[str]:
-    """Names of a namespace that have a reference, sorted; the modules of their families are imported."""
+    """Return the sorted op names of a namespace with a reference implementation; imports the modules of their
+    families.
+    """
     if namespace not in LIBRARIES:
         return []
     known = [op for op in rows() if op.name.startswith(f"{namespace}::")]
@@ -147,7 +152,7 @@ def _exists(name: str) -> bool:
 
 
 def _versions(name: str) -> list[tuple[Reference, str]]:
-    """The versions of an op, the newest first, each with its overload name."""
+    """Return (version, overload name) of each version of an op, newest first."""
     seen: set[str] = set()
     versions_by_date: list[tuple[Reference, str]] = []
     for version in sorted(row(name).references, key=lambda version: version.since, reverse=True):
@@ -160,7 +165,7 @@ def _versions(name: str) -> list[tuple[Reference, str]]:
 
 
 def _define(version: Reference, overload: str) -> str:
-    """Register one schema version under an overload name, which is returned."""
+    """Register one schema version; return its overload name."""
     import torch
 
     namespace, _, operator = version.name.partition("::")
@@ -179,14 +184,14 @@ def _define(version: Reference, overload: str) -> str:
 
 
 def _nothing(*_args: Any, **_kwargs: Any) -> None:
-    """The fake kernel of an op that only writes to its arguments."""
+    """Fake kernel of an op that only writes to its arguments."""
 
 
 def _adapt(version: Reference, schema: Any, *, fake: bool = False) -> Callable[..., Any]:
-    """A kernel that hands a version's function what it takes; the dispatcher leaves out what equals its default.
+    """Return a kernel that calls a version's function with its arguments, adding defaults that the dispatcher omits.
 
-    What the function needs and the schema lacks is None. Raises ValueError when called with a mode that the function
-    does not take. `fake`: results without values.
+    Required arguments that the schema lacks are None. The kernel raises ValueError for values of unsupported arguments
+    that would change the result. `fake`: results without values.
     """
     run = (version.fake if fake else None) or version.run
     names: Sequence[str] = [argument.name for argument in schema.arguments]
@@ -215,7 +220,7 @@ def _adapt(version: Reference, schema: Any, *, fake: bool = False) -> Callable[.
 def _binding(
     version: Reference, run: Callable[..., Any], names: Sequence[str]
 ) -> Callable[[Mapping[str, Any]], dict[str, Any]]:
-    """What a function calls its arguments, from what a schema with these names calls them."""
+    """Return a function that maps arguments named as in a schema to the argument names of `run`."""
     places = {name: version.renames.get(name, name).partition(".")[::2] for name in taken(run)}
     needed = {name for name, needed in taken(run).items() if needed}
     absent = {name: None for name, (here, _) in places.items() if here not in names and name in needed}
@@ -229,7 +234,7 @@ def _binding(
 
 
 def _part(value: Any, attribute: str) -> Any:
-    """An attribute of an argument, or what its method "name()" gives; the argument itself for ""."""
+    """Return an attribute of an argument, or the result of its method for "name()"; the argument itself for ""."""
     if value is None or not attribute:
         return value
     part = getattr(value, attribute.removesuffix("()"))
@@ -243,7 +248,7 @@ def _brief(value: Any) -> str:
 
 
 def _default(argument: Any) -> Any:
-    """An argument's default as the dispatcher would pass it: dtypes, which a schema keeps as codes."""
+    """Return an argument's default as the dispatcher passes it; a schema stores dtypes as codes."""
     import torch
 
     value = argument.default_value

@@ -92,14 +92,14 @@ class Reference:
 
     @property
     def takes(self) -> list[str]:
-        """The arguments that are taken, as the schema calls them; some it may lack."""
+        """The arguments that the function reads, as named in the schema; a schema may lack some of them."""
         names = [self.renames.get(name, name) for name in taken(self.run) if name not in self.fixed]
         return [*self.into, *(name.partition(".")[0] for name in names)]
 
 
 @dataclass(slots=True)
 class Row:
-    """What is known of one op."""
+    """Everything in the table about one op."""
 
     name: str
     family: str = ""
@@ -121,7 +121,7 @@ class Row:
     references: list[Reference] = field(default_factory=list["Reference"])
 
     def give(self, **aspects: Any) -> None:
-        """Set what is not set. Raises ValueError for what is."""
+        """Set fields that are not set yet. Raises ValueError for a field that is already set."""
         for name, value in aspects.items():
             if value and getattr(self, name):
                 raise ValueError(f"{self.name} has its {name} already: {getattr(self, name)}")
@@ -134,12 +134,12 @@ _patterns: dict[re.Pattern[str], Cost] = {}
 
 
 def row(name: str) -> Row:
-    """The row of an op, made where there is none."""
+    """Return the row of an op; create it if it does not exist."""
     return _rows.setdefault(name, Row(name))
 
 
 def _parsed(line: str) -> tuple[list[str], dict[str, str]]:
-    """The names of a line, and what it says of them by key."""
+    """Return the op names of a line, and its key=value settings."""
     words = line.split()
     return [word for word in words if "=" not in word], dict(word.split("=", 1) for word in words if "=" in word)
 
@@ -155,12 +155,12 @@ def family(
     inputs: str = "",
     role: str = "",
 ) -> None:
-    """Add ops of one kind: names, apart by space, and on a line of them `inputs=` or `role=` where it is another.
+    """Add ops of one kind: space-separated names; `inputs=` or `role=` on a line overrides the family's setting.
 
-    `like=` an op gives a line that one's reference; `theirs=ours` beside it is an argument called otherwise here,
-    `theirs=ours.dtype` an attribute of one, `theirs=1.5` a constant, `into=a,b` where results are written.
-    `folder` is where their references are, `kernels` makes the rule of a line with `kernel=` and a CANN type. Raises
-    ValueError for what an op has already, and for a key that is none.
+    `like=` an op gives the line that op's reference implementation. With it, `theirs=ours` renames an argument,
+    `theirs=ours.dtype` uses an attribute of an argument, `theirs=1.5` is a constant, and `into=a,b` lists the arguments
+    that results are written to. `folder` holds the reference implementations; `kernels` makes the cost rule of a line
+    with `kernel=` and a CANN type. Raises ValueError for a setting that an op already has, and for an unknown key.
     """
     for line in filter(str.strip, ops.splitlines()):
         names, texts = _parsed(line)
@@ -183,7 +183,7 @@ def family(
 
 
 def _left_out(reason: str) -> Cost:
-    """A rule for ops of which no time is predicted."""
+    """Return a rule for ops whose time is not predicted."""
 
     def rule(op: OpView) -> Iterable[KernelCall]:
         op.unbounded = reason
@@ -194,7 +194,7 @@ def _left_out(reason: str) -> Cost:
 
 
 def costs(*names: str) -> Callable[[Cost], Cost]:
-    """Decorator: the cost rule of these ops, names apart by space. Raises ValueError for one that has a rule."""
+    """Decorator: set the cost rule of these ops (space-separated). Raises ValueError for an op that has a rule."""
 
     def add(cost: Cost) -> Cost:
         for name in " ".join(names).split():
@@ -205,13 +205,15 @@ def costs(*names: str) -> Callable[[Cost], Cost]:
 
 
 def costs_by_kernel(ops: str, rule: Callable[[str], Cost], prefix: str = "aten::") -> None:
-    """Give ops the rule for a CANN type: words "type=name,name" apart by space, names without the prefix."""
+    """Give ops the cost rule of a CANN type, from space-separated "type=name,name"; names are without the prefix."""
     for kind, _, names in (word.partition("=") for word in ops.split()):
         costs(*(prefix + name for name in names.split(",")))(rule(kind))
 
 
 def costs_like(*patterns: str) -> Callable[[Cost], Cost]:
-    """Decorator: the cost rule of ops whose name starts as a regular expression says; exact names go first."""
+    """Decorator: declare the cost rule of ops whose name starts with a regular expression; exact names have
+    priority.
+    """
 
     def add(cost: Cost) -> Cost:
         _patterns.update({re.compile(pattern): cost for pattern in patterns})
@@ -225,7 +227,7 @@ Part = Literal["families", "references"]
 
 @cache
 def _modules() -> dict[Part, tuple[tuple[str, str], ...]]:
-    """(folder, module) of each part, by the modules' names."""
+    """Return (folder, module) of each part, found by the modules' names."""
     modules_by_part: dict[Part, list[tuple[str, str]]] = {"families": [], "references": []}
     for info in walk_packages(room.__path__, f"{room.__name__}."):
         folder, _, name = info.name.removeprefix(f"{room.__name__}.").rpartition(".")
@@ -253,26 +255,28 @@ def load(part: Part, folder: str | None = None) -> None:
 
 
 def rows() -> Iterator[Row]:
-    """All rows that families or cost rules give, in the order of names."""
+    """Yield all rows that families or cost rules define, sorted by name."""
     load("families")
     return (_rows[name] for name in sorted(_rows))
 
 
 def find(name: str) -> Row | None:
-    """The row of an op by its exact name."""
+    """Return the row of an op by its exact name."""
     load("families")
     return _rows.get(name)
 
 
 def spellings(name: str) -> tuple[str, str, str]:
-    """A recorded name, and the same without its overload and without the in-place underscore."""
+    """Return a recorded name, the name without its overload, and the name without its in-place underscore."""
     namespace, _, rest = name.partition("::")
     rest = rest.split(".")[0]
     return name, f"{namespace}::{rest}", f"{namespace}::{rest.rstrip('_')}"
 
 
 def cost_of(name: str) -> Cost | None:
-    """The rule of an op: of its exact name, of that without overload or in-place underscore, of a pattern."""
+    """Return the cost rule of an op, by exact name, by name without overload or in-place underscore, then by
+    pattern.
+    """
     load("families")
     by_name = (known.cost for spelled in spellings(name) if (known := _rows.get(spelled)) is not None)
     rule = next((cost for cost in by_name if cost is not None), None)
@@ -280,7 +284,7 @@ def cost_of(name: str) -> Cost | None:
 
 
 def is_pattern(pattern: str) -> bool:
-    """Whether a regular expression is one that a built-in rule is for."""
+    """Check whether a built-in cost rule is declared for this regular expression."""
     load("families")
     return any(known.pattern == pattern for known in _patterns)
 
@@ -291,13 +295,13 @@ def _counter_name(known: Row) -> str:
 
 
 def role_of(name: str) -> str:
-    """What the initializer of an op does for it, where it has several ways; "" for others."""
+    """Return the variant of its initializer that an op uses, or "" if the initializer has no variants."""
     known = find(name)
     return "" if known is None else known.role
 
 
 def counter_of(name: str) -> Counter | None:
-    """What counts the work of an op's arguments, None where their values do not matter. Imports torch."""
+    """Return the work counter of an op, or None if its argument values do not affect its work. Imports torch."""
     known = find(name)
     counter = "" if known is None else _counter_name(known)
     if not counter:
@@ -307,10 +311,10 @@ def counter_of(name: str) -> Counter | None:
 
 
 def work_of(context: InitContext, lengths: BatchLengths | None = None) -> Work | None:
-    """The work that the values of a call's arguments cause; None for an op whose work its shapes alone decide.
+    """Return the work that a call's argument values cause, or None for an op whose work depends only on shapes.
 
-    Also None for a call that lacks what its work depends on. `lengths` are the batch's where the op gets them through
-    no argument. Raises InternalError for a counter that fails. Imports torch.
+    Also returns None if the call lacks the arguments that determine its work. `lengths` are the batch's lengths, for
+    ops whose arguments do not contain them. Raises InternalError if a counter fails. Imports torch.
     """
     counter = counter_of(context.op)
     if counter is None:

@@ -1,2 +1,2 @@
 # pyright: strict
-"""From a trace to a plan."""
+"""Make a plan from a trace."""

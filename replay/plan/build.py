@@ -1,7 +1,7 @@
 # pyright: strict
-"""From a trace to a plan: groups recorded calls into unique ops, sums what was measured, and resolves each once.
+"""Make a plan from a trace: group recorded calls into unique ops, sum what was measured, and resolve each op once.
 
-Owns the order of the steps. The steps themselves are `select`, `recorded`, `resolver` and `passes`.
+Owns the order of the steps; `select`, `recorded`, `resolver` and `passes` implement them.
 """
 
 from __future__ import annotations
@@ -52,12 +52,12 @@ def build_plan(
     in_order: bool = False,
     collectives: Sequence[AskedFor] = (),
 ) -> ReplayPlan:
-    """The unique ops of a trace, each resolved for `device` or with the reason why not, heaviest first.
+    """Return the unique ops of a trace, heaviest first, each resolved for `device` or with the reason why not.
 
-    `select`: "owner" (ops that own device time; the outermost ops where none does), "leaf", "top" or "all". With
-    `in_order` the plan holds the calls of one recorded step in their order, and those of the `collectives` that it has.
-    Imports torch, and a vendor library only where `policy` allows it. Raises UsageError for an unknown selection, and
-    for a phase that no iteration is in; TooLarge for more than `MOST_OPS` that the filters leave.
+    `select`: "owner" (ops that own device time; the outermost ops if none does), "leaf", "top" or "all". With
+    `in_order`, the plan also holds the calls of one recorded step in order, with the given `collectives`. Imports
+    torch, and a vendor library only if `policy` allows it. Raises UsageError for an unknown selection and for a phase
+    without iterations; TooLarge if the filters leave more than `MOST_OPS` ops.
     """
     rows = selected_rows(trace, select)
     batches = BatchIndex(trace)
@@ -126,7 +126,7 @@ def _shell(trace: Trace, rows: Rows, select: str, filters: OpFilter) -> ReplayPl
 
 
 def _unresolved(group: CallGroup, world_size: int | None) -> ReplayOp:
-    """The op of a group of calls, which nothing says how to call yet."""
+    """Return the unresolved op of a group of calls."""
     work = work_of(group.signature)
     return ReplayOp(
         id=signature_id(group.signature),
@@ -146,7 +146,7 @@ def _unresolved(group: CallGroup, world_size: int | None) -> ReplayOp:
 def _refuse_too_many(trace: Trace, ops: int) -> None:
     if ops > MOST_OPS:
         raise TooLarge(
-            f"{file_name(trace.info.path)} holds {ops:,} different ops; a plan resolves {MOST_OPS:,} at most",
+            f"{file_name(trace.info.path)} has {ops:,} different ops; a plan resolves at most {MOST_OPS:,}",
             hint=_HINT_OPS,
         )
 
@@ -155,7 +155,7 @@ COUNTER = (Assumption(argument="device", what="a step counter of an optimizer, w
 
 
 def _shared_batch(batch: DominantBatch | None) -> tuple[Assumption, ...]:
-    """Says so when the calls of one op worked on several batches: all are replayed on the one with most time."""
+    """Return a note if the calls of one op had several batches: all are replayed with the batch that took most time."""
     if batch is None or not batch.others:
         return ()
     what = f"that of {100 * batch.share:.0f} % of the recorded time; {batch.others} others are not replayed"

@@ -1,7 +1,7 @@
 # pyright: strict
-"""What `run`, `plan`, `simulate` and `batch` take, told by content: a trace, a plan, TraceLens's IR; and its plan.
+"""Open the inputs of `run`, `plan`, `simulate` and `batch`, recognised by content: a trace, a plan or TraceLens's IR.
 
-Owns the choice of the reader, the join with other files of the same run, and the way on to a plan.
+Chooses the reader, joins other files of the same run, and makes the plan.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def _backendbench(source: Source, want: Want) -> ReplayPlan:
 
 def _results(source: Source, want: Want) -> ReplayPlan:
     raise UsageError(
-        f"{source.path} holds the results of a run, not a trace",
+        f"{source.path} contains the results of a run, not a trace",
         hint="`opreplay show` and `opreplay compare` show them.",
     )
 
@@ -87,14 +87,14 @@ PLANS = (RESULTS, PLAN, TRACELENS, COMMS, BACKENDBENCH)
 
 
 def is_plan_folder(path: str) -> bool:
-    """Whether this is a folder with definitions and workloads of FlashInfer-Trace, which are one plan."""
+    """Check whether this is a folder of FlashInfer-Trace definitions and workloads, which form one plan."""
     return all(os.path.isdir(os.path.join(path, part)) for part in ("definitions", "workloads"))
 
 
 def plan_dialect(path: str) -> Dialect[ReplayPlan] | None:
-    """Which of `PLANS` a plain file is, or a folder; None for a profile and for all else.
+    """Return which of `PLANS` a plain file or folder is; None for a profile and for anything else.
 
-    Never raises for what a file holds or lacks: the reader of the kind says what is wrong with it.
+    Never raises because of a file's contents: the reader of that kind reports what is wrong.
     """
     if is_plan_folder(path):
         return FLASHINFER_TRACE
@@ -109,7 +109,7 @@ def plan_dialect(path: str) -> Dialect[ReplayPlan] | None:
 
 
 def refuse_program(path: str) -> None:
-    """Raises Malformed for a program of torch.export.save, which `capture` makes a plan of."""
+    """Raise Malformed for a program of torch.export.save, of which `capture` makes a plan."""
     if not path.endswith(".pt2") or not is_zipfile(path):
         return
     name = file_name(path)
@@ -130,21 +130,21 @@ def open_input(
     progress: Progress = nullcontext,
     activity: bool = False,
 ) -> Trace | ReplayPlan:
-    """What a path, a glob that matches one file, or "-" names: a trace, a plan or TraceLens's IR, told by content.
+    """Open a path, a glob that matches one file, or "-": a trace, a plan or TraceLens's IR, recognised by content.
 
     Args:
         text: the file.
         limits: bounds of the reader; those of `Limits()` by default.
         execution_trace: an ExecutionTrace of the same run, which completes the arguments of a trace.
-        kernel_details: an NPU's kernel table; one that lies beside such a trace is used without being named.
-        capture: the recording of the capture of the graphs that a trace replays, or a folder of such; those beside
-            the trace with `capture` in their name are used without being named.
-        process: the process to take of a file that the profiles of several were merged into.
-        progress: makes a context manager that gives what is told of each file that is read.
-        activity: also read when all else ran, and what is recorded of collectives.
+        kernel_details: an NPU's kernel table; one that lies next to such a trace is used without being named.
+        capture: the recording made while the CUDA graphs of a trace were captured, or a folder of recordings; files
+            next to the trace with `capture` in their name are used without being named.
+        process: the process to take of a file into which the profiles of several were merged.
+        progress: makes a context manager that yields a progress callback for each file that is read.
+        activity: also read the times of all other work, and recorded collectives.
 
-    Raises UsageError for a glob that matches several and for what completes a trace with a plan, TraceError for what
-    cannot be read.
+    Raises UsageError for a glob that matches several files and for a file that completes a trace but comes with a plan,
+    TraceError for unreadable input.
     """
     path = the_one_path(text)
     refuse_program(path)
@@ -157,7 +157,7 @@ def open_input(
             ("--process", process, "ops"),
         ):
             if value is not None:
-                raise UsageError(f"{option} completes a trace; a plan has its {has}", hint="Leave it out.")
+                raise UsageError(f"{option} completes a trace; a plan already has its {has}", hint="Leave it out.")
         if dialect is FLASHINFER_TRACE:
             return _flashinfer_trace(path)
         with Source(path, limits or Limits()) as source:
@@ -186,11 +186,11 @@ def open_trace(
     activity: bool = False,
     gradients: bool = True,
 ) -> Trace:
-    """The profile that a path, a glob or "-" names, completed as `open_input` says; `activity`: all timing,
-    `gradients`: what a plan needs of autograd, a fifth of the memory of a long trace.
+    """Open the profile that a path, a glob or "-" names, completed as `open_input` says.
 
-    Raises as `open_input` does, and what `join_kernel_details` does for a table that was named; one that merely lies
-    beside the trace is left unused, and `info.kernel_details` says why.
+    `activity` reads all timing; `gradients` reads what a plan needs of autograd, a fifth of the memory of a long trace.
+    Raises as `open_input` does, and as `join_kernel_details` does for a table that was named; a table that merely lies
+    next to the trace is not used if it does not fit, and `info.kernel_details` says why.
     """
     from opreplay.traces.joins.graph_capture import capture_files, with_captures, with_captures_beside
     from opreplay.traces.joins.kernel_details import join_kernel_details, with_table_beside
@@ -214,12 +214,14 @@ def open_trace(
 
 
 def refuse_plan(path: str) -> None:
-    """Raises UsageError for a plan, captured or written, where only a trace says when things ran."""
+    """Raise UsageError for a captured or written plan, where only a trace has the times of events."""
     if plan_dialect(path) is PLAN:
         raise UsageError(
-            f"{path} is a plan, and a plan has no times",
-            hint=f"`opreplay simulate {path} --soc 910b3` predicts its ops and adds them up, and says whether a "
-            "captured step fits the memory; `opreplay run` measures them.",
+            f"{path} is a plan, which has no recorded times",
+            hint=(
+                f"`opreplay simulate {path} --soc 910b3` predicts its ops and their total, and says "
+                "whether a captured step fits into memory; `opreplay run` measures them."
+            ),
         )
 
 
@@ -251,7 +253,7 @@ MOST_READERS = 4
 
 
 def reading_processes(path: str) -> int:
-    """With how many processes a file is read: one for each idle processor, where it is plain and large enough."""
+    """Return how many processes read a file: one for each idle CPU, if the file is uncompressed and large enough."""
     from opreplay.traces.reading.parallel import most_parts
 
     parts = min(most_parts(path), MOST_READERS)
@@ -264,7 +266,9 @@ def reading_processes(path: str) -> int:
 
 
 def join_notes(joined: Trace) -> list[str]:
-    """What reading a trace lost, and what other files gave it; a warning where one looks like that of another run."""
+    """Return what was lost when reading a trace, what other files added, and a warning if one seems to be of another
+    run.
+    """
     from opreplay.traces.joins.graph_capture import join_text as graphs_text
     from opreplay.traces.joins.kernel_details import join_text
 
@@ -358,14 +362,16 @@ def collision_notes(trace: Trace, name: str) -> list[str]:
 
 
 def loss_notes(losses: Mapping[str, int], name: str) -> list[str]:
-    """A warning with what reading the trace of that name lost, none where it lost nothing; also of a plan."""
+    """Return a warning with what was lost when reading the named trace or plan; empty if nothing was."""
     text = loss_text(losses, "what is shown is")
     return [f"opreplay: warning: {name}: {text}"] if text else []
 
 
 def trace_facts(trace: Trace | ReplayPlan) -> dict[str, object]:
-    """What the header of the results says of the trace, beside the plan's totals; no path. A plan says no more
-    than what reading its trace had lost."""
+    """Return the facts about the trace for the header of the results, without its path.
+
+    For a plan, these are only the losses of reading its trace.
+    """
     from opreplay.replay.plan.recorded.where import where_facts
     from opreplay.traces.model import Trace
     from opreplay.traces.times.doubts import Doubts, doubts_of
@@ -394,13 +400,11 @@ def trace_facts(trace: Trace | ReplayPlan) -> dict[str, object]:
 def plan_of(
     read: Trace | ReplayPlan, selection: Selection, *, device: str, in_order: bool = False, collectives: bool = False
 ) -> ReplayPlan:
-    """The plan of a trace, or what the filters leave of a given plan.
+    """Return the plan of a trace, or the part of a given plan that the filters keep.
 
-    Raises UsageError as `restricted` does, and with the nearest names where the filters leave nothing of a file that
-    holds ops.
-
-    With `in_order` that of a trace says in which order the ops of one step ran. With `collectives` that of a trace,
-    which was read with its activity, holds all of them, each distinct one as an op.
+    With `in_order`, the plan of a trace also holds the order of one step's calls. With `collectives`, the plan of a
+    trace read with its activity holds each distinct collective as an op. Raises UsageError as `restricted` does, and,
+    with the nearest names, if the filters keep none of a file's ops.
     """
     from opreplay.replay.ir.model import ReplayPlan
     from opreplay.replay.plan.collectives.in_plan import with_sizes_missing
@@ -429,7 +433,7 @@ def _with_collectives(trace: Trace, selection: Selection, *, device: str, in_ord
 
 
 def names_by_time(trace: Trace) -> list[str]:
-    """Names of recorded ops, those with most device time first, then those that took the host longest."""
+    """Return the names of recorded ops: those with most device time first, then those with most host time."""
     import numpy as np
 
     count, owner = len(trace.signatures), trace.kernels.owner
@@ -442,9 +446,9 @@ def names_by_time(trace: Trace) -> list[str]:
 
 
 def restricted(plan: ReplayPlan, selection: Selection, *, device: str) -> ReplayPlan:
-    """A plan with overloads and outputs filled in where it has none, and the filters applied; its order is kept.
+    """Return a plan with missing overloads and outputs filled in, and the filters applied; its order is kept.
 
-    Raises UsageError for another --select than the plan was made with: what it left out is not there.
+    Raises UsageError for another --select than the plan was made with, since the plan lacks the other ops.
     """
     from opreplay.replay.plan.passes import total_of, weight_of
     from opreplay.replay.plan.select import keep_heaviest, keeps_name, no_such_phase
@@ -454,8 +458,8 @@ def restricted(plan: ReplayPlan, selection: Selection, *, device: str) -> Replay
 
     if selection.select not in ("owner", plan.selection):
         raise UsageError(
-            f"the plan of {plan.source} has the ops selected by {plan.selection}, not those by {selection.select}",
-            hint=f"Leave --select out, or make the plan with `opreplay plan TRACE --select {selection.select}`.",
+            f"the plan of {plan.source} contains the ops selected by {plan.selection}, not those by {selection.select}",
+            hint=(f"Remove --select, or make the plan with `opreplay plan TRACE --select {selection.select}`."),
         )
     ops = [op for op in plan.ops if keeps_name(selection, op.name)]
     if selection.phase is not None:
@@ -471,7 +475,7 @@ def restricted(plan: ReplayPlan, selection: Selection, *, device: str) -> Replay
 
 
 def with_recorded_children(plan: ReplayPlan, read: Trace | ReplayPlan) -> ReplayPlan:
-    """The plan with the ops recorded below each op; a plan that was read has what its file has."""
+    """Return the plan with the ops recorded below each op; a plan read from a file keeps what the file has."""
     from opreplay.replay.ir.model import ReplayPlan
     from opreplay.replay.plan.recorded_children import with_child_ops
 

@@ -1,9 +1,9 @@
 # pyright: strict
-"""Plans and contents of arguments kept between runs, under a key of all that they depend on.
+"""Cache plans and argument contents between runs, under a key of everything they depend on.
 
-That is: every value of the trace or plan that was read, the options, the source files of opreplay, the version of torch
-and what it loads by itself, Python, and the environment's settings of both. What depends on users' code or on an
-imported library is not kept, nor is what a time limit cut short.
+The key covers every value of the trace or plan, the options, the source files of opreplay, the version of torch and
+what it loads by itself, Python, and both programs' environment settings. Results that depend on user code or an
+imported library, or that a time limit cut short, are not cached.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def kept_plan_of_calls(
 
 
 def _kept(key: str | None, kind: type[_Value], make: Callable[[], _Value]) -> _Value:
-    """The value that was kept under a key, else a new one, which is then kept; a new one where there is no key."""
+    """Return the cached value of a key, or make and cache it; without a key, only make it."""
     if (known := _loaded(key, kind)) is not None:
         return known
     value = make()
@@ -94,7 +94,9 @@ class _Known(msgspec.Struct, frozen=True, array_like=True):
 
 
 class KeptContents:
-    """`ExpectedContents` of one plan with the built-in initializers: what was kept, the rest made when asked for."""
+    """`ExpectedContents` of one plan with the built-in initializers, cached; missing contents are computed on
+    demand.
+    """
 
     def __init__(self, make: Callable[[], ExpectedContents], plan: ReplayPlan, seed: int) -> None:
         self._make, self._real = make, None
@@ -106,7 +108,7 @@ class KeptContents:
         self.unrecorded: dict[str, str] = {}
 
     def __call__(self, op: ReplayOp) -> Contents | None:
-        """As of `ExpectedContents`."""
+        """Return the contents, as `ExpectedContents` does."""
         look = blake2b(msgspec.msgpack.encode(op), digest_size=16).hexdigest()
         known = self._known.get(look)
         if known is None:
@@ -124,7 +126,7 @@ class KeptContents:
         return known.contents
 
     def keep(self) -> None:
-        """Store what was made."""
+        """Write the newly computed contents to the cache."""
         if self._new and self._key is not None:
             kept.store(self._key, msgspec.msgpack.encode(self._known))
 
@@ -141,7 +143,7 @@ def key_of(kind: str, *values: Any) -> str | None:
 
 
 def _feed(hasher: Any, value: Any) -> None:
-    """Every value in it; raises TypeError for what cannot be told apart."""
+    """Hash every part of a value; raises TypeError for values without a canonical form."""
     hasher.update(f"<{type(value).__name__}>".encode())
     if isinstance(value, np.ndarray):
         array = cast("np.ndarray[Any, np.dtype[Any]]", value)
@@ -174,7 +176,7 @@ def _stamps(package: str) -> Iterator[Any]:
 
 @cache
 def _software() -> tuple[Any, ...]:
-    """What of this installation decides on a plan, torch looked at without importing it."""
+    """Return what this installation contributes to a plan, inspecting torch without importing it."""
     parts: list[Any] = [sys.version, platform.machine(), sys.platform]
     for name in ("opreplay.traces", "opreplay.initializers", "opreplay.replay"):
         parts += _stamps(name)

@@ -1,5 +1,5 @@
 # pyright: strict
-"""A trace and a selection to a plan with outputs."""
+"""Turn a trace and a selection into a plan with outputs."""
 
 from __future__ import annotations
 
@@ -23,8 +23,9 @@ def make_plan(
     in_order: bool = False,
     collectives: Sequence[AskedFor] = (),
 ) -> ReplayPlan:
-    """The plan for the selected ops with their outputs filled in, and `in_order` with the calls of one step, the
-    trace's `collectives` beside them."""
+    """Return the plan of the selected ops with their outputs; with `in_order`, also the calls of one step and the
+    trace's `collectives`.
+    """
     from opreplay.replay.plan.build import build_plan
     from opreplay.replay.plan.opaque_layers import with_layers
     from opreplay.replay.plan.physical import mark_impossible
@@ -48,7 +49,7 @@ def make_plan(
 
 
 def check_on_meta(plan: ReplayPlan, selection: Selection) -> dict[str, MetaCheck]:
-    """What calls on meta tensors say of the plan's ops, by id."""
+    """Return the results of calling the plan's ops on meta tensors, by op id."""
     from opreplay.replay.resolve.meta.check import check_plan
     from opreplay.replay.resolve.policy import Policy
 
@@ -56,7 +57,9 @@ def check_on_meta(plan: ReplayPlan, selection: Selection) -> dict[str, MetaCheck
 
 
 def find_ops(plan: ReplayPlan, wanted: str) -> list[ReplayOp]:
-    """Ops that a name, a glob, the start of an id or "#4" means, heaviest first. Raises UsageError for none."""
+    """Return the ops that a name, a glob, the start of an id or "#4" selects, heaviest first. Raises UsageError if
+    none.
+    """
     from opreplay.replay.plan.select import named
 
     return named(plan.ops, wanted)

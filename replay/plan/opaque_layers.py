@@ -1,5 +1,5 @@
 # pyright: strict
-"""What a recording tells of layers whose weights are in no argument: kernels' names, and what their time allows."""
+"""Infer facts about layers whose weights are not arguments from kernel names and recorded times."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _PRODUCT = re.compile(r"gemm|bmm|matmul|_mm_|fused_moe|mfma", re.IGNORECASE)
 
 
 def with_layers(plan: ReplayPlan) -> ReplayPlan:
-    """The plan with what the recording tells of each opaque layer, and which sizes follow, among its assumptions."""
+    """Return the plan with assumptions about each opaque layer: what the recording says, and the sizes that follow."""
     peak = peak_of((plan.device,)) if plan.device is not None else None
     return msgspec.structs.replace(plan, ops=tuple(_with_evidence(op, peak) for op in plan.ops))
 
@@ -41,7 +41,9 @@ def _with_evidence(op: ReplayOp, peak: Peak | None) -> ReplayOp:
 
 
 def evidence_of(op: ReplayOp, peak: Peak | None) -> LayerEvidence:
-    """What names and times of the recorded kernels tell of weights, on a device of this peak; None is not known."""
+    """Return what names and times of the recorded kernels say about weights on a device of this peak; None means
+    unknown.
+    """
     bits = weight_bits(kernel.name for kernel in op.recorded.kernels)
     time_us = op.recorded.device_us_median
     if peak is None or not time_us:
@@ -57,7 +59,9 @@ def evidence_of(op: ReplayOp, peak: Peak | None) -> LayerEvidence:
 
 
 def weight_bits(kernels: Iterable[str]) -> int | None:
-    """Bits of a weight by the names of products: those of the narrower operand; None where they say nothing."""
+    """Return the bits per weight from the names of matrix products, of the narrower operand; None if they do not
+    say.
+    """
     names = [name for name in kernels if not _READS_NO_WEIGHTS.search(name) or _PRODUCT.search(name)]
     if any(_FOUR_BITS.search(name) for name in names):
         return 4
@@ -65,7 +69,7 @@ def weight_bits(kernels: Iterable[str]) -> int | None:
 
 
 def _share_of_products(kernels: tuple[RecordedKernel, ...]) -> float:
-    """Of the device time of an op, that of kernels that may read weights; all of it where no name tells."""
+    """Return the share of an op's device time in kernels that may read weights; 1 if no name says."""
     total = sum(kernel.total_us for kernel in kernels)
     others = [k.total_us for k in kernels if _READS_NO_WEIGHTS.search(k.name) and not _PRODUCT.search(k.name)]
     return 1.0 - sum(others) / total if total > sum(others) else 1.0

@@ -1,5 +1,5 @@
 # pyright: strict
-"""Pure passes over a plan, listed in the order in which `build` runs them."""
+"""Pure passes over a plan, in the order in which `build` runs them."""
 
 from __future__ import annotations
 
@@ -19,8 +19,11 @@ Pass = Callable[[ReplayPlan], ReplayPlan]
 
 
 def weight_of(plan: ReplayPlan) -> Callable[[ReplayOp], float]:
-    """What shares of this plan refer to: recorded device time, or host time where the trace has no device; the bytes
-    that ops take and make where the plan was captured, none for those of views, which move none."""
+    """Return the weight to which shares of this plan refer.
+
+    It is recorded device time; host time if the trace has no device; or, for a captured plan, the bytes that ops read
+    and write, 0 for views, which move nothing.
+    """
     if plan.captured:
         return moved_bytes
     if plan.device_us_total > 0:
@@ -33,14 +36,16 @@ Clock = Literal["device", "host"]
 
 
 def clock_of(plan: ReplayPlan) -> Clock | None:
-    """What times of this plan are of; None where none was recorded: it was captured, or made of an ExecutionTrace."""
+    """Return the clock of this plan's times; None if none were recorded (a captured plan, or one of an
+    ExecutionTrace).
+    """
     if plan.captured or not total_of(plan):
         return None
     return "device" if plan.device_us_total > 0 else "host"
 
 
 def total_of(plan: ReplayPlan) -> float:
-    """All that shares of this plan refer to."""
+    """Return the total to which shares of this plan refer."""
     if plan.captured:
         return sum(moved_bytes(op) for op in plan.ops)
     return plan.device_us_total or plan.host_us_total
@@ -77,7 +82,7 @@ def _together(parts: Sequence[ReplayOp]) -> ReplayOp:
 
 
 def _median(weighted: Sequence[tuple[float, int]]) -> float:
-    """The median of values that each count so often; the mean of the two in the middle where there are two."""
+    """Return the weighted median; the mean of the two middle values if there are two."""
     ordered = sorted(weighted)
     up_to = list(accumulate(weight for _, weight in ordered))
     low, high = ordered[bisect_left(up_to, up_to[-1] / 2)], ordered[bisect_right(up_to, up_to[-1] / 2)]
@@ -85,8 +90,9 @@ def _median(weighted: Sequence[tuple[float, int]]) -> float:
 
 
 def added(a: ReplayOp, b: ReplayOp) -> ReplayOp:
-    """One op for two that are called the same way: counts, times and kernels added, medians those of the one that was
-    called more often."""
+    """Merge two ops that are called the same way: counts, times and kernels add up; medians come from the more frequent
+    one.
+    """
     often = a if a.count >= b.count else b
     kernels: dict[str, RecordedKernel] = {k.name: k for k in a.recorded.kernels}
     for kernel in b.recorded.kernels:
@@ -130,7 +136,7 @@ PASSES: tuple[Pass, ...] = (merge_same_ids, refuse_floods, by_recorded_time)
 
 
 def run(plan: ReplayPlan) -> ReplayPlan:
-    """All passes, in order."""
+    """Run all passes in order."""
     for run_pass in PASSES:
         plan = run_pass(plan)
     return plan

@@ -1,8 +1,8 @@
 # pyright: strict
-"""Ops of a plan that would move or multiply more than any device could have in the recorded time: guessed too large.
+"""Find ops that would move or compute more than any device could in the recorded time: a size was guessed too large.
 
-Owns the check. Only what a call must touch counts: arguments that it reads
-in full and results, each memory once. Views, and ops that read a part of their arguments, count with their results.
+Only what a call must touch counts: arguments that it reads in full and results, each memory once. For views, and ops
+that read a part of their arguments, only results count.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ _WRITTEN_ONLY = names_in(
 
 
 def mark_impossible(plan: ReplayPlan) -> ReplayPlan:
-    """The plan with an assumption on each op that fails the check; for plans with results (`with_outputs`)."""
+    """Return the plan with an assumption on each op that fails the check; for plans with results (`with_outputs`)."""
     return msgspec.structs.replace(plan, ops=tuple(_marked(op, plan.device) for op in plan.ops))
 
 
@@ -63,10 +63,10 @@ def _marked(op: ReplayOp, device: str | None) -> ReplayOp:
 
 
 def impossible(op: ReplayOp, device: str | None) -> str | None:
-    """Why a call as planned cannot be what was recorded, or None; `device` is the name of the recorded one.
+    """Return why a planned call cannot be the recorded one, or None; `device` is the name of the recorded device.
 
-    Only ops with recorded device time are looked at. Of a vendor's op, which may read any part of its arguments, what
-    it multiplies and what it returns alone count.
+    Only ops with recorded device time are checked. For a vendor op, which may read any part of its arguments, only its
+    products and results count.
     """
     recorded_us = op.recorded.device_us_median
     if op.reason is not None or recorded_us is None:
@@ -89,7 +89,7 @@ def impossible(op: ReplayOp, device: str | None) -> str | None:
 
 
 def peak_of(device: str | None) -> tuple[float, int]:
-    """(bytes/s of the memory, bytes of the last cache) of a recorded device by its name."""
+    """Return (memory bandwidth in bytes/s, bytes of the last-level cache) of a recorded device by name."""
     peak = None if device is None else peaks.peak_of((device,))
     return FASTEST if peak is None else (peak.gb_per_s * 1e9, peak.cache_mib << 20)
 
@@ -104,13 +104,15 @@ def least_flops(op: ReplayOp) -> float:
 
 
 def flops_of(device: str | None) -> float:
-    """Products and sums in 16 bits a second of a recorded device by its name, the most of any dtype it has."""
+    """Return the 16-bit operations per second of a recorded device by name, the highest of its dtypes."""
     peak = None if device is None else peaks.peak_of((device,))
     return FASTEST_FLOPS if peak is None else max(peak.tflops.values()) * 1e12
 
 
 def least_bytes(op: ReplayOp) -> int:
-    """Bytes that one call must touch at least: arguments read in full and results that are not views of them."""
+    """Return the fewest bytes that one call can touch: arguments read in full, and results that are not views of
+    them.
+    """
     namespace, _, name = op.name.partition("::")
     results = sum(_bytes(meta) for meta in op.outputs or () if meta is not None)
     if name in _WRITTEN_ONLY:
@@ -125,7 +127,7 @@ def least_bytes(op: ReplayOp) -> int:
 
 
 def _read_bytes(op: ReplayOp) -> int:
-    """Of the arguments, each memory once."""
+    """Return the bytes of the arguments, counting each memory once."""
     memories: dict[tuple[str, int], TensorMeta] = {}
     for at, meta in enumerate(tensors_of(op)):
         memories.setdefault(("own", at) if meta.storage is None else ("shared", meta.storage), meta)
@@ -133,7 +135,7 @@ def _read_bytes(op: ReplayOp) -> int:
 
 
 def _bytes(meta: TensorMeta) -> int:
-    """Bytes of the distinct elements: expanded dimensions count once."""
+    """Return the bytes of the distinct elements: expanded dimensions count once."""
     strides = meta.strides or (1,) * len(meta.shape)
     return math.prod(n for n, step in zip(meta.shape, strides, strict=True) if step or not n) * ITEMSIZE_BYTES.get(
         meta.dtype, 1

@@ -1,5 +1,5 @@
 # pyright: strict
-"""What a trace says of the ops below each op of a plan; a pass that needs the trace, run only when asked for."""
+"""Find the ops that a trace records below each op of a plan; needs the trace and runs only on request."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ MAX_BELOW = 512
 
 
 def with_child_ops(plan: ReplayPlan, trace: Trace) -> ReplayPlan:
-    """The plan with `recorded.children` and `recorded.below` of each op, from its first call; () for an op without any.
+    """Return the plan with `recorded.children` and `recorded.below` of each op's first call; () if there are none.
 
-    Both stay None for an op with more than `MAX_BELOW` of them.
+    Both stay None for an op with more than `MAX_BELOW` ops below it.
     """
     signature = trace.ops.signature
     used, first = np.unique(signature, return_index=True)

@@ -1,5 +1,5 @@
 # pyright: strict
-"""Which recorded calls a plan is about: those that own device time, leaves, outermost ops or all; and the filters."""
+"""Select the recorded calls of a plan: those that own device time, leaves, outermost ops or all; and apply filters."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ Rows = npt.NDArray[np.int64]
 
 
 def keeps_name(filters: OpFilter, name: str) -> bool:
-    """Whether include and exclude let an op of this name pass."""
+    """Check whether the include and exclude patterns keep an op of this name."""
     if filters.include and not any(fnmatchcase(name, pattern) for pattern in filters.include):
         return False
     return not any(fnmatchcase(name, pattern) for pattern in filters.exclude)
 
 
 def no_such_phase(contexts: Iterable[BatchContext], phase: Phase) -> UsageError:
-    """The error for a phase that none of the iterations' batches is in; it names those that there are."""
+    """Return the error for a phase that no iteration has; it lists the phases that exist."""
     there = {context.phase for context in contexts}
     known = [name for name in PHASES if name in there]
     hint = "Inference servers mark iterations with their batch (execute_context_..., step[DECODE bs=8]); none is here."
@@ -47,7 +47,7 @@ def no_such_phase(contexts: Iterable[BatchContext], phase: Phase) -> UsageError:
 def keep_heaviest(
     ops: list[ReplayOp], filters: OpFilter, total_us: float, weight: Callable[[ReplayOp], float]
 ) -> list[ReplayOp]:
-    """The ops that top and min_share let pass; `ops` are sorted by weight (microseconds), heaviest first."""
+    """Return the ops that pass `top` and `min_share`; `ops` are sorted by weight (microseconds), heaviest first."""
     if filters.min_share is not None:
         least_us = filters.min_share * total_us
         ops = [op for op in ops if weight(op) >= least_us]
@@ -62,14 +62,16 @@ def _at_place(ops: Sequence[ReplayOp], digits: str, wanted: str) -> ReplayOp:
     place = int(digits) if digits.isdecimal() and len(digits) < 7 else 0
     if not 1 <= place <= len(ops):
         fits = f"The selection holds {len(ops)} ops, #1 to #{len(ops)}."
-        raise UsageError(f"no op is {wanted!r}", hint=fits if ops else "It holds no ops: try --select all.")
+        raise UsageError(
+            f"no op matches {wanted!r}", hint=fits if ops else "The plan contains no ops: try --select all."
+        )
     return ops[place - 1]
 
 
 def named(ops: Sequence[ReplayOp], wanted: str) -> list[ReplayOp]:
-    """Ops that a name, a glob, the start of an id, or "#4" (the fourth) means, in their order.
+    """Return the ops that a name, a glob, the start of an id, or "#4" (the fourth) selects, in order.
 
-    Raises UsageError with the nearest names when there is none.
+    Raises UsageError with the nearest names if there is none.
     """
     if match := _PLACE.fullmatch(wanted):
         return [_at_place(ops, match[1], wanted)]
@@ -84,7 +86,7 @@ _PLACE = re.compile(r"#(.*)")
 
 
 def nearest(patterns: Sequence[str], names: Sequence[str]) -> str:
-    """A hint with the names that are most like what was asked for and the first ones; `names` heaviest first."""
+    """Return a hint with the names nearest to the patterns and the heaviest names; `names` are heaviest first."""
     distinct = list(dict.fromkeys(names))
     if not distinct:
         return "The selection holds no ops: try --select all."
@@ -102,7 +104,7 @@ NEAREST = 6
 
 
 def nothing_left(names: Sequence[str], *, include: Sequence[str], select: str, narrows: bool) -> UsageError:
-    """The error for a selection that leaves no op of those that there are."""
+    """Return the error for a selection that keeps none of the ops."""
     if include:
         return UsageError(f"no selected op matches {' or '.join(map(repr, include))}", hint=nearest(include, names))
     what = "the filters leave none of them" if narrows else f"none is selected by {select}"
@@ -110,23 +112,26 @@ def nothing_left(names: Sequence[str], *, include: Sequence[str], select: str, n
 
 
 def refuse_nothing(plan: ReplayPlan) -> None:
-    """Raises UsageError for a plan of a trace that recorded no work at all: nothing is to be measured."""
+    """Raise UsageError for a plan of a trace without recorded work, since there is nothing to measure."""
     if plan.ops or plan.device_us_total > 0:
         return
     raise UsageError(
-        f"no op is recorded in {plan.source}",
-        hint="A profiler with a schedule records in its active steps alone: without repeat it goes on to wait and warm "
-        "up, and what is exported then is empty. Set repeat=1, or export in on_trace_ready.",
+        f"{plan.source} records no op",
+        hint=(
+            "A profiler with a schedule records only in its active steps: without repeat, it "
+            "continues with wait and warm-up steps, and what is exported then is empty. Set "
+            "repeat=1, or export in on_trace_ready."
+        ),
     )
 
 
 def selected_rows(trace: Trace, select: str) -> Rows:
-    """Rows of `trace.ops` that a plan is about, in file order. Raises UsageError for an unknown selection.
+    """Return the selected rows of `trace.ops`, in file order. Raises UsageError for an unknown selection.
 
-    "owner" means the outermost ops where no op owns device time, as in traces of a CPU run.
+    "owner" selects the outermost ops if no op owns device time, as in traces of a CPU run.
     """
     if select not in SELECTIONS:
-        raise UsageError(f"no selection is called {select!r}", hint=f"Selections are {', '.join(SELECTIONS)}.")
+        raise UsageError(f"unknown selection {select!r}", hint=f"Selections are {', '.join(SELECTIONS)}.")
     count = len(trace.ops)
     if select == "all":
         return np.arange(count, dtype=np.int64)
@@ -143,29 +148,29 @@ def selected_rows(trace: Trace, select: str) -> Rows:
 
 
 def outermost(trace: Trace, parents: Rows) -> Rows:
-    """Ops with nothing but labels and autocast's wrappers around them; these themselves are none."""
+    """Return the ops that only labels and autocast wrappers enclose; those themselves are not included."""
     opened = opened_rows(trace, parents)
     return np.flatnonzero(~inside_ops(parents, opened) & ~opened)
 
 
 def outermost_us(trace: Trace) -> float:
-    """Host time of all outermost events, labels too, in microseconds."""
+    """Return the host time of all outermost events, including labels, in microseconds."""
     return float(trace.ops.dur_ns[innermost_parent(trace.ops) < 0].sum(dtype=np.int64)) / 1e3
 
 
 def opened_rows(trace: Trace, parents: Rows) -> npt.NDArray[np.bool_]:
-    """Whether each row of `trace.ops` stands for what it holds alone: a label, or a call that autocast casts for."""
+    """Return a mask of rows that only stand for what they contain: a label, or a call for which autocast casts."""
     return label_rows(trace) | autocast_wrappers(trace, parents)
 
 
 def label_rows(trace: Trace) -> npt.NDArray[np.bool_]:
-    """Whether each row of `trace.ops` is a label and no op."""
+    """Return a mask of the rows of `trace.ops` that are labels, not ops."""
     is_label = np.array([_is_label(trace, i) for i in range(len(trace.signatures))], dtype=bool)
     return is_label[trace.ops.signature] if len(trace.ops) else np.zeros(0, dtype=bool)
 
 
 def inside_ops(parents: Rows, opened: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
-    """Whether each row lies inside one that is not `opened` (see `opened_rows`), at any depth."""
+    """Return a mask of rows nested, at any depth, in a row that is not `opened` (see `opened_rows`)."""
     return (parents >= 0) & among_or_inside(parents, ~opened)[parents] if len(parents) else ~opened
 
 

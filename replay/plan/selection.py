@@ -1,5 +1,5 @@
 # pyright: strict
-"""Which ops of a trace are wanted."""
+"""The options that select ops of a trace."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from opreplay.traces.links.annotations import Phase  # at run time, too: a batch
 
 
 class OpFilter(msgspec.Struct, frozen=True, kw_only=True):
-    """Which of the selected ops are kept."""
+    """Filters on the selected ops."""
 
     include: tuple[str, ...] = ()
     """Names or shell globs (`aten::*mm`); empty keeps all."""
@@ -25,7 +25,7 @@ class OpFilter(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Selection(OpFilter, frozen=True, kw_only=True):
-    """What the selection options say."""
+    """The values of the selection options."""
 
     select: str = "owner"
     """Which of the recorded calls: "owner" (ops that own device time), "leaf", "top" or "all"."""
@@ -33,5 +33,5 @@ class Selection(OpFilter, frozen=True, kw_only=True):
 
     @property
     def narrows(self) -> bool:
-        """Whether it leaves out ops by anything else than how they are nested."""
+        """Check whether it leaves out ops for any reason other than nesting."""
         return bool(self.include or self.exclude or self.ops or self.top or self.min_share or self.phase)

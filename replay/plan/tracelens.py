@@ -1,8 +1,8 @@
-"""TraceLens's `event_replay_ir.json`, read into a plan and written from one; owns the file, not its arguments' values.
+"""Read TraceLens's `event_replay_ir.json` into a plan, and write it; `tracelens_values` handles the arguments' values.
 
 The file is a list of `{"op_name", "replay_ir": {"list_pos_args": [...], "list_kwargs": [...]}}`, each argument being
-`{"arg_name", "arg_type", "value"}`; an entry may have a `count` of calls. What was read is written back exactly,
-unknown fields included, for every op that no pass has changed.
+`{"arg_name", "arg_type", "value"}`; an entry may have a `count` of calls. Entries of ops that no pass has changed are
+written back exactly as read, including unknown fields.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ _HINT = "TraceLens's event replay writes such a file: a JSON list of objects wit
 
 
 def read_tracelens_ir(path: str | Path) -> ReplayPlan:
-    """The ops of the file in its order without recorded times, each with its `count` of calls (1 by default).
+    """Return the ops of the file in its order, without recorded times, each with its `count` of calls (default 1).
 
-    Overloads are not in the file: they are matched by argument names afterwards. An entry whose argument type or dtype
-    is not known stays in the plan with a reason. Raises FormatError, which names the entry, for all else that is wrong.
+    The file has no overloads: they are matched by argument names afterwards. An entry with an unknown argument type or
+    dtype stays in the plan with a reason. Raises FormatError, which names the entry, for all other faults.
     """
     entries = _load(Path(path))
     seen: Counter[str] = Counter()
@@ -39,9 +39,9 @@ def read_tracelens_ir(path: str | Path) -> ReplayPlan:
 
 
 def write_tracelens_ir(plan: ReplayPlan, path: str | Path, *, force: bool = False) -> int:
-    """Write the ops that have arguments to call them with; how many were left out because they have a reason not to.
+    """Write the ops whose arguments are known; return how many were left out because they have a reason.
 
-    Raises UsageError when the file exists and `force` is not set, or cannot be written.
+    Raises UsageError if the file exists and `force` is not set, or if it cannot be written.
     """
     entries = [entry for entry in map(entry_of, plan.ops) if entry is not None]
     text = json.dumps(entries, indent=2)  # ASCII
@@ -51,7 +51,9 @@ def write_tracelens_ir(plan: ReplayPlan, path: str | Path, *, force: bool = Fals
     except FileExistsError:
         raise UsageError(f"{path} exists", hint="Name another file, or overwrite it with --force.") from None
     except OSError as error:
-        raise UsageError(f"cannot write {path}: {error.strerror}", hint="Check the folder and its rights.") from None
+        raise UsageError(
+            f"cannot write {path}: {error.strerror}", hint="Check the folder and its permissions."
+        ) from None
     return len(plan.ops) - len(entries)
 
 
@@ -59,7 +61,7 @@ def _load(path: Path) -> list[Any]:
     try:
         data = read_regular(path, MAX_FILE_BYTES)
     except OSError as error:
-        raise FormatError(f"cannot read {path}: {error.strerror}", hint="Check the path and its rights.") from None
+        raise FormatError(f"cannot read {path}: {error.strerror}", hint="Check the path and its permissions.") from None
     try:
         entries = json.loads(data, object_pairs_hook=_without_duplicates)
     except Refused as error:
@@ -67,9 +69,9 @@ def _load(path: Path) -> list[Any]:
     except (ValueError, RecursionError) as error:
         raise FormatError(f"{path} is not JSON: {str(error)[:200]}", hint=_HINT) from None
     if not isinstance(entries, list):
-        raise FormatError(f"{path} holds no list of ops", hint=_HINT)
+        raise FormatError(f"{path} does not contain a list of ops", hint=_HINT)
     if len(entries) > MAX_ENTRIES:
-        raise FormatError(f"{path}: {len(entries)} entries are over the limit of {MAX_ENTRIES}", hint=_HINT)
+        raise FormatError(f"{path}: {len(entries)} entries exceed the limit of {MAX_ENTRIES}", hint=_HINT)
     return entries
 
 
@@ -102,32 +104,32 @@ def _read_entry(index: int, entry: Any, seen: Counter[str]) -> ReplayOp:
 
 
 def _count_of(entry: dict[str, Any]) -> int:
-    """How many calls an entry stands for. Raises Refused."""
+    """Return how many calls an entry stands for. Raises Refused."""
     count = entry.get("count", 1)
     if type(count) is not int or not 0 < count <= _MOST_CALLS:
-        raise Refused(f"count is no number of calls from 1 to {_MOST_CALLS}")
+        raise Refused(f"count must be a number of calls from 1 to {_MOST_CALLS}")
     return count
 
 
 def _parts(entry: Any) -> tuple[str, list[tuple[Any, bool]]]:
-    """(name, [(argument entry, keyword only)]) of one entry. Raises Refused."""
+    """Return (name, [(argument entry, keyword only)]) of one entry. Raises Refused."""
     if not isinstance(entry, dict):
         raise Refused("is no object")
     name, ir = entry.get("op_name"), entry.get("replay_ir")
     if not isinstance(name, str) or not 0 < len(name) <= 1000 or not is_unicode(name):
-        raise Refused("op_name is missing, no text or too long")
+        raise Refused("op_name is missing, not text, or too long")
     if not isinstance(ir, dict):
-        raise Refused("replay_ir is missing or no object")
+        raise Refused("replay_ir is missing or not an object")
     positional, keywords = ir.get("list_pos_args"), ir.get("list_kwargs")
     if not isinstance(positional, list) or not isinstance(keywords, list):
-        raise Refused("list_pos_args or list_kwargs is missing or no list")
+        raise Refused("list_pos_args or list_kwargs is missing or not a list")
     if len(positional) + len(keywords) > _MAX_ARGUMENTS:
         raise Refused(f"more than {_MAX_ARGUMENTS} arguments")
     return name, [*((item, False) for item in positional), *((item, True) for item in keywords)]
 
 
 def _arguments(entries: list[tuple[Any, bool]]) -> tuple[tuple[ReplayArg, ...], Reason | None]:
-    """All arguments, or none and why; every one is checked even so. Raises Refused."""
+    """Return all arguments, or none and the reason; every argument is checked in either case. Raises Refused."""
     args: list[ReplayArg] = []
     unknown: Unknown | None = None
     for entry, keyword_only in entries:
@@ -147,9 +149,8 @@ def _arguments(entries: list[tuple[Any, bool]]) -> tuple[tuple[ReplayArg, ...], 
 
 
 def entry_of(op: ReplayOp) -> dict[str, Any] | None:
-    """The entry of one op: the one it came from where it still says the same, else made from its arguments.
-
-    None for an op that cannot be called.
+    """Return the entry of an op: the original one if it still matches, else a new one; None if the op cannot be
+    called.
     """
     if op.origin is not None:
         try:
@@ -171,7 +172,7 @@ def entry_of(op: ReplayOp) -> dict[str, Any] | None:
 
 
 def _says(entry: Any, op: ReplayOp) -> bool:
-    """Whether an entry, read again, gives the op's name and arguments (what resolving adds to them aside)."""
+    """Check whether an entry, read again, gives the op's name and arguments, ignoring what resolving added."""
     try:
         name, raw_args = _parts(entry)
         args, _ = _arguments(raw_args)
@@ -181,7 +182,7 @@ def _says(entry: Any, op: ReplayOp) -> bool:
 
 
 def _essence(args: tuple[ReplayArg, ...]) -> dict[str, tuple[Any, ...]]:
-    """What is passed under each name; types, order, and codes or lists for single values follow from the overload."""
+    """Return what is passed under each name, without types, order and codes, which follow from the overload."""
     return {
         argument.name: (
             argument.tensors,

@@ -1,4 +1,4 @@
-"""Arguments as TraceLens writes them ↔ `ReplayArg`; owns one argument, not the file around it; knows nothing of torch.
+"""Convert arguments between TraceLens's notation and `ReplayArg`. Handles one argument, not the file; no torch.
 
 A tensor is `{"shape", "dtype" (as profiled: "c10::Half"), "strides", "init"}`; ScalarType, Layout and MemoryFormat are
 the integers that the profiler records.
@@ -46,20 +46,20 @@ _SPELLINGS |= {"int64": "long int", "int16": "short int", "uint8": "unsigned cha
 
 
 class Refused(ValueError):
-    """An argument that is no such thing; the text says what is wrong."""
+    """An invalid argument; the text says what is wrong."""
 
 
 class Unknown(ValueError):
-    """An argument in good order whose type or dtype the IR does not know."""
+    """A well-formed argument whose type or dtype the IR does not know."""
 
 
 def code_of(value: Value) -> Value:
-    """The code of "torch.float16" and the like; all else as it is."""
+    """Return the code of "torch.float16" and similar constants; other values unchanged."""
     return _CODE_OF.get(value, value) if isinstance(value, str) else value
 
 
 def is_unicode(text: str) -> bool:
-    """False for text with half a surrogate pair, which JSON's escapes can spell and no file can hold."""
+    """Return False for text with an unpaired surrogate, which JSON escapes can spell and a file cannot hold."""
     try:
         text.encode()
     except UnicodeEncodeError:
@@ -68,7 +68,7 @@ def is_unicode(text: str) -> bool:
 
 
 def kind_of(declared: str) -> str:
-    """IR type name of a declared type, "SymInt[2]?" or "Optional[List[int]]" → "int[]". Raises Unknown."""
+    """Return the IR type name of a declared type: "SymInt[2]?" or "Optional[List[int]]" → "int[]". Raises Unknown."""
     match = _DECLARED.fullmatch(declared)
     if match and match[1] in _KINDS:
         return _KINDS[match[1]] + ("[]" if match[3] else "")
@@ -81,14 +81,14 @@ def kind_of(declared: str) -> str:
 def read_argument(entry: Any, *, keyword_only: bool) -> ReplayArg:
     """One element of list_pos_args or list_kwargs. Raises Refused or Unknown."""
     if not isinstance(entry, dict):
-        raise Refused("an argument is no object")
+        raise Refused("an argument is not an object")
     name, declared = entry.get("arg_name"), entry.get("arg_type")
     if not isinstance(name, str) or not re.fullmatch(r"\w{1,200}", name):
-        raise Refused("arg_name is missing or no identifier")
+        raise Refused("arg_name is missing or not an identifier")
     if not isinstance(declared, str):
-        raise Refused(f"argument {name}: arg_type is missing or no text")
+        raise Refused(f"argument {name}: arg_type is missing or not text")
     if "value" not in entry:
-        raise Refused(f"argument {name}: there is no value")
+        raise Refused(f"argument {name}: the value is missing")
     try:
         return _argument(name, kind_of(declared), entry["value"], keyword_only)
     except Refused as error:
@@ -112,20 +112,20 @@ def _list(value: Any, what: str) -> list[Any]:
     if not isinstance(value, list):
         raise Refused(f"not {what}")
     if len(value) > _MAX_ITEMS:
-        raise Refused(f"{len(value)} items are over the limit of {_MAX_ITEMS}")
+        raise Refused(f"{len(value)} items exceed the limit of {_MAX_ITEMS}")
     return value
 
 
 def _tensor(value: Any) -> TensorMeta:
     if not isinstance(value, dict):
-        raise Refused("a tensor is no object")
+        raise Refused("a tensor is not an object")
     shape = _sizes(value.get("shape"), "shape")
     strides = None if value.get("strides") is None else _sizes(value["strides"], "strides")
     if strides is not None and len(strides) != len(shape):
-        raise Refused(f"{len(shape)} dims but {len(strides)} strides")
+        raise Refused(f"{len(shape)} dims do not match {len(strides)} strides")
     recorded = value.get("dtype")
     if not isinstance(recorded, str):
-        raise Refused("dtype is missing or no text")
+        raise Refused("dtype is missing or not text")
     dtype = torch_dtype_name(recorded)
     if dtype is None:
         raise Unknown(f"dtype {recorded[:60]!r}")
@@ -135,9 +135,9 @@ def _tensor(value: Any) -> TensorMeta:
 def _sizes(value: Any, what: str) -> tuple[int, ...]:
     items = _list(value, f"a list of integers ({what})")
     if len(items) > MAX_RANK:
-        raise Refused(f"rank {len(items)} is over the limit of {MAX_RANK}")
+        raise Refused(f"rank {len(items)} exceeds the limit of {MAX_RANK}")
     if any(type(item) is not int or not 0 <= item < 2**63 for item in items):
-        raise Refused(f"{what} is no list of sizes")
+        raise Refused(f"{what} is not a list of sizes")
     return tuple(items)
 
 
@@ -160,16 +160,16 @@ def _scalar(kind: str, value: Any) -> PlainValue:
             raise Unknown(f"{kind} with code {value}")
         return codes[value]
     if isinstance(value, str) and not is_unicode(value):
-        raise Refused("a text is no Unicode")
+        raise Refused("a text is not valid Unicode")
     if value is None or isinstance(value, bool | str):
         return value
     if isinstance(value, int):
         if not -(2**63) <= value < 2**64:
-            raise Refused(f"an integer of {value.bit_length()} bits")
+            raise Refused(f"an integer has {value.bit_length()} bits")
         return value
     if isinstance(value, float):
         return value if math.isfinite(value) else str(value)
-    raise Refused("a value is neither a number, text nor a list of such")
+    raise Refused("a value is not a number, a text or a list of these")
 
 
 def write_argument(argument: ReplayArg) -> dict[str, Any]:

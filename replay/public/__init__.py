@@ -132,7 +132,7 @@ _HOMES = {
 
 
 def __getattr__(name: str) -> Any:
-    """A public name, when it is first used."""
+    """Import a public name when it is first used."""
     if name == "__version__":
         value: Any = import_module("opreplay.replay.host.environment").opreplay_version()
     elif name in _HOMES:

@@ -1,5 +1,5 @@
 # pyright: strict
-"""For operators written for torch_ir: `from opreplay.torch_ir import register_executor, register_op`."""
+"""Compatibility for operators written for torch_ir: `from opreplay.torch_ir import register_executor, register_op`."""
 
 from opreplay.replay.resolve.user.torch_ir import (
     NodeInfo,

@@ -1,5 +1,5 @@
 # pyright: strict
-"""For programs written for TraceLens: `from opreplay.tracelens import EventReplayer, benchmark_func`."""
+"""Compatibility for programs written for TraceLens: `from opreplay.tracelens import EventReplayer, benchmark_func`."""
 
 from typing import Any
 
@@ -27,7 +27,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """Return the present `EventReplayer._custom_init_registry`, which may be replaced, by its name alone."""
+    """Return the current `EventReplayer._custom_init_registry`, which may be replaced."""
     if name == "_custom_init_registry":
         return EventReplayer._custom_init_registry  # pyright: ignore[reportPrivateUsage]
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

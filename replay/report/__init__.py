@@ -1,2 +1,2 @@
 # pyright: strict
-"""One file per output format, all fed by the same results."""
+"""One file per output format, all from the same results."""

@@ -1,5 +1,5 @@
 # pyright: strict
-"""Where the time of a trace goes, as a table for a terminal, JSON-safe facts and CSV; sums alone."""
+"""Where the time of a trace goes, as a table for a terminal, JSON-safe facts and CSV; sums only."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ _SHORT = {"memory": "mem", "float16": "fp16", "bfloat16": "bf16", "float32": "fp
 
 
 def facts(table: Breakdown | StepTable | LaunchTable, top: int | None) -> dict[str, Any]:
-    """All of it, the first `top` rows."""
+    """Return the whole breakdown with the first `top` rows, as JSON-safe values."""
     return {
         **msgspec.to_builtins(table),
         "rows": msgspec.to_builtins(table.rows[:top]),
@@ -48,7 +48,7 @@ def facts(table: Breakdown | StepTable | LaunchTable, top: int | None) -> dict[s
 
 
 def view(breakdown: Breakdown, top: int | None, shown: int) -> View:
-    """A table of where the time goes in every form, the first `top` rows, in a terminal the first `shown`."""
+    """Return the breakdown in every form, with the first `top` rows, in a terminal the first `shown`."""
     return View(
         render=lambda width: render(breakdown, top or shown, width=width),
         facts=lambda: facts(breakdown, top),
@@ -57,13 +57,13 @@ def view(breakdown: Breakdown, top: int | None, shown: int) -> View:
 
 
 def file_table(breakdown: Breakdown, top: int | None) -> Table[Row]:
-    """The first `top` rows with all that CSV holds of them; times in microseconds, shares from 0 to 1."""
+    """Return the first `top` rows with all CSV columns; times in microseconds, shares from 0 to 1."""
     columns = [_OfRow(name, lambda row, name=name: getattr(row, name)) for name in COLUMNS]
     return Table("Rows", columns, breakdown.rows[:top])
 
 
 def render(breakdown: Breakdown, top: int | None, *, width: int) -> RenderableType:
-    """A table with the first `top` rows, what the rest amounts to, and a note."""
+    """Return a table with the first `top` rows, the sum of the rest, and a note."""
     shown = breakdown.rows[:top]
     parts: list[RenderableType] = [Text(f"{time_text(breakdown.total_us)} of {breakdown.clock} time by {breakdown.by}")]
     if shown:
@@ -83,7 +83,7 @@ def render(breakdown: Breakdown, top: int | None, *, width: int) -> RenderableTy
 
 
 def _peak_line(breakdown: Breakdown) -> str:
-    """What the recorded device could do at most; "" where nobody asks."""
+    """Return the peak rates of the recorded device; "" if not requested."""
     peak = breakdown.peak
     if peak is None:
         unknown = "no peak is known of the recorded device: --peak NAME (as MI300X) names it"
@@ -99,7 +99,7 @@ def _of_peak(row: Row) -> str:
 
 
 def columns_of(breakdown: Breakdown, rows: Sequence[Row]) -> list[_OfRow]:
-    """What is known of the rows; the name has the room that is left."""
+    """Return the columns with data in these rows; the name column gets the remaining width."""
     columns = [
         _OfRow("share", lambda row: row.share, SHARE),
         _OfRow("time", lambda row: row.time_us, TIME, key="time_us"),

@@ -1,5 +1,5 @@
 # pyright: strict
-"""The check of an op in every form: a table, Markdown, facts for JSON, a page."""
+"""The check of an op in every output format: a table, Markdown, facts for JSON, a page."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ CASES_SHOWN = 3
 
 
 def facts(check: CheckResult) -> dict[str, Any]:
-    """Everything, for JSON; docs/check.md says which keys stay."""
+    """Return everything for JSON; docs/check.md says which keys are stable."""
     body: dict[str, Any] = msgspec.to_builtins(check)
     for name, speed in (("speed", check.speed), ("speed_large", check.speed_large)):
         if speed is not None:
@@ -52,7 +52,7 @@ def facts(check: CheckResult) -> dict[str, Any]:
 
 
 def view(check: CheckResult, failed: Sequence[PointResult]) -> View:
-    """A check in every form; `failed`: the points that decide how it ended."""
+    """Return a check in every output format; `failed`: the points that decide the result."""
     return View(
         lines=[first_line(check, failed)],
         render=lambda width: render(check, width=width),
@@ -63,7 +63,7 @@ def view(check: CheckResult, failed: Sequence[PointResult]) -> View:
 
 
 def first_line(check: CheckResult, failed: Sequence[PointResult]) -> str:
-    """How the check ended, in one line."""
+    """Return the result of the check in one line."""
     by_verdict = counts(check)
     tally = ", ".join(f"{count} {verdict}" for verdict, count in by_verdict.items() if count)
     ended = f"fails by {', '.join(point.point for point in failed)}" if failed else "passes what is required"
@@ -80,7 +80,7 @@ _OfCase = Column[tuple[PointResult, Finding]]
 
 
 def _cases_table(check: CheckResult, title: str, limit: int | None = None) -> Table[tuple[PointResult, Finding]]:
-    """Every case of every point, or the first that each fails by."""
+    """Return a table of every case of every point, or of the first failing case of each."""
     rows = [
         (point, case) for point in check.points for case in (point.cases if limit is None else point.of("fail")[:limit])
     ]
@@ -95,7 +95,7 @@ def _cases_table(check: CheckResult, title: str, limit: int | None = None) -> Ta
 
 
 def render(check: CheckResult, *, width: int) -> RenderableType:
-    """One row a point, below it the cases that it fails by."""
+    """Return one row per point, followed by the failing cases."""
     from rich.console import Group
     from rich.text import Text
 
@@ -119,7 +119,7 @@ def render(check: CheckResult, *, width: int) -> RenderableType:
 
 
 def notes(check: CheckResult) -> list[str]:
-    """Times here and on simulated devices, what was assumed, what is to be known."""
+    """Return notes on times here and on simulated devices, assumptions, and caveats."""
     lines: list[str] = []
     for speed in (check.speed, check.speed_large):
         if speed is None:
@@ -141,7 +141,7 @@ def notes(check: CheckResult) -> list[str]:
 
 
 def markdown(check: CheckResult, failed: Sequence[PointResult]) -> str:
-    """The same, short enough for a comment on a pull request."""
+    """Return the check as Markdown, short enough for a comment on a pull request."""
     marked = _VERDICT.with_text(lambda point: f"{MARKS[point.verdict]} {point.verdict}")
     detail = _OfPoint("", lambda point: end(point.detail, DETAIL_CHARS))
     lines = [f"### opreplay check: {formats.escaped(first_line(check, failed))}"]
@@ -151,7 +151,7 @@ def markdown(check: CheckResult, failed: Sequence[PointResult]) -> str:
 
 
 def page(check: CheckResult, failed: Sequence[PointResult], command: str) -> Page:
-    """Every point and every case."""
+    """Return a page with every point and every case."""
     return Page(
         title=f"opreplay: {check.op} checked",
         headline=first_line(check, failed),
@@ -177,7 +177,7 @@ def _answer(check: CheckResult) -> Answer:
 
 
 def fidelity_view(fidelity: Fidelity) -> View:
-    """The check of stand-ins in every form; each that fails has a line."""
+    """Return the check of reference implementations in every output format; each failing one has a line."""
     from rich.console import Group
 
     lines = [f"{row.op} against {row.against}: {row.detail}" for row in fidelity.failed]
@@ -190,7 +190,7 @@ def fidelity_view(fidelity: Fidelity) -> View:
 
 
 def fidelity_facts(fidelity: Fidelity) -> dict[str, Any]:
-    """The check of stand-ins, for JSON."""
+    """Return the check of reference implementations, for JSON."""
     return {
         "device": fidelity.device,
         "summary": fidelity_line(fidelity),
@@ -199,7 +199,7 @@ def fidelity_facts(fidelity: Fidelity) -> dict[str, Any]:
 
 
 def fidelity_line(fidelity: Fidelity) -> str:
-    """How many were held against what, and how many are wrong."""
+    """Return a line with how many were compared with what, and how many are wrong."""
     groups: dict[str, list[StandIn]] = {}
     for row in fidelity.rows:
         groups.setdefault(row.against, []).append(row)
@@ -214,7 +214,7 @@ def fidelity_line(fidelity: Fidelity) -> str:
 
 
 def fidelity_markdown(fidelity: Fidelity) -> str:
-    """The same for a page."""
+    """Return the check of reference implementations as Markdown."""
     lines = [f"### opreplay check: {formats.escaped(fidelity_line(fidelity))}", ""]
     lines += [f"- {formats.code(row.op)}: {formats.escaped(end(row.detail, DETAIL_CHARS))}" for row in fidelity.failed]
     return "\n".join(lines) + "\n"

@@ -1,5 +1,5 @@
 # pyright: strict
-"""What every report says of collectives: the rates that users of nccl-tests know, recorded, measured, simulated."""
+"""Collectives in every report: bandwidths as defined by nccl-tests, recorded, measured, simulated."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ _RATE = Unit(lambda value: DASH if value is None else digits(value))
 
 
 def of_collectives(results: Sequence[OpResult]) -> list[_Call]:
-    """The results that are of collectives."""
+    """Return the results of collectives."""
     return [(result, result.collective) for result in results if result.collective is not None]
 
 
 def table(results: Sequence[OpResult], socs: Sequence[str]) -> Table[_Call]:
-    """One row a collective: times a call, bandwidths in GB/s."""
+    """Return one row per collective: times per call, bandwidths in GB/s."""
     columns = [
         _Column("collective", lambda row: f"{row[1].collective.kind} {_dtype(row[1])}", style=_style),
         _Column("size", lambda row: row[1].size_bytes, _SIZE, style=_style),
@@ -46,7 +46,7 @@ def table(results: Sequence[OpResult], socs: Sequence[str]) -> Table[_Call]:
 def _rates(
     title: str, name: str, of: Callable[[CollectiveFacts], Bandwidth | None], drop: float = 0, algorithm: bool = False
 ) -> list[_Column]:
-    """A time and the bandwidths that it amounts to."""
+    """Return the columns of a time and the resulting bandwidths."""
 
     def rate(title: str, key: str, field: str, drop: float) -> _Column:
         unit = TIME if field == "time_us" else _RATE
@@ -72,7 +72,7 @@ def _style(row: _Call) -> str:
 
 
 def notes(results: Sequence[OpResult]) -> list[str]:
-    """What a reader must know of the collectives: what their times hold, and that they ran on other ranks."""
+    """Return notes on collectives: what their times include, and that they ran on other ranks."""
     calls = of_collectives(results)
     if not calls:
         return []

@@ -1,5 +1,5 @@
 # pyright: strict
-"""What predictions stand for, in words and as facts: shares of the recorded time by what made them."""
+"""Coverage of predictions as text and as facts: shares of the recorded time by prediction method."""
 
 from __future__ import annotations
 
@@ -29,18 +29,18 @@ NAMED_FROM = 0.1
 
 
 def is_rough(prediction: Simulated | None) -> bool:
-    """Return whether a prediction is an order of magnitude: an irregular op that was never measured."""
+    """Return whether a prediction is only an order of magnitude: an irregular op that was never measured."""
     return prediction is not None and prediction.high_us >= ORDER_OF_MAGNITUDE * prediction.time_us > 0
 
 
 def predicted_text(prediction: Simulated | None) -> str:
-    """Return the predicted time of a call as people read it: "~190 µs" of one that is an order of magnitude."""
+    """Return the predicted time of a call as text: "~190 µs" if it is only an order of magnitude."""
     text = time_text(None if prediction is None else prediction.time_us)
     return f"~{text}" if is_rough(prediction) else text
 
 
 def rough_text(predictions: Iterable[tuple[str, Simulated, int]]) -> str:
-    """Return which ops decide a total although their times are orders of magnitude; "" where none does.
+    """Return which ops dominate a total although their times are only orders of magnitude; "" if none does.
 
     `predictions` are the name, the prediction of one call and the number of calls of each op.
     """
@@ -62,7 +62,9 @@ ELSEWHERE = "in no selected op"
 
 
 def coverage_text(covered: Coverage, clock: str) -> str:
-    """ "41.0 % of device time by rules, 52.0 % by bytes only, 7.0 % not predicted"; what is nothing is left out."""
+    """Return text like "41.0 % of device time by rules, 52.0 % by bytes only, 7.0 % not predicted"; zero shares are
+    omitted.
+    """
     parts = [
         (covered.users, "by code of yours"),
         (covered.rules, "by rules"),
@@ -81,8 +83,10 @@ def coverage_text(covered: Coverage, clock: str) -> str:
 
 
 def coverage_by_share(soc: str, results: Sequence[OpResult]) -> tuple[dict[str, float], Coverage, str]:
-    """Op id → share of the recorded time, of the ops where none was recorded; what predictions of a device cover; and
-    what these shares are of."""
+    """Return (op id → share of the recorded time, coverage by predictions of a device, basis of the shares).
+
+    If no time was recorded, the shares are of the number of ops.
+    """
     timed = any(r.recorded_share > 0 for r in results)
     shares = {r.id: r.recorded_share if timed else 1 / len(results) for r in results}
     covered = coverage((shares[r.id], r.simulated.get(soc)) for r in results)
@@ -90,5 +94,5 @@ def coverage_by_share(soc: str, results: Sequence[OpResult]) -> tuple[dict[str, 
 
 
 def coverage_facts(covered: Coverage) -> dict[str, float]:
-    """Shares from 0 to 1 by what made the prediction."""
+    """Return shares from 0 to 1 by prediction method."""
     return {name: getattr(covered, name) for name in ("users", "rules", "invented", "bytes", "nothing")}

@@ -1,5 +1,5 @@
 # pyright: strict
-"""What a report says of times that may mislead: rows with a mark, the number of threads, what recorded times hold."""
+"""Notes on times that may mislead: marked rows, the number of threads, what recorded times include."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ NAMED = 8
 
 
 def marks(result: OpResult) -> list[str]:
-    """The kinds of warnings that mark the result's measured time."""
+    """Return the kinds of warnings that mark the result's measured time."""
     kinds = [VALUES] if result.values is not None and result.values.status == "differs" else []
     measured = result.measurement
     if measured is not None and measured.samples == 1 and measured.cache != "sequence":
@@ -48,12 +48,14 @@ def marks(result: OpResult) -> list[str]:
 
 
 def mark(results: Sequence[OpResult]) -> str:
-    """What stands behind a measured time of these ops, all calls together: a star or nothing."""
+    """Return the mark after the measured total time of these ops: a star or nothing."""
     return MARK if any(map(marks, results)) else ""
 
 
 def doubt_notes(header: Header | None, results: Sequence[OpResult], *, device: bool) -> list[str]:
-    """Marked rows with their share of the measured time, the threads, and what is in recorded times."""
+    """Return notes on marked rows with their share of the measured time, the threads, and what recorded times
+    include.
+    """
     return [
         *marked_notes(results),
         *value_notes(results),
@@ -63,7 +65,7 @@ def doubt_notes(header: Header | None, results: Sequence[OpResult], *, device: b
 
 
 def marked_notes(results: Sequence[OpResult]) -> list[str]:
-    """How many rows have a star, with their share of the measured time and why."""
+    """Return a note on how many rows have a star, with their share of the measured time and the reason."""
     marked = [result for result in results if marks(result)]
     if not marked:
         return []
@@ -75,7 +77,9 @@ def marked_notes(results: Sequence[OpResult]) -> list[str]:
 
 
 def value_notes(results: Sequence[OpResult]) -> list[str]:
-    """How results compare with those of the ops' own implementations: a line for each op that differs, and the rest."""
+    """Return how results compare with the ops' own implementations: a line for each op that differs, and one for the
+    rest.
+    """
     checked = [(result, result.values) for result in results if result.values is not None]
     if not checked:
         return []
@@ -95,7 +99,7 @@ def value_notes(results: Sequence[OpResult]) -> list[str]:
 
 
 def thread_notes(environment: Mapping[str, object]) -> list[str]:
-    """How many threads ops had, and how many processors were idle, where that was looked at."""
+    """Return how many threads ops had, and how many processors were idle, if that was checked."""
     threads, wanted = environment.get("threads"), environment.get("threads_of_torch")
     idle, cpus = environment.get("idle_cpus"), environment.get("cpus")
     if not isinstance(threads, int) or not isinstance(idle, int | float):
@@ -115,7 +119,7 @@ def thread_notes(environment: Mapping[str, object]) -> list[str]:
 
 
 def busy_notes(environment: Mapping[str, object]) -> list[str]:
-    """`thread_notes` where the machine had other work, or ops are measured several times."""
+    """Return `thread_notes` if the machine had other load, or if ops are measured several times."""
     visits = environment.get("visits")
     often = isinstance(visits, int) and visits > 1
     return thread_notes(environment) if often or is_busy(environment) else []

@@ -1,6 +1,8 @@
 # pyright: strict
-"""The head of a report: what was recorded where, how busy it was, classes of work, labels, and predictions with their
-quality; lines of text, no table."""
+"""The head of a report: recording and device, utilization, classes of work, labels, predictions and their quality.
+
+Lines of text, no table.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,7 @@ HOLDING: dict[L2State, str] = {
 
 
 def where_in(trace: Mapping[str, object]) -> Where | None:
-    """What the head of a result file says; None in files of older versions and for plans."""
+    """Return the head of a result file; None for files of older versions and for plans."""
     try:
         return msgspec.convert(trace["where"], Where) if "where" in trace else None
     except msgspec.ValidationError:
@@ -42,12 +44,12 @@ def where_in(trace: Mapping[str, object]) -> Where | None:
 
 
 def rendered(lines: Sequence[str]) -> list[RenderableType]:
-    """The lines for a terminal."""
+    """Return the lines for a terminal."""
     return [Text(line, overflow="fold") for line in lines]
 
 
 def capture_lines(plan: ReplayPlan) -> list[str]:
-    """What a captured plan's calls are not, in the words of the capture; none for other plans."""
+    """Return the limitations of a captured plan's calls, as noted in the capture; none for other plans."""
     if plan.capture is None:
         return []
     notes = (*plan.capture.notes, "predictions are of kernels alone, without the host's time to launch them")
@@ -55,7 +57,7 @@ def capture_lines(plan: ReplayPlan) -> list[str]:
 
 
 def lines(where: Where | None, device: str | None, results: Sequence[OpResult]) -> list[str]:
-    """The head of a report on `results`; `device` is the recorded one as the trace names it."""
+    """Return the head of a report on `results`; `device` is the recorded one as the trace names it."""
     head = [] if where is None else where_lines(where, device)
     socs = list(dict.fromkeys(soc for result in results for soc in result.simulated_us))
     return head + [prediction_line(soc, results) for soc in socs[:SOCS_SHOWN]]
@@ -83,7 +85,7 @@ def _host_lines(where: Where) -> list[str]:
 
 
 def where_lines(where: Where, device: str | None) -> list[str]:
-    """What was recorded, its classes of work, and what labels hold."""
+    """Return lines on the recording, its classes of work, and the contents of labels."""
     head = _device_lines(where, device) if where.clock == "device" else _host_lines(where)
     shown = [(name, share) for name, share in where.classes.items() if share >= LEAST][:CLASSES_SHOWN]
     if shown:
@@ -110,7 +112,7 @@ def _label(label: LabelWork) -> str:
 
 
 def prediction_line(soc: str, results: Sequence[OpResult]) -> str:
-    """ "910b3: 480 µs, all calls added up, 80 % band 399 µs to 578 µs; 97.0 % of recorded time by rules, ..."."""
+    """Return "910b3: 480 µs, all calls added up, 80 % band 399 µs to 578 µs; 97.0 % of recorded time by rules, ..."."""
     _, covered, clock = coverage_by_share(soc, results)
     total, low, high = predicted_total(soc, results)
     predicted = [(r, r.simulated[soc]) for r in results if soc in r.simulated]
@@ -132,9 +134,9 @@ def prediction_line(soc: str, results: Sequence[OpResult]) -> str:
 
 
 def predicted_total(soc: str, results: Sequence[OpResult]) -> tuple[float, float, float]:
-    """All calls of all predicted ops in microseconds, and the 80 % band of that.
+    """Return the microseconds of all calls of all predicted ops, and their 80 % band.
 
-    As for a simulated step: ops of one kernel family err alike and their errors add, those of others are independent.
+    As for a simulated step: errors of ops in one kernel family add up, errors of different families are independent.
     """
     total, up, down = 0.0, dict[str, float](), dict[str, float]()
     for result in results:

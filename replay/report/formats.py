@@ -1,5 +1,5 @@
 # pyright: strict
-"""A table as Markdown, CSV, Parquet and a data frame; text of a trace is escaped as each format needs it."""
+"""Writes a table as Markdown, CSV, Parquet and a data frame; text from a trace is escaped as each format requires."""
 
 from __future__ import annotations
 
@@ -22,13 +22,15 @@ FORMULA_STARTS = ("=", "+", "-", "@", "\t", "\r")
 
 
 def escaped(text: str | None) -> str:
-    """Text that Markdown shows as it is: control characters, HTML and Markdown's own characters escaped."""
+    """Escape text so that Markdown shows it literally: control characters, HTML and Markdown's own characters."""
     plain = safe(text or "").replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
     return _SPECIAL.sub(r"\\\1", plain)
 
 
 def code(text: str | None) -> str:
-    """Text from a trace as a code span, where nothing is markup; its fence is longer than any backticks within."""
+    """Return text from a trace as a code span, in which nothing is markup; its fence is longer than any backticks
+    within.
+    """
     # A backslash right before a bar cannot be kept apart from an escaped bar inside a table.
     plain = safe(text or "").replace("\\|", "\\¦").replace("|", "\\|").strip()
     if not plain:
@@ -39,7 +41,7 @@ def code(text: str | None) -> str:
 
 
 def markdown(table: AnyTable) -> list[str]:
-    """The lines of the table after an empty one; nothing without rows."""
+    """Return the lines of the table after an empty line; nothing without rows."""
     if not table.rows:
         return []
     rows = [[escaped(column.title) for column in table.columns]]
@@ -51,20 +53,20 @@ def markdown(table: AnyTable) -> list[str]:
 
 
 def bullets(lines: Iterable[str]) -> list[str]:
-    """Notes below a table, after an empty line; nothing where there are none."""
+    """Return the notes below a table, after an empty line; nothing if there are none."""
     items = [f"- {escaped(line)}" for line in lines]
     return ["", *items] if items else []
 
 
 def csv_cell(text: str | None) -> str:
-    """Text as it may stand in a cell: control characters escaped, an apostrophe before what starts like a formula."""
+    """Escape text for a cell: control characters, and an apostrophe before text that starts like a formula."""
     if not text:
         return ""
     return ("'" if text.startswith(FORMULA_STARTS) else "") + safe(text)
 
 
 def csv_text(table: AnyTable) -> str:
-    """A row a row under the keys of the columns, numbers as they are; missing values are empty cells."""
+    """Return the table as CSV under the keys of its columns, with plain numbers and empty cells for missing values."""
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
     writer.writerow([csv_cell(column.key or column.title) for column in table.columns])
@@ -75,7 +77,7 @@ def csv_text(table: AnyTable) -> str:
 
 
 def _columns(table: AnyTable) -> dict[str, list[Any]]:
-    """Key → values, control characters escaped; None for empty text."""
+    """Return key → values, with control characters escaped; None for empty text."""
 
     def stored(column: Column[Any], row: Any) -> Any:
         value = column.value(row)
@@ -85,10 +87,10 @@ def _columns(table: AnyTable) -> dict[str, list[Any]]:
 
 
 def parquet(table: AnyTable, about: bytes) -> bytes:
-    """The bytes of a file whose metadata `opreplay` is `about`.
+    """Return the bytes of a Parquet file with `about` as its metadata `opreplay`.
 
-    Types follow from the columns, not from what is in them: files of several runs can be read as one data set.
-    Raises EnvironmentRefused where pyarrow is not installed.
+    Types follow from the columns, not from their contents, so files of several runs can be read as one data set. Raises
+    EnvironmentRefused if pyarrow is not installed.
     """
     try:
         pyarrow, files = import_module("pyarrow"), import_module("pyarrow.parquet")
@@ -106,7 +108,7 @@ def parquet(table: AnyTable, about: bytes) -> bytes:
 
 
 def frame(table: AnyTable) -> pandas.DataFrame:
-    """The table as a data frame under the keys of the columns, typed by them as Parquet is."""
+    """Return the table as a data frame under the keys of its columns, with the same types as in Parquet."""
     import pandas  # pyright: ignore[reportMissingTypeStubs]
 
     columns, types = _columns(table), {"int": "Int64", "float": "float64", "text": "string", "bool": "boolean"}

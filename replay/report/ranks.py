@@ -1,5 +1,5 @@
 # pyright: strict
-"""What is in each file of a folder of traces, a line a file: for jobs of many ranks."""
+"""Summary of a folder of traces, one line per file: for jobs with many ranks."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ ROWS = 40
 
 
 class RankFile(msgspec.Struct, frozen=True, kw_only=True):
-    """One file of a folder; times in microseconds, all devices of the file together."""
+    """One file of a folder; times in microseconds, summed over all devices of the file."""
 
     file: str
     rank: int | None
@@ -37,7 +37,7 @@ class RankFile(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def rank_file(trace: Trace) -> RankFile:
-    """Return what a line says of one trace."""
+    """Return the line for one trace."""
     busy = device_busy(trace)
     span_us, untimed = sum(device.span_us for device in busy), doubts_of(trace).untimed
     communication_us = sum(device.communication_us for device in busy)
@@ -55,7 +55,7 @@ def rank_file(trace: Trace) -> RankFile:
 
 
 def view(files: list[RankFile]) -> View:
-    """The files by rank, then by name."""
+    """Return the files sorted by rank, then by name."""
     rows = sorted(files, key=lambda one: (one.rank is None, one.rank or 0, one.file))
     table = _table(rows)
     slowest = max(rows, key=lambda one: one.device_us)

@@ -1,7 +1,7 @@
 # pyright: strict
 """One op as a few lines of plain PyTorch that make the call, to paste into a console, a bug report or a test.
 
-Names and values are those of the plan; every text of a trace is quoted, so that nothing in it becomes code.
+Names and values come from the plan; all text from a trace is quoted, so that none of it becomes code.
 """
 
 from __future__ import annotations
@@ -48,10 +48,10 @@ def _function(op: ReplayOp, namespace: str, name: str) -> str:
 
 
 def snippet(op: ReplayOp, *, device: str = "cpu") -> str:
-    """Lines that import torch, make the arguments and call the op; "" for an op whose arguments are not known.
+    """Return lines that import torch, make the arguments and call the op; "" if the op's arguments are unknown.
 
-    Floating tensors are drawn from a normal distribution, whole numbers are 0 and booleans true: valid indices, but not
-    the contents of a replay.
+    Floating tensors are normally distributed, integers are 0 and booleans true: valid indices, but not the contents of
+    a replay.
     """
     match = _NAME.fullmatch(op.called)
     if match is None or not op.args or op.resolved_by is None:
@@ -74,7 +74,7 @@ def snippet(op: ReplayOp, *, device: str = "cpu") -> str:
 
 
 def _requiring(arg: ReplayArg, name: str) -> list[str]:
-    """Lines that make the floating tensors of an argument require gradients."""
+    """Return lines that enable gradients for the floating tensors of an argument."""
     places = [name] if not arg.type.endswith("[]") else [f"{name}[{i}]" for i in range(len(arg.tensors))]
     return [
         f"{place}.requires_grad_()"
@@ -114,7 +114,7 @@ def _contiguous(shape: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def _span(shape: tuple[int, ...], strides: tuple[int, ...], meta: TensorMeta) -> int:
-    """Elements from the start of the memory to the last that the tensor reaches."""
+    """Return the number of elements from the start of the memory to the tensor's last element."""
     if 0 in shape:
         return meta.storage_offset
     return meta.storage_offset + 1 + sum((n - 1) * stride for n, stride in zip(shape, strides, strict=True))

@@ -1,5 +1,5 @@
 # pyright: strict
-"""All steps of a trace, and how its kernels were launched, as tables for a terminal and CSV."""
+"""All steps of a trace, and how its kernels were launched, as terminal tables and CSV."""
 
 from __future__ import annotations
 
@@ -41,17 +41,17 @@ _LAUNCHES = [
 
 
 def steps_table(table: StepTable) -> Table[StepRow]:
-    """All marked steps."""
+    """Return all marked steps."""
     return Table("Steps", _STEPS, table.rows, noun="step")
 
 
 def launches_table(table: LaunchTable) -> Table[LaunchRow]:
-    """How each kernel was launched."""
+    """Return how each kernel was launched."""
     return Table("Kernel launches", _LAUNCHES, table.rows, noun="task")
 
 
 def view(table: StepTable | LaunchTable, top: int | None, shown: int) -> View:
-    """All steps or launches in every form, the first `top` rows, in a terminal the first `shown`."""
+    """Return all steps or launches in every output format, the first `top` rows, in a terminal the first `shown`."""
     return View(
         render=lambda width: render(table, top or shown, width=width),
         facts=lambda: facts(table, top),
@@ -64,7 +64,7 @@ def _table(table: StepTable | LaunchTable) -> Table[Any]:
 
 
 def render(table: StepTable | LaunchTable, top: int | None, *, width: int) -> RenderableType:
-    """What the rows come to, and the first `top` of them."""
+    """Render a summary of the rows, and the first `top` of them."""
     shown = cut(_table(table), top)
     line = step_line(table) if isinstance(table, StepTable) else launch_line(table)
     room = min(NAME_ROOM, names_room(row.name for row in shown.rows))
@@ -72,7 +72,7 @@ def render(table: StepTable | LaunchTable, top: int | None, *, width: int) -> Re
 
 
 def step_line(table: StepTable) -> str:
-    """How many steps, and which are far longer than the median."""
+    """Return how many steps there are, and which are far longer than the median."""
     line = f"{plural(len(table.rows), 'step')}, median {time_text(table.median_us)} on the host"
     line += f" (launches of {plural(table.unlinked, 'kernel')} are not recorded)" if table.unlinked else ""
     outliers = sorted((row for row in table.rows if row.outlier), key=lambda row: -row.over_median)
@@ -83,7 +83,7 @@ def step_line(table: StepTable) -> str:
 
 
 def launch_line(table: LaunchTable) -> str:
-    """How many kernels are short."""
+    """Return how many kernels are short."""
     rows = table.rows
     short = sum(row.short_share * row.launches for row in rows) / table.launches
     shares = [row.below_call_share for row in rows]

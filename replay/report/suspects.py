@@ -1,5 +1,5 @@
 # pyright: strict
-"""What a report says first of rows whose times contradict each other by far, and of times that cannot be compared."""
+"""Lines at the top of a report on rows with contradictory times, and on times that cannot be compared."""
 
 from __future__ import annotations
 
@@ -20,7 +20,10 @@ SHOWN = 8
 
 
 def lines(results: Sequence[OpResult]) -> list[str]:
-    """One line a suspect row: "! aten::mm (0123abcd), 12.3 % of the time, ...: 910b3 ÷ recorded is 5e-05: ..."."""
+    """Return one line per suspect row.
+
+    "! aten::mm (0123abcd), 12.3 % of the time, ...: 910b3 ÷ recorded is 5e-05: ..."
+    """
     rows = suspects(results)
     simulated_us = Counter[str]()
     for r in results:
@@ -36,7 +39,7 @@ def lines(results: Sequence[OpResult]) -> list[str]:
 
 
 def _of_totals(r: OpResult, simulated_us: Mapping[str, float]) -> str:
-    """How much of each device's total is this row, where it is enough to change it."""
+    """Return the row's share of each device's total, if it is large enough to change it."""
     shares = {
         soc: quotient(predicted.time_us * r.count, simulated_us[soc]) or 0.0 for soc, predicted in r.simulated.items()
     }
@@ -50,7 +53,7 @@ def _recorded(r: OpResult) -> str:
 
 
 def _filled_at_random(results: Sequence[OpResult]) -> list[str]:
-    """One line an op whose arguments decide its work and hold anything."""
+    """Return one line per op with randomly filled arguments that determine its work."""
     arguments: dict[str, dict[str, None]] = {}
     for r in results:
         if r.status == "replayed" and r.filling is not None and r.filling.at_random:
@@ -65,13 +68,13 @@ def _filled_at_random(results: Sequence[OpResult]) -> list[str]:
 
 
 def rendered(texts: Iterable[str]) -> list[RenderableType]:
-    """The same for a terminal."""
+    """Return the lines for a terminal."""
     parts: list[RenderableType] = [Text(text, style="yellow", overflow="fold") for text in texts]
     return [Text(), *parts] if parts else []
 
 
 def not_comparable(header: Header | None) -> str | None:
-    """A line where the trace's times are of another kind of device than the one that was measured on; else None."""
+    """Return a line if the trace's times are from another kind of device than the measured ones; otherwise None."""
     if header is None:
         return None
     trace, device = header.trace, header.options.get("device")

@@ -1,5 +1,5 @@
 # pyright: strict
-"""Calls that were written down, as a table, JSON and CSV: one row a call, with what its numbers rest on beside them."""
+"""Calls given as text, as a table, JSON and CSV: one row per call, with the basis of its numbers."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ MOST_LINES = 10
 
 
 def head_line(sweep: Cases) -> str:
-    """How many of the calls have a time here and a prediction.
+    """Return how many of the calls have a time here and a prediction.
 
     "4 calls: 4 measured on cpu, 4 predicted on 910b3"
     """
@@ -65,7 +65,7 @@ def head_line(sweep: Cases) -> str:
 
 
 def notes_of(case: Case) -> list[str]:
-    """What to know before trusting the numbers of one call."""
+    """Return notes needed to trust the numbers of one call."""
     result = case.result
     notes = [*_reason_notes(result), *case.unpredicted]
     notes += [note.what for note in result.assumptions if note.what.startswith(RESULTS_UNKNOWN)]
@@ -75,7 +75,7 @@ def notes_of(case: Case) -> list[str]:
 
 
 def _reason_notes(result: OpResult) -> list[str]:
-    """Why nothing was measured, and of what it is predicted all the same."""
+    """Return why nothing was measured, and the basis of the prediction in that case."""
     if result.reason is None:
         return []
     if not result.simulated:
@@ -86,7 +86,7 @@ def _reason_notes(result: OpResult) -> list[str]:
 
 
 def _measured_notes(result: OpResult) -> list[str]:
-    """What to know of a measured time: its marks, its arguments, and what else than the op itself ran."""
+    """Return notes on a measured time: its marks, its arguments, and what ran in place of the op."""
     notes = [f"measured: {kind}" for kind in marks(result)]
     if result.status == "replayed" and result.filling is not None and result.filling.at_random:
         names = ", ".join(result.filling.at_random)
@@ -102,7 +102,7 @@ MEASURED_OF = {"call": "this call", "op": "other calls of the op", "family": "it
 
 
 def prediction_notes(prediction: Simulated) -> list[str]:
-    """What a prediction rests on where that is less than measurements of its own device."""
+    """Return the basis of a prediction, if that is less than measurements on its own device."""
     notes = {"uncalibrated": ["uncalibrated"], "other SoC": ["calibrated on another SoC"]}.get(
         prediction.confidence, []
     )
@@ -132,7 +132,7 @@ _NOTES = _OfCase("notes", lambda case: "; ".join(notes_of(case)))
 
 
 def _sizes(sweep: Cases) -> list[_OfCase]:
-    """The sizes that calls name."""
+    """Return columns for the sizes that calls name."""
     names = dict.fromkeys(name for case in sweep.cases for name in case.sizes)
     return [
         _OfCase(
@@ -147,7 +147,9 @@ def _sizes(sweep: Cases) -> list[_OfCase]:
 
 
 def _predictions(sweep: Cases, *fields: tuple[str, Unit]) -> list[_OfCase]:
-    """Of each device: its time, then the given fields of the prediction, whose keys end with the device."""
+    """Return columns for each device: its time, then the given fields of the prediction, with keys that end with the
+    device.
+    """
 
     def column(soc: str, field: str, unit: Unit) -> _OfCase:
         key = f"{'simulated_us' if field == 'time_us' else field}_{soc}"
@@ -166,13 +168,13 @@ def _predictions(sweep: Cases, *fields: tuple[str, Unit]) -> list[_OfCase]:
 
 
 def page_columns(sweep: Cases) -> list[_OfCase]:
-    """What a page shows of a call."""
+    """Return the columns of a call on a page."""
     measured = [_MEASURED] if sweep.device is not None else []
     return [_NAME, *_sizes(sweep), *measured, *_predictions(sweep, ("bound", TEXT)), _INPUTS]
 
 
 def view(sweep: Cases) -> View:
-    """Calls in every form."""
+    """Return the calls in every output format."""
     return View(
         lines=[head_line(sweep)],
         render=lambda width: render(sweep, width=width),
@@ -183,7 +185,7 @@ def view(sweep: Cases) -> View:
 
 
 def file_table(sweep: Cases) -> Table[Case]:
-    """One row a call, with all that CSV and data frames hold of it; times in microseconds."""
+    """Return one row per call, with all columns of CSV and data frames; times in microseconds."""
     columns = [
         _NAME,
         _INPUTS,
@@ -204,7 +206,7 @@ def file_table(sweep: Cases) -> Table[Case]:
 
 
 def render(sweep: Cases, *, width: int) -> RenderableType:
-    """One row a call, fitted to `width` characters; calls that differ in sizes alone begin with these."""
+    """Render one row per call in `width` characters; calls that differ only in sizes start with the sizes."""
     cases, sizes, marks = sweep.cases, _sizes(sweep), _marks(sweep)
     columns = [
         *sizes,
@@ -228,7 +230,7 @@ def _marks(sweep: Cases) -> dict[str, str]:
 
 
 def foot_lines(sweep: Cases) -> list[str]:
-    """What the marks mean, and what was assumed."""
+    """Return what the marks mean, and the assumptions."""
     lines = [f"{mark}: {note}" for note, mark in _marks(sweep).items()]
     assumed = dict.fromkeys(
         f"{note.argument}: {note.what}"
@@ -244,7 +246,7 @@ def foot_lines(sweep: Cases) -> list[str]:
 
 
 def page(sweep: Cases, command: str) -> Page:
-    """Everything that a page shows of them."""
+    """Return the page of the calls."""
     from opreplay.replay.report.page.model import Opened, Page
     from opreplay.replay.report.page.parts import roofline, roofs_of
 
@@ -282,7 +284,7 @@ def _details(case: Case) -> list[tuple[str, str]]:
 
 
 def _answers(sweep: Cases) -> tuple[Answer, ...]:
-    """What the calls take here and on each device, and by how much that differs."""
+    """Return the times of the calls here and on each device, and their ratio."""
     from opreplay.replay.report.page.parts import times_answer
 
     results = [case.result for case in sweep.cases]
@@ -300,7 +302,7 @@ def _answers(sweep: Cases) -> tuple[Answer, ...]:
 
 
 def _points_by_line(cases: Sequence[Case], across: str, fixed: Sequence[str]) -> dict[str, list[tuple[float, float]]]:
-    """Line → (size, µs): one for what was measured and each device, at each choice of the other sizes."""
+    """Return line → (size, µs): one line for measured times and each device, at each combination of the other sizes."""
     lines: dict[str, list[tuple[float, float]]] = {}
     for case in cases:
         others = "".join(f", {name}={case.sizes[name]}" for name in fixed)
@@ -311,7 +313,7 @@ def _points_by_line(cases: Sequence[Case], across: str, fixed: Sequence[str]) ->
 
 
 def _curves(sweep: Cases) -> Iterator[Curve]:
-    """For each call with a size that takes several values: time over the first such size, a line for the others."""
+    """Yield, for each call with a size of several values, time over the first such size, with lines for the others."""
     from opreplay.replay.report.page.model import Curve, Line
 
     for text in dict.fromkeys(case.written for case in sweep.cases):
@@ -331,7 +333,7 @@ def _curves(sweep: Cases) -> Iterator[Curve]:
 
 
 def facts(sweep: Cases) -> dict[str, Any]:
-    """Everything as JSON-safe values; times in microseconds a call."""
+    """Return everything as JSON-safe values; times in microseconds per call."""
     return {
         "schema_version": SCHEMA_VERSION,
         "device": sweep.device,

@@ -1,5 +1,5 @@
 # pyright: strict
-"""A table said once: its columns, with title, key, value and unit, over rows of any kind; and how a terminal shows it.
+"""A table defined once: columns with title, key, value and unit over rows of any type; and its display in a terminal.
 
 `opreplay.replay.report.formats` writes the same table as Markdown, CSV, Parquet and a data frame, a page as HTML.
 """
@@ -35,7 +35,7 @@ PAGE_ROWS = 500
 
 
 class OpCell(msgspec.Struct, frozen=True, kw_only=True):
-    """An op and its arguments, or why it is not replayed: the last cell of a row, which takes the room that is left."""
+    """An op and its arguments, or why it is not replayed: the last cell of a row, which takes the remaining width."""
 
     name: str
     detail: str = ""
@@ -49,7 +49,7 @@ class OpCell(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Unit(msgspec.Struct, frozen=True):
-    """How people read the values of a column, and their type in files."""
+    """The display format of a column's values, and their type in files."""
 
     text: Callable[[Any], str]
     kind: Literal["text", "lines", "int", "float", "bool"] = "float"
@@ -57,7 +57,7 @@ class Unit(msgspec.Struct, frozen=True):
 
 
 def number(form: str, kind: Literal["int", "float"] = "float") -> Unit:
-    """Numbers in a format, a dash where there is none."""
+    """Return a unit for numbers in a format, with a dash for missing values."""
     return Unit(lambda value: DASH if value is None else form.format(value), kind)
 
 
@@ -104,19 +104,19 @@ class Column(msgspec.Struct, Generic[Row], frozen=True):
 
     @property
     def is_flexible(self) -> bool:
-        """Whether it takes what other columns leave of a terminal."""
+        """Whether the column takes the remaining width of a terminal."""
         return self.unit is OP or self.form in ("fold", "name")
 
     def shown(self, row: Row) -> str:
-        """The cell as people read it, not escaped."""
+        """Return the cell as displayed text, not escaped."""
         return self.unit.text(self.value(row)) if self.text is None else self.text(row)
 
     def with_text(self, text: Callable[[Row], str]) -> Column[Row]:
-        """The same quantity in other words for people."""
+        """Return the same column with other displayed text."""
         return msgspec.structs.replace(self, text=text)
 
     def style_of(self, row: Row) -> str:
-        """Of the cell; of the whole column where it does not depend on the row."""
+        """Return the style of the cell; of the whole column if it does not depend on the row."""
         return self.style if isinstance(self.style, str) else self.style(row)
 
     def sort_value(self, row: Row) -> float | None:
@@ -146,26 +146,26 @@ def heaviest(
     weight: Callable[[Row], float],
     limit: int = PAGE_ROWS,
 ) -> Table[Row]:
-    """The heaviest rows, heaviest first, and how many others there are."""
+    """Return the heaviest rows, heaviest first, and the number of other rows."""
     order = sorted(rows, key=lambda row: -weight(row))[:limit]
     return Table(title, columns, order, len(rows) - len(order))
 
 
 def plain_table() -> RichTable:
-    """A table with a rule below its head and no borders."""
+    """Return a table with a rule below its head and no borders."""
     return RichTable(
         box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, GAP - 1, 0, 0), header_style="bold"
     )
 
 
 def cut(table: Table[Row], limit: int | None) -> Table[Row]:
-    """The first rows, at most so many; None for all."""
+    """Return the first `limit` rows; None for all."""
     rows = table.rows[:limit]
     return msgspec.structs.replace(table, rows=rows, left_out=table.left_out + len(table.rows) - len(rows))
 
 
 def more_line(table: Table[Row], where: str) -> str:
-    """How many rows are left out and where they are: "… 3 more ops; --output FILE holds all"."""
+    """Return how many rows are left out and where to find them: "… 3 more ops; --output FILE holds all"."""
     return f"… {plural(table.left_out, f'more {table.noun}')}" + (f"; {where}" if where else "")
 
 
@@ -178,12 +178,11 @@ def terminal(
     one_line: bool = False,
     room: int = 0,
 ) -> list[RenderableType]:
-    """The table after an empty line, its first rows, in `width` characters; nothing without rows. Below it what had no
-    room: columns, and how many rows, of which `rest` says where they are.
+    """Return the first rows of the table in `width` characters, after an empty line; nothing without rows.
 
-    A column of ops takes what the others leave: `one_line` keeps it to one line, whose details are then those that tell
-    an op from others of its name, and columns give way until `room` characters are left for it. `width` 0: no column
-    gives way.
+    Below it are the columns and the number of rows that did not fit; `rest` says where to find them. A column of ops
+    takes the remaining width: `one_line` keeps it to one line, with only the details that distinguish an op from others
+    of its name, and columns are dropped until `room` characters are left for it. With `width` 0 no column is dropped.
     """
     table = cut(table, limit)
     if not table.rows:
@@ -209,7 +208,7 @@ def _dim(lines: Iterable[str]) -> list[Text]:
 
 
 def _total_width(columns: Sequence[Column[Row]], widths: dict[int, int]) -> int:
-    """Characters of the columns that have a width, with the gaps between all."""
+    """Return the characters of the fixed-width columns, plus the gaps between all columns."""
     return sum(widths.get(id(column), -GAP) + GAP for column in columns)
 
 
@@ -230,7 +229,7 @@ def _width(column: Column[Row], rows: Sequence[Row]) -> int:
 
 
 def _cell(column: Column[Row], row: Row, space: int = 0, *, one_line: bool = False) -> Text:
-    """The cell as a terminal shows it; `space` is what is left for columns that take the rest."""
+    """Return the cell for a terminal; `space` is the width for columns that take the rest."""
     if column.unit is OP:
         return (op_line if one_line else op_text)(cast("OpCell", column.value(row)), space)
     chars = space if column.form == "name" else column.chars
@@ -243,7 +242,7 @@ def _cell(column: Column[Row], row: Row, space: int = 0, *, one_line: bool = Fal
 def fitting(
     columns: Sequence[Column[Row]], widths: dict[int, int], width: int, room: int
 ) -> tuple[list[Column[Row]], list[str]]:
-    """The columns that leave `room` for the one without a width, and the titles of those that had to go."""
+    """Return the columns that leave `room` for the flexible column, and the titles of the dropped columns."""
     shown = list(columns)
     for column in sorted((c for c in columns if c.drop), key=lambda c: -c.drop):
         if width - _total_width(shown, widths) >= room:
@@ -261,12 +260,12 @@ def fitting(
 
 
 def names_room(names: Iterable[str]) -> int:
-    """Characters that a table should leave for names that are all there is to tell rows apart."""
+    """Return the characters that a table should leave for names if only the names distinguish its rows."""
     return max(MIN_OP_WIDTH, min(max((cell_len(safe(name)) for name in names), default=0), NAMES_WIDTH))
 
 
 def op_line(op: OpCell, space: int) -> Text:
-    """Name and detail on one line: the detail where it fits, else its short form; the name has what is left."""
+    """Return name and detail on one line: the detail if it fits, else its short form; the name gets the rest."""
     name, detail, short = safe(op.name), safe(op.detail), safe(op.short or op.detail)
     if len(name) + 2 + len(detail) <= space or not detail:
         return Text.assemble(middle(name, space), ("  " + detail if detail else "", op.style), no_wrap=True)
@@ -276,7 +275,7 @@ def op_line(op: OpCell, space: int) -> Text:
 
 
 def op_text(op: OpCell, space: int) -> Text:
-    """Name and detail in `space` characters: on one line where both fit or there is much room, else on two."""
+    """Return name and detail in `space` characters: on one line if both fit or there is much room, else on two."""
     name, detail = safe(op.name), safe(op.detail)
     if not detail:
         return Text(middle(name, space), no_wrap=True)
@@ -291,7 +290,7 @@ Fact = tuple[str, str, str]
 
 
 def facts_grid(facts: Iterable[Fact]) -> RichTable:
-    """A line a fact, without those of which there is nothing to say."""
+    """Return one line per fact, without empty facts."""
     grid = RichTable.grid(padding=(0, 2, 0, 0))
     grid.add_column(style="dim", no_wrap=True)
     grid.add_column(overflow="fold")
@@ -302,14 +301,14 @@ def facts_grid(facts: Iterable[Fact]) -> RichTable:
 
 
 def decisive(lines: Sequence[str], chosen: Sequence[str]) -> list[str]:
-    """The chosen ones of all notes, and how many others there are."""
+    """Return the chosen notes, and the number of other notes."""
     shown = [line for line in lines if line in chosen]
     rest = len(lines) - len(shown)
     return [*shown, f"{plural(rest, 'more note')} with --notes"] if rest else shown
 
 
 def notes_lines(lines: Sequence[str]) -> list[RenderableType]:
-    """Notes below a table, one bullet each."""
+    """Return notes below a table, one bullet each."""
     if not lines:
         return []
     grid = RichTable.grid(padding=(0, 1))

@@ -1,5 +1,5 @@
 # pyright: strict
-"""How numbers and trace text are written for people: units, digits, control characters; knows no output format."""
+"""Formats numbers and trace text for people: units, digits, control characters; independent of output formats."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ __all__ = [
 
 
 def safe(text: str) -> str:
-    """Text from a trace with every character escaped that a terminal may act on or not show.
+    r"""Escape every character of a trace's text that a terminal may interpret or not show.
 
-    Control characters, line ends, bidirectional marks, zero-width characters and lone surrogates become `\\x1b` and the
+    Control characters, line ends, bidirectional marks, zero-width characters and lone surrogates become `\x1b` and the
     like; a backslash stays, so the result is for reading, not for parsing.
     """
     if text.isprintable():
@@ -40,9 +40,10 @@ def safe(text: str) -> str:
 
 
 def shown_json(value: Any) -> str:
-    """A value as indented JSON, with controls and bidirectional marks of texts as escapes, which a terminal only shows.
+    """Return a value as indented JSON, with control characters and bidirectional marks escaped for display in a
+    terminal.
 
-    Readers of JSON get the same value.
+    JSON parsers get the same value.
     """
     import msgspec
 
@@ -50,7 +51,9 @@ def shown_json(value: Any) -> str:
 
 
 def middle(text: str, width: int) -> str:
-    """`text` in at most `width` characters, the middle left out: both ends of an op's name tell something."""
+    """Shorten `text` to at most `width` characters by omitting the middle: both ends of an op's name are
+    informative.
+    """
     if len(text) <= width:
         return text
     if width < 3:
@@ -60,12 +63,12 @@ def middle(text: str, width: int) -> str:
 
 
 def end(text: str, width: int) -> str:
-    """`text` in at most `width` characters, the end left out."""
+    """Shorten `text` to at most `width` characters by omitting the end."""
     return text if len(text) <= width else text[: max(width - 1, 0)] + "…"[: max(width, 0)]
 
 
 def share_text(share: float | None) -> str:
-    """A share of 1 as a percentage: "97.8 %", "0.42 %", "<0.01 %"."""
+    """Return a share of 1 as a percentage: "97.8 %", "0.42 %", "<0.01 %"."""
     if share is None:
         return DASH
     percent = 100.0 * whole(share)
@@ -80,12 +83,12 @@ def share_text(share: float | None) -> str:
 
 
 def quotient(value: float | None, base: float | None) -> float | None:
-    """How many times `base` a value is; None where one of them is missing or base is 0."""
+    """Return `value` divided by `base`; None if one of them is missing or base is 0."""
     return value / base if value is not None and base else None
 
 
 def ratio_text(value: float | None, base: float | None) -> str:
-    """How many times `base` a value is: "0.42×", "1.85×", "37×"; a dash where one of them is missing or base is 0."""
+    """Return `value` divided by `base` as text: "0.42×", "1.85×", "37×"; a dash if one is missing or base is 0."""
     ratio = quotient(value, base)
     if ratio is None:
         return DASH
@@ -95,19 +98,19 @@ def ratio_text(value: float | None, base: float | None) -> str:
 
 
 def plural(count: int, word: str) -> str:
-    """ "1 op", "2 ops"."""
+    """Return "1 op", "2 ops"."""
     return f"{count:,} {word}" if count == 1 else f"{count:,} {word}s"
 
 
 def listed(names: Sequence[str], limit: int, noun: str = "") -> str:
-    """ "a, b and 3 others": the first names, at most `limit`, and how many more there are."""
+    """Return "a, b and 3 others": the first names, at most `limit`, and the number of others."""
     rest = len(names) - limit
     more = plural(rest, noun) if noun else f"{rest:,} more"
     return ", ".join(names[:limit]) + (f" and {more}" if rest > 0 else "")
 
 
 def doubt_lines(doubts: Doubts) -> list[str]:
-    """What speaks against the device times of a trace, one line each."""
+    """Return the reasons to doubt the device times of a trace, one line each."""
     lines: list[str] = []
     if doubts.clock_offset_us:
         lines.append(f"clocks of host and device differ by at least {time_text(doubts.clock_offset_us)}")
@@ -147,7 +150,7 @@ def _at_median(us: float) -> str:
 
 
 def coarse_text(unit_us: float) -> str:
-    """That recorded durations are no timings."""
+    """Return a note that recorded durations are too coarse to be timings."""
     return (
         f"all device durations (those of a kernel table apart) are multiples of {time_text(unit_us)}: rounded or "
         "placeholders, no timings of kernels; "
@@ -156,8 +159,10 @@ def coarse_text(unit_us: float) -> str:
 
 
 def fusing(fused: bool | None, unfused: Sequence[str] = ()) -> str:
-    """Return what the title of a captured step's times says of its kernels, naming the parts that are not fused; "" for
-    a step of the user's own code."""
+    """Return the title's note on the kernels of a captured step, naming the parts that are not fused.
+
+    Return "" for a step of the user's own code.
+    """
     if fused is None:
         return ""
     if not fused:

@@ -1,5 +1,5 @@
 # pyright: strict
-"""What became of tile programs, as tables for terminals and as JSON: values, times, buffers, lines, timelines."""
+"""Results of tile programs as terminal tables and as JSON: values, times, buffers, lines, timelines."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ MOST_REFUSED = 8
 
 
 def view(study: Study, *, lines: bool = False) -> View:
-    """Cases of programs in every form; `lines`: with the busy time of each line of the source."""
+    """Return cases of programs in every output format; `lines`: with the busy time of each source line."""
     return View(
         lines=[headline(study)],
         render=lambda width: render(study, width, lines=lines),
@@ -49,7 +49,7 @@ def view(study: Study, *, lines: bool = False) -> View:
 
 
 def facts(study: Study, *, lines: bool = False) -> dict[str, Any]:
-    """Everything, JSON-safe: stable keys are those of docs/tile.md."""
+    """Return everything, JSON-safe: docs/tile.md lists the stable keys."""
     return {
         "cases": [_case_facts(row, lines) for row in study.looked],
         "skipped_shapes": study.skipped,
@@ -62,7 +62,7 @@ def facts(study: Study, *, lines: bool = False) -> dict[str, Any]:
 
 
 def uncalibrated(looked: Sequence[Looked]) -> bool:
-    """Whether the time of any case asked for, or of none, is uncalibrated."""
+    """Check whether the time of any requested case is uncalibrated, or no requested case has a time."""
     times = [row.time for row in looked if row.time is not None and not row.case.checked_only]
     return not times or any(time.confidence != "calibrated" for time in times)
 
@@ -115,7 +115,7 @@ def _case_facts(row: Looked, lines: bool) -> dict[str, Any]:
 
 
 def _time_facts(time: TileTime | None, built_in_us: float | None) -> dict[str, Any]:
-    """The buffers of a case, and how well its time is known."""
+    """Return the buffers of a case, and the confidence of its time."""
     buffers = {} if time is None else time.buffers
     return {
         "buffers": {place: {"used": n, "there": size} for place, (n, size) in buffers.items()},
@@ -129,14 +129,14 @@ def _time_facts(time: TileTime | None, built_in_us: float | None) -> dict[str, A
 
 
 def value_text(row: Looked) -> str | float | None:
-    """ "same", the largest absolute difference, or None where values were not compared."""
+    """Return "same", the largest absolute difference, or None if values were not compared."""
     if row.values is None:
         return None
     return "same" if row.values.same else row.values.error
 
 
 def headline(study: Study) -> str:
-    """How many cases there were and what became of them."""
+    """Return how many cases there were, and their results."""
     broken = [row for row in study.looked if row.failed]
     checked = [row for row in study.looked if row.values is not None]
     tried = [row for row in study.looked if row.case.checked_only]
@@ -160,7 +160,9 @@ def _lines(asked: Sequence[Looked]) -> list[RenderableType]:
 
 
 def render(study: Study, width: int, *, lines: bool = False) -> RenderableType:
-    """Tables: the cases asked for, what broke, and on request the lines of the first one on each device."""
+    """Render tables: the requested cases, exceeded limits, and on request the lines of the first case on each
+    device.
+    """
     asked = [row for row in study.looked if not row.case.checked_only]
     plain = [row for row in asked if row.measured is None]
     measured = [row for row in asked if row.measured is not None]
@@ -180,7 +182,7 @@ def render(study: Study, width: int, *, lines: bool = False) -> RenderableType:
 
 
 def _notes(study: Study, asked: Sequence[Looked], plain: Sequence[Looked], *, lines: bool) -> list[str]:
-    """What the tables do not say. Of measured cases the calibration says how far off they are."""
+    """Return what the tables do not show. For measured cases the calibration gives the error."""
     notes: list[str] = []
     if lines and len({_named(row) for row in asked}) > 1:
         notes.append("lines are those of the first case that fits; --format json has them all")
@@ -195,7 +197,7 @@ def _notes(study: Study, asked: Sequence[Looked], plain: Sequence[Looked], *, li
 
 
 def calibration_notes(study: Study) -> list[str]:
-    """What measured times say of the programs, where they do not, and that values are the CPU's."""
+    """Return notes on the calibration by measured times, on missing ones, and that values are computed on the CPU."""
     notes = [_calibration_text(calibration) for calibration in study.calibrations]
     asked = [row for row in study.looked if not row.case.checked_only and row.time is not None]
     far = [
@@ -232,12 +234,12 @@ CASE = _OfLooked("case", lambda row: OpCell(name=row.case.program.name, detail=r
 
 
 def varied(column: _OfLooked, rows: Sequence[Looked]) -> list[_OfLooked]:
-    """The column where it tells rows apart."""
+    """Return the column if it distinguishes rows."""
     return [column] if len(set(map(column.value, rows))) > 1 else []
 
 
 def measured_table(looked: Sequence[Looked]) -> Table[Looked]:
-    """Measured beside predicted: by the program alone, and by the factor of the other cases."""
+    """Return measured next to predicted times: of the program alone, and with the factor of the other cases."""
 
     def column(title: str, field: str, unit: Unit = TEXT, drop: float = 0) -> _OfLooked:
         return _OfLooked(title, lambda row: getattr(row.measured, field), unit, key=field, drop=drop)
@@ -263,14 +265,16 @@ def _named(row: Looked) -> tuple[str, str, str]:
 
 
 def of_first_case(looked: Sequence[Looked]) -> list[Looked]:
-    """The first case with a time, on each device that it fits: in a sweep with the settings that are best there."""
+    """Return the first case with a time, on each device that it fits; in a sweep with the best settings for the
+    device.
+    """
     good = [row for row in looked if row.time is not None and not row.failed]
     first = [row for row in good if _named(row)[:2] == _named(good[0])[:2]]
     return list({row.soc: row for row in reversed(first)}.values())[::-1]
 
 
 def band_text(looked: Sequence[Looked]) -> str:
-    """How far times may be off; "" without any."""
+    """Return how far times may be off; "" if there are none."""
     factors = [row.time.high_us / row.time.time_us for row in looked if row.time is not None and row.time.time_us > 0]
     if not factors:
         return ""
@@ -278,7 +282,7 @@ def band_text(looked: Sequence[Looked]) -> str:
 
 
 def l2_text(study: Study, looked: Sequence[Looked]) -> str:
-    """What L2 holds when the kernels start; "" without any times."""
+    """Return the L2 contents at the start of the kernels; "" if there are no times."""
     shares = [100 * row.time.in_l2 for row in looked if row.time is not None]
     if not shares:
         return ""
@@ -289,7 +293,7 @@ def l2_text(study: Study, looked: Sequence[Looked]) -> str:
 
 
 def cases_table(rows: Sequence[Looked]) -> Table[Looked]:
-    """Values and times of cases, and what bounds them."""
+    """Return values and times of cases, and what bounds them."""
 
     def column(title: str, value: Callable[[TileTime], Any], unit: Unit, drop: float = 0) -> _OfLooked:
         return _OfLooked(title, lambda row: None if (t := _time(row)) is None else value(t), unit, drop=drop)
@@ -311,7 +315,7 @@ def cases_table(rows: Sequence[Looked]) -> Table[Looked]:
 
 
 def _time(row: Looked) -> TileTime | None:
-    """None of a case that broke."""
+    """Return the time of a case; None if it exceeded a limit."""
     return row.time if row.error is None else None
 
 
@@ -322,7 +326,7 @@ def _bound(row: Looked) -> str:
 
 
 def _fullest(time: TileTime) -> str:
-    """The memory of which most is used: "UB 61 %"."""
+    """Return the memory with the highest usage: "UB 61 %"."""
     shares = {place: used / there for place, (used, there) in time.buffers.items()}
     if not shares:
         return DASH
@@ -331,7 +335,7 @@ def _fullest(time: TileTime) -> str:
 
 
 def shown_values(row: Looked) -> str:
-    """Values as a word or a number."""
+    """Return the result of the value check as a word or a number."""
     if row.error is not None and row.error.limit == "values":
         return "differ"
     values = value_text(row)
@@ -356,7 +360,7 @@ def _refused(looked: Sequence[Looked]) -> RenderableType:
 
 
 def lines_table(row: Looked, time: TileTime) -> Table[LineTime]:
-    """The lines of a case, busiest first."""
+    """Return the lines of a case, busiest first."""
     core = time.time_us - time.launch_us
     column = Column[LineTime]
     columns = [
@@ -378,7 +382,7 @@ def _source(file: str, line: int) -> str:
 
 
 def page(study: Study, command: str) -> Page:
-    """Everything of a study that a page shows."""
+    """Return the page of a study."""
     good = [row for row in study.looked if row.time is not None and row.error is None]
     asked = [row for row in good if not row.case.checked_only]
     series: dict[str, dict[str, float]] = {}
@@ -403,7 +407,7 @@ def page(study: Study, command: str) -> Page:
 
 
 def _cases(looked: Sequence[Looked]) -> Table[Looked]:
-    """Those of the terminal, with all settings and buffers."""
+    """Return the columns of the terminal, plus all settings and buffers."""
     table = cases_table(looked)
     columns = [column for column in table.columns if column.title not in ("settings", "fullest")]
     return msgspec.structs.replace(table, columns=[*columns, _SETTINGS, _BUFFERS])
@@ -447,7 +451,7 @@ def _name(row: Looked) -> str:
 
 
 def timeline(row: Looked) -> dict[str, Any]:
-    """The pipes of the busiest core as Chrome's trace events, in microseconds."""
+    """Return the pipes of the busiest core as Chrome's trace events, in microseconds."""
     assert row.time is not None
     pipes = sorted({span.pipe for span in row.time.spans})
     rows = {pipe: i + 1 for i, pipe in enumerate(pipes)}

@@ -1,6 +1,5 @@
 # pyright: strict
-"""A result in every form that it has, each made when it is asked for: what commands print and write, and what objects
-show at a prompt and in a notebook."""
+"""A result in all its output formats, each created when requested: for commands, prompts and notebooks."""
 
 from __future__ import annotations
 
@@ -20,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class View(msgspec.Struct, frozen=True, kw_only=True):
-    """The forms of one result; None for one that it has not."""
+    """The output formats of one result; None for a format that it does not have."""
 
     lines: Sequence[str] = ()
     """What comes first on a terminal."""
@@ -35,7 +34,7 @@ class View(msgspec.Struct, frozen=True, kw_only=True):
     """Of the command line that made it."""
 
     def text(self, form: str, command: str = "") -> str:
-        """The result as "json", "csv", "markdown" or "html"; the page names the command."""
+        """Return the result as "json", "csv", "markdown" or "html"; the page names the command."""
         if form == "csv" and self.table is not None:
             return formats.csv_text(self.table())
         if form == "markdown" and self.markdown is not None:

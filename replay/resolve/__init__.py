@@ -1,2 +1,2 @@
 # pyright: strict
-"""A recorded name to a call."""
+"""Resolves a recorded op name to a callable function."""

@@ -1,8 +1,7 @@
 # pyright: strict
-"""From a matched overload and a recorded call to named arguments, with a note on everything that was filled in.
+"""Binds a recorded call to the named arguments of a matched overload, with a note on everything that was filled in.
 
-Owns the forms of values in the IR. Does not own the choice of overload (`match`) nor the guesses themselves
-(`guess`).
+Owns the forms of values in the IR. Does not own the choice of overload (`match`) nor the guesses themselves (`guess`).
 """
 
 from __future__ import annotations
@@ -90,15 +89,21 @@ def bind(
 
 
 def _may_be_a_list(arg: ArgSpec, rec: RecordedArg, context: Context) -> bool:
-    """Whether an optional list of numbers may have been given although nothing is recorded, as up to torch 1.12."""
+    """Check whether an optional list of numbers may have been passed although nothing is recorded, as up to torch
+    1.12.
+    """
     return rec.kind == "absent" and arg.optional and arg.kind.startswith("int[") and not context.number_lists_told
 
 
 def _refuse_layouts(pairs: Sequence[tuple[ArgSpec, RecordedArg]]) -> None:
-    """A tensor without strides where others have them is sparse, which says nothing of how full it is."""
+    """Raise Unbound for a tensor without strides if others have them: it is sparse, and its number of elements is
+    unknown.
+
+    Also raises Unbound for a quantized tensor, whose scale is not recorded.
+    """
     odd = next((arg.name for arg, rec in pairs if rec.unlike_strided), None)
     if odd is not None:
-        raise Unbound(Reason("layout not recorded", f"{odd} has sizes and no strides: it is sparse or opaque"))
+        raise Unbound(Reason("layout not recorded", f"{odd} has sizes but no strides: it is sparse or opaque"))
     for arg, rec in pairs:
         for meta in rec.metas:
             if meta is not None and meta.dtype in QUANTIZED:
@@ -106,7 +111,7 @@ def _refuse_layouts(pairs: Sequence[tuple[ArgSpec, RecordedArg]]) -> None:
 
 
 def _refuse_values(args: Sequence[ReplayArg]) -> None:
-    """Raises Unbound for a tensor of impossible metadata and for a value that the policy does not allow."""
+    """Raise Unbound for a tensor of impossible metadata and for a value that the policy does not allow."""
     if not all(_is_possible(meta) for arg in args for meta in arg.tensors):
         raise Unbound(Reason("metadata missing", f"{IMPOSSIBLE_SHAPE}: a size or stride is negative or too large"))
     for arg in args:
@@ -115,10 +120,10 @@ def _refuse_values(args: Sequence[ReplayArg]) -> None:
 
 
 def unnamed_arguments(recorded: Sequence[RecordedArg], float_dtype: str) -> tuple[ReplayArg, ...]:
-    """The arguments of a call that is not resolved, as arg0, arg1, ...: for its report and for a simulated device.
+    """Return the arguments of an unresolved call as arg0, arg1, ...: for its report and for a simulated device.
 
-    `float_dtype` stands in for an element type that was not recorded. Tensors of impossible metadata, and values that
-    were not recorded, are None, so that positions stay those of the call.
+    `float_dtype` replaces a dtype that was not recorded. Tensors of impossible metadata, and values that were not
+    recorded, are None, so that positions stay those of the call.
     """
     return aliasing.settle(tuple(_unnamed(i, rec, float_dtype) for i, rec in enumerate(recorded)))[0]
 
@@ -137,7 +142,9 @@ def _unnamed(i: int, rec: RecordedArg, float_dtype: str) -> ReplayArg:
 
 
 def _plain_type(value: object) -> str:
-    """The schema type that a recorded value has by itself; "" for MISSING, nested lists and too large integers."""
+    """Return the schema type of a recorded value on its own; "" for MISSING, nested lists and integers that are too
+    large.
+    """
     if value in ("inf", "-inf", "nan"):
         return "float"
     is_plain = isinstance(value, bool | float | str) or (isinstance(value, int) and value in _INT64)
@@ -152,7 +159,7 @@ def _is_possible(meta: TensorMeta | None) -> bool:
 
 
 def refuse_absurd(recorded: Sequence[RecordedArg]) -> None:
-    """Raises Unbound for a tensor of more elements than any memory holds."""
+    """Raise Unbound for a tensor with more elements than any memory holds."""
     for place, rec in enumerate(recorded):
         for meta in rec.metas:
             if meta is not None and beyond_memory(meta):
@@ -171,7 +178,7 @@ def _alignment_notes(match: Match) -> list[Assumption]:
 
 
 def _defaults_and_strides(match: Match) -> list[Assumption]:
-    """Notes on arguments that the schema has gained, and on strides that were not recorded."""
+    """Return notes on arguments that the schema has gained, and on strides that were not recorded."""
     notes = [
         Assumption(argument=arg.name, what=f"{arg.default!r}: added to the schema after the recording")
         for arg in match.spec.args[len(match.recorded) :]
@@ -185,7 +192,7 @@ def _defaults_and_strides(match: Match) -> list[Assumption]:
 def argument_of(
     arg: ArgSpec, *, kind: str | None = None, tensors: tuple[TensorMeta | None, ...] = (), value: Value = None
 ) -> ReplayArg:
-    """An argument as the schema has it, of IR type `kind` where that is another one."""
+    """Return the argument in the schema's form, with IR type `kind` if that differs."""
     return ReplayArg(
         name=arg.name,
         type=kind or arg.kind,
@@ -197,12 +204,14 @@ def argument_of(
 
 
 def _with_tensors(arg: ArgSpec, tensors: tuple[TensorMeta | None, ...]) -> ReplayArg:
-    """The argument of these tensors; () as the value tells an empty list from an absent one."""
+    """Return the argument with these tensors; () for an empty list, which the value distinguishes from an absent
+    one.
+    """
     return argument_of(arg, tensors=tensors, value=None if tensors else ())
 
 
 def _known(arg: ArgSpec, rec: RecordedArg) -> ReplayArg | None:
-    """The argument where the trace says it in full; None where something has to be filled in."""
+    """Return the argument if the trace records it in full; None if something has to be filled in."""
     if rec.kind == "tensor":
         return _with_tensors(arg, rec.metas) if arg.kind == "Tensor" else None
     if rec.kind == "tensors":
@@ -213,21 +222,23 @@ def _known(arg: ArgSpec, rec: RecordedArg) -> ReplayArg | None:
 
 
 def encode(arg: ArgSpec, value: Value) -> Value:
-    """A recorded plain value in the form that the IR has for this type. Raises Unbound for one beyond 64 bits."""
+    """Encode a recorded plain value in the IR's form for this type. Raises Unbound for a value beyond 64 bits."""
     if arg.kind in CODES:
         return named(arg.kind, value)
     if arg.kind == "bool":
         return bool(value)
     items = value if isinstance(value, tuple) else (value,)
     if any(isinstance(item, int) and item not in _INT64 for item in items):
-        raise Unbound(Reason("metadata missing", f"argument {arg.name} is no 64-bit integer"))
+        raise Unbound(Reason("metadata missing", f"argument {arg.name} is not a 64-bit integer"))
     if arg.kind.endswith("[]"):
         return items
     return int(value) if arg.kind == "int" and isinstance(value, bool) else value
 
 
 def named(kind: str, value: Value) -> Value:
-    """A value for an argument of type `kind`: the code of an enumeration by name, all else as it is."""
+    """Return a value for an argument of type `kind`: enumeration names become their codes, other values stay
+    unchanged.
+    """
     codes = CODES.get(kind, ())
     if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < len(codes):
         return codes[value]
@@ -235,7 +246,9 @@ def named(kind: str, value: Value) -> Value:
 
 
 def checking_bounds(arg: ReplayArg, notes: list[Assumption]) -> ReplayArg:
-    """A flag that lets an op skip its checks of bounds is never set: the same work is done with them."""
+    """Clear a flag that lets an op skip its bounds checks, and add a note: the op does the same work with the
+    checks.
+    """
     if arg.name != UNSAFE or arg.value is not True:
         return arg
     notes.append(Assumption(argument=UNSAFE, what="False: recorded was True, which leaves out checks of bounds"))
@@ -243,7 +256,7 @@ def checking_bounds(arg: ReplayArg, notes: list[Assumption]) -> ReplayArg:
 
 
 def _complete_dtypes(spec: OpSpec, bound: dict[str, ReplayArg], context: Context, notes: list[Assumption]) -> None:
-    """Fill in element types that were not recorded: those of a tensor list are not."""
+    """Fill in dtypes that were not recorded, such as those of a tensor list."""
     # Guesses are many rules, which a plan that is kept needs none of.
     from opreplay.replay.resolve.guess import guess as inference
     from opreplay.replay.resolve.guess import lists
@@ -276,7 +289,7 @@ def _has_dtypes(arg: ReplayArg) -> bool:
 def _guessed(
     arg: ArgSpec, rec: RecordedArg, match: Match, bound: dict[str, ReplayArg], context: Context
 ) -> tuple[ReplayArg, str | None]:
-    """An argument whose value the trace does not hold, and the note on it."""
+    """Return an argument whose value is not in the trace, and the note on it."""
     from opreplay.replay.resolve.guess import guess as inference
 
     if arg == match.spec.args[0] and _is_undefined(arg, rec):
@@ -297,12 +310,12 @@ def _guessed(
 
 
 def _is_undefined(arg: ArgSpec, rec: RecordedArg) -> bool:
-    """Whether nothing is recorded for a tensor that the op needs."""
+    """Check whether nothing is recorded for a tensor that the op needs."""
     return rec.kind == "absent" and arg.kind == "Tensor" and not arg.optional
 
 
 def _not_guessed(arg: ArgSpec, rec: RecordedArg, context: Context) -> tuple[ReplayArg, str | None]:
-    """None for an optional argument, and the note on it. Raises Unbound for any other one."""
+    """Return None for an optional argument, and the note on it. Raises Unbound for any other argument."""
     from opreplay.replay.resolve.guess import lists
 
     if arg.optional:
@@ -314,12 +327,12 @@ def _not_guessed(arg: ArgSpec, rec: RecordedArg, context: Context) -> tuple[Repl
 
 
 def _is_long(rec: RecordedArg, context: Context) -> bool:
-    """Whether a list was left out for its length."""
+    """Check whether a list was left out because of its length."""
     return rec.kind == "tensors" and rec.tensors is None and context.lists_recorded
 
 
 def with_dtypes(arg: ReplayArg, dtypes: Sequence[str]) -> ReplayArg:
-    """The argument with `dtypes`, one a tensor, for those whose element type is open."""
+    """Return the argument with `dtypes`, one per tensor, filled in for tensors with an unknown dtype."""
     tensors = tuple(
         meta if meta is None or meta.dtype else msgspec.structs.replace(meta, dtype=dtype)
         for meta, dtype in zip(arg.tensors, dtypes, strict=True)

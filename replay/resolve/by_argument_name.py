@@ -1,7 +1,7 @@
 # pyright: strict
-"""Matches ops whose arguments are known by name, but not their overload; owns that choice, not what may run (`policy`).
+"""Matches ops with known argument names but unknown overload; owns that choice, not what may run (`policy`).
 
-TraceLens's files are of this kind. Where a trace gives arguments by position, `match` decides instead.
+TraceLens's files are of this kind. If a trace gives arguments by position, `match` decides instead.
 """
 
 from __future__ import annotations
@@ -36,8 +36,11 @@ _WIDENS = {
 
 
 def resolve_named(plan: ReplayPlan, policy: Policy, *, device: str = "cpu") -> ReplayPlan:
-    """The plan with an overload for `device`, or a reason, for each op that has neither; others stay as they are, but
-    for those that a user's executor is registered for here, and those whose library is not here."""
+    """Return the plan with an overload for `device`, or a reason, for each op that has neither.
+
+    Other ops stay unchanged, except those with a user's executor registered here and those whose library is missing
+    here.
+    """
     ops = tuple(
         _callable_here(_executed(op, policy), policy) if op.reason or op.resolved_by else _resolved(op, policy, device)
         for op in map(_asked_again, plan.ops)
@@ -50,13 +53,13 @@ OF_A_PLACE = frozenset({"policy", "library missing"})
 
 
 def _asked_again(op: ReplayOp) -> ReplayOp:
-    """An op that was resolved, without the reason that it could not be called where its plan was last written."""
+    """Remove the reason from a resolved op if it only applied to the machine where its plan was last written."""
     is_of_a_place = op.resolved_by is not None and op.reason is not None and op.reason.kind in OF_A_PLACE
     return msgspec.structs.replace(op, reason=None) if is_of_a_place else op
 
 
 def _callable_here(op: ReplayOp, policy: Policy) -> ReplayOp:
-    """An op of a plan with the reason that a run would stop for where what ran it elsewhere is not here."""
+    """Return an op of a plan; if its function or library is missing here, add the reason that would stop a run."""
     if op.reason is not None or op.collective is not None:
         return op
     try:
@@ -67,7 +70,9 @@ def _callable_here(op: ReplayOp, policy: Policy) -> ReplayOp:
 
 
 def _executed(op: ReplayOp, policy: Policy) -> ReplayOp:
-    """An op of a plan as a user's executor runs it: one that overrides, or of an op whose library is not here."""
+    """Return an op of a plan as a user's executor runs it, if the executor overrides or the op's library is missing
+    here.
+    """
     is_missing = op.reason is not None and op.reason.kind == "library missing"
     if op.resolved_by == "executor" or (op.reason is not None and not is_missing):
         return op
@@ -90,7 +95,7 @@ def _resolved(op: ReplayOp, policy: Policy, device: str) -> ReplayOp:
 
 
 def _resolve(op: ReplayOp, policy: Policy, device: str) -> ReplayOp:
-    """The op with its overload, or with what a user registered for it. Raises Unbound."""
+    """Return the op with its overload, or with a user's registration. Raises Unbound."""
     parts = split_name(op.name)
     if parts is None:
         raise Unbound(Reason("label, not an op"))
@@ -119,7 +124,7 @@ def _resolve(op: ReplayOp, policy: Policy, device: str) -> ReplayOp:
 
 
 def _overrides(name: str) -> bool:
-    """Whether a user's executor goes before what torch has; two patterns that both match are told by `_by_user`."""
+    """Check whether a user's executor takes precedence over torch; `_by_user` reports two patterns that both match."""
     try:
         entry = EXECUTORS.find(name)
     except UsageError:
@@ -128,7 +133,7 @@ def _overrides(name: str) -> bool:
 
 
 def _by_user(op: ReplayOp, reason: Reason) -> ReplayOp:
-    """The op for a user's executor, with the arguments as the file has them. Raises Unbound where there is none."""
+    """Return the op for a user's executor, with the arguments as in the file. Raises Unbound if there is none."""
     try:
         entry = EXECUTORS.find(op.name)
     except UsageError as error:
@@ -142,7 +147,7 @@ def _by_user(op: ReplayOp, reason: Reason) -> ReplayOp:
 
 
 def _called_by_position(op: ReplayOp, function: PythonFunction) -> ReplayOp:
-    """The op for a Python function without a schema, with the arguments in the order that the file has them in."""
+    """Return the op for a Python function without a schema, with the arguments in the order of the file."""
     if (reason := refused_text(op.args)) is not None:
         raise Unbound(reason)
     args = tuple(msgspec.structs.replace(arg, keyword_only=False) for arg in op.args)
@@ -151,7 +156,7 @@ def _called_by_position(op: ReplayOp, function: PythonFunction) -> ReplayOp:
 
 
 def _refuse(spec: OpSpec, args: tuple[ReplayArg, ...]) -> None:
-    """Raises Unbound for an overload or a value that the policy does not allow."""
+    """Raise Unbound for an overload or a value that the policy does not allow."""
     reason = refuse_arguments(spec.name, [(arg.name, arg.type_text) for arg in spec.args])
     for arg in args:
         reason = reason or refuse_value(arg.name, arg.value)
@@ -160,15 +165,15 @@ def _refuse(spec: OpSpec, args: tuple[ReplayArg, ...]) -> None:
 
 
 def _cheapest(specs: list[OpSpec], args: tuple[ReplayArg, ...]) -> OpSpec:
-    """The overload that leaves out or widens the fewest arguments. Raises Unbound where none takes them."""
+    """Return the overload that omits or widens the fewest arguments. Raises Unbound if none accepts them."""
     fits = [spec for spec in specs if _fits(spec, args)]
     if not fits:
-        raise Unbound(Reason("metadata missing", "no overload takes arguments of these names and types"))
+        raise Unbound(Reason("metadata missing", "no overload accepts arguments of these names and types"))
     return min(fits, key=lambda spec: _cost(spec, args))
 
 
 def _fits(spec: OpSpec, args: tuple[ReplayArg, ...]) -> bool:
-    """Whether the overload has all of these arguments, and needs no other."""
+    """Check whether the overload has all of these arguments and requires no others."""
     wanted = {arg.name: arg for arg in spec.args}
     if any(arg.name not in wanted or not _takes(wanted[arg.name], arg) for arg in args):
         return False
@@ -183,13 +188,13 @@ def _takes(wanted: ArgSpec, arg: ReplayArg) -> bool:
 
 
 def _cost(spec: OpSpec, args: tuple[ReplayArg, ...]) -> int:
-    """Arguments that are left out, and twice those that the overload has of a wider type."""
+    """Return the number of omitted arguments, plus twice the number of arguments with a wider type in the overload."""
     kinds = {arg.name: arg.kind for arg in spec.args}
     return len(spec.args) - len(args) + 2 * sum(kinds[arg.name] != arg.type for arg in args)
 
 
 def _adopted(spec: OpSpec, args: tuple[ReplayArg, ...]) -> tuple[ReplayArg, ...]:
-    """The arguments in the schema's order and form. Raises Unbound where their values do not fit their types."""
+    """Return the arguments in the schema's order and form. Raises Unbound if a value does not fit its type."""
     by_name = {arg.name: arg for arg in args}
     adopted = [_adopt(by_name[wanted.name], wanted) for wanted in spec.args if wanted.name in by_name]
     try:
@@ -201,7 +206,9 @@ def _adopted(spec: OpSpec, args: tuple[ReplayArg, ...]) -> tuple[ReplayArg, ...]
 
 
 def _adopt(arg: ReplayArg, wanted: ArgSpec) -> ReplayArg:
-    """The argument as the schema has it: type, whether it is written to, a number where a list of them is wanted."""
+    """Return the argument in the schema's form: its type, whether it is written to, a number wrapped in a list if
+    required.
+    """
     value = named(wanted.kind, arg.value)
     if wanted.kind == "int[]" and isinstance(value, int):
         value = (value,)

@@ -1,5 +1,5 @@
 # pyright: strict
-"""Which of some files defines a torch op: by `custom_op`, by a `Library`, or by functions of torch.library."""
+"""Finds the file that defines a torch op: by `custom_op`, by a `Library`, or by functions of torch.library."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _DEFINING = frozenset({"define", "custom_op", "triton_op"})
 
 
 def defining_file(name: str, overload: str, files: Collection[str]) -> Path | None:
-    """The one of `files` (resolved paths) that defines "ns::op", or None. Reads no file but these."""
+    """Return the file among `files` (resolved paths) that defines "ns::op", or None. Reads only these files."""
     if not files:
         return None
     file = _place(name, overload)
@@ -32,15 +32,16 @@ def defining_file(name: str, overload: str, files: Collection[str]) -> Path | No
 
 
 def definition_of(name: str, overload: str) -> Path | None:
-    """The file in Python that put "ns::op" into torch, torch.library's own where no more is known of the caller; None
-    where C++ did, or another file of torch's.
+    """Return the Python file that defined "ns::op", or torch.library's own file if the caller is unknown.
+
+    Return None if C++ or another file of torch defined it.
     """
     file = _place(name, overload)
     return None if file is None or (_torch_library().parent in file.parents and file != _torch_library()) else file
 
 
 def _place(name: str, overload: str) -> Path | None:
-    """The file that defines an op; a `custom_op` is defined where its function is."""
+    """Return the file that defines an op; a `custom_op` is defined in the file of its function."""
     defined: Any = getattr(import_module("torch._library.custom_ops"), "OPDEFS").get(name)  # noqa: B009 - untyped
     if defined is not None:
         code = getattr(inspect.unwrap(defined._init_fn), "__code__", None)
@@ -54,7 +55,9 @@ def _torch_library() -> Path:
 
 
 def registered_by(op: ReplayOp) -> str | None:
-    """What the user named, or the file, that gave what an op of a plan calls; None where torch or opreplay has it."""
+    """Return the user's name, or the file, of the function that an op of a plan calls; None if torch or opreplay has
+    it.
+    """
     namespace = op.called.partition("::")[0]
     if op.resolved_by == "import":
         return ", ".join(imported_libraries().get(namespace, ())) or None
@@ -72,7 +75,7 @@ def registered_by(op: ReplayOp) -> str | None:
 
 
 def _calls_for(file: str, name: str) -> bool:
-    """Whether a file calls a function that defines ops with the name of this one, written out."""
+    """Check whether a file calls a function that defines ops with this name as a literal."""
     try:
         tree = ast.parse(Path(file).read_bytes())
     except (OSError, SyntaxError, ValueError):

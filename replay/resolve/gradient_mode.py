@@ -1,12 +1,12 @@
 # pyright: strict
-"""Which ops are replayed with gradients on; how that is done is the executors' concern.
+"""Decides which ops are replayed with gradients enabled; the executors own how.
 
-The rule: autograd is known to have recorded half or more of the op's calls, what is called here is one that torch
-composes of other ops before autograd sees it (`CompositeImplicitAutograd`), or whose kernel asks for the mode
-itself, and it writes to none of its arguments. Where the trace does not tell, gradients are off, and an assumption says
-so. Such an op chooses its way by gradients: `linear` of a batch folds the batch into rows
-so that its backward is a product too, `embedding_bag` keeps what its backward needs. All other ops do the same work
-either way, and autograd's own time of some microseconds would be all that is added.
+Gradients are on if all of this holds: autograd is known to have recorded half or more of the op's calls; the function
+called here is composed of other ops before autograd sees it (`CompositeImplicitAutograd`), or its kernel checks the
+gradient mode; and it writes to none of its arguments. If the trace does not show this, gradients are off, and an
+assumption says so. These ops choose their implementation by the mode: `linear` of a batch folds the batch into rows so
+that its backward is a product too, `embedding_bag` keeps what its backward needs. All other ops do the same work in
+both modes, and gradients would only add autograd's own time of some microseconds.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ ASKS_ITSELF = frozenset({"aten::mkldnn_rnn_layer"})
 
 
 def with_gradient_mode(op: ReplayOp) -> ReplayOp:
-    """The op of a plan, marked where it is to run with gradients on; asks torch's dispatcher."""
+    """Return the op of a plan, marked if it should run with gradients enabled; queries torch's dispatcher."""
     with_gradients, assumed = op.recorded.gradient_calls or 0, op.recorded.gradient_calls_assumed
     if not (with_gradients or assumed) or not _takes_gradients(op):
         return op
@@ -36,18 +36,20 @@ def with_gradient_mode(op: ReplayOp) -> ReplayOp:
 
 
 def _with_note(op: ReplayOp, what: str) -> ReplayOp:
-    """The op with one more assumption about all of its arguments."""
+    """Return the op with one more assumption about all of its arguments."""
     return msgspec.structs.replace(op, assumptions=(*op.assumptions, Assumption(argument="*", what=what)))
 
 
 def _assumed_off(calls: int, count: int) -> str:
-    """What to say of an op of `count` calls, of which `calls` may have been recorded by autograd."""
+    """Return the note for an op of `count` calls, of which autograd may have recorded `calls`."""
     of_calls = "" if calls == count else f" for {calls:,} of {count:,} calls"
     return f"gradients assumed off{of_calls}: neither a later call nor a backward node tells whether they were recorded"
 
 
 def _takes_gradients(op: ReplayOp) -> bool:
-    """Whether it is an op of the dispatcher that takes floats, writes to no argument, and goes by the mode."""
+    """Check whether it is a dispatcher op that takes floats, writes to no argument, and depends on the gradient
+    mode.
+    """
     if op.reason is not None or op.resolved_by not in ("jit", "torch.ops", "import"):
         return False
     if any(arg.mutated for arg in op.args) or not any(aliasing.is_floating(meta.dtype) for meta in tensors_of(op)):
@@ -57,7 +59,7 @@ def _takes_gradients(op: ReplayOp) -> bool:
 
 @cache
 def depends_on_gradients(name: str, overload: str) -> bool:
-    """Whether an overload takes another way with gradients on."""
+    """Check whether an overload behaves differently with gradients enabled."""
     if name in ASKS_ITSELF:
         return True
     import torch

@@ -1,7 +1,7 @@
 # pyright: strict
-"""What runs a matched overload on a device: its own kernel, a portable equivalent, or nothing.
+"""Decides what runs a matched overload on a device: its own kernel, a portable equivalent, or nothing.
 
-Owns that choice; which kernels there are is torch's (`host.dispatcher`), the equivalents are in `ops.aten`.
+Owns that choice; torch knows which kernels exist (`host.dispatcher`), the equivalents are in `ops.aten`.
 """
 
 from __future__ import annotations
@@ -20,10 +20,11 @@ from opreplay.replay.resolve.schema import OpSpec
 def way_on(
     device: str, name: str, spec: OpSpec, overloads: Candidates, dtypes: Mapping[str, str], values: Mapping[str, Value]
 ) -> Candidates:
-    """The `overloads` of the op `name` with the way in which `spec`, one of them, runs on `device`, or why it does not.
+    """Return the `overloads` of op `name` with the way in which `spec`, one of them, runs on `device`, or why it does
+    not.
 
-    `dtypes` are those of the tensors by name, `values` their sizes and the values of other arguments. A device of
-    which this torch build has no kernels at all says nothing about single ops: then the overloads as they are.
+    `dtypes` are those of the tensors by name, `values` their sizes and the values of other arguments. If this torch
+    build has no kernels for the device at all, single ops cannot be judged, and the overloads are returned unchanged.
     """
     form = legacy_form(name, spec.overload)
     if form is not None:
@@ -56,7 +57,7 @@ _CHECKED_INSIDE = {
 
 
 def wanted_layout(spec: OpSpec) -> str | None:
-    """The layout without which no kernel of this overload can be called, or None where strided tensors will do."""
+    """Return the layout that every kernel of this overload requires, or None if strided tensors are accepted."""
     if not spec.args or spec.args[0].kind != "Tensor" or not spec.registered:
         return None
     return _CHECKED_INSIDE.get(spec.name) or _only_layout(spec.full_name)

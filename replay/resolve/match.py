@@ -1,5 +1,5 @@
 # pyright: strict
-"""Which overload of an op fits a recorded call best: a cost for each argument, the sum decides, never the first match.
+"""Finds the overload of an op that fits a recorded call best: the lowest sum of argument costs, never the first match.
 
 Owns the costs. Does not own the values that the chosen overload is called with (`bind`).
 """
@@ -47,9 +47,9 @@ class Match:
 
 
 def best_match(specs: Sequence[OpSpec], recorded: Sequence[RecordedArg], overload: str | None = None) -> Match | None:
-    """The overload that fits best, or None when none fits; among equals the one listed first by the dispatcher.
+    """Return the overload that fits best, or None if none fits; of equal ones the dispatcher's first.
 
-    `overload` is the overload name where the trace records it (an ExecutionTrace): then it is taken if it fits.
+    `overload` is the overload name if the trace records it (an ExecutionTrace): it is taken if it fits.
     """
     best: Match | None = None
     for spec in specs:
@@ -64,10 +64,10 @@ def best_match(specs: Sequence[OpSpec], recorded: Sequence[RecordedArg], overloa
 
 
 def unknown_code(match: Match | None, specs: Sequence[OpSpec], recorded: Sequence[RecordedArg]) -> str | None:
-    """Return why a recorded number is no code of a dtype, layout or memory format, or None where all are codes.
+    """Return why a recorded number is not a code of a dtype, layout or memory format, or None if all numbers are codes.
 
     Newer versions of torch have more codes. A call with one of them would fit an overload with a code in that place
-    better than `match`, which takes the number for a size or another number.
+    better than `match`, which interprets the number as a size or another number.
     """
     for spec in specs:
         codes = [
@@ -87,9 +87,10 @@ def unknown_code(match: Match | None, specs: Sequence[OpSpec], recorded: Sequenc
 
 
 def stack_rival(match: Match, specs: Sequence[OpSpec], recorded: Sequence[RecordedArg]) -> Match | None:
-    """Another reading of a call that was matched as one with `out=`: the end of an interpreter's stack; or None.
+    """Return another reading of a call matched with `out=`, as the end of an interpreter's stack; None if there is
+    none.
 
-    TorchScript records what lies on its stack, so that a tensor below the arguments looks like one argument more.
+    TorchScript records its stack, so that a tensor below the arguments looks like one more argument.
     """
     if match.skipped or not match.spec.has_out:
         return None
@@ -98,8 +99,10 @@ def stack_rival(match: Match, specs: Sequence[OpSpec], recorded: Sequence[Record
 
 
 def text_rival(match: Match, specs: Sequence[OpSpec]) -> ArgSpec | None:
-    """The argument in whose place another overload takes a text, where nothing was recorded: None and a text look the
-    same; or None where there is no such overload."""
+    """Return the unrecorded argument for which another overload takes a string; None if there is no such overload.
+
+    In a trace, None and a string look the same.
+    """
     for spec in specs:
         if spec == match.spec or len(spec.args) != len(match.spec.args) or _sum(spec, match.recorded) is None:
             continue
@@ -110,7 +113,7 @@ def text_rival(match: Match, specs: Sequence[OpSpec]) -> ArgSpec | None:
 
 
 def match_overload(spec: OpSpec, recorded: Sequence[RecordedArg]) -> Match | None:
-    """How one overload fits, aligned at the front or, where more was recorded than it takes, at the end."""
+    """Return how well one overload fits, aligned at the front or, if more was recorded than it takes, at the end."""
     wanted = len(spec.args)
     extra = len(recorded) - wanted
     if extra == 0:
@@ -176,7 +179,7 @@ def _scalar_cost(arg: ArgSpec, rec: RecordedArg) -> float | None:
 
 
 def _text_cost(kind: str, text: str) -> float | None:
-    """Texts that are no number: complex ones, and the devices and strings of an ExecutionTrace."""
+    """Return the cost of a non-numeric string: a complex number, or a device or string of an ExecutionTrace."""
     if kind in ("complex", "Scalar"):
         return {"complex": 0.0, "Scalar": 1.0}[kind] if text.endswith("j") and _COMPLEX.fullmatch(text) else None
     if kind == "Device":

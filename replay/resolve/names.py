@@ -1,9 +1,9 @@
 # pyright: strict
-"""From a recorded name to schemas, and from a plan's op to what is called: only here torch.ops is reached into.
+"""Finds schemas for a recorded name, and the function to call for a plan's op; the only module that accesses torch.ops.
 
 Order: the dispatcher's table by name, an allow-listed import of the library, a plain function of a module that the user
-named, opreplay's reference implementation. A name is looked up in the dispatcher's table before it is ever used as an
-attribute, and the policy is asked each time, since a plan file is as untrusted as a trace. Does not own matching
+named, opreplay's reference implementation. A name is looked up in the dispatcher's table before it is used as an
+attribute, and the policy is checked each time, since a plan file is as untrusted as a trace. Does not own matching
 (`match`) nor equivalents (`ops.aten`).
 """
 
@@ -48,7 +48,7 @@ _imported: dict[str, tuple[str, ...]] = {}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Candidates:
-    """The overloads of a name that may be called, or a Python function, and how they were found; or why not."""
+    """The callable overloads of a name, or a Python function, and how they were found; or why there are none."""
 
     specs: tuple[OpSpec, ...] = ()
     resolved_by: Resolution = "jit"
@@ -60,9 +60,10 @@ class Candidates:
 
 
 def candidates(name: str, policy: Policy) -> Candidates:
-    """Every overload of a recorded "namespace::op[.overload]", or what runs it, with the policy's verdict on the name.
+    """Return every overload of a recorded "namespace::op[.overload]", or a substitute, with the policy's verdict on the
+    name.
 
-    May import a library that the policy allows, or register references; never raises for a name of any form.
+    May import a library that the policy allows, or register references; never raises, whatever the name looks like.
     """
     parts = split_name(name)
     if parts is None:
@@ -75,7 +76,7 @@ def candidates(name: str, policy: Policy) -> Candidates:
     if overload is None or overloads.reason is not None:
         return overloads
     if overloads.function is not None:
-        return Candidates(reason=Reason("library missing", f"{overloads.function.module} registers no {name}"))
+        return Candidates(reason=Reason("library missing", f"{overloads.function.module} does not register {name}"))
     exact = tuple(spec for spec in overloads.specs if spec.torch_name == overload)
     if not exact:
         known = ", ".join(sorted({spec.torch_name for spec in overloads.specs}))
@@ -103,7 +104,7 @@ def _lookup(name: str, policy: Policy) -> Candidates:
 
 
 def _imported_candidates(name: str, namespace: str, policy: Policy) -> Candidates:
-    """What an imported library has for a name: overloads, or a function of a module that the user named."""
+    """Return what an imported library provides for a name: overloads, or a function of a module that the user named."""
     if specs := schema.specs_of(name):
         return Candidates(specs=specs, resolved_by="import")
     if namespace not in policy.allow_imports:
@@ -116,7 +117,7 @@ def _imported_candidates(name: str, namespace: str, policy: Policy) -> Candidate
 
 
 def _registered_by(spec: OpSpec, namespace: str, policy: Policy) -> Resolution:
-    """What put an op into the dispatcher's table; a library counts as imported whoever imported it."""
+    """Return how an op got into the dispatcher's table; a library counts as imported no matter what imported it."""
     if is_reference(spec.name):
         return "reference"
     if namespace in _imported or any(module in sys.modules for module in policy.modules_for(namespace)):
@@ -127,7 +128,7 @@ def _registered_by(spec: OpSpec, namespace: str, policy: Policy) -> Resolution:
 
 @lru_cache(maxsize=1024)
 def _old_forms(name: str) -> tuple[OpSpec, ...]:
-    """The overloads that torch 1.8 to 1.13 had under this name and has no more."""
+    """Return the overloads that torch 1.8 to 1.13 had under this name and later removed."""
     texts = [f"aten::{row.schema}" for row in portable.legacy_of(name)]
     return tuple(schema.compile_schema(parse_schema(text), registered=False) for text in texts)
 
@@ -136,7 +137,9 @@ def _why_unknown(name: str, namespace: str, policy: Policy) -> Reason:
     detail = _missing_library(name, namespace, policy)
     if detail is not None:
         return Reason("library missing", detail)
-    return Reason("policy", f"namespace {namespace} is on no list (--allow-import {namespace}=MODULE, --plugin FILE)")
+    return Reason(
+        "policy", f"namespace {namespace} is on no allow-list (--allow-import {namespace}=MODULE, --plugin FILE)"
+    )
 
 
 def _missing_library(name: str, namespace: str, policy: Policy) -> str | None:
@@ -167,19 +170,19 @@ MOST_NEAR = 3
 
 
 def near_names(name: str) -> tuple[str, ...]:
-    """Ops that torch or users' files have in the namespace of "ns::op", whose names are near; most alike first."""
+    """Return ops of torch or of users' files in the namespace of "ns::op" with similar names; most similar first."""
     return tuple(get_close_matches(name, sorted(_registered(name.partition("::")[0])), n=MOST_NEAR, cutoff=0.75))
 
 
 def _registered(namespace: str) -> set[str]:
-    """Names of a namespace, without overloads, that the dispatcher or a user's executor has."""
+    """Return the names in a namespace, without overloads, that the dispatcher or a user's executor has."""
     begin = f"{namespace}::"
     names = {name.partition(".")[0] for name in registered_ops() if name.startswith(begin)}
     return names | {op for entry in EXECUTORS for op in entry.ops if op.startswith(begin) and "*" not in op}
 
 
 def _import_library(namespace: str, policy: Policy) -> bool:
-    """Import what the policy allows for `namespace`, each module once; whether any of it is there."""
+    """Import the modules that the policy allows for `namespace`, each once; return whether any of them is available."""
     modules = policy.modules_for(namespace)
     loaded = tuple(module for module in modules if _is_installed(module) and _import_failure(module) is None)
     if loaded and _imported.get(namespace) != loaded:
@@ -195,7 +198,7 @@ def _is_installed(module: str) -> bool:
 
 @lru_cache(maxsize=256)
 def _import_failure(module: str) -> str | None:
-    """Import a module of the user's or of the policy's table; what went wrong, where it is there at all."""
+    """Import a module of the user's or of the policy's table; return the error if it exists but fails."""
     if not _is_installed(module):
         return None
     try:
@@ -207,12 +210,12 @@ def _import_failure(module: str) -> str | None:
 
 
 def imported_libraries() -> dict[str, tuple[str, ...]]:
-    """Modules that resolving has imported in this process, by namespace, for the report."""
+    """Return the modules that resolving has imported in this process, by namespace, for the report."""
     return dict(_imported)
 
 
 def refused(spec: OpSpec) -> Reason | None:
-    """The policy's verdict on one overload's arguments."""
+    """Return the policy's verdict on one overload's arguments."""
     verdict = _verdicts.get(spec.text, _UNDECIDED)
     if verdict is _UNDECIDED:
         verdict = refuse_arguments(spec.name, ((arg.name, arg.type_text) for arg in spec.args if not arg.out))
@@ -221,12 +224,12 @@ def refused(spec: OpSpec) -> Reason | None:
 
 
 def device_has_kernels(device: str) -> bool:
-    """Whether this torch build knows kernels of a device at all; if not, what it lacks says nothing."""
+    """Check whether this torch build has any kernels for a device; if not, a missing kernel proves nothing."""
     return _has_kernel("aten::add.Tensor", device.partition(":")[0])
 
 
 def has_kernel(spec: OpSpec, device: str) -> bool:
-    """Whether the dispatcher has anything to run for this overload on a device such as "cpu" or "cuda:0"."""
+    """Check whether the dispatcher can run this overload on a device such as "cpu" or "cuda:0"."""
     return _has_kernel(spec.full_name, device.partition(":")[0])
 
 
@@ -237,7 +240,7 @@ def _has_kernel(full_name: str, kind: str) -> bool:
 
 
 def find_overload(op: ReplayOp, policy: Policy) -> Callable[..., Any]:
-    """What to call for an op of a plan: positional arguments in schema order, keyword-only ones by name.
+    """Return the function to call for an op of a plan: positional arguments in schema order, keyword-only ones by name.
 
     Checks name, overload and argument values against the dispatcher's table and the policy again. Raises NotReplayable.
     """
@@ -257,7 +260,7 @@ def find_overload(op: ReplayOp, policy: Policy) -> Callable[..., Any]:
 
 
 def _checked_overload(op: ReplayOp, name: str, policy: Policy) -> OpSpec:
-    """The overload of `name` that an op of a plan is a call of. Raises NotReplayable."""
+    """Return the overload of `name` that an op of a plan calls. Raises NotReplayable."""
     overloads = candidates(name, policy)
     _stop_for(overloads.reason)
     spec = next((spec for spec in overloads.specs if spec.overload == (op.overload or "")), None)
@@ -276,7 +279,9 @@ def _stop_for(reason: Reason | None) -> None:
 
 
 def _function_of(op: ReplayOp, policy: Policy) -> Callable[..., Any]:
-    """The user's Python function that an op of a plan names, looked up and checked as the first time."""
+    """Return the user's Python function that an op of a plan names, with the same lookup and checks as the first
+    time.
+    """
     entry = candidates(op.called, policy)
     _stop_for(entry.reason or refused_text(op.args))
     if entry.function is None:
@@ -286,7 +291,9 @@ def _function_of(op: ReplayOp, policy: Policy) -> Callable[..., Any]:
 
 
 def known_overload(op: ReplayOp) -> Callable[..., Any] | None:
-    """The overload that an op of a plan names, to look at rather than to call; None when the dispatcher has none."""
+    """Return the overload that an op of a plan names, for inspection, not for calls; None if the dispatcher has
+    none.
+    """
     parts = split_name(op.via or op.name)
     if parts is None:
         return None
@@ -298,7 +305,9 @@ def known_overload(op: ReplayOp) -> Callable[..., Any] | None:
 
 
 def _overload(spec: OpSpec) -> Callable[..., Any]:
-    """The torch.ops overload of a spec; the spec comes from the dispatcher's table, so its names are safe to follow."""
+    """Return the torch.ops overload of a spec; the spec comes from the dispatcher's table, so its names are safe to
+    use.
+    """
     import torch
 
     namespace, _, name = spec.name.partition("::")

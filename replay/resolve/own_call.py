@@ -1,5 +1,5 @@
 # pyright: strict
-"""Which call an op that something else runs is held against: how the recorded op's own implementation is called.
+"""Finds the call to the recorded op's own implementation, with which a substitute's results are compared.
 
 Owns no tensor: the comparison is `opreplay.replay.execute.executors.torch.values`.
 """
@@ -26,16 +26,16 @@ UNINITIALIZED = ("empty", "new_empty", "resize")
 
 
 class OwnCall(msgspec.Struct, frozen=True, kw_only=True):
-    """The recorded op as its own implementation is called."""
+    """A call to the recorded op's own implementation."""
 
     op: ReplayOp
     against: Against
 
 
 def own_call(op: ReplayOp, policy: Policy) -> OwnCall | ValueCheck:
-    """How the own implementation of an op that something else runs is called, or the verdict where there is none.
+    """Return the call to the own implementation of an op that a substitute runs, or the verdict if there is none.
 
-    The arguments stay in their places: the n-th of the call is the n-th of `op`.
+    The arguments keep their positions: the n-th of the call is the n-th of `op`.
     """
     verdict = _verdict_before_lookup(op)
     if verdict is not None:
@@ -68,7 +68,7 @@ def own_call(op: ReplayOp, policy: Policy) -> OwnCall | ValueCheck:
 
 
 def _verdict_before_lookup(op: ReplayOp) -> ValueCheck | None:
-    """The verdict that needs no schema: on what is its own implementation, and on what has none to compare with."""
+    """Return a verdict if no schema is needed: the op runs its own implementation, or there is none to compare with."""
     if op.resolved_by == "reference":
         return not_compared("a stand-in ran, and the library is not here")
     if op.resolved_by == "equivalent":
@@ -83,7 +83,7 @@ def _verdict_before_lookup(op: ReplayOp) -> ValueCheck | None:
 
 
 def _recorded(arg: ReplayArg) -> RecordedArg:
-    """An argument of the plan as one that was recorded, to find the overload that takes it."""
+    """Return an argument of the plan in recorded form, to find the overload that accepts it."""
     if arg.type == "Tensor" and any(arg.tensors):
         return RecordedArg(kind="tensor", tensor=arg.tensors[0])
     if arg.type == "Tensor[]" and (arg.tensors or arg.value is not None):
@@ -96,7 +96,7 @@ def _recorded(arg: ReplayArg) -> RecordedArg:
 
 
 def _with_values(args: Sequence[ReplayArg], sources: Sequence[ReplayArg]) -> tuple[ReplayArg, ...]:
-    """The arguments with the values of `sources` in the same places, where the types are the same."""
+    """Return the arguments with the values of `sources` at the same positions, if the types are equal."""
     valued = [
         msgspec.structs.replace(arg, value=source.value) if arg.type == source.type and not arg.tensors else arg
         for arg, source in zip(args, sources, strict=False)

@@ -1,9 +1,9 @@
 # pyright: strict
-"""What a trace may cause to run and to be imported: the rules, as tables and pure functions; knows no torch.
+"""What a trace may run and import: the rules, as tables and pure functions; independent of torch.
 
-A verdict is given on a schema's name and argument types, before anything is looked up as a Python attribute or called.
-Does not own the lookup (`names`) nor budgets (`ir.sizes`). tests/golden/policy_verdicts.txt holds the verdict for
-every schema of the torch version that the project is tested with.
+The verdict uses a schema's name and argument types, before anything is looked up as a Python attribute or called. Does
+not own the lookup (`names`) nor budgets (`ir.sizes`). tests/golden/policy_verdicts.txt holds the verdict for every
+schema of the torch version that the project is tested with.
 """
 
 from __future__ import annotations
@@ -153,9 +153,9 @@ Imports = Mapping[str, str | Sequence[str]] | Iterable[str | tuple[str, str]]
 
 
 def named_modules(imports: Imports | None) -> dict[str, str]:
-    """Return `Policy.allow_imports` for what a user gave; a namespace that is named again gets one module more.
+    """Return `Policy.allow_imports` for the user's input; a repeated namespace gets one more module.
 
-    Raises UsageError for what names no namespace or module.
+    Raises UsageError for input that names no namespace or module.
     """
     entries: Any = [imports] if isinstance(imports, str) else imports or ()
     pairs: Iterable[Any] = cast("Mapping[Any, Any]", entries).items() if isinstance(entries, Mapping) else entries
@@ -165,7 +165,7 @@ def named_modules(imports: Imports | None) -> dict[str, str]:
         namespace, given = _two(parts)
         several: Any = given.split(",") if isinstance(given, str) else given
         if not _are_names(namespace, several):
-            raise UsageError(f"{pair!r} names no module to import", hint='Write {"myops": "my_package.ops"}.')
+            raise UsageError(f"{pair!r} does not name a module to import", hint='Write {"myops": "my_package.ops"}.')
         modules.setdefault(namespace, []).extend(several)
     return {namespace: ",".join(dict.fromkeys(several)) for namespace, several in modules.items()}
 
@@ -177,7 +177,7 @@ def _two(parts: Any) -> tuple[Any, Any]:
 
 
 def _are_names(namespace: Any, modules: Any) -> bool:
-    """Whether these are a namespace of ops and at least one module."""
+    """Check whether these are a namespace of ops and at least one module."""
     if not isinstance(namespace, str) or not _NAMESPACE.fullmatch(namespace):
         return False
     listed = cast("Sequence[Any]", modules) if isinstance(modules, list | tuple) else ()
@@ -185,7 +185,7 @@ def _are_names(namespace: Any, modules: Any) -> bool:
 
 
 class Policy(msgspec.Struct, frozen=True, kw_only=True):
-    """What the user allowed; the default allows the libraries of `MODULE_OF` and no collectives."""
+    """The user's permissions; the default allows the libraries of `MODULE_OF` and no collectives."""
 
     allow_imports: dict[str, str] = {}
     """Namespace → module, or several with commas between, as the user gave it (`--allow-import NAMESPACE=MODULE`)."""
@@ -195,14 +195,14 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
     """Collective mode: ops of c10d may be called."""
 
     def modules_for(self, namespace: str) -> tuple[str, ...]:
-        """Modules that may be imported for `namespace`; () where the user allowed none."""
+        """Return the modules that may be imported for `namespace`; () if the user allowed none."""
         if namespace in self.allow_imports:
             return tuple(self.allow_imports[namespace].split(","))
         return (MODULE_OF[namespace],) if self.known_libraries and namespace in MODULE_OF else ()
 
 
 def refuse_name(name: str, policy: Policy) -> Reason | None:
-    """Why no op of this name may run, or None. Raises ValueError when the name is not `namespace::op`."""
+    """Return why no op of this name may run, or None. Raises ValueError if the name is not `namespace::op`."""
     parts = split_name(name)
     if parts is None:
         raise ValueError(f"not a qualified op name: {name!r}")
@@ -218,7 +218,7 @@ def refuse_name(name: str, policy: Policy) -> Reason | None:
 
 
 def refuse_arguments(name: str, arguments: Iterable[tuple[str, str]]) -> Reason | None:
-    """Why a schema with these (argument name, type text) pairs may not run, or None.
+    """Return why a schema with these (argument name, type text) pairs may not run, or None.
 
     `name` is "namespace::op" without the overload; the type text is that of the schema object, e.g. "Optional[str]".
     """
@@ -236,7 +236,7 @@ def refuse_arguments(name: str, arguments: Iterable[tuple[str, str]]) -> Reason 
 
 
 def refuse_value(argument: str, value: object) -> Reason | None:
-    """Why an argument may not have this value, or None."""
+    """Return why an argument may not have this value, or None."""
     if argument in FIXED_ARGUMENTS and value is not None and bool(value) != FIXED_ARGUMENTS[argument]:
         return Reason("policy", f"{argument}={value}")
     texts = cast("tuple[object, ...]", value) if isinstance(value, tuple) else (value,)
@@ -252,5 +252,5 @@ def _may_be_string(namespace: str, name: str, argument: str) -> bool:
 
 
 def _base(type_text: str) -> str:
-    """ "str" of "Optional[List[str]]"."""
+    """Return the base type of a type text, e.g. "str" for "Optional[List[str]]"."""
     return type_text.replace("Optional[", "").replace("List[", "").rstrip("]")

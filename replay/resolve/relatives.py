@@ -1,5 +1,7 @@
 # pyright: strict
-"""The recorded calls around one call of a trace, found when a rule asks for them; built once a trace, lazily."""
+"""Finds the recorded calls around one call of a trace when a rule needs them; the index is built lazily, once per
+trace.
+"""
 
 from __future__ import annotations
 
@@ -48,7 +50,9 @@ class RelativesIndex:
 
     @cached_property
     def _groups(self) -> Rows:
-        """What siblings have in common: the parent's row, or for outermost ops a number below 0 for their track."""
+        """The group id that siblings share: the parent's row, or for outermost ops a negative number for their
+        track.
+        """
         return np.where(self._parents >= 0, self._parents, -1 - self._trace.ops.track.astype(np.int64))
 
     @cached_property
@@ -58,7 +62,7 @@ class RelativesIndex:
 
     @cached_property
     def _places(self) -> Rows:
-        """Where each row stands in `_by_group`."""
+        """The position of each row in `_by_group`."""
         places = np.empty(len(self._by_group), dtype=np.int64)
         places[self._by_group] = np.arange(len(self._by_group))
         return places
@@ -69,9 +73,10 @@ class RelativesIndex:
 
     @cached_property
     def gradients(self) -> tuple[OpSignature, ...]:
-        """The gradients that one backward pass accumulates, from the labels that autograd leaves, each with its shape.
+        """The gradients that one backward pass accumulates, from autograd's labels, each with its shape.
 
-        Every pass accumulates each parameter's once, so that all counts are multiples of the number of passes.
+        Every pass accumulates the gradient of each parameter once, so that all counts are multiples of the number of
+        passes.
         """
         trace = self._trace
         labels = [i for i, s in enumerate(trace.signatures) if s.name == ACCUMULATE and s.dims and s.dims[0]]
@@ -141,7 +146,7 @@ class RelativesIndex:
 
     @cached_property
     def _by_sequence(self) -> tuple[Rows, Rows]:
-        """Rows in the order of autograd's numbers, and these; both empty where a trace has none."""
+        """Rows sorted by autograd's sequence numbers, and these numbers; both empty if a trace has none."""
         numbers = self._trace.ops.sequence
         if numbers is None:
             return np.empty(0, np.int64), np.empty(0, np.int64)
@@ -149,7 +154,7 @@ class RelativesIndex:
         return order, numbers[order]
 
     def _same_number(self, row: int) -> list[int]:
-        """Rows with the number that autograd gave one, in the order of the file."""
+        """Return the rows with the same autograd sequence number as `row`, in file order."""
         numbers = self._trace.ops.sequence
         if numbers is None or numbers[row] < 0:
             return []
@@ -159,8 +164,10 @@ class RelativesIndex:
         return [int(r) for r in order[max(low, high - MAX_SAME_NUMBER) : high]]
 
     def _node(self, row: int) -> int | None:
-        """The row of the node that goes back through a call, whose first argument is as large as the call's result; of
-        a composite, that of its last call."""
+        """Return the row of a call's backward node, whose first argument has the size of the call's result.
+
+        For a composite it is the node of its last call.
+        """
         for _ in range(INNER_DEPTH):
             node = self._node_of_number(row)
             if node is not None:
@@ -172,7 +179,7 @@ class RelativesIndex:
         return None
 
     def _node_of_number(self, row: int) -> int | None:
-        """The row of the node with the number and the name of a call; None where a later such call recorded it."""
+        """Return the row of the node with a call's number and name; None if a later call of this name recorded it."""
         called = self._signature(row).name
         name = _plain(called.partition("::")[2])
         node_row: int | None = None
@@ -186,8 +193,10 @@ class RelativesIndex:
         return node_row
 
     def _forward(self, rows: tuple[int, ...]) -> int | None:
-        """The row of the forward call of the innermost of these rows that is a node of a backward pass: the last call
-        with its number and its name."""
+        """Return the row of the forward call of the innermost of these rows that is a backward node.
+
+        It is the last call with the node's number and name.
+        """
         for row in rows:
             node = _NODE.fullmatch(self._signature(row).name)
             if node is None or self._trace.ops.sequence is None:
@@ -210,7 +219,7 @@ class RelativesIndex:
         return ancestors
 
     def _place(self, row: int) -> int:
-        """How many calls of the same name come before one under the same parent."""
+        """Return how many calls with the same name come before a row under the same parent."""
         place = int(self._places[row])
         before = self._by_group[max(0, place - MAX_PLACE) : place]
         before = before[self._groups[before] == self._groups[row]]
@@ -218,13 +227,13 @@ class RelativesIndex:
 
     @cached_property
     def _names(self) -> Rows:
-        """A number for the name of each row."""
+        """An integer id for the name of each row."""
         numbers: dict[str, int] = {}
         of_signatures = [numbers.setdefault(signature.name, len(numbers)) for signature in self._trace.signatures]
         return np.array(of_signatures, np.int64)[self._trace.ops.signature]
 
     def _inner(self, rows: list[int]) -> list[int]:
-        """What the children call, and those in turn, a few levels down."""
+        """Return the calls of the children, and their calls, a few levels down."""
         inner: list[int] = []
         level = rows[:MAX_INNER]
         for _ in range(INNER_DEPTH):
@@ -233,8 +242,9 @@ class RelativesIndex:
         return inner
 
     def _following(self, row: int) -> tuple[list[int], list[int], list[str]]:
-        """(rows, how far up each is, names of labels) of the next calls: of the same parent; after the last of these,
-        those that follow the parent."""
+        """Return (rows, levels up for each, names of labels) of the next calls: first of the same parent, then after
+        the parent.
+        """
         rows: list[int] = []
         levels: list[int] = []
         labels: list[str] = []
@@ -261,7 +271,7 @@ class RelativesIndex:
         return rows, levels, labels
 
     def _sized(self, row: int) -> int | None:
-        """The row, or the first one inside that has sizes."""
+        """Return the row, or the first row inside that has sizes."""
         for _ in range(INNER_DEPTH + 1):
             if self._signature(row).dims:
                 return row
@@ -296,5 +306,5 @@ def _is_same_call(outer: OpSignature, inner: OpSignature) -> bool:
 
 
 def _plain(name: str) -> str:
-    """The name of an op as autograd spells it in that of its node."""
+    """Return an op's name in the spelling that autograd uses in node names."""
     return name.replace("_", "").lower()

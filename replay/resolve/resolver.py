@@ -1,7 +1,7 @@
 # pyright: strict
-"""One recorded op to a call: what users registered for it, its overload and arguments, or the reason why not.
+"""Resolves one recorded op to a call: user registrations, its overload and arguments, or the reason why it fails.
 
-Owns the order of the ways. The ways themselves are `names`, `match`, `bind`, `conversions`, `executors`.
+Owns the order of the methods. The methods themselves are `names`, `match`, `bind`, `conversions`, `executors`.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class Resolver:
         self._has_shapes = any(signature.dims is not None for signature in trace.signatures)
 
     def resolve(self, op: ReplayOp, signature: OpSignature, row: int) -> ReplayOp:
-        """The op with its arguments, or with the reason why it cannot be replayed."""
+        """Return the op with its arguments, or with the reason why it cannot be replayed."""
         recorded = recorded_args(signature)
         kernels = tuple(kernel.name for kernel in op.recorded.kernels)
         relatives = cache(partial(self._relatives.around, row))
@@ -96,7 +96,9 @@ class Resolver:
             return msgspec.structs.replace(op, reason=stopped.reason, args=args)
 
     def _with_users_code(self, op: ReplayOp, signature: OpSignature, recorded: Recordeds, context: Context) -> ReplayOp:
-        """Users' conversions and executors that override, then what is built in, then the others of the user's."""
+        """Resolve by users' conversions and executors that override, then by built-in methods, then by the user's
+        others.
+        """
         conversion, executor = _registered(op.name)
         if conversion is not None and conversion.override:
             converted = self._convert(op, conversion, recorded, context)
@@ -125,7 +127,7 @@ class Resolver:
     def _convert(
         self, op: ReplayOp, entry: OpFunction | None, recorded: Recordeds, context: Context
     ) -> ReplayOp | None:
-        """The op as a user's conversion makes it, or None where there is none that applies to the call."""
+        """Return the op converted by a user's conversion, or None if none applies to the call."""
         if entry is None:
             return None
         call = RecordedCall(name=op.name, args=tuple(recorded), kernels=context.kernels, batch=op.batch)
@@ -142,13 +144,13 @@ class Resolver:
         )
 
     def _call_target(self, op: ReplayOp, entry: OpFunction, target: Converted, context: Context) -> ReplayOp:
-        """The op as a call of what a conversion returned, by a user's executor or as a recorded one."""
+        """Return the op as a call of a conversion's target, run by a user's executor or resolved as a recorded op."""
         parts = split_name(target.op)
         base = target.op if parts is None else f"{parts[0]}::{parts[1]}"
         executor = EXECUTORS.find(base)
         if parts is None:
             if executor is None:
-                raise Unbound(Reason("failed", f"conversion {entry.shown}: {target.op!r} is no op"))
+                raise Unbound(Reason("failed", f"conversion {entry.shown}: {target.op!r} is not an op"))
             return self._executed(op, executor, target.args, context, via=base, by_name=target.by_name)
         if (reason := refuse_name(target.op, self._policy)) is not None:
             raise Unbound(reason)
@@ -167,14 +169,16 @@ class Resolver:
         return msgspec.structs.replace(resolved, via=resolved.via or (base if base != op.name else None))
 
     def _ordered(self, name: str, target: Converted, overload: str | None) -> tuple[Recordeds, str | None]:
-        """Arguments that a conversion named in the order of the first overload that has them, and that overload."""
+        """Order the named arguments of a conversion by the first overload that has them; return them with that
+        overload.
+        """
         if not target.by_name:
             return target.args, overload
         for spec in candidates(name, self._policy).specs:
             args = in_schema_order(spec, target.args, target.by_name)
             if args is not None and overload in (None, spec.overload) and best_match([spec], args) is not None:
                 return args, spec.overload
-        raise Unbound(Reason("failed", f"no overload of {name} takes arguments named {', '.join(target.by_name)}"))
+        raise Unbound(Reason("failed", f"no overload of {name} accepts arguments named {', '.join(target.by_name)}"))
 
     def _executed(
         self,
@@ -185,7 +189,7 @@ class Resolver:
         via: str | None = None,
         by_name: Mapping[str, RecordedArg] | None = None,
     ) -> ReplayOp:
-        """The op, to be run by a user's callable; `by_name`: arguments that a conversion named."""
+        """Return the op with a user's callable to run it; `by_name`: arguments named by a conversion."""
         name = via or op.name
         if by_name:
             args, assumptions = bind_by_name(entry, recorded, by_name, context)
@@ -205,7 +209,7 @@ class Resolver:
     def _resolve(
         self, op: ReplayOp, name: str, recorded: Recordeds, overload: str | None, context: Context
     ) -> ReplayOp:
-        """`op` with the overload of `name` that fits the recorded arguments, and these by name."""
+        """Return `op` with the overload of `name` that fits the recorded arguments, and these arguments by name."""
         overloads = candidates(name, self._policy)
         if overloads.reason is not None:
             raise Unbound(overloads.reason)
@@ -227,14 +231,14 @@ class Resolver:
         return resolved
 
     def _is_wrong(self, op: ReplayOp) -> bool:
-        """Whether meta tensors speak against the call as it was understood."""
+        """Check whether a run on meta tensors contradicts the resolved call."""
         return check_ops([op], self._policy)[0].status in META_WRONG
 
     def _bound(self, op: ReplayOp, name: str, match: Match, overloads: Candidates, context: Context) -> ReplayOp:
-        """`op` as a call of the matched overload, in the way that the device has for it."""
+        """Return `op` as a call of the matched overload, in the way that the device supports."""
         layout = wanted_layout(match.spec)
         if layout is not None:
-            raise Unbound(Reason("layout not recorded", f"the op takes {layout} tensors alone"))
+            raise Unbound(Reason("layout not recorded", f"the op accepts only {layout} tensors"))
         pairs = list(zip(match.spec.args, match.recorded, strict=False))
         scalars = [(arg, rec) for arg, rec in pairs if rec.kind in ("scalar", "scalars")]
         values = {arg.name: encode(arg, rec.value) for arg, rec in scalars if rec.value is not MISSING}
@@ -261,7 +265,7 @@ class Resolver:
         )
 
     def _refuse(self, signature: OpSignature, kernels: tuple[str, ...]) -> None:
-        """Raises Unbound for reasons that need no schema."""
+        """Raise Unbound for reasons that need no schema."""
         name = signature.name
         reason = None if self._is_allowed_collective(name) else not_an_op(signature, on_device=bool(kernels))
         if reason is not None and reason.kind == "label, not an op":
@@ -280,14 +284,14 @@ class Resolver:
         return self._policy.collectives and parts is not None and parts[0] in COLLECTIVE_NAMESPACES
 
     def _takes_nothing(self, name: str) -> bool:
-        """Whether an op without shapes has none because it takes no arguments."""
+        """Check whether an op has no shapes because it takes no arguments."""
         return self._has_shapes and any(not spec.args for spec in schema.specs_of(name))
 
 
 def _to_predict(name: str, recorded: Recordeds, context: Context, policy: Policy) -> tuple[ReplayArg, ...]:
-    """Return the arguments of a call that nothing here runs, for its prediction.
+    """Return the arguments of a call that cannot run here, for its prediction.
 
-    They have the names that the op's vendor has published, else those that `opreplay op` gives them, else arg0, arg1.
+    They have the names that the op's vendor has published, else the names from `opreplay op`, else arg0, arg1.
     """
     match = best_match(published_specs(name), recorded)
     if match is not None and not match.skipped and not match.dropped:
@@ -300,7 +304,9 @@ def _to_predict(name: str, recorded: Recordeds, context: Context, policy: Policy
 
 
 def _records_lists(trace: Trace) -> bool:
-    """Whether sizes of lists of tensors are recorded: wherever strides are, or where there is one."""
+    """Check whether a trace records sizes of tensor lists: it does if it records strides, or if it has any of these
+    sizes.
+    """
     return any(
         signature.strides is not None or any(dims and isinstance(dims[0], tuple) for dims in signature.dims or ())
         for signature in trace.signatures
@@ -308,7 +314,9 @@ def _records_lists(trace: Trace) -> bool:
 
 
 def _tells_number_lists(trace: Trace) -> bool:
-    """Whether some list of numbers has a type; a trace without any types tells nothing either way."""
+    """Check whether any list of numbers has a recorded type; a trace without any types is inconclusive and returns
+    True.
+    """
     typed = [signature.types for signature in trace.signatures if signature.types is not None]
     return not typed or any(kind.endswith("List") and kind != "TensorList" for types in typed for kind in types)
 
@@ -319,7 +327,7 @@ def _invented_weights(name: str) -> tuple[Assumption, ...]:
 
 
 def _registered(name: str) -> tuple[OpFunction | None, UserExecutor | None]:
-    """A user's conversion and executor of an op. Raises Unbound where two patterns match its name."""
+    """Return a user's conversion and executor for an op. Raises Unbound if two patterns match its name."""
     try:
         return CONVERSIONS.find(name), EXECUTORS.find(name)
     except UsageError as error:
@@ -327,9 +335,9 @@ def _registered(name: str) -> tuple[OpFunction | None, UserExecutor | None]:
 
 
 def _allowed_match(name: str, specs: tuple[OpSpec, ...], recorded: Recordeds, overload: str | None) -> Match:
-    """The overload that fits best, `overload` if it fits; where the policy refuses it, one that fits as well.
+    """Return the overload that fits best, `overload` if it fits; if the policy refuses it, another that fits as well.
 
-    Raises Unbound where none fits, or none that is allowed.
+    Raises Unbound if none fits, or none that is allowed.
     """
     match = best_match(specs, recorded, overload)
     if (unknown := unknown_code(match, specs, recorded)) is not None:
@@ -355,7 +363,7 @@ def _no_fit(name: str, specs: tuple[OpSpec, ...], recorded: Recordeds) -> str:
 
 
 def _common_float(trace: Trace) -> str:
-    """The floating dtype that most recorded tensor arguments have; float32 where there is none."""
+    """Return the most frequent floating dtype of recorded tensor arguments; float32 if there is none."""
     counts = np.bincount(trace.ops.signature, minlength=len(trace.signatures)) if len(trace.ops) else np.zeros(0)
     votes: Counter[str] = Counter()
     for signature, count in zip(trace.signatures, counts.tolist(), strict=False):
@@ -367,7 +375,7 @@ def _common_float(trace: Trace) -> str:
 
 
 def _with_unread_text(op: ReplayOp, match: Match, specs: Sequence[OpSpec]) -> ReplayOp:
-    """The op, with a note where another overload takes a text in the place of an argument that was not recorded."""
+    """Return the op, with a note if another overload takes a string in place of an unrecorded argument."""
     unread = text_rival(match, specs)
     if unread is None:
         return op

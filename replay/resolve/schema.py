@@ -88,16 +88,16 @@ class OpSpec:
 
     @property
     def full_name(self) -> str:
-        """ "aten::add.Tensor"; "aten::relu" for the default overload."""
+        """The full name, e.g. "aten::add.Tensor"; "aten::relu" for the default overload."""
         return f"{self.name}.{self.overload}" if self.overload else self.name
 
 
 def specs_of(name: str) -> tuple[OpSpec, ...]:
-    """All overloads of "namespace::op" that the dispatcher knows; () when there is none.
+    """Return all overloads of "namespace::op" in the dispatcher; () if there are none.
 
-    Ops of the TorchScript interpreter alone (`aten::save`, `aten::manual_seed`, list and string methods) are not in the
-    dispatcher, so they are never found. The result is cached until `forget` is called, but for a name without any:
-    the program may define it later.
+    Ops that exist only in the TorchScript interpreter (`aten::save`, `aten::manual_seed`, list and string methods) are
+    not in the dispatcher, so they are never found. The result is cached until `forget` is called, except for a name
+    without overloads: the program may define it later.
     """
     return _specs_of(name) or _specs_of.__wrapped__(name)
 
@@ -125,7 +125,7 @@ def _in_dispatcher(name: str, overload: str) -> bool:
 
 
 def compile_schema(schema: Any, *, registered: bool = True) -> OpSpec:
-    """The plain value of a torch._C.FunctionSchema."""
+    """Convert a torch._C.FunctionSchema to plain values."""
     return OpSpec(
         name=schema.name,
         overload=schema.overload_name,
@@ -165,7 +165,7 @@ def _compile_argument(argument: Any) -> ArgSpec:
 
 
 def _plain(value: Any) -> Value:
-    """A default as a JSON-safe value; the few objects without one (a device) as their text."""
+    """Convert a default to a JSON-safe value; the few objects without one (a device) become text."""
     if value is None or isinstance(value, bool | int | float | complex | str):
         return plain_number(value)
     if isinstance(value, list | tuple):
@@ -175,7 +175,7 @@ def _plain(value: Any) -> Value:
 
 
 def named_after_gaps(spec: OpSpec, args: Sequence[ReplayArg]) -> tuple[ReplayArg, ...]:
-    """Arguments in the schema's order, those behind one that is left out to be given by name."""
+    """Return the arguments in the schema's order; arguments after an omitted one are passed by name."""
     names = {arg.name for arg in args}
     left_out = next((at for at, arg in enumerate(spec.args) if arg.name not in names), len(spec.args))
     behind = {arg.name for arg in spec.args[left_out:]}

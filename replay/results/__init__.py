@@ -1,2 +1,2 @@
 # pyright: strict
-"""What a run came to: records, files, summaries."""
+"""The results of a run: records, files, summaries."""

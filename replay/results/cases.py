@@ -1,5 +1,5 @@
 # pyright: strict
-"""What came out for calls that were written down, one a size of a sweep: values only."""
+"""Results of written calls, one per size of a sweep: data types only."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from opreplay.replay.results.records import L2State, OpResult
 
 
 class Case(msgspec.Struct, frozen=True, kw_only=True):
-    """One call."""
+    """The result of one call."""
 
     written: str
     """As given, with names of sizes."""
@@ -28,7 +28,7 @@ class Case(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Cases(msgspec.Struct, frozen=True, kw_only=True):
-    """All calls of one command."""
+    """The results of all calls of one command."""
 
     cases: tuple[Case, ...]
     device: str | None
@@ -41,9 +41,11 @@ class Cases(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def complete(self) -> bool:
-        """Whether every call was replayed and predicted, as far as was asked for."""
+        """Check whether every call was replayed and predicted, as far as that was requested."""
         return not any(self.failed(case) or case.unpredicted for case in self.cases)
 
     def failed(self, case: Case) -> bool:
-        """Whether a call has a reason: why it was not measured, or where nothing is, why it cannot be predicted."""
+        """Check whether a call has a reason: why it was not measured or, if nothing is measured, why it has no
+        prediction.
+        """
         return case.result.reason is not None and (self.device is not None or not case.result.simulated)

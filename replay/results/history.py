@@ -1,7 +1,7 @@
 # pyright: strict
-"""A database of the times of many runs, by label and machine: appended to by `run`, read by `compare`.
+"""A database of the times of many runs, by label and machine: `run` appends to it, `compare` reads it.
 
-Owns that file, which may come from anywhere: its tables must be just those written here, and what is read is bounded.
+The file may come from anywhere, so its tables must be exactly those written here, and reading is bounded.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ class Series(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def machine_of(header: Header) -> tuple[str, str]:
-    """A digest of all that makes times of two runs incomparable, and a short text of it."""
+    """Return a digest of everything that makes times of two runs incomparable, and a short description of it."""
     facts = {name: header.environment[name] for name in MUST_AGREE if name in header.environment}
     options = {**WERE_ALWAYS, **{name: header.options[name] for name in OPTIONS_MUST_AGREE if name in header.options}}
     device = facts.get("device_name") or facts.get("cpu") or facts.get("device") or "unknown device"
@@ -87,7 +87,7 @@ def machine_of(header: Header) -> tuple[str, str]:
 
 
 def check_history(path: str) -> None:
-    """Raise UsageError for what `append_run` could not write: another file, or no folder."""
+    """Raise UsageError if `append_run` could not write: another kind of file, or no folder."""
     file = Path(path)
     if file.exists():
         try:
@@ -96,7 +96,7 @@ def check_history(path: str) -> None:
         except FormatError as error:
             raise UsageError(str(error), hint="Name another file for --history.") from None
     elif not file.absolute().parent.is_dir():
-        raise UsageError(f"cannot write {path}: there is no such folder", hint="Make it, or name another file.")
+        raise UsageError(f"cannot write {path}: the folder does not exist", hint="Create it, or name another file.")
 
 
 def _make_tables(connection: sqlite3.Connection) -> None:
@@ -107,9 +107,9 @@ def _make_tables(connection: sqlite3.Connection) -> None:
 
 
 def append_run(path: str, header: Header, results: Sequence[OpResult], label: str = "") -> int:
-    """Add the measured ops of a run, in place of what is there of the same run; how many. A new file is made.
+    """Add the measured ops of a run, replacing earlier rows of the same run, and return their number.
 
-    Raises UsageError for a file that cannot be written.
+    A missing file is created. Raises UsageError for a file that cannot be written.
     """
     check_history(path)
     machine, machine_name = machine_of(header)
@@ -141,13 +141,13 @@ def append_run(path: str, header: Header, results: Sequence[OpResult], label: st
 
 
 def read_history(path: str) -> tuple[Series, ...]:
-    """Every op of every machine in the latest runs, in the order of first runs.
+    """Return every op of every machine in the latest runs, in the order of first runs.
 
-    Raises FormatError for a file that is no history, or a damaged one.
+    Raises FormatError for a file that is damaged or not a history.
     """
     with _reading(Path(path)) as connection:
         if any(connection.execute(query).fetchone() is not None for query in _UNSOUND):
-            raise FormatError(f"{path}: the history is damaged", hint="Restore it, or begin another one.")
+            raise FormatError(f"{path}: the history is damaged", hint="Restore it, or start a new one.")
         latest = f"SELECT * FROM runs ORDER BY started_at DESC, id DESC LIMIT {MAX_RUNS}"
         rows = connection.execute(
             "SELECT r.machine, t.op, o.name, o.inputs, r.machine_name, r.started_at, r.label, t.measured_us, "
@@ -168,11 +168,11 @@ def _series(rows: Sequence[Any]) -> Series:
 
 
 def _check(path: str, row: Sequence[object]) -> None:
-    """Raises FormatError for a row whose values this module would not have written."""
+    """Raise FormatError for a row with values that this module would not have written."""
     texts, (us, relative) = row[:7], row[7:]
     sound = all(isinstance(text, str) and len(text) <= MAX_TEXT for text in texts)
     if not sound or not _is_time(us) or not (relative is None or _is_time(relative)):
-        raise FormatError(f"{path}: the history is damaged", hint="Restore it, or begin another one.")
+        raise FormatError(f"{path}: the history is damaged", hint="Restore it, or start a new one.")
 
 
 def _is_time(value: object) -> bool:
@@ -181,14 +181,14 @@ def _is_time(value: object) -> bool:
 
 @contextlib.contextmanager
 def _reading(path: Path) -> Generator[sqlite3.Connection, None, None]:
-    """The file, opened to read only, its tables as they must be. Raises FormatError for any other file."""
+    """Open the file read-only and check its tables. Raises FormatError for any other file."""
     hint = "`opreplay run TRACES --history FILE` writes one."
     try:
         head = own_database.head_of(path, MAX_FILE)
     except OSError as error:
         raise FormatError(f"cannot read {path}: {error.strerror}", hint=hint) from None
     if own_database.application_id(head) != APPLICATION_ID:
-        raise FormatError(f"{path} is no history of opreplay", hint=hint)
+        raise FormatError(f"{path} is not an opreplay history", hint=hint)
     try:
         uri = f"file:{quote(str(path.absolute()))}?mode=ro"
         with contextlib.closing(sqlite3.connect(uri, uri=True, timeout=LOCKED_S)) as connection:
@@ -198,4 +198,4 @@ def _reading(path: Path) -> Generator[sqlite3.Connection, None, None]:
                 raise FormatError(f"{path} has other tables than a history of this version", hint=hint)
             yield connection
     except sqlite3.Error as error:
-        raise FormatError(f"cannot read {path}: {error}", hint="Restore it, or begin another one.") from None
+        raise FormatError(f"cannot read {path}: {error}", hint="Restore it, or start a new one.") from None

@@ -1,5 +1,5 @@
 # pyright: strict
-"""What can be wrong with a measurement, as values: a kind from a closed list with its numbers, and the wording."""
+"""What can be wrong with a measurement: a kind from a closed list, its numbers, and its wording."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class MeasureWarning(msgspec.Struct, frozen=True, kw_only=True):
     """The numbers behind it; units are in the names."""
 
     def __str__(self) -> str:
-        """ "few samples: 3 of 8"; the kind alone where a file lacks the numbers."""
+        """Return "few samples: 3 of 8", or only the kind if a file lacks the numbers."""
         try:
             return f"{self.kind}: {_TEXTS[self.kind].format(**self.data)}"
         except KeyError:
@@ -67,7 +67,7 @@ class MeasureWarning(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def kind_of(warning: MeasureWarning | str) -> str:
-    """The kind of a warning; of one from an older file the text before the colon."""
+    """Return the kind of a warning; for older files, the text before the colon."""
     return warning.kind if isinstance(warning, MeasureWarning) else warning.partition(":")[0]
 
 
@@ -80,7 +80,7 @@ MeasuredCache = Literal["cold", "warm", "step", "sequence"]
 
 
 class Measurement(msgspec.Struct, frozen=True, kw_only=True):
-    """Times of one replayed op, in microseconds a call, overhead of the clock subtracted."""
+    """Times of one replayed op in microseconds per call, with the clock's overhead subtracted."""
 
     median_us: float
     iqr_us: float
@@ -126,23 +126,25 @@ class Measurement(msgspec.Struct, frozen=True, kw_only=True):
     """Threads that an op could use on the CPU; None elsewhere and in older files."""
 
     def __post_init__(self) -> None:
-        """No interval of few samples, not from an older file either: that of one sample had no width."""
+        """Drop the interval of too few samples, also from older files, where one sample gave an interval without
+        width.
+        """
         if median_ranks(self.samples) is None:
             msgspec.structs.force_setattr(self, "ci_low_us", None)
             msgspec.structs.force_setattr(self, "ci_high_us", None)
 
     @property
     def low_us(self) -> float:
-        """Low end of the interval; the least sample where there is none."""
+        """Return the low end of the interval, or the smallest sample without an interval."""
         return self.min_us if self.ci_low_us is None else self.ci_low_us
 
     @property
     def high_us(self) -> float:
-        """High end of the interval; the greatest sample where there is none."""
+        """Return the high end of the interval, or the largest sample without an interval."""
         return self.max_us if self.ci_high_us is None else self.ci_high_us
 
     def __repr__(self) -> str:
-        """The median with its interval, how it was measured, and every reason to trust it less."""
+        """Return the median with its interval, how it was measured, and every reason to trust it less."""
         samples = f"{self.samples} sample{_s(self.samples)} of {self.calls_per_sample} call{_s(self.calls_per_sample)}"
         threads = "" if self.threads is None else f", {self.threads} thread{_s(self.threads)}"
         sure = "all of them" if self.ci_low_us is None else "95 %"

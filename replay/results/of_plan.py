@@ -1,5 +1,5 @@
 # pyright: strict
-"""The recorded kernels of an op by CANN type, for results; the trace's kernels have names of their own a launch."""
+"""Build result records from plan ops: recorded kernels by CANN type, products, summaries."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _UNNAMED = re.compile(r"arg\d+")
 
 
 def npu_kernels(recorded: Recorded) -> tuple[NpuKernel, ...]:
-    """All launches whose type is known, all calls together, heaviest type first; () without a kernel table."""
+    """Return all launches of known type, summed over calls, heaviest type first; () without a kernel table."""
     by_type: dict[str, tuple[int, float]] = {}
     for kernel in recorded.kernels:
         if kernel.type is not None:
@@ -38,13 +38,15 @@ def npu_kernels(recorded: Recorded) -> tuple[NpuKernel, ...]:
 
 
 def kernel_classes(op: ReplayOp) -> dict[str, float]:
-    """Class of work → share of the time of the recorded kernels, told by the op, else by their names, most first."""
+    """Return each class of work's share of the recorded kernel time, largest first, judged by op or else by kernel
+    names.
+    """
     kernels = op.recorded.kernels
     return shares(summed((class_of_work(op.name, kernel.name), kernel.total_us) for kernel in kernels))
 
 
 def product_of(op: ReplayOp) -> Product | None:
-    """What one call multiplies and moves; None where its sizes do not tell."""
+    """Return the FLOPs and bytes of one call; None if its sizes do not give them."""
     flops = product_flops(op) or float(op.flops or 0)
     if flops <= 0.0:
         return None if not op.moved_bytes else Product(flops=0.0, moved_bytes=op.moved_bytes)
@@ -58,15 +60,15 @@ def product_of(op: ReplayOp) -> Product | None:
 
 
 def summarize(plan: ReplayPlan, results: Sequence[OpResult], *, wall_s: float, interrupted: bool) -> Summary:
-    """Counts, shares and totals of results so far; times in microseconds, all calls together."""
+    """Return counts, shares and totals of the results so far; times in microseconds over all calls."""
     recorded_us = sum(_recorded_us(plan, op) for op in plan.ops)
     return summarized(results, ops=len(plan.ops), recorded_us=recorded_us, wall_s=wall_s, interrupted=interrupted)
 
 
 def call_of(op: ReplayOp) -> str:
-    """The call as `opreplay op` takes it; "" for one that cannot be made, or with more text than anybody pastes.
+    """Return the call as `opreplay op` accepts it; "" if it cannot be written or is too long to paste.
 
-    A call of a library that is not installed can be predicted, if its arguments have names.
+    A call of a library that is not installed can be predicted if its arguments have names.
     """
     is_predicted_alone = op.reason is not None and op.reason.kind == "library missing" and op.resolved_by is None
     if is_predicted_alone:
@@ -87,9 +89,9 @@ def result_of(
     device: str | None = None,
     unpredicted: Sequence[str] = (),
 ) -> OpResult:
-    """What a report says of one op: the outcome beside what was recorded and predicted; microseconds a call.
+    """Return the report entry of one op: its outcome with recorded and predicted times, in microseconds per call.
 
-    `device` is what it was measured on; None where nothing was. `unpredicted`: why predictions are missing.
+    `device` is the device it was measured on, or None. `unpredicted` says why predictions are missing.
     """
     recorded = op.recorded
     total = plan.device_us_total or plan.host_us_total
@@ -146,7 +148,7 @@ def result_of(
 def collective_facts(
     plan: ReplayPlan, op: ReplayOp, outcome: Outcome, simulated: dict[str, Simulated]
 ) -> CollectiveFacts:
-    """Sizes and rates of an op that is a collective, recorded beside measured beside simulated."""
+    """Return sizes and recorded, measured and simulated rates of an op that is a collective."""
     collective, ran = op.collective, outcome.collective
     assert collective is not None
     kind, size_bytes = collective.kind, collective.size_bytes
@@ -171,5 +173,5 @@ def collective_facts(
 
 
 def _recorded_us(plan: ReplayPlan, op: ReplayOp) -> float:
-    """Recorded time of all calls of an op: on the device, or on the host where the trace has no device."""
+    """Return the recorded time of all calls of an op, on the device or, if the trace has none, on the host."""
     return op.recorded.device_us_total if plan.device_us_total > 0 else op.recorded.host_us_total

@@ -1,5 +1,5 @@
 # pyright: strict
-"""What became of one op."""
+"""The outcome of one op."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ NOT_FINITE = "results were not finite: refilled after each call"
 
 
 class Outcome(msgspec.Struct, frozen=True, kw_only=True, tag="outcome"):
-    """What became of one op."""
+    """The outcome of one op."""
 
     status: Literal["replayed", "skipped", "failed"]
     reason: Reason | None = None
@@ -50,15 +50,15 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True, tag="outcome"):
 
 
 def unable(reason: Reason) -> Outcome:
-    """The outcome of an op that was not replayed."""
+    """Return the outcome of an op that was not replayed."""
     return Outcome(status=reason.status, reason=reason)
 
 
 def is_lost(reason: Reason | None) -> bool:
-    """Whether it says nothing of the op, since its worker, or one of its ranks, was ended or stopped from outside."""
+    """Check whether the outcome says nothing about the op, because its worker or a rank was stopped from outside."""
     return reason is not None and reason.kind in LOST
 
 
 def refilled(assumptions: Iterable[Assumption]) -> tuple[str, ...]:
-    """What is said of values of an op that the passes of a sequence had to refill."""
+    """Return the notes on values of an op that the passes of a sequence had to refill."""
     return tuple(a.what for a in assumptions if a.argument == VALUES and a.what in (OUTSIDE_DOMAIN, NOT_FINITE))

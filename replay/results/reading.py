@@ -1,5 +1,5 @@
 # pyright: strict
-"""Results kept in memory, and result files read back."""
+"""Keep results in memory, and read result files."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ _HEADER = 'A result file starts with a line whose record is "header"; `opreplay 
 
 
 class ResultSink(Protocol):
-    """Takes the records of a run in order: one header, one line an op, a summary."""
+    """Receives the records of a run in order: one header, one line per op, a summary."""
 
     def write(self, record: Record) -> None: ...
 
 
 class MemorySink:
-    """Keeps the records of a run in memory: one result an op, also where a continued run did it again."""
+    """Keeps the records of a run in memory: one result per op, the later one if a resumed run repeats it."""
 
     def __init__(self) -> None:
         self.header: Header | None = None
@@ -52,12 +52,12 @@ class MemorySink:
         """Op id → index of its result, from when the run is continued."""
 
     def take(self, file: ResultFile) -> None:
-        """Keep what an earlier part of the run came to."""
+        """Add the results of an earlier part of the run."""
         self.header, self.results, self.summary = file.header, list(file.results), file.summary
         self.traces, self.jobs, self.sequence = list(file.traces), list(file.jobs), file.sequence
 
     def records(self) -> list[Record]:
-        """All that is kept but the summary, in the order of a file."""
+        """Return all records except the summary, in file order."""
         head, sequence = ([] if record is None else [record] for record in (self.header, self.sequence))
         return [*head, *self.results, *self.traces, *self.jobs, *sequence]
 
@@ -90,14 +90,14 @@ _Later: TypeAlias = OpResult | Resumed | TraceResult | JobResult | SequenceResul
 
 
 class _Line(msgspec.Struct):
-    """What every line has, whatever the version of the file."""
+    """The fields that every line has, in every version of the file."""
 
     record: str = ""
     schema_version: int | None = None
 
 
 class ResultFile(msgspec.Struct, frozen=True, kw_only=True):
-    """All that a result file holds."""
+    """The contents of a result file."""
 
     header: Header
     results: tuple[OpResult, ...]
@@ -112,13 +112,13 @@ class ResultFile(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def read_results(path: str | Path) -> tuple[Header, list[OpResult], Summary | None]:
-    """The header, ops and summary of a result file; see `read_result_file`."""
+    """Return the header, ops and summary of a result file; see `read_result_file`."""
     file = read_result_file(path)
     return file.header, list(file.results), file.summary
 
 
 def _complete_lines(path: str | Path) -> list[bytes]:
-    """The lines that end, at least one, the first of which is an object. Raises FormatError."""
+    """Return the complete lines, at least one, of which the first is a JSON object. Raises FormatError."""
     try:
         with open_pipe(str(path)) if Path(path).is_fifo() else open_regular(path, MAX_BYTES) as stream:
             head = stream.read(1)
@@ -126,19 +126,19 @@ def _complete_lines(path: str | Path) -> list[bytes]:
     except OSError as error:
         raise FormatError(f"cannot read {path}: {error.strerror}") from None
     if head not in (b"{", b""):
-        raise FormatError(f"{path} is no opreplay result: its first line is not a header", hint=_HEADER)
+        raise FormatError(f"{path} is not an opreplay result: its first line is not a header", hint=_HEADER)
     if data is None:
         raise FormatError(f"{path} has more than {MAX_BYTES:,} bytes", hint="Compare parts of the run.")
     lines = (head + data).split(b"\n")[:-1]
     if not lines:
-        raise FormatError(f"{path} is no opreplay result: it has no complete line")
+        raise FormatError(f"{path} is not an opreplay result: it has no complete line")
     return lines
 
 
 def read_result_file(path: str | Path) -> ResultFile:
-    """Read a result file; a last line cut short by a crash is left out, and then there is no summary.
+    """Read a result file; a last line cut short by a crash is dropped, and then there is no summary.
 
-    Raises FormatError for anything else that is not a result file of this version or an older one.
+    Raises FormatError for any other fault and for files of a newer version.
     """
     complete = _complete_lines(path)
     header = _read_header(complete[0], path)
@@ -152,7 +152,7 @@ def read_result_file(path: str | Path) -> ResultFile:
         if where := extreme(line) or _contradiction(record):
             raise FormatError(f"{path}, line {number}: {where} is out of range", hint=DAMAGED)
         if sink.summary is not None and not isinstance(record, Resumed):
-            raise FormatError(f"{path}, line {number}: there is a line after the summary")
+            raise FormatError(f"{path}, line {number}: a line follows the summary")
         sink.write(record)
     return ResultFile(
         header=header,
@@ -166,7 +166,7 @@ def read_result_file(path: str | Path) -> ResultFile:
 
 
 def _contradiction(record: object) -> str:
-    """What of a measurement no clock can have said: times below zero, or an interval whose end comes first."""
+    """Return what is impossible about a measurement: negative times, or an interval that ends before it begins."""
     measurement = record.measurement if isinstance(record, OpResult) else None
     if measurement is None:
         return ""
@@ -183,16 +183,16 @@ def _contradiction(record: object) -> str:
 
 
 def _read_header(line: bytes, path: str | Path) -> Header:
-    """The first line, its version checked before its fields, so that a newer file is named as such."""
+    """Read the first line, checking its version before its fields, so that a newer file is reported as newer."""
     try:
         start = msgspec.json.decode(line, type=_Line)
     except UNDECODABLE:
-        raise FormatError(f"{path} is no opreplay result: its first line is not a header", hint=_HEADER) from None
+        raise FormatError(f"{path} is not an opreplay result: its first line is not a header", hint=_HEADER) from None
     if start.record != "header" or start.schema_version is None:
-        raise FormatError(f"{path} is no opreplay result: its first line is not a header", hint=_HEADER)
+        raise FormatError(f"{path} is not an opreplay result: its first line is not a header", hint=_HEADER)
     if start.schema_version > SCHEMA_VERSION:
         raise FormatError(
-            f"{path} has result schema {start.schema_version}; this opreplay reads up to {SCHEMA_VERSION}",
+            f"{path} has result schema {start.schema_version}, but this opreplay reads up to {SCHEMA_VERSION}",
             hint="Update opreplay.",
         )
     if where := extreme(line):
@@ -204,7 +204,7 @@ def _read_header(line: bytes, path: str | Path) -> Header:
 
 
 def _decoded_older(line: bytes) -> _Later:
-    """A record of a version whose reasons are text. Raises MsgspecError as a decoder does."""
+    """Decode a record of a version whose reasons are text. Raises MsgspecError as a decoder does."""
     raw: object = msgspec.json.decode(line)
     if isinstance(raw, dict):
         fields = cast("dict[str, object]", raw)
@@ -214,7 +214,7 @@ def _decoded_older(line: bytes) -> _Later:
 
 
 def _reason_of(text: str) -> Reason:
-    """The value of a reason's text; a text of no known kind is the detail of a failure."""
+    """Parse a reason from text; text of no known kind becomes the detail of a failure."""
     kind, _, detail = text.partition(": ")
     if text.startswith("budget: time: the run's"):
         kind, detail = "out of time", detail.removeprefix("time: ")

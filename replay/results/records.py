@@ -1,7 +1,7 @@
 # pyright: strict
-"""The result of a run: an append-only JSON Lines file with a versioned schema, and its values.
+"""The records of a result file: an append-only JSON Lines file with a versioned schema.
 
-Owns the records and how a file of them is read; how one is written so that no crash damages it is `writing`.
+`reading` reads such a file; `writing` writes one so that no crash damages it.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ class Simulated(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class NpuKernel(msgspec.Struct, frozen=True, kw_only=True):
-    """All launches of one CANN type that the recorded calls of one op own."""
+    """All launches of one CANN type by the recorded calls of one op."""
 
     type: str
     count: int
@@ -88,7 +88,7 @@ class NpuKernel(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Filling(msgspec.Struct, frozen=True, kw_only=True):
-    """How the arguments got their contents, beside what was assumed of each."""
+    """How the arguments got their contents, apart from the assumptions about each."""
 
     summary: str = ""
     """What the op's initializer says of them: "5 sequences of 200"."""
@@ -98,7 +98,7 @@ class Filling(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Product(msgspec.Struct, frozen=True, kw_only=True):
-    """Work of one call by its sizes."""
+    """FLOPs and bytes of one call, computed from its sizes."""
 
     flops: float
     """Of a product, attention or convolution; 0 of a call that only moves data, as far as is known."""
@@ -107,7 +107,7 @@ class Product(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class OpResult(msgspec.Struct, frozen=True, kw_only=True, tag="op", tag_field="record"):
-    """One op of a run. Times are microseconds a call; multiply by `count` for a total."""
+    """One op of a run. Times are microseconds per call; multiply by `count` for a total."""
 
     id: str
     name: str
@@ -162,12 +162,12 @@ class OpResult(msgspec.Struct, frozen=True, kw_only=True, tag="op", tag_field="r
     """2 where the op went wrong among others and was tried again alone in a fresh process."""
 
     def why_not(self) -> Reason:
-        """Why the op was not replayed."""
+        """Return why the op was not replayed."""
         return self.reason or NOT_GIVEN
 
 
 class Header(msgspec.Struct, frozen=True, kw_only=True, tag="header", tag_field="record"):
-    """First line of a result file."""
+    """The first line of a result file."""
 
     schema_version: int = SCHEMA_VERSION
     opreplay_version: str
@@ -183,7 +183,7 @@ class Header(msgspec.Struct, frozen=True, kw_only=True, tag="header", tag_field=
 
 
 class Resumed(msgspec.Struct, frozen=True, kw_only=True, tag="resumed", tag_field="record"):
-    """From here on lines are of a later process that continued the run."""
+    """Marks that the following lines are of a later process that resumed the run."""
 
     started_at: str
     """UTC, ISO 8601."""
@@ -193,7 +193,7 @@ class Resumed(msgspec.Struct, frozen=True, kw_only=True, tag="resumed", tag_fiel
 
 
 class TraceResult(msgspec.Struct, frozen=True, kw_only=True, tag="trace", tag_field="record"):
-    """What a run of several traces says of one of them, all calls together; times in microseconds."""
+    """Sums of one trace in a run of several traces; times in microseconds over all calls."""
 
     source: str
     """Name of the file, with as much of its folder as tells it from the others."""
@@ -222,7 +222,7 @@ class TraceResult(msgspec.Struct, frozen=True, kw_only=True, tag="trace", tag_fi
 
 
 class CollectivesResult(msgspec.Struct, frozen=True, kw_only=True):
-    """Collectives of a job's ranks matched with each other, over the whole of their traces; times in microseconds."""
+    """Collectives of a job's ranks matched with each other over their whole traces; times in microseconds."""
 
     matched: int
     inferred: int
@@ -245,7 +245,7 @@ class CollectivesResult(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class JobResult(msgspec.Struct, frozen=True, kw_only=True, tag="job", tag_field="record"):
-    """The ranks of one job together."""
+    """Sums over the ranks of one job."""
 
     job: str
     ranks: tuple[int, ...]
@@ -273,9 +273,9 @@ class JobResult(msgspec.Struct, frozen=True, kw_only=True, tag="job", tag_field=
 
 
 class SharedStepResult(msgspec.Struct, frozen=True, kw_only=True):
-    """The collectives of a step beside its calls, on ranks; times in microseconds, medians of the passes.
+    """Collectives of a step that overlap its calls, measured on ranks; times in microseconds, medians of the passes.
 
-    A time of a pass is the slowest rank's. Passes with the collectives, without them, and of them alone come by turns.
+    The time of a pass is the slowest rank's. Passes with the collectives, without them, and of only them alternate.
     """
 
     ranks: int
@@ -313,7 +313,7 @@ class SharedStepResult(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SequenceResult(msgspec.Struct, frozen=True, kw_only=True, tag="sequence", tag_field="record"):
-    """A recorded step beside its replay in recorded order; times in microseconds."""
+    """A recorded step and its replay in recorded order; times in microseconds."""
 
     step: str
     """The annotation that marks it, "" for the whole trace."""
@@ -355,7 +355,7 @@ class SequenceResult(msgspec.Struct, frozen=True, kw_only=True, tag="sequence", 
 
 
 class Summary(msgspec.Struct, frozen=True, kw_only=True, tag="summary", tag_field="record"):
-    """Last line of a result file; a file without one was cut short. After an interrupted one a run may be continued."""
+    """The last line of a result file; a file without one was cut short. An interrupted run may be resumed."""
 
     ops: int
     replayed: int
@@ -390,7 +390,7 @@ Agreement = Literal["match", "differ", "not recorded", "other device"]
 
 
 class Fidelity(msgspec.Struct, frozen=True, kw_only=True):
-    """One op: what ran here against what the trace recorded."""
+    """One op: what ran here compared with what the trace recorded."""
 
     kernels: Agreement
     """Names of the device's kernels and how many of each a call launches."""
@@ -407,7 +407,7 @@ class Fidelity(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Tensors(msgspec.Struct, frozen=True, kw_only=True):
-    """Where the tensor arguments of the calls came from, and what all of them took."""
+    """Where the calls' tensor arguments came from, and how long all calls took."""
 
     recorded: int = 0
     """Arguments whose memory was recorded; what the others are is inferred."""

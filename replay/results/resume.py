@@ -70,8 +70,10 @@ def identity_of(
 
 
 def _without_findings(op: ReplayOp) -> ReplayOp:
-    """The op as recorded and resolved, without what a call on meta tensors in a process of its own found: that process
-    may have ended for reasons of the machine."""
+    """Return the op as recorded and resolved, without what a separate process found by calling it on meta tensors.
+
+    That process may have ended because of the machine.
+    """
     reason = None if op.reason is not None and op.reason.kind in FOUND_BY_CALLS else op.reason
     return msgspec.structs.replace(op, outputs=None, reason=reason)
 
@@ -100,11 +102,11 @@ FLAGS = {
 
 
 def refuse_another(earlier: ResultFile, header: Header, ops: Sequence[ReplayOp] = ()) -> None:
-    """Raises UsageError that says what differs between the run to be continued and the one of `header`, of `ops`."""
+    """Raise UsageError that names what differs between the run to resume and the one of `header` and `ops`."""
     before, now = earlier.header.identity, header.identity
     if not before:
         raise UsageError(
-            "the results are of an opreplay that could not continue runs", hint="Run again into another file."
+            "the results are from an opreplay version that could not resume runs", hint="Run again with another file."
         )
     differing = [key for key in sorted({*before, *now}) if before.get(key) != now.get(key)]
     if "code" in differing and "plan" in differing:
@@ -122,13 +124,13 @@ def refuse_another(earlier: ResultFile, header: Header, ops: Sequence[ReplayOp] 
         else:
             parts.append(f"{key} ({before.get(key) or 'none'} before, {now.get(key) or 'none'} now)")
     raise UsageError(
-        f"not a continuation: {', '.join(parts)} differ",
-        hint="Give what the first run was given, or name another file.",
+        f"cannot resume: {', '.join(parts)} differ",
+        hint="Use the options of the first run, or name another file.",
     )
 
 
 def differing_op(earlier: ResultFile, ops: Sequence[ReplayOp]) -> str:
-    """Return which op differs between a result file and the ops of a plan, and how; "" where the file does not tell."""
+    """Return which op differs between a result file and the ops of a plan, and how; "" if the file does not tell."""
     now = {op.id: op for op in ops}
     for result in earlier.results:
         name, op = f"{result.name} {result.inputs} ({result.id})", now.get(result.id)
@@ -145,7 +147,7 @@ def differing_op(earlier: ResultFile, ops: Sequence[ReplayOp]) -> str:
 
 
 def _differing_options(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    """Options of measuring that differ, as the command line calls them, with what they were and are."""
+    """Return measuring options that differ, by their command-line names, with old and new values."""
     return [
         f"{FLAGS.get(key, '--' + key.replace('_', '-'))} ({_said(before.get(key))} before, {_said(now.get(key))} now)"
         for key in sorted({*before, *now})
@@ -160,7 +162,7 @@ def _said(value: object) -> str:
 
 
 def whole_summary(earlier: ResultFile, header: Header, ops: Sequence[ReplayOp] = ()) -> Summary | None:
-    """The summary of a run that has nothing left to do, None where it goes on; raises as `refuse_another`."""
+    """Return the summary of a run with nothing left to do, or None if it continues; raises as `refuse_another`."""
     refuse_another(earlier, header, ops)
     summary = earlier.summary
     if summary is None or summary.interrupted or len(kept_results(earlier, header)) < summary.ops:
@@ -169,8 +171,10 @@ def whole_summary(earlier: ResultFile, header: Header, ops: Sequence[ReplayOp] =
 
 
 def kept_results(earlier: ResultFile, header: Header | None = None) -> list[OpResult]:
-    """Results that need not be made again: all but those of ops that there was no time for, or that lost a process, and
-    where a failure ends the run of `header`, that failed."""
+    """Return the results that need not be repeated.
+
+    Repeated are ops that ran out of time or lost a process and, if a failure ends the run of `header`, failed ops.
+    """
     failures_end = header is not None and bool(header.options.get("stop_on_error"))
     return [
         result
@@ -182,12 +186,12 @@ def kept_results(earlier: ResultFile, header: Header | None = None) -> list[OpRe
 
 
 def is_out_of_time(result: OpResult) -> bool:
-    """Whether the run had no time for the op."""
+    """Check whether the run had no time left for the op."""
     return result.reason is not None and result.reason.kind == "out of time"
 
 
 def is_ended_by_time(result: OpResult) -> bool:
-    """Whether the op was running when the time of this run, or of one that it continues, or its share was over."""
+    """Check whether the op was stopped because the time of a run, or the op's share of it, was over."""
     return (
         result.reason is not None
         and is_out_of_time(result)
@@ -196,24 +200,26 @@ def is_ended_by_time(result: OpResult) -> bool:
 
 
 def ended_by_time(earlier: ResultFile | None) -> frozenset[str]:
-    """Ids of the ops that are so in a file."""
+    """Return the ids of ops in a file that were stopped because time was over."""
     return frozenset(result.id for result in (() if earlier is None else earlier.results) if is_ended_by_time(result))
 
 
 def left_to_do(ops: Sequence[ReplayOp], done: Sequence[OpResult], costly: Set[str]) -> list[ReplayOp]:
-    """The ops without a result among `done`, in their order, those of `costly` ids last: they have taken the time of
-    one run and would take that of each further one."""
+    """Return the ops without a result in `done`, in order, but those in `costly` last.
+
+    Costly ops took the time of one run and would take that of each further one.
+    """
     known = {result.id for result in done}
     return sorted((op for op in ops if op.id not in known), key=lambda op: op.id in costly)
 
 
 def digest(data: bytes) -> str:
-    """32 hex digits that are the same for the same bytes."""
+    """Return 32 hex digits that are equal for equal bytes."""
     return blake2b(data, digest_size=16).hexdigest()
 
 
 def file_digest(path: str) -> str:
-    """The digest of a file's contents."""
+    """Return the digest of a file's contents."""
     hasher = blake2b(digest_size=16)
     with Path(path).open("rb") as stream:
         while block := stream.read(1 << 20):

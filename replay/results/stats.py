@@ -1,5 +1,5 @@
 # pyright: strict
-"""Order statistics of timing samples: median, spread and a distribution-free interval; owns no clock and no loop."""
+"""Order statistics of timing samples: median, spread and a distribution-free interval. Does no timing itself."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ EXACT_UP_TO = 1000
 
 
 def quantile(ordered: Sequence[float], q: float) -> float:
-    """The `q` quantile of ascending values, linear between neighbours (type 7, as numpy's default)."""
+    """Return the `q` quantile of ascending values, interpolated linearly (type 7, numpy's default)."""
     if not ordered:
         raise ValueError("no samples")
     place = (len(ordered) - 1) * q
@@ -28,10 +28,10 @@ def quantile(ordered: Sequence[float], q: float) -> float:
 
 @lru_cache(maxsize=4096)
 def median_ranks(n: int) -> tuple[int, int] | None:
-    """Ranks, from 0, of the samples between which the true median lies with at least 95 % confidence.
+    """Return the ranks, from 0, of the samples that enclose the true median with at least 95 % confidence.
 
-    The number of samples below the median is Binomial(n, 1/2), whatever the distribution (David & Nagaraja,
-    Order Statistics, 2003, §7.1). None below six samples: even (min, max) is less sure than that.
+    The number of samples below the median is Binomial(n, 1/2) for any distribution (David & Nagaraja, Order Statistics,
+    2003, §7.1). Return None below six samples, for which even (min, max) is less certain.
     """
     tail = (1.0 - CONFIDENCE) / 2.0
     if n <= EXACT_UP_TO:
@@ -48,13 +48,13 @@ def median_ranks(n: int) -> tuple[int, int] | None:
 
 
 def median_interval(ordered: Sequence[float]) -> tuple[float, float] | None:
-    """95 % interval of the median of ascending samples; None where there are too few samples for one."""
+    """Return the 95 % interval of the median of ascending samples; None if there are too few."""
     ranks = median_ranks(len(ordered))
     return None if ranks is None else (ordered[ranks[0]], ordered[ranks[1]])
 
 
 def is_narrow(ordered: Sequence[float], relative: float) -> bool:
-    """Whether the 95 % interval of the median is within ± `relative` of the median."""
+    """Check whether the 95 % interval of the median is within ± `relative` of the median."""
     interval = median_interval(ordered)
     return interval is not None and interval[1] - interval[0] <= 2.0 * relative * quantile(ordered, 0.5)
 
@@ -64,11 +64,11 @@ BATCHES = 8
 
 
 def log_error(in_order: Sequence[float]) -> float | None:
-    """Standard error of the logarithm of the median of positive samples, given in the order in which they were taken.
+    """Return the standard error of the logarithm of the median of positive samples, given in measured order.
 
-    By non-overlapping batch means (Law, Simulation Modeling and Analysis, 2015, section 9.5.3): neighbours depend on
-    each other, as a machine is fast or slow for many samples, and an interval from ranks does not see that. None below
-    16 samples.
+    Uses non-overlapping batch means (Law, Simulation Modeling and Analysis, 2015, section 9.5.3): neighbouring samples
+    depend on each other, since a machine is fast or slow for many samples, which an interval from ranks does not see.
+    Return None below 16 samples.
     """
     if len(in_order) < 2 * BATCHES:
         return None

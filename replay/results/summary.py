@@ -1,5 +1,5 @@
 # pyright: strict
-"""What the results of a run come to: counts, shares, sums; also of a file whose run was killed before its summary."""
+"""Summarise the results of a run (counts, shares, sums), also for a file whose run was killed before its summary."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ ROUNDING = 1e-9
 
 
 def whole(share: float) -> float:
-    """The share; 1 where it differs from that by what rounding makes."""
+    """Return the share, or exactly 1 if it differs from 1 only by rounding."""
     return 1.0 if abs(share - 1.0) < ROUNDING else share
 
 
 def _simulated_totals(results: Sequence[OpResult]) -> dict[str, float]:
-    """Time of all calls by device, in microseconds."""
+    """Return the time of all calls by device, in microseconds."""
     return summed((soc, us * result.count) for result in results for soc, us in result.simulated_us.items())
 
 
 def summarized(
     results: Sequence[OpResult], *, ops: int, recorded_us: float, wall_s: float | None, interrupted: bool
 ) -> Summary:
-    """Counts, shares and totals so far, all calls together; `ops` and `recorded_us` are of the whole plan."""
+    """Return counts, shares and totals so far, over all calls; `ops` and `recorded_us` are of the whole plan."""
     replayed = [result for result in results if result.status == "replayed"]
     by_status = Counter(result.status for result in results)
     not_replayed = reasons_of(results)
@@ -53,7 +53,7 @@ def summarized(
 
 
 def _unpredicted(soc: str, results: Sequence[OpResult]) -> float:
-    """Share of the recorded time, else of the ops, that has no prediction for a SoC."""
+    """Return the share of recorded time, or else of the ops, without a prediction for a SoC."""
     timed = any(result.recorded_share > 0 for result in results)
     return 1.0 - whole(
         sum(result.recorded_share if timed else 1 / len(results) for result in results if soc in result.simulated_us)
@@ -61,9 +61,9 @@ def _unpredicted(soc: str, results: Sequence[OpResult]) -> float:
 
 
 def summary_of(file: ResultFile) -> Summary:
-    """The file's own summary, or one of its ops that says that the run was interrupted.
+    """Return the file's own summary, or one computed from its ops that says that the run was interrupted.
 
-    Number and recorded time of all ops are then the plan's, as far as the header has them.
+    The number and recorded time of all ops are then the plan's, as far as the header has them.
     """
     if file.summary is not None:
         return file.summary
@@ -74,7 +74,7 @@ def summary_of(file: ResultFile) -> Summary:
 
 
 def reasons_of(results: Iterable[OpResult]) -> tuple[ReasonTotal, ...]:
-    """What each reason for not being replayed accounts for, most time first."""
+    """Return totals for each reason for not being replayed, most time first."""
     return total_reasons(
         (r.why_not().kind, r.why_not().detail, r.count, r.recorded_share) for r in results if r.status != "replayed"
     )

@@ -1,7 +1,7 @@
 # pyright: strict
-"""Rows whose times contradict each other by far: measured or predicted against recorded, with the likeliest cause.
+"""Find rows whose times contradict each other by far: measured or predicted against recorded, with the likeliest cause.
 
-A guard for what nobody thought of: whatever makes a number wrong by twenty times or more is told, in every report.
+This guards against unforeseen faults: anything wrong by a factor of twenty or more is named in every report.
 """
 
 from __future__ import annotations
@@ -27,14 +27,17 @@ SHORT_US = 5.0
 
 
 def kind_of_device(name: str) -> str:
-    """ "cpu" for "cpu", "gpu" for "cuda:1" and other accelerators of torch, "npu"."""
+    """Return "cpu" for "cpu", "gpu" for "cuda:1" and other torch accelerators, and "npu"."""
     base = name.partition(":")[0]
     return {"cpu": "cpu", "npu": "npu"}.get(base, "gpu")
 
 
 def recorded_kind(plan: ReplayPlan) -> str:
-    """What the recorded times of a plan are of: "cpu" where no device time was recorded, else "gpu" or "npu"; "host"
-    where all device work is of no recorded op, and an op's time on the host is that of asking for it."""
+    """Return what kind of device the recorded times of a plan are from: "cpu", "gpu", "npu" or "host".
+
+    "cpu" means that no device time was recorded; "host" that no device work belongs to a recorded op, so that an op's
+    host time is the time to launch it.
+    """
     if plan.device_us_total <= 0:
         return "host" if plan.unowned_device_us > 0 else "cpu"
     name = (plan.device or "").lower()
@@ -50,10 +53,11 @@ def suspicions(
     simulated: Iterable[tuple[str, Simulated]] = (),
     refilled: Sequence[str] = (),
 ) -> tuple[str, ...]:
-    """What contradicts in one row, each as "simulated on 910b3: 1.49 µs = 0.00005 × recorded; ...", with a cause.
+    """Return the contradictions in one row with a cause: "simulated on 910b3: 1.49 µs = 0.00005 × recorded; ...".
 
-    `share` is of all recorded time, times are microseconds of one call; `measured_us` only where it was measured on the
-    kind of device that was recorded; `refilled` is what a sequence did to values of the op that could not be used.
+    `share` is of all recorded time; times are microseconds per call. `measured_us` is given only if it was measured on
+    the kind of device that was recorded; `refilled` says how a sequence changed values of the op that could not be
+    used.
     """
     if share <= LEAST_SHARE or not recorded_us or recorded_us <= 0:
         return ()
@@ -70,8 +74,10 @@ def suspicions(
 
 
 def _uneven(op: ReplayOp, mean_us: float, us: float) -> str:
-    """That few recorded calls make the mean, where their median tells it; "" else. A mean of n calls that is k times
-    their median holds at least one call of k times the median."""
+    """Return a note if few recorded calls dominate the mean, judged by the median; "" otherwise.
+
+    A mean of n calls that is k times their median contains at least one call of k times the median.
+    """
     median_us = op.recorded.device_us_median if op.recorded.device_us_total > 0 else op.recorded.host_us_median
     if op.count < 2 or not median_us or mean_us < UNEVEN * median_us:
         return ""
@@ -128,5 +134,5 @@ def _simulated_cause(op: ReplayOp, prediction: Simulated, recorded_us: float, ra
 
 
 def suspects(results: Iterable[OpResult]) -> list[OpResult]:
-    """The results with suspicions, most recorded time first."""
+    """Return the results with suspicions, most recorded time first."""
     return sorted((r for r in results if r.suspicions), key=lambda r: -r.recorded_share)

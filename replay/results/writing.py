@@ -1,7 +1,7 @@
 # pyright: strict
-"""Writes a result file so that nothing but the line in flight can be lost: each line whole, on the disk, at once.
+"""Write a result file so that a crash can lose only the line being written: each line is complete and synced to disk.
 
-Owns the file while a run lasts, and opening one again to continue it; the records and reading are `results`.
+Owns the file during a run and reopens one to resume it; `records` and `reading` own the contents.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ except ImportError:  # Windows
 
 
 class JsonLinesSink:
-    """Writes each record as one line: a crash loses the op in flight and nothing else.
+    """Writes each record as one line, so that a crash loses only the op being measured.
 
-    A file gets each line in one piece and down to the disk before `write` returns, so that neither kill -9 nor a power
-    failure takes it back; a line for which there is no room is taken out again. A stream (`close` off) is flushed.
+    Each line is written in one piece and synced to disk before `write` returns, so that neither kill -9 nor a power
+    failure removes it; an incomplete line on a full disk is removed again. A stream (`close` off) is flushed.
     """
 
     def __init__(self, stream: BinaryIO, *, close: bool = False) -> None:
@@ -41,7 +41,7 @@ class JsonLinesSink:
 
     @classmethod
     def open(cls, path: str | Path, *, force: bool = False) -> JsonLinesSink:
-        """Open a new result file, before anything is measured. Raises UsageError when it exists and `force` is off."""
+        """Create a result file before anything is measured. Raises UsageError if it exists and `force` is off."""
         sink = cls._locked(path, "ab" if force else "xb")
         with contextlib.suppress(OSError):  # a device or a pipe has nothing to take away
             sink._stream.truncate(0)
@@ -50,12 +50,13 @@ class JsonLinesSink:
 
     @classmethod
     def reopen(cls, path: str | Path) -> tuple[JsonLinesSink, ResultFile]:
-        """Open a file of an interrupted run to continue it, a last line cut short taken out; and what is in it.
+        """Open the file of an interrupted run to resume it, remove an incomplete last line, and return its contents
+        too.
 
-        Raises FormatError when it is no result file, UsageError when it cannot be written or another run writes it.
+        Raises FormatError if it is not a result file, UsageError if it cannot be written or another run is writing it.
         """
         if not Path(path).is_file():
-            raise UsageError(f"there is no file {path} to continue")
+            raise UsageError(f"there is no file {path} to resume")
         sink = cls._locked(path, "ab")
         try:
             earlier = read_result_file(path)
@@ -68,16 +69,16 @@ class JsonLinesSink:
 
     @classmethod
     def _locked(cls, path: str | Path, mode: Literal["ab", "xb"]) -> JsonLinesSink:
-        """A sink of a file that nobody else writes; two runs that write one would spoil it."""
+        """Return a sink for a file that no other process writes; two writers would corrupt it."""
         try:
             stream = Path(path).open(mode, buffering=0)  # noqa: SIM115 - the sink closes it
         except FileExistsError:
             raise UsageError(
-                f"{path} exists", hint="Name another file, overwrite it with --force, or continue it with --resume."
+                f"{path} exists", hint="Name another file, overwrite it with --force, or resume it with --resume."
             ) from None
         except OSError as error:
             raise UsageError(
-                f"cannot write {path}: {error.strerror}", hint="Check the folder and its rights."
+                f"cannot write {path}: {error.strerror}", hint="Check the folder and its permissions."
             ) from None
         try:
             lock_file(stream, path)
@@ -87,7 +88,7 @@ class JsonLinesSink:
         return cls(stream, close=True)
 
     def write(self, record: Record) -> None:
-        """Write one line. Raises EnvironmentRefused when the file takes no more, OSError when a stream does not."""
+        """Write one line. Raises EnvironmentRefused if the file cannot be extended, OSError if a stream fails."""
         line = plain_json(self._encoder.encode(record)) + b"\n"
         if not self._close:
             self._stream.write(line)
@@ -103,9 +104,9 @@ class JsonLinesSink:
                 self._stream.truncate(start)
             raise EnvironmentRefused(
                 f"cannot write {getattr(self._stream, 'name', 'the results')}: {error.strerror}",
-                hint="The lines before are whole: make room, then continue with --resume."
+                hint="Earlier lines are complete: free some space, then continue with --resume."
                 if start
-                else "Nothing was written: make room, or name a file on another disk.",
+                else "Nothing was written: free some space, or name a file on another disk.",
             ) from None
 
     def close(self) -> None:
@@ -123,9 +124,9 @@ class JsonLinesSink:
 
 
 def lock_file(stream: BinaryIO, path: str | Path) -> None:
-    """Have the file for this process alone until it is closed, where the file system has locks.
+    """Lock the file for this process until it is closed, if the file system supports locks.
 
-    Raises UsageError when another run has it.
+    Raises UsageError if another run holds the lock.
     """
     if fcntl is None:
         return
@@ -138,14 +139,14 @@ def lock_file(stream: BinaryIO, path: str | Path) -> None:
 
 
 def write_whole(write: Callable[[memoryview], int | None], data: bytes) -> None:
-    """All of `data`, in as many pieces as the system takes. Raises OSError."""
+    """Write all of `data`, in as many pieces as the system needs. Raises OSError."""
     rest = memoryview(data)
     while rest:
         rest = rest[write(rest) or 0 :]
 
 
 def _name_to_disk(path: Path) -> None:
-    """The entry of a new file in its folder, without which a power failure takes the file as a whole."""
+    """Sync the folder entry of a new file, without which a power failure would remove the whole file."""
     with contextlib.suppress(OSError):  # some file systems have no such thing, and some folders may not be opened
         descriptor = os.open(path.absolute().parent, os.O_RDONLY)
         try:
@@ -155,7 +156,7 @@ def _name_to_disk(path: Path) -> None:
 
 
 def _to_disk(descriptor: int) -> None:
-    """Down to the disk. Raises OSError, but not for what is no file on a disk, as a pipe or a terminal."""
+    """Sync to disk. Raises OSError, except for a pipe, a terminal or anything else that is not a file on disk."""
     try:
         getattr(os, "fdatasync", os.fsync)(descriptor)
     except OSError as error:

@@ -1,2 +1,2 @@
 # pyright: strict
-"""The objects that `import opreplay` gives."""
+"""The objects that `import opreplay` provides."""

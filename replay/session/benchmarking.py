@@ -1,5 +1,5 @@
 # pyright: strict
-"""Any callable, timed by the engine of `run`."""
+"""Time any callable with the engine of `run`."""
 
 from __future__ import annotations
 
@@ -29,21 +29,21 @@ def benchmark(
     options: RunOptions | None = None,
     **named: Any,
 ) -> Measurement:
-    """Time `function(*args)` in this process: warm-up, samples until the median is known, its interval, warnings.
+    """Time `function(*args)` in this process: warm-up, samples until the median is certain, its interval, warnings.
 
     Args:
-        function: called again and again.
-        args: its arguments. Tensors among them take turns with copies, so that each call finds them outside the caches;
-            without tensors, or where copies cannot be had, the measurement says "warm".
-        named: its arguments by name; tensors among them take turns as well.
-        kwargs: the same, for names that this function has itself.
-        device: where it computes; that of the tensors unless it is named.
+        function: the function to call repeatedly.
+        args: its arguments. Each call uses another copy of the tensors among them, so that they are not in the caches;
+            without tensors, or if they cannot be copied, the measurement says "warm".
+        named: its keyword arguments; tensors among them are copied as well.
+        kwargs: the same, for argument names that this function uses itself.
+        device: where it computes; by default the device of the tensors.
         cache: "cold", or "warm" for the same memory in each call.
         op_time_s: seconds for the samples.
-        options: all options of a run, in place of the two before.
+        options: all options of a run, in place of the previous two.
 
-    It runs in the gradient mode of the caller, on as many threads of the CPU as are idle. What it raises passes on.
-    Raises UsageError for tensors on several devices, and where no tensor tells whether an accelerator is waited for.
+    Runs in the caller's gradient mode, on as many CPU threads as are idle. Exceptions of the function are not caught.
+    Raises UsageError for tensors on several devices, and if no tensor says which accelerator to synchronise.
     """
     import torch
 
@@ -53,11 +53,13 @@ def benchmark(
 
     asked = options or RunOptions(op_time_s=op_time_s, cache=cache)
     if asked.cache == "step":
-        raise UsageError("a callable is part of no recorded step", hint='Say cache="cold" or cache="warm".')
+        raise UsageError(
+            'a callable has no recorded step, so cache="step" is not possible', hint='Use cache="cold" or cache="warm".'
+        )
     call = partial(function, *args, **named, **(kwargs or {}))
     tensors = tensors_in([*call.args, *call.keywords.values()])
     if asked.cache == "cold" and any(tensor.grad_fn is not None for tensor in tensors):
-        raise UsageError("a tensor with a gradient history cannot be copied", hint='Detach it, or say cache="warm".')
+        raise UsageError("a tensor with a gradient history cannot be copied", hint='Detach it, or use cache="warm".')
     wanted = asked.device if device is None and asked.device != RunOptions().device else device
     chosen = Setting(device=device_of(tensors, wanted)).of_run(asked)
     with_gradients = torch.is_grad_enabled()
@@ -67,32 +69,32 @@ def benchmark(
 
 
 def device_of(tensors: Sequence[torch.Tensor], named: str | None) -> str:
-    """Where a call with these tensors computes. Raises UsageError where that is not sure."""
+    """Return the device of a call with these tensors. Raises UsageError if that is ambiguous."""
     import torch
 
     devices = sorted({str(tensor.device) for tensor in tensors})
     kinds = {tensor.device.type for tensor in tensors}
     if len(devices) > 1:
         raise UsageError(
-            f"tensors lie on {' and '.join(devices)}",
-            hint="Time a closure over them, and name the device.",
+            f"tensors are on several devices: {' and '.join(devices)}",
+            hint="Pass a closure over them, and name the device.",
         )
     if named is not None and kinds - {torch.device(named).type}:
-        raise UsageError(f"the tensors lie on {devices[0]}, not on {named}", hint="Leave the device out.")
+        raise UsageError(f"the tensors are on {devices[0]}, not on {named}", hint="Remove the device argument.")
     if named is not None or devices:
         return named or devices[0]
     backends = ((kind, getattr(torch, kind, None)) for kind in ACCELERATORS)
     here = next((kind for kind, backend in backends if backend is not None and backend.is_available()), None)
     if here is not None:
         raise UsageError(
-            f"no tensor tells whether {here} is to be waited for",
-            hint=f'Say device="{here}" or device="cpu", or give the tensors as arguments.',
+            f"it is unknown whether to synchronise {here}, because no tensor is on it",
+            hint=f'Pass device="{here}" or device="cpu", or pass the tensors as arguments.',
         )
     return "cpu"
 
 
 def tensors_in(values: Sequence[Any]) -> list[torch.Tensor]:
-    """All tensors among arguments, lists and tuples of them included."""
+    """Return all tensors among arguments, including those in lists and tuples."""
     from opreplay.replay.arguments import tensors
 
     return tensors.tensors_in(list(values))

@@ -1,5 +1,5 @@
 # pyright: strict
-"""`opreplay.check`: an op, what it is held against, and the calls to try; typed rows come back."""
+"""`opreplay.check`: check an op against a reference on the given calls, and return typed rows."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def check(
     Raises UsageError for what cannot be checked, EnvironmentRefused for a device that is not there.
     """
     if shapes and trace is not None:
-        raise UsageError("calls come from a trace or are written down, not both", hint="Leave one of them out.")
+        raise UsageError("calls come either from a trace or from shapes, not from both", hint="Remove one of them.")
     room = environment.default_op_bytes()
     load_plugins(plugins)  # a trace's calls of what they register are resolved here
     recorded, notes = ((), ()) if trace is None else _recorded(op, trace, device, room)
@@ -96,33 +96,36 @@ def check(
 def _recorded(
     op: str, trace: Source | OpenTrace, device: str, room: int
 ) -> tuple[tuple[ReplayOp, ...], tuple[str, ...]]:
-    """The calls of an op in a trace that are tried, and a word on the others. Raises UsageError for none."""
+    """Return the recorded calls of an op to try, and notes on the others. Raises UsageError if there is none."""
     name = op.partition(".")[0] if "::" in op else op
     opened = trace if isinstance(trace, OpenTrace) else _opened(trace, name, device)
     calls = [call for call in opened.plan.ops if call.name == name]
     if not calls and isinstance(opened.read, ReplayPlan):
         chosen = opened.read.selection
         raise UsageError(
-            f"the plan has no {name}: it is of ops selected by {chosen}",
+            f"the plan has no {name}: it contains the ops selected by {chosen}",
             hint="Give the trace, or make the plan with --select all." if chosen != "all" else "",
         )
     if not calls:
-        raise UsageError(f"the trace calls no {name}", hint="`opreplay inspect TRACE` lists what it calls.")
+        raise UsageError(f"the trace does not call {name}", hint="`opreplay inspect TRACE` lists its ops.")
     sound = [call for call in calls if call.reason is None]
     if not sound:
-        raise UsageError(f"no call of {name} in the trace can be made again: {calls[0].reason}")
+        raise UsageError(f"no call of {name} in the trace can be repeated: {calls[0].reason}")
     fits = [call for call in sound if COPIES * need_of(call).total <= room]
     if not fits:
         need = min(need_of(call).total for call in sound)
         raise UsageError(
-            f"the smallest recorded call of {name} needs {COPIES} times {need:,} bytes, there are {room:,}",
-            hint="Write a smaller call down: --shapes.",
+            f"the smallest recorded call of {name} needs {COPIES} times {need:,} bytes, but only "
+            f"{room:,} are available",
+            hint="Give a smaller call: --shapes.",
         )
     return tuple(fits[:MOST_RECORDED]), tuple(_notes_on(calls, len(sound), len(fits)))
 
 
 def _notes_on(calls: Sequence[ReplayOp], sound: int, fits: int) -> Iterator[str]:
-    """Which of the recorded calls are not tried: `sound` of them can be made again, and `fits` of those have room."""
+    """Yield which recorded calls are not tried: `sound` of them can be repeated, and `fits` of those fit into
+    memory.
+    """
     if len(calls) > sound:
         reason = next(call.reason for call in calls if call.reason is not None)
         yield f"{len(calls) - sound} recorded calls cannot be made again: {reason}"
@@ -133,7 +136,7 @@ def _notes_on(calls: Sequence[ReplayOp], sound: int, fits: int) -> Iterator[str]
 
 
 def _opened(trace: Source, name: str, device: str) -> OpenTrace:
-    """The calls of an op in a trace, wherever they stand; the ops of a plan."""
+    """Open the calls of an op in a trace, at any nesting, or the ops of a plan."""
     read = trace if isinstance(trace, (Trace, ReplayPlan)) else open_input(os.fspath(trace))
     if isinstance(read, ReplayPlan):
         return open_trace(read, device=device)
@@ -141,7 +144,7 @@ def _opened(trace: Source, name: str, device: str) -> OpenTrace:
 
 
 def _refuse_what_workers_lack(op: str) -> None:
-    """Raises UsageError for an executor that this program registered itself: another process does not have it."""
+    """Raise UsageError for an executor registered by this program itself, which worker processes do not have."""
     from opreplay.initializers.user_code import PROGRAM
     from opreplay.replay.resolve.user.executors import EXECUTORS
 
@@ -149,5 +152,5 @@ def _refuse_what_workers_lack(op: str) -> None:
     if entry is not None and entry.source == PROGRAM:
         raise UsageError(
             f"worker processes do not have the executor {entry.shown}, which this program registered",
-            hint='Check in this process with isolation="none", or put it into a file: plugins=("my_ops.py",).',
+            hint=('Check in this process with isolation="none", or put it into a file: plugins=("my_ops.py",).'),
         )

@@ -1,6 +1,5 @@
 # pyright: strict
-"""What objects look like at a prompt and in a notebook: the tables and pages that the command line writes; owns no
-content."""
+"""How objects look at a prompt and in a notebook: with the tables and pages of the command line."""
 
 from __future__ import annotations
 
@@ -22,20 +21,20 @@ _FRAME = f'<iframe sandbox="allow-scripts" srcdoc="{{page}}" title="opreplay" st
 
 
 class Shown:
-    """Base of objects whose repr is a table; in a notebook the page with its figures, else the table with its styles.
+    """Base class of objects whose repr is a table; in a notebook they show a page with figures, or a styled table.
 
-    Every text of a trace is escaped.
+    Every text from a trace is escaped.
     """
 
     _command: ClassVar[str] = ""
     """What a page says made it."""
 
     def _view(self) -> View:
-        """The object in every form."""
+        """Return the object's view, from which every format is rendered."""
         raise NotImplementedError
 
     def _frame(self) -> pandas.DataFrame:
-        """Its table; missing values are those of pandas."""
+        """Return its table; missing values are those of pandas."""
         from opreplay.replay.report.formats import frame
 
         table = self._view().table
@@ -52,8 +51,11 @@ class Shown:
         return "\n".join(line.rstrip() for line in (*view.lines, *out.getvalue().splitlines()))
 
     def _repr_html_(self) -> str:
-        """For Jupyter and the like (IPython's display protocol): the page in a frame that loads nothing and reaches
-        nothing of the notebook; the table below it, for viewers that leave frames out."""
+        """Return HTML for Jupyter (IPython's display protocol).
+
+        The page is in a sandboxed frame that loads nothing and cannot access the notebook; the table below it is for
+        viewers that remove frames.
+        """
         view, table = self._view(), self._html_table()
         if view.page is None:
             return table

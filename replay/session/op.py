@@ -1,5 +1,5 @@
 # pyright: strict
-"""One op: what it is, its result, its time here and on a simulated device, and how to hand it to somebody."""
+"""One op: its description, its result, its time here and on a simulated device, and ways to share it."""
 
 from __future__ import annotations
 
@@ -28,47 +28,49 @@ if TYPE_CHECKING:
 
 
 class Op(Shown):
-    """One op of a trace, an event or a call; it holds metadata alone until it is prepared or called."""
+    """One op of a trace, an event or a call; it holds only metadata until it is prepared or called."""
 
     def __init__(self, plan: ReplayPlan, setting: Setting) -> None:
-        """`plan` holds this op alone, with the totals that its share refers to."""
+        """Create the op from a plan that holds only this op, with the totals to which its share refers."""
         (self.ir,) = plan.ops
         self._plan, self._setting = plan, setting
 
     @property
     def name(self) -> str:
-        """As recorded, "namespace::op"."""
+        """Return the recorded name, "namespace::op"."""
         return self.ir.name
 
     @property
     def id(self) -> str:
-        """The same for the same op in any trace."""
+        """Return an id that is equal for the same op in any trace."""
         return self.ir.id
 
     @property
     def count(self) -> int:
-        """How often it was recorded."""
+        """Return how often it was recorded."""
         return self.ir.count
 
     @property
     def reason(self) -> Reason | None:
-        """Why it cannot be replayed; None when it can."""
+        """Return why it cannot be replayed, or None if it can."""
         return self.ir.reason
 
     @property
     def assumptions(self) -> tuple[Assumption, ...]:
-        """What the trace does not say of the call and was filled in; `prepare` adds what it assumed of values."""
+        """Return what the trace does not say about the call and was filled in; `prepare` adds assumptions about
+        values.
+        """
         return self.ir.assumptions
 
     def in_batch(self, batch: BatchContext) -> Op:
-        """The same op, run in an iteration over this batch, which decides on lengths of sequences."""
+        """Return the same op in an iteration with this batch, which determines sequence lengths."""
         op = msgspec.structs.replace(self.ir, batch=batch)
         return Op(msgspec.structs.replace(self._plan, ops=(op,)), self._setting)
 
     def prepare(self, *, options: RunOptions | None = None) -> PreparedCall:
-        """The op with its arguments, allocated and filled from the options' seed, in this process.
+        """Allocate the op's arguments in this process and fill them from the options' seed.
 
-        Raises NotReplayable with the reason; an op over `options.max_op_bytes` is not made smaller here.
+        Raises NotReplayable with the reason; an op over `options.max_op_bytes` is not shrunk here.
         """
         import torch
 
@@ -79,14 +81,14 @@ class Op(Shown):
             return PreparedCall(self.ir, executor.prepare(self.ir, seed=options.seed), options)
 
     def __call__(self) -> Any:
-        """The result of one call on fresh arguments, the same ones each time. Raises NotReplayable."""
+        """Call the op once on newly created arguments, equal each time, and return its result. Raises NotReplayable."""
         return self.prepare()()
 
     def measure(self, *, options: RunOptions | None = None) -> Measurement:
-        """Its time here, as `run` measures it, but in this process unless the options name `isolation`.
+        """Measure the op as `run` does, but in this process unless the options name `isolation`.
 
-        `RunOptions(isolation="process")` keeps an op that may crash or hang away from this process. An op over the
-        memory budget is made smaller and says so in a warning. Raises NotReplayable with the reason.
+        `RunOptions(isolation="process")` protects this process from an op that may crash or hang. An op over the memory
+        budget is shrunk, and a warning says so. Raises NotReplayable with the reason.
         """
         from opreplay.replay.execute.engines import make_runner
         from opreplay.replay.session.registered import refuse_what_workers_lack
@@ -105,17 +107,17 @@ class Op(Shown):
         return outcome.measurement
 
     def simulate(self, soc: str = DEFAULT_SOC, *, l2: L2State = "cold") -> Simulated:
-        """Time of one call on a simulated device: a name or a device file.
+        """Predict the time of one call on a simulated device: a name or a device file.
 
-        `l2`: where the op finds its arguments; "cold", as `measure` does, unless told otherwise.
-
-        Raises NotReplayable for a label or an op without arguments, UsageError for an unknown device.
+        `l2` is the cache state of the op's arguments; "cold", as in `measure`, by default.
         """
         from opreplay.replay.ops.work.expected import expected_contents
 
         predicted = raising(OpPredictor(devices=devices_of(soc), contents=expected_contents(), l2=l2))(self.ir)
         if not predicted.simulated:
-            raise NotReplayable(self.reason or Reason("metadata missing", "no arguments to predict a time from"))
+            raise NotReplayable(
+                self.reason or Reason("metadata missing", "there are no arguments from which to predict a time")
+            )
         return next(iter(predicted.simulated.values()))
 
     def explain(self, *soc: str) -> Explained:
@@ -156,7 +158,7 @@ class Op(Shown):
             keep_names=keep_names,
         )
         if bundle.left_out:
-            raise NotReplayable(self.reason or Reason("policy", f"not in a bundle: {bundle.left_out[0].reason}"))
+            raise NotReplayable(self.reason or Reason("policy", f"cannot be bundled: {bundle.left_out[0].reason}"))
         write_bundle(bundle, Path(path), force=force)
         return Path(path)
 

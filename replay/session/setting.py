@@ -34,7 +34,7 @@ class Setting(msgspec.Struct, frozen=True, kw_only=True):
         options = options or RunOptions()
         if options.device not in (RunOptions().device, self.device):
             raise UsageError(
-                f"the ops were resolved for {self.device}, the options say {options.device}",
+                f"the ops were resolved for {self.device}, but the options name {options.device}",
                 hint=f"Open the trace with device={options.device!r}.",
             )
         return msgspec.structs.replace(
@@ -58,7 +58,7 @@ def executor_on(options: RunOptions) -> Generator[TorchExecutor, None, None]:
     executor = make_executor(worker_config(options))
     try:
         if not isinstance(executor, TorchExecutor):
-            raise UsageError("ops in this process run through torch", hint='Leave out executor="fake".')
+            raise UsageError("ops in this process always run through torch", hint='Remove executor="fake".')
         yield executor
     finally:
         executor.close()

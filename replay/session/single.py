@@ -55,7 +55,7 @@ def op(
     imports = named_modules(allow_imports)
     plan, _ = plan_of_calls([Written(text=text, sizes=sizes)], allow_imports=imports, device=device)
     if is_refused(plan.ops[0]):
-        raise UsageError(f"{text} cannot be called: {plan.ops[0].reason}", hint="Give arguments that go together.")
+        raise UsageError(f"{text} cannot be called: {plan.ops[0].reason}", hint="Pass arguments that match each other.")
     return Op(plan, Setting(device=device, allow_imports=imports, plugins=tuple(plugins)))
 
 
@@ -99,7 +99,9 @@ def _value(value: Any, metas: _Metas) -> CallValue:
         return str(value)
     if isinstance(value, (torch.dtype, torch.layout, torch.memory_format)):
         return TorchName(str(value))
-    raise UsageError(f"an op takes no {type(value).__name__}", hint="Give tensors, numbers, texts, dtypes, lists.")
+    raise UsageError(
+        f"an op does not accept {type(value).__name__}", hint="Pass tensors, numbers, texts, dtypes or lists."
+    )
 
 
 class _Metas:
@@ -141,7 +143,7 @@ def _span(tensor: torch.Tensor) -> tuple[int, int, int]:
     import torch
 
     if tensor.layout != torch.strided or tensor.is_nested or tensor.is_quantized:
-        raise UsageError("only dense tensors can be taken over", hint="Sparse, nested and quantized ones cannot.")
+        raise UsageError("only dense tensors can be used", hint="Sparse, nested and quantized tensors cannot.")
     begin = int(tensor.storage_offset()) * tensor.itemsize
     reach = 1 + sum((n - 1) * s for n, s in zip(tensor.shape, tensor.stride(), strict=True)) if tensor.numel() else 0
     return tensor.untyped_storage()._cdata, begin, begin + reach * tensor.itemsize

@@ -1,5 +1,5 @@
 # pyright: strict
-"""A trace opened: its ops as a table, and each of them by name, glob, id or rank."""
+"""An opened trace: its ops as a table, and each op by name, glob, id or rank."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ Source = str | os.PathLike[str] | Trace | ReplayPlan
 
 
 class OpenTrace(Shown):
-    """The ops of a trace or a plan, those with most recorded time first; they are resolved when first asked for."""
+    """The ops of a trace or plan, those with most recorded time first; they are resolved on first use."""
 
     def __init__(self, read: Trace | ReplayPlan, selection: Selection, setting: Setting) -> None:
         self.read = read
@@ -44,7 +44,7 @@ class OpenTrace(Shown):
 
     @cached_property
     def plan(self) -> ReplayPlan:
-        """Each unique op with its arguments, or the reason why it cannot be replayed."""
+        """Return each unique op with its arguments, or the reason why it cannot be replayed."""
         return self.job(RunOptions(device=self.setting.device)).plan
 
     def job(self, options: RunOptions, soc: str | Sequence[str] = (), **more: Any) -> Job:
@@ -59,20 +59,22 @@ class OpenTrace(Shown):
         return (alone(self.plan, op, self.setting) for op in self.plan.ops)
 
     def __getitem__(self, wanted: str | int) -> Op:
-        """The heaviest op of this name, glob ("aten::*mm*"), start of an id or rank ("#4" is the fourth); a number
-        counts from 0.
+        """Return the heaviest op with this name, glob ("aten::*mm*"), start of an id or rank ("#4" is the fourth).
 
-        Raises UsageError where no op is meant, IndexError for a number beyond the last. `find` gives all that match.
+        An integer is an index from 0. Raises UsageError if no op matches, IndexError for an index that is too large.
+        `find` returns all matches.
         """
         op = self.plan.ops[wanted] if isinstance(wanted, int) else find_ops(self.plan, wanted)[0]
         return alone(self.plan, op, self.setting)
 
     def find(self, wanted: str) -> tuple[Op, ...]:
-        """All ops that a name, glob, start of an id or rank means, heaviest first. Raises UsageError for none."""
+        """Return all ops that match a name, glob, start of an id or rank, heaviest first. Raises UsageError if none
+        does.
+        """
         return tuple(alone(self.plan, op, self.setting) for op in find_ops(self.plan, wanted))
 
     def frame(self) -> pandas.DataFrame:
-        """One row an op, with the columns of `Results.frame`; what was recorded, in microseconds a call."""
+        """Return one row per op, with the columns of `Results.frame` and the recorded microseconds per call."""
         return self._frame()
 
     def _view(self) -> View:
@@ -141,13 +143,14 @@ def open(
 
 
 def opened(source: Source | OpenTrace, *, device: str = "cpu", plugins: Sequence[str] = ()) -> OpenTrace:
-    """The trace itself where it is open already."""
+    """Return the trace, opening it only if it is not open already."""
     return source if isinstance(source, OpenTrace) else open(source, device=device, plugins=plugins)
 
 
 def plan(source: Source | OpenTrace, *, device: str = "cpu") -> ReplayPlan:
-    """Each unique op of a trace with its arguments by name, or the reason why it cannot be replayed; runs nothing.
+    """Return each unique op of a trace with its arguments by name, or the reason why it cannot be replayed; runs
+    nothing.
 
-    `opreplay.open` has the options of selection. Raises as it does.
+    `opreplay.open` has the selection options. Raises as it does.
     """
     return opened(source, device=device).plan

@@ -1,7 +1,7 @@
 # pyright: strict
-"""TraceLens's `EventReplayer`, by its surface: for programs that change one line; what it does is opreplay's.
+"""TraceLens's `EventReplayer` interface, implemented by opreplay, for programs that change only the import.
 
-The surface is that of TraceLens's pull request 607: an event in, `replay()` and `get_repro_info()` out.
+The interface is that of TraceLens's pull request 607: an event in, `replay()` and `get_repro_info()` out.
 """
 
 from __future__ import annotations
@@ -51,15 +51,17 @@ _BATCH_KEYS = {
 
 
 def extract_batch_context(annotation: str | Mapping[str, Any]) -> dict[str, int] | None:
-    """The batch of an iteration as its annotation, a name or an event, tells it: `n_prefill`, `prefill_tokens`,
-    `n_decode`, `decode_tokens`. None for any other text."""
+    """Return the batch of an iteration from its annotation, a name or an event.
+
+    Keys: `n_prefill`, `prefill_tokens`, `n_decode`, `decode_tokens`. Return None for any other text.
+    """
     name = annotation if isinstance(annotation, str) else str(annotation.get("name", ""))
     batch = batch_context(name)
     return batch and {key: getattr(batch, field) or 0 for key, field in _BATCH_KEYS.items()}
 
 
 def _batch_of(event: Mapping[str, Any]) -> BatchContext | None:
-    """The batch under the event's key batch_context. Raises UsageError for what is none."""
+    """Return the batch under the event's key batch_context. Raises UsageError if it is not a batch."""
     context: Any = event.get("batch_context")
     if context is None:
         return None
@@ -69,7 +71,7 @@ def _batch_of(event: Mapping[str, Any]) -> BatchContext | None:
     except msgspec.ValidationError:
         counts = dict[str, int]()
     if not counts:
-        raise UsageError(f"batch_context is no batch: {context!r:.80}", hint=f"It has {', '.join(_BATCH_KEYS)}.")
+        raise UsageError(f"batch_context is invalid: {context!r:.80}", hint=f"Its keys are {', '.join(_BATCH_KEYS)}.")
     return BatchContext(**{"prefill_sequences": 0, "decode_sequences": 0, **counts})
 
 
@@ -87,13 +89,13 @@ class TensorCfg:
 
 
 class EventReplayer:
-    """One event of a Kineto trace, replayed.
+    """Replays one event of a Kineto trace.
 
-    Tensors are made when the replayer is, or with `lazy` anew at each `replay`. `auto_init` fills them as the op needs
-    them (docs/initializers.md); without it whole numbers are zeros, with which many kernels do next to nothing.
-    `init_kwargs` are options of the op's initializer: `{"distribution": "zipf"}`, or `{"moe.distribution": "zipf"}`;
-    an initializer of `register_custom_init` gets them as they are. `event["batch_context"]` says which batch it ran in.
-    Raises NotReplayable with the reason for an event that cannot be replayed, Malformed for one that is no op,
+    Tensors are created with the replayer or, with `lazy`, anew at each `replay`. `auto_init` fills them as the op needs
+    them (docs/initializers.md); without it, integers are zeros, with which many kernels do next to nothing.
+    `init_kwargs` are options of the op's initializer: `{"distribution": "zipf"}`, or `{"moe.distribution": "zipf"}`; an
+    initializer of `register_custom_init` gets them unchanged. `event["batch_context"]` gives the event's batch. Raises
+    NotReplayable with the reason for an event that cannot be replayed, Malformed for an event that is not an op,
     UsageError for an option that no initializer of the op has.
     """
 
@@ -106,7 +108,7 @@ class EventReplayer:
 
     @classmethod
     def register_custom_init(cls, init: Any) -> Any:
-        """Register an initializer, a class or an instance, for all later replayers; return what was given.
+        """Register an initializer, a class or an instance, for all later replayers, and return it.
 
         Raises UsageError for an initializer without `op_patterns` or `initialize`.
         """
@@ -121,15 +123,15 @@ class EventReplayer:
 
     @classmethod
     def list_custom_inits(cls) -> list[tuple[str, list[str]]]:
-        """Return (class name, names of ops) of each registered initializer, in order."""
+        """Return (class name, op names) of each registered initializer, in order."""
         inits = (init if isinstance(init, type) else type(init) for init in cls._custom_init_registry)
         return [(kind.__name__, _patterns(init)) for kind, init in zip(inits, cls._custom_init_registry, strict=True)]
 
     @classmethod
     def register_namespace(cls, namespace: str, modules: str | Sequence[str] | None = None) -> None:
-        """Allow modules to be imported for the ops of a namespace; the module of that name where none is given.
+        """Allow modules to be imported for the ops of a namespace; by default the module of that name.
 
-        Raises UsageError for what names no module.
+        Raises UsageError for a text that is not a module name.
         """
         cls._namespaces.update(named_modules({namespace: modules or namespace}))
 
@@ -162,12 +164,14 @@ class EventReplayer:
 
     @property
     def args(self) -> list[Any]:
-        """Positional arguments; with `lazy` those of the last `replay`. Raises AttributeError before the first."""
+        """Return positional arguments; with `lazy`, those of the last `replay`. Raises AttributeError before the first
+        one.
+        """
         return list(self._ready.args)
 
     @property
     def kwargs(self) -> dict[str, Any]:
-        """Arguments by name, likewise."""
+        """Return keyword arguments; with `lazy`, those of the last `replay`."""
         return self._ready.kwargs
 
     @property
@@ -178,18 +182,18 @@ class EventReplayer:
 
     @property
     def matched_schema(self) -> str | None:
-        """Text of the schema that the event was matched with."""
+        """Return the text of the schema that the event matched."""
         return self.op.ir.schema
 
     def replay(self) -> Any:
-        """Call the op once; its result."""
+        """Call the op once and return its result."""
         if self.lazy or self._prepared is None:
             self._prepared = self._prepare()
             self._fill()
         return self._prepared()
 
     def get_repro_info(self) -> dict[str, Any]:
-        """`op_name` and `replay_ir`, an entry of event_replay_ir.json: the same each time, a copy."""
+        """Return a copy of `op_name` and `replay_ir`, an entry of event_replay_ir.json; equal each time."""
         entry = entry_of(self.op.ir)
         assert entry is not None  # an op with a reason was refused
         return copy.deepcopy(entry)
@@ -203,7 +207,7 @@ class EventReplayer:
         return None
 
     def _fill(self) -> None:
-        """Let the registered initializer of the op, where there is one, fill the tensors."""
+        """Fill the tensors with the op's registered initializer, if there is one."""
         summary = None if self._custom is None else self._custom.initialize(self, **self._init_kwargs)
         if self.verbose and summary:
             _LOG.info("%s: %s", self.op.name, summary)
@@ -234,13 +238,13 @@ def register_namespace(namespace: str, modules: str | Sequence[str] | None = Non
 
 
 def _patterns(init: Any) -> list[str]:
-    """Names of ops that an initializer is for; a text alone is one name."""
+    """Return the op names that an initializer is for; a single string is one name."""
     patterns = getattr(init, "op_patterns", ())
     return [patterns] if isinstance(patterns, str) else list(patterns)
 
 
 def _with_tensor_cfgs(replay_ir: dict[str, Any]) -> dict[str, Any]:
-    """Put a `TensorCfg` in place of each dict that describes a tensor, in lists too; change the IR in place."""
+    """Replace each dict that describes a tensor, also in lists, by a `TensorCfg`, changing the IR in place."""
     for argument in (*replay_ir["list_pos_args"], *replay_ir["list_kwargs"]):
         argument["value"] = _as_tensor_cfg(argument["value"])
     return replay_ir
@@ -253,14 +257,16 @@ def _as_tensor_cfg(value: Any) -> Any:
 
 
 def _op_of(event: Mapping[str, Any], device: str, allow_imports: Mapping[str, str]) -> Op:
-    """The op of an event, in the batch that it names. Raises as `op_of_event`, UsageError for what is no batch."""
+    """Return the op of an event in the batch that it names. Raises as `op_of_event`, and UsageError for an invalid
+    batch.
+    """
     op = op_of_event(event, device=device, allow_imports=allow_imports)
     batch = _batch_of(event)
     return op if batch is None else op.in_batch(batch)
 
 
 def settings_of(name: str, options: Mapping[str, Any]) -> tuple[str, ...]:
-    """Options of an op's initializers as init_arg has them. Raises UsageError for one that none of them has."""
+    """Return options of an op's initializers in the form of init_arg. Raises UsageError for an unknown option."""
     from opreplay.replay.ops.inputs import open_registry
     from opreplay.replay.ops.register import canonical_name
 
@@ -279,11 +285,11 @@ def settings_of(name: str, options: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 class Timing(Measurement, frozen=True, kw_only=True):
-    """A measurement whose fields can be looked up by name, as those of TraceLens: `timing["mean_us"]`."""
+    """A measurement whose fields can also be read by key, as in TraceLens: `timing["mean_us"]`."""
 
     @property
     def mean_us(self) -> float:
-        """Of the samples, from their deciles."""
+        """Return the mean of the samples, estimated from their deciles."""
         bounds = self.deciles_us or (self.median_us, self.median_us)
         return sum((low + high) / 2 for low, high in pairwise(bounds)) / (len(bounds) - 1)
 

@@ -36,7 +36,7 @@ LOSERS = 10
 
 
 class Results(Shown):
-    """What a run came to, from `run` or from a file of one."""
+    """The results of a run, from `run` or from a file."""
 
     _command = "opreplay.run"
 
@@ -45,23 +45,23 @@ class Results(Shown):
 
     @property
     def header(self) -> Header:
-        """Facts of the trace, the machine and the options."""
+        """Return facts about the trace, the machine and the options."""
         return self.file.header
 
     @property
     def ops(self) -> tuple[OpResult, ...]:
-        """One an op, in the order of the plan: times in microseconds a call."""
+        """Return one result per op, in plan order: times in microseconds per call."""
         return self.file.results
 
     @property
     def summary(self) -> Summary:
-        """Counts and shares; made from what is there where the run was cut short."""
+        """Return counts and shares; computed from the existing results if the run was cut short."""
         from opreplay.replay.results.summary import summary_of
 
         return summary_of(self.file)
 
     def frame(self) -> pandas.DataFrame:
-        """One row an op, with the columns of `opreplay show --format csv`; times in microseconds a call."""
+        """Return one row per op, with the columns of `opreplay show --format csv`; times in microseconds per call."""
         return self._frame()
 
     def _view(self) -> View:
@@ -82,18 +82,20 @@ def run(
     force: bool = False,
     on_progress: Callable[[Progress], None] | None = None,
 ) -> Results:
-    """Measure each op of a trace on this machine, in worker processes unless the options say otherwise, and predict it
-    on each simulated device that is named.
+    """Measure each op of a trace on this machine and predict it on each named simulated device.
+
+    Runs in worker processes unless the options say otherwise.
 
     Args:
-        trace: a file, or what `open` gave, which has the options of selection.
+        trace: a file, or the result of `open`, which has the selection options.
         soc: names of simulated devices, or device files.
         options: how to measure; a file is opened for their device.
         output: a .jsonl file, written line by line as `opreplay run --output` does.
         force: whether that file may exist.
-        on_progress: told before each op.
+        on_progress: called before each op.
 
-    Raises UsageError where worker processes lack what this program registered, EnvironmentRefused without the device.
+    Raises UsageError if worker processes lack what this program registered, EnvironmentRefused if the device is
+    missing.
     """
     from opreplay.replay.host.device_lock import held
     from opreplay.replay.job.consumers import deliver, writing
@@ -120,12 +122,12 @@ def run(
 
 
 def read_results(path: str | os.PathLike[str]) -> Results:
-    """The results in a .jsonl file of a run. Raises FormatError for what is none."""
+    """Read the results of a run from a .jsonl file. Raises FormatError for any other file."""
     return Results(read_result_file(os.fspath(path)))
 
 
 class Simulation(Shown):
-    """A step on one or several simulated devices; microseconds, all calls."""
+    """A step on one or several simulated devices; microseconds over all calls."""
 
     _command = "opreplay.simulate"
 
@@ -140,11 +142,13 @@ class Simulation(Shown):
 
     @property
     def total_us(self) -> dict[str, float]:
-        """By device."""
+        """Return the total by device."""
         return {name: step.total_us for name, step in self.steps.items()}
 
     def frame(self) -> pandas.DataFrame:
-        """One row an op, with the columns of `opreplay simulate --format csv`; times in microseconds a call."""
+        """Return one row per op, with the columns of `opreplay simulate --format csv`; times in microseconds per
+        call.
+        """
         return self._frame()
 
     def _view(self) -> View:
@@ -167,10 +171,10 @@ def simulate(
 ) -> Simulation:
     """Predict the ops of a trace on simulated devices, without running any.
 
-    `fused` says of a captured plan whether servers' kernels stand in place of its calls: "ascend" or "none"; without it
-    they do in an inference step of a model that was captured from its config.
+    `fused` says whether a captured plan's calls are replaced by the fused kernels of servers: "ascend" or "none". By
+    default they are for an inference step of a model captured from its config.
 
-    Raises UsageError for an unknown device, and where none is named.
+    Raises UsageError for an unknown device, and if none is named.
     """
     from opreplay.replay.ops.work.expected import ExpectedContents
     from opreplay.traces.errors import UsageError
@@ -178,7 +182,7 @@ def simulate(
     read = opened(trace)
     job = read.job(RunOptions(device=read.setting.device, l2="sequence"), soc)
     if not job.devices:
-        raise UsageError("no simulated device is named", hint=f'Name one, such as "{DEFAULT_SOC}".')
+        raise UsageError("no simulated device is given", hint=f'Name one, such as "{DEFAULT_SOC}".')
     job.plan = read.plan
     if job.plan.captured:
         from opreplay.replay.capture.serving.form import as_served
@@ -193,7 +197,7 @@ def simulate(
 
 
 class ShownStep(Shown, StepReport, frozen=True, kw_only=True):
-    """A step that shows itself."""
+    """A step that displays itself."""
 
     _command = "opreplay.step"
 
@@ -204,9 +208,9 @@ class ShownStep(Shown, StepReport, frozen=True, kw_only=True):
 
 
 def step(trace: str | os.PathLike[str], soc: str | Sequence[str] = ()) -> StepReport:
-    """The step of median length of a trace: how long it took, what bounds it, and the same on simulated devices.
+    """Return a trace's step of median length: its duration, what bounds it, and the same on simulated devices.
 
-    Raises UsageError for a file that does not say what ran when, and for an unknown device.
+    Raises UsageError for a file without the times of events, and for an unknown device.
     """
     from opreplay.replay.ops.work.expected import expected_contents
     from opreplay.replay.plan.inputs import open_input
@@ -217,7 +221,9 @@ def step(trace: str | os.PathLike[str], soc: str | Sequence[str] = ()) -> StepRe
     devices = list(devices_of(soc).values())
     report = step_of(read, devices=devices, contents=expected_contents() if devices else None)
     if report is None:
-        raise UsageError(f"{os.fspath(trace)} does not say what ran when", hint="Record a profile with times.")
+        raise UsageError(
+            f"{os.fspath(trace)} does not record when events ran", hint="Record a profile with event times."
+        )
     return ShownStep(**{field: getattr(report, field) for field in StepReport.__struct_fields__})
 
 
@@ -235,11 +241,11 @@ class Comparison(Shown):
         return self.found.ops
 
     def of(self, *verdicts: str) -> list[OpComparison]:
-        """The ops with these verdicts: "slower", "faster", "same", "unclear", "lost", "gained", ..."""
+        """Return the ops with these verdicts: "slower", "faster", "same", "unclear", "lost", "gained", ..."""
         return [op for op in self.ops if op.verdict in verdicts]
 
     def frame(self) -> pandas.DataFrame:
-        """One row an op: verdict, times in microseconds a call, their ratio and its interval."""
+        """Return one row per op: verdict, times in microseconds per call, their ratio and its interval."""
         return self._frame()
 
     def _view(self) -> View:
@@ -257,19 +263,19 @@ def compare(
     method: Method = "gauges",
     force: bool = False,
 ) -> Comparison:
-    """Judge each op of two sides, given as results, or as files: results, traces or plans.
+    """Judge each op of two sides, given as results or as files: results, traces or plans.
 
     Args:
         before: one side.
-        after: the other; None compares the measured times of one file of results with its predictions.
+        after: the other; None compares the measured times of one result file with its predictions.
         times: "BEFORE:AFTER", each of "recorded", "measured", "simulated" or a simulated device; by default the
             recorded times of traces and plans, and the measured ones of results.
-        threshold: a share, 0.05 for 5 %: smaller changes are the same.
-        method: of two runs: "gauges" or "medians".
-        force: also compare runs of two machines or two ways to measure.
+        threshold: a share, 0.05 for 5 %: smaller changes count as equal.
+        method: for two runs: "gauges" or "medians".
+        force: also compare runs of two machines or two measurement methods.
 
-    Raises EnvironmentRefused when two runs are of two machines or two ways to measure, unless `force`; UsageError for
-    times that a side does not hold.
+    Raises EnvironmentRefused if two runs are of two machines or two measurement methods, unless `force` is set;
+    UsageError for times that a side does not have.
     """
     from contextlib import nullcontext
 

@@ -1,2 +1,2 @@
 # pyright: strict
-"""Ops of a trace inside the tests of other projects."""
+"""Use the ops of a trace in the tests of other projects."""

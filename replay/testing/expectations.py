@@ -1,7 +1,7 @@
 # pyright: strict
-"""What a project's tests ask of ops: that they can be replayed, are not slower than before, and are right.
+"""Assertions for a project's tests: ops can be replayed, are not slower than before, and are right.
 
-Each method fails as an assertion does, with what a developer needs to see. Knows no test runner.
+Each method raises an AssertionError that shows what a developer needs to see. Independent of the test runner.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class OpsNotAsExpected(AssertionError):
 
 
 class Expectations:
-    """What the fixture `opreplay` is. Files are named from the folder of the test."""
+    """The value of the fixture `opreplay`. File names are relative to the test's folder."""
 
     def __init__(self, folder: Path, *, device: str = "cpu", update: bool = False) -> None:
         self.folder = folder
@@ -40,14 +40,14 @@ class Expectations:
         """Baselines are written in place of being compared with."""
 
     def open(self, trace: Source, **selection: Any) -> OpenTrace:
-        """As `opreplay.open`: a trace, a plan or TraceLens's IR, with the options of selection."""
+        """Open a trace, a plan or TraceLens's IR with the selection options, as `opreplay.open` does."""
         from opreplay.replay.session.trace import open
 
         chosen: dict[str, Any] = {"device": self.device, **selection}
         return open(self.folder / trace if isinstance(trace, (str, os.PathLike)) else trace, **chosen)
 
     def op(self, text: str, **sizes: int) -> Op:
-        """As `opreplay.op`: the op of a call as reports print it."""
+        """Return the op of a call in the notation of reports, as `opreplay.op` does."""
         from opreplay.replay.session.single import op
 
         return op(text, device=self.device, allow_imports=None, plugins=(), **sizes)
@@ -62,19 +62,19 @@ class Expectations:
         options: RunOptions | None = None,
         **selection: Any,
     ) -> Results:
-        """Measure the ops of a trace; fails where more than `may_fail` are not replayed, or one regressed.
+        """Measure the ops of a trace; fail if more than `may_fail` are not replayed, or if one regressed.
 
         Args:
-            trace: a file, or what `open` gave.
-            baseline: a .jsonl file of an earlier run on this machine, that times are held against.
-            fail_if: conditions of `opreplay compare --fail-if`, for the baseline: "slower>5%", "total>3%", "lost>0";
-                "unclear>50%" where times scatter too much to say anything.
-            may_fail: ops that need not be replayed.
+            trace: a file, or the result of `open`.
+            baseline: a .jsonl file of an earlier run on this machine to compare with.
+            fail_if: conditions of `opreplay compare --fail-if` for the baseline: "slower>5%", "total>3%", "lost>0";
+                "unclear>50%" if times vary too much to say anything.
+            may_fail: number of ops that need not be replayed.
             options: how to measure.
             selection: options of `opreplay.open`, such as `top=10`.
 
-        Raises OpsNotAsExpected; UsageError for a condition or selection that makes no sense; EnvironmentRefused for a
-        baseline of another machine or another way to measure.
+        Raises OpsNotAsExpected; UsageError for an invalid condition or selection; EnvironmentRefused for a baseline of
+        another machine or measurement method.
         """
         from opreplay.replay.results.compare.regressions import parse_condition
         from opreplay.replay.session.trace import OpenTrace
@@ -82,7 +82,10 @@ class Expectations:
 
         conditions = [parse_condition(text) for text in ([fail_if] if isinstance(fail_if, str) else fail_if)]
         if isinstance(trace, OpenTrace) and selection:
-            raise UsageError("the trace is open already", hint="Give the selection to opreplay.open.")
+            raise UsageError(
+                "the trace is already open, so selection options have no effect",
+                hint="Pass the selection to opreplay.open.",
+            )
         opened = trace if isinstance(trace, OpenTrace) else self.open(trace, **selection)
         if not len(opened):
             raise OpsNotAsExpected("nothing was replayed: the selection holds no ops")
@@ -100,7 +103,9 @@ class Expectations:
         return results
 
     def check(self, op: str, *, require: Sequence[str] | None = None, **options: Any) -> CheckResult:
-        """As `opreplay.check`; fails where a point of `require` does (right and safe by default) or was not tried."""
+        """Check an op as `opreplay.check` does; fail if a point of `require` (right and safe by default) fails or was
+        not tried.
+        """
         from opreplay.replay.session.checking import check
 
         chosen: dict[str, Any] = {"device": self.device, **options}

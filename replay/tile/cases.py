@@ -1,5 +1,5 @@
 # pyright: strict
-"""Cases of programs: texts such as "rms_norm x=bf16[4096,1024] w=bf16[n]", sizes over them, and the default set."""
+"""Cases of programs: texts such as "rms_norm x=bf16[4096,1024] w=bf16[n]", sweeps over sizes, and the default set."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ MOST_DEFAULT = 520
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
-    """A program with the arguments that it is looked at with."""
+    """A program with concrete arguments."""
 
     program: Program
     arguments: Mapping[str, Any]
@@ -35,7 +35,7 @@ class Case:
 
     @property
     def text(self) -> str:
-        """ "x=bf16[4096,1024] w=bf16[1024] eps=1e-05"."""
+        """The arguments as text: "x=bf16[4096,1024] w=bf16[1024] eps=1e-05"."""
         return " ".join(
             f"{name}={tensor_text(value) if isinstance(value, TensorMeta) else value}"
             for name, value in self.arguments.items()
@@ -43,27 +43,27 @@ class Case:
 
 
 def parse_case(text: str, known: Sequence[Program], sizes: Mapping[str, int] | None = None) -> Case:
-    """The case that a text stands for. Raises UsageError for an unknown program, or what is no argument of it."""
+    """Parse the text of a case. Raises UsageError for an unknown program or argument."""
     name, _, rest = text.strip().partition(" ")
     by_name = {program.name: program for program in known}
     if name not in by_name and "=" in name and len(known) == 1:
         name, rest = known[0].name, text.strip()
     if name not in by_name:
         raise UsageError(
-            f"{name!r} is no kernel of this file",
-            hint=f"It has {', '.join(by_name) or 'none'}: NAME x=bf16[4096,1024].",
+            f"{name!r} is not a kernel of this file",
+            hint=f"Its kernels: {', '.join(by_name) or 'none'}. Write NAME x=bf16[4096,1024].",
         )
     arguments: dict[str, Any] = {}
     for part in _parts(rest):
         key, equals, value = part.partition("=")
         if not equals or not key.isidentifier():
-            raise UsageError(f"{part!r} is no argument", hint="Write NAME=bf16[4096,1024] or NAME=1e-5.")
+            raise UsageError(f"{part!r} is not an argument", hint="Write NAME=bf16[4096,1024] or NAME=1e-5.")
         arguments[key] = _value(value, sizes)
     return Case(program=by_name[name], arguments=arguments)
 
 
 def _parts(text: str) -> list[str]:
-    """The text at blanks that are in no brackets or quotes."""
+    """Split the text at blanks outside brackets and quotes."""
     out: list[str] = []
     depth, quote, start = 0, "", 0
     for at, sign in enumerate(text):
@@ -92,7 +92,7 @@ _WORD = re.compile(r"(?<![\w.])([A-Za-z_]\w*)(?![\w\[(=.])")
 
 
 def expand(texts: Sequence[str], known: Sequence[Program], shapes: Sequence[str]) -> tuple[Case, ...]:
-    """Each text with every combination of the sizes that `shapes`, "n=1,47,128", give to names in it.
+    """Return each text with every combination of the sizes that `shapes`, "n=1,47,128", give to names in it.
 
     Raises UsageError for sizes that no case names, and for too many cases.
     """
@@ -109,33 +109,33 @@ def expand(texts: Sequence[str], known: Sequence[Program], shapes: Sequence[str]
         for values in itertools.product(*(swept[name] for name in names)):
             cases.append(parse_case(text, known, dict(zip(names, values, strict=True))))
             if len(cases) > MOST_CASES:
-                raise UsageError(f"more than {MOST_CASES:,} cases", hint="Take fewer sizes.")
+                raise UsageError(f"more than {MOST_CASES:,} cases", hint="Use fewer sizes.")
     if unused := sorted(set(swept) - used):
-        raise UsageError(f"no case names the size {unused[0]}", hint=f"Write it in brackets: x=bf16[{unused[0]},1024].")
+        raise UsageError(f"no case uses the size {unused[0]}", hint=f"Write it in brackets: x=bf16[{unused[0]},1024].")
     return tuple(cases)
 
 
 def with_settings(cases: Sequence[Case], sweeps: Sequence[str]) -> tuple[Case, ...]:
-    """Each case with every combination of settings "rows=1,2,4". Raises UsageError for what is no setting."""
+    """Return each case with every combination of settings "rows=1,2,4". Raises UsageError for an unknown setting."""
     values = dict(map(_swept_values, sweeps))
     takes = sorted({setting for case in cases for setting in case.program.settings})
     if unknown := [name for name in values if name not in takes]:
-        raise UsageError(f"{unknown[0]} is no setting", hint=f"Settings are {', '.join(takes) or 'none'}.")
+        raise UsageError(f"{unknown[0]} is not a setting", hint=f"Settings are {', '.join(takes) or 'none'}.")
     out: list[Case] = []
     for case in cases:
         swept = {name: each for name, each in values.items() if name in case.program.settings}
         for combination in itertools.product(*swept.values()):
             out.append(replace(case, settings={**case.settings, **dict(zip(swept, combination, strict=True))}))
     if len(out) > MOST_CASES:
-        raise UsageError(f"more than {MOST_CASES:,} combinations", hint="Sweep fewer settings.")
+        raise UsageError(f"more than {MOST_CASES:,} combinations", hint="Use fewer settings.")
     return tuple(out)
 
 
 def _swept_values(sweep: str) -> tuple[str, tuple[Any, ...]]:
-    """Name and values of "rows=1,2,4"."""
+    """Parse name and values of "rows=1,2,4"."""
     name, equals, right = sweep.partition("=")
     if not equals or not right.strip():
-        raise UsageError(f"{sweep!r} sets nothing", hint="Write --set rows=1,2,4.")
+        raise UsageError(f"{sweep!r} does not set anything", hint="Write --set rows=1,2,4.")
     try:
         return name.strip(), parse_sizes(sweep)[1]
     except UsageError:
@@ -143,7 +143,7 @@ def _swept_values(sweep: str) -> tuple[str, tuple[Any, ...]]:
 
 
 def base_cases(program: Program) -> tuple[Case, ...]:
-    """Cases of a program when none are given: its own, else all tensors as matrices of 128 x 128."""
+    """Return the default cases of a program: its own, else with all tensors as matrices of 128 x 128."""
     if program.cases:
         return tuple(parse_case(f"{program.name} {text}", [program]) for text in program.cases)
     meta = TensorMeta(shape=(128, 128), dtype=program.dtypes[0])
@@ -152,10 +152,11 @@ def base_cases(program: Program) -> tuple[Case, ...]:
 
 
 def default_set(program: Program, base: Case) -> tuple[Case, ...]:
-    """Cases for checking values: the program's own checks, or the base case with small and odd sizes, in each dtype.
+    """Return cases for checking values: the program's own checks, or the base case with small and odd sizes, in each
+    dtype.
 
-    Equal sizes of the base case stay equal, and 1 stays 1. Sizes just beyond each block size of the settings
-    are in the base dtype.
+    Equal sizes of the base case stay equal, and 1 stays 1. Sizes just beyond each block size of the settings are in the
+    base dtype.
     """
     if program.checks:
         checks = [parse_case(f"{program.name} {text}", [program]) for text in program.checks]
@@ -177,12 +178,12 @@ def _tensors(case: Case) -> list[TensorMeta]:
 
 
 def _float_dtype(metas: Sequence[TensorMeta]) -> str | None:
-    """The first floating dtype."""
+    """Return the first floating dtype."""
     return next((meta.dtype for meta in metas if meta.dtype in FLOATS), None)
 
 
 def smaller(case: Case, fits: Callable[[Case], bool]) -> Case | None:
-    """The case with its largest size halved, wherever it stands, until it fits; None where it never does."""
+    """Return the case with its largest size halved everywhere until it fits; None if it never does."""
     sizes = {n: n for meta in _tensors(case) for n in meta.shape}
     candidate = case
     while not fits(candidate):
@@ -209,7 +210,7 @@ def _resized(base: Case, sizes: Mapping[int, int]) -> Case:
 
 
 def _in_dtype(base: Case, dtype: str) -> Case:
-    """All tensors of the first floating dtype of a case in another one."""
+    """Return a case with all tensors of its first floating dtype changed to another dtype."""
     float_dtype = _float_dtype(_tensors(base))
     arguments = {
         name: msgspec.structs.replace(value, dtype=dtype)
@@ -225,9 +226,10 @@ MOST_TRIED = 300
 
 
 def to_tune(case: Case) -> tuple[Case, ...]:
-    """A case with combinations of its settings: the program's choices, else a quarter to four times each whole number.
+    """Return a case with combinations of its settings: the program's choices, else a quarter to four times each
+    integer.
 
-    No more than `MOST_TRIED`: beyond, the settings that stand last keep their defaults.
+    At most `MOST_TRIED` cases: if there are more combinations, the last settings keep their defaults.
     """
     values: dict[str, list[Any]] = {}
     count = 1

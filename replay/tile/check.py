@@ -1,6 +1,5 @@
 # pyright: strict
-"""Values of programs: run on tensors, compared with the reference; differences are told by the line that stored
-them."""
+"""Runs programs on tensors and compares their values with the reference; reports the line that stored a wrong value."""
 
 from __future__ import annotations
 
@@ -43,7 +42,7 @@ VALUE_DEVICE = "910b3"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Checked:
-    """How the values of one case compare."""
+    """The result of checking one case's values."""
 
     same: bool
     error: float
@@ -58,7 +57,9 @@ def run_values(
     settings: Mapping[str, Any] | None = None,
     device: DeviceProfile | None = None,
 ) -> tuple[Any, ...]:
-    """Results of a program on torch tensors, on the CPU. Raises TileError, and UsageError for wrong arguments."""
+    """Return a program's results for torch tensors, computed on the CPU. Raises TileError, and UsageError for wrong
+    arguments.
+    """
     metas = {name: as_meta(value) for name, value in arguments.items()}
     bound = bind(program, metas, settings)
     tensors = _with_data(bound, arguments)
@@ -68,7 +69,7 @@ def run_values(
 
 
 def as_meta(value: Any) -> Any:
-    """Shape, dtype and strides of a tensor; anything else as it is."""
+    """Return shape, dtype and strides of a tensor; any other value unchanged."""
     if not hasattr(value, "stride"):
         return value
     return TensorMeta(
@@ -106,8 +107,11 @@ SCALED_TOLERANCE = 1e-2
 
 
 def draw(bound: Bound, seed: int = 0, kind: str = "") -> dict[str, Any]:
-    """Inputs for a case: normal numbers, or of another kind of `DRAWS`, small whole ones for integer dtypes; the same
-    for the same seed. Raises UsageError where `inputs=` of the program gives something else than tensors for them."""
+    """Return random inputs for a case; the same seed gives the same inputs.
+
+    They are normal numbers, or another kind of `DRAWS`; small integers for integer dtypes. Raises UsageError if the
+    program's `inputs=` returns anything but tensors for them.
+    """
     import torch
 
     inputs: dict[str, Any] = {}
@@ -133,7 +137,9 @@ def draw(bound: Bound, seed: int = 0, kind: str = "") -> dict[str, Any]:
 
 
 def _fitting(bound: Bound, given: Any) -> Mapping[str, Any]:
-    """Tensors by name, as they are. Raises UsageError for names, shapes and dtypes that the case does not have."""
+    """Return the given tensors by name, unchanged. Raises UsageError for names, shapes and dtypes that the case does
+    not have.
+    """
     if not isinstance(given, Mapping):
         raise UsageError(
             f"{bound.program.place}: inputs= of {bound.program.name} returned a {type(given).__name__}, a dict is "
@@ -146,14 +152,14 @@ def _fitting(bound: Bound, given: Any) -> Mapping[str, Any]:
             wanted = "no tensor of it" if meta is None else tensor_text(meta)
             shown = tensor_text(actual) if isinstance(actual, TensorMeta) else repr(value)
             raise UsageError(
-                f"{bound.program.name}: {name} is {shown}, the case has {wanted}",
-                hint="Given inputs have the shapes and dtypes of the case, in every case of the default set too.",
+                f"{bound.program.name}: {name} is {shown}, but the case has {wanted}",
+                hint=("Given inputs must have the shapes and dtypes of the case, including those of the default set."),
             )
     return cast("Mapping[str, Any]", given)
 
 
 def too_large(bound: Bound, part: int = 1) -> str:
-    """Why the values of a case are not run, or not in a part of what is run; "" where they are."""
+    """Return why the values of a case are too large to run in full, or in this part of the run; "" if they are not."""
     elements = sum(prod(meta.shape) for meta in bound.tensors.values())
     if elements > MOST_ELEMENTS // part:
         return f"{elements:,} elements, values are run for up to {MOST_ELEMENTS:,}"
@@ -165,19 +171,20 @@ def too_large(bound: Bound, part: int = 1) -> str:
 
 
 def check(bound: Bound, device: DeviceProfile, seed: int = 0, inputs: Mapping[str, Any] | None = None) -> Checked:
-    """Run a case and compare it with the reference; a small one with inputs of each kind of `DRAWS` that the reference
-    takes. `inputs` are given in place of those drawn, which are normal numbers then.
+    """Run a case and compare it with the reference.
 
-    Raises TileError: a limit, or `values` where a result differs by more than its dtype's tolerance, with the line of
-    the store that wrote the worst element; UsageError where there is no reference.
+    A small case is run with inputs of each kind of `DRAWS` that the reference accepts. `inputs` replace random inputs,
+    which are then normal numbers. Raises TileError: for a limit, or `values` if a result differs by more than its
+    dtype's tolerance, with the line of the store that wrote the worst element. Raises UsageError if there is no
+    reference.
     """
     import torch
 
     function = reference_of(bound.program)
     if function is None:
         raise UsageError(
-            f"{bound.program.name} has no reference to check values against",
-            hint="Give @tile.kernel reference=, a function of the same inputs.",
+            f"{bound.program.name} has no reference to compare values with",
+            hint="Pass reference= to @tile.kernel, a function of the same inputs.",
         )
     arguments = draw(bound, seed) | dict(_fitting(bound, inputs or {}))
 
@@ -210,8 +217,10 @@ def check(bound: Bound, device: DeviceProfile, seed: int = 0, inputs: Mapping[st
 
 
 def compared(bound: Bound, arguments: Mapping[str, Any], results: Sequence[Any]) -> Checked:
-    """Results that something else computed of a program's arguments, beside the reference. Raises TileError where they
-    differ by more than the tolerance."""
+    """Compare results that another implementation computed from a program's arguments with the reference.
+
+    Raises TileError if they differ by more than the tolerance.
+    """
     function = reference_of(bound.program)
     assert function is not None
     references: Any = function(*(_cloned(arguments[p.name]) for p in bound.program.inputs))
@@ -229,7 +238,7 @@ def compared(bound: Bound, arguments: Mapping[str, Any], results: Sequence[Any])
 
 
 def _outcome(bound: Bound, device: DeviceProfile, arguments: Mapping[str, Any]) -> dict[str, Memory]:
-    """The tensors of a case after it was run. Raises TileError."""
+    """Run a case and return its tensors. Raises TileError."""
     tensors = _with_data(bound, arguments)
     _run(bound, device, tensors)
     unwritten(bound, tensors)
@@ -237,7 +246,7 @@ def _outcome(bound: Bound, device: DeviceProfile, arguments: Mapping[str, Any]) 
 
 
 def _run(bound: Bound, device: DeviceProfile, tensors: Mapping[str, Memory]) -> None:
-    """Run all cores on one thread: tiles are too small to be shared out."""
+    """Run all cores on one thread: tiles are too small for several threads."""
     import torch
 
     threads = torch.get_num_threads()
@@ -258,8 +267,8 @@ def _compare(bound: Bound, memory: Memory, reference: Any, kind: str = "") -> Ch
     got = _view(memory)
     if tuple(reference.shape) != tuple(got.shape):
         raise UsageError(
-            f"{bound.program.name}: the reference gives {list(reference.shape)} for {memory.name}{list(got.shape)}",
-            hint="Its results must be those of the program, in order.",
+            f"{bound.program.name}: the reference returns {list(reference.shape)} for {memory.name}{list(got.shape)}",
+            hint="It must return the program's results, in order.",
         )
     if not got.numel():
         return Checked(same=True, error=0.0, allowed=True)
@@ -288,7 +297,9 @@ def _compare(bound: Bound, memory: Memory, reference: Any, kind: str = "") -> Ch
             f"{memory.name}{list(index)} is {float(a.reshape(-1)[at]):.6g}, the reference "
             f"{float(b.reshape(-1)[at]):.6g}" + (f" (floating inputs {kind})" if kind else ""),
             _stored_at(bound, memory, index),
-            hint=f"{int((relative > tolerance).sum())} of {relative.numel()} differ by more than {tolerance:g}.",
+            hint=(
+                f"{int((relative > tolerance).sum())} of {relative.numel()} values differ by more than {tolerance:g}."
+            ),
         )
     return Checked(same=worst == 0.0, error=worst, allowed=True)
 

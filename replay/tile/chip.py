@@ -1,5 +1,5 @@
 # pyright: strict
-"""The time of a kernel: its cores' schedules, the launch, and what all cores together ask of L2 and HBM."""
+"""The time of a kernel: its cores' schedules, the launch, and the total traffic of all cores to L2 and HBM."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class LineTime:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PipeSpan:
-    """One instruction of the busiest core."""
+    """One instruction of the busiest core with its times."""
 
     name: str
     pipe: str
@@ -96,13 +96,13 @@ class TileTime:
 
 
 def launch_us(device: DeviceProfile, runs: CoreRuns) -> float:
-    """Start and end of a kernel beyond what its instructions take: of one core, and each further one that it uses."""
+    """Return the launch and end time of a kernel beyond its instructions: for one core, plus each further core."""
     return device.pipes.start_us + device.pipes.start_core_us * (runs.cores * (3 if runs.mixed else 1) - 1)
 
 
 @dataclass(frozen=True, slots=True)
 class _Demand:
-    """What all cores together move."""
+    """Data moved by all cores together."""
 
     missing: dict[str, float]
     """By tensor: share of its loads that come from HBM."""
@@ -134,9 +134,9 @@ def _demand(bound: Bound, runs: CoreRuns, device: DeviceProfile, state: State) -
 
 
 def _check_covered(bound: Bound, runs: CoreRuns, stored: dict[str, float]) -> None:
-    """Raises TileError where all cores together store fewer elements than a result has.
+    """Raise TileError if all cores together store fewer elements than a result has.
 
-    Elements that are stored twice stand for others here: `check.unwritten`, with values, finds these too.
+    An element stored twice can hide a missing one here; `check.unwritten`, which has values, detects this too.
     """
     if any(recording.looked for _, recording in runs.classes):
         return  # What was left out may have stored more.
@@ -156,7 +156,7 @@ def _check_covered(bound: Bound, runs: CoreRuns, stored: dict[str, float]) -> No
 
 
 def _stored_by(runs: CoreRuns, name: str) -> tuple[str, int] | None:
-    """File and line of the last instruction that stores to a tensor."""
+    """Return file and line of the last instruction that stores to a tensor."""
     for _, recording in runs.classes:
         for step in reversed(list(instructions(recording.steps))):
             if step.pipe in WRITES and step.memory == name:
@@ -165,7 +165,7 @@ def _stored_by(runs: CoreRuns, name: str) -> tuple[str, int] | None:
 
 
 def resident(touched: float, device: DeviceProfile, state: State) -> float:
-    """Share of a kernel's bytes that is in L2 when it starts: none, or as in a network, or more after itself."""
+    """Return the share of a kernel's bytes in L2 at its start: none, as in a network, or more after a run of itself."""
     if state == "cold":
         return 0.0
     unknown = resident_share(touched, device)
@@ -183,7 +183,7 @@ def _bytes(shape: tuple[int, ...], dtype: str) -> float:
 
 
 def hbm_us(demand: _Demand, device: DeviceProfile) -> float:
-    """Time of the bytes that come from and go to HBM, by the kernel model's rates."""
+    """Return the time of the bytes to and from HBM, by the kernel model's rates."""
     rates = device.rates
     both = demand.hbm_read + demand.hbm_write
     share = demand.hbm_read / both if both > 0 else 0.0
@@ -200,11 +200,11 @@ def estimate(
     keep: int = 0,
     every: bool = False,
 ) -> TileTime:
-    """The time of a program on a device, in microseconds. Raises TileError for a limit that it breaks, also for results
-    of which less is stored than there is.
+    """Return the time of a program on a device, in microseconds.
 
-    `state` is what the caches hold when it starts, `keep` how many instructions of the busiest core are kept.
-    With `every` all iterations of loops are run, also those that repeat others.
+    Raises TileError for a limit that it exceeds, also if less of a result is stored than it has. `state` is the cache
+    state at the start, `keep` how many instructions of the busiest core are kept. With `every` all loop iterations are
+    run, including those that repeat others.
     """
     runs = run_times(bound, device, cores, every=every)
     demand = _demand(bound, runs, device, state)
@@ -273,7 +273,7 @@ def _busiest_core(runs: CoreRuns, device: DeviceProfile, traffic: Traffic) -> tu
 def _slowed(
     device: DeviceProfile, traffic: Traffic, wanted: float, first: Schedule, recording: Recording, keep: int
 ) -> Schedule:
-    """The schedule of the busiest core with transfers so much slower that it ends when all cores together let it."""
+    """Return the busiest core's schedule with transfers slowed until it ends when the traffic of all cores permits."""
     slowed = first
     for _ in range(ROUNDS):
         if slowed.end >= wanted * 0.98:

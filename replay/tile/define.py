@@ -1,5 +1,5 @@
 # pyright: strict
-"""The decorator that makes a kernel of a function, and the annotations of its results."""
+"""The decorator that makes a kernel from a function, and the annotations of its results."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from opreplay.traces.errors import UsageError
 class _Result(Ref):
     def __init__(self, *args: Any) -> None:
         raise UsageError(
-            f"tile.{type(self).__name__}{args!r}: annotations of results take nothing",
-            hint="Shapes and dtypes of results are those of reference=, or of results= where it says none.",
+            f"tile.{type(self).__name__}{args!r}: annotations of results take no arguments",
+            hint=("Shapes and dtypes of results come from reference=, or from results= if there is no reference."),
         )
 
 
@@ -33,7 +33,7 @@ class InOut(_Result):
 
 
 class Sum(_Result):
-    """Annotation of an argument: zero at first, and stores add to it, from all cores in any order."""
+    """Annotation of an argument: starts as zero, and stores add to it, from all cores in any order."""
 
 
 _ROLES = {"Out": "out", "InOut": "inout", "Sum": "sum"}
@@ -56,16 +56,17 @@ def kernel(
     library: bool = False,
     measured: str | None = None,
 ) -> Callable[[Callable[..., Any]], Program]:
-    """Decorator: a function of tensors in GM is a kernel of op "namespace::name", written in tiles.
+    """Decorator: make a function of tensors in GM, written in tiles, a kernel of op "namespace::name".
 
-    Arguments are tensors, results those annotated `tile.Out`, `tile.InOut` or `tile.Sum`; those with a default or
-    annotated `int`, `float`, `bool` are numbers; keyword-only ones settings such as tile sizes. `reference`,
-    `results` and `when` get the inputs and numbers: the expected values, tensors of the results' shapes and dtypes
-    where no reference tells them, and whether a recorded call is run by this kernel. `inputs` gets the same, drawn at
-    random, and returns a dict of those that values are checked with instead: page tables, offsets. `arguments` makes
-    this kernel's arguments of a recorded call's, given by name. `library` makes a torch.library op of it. `choices` are
-    values of settings that --tune tries, `cores` the most cores that it uses. `measured` is a CSV of measured times,
-    beside the file of the kernel, that its predictions are calibrated with. Raises UsageError for what fits no kernel.
+    Arguments are tensors; results are annotated `tile.Out`, `tile.InOut` or `tile.Sum`; arguments with a default or
+    annotated `int`, `float`, `bool` are numbers; keyword-only ones are settings such as tile sizes. `reference`,
+    `results` and `when` get the inputs and numbers. They return the expected values; tensors of the results' shapes and
+    dtypes, if there is no reference; and whether this kernel runs a recorded call. `inputs` gets the same, with random
+    values, and returns a dict of inputs that replace them for checking values: page tables, offsets. `arguments`
+    converts a recorded call's arguments, given by name, to this kernel's. `library` makes a torch.library op of it.
+    `choices` are values of settings that --tune tries, `cores` is the maximum number of cores. `measured` is a CSV of
+    measured times, in the folder of the kernel's file, that calibrates its predictions. Raises UsageError for an
+    invalid kernel.
     """
 
     def register(function: Callable[..., Any]) -> Program:
@@ -98,7 +99,7 @@ def kernel(
 
 
 def _role(p: inspect.Parameter) -> str:
-    """As annotated; else a number where it has a default or is annotated as one, and a tensor that is read."""
+    """Return the role by annotation; otherwise a number if it has a default or a number type, else an input tensor."""
     annotation = p.annotation if isinstance(p.annotation, str) else getattr(p.annotation, "__name__", "")
     scalar = p.default is not p.empty or annotation in ("int", "float", "bool", "str")
     return _ROLES.get(annotation.rpartition(".")[2]) or ("scalar" if scalar else "in")
@@ -110,7 +111,7 @@ def _parameters(function: Callable[..., Any]) -> tuple[tuple[Parameter, ...], di
     settings: dict[str, Any] = {}
     for p in inspect.signature(function).parameters.values():
         if p.kind in (p.VAR_POSITIONAL, p.VAR_KEYWORD):
-            raise UsageError(f"{place}: a kernel has no *{p.name}", hint="Name each tensor.")
+            raise UsageError(f"{place}: a kernel cannot have *{p.name}", hint="Name each tensor.")
         if p.kind is p.KEYWORD_ONLY:
             if p.default is p.empty:
                 raise UsageError(f"{place}: setting {p.name} has no default", hint=f"Write {p.name}=128.")

@@ -1,5 +1,5 @@
 # pyright: strict
-"""Measured times of programs: a user's table of them, and what it makes of a program's predictions on a device."""
+"""Measured times of programs: a user's table of them, and the calibration of a program's predictions on a device."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ few cases. The last stands for all that follow."""
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """One measured time, as its table has it."""
+    """One measured time, as in its table."""
 
     place: str
     """ "times.csv:3"."""
@@ -73,7 +73,7 @@ class Row:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Compared:
-    """A measured case beside its prediction, in the state of L2 and on the cores that it was measured with."""
+    """A measured case with its prediction, for the L2 state and the cores of the measurement."""
 
     case: Case
     place: str
@@ -87,13 +87,13 @@ class Compared:
 
     @property
     def error(self) -> float:
-        """Predicted over measured, less 1."""
+        """Predicted over measured, minus 1."""
         return self.predicted_us / self.measured_us - 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Calibration:
-    """What measured times say of a program's predictions on one device."""
+    """The calibration of a program's predictions on one device by measured times."""
 
     program: str
     soc: str
@@ -113,9 +113,9 @@ class Calibration:
 
 
 def read_times(path: Path) -> tuple[Row, ...]:
-    """The rows of a table of measured times.
+    """Read the rows of a table of measured times.
 
-    Raises UsageError for a file that cannot be read, Malformed with the line for what is no such table, TooLarge.
+    Raises UsageError for a file that cannot be read, Malformed with the line for an invalid table, TooLarge.
     """
     try:
         with TextIOWrapper(open_regular(path, MAX_FILE_BYTES), encoding="utf-8-sig", newline="") as file:
@@ -129,7 +129,7 @@ def read_times(path: Path) -> tuple[Row, ...]:
     except OSError as error:
         raise UsageError(f"measured times {path}: {error.strerror or error}", hint=_HINT) from error
     except (UnicodeDecodeError, csv.Error) as error:
-        raise Malformed(f"{path}: no CSV: {error}", hint=_HINT) from error
+        raise Malformed(f"{path}: not a CSV file: {error}", hint=_HINT) from error
     return tuple(rows)
 
 
@@ -144,22 +144,24 @@ def _columns(path: Path, header: Sequence[str]) -> dict[str, str]:
     for name, words in COLUMNS.items():
         there = [word for word in words if word in header]
         if len(there) > 1:
-            raise Malformed(f"{path}: columns {there[0]} and {there[1]} tell the same", hint="Leave one of them out.")
+            raise Malformed(
+                f"{path}: columns {there[0]} and {there[1]} have the same meaning", hint="Remove one of them."
+            )
         if there:
             columns[name] = there[0]
         elif name in REQUIRED:
-            raise Malformed(f"{path}: no column {' or '.join(words)}", hint=_HINT)
+            raise Malformed(f"{path}: there is no column {' or '.join(words)}", hint=_HINT)
     return columns
 
 
 def _time_us(place: str, text: str) -> float:
-    """Raises Malformed."""
+    """Parse a time in microseconds. Raises Malformed."""
     try:
         time_us = float(text)
     except ValueError:
         time_us = math.nan
     if not (math.isfinite(time_us) and time_us > 0):
-        raise Malformed(f"{place}: {text!r} is no time", hint="time_us is in microseconds, above 0.")
+        raise Malformed(f"{place}: {text!r} is not a time", hint="time_us must be in microseconds and above 0.")
     return time_us
 
 
@@ -167,16 +169,17 @@ def _row(path: Path, number: int, line: Mapping[Any, Any], columns: Mapping[str,
     place = f"{path.name}:{number}"
     if None in line or None in line.values():
         raise Malformed(
-            f"{place}: not as many cells as columns", hint='Put cells with a comma in quotes: "x=f16[8,8]".'
+            f"{place}: the number of cells differs from the number of columns",
+            hint='Quote cells that contain a comma: "x=f16[8,8]".',
         )
     cells = {name: str(line[column]).strip() for name, column in columns.items()}
     time_us = _time_us(place, cells["time_us"])
     cores = cells.get("cores", "")
     if cores and not (cores.isdecimal() and int(cores) > 0):
-        raise Malformed(f"{place}: {cores!r} is no number of cores", hint="Leave it empty for all.")
+        raise Malformed(f"{place}: {cores!r} is not a number of cores", hint="Leave it empty for all cores.")
     l2 = cells.get("l2", "") or "warm"
     if l2 not in get_args(L2State):
-        raise Malformed(f"{place}: {l2!r} is no state of L2", hint=f"One of {', '.join(get_args(L2State))}.")
+        raise Malformed(f"{place}: {l2!r} is not a state of L2", hint=f"Use one of {', '.join(get_args(L2State))}.")
     return Row(
         place=place,
         folder=path.parent,
@@ -191,11 +194,11 @@ def _row(path: Path, number: int, line: Mapping[Any, Any], columns: Mapping[str,
 
 
 def calibrate(program: Program, device: DeviceProfile, rows: Sequence[Row]) -> Calibration:
-    """What rows of a table say of a program on a device; those of other programs and devices are left alone.
+    """Calibrate a program on a device by rows of a table; rows of other programs and devices are ignored.
 
-    The factor is the geometric mean of measured over predicted, cases that stand apart drawn in. The band is found by
-    leaving out one case at a time. Raises UsageError, with the line of the table, for a case that the program does not
-    fit, and for an unknown device.
+    The factor is the geometric mean of measured over predicted, with outliers clipped. The band comes from leaving out
+    one case at a time. Raises UsageError, with the line of the table, for a case that does not fit the program, and for
+    an unknown device.
     """
     matches = [row for row in rows if row.program == program.name and _device_name(row) == device.name]
     compared: list[Compared] = []
@@ -228,7 +231,9 @@ def calibrate(program: Program, device: DeviceProfile, rows: Sequence[Row]) -> C
 
 
 def _leave_one_out(logs_by_case: Mapping[str, Sequence[float]]) -> tuple[float, dict[str, float], float]:
-    """Of logarithms of measured over predicted: their centre, by case that of all others, and the band of 80 %."""
+    """Return, for logarithms of measured over predicted, their centre, the centre without each case, and the 80 %
+    band.
+    """
     means = {text: statistics.fmean(logs) for text, logs in logs_by_case.items()}
     others = {text: _centre([x for key, x in means.items() if key != text]) for text in means}
     worst = [max(abs(x - others[text]) for x in logs) for text, logs in logs_by_case.items()]
@@ -237,7 +242,7 @@ def _leave_one_out(logs_by_case: Mapping[str, Sequence[float]]) -> tuple[float, 
 
 
 def _refusal(centre: float, width: float, unmeasured_band: float) -> str:
-    """Why measured times calibrate nothing; "" where they do. `centre` and `width` are logarithms."""
+    """Return why measured times cannot be used for calibration; "" if they can. `centre` and `width` are logarithms."""
     if abs(centre) > math.log(MOST_FACTOR):
         times = f"{math.exp(abs(centre)):,.0f} times {'as long' if centre > 0 else 'as short'} as predicted"
         return f"measured {times}: are the times in microseconds, of this kernel alone?"
@@ -279,7 +284,7 @@ def _compare(program: Program, device: DeviceProfile, row: Row) -> tuple[Compare
 
 
 def _centre(values: Sequence[float]) -> float:
-    """The mean of logarithms, those that stand apart from the median drawn in."""
+    """Return the mean of logarithms, with values far from the median clipped."""
     median = statistics.median(values)
     deviation = 1.4826 * statistics.median(abs(x - median) for x in values)
     reach = OUTLYING * max(deviation, math.log(LEAST_BAND))
@@ -329,10 +334,10 @@ def _categories_measured(bounds: Sequence[tuple[Bound, TileTime]]) -> dict[str, 
 
 
 def outside(known: Calibration, bound: Bound, time: TileTime) -> str:
-    """In what a case lies far outside of those measured: "x[0]=65536, measured 512 to 4096"; "" where in nothing.
+    """Describe how a case is far outside the measured ones: "x[0]=65536, measured 512 to 4096"; "" if it is not.
 
-    Sizes, cores and the predicted time may be `BEYOND` times as large or as small; settings lie between those measured,
-    and dtypes, layouts, words and flags are among them.
+    Sizes, cores and the predicted time may be `BEYOND` times as large or as small; settings must be between measured
+    ones, and dtypes, layouts, strings and flags among them.
     """
     for name, word in _categories(bound).items():
         if word not in (there := known.kinds.get(name, ())):
@@ -351,9 +356,10 @@ def outside(known: Calibration, bound: Bound, time: TileTime) -> str:
 def with_measured(
     time: TileTime, bound: Bound, device: DeviceProfile, state: State, known: Calibration | None
 ) -> TileTime:
-    """A prediction with what was measured of its program on the device: all its times by the factor, and the band.
+    """Return a prediction calibrated by measured times of its program on the device: all times with the factor, and the
+    band.
 
-    Far outside of the measured cases it stays uncalibrated, with a band wide enough for the factor and for none.
+    Far outside the measured cases it stays uncalibrated, with a band wide enough to include the factor and no factor.
     """
     if known is None or known.refused:
         return time
@@ -376,7 +382,7 @@ def with_measured(
 
 
 def _scaled(time: TileTime, factor: float) -> TileTime:
-    """The same schedule, all of its times `factor` times as long."""
+    """Return the same schedule with all times multiplied by `factor`."""
     return replace(
         time,
         time_us=time.time_us * factor,
@@ -395,7 +401,7 @@ _known: dict[tuple[object, str, str], Calibration] = {}
 
 
 def calibration_of(program: Program, device: DeviceProfile) -> Calibration | None:
-    """What the table that a program's decorator names says of it on a device, read once; None where it names none.
+    """Return the calibration from the table in a program's decorator for a device, read once; None without a table.
 
     Raises UsageError for a table without the program, and as `read_times` and `calibrate` do.
     """
@@ -408,11 +414,11 @@ def calibration_of(program: Program, device: DeviceProfile) -> Calibration | Non
 
 
 def rows_of(program: Program, rows: Sequence[Row]) -> tuple[Row, ...]:
-    """The rows of one program. Raises UsageError where there are none."""
+    """Return the rows of one program. Raises UsageError if there are none."""
     matches = tuple(row for row in rows if row.program == program.name)
     if not matches:
         raise UsageError(
-            f"{program.shown}: no row of {program.measured} is of {program.name}",
-            hint="The column program (or kernel) has the name of the function.",
+            f"{program.shown}: no row of {program.measured} is for {program.name}",
+            hint="The column program (or kernel) must have the name of the function.",
         )
     return matches

@@ -1,5 +1,7 @@
 # pyright: strict
-"""The schedule of a core's pipes: each in order, across pipes only data wait; repetitions are extrapolated."""
+"""The schedule of a core's pipes: each pipe runs in order, data dependencies connect pipes; repetitions are
+extrapolated.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,7 @@ Pipe = tuple[str, str]
 
 @dataclass(slots=True)
 class Traffic:
-    """How data of GM are reached: what the state of L2 and the demand of all cores make of each path."""
+    """Access costs of GM data: the effect of the L2 state and of all cores' demand on each path."""
 
     missing: Mapping[str, float]
     """By tensor: share of a load's bytes that come from HBM."""
@@ -35,7 +37,7 @@ class Traffic:
 
 @dataclass(slots=True)
 class Span:
-    """One instruction in time, in cycles."""
+    """One instruction with its times, in cycles."""
 
     instruction: Instruction
     start: float
@@ -44,7 +46,7 @@ class Span:
 
 @dataclass(slots=True)
 class Schedule:
-    """When the pipes of a group work, in cycles."""
+    """Times at which the pipes of a group work, in cycles."""
 
     end: float = 0.0
     busy: dict[Pipe, float] = field(default_factory=dict[Pipe, float])
@@ -60,7 +62,7 @@ class Schedule:
 
 
 def costs(device: DeviceProfile, traffic: Traffic, instruction: Instruction) -> tuple[float, float]:
-    """(cycles on the pipe, cycles until the data are there after that) of an instruction."""
+    """Return (cycles on the pipe, further cycles until the data are available) for an instruction."""
     if not instruction.path:
         return instruction.cycles, 0.0
     pipes = device.pipes
@@ -80,7 +82,7 @@ def costs(device: DeviceProfile, traffic: Traffic, instruction: Instruction) -> 
 
 
 class _Scheduled(NamedTuple):
-    """An instruction as the schedule works on it: numbers of pipe, core and buffers in place of their names."""
+    """An instruction in the form used for scheduling: with integer ids of pipe, core and buffers."""
 
     pipe: int
     unit: int
@@ -97,7 +99,7 @@ Counts = tuple[list[float], list[float], dict[int, float], list[int]]
 
 
 class _Numbers:
-    """Numbers of pipes, cores and buffers, and instructions by them: those that cores share are looked at once."""
+    """Integer ids of pipes, cores and buffers, and instructions with these ids; cores share instructions."""
 
     def __init__(self, device: DeviceProfile, traffic: Traffic) -> None:
         self.device, self.traffic = device, traffic
@@ -113,7 +115,7 @@ class _Numbers:
         self.counted: set[int] = set()
 
     def count_turns(self, steps: Sequence[Step]) -> None:
-        """Note how many buffers take turns at each place."""
+        """Record the number of rotating buffers at each place."""
         for step in steps:
             if isinstance(step, Part):
                 if id(step.steps) not in self.counted:
@@ -125,7 +127,7 @@ class _Numbers:
                         self.turns[place] = lcm(slots, self.turns.get(place, 1))
 
     def known(self, step: Instruction, moved: Mapping[int, int]) -> _Scheduled:
-        """An instruction whose buffers have moved on."""
+        """Return an instruction with its buffers moved on."""
         cost = self.cost_of.get(id(step))
         if cost is None:
             cost = self.cost_of[id(step)] = costs(self.device, self.traffic, step)
@@ -154,7 +156,7 @@ class _Numbers:
 
 
 class _State:
-    """Where the pipes stand. Buffers know when they were last written and read, and by which pipe."""
+    """State of the pipes. For each buffer: when it was last written and read, and by which pipe."""
 
     def __init__(self, numbers: _Numbers, keep: int) -> None:
         self.numbers, self.keep, self.issue = numbers, keep, numbers.device.pipes.issue
@@ -181,7 +183,7 @@ class _State:
         self.move((), 1)
 
     def _grow(self) -> None:
-        """Make room for all pipes, cores and buffers there are."""
+        """Enlarge the arrays for all current pipes, cores and buffers."""
         for numbers in (self.free, self.done, self.busy, self.occupied):
             numbers += [0.0] * (len(self.numbers.pipes) - len(numbers))
         self.issued += [0.0] * (len(self.numbers.units) - len(self.issued))
@@ -192,7 +194,7 @@ class _State:
             pipes += [-1] * (len(self.numbers.slots) - len(pipes))
 
     def move(self, advance: Advance, times: int) -> None:
-        """Let the buffers of places move on."""
+        """Move on the buffers of places."""
         turns = self.numbers.turns
         for place, by in advance:
             if place in turns:
@@ -235,7 +237,9 @@ class _State:
             self.spans.append(Span(step, start, end))
 
     def _start(self, step: _Scheduled) -> float:
-        """When an instruction may begin: issued, its pipe free, its data written, its buffers read."""
+        """Return when an instruction may start: issued, its pipe free, its inputs written, its output buffers no longer
+        read.
+        """
         pipe, start = step.pipe, self.issued[step.unit]
         if self.free[pipe] > start:
             start = self.free[pipe]
@@ -254,7 +258,7 @@ class _State:
         return start
 
     def repeat(self, body: Sequence[Step], times: int, advance: Advance) -> None:
-        """Schedule a body `times` more often: until it has settled, and then all at once."""
+        """Schedule a body `times` more times: one by one until it is in a steady state, then the rest at once."""
         total = advance_of(body, advance)
         turns = self.numbers.turns
         # After so many the same buffers are next.
@@ -307,7 +311,7 @@ class _State:
         return list(self.busy), list(self.occupied), dict(self.by_place), list(self.issues)
 
     def _jump(self, before: Sequence[float], after: Sequence[float], shift: float, times: int, counts: Counts) -> None:
-        """Go on by `times` repetitions that take `shift` cycles each: what moved in the last one goes on to."""
+        """Skip `times` repetitions of `shift` cycles each: what moved in the last repetition moves on accordingly."""
         by = shift * times
         moved = iter([now != then for then, now in zip(before, after, strict=True)])
         for numbers in (self.free, self.done, self.written, self.read):
@@ -326,7 +330,7 @@ class _State:
             self.by_place[place] = value + (value - counts[2].get(place, 0.0)) * times
 
     def schedule(self) -> Schedule:
-        """The schedule of all instructions added so far."""
+        """Return the schedule of all instructions added so far."""
         names = list(self.numbers.pipes)
         busy = dict(zip(names, self.busy, strict=True))
         occupied = dict(zip(names, self.occupied, strict=True))
@@ -337,7 +341,7 @@ class _State:
 
 
 def _shift(before: Sequence[float], after: Sequence[float]) -> float | None:
-    """By how much everything that moved did, where that is one amount."""
+    """Return the common change of all changed values; None if they changed by different amounts."""
     if len(before) != len(after):
         return None
     shift: float | None = None
@@ -353,13 +357,13 @@ def _shift(before: Sequence[float], after: Sequence[float]) -> float | None:
 
 
 class Scheduler:
-    """When each pipe of a group works, for cores that reach GM in one way."""
+    """Schedules the pipes of a group, for cores with the same access to GM."""
 
     def __init__(self, device: DeviceProfile, traffic: Traffic) -> None:
         self._numbers = _Numbers(device, traffic)
 
     def schedule(self, steps: Sequence[Step], *, keep: int = 0) -> Schedule:
-        """The schedule of a core's steps; `keep` instructions are kept with their times.
+        """Return the schedule of a core's steps; `keep` instructions are kept with their times.
 
         The clock starts at the first instruction. Times are cycles of `device.freq_hz`.
         """
@@ -380,7 +384,9 @@ def _sums(
     amount: Callable[[Instruction], tuple[Total, float] | None],
     known: dict[int, list[dict[Total, float]]],
 ) -> dict[Total, float]:
-    """Amounts of all instructions, repetitions included, by key. `known` are those of blocks, by repetition."""
+    """Sum the amounts of all instructions by key, including repetitions. `known` holds those of blocks, by
+    repetition.
+    """
 
     def add(out: dict[Total, float], other: Mapping[Total, float], times: float) -> None:
         for key, value in other.items():
@@ -410,7 +416,9 @@ def _sums(
 def _by_repetition(
     steps: Sequence[Step], of: Callable[[Sequence[Step]], dict[Total, float]]
 ) -> list[dict[Total, float]]:
-    """The sums of what is done once, and of one repetition of each; [] where one lies in another."""
+    """Return the sums of steps outside repetitions, and of one iteration of each repetition; [] if repetitions are
+    nested.
+    """
     each = [of([step for step in steps if not isinstance(step, Repeat)])]
     for at, step in enumerate(steps):
         if isinstance(step, Repeat):
@@ -426,7 +434,7 @@ Moved = dict[tuple[str, str, str], float]
 
 
 def moved(cores: Sequence[Sequence[Step]]) -> list[Moved]:
-    """What each core moves."""
+    """Return the data moved by each core."""
     known: dict[int, list[Moved]] = {}
 
     def size(step: Instruction) -> tuple[tuple[str, str, str], float] | None:
@@ -436,14 +444,17 @@ def moved(cores: Sequence[Sequence[Step]]) -> list[Moved]:
 
 
 def work(cores: Sequence[Sequence[Step]], device: DeviceProfile, traffic: Traffic) -> list[float]:
-    """Cycles of all instructions of each core, repetitions included: what tells the busiest without its schedule."""
+    """Return the cycles of all instructions of each core, including repetitions, to find the busiest without a
+    schedule.
+    """
     known: dict[int, list[dict[str, float]]] = {}
     return [_sums(steps, lambda step: ("", costs(device, traffic, step)[0]), known).get("", 0.0) for steps in cores]
 
 
 def does_more(steps: Sequence[Step], others: Sequence[Step]) -> bool:
-    """Whether a core does all that another one does in each block, in this order, and more in between: it ends
-    later."""
+    """Check whether a core does all that another core does in each block, in the same order, plus more: it ends
+    later.
+    """
     return (
         any(isinstance(step, Part) for step in steps)
         and len(steps) == len(others)

@@ -1,4 +1,4 @@
-"""Programs as values: a function of tensors that is a kernel, its arguments and settings, what it is checked by."""
+"""Programs as values: a function of tensors as a kernel, its arguments and settings, and its reference."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Parameter:
 
 @dataclass(slots=True, kw_only=True)
 class Program:
-    """A kernel in tiles: its function, the op that it is, and what its values are checked against."""
+    """A kernel in tiles: its function, its op, and the reference for its values."""
 
     op: str
     function: Callable[..., Any]
@@ -61,22 +61,22 @@ class Program:
 
     @property
     def name(self) -> str:
-        """Of the function."""
+        """Name of the function."""
         return self.function.__name__
 
     @property
     def place(self) -> str:
-        """ "file:line" of the function."""
+        """Location of the function: "file:line"."""
         return place_of(self.function)
 
     @property
     def shown(self) -> str:
-        """ "name (file.py:line)", without the folder."""
+        """Text "name (file.py:line)", without the folder."""
         return shown_place(self.function)
 
     @property
     def inputs(self) -> tuple[Parameter, ...]:
-        """Arguments that callers give."""
+        """Arguments that callers pass."""
         return tuple(p for p in self.parameters if p.role not in ("out", "sum"))
 
     @property
@@ -90,7 +90,7 @@ class Program:
         return tuple(p for p in self.parameters if p.role in ("out", "sum", "inout"))
 
     def __call__(self, *args: Any, **settings: Any) -> Any:
-        """Run it on torch tensors, on the CPU: the results, a tuple where there are several."""
+        """Run the program on torch tensors, on the CPU; return the result, or a tuple of several results."""
         assert self.runner is not None
         results = self.runner(self, dict(zip((p.name for p in self.inputs), args, strict=False)), settings)
         return results[0] if len(results) == 1 else results
@@ -98,7 +98,7 @@ class Program:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bound:
-    """A program with arguments and settings: all that its time depends on, beside the device."""
+    """A program with arguments and settings: everything that its time depends on, except the device."""
 
     program: Program
     tensors: Mapping[str, TensorMeta]
@@ -107,12 +107,12 @@ class Bound:
 
     @property
     def shown_settings(self) -> str:
-        """ "rows=32, buffers=2"."""
+        """Settings as text: "rows=32, buffers=2"."""
         return ", ".join(f"{name}={value}" for name, value in self.settings.items())
 
 
 def bind(program: Program, arguments: Mapping[str, Any], settings: Mapping[str, Any] | None = None) -> Bound:
-    """Arguments by name, and settings, checked; results that are not given follow from the inputs.
+    """Bind arguments by name, and settings, with checks; results that are not given follow from the inputs.
 
     Raises UsageError for names that the program does not have, and for missing ones.
     """
@@ -128,13 +128,14 @@ def bind(program: Program, arguments: Mapping[str, Any], settings: Mapping[str, 
         value = arguments.get(p.name, p.default)
         if p.role == "scalar":
             if p.name not in arguments and p.required:
-                raise UsageError(f"{program.name} wants {p.name}", hint=f"Add {p.name}=VALUE to the case.")
+                raise UsageError(f"{program.name} needs {p.name}", hint=f"Add {p.name}=VALUE to the case.")
             scalars[p.name] = value
         elif isinstance(value, TensorMeta):
             tensors[p.name] = value
         elif p.role in ("in", "inout"):
             raise UsageError(
-                f"{program.name} wants tensor {p.name}", hint=f"Add {p.name}=bf16[4096,1024] or the like to the case."
+                f"{program.name} needs the tensor {p.name}",
+                hint=f"Add {p.name}=bf16[4096,1024], for example, to the case.",
             )
     missing = [p for p in program.parameters if p.role in ("out", "sum") and p.name not in tensors]
     if missing:
@@ -146,7 +147,7 @@ def bind(program: Program, arguments: Mapping[str, Any], settings: Mapping[str, 
 def _results(
     program: Program, tensors: Mapping[str, TensorMeta], scalars: Mapping[str, Any], count: int
 ) -> list[TensorMeta]:
-    """Shapes and dtypes of results: of `results`, the reference, or the op, on meta tensors."""
+    """Return shapes and dtypes of results: from `results`, the reference, or the op, on meta tensors."""
     import torch
 
     inputs = [
@@ -160,8 +161,8 @@ def _results(
     function = program.results or reference_of(program)
     if function is None:
         raise UsageError(
-            f"nothing says what the results of {program.name} are",
-            hint="Give @tile.kernel a reference=, or results=; or the result in the case, y=bf16[4096,1024].",
+            f"the results of {program.name} are unknown",
+            hint=("Pass reference= or results= to @tile.kernel, or give the result in the case: y=bf16[4096,1024]."),
         )
     try:
         with torch.no_grad():
@@ -170,24 +171,26 @@ def _results(
         raise
     except Exception as error:
         raise UsageError(
-            f"the reference of {program.name} refuses these shapes: {type(error).__name__}: "
+            f"the reference of {program.name} rejects these shapes: {type(error).__name__}: "
             f"{str(error).splitlines()[0]}",
             hint="Check the case, or give the results' shapes in it.",
         ) from error
     listed = list(outputs) if isinstance(outputs, tuple | list) else [outputs]
     if len(listed) < count:
-        raise UsageError(f"the reference of {program.name} gives {len(listed)} results, it has {count}")
+        raise UsageError(f"the reference of {program.name} returns {len(listed)} results, but the program has {count}")
     wrong = next((type(t).__name__ for t in listed if not isinstance(t, torch.Tensor)), None)
     if wrong is not None:
         raise UsageError(
-            f"the reference or results= of {program.name} gives a {wrong} where a tensor is to be",
-            hint="Give tensors; empty ones or meta tensors do where only sizes and types matter.",
+            f"the reference or results= of {program.name} returns a {wrong} instead of a tensor",
+            hint="Return tensors; empty or meta tensors suffice if only sizes and dtypes matter.",
         )
     return [TensorMeta(shape=tuple(t.shape), dtype=str(t.dtype).removeprefix("torch.")) for t in listed[:count]]
 
 
 def reference_of(program: Program) -> Callable[..., Any] | None:
-    """What a program's values are checked against: its reference, the op itself, or its stand-in; None without one."""
+    """Return the reference for a program's values: its own, the op itself, or its reference implementation; None
+    without one.
+    """
     if program.reference is not None:
         return program.reference
     namespace, _, name = program.op.partition("::")

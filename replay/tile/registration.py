@@ -1,5 +1,7 @@
 # pyright: strict
-"""What a program's decorator registers: the op's cost on simulated devices, an executor, on request a torch op."""
+"""Registers a program by its decorator: the op's cost on simulated devices, an executor, and if requested a torch
+op.
+"""
 
 from __future__ import annotations
 
@@ -28,19 +30,19 @@ _programs: dict[str, Program] = {}
 
 
 def programs() -> tuple[Program, ...]:
-    """All programs that were defined, in order."""
+    """Return all defined programs, in order."""
     return tuple(_programs.values())
 
 
 def forget_programs() -> None:
-    """Forget all programs; for tests and long-lived processes."""
+    """Remove all programs; for tests and long-lived processes."""
     _programs.clear()
 
 
 def register_program(program: Program) -> None:
-    """Make a program the cost of its op, and what runs the op where nothing else does.
+    """Register a program as the cost of its op, and as its executor if nothing else can run the op.
 
-    Raises UsageError where another program, or another function of yours, is registered for the op.
+    Raises UsageError if another program, or another function of the user, is registered for the op.
     """
     _refuse_unknown_overload(program)
     coster = functools.wraps(program.function)(functools.partial(_cost, program))
@@ -61,13 +63,13 @@ def register_program(program: Program) -> None:
 
 
 def _refuse_unknown_overload(program: Program) -> None:
-    """Raises UsageError for an overload that an op which is known here does not have."""
+    """Raise UsageError for an overload that a known op does not have."""
     name, _, overload = program.op.partition(".")
     known = {spec.overload or "default" for spec in specs_of(name)} if overload else set[str]()
     if known and overload not in known:
         raise UsageError(
             f"{program.place}: {name} has no overload {overload}",
-            hint=f"It has {', '.join(sorted(known))}; {name!r} stands for all of them.",
+            hint=f"Its overloads: {', '.join(sorted(known))}; {name!r} stands for all of them.",
         )
 
 
@@ -78,9 +80,10 @@ def _open_signature() -> Any:
 
 
 def bound_to(program: Program, op: ReplayOp) -> Bound | None:
-    """A program with the arguments of a recorded call; None where its `when` says that it is not for this call.
+    """Return a program bound to the arguments of a recorded call; None if its `when` rejects the call.
 
-    By name where all of them have the call's names, else tensors in order and numbers in order. Raises CustomOpError.
+    Arguments are matched by name if the call has all names, otherwise tensors in order and numbers in order. Raises
+    CustomOpError.
     """
     info = OpInvokeInfo(op)
     if program.when is not None and not _call_user_function(program, program.when, op, info):
@@ -111,7 +114,9 @@ def _call_user_function(program: Program, function: Any, op: ReplayOp, info: OpI
 
 
 def _arguments(program: Program, op: ReplayOp, info: OpInvokeInfo) -> Mapping[str, Any]:
-    """The program's arguments for a recorded call, by `arguments=` of its decorator, else by name or in order."""
+    """Return the program's arguments for a recorded call, by `arguments=` of its decorator, else by name or in
+    order.
+    """
     if program.arguments is None:
         if program.when is None:
             _check_numbers_used(program, op)
@@ -145,16 +150,16 @@ def _by_name_or_order(program: Program, op: ReplayOp) -> dict[str, Any]:
 
 
 def _in_order(program: Program, tensors: Sequence[Any], numbers: Sequence[Any]) -> dict[str, Any]:
-    """Tensors by the program's names for tensors, numbers by those for numbers, as far as there are any."""
+    """Assign tensors to the program's tensor names and numbers to its number names, as far as there are any."""
     tensor_names = [p.name for p in program.inputs if p.role != "scalar"]
     number_names = [p.name for p in program.inputs if p.role == "scalar"]
     return dict(zip(tensor_names, tensors, strict=False)) | dict(zip(number_names, numbers, strict=False))
 
 
 def _check_numbers_used(program: Program, op: ReplayOp) -> None:
-    """Raises CustomOpError for a number of the call, other than its default, that the program has no argument for.
+    """Raise CustomOpError for a non-default number of the call for which the program has no argument.
 
-    Of calls whose schema is known here; a `when` looks at all arguments by itself.
+    Only for calls whose schema is known here; a `when` checks all arguments itself.
     """
     spec = next((spec for spec in specs_of(op_name(op.called)) if spec.overload == (op.overload or "")), None)
     if spec is None:
@@ -175,7 +180,7 @@ def _check_numbers_used(program: Program, op: ReplayOp) -> None:
 
 
 def _cost(program: Program, op: ReplayOp, device: DeviceProfile, state: State) -> ProgramCost | None:
-    """What a program says of a recorded call. Raises CustomOpError where a limit is broken."""
+    """Return a program's cost for a recorded call. Raises CustomOpError if a limit is exceeded."""
     bound = bound_to(program, op)
     if bound is None:
         return None
@@ -197,8 +202,10 @@ def _cost(program: Program, op: ReplayOp, device: DeviceProfile, state: State) -
 
 
 def cached_estimate(bound: Bound, device: DeviceProfile, state: State) -> TileTime:
-    """`estimate` with what was measured of the program, once for equal calls. Raises CustomOpError in place of
-    TileError, and UsageError for measured times that cannot be read."""
+    """Return `estimate` calibrated by measured times of the program, cached for equal calls.
+
+    Raises CustomOpError in place of TileError, and UsageError for measured times that cannot be read.
+    """
     key = (
         bound.program.function,
         tuple(sorted((n, m.shape, m.dtype, m.strides) for n, m in bound.tensors.items())),
@@ -215,7 +222,7 @@ def cached_estimate(bound: Bound, device: DeviceProfile, state: State) -> TileTi
             shapes = ", ".join(f"{n}={m.dtype}{list(m.shape)}" for n, m in bound.tensors.items())
             raise CustomOpError(
                 f"{error} (limit {error.limit}), for {bound.program.op} of {shapes}",
-                hint=f"{error.hint} @tile.kernel(when=...) leaves calls to the built-in rule.".strip(),
+                hint=f"{error.hint} With @tile.kernel(when=...), other calls use the built-in rule.".strip(),
             ) from error
         time = with_measured(time, bound, device, state, calibration_of(bound.program, device))
         if len(_cache) >= MOST_CACHED:
@@ -229,7 +236,7 @@ _cache: dict[object, TileTime] = {}
 
 
 def _execute(program: Program, *args: Any) -> Any:
-    """Run an op of a trace, which nothing else can run, by its program; on the CPU, wherever its tensors are."""
+    """Run a traced op that nothing else can run by its program; on the CPU, wherever its tensors are."""
     import torch
 
     tensors = [a for a in args if isinstance(a, torch.Tensor)]
@@ -245,15 +252,15 @@ _TYPES = {bool: "bool", int: "int", float: "float", str: "str"}
 
 
 def schema_of(program: Program) -> str:
-    """ "(Tensor x, float eps=1e-06) -> Tensor"."""
+    """Return the schema as text: "(Tensor x, float eps=1e-06) -> Tensor"."""
     parts: list[str] = []
     for p in program.inputs:
         if p.role == "inout":
-            raise UsageError(f"{program.place}: an op with {p.name}: tile.InOut is not made a library op")
+            raise UsageError(f"{program.place}: an op with {p.name}: tile.InOut cannot become a library op")
         if p.role != "scalar":
             parts.append(f"Tensor {p.name}")
         elif p.required or type(p.default) not in _TYPES:
-            raise UsageError(f"{program.place}: {p.name} needs a default number for a library op")
+            raise UsageError(f"{program.place}: {p.name} needs a default number in a library op")
         else:
             shown = f'"{p.default}"' if isinstance(p.default, str) else p.default
             parts.append(f"{_TYPES[type(p.default)]} {p.name}={shown}")
@@ -262,15 +269,17 @@ def schema_of(program: Program) -> str:
 
 
 def _make_library_op(program: Program) -> None:
-    """A torch op of the program's name: run by it on the CPU, with shapes and dtypes of its results as fake kernel."""
+    """Make a torch op with the program's name: the program runs it on the CPU; its fake kernel returns shapes and
+    dtypes.
+    """
     import torch
 
     name, schema = program.op, schema_of(program)
     earlier = OWN_LIBRARY.get(name)
     if earlier is not None and schema_of(earlier) != schema:
         raise UsageError(
-            f"{program.place}: torch has {name}{schema_of(earlier)} already, from {earlier.place}",
-            hint="An op keeps its arguments as long as Python runs: restart it, or name the op anew.",
+            f"{program.place}: torch already has {name}{schema_of(earlier)}, from {earlier.place}",
+            hint="An op's arguments cannot change while Python runs: restart it, or rename the op.",
         )
     OWN_LIBRARY[name] = program
     if earlier is not None:

@@ -1,5 +1,5 @@
 # pyright: strict
-"""Runs programs on cores: without values on those that differ, with values on all, one after the other."""
+"""Runs programs on cores: for times only on cores that differ, for values on all, one after the other."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ MOST_RERUNS = 16
 
 
 def core_count(device: DeviceProfile, kind: Kind, program: Program, cores: int | None) -> int:
-    """Cores that blocks are dealt out to."""
+    """Return the number of cores that blocks are distributed to."""
     there = device.aiv_cores if kind == "vector" else device.aic_cores
     wanted = cores or program.cores
     return min(there, wanted) if wanted else there
@@ -45,7 +45,7 @@ def core_count(device: DeviceProfile, kind: Kind, program: Program, cores: int |
 
 @dataclass(slots=True)
 class CoreRuns:
-    """A program run on cores without values: what each different one does, and how many do so."""
+    """A program run on cores without values: the work of each distinct core, and how many cores do the same."""
 
     kind: Kind
     cores: int
@@ -55,13 +55,13 @@ class CoreRuns:
 
     @property
     def mixed(self) -> bool:
-        """Whether both the cube core and vector cores of a group are used."""
+        """Whether the program uses both the cube core and the vector cores of a group."""
         return any(recording.mixed for _, recording in self.classes)
 
 
 @contextmanager
 def _uncollected() -> Generator[None, None, None]:
-    """No search for cycles: recordings are many objects in none."""
+    """Disable garbage collection: recordings have many objects, none in reference cycles."""
     collecting = gc.isenabled()
     gc.disable()
     try:
@@ -73,8 +73,10 @@ def _uncollected() -> Generator[None, None, None]:
 
 @_uncollected()
 def run_times(bound: Bound, device: DeviceProfile, cores: int | None = None, *, every: bool = False) -> CoreRuns:
-    """Run a program without values on the cores that differ; with `every` all iterations of loops, also those that
-    repeat others. Raises TileError."""
+    """Run a program without values on the cores that differ. Raises TileError.
+
+    With `every` all loop iterations are run, including those that repeat others.
+    """
     kind: Kind = "vector"
     try:
         core = _run_one(bound, device, 0, cores, kind, every=every, probing=not every)
@@ -99,7 +101,7 @@ def run_times(bound: Bound, device: DeviceProfile, cores: int | None = None, *, 
 
 
 def _surveyed(core: TileCore) -> CoreRuns:
-    """What each core does, put together of what blocks do. Raises Unsurveyed where it depends on more."""
+    """Combine each core's work from its blocks. Raises Unsurveyed if the work depends on more."""
     survey, recording = core.survey, core.recording
     if survey is None or core.differs or core.stored_read or core.notes.guards or len(recording.deals) != 1:
         raise Unsurveyed
@@ -122,26 +124,28 @@ def _surveyed(core: TileCore) -> CoreRuns:
 
 
 def _blocks_dealt(recording: Recording) -> int:
-    """Blocks of the largest loop that is dealt out to cores."""
+    """Return the number of blocks in the largest loop that is distributed to cores."""
     return max((prod(-(-t // s) for t, s in zip(*deal, strict=True)) for deal in recording.deals), default=1)
 
 
 def blocks_of_loops(bound: Bound, device: DeviceProfile) -> list[tuple[int, ...]]:
-    """Of each loop that is dealt out to cores: its blocks by dimension. Raises TileError."""
+    """Return the blocks by dimension, for each loop that is distributed to cores. Raises TileError."""
     deals = _run_one(bound, device, 0, None, "vector").recording.deals
     return [tuple(-(-t // s) for t, s in zip(*deal, strict=True)) for deal in deals]
 
 
 def cores_for_values(bound: Bound, device: DeviceProfile) -> int:
-    """Cores that values are run on: at least two, but so few that each gets two blocks where there are four, for what
-    a program carries from one block to the next shows only there. Raises TileError."""
+    """Return the number of cores for a run with values: at least two. Raises TileError.
+
+    If there are four blocks, each core gets two, because values carried from block to block show only there.
+    """
     core = _run_one(bound, device, 0, None, "vector")
     dealt = _blocks_dealt(core.recording)
     return max(2, min(core_count(device, core.kind, bound.program, None), dealt // 2))
 
 
 def _shares(deals: Sequence[tuple[tuple[int, ...], tuple[int, ...]]], number: int, cores: int) -> object:
-    """Sizes of the blocks that a core gets, with how often each comes."""
+    """Return the sizes of the blocks that a core gets, with their counts."""
     out: list[object] = []
     for shape, sizes in deals:
         counts = [-(-t // s) for t, s in zip(shape, sizes, strict=True)]
@@ -193,11 +197,11 @@ def _run_one(
             kind = "cube"
         except Unsteady as loop:
             unsteady.add(core.spot_of(loop.place))
-    raise UsageError(f"{bound.program.name}: more than {MOST_RERUNS} of its loops do not repeat")
+    raise UsageError(f"{bound.program.name}: more than {MOST_RERUNS} of its loops are not uniform")
 
 
 def memories(bound: Bound) -> dict[str, Memory]:
-    """The tensors of a bound program, without data."""
+    """Return the tensors of a bound program, without data."""
     roles = {p.name: p.role for p in bound.program.parameters}
     out: dict[str, Memory] = {}
     for name, meta in bound.tensors.items():
@@ -209,7 +213,7 @@ def memories(bound: Bound) -> dict[str, Memory]:
 
 
 def head_of(program: Program) -> tuple[str, int]:
-    """File and line where a program begins."""
+    """Return file and line where a program starts."""
     code = program.function.__code__
     return code.co_filename, code.co_firstlineno
 
@@ -242,7 +246,7 @@ def _hint(error: Exception) -> str:
 
 
 def _line_of(error: Exception, program: Program) -> tuple[str, int]:
-    """Where in the program's file an error of Python's came up, the innermost line."""
+    """Return the innermost line in the program's file where a Python error was raised."""
     file, line = head_of(program)
     trace = error.__traceback__
     while trace is not None:
@@ -253,7 +257,7 @@ def _line_of(error: Exception, program: Program) -> tuple[str, int]:
 
 
 def run_on_cores(bound: Bound, device: DeviceProfile, tensors: Mapping[str, Memory], cores: int | None = None) -> int:
-    """Run a program with values, core after core; how many cores had anything to do. Raises TileError."""
+    """Run a program with values, core after core; return how many cores had work. Raises TileError."""
     kind: Kind = "vector"
     number, used = 0, 1
     while number < used:
@@ -286,7 +290,7 @@ def run_on_cores(bound: Bound, device: DeviceProfile, tensors: Mapping[str, Memo
 
 
 def unwritten(bound: Bound, tensors: Mapping[str, Memory]) -> None:
-    """Raises TileError where a program left a part of a result unwritten."""
+    """Raise TileError if a program left a part of a result unwritten."""
     for name, memory in tensors.items():
         if memory.role != "out" or not prod(memory.shape):
             continue

@@ -1,5 +1,5 @@
 # pyright: strict
-"""Cases looked at: values, time on each device, what does not fit and why; the result that every report shows."""
+"""Evaluates cases: values, time on each device, exceeded limits with reasons; the result that every report shows."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ KEPT_SPANS = 20_000
 
 
 class Broken(msgspec.Struct, frozen=True, kw_only=True):
-    """A limit that a case breaks."""
+    """A limit that a case exceeds."""
 
     line: int
     limit: str
@@ -56,7 +56,7 @@ class Broken(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Looked:
-    """What became of one case on one device."""
+    """The result of one case on one device."""
 
     case: Case
     soc: str
@@ -72,13 +72,13 @@ class Looked:
 
     @property
     def failed(self) -> bool:
-        """Whether the case breaks a limit."""
+        """Whether the case exceeds a limit."""
         return self.error is not None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Study:
-    """All cases of a file, those asked for before those of the default set."""
+    """All cases of a file: requested cases first, then the default set."""
 
     looked: tuple[Looked, ...]
     skipped: int = 0
@@ -93,7 +93,7 @@ class Study:
 
 
 def load_programs(name: str) -> tuple[Program, ...]:
-    """The programs of a file, or of a module or package. Raises UsageError for one that has none, or fails."""
+    """Load the programs of a file, or of a module or package. Raises UsageError if it has none, or fails."""
     load_user_code(name, flag="FILE")
     if name.endswith(".py"):
         where = str(Path(name).resolve())
@@ -104,7 +104,7 @@ def load_programs(name: str) -> tuple[Program, ...]:
         inside = origin.parent if origin.name == "__init__.py" else origin
         defined = [p for p in programs() if _within(Path(p.place.rpartition(":")[0]).resolve(), inside)]
     if not defined:
-        raise UsageError(f"{name} defines no kernel", hint='@tile.kernel("mylib::op") on a function makes one.')
+        raise UsageError(f"{name} defines no kernel", hint='Put @tile.kernel("mylib::op") on a function.')
     return tuple(defined)
 
 
@@ -114,7 +114,7 @@ def _within(file: Path, place: Path) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wanted:
-    """What to look at."""
+    """What to evaluate."""
 
     cases: Sequence[str] = ()
     shapes: Sequence[str] = ()
@@ -140,9 +140,9 @@ def study(
     wanted: Wanted,
     on_step: Callable[[str], None] = lambda _: None,
 ) -> Study:
-    """Look at cases on devices: those asked for, else each program's own, and the default set for values.
+    """Evaluate cases on devices: the requested ones, else each program's own, and the default set for values.
 
-    Limits that a case breaks are told in its result. Raises UsageError for cases, sizes or settings that are none.
+    Limits that a case exceeds are part of its result. Raises UsageError for invalid cases, sizes or settings.
     """
     rows = read_times(wanted.measured) if wanted.measured is not None else ()
     wanted = replace(wanted, calibrations=_calibrations(known, devices, wanted.measured, rows))
@@ -163,7 +163,7 @@ def study(
 
 
 def _asked_cases(known: Sequence[Program], wanted: Wanted, *, required: bool) -> tuple[Case, ...]:
-    """The cases asked for; where there are none and some are `required`, each program's own."""
+    """Return the requested cases; if there are none and some are `required`, each program's own."""
     if wanted.inputs is not None:
         return _with_inputs(expand(wanted.cases, known, wanted.shapes), known, wanted.inputs)
     if wanted.cases:
@@ -171,19 +171,22 @@ def _asked_cases(known: Sequence[Program], wanted: Wanted, *, required: bool) ->
     if not required:
         return ()
     if wanted.shapes:
-        raise UsageError("--shapes without --case", hint="Sizes are for names in a case: x=bf16[n,1024].")
+        raise UsageError("--shapes is given without --case", hint="Sizes replace names in a case: x=bf16[n,1024].")
     return tuple(case for program in known for case in base_cases(program))
 
 
 def _with_inputs(cases: Sequence[Case], known: Sequence[Program], inputs: Mapping[str, Any]) -> tuple[Case, ...]:
-    """Cases with the given tensors, without cases those of programs that they are all of. Raises UsageError where there
-    is none."""
+    """Return the cases with the given tensors; without cases, one for each program that has all of these tensors.
+
+    Raises UsageError if there is none.
+    """
     metas = {name: as_meta(tensor) for name, tensor in inputs.items()}
     programs = [p for p in known if p.required <= metas.keys() <= {i.name for i in p.inputs}]
     bases = cases or [Case(program=p, arguments={}) for p in programs]
     if not bases:
         raise UsageError(
-            f"no kernel has the inputs {', '.join(metas)}", hint="Name tensors as arguments; numbers are in --case."
+            f"no kernel has the inputs {', '.join(metas)}",
+            hint="Pass tensors by argument name; numbers go into --case.",
         )
     return tuple(replace(case, arguments=metas | dict(case.arguments)) for case in bases)
 
@@ -196,7 +199,7 @@ def _swept(asked: Sequence[Case], wanted: Wanted) -> tuple[Case, ...]:
 def _look_at_asked(
     asked: Sequence[Case], devices: Mapping[str, DeviceProfile], wanted: Wanted, on_step: Callable[[str], None]
 ) -> list[Looked]:
-    """The cases with all combinations of their settings, on each device; of several the shortest time first."""
+    """Evaluate the cases with all combinations of their settings on each device; shortest time first."""
     looked: list[Looked] = []
     first = next(iter(devices.values()))
     # Values do not depend on sizes of blocks in a right program, but a sweep may break it: each is run.
@@ -215,7 +218,9 @@ def _look_at_defaults(
     wanted: Wanted,
     on_step: Callable[[str], None],
 ) -> list[Looked | None]:
-    """The default set of each program on the first device, for its values; None for what the reference refuses."""
+    """Evaluate the default set of each program on the first device, for its values; None if the reference refuses a
+    case.
+    """
     name, device = next(iter(devices.items()))
     bases: dict[int, Case] = {}
     for case in asked:
@@ -231,12 +236,14 @@ def _look_at_defaults(
 def _calibrations(
     known: Sequence[Program], devices: Mapping[str, DeviceProfile], path: Path | None, rows: Sequence[Row]
 ) -> dict[tuple[str, str], Calibration]:
-    """By program and device: of the rows given where some are of the program, else of its own table."""
+    """Return calibrations by program and device: from the given rows if any are of the program, else from its own
+    table.
+    """
     named = {row.program for row in rows}
     if path is not None and not named & {program.name for program in known}:
         raise UsageError(
-            f"no row of {path} is of {' or '.join(program.name for program in known)}",
-            hint="The column program (or kernel) has the name of the function.",
+            f"no row of {path} is for {' or '.join(program.name for program in known)}",
+            hint="The column program (or kernel) must have the name of the function.",
         )
     calibrations: dict[tuple[str, str], Calibration] = {}
     for program in known:
@@ -248,8 +255,9 @@ def _calibrations(
 
 
 def _measured(devices: Mapping[str, DeviceProfile], wanted: Wanted) -> list[Looked]:
-    """The measured cases, each on the cores and in the state of L2 that it was measured with. Values are not run: these
-    are cases of their times."""
+    """Evaluate the measured cases, with the cores and the L2 state of the measurement. Values are not run, only
+    times.
+    """
     return [
         replace(
             _look(
@@ -284,7 +292,7 @@ def _broken(error: TileError) -> Broken:
 
 
 def _values(case: Case, device: DeviceProfile, wanted: Wanted) -> Checked | Broken | str:
-    """How values compare, the limit that they break, or why they were not run."""
+    """Return how values compare, the limit that they exceed, or why they were not run."""
     if not wanted.values:
         return "not asked for"
     bound = bind(case.program, case.arguments, case.settings)
@@ -327,7 +335,7 @@ def _look_at_default(case: Case, soc: str, device: DeviceProfile, wanted: Wanted
 
 
 def _best_first(looked: list[Looked], asked: Sequence[Case]) -> list[Looked]:
-    """By case and device, shortest time first, what does not fit last."""
+    """Sort by case and device, shortest time first, cases over a limit last."""
     order = {(case.program.name, case.text): i for i, case in enumerate(asked)}
     return sorted(
         looked,
@@ -340,8 +348,10 @@ def _best_first(looked: list[Looked], asked: Sequence[Case]) -> list[Looked]:
 
 
 def _with_best_values(looked: list[Looked], devices: Mapping[str, DeviceProfile], wanted: Wanted) -> list[Looked]:
-    """The best of each case with its values checked, of a large one at the largest sizes that are run, and at the
-    default shapes; one whose values are wrong is none."""
+    """Return the results with the values of each case's best settings checked; settings with wrong values are excluded.
+
+    Large cases are checked at the largest sizes that are run, and at the default shapes.
+    """
     out: list[Looked] = []
     done: set[tuple[str, str, str]] = set()
     for outcome in looked:
@@ -367,9 +377,11 @@ def _with_best_values(looked: list[Looked], devices: Mapping[str, DeviceProfile]
 def _values_or_nearest(
     case: Case, device: DeviceProfile, wanted: Wanted, parts: Sequence[int] = (1,)
 ) -> Checked | Broken | str:
-    """As `_values`; of a case that is too large for it what the same settings break at smaller sizes, and where they
-    break nothing a note that says which these are: the largest of one of the `parts` of what is run, the first that
-    leaves several blocks to each loop that has several."""
+    """Return the same as `_values`; for a case too large to run, the result of the same settings at smaller sizes.
+
+    If the smaller case exceeds no limit, a note gives its sizes: the largest that fit one of the `parts`, the first
+    that leaves several blocks to each loop that has several.
+    """
     large = _values(case, device, wanted)
     if not isinstance(large, str) or not too_large(_bound(case)):
         return large
@@ -394,10 +406,10 @@ def _values_or_nearest(
 
 
 def first_wrong(cases: Sequence[Case], device: DeviceProfile, *, every: bool = False) -> Broken | None:
-    """The first thing that is wrong with the values of a program's cases, of those too large to be run at smaller
-    sizes; with `every` limits of a core and of single sizes count too. None where nothing is, or nothing can be run.
+    """Return the first error in the values of a program's cases; cases that are too large run at smaller sizes.
 
-    Raises UsageError where the first case is none of its program.
+    With `every`, limits of a core and of single sizes count too. Return None if there is no error, or if nothing can be
+    run. Raises UsageError if the first case does not fit its program.
     """
     for number, case in enumerate(cases):
         try:
@@ -416,7 +428,9 @@ def _bound(case: Case) -> Bound:
 
 
 def _is_small(case: Case, part: int) -> bool:
-    """Whether values of a case are run in a part of what is run. Raises UsageError as `bind`."""
+    """Check whether a case is small enough to run its values within a part of the limit. Raises UsageError as
+    `bind`.
+    """
     return not too_large(_bound(case), part)
 
 
@@ -425,7 +439,7 @@ OF_ANY_SIZE = ("race", "stale", "unwritten", "values", "mask")
 
 
 def _loses_blocks(case: Case, near: Case, device: DeviceProfile) -> bool:
-    """Whether a loop over blocks that has several of them along a dimension has one in the smaller case."""
+    """Check whether a loop with several blocks along a dimension has only one in the smaller case."""
     try:
         blocks, fewer = (blocks_of_loops(_bound(each), device) for each in (case, near))
     except (TileError, UsageError):  # told where the case is looked at
@@ -437,7 +451,7 @@ def _loses_blocks(case: Case, near: Case, device: DeviceProfile) -> bool:
 
 
 def _wrong_elsewhere(case: Case, device: DeviceProfile, wanted: Wanted) -> Broken | None:
-    """The first limit that a case's settings break at the default shapes; None where they break none."""
+    """Return the first limit that a case's settings exceed at the default shapes; None if they exceed none."""
     for variant in default_set(case.program, case):
         try:
             broken = _values(variant, device, wanted)
@@ -449,8 +463,9 @@ def _wrong_elsewhere(case: Case, device: DeviceProfile, wanted: Wanted) -> Broke
 
 
 def built_in(bound: Bound, device: DeviceProfile, state: State = "network") -> float | None:
-    """What the vendor's kernels for the same op would take by the kernel model, in microseconds, the caches holding as
-    much; None where nothing tells which they are."""
+    """Return the predicted microseconds of the vendor's kernels for the same op, in the same cache state; None if
+    unknown.
+    """
     program = bound.program
     if program.op.startswith("tile::"):
         return None
@@ -463,8 +478,10 @@ def built_in(bound: Bound, device: DeviceProfile, state: State = "network") -> f
 
 
 def kernels_us(call: str, device: DeviceProfile, state: State = "network") -> float | None:
-    """What the kernel model says of a call's own kernels, "aten::mm(f16[64,32], f16[32,8])", in microseconds, whatever
-    programs are registered for it; None where no rule knows it or it cannot be called so."""
+    """Return the predicted microseconds of a call's own kernels, "aten::mm(f16[64,32], f16[32,8])".
+
+    Registered programs are ignored. None if no rule knows the op or the call is invalid.
+    """
     try:
         plan, _ = plan_of_calls([Written(text=call)])
     except OpReplayError:

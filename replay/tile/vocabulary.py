@@ -1,5 +1,5 @@
 # pyright: strict
-"""The names that programs are written with: `from opreplay import tile`."""
+"""The public names for writing programs: `from opreplay import tile`."""
 
 from opreplay.replay.tile.define import (
     InOut,

@@ -1,2 +1,2 @@
 # pyright: strict
-"""The step: execution graph of a trace, re-timed with other durations; knows no printing."""
+"""The step: execution graph of a trace, re-timed with other durations; prints nothing."""

@@ -1,5 +1,5 @@
 # pyright: strict
-"""What the device did in every marked step of a trace, and why it idled: what one step's timeline cannot tell."""
+"""Device time and idle causes in every marked step of a trace, which one step's timeline cannot show."""
 
 from __future__ import annotations
 
@@ -14,8 +14,9 @@ MOST_STEPS = 32
 
 
 def categories_of_steps(trace: Trace) -> list[tuple[str, Categories]]:
-    """(name, times) of the first marked steps that launch work, in the order of time; empty where fewer than two are
-    marked."""
+    """Return (name, times) of the first marked steps that launch work, in time order; empty if fewer than two are
+    marked.
+    """
     chosen = busy_steps(trace)[:MOST_STEPS]
     if len(chosen) < 2:
         return []

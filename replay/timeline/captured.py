@@ -1,8 +1,8 @@
 # pyright: strict
-"""A captured step on a simulated device: the host dispatches call by call, the device runs what it was given in order.
+"""A captured step on a simulated device: the host dispatches call by call, the device runs its queue in order.
 
-Nothing was recorded: what the host takes for a call is assumed, with a band; what the device takes is `ascend`'s. Owns
-the rule that puts the two together, and nothing of either.
+Nothing was recorded: the host time of a call is assumed, with a band; `ascend` predicts device times. Owns the rule
+that combines the two, and neither of them.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ COPIES = 3
 
 
 class CapturedTimes(msgspec.Struct, frozen=True, kw_only=True):
-    """A step on one device, µs."""
+    """Times of a step on one device, µs."""
 
     step_us: float
     """From the completion of the step before to its own."""
@@ -71,7 +71,7 @@ class CapturedTimes(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CapturedChange(msgspec.Struct, frozen=True, kw_only=True):
-    """One change and what the step would take on each device."""
+    """One change, with the time of the step on each device."""
 
     change: str
     matched: int
@@ -123,17 +123,17 @@ class _Calls(msgspec.Struct, frozen=True):
 
 
 def _whole_sequence(plan: ReplayPlan) -> RecordedSequence:
-    """Raises UsageError for a plan that was not captured, or whose calls are cut short."""
+    """Return the sequence. Raises UsageError for a plan that was not captured, or whose calls are truncated."""
     sequence = plan.sequence
     if not plan.captured or sequence is None:
         raise UsageError(
-            f"{plan.source} does not hold every call of one step",
-            hint="`opreplay capture` writes such a plan; of a trace name the trace itself.",
+            f"{plan.source} does not contain every call of one step",
+            hint="`opreplay capture` writes a complete plan; for a trace, name the trace itself.",
         )
     if sequence.cut:
         raise UsageError(
-            f"{plan.source} holds the first {len(sequence.calls):,} calls of its step and lacks {sequence.cut:,}",
-            hint="Capture a smaller one: fewer tokens or layers.",
+            f"{plan.source} contains the first {len(sequence.calls):,} calls of its step and lacks {sequence.cut:,}",
+            hint="Capture a smaller step: fewer tokens or layers.",
         )
     return sequence
 
@@ -146,15 +146,15 @@ def captured_timeline(
     what_if: Sequence[str] = (),
     host: MeasuredHost | None = None,
 ) -> CapturedTimeline:
-    """Time a captured step on devices, whose predictions `steps` are.
+    """Time a captured step on devices; `steps` are their predictions.
 
-    `host` has what a machine needs for the calls; those that it lacks take what is assumed of any host, scaled by how
-    much faster or slower this one is at those that it has. Raises UsageError for a plan that was not captured, or whose
-    calls are cut short, and for a `host` that has none of them; TraceError for text that is no change.
+    `host` has a machine's times for the calls; missing calls get the assumed time of any host, scaled by this machine's
+    speed on the measured ones. Raises UsageError for a plan that was not captured, or whose calls are truncated, and
+    for a `host` that has none of the calls; TraceError for text that is not a change.
     """
     sequence = _whole_sequence(plan)
     if not steps:
-        raise UsageError("a captured step has no times of its own", hint="Name a device: --soc 910b3.")
+        raise UsageError("a captured step has no recorded times", hint="Name a simulated device: --soc 910b3.")
     ops = {op.id: op for op in plan.ops}
     called = [ops[sequence.ids[index]] for index in sequence.calls]
     calls = _calls_on(called, steps, host_scale, host)
@@ -210,7 +210,7 @@ def _calls(called: Sequence[ReplayOp], step: Step, host_scale: float, host: Meas
 
 
 def _scheduled(calls: _Calls, *, latency_us: float = LAUNCH_LATENCY_US) -> tuple[float, float]:
-    """(pace of such steps, µs of the last one's device window)."""
+    """Return (time per step in steady state, µs of the last step's device window)."""
     device_us, kernels = calls.device_us.tolist(), calls.kernels.tolist()
     host_us, waits = calls.host_us.tolist(), calls.waits.tolist()
     host = device = completed = 0.0
@@ -269,7 +269,9 @@ def _bound(calls: _Calls, step_us: float) -> str:
 
 
 def _bands(called: Sequence[ReplayOp], step: Step) -> tuple[Floats, Floats]:
-    """Device time of all calls at the lower and the upper end of the step's band: kernels of a family err together."""
+    """Return the device times of all calls at both ends of the step's band: errors in a kernel family are
+    correlated.
+    """
     total = step.total_us or 1.0
     by_id = {op.id: op.simulated.time_us for op in step.ops}
     us = np.array([by_id.get(op.id, 0.0) for op in called])
@@ -279,11 +281,11 @@ def _bands(called: Sequence[ReplayOp], step: Step) -> tuple[Floats, Floats]:
 def _calls_on(
     called: Sequence[ReplayOp], steps: Sequence[Step], host_scale: float, host: MeasuredHost | None
 ) -> dict[str, _Calls]:
-    """The calls by device. Raises UsageError for a `host` that measured none of them."""
+    """Return the calls by device. Raises UsageError for a `host` that measured none of them."""
     calls = {step.device: _calls(called, step, host_scale, host) for step in steps}
     if host is not None and not any((of_device.host_band == 1.0).any() for of_device in calls.values()):
         raise UsageError(
-            "the results of --host hold none of the host times of this step",
+            "the results of --host contain no host times of this step",
             hint="Measure the plan itself: `opreplay run PLAN --output HOST.jsonl`.",
         )
     return calls
@@ -295,13 +297,13 @@ def _unpredicted(called: Sequence[ReplayOp], step: Step) -> list[ReplayOp]:
 
 
 def _phases(sequence: RecordedSequence, calls: _Calls) -> dict[str, float]:
-    """Device time by phase; empty for a step of one phase."""
+    """Return device time by phase; empty for a step of one phase."""
     spent = summed(zip(sequence.phases, calls.device_us.tolist(), strict=False))
     return spent if len(spent) > 1 else {}
 
 
 def _modules(sequence: RecordedSequence, calls: _Calls) -> tuple[ModuleTime, ...]:
-    """Device time by path of the module, with `layers.0` and `layers.1` folded to `layers.N`."""
+    """Return device time by module path, with `layers.0` and `layers.1` folded to `layers.N`."""
     if not sequence.modules:
         return ()
     times: defaultdict[tuple[str, ...], list[float]] = defaultdict(lambda: [0.0, 0.0])
@@ -326,10 +328,10 @@ def _modules(sequence: RecordedSequence, calls: _Calls) -> tuple[ModuleTime, ...
 def _scaled(
     text: str, called: Sequence[ReplayOp], calls: dict[str, _Calls]
 ) -> tuple[dict[str, _Calls], npt.NDArray[np.bool_]]:
-    """The calls with other times of ops whose names match, and which those are. Raises TraceError."""
+    """Return the calls with other times for ops whose names match, and a mask of these calls. Raises TraceError."""
     pattern, equals, value = text.strip().rpartition("=")
     if not equals or not pattern:
-        raise TraceError(f"{text!r} is no change of a captured step", hint=CHANGES)
+        raise TraceError(f"{text!r} is not a change of a captured step", hint=CHANGES)
     number, is_factor = parsed_value(value)
     hit = np.array([fnmatchcase(op.name, pattern.strip()) for op in called], bool)
     us = {name: soc.device_us * number if is_factor else number for name, soc in calls.items()}
@@ -338,7 +340,7 @@ def _scaled(
 
 
 def _change(text: str, called: Sequence[ReplayOp], calls: dict[str, _Calls]) -> CapturedChange:
-    """A captured graph, calls that become one kernel, or other times of ops whose names match."""
+    """Apply a change: a captured graph, calls fused into one kernel, or other times for ops whose names match."""
     replace, hit = msgspec.structs.replace, np.ones(len(called), bool)
     word, _, listed = text.strip().partition(" ")
     if text.strip().lower() in GRAPH:
@@ -355,8 +357,10 @@ def _change(text: str, called: Sequence[ReplayOp], calls: dict[str, _Calls]) -> 
 
 
 def _fused(calls: _Calls, called: Sequence[ReplayOp], patterns: Sequence[str]) -> _Calls:
-    """Runs of calls of matching ops, no two of one name beside each other, are one kernel as long as the longest; the
-    host makes each call all the same."""
+    """Merge runs of calls of matching ops into one kernel as long as the longest call.
+
+    Adjacent calls of the same op are not merged. The host still makes each call.
+    """
     device_us, kernels = calls.device_us.copy(), calls.kernels.copy()
     before: int | None = None
     for place in np.flatnonzero(calls.kernels > 0).tolist():

@@ -1,5 +1,5 @@
 # pyright: strict
-"""A step's time by what the device did: computing, communicating, copying, idle and why. Unions of intervals."""
+"""A step's time by device activity: compute, communication, copies, and idle with causes. Unions of intervals."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from opreplay.replay.timeline.graph.schedule import Schedule
 class Categories(msgspec.Struct, frozen=True, kw_only=True):
     """µs of a step; computing + communication_not_overlapped + copies + idle is the step.
 
-    As step_trace_time.csv of msprof-analyze has them. Of a step without device work, computing is time in ops on any
+    Defined as in step_trace_time.csv of msprof-analyze. For a step without device work, computing is time in ops on any
     host thread and idle is the rest.
     """
 
@@ -41,11 +41,11 @@ class Categories(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def idle_for_host(self) -> float:
-        """Idle since the host launched too late, had not begun to launch, or went on after the last task."""
+        """Idle time because the host launched too late, had not started to launch, or continued after the last task."""
         return self.idle_host_bound + self.idle_before_first + self.idle_after_last
 
     def host_idle_text(self, step_us: float) -> str:
-        """That time as a share of the step, and what it consists of, in the words of the tables of categories."""
+        """Return that time as a share of the step, with its parts, in the terms of the category tables."""
         parts = {
             "host-bound": self.idle_host_bound,
             "before the first task": self.idle_before_first,
@@ -64,7 +64,7 @@ def _percent(share: float) -> str:
 
 
 def categories(graph: StepGraph, schedule: Schedule) -> Categories:
-    """What one schedule of a step did."""
+    """Return the categories of one schedule of a step."""
     step_us, begin = schedule.step_us, schedule.begin_us
     nodes = graph.nodes
     if not graph.on_device:
@@ -109,14 +109,14 @@ def without_causes(times: Categories) -> Categories:
 
 
 def device_work(graph: StepGraph) -> Bools:
-    """Of each node: whether it is work of a device, tasks or an NPU's whole collective."""
+    """Return a mask of the nodes that are device work: tasks, or an NPU's whole collective."""
     nodes = graph.nodes
     device = np.array([lane.device for lane in graph.lanes] or [False])[nodes.lane]
     return device & (nodes.row >= 0) | (nodes.collective >= 0) | (nodes.kind == COLLECTIVE)
 
 
 def _of_host(graph: StepGraph, schedule: Schedule, step_us: float) -> Categories:
-    """Host time in ops, all threads together, collectives that the host runs, and the rest."""
+    """Return host time in ops on all threads, collectives that the host runs, and the rest."""
     nodes, slices = graph.nodes, graph.slices
     starts: list[Floats] = []
     ends: list[Floats] = []
@@ -147,7 +147,7 @@ def _of_host(graph: StepGraph, schedule: Schedule, step_us: float) -> Categories
 
 
 def _idle_causes(graph: StepGraph, schedule: Schedule, work: Bools, busy: Floats, window: tuple[float, float]):
-    """Idle stretches by what the task that ended each had waited for."""
+    """Return idle time by what the task that ended each idle interval had waited for."""
     out = {
         "idle_before_first": 0.0,
         "idle_host_bound": 0.0,
@@ -181,7 +181,7 @@ def _idle_causes(graph: StepGraph, schedule: Schedule, work: Bools, busy: Floats
 
 
 def _latency(schedule: Schedule, task: int) -> float | None:
-    """From launch to start of a task that waited for its launch last; None for others."""
+    """Return the time from launch to start, if a task's last wait was for its launch; None for others."""
     launched_by = int(schedule.cause[task])
     if launched_by < 0 or schedule.cause_kind[task] != LAUNCH:
         return None
@@ -189,7 +189,7 @@ def _latency(schedule: Schedule, task: int) -> float | None:
 
 
 def _host_waited(graph: StepGraph, schedule: Schedule, task: int, since_us: float) -> bool:
-    """Whether what launched a task had waited for the device after `since_us`."""
+    """Check whether the host code that launched a task had waited for the device after `since_us`."""
     node = int(schedule.cause[task])
     while schedule.start_us[node] >= since_us and (before := int(schedule.cause[node])) >= 0:
         node = before
@@ -199,7 +199,7 @@ def _host_waited(graph: StepGraph, schedule: Schedule, task: int, since_us: floa
 
 
 def union(starts: Floats, ends: Floats, low: float, high: float) -> Floats:
-    """[n, 2]: the intervals within [low, high] merged, in order."""
+    """Return the intervals within [low, high] as [n, 2], merged and in order."""
     starts, ends = np.clip(starts, low, high), np.clip(ends, low, high)
     inside = ends > starts
     starts, ends = starts[inside], ends[inside]
@@ -213,11 +213,11 @@ def union(starts: Floats, ends: Floats, low: float, high: float) -> Floats:
 
 
 def merged(a: Floats, b: Floats) -> Floats:
-    """The union of two unions."""
+    """Return the union of two unions."""
     both = np.concatenate([a, b])
     return union(both[:, 0], both[:, 1], -np.inf, np.inf) if len(both) else both
 
 
 def length(intervals: Floats) -> float:
-    """Sum of the lengths of intervals that do not overlap."""
+    """Return the total length of non-overlapping intervals."""
     return float((intervals[:, 1] - intervals[:, 0]).sum())

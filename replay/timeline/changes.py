@@ -1,5 +1,7 @@
 # pyright: strict
-"""What-if: a change as text → other durations and latencies of a step's graph; owns the grammar and each assumption."""
+"""What-if: applies a change given as text to durations and latencies of a step's graph; owns grammar and
+assumptions.
+"""
 
 from __future__ import annotations
 
@@ -60,7 +62,7 @@ _RECORDED_WIDTHS = {"float": 4, "double": 8, "c10::BFloat16": 2, "c10::Half": 2}
 
 @dataclass(slots=True)
 class Edited:
-    """A step's graph with other numbers."""
+    """A step's graph with changed times."""
 
     graph: StepGraph
     durations_us: Floats
@@ -106,7 +108,7 @@ class Edited:
         )
 
     def schedule(self, lags_us: Floats | None = None) -> Schedule:
-        """The changed graph's schedule, with other lags than its own if given."""
+        """Return the changed graph's schedule, with `lags_us` in place of its own lags if given."""
         lags_us = self.lags_us if lags_us is None else lags_us
         if not self.overlap:
             return slowed_schedule(self.graph, self.durations_us, lags_us)
@@ -146,14 +148,14 @@ def edited(names: Names, graph: StepGraph, change: str, before: Edited | None = 
 
 
 def _loss_text(graph: StepGraph) -> str:
-    """ "20 % of their speed, as the steps of the trace tell (18 to 22 %)"."""
+    """Return text like "20 % of their speed, as the steps of the trace tell (18 to 22 %)"."""
     lost, (low, high) = graph.lost_beside_collectives, graph.lost_bounds
     loss = f"{lost:.0%} of their speed, as the steps of the trace tell" if lost >= WORTH else "nothing that is known"
     return loss if high - low < WORTH else f"{loss}; the range holds {low:.0%} to {high:.0%}"
 
 
 def _apply(names: Names, out: Edited, text: str) -> None:
-    """Make the change that a text means. Raises TraceError for text that is none."""
+    """Apply the change in a text. Raises TraceError for text that is not a change."""
     word, _, rest = text.partition(" ")
     if rest.strip() and word in _RULES:
         _RULES[word](names, out, rest)
@@ -169,14 +171,14 @@ def _apply(names: Names, out: Edited, text: str) -> None:
         for part in text.split(","):
             pattern, equals, value = part.strip().rpartition("=")
             if not equals or not pattern:
-                raise TraceError(f"{part.strip()!r} is no change", hint=_HINT)
+                raise TraceError(f"{part.strip()!r} is not a change", hint=_HINT)
             _scale(names, out, pattern.strip(), value.strip())
     else:
-        raise TraceError(f"{text!r} is no change", hint=_HINT)
+        raise TraceError(f"{text!r} is not a change", hint=_HINT)
 
 
 def _unmatched(names: Names, graph: StepGraph, text: str, notes: Sequence[str]) -> Unmatched:
-    """Why a change finds nothing to change."""
+    """Return an error that says why a change matches nothing."""
     if "=" not in text:
         hint = _why_nothing(names, graph, text.partition(" ")[0].lower())
         return Unmatched("changes nothing in this step", hint=hint)
@@ -193,7 +195,7 @@ def _unmatched(names: Names, graph: StepGraph, text: str, notes: Sequence[str]) 
 
 
 def _why_nothing(names: Names, graph: StepGraph, word: str) -> str:
-    """Why a change that names no pattern finds nothing to change, and what would match."""
+    """Return why a change without a pattern matches nothing, and what would match."""
     if word == "fuse" and not graph.on_device:
         return (
             "Only device tasks are fused, and this step has none: fuse them on a simulated device (--soc 910b3), or "
@@ -211,7 +213,9 @@ def _why_nothing(names: Names, graph: StepGraph, word: str) -> str:
 
 
 def _followers(names: Names, graph: StepGraph, count: int = 3) -> list[str]:
-    """Pairs of ops whose kernels follow each other on a stream, as `fuse` takes them, those with most time first."""
+    """Return pairs of ops with consecutive kernels on a stream, in the form of `fuse`; pairs with the most time
+    first.
+    """
     nodes, edges = graph.nodes, graph.edges
     spent: defaultdict[str, float] = defaultdict(float)
     for edge in np.flatnonzero(edges.kind == STREAM).tolist():
@@ -225,7 +229,7 @@ def _followers(names: Names, graph: StepGraph, count: int = 3) -> list[str]:
 
 
 def heaviest_names(names: Names, graph: StepGraph, count: int = 6) -> list[str]:
-    """Names with most time in a step: of its device tasks, else of ops on its host."""
+    """Return the names with the most time in a step: of device tasks, else of host ops."""
     spent: defaultdict[str, float] = defaultdict(float)
     tasks = np.flatnonzero(graph.nodes.name >= 0)
     for node in tasks.tolist():
@@ -239,7 +243,7 @@ def heaviest_names(names: Names, graph: StepGraph, count: int = 6) -> list[str]:
 
 
 def nearest_names(names: Names, graph: StepGraph, change: str, count: int = 3) -> list[str]:
-    """Names of the step's ops and kernels that look most like the patterns of a change."""
+    """Return the names of the step's ops and kernels that are most similar to the patterns of a change."""
     rows = graph.slices.op[graph.slices.op >= 0]
     tasks = np.flatnonzero(graph.nodes.name >= 0).tolist()
     there = {names.op(row) for row in np.unique(rows).tolist()}
@@ -253,7 +257,7 @@ def nearest_names(names: Names, graph: StepGraph, change: str, count: int = 3) -
 
 
 def parsed_value(value: str) -> tuple[float, bool]:
-    """(number, whether it is a factor); a bare 0 is a time."""
+    """Return (number, whether it is a factor); a plain 0 is a time."""
     match = _FACTOR.match(value)
     if not match or (match[2] is None and float(match[1]) != 0.0):
         raise TraceError(f"{value!r} is neither a factor such as 0.5x nor a time such as 120us", hint=_HINT)
@@ -263,7 +267,7 @@ def parsed_value(value: str) -> tuple[float, bool]:
 
 
 def _scale(names: Names, out: Edited, pattern: str, value: str) -> None:
-    """Tasks of matching ops or kernels take `value`; where there are none, host time of matching ops."""
+    """Set tasks of matching ops or kernels to `value`; if there are none, the host time of matching ops."""
     number, factor = parsed_value(value)
     nodes = out.graph.nodes
     ops = matching_ops(names, pattern)
@@ -292,7 +296,9 @@ def _scale(names: Names, out: Edited, pattern: str, value: str) -> None:
 def _scale_inside(
     names: Names, out: Edited, tasks: Ints, ops: Bools, pattern: str, number: float, factor: bool
 ) -> Bools:
-    """Change the tasks of ops that left the host by the matching ops' share of their recorded time; the ops outside."""
+    """Change the tasks of offloaded ops in proportion to the matching inner ops' recorded time; return the outer
+    ops.
+    """
     if not len(tasks) or not ops.any():
         return ops
     graph, slices = out.graph, out.graph.slices
@@ -322,18 +328,20 @@ def _scale_inside(
 
 
 def _labels(names: Names) -> Bools:
-    """Per row of the ops: whether it is a label that a framework or autograd put around ops."""
+    """Return a mask of op rows that are labels put around ops by a framework or autograd."""
     labels = np.array([(why := not_an_op(s)) is not None and "label" in why.kind for s in names.trace.signatures])
     return labels[names.trace.ops.signature]
 
 
 def _or_above(names: Names, marked: Bools) -> Bools:
-    """Ops that are marked or hold a marked one."""
+    """Return a mask of ops that are marked or contain a marked op."""
     return among_or_around(op_parents(names.trace), marked)
 
 
 def _scale_host(names: Names, out: Edited, ops: Bools, number: float, factor: bool) -> None:
-    """Slices inside the ops. A time is per call of the op, shared by its slices as they were."""
+    """Scale the host slices inside the ops. A time is per call of the op, divided among its slices in the old
+    proportions.
+    """
     graph, slices = out.graph, out.graph.slices
     base = out.slices_us
     if not len(slices.dur_us) or not ops.any():
@@ -376,26 +384,28 @@ def _take_slices(out: Edited, slices_us: Floats) -> None:
 
 
 def _call_us(graph: StepGraph) -> float:
-    """What Python, and the profiler, need to call an op: the least time there is before one; 0 where few tell it."""
+    """Return the overhead of Python and the profiler per op call: the minimum gap before an op; 0 if too few show
+    it.
+    """
     ops = graph.slices.op
     gaps = graph.slices.dur_us[np.flatnonzero((ops[:-1] == NO_OP) & (ops[1:] != NO_OP))]
     return min(MOST_CALL_US, float(np.quantile(gaps, LEAST_GAPS))) if len(gaps) >= FEW_GAPS else 0.0
 
 
 def outermost(names: Names, ops: Bools) -> Ints:
-    """Per op: the outermost of the chosen ops around it, itself included."""
+    """Return, for each op, the outermost chosen op around it, which may be the op itself."""
     top = outermost_of(op_parents(names.trace), ops)
     return np.where(top >= 0, top, np.arange(len(ops)))
 
 
 def host_durations(graph: StepGraph, slice_us: Floats) -> Floats:
-    """Per node the sum of its slices; device nodes 0."""
+    """Return the sum of slices for each node; 0 for device nodes."""
     total = np.concatenate([[0.0], np.cumsum(slice_us)])
     return total[graph.nodes.first_slice + graph.nodes.slices] - total[graph.nodes.first_slice]
 
 
 def matching_ops(names: Names, pattern: str) -> Bools:
-    """Per row of the ops: whether its name, or that of an op around it, matches a shell pattern."""
+    """Return a mask of op rows whose name, or the name of an enclosing op, matches a shell pattern."""
     hits = np.array([fnmatchcase(s.name, pattern) for s in names.trace.signatures] or [False])
     if not len(names.trace.ops) or not hits.any():
         return np.zeros(len(names.trace.ops), bool)
@@ -406,15 +416,15 @@ AS_LONG_AS_LONGEST = "a fused kernel takes as long as its longest part; the host
 
 
 def fused_patterns(listed: str) -> list[str]:
-    """Patterns of names behind "fuse". Raises TraceError for less than two."""
+    """Return the name patterns after "fuse". Raises TraceError for fewer than two."""
     patterns = [part.strip() for part in listed.split(",") if part.strip()]
     if len(patterns) < 2:
-        raise TraceError("a fusion needs two ops or more", hint="Write 'fuse aten::add,aten::mul'.")
+        raise TraceError("a fusion needs at least two ops", hint="Write 'fuse aten::add,aten::mul'.")
     return patterns
 
 
 def _fuse(names: Names, out: Edited, listed: str) -> None:
-    """Runs of matching tasks that follow each other on a stream become one, as long as its longest part."""
+    """Merge consecutive matching tasks on a stream; the merged duration is that of the longest task."""
     patterns = fused_patterns(listed)
     nodes, edges = out.graph.nodes, out.graph.edges
     hit = np.zeros(len(nodes), bool)
@@ -436,10 +446,10 @@ def _fuse(names: Names, out: Edited, listed: str) -> None:
 
 
 def _dtype(names: Names, out: Edited, wanted: str) -> None:
-    """Tasks of ops with wider floating inputs take as much less time as they move fewer bytes."""
+    """Shorten tasks of ops with wider floating inputs in proportion to the bytes that they move."""
     wanted = wanted.strip().lower()
     if wanted not in _WIDTHS:
-        raise TraceError(f"{wanted!r} is no type", hint=f"Known: {', '.join(_WIDTHS)}.")
+        raise TraceError(f"{wanted!r} is not a type", hint=f"Known types: {', '.join(_WIDTHS)}.")
     graph, nodes = out.graph, out.graph.nodes
     factors = np.ones(len(names.trace.signatures) or 1)
     for index, signature in enumerate(names.trace.signatures):
@@ -467,7 +477,7 @@ _RULES = {"fuse": _fuse, "dtype": _dtype}
 
 
 def _captured(out: Edited) -> None:
-    """One launch for the whole step: no host time between launches, no latency but the first."""
+    """Launch the whole step once: no host time between launches, and no launch latency except the first."""
     graph, edges = out.graph, out.graph.edges
     launches = np.flatnonzero(edges.kind == LAUNCH)
     if not len(launches):
@@ -492,10 +502,10 @@ def _captured(out: Edited) -> None:
 
 
 def _overlapped(graph: StepGraph, durations: Floats, lags: Floats) -> Schedule:
-    """Collectives on a stream of their own that nothing but the end of the step waits for.
+    """Return the schedule with collectives on their own stream, for which only the end of the step waits.
 
-    Fewer waits make no step longer: where the lead that the host has over a busy device is lost in this estimate, the
-    step stays as it is.
+    Fewer waits cannot lengthen a step: if this estimate loses the host's lead over a busy device, the step stays
+    unchanged.
     """
     talking = np.flatnonzero(graph.nodes.kind == COLLECTIVE)
     alone = durations.copy()
@@ -511,7 +521,8 @@ def _overlapped(graph: StepGraph, durations: Floats, lags: Floats) -> Schedule:
 
 
 def with_op_times(names: Names, graph: StepGraph, us_by_row: Floats) -> tuple[Floats, int]:
-    """(durations of all nodes with these host times of ops by row, calls that took one); NaN leaves an op as it is.
+    """Return (durations of all nodes with these host times by op row, number of calls changed); NaN keeps an op
+    unchanged.
 
     Of nested ops the outermost one with a time counts; its slices keep their shares.
     """
@@ -523,7 +534,7 @@ def with_op_times(names: Names, graph: StepGraph, us_by_row: Floats) -> tuple[Fl
 
 
 def slices_with_op_times(names: Names, graph: StepGraph, us_by_row: Floats) -> tuple[Floats, int]:
-    """(host time of all slices with these times of ops by row, calls that took one); as `with_op_times` has them."""
+    """Return (host time of all slices with these times by op row, number of calls changed); see `with_op_times`."""
     slices = graph.slices
     known = ~np.isnan(us_by_row)
     if not known.any():
@@ -539,5 +550,5 @@ def slices_with_op_times(names: Names, graph: StepGraph, us_by_row: Floats) -> t
 
 
 def _covered(names: Names, marked: Bools) -> Bools:
-    """Whether each op, or one around it, is marked."""
+    """Return a mask of ops that are marked or inside a marked op."""
     return among_or_inside(op_parents(names.trace), marked)

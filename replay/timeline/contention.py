@@ -1,5 +1,5 @@
 # pyright: strict
-"""What collectives take from what runs beside them: of the HBM's bandwidth from compute, of links from each other.
+"""Slowdown by concurrent collectives: of compute, by their HBM traffic, and of each other, by shared links.
 
 Owns no schedule and no prediction.
 """
@@ -28,7 +28,7 @@ Others once in, once out."""
 
 @dataclass(slots=True)
 class Contention:
-    """What the tasks of a step want of HBM."""
+    """Demand of a step's tasks for HBM and links."""
 
     bytes_per_s: float
     hbm_share: Floats
@@ -40,15 +40,15 @@ class Contention:
 
     @classmethod
     def of(cls, count: int, device: DeviceProfile) -> Contention:
-        """Nothing yet, of `count` tasks."""
+        """Return an empty demand for `count` tasks."""
         return cls(device.hbm_bytes_per_s * device.rates.hbm_efficiency, np.zeros(count), np.zeros(count))
 
     def needs(self, nodes: Sequence[int], terms_us: Mapping[str, float], time_us: float) -> None:
-        """Tasks whose time consists of these terms."""
+        """Record tasks whose time consists of these terms."""
         self.hbm_share[list(nodes)] = min(1.0, terms_us.get("hbm", 0.0) / time_us) if time_us > 0 else 0.0
 
     def draws(self, node: int, call: KernelCall, time_us: float, algorithm: str = "") -> None:
-        """A collective that takes so long by that algorithm, "direct over HCCS, then ring over RDMA"."""
+        """Record a collective with its time and its algorithm, "direct over HCCS, then ring over RDMA"."""
         self.transports[node] = frozenset(part.split()[0].strip(",") for part in algorithm.split(" over ")[1:])
         size = max(total_bytes(call.inputs), total_bytes(call.outputs))
         if time_us > 0:
@@ -57,7 +57,7 @@ class Contention:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Slowed:
-    """Durations with what compute loses."""
+    """Durations including the slowdown of compute."""
 
     durations_us: Floats
     note: str
@@ -66,12 +66,11 @@ class Slowed:
 def contended(
     graph: StepGraph, durations_us: Floats, wants: Contention | None, schedule: Callable[[Floats], Schedule]
 ) -> Slowed | None:
-    """Durations of a step in which compute beside collectives gets what they leave of the HBM's bandwidth.
+    """Return the durations of a step in which compute shares HBM bandwidth with concurrent collectives.
 
-    A task of which the share h is bound by HBM, beside collectives that draw the share r of it for the share o of the
-    task's time, takes 1 + o h r / (1 - r) times as long. Collectives that are on links of one kind at the same time
-    share them evenly: each takes longer by as much of the others as lies beside it. None where nothing worth telling
-    runs beside anything.
+    Let h be the share of a task's time bound by HBM. If collectives draw the share r of the bandwidth during the share
+    o of the task's time, it takes 1 + o h r / (1 - r) times as long. Concurrent collectives on links of one kind share
+    them evenly: each takes longer by the overlapping time of the others. None if there is no significant overlap.
     """
     if wants is None or not wants.rates.any():
         return None
@@ -93,7 +92,7 @@ def contended(
 def _of_hbm(
     graph: StepGraph, durations_us: Floats, wants: Contention, schedule: Callable[[Floats], Schedule]
 ) -> Slowed | None:
-    """With what compute loses of HBM beside collectives; None for nothing worth telling."""
+    """Return durations with the slowdown of compute by HBM traffic of collectives; None if it is insignificant."""
     collectives = graph.nodes.kind == COLLECTIVE
     compute = (graph.nodes.name >= 0) & ~collectives & (wants.hbm_share > 0)
     if not compute.any():
@@ -113,7 +112,7 @@ def _of_hbm(
 
 
 def _of_links(schedule: Schedule, durations_us: Floats, transports: Mapping[int, frozenset[str]]) -> Floats:
-    """How much longer each collective takes that shares its links."""
+    """Return how much longer each collective takes because it shares links."""
     lost = np.zeros(len(durations_us))
     nodes = sorted((node for node, used in transports.items() if used), key=lambda node: float(schedule.start_us[node]))
     running: list[int] = []
@@ -129,7 +128,7 @@ def _of_links(schedule: Schedule, durations_us: Floats, transports: Mapping[int,
 
 
 def _drawn(schedule: Schedule, collectives: Bools, rates: Floats) -> Floats:
-    """Bytes a second that collectives draw on the average of each task's time."""
+    """Return the bytes per second that collectives draw, averaged over each task's time."""
     out = np.zeros(len(rates))
     lasts = np.maximum(schedule.end_us - schedule.start_us, 1e-9)
     for node in np.flatnonzero(collectives & (rates > 0)).tolist():

@@ -1,8 +1,8 @@
 # pyright: strict
-"""A step's graph and its schedule → the nodes of a Chakra trace: what ran, what waited for what, and the latencies.
+"""Converts a step's graph and schedule to the nodes of a Chakra trace: activities, dependencies and latencies.
 
-A Chakra dependency has no lag. Where a node waited longer than for the end of what it waited for last, a node of that
-length stands between them; where it began before that end, it waits for what that one waited for.
+A Chakra dependency has no lag. If a node started later than the end of its last dependency, a node of that length is
+inserted between them; if it started before that end, it depends on that dependency's own dependencies.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ _ROUNDING_US = 1e-6
 
 
 def chakra_of_step(study: Study, plan: ReplayPlan, *, clock: str = "recorded") -> ChakraTrace:
-    """The step that was looked at, with its recorded times or those on the simulated device that `clock` names.
+    """Return the studied step as a Chakra trace, with recorded times or those on the simulated device named by `clock`.
 
-    Replayed by its own dependencies and durations it takes `beyond_us` of the head longer than the step.
+    Replayed by its own dependencies and durations, it takes `beyond_us` of the head longer than the step.
     """
     on = study.simulated.get(clock)
     step = study if on is None else on
@@ -129,7 +129,7 @@ class _Export:
         return None if row < 0 else self._ops.get(self._ids[int(self.names.trace.ops.signature[row])])
 
     def _host_name(self, node: int) -> str:
-        """What takes most of a stretch of the host."""
+        """Return what takes most of a host interval."""
         low, count = int(self.graph.nodes.first_slice[node]), int(self.graph.nodes.slices[node])
         if not count:
             return PYTHON
@@ -140,7 +140,7 @@ class _Export:
 
 
 def _stretch(name: str, waits: tuple[int, ...], start: float, end: float, *, on_host: bool) -> ChakraNode:
-    """Host time or a latency; rounded by when it begins and ends, so that a path's rounded times add up."""
+    """Return a node for host time or a latency; start and end are rounded, so that a path's rounded times add up."""
     return ChakraNode(
         name=name,
         waits_for=waits,
@@ -153,7 +153,7 @@ def _stretch(name: str, waits: tuple[int, ...], start: float, end: float, *, on_
 
 
 def _signature_ids(trace: Trace, graph: StepGraph) -> dict[int, str]:
-    """Ids of the ops that own device work of the step, by signature."""
+    """Return, by signature, the ids of the ops that own device work of the step."""
     owners = graph.nodes.owner[graph.nodes.owner >= 0]
     used: list[int] = np.unique(trace.ops.signature[owners]).tolist()
     return {index: signature_id(trace.signatures[index]) for index in used}

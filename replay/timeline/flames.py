@@ -1,5 +1,5 @@
 # pyright: strict
-"""Where a step's host time is by call stack: Python frames, modules, marked ranges and ops, equal stacks together."""
+"""A step's host time by call stack: Python frames, modules, marked ranges and ops; equal stacks are merged."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ OP: Kind = "op"
 
 
 class Frame(msgspec.Struct, frozen=True, kw_only=True):
-    """All calls of one name below the same callers, together."""
+    """All calls of one name under the same callers, merged."""
 
     name: str
     kind: Kind
@@ -38,7 +38,7 @@ class Frame(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def frames_of(trace: Trace, graph: StepGraph) -> tuple[Frame, ...]:
-    """The stacks of a step's host threads, callers before what they call; empty where no frames are recorded."""
+    """Return the stacks of a step's host threads, callers before callees; empty if no frames are recorded."""
     us: defaultdict[int, float] = defaultdict(float)
     stacks: dict[tuple[int, str], int] = {}
     kinds: dict[int, Kind] = {}

@@ -1,5 +1,5 @@
 # pyright: strict
-"""Times of ops that a run measured here, put into a step that the host ran; what they hold and what they lack."""
+"""Puts op times measured in a run on this machine into a step that the host ran, with notes on their limits."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from opreplay.traces.links.parents import rows_inside
 
 
 class MeasuredOps(msgspec.Struct, frozen=True, kw_only=True):
-    """What a run measured."""
+    """Op times measured in a run."""
 
     us: dict[str, float]
     """Median of one call by id of the op."""
@@ -31,7 +31,7 @@ class MeasuredOps(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class MeasuredStep(msgspec.Struct, frozen=True, kw_only=True):
-    """A step with measured times of its ops."""
+    """A step with measured op times."""
 
     edited: Edited
     profiler_us: float
@@ -40,7 +40,7 @@ class MeasuredStep(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def measured_ops(file: ResultFile) -> MeasuredOps:
-    """The times of a result file."""
+    """Return the times of a result file."""
     done = [result for result in file.results if result.measured_us and result.collective is None]
     caches = Counter(result.measurement.cache for result in done if result.measurement is not None)
     event_us = file.header.environment.get("profiler_event_us")
@@ -65,7 +65,7 @@ def _transfers(file: ResultFile) -> dict[tuple[str, int, str], float]:
 
 
 class MeasuredHost(msgspec.Struct, frozen=True, kw_only=True):
-    """What this machine's host needs for calls, µs by id of the op."""
+    """This machine's host time per call, µs by op id."""
 
     launch_us: dict[str, float]
     """To launch a call on an accelerator."""
@@ -74,7 +74,7 @@ class MeasuredHost(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def measured_host(file: ResultFile) -> MeasuredHost:
-    """Host times of a result file. Raises UsageError for one that holds none."""
+    """Return the host times of a result file. Raises UsageError if it holds none."""
     done = [
         (timing.id, timing.measurement)
         for timing in file.results
@@ -85,28 +85,32 @@ def measured_host(file: ResultFile) -> MeasuredHost:
         call_us={id_: timing.median_us for id_, timing in done if file.header.environment.get("device") == "cpu"},
     )
     if not host.launch_us and not host.call_us:
-        raise UsageError("the results hold no host time", hint="Measure the plan here: `opreplay run PLAN -o H.jsonl`.")
+        raise UsageError(
+            "the results contain no host time", hint="Measure the plan here: `opreplay run PLAN -o H.jsonl`."
+        )
     return host
 
 
 def with_measured(names: Names, graph: StepGraph, results: MeasuredOps) -> MeasuredStep:
-    """A step of the host with measured times in place of the recorded ones.
+    """Return a step of the host with measured times in place of the recorded ones.
 
-    Of nested ops the outermost measured one counts; its slices keep their shares. To each is added what the profiler of
-    the recording spent on the ops inside it. Raises TraceError for a step with device work, whose host only launches,
-    and Unmatched where no op of the step was measured.
+    Of nested ops the outermost measured one counts; its slices keep their shares. The profiler's overhead in the
+    recording for the ops inside is added to each time. Raises TraceError for a step with device work, whose host only
+    launches, and Unmatched if no op of the step was measured.
     """
     from opreplay.replay.plan.recorded.groups import signature_id
 
     if graph.on_device:
-        raise TraceError("measured times are for steps of the host alone", hint="This step has device work: try --soc.")
+        raise TraceError(
+            "measured times apply only to steps that ran on the host", hint="This step has device work: try --soc."
+        )
     ops = names.trace.ops
     us = np.array([results.us.get(signature_id(call), np.nan) for call in names.trace.signatures] or [np.nan])
     by_row = us[ops.signature] if len(ops) else np.empty(0)
     inside_us = np.asarray((results.profiler_event_us or 0.0) * rows_inside(op_parents(names.trace)), np.float64)
     durations, matched = with_op_times(names, graph, by_row + inside_us)
     if not matched:
-        raise Unmatched("the results hold none of the ops of this step", hint="Give results of a run of this trace.")
+        raise Unmatched("the results hold none of the ops of this step", hint="Use the results of a run of this trace.")
     known = ~np.isnan(by_row)
     calls = np.unique(outermost(names, known)[graph.slices.op[graph.slices.op >= 0]])
     return MeasuredStep(
@@ -117,7 +121,7 @@ def with_measured(names: Names, graph: StepGraph, results: MeasuredOps) -> Measu
 
 
 def _notes(results: MeasuredOps) -> list[str]:
-    """What these times lack."""
+    """Return notes on what these times lack."""
     notes: list[str] = []
     total = sum(results.caches.values())
     for state in ("cold", "warm"):

@@ -1,7 +1,7 @@
 # pyright: strict
-"""Memory over a step: the peak, what is live at it by op, and what device it fits.
+"""Memory over a step: the peak, live bytes at the peak by op, and the devices that it fits.
 
-As the profiler recorded it, else by the sizes of results and how long the calls of the step need them.
+It is the profiler's record, or is derived from the sizes and lifetimes of results in the step.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ class MemoryUse(msgspec.Struct, frozen=True, kw_only=True):
 def memory_of(
     trace: Trace, step: Step, devices: Sequence[DeviceProfile], plan: ReplayPlan | None = None
 ) -> MemoryUse | None:
-    """Memory over a step; None where the trace records no allocations in it. The `plan` tells of pools."""
+    """Return memory over a step; None if the trace records no allocations in it. The `plan` identifies pools."""
     assert trace.activity is not None
     table = trace.activity.memory
     rows, live = _allocations(table, step)
@@ -117,7 +117,7 @@ def memory_of(
 
 
 def memory_over_step(trace: Trace, step: Step) -> tuple[Floats, Ints]:
-    """(µs after the step's start, bytes in use) at each recorded change on the busiest device."""
+    """Return (µs after the step's start, bytes in use) at each recorded change on the busiest device."""
     assert trace.activity is not None
     table = trace.activity.memory
     rows, live = _allocations(table, step)
@@ -125,7 +125,9 @@ def memory_over_step(trace: Trace, step: Step) -> tuple[Floats, Ints]:
 
 
 def _allocations(table: MemoryTable, step: Step) -> tuple[Ints, Ints]:
-    """(rows of the step by time, bytes in use after each) of the busiest device, of the host where there is none."""
+    """Return (rows of the step by time, bytes in use after each) of the busiest device, of the host if there is
+    none.
+    """
     inside = (table.time_ns >= step.start_ns) & (table.time_ns < step.end_ns)
     on_device = bool((inside & table.on_device).any())
     inside &= table.on_device if on_device else ~table.on_device
@@ -138,7 +140,7 @@ def _allocations(table: MemoryTable, step: Step) -> tuple[Ints, Ints]:
 
 
 def inferred_memory(plan: ReplayPlan, devices: Sequence[DeviceProfile], *, on_device: bool) -> MemoryUse | None:
-    """Memory over the step of a plan that has one, from the lifetimes of its tensors; None for a plan without."""
+    """Return memory over the step of a plan, from the lifetimes of its tensors; None for a plan without a step."""
     sequence = plan.sequence
     if sequence is None or not sequence.calls:
         return None
@@ -183,7 +185,7 @@ def inferred_memory(plan: ReplayPlan, devices: Sequence[DeviceProfile], *, on_de
 
 
 class _Live(NamedTuple):
-    """Bytes of results over the calls of a step."""
+    """Live bytes of results over the calls of a step."""
 
     peak: int
     peak_at: int
@@ -200,7 +202,10 @@ def _live_over(
     linked: Linked,
     passing: Mapping[int, int],
 ) -> _Live:
-    """`results` [op][output] bytes; `passing` those of activations from outside, by number."""
+    """Return live bytes over the calls.
+
+    `results` [op][output] are bytes; `passing` are the bytes of external activations, by number.
+    """
     ends: defaultdict[int, list[Value]] = defaultdict(list)
     for value, last in owned.until.items():
         ends[last].append(value)
@@ -219,8 +224,10 @@ def _live_over(
 def _fitting(
     devices: Sequence[DeviceProfile], low: int, peak: int, high: int, pool: int, *, has_sizes: bool = True
 ) -> tuple[dict[str, bool | None], dict[str, str]]:
-    """Whether `peak` bytes fit each device, and the verdict in words; without any result's size only what does not fit
-    is known, as it does not with results either."""
+    """Return whether `peak` bytes fit each device, and the verdict as text.
+
+    If no result has a size, only "does not fit" is certain, because results would add to the peak.
+    """
     fits: dict[str, bool | None] = {device.name: peak <= device.hbm_bytes for device in devices}
     verdicts = {device.name: _verdict(device.hbm_bytes, low, peak, high, pool) for device in devices}
     unsure = [] if has_sizes else [name for name, is_fitting in fits.items() if is_fitting]
@@ -228,7 +235,7 @@ def _fitting(
 
 
 def _verdict(room: float, low: int, peak: int, high: int, pool: int) -> str:
-    """Whether a range of bytes fits, and what that hangs on."""
+    """Return whether a range of bytes fits, and what that depends on."""
     if high <= room:
         return "fits"
     if peak <= room:
@@ -243,7 +250,7 @@ def _verdict(room: float, low: int, peak: int, high: int, pool: int) -> str:
 
 
 def _pools(ops: Sequence[ReplayOp], outside: Sequence[Outside]) -> set[int]:
-    """Numbers of tensors that are pools of a serving engine: caches in blocks, no tables of a model."""
+    """Return the numbers of tensors that are pools of a serving engine: caches in blocks, not tables of a model."""
     return {
         number
         for number, tensor in enumerate(outside)
@@ -252,7 +259,7 @@ def _pools(ops: Sequence[ReplayOp], outside: Sequence[Outside]) -> set[int]:
 
 
 def _views(ops: Sequence[ReplayOp], outside: Sequence[Outside], pools: Iterable[int]) -> set[int]:
-    """Those pools that are others in another shape: of as many bytes and the same dtype, and fewer than these."""
+    """Return the pools that are other pools in another shape: with equal bytes and dtype, and fewer than those."""
     by_shape: dict[tuple[int, str], dict[tuple[int, ...], set[int]]] = {}
     for number in pools:
         if (meta := _tensor(ops, outside[number])[2]) is not None:
@@ -262,19 +269,19 @@ def _views(ops: Sequence[ReplayOp], outside: Sequence[Outside], pools: Iterable[
 
 
 def _tensor(ops: Sequence[ReplayOp], tensor: Outside) -> tuple[str, bool, TensorMeta | None]:
-    """(name, whether the op writes it, metadata) of the argument that a tensor from outside is."""
+    """Return (name, whether the op writes it, metadata) of the argument for an external tensor."""
     return tensors_of(ops[tensor.op])[tensor.argument]
 
 
 def _block(meta: TensorMeta | None) -> int:
-    """Bytes that the caching allocator of an accelerator takes for a tensor: 512 at a time (kMinBlockSize)."""
+    """Return the bytes that an accelerator's caching allocator takes for a tensor: 512 at a time (kMinBlockSize)."""
     return 0 if meta is None else -(-tensor_bytes(meta) // BLOCK_BYTES) * BLOCK_BYTES
 
 
 def _passing(ops: Sequence[ReplayOp], linked: Linked) -> dict[int, int]:
-    """Bytes of tensors from outside, by number, that look like activations whose maker was not found.
+    """Return the bytes of external tensors, by number, that look like activations whose producer was not found.
 
-    Such a one is no parameter by its argument's name, and its op does not write it.
+    This kind of tensor has no parameter name as argument, and its op does not write it.
     """
     out: dict[int, int] = {}
     for number, tensor in enumerate(linked.outside):
@@ -286,11 +293,11 @@ def _passing(ops: Sequence[ReplayOp], linked: Linked) -> dict[int, int]:
 
 
 def _least_outside(ops: Sequence[ReplayOp], linked: Linked, left_out: Container[int], *, repeated: bool = False) -> int:
-    """Bytes of tensors from outside if those of one shape and dtype are the same wherever they can be.
+    """Return the bytes of external tensors if those of one shape and dtype are the same tensor wherever possible.
 
-    As many of each are needed as the calls of one op take: a layer's weight is used forward, backward and by the
-    optimizer, and the layers of one size have weights of their own. `repeated`: where all weights are needed a
-    multiple of n times, that is taken for n passes through one model, as in a step that decodes several tokens.
+    The minimum number is what the calls of one op take: a layer's weight is used in forward, backward and the
+    optimizer, but layers of one size have separate weights. `repeated`: if all weights are needed a multiple of n
+    times, the step is taken as n passes through one model, as in a step that decodes several tokens.
     """
     count: defaultdict[tuple[tuple[tuple[int, ...], str], int], int] = defaultdict(int)
     size: dict[tuple[tuple[int, ...], str], int] = {}
@@ -318,7 +325,7 @@ def _least_outside(ops: Sequence[ReplayOp], linked: Linked, left_out: Container[
 
 
 def _largest(bytes_of_ops: Iterable[tuple[str, int]]) -> dict[str, int]:
-    """Bytes by op of those that have the largest sums."""
+    """Return bytes by op for the ops with the largest sums."""
     by_op: defaultdict[str, int] = defaultdict(int)
     for name, size in bytes_of_ops:
         by_op[name] += size
@@ -326,7 +333,7 @@ def _largest(bytes_of_ops: Iterable[tuple[str, int]]) -> dict[str, int]:
 
 
 def _live_by_op(trace: Trace, rows: np.ndarray) -> dict[str, int]:
-    """Bytes allocated in these rows and not released in them, by the op around each allocation."""
+    """Return bytes allocated in these rows and not freed in them, by the op around each allocation."""
     assert trace.activity is not None
     table, ops = trace.activity.memory, trace.ops
     live: dict[int, int] = {}

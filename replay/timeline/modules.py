@@ -1,5 +1,5 @@
 # pyright: strict
-"""A step's time by module as a tree, layers of one kind folded: `Qwen2DecoderLayer ×24` with what lies inside each."""
+"""A step's time by module as a tree, with layers of one kind folded: `Qwen2DecoderLayer ×24` with its children."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ _NUMBER = re.compile(r"_\d+$")
 
 
 def module_tree(names: Names, graph: StepGraph, path_us: Mapping[int, float]) -> tuple[ModuleTime, ...]:
-    """The modules that the step's ops ran in, outer before inner, those with most device time first.
+    """Return the modules of the step's ops, outer before inner, modules with the most device time first.
 
-    `path_us`: time on the critical path by row of the ops. Empty where the trace names no modules.
+    `path_us`: time on the critical path by op row. Empty if the trace names no modules.
     """
     labels, parents, of_op = names.module_calls()
     if not len(of_op):
@@ -51,7 +51,7 @@ def module_tree(names: Names, graph: StepGraph, path_us: Mapping[int, float]) ->
 def as_tree(
     times: Mapping[tuple[str, ...], Sequence[float]], modules: Mapping[tuple[str, ...], Collection[str]]
 ) -> tuple[ModuleTime, ...]:
-    """Modules by their path, outer before inner, from (device time, time on the critical path) and which they are."""
+    """Return modules by path, outer before inner, from (device time, time on the critical path) and their names."""
 
     def ahead(path: tuple[str, ...]) -> list[tuple[float, float, str]]:
         above = [path[: depth + 1] for depth in range(len(path))]
@@ -70,7 +70,7 @@ def as_tree(
 
 
 def _around(call: int, labels: tuple[str, ...], parents: Ints) -> list[str]:
-    """Names of the module calls around one, itself last; one that calls itself counts once."""
+    """Return the names of the module calls around a call, with itself last; a module that calls itself counts once."""
     chain: list[str] = []
     while call >= 0:
         if not chain or chain[-1] != labels[call]:

@@ -1,5 +1,5 @@
 # pyright: strict
-"""What the parts of a step's graph are called: op, module, kernel or call of each node and slice; no times."""
+"""Names of the parts of a step's graph: op, module, kernel or call of each node and slice; no times."""
 
 from __future__ import annotations
 
@@ -37,33 +37,35 @@ class Names:
         self._modules: tuple[tuple[str, ...], Ints] | None = None
 
     def op(self, row: int) -> str:
-        """Of a row of the ops; `PYTHON` for none."""
+        """Return the name of an op row; `PYTHON` if none."""
         return PYTHON if row == NO_OP else self._op_names[int(self.trace.ops.signature[row])]
 
     def task(self, node: int) -> str:
-        """Of a device task: the op that owns it, else its kernel."""
+        """Return the name of a device task: the op that owns it, else its kernel."""
         owner = int(self.graph.nodes.owner[node])
         return self.op(owner) if owner >= 0 else self.kernel(node)
 
     def kernel(self, node: int) -> str:
-        """Of a device task: its kernel's, as recorded."""
+        """Return the recorded kernel name of a device task."""
         name = int(self.graph.nodes.name[node])
         return self.trace.kernel_names[name] if name >= 0 else "(work from before the step)"
 
     def wait(self, kind: int) -> str:
-        """Of the time between what was waited for and the start: latencies of launches, gaps of streams."""
+        """Return the name of a time between dependency and start: launch latency, stream gap."""
         return _WAITS[EDGE_KINDS[kind]]
 
     def modules(self) -> tuple[tuple[str, ...], Ints]:
-        """(names, index by row of the ops, or -1): the innermost module or marked range that each op began in."""
+        """Return (names, index by op row, or -1): the innermost module or marked range in which each op started."""
         if self._modules is None:
             ranges = named_ranges(self.trace, (_FRAME,))
             self._modules = _module_names(ranges), of_rows(_innermost_range(self.trace, ranges), ranges.label)
         return self._modules
 
     def module_calls(self) -> tuple[tuple[str, ...], Ints, Ints]:
-        """(name of each call of a module or marked range, the call around it or -1, by row of the ops the innermost
-        call that it began in or -1)."""
+        """Return three things about calls of modules or marked ranges.
+
+        The name of each call, the call around it or -1, and by op row the innermost call in which it started or -1.
+        """
         ranges = named_ranges(self.trace, (_FRAME,))
         parents = np.full(len(ranges.label), -1, np.int64)
         for at in np.unique(ranges.track):
@@ -74,30 +76,33 @@ class Names:
         return tuple(names[index] for index in indices), parents, _innermost_range(self.trace, ranges)
 
     def module_of_op(self, row: int) -> str:
-        """Of a row of the ops; `OUTSIDE` for none."""
+        """Return the module name of an op row; `OUTSIDE` if none."""
         names, index = self.modules()
         return names[int(index[row])] if row >= 0 and index[row] >= 0 else OUTSIDE
 
 
 def matches_kernel(name: str, pattern: str) -> bool:
-    """Whether a kernel's name matches a shell pattern: as recorded, without its return type "void", or by its qualified
-    name without templates and parameters."""
+    """Check whether a kernel's name matches a shell pattern.
+
+    The name is taken as recorded, without its return type "void", or as qualified name without templates and
+    parameters.
+    """
     return any(fnmatchcase(text, pattern) for text in (name, name.removeprefix("void "), kernel_path(name)))
 
 
 def without_folders(frame: str) -> str:
-    """ "torch/utils/data/dataloader.py(701): __next__" by its file and function, which tell it apart."""
+    """Shorten a frame like "torch/utils/data/dataloader.py(701): __next__" to file and function, which identify it."""
     return _FOLDERS.sub("", frame)
 
 
 def op_parents(trace: Trace) -> Ints:
-    """Row of the op around each op, or -1."""
+    """Return the row of the op around each op, or -1."""
     return innermost_parent(trace.ops)
 
 
 @dataclass(frozen=True, slots=True)
 class Ranges:
-    """Stretches of host threads that have a name."""
+    """Named intervals of host threads."""
 
     names: Sequence[str]
     label: Ints
@@ -107,14 +112,14 @@ class Ranges:
     track: Ints
 
     def of(self, track: int) -> Ranges:
-        """Those of one thread, an outer one before those inside it."""
+        """Return the ranges of one thread, an outer one before those inside it."""
         rows = np.flatnonzero(self.track == track)
         rows = rows[np.lexsort((-self.dur_ns[rows], self.start_ns[rows]))]
         return Ranges(self.names, *(column[rows] for column in (self.label, self.start_ns, self.dur_ns, self.track)))
 
 
 def named_ranges(trace: Trace, kinds: Sequence[int]) -> Ranges:
-    """Calls of these kinds where the trace has them, else ranges that the user marked."""
+    """Return calls of these kinds if the trace has them, else ranges that the user marked."""
     table, notes, rows = None, trace.annotations, np.empty(0, np.int64)
     names: tuple[str, ...] = ()
     if trace.activity is not None:
@@ -134,7 +139,7 @@ def _module_names(ranges: Ranges) -> tuple[str, ...]:
 
 
 def _innermost_range(trace: Trace, ranges: Ranges) -> Ints:
-    """Per op the range that it began in, innermost, or -1."""
+    """Return, per op, the innermost range in which it started, or -1."""
     ops = trace.ops
     out = np.full(len(ops), -1, np.int64)
     for at in np.unique(ranges.track):

@@ -1,7 +1,7 @@
 # pyright: strict
-"""A step that was recorded on the CPU as if a device had run its ops: each becomes a launch and a task of one stream.
+"""Converts a step recorded on the CPU as if a device had run its ops: each becomes a launch and a task of one stream.
 
-Owns which ops leave the host and what the host does in their place; how long tasks take is `simulated`'s.
+Owns which ops are offloaded and the host's remaining work; `simulated` owns the times of tasks.
 """
 
 from __future__ import annotations
@@ -47,16 +47,16 @@ _SYNCHRONISE = "aclrtSynchronizeStream"
 
 
 def _leaves_host(signature: OpSignature, op: ReplayOp | None) -> bool:
-    """Whether calls of an op have kernels on an NPU."""
+    """Check whether calls of an op have kernels on an NPU."""
     return op is not None and not is_collective(signature) and (has_own_cost(op) or bool(lower(op).kernels))
 
 
 def offloaded(trace: Trace, ops: Mapping[str, ReplayOp]) -> tuple[Trace, Floats]:
-    """(the trace with a task for each outermost call of an op that has kernels on an NPU, host µs by row of the ops).
+    """Return (the trace with a task for each outermost call of an op with NPU kernels, host µs by op row).
 
-    `ops` are a plan's by id. Host µs are `DISPATCH_US` for ops that left the host, NaN for all others, which keep their
-    time: views, Python. A task is recorded to have run when its op did. The trace must have been read with its activity
-    and have no device work.
+    `ops` are a plan's by id. Host µs are `DISPATCH_US` for offloaded ops, NaN for all others, which keep their time:
+    views, Python. A task is recorded as running when its op did. The trace must have been read with its activity and
+    have no device work.
     """
     from opreplay.replay.plan.recorded.groups import signature_id
 
@@ -122,7 +122,7 @@ def offloaded(trace: Trace, ops: Mapping[str, ReplayOp]) -> tuple[Trace, Floats]
 
 
 def _outermost(trace: Trace, known: npt.NDArray[np.bool_]) -> npt.NDArray[np.int64]:
-    """Rows of planned ops that lie in no other planned one."""
+    """Return the rows of planned ops that are not inside another planned op."""
     table = trace.ops
     if not len(table):
         return np.empty(0, np.int64)

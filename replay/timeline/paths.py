@@ -1,5 +1,5 @@
 # pyright: strict
-"""The critical path and the slack of the rest, by op and by module: time on the path adds up to the step."""
+"""The critical path, and the slack of other work, by op and by module: times on the path add up to the step."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ HOST, DEVICE, WAIT = "host", "device", "wait"
 
 
 class PathPart(msgspec.Struct, frozen=True, kw_only=True):
-    """What one op, or one kind of waiting, adds to the step."""
+    """The contribution of one op, or one kind of waiting, to the step."""
 
     name: str
     us: float
@@ -39,9 +39,9 @@ class Slack(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def path_parts(names: Names, graph: StepGraph, schedule: Schedule) -> tuple[list[PathPart], dict[int | str, float]]:
-    """(parts by op, longest first; µs of the same time by row of the ops, -1 for none, and by kind of waiting).
+    """Return (parts by op, longest first; µs of the same time by op row, -1 if none, and by kind of waiting).
 
-    Host time counts for the op it is in; the scale of a stretch whose length was changed is shared by all its ops.
+    Host time counts for the op that contains it; if an interval's length was changed, all its ops are scaled alike.
     """
     path, waits = critical_path(graph, schedule)
     nodes, slices, begin = graph.nodes, graph.slices, _begin(graph, schedule)
@@ -81,13 +81,13 @@ def path_parts(names: Names, graph: StepGraph, schedule: Schedule) -> tuple[list
 
 
 def path_modules(names: Names, by_row: Mapping[int | str, float]) -> dict[str, float]:
-    """Time on the path by the innermost module, and by kind of waiting; longest first."""
+    """Return time on the path by the innermost module, and by kind of waiting; longest first."""
     modules = summed((row if isinstance(row, str) else names.module_of_op(row), us) for row, us in by_row.items())
     return dict(sorted(((m, v) for m, v in modules.items() if v > 0.0), key=lambda item: (-item[1], item[0])))
 
 
 def _shares(schedule: Schedule, path: Ints, waits: Floats, begin: float) -> tuple[Floats, Floats]:
-    """(µs that each node of the path adds to the step, µs waited before each)."""
+    """Return (µs that each node of the path adds to the step, µs waited before each)."""
     spent, waited = np.zeros(len(path)), np.zeros(len(path))
     owed = 0.0  # a task that starts before the one before it has ended: that one's part of the path is shorter
     for place in range(len(path) - 1, -1, -1):
@@ -104,12 +104,12 @@ def _shares(schedule: Schedule, path: Ints, waits: Floats, begin: float) -> tupl
 
 
 def _begin(graph: StepGraph, schedule: Schedule) -> float:
-    """Where the step that the path explains begins, on the graph's clock."""
+    """Return the start of the step that the path explains, on the graph's clock."""
     return max(0.0, float(schedule.end_us.max(initial=0.0)) - schedule.step_us)
 
 
 def slack_of_ops(names: Names, graph: StepGraph, schedule: Schedule, lags_us: Floats | None = None) -> list[Slack]:
-    """Device work off the critical path by op, that with most time first."""
+    """Return device work off the critical path by op, most time first."""
     slack = slack_us(graph, schedule, lags_us)
     device = np.array([lane.device for lane in graph.lanes] or [False])[graph.nodes.lane]
     off = np.flatnonzero(device & (graph.nodes.name >= 0))

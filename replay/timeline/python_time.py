@@ -1,8 +1,8 @@
 # pyright: strict
-"""What Python did between ops: time of host threads outside ops by the function that was called, or the marked range.
+"""Python time between ops: host thread time outside ops, by the called function or the marked range.
 
-A trace names functions where stacks were recorded (`with_stack=True`); else the ranges of `record_function`, such as
-the DataLoader's, tell what they can.
+A trace names functions if stacks were recorded (`with_stack=True`); otherwise the ranges of `record_function`, such as
+the DataLoader's, are used.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ LEAST_NAMED = 0.3
 def python_on_path(
     trace: Trace, graph: StepGraph, schedule: Schedule, parts: Sequence[PathPart]
 ) -> tuple[tuple[str, float], ...]:
-    """(function or range, µs of the critical path between ops), longest first; they add up to no more than that time.
+    """Return (function or range, µs of the critical path between ops), longest first; the sum is at most that time.
 
-    Empty where the trace names none.
+    Empty if the trace names none.
     """
     total = sum(part.us for part in parts if part.name == PYTHON)
     path, _ = critical_path(graph, schedule)
@@ -47,7 +47,7 @@ def python_on_path(
 
 
 def idle_notes(trace: Trace, graph: StepGraph, times: Categories, step_us: float) -> list[str]:
-    """What the thread that marks the step did while the device had no task of it yet, or no more, as far as Python."""
+    """Return notes on the Python work of the marking thread before the device's first task and after its last."""
     device = np.array([lane.device for lane in graph.lanes] or [False])[graph.nodes.lane]
     tasks = np.flatnonzero(device & (graph.nodes.row >= 0))
     if not len(tasks) or step_us <= 0.0:
@@ -74,7 +74,7 @@ def idle_notes(trace: Trace, graph: StepGraph, times: Categories, step_us: float
 
 
 def _between_ops(graph: StepGraph, nodes: Ints) -> tuple[Ints, Ints, Ints]:
-    """(track, begin, end in ns on the trace's clock) of the stretches outside ops of some stretches of host threads."""
+    """Return (track, begin, end in ns on the trace's clock) of the parts of host intervals outside ops."""
     counts = graph.nodes.slices[nodes]
     ahead = np.cumsum(counts) - counts
     rows = np.repeat(graph.nodes.first_slice[nodes] - ahead, counts) + np.arange(int(counts.sum()))
@@ -89,14 +89,14 @@ def _between_ops(graph: StepGraph, nodes: Ints) -> tuple[Ints, Ints, Ints]:
 
 
 def _within(graph: StepGraph, begin: Ints, end: Ints, low_us: float, high_us: float) -> tuple[Ints, Ints]:
-    """The parts of stretches that lie in a window, µs after the step's start; empty ones have no length."""
+    """Return the parts of intervals within a window, µs after the step's start; empty ones have zero length."""
     low, high = (graph.step.start_ns + round(1e3 * us) for us in (low_us, high_us))
     begin = np.clip(begin, low, high)
     return begin, np.maximum(begin, np.clip(end, low, high))
 
 
 def _by_name(trace: Trace, track: Ints, begin: Ints, end: Ints) -> dict[str, float]:
-    """µs by what was called in each stretch, else by what is around it; "" for time that nothing names."""
+    """Return µs by the function called in each interval, else by the enclosing one; "" for unnamed time."""
     out: defaultdict[str, float] = defaultdict(float)
     everything = named_ranges(trace, FRAMES)
     for at in np.unique(track).tolist():
@@ -118,7 +118,7 @@ def _by_name(trace: Trace, track: Ints, begin: Ints, end: Ints) -> dict[str, flo
 
 
 def _around(out: defaultdict[str, float], rest: Sequence[tuple[int, int]], named: Ranges) -> None:
-    """Adds stretches in which nothing of a name begins and ends to the innermost one around their middle."""
+    """Add intervals that contain no named call to the innermost call around their middle."""
     pairs = np.array([pair for pair in rest if pair[1] > pair[0]], np.int64).reshape(-1, 2)
     if not len(pairs):
         return

@@ -1,5 +1,5 @@
 # pyright: strict
-"""What a captured step comes to for who serves or trains with it: time a token, tokens a second, memory."""
+"""Serving and training figures of a captured step: time per token, tokens per second, memory."""
 
 from __future__ import annotations
 
@@ -64,10 +64,10 @@ def served(
     stages: int = 1,
     replicas: int = 1,
 ) -> list[ServedStep]:
-    """A captured step on devices, whose predictions `steps` are.
+    """Return the figures of a captured step on devices; `steps` are their predictions.
 
-    `stages` take a token one after the other, `replicas` ranks have own sequences. Raises UsageError for a plan that
-    was not captured.
+    A token passes the `stages` in sequence; `replicas` ranks have their own sequences. Raises UsageError for a plan
+    that was not captured.
     """
     called, graphs = (captured_timeline(plan, steps, host_scale=scale) for scale in (1.0, 0.0))
     tokens = batch * (1 if decodes else context)
@@ -105,7 +105,7 @@ def served(
 
 
 def _a_token(times: CapturedTimes, steps: float, server_ms: float) -> tuple[float, float, float]:
-    """ms of a token that takes so many steps and the server's time once, and its band."""
+    """Return the ms per token, for `steps` steps plus the server's time once, and the band."""
     ms, low, high = (us * steps / 1e3 for us in (times.step_us, times.low_us, times.high_us))
     shorter = math.hypot(ms - low, server_ms - server_ms / SERVER_BAND)
     longer = math.hypot(high - ms, server_ms * SERVER_BAND - server_ms)

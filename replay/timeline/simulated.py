@@ -1,7 +1,7 @@
 # pyright: strict
 """A recorded step on a simulated device: predicted kernels, that device's latencies, recorded host time; with a band.
 
-Owns which prediction a task gets and what becomes of tasks without one. Predictions themselves are `ascend`'s.
+Owns which prediction a task gets and how tasks without one are handled. `ascend` owns the predictions.
 """
 
 from __future__ import annotations
@@ -159,17 +159,18 @@ def predict(
     slices_us: Floats | None = None,
     world_size: int | None = None,
 ) -> Predicted:
-    """Durations of all nodes on `device`. `ops` are the plan's by id, `resident` what the caches hold of them.
-    Of a step whose ops left the host, `host_us` are its nodes' durations then, of which `dispatch_us` is for these ops,
-    and `slices_us` those of the host's slices.
+    """Return the durations of all nodes on `device`.
 
+    `ops` are the plan's by id, `resident` gives the cache contents for them. If ops were offloaded, `host_us` are the
+    nodes' host durations, of which `dispatch_us` is for offloaded ops, and `slices_us` those of the host's slices.
     Raises NothingRan for a step without device work.
     """
     nodes = graph.nodes
     tasks = np.flatnonzero(nodes.name >= 0)
     if not len(tasks):
         raise NothingRan(
-            "nothing of this step can be put on a simulated device: no device work, and no ops with known arguments",
+            "this step cannot be predicted on a simulated device: it has no device work, and no ops "
+            "with known arguments",
             hint="`opreplay simulate` predicts its ops one by one.",
         )
     out = Predicted((nodes.dur_us if host_us is None else host_us).copy(), graph.edges.lag_us.copy())
@@ -212,7 +213,7 @@ def step_on(
     structure_error: float,
     host_scale: float = 1.0,
 ) -> tuple[SocStep, Schedule]:
-    """The step with the durations that `predict` made; `structure_error` is the graph's own, a share."""
+    """Return the step with the durations from `predict`; `structure_error` is the graph's own error, as a share."""
     slowed = contended(graph, on.durations_us, on.contention, lambda us: paced(graph, us, on.lags_us))
     if slowed is not None:
         on.notes.append(slowed.note)
@@ -263,7 +264,7 @@ def step_on(
 
 
 def _add(out: Predicted, nodes: Sequence[int], family: str, band: float, us: Floats | float) -> None:
-    """Give nodes time of one family."""
+    """Add time of one kernel family to nodes."""
     if family not in out.families:
         out.families[family] = np.zeros(len(out.durations_us))
     out.families[family][nodes] += us
@@ -280,7 +281,9 @@ def _finish(graph: StepGraph, out: Predicted, done: Bools, nodes: Sequence[int],
 def _collectives(
     trace: Trace, graph: StepGraph, predictor: Predictor, world: int | None, out: Predicted, done: Bools
 ) -> None:
-    """Collectives of known size by the link model; a recorded one has waited for other ranks, this one does not."""
+    """Predict collectives of known size by the link model; unlike recorded ones, they include no waiting for other
+    ranks.
+    """
     assert trace.activity is not None
     nodes, device = graph.nodes, predictor.device
     unknown = assumed = 0
@@ -325,7 +328,7 @@ def _collectives(
 
 
 def _told_by_ops(trace: Trace, owner: int, parents: Ints, world: int | None) -> CollectiveOp | None:
-    """The collective that the op around a task and the `c10d` op around that one tell by their arguments."""
+    """Return the collective given by the arguments of the op around a task and of the `c10d` op around that."""
     around = [trace.signatures[int(trace.ops.signature[owner])]]
     if (above := int(parents[owner])) >= 0:
         around.insert(0, trace.signatures[int(trace.ops.signature[above])])
@@ -334,13 +337,13 @@ def _told_by_ops(trace: Trace, owner: int, parents: Ints, world: int | None) -> 
 
 
 def collective_call(recorded: Collective, world: int | None) -> KernelCall | None:
-    """The kernel of a collective as the trace tells it; None where its size or kind is not known."""
+    """Return a collective's kernel as recorded in the trace; None if its size or kind is unknown."""
     known = of_record(recorded, world)
     return None if known is None else kernel_of(known)
 
 
 def _recorded_kernels(trace: Trace, graph: StepGraph, predictor: Predictor, out: Predicted, done: Bools) -> None:
-    """Tasks of an NPU whose kernel the joined table describes, in launch order, which says what is in L2."""
+    """Predict an NPU's tasks with a kernel in the joined table, in launch order, which determines the L2 contents."""
     details, nodes = trace.details, graph.nodes
     if details is None:
         return
@@ -389,9 +392,11 @@ def _lowered_ops(
     out: Predicted,
     done: Bools,
 ) -> None:
-    """Tasks by the op that owns them: what the op is predicted to take, shared among its tasks as they were recorded.
+    """Predict tasks by the op that owns them: the op's predicted time is divided among its tasks in recorded
+    proportions.
 
-    Where it becomes more kernels than were recorded, their gaps are added; fewer only remove the gaps between those.
+    If it is lowered to more kernels than were recorded, their gaps are added; for fewer only the gaps between them are
+    removed.
     """
     from opreplay.replay.plan.recorded.groups import signature_id
 
@@ -447,7 +452,9 @@ def _on_device(
     resident: Mapping[str, Sequence[Held]],
     notes: list[str],
 ) -> _OnDevice | None:
-    """None for an op without a prediction; `notes` gets why where it is the fault of the user's code."""
+    """Return a call of an op on the device; None without a prediction, with the reason in `notes` if user code
+    failed.
+    """
     if op.reason is not None and op.reason.kind == "metadata missing":
         return None
     amounts = contents(op) if contents is not None else None
@@ -462,7 +469,9 @@ def _on_device(
 
 
 def _doubtful(rows: Sequence[tuple[_OnDevice, Sequence[float]]], device: str, step_us: float) -> Iterator[str]:
-    """What is told of ops whose prediction contradicts the recorded times of their calls, and is much of the step."""
+    """Yield notes on ops whose prediction contradicts the recorded times of their calls and is a large part of the
+    step.
+    """
     every = sum(on.simulated.time_us * len(recorded) for on, recorded in rows)
     for on, recorded in rows:
         share = _share(on.simulated.time_us * len(recorded), every)
@@ -479,7 +488,9 @@ def _doubtful(rows: Sequence[tuple[_OnDevice, Sequence[float]]], device: str, st
 
 
 def _host_copies(trace: Trace, graph: StepGraph) -> Bools:
-    """Tasks that copy between host and device: the link of the machine decides, not the SoC."""
+    """Return a mask of tasks that copy between host and device: the machine's link determines their time, not the
+    SoC.
+    """
     words = ("htod", "dtoh", "hosttodevice", "devicetohost", "host->device", "device->host")
     names = [name.lower().replace(" ", "") for name in trace.kernel_names] or [""]
     across = np.array([any(word in name for word in words) for name in names])
@@ -487,7 +498,7 @@ def _host_copies(trace: Trace, graph: StepGraph) -> Bools:
 
 
 def _rest(trace: Trace, graph: StepGraph, tasks: Ints, out: Predicted, done: Bools) -> None:
-    """Tasks without a prediction: copies between host and device as recorded, others scaled as the predicted ones."""
+    """Set tasks without a prediction: host-device copies as recorded, others scaled like the predicted ones."""
     nodes = graph.nodes
     rest = tasks[~done[tasks]]
     copies = rest[nodes.kind[rest] == COPY]
@@ -509,7 +520,7 @@ def _rest(trace: Trace, graph: StepGraph, tasks: Ints, out: Predicted, done: Boo
 
 
 def _latencies(trace: Trace, graph: StepGraph, out: Predicted) -> None:
-    """Launches and gaps of the simulated device; an NPU's own recording has them already."""
+    """Set launch latencies and gaps of the simulated device; an NPU's own recording has them already."""
     if trace.info.dialect == "ascend":
         return
     out.latencies_assumed = True
@@ -528,7 +539,9 @@ def _latencies(trace: Trace, graph: StepGraph, out: Predicted) -> None:
 
 
 def _band(graph: StepGraph, on: Predicted, step_us: float) -> tuple[float, float]:
-    """80 % band of the step: each family's error is followed through the graph, their effects add in quadrature."""
+    """Return the 80 % band of the step: each family's error is propagated through the graph, effects add in
+    quadrature.
+    """
     order = sorted(on.families, key=lambda name: -float(on.families[name].sum()) * math.log(on.above[name]))
     groups = [[name] for name in order[:MOST_FAMILIES]]
     us, lags_us = on.durations_us, on.lags_us

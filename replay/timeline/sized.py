@@ -1,5 +1,5 @@
 # pyright: strict
-"""A captured step of one size on devices, of which nothing tells how many tokens it is for: its time and memory."""
+"""Time and memory of a captured step of one size on devices, if its number of tokens is unknown."""
 
 from __future__ import annotations
 
@@ -34,7 +34,9 @@ class SizedStep(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def sized(plan: ReplayPlan, steps: Sequence[Step], sizes: Mapping[str, int]) -> list[SizedStep]:
-    """A captured step on devices, whose predictions `steps` are. Raises UsageError for a plan that was not captured."""
+    """Return a captured step on devices; `steps` are their predictions. Raises UsageError for a plan that was not
+    captured.
+    """
     called, graph = (captured_timeline(plan, steps, host_scale=scale) for scale in (1.0, 0.0))
     memory = 0 if plan.capture is None else plan.capture.peak_bytes
     return [

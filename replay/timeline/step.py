@@ -1,5 +1,5 @@
 # pyright: strict
-"""A step's graph, its schedule and its critical path → what every command tells of the step."""
+"""The step report common to all commands, from a step's graph, its schedule and its critical path."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def step_report(
     *,
     asked: bool,
 ) -> StepReport:
-    """What is told of a step: its graph, the schedule of that, what the device did, and the critical path."""
+    """Return the report of a step: its graph, its schedule, what the device did, and the critical path."""
     nodes = graph.nodes
     work = device_work(graph) if graph.on_device else nodes.row >= 0
     ends = nodes.start_us + nodes.dur_us
@@ -113,7 +113,7 @@ def _bound(graph: StepGraph, times: Categories) -> Bound:
 
 
 def _unknown_on_path(graph: StepGraph, schedule: Schedule) -> float:
-    """Of the critical path: waiting that nothing explains."""
+    """Return the unexplained waiting on the critical path."""
     edges = graph.edges
     unexplained = (edges.unknown_us > 0) & np.isin(edges.kind, (LAUNCH, STREAM))
     if not unexplained.any():

@@ -1,5 +1,5 @@
 # pyright: strict
-"""`timeline`: a trace → what one of its steps did, why it took that long, and what would change it; one value."""
+"""`timeline`: analyses one step of a trace: what ran, why it took that long, and what-ifs; one value."""
 
 from __future__ import annotations
 
@@ -53,7 +53,9 @@ class EdgeCount(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class OtherSteps(msgspec.Struct, frozen=True, kw_only=True):
-    """The durations of other steps of the trace put into this step's graph, against the times that those steps took."""
+    """The test of this step's graph with the durations of other steps of the trace, compared with their recorded
+    times.
+    """
 
     steps: int
     median_error: float
@@ -62,7 +64,7 @@ class OtherSteps(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class WhatIf(msgspec.Struct, frozen=True, kw_only=True):
-    """One change and what the step would take."""
+    """One change, with the resulting step length."""
 
     change: str
     step_us: float
@@ -81,7 +83,7 @@ class WhatIf(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Timeline(msgspec.Struct, frozen=True, kw_only=True):
-    """One step. Times in µs; those of `categories_us` and `critical_path` are recorded ones unless under `socs`."""
+    """One step. Times in µs; `categories_us` and `critical_path` are recorded times, except under `socs`."""
 
     schema_version: int = SCHEMA_VERSION
     source: str
@@ -124,7 +126,7 @@ class Timeline(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class OnDevice(msgspec.Struct, frozen=True, kw_only=True):
-    """The step on one simulated device, and the schedule that it is."""
+    """The step on one simulated device, with its schedule."""
 
     step: SocStep
     graph: StepGraph
@@ -135,7 +137,7 @@ class OnDevice(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Study(msgspec.Struct, frozen=True, kw_only=True):
-    """What was looked at, kept for views that draw it: not part of the JSON form."""
+    """Intermediate results for plotting: not part of the JSON form."""
 
     timeline: Timeline
     graph: StepGraph
@@ -158,12 +160,12 @@ def timeline(
     measured: MeasuredOps | None = None,
     others: bool = False,
 ) -> Study:
-    """Look at one step of a trace that was read with its activity.
+    """Analyse one step of a trace that was read with its activity.
 
-    `step` as `chosen_step` takes it. `devices` are simulated with the ops of `plan`, which is needed for tasks that no
-    kernel table describes; `host_scale` multiplies the host's time there. `measured` has times of ops that a run
-    measured, for a step of the host. With `others` the graph is tested on other steps of the trace. Raises TraceError
-    for a step that there is not, for text that is no change, and for devices where the step has no device work.
+    `step` is as in `chosen_step`. `devices` are simulated with the ops of `plan`, which is needed for tasks that no
+    kernel table describes; `host_scale` multiplies the host's time there. `measured` has op times of a run, for a step
+    of the host. With `others` the graph is tested on other steps of the trace. Raises TraceError for a missing step,
+    for text that is not a change, and for devices if the step has no device work.
     """
     trace = with_host_collectives(trace)
     chosen = chosen_step(trace, step)
@@ -241,9 +243,9 @@ def step_of(
     plan: ReplayPlan | None = None,
     contents: ContentsOf | None = None,
 ) -> StepReport | None:
-    """What every command tells of the step of median length; None where nothing says what ran when.
+    """Return the common report of the step of median length; None if the trace has no times.
 
-    Of a merged trace the step of its busiest process.
+    In a merged trace it is a step of the busiest process.
     """
     if not isinstance(read, Trace) or read.activity is None:
         return None
@@ -301,7 +303,7 @@ def _on_devices(
 def what_if_of(
     names: Names, graph: StepGraph, change: str, before: Schedule, simulated: Mapping[str, OnDevice] | None = None
 ) -> WhatIf:
-    """One change, from recorded durations, and from those of simulated devices."""
+    """Return one change, applied to recorded durations and to those of simulated devices."""
     on_devices = _on_each([change], simulated or {})
     try:
         changed = edited(names, graph, change)
@@ -346,8 +348,10 @@ def _what_if(
 
 
 def _gains(graph: StepGraph, changed: Edited, before: Schedule, after: Schedule) -> list[float]:
-    """What a change gains, and what it would gain if the waits and dependencies that are not known were others, or if
-    kernels lost less or more of their speed beside collectives."""
+    """Return the gains of a change for several assumptions.
+
+    They are the default, other unknown waits and dependencies, and smaller or larger loss of speed during collectives.
+    """
     recorded, bounded = lag_bounds(graph, graph.edges.lag_us), lag_bounds(graph, changed.lags_us)
     bounds = [(r, a) for r, a in zip(recorded, bounded, strict=True) if r is not graph.edges.lag_us]
     others = [paced(graph, None, r).step_us - changed.schedule(a).step_us for r, a in bounds]
@@ -356,7 +360,7 @@ def _gains(graph: StepGraph, changed: Edited, before: Schedule, after: Schedule)
 
 
 def _why_little(graph: StepGraph, before: Schedule, after: Schedule, work_us: float) -> list[str]:
-    """Why the step gains little of what the changed work does, in a line; none where it gains half of it or more."""
+    """Return why the step gains little of the changed work's time, in a line; none if it gains half or more."""
     gain = before.step_us - after.step_us
     if not graph.on_device or work_us <= 0.0 or gain >= LITTLE_GAIN * work_us:
         return []
@@ -370,7 +374,7 @@ def _why_little(graph: StepGraph, before: Schedule, after: Schedule, work_us: fl
 
 
 class _OnDevices(msgspec.Struct, frozen=True, kw_only=True):
-    """What changes do to a step on simulated devices."""
+    """The effects of changes on a step on simulated devices."""
 
     steps_us: dict[str, float]
     """By device; without those where no change means anything."""
@@ -382,8 +386,10 @@ class _OnDevices(msgspec.Struct, frozen=True, kw_only=True):
 def _all_edits(
     names: Names, graph: StepGraph, changes: Sequence[str], predicted: Predicted | None
 ) -> tuple[Edited | None, list[str]]:
-    """(the graph after all changes that mean something in it, from predicted times where there are such; None for none
-    that does, what the others lack)."""
+    """Return (the graph after all applicable changes, notes on what the others lack).
+
+    It starts from predicted times if available; the graph is None if no change applies.
+    """
     total: Edited | None = None
     lacking: list[str] = []
     before = (
@@ -406,7 +412,7 @@ def _all_edits(
 
 
 def _on_each(changes: Sequence[str], simulated: Mapping[str, OnDevice]) -> _OnDevices:
-    """The step on each simulated device after changes."""
+    """Return the step on each simulated device after changes."""
     steps_us: dict[str, float] = {}
     devices: dict[str, list[str]] = {}
     notes: dict[str, str] = {}
@@ -437,12 +443,12 @@ def _together(
 
 
 def edge_counts(graph: StepGraph) -> dict[str, EdgeCount]:
-    """How many dependencies of each kind were recorded, and how many inferred."""
+    """Return how many dependencies of each kind were recorded, and how many inferred."""
     return {kind: EdgeCount(recorded=r, inferred=i) for kind, (r, i) in graph.edge_counts().items()}
 
 
 def recorded_schedule(graph: StepGraph) -> Schedule:
-    """The recorded times in the form of a schedule; why each node waited is what re-timing finds."""
+    """Return the recorded times as a schedule; the reason for each node's wait comes from re-timing."""
     nodes = graph.nodes
     again = retimed(graph)
     return Schedule(
@@ -456,7 +462,7 @@ def recorded_schedule(graph: StepGraph) -> Schedule:
 
 
 def typical_lags(graph: StepGraph) -> Floats:
-    """Latencies of launches and gaps of streams as their medians; of other edges as recorded."""
+    """Return launch latencies and stream gaps as their medians; lags of other edges as recorded."""
     edges = graph.edges
     lags = edges.lag_us.copy()
     launch, stream = edges.kind == LAUNCH, (edges.kind == STREAM) & (edges.lag_us >= 0)
@@ -466,7 +472,7 @@ def typical_lags(graph: StepGraph) -> Floats:
 
 
 def relative(value: float, base: float) -> float:
-    """value ÷ base − 1; 0 for a base of 0."""
+    """Return value ÷ base − 1; 0 for a base of 0."""
     return value / base - 1.0 if base else 0.0
 
 
@@ -484,7 +490,7 @@ def _steps_on(simulated: Mapping[str, OnDevice]) -> dict[str, StepOnDevice]:
 
 
 def _on_other_steps(trace: Trace, graph: StepGraph) -> OtherSteps | None:
-    """The steps nearest to this one, as its graph has them; None where there are none."""
+    """Return the steps nearest to this one, retimed by its graph; None if there are none."""
     steps = [step for step in busy_steps(trace) if step.start_ns != graph.step.start_ns]
     steps = sorted(steps, key=lambda step: abs(step.start_ns - graph.step.start_ns))[:MOST_OTHER_STEPS]
     errors: list[float] = []

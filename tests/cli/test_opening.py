@@ -155,7 +155,7 @@ def test_a_plan_is_filtered_but_not_selected_anew(trace: Path, tmp_path: Path) -
     assert len(plan_of(saved_plan, "--top", 1)[0]["ops"]) == 1
     refused = opreplay_("plan", saved_plan, "--select", "leaf")
     assert refused.exit_code == 2
-    assert "has the ops selected by owner, not those by " in refused.stderr
+    assert "contains the ops selected by owner, not those by " in refused.stderr
 
 
 def test_a_plan_cannot_smuggle_in_what_a_trace_may_not(trace: Path, tmp_path: Path) -> None:
@@ -213,7 +213,7 @@ def test_an_execution_trace_works_alone_and_as_donor(bare: Path, donor: Path) ->
 def test_a_wrong_donor_or_a_plan_with_one_is_refused(trace: Path, donor: Path, tmp_path: Path) -> None:
     refused = opreplay_("plan", trace, "--execution-trace", trace)
     assert refused.exit_code == 2
-    assert "is no ExecutionTrace" in refused.stderr
+    assert "is not an ExecutionTrace" in refused.stderr
     saved_plan = tmp_path / "a.json"
     opreplay_("plan", trace, "--output", saved_plan)
     assert opreplay_("plan", saved_plan, "--execution-trace", donor).exit_code == 2
@@ -245,7 +245,7 @@ def test_limits_take_units() -> None:
     assert parse_limits([("decompressed_bytes", "128GiB"), ("events", "7")]) == Limits(
         decompressed_bytes=128 << 30, events=7
     )
-    with pytest.raises(UsageError, match="no limit is called 'colour'"):
+    with pytest.raises(UsageError, match="unknown limit 'colour'"):
         parse_limits([("colour", "1")])
 
 

@@ -28,7 +28,7 @@ def test_a_pipe_without_a_writer_is_refused(tmp_path: Path, monkeypatch: pytest.
     for command in ("inspect", "plan", "batch", "show"):
         result = call(command, pipe)
         assert result.exit_code == 3
-        assert "is a named pipe that nothing writes to" in result.stderr
+        assert "is a named pipe without a writer" in result.stderr
 
 
 def test_a_pipe_with_a_writer_is_read(tmp_path: Path) -> None:
@@ -60,7 +60,7 @@ def test_what_is_no_regular_file_in_a_folder_is_said(tmp_path: Path) -> None:
         one.bind(str(folder / "socket.json"))
         result = call("batch", folder, "--dry-run")
         assert result.exit_code == 2
-        assert "no regular file among" in result.stderr
+        assert "is a regular file" in result.stderr
         write_rank(folder / "rank0.json", 0)
         result = call("batch", folder, "--dry-run")
     assert result.exit_code == 0, result.stderr

@@ -267,7 +267,7 @@ def test_a_plan_has_no_times_and_the_error_says_what_takes_it(tmp_path: Path) ->
     ):
         done = CliRunner().invoke(opreplay, [command[0], str(plan), *command[1:]])
         assert done.exit_code == 2
-        assert "a plan has no times" in done.stderr
+        assert "a plan, which has no recorded times" in done.stderr
         assert "opreplay simulate" in done.stderr
 
 

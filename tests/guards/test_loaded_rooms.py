@@ -39,7 +39,7 @@ COMMANDS = {
     "plan": (["plan", SAMPLE], RUNNING),
     "simulate": (["simulate", SAMPLE], RUNNING | {"replay.timeline"}),
     "inspect": (["inspect", SAMPLE], PREDICTING | {"replay.timeline"}),
-    "timeline": (["timeline", SAMPLE], PREDICTING | {"replay.timeline", PAGES}),
+    "timeline": (["timeline", SAMPLE], RUNNING | {"replay.timeline", PAGES}),
     "op": (["op", "aten::mm(f32[2,2], f32[2,2])", "--no-measure"], RUNNING),
     "list devices": (["list", "devices"], PREDICTING),
     "list initializers": (["list", "initializers"], PREDICTING),

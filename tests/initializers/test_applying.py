@@ -59,7 +59,7 @@ def _replaces_in_list(context: InitContext) -> None:
     [
         (_divides, "^ZeroDivisionError: by zero$"),
         (_exits, "^SystemExit: 3"),
-        (_resizes, r"ids was torch.float32\[4\] and is now torch.float32\[2\]"),
+        (_resizes, r"ids was torch.float32\[4\] before and is torch.float32\[2\] now"),
         (_replaces, "ids was replaced"),
         (_replaces_in_list, "of was replaced"),
         (lambda context: 5, "returned int"),
@@ -104,10 +104,14 @@ def test_conditions_that_fail_are_said() -> None:
     ("patterns", "options", "said"),
     [
         ("my::op", (), "no tuple of names"),
-        (("my::op",), (Option(name="n", type=int, default="abc", help=""),), "no int"),
-        (("my::op",), (Option(name="n", type=int, default=True, help=""),), "no int"),
-        (("my::op",), (Option(name="n", type=str, default="c", choices=("a", "b"), help=""),), "none of its choices"),
-        (("my::op",), (Option(name="n", type=int, default=1, help=""),) * 2, "two options of one name"),
+        (("my::op",), (Option(name="n", type=int, default="abc", help=""),), "not of type int"),
+        (("my::op",), (Option(name="n", type=int, default=True, help=""),), "not of type int"),
+        (
+            ("my::op",),
+            (Option(name="n", type=str, default="c", choices=("a", "b"), help=""),),
+            "not one of its choices",
+        ),
+        (("my::op",), (Option(name="n", type=int, default=1, help=""),) * 2, "two options with the same name"),
     ],
 )
 def test_unsound_declarations_are_refused(patterns: Any, options: Any, said: str) -> None:
@@ -140,6 +144,6 @@ def test_a_histogram_that_is_missing_or_has_no_effect_is_refused(tmp_path: Path)
     path.write_text("[[128, 3], [4096, 1]]")
     with pytest.raises(UsageError, match="needs a file"):
         built_in().configure(["paged_attention.distribution=histogram"])
-    with pytest.raises(UsageError, match="distribution=histogram alone"):
+    with pytest.raises(UsageError, match="needs distribution=histogram"):
         built_in().configure([f"paged_attention.histogram={path}"])
     built_in().configure(["paged_attention.distribution=histogram", f"paged_attention.histogram={path}"])

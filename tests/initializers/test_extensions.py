@@ -121,5 +121,5 @@ def test_classes_written_for_tracelens() -> None:
     assert registry.apply(rule, call).summary == "all twos"
     assert call.args["indices"].tolist() == [2, 2, 2]
     assert call.args["scale"].item() == 3
-    with pytest.raises(UsageError, match="no initializer"):
+    with pytest.raises(UsageError, match="not an initializer"):
         register_initializer(int)

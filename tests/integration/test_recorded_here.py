@@ -226,7 +226,7 @@ def test_ops_of_sparse_tensors_say_that_the_layout_is_missing(tmp_path: Path, ex
         torch.eye(3).to_sparse_csr().crow_indices()
 
     reasons = {reason.partition(": ")[0]: reason for reason in left_out(recorded(step, tmp_path), executor)}
-    assert reasons["aten::coalesce"] == "aten::coalesce: layout not recorded: the op takes sparse tensors alone"
+    assert reasons["aten::coalesce"] == "aten::coalesce: layout not recorded: the op accepts only sparse tensors"
     assert "compressed sparse" in reasons["aten::crow_indices"]
     assert not any("failed" in reason for reason in reasons.values())
 

@@ -64,7 +64,7 @@ def test_a_run_killed_in_the_middle_goes_on_where_it_was(tmp_path: Path) -> None
     assert [result for result in file.results if result.id in before] == list(before.values())
     other = subprocess.run([*arguments, "--resume", "--set", "seed=5"], capture_output=True, text=True, timeout=120)
     assert other.returncode == 2
-    assert "not a continuation: seed (0 before, 5 now) differ" in other.stderr
+    assert "cannot resume: seed (0 before, 5 now) differ" in other.stderr
     longer = subprocess.run(
         [*arguments, "--resume", "--set", "op_time=7ms"], capture_output=True, text=True, timeout=120
     )

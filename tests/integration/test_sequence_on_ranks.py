@@ -155,10 +155,10 @@ def at_a_step(pid: int, folder: Path) -> bool:
 def test_what_does_not_go_with_it(tmp_path: Path) -> None:
     trace = step(tmp_path / "trace.json")
     out = tmp_path / "out.jsonl"
-    assert "is for the CPU" in run(trace, *QUICK, "--device", "cuda", "-o", out, code=2).stderr
+    assert "supports only the CPU" in run(trace, *QUICK, "--device", "cuda", "-o", out, code=2).stderr
     launched = {**ENVIRONMENT, "RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1"}
     done = subprocess.run(
         [str(SCRIPT), "run", str(trace), *QUICK, "-o", str(out)], capture_output=True, text=True, env=launched
     )
     assert done.returncode == 2
-    assert "starts its ranks here" in " ".join(done.stderr.split())
+    assert "starts its own ranks" in " ".join(done.stderr.split())

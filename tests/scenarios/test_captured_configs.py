@@ -129,8 +129,8 @@ def test_experts_are_spread_over_ranks(console: Console, config: Any, tmp_path: 
     assert json.loads(shown)["socs"]["910c"]["by_family_us"]["Collective"] > 0
     assert "divide" in console("capture", target, "--expert-parallel", "3", code=2).stderr
     assert "no experts" in console("capture", config(LLAMA, "dense.json"), "--expert-parallel", "2", code=2).stderr
-    wrong = console("capture", target, "--expert-parallel", "4", "--set", "world_size=8", code=2).stderr
-    assert "world_size=8" in wrong
+    wrong = console("capture", target, "--expert-parallel", "4", "--set", "world_size is 8", code=2).stderr
+    assert "world_size is 8" in wrong
 
 
 def collectives(plan: Path) -> dict[tuple[str, int], int]:
@@ -280,7 +280,7 @@ def test_layers_are_split_over_stages(console: Console, config: Any, tmp_path: P
         ("--pipeline-parallel", "4"),
         ("--tensor-parallel", "2", "--expert-parallel", "4"),
         ("--pipeline-parallel", "2", "--expert-parallel", "4"),
-        ("--tensor-parallel", "2", "--set", "world_size=8"),
+        ("--tensor-parallel", "2", "--set", "world_size is 8"),
     ],
 )
 def test_what_does_not_divide_is_refused(console: Console, config: Any, options: tuple[str, ...]) -> None:
@@ -365,13 +365,13 @@ def test_absorbed_latents_are_not_expanded(console: Console, config: Any) -> Non
 
 
 def test_what_is_no_config_says_so(console: Console, config: Any, tmp_path: Path) -> None:
-    assert "knows no model_type 'nothing'" in console("capture", config({"model_type": "nothing"}), code=2).stderr
+    assert "does not know model_type 'nothing'" in console("capture", config({"model_type": "nothing"}), code=2).stderr
     assert "no model_type" in console("capture", config([]), code=2).stderr
     assert "cannot read" in console("capture", f"hf:{tmp_path / 'absent.json'}", code=2).stderr
     (tmp_path / "text.json").write_text("{")
     assert "not JSON" in console("capture", f"hf:{tmp_path / 'text.json'}", code=2).stderr
     (tmp_path / "train.py").write_text("def make(): return (print, ())")
-    assert "--batch is for hf" in console("capture", f"{tmp_path / 'train.py'}:make", "--batch", "2", code=2).stderr
+    assert "--batch needs hf" in console("capture", f"{tmp_path / 'train.py'}:make", "--batch", "2", code=2).stderr
 
 
 def test_code_that_a_config_names_is_not_run(console: Console, config: Any) -> None:
@@ -422,7 +422,7 @@ def test_a_translator_trains_where_its_config_names_no_first_token(console: Cons
 
 def test_an_image_model_does_not_decode(console: Console, config: Any) -> None:
     refused = console("capture", config(VIT), "--phase", "decode", code=2)
-    assert "vit does not generate one token after the other" in refused.stderr
+    assert "vit cannot generate token by token" in refused.stderr
 
 
 def test_a_model_of_the_hub_is_taken_from_its_cache_alone(console: Console) -> None:

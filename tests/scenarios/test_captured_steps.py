@@ -103,7 +103,7 @@ def test_values_that_decide_need_real_tensors(console: Console, train: Path) -> 
 
 
 def test_what_is_no_target_says_what_one_is(console: Console, train: Path, tmp_path: Path) -> None:
-    assert "names no function" in console("capture", train, code=2).stderr
+    assert "does not name a function" in console("capture", train, code=2).stderr
     assert "It has branches, make." in console("capture", f"{train}:mak", code=2).stderr
     assert "no file" in console("capture", "nothing.py:make", code=2).stderr
     broken = tmp_path / "broken.py"
@@ -137,7 +137,9 @@ def test_a_rank_of_a_job_is_captured_without_the_others(console: Console, tmp_pa
     assert {64, 3} <= {value for value in scalars if isinstance(value, int)}
     assert "rank 3 of 64" in console("inspect", plan).stdout
     assert "--world-size" in console("capture", f"{path}:make", "--rank", "3", code=2).stderr + "--world-size"
-    assert "exchange nothing" in console("capture", f"{path}:make", "--set", "world_size=2", "--check", code=2).stderr
+    assert (
+        "do not exchange data" in console("capture", f"{path}:make", "--set", "world_size=2", "--check", code=2).stderr
+    )
 
 
 GRAPHS = """
@@ -204,7 +206,7 @@ def test_an_exported_file_is_captured(console: Console, tmp_path: Path) -> None:
     console("capture", tmp_path / "net.pt2", "--trust", "-o", tmp_path / "plan.json")
     assert names(tmp_path / "plan.json") == ["aten::linear", "aten::relu"]
     (tmp_path / "no.pt2").write_bytes(b"PK")
-    assert "no exported program" in console("capture", tmp_path / "no.pt2", "--trust", code=2).stderr
+    assert "not an exported program" in console("capture", tmp_path / "no.pt2", "--trust", code=2).stderr
 
 
 def test_an_exported_file_runs_nothing_without_trust(console: Console, tmp_path: Path) -> None:

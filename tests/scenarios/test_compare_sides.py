@@ -128,9 +128,11 @@ def test_times_that_are_not_there_are_refused(
     console: Console, gpus: tuple[Path, Path], trace_of: Callable[..., Path]
 ) -> None:
     assert "AFTER is missing" in console("compare", gpus[0], code=2).stderr
-    assert "holds recorded times, not measured ones" in console("compare", *gpus, "--times", "measured", code=2).stderr
-    assert "names no times" in console("compare", *gpus, "--times", ":x", code=2).stderr
-    assert "taken together for measured times" in console("compare", *gpus, "--also-after", gpus[0], code=2).stderr
+    assert (
+        "contains recorded times, not measured ones" in console("compare", *gpus, "--times", "measured", code=2).stderr
+    )
+    assert "does not name times" in console("compare", *gpus, "--times", ":x", code=2).stderr
+    assert "combined only for measured times" in console("compare", *gpus, "--also-after", gpus[0], code=2).stderr
     other = trace_of(*owner("aten::mm", 1, [[7, 7], [7, 7]], 3.0), name="o.json")
     assert "no op has a time on both sides" in console("compare", gpus[0], other).stdout
     assert "no op was measured in both" in console("compare", gpus[0], other, "--fail-if", "slower>5%", code=6).stderr
@@ -185,7 +187,7 @@ def test_a_trace_with_its_own_prediction(console: Console, gpus: tuple[Path, Pat
     assert opreplay.compare(gpus[0], times="recorded:910b3").found.sides[1].on == "910b3"
     assert "--times recorded:910b3" in console("compare", gpus[0], code=2).stderr
     assert "known devices" in console("compare", gpus[0], "--times", "recorded:910zz", code=2).stderr
-    assert "holds recorded times" in console("compare", gpus[0], "--times", "recorded:measured", code=2).stderr
+    assert "contains recorded times" in console("compare", gpus[0], "--times", "recorded:measured", code=2).stderr
 
 
 def test_totals_by_class_of_work(console: Console, gpus: tuple[Path, Path]) -> None:

@@ -42,8 +42,8 @@ def test_a_line_a_rank(console: Callable[..., Result], tmp_path: Path) -> None:
 
 def test_options_for_one_trace_are_refused(console: Callable[..., Result], tmp_path: Path) -> None:
     rank_file(tmp_path, 1)
-    assert "as a whole" in console("inspect", tmp_path, "--by", "op", code=2).stderr
+    assert "need a single trace" in console("inspect", tmp_path, "--by", "op", code=2).stderr
 
 
 def test_a_folder_without_traces(console: Callable[..., Result], tmp_path: Path) -> None:
-    assert "there is no .json" in console("inspect", tmp_path, code=2).stderr
+    assert "contains no .json" in console("inspect", tmp_path, code=2).stderr

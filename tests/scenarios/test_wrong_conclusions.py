@@ -180,7 +180,7 @@ def test_results_beyond_any_memory_are_refused_in_words(console: Console, trace_
         assert not any(one.get("simulated") or one.get("simulated_us") for one in facts["unique_ops"]), command
     assert "100.0 % not predicted" in console("simulate", trace, "--soc", "910b3").stdout.splitlines()[0]
     told = flat(console("plan", trace).stdout)
-    assert "sizes beyond any memory: a result of more than 64 bits count" in told
+    assert "sizes beyond any memory: the number of elements of a result exceeds 64 bits" in told
     assert "sizes beyond any memory: result 0 of 1.07e+09 x 1.07e+09" in told
     assert " PB" not in console("timeline", trace, "--soc", "910b3").stdout
     assert "nothing to export" in console("export", trace, "-o", trace.parent / "b", code=2).stderr
@@ -212,7 +212,7 @@ def test_numbers_that_no_call_has_end_no_command(console: Console, trace_of: Cal
             for one in json.loads(done.stdout)["unique_ops"]
         }
         assert not predicted["aten::conv2d"], command
-    assert "argument alpha is no 64-bit integer" in flat(console("plan", trace, "--select", "all").stdout)
+    assert "argument alpha is not a 64-bit integer" in flat(console("plan", trace, "--select", "all").stdout)
 
 
 def test_work_that_takes_less_than_no_time_is_counted_as_lost(console: Console, trace_of: Callable[..., Path]) -> None:
@@ -232,12 +232,12 @@ def test_a_call_that_no_kernel_takes_is_not_predicted(console: Console) -> None:
 
 def test_an_npu_without_its_library_is_missing_as_any_device_is(console: Console) -> None:
     done = console("run", SAMPLE, "--device", "npu", *QUICK, "--top", 1, code=4)
-    assert "device npu is not here: torch_npu is not installed" in done.stderr
+    assert "device npu is not available: torch_npu is not installed" in done.stderr
     assert "--soc 910b3" in done.stderr
 
 
 def test_a_limit_that_is_none_is_refused(console: Console) -> None:
-    assert "no limit is called 'nesting'" in console("inspect", SAMPLE, "--set", "limit=nesting=3", code=2).stderr
+    assert "unknown limit 'nesting'" in console("inspect", SAMPLE, "--set", "limit=nesting=3", code=2).stderr
 
 
 def ranked(folder: Path, name: str, rank: int, *events: dict[str, Any], world: int = 2) -> None:

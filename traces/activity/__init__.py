@@ -1,5 +1,5 @@
 # pyright: strict
-"""What ran when: calls into runtimes, device tasks, arrows, waits and memory of a profile; no torch."""
+"""The timing of a profile: runtime calls, device tasks, arrows, waits and memory. Does not import torch."""
 
 from opreplay.traces.activity.model import (
     ARROW_KINDS,

@@ -1,5 +1,5 @@
 # pyright: strict
-"""Columns of timing, as `reading` collects them → an `Activity`."""
+"""Turn the timing columns collected by `reading` into an `Activity`."""
 
 from __future__ import annotations
 
@@ -31,8 +31,10 @@ _CPU_TYPE = 0
 
 
 def activity_of(got: Collector, kernels: dict[str, Any], track_remap: Any, notes: Any) -> Activity:
-    """The columns as a value; `kernels` are those of the kernels, taken already, `notes` all annotations. The
-    tables are empty then."""
+    """Return the columns as an Activity, and leave the collecting tables empty.
+
+    `kernels` are the kernels' columns, which were taken before; `notes` are all annotations.
+    """
 
     def tracks(table: Columns) -> Any:
         indexes = table.take("track")
@@ -93,7 +95,9 @@ def activity_of(got: Collector, kernels: dict[str, Any], track_remap: Any, notes
 
 
 def _collective_notes(got: Collector, notes: Any) -> tuple[CollectiveNote, ...]:
-    """Annotations of back-ends with their tensors; `notes` are all annotations, in the order of the table."""
+    """Return the annotations of communication back-ends with their tensors; `notes` are all annotations in table
+    order.
+    """
     keys, which = list(got.note_keys), got.notes.take("tensors")
     collective_notes: list[CollectiveNote] = []
     for row in np.flatnonzero(which).tolist():
@@ -124,7 +128,7 @@ def _text(value: Any) -> str | None:
 
 
 def _whole(value: Any) -> int | None:
-    """A number, also where it is recorded as text; None else."""
+    """Return a whole number, also if it was recorded as text; None for anything else."""
     try:
         return int(value)
     except (TypeError, ValueError):
@@ -132,7 +136,7 @@ def _whole(value: Any) -> int | None:
 
 
 def _split(value: Any) -> tuple[int, ...] | None:
-    """Sizes from a text as "[3, 5]"; None for an empty list, for one that torch cut short, and for anything else."""
+    """Parse sizes such as "[3, 5]"; return None for an empty list, a list that torch cut short, and anything else."""
     try:
         return msgspec.json.decode(value, type=tuple[int, ...]) or None
     except (*NOT_JSON, TypeError):

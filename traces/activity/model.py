@@ -1,5 +1,5 @@
 # pyright: strict
-"""What a profile says of when things ran, beside its ops and device work: frozen values and columns, no logic."""
+"""Data types for the timing of a profile, apart from its ops and device work: frozen values and columns, no logic."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ ARROW_KINDS: tuple[str, ...] = ("forward to backward", "queue", "host to device"
 
 
 def no_rows(table: type[Table]) -> Table:
-    """A dataclass of columns without any row, each of the element type that its annotation names."""
+    """Return a column dataclass without rows, each column with the element type of its annotation."""
     kinds = {name: get_args(get_args(column)[1])[0] for name, column in get_type_hints(table).items()}
     return table(**{name: np.empty(0, np.int64 if kind is np.integer else kind) for name, kind in kinds.items()})
 
 
 class Collective(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What the trace says of one collective on the device; None where it does not."""
+    """The recorded facts about one collective on the device; None for facts that were not recorded."""
 
     name: str = ""
     """"allreduce", "_allgather_base", ..., "hcom_allReduce_": as recorded, lower case; "" where nothing is."""
@@ -56,7 +56,7 @@ class Collective(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class ListedCollective(msgspec.Struct, frozen=True, kw_only=True):
-    """A collective that a file lists by its type and size, without tensors, as Chakra's nodes and PARAM's entries."""
+    """A collective that a file lists by type and size, without tensors, such as Chakra's nodes and PARAM's entries."""
 
     record: Collective
     name: str
@@ -70,7 +70,7 @@ class ListedCollective(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CollectiveNote(msgspec.Struct, frozen=True, kw_only=True):
-    """An annotation of a back-end (`nccl:all_reduce`, `gloo:broadcast`) with its tensors."""
+    """An annotation of a communication back-end (`nccl:all_reduce`, `gloo:broadcast`) with its tensors."""
 
     name: str
     start_ns: int
@@ -82,7 +82,7 @@ class CollectiveNote(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CallTable:
-    """Calls on host threads that are no ops, one row a call, in the order of each kind in the file."""
+    """Calls on host threads that are not ops, one row per call, in file order within each kind."""
 
     name: npt.NDArray[np.uint32]
     """Index into `Activity.names`."""
@@ -101,7 +101,7 @@ class CallTable:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WaitTable:
-    """Waits that the device's runtime recorded (CUPTI's synchronisation records, an NPU's event tasks)."""
+    """Waits recorded by the device's runtime (CUPTI's synchronisation records, an NPU's event tasks)."""
 
     correlation: npt.NDArray[np.int64]
     """Of the call that asked for the wait."""
@@ -118,7 +118,7 @@ class WaitTable:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ArrowTable:
-    """Ends of arrows between host threads, in file order."""
+    """Ends of flow arrows between host threads, in file order."""
 
     kind: npt.NDArray[np.uint8]
     """Index into `ARROW_KINDS`."""
@@ -133,7 +133,7 @@ class ArrowTable:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryTable:
-    """Allocations (positive) and releases (negative) that the profiler recorded, in file order."""
+    """Recorded allocations (positive) and releases (negative), in file order."""
 
     time_ns: npt.NDArray[np.int64]
     bytes: npt.NDArray[np.int64]
@@ -150,7 +150,7 @@ class MemoryTable:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CollectiveSpans:
-    """Collectives as a whole: of an NPU from the first to the last of their tasks, which are device work as well."""
+    """Whole collectives of an NPU, from the first to the last of their tasks; the tasks are device work as well."""
 
     name: npt.NDArray[np.uint32]
     """Index into `Trace.kernel_names`."""
@@ -169,7 +169,7 @@ class CollectiveSpans:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Activity:
-    """The timing of one profile; rows of device work are those of `Trace.kernels`."""
+    """The timing of one profile; device work is indexed by rows of `Trace.kernels`."""
 
     names: tuple[str, ...]
     calls: CallTable
@@ -191,7 +191,7 @@ class Activity:
 
     @classmethod
     def none(cls, *, ops: int, kernels: int) -> Activity:
-        """That of a profile which says when its ops and device work ran, and nothing else."""
+        """Return the Activity of a profile that records only when its ops and device work ran."""
         return cls(
             names=(),
             calls=no_rows(CallTable),

@@ -1,2 +1,2 @@
 # pyright: strict
-"""What recorded names and tensors tell of collectives: the operation, and what it moves."""
+"""Derive a collective's operation and sizes from recorded names and tensors."""

@@ -135,12 +135,12 @@ def is_communication_op(name: str) -> bool:
 
 
 def computes(kernel: str) -> bool:
-    """Whether a kernel's name says that it computes on one device, whatever op or stream it belongs to."""
+    """Check whether a kernel's name says that it computes on one device, regardless of its op or stream."""
     return _COMPUTES.search(kernel_path(kernel[:_MOST_CHARACTERS]).lower()) is not None
 
 
 def kernel_path(name: str) -> str:
-    """A kernel's qualified name without templates and parameters: "deep_ep::intranode::dispatch"."""
+    """Return a kernel's qualified name without templates and parameters: "deep_ep::intranode::dispatch"."""
     if name.startswith(("_ZN", "_Z")):
         return _demangled_path(name)
     out: list[str] = []
@@ -156,7 +156,7 @@ def kernel_path(name: str) -> str:
 
 
 def _demangled_path(name: str) -> str:
-    """The nested name of an Itanium-mangled symbol: "_ZN2ck4gemmIfE" is "ck::gemm"."""
+    """Return the nested name of an Itanium-mangled symbol: "_ZN2ck4gemmIfE" is "ck::gemm"."""
     at = name.find("N", 2) + 1 if name.startswith("_ZN") else 2
     parts: list[str] = []
     while (match := _MANGLED_PART.match(name, at)) is not None:

@@ -1,5 +1,5 @@
 # pyright: strict
-"""Recorded names of collectives → which operation it is; "wait", "init" and the like are none."""
+"""Map recorded names of collectives to operations; names such as "wait" and "init" are not operations."""
 
 from __future__ import annotations
 
@@ -55,8 +55,11 @@ _NOT_ONE = re.compile(
 
 
 def operation_of(name: str) -> Kind | Literal["send_recv"] | None:
-    """The operation that a name stands for ("c10d::allreduce_", "nccl:all_reduce", "_allgather_base", "HcclAllreduce",
-    "hcom_allReduce__868_0_1", "all_to_allv"), "send_recv" for a kernel of any that sends; None for what moves no data.
+    """Return the operation that a name stands for, "send_recv" for a kernel of any that sends; None if it moves no
+    data.
+
+    Examples: "c10d::allreduce_", "nccl:all_reduce", "_allgather_base", "HcclAllreduce", "hcom_allReduce__868_0_1",
+    "all_to_allv".
     """
     plain = re.sub(r"[^a-z]", "", name.split("(")[0].rpartition("::")[2].rpartition(":")[2].lower())
     if not plain or _NOT_ONE.search(plain.removeprefix("hcom").removeprefix("hccl")):
@@ -65,6 +68,6 @@ def operation_of(name: str) -> Kind | Literal["send_recv"] | None:
 
 
 def kind_of(name: str) -> Kind | None:
-    """The operation that a name stands for, which sends where that may be more than one."""
+    """Return the operation that a name stands for; the sending one if there are several."""
     operation = operation_of(name)
     return "send" if operation == "send_recv" else operation

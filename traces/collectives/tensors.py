@@ -1,5 +1,5 @@
 # pyright: strict
-"""How many elements of which dtype a collective moves, by the tensors of an op whose form is known."""
+"""Compute how many elements of which dtype a collective moves, from the tensors of ops with a known signature."""
 
 from __future__ import annotations
 
@@ -40,12 +40,14 @@ def dtype_named(recorded: str) -> str | None:
 
 
 def tensors_of(signature: OpSignature) -> list[list[tuple[int, str]]]:
-    """Of each argument that is a tensor or a list of such: (elements, dtype) of each; "" for a dtype not recorded."""
+    """Return (elements, dtype) of each tensor, for each argument that is a tensor or tensor list; "" for an unknown
+    dtype.
+    """
     return [[(prod(shape), name) for shape, name in entry] for entry in _shapes_of(signature)]
 
 
 def _shapes_of(signature: OpSignature) -> list[list[tuple[tuple[int, ...], str]]]:
-    """The same with shapes in place of their elements."""
+    """Return (shape, dtype) of each tensor, for each argument that is a tensor or tensor list."""
     arguments: list[list[tuple[tuple[int, ...], str]]] = []
     for index, (kind, dims) in enumerate(zip(signature.types or (), signature.dims or (), strict=False)):
         if kind == "TensorList":
@@ -67,13 +69,13 @@ def _sizes(dims: object) -> tuple[int, ...]:
 
 
 def of_tensors(kind: Kind, signature: OpSignature) -> Sizes | None:
-    """Sizes by the tensors of an op whose form is known, and their dtype."""
+    """Return sizes and dtype from the tensors of an op with a known signature."""
     sizes = sizes_of_tensors(kind, signature)
     return sizes if sizes is not None and sizes[2] else None
 
 
 def sizes_of_tensors(kind: Kind, signature: OpSignature) -> Sizes | None:
-    """The same where no dtype is recorded, which is "" then."""
+    """Return sizes like `of_tensors`, with dtype "" if none is recorded."""
     if EXPERTS in signature.name:
         return _of_experts(signature)
     if with_product(signature.name):
@@ -87,7 +89,9 @@ def sizes_of_tensors(kind: Kind, signature: OpSignature) -> Sizes | None:
 
 
 def _of_form(kind: Kind, name: str, dtype: str, parts: Sequence[tuple[int, ...]]) -> Sizes | None:
-    """Sizes by which of the tensors go in and come out, as the name of the op tells; `parts`: elements of each."""
+    """Return sizes from the op's name, which says which tensors are inputs and outputs; `parts` are elements of
+    each.
+    """
     totals = list(map(sum, parts))
     if name.endswith(_OUT_FIRST) or name.startswith(_LISTS_OUT_FIRST):
         return (totals[1], totals[0], dtype, parts[1]) if len(totals) > 1 else None
@@ -106,7 +110,7 @@ def with_product(name: str) -> bool:
 
 
 def _of_product(kind: Kind, signature: OpSignature) -> Sizes | None:
-    """Of the product of (..., K) with (K, N): what is gathered goes in, what is reduced comes out."""
+    """Return sizes for a product of (..., K) with (K, N): the input is gathered, the output is reduced."""
     shapes = [entry[0] for entry in _shapes_of(signature) if len(entry[0][0]) > 1]
     if len(shapes) < 2 or not shapes[0][1]:
         return None
@@ -117,7 +121,7 @@ def _of_product(kind: Kind, signature: OpSignature) -> Sizes | None:
 
 
 def _of_experts(signature: OpSignature) -> Sizes | None:
-    """Of tokens (T, H), each sent to, or back from, as many experts as its row of ids (T, k) names."""
+    """Return sizes for tokens (T, H), each sent to or from as many experts as its row of ids (T, k) names."""
     shapes = [entry[0] for entry in _shapes_of(signature) if len(entry[0][0]) == 2]
     hidden = next(((shape, name) for shape, name in shapes if "float" in name or name == "int8"), None)
     ids = next((shape for shape, name in shapes if name in ("int32", "int64")), None)

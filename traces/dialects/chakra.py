@@ -1,9 +1,9 @@
 # pyright: strict
-"""Chakra execution traces in protobuf (`NAME.0.et`): the messages of et_def.proto, read as nodes of an ExecutionTrace.
+"""Read Chakra execution traces in protobuf (`NAME.0.et`) as nodes of an ExecutionTrace.
 
-Field numbers and names are those of the public schema (mlcommons/chakra, schema/protobuf/et_def.proto, 0.0.4). A file
-is a `GlobalMetadata` and then a `Node` each, every one after its length as a varint. What nodes mean is for
-`execution_trace`, which reads the JSON form as well; how they are written is `replay.export.chakra`'s.
+Field numbers and names come from the public schema (mlcommons/chakra, schema/protobuf/et_def.proto, 0.0.4). A file is a
+`GlobalMetadata` followed by `Node` messages, each preceded by its length as a varint. `execution_trace`, which also
+reads the JSON form, interprets the nodes; `replay.export.chakra` writes them.
 """
 
 from __future__ import annotations
@@ -74,9 +74,9 @@ uint64, bool and string."""
 
 
 def is_chakra(head: bytes) -> bool:
-    """Whether a file begins with a `GlobalMetadata` after its length; JSON and other text never does.
+    """Check whether a file begins with a length-prefixed `GlobalMetadata`; JSON and other text never does.
 
-    Chakra's test generator writes a version alone, Chakra's converters write attributes alone.
+    Chakra's test generator writes only a version, Chakra's converters only attributes.
     """
     try:
         length, at = read_varint(head[:10], 0)
@@ -105,7 +105,7 @@ def _is_version(value: bytes) -> bool:
 
 
 def _is_attribute(value: bytes) -> bool:
-    """Whether bytes begin with the name of an `AttributeProto`."""
+    """Check whether bytes begin with the name of an `AttributeProto`."""
     if len(value) < 3 or value[0] != 0x0A:
         return False
     name = value[2 : 2 + value[1]]
@@ -129,7 +129,7 @@ class ChakraStream:
         self._held = b""
 
     def __iter__(self) -> Iterator[list[Node]]:
-        """A node that cannot be read is counted and left out. Raises TooLarge."""
+        """Yield lists of nodes; a node that cannot be read is counted and skipped. Raises TooLarge."""
         nodes: list[Node] = []
         for number, message in enumerate(self._messages()):
             try:
@@ -161,7 +161,7 @@ class ChakraStream:
             self._held = self._held[begin + length :]
 
     def _fill(self, wanted: int) -> bool:
-        """Whether so many bytes are there."""
+        """Read until this many bytes are buffered, and return whether there were enough."""
         parts, have = [self._held], len(self._held)
         while have < wanted:
             block = bytearray(max(BLOCK_BYTES, wanted - have))
@@ -184,7 +184,7 @@ class ChakraStream:
 
 
 def _decoded(message: bytes) -> tuple[Node, dict[str, Any]]:
-    """A message `Node` and its attributes. Raises Malformed."""
+    """Decode a `Node` message and its attributes. Raises Malformed."""
     node = Node(id=0, dur=0, ctrl_deps=NO_PARENT)
     attrs: dict[str, Any] = {}
     for number, _, value in fields(message):
@@ -207,8 +207,8 @@ def _decoded(message: bytes) -> tuple[Node, dict[str, Any]]:
 def _nodes(message: bytes, *, ours: bool) -> list[Node]:
     """Return the node of a message; a call that ran on a device becomes an op and its kernel. Raises Malformed.
 
-    `ours`: opreplay wrote the file. Chakra's converter writes a node for the op and one for each of its kernels, which
-    repeats the arguments of the op.
+    `ours` means that opreplay wrote the file. Chakra's converter writes one node for the op and one for each of its
+    kernels, which repeats the op's arguments.
     """
     node, attrs = _decoded(message)
     inputs: dict[str, Any] = dict(node.inputs or ())
@@ -234,7 +234,9 @@ def _nodes(message: bytes, *, ours: bool) -> list[Node]:
 
 
 def _is_call(node: Node, attrs: dict[str, Any], inputs: dict[str, Any], *, ours: bool) -> bool:
-    """Whether a node on a device is a call with its kernel, not one kernel of a call that has a node of its own."""
+    """Check whether a node on a device is a call with its kernel, rather than one kernel of a call with its own
+    node.
+    """
     schema = attrs.get("op_schema")
     if ours:
         return bool(inputs.get("types")) or schema is not None
@@ -244,7 +246,7 @@ def _is_call(node: Node, attrs: dict[str, Any], inputs: dict[str, Any], *, ours:
 
 
 def _columns(message: bytes) -> dict[str, Any]:
-    """An `IOInfo`, whose texts are lists."""
+    """Decode an `IOInfo`, whose texts are lists."""
     columns: dict[str, Any] = {name: [] for name in _COLUMNS.values()}
     for number, _, value in fields(message):
         if number in _COLUMNS and isinstance(value, bytes):
@@ -262,7 +264,7 @@ _POINT_TO_POINT: dict[object, str] = {NodeType.COMM_SEND: "send", NodeType.COMM_
 
 
 def _list_of(text: str) -> Any:
-    """A list as Python or JSON writes it; [] for nothing."""
+    """Parse a list in Python or JSON notation; [] for an empty text."""
     import msgspec
 
     if not text:
@@ -274,7 +276,7 @@ def _list_of(text: str) -> Any:
 
 
 def _unquoted(value: Any) -> Any:
-    """Texts without the quotes that Python's repr puts around them."""
+    """Remove the quotes of Python's repr from texts."""
     if isinstance(value, list):
         return [_unquoted(item) for item in value]  # pyright: ignore[reportUnknownVariableType]
     quoted = isinstance(value, str) and len(value) > 1 and value[0] == value[-1] and value[0] in "'\""
@@ -282,7 +284,7 @@ def _unquoted(value: Any) -> Any:
 
 
 def _attribute(message: bytes) -> tuple[str, Any]:
-    """Name and value of an `AttributeProto`; None for a value of another kind than numbers and texts."""
+    """Return name and value of an `AttributeProto`; None for values other than numbers and texts."""
     name, attribute = "", None
     for number, _, value in fields(message):
         if number == 1 and isinstance(value, bytes):

@@ -1,5 +1,5 @@
 # pyright: strict
-"""Collectives that nodes of a Chakra file tell by attributes: `comm_type`, `comm_size`, the group, both ends."""
+"""Read the collectives described by attributes of Chakra nodes: `comm_type`, `comm_size`, the group, both ends."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ _NAMES = {kind.value: kind.name.lower() for kind in CollectiveType} | {8: "reduc
 
 
 def listed_collective(node: Node, row: int) -> ListedCollective | None:
-    """What a node says of communication; None for one that says nothing, or nothing sound.
+    """Return the collective that a node describes; None if it describes none or the values are invalid.
 
-    Nodes tell bytes: they are taken as float32 where they are reduced and their number divides, else as they are.
+    Nodes give bytes: for reductions they are read as float32 if the number is divisible by 4, otherwise as bytes.
     """
     attrs = _attributes(node.attrs)
     kind = attrs.get("comm_type_name") or _NAMES.get(_count(attrs.get("comm_type")))
@@ -48,7 +48,7 @@ def _group_name(attrs: Mapping[str, Any]) -> str | None:
 
 
 def _duration_us(node: Node) -> float:
-    """In whole nanoseconds; 0 where the node does not tell."""
+    """Return the duration, recorded in whole nanoseconds; 0 if it is missing."""
     duration = node.duration
     timed = isinstance(duration, int | float) and 0 <= duration < 1e12
     return round(duration * 1000) / 1e3 if timed else 0.0
@@ -65,7 +65,7 @@ def _attributes(listed: Any) -> dict[str, Any]:
 
 
 def _count(value: object) -> int:
-    """A number that is not negative, else -1."""
+    """Return a non-negative number, or -1."""
     return value if type(value) is int and value >= 0 else -1
 
 

@@ -1,5 +1,5 @@
 # pyright: strict
-"""What a kind of file is to the reader: a name, how it is told by its first bytes, and how it is read."""
+"""Definition of a file kind: its name, how its first bytes are recognised, and how it is read."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Read = TypeVar("Read", covariant=True)
 
 
 class Want(msgspec.Struct, frozen=True, kw_only=True):
-    """What is wanted of a file beside the columns that every reading fills, and how it may be read."""
+    """What to read besides the columns that are always read, and how."""
 
     columns: frozenset[Column] = frozenset()
     processes: int = 1

@@ -1,4 +1,6 @@
-"""Which memory each tensor of each ExecutionTrace node lies in; owns that column, not how arguments are spelled."""
+"""Record in which memory each tensor of each ExecutionTrace node lies; `et_signature` handles the arguments
+themselves.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,7 @@ _UNDEFINED = "nullptr"
 
 
 class MemoryColumn:
-    """Collects where the tensors of nodes begin as numbers, in the order of the nodes."""
+    """Collects the start addresses of the nodes' tensors as numbers, in node order."""
 
     def __init__(self) -> None:
         self._numbers: dict[tuple[int, int, str], int] = {}
@@ -24,14 +26,14 @@ class MemoryColumn:
         self._bounds = array("q", [0])
 
     def add(self, node: Node) -> None:
-        """One more row: its arguments, then its results. What is not as it should be counts as not known."""
+        """Add a row: the node's arguments, then its results. Invalid entries count as unknown."""
         for column, types in ((node.inputs, node.input_types), (node.outputs, node.output_types)):
             if isinstance(column, dict):
                 column, types = column.get("values"), column.get("types")
             self._add(column, types)
 
     def table(self) -> TensorMemories | None:
-        """The column; None where no node tells a storage."""
+        """Return the column; None if no node names a storage."""
         if not self._numbers:
             return None
         return TensorMemories(ids=np.array(self._ids, dtype=np.int64), bounds=np.array(self._bounds, dtype=np.int64))
@@ -43,9 +45,9 @@ class MemoryColumn:
         self._bounds.append(len(self._ids))
 
     def _number(self, value: Any) -> int:
-        """Of the storage and the offset in it in [tensor, storage, offset, numel, itemsize, device].
+        """Return a number for the storage and offset in [tensor, storage, offset, numel, itemsize, device].
 
-        Query, key and value inside one packed projection lie in one storage, and are three tensors.
+        Query, key and value inside one packed projection share a storage but are three tensors.
         """
         if not isinstance(value, list) or len(value) < 5 or type(value[1]) is not int or value[1] <= 0:
             return UNKNOWN
@@ -55,7 +57,7 @@ class MemoryColumn:
 
 
 def _tensors(values: list[Any], types: list[Any]) -> Iterator[Any]:
-    """What is recorded of each tensor, lists flattened, undefined ones left out."""
+    """Yield the record of each tensor, with lists flattened and undefined tensors left out."""
     for value, type_ in zip(values, types, strict=False):
         if not isinstance(type_, str) or "Tensor(" not in type_:
             continue

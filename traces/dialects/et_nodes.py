@@ -1,8 +1,8 @@
 # pyright: strict
-"""Nodes of an ExecutionTrace as a stream, in bounded memory; owns splitting, decoding and salvage, not their meaning.
+"""Stream the nodes of an ExecutionTrace in bounded memory: split, decode and repair them, without interpreting them.
 
-The text is cut where one node ends and the next begins; a piece that decodes proves its cuts. One that does not is
-taken node by node, repaired where possible, and what is lost or repaired is counted.
+The text is cut where one node ends and the next begins; a piece that decodes confirms its cuts. A piece that does not
+decode is processed node by node, with repairs if possible; losses and repairs are counted.
 """
 
 from __future__ import annotations
@@ -33,7 +33,9 @@ _MOST_JOINED = 64
 
 
 class Node(msgspec.Struct, kw_only=True):
-    """One recorded node, fields of both generations, unchecked: a wrong type must not cost the nodes around it."""
+    """One recorded node with the fields of both generations, unchecked: a wrong type must not lose neighbouring
+    nodes.
+    """
 
     id: Any = None
     name: Any = ""
@@ -64,7 +66,7 @@ class Node(msgspec.Struct, kw_only=True):
 
     @property
     def duration(self) -> Any:
-        """With that of what it calls, where it is recorded."""
+        """Return the duration including callees, if it is recorded."""
         return self.dur if self.inclusive_dur is None else self.inclusive_dur
 
 
@@ -91,7 +93,7 @@ class NodeStream:
     block_bytes: int = BLOCK_BYTES
 
     def __iter__(self) -> Iterator[list[Node]]:
-        """Raises UnknownDialect or Malformed when there is no array of nodes, TooLarge over a limit."""
+        """Yield lists of nodes. Raises UnknownDialect or Malformed without an array of nodes, TooLarge over a limit."""
         rest = self._head(self.source.limits)
         separator: re.Pattern[bytes] | None = None
         max_bytes = self.source.limits.event_bytes
@@ -117,7 +119,7 @@ class NodeStream:
             return bytes(view[: self.source.readinto(view)])
 
     def _head(self, limits: Limits) -> bytes:
-        """Read up to the array of nodes; the bytes after its "["."""
+        """Read up to the array of nodes and return the bytes after its "["."""
         text, searched, tries = b"", 0, 0
         while tries < _MOST_JOINED:
             for match in _NODES.finditer(text, searched):
@@ -136,10 +138,10 @@ class NodeStream:
             if len(text) > limits.metadata_bytes:
                 raise too_large("metadata_bytes", limits.metadata_bytes, len(text), "bytes before the nodes")
         if _header(text) is None:
-            raise Malformed(f"{self.source.path} is no ExecutionTrace: it is no JSON object with nodes")
+            raise Malformed(f"{self.source.path} is not an ExecutionTrace: it is not a JSON object with nodes")
         raise UnknownDialect(
             f"{self.source.path} is JSON but has no nodes",
-            hint="An ExecutionTrace is what torch.profiler.ExecutionTraceObserver writes.",
+            hint="torch.profiler.ExecutionTraceObserver writes an ExecutionTrace.",
         )
 
     def _count_comma(self, separator: re.Match[bytes]) -> None:
@@ -147,7 +149,7 @@ class NodeStream:
             self.repairs["missing comma"] += 1
 
     def _decode(self, body: bytes, separator: re.Pattern[bytes] | None, *, last: bool = False) -> list[Node]:
-        """The nodes of a piece of the array; one by one where the whole does not decode."""
+        """Return the nodes of a piece of the array, decoding them one by one if the whole piece does not decode."""
         with suppress(*_UNDECODABLE):
             return _DECODE_ALL.decode(b"[" + body + b"]")
         cuts = list(separator.finditer(body)) if separator else []
@@ -171,7 +173,7 @@ class NodeStream:
         return nodes
 
     def _salvage(self, body: bytes, starts: list[int], stops: list[int], at: int) -> tuple[int, Node | None]:
-        """(pieces used, node) for the piece `at`: as it is, joined with pieces behind it, or repaired."""
+        """Return (pieces used, node) for the piece `at`: unchanged, joined with following pieces, or repaired."""
         for used in range(1, min(_MOST_JOINED, len(starts) - at) + 1):
             node = _one(body[starts[at] : stops[at + used - 1]])
             if node is not None:
@@ -186,7 +188,7 @@ class NodeStream:
         return 1, None
 
     def _tail(self, rest: bytes, separator: re.Pattern[bytes]) -> list[Node]:
-        """The last nodes and what follows the array."""
+        """Return the last nodes, and read what follows the array."""
         max_bytes = self.source.limits.metadata_bytes + self.source.limits.event_bytes
         if len(rest) > max_bytes:
             raise too_large("metadata_bytes", max_bytes, len(rest), "bytes in and behind the last node")
@@ -211,7 +213,9 @@ def _one(piece: bytes) -> Node | None:
 
 
 def _whole_before_cut(piece: bytes) -> list[Node]:
-    """Return the node that a piece begins with, where the one behind it is too damaged to tell it by its first key."""
+    """Return the node at the start of a piece if the following node is too damaged to be recognised by its first
+    key.
+    """
     try:
         end = json.JSONDecoder(strict=False).raw_decode(piece.decode("latin-1"))[1]
     except (ValueError, RecursionError):
@@ -221,7 +225,7 @@ def _whole_before_cut(piece: bytes) -> list[Node]:
 
 
 def _header(text: bytes) -> dict[str, Any] | None:
-    """A JSON object without its empty key, or None."""
+    """Return a JSON object without its empty key, or None."""
     try:
         value = msgspec.json.decode(text)
     except _UNDECODABLE:
@@ -234,7 +238,7 @@ def _header(text: bytes) -> dict[str, Any] | None:
 
 
 def _array_end(rest: bytes) -> int | None:
-    """Position of the "]" that closes the array of nodes, whose text `rest` begins inside of; None when cut off."""
+    """Return the position of the "]" that closes the array of nodes in which `rest` begins; None if it is cut off."""
     text = "[" + rest.decode("latin-1")  # one character a byte, so that positions stay
     first: int | None = None
     with suppress(ValueError, RecursionError):
@@ -248,9 +252,9 @@ def _array_end(rest: bytes) -> int | None:
 
 
 def _separator(text: bytes) -> re.Pattern[bytes] | None:
-    """What stands between two nodes: "}" and "{" with the first key of a node, and its second if that is not enough.
+    """Return the pattern between two nodes: "}" and "{" with the first key of a node, and the second key if needed.
 
-    None until the text holds the beginning of the first node.
+    Return None until the text holds the beginning of the first node.
     """
     first = _FIRST_KEY.match(text)
     if first is None:
@@ -260,7 +264,7 @@ def _separator(text: bytes) -> re.Pattern[bytes] | None:
 
 
 def _separator_for(first: bytes, second: bytes | None = None) -> re.Pattern[bytes]:
-    """The comma may be missing: some torch versions leave it out."""
+    """Return the pattern for these keys; the comma is optional, since some torch versions omit it."""
     then = b'"' + first + b'"\\s*:'
     if second is not None:
         then += rb'\s*(?:"(?:[^"\\]|\\.){0,4096}"|[^",{}\[\]]{1,40})\s*,\s*"' + second + rb'"\s*:'

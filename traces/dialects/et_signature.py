@@ -1,4 +1,4 @@
-"""Arguments of one ExecutionTrace node in the words of a Kineto event; owns the spelling, not the reading of nodes."""
+"""Convert the arguments of one ExecutionTrace node to the notation of a Kineto event."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ _ALIGNMENT_BYTES = 512
 
 
 class BrokenArguments(Exception):
-    """The recorded arguments contradict themselves; the op is kept without them."""
+    """The recorded arguments contradict each other; the op is kept without them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Tensor:
-    """One recorded tensor; `key` names its storage within the file, None when it has none."""
+    """One recorded tensor; `key` identifies its storage within the file, or is None."""
 
     shape: tuple[int, ...]
     strides: tuple[int, ...]
@@ -36,7 +36,7 @@ class _Tensor:
 
     @property
     def extent(self) -> int:
-        """Elements from the first to the last one, gaps between strides included; 0 for an empty tensor."""
+        """Return the elements from the first to the last one, including gaps between strides; 0 for an empty tensor."""
         if 0 in self.shape:
             return 0
         if len(self.strides) == len(self.shape):
@@ -46,7 +46,7 @@ class _Tensor:
 
 @dataclass(slots=True, kw_only=True)
 class _Arguments:
-    """Per-argument entries, as `OpSignature` wants them."""
+    """Entries per argument, in the form of `OpSignature`."""
 
     dims: list[Dims] = field(default_factory=list)
     types: list[str] = field(default_factory=list)
@@ -71,10 +71,10 @@ class _Arguments:
 
 
 def signature_of(node: Node, name: str, op_schema: object) -> OpSignature:
-    """The signature of a node; raises BrokenArguments when its argument lists do not fit each other.
+    """Return the signature of a node; raises BrokenArguments if its argument lists do not match.
 
-    Types are spelled as Kineto spells them; beyond that an ExecutionTrace gives the values of strings and of lists
-    longer than 30, the tensors in a `Tensor?[]` (a "TensorList" here) and their types, and which tensors share storage.
+    Types are spelled as in Kineto. In addition, an ExecutionTrace gives the values of strings and of lists longer than
+    30, the tensors in a `Tensor?[]` (a "TensorList" here) and their types, and which tensors share storage.
     """
     values, shapes, types, strides = _columns(node)
     if not types:  # as in Kineto, where nothing is recorded of an op without arguments
@@ -97,7 +97,7 @@ def signature_of(node: Node, name: str, op_schema: object) -> OpSignature:
 
 
 def _result_columns(node: Node) -> list[Any] | None:
-    """Values, shapes and types of the results, lists of one length; None where none are recorded."""
+    """Return values, shapes and types of the results, as lists of equal length; None if none are recorded."""
     columns: list[Any] = [node.outputs, node.output_shapes, node.output_types]
     if isinstance(node.outputs, dict):
         columns = [node.outputs.get(name) for name in ("values", "shapes", "types")]
@@ -109,7 +109,7 @@ def _result_columns(node: Node) -> list[Any] | None:
 
 
 def results_of(node: Node) -> tuple[tuple[str, tuple[int, ...]] | None, ...] | None:
-    """`OpSignature.results` of a node; None where none are recorded. Raises BrokenArguments like `signature_of`."""
+    """Return `OpSignature.results` of a node; None if none are recorded. Raises BrokenArguments like `signature_of`."""
     recorded = _result_columns(node)
     if recorded is None:
         return None
@@ -126,13 +126,13 @@ def results_of(node: Node) -> tuple[tuple[str, tuple[int, ...]] | None, ...] | N
 
 
 def overload_of(op_schema: object) -> str | None:
-    """Overload name from the text before the first "(", the only part of a recorded schema that is looked at."""
+    """Return the overload name from the text before the first "(", the only part of a recorded schema that is used."""
     match = _OVERLOAD.match(op_schema) if isinstance(op_schema, str) else None
     return (match[1] or "") if match else None
 
 
 def _columns(node: Node) -> tuple[list[Any], list[Any], list[Any], list[Any] | None]:
-    """Values, shapes, types and strides of either generation, checked to be lists of one length."""
+    """Return values, shapes, types and strides of either generation, checked to be lists of equal length."""
     if isinstance(node.inputs, dict):
         get = node.inputs.get
         strides = get("strides")
@@ -167,7 +167,7 @@ def _add(to: _Arguments, value: Any, shape: Any, type_: str, strides: Any) -> No
 
 
 def _add_tensors(to: _Arguments, *columns: Any) -> None:
-    """`columns`: values, shapes, types and strides of the tensors."""
+    """Add tensors; `columns` are their values, shapes, types and strides."""
     if any(not isinstance(column, list) or len(column) != len(columns[2]) for column in columns):
         raise BrokenArguments("a list of tensors whose values, shapes and types differ in number")
     tensors = tuple(map(_tensor, *columns))
@@ -187,7 +187,7 @@ def _add_list(to: _Arguments, values: list[Any], shape: Any, type_: str, strides
 
 
 def _split(text: str) -> list[str]:
-    """Element types at the outermost level: "Int,Tuple[Int,Int]" → ["Int", "Tuple[Int,Int]"]."""
+    """Split element types at the outermost level: "Int,Tuple[Int,Int]" → ["Int", "Tuple[Int,Int]"]."""
     if "[" not in text:
         return text.split(",") if text else []
     parts, depth, begin = [], 0, 0
@@ -200,7 +200,7 @@ def _split(text: str) -> list[str]:
 
 
 def _text(value: Any) -> str:
-    """As Kineto prints it; an ExecutionTrace writes inf and nan as text and floats with six decimals."""
+    """Format a value as Kineto does; an ExecutionTrace writes inf and nan as text and floats with six decimals."""
     if isinstance(value, list) and all(not isinstance(item, list | dict) for item in value):
         return format_literal([parse_literal(item) if isinstance(item, str) else item for item in value])
     if isinstance(value, str):
@@ -215,7 +215,7 @@ def _ints(value: Any, what: str) -> tuple[int, ...]:
 
 
 def _tensor(value: Any, shape: Any, type_: str, strides: Any) -> _Tensor | None:
-    """One tensor; None for an undefined or absent one. `value`: [tensor, storage, offset, numel, itemsize, device]."""
+    """Return one tensor; None if undefined or absent. `value`: [tensor, storage, offset, numel, itemsize, device]."""
     element = type_.removeprefix("Tensor(").removesuffix(")")
     if type_ == "None" or element == _UNDEFINED:
         return None
@@ -229,7 +229,7 @@ def _tensor(value: Any, shape: Any, type_: str, strides: Any) -> _Tensor | None:
 
 
 def _place(value: Any) -> dict[str, Any]:
-    """Storage, offset and element size of a recorded tensor; nothing where these make no sense."""
+    """Return storage, offset and element size of a recorded tensor; empty if they are invalid."""
     known = isinstance(value, list) and len(value) >= 5 and all(type(item) is int for item in value[:5])
     if not known or value[1] <= 0 or value[2] < 0 or value[4] <= 0:
         return {}
@@ -247,7 +247,7 @@ def _list_types(arguments: _Arguments) -> tuple[tuple[str, ...], ...] | None:
 
 
 def _storages(arguments: list[tuple[_Tensor | None, ...]]) -> tuple[tuple[tuple[int, int], ...], ...] | None:
-    """`OpSignature.storage`; None when no tensor tells its storage."""
+    """Return `OpSignature.storage`; None if no tensor names its storage."""
     tensors = [tensor for argument in arguments for tensor in argument]
     parts = _shared_parts([tensor for tensor in tensors if tensor is not None and tensor.key is not None])
     if not parts:
@@ -268,9 +268,9 @@ def _storages(arguments: list[tuple[_Tensor | None, ...]]) -> tuple[tuple[tuple[
 
 
 def _shared_parts(tensors: list[_Tensor]) -> dict[int, int]:
-    """`id` of each tensor → first byte of the part of its storage that it and those it overlaps with use together.
+    """Map each tensor's `id` to the first byte of the storage range that it shares with overlapping tensors.
 
-    Views of one storage that lie apart do not depend on each other, so replaying them needs no memory between them.
+    Views of one storage that do not overlap are independent, so replaying them needs no memory between them.
     """
     parts: dict[int, int] = {}
     key, begin, end = None, 0, 0

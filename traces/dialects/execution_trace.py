@@ -1,8 +1,8 @@
-"""PyTorch ExecutionTrace and Chakra files as a `Trace`; owns what their nodes mean, not how they are split.
+"""Build a `Trace` from PyTorch ExecutionTrace and Chakra files; `et_nodes` splits them, this module interprets nodes.
 
 Generations: 1.0.x has flat nodes (`input_shapes`, `rf_id`, `parent`); 1.1.x-chakra has `inputs.{values,shapes,types}`,
 since 1.1.1 also strides, and `attrs`; a Chakra file that was linked with Kineto adds `ts`, durations and device nodes.
-They are told apart node by node, not by the version text.
+Each node is classified by its fields, not by the version text.
 """
 
 from __future__ import annotations
@@ -60,11 +60,11 @@ _PHASE = re.compile(r"([^()]{1,500})\((\d{1,4})\)")
 
 
 def _read(stream: Nodes) -> Trace:
-    """The nodes of a file.
+    """Build the trace from the nodes of a file.
 
     Ops are in file order (children before parents) with `OpTable.parent` set; start and duration are 0 unless the file
-    was linked with times. User annotations become annotations. Raises UnknownDialect for JSON that has no such nodes,
-    Malformed for no JSON, TooLarge over a limit.
+    was linked with times. User annotations become annotations. Raises UnknownDialect for JSON without such nodes,
+    Malformed for a file that is not JSON, TooLarge over a limit.
     """
     builder = _Builder(limits=stream.source.limits, has_phases=isinstance(stream, ChakraStream))
     for nodes in stream:
@@ -72,8 +72,8 @@ def _read(stream: Nodes) -> Trace:
             builder.add(node)
     if builder.nodes and not builder.ids:
         raise UnknownDialect(
-            f"{stream.source.path} has nodes, but none with an id and a name: no ExecutionTrace",
-            hint="An ExecutionTrace is what torch.profiler.ExecutionTraceObserver writes.",
+            f"{stream.source.path} has nodes, but none with an id and a name: not an ExecutionTrace",
+            hint="torch.profiler.ExecutionTraceObserver writes an ExecutionTrace.",
         )
     return builder.trace(stream)
 
@@ -128,7 +128,7 @@ class _Builder:
     losses: Counter[str] = field(default_factory=Counter)
 
     def add(self, node: Node) -> None:
-        """Take one node; what it lacks is counted."""
+        """Add one node and count what it lacks."""
         self.nodes += 1
         if self.nodes > self.limits.events:
             raise too_large("events", self.limits.events, self.nodes, "nodes in the ExecutionTrace")
@@ -157,7 +157,9 @@ class _Builder:
         self.ids[node.id] = (owner, parent)
 
     def _take_phase(self, node: Node) -> int | None:
-        """Return the phase of an op that Chakra's converter cut where its kernels start; its name loses the phase."""
+        """Return the phase of an op that Chakra's converter split where its kernels start, and remove it from the
+        name.
+        """
         match = _PHASE.fullmatch(node.name) if self.has_phases else None
         if match is None:
             return None
@@ -165,8 +167,10 @@ class _Builder:
         return int(match[2])
 
     def _continued(self, node: Node, attrs: dict[str, Any], phase: int) -> int:
-        """Return the row of the call that a phase continues, which then lasts until this phase ends; -1 for none: it is
-        the first phase, or the one ahead is missing."""
+        """Return the row of the call that a phase continues, and extend the call to the end of this phase.
+
+        Return -1 for the first phase and if the previous one is missing.
+        """
         key = node.name, str(attrs["tid"]), str(attrs["rf_id"])
         before, row = self.phases.get(key, (-1, -1))
         if phase == 0 or before != phase - 1:
@@ -181,7 +185,7 @@ class _Builder:
         return row
 
     def _add_collective(self, node: Node, row: int) -> None:
-        """What a Chakra node says of communication; a kernel has no row."""
+        """Add what a Chakra node says about communication; a kernel has no row."""
         collective = listed_collective(node, row)
         if collective is not None:
             self.collectives.append(collective)
@@ -248,7 +252,7 @@ class _Builder:
         return self.tracks.setdefault(str(tid)[:100], len(self.tracks))
 
     def _devices(self, node: Node) -> bool:
-        """Collect the kinds of devices of the node's tensors; return whether one of them is an accelerator."""
+        """Collect the device kinds of the node's tensors; return whether one of them is an accelerator."""
         accelerated = False
         values = node.inputs.get("values") if isinstance(node.inputs, dict) else node.inputs
         for value in values if isinstance(values, list) else ():
@@ -259,7 +263,7 @@ class _Builder:
         return accelerated
 
     def trace(self, stream: Nodes) -> Trace:
-        """The finished value."""
+        """Return the finished trace."""
         self._own_transfers()
         self._time_computing()
         rows = {node: self._owner(parent) for node, (_, parent) in self.ids.items()}
@@ -293,8 +297,10 @@ class _Builder:
         )
 
     def _settle_starts(self, ops: OpTable, kernels: KernelTable) -> bool:
-        """Return whether the file has times, and count nodes without a start as losses; where others have one, these
-        begin when the row ahead ends."""
+        """Return whether the file has times, and count nodes without a start as losses.
+
+        If other nodes have a start, a node without one begins at the end of the previous row.
+        """
         starts = ops.start_ns, kernels.start_ns
         missing = [start == _NO_START for start in starts]
         for start, rows in zip(starts, missing, strict=True):
@@ -312,7 +318,7 @@ class _Builder:
         return True
 
     def _collectives(self) -> tuple[ListedCollective, ...]:
-        """With the sizes of groups that the file describes."""
+        """Return the collectives with the group sizes that the file describes."""
         sizes = {group.pg_name: group.group_size for group in self.process_groups if group.pg_name}
         return tuple(
             collective
@@ -322,7 +328,7 @@ class _Builder:
         )
 
     def _owner(self, node: int) -> int:
-        """Row of the nearest op at or above a node, -1 for none; annotations on the way are passed over."""
+        """Return the row of the nearest op at or above a node, skipping annotations; -1 if there is none."""
         for _ in range(_MAX_ANCESTORS):
             row, parent = self.ids.get(node, (-1, node))
             if row >= 0 or parent == node:
@@ -331,14 +337,14 @@ class _Builder:
         return -1
 
     def _launcher(self, parent: int, takes: list[int]) -> int:
-        """Row of the op that launched a kernel: the one above it, else one whose result it takes; -1 for none."""
+        """Return the row of the op that launched a kernel: its parent, else an op whose result it reads; -1 if none."""
         row = self._owner(parent)
         return row if row >= 0 else next((op for number in takes if (op := self.ids.get(number, (-1, 0))[0]) >= 0), -1)
 
     def _own_transfers(self) -> None:
-        """Make an op of each node of communication on a device that no op of communication launched.
+        """Create an op for each communication node on a device that no communication op launched.
 
-        What such a node takes from an op is data: it shows no launch.
+        An op whose result such a node reads only provides data; it did not launch it.
         """
         listed = {collective.row for collective in self.collectives if collective.row >= 0}
         kinds = [class_of_op(signature.name) for signature in self.signatures]
@@ -358,8 +364,9 @@ class _Builder:
             self.added_kernels += 1
 
     def _time_computing(self) -> None:
-        """Give ops on tensors of an accelerator a kernel of their own length, where a Chakra file has nodes on the
-        device for communication alone."""
+        """Give ops on accelerator tensors a kernel of the op's length if a Chakra file has only communication on the
+        device.
+        """
         if not self.has_phases or not self.transfers or len(self.transfers) < len(self.kernels):
             return
         names = [signature.name for signature in self.signatures]
@@ -418,7 +425,7 @@ class _Builder:
 
 
 def _fill_starts(start_ns: Column, dur_ns: Column, missing: npt.NDArray[np.bool_]) -> None:
-    """Set each missing start to the end of the row ahead; those before the first that is known to its start."""
+    """Set each missing start to the end of the previous row; starts before the first known one become equal to it."""
     known = np.flatnonzero(~missing)
     if not len(known):
         return
@@ -428,7 +435,7 @@ def _fill_starts(start_ns: Column, dur_ns: Column, missing: npt.NDArray[np.bool_
 
 
 def _attributes(node: Node) -> dict[str, Any]:
-    """rf_id, scope, tid and op_schema, from `attrs` or from the node itself."""
+    """Return rf_id, scope, tid and op_schema, from `attrs` or from the node itself."""
     attributes: dict[str, Any] = {
         "rf_id": node.rf_id,
         "scope": node.scope,
@@ -443,12 +450,12 @@ def _attributes(node: Node) -> dict[str, Any]:
 
 
 def _int32(number: object) -> int:
-    """Return a recorded number of a stream or device; 0 where there is none."""
+    """Return a recorded stream or device number; 0 if there is none."""
     return number if type(number) is int and abs(number) < 2**31 else 0
 
 
 def _nanoseconds(microseconds: object) -> int:
-    """Recorded microseconds as whole nanoseconds; 0 where none were recorded."""
+    """Convert recorded microseconds to whole nanoseconds; 0 if none were recorded."""
     if not isinstance(microseconds, int | float) or not abs(microseconds) < 2**63 / 1000:
         return 0
     return microseconds * 1000 if isinstance(microseconds, int) else round(microseconds * 1000)
@@ -459,7 +466,7 @@ def _start_ns(node: Node) -> int:
 
 
 class _ProcessGroup(msgspec.Struct):
-    """What is used of one entry of the text that torch.distributed attaches to `## process_group:init ##`."""
+    """The used fields of an entry in the text that torch.distributed attaches to `## process_group:init ##`."""
 
     group_size: int
     backend_config: str = ""
@@ -481,7 +488,7 @@ def _level(signatures: tuple[OpSignature, ...]) -> MetadataLevel:
 
 
 def _vendor(devices: set[str]) -> Literal["ascend", "mtia", "intel", "cpu"] | None:
-    """From the devices of recorded tensors; "cuda" may be NVIDIA's or AMD's."""
+    """Return the vendor from the devices of recorded tensors; "cuda" may be NVIDIA's or AMD's."""
     for device, vendor in _VENDORS.items():
         if device in devices:
             return vendor

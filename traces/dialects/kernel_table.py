@@ -1,8 +1,8 @@
 # pyright: strict
-"""Reads the kernel tables of the Ascend profiler (kernel_details.csv, op_summary.csv, tables of means), row by row.
+"""Read the kernel tables of the Ascend profiler (kernel_details.csv, op_summary.csv, tables of means), row by row.
 
 Owns the column names and spellings of those files. A table is untrusted input: lines, rows and sizes are bounded,
-nothing in it is evaluated, and rows that make no sense are counted rather than guessed at.
+nothing in it is evaluated, and invalid rows are counted, not guessed.
 """
 
 from __future__ import annotations
@@ -117,7 +117,7 @@ _NOT_THERE = frozenset({"", "N/A", "NA", "NULL", "NONE", "UNDEFINED", "NAN"})
 
 
 class TableRow(msgspec.Struct, frozen=True, kw_only=True):
-    """One row of a kernel table, as it stands there."""
+    """One row of a kernel table, as written."""
 
     type: str
     name: str
@@ -137,12 +137,12 @@ class TableRow(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def communication(self) -> bool:
-        """Whether it is a collective: of many tasks, measured as a whole."""
+        """Whether it is a collective: several tasks, measured as a whole."""
         return self.core.upper() in ("COMMUNICATION", "HCCL") or self.type.lower().startswith("hcom_")
 
 
 class TableRows:
-    """The rows of an open table, once, in its order."""
+    """The rows of an open table, in order; can be iterated once."""
 
     def __init__(self, file: TextIO, path: str, max_rows: int) -> None:
         self._path, self._max_rows = path, max_rows
@@ -150,7 +150,7 @@ class TableRows:
         self._reader = csv.reader(chain((first,), _lines(file)), delimiter=_delimiter(first))
         header = next((line for line in self._reader if line), None)
         if header is None:
-            raise Malformed(f"{path} is empty: no kernel table", hint=_HINT)
+            raise Malformed(f"{path} is empty: not a kernel table", hint=_HINT)
         self._places, self._units = _columns(header, path)
         self.columns = frozenset(self._places)
         """Keys of `COLUMNS` that the table has."""
@@ -170,19 +170,22 @@ class TableRows:
 
 @contextmanager
 def open_table(path: str | Path, *, max_rows: int = MAX_ROWS) -> Generator[TableRows, None, None]:
-    """The rows of a table. Raises TraceError when it cannot be read, Malformed when it is none, TooLarge for too many
-    rows, here and while they are iterated."""
+    """Open a table and yield its rows.
+
+    Raises TraceError if it cannot be read, Malformed if it is not such a table, TooLarge for too many rows, here and
+    while the rows are iterated.
+    """
     try:
         with open(path, "rb") as binary, _as_text(binary, path) as file:
             yield TableRows(file, str(path), max_rows)
     except OSError as error:
-        raise TraceError(f"cannot read {path}: {error.strerror}", hint="Check the path and its rights.") from error
+        raise TraceError(f"cannot read {path}: {error.strerror}", hint="Check the path and its permissions.") from error
     except csv.Error as error:
         raise Malformed(f"{path}: not a CSV file: {error}", hint=_HINT) from error
 
 
 def _as_text(binary: BufferedReader, path: str | Path) -> TextIO:
-    """UTF-8, with or without its mark, unless the file starts with the mark of UTF-16."""
+    """Decode as UTF-8, with or without a byte order mark, or as UTF-16 if the file starts with its mark."""
     if binary.peek(2)[:2] == b"\x1f\x8b":
         raise Malformed(f"{path}: this kernel table is compressed", hint="gunzip it first.")
     wide = binary.peek(2)[:2] in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
@@ -194,14 +197,14 @@ def _lines(file: TextIO) -> Iterator[str]:
 
 
 def _delimiter(header: str) -> str:
-    """What stands between the columns: a comma unless the header has none, but tabs or semicolons."""
+    """Return the column separator: a comma, unless the header has none but tabs or semicolons."""
     return "," if "," in header else max(",\t;", key=header.count)
 
 
 def dtype_of(text: str) -> str | None:
-    """torch dtype name of a CANN spelling ("DT_BF16", "FLOAT"); None for an absent tensor; unknown ones lower-case.
+    """Return the torch dtype name of a CANN spelling ("DT_BF16", "FLOAT"); None for an absent tensor.
 
-    Raises ValueError for what is too long to be one.
+    Unknown spellings are returned in lower case. Raises ValueError for a text that is too long.
     """
     name = text.strip().strip("'\"").upper().removeprefix("TORCH.").removeprefix("DT_")
     if name in _NOT_THERE:
@@ -212,15 +215,18 @@ def dtype_of(text: str) -> str | None:
 
 
 def tensors_of(shapes: str | None, types: str | None, formats: str | None) -> tuple[TensorSpec | None, ...]:
-    """The tensors that three joined columns describe. Lists may be of different lengths: the last type or format holds
-    for what follows. Raises ValueError for sizes that are no sizes."""
+    """Return the tensors that three joined columns describe.
+
+    Lists may differ in length: the last type or format applies to the remaining tensors. Raises ValueError for invalid
+    sizes.
+    """
     if len(shapes or "") + len(types or "") + len(formats or "") > _CACHED_CHARS:
         return _tensors_of.__wrapped__(shapes, types, formats)
     return _tensors_of(shapes, types, formats)
 
 
 def _layout(text: str) -> str:
-    """A format as kernels have it; ND where none is told."""
+    """Return a format as kernels use it; ND if none is given."""
     name = text.strip("'\"").upper().split(":")[0].removeprefix("FORMAT_")[:MAX_SPELLING]
     return "ND" if name in _NOT_THERE else FORMATS.get(name, name)
 
@@ -268,9 +274,10 @@ def _number(text: str | None) -> float | None:
 
 
 def _nanoseconds(text: str | None, unit: int) -> int | None:
-    """A time as text, exactly, as whole nanoseconds; None for what is no time: a row is of use without one.
+    """Convert a time from text to whole nanoseconds, exactly; None for an invalid time, since the row is useful without
+    one.
 
-    `unit` is nanoseconds.
+    `unit` is in nanoseconds.
     """
     try:
         value = Decimal((text or "").strip()[:64])
@@ -314,7 +321,9 @@ def _plain(name: str) -> str:
 
 
 def _columns(header: Iterable[str], path: str) -> tuple[dict[str, int], dict[str, int]]:
-    """(field of `COLUMNS` → place of its column, time → its unit in nanoseconds). The first of equal names counts."""
+    """Return (index of the column for each field of `COLUMNS`, unit of each time in nanoseconds). The first duplicate
+    counts.
+    """
     present: dict[str, int] = {}
     units: dict[str, int] = {}
     for at, name in enumerate(header):
@@ -334,5 +343,5 @@ def _columns(header: Iterable[str], path: str) -> tuple[dict[str, int], dict[str
                 scales[field] = units.get(plain, UNITS["us"])
     lacking = [COLUMNS[f][0] for f in ("type", "duration", "input_shapes") if f not in places]
     if lacking:
-        raise Malformed(f"{path}: no kernel table, it has no column {', '.join(map(repr, lacking))}", hint=_HINT)
+        raise Malformed(f"{path}: not a kernel table: it has no column {', '.join(map(repr, lacking))}", hint=_HINT)
     return places, scales

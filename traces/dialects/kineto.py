@@ -1,4 +1,4 @@
-"""What a profile says of its run: device, vendor, torch version, rank; by keys around the events and by features."""
+"""Read facts about the profiled run (device, vendor, torch version, rank) from the keys around the events."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _VENDOR_NAMES: tuple[tuple[re.Pattern[str], Vendor], ...] = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunFacts:
-    """What the keys around the events say; None where they do not."""
+    """Facts from the keys around the events; None for missing ones."""
 
     device_names: tuple[str, ...]
     vendor: Vendor | None
@@ -48,7 +48,7 @@ class RunFacts:
 
 
 def run_facts(keys: dict[str, bytes], features: set[str], *, has_kernels: bool, ascend: bool) -> RunFacts:
-    """Facts about the run; anything of an unexpected form counts as not said."""
+    """Return facts about the run; values of an unexpected form count as missing."""
     values = {key: _decode(raw) for key, raw in keys.items() if len(raw) < 8 << 20}
     devices = [d for d in _list(values.get("deviceProperties")) if isinstance(d, dict)]
     names = tuple(dict.fromkeys(name for device in devices if (name := _name_of(device))))
@@ -77,7 +77,7 @@ them, and as traces have that name such a device."""
 
 
 def _name_of(device: dict[str, Any]) -> str:
-    """Name of a device, as recorded or, where that is empty, as its properties leave but one; else ""."""
+    """Return a device's recorded name, or the only name that its properties allow; else ""."""
     name, memory = device.get("name"), device.get("totalGlobalMem")
     if isinstance(name, str) and name:
         return name[:200]
@@ -89,7 +89,7 @@ def _name_of(device: dict[str, Any]) -> str:
 
 
 def _process_groups(listed: object) -> int:
-    """How many of the listed groups differ in their members; 0 where none are listed."""
+    """Return how many of the listed groups have different members; 0 if none are listed."""
     members = (group.get("ranks", group.get("pg_name")) for group in _list(listed) if isinstance(group, dict))
     return len({msgspec.json.encode(group) for group in members})
 
@@ -121,7 +121,7 @@ def _vendor(
 
 
 def era_of(features: set[str], keys: dict[str, bytes], *, op_category: str, level: MetadataLevel) -> str | None:
-    """Letter of the torch era, inferred from what its profiler writes; None where nothing tells."""
+    """Return the letter of the torch era, inferred from what its profiler writes; None if unknown."""
     if op_category == "Operator":
         return "A"
     if "event index" in features:
@@ -136,7 +136,7 @@ def era_of(features: set[str], keys: dict[str, bytes], *, op_category: str, leve
 
 
 def metadata_level(signatures: tuple[OpSignature, ...]) -> MetadataLevel:
-    """The most that any op of the trace has recorded of its arguments."""
+    """Return the most detailed argument metadata that any op of the trace has."""
     if any(s.strides is not None for s in signatures):
         return "full"
     if any(s.concrete is not None for s in signatures):

@@ -1,5 +1,5 @@
 # pyright: strict
-"""PARAM's traces of communication: a JSON list of collectives, as its commsTraceReplay takes them."""
+"""Read PARAM's communication traces: a JSON list of collectives, as its commsTraceReplay accepts."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ MARKS = ("init", "wait", "barrier_init", "destroy")
 
 
 class CommsTrace(msgspec.Struct, frozen=True, kw_only=True):
-    """One file."""
+    """The contents of one file."""
 
     path: str
     entries: tuple[ListedCollective, ...]
@@ -32,9 +32,10 @@ class CommsTrace(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def read_comms_trace(path: str | Path, limits: Limits | None = None) -> CommsTrace:
-    """Read a list of {comms, in_msg_size, out_msg_size, dtype, in_split, out_split, world_size, ...}; in elements.
+    """Read a list of {comms, in_msg_size, out_msg_size, dtype, in_split, out_split, world_size, ...}; sizes in
+    elements.
 
-    Raises Malformed for what is no such list, TooLarge over a limit.
+    Raises Malformed for any other content, TooLarge over a limit.
     """
     entries = _entries(path, min(MAX_ENTRIES, (limits or Limits()).events))
     groups = _groups(entries)
@@ -55,14 +56,14 @@ def read_comms_trace(path: str | Path, limits: Limits | None = None) -> CommsTra
 
 
 def _entries(path: str | Path, limit: int) -> list[dict[str, Any]]:
-    """The objects of the list. Raises as `read_comms_trace`."""
+    """Return the objects of the list. Raises as `read_comms_trace`."""
     try:
         entries = msgspec.json.decode(read_regular(path, MAX_BYTES), type=list[dict[str, Any]])
     except OSError as error:
         raise Malformed(f"cannot read {path}: {error.strerror}") from None
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise Malformed(
-            f"{path} is no list of collectives: {error}", hint="PARAM writes a JSON list of objects."
+            f"{path} is not a list of collectives: {error}", hint="PARAM writes a JSON list of objects."
         ) from None
     if len(entries) > limit:
         raise too_large("events", limit, len(entries), "entries in the list")
@@ -94,13 +95,13 @@ def _entry(name: str, entry: dict[str, Any], groups: dict[int, tuple[int, ...]])
 
 
 def _duration_us(entry: dict[str, Any]) -> float:
-    """Of an entry, 0 where it does not tell."""
+    """Return the duration of an entry, or 0."""
     duration = entry.get("dur", entry.get("latency_us", 0.0))
     return float(duration) if isinstance(duration, int | float) and 0 <= duration < 1e12 else 0.0
 
 
 def _groups(entries: list[dict[str, Any]]) -> dict[int, tuple[int, ...]]:
-    """Ranks of the groups that `init` entries name by `pg_id`."""
+    """Return the ranks of the groups that `init` entries name by `pg_id`."""
     ranks_by_group: dict[int, tuple[int, ...]] = {}
     for entry in entries:
         number = _count(entry.get("pg_id"))
@@ -114,7 +115,7 @@ def _count(value: object) -> int | None:
 
 
 def _numbers(value: object) -> tuple[int, ...]:
-    """A list of counts; () for anything else."""
+    """Return a list of counts; () for anything else."""
     try:
         numbers = msgspec.convert(value, list[int])
     except msgspec.ValidationError:

@@ -56,7 +56,7 @@ _NOT_AN_OP = ("autograd::", "torch::")
 def owners_above_launches(
     owner: npt.NDArray[np.int64], ops: OpTable, signatures: Sequence[OpSignature]
 ) -> npt.NDArray[np.int64]:
-    """Owner rows moved from CANN launches ("aclnnMm", "Conv2D") up to the op of torch around each, where there is one.
+    """Move owner rows from CANN launches ("aclnnMm", "Conv2D") up to the enclosing torch op, if there is one.
 
     torch_npu records the call into CANN as one more op inside `aten::mm`; it has no shapes and could not be replayed.
     """
@@ -118,7 +118,7 @@ TRACE_EVENTS = Dialect("kineto", sniff=lambda opening: True, read=_read)
 
 
 def _assemble(path: str, scanned: Scanned) -> Trace:
-    """Tables of one scan → the linked trace."""
+    """Build the linked trace from the tables of one scan."""
     got, tally = scanned.collector, scanned.tally
     merged = separate_processes(got)
     got.settle_arrows()
@@ -202,7 +202,7 @@ def _collided(stats: LinkStats, merged: MergedProcesses | None, tracks: tuple[tu
 
 
 def _count_losses(got: Collector, losses: Counter[str]) -> None:
-    """What the tables could not read of times and durations."""
+    """Count the times and durations that the tables could not read."""
     for name, table in got.tables.items():
         losses[f"event without a readable time ({name})"] += table.dropped
         losses[f"unreadable duration ({name})"] += table.zeroed
@@ -247,7 +247,9 @@ def _calls(got: Collector, launches: dict[str, Any], repairs: Counter[str]) -> R
 
 
 def _ordered_tracks(texts: list[tuple[str, str]]) -> tuple[tuple[tuple[str, str], ...], Any]:
-    """(tracks sorted, new index by old): in what order they were met depends on how the file was cut into blocks."""
+    """Return (tracks sorted, new index by old index), because their order depends on how the file was cut into
+    blocks.
+    """
     order = sorted(range(len(texts)), key=lambda i: [(len(text), text) for text in texts[i]])
     remap = np.empty(len(texts), np.uint16 if len(texts) <= 1 << 16 else np.uint32)
     remap[order] = np.arange(len(texts))
@@ -255,7 +257,7 @@ def _ordered_tracks(texts: list[tuple[str, str]]) -> tuple[tuple[tuple[str, str]
 
 
 def _of_ordered(of_track: tuple[int, ...], track_remap: Any) -> tuple[int, ...]:
-    """Values by old index of a track → values by new index; -1 for tracks that were added since."""
+    """Convert values by old track index to values by new track index; -1 for tracks added since."""
     out = [-1] * len(track_remap)
     for old, value in enumerate(of_track):
         out[int(track_remap[old])] = value
@@ -317,7 +319,7 @@ def _kernels(
 
 
 def _placed_work(table: dict[str, Any], ops: OpTable, launches: dict[str, Any], losses: Counter[str]) -> dict[str, Any]:
-    """Return the device rows without those that have no time, or one far from all that the host recorded."""
+    """Return the device rows without those that have no time, or a time far from everything that the host recorded."""
     host_start = np.concatenate([ops.start_ns, launches["start"]])
     host_end = np.concatenate([ops.start_ns + ops.dur_ns, launches["start"]])
     found = misplaced(table["start"], table["dur"], host_start, host_end)
@@ -330,7 +332,7 @@ def _placed_work(table: dict[str, Any], ops: OpTable, launches: dict[str, Any], 
 
 
 def _mtia_work(table: dict[str, Any], names: list[bytes]) -> dict[str, Any]:
-    """Rows of the device without those that wait or mark; what moves data counts as a copy."""
+    """Return the device rows without waits and marks; data movement counts as a copy."""
     waits = np.array([name.startswith(fields.MTIA_WAITS) for name in names], dtype=bool)
     copies = np.array([name.startswith(fields.MTIA_COPIES) for name in names], dtype=bool)
     is_work = ~waits[table["name"]]
@@ -340,7 +342,7 @@ def _mtia_work(table: dict[str, Any], names: list[bytes]) -> dict[str, Any]:
 
 
 def _int32(array: Any) -> Any:
-    """Device and stream numbers; those that do not fit (an NPU's process ids stand in for devices) wrap."""
+    """Convert device and stream numbers; numbers that do not fit (an NPU's process ids used as devices) wrap around."""
     return smallest(array, (np.int32,)).astype(np.int32)
 
 

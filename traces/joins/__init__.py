@@ -1,2 +1,2 @@
 # pyright: strict
-"""A second file that completes the first."""
+"""Complete one file with data from a second one."""

@@ -1,8 +1,8 @@
 # pyright: strict
-"""Aligns two sequences of op names, one of which repeats the other in part; knows tokens, not ops or shapes.
+"""Align two sequences of op names, one of which repeats the other in part. Works on tokens, not ops or shapes.
 
 A profile spans many iterations, its ExecutionTrace often one. So each run of the long sequence is looked up in the
-short one: the longest match wins, where the last run left off is preferred, what stays ambiguous is said to be so.
+short one: the longest match wins, continuing where the last run ended if possible; ambiguous matches are marked.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _LEAST_RESUMED = 2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
-    """`length` tokens from `start` of the long sequence are those at each of `places` of the short one."""
+    """`length` tokens from `start` of the long sequence, equal to those at each of `places` in the short one."""
 
     start: int
     length: int
@@ -36,7 +36,7 @@ class Run:
 
 
 class Aligner:
-    """Finds runs in one short sequence; separate parts of it with tokens that occur nowhere else."""
+    """Finds runs in one short sequence; separate its parts with tokens that occur nowhere else."""
 
     def __init__(self, short: Tokens) -> None:
         self._short = short
@@ -48,7 +48,7 @@ class Aligner:
                 places.append(at)
 
     def runs(self, long: Tokens) -> Iterator[Run]:
-        """Runs that do not overlap, in order."""
+        """Yield runs that do not overlap, in order."""
         tokens: list[int] = long.tolist()
         at, expected, skipped = 0, -1, 0
         while at < len(tokens):
@@ -73,7 +73,7 @@ class Aligner:
         return Run(start=at, length=longest, places=tuple(p for p, length in lengths.items() if length == longest))
 
     def _resume(self, long: Tokens, tokens: list[int], at: int, expected: int) -> Run | None:
-        """The run that goes on where the last one stopped, past a few tokens of either side."""
+        """Return the run that continues where the last one stopped, skipping a few tokens of either sequence."""
         if expected < 0:
             return None
         pair = tokens[at : at + _LEAST_RESUMED]
@@ -83,7 +83,7 @@ class Aligner:
         return None
 
     def _common(self, long: Tokens, at: int, place: int) -> int:
-        """Number of tokens from there on that agree."""
+        """Return how many tokens agree from these positions on."""
         done, step = 0, 64
         longest = min(len(long) - at, len(self._short) - place)
         while done < longest:

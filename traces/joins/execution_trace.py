@@ -1,6 +1,6 @@
-"""Gives the ops of one trace the argument metadata that an ExecutionTrace of the same run recorded.
+"""Add argument metadata to the ops of a trace from an ExecutionTrace of the same run.
 
-Owns which op of the one is which of the other, and what is taken; alignment of sequences is `align`'s.
+Decides which op corresponds to which, and what is copied; `align` aligns the sequences.
 """
 
 from __future__ import annotations
@@ -26,20 +26,20 @@ _LEAST_AGREEING = 0.9
 
 
 def join_shapes(trace: Trace, donor: Trace) -> Trace:
-    """The trace with signatures completed from `donor`, an ExecutionTrace; `info.joined` counts by evidence.
+    """Return the trace with signatures completed from `donor`, an ExecutionTrace; `info.joined` counts by evidence.
 
-    Evidence, best first: equal record function ids with equal names; a run of ops of the same names in both (each
-    iteration of the trace finds itself in the donor's); the same neighbours, where the donor knows only one signature
-    for them. Metadata that the trace itself has is kept; where it contradicts the donor, nothing is taken.
-    Raises UsageError when the donor is no ExecutionTrace or records no arguments.
+    Evidence, best first: equal record function ids with equal names; a run of ops with the same names in both (each
+    iteration of the trace is found in the donor's); the same neighbours, if the donor has only one signature for them.
+    Metadata of the trace itself is kept; if it contradicts the donor, nothing is copied. Raises UsageError if the donor
+    is not an ExecutionTrace or records no arguments.
     """
     if donor.info.dialect != "execution_trace":
         raise UsageError(
-            f"{donor.info.path} is no ExecutionTrace but a {donor.info.dialect} trace",
+            f"{donor.info.path} is not an ExecutionTrace but a {donor.info.dialect} trace",
             hint="Give the file that torch.profiler.ExecutionTraceObserver wrote in the same run.",
         )
     if donor.info.metadata_level == "none":
-        raise UsageError(f"{donor.info.path} records no arguments", hint="It cannot tell the shapes of another trace.")
+        raise UsageError(f"{donor.info.path} records no arguments", hint="It cannot provide shapes for another trace.")
     match = np.full(len(trace.ops), -1, np.int64)
     by_id = _match_ids(trace, donor, match)
     by_sequence, by_context = _match_names(trace, donor, match)
@@ -47,7 +47,7 @@ def join_shapes(trace: Trace, donor: Trace) -> Trace:
 
 
 def _match_ids(trace: Trace, donor: Trace, match: Rows) -> npt.NDArray[np.bool_]:
-    """Fill `match` (row of the trace → row of the donor) by record function id; which rows were."""
+    """Fill `match` (row of the trace → row of the donor) by record function id; return a mask of the matched rows."""
     none = np.zeros(len(match), dtype=bool)
     ours, theirs = trace.ops.record_function_id, donor.ops.record_function_id
     if ours is None or theirs is None or not len(theirs):
@@ -64,7 +64,7 @@ def _match_ids(trace: Trace, donor: Trace, match: Rows) -> npt.NDArray[np.bool_]
 
 
 def _tokens(trace: Trace, donor: Trace) -> tuple[Rows, Rows]:
-    """A number for each row's name, the same in both."""
+    """Return a number for each row's name, equal in both."""
     numbers: dict[str, int] = {}
     out = []
     for side in (trace, donor):
@@ -74,7 +74,7 @@ def _tokens(trace: Trace, donor: Trace) -> tuple[Rows, Rows]:
 
 
 def _sequences(ops: OpTable) -> list[Rows]:
-    """Rows of each track, enclosing ops before what they hold."""
+    """Return the rows of each track, enclosing ops before their contents."""
     if ops.parent is None:
         order = np.lexsort((-ops.dur_ns.astype(np.int64), ops.start_ns, ops.track))
     else:
@@ -84,7 +84,7 @@ def _sequences(ops: OpTable) -> list[Rows]:
 
 
 def _preorder(parent: Rows) -> Rows:
-    """Rows of a forest, parents first, siblings in the order of the table."""
+    """Return the rows of a forest, parents first, siblings in table order."""
     children: dict[int, list[int]] = {}
     for row, above in enumerate(parent.tolist()):
         children.setdefault(above, []).append(row)
@@ -97,7 +97,7 @@ def _preorder(parent: Rows) -> Rows:
 
 
 def _match_names(trace: Trace, donor: Trace, match: Rows) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.bool_]]:
-    """Fill what is still open in `match` by runs of names, then by neighbours; which rows were, by either."""
+    """Fill the rest of `match` by runs of names, then by neighbours; return a mask for each."""
     tokens, donor_tokens = _tokens(trace, donor)
     donor_rows, short = [], []
     for number, rows in enumerate(_sequences(donor.ops)):
@@ -128,7 +128,7 @@ def _match_names(trace: Trace, donor: Trace, match: Rows) -> tuple[npt.NDArray[n
 def _match_neighbours(
     sequences: list[Rows], rows: list[Rows], short: Rows, places: Rows, signature_at: Rows, match: Rows
 ) -> npt.NDArray[np.bool_]:
-    """Fill what is open by (name before, name, name after) wherever the donor knows one signature for that."""
+    """Match by (previous name, name, next name) if the donor has only one signature for that triple."""
     known: dict[tuple[int, int, int], int] = {}
     for at, key in enumerate(_triples(short)):
         before = known.setdefault(key, at)
@@ -145,14 +145,14 @@ def _match_neighbours(
 
 
 def _triples(tokens: Rows) -> zip[tuple[int, int, int]]:
-    """Each token with its neighbours; -1 beyond the ends."""
+    """Yield each token with its neighbours; -1 beyond the ends."""
     values = tokens.tolist()
     return zip([-1, *values[:-1]], values, [*values[1:], -1], strict=True)
 
 
 @dataclass(slots=True, kw_only=True)
 class _Joined:
-    """Builds the result and counts."""
+    """Builds the joined trace and counts matches."""
 
     trace: Trace
     donor: Trace
@@ -165,7 +165,7 @@ class _Joined:
         by_sequence: npt.NDArray[np.bool_],
         by_context: npt.NDArray[np.bool_],
     ) -> Trace:
-        """One merged signature for each distinct pair (ours, the donor's)."""
+        """Return the joined trace, with one merged signature for each distinct pair (own, donor's)."""
         ours = self.trace.ops.signature.astype(np.int64)
         theirs = np.where(match >= 0, self.donor.ops.signature[match].astype(np.int64), -1)
         pairs, first, inverse = np.unique(
@@ -203,7 +203,7 @@ class _Joined:
         )
 
     def _memories(self, match: Rows, same_call: npt.NDArray[np.bool_]) -> TensorMemories | None:
-        """Which memory each tensor lies in, of calls that are the donor's and not only alike."""
+        """Return the memories of tensors, only for calls that are the same as the donor's and not merely similar."""
         known = self.donor.ops.memories
         return None if known is None else known.of_calls(np.where(same_call, match, -1))
 
@@ -229,10 +229,10 @@ class _Joined:
 
 
 def _complete(ours: OpSignature, other: OpSignature) -> OpSignature | None:
-    """Our signature with what only the donor knows; None where they contradict each other.
+    """Return our signature completed with what only the donor has; None if they contradict each other.
 
-    An argument that Kineto leaves blank (`Tensor?[]`, a string, a list of tensors over 30, which has a type alone) is
-    taken from the donor as a whole.
+    An argument that Kineto leaves blank (`Tensor?[]`, a string, a list of more than 30 tensors, of which only the type
+    is recorded) is copied from the donor as a whole.
     """
     blank = _left_blank(ours, other)
     if blank is None:
@@ -260,7 +260,7 @@ def _complete(ours: OpSignature, other: OpSignature) -> OpSignature | None:
 
 
 def _left_blank(ours: OpSignature, other: OpSignature) -> list[bool] | None:
-    """Which arguments are blank in ours; None where others differ."""
+    """Return a mask of our blank arguments; None if other arguments differ."""
     columns = [column for column in (ours.dims, other.dims, ours.types, other.types) if column is not None]
     if len(columns) < 4 or len(set(map(len, columns))) > 1:
         return None
@@ -271,5 +271,5 @@ def _left_blank(ours: OpSignature, other: OpSignature) -> list[bool] | None:
 
 
 def _kind(recorded: str) -> str:
-    """The type of an argument, dtype spellings of different builds made equal."""
+    """Return the type of an argument, with different builds' dtype spellings unified."""
     return torch_dtype_name(recorded) or recorded

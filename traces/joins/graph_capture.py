@@ -1,7 +1,7 @@
-"""Gives the kernels of captured CUDA and HIP graphs the ops that launched them while the graph was captured.
+"""Assign the kernels of replayed CUDA and HIP graphs to the ops that launched them during graph capture.
 
-While a graph is captured its launches are recorded below the ops that make them, but run nothing; when it is replayed
-its kernels run below no op. The order of both is the same. Owns which capture a launch replays, and the merged tables.
+During capture, launches are recorded below their ops but run nothing; during replay, kernels run below no op. Both have
+the same order. Decides which capture a launch replays, and merges the tables.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ MAX_ADDED_ROWS = 20_000_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Capture:
-    """What one graph was captured from."""
+    """The recorded capture of one graph."""
 
     source: Trace
     size: int | None
@@ -79,13 +79,13 @@ class Capture:
         return all(name is not None for name, kind in zip(self.names, self.kinds, strict=True) if kind == "kernel")
 
     def ops(self) -> tuple[OpSignature | None, ...]:
-        """What made each launch; captures that agree in this are the same to the replay."""
+        """Return the op of each launch; captures with equal ops are interchangeable."""
         of = self.source.ops.signature[self.rows]
         return tuple(None if at < 0 else self.source.signatures[of[at]] for at in self.owners.tolist())
 
 
 def captures_of(trace: Trace) -> list[Capture]:
-    """The captures that a trace, read with `calls=True`, holds, by time."""
+    """Return the captures in a trace read with `calls=True`, in order of time."""
     calls = trace.calls
     if calls is None:
         raise ValueError("the trace was read without its runtime calls")
@@ -96,12 +96,12 @@ def captures_of(trace: Trace) -> list[Capture]:
 
 
 def _next_after(number: int, numbers: Sequence[int]) -> int:
-    """The first larger one, else the first of all."""
+    """Return the smallest larger number, or else the first of all."""
     return next((n for n in numbers if n > number), numbers[0])
 
 
 def _captures_on(track: int, trace: Trace, calls: RuntimeCalls, kinds: list[str]) -> Iterator[tuple[int, Capture]]:
-    """(start, capture) of each capture that one thread made and that holds launches."""
+    """Yield (start, capture) of each capture on one thread that holds launches."""
     here = np.flatnonzero(calls.track == track)
     here = here[np.argsort(calls.start_ns[here], kind="stable")]
     on_track = np.flatnonzero(trace.ops.track == track)
@@ -121,7 +121,7 @@ def _captures_on(track: int, trace: Trace, calls: RuntimeCalls, kinds: list[str]
 
 
 def _kind(name: str) -> str:
-    """What a runtime call means for a capture; "" for nothing."""
+    """Return the role of a runtime call in a capture; "" for none."""
     if _BEGIN.match(name):
         return "begin"
     if _END.match(name):
@@ -132,7 +132,7 @@ def _kind(name: str) -> str:
 def _capture(
     trace: Trace, on_track: Rows, start: int, stop: int, launches: Sequence[int], kinds: Sequence[str]
 ) -> Capture:
-    """Ops that overlap the capture, among them those around it, and which of them made each launch."""
+    """Return the ops that overlap the capture, including enclosing ones, and which op made each launch."""
     calls, ops = trace.calls, trace.ops
     assert calls is not None
     begins = ops.start_ns[on_track]
@@ -156,7 +156,7 @@ def _capture(
 
 
 def _size_at(trace: Trace, when: int) -> int | None:
-    """The size that the shortest annotation around a time names."""
+    """Return the size named by the shortest annotation around a time."""
     around = [note for note in trace.annotations if note.start_ns <= when <= note.start_ns + note.dur_ns]
     for note in sorted(around, key=lambda note: note.dur_ns):
         if match := _SIZE.match(note.name[:80]):
@@ -165,12 +165,12 @@ def _size_at(trace: Trace, when: int) -> int | None:
 
 
 def join_captures(trace: Trace, captures: Sequence[Capture]) -> Trace:
-    """The trace with the ops of each graph that it replays, as calls of their own at the time of the launch.
+    """Return the trace with the ops of each replayed graph, as calls at the time of the graph's launch.
 
-    Such a call takes no time on the host: the launch of the whole graph stands for all. A launch is told from
-    its kernels: their names in order where the capture has them (ROCm), else their number and kinds and the names of
-    generated kernels. Of captures that fit equally the one for the smallest batch that holds the iteration's is taken;
-    where they still differ in their ops, none. `info.graphs` says how much was told.
+    Such a call takes no host time: the launch of the whole graph stands for all. A launch is recognised by its kernels:
+    their names in order if the capture has them (ROCm), otherwise their number and kinds and the names of generated
+    kernels. Of captures that fit equally well, the one for the smallest batch that holds the iteration's is used; if
+    they still differ in their ops, none. `info.graphs` says how many were recognised.
     """
     graphs = trace.graphs
     if graphs is None:
@@ -197,14 +197,16 @@ def join_captures(trace: Trace, captures: Sequence[Capture]) -> Trace:
 
 
 def _nearest(captures: Sequence[Capture], kernels: int) -> tuple[CapturedGraph, ...]:
-    """A few captures, those of about so many launches first."""
+    """Return a few captures, those with a similar number of launches first."""
     graphs = {(printable(capture.source.info.path), len(capture.kinds)) for capture in captures}
     ordered = sorted(graphs, key=lambda graph: (abs(graph[1] - kernels), graph))[:MAX_SHOWN]
     return tuple(CapturedGraph(source=source, kernels=count) for source, count in ordered)
 
 
 def _choose(trace: Trace, graphs: GraphLaunches, captures: Sequence[Capture]) -> tuple[list[Capture | None], int, int]:
-    """The capture that each launch replays, or None; how many by name, and how many fit several of different ops."""
+    """Return the capture that each launch replays, or None; how many by name; and how many fit several different
+    ones.
+    """
     known = _Known(captures)
     tokens = _tokens_at(trace, graphs.start_ns)
     captures_by_launch: list[Capture | None] = []
@@ -223,7 +225,7 @@ def _choose(trace: Trace, graphs: GraphLaunches, captures: Sequence[Capture]) ->
 
 
 class _Known:
-    """Captures by what their launches are."""
+    """Captures indexed by their launches."""
 
     def __init__(self, captures: Sequence[Capture]) -> None:
         self._captures = captures
@@ -237,16 +239,16 @@ class _Known:
                 self._by_kinds[capture.kinds].append(number)
 
     def fitting(self, kinds: Sequence[str], names: Sequence[str]) -> tuple[list[int], bool]:
-        """Captures whose launches may have become these kernels, and whether their names say so."""
+        """Return captures whose launches may have become these kernels, and whether names confirm it."""
         if named := self._by_names.get(_key(kinds, names)):
             return named, True
         return [n for n in self._by_kinds.get(tuple(kinds), ()) if _plausible(self._captures[n], names)], False
 
     def meant_by(self, fits: Sequence[int], last: int) -> int | None:
-        """The one of these that is meant, `last` being the one before; None where that is open.
+        """Return which of the fitting captures is replayed, given the previous one, `last`; None if that is ambiguous.
 
-        Those of the same ops are all the same. Of others the one that was captured after the last one is meant, if
-        they are for one known size of batches: the graphs of a model's parts run in the order of their capture.
+        Captures with equal ops are interchangeable. Otherwise the one captured after `last` is chosen if all are for
+        one known batch size: the graphs of a model's parts run in the order of their capture.
         """
         ops = {self._ops.setdefault(number, self._captures[number].ops()) for number in fits}
         if len(ops) <= 1:
@@ -261,19 +263,21 @@ class _Known:
 
 
 def _key(kinds: Sequence[str], names: Sequence[str]) -> tuple[str, ...]:
-    """Kernels by name, whatever their order: streams inside a graph may overtake each other."""
+    """Return kernel names regardless of order: streams inside a graph may overtake each other."""
     return tuple(sorted(name if kind == "kernel" else kind for kind, name in zip(kinds, names, strict=True)))
 
 
 def _work(trace: Trace, rows: Rows) -> tuple[list[str], list[str]]:
-    """Category and name of each kernel."""
+    """Return category and name of each kernel."""
     kernels = trace.kernels
     kinds = [KERNEL_CATEGORIES[at] for at in kernels.category[rows].tolist()]
     return kinds, [trace.kernel_names[at] for at in kernels.name[rows].tolist()]
 
 
 def _plausible(capture: Capture, names: Sequence[str]) -> bool:
-    """Whether kernels in their order may be those of a capture that names none: generated ones bear their op's name."""
+    """Check whether kernels can be, in order, those of a capture without names: generated kernels contain their op's
+    name.
+    """
     for signature, name in zip(capture.ops(), names, strict=True):
         op = "" if signature is None else signature.name
         if op.startswith("triton_") and not name.startswith(op):
@@ -284,7 +288,7 @@ def _plausible(capture: Capture, names: Sequence[str]) -> bool:
 
 
 def _of_size(fits: Sequence[int], captures: Sequence[Capture], tokens: int | None) -> list[int]:
-    """Those for the smallest batch that holds so many tokens; all of them where sizes are not told."""
+    """Return the captures for the smallest batch that holds this many tokens; all of them if sizes are unknown."""
     if tokens is None:
         return [*fits]
     large = [size for n in fits if (size := captures[n].size) is not None and size >= tokens]
@@ -292,7 +296,7 @@ def _of_size(fits: Sequence[int], captures: Sequence[Capture], tokens: int | Non
 
 
 def _tokens_at(trace: Trace, times: Rows) -> list[int | None]:
-    """New tokens of the iteration around each time, where an annotation tells."""
+    """Return the new tokens of the iteration around each time, if an annotation gives them."""
     batches = [(note, batch) for note in trace.annotations if (batch := batch_context(note.name)) is not None]
     starts = np.array([note.start_ns for note, _ in batches], np.int64)
     order = np.argsort(starts, kind="stable")
@@ -308,12 +312,12 @@ def _tokens_at(trace: Trace, times: Rows) -> list[int | None]:
 
 
 def _new_tokens(batch: BatchContext) -> int | None:
-    """New tokens of an iteration, None where it tells none."""
+    """Return the new tokens of an iteration, or None."""
     return batch.scheduled_tokens or (batch.prefill_tokens or 0) + (batch.decode_tokens or 0) or None
 
 
 def _merge(trace: Trace, graphs: GraphLaunches, chosen: Sequence[Capture | None]) -> Trace:
-    """The trace with the chosen captures' ops appended, and the graphs' kernels owned by them."""
+    """Return the trace with the chosen captures' ops appended, which own the graphs' kernels."""
     rows = sum(len(capture.rows) for capture in chosen if capture is not None)
     owners_only = rows > MAX_ADDED_ROWS
     table = _Table(trace)
@@ -336,7 +340,7 @@ def _merge(trace: Trace, graphs: GraphLaunches, chosen: Sequence[Capture | None]
 
 
 def _order(trace: Trace, kernels: Rows, capture: Capture) -> Rows:
-    """Which launch of the capture each kernel is: by name where they are known, else by order."""
+    """Return the capture's launch for each kernel: by name if names are known, otherwise by order."""
     if not capture.named:
         return np.arange(len(kernels))
     kinds, names = _work(trace, kernels)
@@ -363,7 +367,7 @@ def _links(trace: Trace, kernels: KernelTable, owner: Rows) -> LinkStats:
 
 
 class _Table:
-    """The op table of a trace, growing."""
+    """A growing copy of a trace's op table."""
 
     def __init__(self, trace: Trace) -> None:
         self.signatures: dict[OpSignature, int] = {signature: at for at, signature in enumerate(trace.signatures)}
@@ -375,7 +379,7 @@ class _Table:
         self._around: dict[int, Rows] = {}
 
     def add(self, capture: Capture, start_ns: int, track: int, *, owners_only: bool) -> Rows:
-        """Append one launch's calls; the row of each of the capture's rows, -1 for those left out."""
+        """Append one launch's calls; return the new row of each of the capture's rows, -1 for those left out."""
         signature, parents = self._of.get(id(capture)) or self._of.setdefault(id(capture), self._prepared(capture))
         selected = np.ones(len(capture.rows), dtype=bool)
         if owners_only:
@@ -393,7 +397,7 @@ class _Table:
         return place
 
     def _op_at(self, track: int, when: int) -> int:
-        """The recorded op around a launch, or -1."""
+        """Return the recorded op around a launch, or -1."""
         ops = self._trace.ops
         rows = self._around.get(track)
         if rows is None:
@@ -403,7 +407,7 @@ class _Table:
         return int(innermost_at(np.array([when]), rows, ops.start_ns[rows], ops.dur_ns[rows].astype(np.int64))[0])
 
     def _prepared(self, capture: Capture) -> tuple[Rows, Rows]:
-        """(signature in this table, position of the parent) of each of a capture's rows."""
+        """Return (signature in this table, position of the parent) of each of a capture's rows."""
         source = capture.source
         of = np.array(
             [self.signatures.setdefault(signature, len(self.signatures)) for signature in source.signatures], np.int64
@@ -417,7 +421,7 @@ class _Table:
         return of[part.signature] if len(of) else np.empty(0, np.int64), innermost_parent(part)
 
     def made(self) -> OpTable:
-        """All rows; calls of graphs have no host time of their own."""
+        """Return all rows as a table; calls of graphs have no host time of their own."""
         ops = self._trace.ops
         added = [
             np.concatenate(column) if column else np.empty(0, np.int64) for column in zip(*self._parts, strict=True)
@@ -437,12 +441,12 @@ class _Table:
 
 
 def capture_files(named: str | Path) -> list[Path]:
-    """The files that the setting means: one, or those of a folder. Raises UsageError where there is none."""
+    """Return the files that the setting names: one file, or those of a folder. Raises UsageError if there is none."""
     path = Path(named)
     if path.is_dir():
         files = sorted(file for file in path.iterdir() if file.name.endswith((".json", ".json.gz")) and file.is_file())
         if not files:
-            raise UsageError(f"{path} holds no .json and no .json.gz", hint="Name the recording of the capture.")
+            raise UsageError(f"{path} contains no .json or .json.gz file", hint="Name the recording of the capture.")
         return files[:MAX_BESIDE]
     if not path.is_file():
         raise UsageError(f"{path} does not exist", hint="Name the recording of the capture, or its folder.")
@@ -450,7 +454,7 @@ def capture_files(named: str | Path) -> list[Path]:
 
 
 def files_beside(trace: Trace) -> list[Path]:
-    """Files beside a trace whose names say that they hold a capture; those named most like the trace first."""
+    """Return files next to a trace whose names suggest a capture, those named most like the trace first."""
     trace_file = Path(trace.info.path)
     if not trace_file.is_file():
         return []
@@ -471,12 +475,12 @@ def files_beside(trace: Trace) -> list[Path]:
 
 
 def with_captures(trace: Trace, files: Iterable[Path], limits: Limits) -> Trace:
-    """The trace joined with the captures that these files hold.
+    """Return the trace joined with the captures in these files.
 
-    Raises UsageError where no graph ran, TraceError for a file that cannot be read.
+    Raises UsageError if no graph ran, TraceError for a file that cannot be read.
     """
     if trace.graphs is None:
-        raise UsageError(f"no captured graph ran in {trace.info.path}", hint="Leave --set capture out.")
+        raise UsageError(f"no captured graph ran in {trace.info.path}", hint="Remove --set capture.")
     captures: list[Capture] = []
     for file in files:
         source = read_trace(file, limits=limits, calls=True)
@@ -486,7 +490,7 @@ def with_captures(trace: Trace, files: Iterable[Path], limits: Limits) -> Trace:
 
 
 def with_captures_beside(trace: Trace, limits: Limits) -> Trace:
-    """The trace joined with the captures in the files beside it, as far as they can be read."""
+    """Return the trace joined with the captures in files next to it, skipping unreadable ones."""
     if trace.graphs is None:
         return trace
     captures: list[Capture] = []
@@ -499,7 +503,7 @@ def with_captures_beside(trace: Trace, limits: Limits) -> Trace:
 
 
 def _missed_text(join: GraphJoin) -> str:
-    """Why no launch of a graph has ops."""
+    """Return why no launch of a graph has ops."""
     if join.read_captures and not join.ambiguous:
         read = ", ".join(f"{_shown(Path(c.source).name)} holds one of {c.kernels:,}" for c in join.read_captures)
         other = "another graph" if join.unmatched_kernels != join.read_captures[0].kernels else "other kernels"
@@ -510,7 +514,7 @@ def _missed_text(join: GraphJoin) -> str:
 
 
 def join_text(join: GraphJoin) -> str:
-    """One line: how much device time graphs took, and how much of it has ops now."""
+    """Return one line: how much device time graphs took, and how much of it has ops now."""
     launches = "1 graph launch" if join.launches == 1 else f"{join.launches:,} graph launches"
     ran = f"{launches} took {join.device_us / 1000:,.3g} ms"
     if not join.told_launches:
@@ -526,5 +530,5 @@ def join_text(join: GraphJoin) -> str:
 
 
 def _shown(name: str) -> str:
-    """A file's name without what could steer a terminal."""
+    """Return a file name without characters that could control a terminal."""
     return "".join(c if c.isprintable() else "?" for c in name)

@@ -1,8 +1,8 @@
 # pyright: strict
-"""Joins torch_npu's kernel table (kernel_details.csv, op_summary*.csv) to the tasks of its trace_view.json.
+"""Join torch_npu's kernel table (kernel_details.csv, op_summary*.csv) to the tasks of its trace_view.json.
 
-Owns which row is which task, and where a table may lie. Not the table's format (`kernel_table`), nor which op owns a
-task: the trace says that. A file that the trace names is never opened.
+Decides which row is which task, and where a table may lie. `kernel_table` reads the table; the trace says which op owns
+a task. A file that the trace names is never opened.
 """
 
 from __future__ import annotations
@@ -36,7 +36,9 @@ _TASK = KERNEL_CATEGORIES.index("task")
 
 
 def _summaries(folder: Path) -> list[str]:
-    """Names of op_summary*.csv; none of a folder that may be entered but not listed, whose tables can be named."""
+    """Return names of op_summary*.csv; empty for a folder that cannot be listed, whose tables can be named
+    explicitly.
+    """
     try:
         with os.scandir(folder) as entries:
             looked_at = itertools.islice(entries, MAX_ENTRIES)
@@ -47,9 +49,10 @@ def _summaries(folder: Path) -> list[str]:
 
 
 def table_beside(path: str) -> str | None:
-    """The table in the folder of a trace: kernel_details.csv, else the only op_summary*.csv; None for none.
+    """Return the table in the folder of a trace: kernel_details.csv, else the only op_summary*.csv; None if there is
+    none.
 
-    Raises UsageError where several op_summary*.csv lie there, for they are of several devices or runs.
+    Raises UsageError if there are several op_summary*.csv, since they are of several devices or runs.
     """
     if path == "-" or not os.path.isfile(path):
         return None
@@ -59,14 +62,14 @@ def table_beside(path: str) -> str | None:
     tables = _summaries(folder)
     if len(tables) > 1:
         hint = "Name one with --set kernel_details=FILE."
-        raise UsageError(f"{len(tables)} tables {SUMMARIES} beside the trace", hint=hint)
+        raise UsageError(f"{len(tables)} tables {SUMMARIES} lie next to the trace", hint=hint)
     return str(folder / tables[0]) if tables else None
 
 
 def with_table_beside(trace: Trace) -> Trace:
-    """The trace joined with the table in its folder, where it is an NPU's and there is one.
+    """Return an NPU trace joined with the table in its folder, if there is one.
 
-    A table that cannot be used leaves the trace as it is; `info.kernel_details` then says why.
+    If the table cannot be used, the trace stays unchanged and `info.kernel_details` says why.
     """
     if trace.info.dialect != "ascend":
         return trace
@@ -82,12 +85,12 @@ def with_table_beside(trace: Trace) -> Trace:
 
 
 def join_kernel_details(trace: Trace, path: str, *, discovered: bool = False, max_rows: int = MAX_ROWS) -> Trace:
-    """The trace with type, shapes, formats and waiting time of its tasks, and the durations that the table has.
+    """Return the trace with types, shapes, formats and waiting times of its tasks, and the table's durations.
 
-    Raises UsageError for a trace without NPU tasks, TraceError for a file that is no such table or of another run.
+    Raises UsageError for a trace without NPU tasks, TraceError for a file of another format or another run.
     """
     if trace.info.dialect != "ascend":
-        raise UsageError("a kernel table completes a trace of torch_npu; this is none", hint="Leave it out.")
+        raise UsageError("a kernel table completes a trace of torch_npu, which this is not", hint="Leave it out.")
     tasks = _tasks_by_name(trace)
     with open_table(path, max_rows=max_rows) as table:
         rows = _Rows()
@@ -107,7 +110,8 @@ def join_kernel_details(trace: Trace, path: str, *, discovered: bool = False, ma
             dur_ns[at] = duration
     if not timed and not ordered:
         raise TraceError(
-            f"{path}: none of its {rows.count} kernels is in the trace", hint="It is of another run or another rank."
+            f"{path}: none of its {rows.count} kernels is in the trace",
+            hint="It belongs to another run or another rank.",
         )
     joined = DetailsJoin(
         file=Path(path).name,
@@ -133,7 +137,7 @@ def _informed(trace: Trace, joined: DetailsJoin) -> Trace:
 
 
 def _tasks_by_name(trace: Trace) -> dict[str, list[int]]:
-    """Rows of `Trace.kernels` that are NPU tasks, by name, in order of their start."""
+    """Return the rows of `Trace.kernels` that are NPU tasks, by name, in order of their start."""
     kernels = trace.kernels
     tasks = np.flatnonzero(kernels.category == _TASK)
     by_name: dict[str, list[int]] = defaultdict(list)
@@ -143,7 +147,7 @@ def _tasks_by_name(trace: Trace) -> dict[str, list[int]]:
 
 
 class _Rows:
-    """What the join needs of a table's rows: a few numbers each, and only of kernels that the trace has."""
+    """The few numbers of each table row that the join needs, only for kernels in the trace."""
 
     def __init__(self) -> None:
         self.count = self.communication = 0
@@ -155,7 +159,7 @@ class _Rows:
         self.wait_ns: list[int] = []
 
     def add(self, row: TableRow, *, known: bool) -> None:
-        """Count a row, and keep it where it may be a task of the trace; -1 stands for what it does not say."""
+        """Count a row, and keep it if it may be a task of the trace; -1 stands for missing values."""
         self.count += 1
         if not known:
             self.communication += row.communication
@@ -168,9 +172,10 @@ class _Rows:
         self.wait_ns.append(-1 if row.wait_ns is None else row.wait_ns)
 
     def paired(self, tasks: dict[str, list[int]], start_ns: np.ndarray) -> tuple[list[Pair], list[Pair]]:
-        """((row, task) that start together, (row, task) of names that are left equally often, in order).
+        """Return (row, task) pairs with equal starts, and pairs in order for names with equally many rows and tasks
+        left.
 
-        Rows that have a start are paired by order only where all of them are off by the same time: another clock.
+        Rows with a start are paired by order only if all of them are shifted by the same time, as by another clock.
         """
         timed: list[Pair] = []
         ordered: list[Pair] = []
@@ -187,7 +192,7 @@ class _Rows:
     def _same_start(
         self, rows: list[int], tasks: list[int], start_ns: np.ndarray, timed: list[Pair]
     ) -> tuple[list[int], list[int]]:
-        """Add to `timed` what starts together; (rows left, tasks left)."""
+        """Add pairs with equal starts to `timed`; return (rows left, tasks left)."""
         starts = start_ns[tasks]
         taken = np.zeros(len(tasks), bool)
         open_rows: list[int] = []
@@ -205,7 +210,9 @@ class _Rows:
 
 
 def join_text(joined: DetailsJoin) -> str:
-    """One line: which table, how many of its rows were found and how, what was not, and whose durations count."""
+    """Return one line: which table, how many of its rows matched and how, what did not, and whose durations are
+    used.
+    """
     where = "beside the trace" if joined.discovered else "as named"
     if joined.problem is not None:
         return f"{joined.file} {where} is not used: {joined.problem}"

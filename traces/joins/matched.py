@@ -13,7 +13,7 @@ How = Literal["sequence", "order", "overlap"]
 
 
 class Clock(msgspec.Struct, frozen=True, kw_only=True):
-    """How one rank's clock was put on that of the job."""
+    """How one rank's clock was aligned with the job's."""
 
     rank: int
     shift_us: float
@@ -43,7 +43,7 @@ class Member(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Matched(msgspec.Struct, frozen=True, kw_only=True):
-    """One collective and its members that are known, by rank."""
+    """One collective and its known members by rank."""
 
     kind: str
     group: str | None
@@ -58,38 +58,38 @@ class Matched(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def last_start_ns(self) -> int:
-        """When the last known member began."""
+        """Return when the last known member began."""
         return max(member.start_ns for member in self.members)
 
     @property
     def late_rank(self) -> int:
-        """The rank that began last."""
+        """Return the rank that began last."""
         return max(self.members, key=lambda member: member.start_ns).rank
 
     @property
     def skew_us(self) -> float:
-        """From the first start to the last."""
+        """Return the time from the first start to the last."""
         return (self.last_start_ns - min(member.start_ns for member in self.members)) / 1e3
 
     @property
     def late_us(self) -> float:
-        """How much later the last one began than the one before it."""
+        """Return how much later the last member began than the one before it."""
         starts = sorted(member.start_ns for member in self.members)
         return (starts[-1] - starts[-2]) / 1e3 if len(starts) > 1 else 0.0
 
     @property
     def transfer_us(self) -> float:
-        """Median of the members."""
+        """Return the median transfer time of the members."""
         return median(member.transfer_us for member in self.members)
 
     @property
     def missing(self) -> int:
-        """Members of the group whose traces were not given: the last one may be among them."""
+        """Return how many members of the group have no trace here; the last one to start may be among them."""
         return max(0, (self.group_size or 0) - len(self.members))
 
 
 class Disagreement(msgspec.Struct, frozen=True, kw_only=True):
-    """What members of one collective should have the same and have not."""
+    """A property that the members of one collective should share and do not."""
 
     collective: int
     """Position in `JobCollectives.matched`."""
@@ -100,7 +100,7 @@ class Disagreement(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class JobCollectives(msgspec.Struct, frozen=True, kw_only=True):
-    """All of one job."""
+    """All collectives of one job."""
 
     clocks: tuple[Clock, ...]
     matched: tuple[Matched, ...]
@@ -124,7 +124,7 @@ class RankSum(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def sum_of_rank(matched: Iterable[Matched], rank: int) -> RankSum:
-    """What one rank waits, and makes others wait."""
+    """Return how long one rank waits, and how long it makes others wait."""
     mine = [(collective, member) for collective in matched for member in collective.members if member.rank == rank]
     late = [collective for collective, _ in mine if collective.late_rank == rank and collective.late_us > 0.0]
     return RankSum(

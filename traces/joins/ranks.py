@@ -1,7 +1,7 @@
 # pyright: strict
-"""Collectives of several ranks of one job matched with each other: one clock, who waits for whom, what disagrees.
+"""Match the collectives of several ranks of one job: align clocks, find who waits for whom, and what disagrees.
 
-Pure values: the calls of each rank in, matches out. Owns the matching and the clocks; reads no file, draws no graph.
+Pure: takes the calls of each rank and returns matches. Reads no file.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ Ints = npt.NDArray[np.int64]
 
 
 class RankCalls(msgspec.Struct, frozen=True, kw_only=True):
-    """What one rank ran."""
+    """The collectives that one rank ran."""
 
     rank: int
     calls: tuple[RankCall, ...]
@@ -52,10 +52,11 @@ _Group = tuple[str | None, str | None, int]
 
 
 def match(ranks: Sequence[RankCalls]) -> JobCollectives:
-    """The collectives of several ranks matched with each other. Raises ValueError for two of one rank.
+    """Match the collectives of several ranks. Raises ValueError if two traces have the same rank.
 
-    Within a group by the recorded sequence number; without it by order, with the shift at which their ends lie nearest
-    (recordings begin and end at different calls); where kinds or sizes then differ, only calls that overlap in time.
+    Within a group, calls are matched by recorded sequence number; without one by order, with the shift at which their
+    ends are closest (recordings begin and end at different calls); if kinds or sizes then differ, only calls that
+    overlap in time are matched.
     """
     numbers = [calls.rank for calls in ranks]
     if len(set(numbers)) != len(numbers):
@@ -75,13 +76,13 @@ def match(ranks: Sequence[RankCalls]) -> JobCollectives:
 
 
 def _unmatched(matched: Iterable[Matched], known: Known) -> dict[int, int]:
-    """How many calls of each rank belong to no collective."""
+    """Return how many calls of each rank belong to no collective."""
     used = Counter(member.rank for entry in matched for member in entry.members)
     return {rank: len(calls) - used[rank] for rank, calls in known.items()}
 
 
 def _on_shared_clock(calls: RankCalls) -> tuple[RankCall, ...]:
-    """The calls of a rank by the clock that all ranks should share."""
+    """Return the calls of a rank on the clock that all ranks should share."""
     origin = calls.origin_ns
     return tuple(
         msgspec.structs.replace(call, start_ns=call.start_ns + origin, end_ns=call.end_ns + origin)
@@ -90,21 +91,21 @@ def _on_shared_clock(calls: RankCalls) -> tuple[RankCall, ...]:
 
 
 class _Row(msgspec.Struct, frozen=True):
-    """Calls that belong together: (rank, position), and how they were found."""
+    """Calls that belong together, as (rank, position), and how they were matched."""
 
     calls: tuple[tuple[int, int], ...]
     how: How
 
 
 def _is_unnamed(call: RankCall) -> bool:
-    """Whether a call on a device tells neither its group nor its ranks."""
+    """Check whether a call on a device names neither its group nor its ranks."""
     return call.group is None and call.ranks is None and call.note < 0
 
 
 def _by_group(known: Known) -> dict[_Group, dict[int, list[int]]]:
-    """Group → rank → positions of its calls, as they were asked for.
+    """Return group → rank → positions of its calls, in order of request.
 
-    Without a name a device's stream stands for it, where ranks use the same ones; a host's threads stand for nothing.
+    A device's stream stands for an unnamed group if ranks use the same streams; host threads stand for nothing.
     """
     streams = {frozenset(call.stream for call in calls if _is_unnamed(call)) for calls in known.values()}
     same = len(streams - {frozenset()}) <= 1
@@ -118,7 +119,7 @@ def _by_group(known: Known) -> dict[_Group, dict[int, list[int]]]:
 
 
 def _as_issued(places: list[int], calls: Sequence[RankCall]) -> list[int]:
-    """In the order in which they were asked for, where all tell when; else as they began."""
+    """Sort by time of request if all calls have one, otherwise by start."""
     issued = {at: calls[at].issued_ns for at in places}
     if any(when is None for when in issued.values()):
         return places
@@ -126,7 +127,7 @@ def _as_issued(places: list[int], calls: Sequence[RankCall]) -> list[int]:
 
 
 def _match_group(group: dict[int, list[int]], known: Known) -> list[_Row]:
-    """The rows of one group."""
+    """Return the rows of one group."""
     rows = _pairs(group, known)
     rest = {
         rank: [at for at in places if known[rank][at].kind not in PAIRED and known[rank][at].kind]
@@ -141,7 +142,7 @@ def _match_group(group: dict[int, list[int]], known: Known) -> list[_Row]:
 
 
 def _pairs(group: dict[int, list[int]], known: Known) -> list[_Row]:
-    """Messages from one rank to another, by their order, where both name their peer and there are as many of either."""
+    """Match point-to-point messages by order, if both ends name their peer and have equally many."""
     sent: defaultdict[tuple[int, int], list[tuple[int, int]]] = defaultdict(list)
     got: defaultdict[tuple[int, int], list[tuple[int, int]]] = defaultdict(list)
     for rank, places in group.items():
@@ -160,7 +161,7 @@ def _pairs(group: dict[int, list[int]], known: Known) -> list[_Row]:
 
 
 def _by_sequence(group: dict[int, list[int]], known: Known) -> list[_Row]:
-    """Calls of one number; several of one number (coalesced) by their order."""
+    """Match calls by sequence number; several with one number (coalesced) by order."""
     by_number: defaultdict[tuple[int, int], list[tuple[int, int]]] = defaultdict(list)
     for rank, places in group.items():
         seen: defaultdict[int, int] = defaultdict(int)
@@ -173,7 +174,7 @@ def _by_sequence(group: dict[int, list[int]], known: Known) -> list[_Row]:
 
 
 def _by_order(group: dict[int, list[int]], known: Known) -> list[_Row]:
-    """Calls by their place among those of the rank with most of them."""
+    """Match calls by position among those of the rank with the most calls."""
     longest = max(group, key=lambda rank: (len(group[rank]), -rank))
     rows: dict[int, list[tuple[int, int]]] = {at: [(longest, at)] for at in group[longest]}
     how: How = "order"
@@ -193,12 +194,13 @@ def _by_order(group: dict[int, list[int]], known: Known) -> list[_Row]:
 
 
 def _shift(calls: Sequence[RankCall], others: Sequence[RankCall]) -> int | None:
-    """Where the second rank's calls begin among the first's: all kinds agree there, and ends lie nearest; or None.
+    """Return the shift of the second rank's calls relative to the first's at which all kinds agree and ends are
+    closest.
 
-    Nearly all calls must meet there once clocks are moved by the median: else calls are missing in between. Of shifts
-    at which nearly all known sizes agree one at which the profiler's steps do, then the one with the least median
-    distance of ends: clocks of machines differ by milliseconds at most, steps take longer than that. None where sizes
-    agree at no shift: the calls are others.
+    Nearly all calls must overlap once clocks are moved by the median, otherwise calls are missing in between. Of the
+    shifts at which nearly all known sizes agree, prefer one at which the profiler's steps agree, then the one with the
+    smallest median distance of ends: clocks of machines differ by milliseconds at most, and steps take longer. Return
+    None if sizes agree at no shift: the calls are different ones.
     """
     kinds = {kind: i for i, kind in enumerate(dict.fromkeys(call.kind for call in (*calls, *others)))}
     a, b = _columns(calls, kinds), _columns(others, kinds)
@@ -227,7 +229,7 @@ def _shift(calls: Sequence[RankCall], others: Sequence[RankCall]) -> int | None:
 
 
 def _columns(calls: Sequence[RankCall], kinds: dict[str, int]) -> Ints:
-    """Rows of kind, size or -1 where members may differ or it is unknown, start, end, step or -1, of each call."""
+    """Return rows of kind, size (-1 if unknown or different per member), start, end, and step (or -1) of each call."""
     rows = [
         (kinds[call.kind], _size(call), call.start_ns, call.end_ns, -1 if call.step is None else call.step)
         for call in calls
@@ -236,14 +238,14 @@ def _columns(calls: Sequence[RankCall], kinds: dict[str, int]) -> Ints:
 
 
 def _size(call: RankCall) -> int:
-    """Elements that all members have in common, or -1."""
+    """Return the elements that all members have in common, or -1."""
     if call.kind in SAME_IN and call.elements is not None:
         return call.elements
     return call.out_elements if call.kind in SAME_OUT and call.out_elements is not None else -1
 
 
 def _agree(first: RankCall, second: RankCall) -> bool:
-    """Whether nothing recorded says that they are of different sizes."""
+    """Check that no record says that the two calls have different sizes."""
     sizes = _size(first), _size(second)
     return min(sizes) < 0 or sizes[0] == sizes[1]
 
@@ -251,7 +253,7 @@ def _agree(first: RankCall, second: RankCall) -> bool:
 def _overlapping(
     places: Sequence[int], calls: Sequence[RankCall], others: Sequence[int], other_calls: Sequence[RankCall]
 ) -> list[tuple[int, int]]:
-    """Calls of one kind, and of sizes that agree, that run at the same time: in order, each once."""
+    """Match calls of one kind and compatible sizes that run at the same time, in order, each once."""
     out: list[tuple[int, int]] = []
     begin = 0
     others = sorted(others)  # by start
@@ -269,7 +271,7 @@ def _overlapping(
 
 
 def _shared_calls(rows: Sequence[_Row], known: Known) -> defaultdict[int, defaultdict[int, list[tuple[int, int]]]]:
-    """Rank → other rank → positions of the collectives, in either, that both wait for together."""
+    """Return rank → other rank → positions, in either, of the collectives in which both wait for each other."""
     shared: defaultdict[int, defaultdict[int, list[tuple[int, int]]]] = defaultdict(lambda: defaultdict(list))
     for row in rows:
         (first_rank, at), *others = row.calls
@@ -283,12 +285,12 @@ def _shared_calls(rows: Sequence[_Row], known: Known) -> defaultdict[int, defaul
 
 
 def _clocks(numbers: Iterable[int], rows: Sequence[_Row], known: Known) -> list[Clock]:
-    """One clock a rank: from rank to rank along those that share most collectives.
+    """Return one clock per rank, going from rank to rank along those that share most collectives.
 
-    Members of a collective that all wait for all end within microseconds of each other on devices. A clock is moved by
-    the median difference of ends where that is more than chance, and where the recorded times cannot be (one member
-    ends before another begins). Ends on the host scatter too much to tell more than that. Members that were matched by
-    inference and whose sizes disagree may be those of two collectives: they tell nothing.
+    Members of a collective in which all wait for all end within microseconds of each other on devices. A clock is moved
+    by the median difference of ends if that is more than chance, and if the recorded times are impossible (one member
+    ends before another begins). Ends on the host vary too much for more. Members that were matched by inference and
+    whose sizes disagree may belong to two collectives, so they are ignored.
     """
     shared = _shared_calls(rows, known)
     out: dict[int, Clock] = {}
@@ -311,7 +313,7 @@ def _clocks(numbers: Iterable[int], rows: Sequence[_Row], known: Known) -> list[
 
 
 def _clock(rank: int, anchor: int, pairs: Sequence[tuple[RankCall, RankCall]], moved_ns: int) -> Clock:
-    """The clock of a rank from ends that it shares with one whose clock is known, and moved by so much."""
+    """Return the clock of a rank from ends shared with a rank whose clock is known and was moved by `moved_ns`."""
     differences = np.array([(known.end_ns + moved_ns - other.end_ns) / 1e3 for known, other in pairs])
     middle = float(np.median(differences))
     scatter = float(np.median(np.abs(differences - middle)))
@@ -357,7 +359,7 @@ def _matched(row: _Row, known: Known, moved_ns: dict[int, int]) -> Matched:
 
 
 def _disagreements(at: int, matched: Matched, known: Known) -> list[Disagreement]:
-    """What the members' own records contradict each other in."""
+    """Return the contradictions between the members' own records."""
     calls = {member.rank: known[member.rank][member.call] for member in matched.members}
     kinds = {call.kind for call in calls.values()}
     out: list[Disagreement] = []
@@ -384,9 +386,9 @@ def _disagreements(at: int, matched: Matched, known: Known) -> list[Disagreement
 
 
 def _splits(at: int, calls: dict[int, RankCall]) -> list[Disagreement]:
-    """What one rank sends to another is what that one expects of it, where both record their splits.
+    """Return where one rank's send split differs from the receive split of its peer, if both are recorded.
 
-    Every pair is compared, so of more than `MOST_SPLIT` members known none is.
+    Every pair is compared, so collectives with more than `MOST_SPLIT` known members are skipped.
     """
     members = _members(next(iter(calls.values())).ranks)
     if members is None or len(calls) > MOST_SPLIT:
@@ -407,7 +409,7 @@ def _splits(at: int, calls: dict[int, RankCall]) -> list[Disagreement]:
 
 
 def _members(text: str | None) -> list[int] | None:
-    """Members of a group from its recorded text; None where it is cut short or not recorded."""
+    """Parse the members of a group; None if the text is cut short or missing."""
     try:
         return msgspec.json.decode(text or "", type=list[int])
     except (msgspec.DecodeError, UnicodeError, RecursionError):

@@ -1,2 +1,2 @@
 # pyright: strict
-"""What belongs to what: device time to ops, ops to ops, ops to batches."""
+"""Link device time to ops, ops to ops, and ops to batches."""

@@ -1,5 +1,5 @@
 # pyright: strict
-"""Iteration annotations: what an inference server wrote of its batch, parsed; and the table that holds annotations."""
+"""Parse iteration annotations, which describe an inference server's batch; and the table of all annotations."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ PHASES: tuple[Phase, ...] = ("prefill", "decode", "mixed")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchContext:
-    """One iteration's batch, split by phase. "q" counts new tokens, "k" tokens attended to; None where not recorded."""
+    """One iteration's batch by phase. "q" counts new tokens, "k" tokens attended to; None if not recorded."""
 
     prefill_sequences: int
     prefill_tokens: int | None = None
@@ -37,21 +37,23 @@ class BatchContext:
 
     @property
     def prefill_seen(self) -> int | None:
-        """`prefill_k`; where it is not recorded and Σ new · seen is more than any Σ new² explains, about as many."""
+        """Return `prefill_k`; if it is missing and Σ new · seen exceeds any possible Σ new², return an estimate of
+        it.
+        """
         if self.prefill_k is not None or self.prefill_qk is None or self.prefill_qq is not None:
             return self.prefill_k
         return self.prefill_qk * self.prefill_sequences // max(1, self.prefill_tokens or 1)
 
     @property
     def decode_seen(self) -> int | None:
-        """The same of the decoding sequences."""
+        """Return the same for the decoding sequences."""
         if self.decode_k is not None or self.decode_qk is None or self.decode_qq is not None:
             return self.decode_k
         return self.decode_qk * self.decode_sequences // max(1, self.decode_tokens or 1)
 
     @property
     def phase(self) -> Phase | None:
-        """What the batch holds; None for an empty one."""
+        """Return the phase of the batch; None for an empty one."""
         if self.prefill_sequences and self.decode_sequences:
             return "mixed"
         return "prefill" if self.prefill_sequences else "decode" if self.decode_sequences else None
@@ -75,10 +77,10 @@ _STEP = re.compile(r"ProfilerStep#([0-9]+)\Z")
 
 
 def batch_context(name: str) -> BatchContext | None:
-    """The batch that an annotation describes, or None for any other.
+    """Return the batch that an annotation describes, or None.
 
-    vLLM's `execute_*`, SGLang's `step[...]` and ATOM's `prefill[...]`; vLLM's `capture_32_FULL` is of a graph with its
-    attention inside, which is captured on 32 sequences that decode one token each.
+    Accepts vLLM's `execute_*`, SGLang's `step[...]` and ATOM's `prefill[...]`; vLLM's `capture_32_FULL` is a graph
+    including attention, captured for 32 sequences that decode one token each.
     """
     if len(name) > 400:
         return None
@@ -90,7 +92,7 @@ def _of_full(match: re.Match[str]) -> BatchContext:
 
 
 def _of_sums(total: int | None, *sums: int | None) -> BatchContext:
-    """Of (sequences, tokens, K, QQ, QK) of prefill, then of decode."""
+    """Return the batch from (sequences, tokens, K, QQ, QK) of prefill, then of decode."""
     phases = (f"{phase}_{what}" for phase in ("prefill", "decode") for what in ("sequences", "tokens", "k", "qq", "qk"))
     return BatchContext(scheduled_tokens=total, **dict(zip(phases, sums, strict=True)))  # pyright: ignore[reportArgumentType]
 
@@ -111,7 +113,7 @@ def _of_capture(match: re.Match[str]) -> BatchContext:
 
 
 def _of_keys(match: re.Match[str]) -> BatchContext | None:
-    """Of "key=number" pairs; None where they do not say how many sequences are in which phase, or contradict."""
+    """Return the batch from "key=number" pairs; None if they lack the sequences per phase or contradict each other."""
     pairs = [_KEY.match(text) for text in re.split(r"[ ,]+", match[3].strip())]
     keys = {pair[1]: int(pair[2]) for pair in pairs if pair is not None}
     if len(keys) < len(pairs) or "bs" not in keys:
@@ -152,12 +154,12 @@ _BATCHES = (
 
 
 def is_unread(name: str) -> bool:
-    """Whether an annotation looks like a server's iteration though no batch is read from it."""
+    """Check whether an annotation looks like a server's iteration although no batch could be parsed from it."""
     return _NEAR_MISS.match(name) is not None and batch_context(name) is None
 
 
 class _Products(NamedTuple):
-    """What the second number of a phase says of its sequences; None where it does not."""
+    """What the second number of a phase says about its sequences; None for what it does not say."""
 
     k: int | None = None
     qq: int | None = None
@@ -165,12 +167,13 @@ class _Products(NamedTuple):
 
 
 def _products(sequences: int, tokens: int, said: int | None) -> _Products:
-    """The second number of "N(tokens_said)": a sum over N sequences of new tokens squared or times seen tokens.
+    """Interpret the second number of "N(tokens_said)": a sum over N sequences of new tokens squared or times seen
+    tokens.
 
-    Never a number of tokens: execute_context_1(888_788544) is one sequence of 888 new tokens, and 888² = 788,544. What
-    is between the least and the largest sum of N squares is both, as without cached tokens the two are the same; more
-    is new times seen tokens, of which one sequence, or sequences with one new token each, tell the seen ones; less is
-    neither, and nothing is read from it.
+    It is never a number of tokens: execute_context_1(888_788544) is one sequence of 888 new tokens, and 888² = 788,544.
+    A value between the smallest and the largest sum of N squares is both, since without cached tokens the two are
+    equal. A larger value is new times seen tokens, which determines the seen tokens of one sequence, or of sequences
+    with one new token each. A smaller value is neither and is ignored.
     """
     if said is None or not sequences or tokens < sequences or said * sequences < tokens * tokens:
         return _Products()
@@ -183,13 +186,13 @@ def _products(sequences: int, tokens: int, said: int | None) -> _Products:
 
 
 def step_number(name: str) -> int | None:
-    """N of torch.profiler's "ProfilerStep#N"."""
+    """Return N of torch.profiler's "ProfilerStep#N"."""
     match = _STEP.match(name[:40])
     return int(match[1]) if match else None
 
 
 class AnnotationTable(Sequence[Annotation]):
-    """Annotations in file order, made from columns when asked for: a long trace has hundreds of thousands."""
+    """Annotations in file order, created from columns on demand: a long trace has hundreds of thousands."""
 
     def __init__(self, names: tuple[str, ...], name: Any, start: Any, dur: Any, track: Any) -> None:
         self.names = names
@@ -201,7 +204,7 @@ class AnnotationTable(Sequence[Annotation]):
 
     @classmethod
     def of(cls, notes: Sequence[Annotation]) -> AnnotationTable:
-        """The table of any annotations; a table itself."""
+        """Return the table of any annotations; a table is returned unchanged."""
         if isinstance(notes, AnnotationTable):
             return notes
         numbers: dict[str, int] = {}
@@ -239,7 +242,7 @@ class AnnotationTable(Sequence[Annotation]):
 
 
 def unread_annotations(notes: Sequence[Annotation]) -> dict[str, int]:
-    """Names of annotations that look like a server's iterations though no batch is read from them → how many."""
+    """Count annotations by name that look like a server's iterations although no batch could be parsed from them."""
     table = AnnotationTable.of(notes)
     counts = np.bincount(table.name.astype(np.int64), minlength=len(table.names)).tolist()
     return {name: count for name, count in zip(table.names, counts, strict=False) if count and is_unread(name)}

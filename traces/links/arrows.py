@@ -1,5 +1,5 @@
 # pyright: strict
-"""Arrows of an NPU's trace from the moment of a launch to the task: which of them is a task's."""
+"""Find the flow arrow from a launch to each task of an NPU trace."""
 
 from __future__ import annotations
 
@@ -17,9 +17,10 @@ HOST_TO_DEVICE = 2
 
 
 def ids_with_arrows(trace: Trace, correlation: Ints, start: Ints, stream: Ints) -> Ints:
-    """Correlation ids; where no call or arrow has one, that of the arrow that ends at the task's start on its stream.
+    """Return correlation ids; if no call or arrow has an id, use that of the arrow ending at the task's start on its
+    stream.
 
-    Older msprof numbers arrows by connection and model together, its tasks by connection alone.
+    Older msprof numbers arrows by connection and model together, but tasks by connection alone.
     """
     activity = trace.activity
     assert activity is not None
@@ -41,7 +42,7 @@ def ids_with_arrows(trace: Trace, correlation: Ints, start: Ints, stream: Ints) 
 
 
 def launched_by_arrows(trace: Trace) -> tuple[Ints, Ints]:
-    """(rows of `Trace.kernels`, ns at which an arrow says that each was launched) of a trace read with its activity."""
+    """Return (rows of `Trace.kernels`, launch time in ns from an arrow) of a trace read with its activity."""
     activity, kernels = trace.activity, trace.kernels
     if activity is None:
         return np.empty(0, np.int64), np.empty(0, np.int64)

@@ -1,9 +1,9 @@
 # pyright: strict
-"""Calls that autocast took in, cast the arguments of, and called again: which rows are such wrappers.
+"""Find calls that autocast intercepts, casts the arguments of, and calls again.
 
-The profiler sees a call first as the program made it, then, inside that, `aten::to` for each argument that autocast
-casts and keeps no copy of, and the same op once more in the types that it works in: with other tensors, or, for a
-softmax or sum on a GPU, with a `dtype` that the outer call leaves open. The outer call does nothing else.
+The profiler sees a call first as the program made it, then, inside it, `aten::to` for each argument that autocast casts
+without a cached copy, and the same op again in the types that it computes in: with other tensors, or, for a softmax or
+sum on a GPU, with a `dtype` that the outer call leaves open. The outer call does nothing else.
 """
 
 from __future__ import annotations
@@ -19,10 +19,11 @@ FLOATS = frozenset({"float32", "float16", "bfloat16", "float64"})
 
 
 def autocast_wrappers(trace: Trace, parents: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
-    """Whether each row of `trace.ops` only casts: it holds `aten::to` calls, maybe none, and then the same op once.
+    """Return a mask of rows of `trace.ops` that only cast: they hold `aten::to` calls, possibly none, and the same op
+    once.
 
     `parents` [rows]: the enclosing row of each, or -1. The inner call must have the outer one's shapes, and other
-    floating types, a scalar for what was absent, or, where types are not told apart (lists of tensors), casts before.
+    floating types, a scalar for an absent argument, or, if types are not recorded (lists of tensors), preceding casts.
     """
     count = len(trace.ops)
     inner = np.flatnonzero(parents >= 0)
@@ -54,7 +55,7 @@ _NEITHER, _SAME, _OTHER = 0, 1, 2
 
 
 def _change(outer: OpSignature, inner: OpSignature) -> int:
-    """How the types of a call differ from those of the same op inside it: not at all, in floats alone, or otherwise."""
+    """Return how the types of the inner call differ from the outer's: not at all, only in floats, or otherwise."""
     if outer.dims is None or outer.dims != inner.dims or outer.types is None or inner.types is None:
         return _NEITHER
     if len(outer.types) != len(inner.types):
@@ -66,5 +67,5 @@ def _change(outer: OpSignature, inner: OpSignature) -> int:
 
 
 def _is_cast(outer: str, inner: str) -> bool:
-    """Whether autocast makes the second type of the first: another float, or the `dtype` that was left open."""
+    """Check whether autocast could make the second type from the first: another float, or the `dtype` left open."""
     return (outer, inner) == ("", "Scalar") or {torch_dtype_name(outer), torch_dtype_name(inner)} <= FLOATS

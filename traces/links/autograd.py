@@ -1,5 +1,5 @@
 # pyright: strict
-"""Which calls autograd recorded, from the sequence numbers of a trace; knows nothing of what is made of that."""
+"""Find the calls that autograd recorded, from the sequence numbers of a trace."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ class AutogradCalls(NamedTuple):
 def recorded_by_autograd(ops: OpTable, sequence: npt.NDArray[Any], signatures: Sequence[OpSignature]) -> AutogradCalls:
     """Find the calls for which autograd recorded a node.
 
-    A call with gradients on is given the number of the next node of its thread (`at::sequence_number::peek()` in
-    `c10::Dispatcher`), others get none, -1 in `sequence`. So the number that follows the call is a larger one where
-    nodes were recorded in it. Nothing follows the last calls of a thread. They count as recorded where the backward
-    pass has a node of their number, which no call of another thread has; else as most calls with the same arguments
-    do. Where there are none, they are taken to require no gradients.
+    A call with gradients on gets the number of the next node of its thread (`at::sequence_number::peek()` in
+    `c10::Dispatcher`); others get none, -1 in `sequence`. So the next call's number is larger if nodes were recorded in
+    this one. Nothing follows the last calls of a thread. They count as recorded if the backward pass has a node with
+    their number, which no call of another thread has; otherwise they count like most calls with the same arguments.
+    Without such calls, they are assumed to require no gradients.
     """
     forward = np.array([_is_forward(signature.name) for signature in signatures], bool)
     out, assumed = np.zeros(len(ops), np.bool_), np.zeros(len(ops), np.bool_)
@@ -68,10 +68,10 @@ def recorded_by_autograd(ops: OpTable, sequence: npt.NDArray[Any], signatures: S
 
 
 def _on_another_track(ops: OpTable, sequence: npt.NDArray[Any], rows: npt.NDArray[np.int64], row: int) -> bool:
-    """Whether one of `rows` has the number of `row` on another thread: each thread counts for itself."""
+    """Check whether one of `rows` has the number of `row` on another thread: each thread counts separately."""
     return bool(np.any((sequence[rows] == sequence[row]) & (ops.track[rows] != ops.track[row])))
 
 
 def _is_forward(name: str) -> bool:
-    """Whether a name is that of an op, and not of a node or a label."""
+    """Check whether a name is an op's, not that of a node or a label."""
     return "::" in name and not name.startswith(_OF_BACKWARD)

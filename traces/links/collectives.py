@@ -1,7 +1,7 @@
 # pyright: strict
-"""The collectives that one rank ran, in order: which, in which group, when; from its device work, spans or host marks.
+"""List the collectives that one rank ran, in order, with group and time, from device work, spans or host marks.
 
-Owns what of a trace is a collective and which record describes it; knows no other rank.
+Decides what counts as a collective in a trace and which record describes it; other ranks are not considered.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _OPS = ("c10d::", "_c10d_functional::", "c10d_functional::")
 
 
 class RankCall(Collective, frozen=True, kw_only=True):
-    """One collective as one rank ran it, with what is recorded of it."""
+    """One collective as one rank ran it, with its recorded facts."""
 
     kind: str
     """"all_reduce", "all_to_all", ..., "send_recv" for a kernel that is any of the latter, "" where nothing tells."""
@@ -57,10 +57,10 @@ class RankCall(Collective, frozen=True, kw_only=True):
 
 
 def collectives_of(trace: Trace) -> tuple[RankCall, ...]:
-    """Every collective that ran on the trace's device, else on its host, by start.
+    """Return every collective that ran on the trace's device, or else on its host, by start.
 
     The trace must have been read with its activity. A device's kernel is described by its own arguments, else by
-    torch's record of the call that launched it, else by its name and by the sizes of the op that asked for it.
+    torch's record of the call that launched it, else by its name and the sizes of the op that requested it.
     """
     activity = trace.activity
     if activity is None:
@@ -72,7 +72,7 @@ def collectives_of(trace: Trace) -> tuple[RankCall, ...]:
 
 
 def _in_steps(trace: Trace, calls: list[RankCall]) -> list[RankCall]:
-    """The calls with the profiler's step in which each was asked for, where that is marked."""
+    """Return the calls with the profiler's step in which each was requested, if steps are marked."""
     notes = AnnotationTable.of(trace.annotations)
     if not len(notes):
         return calls
@@ -128,9 +128,9 @@ def _of_spans(trace: Trace, activity: Activity) -> list[RankCall]:
 
 
 def host_collectives(trace: Trace) -> list[RankCall]:
-    """Collectives that a back-end ran on the host and marked ("gloo:all_reduce"), by start.
+    """Return collectives that a back-end ran on the host and marked ("gloo:all_reduce"), by start.
 
-    Each belongs to the op that asked for it, by operation, size and order, where there are as many of either kind.
+    Each belongs to the op that requested it, by operation, size and order, if there are equally many of both.
     """
     notes = AnnotationTable.of(trace.annotations)
     marks = np.array([name.startswith("gloo:") for name in notes.names] or [False])
@@ -153,9 +153,9 @@ def host_collectives(trace: Trace) -> list[RankCall]:
 
 
 def _asked_by(trace: Trace, calls: list[RankCall]) -> dict[int, int]:
-    """Position of a mark → row of the op that asked for it; of kinds of which each op has a mark and each mark an op.
+    """Map the position of a mark to the row of the op that requested it, for kinds with equally many marks and ops.
 
-    Else the recording began or ended in between, and which op is whose is not known.
+    For other kinds, the recording began or ended in between, so the correspondence is unknown.
     """
     rows = _asking_ops(trace)
     signatures = [trace.signatures[int(trace.ops.signature[row])] for row in rows]
@@ -228,7 +228,7 @@ def _with_launches(trace: Trace, activity: Activity, rows: Ints, ids: Ints) -> C
 
 
 def _asking_ops(trace: Trace) -> list[int]:
-    """Rows of the ops that ask for collectives, by start; of those inside each other the innermost."""
+    """Return the rows of the innermost ops that request collectives, by start."""
     if not len(trace.ops):
         return []
     asks = np.array([s.name.startswith(_OPS) and operation_of(s.name) is not None for s in trace.signatures] or [False])
@@ -242,7 +242,7 @@ def _asking_ops(trace: Trace) -> list[int]:
 
 
 def _asking_ops_above(trace: Trace, owners: Ints) -> Ints:
-    """Per owner of a kernel the op of c10d that it is or lies in, else the owner; -1 without one."""
+    """Return, per kernel owner, the c10d op that it is or lies in, else the owner itself; -1 without an owner."""
     if not (owners >= 0).any():
         return owners
     asks = np.array([signature.name.startswith(_OPS) for signature in trace.signatures], bool)[trace.ops.signature]
@@ -251,7 +251,7 @@ def _asking_ops_above(trace: Trace, owners: Ints) -> Ints:
 
 
 def _records_above(trace: Trace, activity: Activity, owners: Ints) -> Ints:
-    """Per owner of a kernel the index of the collective that torch recorded at it, or around it; -1 for none."""
+    """Return, per kernel owner, the index of the collective that torch recorded at it or around it; -1 for none."""
     if not (owners >= 0).any():
         return owners
     above = of_rows(owners, innermost_of(innermost_parent(trace.ops), activity.op_collective >= 0))
@@ -259,7 +259,7 @@ def _records_above(trace: Trace, activity: Activity, owners: Ints) -> Ints:
 
 
 def _completed(record: Collective, fallback: Collective) -> Collective:
-    """The first with what only the second says."""
+    """Return `record` with missing facts filled in from `fallback`."""
     missing = {
         name: getattr(fallback, name)
         for name in record.__struct_fields__
@@ -269,14 +269,14 @@ def _completed(record: Collective, fallback: Collective) -> Collective:
 
 
 def _call(record: Collective | None, start_ns: int, end_ns: int, name: str) -> RankCall:
-    """What is recorded, else what the name says."""
+    """Return the call from its record, or else from its name."""
     kind = operation_of(record.name) if record is not None else None
     recorded = {} if record is None else msgspec.structs.asdict(record)
     return RankCall(**recorded, kind=kind or operation_of(name) or "", start_ns=start_ns, end_ns=end_ns)
 
 
 def _record(activity: Activity, described: int, recorded: int) -> Collective | None:
-    """The collective that a kernel's arguments describe, completed by the op that recorded it; numbers, -1 for none."""
+    """Return the collective that a kernel's arguments describe, completed by the op's record; indices, -1 for none."""
     record = activity.collectives[recorded] if recorded >= 0 else None
     if described < 0:
         return record
@@ -285,7 +285,7 @@ def _record(activity: Activity, described: int, recorded: int) -> Collective | N
 
 
 def _from_op(trace: Trace, call: RankCall, op: int) -> RankCall:
-    """With the kind and the sizes of the op that asked."""
+    """Return the call with the kind and sizes of the op that requested it."""
     signature = trace.signatures[int(trace.ops.signature[op])]
     kind = operation_of(signature.name)
     sizes = None if kind is None or kind == "send_recv" else sizes_of_tensors(kind, signature)

@@ -1,7 +1,8 @@
 # pyright: strict
-"""Which op owns which device time: External id, else correlation or a flow to the launch and the op around it.
+"""Find the op that owns each piece of device time.
 
-Owns the rules, on columns; where the columns come from is `collect`'s concern.
+By External id, else by correlation id or flow to the launch and the op around it. Works on columns collected by
+`collect`.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ _EXAMPLES = 3
 
 @dataclass(slots=True, kw_only=True)
 class LinkInput:
-    """Columns, one row an op, a kernel, a launch, an end of a flow; ids are -1 where absent."""
+    """Columns with one row per op, kernel, launch or end of a flow; ids are -1 if absent."""
 
     op_start: Array
     op_dur: Array
@@ -63,7 +64,7 @@ class LinkInput:
 
 
 def link(data: LinkInput) -> tuple[Array, LinkStats]:
-    """(row of the owning op by kernel, or -1; how each link was found)."""
+    """Return (row of the owning op by kernel, or -1; how each link was found)."""
     n = len(data.kernel_ext)
     owner = np.full(n, NONE, np.int64)
     if not n:
@@ -139,7 +140,7 @@ def shared_ids(kernel_corr: Array, launch_corr: Array, launch_starts: Array) -> 
 
 
 def _minutes_apart(delay: Array) -> int:
-    """Return the median of launch delays (ns) where that is longer than any queue holds work, else 0."""
+    """Return the median of launch delays (ns) if it is longer than any queue can hold work, else 0."""
     if not len(delay) or int(delay.max()) < FAR_NS:
         return 0
     median = int(np.partition(delay, len(delay) // 2)[len(delay) // 2])
@@ -147,8 +148,10 @@ def _minutes_apart(delay: Array) -> int:
 
 
 def _calls_without_work(data: LinkInput, corr: Array) -> tuple[int, int]:
-    """Return how many calls launch kernels or graphs, and of how many no device work is recorded; (0, 0) where device
-    work has no correlation ids to tell; all of them where there is none."""
+    """Return how many calls launch kernels or graphs, and for how many of them no device work is recorded.
+
+    Return (0, 0) if device work has no correlation ids; all launches count if there is no device work.
+    """
     if len(corr) and not (corr >= 0).any():
         return 0, 0
     starts = data.launch_starts
@@ -186,7 +189,7 @@ def first_ids(ids: Array) -> tuple[int, ...]:
 
 
 def graph_launches(data: LinkInput, category: Array) -> GraphLaunches | None:
-    """Return the calls named *GraphLaunch* that launched several kernels; None where there are none."""
+    """Return the calls named *GraphLaunch that launched several kernels; None if there are none."""
     corr = data.kernel_corr.astype(np.int64)
     known = corr[corr >= 0]
     values, counts = np.unique(known, return_counts=True)
@@ -222,15 +225,19 @@ def _at(column: Array, rows: Array) -> Array:
 
 
 def _long_before_launch(data: LinkInput, launch: Array) -> Array:
-    """Return a mask of the kernels that ran milliseconds before their launch while most did not: the launch of their id
-    is of another process, whose profile was merged into the file."""
+    """Return a mask of kernels that ran milliseconds before their launch while most did not.
+
+    The launch with their id belongs to another process, whose profile was merged into the file.
+    """
     launched = launch >= 0
     early = launched & (_at(data.launch_start, launch) - data.kernel_start > _NOT_OF_CLOCKS_NS)
     return early & (int(early.sum()) < _FEW_EARLY * int(launched.sum()))
 
 
 def _mixed_tracks(data: LinkInput) -> Array:
-    """Return a mask of the threads that are of two processes at once, so that neither ids nor times tell their ops."""
+    """Return a mask of threads that belong to two processes at once, so that neither ids nor times identify their
+    ops.
+    """
     tracks = 1 + max(int(column.max(initial=0)) for column in (data.op_track, data.launch_track))
     ids, start, track = data.launch_corr.astype(np.int64), data.launch_start, data.launch_track
     mixed = mixed_tracks(ids, start, track, tracks)
@@ -241,8 +248,10 @@ def _mixed_tracks(data: LinkInput) -> Array:
 
 
 def _outer_calls(data: LinkInput) -> Array:
-    """Return a mask of the launches without the driver's calls inside the runtime's, which have the same id: of two
-    that follow each other on a thread and have one kernel together, the first counts."""
+    """Return a mask of launches without the driver calls inside runtime calls, which have the same id.
+
+    Of two consecutive calls on a thread that share one kernel, the first counts.
+    """
     order = np.lexsort((data.launch_start, data.launch_track))
     ids, track = data.launch_corr[order].astype(np.int64), data.launch_track[order]
     inner = np.append(False, (ids[1:] == ids[:-1]) & (track[1:] == track[:-1]))
@@ -254,8 +263,10 @@ def _outer_calls(data: LinkInput) -> Array:
 
 
 def _launches(data: LinkInput, corr: Array, mixed: Array) -> tuple[Array, Array]:
-    """Return the row of the runtime call that launched each kernel, by correlation, or -1; and a mask of the kernels
-    with several possible calls on threads of two processes."""
+    """Return the row of the runtime call that launched each kernel, by correlation, or -1.
+
+    Also return a mask of kernels with several possible calls on threads of two processes.
+    """
     launch = _by_key(data.launch_corr, data.launch_start, corr, data.kernel_start)
     rows = np.flatnonzero(launch >= 0)
     rows = rows[mixed[data.launch_track[launch[rows]]]]
@@ -271,8 +282,10 @@ def _launches(data: LinkInput, corr: Array, mixed: Array) -> tuple[Array, Array]
 
 
 def _drop_uncertain(data: LinkInput, owner: Array, ext: Array, when: Array, launched: Array, mixed: Array) -> Array:
-    """Take off owners on threads of two processes, unless one op alone has the id and holds the launch; return a mask
-    of the kernels that lost theirs."""
+    """Remove owners on threads of two processes, unless only one op has the id and contains the launch.
+
+    Return a mask of the kernels that lost their owner.
+    """
     dropped = np.zeros(len(owner), bool)
     rows = np.flatnonzero(owner >= 0)
     rows = rows[mixed[data.op_track[owner[rows]]]]
@@ -290,9 +303,10 @@ def _drop_uncertain(data: LinkInput, owner: Array, ext: Array, when: Array, laun
 
 
 def _by_key(keys: Array, starts: Array, wanted: Array, when: Array) -> Array:
-    """Row with the wanted key for each query, or -1; among equal keys the last that starts no later than `when`.
+    """Return the row with the wanted key for each query, or -1; of equal keys, the last that starts no later than
+    `when`.
 
-    Keys are unique within a process and repeat in its later runs: the nearest in time before is then the likely one.
+    Keys are unique within a process and repeat in its later runs, so the nearest earlier one is the likely one.
     """
     out = np.full(len(wanted), NONE, np.int64)
     distinct = distinct_values(wanted[wanted != NONE])
@@ -322,7 +336,7 @@ def _by_key(keys: Array, starts: Array, wanted: Array, when: Array) -> Array:
 
 
 def _matching(keys: Array, distinct: Array) -> tuple[Array, Array]:
-    """(rows whose key is one of the sorted distinct ones, position of that key); in chunks, to bound memory."""
+    """Return (rows whose key is one of the sorted distinct ones, index of that key); in chunks, to bound memory."""
     rows: list[Array] = []
     codes: list[Array] = []
     for begin in range(0, len(keys), _CHUNK):
@@ -335,7 +349,7 @@ def _matching(keys: Array, distinct: Array) -> tuple[Array, Array]:
 
 
 def _containing(data: LinkInput, tracks: Array, times: Array) -> Array:
-    """Row of the innermost op on each track that holds each time, or -1."""
+    """Return the row of the innermost op on each track that contains each time, or -1."""
     out = np.full(len(tracks), NONE, np.int64)
     for track in distinct_values(tracks):
         rows = np.flatnonzero(data.op_track == track)
@@ -346,7 +360,7 @@ def _containing(data: LinkInput, tracks: Array, times: Array) -> Array:
 
 
 def _by_flows(data: LinkInput, owner: Array, kernels: Array) -> int:
-    """Fill the owners of kernels without a launch by the arrows that end at them; how many were found."""
+    """Fill in owners of kernels without a launch from the arrows that end at them; return how many were found."""
     is_end = data.flow_is_end.astype(bool)
     ends, begins = np.flatnonzero(is_end), np.flatnonzero(~is_end)
     if not len(kernels) or not len(ends) or not len(begins):

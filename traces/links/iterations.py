@@ -1,7 +1,7 @@
 # pyright: strict
-"""Which batch each recorded op worked on: the innermost iteration annotation around its start, on whatever thread.
+"""Find the batch of each recorded op: the innermost iteration annotation around its start, on any thread.
 
-Owns the search by time and the list of iterations; what an annotation's name says is in `annotations`.
+Owns the search by time and the list of iterations; `annotations` parses annotation names.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from opreplay.traces.model import Trace
 
 @dataclass(frozen=True, slots=True)
 class DominantBatch:
-    """The batch that most of some calls' time belongs to."""
+    """The batch to which most of some calls' time belongs."""
 
     context: BatchContext
     share: float
@@ -44,14 +44,14 @@ class BatchIndex:
         self.contexts, self.of_row, self.iterations = _assign(trace)
 
     def in_phase(self, rows: npt.NDArray[np.int64], phase: str) -> npt.NDArray[np.int64]:
-        """Those of `rows` that ran in an iteration of this phase: "prefill", "decode" or "mixed"."""
+        """Return the `rows` that ran in an iteration of this phase: "prefill", "decode" or "mixed"."""
         wanted = np.array([context.phase == phase for context in self.contexts] + [False], dtype=bool)
         return rows[wanted[self.of_row[rows]]]
 
     def dominant(self, rows: npt.NDArray[np.int64], weights: npt.NDArray[Any]) -> DominantBatch | None:
-        """The context with most weight among `rows`; None where no row lies in an iteration.
+        """Return the context with most weight among `rows`; None if no row lies in an iteration.
 
-        `weights` [len(rows)], e.g. device time; where all are zero each call counts alike.
+        `weights` [len(rows)], e.g. device time; if all are zero, each call counts equally.
         """
         if not self.contexts or not len(rows):
             return None
@@ -83,7 +83,7 @@ class _Span:
 
 
 def _assign(trace: Trace) -> tuple[list[BatchContext], npt.NDArray[np.int32], tuple[Iteration, ...]]:
-    """All distinct contexts; for each op row the number of its own or -1; and the iterations by time."""
+    """Return all distinct contexts, the index of each op row's context or -1, and the iterations by time."""
     of_row = np.full(len(trace.ops), -1, dtype=np.int32)
     spans = _spans(trace)
     if not spans:
@@ -108,7 +108,9 @@ def _assign(trace: Trace) -> tuple[list[BatchContext], npt.NDArray[np.int32], tu
 
 
 def _process_of(trace: Trace, order: npt.NDArray[np.int64], marked: set[str]) -> npt.NDArray[Any] | None:
-    """Process of each op in `order` where several processes mark iterations: those do not concern each other's ops."""
+    """Return the process of each op in `order` if several processes mark iterations, which only apply to their own
+    ops.
+    """
     if len(marked) < 2 or not len(order):
         return None
     names = np.array([pid for pid, _ in trace.tracks] or [""], dtype=object)
@@ -116,7 +118,7 @@ def _process_of(trace: Trace, order: npt.NDArray[np.int64], marked: set[str]) ->
 
 
 def _spans(trace: Trace) -> list[_Span]:
-    """The iteration annotations by start, an outer one before those inside it."""
+    """Return the iteration annotations by start, outer ones before those inside them."""
     notes = AnnotationTable.of(trace.annotations)
     contexts = {i: context for i, name in enumerate(notes.names) if (context := batch_context(name)) is not None}
     spans = [
@@ -132,7 +134,9 @@ def _spans(trace: Trace) -> list[_Span]:
 
 
 def _complete(spans: list[_Span]) -> None:
-    """Give each context what it leaves out and the one around it says, or the reverse, where they do not contradict."""
+    """Fill in each context's missing values from the enclosing one, and vice versa, unless they contradict each
+    other.
+    """
     around: list[_Span] = []
     for span in spans:
         around = [outer for outer in around if outer.end > span.start]

@@ -1,8 +1,8 @@
 # pyright: strict
-"""Marks that a back-end makes of collectives on threads of its own ("gloo:all_reduce"), and the calls they belong to.
+"""Match marks of collectives on a back-end's own threads ("gloo:all_reduce") to the calls that requested them.
 
-gloo takes what it was asked for in that order, by whichever of its threads is free: the operation, the number of
-elements and the order tell, threads do not.
+gloo starts requests in order on whichever thread is free, so the operation, the number of elements and the order
+identify a call; threads do not.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ INSTEAD: Mapping[str, str] = {"reduce_scatter": "all_reduce"}
 
 
 class Asked(msgspec.Struct, frozen=True, kw_only=True):
-    """A call that has no mark on its own thread."""
+    """A call without a mark on its own thread."""
 
     start_ns: int
     kind: str
@@ -26,7 +26,7 @@ class Asked(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Mark(msgspec.Struct, frozen=True, kw_only=True):
-    """What a thread of the back-end says that it ran."""
+    """A collective that a back-end thread says it ran."""
 
     start_ns: int
     kind: str
@@ -34,8 +34,10 @@ class Mark(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def marks_of(asked: Sequence[Asked], marks: Sequence[Mark]) -> dict[int, int]:
-    """Index of a call → index of its mark: each is of the first call, in the order of time, that began before, is of
-    that operation and size, and has none yet."""
+    """Map the index of each call to the index of its mark.
+
+    A mark belongs to the earliest call that began before it, has its operation and size, and has no mark yet.
+    """
     waiting: defaultdict[str, list[int]] = defaultdict(list)
     for index in sorted(range(len(asked)), key=lambda i: asked[i].start_ns):
         waiting[asked[index].kind].append(index)

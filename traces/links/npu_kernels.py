@@ -1,4 +1,4 @@
-"""Which kernels the ops of an NPU's trace own, by op name; needs a trace that a kernel table was joined to."""
+"""List the kernels owned by each op name of an NPU trace; needs a trace joined with a kernel table."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ TENSORS = 4
 
 
 class OwnedKernel(msgspec.Struct, frozen=True, kw_only=True):
-    """All launches of one kernel type on one core that calls of one op own."""
+    """All launches of one kernel type on one core type by calls of one op."""
 
     type: str
     core: str
@@ -27,7 +27,7 @@ class OwnedKernel(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class OpKernels(msgspec.Struct, frozen=True, kw_only=True):
-    """All calls of one op name with the kernels they own, heaviest first."""
+    """All calls of one op name with their kernels, heaviest first."""
 
     op: str | None
     """None for kernels that no op owns."""
@@ -37,9 +37,9 @@ class OpKernels(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def kernels_by_op(trace: Trace) -> tuple[OpKernels, ...]:
-    """Ops by the time of their kernels, heaviest first; () for a trace without a kernel table.
+    """Return ops by the time of their kernels, heaviest first; () for a trace without a kernel table.
 
-    Only tasks that the table describes are counted: not copies, events and waits.
+    Only tasks in the table count: not copies, events and waits.
     """
     if trace.details is None:
         return ()
@@ -86,6 +86,6 @@ def _tensors(kind: KernelKind) -> str:
 
 
 def _side(specs: tuple[TensorSpec | None, ...]) -> str:
-    """The first few tensors: a fused kernel over all parameters has hundreds."""
+    """Return the first few tensors as text: a fused kernel over all parameters has hundreds."""
     shown = ", ".join(map(tensor_text, specs[:TENSORS]))
     return (shown or "-") + (f" and {len(specs) - TENSORS} more" if len(specs) > TENSORS else "")

@@ -1,8 +1,8 @@
 # pyright: strict
-"""Calls that only count an optimizer's steps: torch keeps these counters on the host, also beside a device.
+"""Find calls that only count an optimizer's steps: torch keeps these counters on the host, even with a device.
 
 torch.optim makes `state["step"]` a CPU scalar unless the optimizer is fused or capturable, adds one to it for each
-parameter, and reads it. In a trace of the CPU nothing else tells them from work of the model.
+parameter, and reads it. In a CPU trace nothing else distinguishes these calls from work of the model.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ STEP = "Optimizer.step#"
 
 
 def optimizer_counters(trace: Trace) -> npt.NDArray[np.bool_]:
-    """Per row of the ops: whether it counts an optimizer's steps, by name, scalar arguments and the range around it.
+    """Return a mask of ops that count an optimizer's steps, judged by name, scalar arguments and enclosing range.
 
-    None where the trace has device work: what ran on the device is then known.
+    All False if the trace has device work: then it is known what ran on the device.
     """
     counts = np.zeros(len(trace.ops), bool)
     notes = AnnotationTable.of(trace.annotations)
@@ -43,7 +43,7 @@ def optimizer_counters(trace: Trace) -> npt.NDArray[np.bool_]:
 
 
 def _on_scalars(signature: OpSignature) -> bool:
-    """Whether it is one of `NAMES` on float32 scalars alone."""
+    """Check whether it is one of `NAMES` on only float32 scalars."""
     dims, types = signature.dims, signature.types
     if signature.name not in NAMES or not dims or not types:
         return False

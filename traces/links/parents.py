@@ -1,5 +1,5 @@
 # pyright: strict
-"""Nesting of ops in time: which op directly encloses each, per thread; knows intervals, not what ops do."""
+"""Nesting of ops in time: which op directly encloses each, per thread."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ Chosen = npt.NDArray[np.bool_]
 
 
 def innermost_parent(ops: OpTable) -> Rows:
-    """Row of the op that directly encloses each op on its track, or -1.
+    """Return the row of the op that directly encloses each op on its track, or -1.
 
-    Intervals on one track nest by construction of the profiler; where a damaged trace has overlapping ones, an op's
-    parent is the last one that was opened before it and not closed at its start. What the file itself records wins.
+    Intervals on one track nest by construction of the profiler; if a damaged trace has overlapping ones, an op's parent
+    is the last one opened before it and not closed at its start. Parents recorded in the file take precedence.
     """
     if ops.parent is not None:
         return ops.parent
@@ -34,7 +34,7 @@ def innermost_parent(ops: OpTable) -> Rows:
 
 
 def without_cycles(parents: Rows) -> tuple[Rows, int]:
-    """Parents as a file gives them, with those of rows that never lead to a root taken off; and how many that were."""
+    """Return parents with those of rows that never lead to a root removed, and how many were removed."""
     above = parents.copy()
     for _ in range(len(parents).bit_length()):  # each step looks twice as far up
         above[above >= 0] = above[above[above >= 0]]
@@ -43,9 +43,9 @@ def without_cycles(parents: Rows) -> tuple[Rows, int]:
 
 
 def climbs(parents: Rows) -> Iterator[Rows]:
-    """Row 1, 2, 4, 8, ... levels above each row, or -1, until none is left; parents must hold no circle.
+    """Yield the rows 1, 2, 4, 8, ... levels above each row, or -1, until none is left; parents must be acyclic.
 
-    What is passed on along each of them in turn has come from every level above: log2(depth) turns, however deep.
+    A value passed along each of them in turn comes from every level above, in log2(depth) rounds.
     """
     up = parents
     while (alive := up >= 0).any():
@@ -54,7 +54,7 @@ def climbs(parents: Rows) -> Iterator[Rows]:
 
 
 def depths(parents: Rows) -> Rows:
-    """How many rows enclose each."""
+    """Return how many rows enclose each row."""
     out = (parents >= 0).astype(np.int64)
     for up in climbs(parents):
         out += np.where(up >= 0, out[up], 0)
@@ -62,7 +62,7 @@ def depths(parents: Rows) -> Rows:
 
 
 def rows_inside(parents: Rows) -> Rows:
-    """How many rows each one holds, at any depth."""
+    """Return how many rows each row encloses, at any depth."""
     out = np.ones(len(parents), np.int64)
     for up in climbs(parents):
         below = up >= 0
@@ -71,7 +71,7 @@ def rows_inside(parents: Rows) -> Rows:
 
 
 def among_or_inside(parents: Rows, chosen: Chosen) -> Chosen:
-    """Whether each row, or one that encloses it, is chosen."""
+    """Return a mask of rows that are chosen or enclosed by a chosen row."""
     out = chosen.copy()
     for up in climbs(parents):
         out |= (up >= 0) & out[up]
@@ -79,7 +79,7 @@ def among_or_inside(parents: Rows, chosen: Chosen) -> Chosen:
 
 
 def among_or_around(parents: Rows, chosen: Chosen) -> Chosen:
-    """Whether each row, or one inside it, is chosen."""
+    """Return a mask of rows that are chosen or enclose a chosen row."""
     out = chosen.copy()
     for up in climbs(parents):
         out[up[(up >= 0) & out]] = True
@@ -87,7 +87,7 @@ def among_or_around(parents: Rows, chosen: Chosen) -> Chosen:
 
 
 def innermost_of(parents: Rows, chosen: Chosen) -> Rows:
-    """The innermost chosen row around each row, itself included, or -1."""
+    """Return the innermost chosen row around each row, including itself, or -1."""
     out = np.where(chosen, np.arange(len(parents)), -1)
     for up in climbs(parents):
         out = np.where((out < 0) & (up >= 0), out[up], out)
@@ -95,7 +95,7 @@ def innermost_of(parents: Rows, chosen: Chosen) -> Rows:
 
 
 def outermost_of(parents: Rows, chosen: Chosen) -> Rows:
-    """The outermost chosen row around each row, itself included, or -1."""
+    """Return the outermost chosen row around each row, including itself, or -1."""
     out = np.where(chosen, np.arange(len(parents)), -1)
     for up in climbs(parents):
         above = np.where(up >= 0, out[up], -1)
@@ -104,12 +104,12 @@ def outermost_of(parents: Rows, chosen: Chosen) -> Rows:
 
 
 def of_rows(rows: Rows, column: Rows) -> Rows:
-    """The column's value at each of the rows, -1 for row -1."""
+    """Return the column's value at each of the rows, -1 for row -1."""
     return np.where(rows >= 0, column[rows], -1) if len(column) else np.full(len(rows), -1, np.int64)
 
 
 def nest(rows: Rows, start: Rows, dur: Rows) -> tuple[Rows, Rows]:
-    """(rows by start, outer before inner; position in that order of each one's parent, or -1) of one track."""
+    """Return (rows by start, outer before inner; index of each one's parent in that order, or -1) of one track."""
     if not bool((start[1:] > start[:-1]).all()):  # a profiler writes most threads in order
         order = np.lexsort((-dur, start))
         rows, start, dur = rows[order], start[order], dur[order]
@@ -123,7 +123,7 @@ def nest(rows: Rows, start: Rows, dur: Rows) -> tuple[Rows, Rows]:
 
 
 def _by_depth(start: Rows, end: Rows) -> Rows:
-    """Parents of properly nested intervals: the last interval before, one level up."""
+    """Return parents of properly nested intervals: the last preceding interval one level up."""
     n = len(start)
     position = np.arange(n)
     closed = np.searchsorted(np.sort(end), start, side="right")
@@ -144,7 +144,7 @@ def _by_depth(start: Rows, end: Rows) -> Rows:
 
 
 def _by_stack(start: Rows, end: Rows) -> Rows:
-    """Parents of intervals that may overlap."""
+    """Return parents of intervals that may overlap."""
     parents = np.full(len(start), -1, np.int64)
     open_: list[int] = []
     starts, ends = start.tolist(), end.tolist()
@@ -158,9 +158,9 @@ def _by_stack(start: Rows, end: Rows) -> Rows:
 
 
 def innermost_at(times: Rows, rows: Rows, start: Rows, dur: Rows) -> Rows:
-    """Row of the innermost interval of one track that holds each time (its ends included), or -1.
+    """Return the row of the innermost interval of one track that contains each time, ends included, or -1.
 
-    Where intervals overlap it is the last one, outer before inner, that began and has not ended.
+    If intervals overlap, it is the last one, outer before inner, that began and has not ended.
     """
     asked = np.sort(times)
     holds = np.searchsorted(asked, start) < np.searchsorted(asked, start + dur, side="right")
@@ -174,7 +174,7 @@ def innermost_at(times: Rows, rows: Rows, start: Rows, dur: Rows) -> Rows:
 
 
 def _last_reaching(end: Rows, until: Rows, times: Rows) -> Rows:
-    """Per time the last position, not after `until`, whose end is not before the time; -1 for none."""
+    """Return, per time, the last position up to `until` whose end is not before the time; -1 for none."""
     at = until.copy()
     seeking = np.flatnonzero(at >= 0)
     seeking = seeking[end[at[seeking]] < times[seeking]]

@@ -1,5 +1,5 @@
 # pyright: strict
-"""Which part of a trace is one step: the marks of the profiler or of a server; owns the choice, not what ran in it."""
+"""Choose the part of a trace that is one step, from the marks of the profiler or of a server."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _HINT = "Record with torch.profiler and call profiler.step(), or cut with `oprep
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Step:
-    """One step's range on the host thread that marks it."""
+    """The time range of one step on the host thread that marks it."""
 
     name: str
     """"ProfilerStep#7", "execute_…", or "the whole trace" where nothing is marked."""
@@ -35,7 +35,7 @@ class Step:
 
 
 def steps_of(trace: Trace) -> tuple[Step, ...]:
-    """All marked steps by time: the profiler's, else a server's iterations that lie in no other."""
+    """Return all marked steps by time: the profiler's, else a server's outermost iterations."""
     marks = _marks(trace)
     profiler = [mark for mark in marks if mark.number is not None]
     if profiler:
@@ -49,8 +49,11 @@ def steps_of(trace: Trace) -> tuple[Step, ...]:
 
 
 def _once_each(trace: Trace, marks: list[Step]) -> list[Step]:
-    """Return the marks by start without those of other threads that mark the same step: of equal numbers that overlap
-    in time the one whose thread ran most ops in it, else the longest. Steps of two processes are never the same."""
+    """Return the marks by start, keeping one of several threads' marks for the same step.
+
+    Overlapping marks with equal numbers are one step: the mark of the thread that ran most ops in it is kept, else the
+    longest. Steps of two processes are never the same.
+    """
     out: list[Step] = []
     of_track = () if trace.info.merged is None else trace.info.merged.of_track
     open_: dict[tuple[int, int | None], int] = {}
@@ -72,16 +75,16 @@ def _once_each(trace: Trace, marks: list[Step]) -> list[Step]:
 
 
 def _starts_of_track(trace: Trace, known: dict[int, npt.NDArray[np.int64]], track: int) -> npt.NDArray[np.int64]:
-    """Return when the ops of a thread start, in order; kept in `known`."""
+    """Return the start times of a thread's ops, in order; cached in `known`."""
     if track not in known:
         known[track] = np.sort(trace.ops.start_ns[trace.ops.track == track])
     return known[track]
 
 
 def chosen_step(trace: Trace, number: int | None = None) -> Step:
-    """Step `number` (of "ProfilerStep#number", else counted from 0), or without one the step of median length.
+    """Return step `number` (N of "ProfilerStep#N", else an index from 0), or the step of median length.
 
-    Steps that launch no work where others do are no candidates. Raises TraceError for a number that there is not.
+    Steps that launch no work are not candidates if others do. Raises TraceError for a number that does not exist.
     """
     steps = steps_of(trace)
     if not steps:
@@ -92,22 +95,22 @@ def chosen_step(trace: Trace, number: int | None = None) -> Step:
         numbered = [s for i, s in enumerate(steps) if (i if s.number is None else s.number) == number]
         if not numbered:
             known = ", ".join(str(i if s.number is None else s.number) for i, s in enumerate(steps))
-            raise TraceError(f"{trace.info.path} has no step {number}", hint=f"It has these: {known[:400]}.")
+            raise TraceError(f"{trace.info.path} has no step {number}", hint=f"Its steps: {known[:400]}.")
         return numbered[0]
     ordered = sorted(busy_steps(trace), key=lambda step: (step.end_ns - step.start_ns, step.start_ns))
     return ordered[(len(ordered) - 1) // 2]
 
 
 def busy_steps(trace: Trace) -> tuple[Step, ...]:
-    """The marked steps that launch work; all of them where none does."""
+    """Return the marked steps that launch work; all of them if none does."""
     steps = steps_of(trace)
     return tuple(step for step, calls in zip(steps, _calls_in(trace, steps), strict=True) if calls) or steps
 
 
 def launches_in(trace: Trace, step: Step) -> tuple[int, int]:
-    """Return how many calls in a step launch kernels or graphs, and of how many no device work is recorded.
+    """Return how many calls in a step launch kernels or graphs, and for how many of them no device work is recorded.
 
-    (0, 0) for a trace that was read without its activity, or whose device work has no correlation ids.
+    Return (0, 0) for a trace that was read without its activity, or whose device work has no correlation ids.
     """
     activity = trace.activity
     if activity is None or (len(trace.kernels) and not (activity.correlation >= 0).any()):
@@ -121,7 +124,7 @@ def launches_in(trace: Trace, step: Step) -> tuple[int, int]:
 
 
 def _calls_in(trace: Trace, steps: Sequence[Step]) -> list[int]:
-    """How many calls that launch device work each step holds; where none does, how many ops."""
+    """Return how many launching calls each step holds; if none does, how many ops."""
     starts: npt.NDArray[np.int64] = np.sort(trace.ops.start_ns)
     activity = trace.activity
     if activity is not None and len(trace.kernels):
@@ -134,7 +137,7 @@ def _calls_in(trace: Trace, steps: Sequence[Step]) -> list[int]:
 
 
 def _marking_notes(annotations: Sequence[Annotation]) -> list[Annotation]:
-    """The annotations whose name marks a step."""
+    """Return the annotations whose name marks a step."""
     notes = AnnotationTable.of(annotations)
     wanted = np.array([_is_mark(name) for name in notes.names] or [False])
     rows: list[int] = np.flatnonzero(wanted[notes.name]).tolist() if len(notes) else []
@@ -142,7 +145,7 @@ def _marking_notes(annotations: Sequence[Annotation]) -> list[Annotation]:
 
 
 def _marks(trace: Trace) -> list[Step]:
-    """Every annotation that marks a step or a server's iteration; torch_npu records its steps as ops."""
+    """Return every annotation that marks a step or a server's iteration; torch_npu records its steps as ops."""
     notes = _marking_notes(trace.annotations)
     marks = [_step(note.name, note.start_ns, note.dur_ns, note.track) for note in notes]
     for index, signature in enumerate(trace.signatures):
@@ -162,7 +165,7 @@ def _step(name: str, start: int, dur: int, track: int) -> Step:
 
 
 def _whole(trace: Trace) -> Step:
-    """From the first event to the last one."""
+    """Return a step from the first event to the last one."""
     starts = [trace.ops.start_ns, trace.kernels.start_ns]
     ends = [trace.ops.start_ns + trace.ops.dur_ns, trace.kernels.start_ns + trace.kernels.dur_ns]
     if trace.activity is not None:
@@ -171,6 +174,6 @@ def _whole(trace: Trace) -> Step:
         ends.append(calls.start_ns + calls.dur_ns)
     starts, ends = [a for a in starts if len(a)], [a for a in ends if len(a)]
     if not starts:
-        raise NothingRan(f"{trace.info.path} holds nothing that ran, so there is no step to time", hint=_HINT)
+        raise NothingRan(f"{trace.info.path} contains nothing that ran, so there is no step to time", hint=_HINT)
     begin, end = min(int(a.min()) for a in starts), max(int(a.max()) for a in ends)
     return Step(name="the whole trace", number=None, start_ns=begin, end_ns=end, track=-1, marked=False)

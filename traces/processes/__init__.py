@@ -1,1 +1,1 @@
-"""Which process each event of a merged file belongs to, and ids that are unique across its processes."""
+"""Find the process of each event in a merged file, and make ids unique across processes."""

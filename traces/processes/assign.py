@@ -1,10 +1,10 @@
 # pyright: strict
-"""The process of every event of a file that several processes' profiles were merged into; on columns.
+"""Assign every event of a merged file to the process that recorded it, working on columns.
 
 Correlation ids, External ids and flow ids start anew in each process. The process of an op, a call or an annotation is
-its process id. Device rows have a process id of their own: which process launched them follows, in this order, from
-the label that a merging tool gave their ids, from arrows, from which ids and times are possible, and from the order of
-the file. Where two processes remain possible, the device work has no process.
+its process id. Device rows have their own process id; the process that launched them follows, in this order, from the
+label that a merging tool gave their ids, from arrows, from which ids and times are possible, and from the order of the
+file. If two processes remain possible, the device work has no process.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _MOST = 0.8
 
 @dataclass(slots=True, kw_only=True)
 class EventColumns:
-    """Columns that tell processes apart, in file order; ids are -1 where absent, times in nanoseconds."""
+    """Columns that distinguish processes, in file order; ids are -1 if absent, times in nanoseconds."""
 
     tracks: tuple[tuple[str, str], ...]
     """(pid, tid) by track index."""
@@ -95,7 +95,7 @@ def contested_ids(data: EventColumns, assigned: Assignment) -> tuple[tuple[int, 
 
 @dataclass(slots=True)
 class _Claims:
-    """Launches, or ops where no device work has a correlation id, that may own device work of their id."""
+    """Launches that may own device work with their id; ops if no device work has a correlation id."""
 
     unit: Array
     id: Array
@@ -119,7 +119,7 @@ def _claims(data: EventColumns, of_track: Array) -> _Claims:
 
 
 def _host_units(data: EventColumns) -> tuple[tuple[str, ...], Array]:
-    """Return the processes that ran ops, and the index of each track's, -1 for tracks without ops and launches."""
+    """Return the processes that ran ops, and each track's process index, or -1 for tracks without ops and launches."""
     of_track = np.full(len(data.tracks), NONE, np.int64)
     with_ops: list[int] = distinct(data.op_track).tolist()
     launching: list[int] = distinct(data.launch_track).tolist()
@@ -140,9 +140,9 @@ def _host_units(data: EventColumns) -> tuple[tuple[str, ...], Array]:
 
 
 def _pids_with_repeated_ids(data: EventColumns, pid_of: dict[int, str]) -> tuple[set[str], set[str]]:
-    """Return the process ids of which two threads have the same ids of launches and of ops, and of launches at least.
+    """Return the process ids in which two threads share ids of launches and of ops, and those that share launch ids.
 
-    MTIA's runtime repeats the correlation ids of launches in one process, whose ops have ids of their own.
+    MTIA's runtime repeats the correlation ids of launches within one process, but its ops have unique ids.
     """
     found = _repeated_across_threads(data.launch_corr, data.launch_track, pid_of)
     if found and (data.op_ext > 0).any():
@@ -164,9 +164,9 @@ def _repeated_across_threads(column: Array, tracks: Array, pid_of: dict[int, str
 
 
 def _split_threads(data: EventColumns, tracks: list[int], *, sure: bool) -> dict[int, str]:
-    """Return a name of the process of each track of one process id, whose threads are of several.
+    """Return a process name for each track of a process id whose threads belong to several processes.
 
-    Unless that is `sure`, only where the thread ids are labelled.
+    Unless that is `sure`, only if the thread ids are labelled.
     """
     tids = {track: data.tracks[track][1] for track in tracks}
     labels = {track: label_of(tid) for track, tid in tids.items()}
@@ -177,8 +177,10 @@ def _split_threads(data: EventColumns, tracks: list[int], *, sure: bool) -> dict
 
 
 def _clusters(data: EventColumns, tids: dict[int, str], *, sure: bool) -> dict[int, str] | None:
-    """Return the lowest thread id of the process of each track, where thread ids lie in as many lumps as processes;
-    unless it is `sure` that there are several, as far apart as a tool's offsets."""
+    """Return the lowest thread id of each track's process if thread ids form as many clusters as there are processes.
+
+    Unless it is `sure` that there are several, clusters must be as far apart as a tool's offsets.
+    """
     mine = np.isin(data.launch_track, list(tids)) & (data.launch_corr > 0)
     ids, track = data.launch_corr[mine], data.launch_track[mine]
     _, of_id = np.unique(ids, return_inverse=True)
@@ -199,7 +201,7 @@ def _clusters(data: EventColumns, tids: dict[int, str], *, sure: bool) -> dict[i
 
 
 def _label_tracks(data: EventColumns, names: tuple[str, ...], of_track: Array) -> None:
-    """Fill in the tracks without ops by the labels of their process ids, else of their thread ids."""
+    """Assign tracks without ops by the labels of their process ids, else of their thread ids."""
     known = np.flatnonzero(of_track >= 0).tolist()
     others = np.flatnonzero(of_track < 0).tolist()
     units = distinct(of_track[of_track >= 0]).tolist()
@@ -243,7 +245,7 @@ def _assign_groups(data: EventColumns, of_track: Array, of_kernel: Array, claims
 
 
 def _only(votes: Array) -> int:
-    """Return the process that alone explains a device's rows, -1 where another one explains some of them too."""
+    """Return the only process that explains a device's rows; -1 if another one also explains some."""
     order = np.argsort(-votes)
     best, second = int(votes[order[0]]), int(votes[order[1]])
     return int(order[0]) if best and second <= RARE * best else NONE
@@ -252,7 +254,9 @@ def _only(votes: Array) -> int:
 def _votes(
     data: EventColumns, rows: Array, group: Array, count: int, claims: _Claims, units: int
 ) -> tuple[Array, Array]:
-    """Return, by device and process, rows whose id the process launched, and those that start before that launch."""
+    """Return, by device and process, the rows whose id the process launched, and those that start before that
+    launch.
+    """
     hits, late = np.zeros((count, units), np.int64), np.zeros((count, units), np.int64)
     wanted, start = claims.kernel_id[rows], data.kernel_start[rows]
     for unit in range(units):
@@ -271,7 +275,7 @@ def _votes(
 def _arrow_votes(
     data: EventColumns, rows: Array, group: Array, count: int, of_track: Array, units: int
 ) -> Array | None:
-    """Return, by device and process, arrows that lead from the process to the device; None without arrows."""
+    """Return, by device and process, the number of arrows from the process to the device; None without arrows."""
     is_end = data.arrow_is_end.astype(bool)
     ends, begins = np.flatnonzero(is_end), np.flatnonzero(~is_end)
     if not len(ends) or not len(begins):
@@ -289,7 +293,7 @@ def _arrow_votes(
 
 
 def _match_one_to_one(owner: Array, hits: Array, late: Array) -> None:
-    """Assign one device to each process, where ids and times leave only one way to do so.
+    """Assign one device to each process if ids and times allow only one way.
 
     A process is impossible for a device that ran its work before the launch, or work that only others launched.
     """
@@ -321,7 +325,7 @@ def _match_one_to_one(owner: Array, hits: Array, late: Array) -> None:
 
 
 def _match_by_order(owner: Array, data: EventColumns, rows: Array, group: Array, claims: _Claims, units: int) -> None:
-    """Assign devices in the order of the file, where it holds one profile after the other."""
+    """Assign devices in file order if the file holds one profile after the other."""
     order = _units_in_file_order(claims, units)
     runs = group[np.append(True, group[1:] != group[:-1])]
     if order is None or len(runs) != len(owner) or (owner >= 0).any():
@@ -341,15 +345,17 @@ def _match_by_order(owner: Array, data: EventColumns, rows: Array, group: Array,
 
 
 def _units_in_file_order(claims: _Claims, units: int) -> list[int] | None:
-    """Return the processes as the file holds them one after the other; None where their launches are mixed, or so few
-    that they may stand in order by chance."""
+    """Return the processes in the order of their profiles in the file.
+
+    Return None if their launches are interleaved, or so few that they may be in order by chance.
+    """
     runs = claims.unit[np.append(True, claims.unit[1:] != claims.unit[:-1])] if len(claims.unit) else claims.unit
     one_after_the_other = 1 < len(runs) == len(distinct(runs)) <= units
     return runs.tolist() if one_after_the_other and np.bincount(claims.unit)[runs].min() >= FEW else None
 
 
 def _assign_rows(data: EventColumns, rows: Array, of_kernel: Array, claims: _Claims, units: int) -> None:
-    """Assign single rows of a device that several processes used: those of which only one launch is possible."""
+    """Assign single rows of a device that several processes used, if only one launch is possible."""
     wanted = claims.kernel_id[rows]
     launch, complete = match_launches(wanted, data.kernel_start[rows], claims.id, claims.start, claims.is_graph)
     matched = launch >= 0
@@ -359,9 +365,9 @@ def _assign_rows(data: EventColumns, rows: Array, of_kernel: Array, claims: _Cla
 
 
 def _by_file_order(claims: _Claims, units: int, rows: Array, wanted: Array, complete: Array) -> Array:
-    """Return the process of each row of a file that holds one profile after the other, -1 where that is not so.
+    """Return the process of each row in a file that holds one profile after the other, -1 if that is not so.
 
-    `complete` rows have an id of as many rows as launches: the first of them is of the first process with that id.
+    `complete` rows have an id with as many rows as launches: the first row belongs to the first process with that id.
     """
     out = np.full(len(rows), NONE, np.int64)
     order = _units_in_file_order(claims, units)
@@ -389,7 +395,7 @@ def _by_file_order(claims: _Claims, units: int, rows: Array, wanted: Array, comp
 
 
 def _tracks_of_kernels(data: EventColumns, of_track: Array, of_kernel: Array) -> None:
-    """Fill in the tracks all of whose device rows are of one process."""
+    """Assign tracks whose device rows all belong to one process."""
     low = np.full(len(of_track), np.iinfo(np.int64).max)
     high = np.full(len(of_track), -2)
     np.minimum.at(low, data.kernel_track, of_kernel)

@@ -1,5 +1,5 @@
 # pyright: strict
-"""Match device work to launches with the same id where ids repeat: only matches that leave no other way."""
+"""Match device work to launches with the same id if ids repeat: only unambiguous matches."""
 
 from __future__ import annotations
 
@@ -20,13 +20,14 @@ _NEVER = np.iinfo(np.int64).max
 def match_launches(
     wanted: Array, start: Array, launch_id: Array, launch_start: Array, is_graph: Array
 ) -> tuple[Array, Array]:
-    """Return the row of the launch of each row of device work, or -1; and how many launches and rows share its id.
+    """Return the row of each device row's launch, or -1; and how many launches and rows share its id.
 
-    A launch is certain where it alone has the id, and one row of device work or a graph's. Of an id with as many rows
-    as launches, each launch is certain where its row starts before the next launch. Where several rows start before any
-    launch of their id, the clocks of host and device differ: then only ids of one launch and one row are certain.
+    A launch is certain if only it has the id, and the id has one row of device work or those of a graph. If an id has
+    as many rows as launches, each launch is certain whose row starts before the next launch. If several rows start
+    before any launch of their id, the clocks of host and device differ: then only ids with one launch and one row are
+    certain.
 
-    `wanted` and `start` (ns) are of device work, -1 for no id; the rest is of launches.
+    `wanted` and `start` (ns) are of device work, -1 for no id; the other columns are of launches.
     """
     out = np.full(len(wanted), NONE, np.int64)
     alike = np.zeros(len(wanted), bool)
@@ -56,13 +57,13 @@ def match_launches(
 
 
 def groups_of(values: Array, chosen: Array) -> list[Array]:
-    """Return the chosen positions of each distinct value."""
+    """Return the chosen positions for each distinct value."""
     order = chosen[np.argsort(values[chosen], kind="stable")]
     return np.split(order, np.flatnonzero(np.diff(values[order])) + 1) if len(order) else []
 
 
 def mixed_tracks(ids: Array, start: Array, track: Array, tracks: int) -> Array:
-    """Return a mask of the tracks on which ids repeat before the ids ahead of them are through.
+    """Return a mask of tracks on which ids repeat before the preceding ids are finished.
 
     A process that records twice repeats its ids in a later run; two processes with one process and thread id repeat
     them at the same time.

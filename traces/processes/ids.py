@@ -1,5 +1,5 @@
 # pyright: strict
-"""Rewrite the ids of a merged file so that they are unique across its processes; changes nothing in other files."""
+"""Make the ids of a merged file unique across its processes; other files are unchanged."""
 
 from __future__ import annotations
 
@@ -35,10 +35,10 @@ _NAMESPACES: tuple[tuple[tuple[str, str], ...], ...] = (
 
 
 def separate_processes(got: Collector) -> MergedProcesses | None:
-    """Make the ids of a scan unique across its processes and return those; None for a file of one process.
+    """Make the ids of a scan unique across its processes and return the processes; None for a file of one process.
 
-    Device work whose process is not certain loses the ids that several processes have: no op owns it then. Device
-    numbers that several processes use become different ones.
+    Device work whose process is uncertain loses the ids that several processes share, so no op owns it. Device numbers
+    that several processes use become different ones.
     """
     columns = _columns_of(got)
     assigned = assign_processes(columns)
@@ -53,7 +53,7 @@ def separate_processes(got: Collector) -> MergedProcesses | None:
 
 
 def count_uncertain(merged: MergedProcesses, kernels: KernelTable) -> MergedProcesses:
-    """Return the processes with the device work, of linked kernels, that neither a process nor an op owns."""
+    """Return the processes with the number of linked kernels that neither a process nor an op owns."""
     unknown = [device for device, process in merged.of_device.items() if process < 0]
     rows = np.isin(kernels.device, unknown) & (kernels.owner < 0)
     time_us = float(kernels.dur_ns[rows].astype(np.int64).sum()) / 1e3
@@ -61,7 +61,7 @@ def count_uncertain(merged: MergedProcesses, kernels: KernelTable) -> MergedProc
 
 
 def needs_arrows(got: Collector) -> bool:
-    """Return whether arrows that were left out may say which process launched some device work."""
+    """Check whether arrows that were left out may say which process launched some device work."""
     if not got.arrows_skipped:
         return False
     assigned = assign_processes(_columns_of(got))
@@ -102,7 +102,7 @@ def _process_of_rows(got: Collector, assigned: Assignment, table: str) -> Array:
 
 
 def _separate(got: Collector, assigned: Assignment, columns: list[tuple[str, str]]) -> None:
-    """Give ids that are compared with each other a part of their own per process, where any is in two processes."""
+    """Add a per-process part to ids that are compared with each other, if any id occurs in two processes."""
     if not columns:
         return None
     of_rows = [_process_of_rows(got, assigned, table) for table, _ in columns]
@@ -127,7 +127,7 @@ def _separate(got: Collector, assigned: Assignment, columns: list[tuple[str, str
 
 
 def _renumber(got: Collector, assigned: Assignment, columns: list[tuple[str, str]]) -> None:
-    """As `_separate` for ids that are too large to add to: number the pairs of process and id."""
+    """Do the same as `_separate` for ids that are too large to add to, by numbering the pairs of process and id."""
     parts = [
         (_process_of_rows(got, assigned, table), got.tables[table].peek(column).astype(np.int64))
         for table, column in columns
@@ -149,7 +149,7 @@ def distinct_pairs(first: Array, second: Array) -> tuple[Array, Array]:
 
 
 def _separate_devices(got: Collector, assigned: Assignment) -> dict[int, list[int]]:
-    """Number devices anew where two processes use one number; return the devices of each process, -1 for unknown."""
+    """Renumber devices if two processes use one number; return the devices of each process, -1 for unknown."""
     numbers = got.kernels.peek("device").astype(np.int64)
     processes, devices = distinct_pairs(assigned.of_kernel, numbers)
     if len(distinct(devices)) < len(devices):

@@ -1,5 +1,5 @@
 # pyright: strict
-"""Match the process ids of device rows to those of host rows by how a merging tool labelled them; text alone."""
+"""Match process ids of device rows to those of host rows by a merging tool's labels, using only their text."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ LEAST_OFFSET = 1000
 
 
 def match_labels(hosts: Sequence[str], others: Sequence[str]) -> Mapping[str, str]:
-    """Return the host id that each other id shares a label with; ids that fit none, or several, are left out.
+    """Map each other id to the host id with which it shares a label; ids that fit none or several are left out.
 
-    Labels are prefixes ("[TP00] 100" and "[TP00] 0"), suffixes ("100_rank1", "0_rank1"), offsets (1000100, 1000000),
-    or the whole id, where a tool gave all events of a process the same one.
+    Labels are prefixes ("[TP00] 100" and "[TP00] 0"), suffixes ("100_rank1", "0_rank1"), offsets (1000100, 1000000), or
+    the whole id if a tool gave all events of a process the same one.
     """
     if set(others) == set(hosts):
         return {other: other for other in others}
@@ -42,7 +42,7 @@ def _tokens(text: str) -> list[str]:
 
 
 def _shared_label(host: list[str], other: list[str]) -> int:
-    """Return how many tokens both begin or end with, where each has more than those or both are the same."""
+    """Return how many tokens both begin or end with, if each has more tokens than that or both are equal."""
     if len(host) < 2 or len(other) < 2:
         return 0
     return max(_common(host, other), _common(host[::-1], other[::-1]))
@@ -54,7 +54,7 @@ def _common(first: list[str], second: list[str]) -> int:
 
 
 def _match_offsets(hosts: Sequence[str], others: Sequence[str]) -> Mapping[str, str]:
-    """Match numbers to which a tool added an offset per process."""
+    """Match numbers to which a tool added an offset for each process."""
     if len(hosts) < 2 or not all(_WHOLE.fullmatch(text) for text in (*hosts, *others)):
         return {}
     wanted = sorted(int(text) for text in others)

@@ -1,5 +1,5 @@
 # pyright: strict
-"""One process of a merged trace as a trace of its own."""
+"""Extract one process of a merged trace as its own trace."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ Table = TypeVar("Table")
 
 
 def of_process(trace: Trace, name: str) -> Trace:
-    """Return the part of a trace that one process recorded, named as `inspect` lists it, or by a part of that name.
+    """Return the part of a trace recorded by one process, given by its name in `inspect` or a part of that name.
 
-    Raises UsageError for a name that the trace does not have, or has twice, and for a trace of one process.
+    Raises UsageError for a missing or ambiguous name, and for a trace of one process.
     """
     return _part(trace, _number_of(trace, name))
 
@@ -35,20 +35,20 @@ def split_processes(trace: Trace) -> list[tuple[str, Trace]]:
 
 
 def one_process(trace: Trace) -> Trace:
-    """Return the busiest process of a merged trace, whose steps are those of one program; another trace as it is."""
+    """Return the busiest process of a merged trace, because steps are those of one program; other traces unchanged."""
     merged = trace.info.merged
     return trace if merged is None else of_process(trace, busiest_process(merged))
 
 
 def busiest_process(merged: MergedProcesses) -> str:
-    """Return the name of the process with most device time, of those without any the one with most ops."""
+    """Return the name of the process with most device time or, if none has any, with most ops."""
     return max(merged.processes, key=lambda process: (process.device_us, process.ops)).name
 
 
 def _number_of(trace: Trace, name: str) -> int:
     merged = trace.info.merged
     if merged is None:
-        raise UsageError(f"{trace.info.path} is of one process", hint="Leave --process out.")
+        raise UsageError(f"{trace.info.path} contains only one process", hint="Remove --process.")
     names = [process.name for process in merged.processes]
     exact = [index for index, known in enumerate(names) if known == name]
     found = exact or [index for index, known in enumerate(names) if name in known]
@@ -128,7 +128,7 @@ def _links(kernels: KernelTable, of_file: LinkStats) -> LinkStats:
 
 
 def _renumbered(rows: Array, count: int) -> Array:
-    """Return the new number of each old row, -1 for rows that are left out."""
+    """Return the new index of each old row, -1 for rows that are left out."""
     out = np.full(count, -1, np.int64)
     out[rows] = np.arange(len(rows))
     return out
@@ -141,7 +141,7 @@ def _rows(table: Table, rows: Array) -> Table:
 
 
 def _on_tracks(table: Table, column: str, new_track: Array) -> Table:
-    """Return the rows of a table that are on kept tracks, with the new numbers of these."""
+    """Return the rows of a table on kept tracks, with new track numbers."""
     track: Array = getattr(table, column)
     part = _rows(table, np.flatnonzero(new_track[track] >= 0) if len(track) else np.empty(0, np.int64))
     values: Array = getattr(part, column)

@@ -1,2 +1,2 @@
 # pyright: strict
-"""Bytes of a file to tables."""
+"""Read the bytes of a file into tables."""

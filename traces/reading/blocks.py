@@ -1,7 +1,7 @@
 # pyright: strict
-"""Cutting the array of events at event boundaries, in one reused buffer; knows JSON's brackets, not its events.
+"""Cut the array of events at event boundaries, in one reused buffer; knows JSON's brackets, not its events.
 
-A cut is only guessed here; the caller proves it: a prefix that is closed with "]" and decodes was cut at a boundary.
+A cut is only a guess; the caller confirms it: a prefix that is closed with "]" and decodes was cut at a boundary.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _GAP_BYTES = 4096
 
 
 def last_separator(buf: bytearray | bytes, lo: int, hi: int) -> tuple[int, int] | None:
-    """(position after "}", position of the next "{") of the last "},{" in buf[lo:hi], or None."""
+    """Return (position after "}", position of the next "{") of the last "},{" in buf[lo:hi], or None."""
     at = hi
     while (at := buf.rfind(b"{", lo, at)) > lo:
         before = bytes(buf[max(lo, at - 64) : at]).rstrip(_SPACE)
@@ -37,7 +37,7 @@ def last_separator(buf: bytearray | bytes, lo: int, hi: int) -> tuple[int, int] 
 
 
 class Buffer:
-    """The part of the array not yet decoded: `data[lo:hi]`; grows only when one event does not fit."""
+    """The part of the array that is not decoded yet: `data[lo:hi]`; grows only if one event does not fit."""
 
     def __init__(self, source: Source, block_bytes: int) -> None:
         self.source = source
@@ -53,7 +53,7 @@ class Buffer:
         return self.hi - self.lo
 
     def fill(self, limit: int, field: str, what: str) -> bool:
-        """Read about a block more behind the rest; False at the end. Raises TooLarge when the rest is over `limit`."""
+        """Read about one more block; return False at the end. Raises TooLarge if the undecoded rest exceeds `limit`."""
         if self.eof:
             return False
         rest = self.hi - self.lo
@@ -81,20 +81,20 @@ class Buffer:
         return got > 0
 
     def closed(self, cut: int) -> bytes:
-        """data[lo:cut] as a JSON array."""
+        """Return data[lo:cut] as a JSON array."""
         return b"".join((b"[", memoryview(self.data)[self.lo : cut], b"]"))
 
     def bracket(self, cut: int) -> tuple[memoryview, tuple[int, int]]:
-        """data[lo:cut] as a JSON array without a copy, and what `unbracket` needs to undo it."""
+        """Return data[lo:cut] as a JSON array without copying it, and what `unbracket` needs to undo that."""
         data, lo = self.data, self.lo
         covered = data[lo - 1], data[cut]
         data[lo - 1], data[cut] = 0x5B, 0x5D
         return memoryview(data)[lo - 1 : cut + 1], covered
 
     def unbracket(self, cut: int, covered: tuple[int, int]) -> None:
-        """Put back the two bytes that `bracket` replaced."""
+        """Restore the two bytes that `bracket` replaced."""
         self.data[self.lo - 1], self.data[cut] = covered
 
     def text(self, start: int, stop: int) -> bytes:
-        """A copy of data[start:stop]."""
+        """Return a copy of data[start:stop]."""
         return bytes(memoryview(self.data)[start:stop])

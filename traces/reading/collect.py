@@ -1,5 +1,5 @@
 # pyright: strict
-"""Event structs → tables: keeps what links, replay and reports need, and what is wanted besides; counts all events."""
+"""Collect event structs in tables: what links, replay and reports need, and columns on request; count all events."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ UNDECIDED_ARROWS = 1 << 19
 
 
 class Interned(dict[Any, int]):
-    """Key → index in order of first appearance; bounded in number and in length of a key."""
+    """Maps keys to indices in order of first appearance; limited in number and in key length."""
 
     def __init__(self, limit_field: str, limit: int, what: str, max_bytes: int | None = None) -> None:
         super().__init__()
@@ -56,7 +56,7 @@ class Interned(dict[Any, int]):
 
 
 class Tracks(dict[tuple[Any, Any], int]):
-    """(pid, tid) as decoded → index; 7 and "7" are the same track. `texts` lists them as text, by index."""
+    """Maps (pid, tid) to an index; 7 and "7" are the same track. `texts` lists them as text, by index."""
 
     def __init__(self, limit: int) -> None:
         super().__init__()
@@ -69,14 +69,14 @@ class Tracks(dict[tuple[Any, Any], int]):
         return index
 
     def of_texts(self, pid: str, tid: str) -> int:
-        """Index of a track given as text."""
+        """Return the index of a track given as text."""
         index = self.texts.setdefault((pid, tid), len(self.texts))
         if len(self.texts) > self.limit:
             raise too_large("tracks", self.limit, len(self.texts), "process and thread pairs")
         return index
 
     def of(self, events: list[Any]) -> list[int]:
-        """Track of each event."""
+        """Return the track of each event."""
         try:
             return [self[e.pid, e.tid] for e in events]
         except TypeError:  # a pid that is a list or an object
@@ -84,7 +84,7 @@ class Tracks(dict[tuple[Any, Any], int]):
 
 
 class _CallKinds(dict[bytes, int]):
-    """Name of a runtime call → `fields.call_kind`."""
+    """Maps the name of a runtime call to `fields.call_kind`."""
 
     def __missing__(self, name: bytes) -> int:
         if len(self) >= _MOST_CALL_NAMES:
@@ -98,7 +98,7 @@ def _hashable(value: Any) -> Any:
 
 
 def _track_text(value: Any) -> str:
-    """The same text whether numbers were decoded as floats or exactly; what is a list or an object is no id."""
+    """Return the same text for a number decoded as float or exactly; lists and objects are not ids."""
     if isinstance(value, Decimal):
         value = float(value)
     kind = cast("type[object]", type(value))
@@ -106,10 +106,10 @@ def _track_text(value: Any) -> str:
 
 
 class Collector:
-    """The tables of one file, or of one part of it."""
+    """The tables of one file, or of a part of it."""
 
     def __init__(self, limits: Limits, columns: frozenset[fields.Column] = frozenset()) -> None:
-        """`columns`: what else to keep; those of `activity` come with the numbers of ops."""
+        """Create empty tables; `columns` says what else to keep, where `activity` includes the numbers of ops."""
         self.limits = limits
         self.timed = "activity" in columns
         self.events = 0
@@ -184,12 +184,12 @@ class Collector:
 
     @property
     def arrows_seem_superfluous(self) -> bool:
-        """Whether what was read so far has correlation ids enough to leave arrows out."""
+        """Check whether device work read so far has enough correlation ids to skip arrows."""
         enough = len(self.kernels) >= CORRELATED_KERNELS or len(self.arrows) >= UNDECIDED_ARROWS
         return enough and not self.uncorrelated
 
     def skip_arrows(self) -> None:
-        """Forget the arrows: those that follow are only counted."""
+        """Drop the arrows; later ones are only counted."""
         self.arrows_skipped = True
         for name in self.arrows.kinds:
             self.arrows.take(name)
@@ -198,11 +198,11 @@ class Collector:
 
     @property
     def wants_arrows(self) -> bool:
-        """Whether arrows that were left out are needed after all."""
+        """Check whether arrows that were skipped are needed after all."""
         return self.uncorrelated and self.arrows_skipped and any(self.by_category[tag] for tag in fields.ARROW_TAGS)
 
     def settle_arrows(self) -> None:
-        """At the end: arrows become flows where some kernel has no correlation id, else they count for nothing."""
+        """At the end, turn arrows into flows if some kernel has no correlation id; otherwise drop them."""
         if self.uncorrelated:
             tracks = [self.tracks.of_texts(pid, tid) for pid, tid in self.arrow_tracks.texts]
             self.flows.absorb(self.arrows, {"track": np.array(tracks, np.uint32)})
@@ -211,7 +211,7 @@ class Collector:
 
     @staticmethod
     def group(events: list[Any]) -> dict[type[Struct], list[Any]]:
-        """Events by class, in order."""
+        """Group events by class, in order."""
         groups: defaultdict[type[Struct], list[Any]] = defaultdict(list)
         for event in events:
             groups[type(event)].append(event)
@@ -219,7 +219,7 @@ class Collector:
 
     @staticmethod
     def wants_exact(groups: dict[type[Struct], list[Any]]) -> bool:
-        """Whether some time is a float that is too large to be exact to the nanosecond."""
+        """Check whether some time is a float too large to be exact to the nanosecond."""
         for cls, events in groups.items():
             for name in ("ts", "dur"):
                 if name in cls.__struct_fields__ and any(
@@ -229,7 +229,7 @@ class Collector:
         return False
 
     def add(self, events: list[Any], groups: dict[type[Struct], list[Any]]) -> None:
-        """Keep what is wanted of one block's events, given also by class. Raises TooLarge."""
+        """Add one block's events, also given by class. Raises TooLarge."""
         wanted: dict[Any, list[type[Struct]]] = {}
         for cls, members in groups.items():
             category, handle = self._handlers.get(cls) or self._handler(cls)
@@ -246,13 +246,13 @@ class Collector:
                 table.flush()
 
     def count_events(self, more: int) -> None:
-        """Add to the number of events. Raises TooLarge when it exceeds the limit."""
+        """Add to the number of events. Raises TooLarge if it exceeds the limit."""
         self.events += more
         if self.events > self.limits.events:
             raise too_large("events", self.limits.events, self.events, "events in the trace")
 
     def check_rows(self) -> None:
-        """Raise TooLarge when a table has more rows than the limit."""
+        """Raise TooLarge if a table has more rows than the limit."""
         # Arrows that may be forgotten yet are held in a number that is bounded by itself.
         rows = max(len(table) for table in self.tables.values() if table is not self.arrows or self.uncorrelated)
         if rows > self.limits.rows:
@@ -284,7 +284,9 @@ class Collector:
         return category, handle
 
     def _add(self, table: Columns, events: list[Any], **values: list[Any]) -> None:
-        """A row an event; a column without `values` is that of the event, or of its arguments, of the same name."""
+        """Add one row per event; a column without `values` comes from the event's or its arguments' field of that
+        name.
+        """
         for column, pending in table.pending.items():
             if column in values:
                 pending += values[column]
@@ -308,7 +310,7 @@ class Collector:
         self._add(self.ops, events, signature=keys, **more)
 
     def _collectives(self, events: list[Any]) -> list[int]:
-        """1 + the index of what each event records of a collective, 0 where it records none."""
+        """Return 1 + the index of each event's recorded collective, or 0 if there is none."""
         keys, names = self.collective_keys, [getattr(e.args, "collective", None) for e in events]
         if not any(names):
             return [0] * len(names)
@@ -434,25 +436,25 @@ def _last_number(text: str) -> str:
 
 
 def _or_else(values: list[Any], sources: list[Any], name: str) -> list[Any]:
-    """The values, and where one is absent the attribute `name` of its source."""
+    """Return the values, with absent ones replaced by the attribute `name` of their source."""
     if None not in values:
         return values
     return [getattr(s, name) if value is None else value for value, s in zip(values, sources, strict=True)]
 
 
 def _collective_key(args: Any) -> bytes:
-    """What is recorded of a collective, as text that is the same for the same."""
+    """Return a text that identifies the recorded facts of a collective."""
     values = [getattr(args, name) for name in fields.COLLECTIVE_KEYS]
     return msgspec.json.encode([value if isinstance(value, (str, int)) else None for value in values])
 
 
 def _complete(events: list[Any]) -> list[Any]:
-    """Complete events (phase X) only; anything else of these categories has no duration."""
+    """Return only complete events (phase X); other events of these categories have no duration."""
     if [e.ph for e in events].count("X") == len(events):
         return events
     return [e for e in events if e.ph == "X"]
 
 
 def _ends(events: list[Any]) -> list[Any]:
-    """Both ends of arrows."""
+    """Return both ends of arrows."""
     return [e for e in events if e.ph == "s" or e.ph == "f"]

@@ -1,5 +1,5 @@
 # pyright: strict
-"""Growing tables of compact columns: Python values in, small NumPy arrays out; knows times and ids, not events."""
+"""Growing tables of compact columns: Python values in, small NumPy arrays out. Knows times and ids, not events."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ INVALID = -(2**63)
 
 
 def to_ns(values: list[Any]) -> Array:
-    """Times in microseconds (int, float, Decimal or text) → int64 nanoseconds; INVALID where there is none.
+    """Convert microseconds (int, float, Decimal or text) to int64 nanoseconds; INVALID for a missing or bad time.
 
-    Each value is read by itself: what stands beside it in the block changes nothing.
+    Each value is converted independently of its neighbours in the block.
     """
     types = set(map(type, values))
     if types <= {int, float}:
@@ -104,7 +104,7 @@ def _id(value: Any) -> int:
 
 
 def smallest(array: Array, kinds: Iterable[Any]) -> Array:
-    """The array in the first of the integer types that holds all its values, else unchanged."""
+    """Return the array as the first of the integer types that holds all its values, else unchanged."""
     if not len(array):
         return array.astype(next(iter(kinds)))
     low, high = int(array.min()), int(array.max())
@@ -116,7 +116,7 @@ def smallest(array: Array, kinds: Iterable[Any]) -> Array:
 
 
 def distinct(array: Array) -> Array:
-    """Sorted distinct values; np.unique does it too, but its first call imports for 20 ms."""
+    """Return sorted distinct values; unlike np.unique, the first call does not import for 20 ms."""
     array = np.sort(array)
     return array[np.append(True, array[1:] != array[:-1])] if len(array) else array
 
@@ -131,14 +131,14 @@ _TYPES: dict[str, tuple[Any, ...]] = {
 
 
 class _Growing:
-    """One column that grows in place: large arrays are remapped by the allocator, not copied and not held twice."""
+    """A column that grows in place: the allocator remaps large arrays instead of copying them."""
 
     def __init__(self, kind: Any) -> None:
         self._array: Array = np.empty(0, kind)
         self._rows = 0
 
     def extend(self, values: Array) -> None:
-        """Append values; the type becomes the wider of both."""
+        """Append values, widening the type if necessary."""
         if values.dtype != self._array.dtype:
             wider = np.promote_types(values.dtype, self._array.dtype)
             if wider != self._array.dtype:
@@ -150,11 +150,11 @@ class _Growing:
         self._rows = rows
 
     def view(self) -> Array:
-        """Return the column in place."""
+        """Return the column without copying it."""
         return self._array[: self._rows]
 
     def take(self) -> Array:
-        """The column, which is empty afterwards."""
+        """Return the column and leave it empty."""
         array, rows = self._array, self._rows
         self._array, self._rows = np.empty(0, array.dtype), 0
         array.resize(rows, refcheck=False)
@@ -162,7 +162,7 @@ class _Growing:
 
 
 class Columns:
-    """One table: lists that are filled row by row and flushed to arrays now and then."""
+    """A table whose rows are collected in lists and moved to arrays from time to time."""
 
     def __init__(self, **kinds: Kind) -> None:
         self.kinds = kinds
@@ -198,7 +198,7 @@ class Columns:
         self.dropped += n - readable
 
     def _array(self, kind: Kind, values: list[Any]) -> Array:
-        """Values as they are held; INVALID for a time that cannot be read."""
+        """Convert values to their stored form; INVALID for a time that cannot be read."""
         if kind == "id":
             return to_ids(values)
         if kind == "index":
@@ -209,14 +209,14 @@ class Columns:
         return self._lasting(array) if kind == "span" else array
 
     def append(self, arrays: dict[str, Array]) -> None:
-        """Add rows that are arrays already (from another process)."""
+        """Add rows that are already arrays, from another process."""
         self.flush()
         for name, array in arrays.items():
             self._columns[name].extend(self._lasting(array) if self.kinds[name] == "span" else array)
         self.rows += len(arrays[self._first])
 
     def absorb(self, other: Columns, maps: dict[str, Array]) -> None:
-        """Add the rows of a table with the same columns, which then has none; `maps`: new value by old, by column."""
+        """Move the rows of a table with the same columns here; `maps` gives new values by old ones, by column."""
         self.flush()
         other.flush()
         for name in self.kinds:
@@ -229,7 +229,7 @@ class Columns:
         self.inexact |= other.inexact
 
     def _lasting(self, array: Array) -> Array:
-        """Durations with those that are none, unreadable or negative, as 0."""
+        """Return durations, with missing, unreadable and negative ones as 0."""
         bad = array < 0
         if not bad.any():
             return array
@@ -237,17 +237,17 @@ class Columns:
         return smallest(np.where(bad, 0, array), _TYPES["span"])
 
     def append_integers(self, columns: Array) -> None:
-        """Add columns of integers in the order of `kinds`, or more of them; times are nanoseconds, all readable."""
+        """Add columns of integers in the order of `kinds`; times are nanoseconds, all readable."""
         known = zip(self.kinds.items(), columns, strict=False)
         self.append({name: smallest(column, _TYPES[kind]) for (name, kind), column in known})
 
     def peek(self, name: str) -> Array:
-        """Return one whole column, which the table still holds: not to be written to."""
+        """Return one whole column, which stays in the table and must not be modified."""
         self.flush()
         return self._columns[name].view()
 
     def put(self, name: str, values: Array) -> None:
-        """Replace one column by as many values."""
+        """Replace one column by the same number of values."""
         self.flush()
         column = _Growing(_TYPES[self.kinds[name]][0])
         column.extend(smallest(values, _TYPES[self.kinds[name]]))
@@ -263,6 +263,6 @@ class Columns:
         self.rows = int(rows.sum())
 
     def take(self, name: str) -> Array:
-        """One whole column, which the table then no longer holds."""
+        """Return one whole column and remove it from the table."""
         self.flush()
         return self._columns[name].take()

@@ -1,7 +1,7 @@
 # pyright: strict
-"""Closed JSON arrays of events → event structs: the fast way for known categories, a tolerant way for all else.
+"""Decode closed JSON arrays of events to structs: fast for known categories, tolerant for everything else.
 
-Owns which decoder is tried when; text that is no JSON is `salvage`'s concern.
+Decides which decoder is tried when; `salvage` handles text that is not JSON.
 """
 
 from __future__ import annotations
@@ -76,25 +76,25 @@ class EventDecoder:
         self._rebuild()
 
     def skip_arrows(self) -> None:
-        """From now on only count the arrows that are not needed where kernels have correlation ids."""
+        """From now on, only count arrows that are not needed if kernels have correlation ids."""
         self._use(fields.ARROW_TAGS, fields.Skipped)
 
     def use_exact_decimals(self) -> None:
-        """From now on decode decimal numbers as Decimal: times in this file are too large for float64."""
+        """From now on, decode decimal numbers as Decimal: times in this file are too large for float64."""
         self.exact = True
         self._rebuild()
 
     def use_pairs(self) -> None:
-        """From now on leave begin and end events as they are, whatever their category: they belong together."""
+        """From now on, leave begin and end events of any category unchanged, since they belong together."""
         self.pairs = True
 
     def use_old_spelling(self) -> None:
-        """From now on read "Input dims" rather than "Input Dims" (torch up to 1.8)."""
+        """From now on, read "Input dims" instead of "Input Dims" (torch up to 1.8)."""
         self.old_spelling = True
         self._use(fields.OP_TAGS, fields.OldOp)
 
     def block(self, text: bytes) -> list[Any] | None:
-        """Events of a closed array, or None when the text is no JSON array."""
+        """Return the events of a closed array, or None if the text is not a JSON array."""
         if not self._generic_first and not self.pairs:
             try:
                 return self._fast.decode(text)
@@ -109,14 +109,14 @@ class EventDecoder:
         return events
 
     def passed_over(self, events: int, bare: int) -> None:
-        """Another reader took a sound block of so many events, of which `bare` have no category."""
+        """Note that another reader took a sound block of this many events, of which `bare` have no category."""
         if bare or self._generic_first:
             self._choose(events, bare)
 
     def _choose(self, events: int, bare: int) -> None:
-        """Which decoder is tried first after a block that the fast one did not, or cannot, decode by itself.
+        """Choose which decoder is tried first after a block that the fast one did not decode by itself.
 
-        Where most events of some blocks in a row have no category (torch_npu), it is not the fast one.
+        If most events of several consecutive blocks have no category (torch_npu), the fast one is not tried first.
         """
         if self._generic_first:
             self._generic_first = 5 * bare > events
@@ -125,7 +125,7 @@ class EventDecoder:
             self._generic_first = self._streak >= MANY_BARE_BLOCKS
 
     def fast(self, text: memoryview) -> list[Any] | None:
-        """As `block`, but the events may refer to `text`, which must stay as it is while they are in use."""
+        """Decode like `block`, but events may refer to `text`, which must stay unchanged while they are in use."""
         if self._generic_first or self.pairs:
             return None
         try:
@@ -136,7 +136,7 @@ class EventDecoder:
             return None
 
     def _mixed_block(self, text: bytes) -> list[Any] | None:
-        """A block in which some events have no category or one not yet known."""
+        """Decode a block in which some events have no category or an unknown one."""
         bare = self._bare
         out: list[Any] | None = []
         if not self._mixed(text, 1, len(text) - 1, PIECE_BYTES, out):
@@ -147,7 +147,9 @@ class EventDecoder:
         return out
 
     def _mixed(self, text: bytes, lo: int, hi: int, size: int, out: list[Any]) -> bool:
-        """Decode text[lo:hi] in pieces of about `size` bytes, and those the fast decoder refuses in smaller ones."""
+        """Decode text[lo:hi] in pieces of about `size` bytes, and those that the fast decoder refuses in smaller
+        ones.
+        """
         while lo < hi:
             cut, following = hi, hi
             if hi - lo > size and (separator := last_separator(text, lo, lo + size)):
@@ -206,7 +208,7 @@ class EventDecoder:
         return event if self.pairs and _phase(event) in PHASES else self.typed(event)
 
     def typed(self, event: fields.AnyEvent) -> Struct:
-        """The struct that the fast decoder would have made of an event."""
+        """Return the struct that the fast decoder would have made of an event."""
         cat = event.cat
         if not isinstance(cat, str):
             return self._uncategorised(event)
@@ -219,7 +221,7 @@ class EventDecoder:
         return cls(**values)
 
     def _class_for_unknown(self, cat: str) -> type[Any]:
-        """The class of a category that is met for the first time, or of all those beyond the limit."""
+        """Return the class of a new category, or the shared class for all beyond the limit."""
         if cat in self._learned or len(self._learned) >= MAX_LEARNED_CATEGORIES:
             return self.uncategorised[OTHER_CATEGORY]
         self._learned.append(cat)
@@ -242,7 +244,7 @@ class EventDecoder:
         return self.task(name=event.name, **_span(event), **more)
 
     def _bare_timed(self, event: fields.AnyEvent) -> Struct:
-        """A name of a process, or a call into CANN or a whole collective on the device: both have a connection id."""
+        """Decode a process name, a call into CANN or a whole collective on the device, which have a connection id."""
         if event.ph == "M" and bytes(event.name) == b'"process_name"':
             return self._uncategorised_timed[fields.Named](pid=event.pid, args=event.args)
         if event.ph != "X" or b'"connection_id"' not in bytes(event.args):
@@ -262,7 +264,7 @@ class EventDecoder:
 
 
 def odd_phases(groups: dict[type[Struct], list[Any]]) -> Counter[tuple[str, str]]:
-    """Count the events, by class, that would be kept if they were complete: by phase and category; metadata aside."""
+    """Count, by phase and category, the events that would be kept if they were complete; metadata is ignored."""
     odd: Counter[tuple[str, str]] = Counter()
     for cls, events in groups.items():
         if cls is fields.AnyEvent or "ph" not in cls.__struct_fields__ or issubclass(cls, _ENDS):
@@ -283,7 +285,7 @@ def _span(event: fields.AnyEvent) -> dict[str, Any]:
 
 
 def decoded_args(raw: Raw, kind: type[Any]) -> Any:
-    """Arguments of one event, or their defaults where they are absent or no object."""
+    """Decode the arguments of one event; return defaults if they are absent or not an object."""
     try:
         return msgspec.json.decode(raw, type=kind) if bytes(raw) else kind()
     except NOT_JSON:

@@ -1,10 +1,10 @@
 # pyright: strict
-"""The vocabulary of trace files: categories, keys and the structs that msgspec decodes events into; no logic.
+"""The vocabulary of trace files: categories, keys and the structs into which msgspec decodes events; no logic.
 
-Fields stand in the order in which Kineto writes them: msgspec then finds each at once.
+Fields are in the order in which Kineto writes them, so that msgspec finds each one immediately.
 
 Scalars are `Any`, because one odd value would reject a whole block; names and argument metadata are `msgspec.Raw`,
-because most of them repeat and only each unique one is decoded (`signatures`).
+because most of them repeat and only unique ones are decoded (`signatures`).
 """
 
 from __future__ import annotations
@@ -130,7 +130,7 @@ class OpArgs(Struct, gc=False, frozen=True):
 
 
 class OldOpArgs(Struct, gc=False, frozen=True):
-    """Arguments of a host-side op as torch up to 1.8 spells them."""
+    """Arguments of a host-side op in the spelling of torch up to 1.8."""
 
     ext: Any = field(name="External id", default=-1)
     dims: Raw = field(name="Input dims", default=NONE)
@@ -140,7 +140,7 @@ class OldOpArgs(Struct, gc=False, frozen=True):
 
 
 class NumberedOpArgs(OpArgs, gc=False, frozen=True):
-    """With torch's number of the call, wanted to join two files of one run, and autograd's, which tells its mode."""
+    """Arguments with torch's call number, for joining two files of one run, and autograd's, which shows its mode."""
 
     rf: Any = field(name="Record function id", default=-1)
     seq: Any = field(name="Sequence number", default=-1)
@@ -157,19 +157,19 @@ class KernelArgs(Struct, gc=False, frozen=True):
 
 
 class LaunchArgs(Struct, gc=False, frozen=True):
-    """Arguments of a call into the runtime or driver."""
+    """Arguments of a runtime or driver call."""
 
     corr: Any = field(name="correlation", default=None)
 
 
 class CallArgs(LaunchArgs, gc=False, frozen=True):
-    """With the kernel that is launched, which only ROCm's runtime calls name; wanted of the recording of a capture."""
+    """Arguments with the launched kernel, which only ROCm's runtime calls name; used for the recording of a capture."""
 
     kernel: Raw = NONE
 
 
 class TimedCallArgs(CallArgs, gc=False, frozen=True):
-    """With that of an NPU's task queue."""
+    """Arguments with the id of an NPU's task queue."""
 
     queue: Any = field(name="correlation_id", default=None)
 
@@ -213,7 +213,7 @@ class MemoryArgs(Struct, gc=False, frozen=True):
 
 
 class NoteArgs(Struct, gc=False, frozen=True):
-    """Arguments of an annotation: a back-end's are recorded with the tensors that they move."""
+    """Arguments of an annotation; those of a communication back-end include the tensors that it moves."""
 
     dims: Raw = field(name="Input Dims", default=NONE)
     types: Raw = field(name="Input type", default=NONE)
@@ -252,7 +252,7 @@ class Kernel(_Timed, gc=False, frozen=True):
 
 
 class Note(_Timed, gc=False, frozen=True):
-    """A marked interval; its arguments are not needed."""
+    """A marked interval without its arguments."""
 
 
 def _with_args(name: str, base: type[Struct], args: type[Any]) -> type[Struct]:
@@ -278,7 +278,7 @@ class Frame(_Timed, gc=False, frozen=True):
 
 
 class Wait(Struct, gc=False, frozen=True):
-    """A wait of a stream, a device or an event that the runtime recorded."""
+    """A recorded wait of a stream, a device or an event."""
 
     pid: Any = None
     tid: Any = None
@@ -298,14 +298,14 @@ class Memory(Struct, gc=False, frozen=True):
 
 
 class Named(Struct, gc=False, frozen=True):
-    """Metadata that names a process."""
+    """Metadata with the name of a process."""
 
     pid: Any = None
     args: Raw = NONE
 
 
 class Launch(Struct, gc=False, frozen=True):
-    """A call into the runtime or driver."""
+    """A runtime or driver call."""
 
     ph: Any = None
     name: Raw = NONE
@@ -316,24 +316,24 @@ class Launch(Struct, gc=False, frozen=True):
 
 
 class Call(Launch, gc=False, frozen=True):
-    """A call into the runtime or driver with the kernel that it names."""
+    """A runtime or driver call with the kernel that it names."""
 
     args: CallArgs = CallArgs()
 
 
 class TimedCall(Call, gc=False, frozen=True):
-    """A call of which its duration is wanted, too."""
+    """A call with its duration."""
 
     dur: Any = 0
     args: TimedCallArgs = TimedCallArgs()
 
 
 class CannCall(TimedCall, gc=False, frozen=True):
-    """A call into CANN: its thread is that of the op, its process is not."""
+    """A call into CANN; its thread is the op's thread, but its process is not the op's."""
 
 
 class QueuePart(TimedCall, gc=False, frozen=True):
-    """What a thread hands to, or takes from, an NPU's task queue."""
+    """An item that a thread adds to, or takes from, an NPU's task queue."""
 
 
 class Flow(Struct, gc=False, frozen=True):
@@ -347,7 +347,7 @@ class Flow(Struct, gc=False, frozen=True):
 
 
 class Arrow(Flow, gc=False, frozen=True):
-    """One end of an arrow of ARROW_TAGS."""
+    """One end of an arrow with one of ARROW_TAGS."""
 
 
 class HostArrow(Struct, gc=False, frozen=True):
@@ -365,7 +365,7 @@ class Skipped(Struct, gc=False, frozen=True):
 
 
 class AnyEvent(Struct, gc=False, frozen=True):
-    """Any event at all: with or without a category, of a known one or not."""
+    """Any event: without a category, or of a known or unknown one."""
 
     cat: Any = None
     name: Raw = NONE
@@ -407,13 +407,13 @@ WANTED_BASES: dict[Column, dict[str, type[Struct]]] = {
 
 
 def bases(columns: frozenset[Column]) -> dict[str, type[Struct]]:
-    """Category → struct, where these columns are wanted."""
+    """Map categories to structs if these columns are requested."""
     wanted = (more for column, more in WANTED_BASES.items() if column in columns)
     return {cat: base for some in (KIND_BASES, *wanted) for cat, base in some.items()}
 
 
 def make_tagged(categories: dict[str, type[Struct]]) -> dict[str, type[Struct]]:
-    """Category → a struct class that msgspec selects by the event's "cat"."""
+    """Map categories to struct classes that msgspec selects by the event's "cat"."""
     return {
         cat: msgspec.defstruct(f"Event{i}", [], bases=(base,), tag=cat, tag_field="cat", gc=False, frozen=True)
         for i, (cat, base) in enumerate(categories.items())
@@ -421,7 +421,7 @@ def make_tagged(categories: dict[str, type[Struct]]) -> dict[str, type[Struct]]:
 
 
 def exact_decimal(text: str) -> Decimal:
-    """The number as it stands; infinity or 0 where its exponent is beyond what Decimal holds."""
+    """Return the number exactly; infinity or 0 if its exponent exceeds the range of Decimal."""
     try:
         return Decimal(text)
     except InvalidOperation:
@@ -429,7 +429,7 @@ def exact_decimal(text: str) -> Decimal:
 
 
 def make_decoders(tagged: dict[str, type[Struct]], *, exact: bool) -> tuple[Any, Any]:
-    """(decoder of blocks of known categories, decoder of blocks of any events); `exact` keeps decimals as Decimal."""
+    """Return (decoder for blocks of known categories, decoder for any events); `exact` decodes decimals as Decimal."""
     hook = exact_decimal if exact else None
     union = Union[tuple(tagged.values())]  # noqa: UP007  # the members are only known at run time
     return (

@@ -1,7 +1,7 @@
 # pyright: strict
-"""Files of other programs, told by their first bytes: what each is, and what to do with it. Reads no file.
+"""Recognise files of other programs by their first bytes: what each is, and what the user can do. Reads no file.
 
-Called where a file proves to be no trace, so that the error names the file rather than the first byte that is wrong.
+Called when a file turns out not to be a trace, so that the error names its kind rather than the first wrong byte.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _TABLES = "Of an Ascend, kernel_details.csv and op_summary_*.csv beside a trace_
 
 
 class Foreign(NamedTuple):
-    """What a file is, with its article, and what to do."""
+    """The kind of a file, with its article, and what to do."""
 
     what: str
     hint: str
@@ -61,12 +61,12 @@ _TWICE = Foreign("gzip data inside gzip data", "Decompress it once: gunzip FILE.
 
 
 def foreign_bytes(head: bytes) -> Foreign | None:
-    """Return what a file is that begins with the first bytes of a format that is no text; None for any other."""
+    """Return the kind of a binary file from its first bytes; None if it is unknown."""
     return next((what for magic, what in _MAGIC if head.startswith(magic)), None)
 
 
 def foreign_content(head: bytes, path: str, *, inflated: bool) -> Foreign | None:
-    """Return what a file is that is no JSON trace, by its first bytes after decompression and its name."""
+    """Return the kind of a file that is not a JSON trace, from its name and first decompressed bytes."""
     if inflated and head.startswith(_GZIP):
         return _TWICE
     if _is_tar(head):
@@ -87,7 +87,7 @@ def python_text(head: bytes) -> Foreign | None:
 
 
 def _is_tar(head: bytes) -> bool:
-    """Whether the first block of 512 bytes is that of a tar archive: by its magic, else by its checksum."""
+    """Check whether the first 512 bytes are a tar header, by its magic number or else its checksum."""
     block = head[:512]
     if len(block) < 512 or not block[0]:
         return False
@@ -119,7 +119,7 @@ def _by_suffix(head: bytes, path: str) -> Foreign | None:
 
 
 def _protobuf(head: bytes) -> Foreign | None:
-    """A sequence of messages in field 1: packets of Perfetto, or planes of XLA."""
+    """Recognise a sequence of messages in field 1: packets of Perfetto, or planes of XLA."""
     at, packets = 0, 0
     if not head.startswith(b"\x0a"):
         return None
@@ -185,12 +185,12 @@ def _starts(*beginnings: str) -> Callable[[str], bool]:
 
 
 def _has(*words: str) -> Callable[[str], bool]:
-    """Whether a JSON text has all of some words in what is looked at."""
+    """Return a check whether the examined JSON text contains all of some words."""
     return lambda text: text[:1] in ("{", "[") and all(word in text for word in words)
 
 
 def _columns(*names: str) -> Callable[[str], bool]:
-    """Whether the first line of a table has some columns."""
+    """Return a check whether the first line of a table has some columns."""
     return lambda text: all(name in text.partition("\n")[0].lower() for name in names)
 
 

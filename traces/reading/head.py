@@ -1,4 +1,4 @@
-"""What surrounds the array of events: finds where it starts, proves it, and reads the keys before and after it."""
+"""Find and confirm where the array of events starts, and read the keys before and after it."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ EXACT_DUPLICATES_BYTES = 4 << 20
 
 @dataclass(slots=True)
 class Head:
-    """Where the array starts and what came before."""
+    """Where the array starts, and what came before it."""
 
     layout: str
     """"object" (traceEvents is a key) or "list" (the file is the array)."""
@@ -68,7 +68,7 @@ def read_head(buffer: Buffer, limits: Limits, tally: Tally) -> Head:
 
 
 def no_trace(source: Source, otherwise: str) -> Malformed:
-    """Return the error for a file that is no trace: what program wrote it, or `otherwise`."""
+    """Return the error for a file that is not a trace: which program wrote it, or `otherwise`."""
     found = foreign_content(source.opening, source.path, inflated=source.gzip)
     what, hint = found or python_text(source.opening) or (otherwise, HINT)
     return Malformed(f"{source.path} is {what}", hint=hint)
@@ -92,14 +92,14 @@ _SECOND_ARRAY = 1 << 20
 
 
 def _object_head(buffer: Buffer, body: bytes, start: int, tally: Tally) -> Head | None:
-    """The head when the text up to some "traceEvents": [ proves to be one: closed, it decodes."""
+    """Return the head if the text up to some "traceEvents": [ decodes once it is closed."""
     for match in _EVENTS.finditer(body):
         at = match.end()
         if at == len(body):
             return None
         if body[at : at + 1] != b"[":
             if _keys_of(body[: match.start()] + b'"traceEvents":0}') is not None and not body[at:].startswith(b"["):
-                raise Malformed(f"{buffer.source.path}: traceEvents is no array", hint=HINT)
+                raise Malformed(f"{buffer.source.path}: traceEvents is not an array", hint=HINT)
             continue
         keys = _keys_before(body[:at] + b"[]}", tally, repaired=match.start() < _MOST_REPAIRED)
         empty = _EMPTY_ARRAY.match(body, at + 1)
@@ -116,7 +116,9 @@ def _object_head(buffer: Buffer, body: bytes, start: int, tally: Tally) -> Head 
 
 
 def _keys_before(closed: bytes, tally: Tally, *, repaired: bool) -> dict[str, bytes] | None:
-    """The keys before the array, from their text with an empty array; None where that is not its last key."""
+    """Return the keys before the array, from their text with an empty array; None if the array is not their last
+    key.
+    """
     decoders = (_keys_of, partial(_keys_repaired, tally=tally))
     for decoder in decoders if repaired else decoders[:1]:
         keys = decoder(closed)
@@ -126,13 +128,13 @@ def _keys_before(closed: bytes, tally: Tally, *, repaired: bool) -> dict[str, by
 
 
 def _second_array(body: bytes, after: int) -> bool:
-    """Whether an empty traceEvents is followed by another one: the last of equal keys counts."""
+    """Check whether another traceEvents follows an empty one: the last of equal keys counts."""
     match = _EVENTS.search(body, after, after + _SECOND_ARRAY)
     return match is not None and _keys_of(body[: match.end()] + b"[]}") is not None
 
 
 def _after_bracket(buffer: Buffer, keys: dict[str, bytes]) -> Head:
-    """The block ended just after the "[": read on to see whether the array is empty."""
+    """Read on after a block that ended just after the "[", to see whether the array is empty."""
     while not buffer.text(buffer.lo, buffer.hi).strip(_SPACE) and buffer.fill(
         buffer.source.limits.metadata_bytes, "metadata_bytes", "white space after traceEvents"
     ):
@@ -161,7 +163,7 @@ def _no_events(buffer: Buffer, text: bytes, tally: Tally) -> Head:
 
 
 def read_tail(buffer: Buffer, layout: str, limits: Limits, tally: Tally) -> dict[str, bytes]:
-    """The keys after the array; the buffer stands after its "]"."""
+    """Return the keys after the array; the buffer is positioned after its "]"."""
     while buffer.fill(limits.metadata_bytes, "metadata_bytes", "bytes after traceEvents"):
         pass
     text = buffer.text(buffer.lo, buffer.hi).strip(_SPACE + b"\0")
@@ -186,7 +188,7 @@ def read_tail(buffer: Buffer, layout: str, limits: Limits, tally: Tally) -> dict
 
 
 def _cut_tail(body: bytes, tally: Tally) -> dict[str, bytes]:
-    """The keys of a tail that is cut off or followed by something else."""
+    """Return the keys of a tail that is cut off or followed by something else."""
     for loss, text in _beginnings(body):
         if (keys := _keys_of(text)) is not None:
             tally.losses[loss] += 1
@@ -197,7 +199,7 @@ def _cut_tail(body: bytes, tally: Tally) -> dict[str, bytes]:
 
 
 def _beginnings(body: bytes) -> Iterator[tuple[str, bytes]]:
-    """What may be a whole object at the beginning of a damaged one, and what is then wrong with the rest."""
+    """Yield candidates for a complete object at the start of a damaged one, each with what is wrong with the rest."""
     after = "data after the end of the trace"
     try:
         _OBJECT.decode(body)
@@ -226,7 +228,7 @@ def _keys_repaired(text: bytes, tally: Tally) -> dict[str, bytes] | None:
 
 
 def count_duplicates(text: bytes, tally: Tally) -> None:
-    """Count keys that occur twice in one JSON object, anywhere in a text that is known to be JSON."""
+    """Count keys that occur twice in one JSON object, anywhere in valid JSON text."""
     if len(text) > EXACT_DUPLICATES_BYTES:
         return
     seen: Counter[str] = Counter()

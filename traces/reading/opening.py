@@ -1,5 +1,5 @@
 # pyright: strict
-"""How a file begins, for telling what it is: its first bytes and the keys of its first object; reads no file."""
+"""Describe how a file begins, to recognise its kind: its first bytes and the keys of its first object."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _SPACE = " \t\r\n"
 
 
 class Opening:
-    """The first bytes of a file, inflated where it is compressed, and what they say where they are JSON."""
+    """The first bytes of a file, decompressed if necessary, and their JSON structure."""
 
     def __init__(self, data: bytes) -> None:
         self.data = data
@@ -27,13 +27,15 @@ class Opening:
 
     @property
     def layout(self) -> Literal["object", "list", ""]:
-        """What the file is as JSON: one object (or one a line), an array, or neither."""
+        """Return the JSON layout of the file: one object (or one per line), an array, or neither."""
         return "object" if self._text.startswith("{") else "list" if self._text.startswith("[") else ""
 
     @cached_property
     def keys(self) -> dict[str, str]:
-        """Keys of the file's object, or of the first one of its array, in order and as far as they are there and sound;
-        of each the character that its value begins with."""
+        """Return the keys of the file's object, or of its array's first object, with the first character of each value.
+
+        Keys are in order, as far as they are present and valid.
+        """
         text = self._text if self.layout == "object" else self._text[1:].lstrip(_SPACE)
         keys: dict[str, str] = {}
         decoder, at = JSONDecoder(), 1 if text.startswith("{") else len(text)

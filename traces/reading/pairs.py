@@ -122,7 +122,7 @@ class Pairs:
         return _Thread(kept=[] if self._keep else None)
 
     def take(self, event: fields.AnyEvent) -> fields.AnyEvent | None:
-        """Return the complete event that this one ends, or None where it begins one or fits none so far."""
+        """Return the complete event that this event ends, or None if it begins one or has no partner yet."""
         thread = self._threads[_key(event)]
         read = _time(event)
         half = _Half(event, thread.latest if read == INVALID else read)
@@ -214,26 +214,26 @@ def _close_last(open_: _Open, end: _Half, made: list[fields.AnyEvent]) -> bool:
 
 
 def _key(event: fields.AnyEvent) -> _Key:
-    """What both ends of a pair have in common: process and thread, or process, category and id."""
+    """Return the key that both ends of a pair share: process and thread, or process, category and id."""
     if event.ph in ("B", "E"):
         return "thread", str(event.pid), str(event.tid)
     return "id", str(event.pid), str(event.cat), str(event.id)
 
 
 def _time(event: fields.AnyEvent) -> int:
-    """Nanoseconds; the lowest number for a time that cannot be read."""
+    """Return nanoseconds; the lowest number for an unreadable time."""
     return int(to_ns([event.ts])[0])
 
 
 def _complete(begin: fields.AnyEvent, end: fields.AnyEvent) -> fields.AnyEvent:
-    """The event from its begin to its end, with the arguments of both."""
+    """Return the event from begin to end, with the arguments of both."""
     start, stop = _time(begin), _time(end)
     duration: Any = None if INVALID in (start, stop) else (stop - start) / 1000
     return msgspec.structs.replace(begin, ph="X", dur=duration, args=_both(begin.args, end.args))
 
 
 def _both(first: Raw, second: Raw) -> Raw:
-    """The arguments of both ends of a pair; those of the begin where they cannot be joined."""
+    """Return the arguments of both ends of a pair, or those of the begin if they cannot be joined."""
     if not bytes(second) or not bytes(first):
         return first if bytes(first) else second
     try:

@@ -1,7 +1,7 @@
 # pyright: strict
-"""A plain file read by several processes: parts cut at guessed event boundaries, each proven by the part before it.
+"""Read an uncompressed file with several processes: parts are cut at guessed event boundaries and confirmed in order.
 
-Owns the split, the worker process and the exact merge of tables; what a part is read into is `scan`'s concern.
+Owns the split, the worker process and the exact merge of tables; `scan` reads a part.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ _TABLE_INDEXES = {
 
 
 class _Job(msgspec.Struct, kw_only=True):
-    """One part of a file for a worker to read: bytes start to stop (None: to the end)."""
+    """One part of a file for a worker: bytes start to stop (None: to the end)."""
 
     path: str
     limits: dict[str, int]
@@ -59,7 +59,7 @@ class _Job(msgspec.Struct, kw_only=True):
 
 
 class _Part(msgspec.Struct, kw_only=True):
-    """What a worker sends back; arrays as (dtype, bytes)."""
+    """The result of a worker; arrays as (dtype, bytes)."""
 
     complete: bool
     failed: bool = False
@@ -93,7 +93,9 @@ def scan_parallel(
     arrows: bool = False,
     min_part: int = 0,
 ) -> Scanned | None:
-    """Read a plain file in parts; None when it cannot be split or a cut proved wrong (then read it in one process)."""
+    """Read an uncompressed file in parts; return None if it cannot be split or a cut was wrong, to read it in one
+    process.
+    """
     cuts = _guess_cuts(path, processes, min_part or MIN_PART_BYTES)
     if not cuts:
         return None
@@ -135,7 +137,7 @@ def scan_parallel(
 
 
 def most_parts(path: str, min_part: int = 0) -> int:
-    """Into how many parts a file may be cut; 0 for what is compressed, too small, no plain file or not there."""
+    """Return into how many parts a file may be cut; 0 if it is compressed, too small, missing or not a regular file."""
     try:
         if path == "-" or not stat.S_ISREG(os.stat(path).st_mode):
             return 0
@@ -149,7 +151,7 @@ def most_parts(path: str, min_part: int = 0) -> int:
 
 
 def _guess_cuts(path: str, processes: int, min_part: int) -> list[int]:
-    """Offsets where an event seems to start, about evenly spread; none for what is no plain file or too small."""
+    """Return evenly spread offsets at which an event seems to start; empty for a small or special file."""
     parts = min(processes, most_parts(path, min_part))
     if not parts:
         return []
@@ -169,7 +171,7 @@ def _guess_cuts(path: str, processes: int, min_part: int) -> list[int]:
 
 
 def _event_start(text: bytes) -> int | None:
-    """Offset of the first "{" that follows "}," and opens an event: an object with a phase."""
+    """Return the offset of the first "{" that follows "}," and opens an event: an object with a phase."""
     starts = [m.end() - 1 for m in SEPARATOR.finditer(text)]
     for n, start in enumerate(starts[:200]):
         for stop in starts[n + 1 : n + 9]:
@@ -185,7 +187,7 @@ def _event_start(text: bytes) -> int | None:
 
 
 def _layout(path: str) -> str:
-    """ "list" when the file is an array itself, else "object"."""
+    """Return "list" if the file is an array, else "object"."""
     with open(path, "rb") as file:
         return "list" if file.read(4096).lstrip(b"\xef\xbb\xbf \t\r\n").startswith(b"[") else "object"
 
@@ -212,12 +214,12 @@ def _receive(worker: subprocess.Popen[bytes]) -> _Part | None:
 
 
 def _numbers(table: Any, keys: Iterable[Any]) -> np.ndarray:
-    """The number that each key has in a table, which is given one where it has none."""
+    """Return the index of each key in a table, adding missing keys."""
     return np.array([table[key] for key in keys], np.uint32)
 
 
 def _merge(into: Scanned, part: _Part) -> None:
-    """Append a part's rows; its indexes are rewritten to those of the whole, in order of first appearance."""
+    """Append a part's rows, with indices rewritten to those of the whole, in order of first appearance."""
     got = into.collector
     maps: dict[str, Any] = {
         "tracks": np.array([got.tracks.of_texts(pid, tid) for pid, tid in part.tracks], np.uint32),
@@ -279,7 +281,7 @@ def _pack(scanned: Scanned) -> _Part:
 
 
 def work(stdin: BinaryIO, stdout: BinaryIO) -> None:
-    """The worker process: one job on stdin, one part on stdout; any failure is reported as one, not raised."""
+    """Run a worker process: one job on stdin, one part on stdout; a failure is reported as a result, not raised."""
     import gc
 
     gc.disable()
@@ -302,5 +304,5 @@ def work(stdin: BinaryIO, stdout: BinaryIO) -> None:
 
 
 def serve() -> None:
-    """What a worker process does."""
+    """Run a worker process."""
     work(sys.stdin.buffer, sys.stdout.buffer)

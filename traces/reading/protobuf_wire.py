@@ -1,7 +1,7 @@
 # pyright: strict
-"""Protobuf's wire format, as much of it as Chakra's messages need: numbers, doubles and bytes in fields by number.
+"""The part of protobuf's wire format that Chakra's messages need: numbers, doubles and bytes in numbered fields.
 
-The encoding is at https://protobuf.dev/programming-guides/encoding/. Why it is not a library: docs/decisions/0009.
+The encoding is at https://protobuf.dev/programming-guides/encoding/. docs/decisions/0009 says why no library is used.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Field = tuple[int, int, "int | bytes"]
 
 
 def varint(number: int) -> bytes:
-    """A whole number, negative ones in two's complement of 64 bits."""
+    """Encode a whole number, negative ones in 64-bit two's complement."""
     number &= _MASK
     digits = bytearray()
     while number > 0x7F:
@@ -31,7 +31,7 @@ def varint(number: int) -> bytes:
 
 
 def field(number: int, value: bool | int | float | bytes | str) -> bytes:
-    """One field: whole numbers as varints, floats as doubles, texts as UTF-8, messages as their bytes."""
+    """Encode one field: whole numbers as varints, floats as doubles, texts as UTF-8, messages as their bytes."""
     if isinstance(value, float):
         return varint(number << 3 | FIXED64) + struct.pack("<d", value)
     if isinstance(value, int):
@@ -41,13 +41,13 @@ def field(number: int, value: bool | int | float | bytes | str) -> bytes:
 
 
 def packed(number: int, values: Iterable[int]) -> bytes:
-    """A repeated field of whole numbers; nothing where there are none."""
+    """Encode a repeated field of whole numbers; empty if there are none."""
     data = b"".join(map(varint, values))
     return field(number, data) if data else b""
 
 
 def read_varint(data: bytes, at: int) -> tuple[int, int]:
-    """The number at a place, 0 to 2^64-1, and the place after it. Raises Malformed."""
+    """Return the number at a position, 0 to 2^64-1, and the position after it. Raises Malformed."""
     number = 0
     for digit in range(_MOST_DIGITS):
         if at >= len(data):
@@ -61,7 +61,7 @@ def read_varint(data: bytes, at: int) -> tuple[int, int]:
 
 
 def fields(data: bytes) -> Iterator[Field]:
-    """Each field of a message in order. Raises Malformed for bytes that are none."""
+    """Yield each field of a message in order. Raises Malformed for invalid bytes."""
     at = 0
     while at < len(data):
         key, at = read_varint(data, at)
@@ -84,22 +84,22 @@ def fields(data: bytes) -> Iterator[Field]:
 
 
 def signed(number: int) -> int:
-    """A varint of an int32 or int64."""
+    """Interpret a varint as an int32 or int64."""
     return number - (1 << 64) if number >> 63 else number
 
 
 def double(number: int) -> float:
-    """A fixed64 that holds a double."""
+    """Interpret a fixed64 as a double."""
     return float(struct.unpack("<d", number.to_bytes(8, "little"))[0])
 
 
 def single(number: int) -> float:
-    """A fixed32 that holds a float."""
+    """Interpret a fixed32 as a float."""
     return float(struct.unpack("<f", number.to_bytes(4, "little"))[0])
 
 
 def numbers(value: int | bytes) -> list[int]:
-    """A repeated number, packed or a single one."""
+    """Return a repeated number, packed or single."""
     if isinstance(value, int):
         return [value]
     parsed: list[int] = []

@@ -1,5 +1,5 @@
 # pyright: strict
-"""Repairs of the text of one broken event; owns what can be repaired, not how broken events are found (`salvage`)."""
+"""Repair the text of one broken event; `salvage` finds broken events."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ MAX_DEPTH = 64
 
 
 class Form(NamedTuple):
-    """What is known of an object that is repaired."""
+    """What is known about an object to repair."""
 
     keys: frozenset[str]
     """Its own keys, not those of objects inside."""
@@ -66,9 +66,9 @@ EVENT = Form(EVENT_KEYS, _NEXT_KEY, "ts")
 
 
 def repairs(fragment: bytes, form: Form | None = EVENT) -> Iterator[tuple[bytes, tuple[str, ...]]]:
-    """Yield repaired texts of one object, the likeliest first, each with the reasons of all that was changed.
+    """Yield repaired texts of one object, the likeliest first, each with the reasons for all changes.
 
-    The first text has only keys of `form`, each once. None: nothing is known of the object.
+    The first text has only keys of `form`, each once. `form` None means that nothing is known about the object.
     """
     if len(fragment) > MAX_BYTES:
         return
@@ -86,9 +86,10 @@ def repairs(fragment: bytes, form: Form | None = EVENT) -> Iterator[tuple[bytes,
 
 
 def is_hole(fragment: bytes) -> bool:
-    """Whether a broken event shows that bytes are missing or overwritten, so that more than one event may be lost.
+    """Check whether a broken event shows that bytes are missing or overwritten, so that more than one event may be
+    lost.
 
-    It does where it repeats a key of its own, has runs of zeros or blanks, or lacks brackets or quotes.
+    This is so if it repeats one of its own keys, has runs of zeros or blanks, or lacks brackets or quotes.
     """
     text = fragment.decode("utf-8", "replace")
     keys = [match[1] for match in _OWN_KEY.finditer(text)]
@@ -98,7 +99,7 @@ def is_hole(fragment: bytes) -> bool:
 
 
 def _joined(fixed: str, reasons: tuple[str, ...]) -> bool:
-    """Whether a repair made one object of the begin of one event and the end of another."""
+    """Check whether a repair merged the start of one event and the end of another into one object."""
     if not reasons:
         return False
     if (QUOTES in reasons or CONTROLS in reasons) and _OVERWRITTEN.search(fixed):
@@ -113,7 +114,7 @@ def _joined(fixed: str, reasons: tuple[str, ...]) -> bool:
 
 
 class _Repeated(Exception):
-    """A key is in one object twice."""
+    """A key occurs twice in one object."""
 
 
 def _each_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -138,7 +139,7 @@ class _Places:
 
 @dataclass(slots=True)
 class _State:
-    """Where the reading of a text is."""
+    """The state of parsing a text."""
 
     at: int = 0
     stack: str = ""
@@ -167,13 +168,13 @@ class _Choice:
 
 
 class _Repair:
-    """Reads a text as JSON with damage; where a string may end at several quotes, the first that fits the rest counts.
+    """Parses a text as damaged JSON; if a string may end at several quotes, the first one that fits the rest counts.
 
-    A place that proved to lead nowhere is not tried again, so the time is linear in the number of quotes.
+    A position that led nowhere is not tried again, so the time is linear in the number of quotes.
     """
 
     def __init__(self, places: _Places, form: Form | None, *, each_once: bool) -> None:
-        """`each_once`: the outermost object has no other keys than those of the form, each once."""
+        """Create a parser; with `each_once`, the outermost object has only keys of the form, each once."""
         self._places, self._text, self._form, self._each_once = places, places.text, form, each_once
         self._out: list[str] = []
         self._tries = 0
@@ -181,7 +182,7 @@ class _Repair:
         self._choices: list[_Choice] = []
 
     def run(self) -> tuple[str, tuple[str, ...]] | None:
-        """Return the sound text and what was repaired, or None where nothing helps."""
+        """Return the repaired text and the repairs, or None if nothing helps."""
         state: _State | None = _State()
         while state is not None:
             if state.expect == "end" or not self._step(state):
@@ -191,13 +192,13 @@ class _Repair:
         return None
 
     def _swallowed_nothing(self, state: _State) -> bool:
-        """Whether a name with quotes inside holds no keys of the event, or has left the event its time."""
+        """Check that a name with inner quotes did not absorb keys of the event, or at least left the event its time."""
         if self._form is None or self._form.needs in state.seen or QUOTES not in state.reasons:
             return True
         return _INNER_KEY.search("".join(self._out)) is None
 
     def _back(self) -> _State | None:
-        """Go on with the next possible end of the latest string; None where there is no other."""
+        """Backtrack to the next possible end of the latest string; None if there is none."""
         while self._choices:
             choice = self._choices[-1]
             end = next(choice.ends, None)
@@ -216,7 +217,7 @@ class _Repair:
         return None
 
     def _step(self, state: _State) -> bool:
-        """Read one token; False where no JSON can go on so."""
+        """Parse one token; return False if no JSON can continue like this."""
         text = self._text
         at = state.at
         space = _SPACE.match(text, at)
@@ -294,7 +295,7 @@ class _Repair:
         return False  # `_back` takes the first end
 
     def _ends(self, state: _State) -> Iterator[int]:
-        """Quotes that may end the string at the state's place: those without a backslash before them first."""
+        """Yield quotes that may end the current string, those without a preceding backslash first."""
         text, start = self._text, state.at + 1
         quotes, escaped = self._places.quotes, self._places.escaped
         follow = ":" if state.expect == "key" else ',}"' if state.stack[-1] == "{" else ',]"'
@@ -312,7 +313,7 @@ class _Repair:
                         return  # no quotes in keys
 
     def _stop(self, state: _State) -> int:
-        """The last place where the string at the state's place may end."""
+        """Return the last position where the current string may end."""
         places = self._places
         outermost = len(state.stack) == 1 or (not self._each_once and state.stack[-1] == "{")
         stops = places.next_keys if outermost else places.key_ends
@@ -320,7 +321,7 @@ class _Repair:
         return stops[at] if at < len(stops) and state.expect != "key" else len(self._text)
 
     def _take_string(self, state: _State, end: int) -> bool:
-        """Write the string up to a quote; False where it cannot be the key that it would be."""
+        """Write the string up to a quote; return False if it would be a key that is not allowed."""
         body = self._text[state.at + 1 : end]
         is_key = state.expect == "key"
         if is_key and len(state.stack) == 1:

@@ -1,5 +1,5 @@
 # pyright: strict
-"""Broken blocks, event by event: what decodes is kept, what can be repaired is, the rest is counted."""
+"""Process broken blocks event by event: keep what decodes, repair what can be repaired, and count the rest."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Tally:
 
 @dataclass(slots=True)
 class Salvaged:
-    """What one broken block gave; offsets count from its start."""
+    """The result for one broken block; offsets count from its start."""
 
     events: list[Any] = field(default_factory=list[Any])
     array_end: int | None = None
@@ -57,9 +57,9 @@ class Salvaged:
 
 
 def salvage(text: bytes, decode: Decode, tally: Tally, *, final: bool = False) -> Salvaged:
-    """All that can be had of a part of the array that does not decode as a whole.
+    """Return everything that can be recovered from a part of the array that does not decode as a whole.
 
-    Unless `final`, it stops at an event that text beyond the end might complete, and says where (`rest`).
+    Unless `final`, stop at an event that later text might complete, and return its position (`rest`).
     """
     out = Salvaged()
     starts = [0, *(m.end() - 1 for m in SEPARATOR.finditer(text))]
@@ -91,7 +91,7 @@ def _fragment(
     *,
     final: bool,
 ) -> int:
-    """Decode, join, repair or give up on fragment i; the index of the next one."""
+    """Decode, join, repair or give up on fragment i; return the index of the next one."""
     n = len(starts)
     for k in range(i + 1, min(i + 1 + MAX_JOINED, n + 1)):
         got = decode(b"[" + text[starts[i] : stops[k - 1]] + b"]")
@@ -134,7 +134,7 @@ def _loss(piece: bytes) -> str:
 
 
 def _take_last(piece: bytes, start: int, decode: Decode, tally: Tally, out: Salvaged, *, repaired: bool) -> bool:
-    """Take a piece as the last event, with the end of the array behind it."""
+    """Accept a piece as the last event, followed by the end of the array."""
     for end in islice(ARRAY_END.finditer(piece), MAX_ENDS):
         if GOES_ON.match(piece, end.end()) or (repaired and not _TAIL.match(piece, end.end())):
             continue
@@ -147,9 +147,9 @@ def _take_last(piece: bytes, start: int, decode: Decode, tally: Tally, out: Salv
 
 
 def _several(piece: bytes, decode: Decode, tally: Tally, out: Salvaged) -> bool:
-    """Take a piece that holds several events, as a comma or a bracket between two of them is damaged.
+    """Accept a piece that holds several events because a comma or bracket between two of them is damaged.
 
-    False, and nothing is taken or counted, where none of them is whole.
+    Return False, without taking or counting anything, if none of them is complete.
     """
     got, found, at, joined = Salvaged(), Tally(), 0, False
     for _ in range(MAX_JOINED):
@@ -176,7 +176,7 @@ def _several(piece: bytes, decode: Decode, tally: Tally, out: Salvaged) -> bool:
 
 
 def _first_value(piece: bytes) -> int:
-    """Length of the JSON object that a text begins with; 0 where it begins with none."""
+    """Return the length of the JSON object at the start of a text, or 0."""
     try:
         return _DECODER.raw_decode(piece.decode("latin-1"))[1]  # one character a byte
     except (ValueError, RecursionError):
@@ -184,7 +184,7 @@ def _first_value(piece: bytes) -> int:
 
 
 def _count_between(gap: bytes, tally: Tally, *, last: bool) -> None:
-    """Count what is wrong with the text behind an event, before the next one or, if `last`, the separator."""
+    """Count what is wrong with the text between an event and the next one or, if `last`, the separator."""
     rest = gap.strip(_BETWEEN)
     if rest:
         if _CLOSED_AGAIN.match(rest):
@@ -198,7 +198,7 @@ def _count_between(gap: bytes, tally: Tally, *, last: bool) -> None:
 
 
 def _end_of_file(piece: bytes) -> int | None:
-    """Offset behind the "]" that ends the array, of a piece at the end of the file whose events are broken."""
+    """Return the offset after the "]" that ends the array, for a piece at the end of the file with broken events."""
     for match in list(_LAST_END.finditer(piece))[-MAX_ENDS:]:
         if not piece[match.end() :].strip():
             return match.end()
@@ -211,7 +211,7 @@ def _end_of_file(piece: bytes) -> int | None:
 
 
 def _decode_repaired(piece: bytes, decode: Decode, tally: Tally, out: Salvaged, *, repaired: bool = True) -> bool:
-    """Take one event as it is, or, if `repaired`, as the first repair that decodes has it."""
+    """Accept one event unchanged or, if `repaired`, as changed by the first repair that decodes."""
     got = decode(b"[" + piece + b"]")
     if got is not None:
         out.events += got

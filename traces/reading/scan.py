@@ -1,4 +1,4 @@
-"""One pass over one file: head, blocks of events, tail; every cut is proven by what decodes. Links come later."""
+"""One pass over a file: head, blocks of events, tail. Every cut is confirmed by decoding; linking comes later."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ Progress = Callable[[int, "int | None"], None]
 
 @dataclass(slots=True)
 class Scanned:
-    """All that one pass found; the collector's tables are not linked yet."""
+    """The results of one pass; the collector's tables are not linked yet."""
 
     collector: Collector
     tally: Tally
@@ -155,7 +155,7 @@ class Scanner:
         self.out.keys.update(tail)
 
     def _block(self) -> bool:
-        """Decode up to the last separator at hand; True when the array (or the file) has ended."""
+        """Decode up to the last separator in the buffer; return True if the array (or the file) has ended."""
         buffer = self.buffer
         cut = last_separator(buffer.data, buffer.lo, buffer.hi)
         if cut is None or len(buffer) < buffer.block_bytes // 2:
@@ -185,7 +185,9 @@ class Scanner:
         return self._salvage(first_cut[0], first_cut[1])
 
     def _take_in_place(self, cut: int) -> bool:
-        """As `_take` for the common case: past the first megabyte, nothing to repair, no copy of the text."""
+        """Do the same as `_take` for the common case: after the first megabyte, nothing to repair, no copy of the
+        text.
+        """
         if self._sniffed < SNIFF_BYTES or self.pairs is not None:
             return False
         if self.compiled.read(self.buffer.data, self.buffer.lo, cut):
@@ -203,7 +205,7 @@ class Scanner:
         return good
 
     def _take(self, text: bytes) -> bool:
-        """Decode a closed array and keep its events; False when it is no JSON."""
+        """Decode a closed array and keep its events; return False if it is not JSON."""
         if self._sniffed < SNIFF_BYTES:
             self._sniff(text)
         events = self.decoder.block(text)
@@ -233,7 +235,7 @@ class Scanner:
         self.out.collector.add(events, groups)
 
     def _joined(self, events: list[Any], pairs: Pairs) -> list[Any]:
-        """The events of a block with each pair as one event, where its second half stands."""
+        """Return the events of a block with each pair joined into one event, at the position of its second half."""
         out: list[Any] = []
         halves = 0
         for event in events:
@@ -268,7 +270,7 @@ class Scanner:
             count_duplicates(text, self.tally)
 
     def _array_end(self) -> bool:
-        """Whether the array ends in the buffer, proven by decoding up to its "]"; then its last events are taken."""
+        """Check whether the array ends in the buffer, by decoding up to its "]"; if so, take its last events."""
         buffer = self.buffer
         text = b"[" + buffer.text(buffer.lo, buffer.hi)
         end = len(text.rstrip())
@@ -295,7 +297,7 @@ class Scanner:
         return True
 
     def _rest_of_file(self) -> bool:
-        """The end of the file without an end of the array."""
+        """Process the end of a file in which the array is not closed."""
         if len(self.buffer) and self._salvage_finally(self.buffer.hi, self.buffer.hi):
             return True
         self.tally.losses["truncated file"] += 1
@@ -303,7 +305,7 @@ class Scanner:
         return True
 
     def _salvage(self, cut: int, following: int) -> bool:
-        """Take what can be had of a broken block; True when the array's end was found in it."""
+        """Recover what is possible from a broken block; return True if it contains the end of the array."""
         buffer = self.buffer
         text = buffer.text(buffer.lo, cut)
         got = salvage(text, self.decoder.block, self.tally)
@@ -327,7 +329,7 @@ class Scanner:
         return self._salvage_finally(buffer.lo + cut, buffer.lo + following)
 
     def _salvage_finally(self, cut: int, following: int) -> bool:
-        """As `_salvage`, when no more text can help."""
+        """Do the same as `_salvage` if no more text can follow."""
         buffer = self.buffer
         text = buffer.text(buffer.lo, cut)
         got = salvage(text, self.decoder.block, self.tally, final=True)
@@ -351,7 +353,7 @@ def scan(
     arrows: bool = True,
     keep_pairs: bool = False,
 ) -> Scanned:
-    """Read a whole trace. Raises Malformed when it holds nothing that looks like an event."""
+    """Read a whole trace. Raises Malformed if nothing in it looks like an event."""
     out = Scanner(
         source, block_bytes=block_bytes, progress=progress, columns=columns, arrows=arrows, keep_pairs=keep_pairs
     ).run()
@@ -364,7 +366,7 @@ def scan(
 
 
 def _refuse_what_is_no_trace(source: Source, out: Scanned) -> None:
-    """Raise Malformed when there are entries, but none of a category of torch.profiler or of a vendor's profiler."""
+    """Raise Malformed if there are entries, but none has a category of torch.profiler or a vendor's profiler."""
     got = out.collector
     if not got.events or got.kernels.rows or got.by_category.keys() & KNOWN_CATEGORIES:
         return

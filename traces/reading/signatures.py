@@ -1,5 +1,5 @@
 # pyright: strict
-"""Raw texts of distinct ops → `OpSignature`s; equal ones that were only written differently are merged."""
+"""Decode the raw texts of distinct ops to `OpSignature`s; equal ones that differ only in spelling are merged."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ _ASCEND_SEPARATOR = ";"
 
 
 class _Unreadable(ValueError):
-    """A field of another form than any profiler writes."""
+    """A field in a form that no profiler writes."""
 
 
 def decode_name(raw: bytes) -> tuple[str, bool]:
-    """A recorded name and whether it had to be repaired; "" where it is no text."""
+    """Return a recorded name and whether it had to be repaired; "" if it is not text."""
     if not raw:
         return "", False
     try:
@@ -44,7 +44,7 @@ def decode_name(raw: bytes) -> tuple[str, bool]:
 def decode_signatures(
     keys: list[bytes], losses: Counter[str], repairs: Counter[str]
 ) -> tuple[tuple[OpSignature, ...], npt.NDArray[np.uint32]]:
-    """(distinct signatures, index into them by key); a key joins the five raw texts with NUL bytes.
+    """Return (distinct signatures, index into them by key); a key joins the five raw texts with NUL bytes.
 
     Losses and repairs count distinct texts, not calls.
     """
@@ -78,7 +78,7 @@ def _decode(key: bytes, losses: Counter[str], repairs: Counter[str]) -> OpSignat
 
 
 def _lengths_differ(signature: OpSignature) -> bool:
-    """Whether the argument lists contradict each other; torch_npu writes no dims for a single 0-dim tensor."""
+    """Check whether the argument lists contradict each other; torch_npu writes no dims for a single 0-dim tensor."""
     if not signature.dims:
         return False
     columns = (signature.types, signature.strides, signature.concrete)
@@ -105,7 +105,7 @@ def _shapes(raw: bytes) -> Any:
 
 
 def _dims(entry: Any, depth: int) -> Any:
-    """One entry of dims or strides as nested tuples of ints."""
+    """Return one entry of dims or strides as nested tuples of ints."""
     if isinstance(entry, list):
         if depth > MAX_NESTING:
             raise _Unreadable

@@ -1,4 +1,4 @@
-"""Where the bytes come from: a file, stdin or gzip data, inflated ahead in a thread; bounded. Knows nothing of JSON."""
+"""Read bytes, within bounds, from a file, stdin or gzip data that a thread decompresses in advance."""
 
 from __future__ import annotations
 
@@ -30,27 +30,27 @@ _GZIP_ERRORS: tuple[Any, ...] = (zlib.error, _gzip.error)
 
 
 def _inflater() -> Any:
-    """A decompressor for one gzip member."""
+    """Return a decompressor for one gzip member."""
     return _gzip.decompressobj(31)
 
 
 def open_binary(path: str) -> BinaryIO:
-    """Open a regular file (or a pipe) for reading, or stdin for "-"; a TraceError says why it cannot be.
+    """Open a regular file (or a pipe) for reading, or stdin for "-"; raises a TraceError that says why if it cannot be.
 
-    A named pipe is waited for no longer than `WRITER_S`.
+    Waits at most `WRITER_S` for a writer of a named pipe.
     """
     if path == "-":
         return sys.stdin.buffer
     if not may_read(path):
-        raise TraceError(f"{path} lies in no folder that may be read", hint="Name a file in one of them.")
+        raise TraceError(f"{path} is not in a folder that may be read", hint="Name a file in one of these folders.")
     try:
         mode = os.stat(path).st_mode
         if stat.S_ISDIR(mode):
             raise TraceError(
-                f"{path} is a directory", hint="Name a file in it; `opreplay run` and `inspect` take a folder."
+                f"{path} is a directory", hint="Name a file in it; `opreplay run` and `inspect` accept folders."
             )
         if not (stat.S_ISREG(mode) or stat.S_ISFIFO(mode)):
-            raise TraceError(f"{path} is no regular file", hint="Give a trace file, or '-' for stdin.")
+            raise TraceError(f"{path} is not a regular file", hint="Give a trace file, or '-' for stdin.")
         return open_pipe(path) if stat.S_ISFIFO(mode) else open(path, "rb", buffering=0)
     except OSError as err:
         hint = "Check the path and its permissions."
@@ -62,8 +62,10 @@ def open_binary(path: str) -> BinaryIO:
 
 
 def open_pipe(path: str) -> BinaryIO:
-    """Open a pipe once something has opened its other end; a TraceError where nothing does. Opening waits for that,
-    so it is done in a thread, which is let go by opening the other end here."""
+    """Open a pipe once a writer has opened its other end; raises TraceError if none does.
+
+    Opening blocks, so it runs in a thread, which is released by opening the other end here.
+    """
     opened: list[BinaryIO] = []
 
     def wait() -> None:
@@ -77,8 +79,8 @@ def open_pipe(path: str) -> BinaryIO:
         thread.join()
         opened[0].close()
         raise TraceError(
-            f"{path} is a named pipe that nothing writes to",
-            hint="Start what writes to it first, or pipe that in with - as the path.",
+            f"{path} is a named pipe without a writer",
+            hint="Start the program that writes to it first, or pipe its output in with - as the path.",
         )
     return opened[0]
 
@@ -87,7 +89,7 @@ class Source:
     """Decompressed bytes of one trace, in order; `losses` says what was cut off or ignored."""
 
     def __init__(self, path: str | Path, limits: Limits, *, start: int = 0, stop: int | None = None) -> None:
-        """`start` and `stop` (bytes) restrict a plain file to a part of it."""
+        """Open the source; `start` and `stop` (bytes) restrict an uncompressed file to a part of it."""
         self.path = str(path)
         self.limits = limits
         self.losses: dict[str, int] = {}
@@ -113,7 +115,7 @@ class Source:
         """The first bytes after decompression, once `peek` has read them."""
 
     def _read_some(self, n: int) -> bytes:
-        """Up to n bytes; fewer only at the end of the file (a pipe may return short reads)."""
+        """Return up to n bytes; fewer only at the end of the file, because a pipe may return short reads."""
         out = b""
         while len(out) < n:
             got = self._file.read(n - len(out))
@@ -124,11 +126,11 @@ class Source:
 
     @property
     def progress_bytes(self) -> int:
-        """Bytes of the file (compressed where it is) consumed so far, comparable with `total`."""
+        """Return how many bytes of the (compressed) file have been read, comparable with `total`."""
         return self._thread.bytes_in if self._thread else self.bytes_out
 
     def readinto(self, view: memoryview) -> int:
-        """Fill the view from the front; the number of bytes, 0 at the end. Raises TooLarge."""
+        """Fill the view from the front and return the number of bytes, 0 at the end. Raises TooLarge."""
         if n := min(len(self._ahead), len(view)):
             view[:n] = self._ahead[:n]
             self._ahead = self._ahead[n:]
@@ -140,7 +142,7 @@ class Source:
         return n
 
     def peek(self, size: int) -> bytes:
-        """The first bytes of a source of which nothing was read yet; they stay to be read."""
+        """Return the first bytes of a source that has not been read yet, without consuming them."""
         block, n = memoryview(bytearray(size)), 0
         while n < size and (got := self._take(block[n:])):
             n += got
@@ -182,9 +184,9 @@ class Source:
 
 
 def _before_damage(path: str, start: int, skip: int) -> bytes:
-    """What the gzip member at byte `start` holds after its first `skip` bytes, up to the damage; nothing of a pipe.
+    """Return the contents of the gzip member at byte `start` from byte `skip` up to the damage; empty for a pipe.
 
-    A call that fails gives nothing, so the compressed data are read again, in small steps where the damage is.
+    A failing call returns nothing, so the compressed data are read again, in small steps near the damage.
     """
     if not os.path.isfile(path):
         return b""
@@ -211,7 +213,7 @@ def _before_damage(path: str, start: int, skip: int) -> bytes:
 
 
 class _Inflate(threading.Thread):
-    """Inflates gzip members one after the other into a short queue; zlib releases the GIL while it works."""
+    """Decompresses gzip members one after the other into a short queue; zlib releases the GIL while it works."""
 
     def __init__(self, source: Source, limits: Limits) -> None:
         super().__init__(daemon=True, name="opreplay-inflate")

@@ -1,5 +1,5 @@
 # pyright: strict
-"""Small real profiles recorded by this project, and the script that records them; holds no reader."""
+"""Small real profiles recorded by this project, and the script that records them."""
 
 from opreplay.traces.samples.catalog import SAMPLES, sample_path
 

@@ -1,5 +1,5 @@
 # pyright: strict
-"""Names of the bundled profiles and where they lie; reads none of them."""
+"""Names and paths of the bundled profiles."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ SAMPLES: dict[str, str] = {
 
 
 def sample_path(name: str) -> Path:
-    """Where the bundled profile `name` lies (gzip-compressed Kineto JSON).
+    """Return the path of the bundled profile `name` (gzip-compressed Kineto JSON).
 
     Raises:
-        UsageError: no sample has that name; the hint lists those there are.
+        UsageError: no sample has that name; the hint lists the existing names.
     """
     if name not in SAMPLES:
         raise UsageError(f"no bundled sample is called {name!r}", hint=f"known samples: {', '.join(SAMPLES)}")

@@ -1,8 +1,8 @@
 # pyright: strict
-"""Where the time of a trace goes: by op, class of work, kernel, phase or module; sums alone, nothing is printed here.
+"""Sum the time of a trace by op, class of work, kernel, phase or module.
 
-Times are of the device where the trace has device work; else of the host, where an op's own time is what it spends
-outside of the ops inside it, so that a sum over all rows is the time that ops took.
+Times are device times if the trace has device work. Otherwise they are host times, where an op's own time excludes the
+ops inside it, so that the sum over all rows is the time that ops took.
 """
 
 from __future__ import annotations
@@ -76,9 +76,9 @@ class Breakdown(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def breakdown(trace: Trace, by: By, *, modules: Sequence[str] = (), peak: Peak | None = None) -> Breakdown:
-    """Sum up a trace. `modules`: name of the innermost module around each op, "" for none; of no use for other `by`.
+    """Sum up a trace. `modules` gives the innermost module around each op, "" for none; unused for other `by`.
 
-    `peak` is that of the recorded device, by default the one that its recorded name has.
+    `peak` is the peak of the recorded device, by default according to its recorded name.
     """
     if len(trace.kernels):
         return _of_device(trace, by, modules, peak or peak_of(trace.info.device_names))
@@ -120,15 +120,19 @@ def _of_device(trace: Trace, by: By, modules: Sequence[str], peak: Peak | None) 
 
 
 def _work_by_op(trace: Trace, names: Sequence[str]) -> list[tuple[float | None, float | None, str]]:
-    """(operations, bytes, dtype) of all calls of each op that own device time; None where one of them does not tell."""
+    """Return (operations, bytes, dtype) of all calls of each op that own device time; None if a call's work is
+    unknown.
+    """
     owner = np.unique(trace.kernels.owner[trace.kernels.owner >= 0])
     calls = np.bincount(trace.ops.signature[owner], minlength=len(trace.signatures))
     return _work_of_calls(trace, names, calls, _element_bytes(trace))
 
 
 def _element_bytes(trace: Trace) -> dict[int, int]:
-    """Signature → bytes of the elements that its kernels move, where their names agree on it: kernels that join tensors
-    say the size of opaque elements, and profiles do not say the types of a list of tensors."""
+    """Map signatures to the bytes per element that their kernels move, if kernel names agree on it.
+
+    Kernels that concatenate tensors name the size of opaque elements, and profiles lack the types in a list of tensors.
+    """
     bytes_by_name = {i: int(match[1]) for i, name in enumerate(trace.kernel_names) if (match := _OPAQUE.search(name))}
     owned = (trace.kernels.owner >= 0) & np.isin(
         trace.kernels.name, np.array([*bytes_by_name], trace.kernels.name.dtype)
@@ -145,7 +149,7 @@ def _element_bytes(trace: Trace) -> dict[int, int]:
 def _work_of_calls(
     trace: Trace, names: Sequence[str], calls: npt.NDArray[np.int64], element_bytes: Mapping[int, int]
 ) -> list[tuple[float | None, float | None, str]]:
-    """The same for so many calls of each signature."""
+    """Return the same for the given number of calls of each signature."""
     by_name: dict[str, tuple[float | None, float | None, str]] = {}
     for i in np.flatnonzero(calls).tolist():
         signature, n = trace.signatures[i], int(calls[i])
@@ -160,7 +164,7 @@ def _work_of_calls(
 
 
 def _in_tf32(trace: Trace, at: npt.NDArray[np.int64], length: int) -> list[float]:
-    """Of each label's device time, the part of calls with a kernel whose name tells TF32."""
+    """Return, for each label, the device time of calls with a kernel whose name says TF32."""
     kernels = trace.kernels
     is_named = np.array([is_tf32(name) for name in trace.kernel_names] or [False], bool)[kernels.name]
     call = np.where(kernels.owner >= 0, kernels.owner.astype(np.int64), len(trace.ops) + np.arange(len(kernels)))
@@ -173,7 +177,7 @@ def _in_tf32(trace: Trace, at: npt.NDArray[np.int64], length: int) -> list[float
 def _peak_shares(
     peak: Peak, tflops: float | None, gb_per_s: float | None, dtype: str, in_tf32: float
 ) -> list[tuple[float, str]]:
-    """(share of a peak, which one): of the arithmetic of this dtype and of memory, as far as rates are known."""
+    """Return (share of a peak, which peak) for this dtype's arithmetic and for memory, if the rates are known."""
     shares: list[tuple[float, str]] = []
     if tflops is not None and dtype in peak.tflops:
         best, kind = peak.tflops[dtype], dtype
@@ -187,7 +191,9 @@ def _peak_shares(
 
 
 def _rated(row: Row, work: tuple[float | None, float | None, str], peak: Peak | None, in_tf32: float = 0.0) -> Row:
-    """With rates. `in_tf32`: part of its time in calls that multiply in TF32, should the dtype be float32."""
+    """Return the row with rates. `in_tf32` is the part of its time in calls that multiply in TF32, relevant for
+    float32.
+    """
     flops, moved, dtype = work
     if row.time_us <= 0:
         return row
@@ -220,8 +226,10 @@ def _of_host(trace: Trace, by: By, modules: Sequence[str]) -> Breakdown:
 
 
 def _classes_on_host(trace: Trace) -> tuple[list[str], npt.NDArray[np.int64]]:
-    """Classes, and the index into them of each call: that of the outermost library op around it whose name tells, as
-    rows are of those. The products inside of an attention are attention."""
+    """Return classes, and each call's index into them: that of the outermost enclosing library op with a known class.
+
+    Products inside an attention op, for example, count as attention.
+    """
     kinds = [class_of_op(signature.name) for signature in trace.signatures]
     for index in set(trace.ops.signature[_listed_rows(trace)].tolist()):
         kinds[index] = "communication"
@@ -232,12 +240,14 @@ def _classes_on_host(trace: Trace) -> tuple[list[str], npt.NDArray[np.int64]]:
 
 
 def _listed_rows(trace: Trace) -> list[int]:
-    """Rows of the ops that a Chakra file marks as communication."""
+    """Return the rows of ops that a Chakra file marks as communication."""
     return [collective.row for collective in trace.collectives if collective.row >= 0]
 
 
 def _rated_on_host(trace: Trace, rows: Sequence[Row]) -> list[Row]:
-    """Rows with the rates of ops that do their work themselves: of others the own time is not that of the work."""
+    """Return rows with rates for ops that do their work themselves; for others, their own time is not that of the
+    work.
+    """
     signature = trace.ops.signature
     count = len(trace.signatures)
     calls = np.bincount(signature, minlength=count)
@@ -259,7 +269,7 @@ def _rated_on_host(trace: Trace, rows: Sequence[Row]) -> list[Row]:
 
 
 def self_time_us(trace: Trace) -> npt.NDArray[np.float64]:
-    """Of each recorded op, its time outside of the ops directly inside it, in microseconds; at least 0."""
+    """Return each op's time outside the ops directly inside it, in microseconds; at least 0."""
     self_us = trace.ops.dur_ns.astype(np.float64) / 1e3
     parents = innermost_parent(trace.ops)
     inside = parents >= 0
@@ -268,7 +278,7 @@ def self_time_us(trace: Trace) -> npt.NDArray[np.float64]:
 
 
 def _labels(trace: Trace, by: By, modules: Sequence[str]) -> tuple[npt.NDArray[np.int64], list[str], str]:
-    """(index into the labels for each op, labels, note)."""
+    """Return (index into the labels for each op, labels, note)."""
     if by == "op":
         names, at = _merged([signature.name for signature in trace.signatures], trace.ops.signature.astype(np.int64))
         return at, names, ""
@@ -284,7 +294,7 @@ MODULE_HINT = "the trace names no modules: record with torch.profiler.profile(wi
 
 
 def _phases(trace: Trace) -> tuple[npt.NDArray[np.int64], list[str], str]:
-    """Phase of each op: that of the server's batch, else forward, backward or optimizer of a training step."""
+    """Return each op's phase: that of the server's batch, else forward, backward or optimizer of a training step."""
     index = BatchIndex(trace)
     if index.iterations:
         labels = [*PHASES, NO_PHASE]
@@ -298,7 +308,7 @@ def _phases(trace: Trace) -> tuple[npt.NDArray[np.int64], list[str], str]:
 
 
 def _phases_of_training(trace: Trace) -> npt.NDArray[np.int64]:
-    """Per op 0 for forward, 1 for backward, 2 for the optimizer."""
+    """Return 0 for forward, 1 for backward and 2 for optimizer ops."""
     parents = innermost_parent(trace.ops)
     names = [signature.name for signature in trace.signatures]
     backward = np.array([name.startswith(_BACKWARD) or "Backward" in name for name in names], bool)
@@ -315,13 +325,13 @@ def _phases_of_training(trace: Trace) -> npt.NDArray[np.int64]:
 
 
 def _kernel_names(trace: Trace) -> tuple[list[str], npt.NDArray[np.int64]]:
-    """Names, and the index into them of each row; a copy or set without a name of its own is called by its category."""
+    """Return names, and each row's index into them; an unnamed copy or fill is called by its category."""
     names = [name or KERNEL_CATEGORIES[0] for name in trace.kernel_names]
     return names, trace.kernels.name.astype(np.int64)
 
 
 def _merged(labels: Sequence[str], of_row: npt.NDArray[np.int64]) -> tuple[list[str], npt.NDArray[np.int64]]:
-    """Distinct labels, and the index into them for each row of indices into `labels`."""
+    """Return distinct labels, and each row's index into them, from rows of indices into `labels`."""
     distinct = list(dict.fromkeys(labels))
     place = {name: i for i, name in enumerate(distinct)}
     table = np.array([place[name] for name in labels] or [0], np.int64)
@@ -329,7 +339,7 @@ def _merged(labels: Sequence[str], of_row: npt.NDArray[np.int64]) -> tuple[list[
 
 
 def _order(names: Sequence[str], at: npt.NDArray[np.int64], time: npt.NDArray[np.float64]) -> list[int]:
-    """Indices of the names that occur, most time first."""
+    """Return the indices of the names that occur, most time first."""
     total = np.bincount(at, weights=time, minlength=len(names))
     present = np.bincount(at, minlength=len(names)) > 0
     return sorted(np.flatnonzero(present).tolist(), key=lambda i: (-total[i], names[i]))
@@ -356,7 +366,7 @@ def _rows(names: Sequence[str], at: npt.NDArray[np.int64], time: npt.NDArray[np.
 
 
 def _calls_of_owners(trace: Trace, at: npt.NDArray[np.int64], length: int) -> dict[int, int]:
-    """How many calls of ops own the device work of each label; launches where no op is recorded."""
+    """Return how many op calls own the device work of each label, or how many launches if no op is recorded."""
     owner = trace.kernels.owner
     owned = np.flatnonzero(owner >= 0)
     _, first = np.unique(owner[owned], return_index=True)
@@ -366,7 +376,7 @@ def _calls_of_owners(trace: Trace, at: npt.NDArray[np.int64], length: int) -> di
 
 
 def _median_of_calls(trace: Trace, at: npt.NDArray[np.int64], length: int) -> dict[int, float]:
-    """Median device time of a call of each label, all its launches together; a launch without an op is a call."""
+    """Return the median device time per call of each label, over all its launches; a launch without an op is a call."""
     owner = trace.kernels.owner.astype(np.int64)
     time = trace.kernels.dur_ns.astype(np.float64) / 1e3
     call = np.where(owner >= 0, owner, len(trace.ops) + np.arange(len(owner)))
@@ -380,14 +390,14 @@ def _median_of_calls(trace: Trace, at: npt.NDArray[np.int64], length: int) -> di
 
 
 def _median(values: npt.NDArray[Any]) -> float:
-    """The middle value, or the mean of the two; numpy's own imports masked arrays, 15 ms."""
+    """Return the median; numpy's own function imports masked arrays, which takes 15 ms."""
     low, high = (len(values) - 1) // 2, len(values) // 2
     parted = np.partition(values, (low, high))
     return float((parted[low] + parted[high]) / 2)
 
 
 def _kinds(rows: Sequence[Row], order: Sequence[int], at: npt.NDArray[np.int64], trace: Trace) -> tuple[Row, ...]:
-    """With the class of work that has most of each row's time."""
+    """Return the rows with the class of work that takes most of each row's time."""
     time = np.zeros((max(order, default=0) + 1, len(CLASSES)))
     np.add.at(time, (at, classes_of_launches(trace)), trace.kernels.dur_ns + 1.0)
     kinds = time.argmax(axis=1).tolist()
@@ -396,8 +406,10 @@ def _kinds(rows: Sequence[Row], order: Sequence[int], at: npt.NDArray[np.int64],
 
 
 def classes_of_launches(trace: Trace) -> npt.NDArray[np.int64]:
-    """Index into `CLASSES` of the work of each row of the kernels, told by the op that owns it, else by its name; for
-    communication also by what runs around it."""
+    """Return each kernel's index into `CLASSES`, from the op that owns it, or else from its name.
+
+    For communication, the work that runs around it also counts.
+    """
     owner = trace.kernels.owner.astype(np.int64)
     count = len(trace.signatures)
     signature = np.full(len(owner), count, np.int64)

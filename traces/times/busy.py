@@ -1,5 +1,5 @@
 # pyright: strict
-"""How busy the recorded devices were: union of their work over the recorded span, and how much of it overlapped."""
+"""How busy the recorded devices were: union of their work over the recorded span, and its overlap."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Times = npt.NDArray[np.int64]
 
 
 class DeviceBusy(msgspec.Struct, frozen=True, kw_only=True):
-    """One device, from the start of its first work to the end of its last; microseconds."""
+    """One device, from the start of its first work to the end of its last; in microseconds."""
 
     device: int
     streams: int
@@ -32,9 +32,9 @@ class DeviceBusy(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def device_busy(trace: Trace) -> tuple[DeviceBusy, ...]:
-    """Each device of a trace that recorded work, by number; an NPU's whole collectives count if activity was read.
+    """Return each device that recorded work, by number; an NPU's whole collectives count if activity was read.
 
-    Empty where the trace has no start times.
+    Empty if the trace has no start times.
     """
     if not trace.info.starts_recorded:
         return ()
@@ -67,7 +67,7 @@ def device_busy(trace: Trace) -> tuple[DeviceBusy, ...]:
 
 
 def _whole_collectives(trace: Trace) -> Times:
-    """[n, 4]: (device, stream, start, end in ns) of an NPU's whole collectives, where their parts ran."""
+    """Return (device, stream, start, end in ns) [n, 4] of an NPU's whole collectives, placed where their parts ran."""
     activity = trace.activity
     out: list[tuple[int, int, int, int]] = []
     for index in range(0 if activity is None else len(activity.spans)):
@@ -82,7 +82,7 @@ def _whole_collectives(trace: Trace) -> Times:
 
 
 def _union(start: Times, end: Times) -> tuple[Times, Times]:
-    """Disjoint intervals that cover the same time, in order."""
+    """Return disjoint intervals that cover the same time, in order."""
     if not len(start):
         return start, end
     order = np.argsort(start, kind="stable")
@@ -93,23 +93,23 @@ def _union(start: Times, end: Times) -> tuple[Times, Times]:
 
 
 def union_us(start: Times, end: Times) -> float:
-    """Microseconds that lie in at least one of the intervals."""
+    """Return the microseconds covered by at least one interval."""
     return _length(_union(start, end))
 
 
 def _length(intervals: tuple[Times, Times]) -> float:
-    """Microseconds."""
+    """Return the total length in microseconds."""
     return float((intervals[1] - intervals[0]).sum(dtype=np.int64)) / 1e3
 
 
 def _by_stream(start: Times, end: Times, stream: Times) -> tuple[Times, Times]:
-    """Intervals of each stream made disjoint, all streams together: a stream does not overlap with itself."""
+    """Return the disjoint intervals of each stream, all streams together: a stream does not overlap with itself."""
     parts = [_union(start[stream == number], end[stream == number]) for number in np.unique(stream)]
     return np.concatenate([a for a, _ in parts]), np.concatenate([b for _, b in parts])
 
 
 def _at_least_two(start: Times, end: Times) -> float:
-    """Microseconds in which two or more of the intervals hold."""
+    """Return the microseconds covered by two or more intervals."""
     times = np.concatenate([start, end])
     change = np.concatenate([np.ones(len(start), np.int64), -np.ones(len(end), np.int64)])
     order = np.lexsort((change, times))

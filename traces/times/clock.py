@@ -1,5 +1,5 @@
 # pyright: strict
-"""How fine the clock was that timed a trace's device work: durations that are all whole coarse units are no timings."""
+"""Detect a coarse clock: durations that are all multiples of a large unit are not usable timings."""
 
 from __future__ import annotations
 
@@ -14,10 +14,9 @@ COARSE_NS = 5_000
 
 
 def coarse_unit_us(trace: Trace) -> float | None:
-    """Microseconds that every duration of device work is a multiple of, where that is coarser than a kernel is long.
+    """Return the unit, in microseconds, of which all device durations are multiples, if it is longer than a kernel.
 
-    Those that a kernel table has given do not count. None for a clock that tells kernels apart, and for a trace with
-    too little device work to say.
+    Durations from a kernel table do not count. Return None for a clock that resolves kernels, and for too little data.
     """
     of_trace = trace.kernels.dur_ns if trace.details is None else trace.kernels.dur_ns[trace.details.kind < 0]
     durations = of_trace[of_trace > 0].astype(np.int64)

@@ -1,5 +1,5 @@
 # pyright: strict
-"""Which device work of a trace is communication: by its name, its arguments, its op, and what runs around it."""
+"""Decide which device work is communication, from its name, arguments, op, and the work around it."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ _MARKED = re.compile(
 
 
 def communication_rows(trace: Trace) -> Bools:
-    """Per row of the kernels whether it is communication with other devices.
+    """Return a mask of the kernels that communicate with other devices.
 
-    A kernel's name counts most. Where it tells nothing, other evidence does: arguments of a collective, an op of
-    communication that launched it, a range of communication ("dispatch(F)") in which it was launched without an op, or
-    a stream whose kernels with telling names all communicate.
+    A kernel's name counts most. If it says nothing, other evidence does: arguments of a collective, a communication op
+    that launched it, a communication range ("dispatch(F)") in which it was launched without an op, or a stream on which
+    all kernels with known names communicate.
     """
     kernels, activity = trace.kernels, trace.activity
     if not len(kernels):
@@ -48,7 +48,7 @@ def communication_rows(trace: Trace) -> Bools:
 
 
 def _no_copies(trace: Trace) -> Bools:
-    """Rows that are neither copies nor fills of memory; an NPU's tasks are of one category."""
+    """Return a mask of rows that are neither copies nor fills of memory; an NPU's tasks have one category."""
     return np.isin(
         trace.kernels.category,
         (KERNEL_CATEGORIES.index("memcpy"), KERNEL_CATEGORIES.index("memset")),
@@ -57,7 +57,7 @@ def _no_copies(trace: Trace) -> Bools:
 
 
 def _of_ops(trace: Trace, name: Ints) -> Bools:
-    """Whether the op that owns each row makes it communication."""
+    """Return a mask of rows that count as communication because of the op that owns them."""
     owner = trace.kernels.owner.astype(np.int64)
     is_op = np.array([is_communication_op(entry.name) for entry in trace.signatures] or [False], bool)
     out = np.zeros(len(owner), bool)
@@ -74,7 +74,7 @@ def _of_ops(trace: Trace, name: Ints) -> Bools:
 
 
 def _in_marked_ranges(trace: Trace, activity: Activity) -> Bools:
-    """Rows without an op that were launched inside of a range that is marked as communication."""
+    """Return a mask of rows without an op that were launched inside a range marked as communication."""
     kernels, calls, notes = trace.kernels, activity.calls, AnnotationTable.of(trace.annotations)
     out = np.zeros(len(kernels), bool)
     if not len(notes) or not len(calls):
@@ -95,7 +95,9 @@ def _in_marked_ranges(trace: Trace, activity: Activity) -> Bools:
 
 
 def _on_streams_of_communication(trace: Trace, known: Bools, unnamed: Bools) -> Bools:
-    """Kernels that no name tells, on streams on which all others communicate, while other streams compute."""
+    """Return a mask of kernels with unknown names on streams where all others communicate, while other streams
+    compute.
+    """
     kernels = trace.kernels
     out = np.zeros(len(kernels), bool)
     if not unnamed.any() or not known.any():

@@ -1,5 +1,5 @@
 # pyright: strict
-"""What keeps the recorded device times of a trace from carrying a headline: clocks that differ, impossible times."""
+"""Reasons why recorded device times cannot support a headline: clocks that differ, impossible times."""
 
 from __future__ import annotations
 
@@ -70,18 +70,18 @@ class Doubts(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def untimed(self) -> bool:
-        """Whether busy and idle time, and what bounds a step, cannot be told."""
+        """Whether busy and idle time, and what bounds a step, are unknown."""
         return self.mistimed or bool(self.holes)
 
 
 def _holes(losses: Mapping[str, int]) -> int:
-    """Return the number of places where bytes are missing; an event that has two process ids or times is one."""
+    """Return the number of places where bytes are missing; an event with two process ids or times is one."""
     joined = max(losses.get(f"duplicate key {key}", 0) for key in ("cat", "ph", "pid", "tid", "ts"))
     return losses.get(HOLE, 0) + joined
 
 
 def clock_offset_us(trace: Trace) -> float:
-    """Return by how much the clocks of host and device differ at least; 0 where nothing shows it."""
+    """Return the smallest possible difference between the clocks of host and device; 0 if nothing shows one."""
     links = trace.info.links
     early = links.before_launch > EARLY_SHARE * links.launched
     return max(links.before_launch_ns if early else 0, links.clocks_apart_ns) / 1e3
@@ -133,7 +133,7 @@ def _displaced(trace: Trace) -> bool:
 
 
 def doubts_of(trace: Trace) -> Doubts:
-    """Return what speaks against the device times of a trace."""
+    """Return the reasons to doubt the device times of a trace."""
     faults = impossible_kernels(trace)
     events = sum(fault.kernels for fault in faults) / max(1, len(trace.kernels))
     matters = max(events, sum(fault.share for fault in faults)) >= LEAST_SHARE

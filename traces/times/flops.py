@@ -64,19 +64,19 @@ def _broadcast(first: Shape, second: Shape) -> list[int]:
 
 
 def attention_flops(query: Shape, key: Shape, value: Shape) -> int:
-    """Return the operations of attention, [..., heads, tokens, width] each; fewer heads of keys are repeated."""
+    """Return the operations of attention on [..., heads, tokens, width]; missing heads of keys are repeated."""
     return 2 * prod(query[:-1]) * key[-2] * (query[-1] + value[-1])
 
 
 def attention_backward_flops(query: Shape, key: Shape, value: Shape) -> int:
-    """Return the operations of the backward pass of attention: the scores once more, and four gradients."""
+    """Return the operations of the backward pass of attention: the scores again, and four gradients."""
     return 2 * prod(query[:-1]) * key[-2] * (3 * query[-1] + 2 * value[-1])
 
 
 def convolution_flops(data: Shape, weight: Shape, result: Shape, *, transposed: bool) -> int:
-    """Return the operations of a convolution: each element of the result meets one filter of one group.
+    """Return the operations of a convolution: each element of the result is computed with one filter of one group.
 
-    Of a transposed one each element of `data` does. The weight's second dimension has the channels of one group.
+    If transposed, each element of `data` is used instead. The weight's second dimension has the channels of one group.
     """
     return 2 * prod(data if transposed else result) * prod(weight[1:])
 
@@ -84,6 +84,9 @@ def convolution_flops(data: Shape, weight: Shape, result: Shape, *, transposed: 
 def convolution_backward_flops(
     gradient: Shape, data: Shape, weight: Shape, *, transposed: bool, wanted: Sequence[bool]
 ) -> int:
-    """Return the operations of a convolution's gradients: as many as forward for that of the data, and for that of the
-    weight, where `wanted` (data, weight, bias) asks for it."""
+    """Return the operations of a convolution's gradients.
+
+    Each requested gradient, of the data and of the weight, takes as many as the forward pass; `wanted` is (data,
+    weight, bias).
+    """
     return sum(wanted[:2]) * convolution_flops(data, weight, gradient, transposed=transposed)

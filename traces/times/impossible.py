@@ -1,5 +1,5 @@
 # pyright: strict
-"""Kernels whose recorded times no device can have had: two at once on one stream, or longer than all else together."""
+"""Find kernels with impossible recorded times: two at once on one stream, or one longer than all others together."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ Kind = Literal["recorded twice", "longer than all else", "overlaps another of it
 
 
 class Impossible(msgspec.Struct, frozen=True, kw_only=True):
-    """Kernels of a trace with one such fault."""
+    """The kernels of a trace that share one fault."""
 
     kind: Kind
     kernels: int
@@ -84,7 +84,9 @@ def outlying_kernel(trace: Trace) -> Outlier | None:
 
 
 def impossible_kernels(trace: Trace) -> tuple[Impossible, ...]:
-    """What is wrong with recorded device times, each kernel counted once; nothing of an NPU, whose tasks may nest."""
+    """Return what is wrong with recorded device times, each kernel counted once; empty for NPUs, whose tasks may
+    nest.
+    """
     table = trace.kernels
     total = int(table.dur_ns.sum(dtype=np.int64))
     if trace.info.dialect == "ascend" or not total or not trace.info.starts_recorded:
@@ -120,10 +122,10 @@ def impossible_kernels(trace: Trace) -> tuple[Impossible, ...]:
 def _dependent_launches(
     stream: np.ndarray, name: np.ndarray, start: np.ndarray, end: np.ndarray, latest_end: np.ndarray, over: np.ndarray
 ) -> np.ndarray:
-    """Return a mask of the overlaps that programmatic dependent launches (Hopper and later) explain; by stream, start.
+    """Return a mask of overlaps that programmatic dependent launches (Hopper and later) explain; by stream and start.
 
-    Such a kernel begins while the one ahead runs, waits for it, and ends after it. It overlaps no other, and seldom one
-    of its own name, as kernels do whose recordings were merged.
+    Such a kernel begins while the previous one runs, waits for it, and ends after it. It overlaps no other kernel, and
+    rarely one of its own name, unlike kernels of merged recordings.
     """
     over_two = np.append(False, latest_end[:-1] > start[1:] + NOTABLE_NS)
     waits = over & (end > latest_end) & ~over_two
@@ -135,7 +137,7 @@ def _dependent_launches(
 
 
 def _latest_end_before(stream: np.ndarray, end: np.ndarray) -> np.ndarray:
-    """When the kernels before each one, of its stream, have ended; of kernels by stream and start."""
+    """Return, for kernels sorted by stream and start, when all earlier kernels of the stream have ended."""
     before = np.full(len(end), np.iinfo(np.int64).min)
     bounds = [0, *(np.flatnonzero(np.diff(stream)) + 1).tolist(), len(end)]
     for first, after in pairwise(bounds):

@@ -1,8 +1,8 @@
 # pyright: strict
-"""What kind of work a kernel or an op does: GEMM, attention, elementwise, communication, ...
+"""The class of work of a kernel or an op: GEMM, attention, elementwise, communication, ...
 
-The op that owns a kernel tells it, as a copy that a product makes is part of the product; the kernel's name where the
-op does not: a layer of experts and a compiled region do work of several kinds.
+It follows from the op that owns a kernel, since a copy made by a product is part of the product. The kernel's name
+decides if the op does not: an expert layer or a compiled region does several kinds of work.
 """
 
 from __future__ import annotations
@@ -73,10 +73,10 @@ _NODES = ("autograd::engine::", "torch::autograd::")
 
 @lru_cache(maxsize=65536)
 def class_of(name: str) -> str:
-    """The class of a kernel ("ampere_bf16_s16816gemm_...", "Memcpy DtoD") by its name alone.
+    """Return the class of a kernel ("ampere_bf16_s16816gemm_...", "Memcpy DtoD") from only its name.
 
-    A Triton kernel counts as what its name says where inductor or an author wrote it there ("triton_red_fused__softmax"
-    is "softmax"), else as "Triton". What no name tells is "other".
+    A Triton kernel has the class that its name gives if inductor or an author wrote one ("triton_red_fused__softmax" is
+    "softmax"), else "Triton". Unknown names are "other".
     """
     if is_communication(name):
         return "communication"
@@ -89,7 +89,9 @@ def class_of(name: str) -> str:
 
 @lru_cache(maxsize=65536)
 def class_of_op(name: str) -> str:
-    """The class of an op ("aten::addmm") by its name; "other" for labels, nodes of autograd, and layers of experts."""
+    """Return the class of an op ("aten::addmm") from its name; "other" for labels, autograd nodes, and expert
+    layers.
+    """
     if is_communication_op(name):
         return "communication"
     is_op = "::" in name and not name.startswith(_NODES)
@@ -99,15 +101,15 @@ def class_of_op(name: str) -> str:
 
 
 def is_layer_of_experts(op: str) -> bool:
-    """Whether the op is a whole layer, whose weights are several matrices an expert."""
+    """Check whether the op is a whole expert layer, with several weight matrices per expert."""
     return _LAYERS.search(op.rpartition("::")[2]) is not None
 
 
 def class_of_work(op: str, kernel: str) -> str:
-    """The class of a kernel that an op launched; "" for an op that is not known.
+    """Return the class of a kernel launched by an op; `op` is "" if unknown.
 
-    A kernel of communication is that whatever launched it. An op of communication tells the class of kernels whose
-    names tell none; its copies and casts stay what they are.
+    A communication kernel is communication whatever launched it. A communication op gives its class to kernels with
+    unknown names; its copies and casts keep their own class.
     """
     of_kernel, of_op = class_of(kernel), class_of_op(op)
     if of_kernel == "communication" or of_op == "other":
@@ -116,5 +118,5 @@ def class_of_work(op: str, kernel: str) -> str:
 
 
 def tells_nothing(kernel: str) -> bool:
-    """Whether a kernel's name is no evidence against communication: of no known class, and of no library of kernels."""
+    """Check that a kernel's name is no evidence against communication: no known class and no known kernel library."""
     return class_of(kernel) in ("other", "reduction", "Triton") and not computes(kernel)

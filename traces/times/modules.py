@@ -1,7 +1,7 @@
 # pyright: strict
-"""Which torch.nn module each op ran in, from the Python stack that `with_stack=True` records; a pass of its own.
+"""Find the torch.nn module in which each op ran, from the Python stack that `with_stack=True` records.
 
-The reader leaves Python functions out, as they are most of such a file and say nothing of ops. Owns this search alone.
+This is a separate pass, since the reader skips Python functions, which are most of such a file.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ Call = tuple[str, tuple[str, str], float, float]
 
 
 def modules_of_ops(trace: Trace, path: str, *, limits: Limits) -> Sequence[str]:
-    """Per op the classes of the modules around it, "Bert/BertLayer/Linear", "" for none; () where none is recorded.
+    """Return each op's enclosing module classes, "Bert/BertLayer/Linear", "" for none; () if no module is recorded.
 
-    All instances of a class count as one. Raises TraceError where the file can no longer be read.
+    All instances of a class count as one. Raises TraceError if the file can no longer be read.
     """
     by_track: dict[tuple[str, str], list[Call]] = defaultdict(list)
     for call in islice(_calls(path, limits), MAX_MODULES):
@@ -58,7 +58,7 @@ def modules_of_ops(trace: Trace, path: str, *, limits: Limits) -> Sequence[str]:
 
 
 def _paths(names: list[str], start: np.ndarray, dur: np.ndarray) -> list[str]:
-    """The names of the calls around each call and its own, outermost first."""
+    """Return the names of the calls around each call and its own, outermost first."""
     rows, parents = nest(np.arange(len(names)), start, dur)
     paths: list[str] = [""] * len(names)
     pairs: Iterable[tuple[int, int]] = zip(rows.tolist(), parents.tolist(), strict=True)
@@ -70,7 +70,7 @@ def _paths(names: list[str], start: np.ndarray, dur: np.ndarray) -> list[str]:
 
 
 def _calls(path: str, limits: Limits) -> Iterator[Call]:
-    """Calls of modules in file order; an event that lacks a time or a thread is left out."""
+    """Yield module calls in file order; events without a time or a thread are skipped."""
     with Source(path, limits) as source:
         buffer, tail, begin = memoryview(bytearray(CHUNK)), b"", 0
         while n := source.readinto(buffer):
@@ -83,7 +83,7 @@ def _calls(path: str, limits: Limits) -> Iterator[Call]:
 
 
 def _event_around(text: bytes, match: re.Match[bytes]) -> bytes:
-    """The text of the event whose name this is, as far as it is there."""
+    """Return the available text of the event whose name matched."""
     opened = max(0, text.rfind(b"{", max(0, match.start() - SPAN), match.start()))
     around = text[opened : match.end() + SPAN]
     closed = around.find(b"}", match.end() - opened)
@@ -91,7 +91,7 @@ def _event_around(text: bytes, match: re.Match[bytes]) -> bytes:
 
 
 def _parsed_calls(text: bytes, begin: int, edge: int) -> Iterator[Call]:
-    """The events whose name begins from `begin` on and before `edge`."""
+    """Yield the events whose name begins at or after `begin` and before `edge`."""
     if text.find(_MARK) < 0:
         return
     for match in _NAME.finditer(text):

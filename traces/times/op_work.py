@@ -1,12 +1,12 @@
 # pyright: strict
-"""Work that the recorded sizes of a call tell: floating-point operations of products, bytes of arguments and results.
+"""Work of a call from its recorded sizes: floating-point operations of products, bytes of arguments and results.
 
-Formulas: a product [m, k] x [k, n] is 2 m n k operations; attention is two products over all pairs of tokens, halved
-where the call says that it is causal; of packed or paged sequences it is told where their number and the longest of
-them tell the length of each. A layer of experts multiplies each token with the matrices of its experts. A convolution
-is 2 operations for each weight of a filter and element of the result, and as many again for each gradient. Bytes
-count each argument once and the result where its size follows; of a cache, the pages that are read or written. An op
-that finds weights or caches elsewhere than in its arguments tells neither.
+Formulas: a product [m, k] x [k, n] is 2 m n k operations; attention is two products over all pairs of tokens, halved if
+the call is causal; for packed or paged sequences it is known if their number and the longest one determine each length.
+An expert layer multiplies each token with the matrices of its experts. A convolution is 2 operations for each weight of
+a filter and element of the result, and as many again for each gradient. Bytes count each argument once, and the result
+if its size follows; of a cache, the pages that are read or written. The work of an op whose weights or caches are not
+among its arguments is unknown.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ ATTENTION: dict[str, tuple[int, bool]] = {
 
 
 class Packed(msgspec.Struct, frozen=True, kw_only=True):
-    """Places of the arguments of attention over sequences of several lengths, [tokens, heads, width] each."""
+    """Argument positions of attention over sequences of several lengths, [tokens, heads, width] each."""
 
     starts: int
     """Where each sequence starts, and the end: one more than there are."""
@@ -138,7 +138,7 @@ Shapes = list[tuple[int, ...]]
 
 
 class CallWork(msgspec.Struct, frozen=True, kw_only=True):
-    """Of one call."""
+    """The work of one call."""
 
     flops: float | None
     """None where the recorded sizes do not tell."""
@@ -148,9 +148,9 @@ class CallWork(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def work_of(signature: OpSignature, element_bytes: int | None = None) -> CallWork:
-    """What one call of a recorded op does, as far as its sizes tell.
+    """Return the work of one call of a recorded op, as far as its sizes determine it.
 
-    `element_bytes` are those of the elements of lists of tensors, where a caller knows and the signature does not.
+    `element_bytes` is the element size in lists of tensors, if the caller knows it and the signature does not.
     """
     shapes, dtypes = _tensors(signature)
     base = signature.name.rpartition("::")[2].split(".")[0]
@@ -176,7 +176,7 @@ def work_of(signature: OpSignature, element_bytes: int | None = None) -> CallWor
 def _by_sizes(
     base: str, shapes: Shapes, dtypes: list[str], signature: OpSignature
 ) -> tuple[float | None, float | None]:
-    """(operations, bytes) of an op that reads its arguments once and writes its result."""
+    """Return (operations, bytes) of an op that reads its arguments once and writes its result."""
     kind = class_of_op(signature.name)
     flops, result = _products(base, shapes, signature)
     if kind == "indexing and sorting" or (kind == "attention" and flops is None):
@@ -193,7 +193,7 @@ def _by_sizes(
 
 
 def _joined_bytes(signature: OpSignature, element_bytes: int | None) -> float | None:
-    """Read and written of the tensors of the first list; None where their types are not known."""
+    """Return the bytes read and written for the tensors of the first list; None if their types are unknown."""
     dims, spelled = (signature.dims or ((),))[0], (signature.list_types or ((),))[0]
     if not dims or not all(map(_is_shape, dims)):
         return None
@@ -205,7 +205,7 @@ def _joined_bytes(signature: OpSignature, element_bytes: int | None) -> float | 
 
 
 def _cached(shapes: Shapes, dtypes: list[str]) -> float:
-    """Bytes of what is read and written to a cache, in the cache's type; slots beyond the tokens are padding."""
+    """Return the bytes read and written to a cache, in the cache's type; slots beyond the tokens are padding."""
     slots = [shape[0] for shape, dtype in zip(shapes, dtypes, strict=True) if dtype == "int64" and len(shape) == 1]
     tokens = min((shapes[0] or (0,))[0], *slots) if slots else (shapes[0] or (0,))[0]
     elements = sum(tokens * prod(shape[1:]) for shape in shapes[:2])
@@ -214,7 +214,7 @@ def _cached(shapes: Shapes, dtypes: list[str]) -> float:
 
 
 def _packed(signature: OpSignature, at: Packed) -> tuple[float | None, float | None]:
-    """(operations, bytes) of attention over packed sequences."""
+    """Return (operations, bytes) of attention over packed sequences."""
     query, keys, values, starts = (_shape(signature, place) for place in (0, 1, 2, at.starts))
     if not all((query, keys, values, starts)) or len(keys) not in (3, 4):
         return None, None
@@ -239,7 +239,7 @@ def _packed(signature: OpSignature, at: Packed) -> tuple[float | None, float | N
 def _keys_read(
     signature: OpSignature, at: Packed, keys: tuple[int, ...], sequences: int, known: int | None
 ) -> int | None:
-    """Tokens whose keys are read: all where they are no cache; else by the `known` length of each, or the pages."""
+    """Return how many tokens' keys are read: all without a cache, else from the `known` lengths, or from the pages."""
     if at.pages is None and not _shape(signature, at.table):
         return keys[0]
     if known is not None:
@@ -249,7 +249,7 @@ def _keys_read(
 
 
 def _decoding(signature: OpSignature, at: int, longest_at: int) -> tuple[float | None, float | None]:
-    """(operations, bytes) of attention of one token; of several the lengths are in no argument."""
+    """Return (operations, bytes) of attention for one new token; for several, the lengths are not in the arguments."""
     query, keys, longest = _shape(signature, at), _shape(signature, at + 1), _integer(signature, longest_at)
     if len(query) != 3 or len(keys) < 2 or query[0] != 1 or longest is None:
         return None, None
@@ -258,8 +258,7 @@ def _decoding(signature: OpSignature, at: int, longest_at: int) -> tuple[float |
 
 
 def _experts(shapes: Shapes) -> float | None:
-    """Operations of a layer of experts whose matrices are arguments: tokens first, then the weights, then scores of the
-    experts that each token goes to."""
+    """Return the operations of an expert layer with its matrices as arguments: tokens, weights, then expert scores."""
     weights = [shape for shape in shapes if len(shape) == 3][:2]
     chosen = next((shape for shape in shapes[1:] if len(shape) == 2 and shape[0] == shapes[0][0]), None)
     if len(weights) != 2 or chosen is None or len(shapes[0]) != 2:
@@ -271,7 +270,7 @@ def _experts(shapes: Shapes) -> float | None:
 
 
 def _integer(signature: OpSignature, place: int | None) -> int | None:
-    """The recorded value of an argument, where it is a whole number."""
+    """Return the recorded value of an argument if it is a whole number."""
     value = None if place is None else _argument(signature, place)
     return value if isinstance(value, int) and not isinstance(value, bool) else None
 
@@ -281,19 +280,19 @@ def _is_shape(dims: object) -> TypeGuard[tuple[int, ...]]:
 
 
 def _shape(signature: OpSignature, place: int | None) -> tuple[int, ...]:
-    """Of a tensor argument; () where there is none."""
+    """Return the shape of a tensor argument; () if there is none."""
     dims = signature.dims or ()
     sizes = dims[place] if place is not None and place < len(dims) else ()
     return sizes if _is_shape(sizes) else ()
 
 
 def _item(signature: OpSignature, place: int) -> int:
-    """Bytes of an element of a tensor argument."""
+    """Return the bytes per element of a tensor argument."""
     return ITEMSIZE_BYTES.get(torch_dtype_name((signature.types or ())[place]) or "", 1)
 
 
 def _tensors(signature: OpSignature) -> tuple[Shapes, list[str]]:
-    """Shapes and dtypes of the tensors, without those of lists."""
+    """Return shapes and dtypes of the tensors, without those in lists."""
     shapes: Shapes = []
     dtypes: list[str] = []
     for dims, spelled in zip(signature.dims or (), signature.types or (), strict=False):
@@ -305,7 +304,7 @@ def _tensors(signature: OpSignature) -> tuple[Shapes, list[str]]:
 
 
 def _products(base: str, shapes: Shapes, signature: OpSignature) -> tuple[float | None, int | None]:
-    """(operations, elements of the result) of a product or of attention; None where it is neither."""
+    """Return (operations, elements of the result) of a product or of attention; None if it is neither."""
     rule = next((rule for bases, rule in RULES if base in bases), None)
     flops, result = (None, None) if rule is None else rule(base, shapes, signature)
     return None if flops is None else flops * complex_factor(_tensors(signature)[1]), result
@@ -472,7 +471,7 @@ RULES = (
 def _window_places(
     sizes: tuple[int, ...], widths: Literal, stride: Literal, padding: Literal, dilation: Literal, *, up: bool = False
 ) -> list[int] | None:
-    """How many places a window has along each dimension, `up` rounded up; None where the arguments do not tell."""
+    """Return the number of window positions in each dimension; with `up`, rounded up. None if arguments are missing."""
     counts: list[int] = []
     for dim, size in enumerate(sizes):
         width, step, pad, far = (_of_dim(values, dim) for values in (widths, stride, padding, dilation))
@@ -486,13 +485,13 @@ def _window_places(
 
 
 def _argument(signature: OpSignature, place: int) -> Literal:
-    """The recorded value of an argument; None where there is none."""
+    """Return the recorded value of an argument; None if there is none."""
     concrete = signature.concrete or ()
     return parse_literal(concrete[place]) if place < len(concrete) else None
 
 
 def _of_dim(values: Literal, dim: int) -> int | None:
-    """Of a list with one entry a dimension, or one for all."""
+    """Return the entry for a dimension from a list with one entry per dimension, or one for all."""
     if not isinstance(values, list) or not values:
         return None
     value = values[dim] if dim < len(values) else values[0]

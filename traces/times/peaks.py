@@ -1,5 +1,5 @@
 # pyright: strict
-"""Peak rates of recorded devices, from the vendors' datasheets: without sparsity, of one device as torch sees it."""
+"""Peak rates of recorded devices from the vendors' datasheets: without sparsity, for one device as torch sees it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ TF32 = "tf32"
 
 
 class Peak(msgspec.Struct, frozen=True, kw_only=True):
-    """What a device can do at most."""
+    """The peak rates of a device."""
 
     device: str
     tflops: dict[str, float]
@@ -27,7 +27,7 @@ class Peak(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def _half(device: str, half: float, tf32: float | None, single: float, memory: float, cache: int = 256) -> Peak:
-    """Of a device whose bfloat16 is as fast as its float16; `cache` in MiB."""
+    """Return the peak of a device with equal bfloat16 and float16 rates; `cache` in MiB."""
     tflops = {"float16": half, "bfloat16": half, **({} if tf32 is None else {TF32: tf32}), "float32": single}
     return Peak(device=device, tflops=tflops, gb_per_s=memory, cache_mib=cache)
 
@@ -76,24 +76,24 @@ _OTHER_UNITS = re.compile(r"f16|simt")
 
 
 def is_tf32(kernel: str) -> bool:
-    """Whether the name of a kernel that multiplies float32 says that it does so in TF32 (or AMD's XF32)."""
+    """Check whether the name of a float32 matrix kernel says that it uses TF32 (or AMD's XF32)."""
     lower = kernel.lower()
     by_units = _MATRIX_UNITS.search(lower) is not None and _OTHER_UNITS.search(lower) is None
     return by_units or _TF32.search(lower) is not None
 
 
 def peak_of(names: tuple[str, ...]) -> Peak | None:
-    """The peak of the recorded device, None where it is not known or several kinds were recorded."""
+    """Return the peak of the recorded device; None if it is unknown or several kinds were recorded."""
     matches = [next((peak for word, peak in PEAKS if _is_named(word, name)), None) for name in names]
     return matches[0] if matches and all(match == matches[0] for match in matches) else None
 
 
 def peak_named(name: str) -> Peak:
-    """The peak of the device that a user names. Raises UsageError for one that is in no table."""
+    """Return the peak of the named device. Raises UsageError for an unknown one."""
     peak = peak_of((name,))
     if peak is None:
         known = ", ".join(word for word, _ in PEAKS)
-        raise UsageError(f"no peak is known of {name!r}", hint=f"These are: {known}.")
+        raise UsageError(f"the peak of {name!r} is unknown", hint=f"Known devices: {known}.")
     return peak
 
 

@@ -1,5 +1,5 @@
 # pyright: strict
-"""Device rows whose recorded times lie nowhere near the recording: time 0, another epoch, another unit; on columns."""
+"""Find device rows with times far from the recording (time 0, another epoch, another unit), working on columns."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ FAR_OUTSIDE = "device event far outside of the recording"
 
 
 def misplaced(start: Array, dur: Array, host_start: Array, host_end: Array) -> dict[str, Array]:
-    """Return masks of the device rows that cannot have run when they say, by reason; times in nanoseconds.
+    """Return masks of the device rows that cannot have run at their recorded time, by reason; times in nanoseconds.
 
-    Rows at time 0, where the host recorded nothing near it: CUPTI writes 0 where it has no time. Rows minutes away from
-    all that the host recorded, unless most are that far and lie as close together as what the host did: then only the
+    These are rows at time 0 if the host recorded nothing near it (CUPTI writes 0 for a missing time), and rows minutes
+    away from everything on the host, unless most are that far and as close together as the host's events: then only the
     clocks differ.
     """
     out: dict[str, Array] = {}

@@ -1,5 +1,5 @@
 # pyright: strict
-"""All steps of a trace side by side, and how kernels are launched: what to look at before one step; sums alone."""
+"""Compare all steps of a trace, and how kernels are launched, before looking at one step."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SHORT_US = 10.0
 
 
 class StepRow(msgspec.Struct, frozen=True, kw_only=True):
-    """One marked step; microseconds."""
+    """One marked step; times in microseconds."""
 
     name: str
     start_us: float
@@ -42,7 +42,7 @@ class StepRow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LaunchRow(msgspec.Struct, frozen=True, kw_only=True):
-    """All launches of one kernel, copy or fill whose launching calls are recorded; microseconds."""
+    """All launches of one kernel, copy or fill whose launching calls are recorded; times in microseconds."""
 
     name: str
     launches: int
@@ -71,7 +71,7 @@ class StepTable(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LaunchTable(msgspec.Struct, frozen=True, kw_only=True):
-    """By kernel, most time first."""
+    """Launches by kernel, most time first."""
 
     by: Literal["launch"] = "launch"
     launches: int
@@ -84,7 +84,7 @@ class LaunchTable(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def step_table(trace: Trace) -> StepTable:
-    """Every marked step of a trace that was read with its activity. Raises NothingRan where none is marked."""
+    """Return every marked step of a trace read with its activity. Raises NothingRan if none is marked."""
     steps = steps_of(trace)
     if not steps:
         raise NothingRan(
@@ -116,10 +116,10 @@ def step_table(trace: Trace) -> StepTable:
 
 
 def launch_table(trace: Trace) -> LaunchTable:
-    """How the device work of a trace that was read with its activity was launched.
+    """Return how the device work of a trace read with its activity was launched.
 
-    Of an NPU whose profile has no calls the moments that its arrows lead from. Raises NothingRan where no device work
-    has a recorded launch.
+    For an NPU profile without calls, the starts of arrows are used. Raises NothingRan if no device work has a recorded
+    launch.
     """
     kernels, (rows, calls) = trace.kernels, _linked(trace)
     # Kernels of a graph share the call that launched it.
@@ -133,8 +133,8 @@ def launch_table(trace: Trace) -> LaunchTable:
         call_us, launched_us = None, launched_ns / 1e3
     if not len(rows):
         raise NothingRan(
-            f"{trace.info.path} holds no device work with the calls that launched it",
-            hint="Record with ProfilerActivity.CPU and that of the device.",
+            f"{trace.info.path} contains no device work with the calls that launched it",
+            hint="Record with ProfilerActivity.CPU and the device's activity.",
         )
     dur_us = kernels.dur_ns[rows].astype(np.float64) / 1e3
     doubts = doubts_of(trace)
@@ -160,7 +160,7 @@ def launch_table(trace: Trace) -> LaunchTable:
 
 
 def launch_queue(trace: Trace, start_ns: int, end_ns: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-    """(ns, device work that is launched and has not begun) at the start of a time and at each change in it."""
+    """Return (ns, launched device work that has not begun) at the start of an interval and at each change in it."""
     (rows, calls), activity = _linked(trace), trace.activity
     if activity is None or not len(rows):
         return np.empty(0, np.int64), np.empty(0, np.int64)
@@ -177,7 +177,7 @@ def launch_queue(trace: Trace, start_ns: int, end_ns: int) -> tuple[npt.NDArray[
 
 
 def _launched_ns(trace: Trace) -> npt.NDArray[np.int64]:
-    """When each row of `Trace.kernels` was launched: by its call, else within the op that owns it; -1 unknown."""
+    """Return when each row of `Trace.kernels` was launched, from its call or else its owning op; -1 if unknown."""
     owner = trace.kernels.owner
     launched = np.full(len(owner), -1, np.int64)
     launched[owner >= 0] = trace.ops.start_ns[owner[owner >= 0]]
@@ -188,7 +188,7 @@ def _launched_ns(trace: Trace) -> npt.NDArray[np.int64]:
 
 
 def _linked(trace: Trace) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-    """(rows of `Trace.kernels`, of the calls that launched them) where a correlation links both."""
+    """Return (rows of `Trace.kernels`, rows of the calls that launched them) if a correlation links both."""
     if trace.activity is None or not len(trace.kernels):
         return np.empty(0, np.int64), np.empty(0, np.int64)
     calls, wanted = trace.activity.calls.correlation, trace.activity.correlation

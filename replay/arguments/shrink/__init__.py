@@ -1,2 +1,2 @@
 # pyright: strict
-"""Ops over the memory budget, made smaller."""
+"""Shrink ops that exceed the memory budget."""

@@ -36,9 +36,9 @@ UNSIZED = frozenset(
 
 
 def with_smaller_view(op: ReplayOp, limit_bytes: int) -> tuple[ReplayOp, tuple[Assumption, ...]]:
-    """A view of a smaller tensor that needs `limit_bytes` at most, and a note; else the op as it is.
+    """Return a view of a smaller tensor that needs at most `limit_bytes`, and a note; the op unchanged if that fails.
 
-    The outermost dimension that suffices is cut, in the tensor and in the sizes that the call asks for.
+    The outermost dimension that suffices is cut, in the base tensor and in the sizes that the call requests.
     """
     short = op.name.removeprefix("aten::")
     base = op.args[0].tensors[0] if op.args and op.args[0].type == "Tensor" and op.args[0].tensors else None
@@ -56,7 +56,9 @@ def with_smaller_view(op: ReplayOp, limit_bytes: int) -> tuple[ReplayOp, tuple[A
 
 
 def _places(op: ReplayOp, short: str, base: TensorMeta, dim: int) -> Iterator[tuple[int | None, int]]:
-    """(dimension of the asked sizes that shrinks with `dim` or None, what the size kept must be a multiple of)."""
+    """Yield (dimension of the requested sizes that shrinks with `dim`, or None; the multiple that the kept size must
+    be).
+    """
     size, values = base.shape[dim], op.values
     if size < 2:
         return
@@ -79,7 +81,9 @@ def _places(op: ReplayOp, short: str, base: TensorMeta, dim: int) -> Iterator[tu
 
 
 def _cut(op: ReplayOp, base: TensorMeta, dim: int, at: int | None, unit: int, pieces: int) -> ReplayOp:
-    """The call with `pieces` of `unit` in dimension `dim`, and what is asked for at `at` smaller alike."""
+    """Return the call with `pieces` of `unit` in dimension `dim`, and with the size requested at `at` reduced to
+    match.
+    """
     length = pieces * unit
     small = resized(base, (*base.shape[:dim], length, *base.shape[dim + 1 :]))
     if at is None:
@@ -105,7 +109,7 @@ def _with(op: ReplayOp, base: TensorMeta, values: dict[str, Any]) -> ReplayOp:
 
 
 class Fitted(msgspec.Struct, frozen=True, kw_only=True):
-    """An op as it can be run."""
+    """An op as it can run within the budget."""
 
     op: ReplayOp
     part: float = 1.0
@@ -114,9 +118,9 @@ class Fitted(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def fitted(op: ReplayOp, limit_bytes: int, max_flops: float = math.inf) -> Fitted:
-    """`op` so that it needs no more than `limit_bytes`, where that can be done; unchanged where it fits or cannot.
+    """Shrink `op` to at most `limit_bytes` if that is possible; return it unchanged if it fits or cannot shrink.
 
-    A product of more than `max_flops` floating-point operations runs on some of its slices as well.
+    A product of more than `max_flops` floating-point operations also runs on only some of its slices.
     """
     need, flops = need_of(op).total, product_flops(op)
     if need <= limit_bytes and flops <= max_flops:
@@ -133,7 +137,7 @@ def fitted(op: ReplayOp, limit_bytes: int, max_flops: float = math.inf) -> Fitte
 
 
 def _in_part(op: ReplayOp, limit_bytes: int, max_flops: float, why: str) -> Fitted:
-    """`op` on some of its slices, or as it is where it has none."""
+    """Return `op` on some of its slices, or unchanged if it cannot be sliced."""
     best_cut = sliced(op, lambda smaller: need_of(smaller).total <= limit_bytes and product_flops(smaller) <= max_flops)
     if best_cut is None:
         return Fitted(op=op)

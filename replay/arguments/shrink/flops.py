@@ -1,5 +1,7 @@
 # pyright: strict
-"""Products that would take a CPU too long: their floating-point operations, counted from metadata. Knows no torch."""
+"""Count the floating-point operations of products from metadata, to find those too slow for a CPU. Does not import
+torch.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,7 @@ _PRODUCTS = {
 
 
 def bearable_flops(threads: int) -> float:
-    """The most floating-point operations that one call may have on this many threads of a CPU."""
+    """Return the largest number of floating-point operations that one call may have on a CPU with this many threads."""
     return PATIENCE_S * FLOPS_PER_THREAD * max(1, threads)
 
 

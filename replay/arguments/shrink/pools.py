@@ -1,8 +1,8 @@
 # pyright: strict
-"""Pools that a call reads or writes only in places: KV caches and embedding tables, cut down to what fits.
+"""Cut KV caches and embedding tables, of which a call touches only some rows, down to the memory budget.
 
-Owns which arguments are such pools. What lies in a pool is addressed by indices that initializers make from the
-tensors' shapes, so that fewer rows stay in range.
+This module decides which arguments are such pools. Initializers derive indices from the tensors' shapes, so indices
+into a pool with fewer rows stay in range.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from opreplay.traces.model import TensorMeta
 
 
 def names(text: str) -> tuple[str, ...]:
-    """Names with spaces between them."""
+    """Split a string of names at spaces."""
     return tuple(text.split())
 
 
@@ -61,10 +61,11 @@ MAX_DIM_OF_STACK = 2
 
 
 def with_smaller_pools(op: ReplayOp, limit_bytes: int) -> tuple[ReplayOp, tuple[Assumption, ...]]:
-    """The op with fewer rows in its pools so that it needs `limit_bytes` at most, and a note for each; else as is.
+    """Return the op with fewer rows in its pools so that it needs at most `limit_bytes`, and a note for each pool.
 
-    All pools of a call keep the same number of rows. There are at least as many as the call names at once (for caches:
-    as it has sequences; the initializer says how often a block is used when tables name more).
+    The op is returned unchanged if that is not possible. All pools of a call keep the same number of rows: at least as
+    many as the call uses at once. A cache keeps at least one row per sequence; if block tables name more rows than
+    that, the initializer says how often a block is reused.
     """
 
     def fits(smaller: ReplayOp) -> bool:
@@ -84,7 +85,7 @@ def with_smaller_pools(op: ReplayOp, limit_bytes: int) -> tuple[ReplayOp, tuple[
 
 
 def largest_fitting(low: int, high: int, cut: Callable[[int], ReplayOp], fits: Callable[[ReplayOp], bool]) -> int:
-    """The largest number below `high` that an op can be cut to and fits; `low` where none above it does."""
+    """Return the largest size below `high` to which the op can be cut and that fits; `low` if no larger one fits."""
     while high - low > 1:
         middle = (low + high) // 2
         low, high = (middle, high) if fits(cut(middle)) else (low, middle)
@@ -92,12 +93,12 @@ def largest_fitting(low: int, high: int, cut: Callable[[int], ReplayOp], fits: C
 
 
 def single_tensors(op: ReplayOp) -> dict[str, TensorMeta]:
-    """Tensors by argument name, without lists."""
+    """Return the tensor arguments by name, without tensor lists."""
     return {arg.name: arg.tensors[0] for arg in op.args if arg.type == "Tensor" and arg.tensors and arg.tensors[0]}
 
 
 def pools_of(op: ReplayOp) -> dict[str, int]:
-    """Name of each pool → the dimension that counts its rows."""
+    """Map the name of each pool to the dimension that counts its rows."""
     tensors = single_tensors(op)
     if op.name in TABLES:
         return _table(op, *TABLES[op.name])
@@ -134,7 +135,7 @@ def _block_dim(meta: TensorMeta) -> int:
 
 
 def _rows_needed(op: ReplayOp) -> int:
-    """The least number of rows that leaves the call what it was."""
+    """Return the smallest number of rows that does not change the work of the call."""
     values, tensors = op.values, single_tensors(op)
     if op.name == "aten::gather":
         # One index for each column: no more rows than the index has.
@@ -167,18 +168,17 @@ def _cut_argument(arg: ReplayArg, dim: int, rows: int) -> ReplayArg:
 
 
 def resized(meta: TensorMeta, shape: tuple[int, ...]) -> TensorMeta:
-    """A dense tensor of another size; its dimensions keep their order in memory."""
+    """Return a dense tensor of another size whose dimensions keep their order in memory."""
     return in_new_memory(meta, shape, None if meta.strides is None else dense_strides(shape, meta.strides))
 
 
 def in_new_memory(meta: TensorMeta, shape: tuple[int, ...], strides: tuple[int, ...] | None) -> TensorMeta:
-    """A tensor in a memory of its own: where it begins in the recorded one, and what else lies there, is as large as
-    that."""
+    """Return the tensor in a memory of its own, just large enough; the recorded offset and neighbours are dropped."""
     return msgspec.structs.replace(meta, shape=shape, strides=strides, storage_offset=0, storage=None)
 
 
 def dense_strides(shape: tuple[int, ...], strides: tuple[int, ...]) -> tuple[int, ...]:
-    """Strides without gaps that keep the order of dimensions in memory; a stride of 0 stays one."""
+    """Return strides without gaps that keep the order of dimensions in memory; a stride of 0 stays 0."""
     dense = [0] * len(shape)
     step = 1
     for dim in sorted(range(len(shape)), key=lambda d: (strides[d], -d)):
@@ -189,7 +189,7 @@ def dense_strides(shape: tuple[int, ...], strides: tuple[int, ...]) -> tuple[int
 
 
 def _outputs(op: ReplayOp, pools: dict[str, int]) -> tuple[TensorMeta | None, ...] | None:
-    """Results of an op that gives back a pool itself are as small as that: not counted twice."""
+    """Shrink results that are the pool itself, so that they are not counted twice."""
     if op.outputs is None:
         return None
     whole = {_meta(op, name).shape for name in pools if any(a.name == name and a.mutated for a in op.args)}

@@ -1,8 +1,8 @@
 # pyright: strict
-"""Ops that compute slices of their tensors independently: on some of the slices, so that they fit a memory budget.
+"""Run ops that compute slices independently on some of their slices, so that they fit a memory budget.
 
-Owns which dimension of which op may be cut: one along which nothing is added up, sorted or shared, so that time is
-proportional to what is left of it. Knows no torch; an op that is not listed here is never cut.
+This module decides which dimension of which op may be cut: one along which nothing is summed, sorted or shared, so that
+time is proportional to what is left. Ops that are not listed here are never cut. Does not import torch.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ Shape = tuple[int, ...]
 
 
 class Cut(msgspec.Struct, frozen=True, kw_only=True):
-    """A dimension of the work that can be cut: where it is in each argument and in the results."""
+    """A dimension of the work that can be cut, with its position in each argument and result."""
 
     size: int
     dims: dict[str, int]
@@ -41,9 +41,9 @@ Fits = Callable[[ReplayOp], bool]
 
 
 def sliced(op: ReplayOp, fits: Fits) -> tuple[ReplayOp, float, str] | None:
-    """(the op on as many slices as fit, their share of the work, what was cut), or None where that cannot be done.
+    """Return the op on as many slices as fit, their share of the work, and a note; None if no cut fits.
 
-    Of several dimensions the one is cut that leaves the largest share.
+    If several dimensions can be cut, the cut that keeps the largest share is used.
     """
     rule = RULES.get(op.name.partition("::")[2] if op.name.startswith("aten::") else op.name)
     best: tuple[ReplayOp, float, str] | None = None
@@ -94,7 +94,7 @@ def _named(op: ReplayOp, *names: str) -> dict[str, TensorMeta]:
 
 
 def _pointwise(op: ReplayOp) -> Iterator[Cut]:
-    """All tensors broadcast together: cut along any dimension that the widest has, counted from the end."""
+    """Cut tensors that broadcast together along any dimension of the widest one, counted from the end."""
     tensors = single_tensors(op)
     if not tensors or any(arg.type == "Tensor[]" for arg in op.args):
         return
@@ -108,7 +108,7 @@ def _pointwise(op: ReplayOp) -> Iterator[Cut]:
 
 
 def _dimensions(op: ReplayOp, names: tuple[str, ...], rank: int) -> set[int]:
-    """Those that the first of the arguments `names` says, from 0 on; none where it says no such dimension."""
+    """Return the dimensions given by the first of the arguments `names`, as numbers >= 0; empty if none gives one."""
     said = next((v for name in names if (v := _value(op, name)) is not None), None)
     dims = cast("tuple[object, ...]", said) if isinstance(said, tuple) else (said,)
     known = {d % rank for d in dims if isinstance(d, int) and -rank <= d < rank}
@@ -116,7 +116,9 @@ def _dimensions(op: ReplayOp, names: tuple[str, ...], rank: int) -> set[int]:
 
 
 def _along(*names: str, squeezes: bool = False) -> Rule:
-    """Ops that reduce, sort or normalise along the dimension in one of the arguments `names`: cut along another."""
+    """Cut ops that reduce, sort or normalise along the dimension in one of the arguments `names`: cut another
+    dimension.
+    """
 
     def rule(op: ReplayOp) -> Iterator[Cut]:
         tensors = single_tensors(op)
@@ -137,7 +139,7 @@ def _along(*names: str, squeezes: bool = False) -> Rule:
 
 
 def _first(*names: str, rank: int = 2) -> Rule:
-    """Ops whose arguments `names` have one entry a sample, a batch or a token along dimension 0."""
+    """Cut dimension 0 of ops whose arguments `names` have one entry per sample, batch or token there."""
 
     def rule(op: ReplayOp) -> Iterator[Cut]:
         tensors = {name: meta for name, meta in single_tensors(op).items() if name in names and len(meta.shape) >= rank}
@@ -149,7 +151,7 @@ def _first(*names: str, rank: int = 2) -> Rule:
 
 
 def _product(first: str, second: str, *, column_dim: int = 1, bias: str | None = None) -> Rule:
-    """Matrix products: fewer rows of the left side or fewer columns of the right one."""
+    """Cut matrix products: fewer rows of the left operand or fewer columns of the right one."""
 
     def rule(op: ReplayOp) -> Iterator[Cut]:
         tensors = single_tensors(op)
@@ -170,9 +172,9 @@ def _product(first: str, second: str, *, column_dim: int = 1, bias: str | None =
 def _with_others(
     cut: Cut, dim: int, added: Mapping[str, TensorMeta], others: Mapping[str, TensorMeta]
 ) -> Iterator[Cut]:
-    """The cut of a product with that of what is added, unless more than that has one entry a row or column.
+    """Extend the cut of a product to its added operand, unless other arguments also have one entry per row or column.
 
-    Scales and out= would have to be cut as well.
+    Scales and out= would have to be cut as well, so such calls are not cut.
     """
     alike = {name for name, meta in others.items() if meta.shape and meta.shape[dim] == cut.size}
     if alike <= added.keys():
@@ -180,7 +182,9 @@ def _with_others(
 
 
 def _heads(op: ReplayOp) -> Iterator[Cut]:
-    """Attention on [batch, heads, length, width]: fewer batches, or fewer heads where all have the same number."""
+    """Cut attention on [batch, heads, length, width]: fewer batches, or fewer heads if all operands have the same
+    number.
+    """
     tensors = _named(op, "query", "key", "value")
     if len(tensors) != 3 or any(len(meta.shape) != 4 for meta in tensors.values()):
         return
@@ -193,7 +197,7 @@ def _heads(op: ReplayOp) -> Iterator[Cut]:
 
 
 def _joined(op: ReplayOp) -> Iterator[Cut]:
-    """cat: another dimension than that along which tensors are joined, the same in all of them."""
+    """Cut cat along a dimension other than the concatenated one, the same dimension in all tensors."""
     dim = _value(op, "dim")
     metas = list(tensors_of(op))
     rank = len(metas[0].shape) if metas else 0
@@ -213,7 +217,7 @@ def _factory(op: ReplayOp) -> Iterator[Cut]:
 
 
 def _normalised(op: ReplayOp) -> Iterator[Cut]:
-    """layer_norm: dimension 0, unless that is normalised too; statistics have one entry a sample as well."""
+    """Cut dimension 0 of layer_norm, unless it is normalised; saved statistics also have one entry per sample."""
     source, normalised = single_tensors(op).get("input"), _value(op, "normalized_shape")
     if source is not None and is_whole_numbers(normalised) and len(source.shape) > len(normalised):
         yield from _first("input", "grad_out", "mean", "rstd", "out")(op)

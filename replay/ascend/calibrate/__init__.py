@@ -1,2 +1,2 @@
 # pyright: strict
-"""Fitting simulated devices to measurements."""
+"""Fits simulated devices to measurements."""

@@ -21,7 +21,7 @@ from opreplay.replay.ir.kernel import KernelCall
 
 
 class Group(msgspec.Struct, frozen=True, kw_only=True):
-    """All measured launches of one unique kernel, or op, on one SoC."""
+    """All measured launches of one unique kernel or op on one SoC."""
 
     soc: str
     launches: tuple[Launch, ...]
@@ -32,7 +32,7 @@ class Group(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class HeldOut(msgspec.Struct, frozen=True, kw_only=True):
-    """A unique kernel predicted by a fit that did not see it."""
+    """A unique kernel predicted by a fit that excluded it."""
 
     soc: str
     family: str
@@ -41,7 +41,9 @@ class HeldOut(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def training_samples(group: Group, device: DeviceProfile) -> list[Sample]:
-    """What a fit learns from one unique kernel: a sample for each state of the cache, together of weight 1."""
+    """Return one training sample per cache state of a unique kernel; their weights add up to the weight of the
+    group.
+    """
     states: dict[tuple[str, int | None, bool], list[Launch]] = defaultdict(list)
     for launch in group.launches:
         share = resident_of(launch.touches, device)
@@ -68,14 +70,17 @@ def training_samples(group: Group, device: DeviceProfile) -> list[Sample]:
 def fitted_to(
     groups: Sequence[Group], devices: dict[str, DeviceProfile], *, prior_width: float = 1.0
 ) -> dict[str, DeviceProfile]:
-    """The devices with constants fitted to the groups, and what those leave over; see `fit` for `prior_width`."""
+    """Return the devices with constants fitted to the groups and the remaining errors stored as neighbours.
+
+    See `fit` for `prior_width`.
+    """
     samples = [s for g in groups for s in training_samples(g, devices[g.soc])]
     fitted = with_nearby(fit(samples, devices, prior_width=prior_width)[0], groups)
     return with_measured_types(fitted, kernels_of(groups))
 
 
 def kernels_of(groups: Sequence[Group]) -> list[tuple[KernelCall, str]]:
-    """Return the measured kernels with the SoC of each."""
+    """Return each measured kernel with its SoC."""
     return [(part.call, group.soc) for group in groups for part in group.launches[0].parts]
 
 
@@ -85,7 +90,7 @@ AI_CPU = "AICPU"
 def with_measured_types(
     devices: Mapping[str, DeviceProfile], kernels: Iterable[tuple[KernelCall, str]]
 ) -> dict[str, DeviceProfile]:
-    """Return the devices with the types of kernels, each given with its SoC, as measured there and elsewhere."""
+    """Return the devices with these kernel types marked as measured on their own SoC or on another SoC."""
     measured: dict[str, dict[str, set[str]]] = {}
     for kernel, soc in kernels:
         family = family_of(kernel, devices[soc]).name
@@ -107,7 +112,9 @@ def with_measured_types(
 
 
 def with_nearby(devices: dict[str, DeviceProfile], groups: Sequence[Group]) -> dict[str, DeviceProfile]:
-    """The devices with the groups as neighbours of other kernels on their generation; those that it had are kept."""
+    """Return the devices with the groups added as measured neighbours for their generation; existing neighbours are
+    kept.
+    """
     errors: dict[tuple[str, str], list[tuple[float, Place, float]]] = defaultdict(list)
     for group in groups:
         device, call = devices[group.soc], group.launches[0].parts[0].call
@@ -155,9 +162,9 @@ def cross_validate(
     prior_width: float = 1.0,
     on_step: Callable[[str], None] = lambda step: None,
 ) -> list[HeldOut]:
-    """Each unique kernel predicted by a fit to the other folds; kernels are dealt to folds at random by `seed`.
+    """Predict each unique kernel by a fit to the other folds; `seed` assigns kernels to folds at random.
 
-    A kernel seen on two SoCs goes to one fold, so that no fit has seen it anywhere.
+    A kernel measured on two SoCs is in one fold, so that no fit has seen it on another SoC.
     """
     keys = sorted({_name(g) for g in groups})
     random.Random(seed).shuffle(keys)

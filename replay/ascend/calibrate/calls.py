@@ -60,10 +60,10 @@ def validate_calls(
 
 
 def _compared(call: MeasuredCall, l2: L2State | None, known: Set[str], contents: ContentsOf) -> Compared | None:
-    """Return a call as predicted and measured; None where a part of it has no prediction.
+    """Return a call's predicted and measured times; None if a part of the call has no prediction.
 
-    A call that the correction was learned from is predicted by what was learned of other sources; `shipped_us` is then
-    what `op` says.
+    A call that the correction was learned from is predicted by what was learned from other sources; `shipped_us` is
+    then the time that `op` reports.
     """
     device, state = load_device(call.soc), call.l2 or l2 or ASSUMED_L2
     parts = _predicted(call, device, state, contents)
@@ -76,7 +76,7 @@ def _compared(call: MeasuredCall, l2: L2State | None, known: Set[str], contents:
 def _predicted(
     call: MeasuredCall, device: DeviceProfile, state: L2State, contents: ContentsOf, learned: Learned | None = None
 ) -> list[Simulated] | None:
-    """Return the predictions of a call's parts; None where one has none, or all take no time."""
+    """Return the predictions of a call's parts; None if a part has none, or if all parts take no time."""
     parts = simulate_in_turn(call.ops, device, state, contents, learned)
     are_predicted = all(is_predicted(op, part) for op, part in zip(call.ops, parts, strict=True))
     return parts if are_predicted and sum(part.time_us for part in parts) > 0 else None
@@ -84,7 +84,7 @@ def _predicted(
 
 @lru_cache(maxsize=64)
 def _without(source: str) -> Learned:
-    """The correction that ships, without what one source measured."""
+    """Return the shipped correction without the measurements of one source."""
     rows = [row for row in learned_calls() if row.source != source]
     return Learned.of([row.traits for row in rows], [row.log_ratio for row in rows], [row.soc for row in rows])
 
@@ -110,5 +110,5 @@ def row_of(call: MeasuredCall, parts: Sequence[Simulated], *, shipped_us: float 
 
 
 def read_call_tables(paths: Sequence[str], soc: str | None) -> list[CallTable]:
-    """Several tables of calls; see `read_call_table`."""
+    """Read several tables of calls; see `read_call_table`."""
     return [read_call_table(path, soc=soc) for path in paths]

@@ -24,7 +24,7 @@ BAND = 1.25
 
 
 def transfer_us(transfer: Transfer, soc: str, table: dict[str, Transport] | None = None) -> float | None:
-    """Predicted time of all packets of a transfer, one after the other; None for a transport that is not known."""
+    """Return the predicted time of all packets of a transfer in sequence; None for an unknown transport."""
     transport = transport_named(transfer.transport, table)
     if transport is None:
         return None
@@ -33,7 +33,7 @@ def transfer_us(transfer: Transfer, soc: str, table: dict[str, Transport] | None
 
 
 def compared_of(transfer: Transfer, soc: str, table: dict[str, Transport] | None = None) -> Compared | None:
-    """The transfer beside its prediction; None where one of them is not known."""
+    """Return the measured and predicted time of a transfer; None if either is unknown."""
     predicted = transfer_us(transfer, soc, table)
     if predicted is None or transfer.transit_us is None or transfer.transit_us <= 0:
         return None
@@ -92,24 +92,25 @@ def validate_transfers(files: Sequence[tuple[Transfers, str]]) -> Validation:
 
 
 def read_and_validate(paths: Sequence[str], socs: Sequence[str]) -> Validation:
-    """Read files of transfers and compare; one SoC for all of them, one each, or none where their rows say it.
+    """Read transfer files and compare them with predictions; give one SoC for all, one per file, or none if rows name
+    it.
 
-    Raises UsageError for SoCs that do not fit in number or are not known, and for none where they are needed.
+    Raises UsageError if the number of SoCs does not match the files, an SoC is unknown, or a required SoC is missing.
     """
     if len(socs) not in (0, 1, len(paths)):
         raise UsageError(
-            f"{len(paths)} files, but --soc is given {len(socs)} times",
+            f"{len(paths)} files, but {len(socs)} times --soc",
             hint="Give --soc once for all, or once for each in the same order.",
         )
     files = [read_transfers(path) for path in paths]
     unnamed = [file.path for file in files if any(not row.soc for row in file.rows)]
     if unnamed and not socs:
-        raise UsageError(f"{unnamed[0]} does not say which device was measured", hint="Give --soc.")
+        raise UsageError(f"{unnamed[0]} does not name the measured device", hint="Give --soc.")
     names = [load_device(soc).name for soc in socs]
     return validate_transfers(with_soc(files, names))
 
 
 def with_soc(files: Sequence[Transfers], socs: Sequence[str]) -> list[tuple[Transfers, str]]:
-    """Each file with its SoC: one for all, or one each."""
+    """Pair each file with its SoC: one SoC for all files, or one per file."""
     chosen = list(socs) * len(files) if len(socs) == 1 else list(socs) if socs else [""] * len(files)
     return list(zip(files, chosen, strict=True))

@@ -1,10 +1,10 @@
 # pyright: strict
 """Fits the cost model's constants to measured kernels, with priors so that little data cannot ruin it; needs numpy.
 
-Constants are fitted by their logarithms: each has a prior centred on its value before the fit, and a width that says
-how far data may move it. Residuals are logarithms of predicted over measured, with a robust (nearly absolute) loss.
-Constants are shared by all SoCs in the fit; floors and bandwidth shares may deviate a little by SoC, and each family
-has a small correction by SoC.
+Constants are fitted by their logarithms: each prior is centred on the value before the fit, and its width limits how
+far data may move the constant. Residuals are logarithms of predicted over measured, with a robust (nearly absolute)
+loss. Constants are shared by all SoCs in the fit; floors and bandwidth shares may deviate a little by SoC, and each
+family has a small correction by SoC.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ LIMIT = math.log(5.0)
 
 
 class Sample(msgspec.Struct, frozen=True, kw_only=True):
-    """A measured kernel, or the kernels of a measured op, to fit to."""
+    """A measured kernel, or the kernels of a measured op, used for fitting."""
 
     call: KernelCall
     soc: str
@@ -114,7 +114,7 @@ class Sample(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def parts(self) -> tuple[Part, ...]:
-        """The kernels that the time is of."""
+        """The kernels whose total time was measured."""
         return self.several or (Part(self.call, self.touches, self.loaded),)
 
 
@@ -131,7 +131,7 @@ class Parameter(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def parameters_for(samples: Sequence[Sample], devices: dict[str, DeviceProfile]) -> list[Parameter]:
-    """The constants that these samples can say something about."""
+    """Return the constants that these samples can constrain."""
     generations = sorted({devices[s.soc].generation for s in samples})
     out = [Parameter(name=name, width=width) for name, width in RATE_WIDTHS.items()]
     if len(generations) > 1:
@@ -151,7 +151,7 @@ def parameters_for(samples: Sequence[Sample], devices: dict[str, DeviceProfile])
 def moved(
     devices: dict[str, DeviceProfile], parameters: Sequence[Parameter], theta: Sequence[float]
 ) -> dict[str, DeviceProfile]:
-    """The devices with each constant multiplied by exp(theta)."""
+    """Return the devices with each constant multiplied by exp(theta)."""
     out: dict[str, DeviceProfile] = {}
     for soc, device in devices.items():
         rates = {f: getattr(device.rates, f) for f in Rates.__struct_fields__}
@@ -188,7 +188,7 @@ def _time(sample: Sample, device: DeviceProfile) -> float:
 
 
 def _scaled(device: DeviceProfile, parameter: Parameter, factor: float) -> DeviceProfile:
-    """The device with one of its constants times a factor."""
+    """Return the device with one constant multiplied by a factor."""
     holder = device.rates if parameter.family is None else device.families[parameter.family]
     changed = msgspec.structs.replace(holder, **{parameter.name: getattr(holder, parameter.name) * factor})
     if isinstance(changed, Rates):
@@ -204,7 +204,9 @@ def _jacobian(
     families: Sequence[frozenset[str]],
     logs: npt.NDArray[np.float64],
 ) -> npt.NDArray[np.float64]:
-    """d log(time) / d log(constant), by a small step; only samples that a constant touches are predicted again."""
+    """Return d log(time) / d log(constant) by finite differences; only samples that use a constant are predicted
+    again.
+    """
     import numpy as np
 
     step = 1e-3
@@ -233,7 +235,7 @@ def fit(
     iterations: int = 12,
     prior_width: float = 1.0,
 ) -> tuple[dict[str, DeviceProfile], list[Parameter], list[float]]:
-    """Fit constants to samples; returns the devices with the constants that resulted, and how far each one moved.
+    """Fit constants to samples; returns the devices with the fitted constants, and how far each constant moved.
 
     `prior_width` multiplies the widths of all priors: below 1 for devices that are calibrated already. Damped
     Gauss-Newton steps on robust weights (iteratively reweighted), each accepted only if the objective falls.

@@ -1,7 +1,7 @@
 # pyright: strict
-"""A device from calls that a user measured on it: the rows of its file, and how much better they make predictions.
+"""Calibration of a device by calls that a user measured on it: the rows of its file, and the errors before and after.
 
-Owns which rows count and the errors before and after; `cost.own_measurements` owns what the rows make of a prediction.
+Owns which rows count and these errors; `cost.own_measurements` owns how the rows adjust a prediction.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ ContentsOf = Callable[[ReplayOp], Contents | None]
 
 
 class OwnError(msgspec.Struct, frozen=True, kw_only=True):
-    """A measured call, as logarithms of measured over predicted."""
+    """Errors of a measured call, as logarithms of measured over predicted."""
 
     row: OwnMeasurement
     before: float
@@ -43,7 +43,7 @@ class OwnError(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class OwnFit(msgspec.Struct, frozen=True, kw_only=True):
-    """What measured calls make of a device."""
+    """A device adjusted to measured calls, with its errors."""
 
     before: DeviceProfile
     after: DeviceProfile
@@ -56,9 +56,9 @@ class OwnFit(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def fit_calls(tables: Sequence[CallTable], device: DeviceProfile, contents: ContentsOf) -> OwnFit:
-    """The device with the measured calls of tables; those that it already has are kept unless they are measured again.
+    """Return the device with the measured calls of the tables added; existing calls are kept unless measured again.
 
-    `contents` says what the values of a call's arguments amount to. Raises Malformed where no row can be used, or for
+    `contents` gives the effects of the values of a call's arguments. Raises Malformed if no row can be used, or for
     more calls than a device file may hold.
     """
     bare = msgspec.structs.replace(device, measured=())
@@ -81,9 +81,9 @@ def fit_calls(tables: Sequence[CallTable], device: DeviceProfile, contents: Cont
     if not measured or len(measured) > MOST_MEASURED:
         reasons = "; ".join(f"{n} rows: {reason}" for reason, n in dropped.most_common(3))
         raise Malformed(
-            f"{len(measured):,} calls to calibrate to, of at most {MOST_MEASURED:,}"
+            f"{len(measured):,} calls to calibrate with exceed the limit of {MOST_MEASURED:,}"
             + (f" ({reasons})" * bool(reasons)),
-            hint=f"Rows need a time, a call as `opreplay op` takes it, and soc {device.name}.",
+            hint=f"Rows need a time, a call in the notation of `opreplay op`, and soc {device.name}.",
         )
     after = msgspec.structs.replace(device, measured=tuple(measured.values()))
     before = [log(row.measured_us / row.predicted_us) for row in after.measured]
@@ -101,13 +101,14 @@ def fit_calls(tables: Sequence[CallTable], device: DeviceProfile, contents: Cont
 
 
 def median_error(logs: Sequence[float]) -> float:
-    """Median of |predicted / measured - 1| of logarithms of measured over predicted."""
+    """Return the median of |predicted / measured - 1| from logarithms of measured over predicted."""
     return median(abs(exp(-value) - 1.0) for value in logs)
 
 
 def own_text(fit: OwnFit, *, name: str, file_text: str = "") -> str:
-    """The TOML text of the device: of a shipped one its name and the measured calls; of one of the user's the text of
-    its file with the calls."""
+    """Return the device's TOML text: for a shipped device its name and the measured calls, for a user's device the text
+    of its file with the calls.
+    """
     title = f"{fit.before.title}, with measured calls"
     header = (
         f"{fit.before.title} ({fit.before.name}, version {fit.before.version}) with calls that were measured on it,\n"
@@ -119,7 +120,7 @@ def own_text(fit: OwnFit, *, name: str, file_text: str = "") -> str:
 
 
 def _unusable(call: MeasuredCall, device: DeviceProfile) -> str:
-    """Why a row says nothing about a device; empty where it does."""
+    """Return why a row cannot be used for a device; empty if it can."""
     if len(call.ops) > 1:
         return "several calls timed together"
     if canonical_name(device.name) is not None and call.soc != device.name:
@@ -130,7 +131,7 @@ def _unusable(call: MeasuredCall, device: DeviceProfile) -> str:
 def _measurement(
     calls: Sequence[MeasuredCall], device: DeviceProfile, predict: Predictor, contents: ContentsOf
 ) -> OwnMeasurement | None:
-    """The rows of one call in one state as a row of the file; None where nothing is predicted for it."""
+    """Merge the rows of one call in one state into a row of the device file; None if nothing is predicted for it."""
     op = calls[0].ops[0]
     l2 = calls[0].l2 or ASSUMED_L2
     assert l2 != "sequence"
@@ -154,10 +155,10 @@ def _measurement(
 
 
 def in_network_us(op: ReplayOp, predict: Predictor, contents: Contents | None, l2: L2State) -> float:
-    """Time of a call by the constants of kernels in networks, with the caches as a call alone finds them.
+    """Return the time of a call by the constants of kernels in networks, with the caches as a call alone finds them.
 
-    Times of calls alone follow other constants and what others measured of such calls, so this is what a measured call
-    is compared with to learn about the same call in a network.
+    Isolated calls are predicted by other constants and by other users' measurements of isolated calls. A measured call
+    is compared with this time instead, to learn about the same call in a network.
     """
     kernels = lower(op, contents).kernels
     state = "warm" if l2 == "warm" else "cold"

@@ -34,7 +34,7 @@ CAUTION = (0.5, 0.15)
 
 
 class Recalibration(msgspec.Struct, frozen=True, kw_only=True):
-    """A device before and after, and how far each is from the measurements."""
+    """A device before and after recalibration, with its errors against the measurements."""
 
     before: DeviceProfile
     after: DeviceProfile
@@ -48,14 +48,16 @@ class Recalibration(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def _error(compared: Sequence[Compared]) -> float:
-    """Mean |log error|, each bounded, so that one odd kernel does not decide."""
+    """Return the mean |log error|, each clipped so that one outlier kernel does not decide."""
     return sum(min(1.0, abs(math.log(c.predicted_us / c.measured_us))) for c in compared) / len(compared)
 
 
 def _best_caution(
     groups: Sequence[Group], device: DeviceProfile, error: float, folds: int, tell: Callable[[str], None]
 ) -> tuple[float, list[HeldOut]]:
-    """The width of priors that predicts unseen kernels best, and these; 0 and none where none has less than `error`."""
+    """Return the prior width that predicts unseen kernels best, and these predictions; 0 and an empty list if no width
+    beats `error`.
+    """
     best: tuple[float, list[HeldOut]] = (0.0, [])
     for caution in CAUTION:
         tell(f"cross-validating with priors {caution} times as wide")
@@ -71,14 +73,14 @@ def recalibrate(
 ) -> Recalibration:
     """Fit `device` to measured kernels of that device.
 
-    Wide and narrow priors are tried by cross-validation; the device stays as it is when neither predicts unseen kernels
+    Cross-validation compares wide and narrow priors; the device stays unchanged if neither predicts unseen kernels
     better than it does now. Raises Malformed without kernels to fit to.
     """
     tell: Callable[[str], None] = on_step or (lambda step: None)
     usable = [g for g in groups if compare_group(g.launches, device).predicted_us > 0]
     if not usable:
         raise Malformed(
-            "no measured kernels to calibrate to", hint="Rows need a duration and shapes; collectives do not count."
+            "no measured kernels to calibrate with", hint="Rows need a duration and shapes; collectives do not count."
         )
     before = [compare_group(g.launches, device) for g in usable]
     # Too few to try anything out: what they say is weighed against narrow priors.
@@ -106,7 +108,9 @@ ALIKE = 4.0
 
 
 def _with_slow_paths(device: DeviceProfile, groups: Sequence[Group]) -> DeviceProfile:
-    """The device with an entry for each kernel type, dtype and size that still takes much longer than predicted."""
+    """Return the device with a slow path for each kernel type, dtype and size that still takes much longer than
+    predicted.
+    """
     slow_paths: list[SlowPath] = []
     for group in groups:
         row, call = compare_group(group.launches, device), group.launches[0].parts[0].call
@@ -140,12 +144,12 @@ def _with_slow_paths(device: DeviceProfile, groups: Sequence[Group]) -> DevicePr
 
 
 def describe_sizes(call: KernelCall) -> str:
-    """Sizes of a call's inputs: "1024 x 4096; 4096"."""
+    """Return the sizes of a call's inputs as text: "1024 x 4096; 4096"."""
     return "; ".join(" x ".join(map(str, spec.shape)) or "1" for spec in call.inputs if spec is not None)
 
 
 def _with_counts(device: DeviceProfile, groups: Sequence[Group]) -> DeviceProfile:
-    """The device with sample counts and states of the profile, and its kernel types as measured on it."""
+    """Return the device with the profile's sample counts and states, and its kernel types marked as measured on it."""
     states: dict[str, list[State]] = {}
     for group in groups:
         states.setdefault(family_of(group.launches[0].row.call, device).name, []).append(group.launches[0].state)
@@ -158,7 +162,9 @@ def _with_counts(device: DeviceProfile, groups: Sequence[Group]) -> DeviceProfil
 
 
 def own_device_text(fit: Recalibration, *, name: str) -> str:
-    """The TOML text of a user's calibrated device: complete, so that it means the same whatever ships later."""
+    """Return the TOML text of a user's calibrated device: complete, so that later releases do not change its
+    meaning.
+    """
     kernels = len(fit.compared_before)
     device = msgspec.structs.replace(
         fit.after, name=name, title=f"{fit.before.title}, calibrated", aliases=(), version="1"

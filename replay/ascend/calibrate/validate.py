@@ -71,9 +71,9 @@ def read_measurements(path: str | Path) -> Measurements:
 
 
 def groups_of_tables(tables: Iterable[tuple[Measurements, str]]) -> list[Group]:
-    """Unique kernels and ops of each workload and SoC, collectives left out; no workload dominates a fit.
+    """Return the unique kernels and ops of each workload and SoC, without collectives; no workload dominates a fit.
 
-    A workload of n kernels weighs as the root of n: with 4 times as many it counts twice, not 4 times.
+    A workload of n kernels has weight sqrt(n): with 4 times as many kernels it counts twice, not 4 times.
     """
     by_workload: dict[tuple[str, str], list[Launch]] = {}
     for table, soc in tables:
@@ -90,7 +90,7 @@ def groups_of_tables(tables: Iterable[tuple[Measurements, str]]) -> list[Group]:
 
 
 class Measured(msgspec.Struct, frozen=True, kw_only=True):
-    """A kernel table, and the device that it was measured on."""
+    """A kernel table and the device on which it was measured."""
 
     table: Measurements
     device: DeviceProfile
@@ -105,7 +105,7 @@ class Figures(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Validation(msgspec.Struct, frozen=True, kw_only=True):
-    """What validation found."""
+    """The result of a validation."""
 
     figures: Figures
     socs: dict[str, Errors]
@@ -122,21 +122,21 @@ class Validation(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def read_measured(paths: Sequence[str], devices: Sequence[DeviceProfile]) -> list[Measured]:
-    """Read kernel tables; one device for all of them or one for each, in order.
+    """Read kernel tables; give one device for all of them, or one per table in order.
 
-    Raises UsageError when the numbers do not fit, TraceError and Malformed for files that are no kernel tables.
+    Raises UsageError if the numbers do not match, TraceError and Malformed for files that are not kernel tables.
     """
     if len(devices) not in (1, len(paths)):
         raise UsageError(
-            f"{len(paths)} kernel tables, but --soc is given {len(devices)} times",
-            hint="Give --soc once for all tables, or once for each table in the same order.",
+            f"{len(paths)} kernel tables, but {len(devices)} times --soc",
+            hint="Give --soc once for all tables, or once per table in the same order.",
         )
     chosen = list(devices) * len(paths) if len(devices) == 1 else list(devices)
     return [Measured(table=read_measurements(path), device=device) for path, device in zip(paths, chosen, strict=True)]
 
 
 def by_device(measured: Sequence[Measured]) -> dict[str, list[Measured]]:
-    """Tables by the name of their device, in order of first appearance."""
+    """Group tables by the name of their device, in order of first appearance."""
     out: dict[str, list[Measured]] = {}
     for run in measured:
         out.setdefault(run.device.name, []).append(run)
@@ -144,12 +144,14 @@ def by_device(measured: Sequence[Measured]) -> dict[str, list[Measured]]:
 
 
 def groups_of(measured: Sequence[Measured]) -> list[Group]:
-    """Unique measured kernels and ops of each SoC and workload, as a fit takes them; collectives are left out."""
+    """Return the unique measured kernels and ops of each SoC and workload, ready for a fit; collectives are left
+    out.
+    """
     return groups_of_tables([(run.table, run.device.name) for run in measured])
 
 
 def figures_of(compared: Sequence[Compared]) -> Figures:
-    """Errors overall and by type."""
+    """Return the errors overall and by kernel type."""
     return Figures(overall=errors_of(compared), families=errors_by_type(compared))
 
 
@@ -188,8 +190,8 @@ def validate(
     rows = sum(run.table.rows for run in measured)
     if not everything:
         raise Malformed(
-            f"{', '.join(run.table.path for run in measured)}: none of {rows} rows has a duration to compare with",
-            hint="The column is Duration(us) or Task Duration(us); check what the other options leave out.",
+            f"none of {rows} rows has a duration to compare with: {', '.join(run.table.path for run in measured)}",
+            hint=("The column is Duration(us) or Task Duration(us); also check which rows other options leave out."),
         )
     return Validation(
         figures=figures_of(everything),
@@ -211,10 +213,10 @@ def _in_state(run: Measured, l2: L2State | None) -> Measured:
 
 
 def _is_learned(launch: Launch, device: DeviceProfile) -> bool:
-    """Whether a device was fitted to a launch's very kernels."""
+    """Check whether a device was fitted to exactly these kernels."""
     return all(is_learned(part.call, family_of(part.call, device), launch.state) for part in launch.parts)
 
 
 def total_counts(counts: Sequence[dict[str, int]]) -> dict[str, int]:
-    """The sum of counts by key."""
+    """Add up counts by key."""
     return dict(sum(map(Counter, counts), Counter[str]()))

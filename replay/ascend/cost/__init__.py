@@ -1,2 +1,2 @@
 # pyright: strict
-"""Cost terms of kernel families: how work is counted and what it takes on the cores."""
+"""Cost terms of kernel families: how work is counted, and how long the cores take for it."""

@@ -49,11 +49,12 @@ def _number(call: KernelCall, key: str) -> float | None:
 
 
 def scores_of(call: KernelCall) -> Scores | None:
-    """Score sizes from attrs (`batch`, `heads`, `q_len`, `kv_len`, `head_dim`, `causal`, `pairs`), else from shapes.
+    """Return score sizes from attrs (`batch`, `heads`, `q_len`, `kv_len`, `head_dim`, `causal`, `pairs`), else from
+    shapes.
 
-    Shapes alone leave things open: the statistics of the training kernels, (B, heads, S, 8) or (T, heads, 8), give
-    heads and length, whatever the layout (SBH, BSH, BNSD, BSND, TND); without them (T, heads, D) is packed and taken as
-    sequences of USUAL_LENGTH. A square mask stands for a causal one.
+    Shapes alone are ambiguous. The statistics of the training kernels, (B, heads, S, 8) or (T, heads, 8), give heads
+    and length for every layout (SBH, BSH, BNSD, BSND, TND); without them (T, heads, D) is taken as packed sequences of
+    USUAL_LENGTH. A square mask is taken as causal.
     """
     if not call.inputs or call.inputs[0] is None:
         return None
@@ -79,8 +80,9 @@ def scores_of(call: KernelCall) -> Scores | None:
 
 
 def _is_causal(call: KernelCall, queries: float, keys: float) -> bool:
-    """Whether a mask stands for "causal": the compressed one, or a full square one over equal lengths, which networks
-    hardly use for anything else."""
+    """Check whether a mask is causal: the compressed mask, or a full square mask over equal lengths, which networks
+    rarely use for anything else.
+    """
     for spec in call.inputs[3:]:
         if spec is None or len(spec.shape) < 2 or spec.dtype not in MASKS:
             continue
@@ -91,13 +93,13 @@ def _is_causal(call: KernelCall, queries: float, keys: float) -> bool:
 
 
 def _statistics(call: KernelCall) -> TensorSpec | None:
-    """The maxima and sums of training kernels, (B, heads, S, 8), or (T, heads, 8) of packed sequences."""
+    """Return the maxima and sums of training kernels: (B, heads, S, 8), or (T, heads, 8) for packed sequences."""
     specs = call.inputs[3:] + call.outputs
     return next((s for s in specs if s is not None and len(s.shape) in (3, 4) and s.shape[-1] == 8), None)
 
 
 def _from_shapes(call: KernelCall, query: TensorSpec, key: TensorSpec) -> tuple[float, float, int] | None:
-    """(pairs, rows, head size) as shapes tell them."""
+    """Return (pairs, rows, head size) derived from shapes."""
     stats, rank = _statistics(call), len(query.shape)
     if stats is not None and len(stats.shape) == 4 and min(stats.shape) > 0:
         return _of_statistics(call, query, key, stats.shape)
@@ -120,7 +122,9 @@ def _of_statistics(
 def _of_packed(
     call: KernelCall, query: TensorSpec, key: TensorSpec, *, has_statistics: bool
 ) -> tuple[float, float, int]:
-    """TND: how tokens are packed into sequences is contents; a longest sequence of USUAL_LENGTH is assumed."""
+    """Return (pairs, rows, head size) for TND: the split of tokens into sequences depends on values, so a longest
+    sequence of USUAL_LENGTH is assumed.
+    """
     tokens, heads, dim = query.shape
     longest = min(tokens, USUAL_LENGTH)
     if has_statistics:
@@ -144,7 +148,7 @@ def _of_batch(call: KernelCall, query: TensorSpec, key: TensorSpec) -> tuple[flo
 
 
 def _keys(query: TensorSpec, key: TensorSpec, batch: int, queries: int) -> int:
-    """Keys of one sequence, by where the queries' length stands: SBH, BSH, BNSD or BSND."""
+    """Return the keys of one sequence; the position of the query length tells SBH, BSH, BNSD or BSND."""
     if len(key.shape) == 3 and len(query.shape) == 3:
         if query.shape[:2] == (queries, batch) and (queries != batch or key.shape[1] == batch):
             return key.shape[0]
@@ -157,10 +161,10 @@ def _keys(query: TensorSpec, key: TensorSpec, batch: int, queries: int) -> int:
 def attention_terms(
     call: KernelCall, family: FamilyCost, device: DeviceProfile, resident: float | None = None
 ) -> dict[str, float]:
-    """Terms of fused attention in microseconds.
+    """Return the terms of fused attention in microseconds.
 
     `family.cycles` is cycles per score element per vector core; `family.row_cycles` cycles per query row;
-    `family.half_ratio` the number of products of the score matrix's size over the forward pass's two.
+    `family.half_ratio` the number of products of the score matrix's size, divided by the forward pass's two.
     """
     scores = scores_of(call)
     rates, freq = device.rates, device.freq_hz

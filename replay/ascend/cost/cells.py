@@ -1,8 +1,8 @@
 # pyright: strict
-"""Cells of predictions: what is known of an op, by the kind of its work, decides its band and its confidence.
+"""Cells of predictions: the evidence for an op, by the kind of its work, decides its band and its confidence.
 
-The evidence says where the op itself was measured, not where others of its family were. `docs/ascend-model.md` says how
-often each band held on measurements that were scored before anything was fitted to them.
+The evidence says where the op itself was measured, not where other ops of its family were. `docs/ascend-model.md` says
+how often each band held on measurements that were scored before anything was fitted to them.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from opreplay.replay.ir.kernel import Confidence, Evidence, WorkKind
 
 
 class Cell(msgspec.Struct, frozen=True):
-    """What decides how sure a prediction is."""
+    """The properties that decide how certain a prediction is."""
 
     evidence: Evidence
     work: WorkKind
@@ -59,12 +59,12 @@ by longer ones), draws without replacement, series of special functions."""
 
 
 def band_of(cell: Cell) -> float:
-    """Return the factor, up and down, of a cell's 80 % band."""
+    """Return the factor of a cell's 80 % band, applied up and down."""
     return BANDS[cell.evidence][cell.work]
 
 
 def work_of(family: FamilyCost, path: SlowPath | None = None, kernel_type: str = "") -> WorkKind:
-    """Return the kind of work of a kernel; a loop of the library over single elements or lines is irregular."""
+    """Return the kind of work of a kernel; a library loop over single elements or lines is irregular."""
     if family.form in IRREGULAR_FORMS or family.name in IRREGULAR_FAMILIES or kernel_type in IRREGULAR_KERNELS:
         return "irregular"
     if path is not None and path.how != "factor":
@@ -73,7 +73,7 @@ def work_of(family: FamilyCost, path: SlowPath | None = None, kernel_type: str =
 
 
 def evidence_of(kernel_type: str, family: FamilyCost) -> Evidence:
-    """Return what is known of a kernel type on the device that `family` belongs to."""
+    """Return the evidence for a kernel type on the device that `family` belongs to."""
     if kernel_type in family.measured_here:
         return "this SoC"
     if kernel_type in family.measured_elsewhere:
@@ -82,6 +82,6 @@ def evidence_of(kernel_type: str, family: FamilyCost) -> Evidence:
 
 
 def weakest(evidence: Iterable[Evidence]) -> Evidence:
-    """Return the weakest of several; "this SoC" of none, as what costs nothing is known."""
+    """Return the weakest evidence; "this SoC" if there is none, because zero cost is certain."""
     known: list[Evidence] = ["this SoC", *evidence]
     return max(known, key=RANK.__getitem__)

@@ -2,9 +2,9 @@
 """Time of a collective by latency and bandwidth (alpha-beta), per algorithm and level of the network.
 
 A2 servers are a full mesh of HCCS links between 8 dies, with RoCE between servers; on A3 two dies share a package (SIO)
-and packages are switched (UB). What a link starts with and carries is that of its transport (`devices.transports`)
-where it was measured. The quickest of the algorithms that HCCL has is taken: direct (every die to every other at once),
-ring, halving and doubling, each within a server and then between servers, or one ring around all.
+and packages are switched (UB). A link has the latency and bandwidth of its transport (`devices.transports`) if that was
+measured. The fastest of HCCL's algorithms is used: direct (every die to every other at once), ring, halving and
+doubling, each within a server and then between servers, or one ring around all.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ MEASURED_BYTES = 1e9
 
 
 class Level(NamedTuple):
-    """Dies that one level of the network connects."""
+    """The dies connected by one level of the network."""
 
     dies: int
     link: Link
@@ -40,7 +40,7 @@ class Level(NamedTuple):
 
 
 class Choice(NamedTuple):
-    """A way to run a collective."""
+    """The algorithm chosen for a collective, with its time."""
 
     us: float
     algorithm: str
@@ -48,10 +48,10 @@ class Choice(NamedTuple):
 
 
 def levels_of(world: int, device: DeviceProfile, work: Work = "copy", ranks: tuple[int, ...] = ()) -> list[Level]:
-    """The levels that `world` dies span, innermost first; empty for one die.
+    """Return the levels that `world` dies span, innermost first; empty for one die.
 
-    On a described cluster `ranks` say which dies these are, rank by rank and server by server; else servers are filled
-    one after the other, and there are as many as needed.
+    On a described cluster `ranks` lists the dies, rank by rank and server by server; otherwise servers are filled one
+    after the other, with as many servers as needed.
     """
     cluster = device.cluster
     per_server = device.server_dies if cluster is None else cluster.dies
@@ -112,10 +112,10 @@ def _outer(servers: int, device: DeviceProfile, work: Work) -> Level:
 
 
 def phase(size: float, level: Level) -> Choice:
-    """The same with the algorithm that it is.
+    """Return the fastest algorithm for one level of the network, with its time.
 
     Direct: one step. Ring: n - 1 steps, each to one peer. Halving and doubling: log2(n) steps, and half the bytes again
-    where n is no power of two.
+    if n is not a power of two.
     """
     n, link = level.dies, level.link
     moved = size * (n - 1) / n / link.bytes_per_s * 1e6
@@ -160,13 +160,16 @@ def _reduced(size: float, levels: list[Level]) -> Choice:
 
 
 def _all_reduce(size: float, levels: list[Level], gathering: list[Level]) -> Choice:
-    """A reduce-scatter and an all-gather, whose links may carry different rates."""
+    """Return the cost of a reduce-scatter and an all-gather; their links may have different rates."""
     first, second = _reduced(size, levels), _reduced(size, gathering)
     return Choice(first.us + second.us, f"reduce-scatter and all-gather: {first.algorithm}")
 
 
 def _exchanged(size: float, levels: list[Level], uneven: float = 1.0) -> Choice:
-    """All-to-all: every die sends each other one its part at once. `uneven`: the largest part over the mean one."""
+    """Return the cost of an all-to-all: every die sends its parts to all other dies at once.
+
+    `uneven` is the largest part divided by the mean part.
+    """
     world = prod(level.dies for level in levels)
     times: list[float] = []
     reached = 1
@@ -223,7 +226,9 @@ MOE_FALL = 0.153
 
 
 def _experts(size: float, levels: list[Level], way: str) -> Choice:
-    """Tokens to their experts' ranks, or back: a start, steps and bytes of few tokens, or the rate of many."""
+    """Return the cost of sending tokens to their experts' ranks or back: latency, steps and bytes for few tokens, the
+    rate for many.
+    """
     world = prod(level.dies for level in levels)
     if world < 2:
         return Choice(0.0, "")
@@ -254,7 +259,7 @@ KINDS: dict[str, Callable[[float, list[Level]], Choice]] = {
 
 
 def lacking(world: object, device: DeviceProfile) -> str:
-    """What a described cluster lacks for a group of that size, "16 ranks on 8 dies"; "" where nothing."""
+    """Return what a described cluster lacks for a group of this size, e.g. "16 ranks on 8 dies"; "" if nothing."""
     if device.cluster is None or not isinstance(world, int):
         return ""
     dies = device.cluster.dies * device.cluster.servers
@@ -262,20 +267,21 @@ def lacking(world: object, device: DeviceProfile) -> str:
 
 
 def chosen(call: KernelCall, device: DeviceProfile) -> Choice:
-    """How a collective runs on a device's network, and what it takes there beyond its launch.
+    """Return the algorithm of a collective on a device's network, and its time there beyond the launch.
 
-    The algorithm says where a described cluster has fewer dies than the group: its time is that of as many as it has.
+    If a described cluster has fewer dies than the group, the algorithm's text says so, and the time is for the dies
+    that it has.
     """
     choice, lacks = _chosen(call, device), lacking(call.attrs.get("world_size"), device)
     return choice._replace(algorithm=f"{choice.algorithm or 'no link'}, {lacks}") if lacks else choice
 
 
 def _chosen(call: KernelCall, device: DeviceProfile) -> Choice:
-    """The same for as many dies as there are.
+    """Return the algorithm and time of a collective for the dies that exist.
 
-    `attrs["world_size"]` says how many dies take part, `attrs["ranks"]` which, `attrs["uneven"]` of an all-to-all how
-    much larger than the mean its largest part is. Time spent waiting for other ranks is no cost of the operation and is
-    not predicted.
+    `attrs["world_size"]` is the number of participating dies, `attrs["ranks"]` lists them, and `attrs["uneven"]` of an
+    all-to-all is its largest part divided by the mean. Time spent waiting for other ranks is not a cost of the
+    operation and is not predicted.
     """
     ranks, uneven = call.attrs.get("ranks"), call.attrs.get("uneven")
     size = float(max(total_bytes(call.inputs), total_bytes(call.outputs)))
@@ -299,8 +305,9 @@ def _world_size(call: KernelCall) -> int:
 
 
 def is_beyond(call: KernelCall, device: DeviceProfile) -> bool:
-    """Whether a collective is unlike all that public profiles have: more servers, larger messages, links that are
-    not measured, or fewer dies than ranks."""
+    """Check whether a collective is outside all public profiles: more servers, larger messages, unmeasured links, or
+    fewer dies than ranks.
+    """
     levels = levels_of(_world_size(call), device)
     servers = next((level.dies for level in levels if not level.direct), 1)
     known = {"HCCS", "RDMA", "SIO", "UB"}
@@ -313,7 +320,7 @@ def is_beyond(call: KernelCall, device: DeviceProfile) -> bool:
 
 
 def link_evidence(device: DeviceProfile) -> Evidence:
-    """Return where transfers between dies over the links of this device were measured."""
+    """Return where transfers over the links between this device's dies were measured."""
     hccs = transports()["HCCS"]
     if device.cluster is not None and device.cluster.inside is not None:
         return "its form"
@@ -325,5 +332,5 @@ def link_evidence(device: DeviceProfile) -> Evidence:
 def collective_terms(
     call: KernelCall, family: FamilyCost, device: DeviceProfile, resident: float | None = None
 ) -> dict[str, float]:
-    """Terms of a collective in microseconds: launch (host and notification) and link."""
+    """Return the terms of a collective in microseconds: launch (host and notification) and link."""
     return {"launch": family.fixed_us, "link": chosen(call, device).us}

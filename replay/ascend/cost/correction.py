@@ -73,7 +73,7 @@ PRIOR = sum(variance for _, _, variance in COMPONENTS) + NOISE
 
 
 class Traits(msgspec.Struct, frozen=True):
-    """What a call is compared by."""
+    """The traits by which calls are compared."""
 
     op: str
     """Its name, of aten the types of the kernels that it runs."""
@@ -95,7 +95,7 @@ class Traits(msgspec.Struct, frozen=True):
 
 
 class Correction(msgspec.Struct, frozen=True, kw_only=True):
-    """What measured calls make of a prediction."""
+    """The correction of a prediction by measured calls."""
 
     factor: float
     """Measured over predicted, as far as known."""
@@ -116,11 +116,12 @@ FAMILY, OP, OP_HERE = (KEYS.index(key) for key in (("family",), ("op",), ("op", 
 
 
 class Learned:
-    """Measured calls, ready to be asked."""
+    """Measured calls, ready to correct predictions."""
 
     def __init__(self, calls: Sequence[Traits], pulls: Sequence[float], socs: Sequence[str] = ()) -> None:
-        """`pulls` are what each call adds to others, times how alike they are (see `pulls_of`); `socs` are the devices
-        that the calls were measured on."""
+        """Take the calls, their `pulls` (weight of each call, multiplied by similarity; see `pulls_of`), and `socs`,
+        the devices that the calls were measured on.
+        """
         import numpy as np
 
         self._codes: dict[tuple[str, ...], int] = {}
@@ -141,8 +142,8 @@ class Learned:
     def pulls_of(self, logs: Sequence[float]) -> list[float]:
         """Return the weights with which measured calls add up to predictions of others.
 
-        A call that the others contradict counts the less: its noise is what makes it `DOUBTED` times as unlikely as
-        usual, and no more. So does a call of an op that fewer than `FEW` were measured of.
+        A call that the others contradict counts less: its noise is raised until it is at most `DOUBTED` times as
+        unlikely as usual. A call of an op with fewer than `FEW` measurements also counts less.
         """
         import numpy as np
 
@@ -150,10 +151,10 @@ class Learned:
         return np.linalg.solve(covariances, targets).tolist() if len(targets) else []
 
     def left_out(self, logs: Sequence[float], parts: Sequence[Hashable]) -> list[Correction]:
-        """Return what the calls of all other parts make of each call.
+        """Return the correction of each call, learned from all other parts.
 
-        The weights without a part follow from those with it and the inverse of the covariances, so that nothing is
-        learned anew.
+        The weights without a part follow from the full weights and the inverse of the covariances, so that nothing is
+        refitted.
         """
         import numpy as np
 
@@ -175,7 +176,7 @@ class Learned:
         return [out[row] for row in range(len(targets))]
 
     def _doubted(self, logs: Sequence[float]) -> tuple[Array, Array]:
-        """Return the logarithms to learn, and the covariances of the calls with the noise that each is given."""
+        """Return the logarithms to learn, and the covariances of the calls including each call's noise."""
         import numpy as np
 
         targets = np.clip(np.array(logs, dtype=np.float64), -MOST_LOG, MOST_LOG)
@@ -191,7 +192,7 @@ class Learned:
         return targets, alike + np.diag(noise)
 
     def _doubt_of_few(self) -> Array:
-        """Return the variance to add for each call: as much as it has where it is the only one of its op."""
+        """Return the variance to add for each call: its own variance if it is the only call of its op."""
         import numpy as np
 
         _, which, counts = np.unique(self._groups[:, OP_HERE], return_inverse=True, return_counts=True)
@@ -199,14 +200,15 @@ class Learned:
         return np.where(number < FEW, PRIOR * (1 / number - 1 / FEW) / (1 - 1 / FEW), 0.0)
 
     def _groups_of(self, call: Traits) -> list[int]:
-        """Return the numbers of what calls share, in the order of `KEYS`."""
+        """Return the group ids of the traits that calls share, in the order of `KEYS`."""
         names = [(*key, *(getattr(call, name) for name in key)) for key in KEYS]
         return [self._codes.setdefault(name, len(self._codes)) for name in names]
 
     @staticmethod
     def _alike(a: Compared, b: Compared, *, across_states: bool = False) -> Array:
-        """Return the covariances of calls: rows of `a` with rows of `b`; `across_states` leaves out what calls have in
-        common for the state of the caches alone."""
+        """Return the covariances of calls: rows of `a` with rows of `b`; `across_states` leaves out the covariance that
+        comes from sharing the cache state alone.
+        """
         import numpy as np
 
         (groups_a, at_a, weights_a), (groups_b, at_b, weights_b) = a, b
@@ -223,10 +225,10 @@ class Learned:
         return alike
 
     def _ask(self, call: Traits) -> Correction:
-        """Return what `ask` gives.
+        """Compute the result of `ask`.
 
-        Of an op that was never measured, other ops' calls in the same state of the caches say nothing: with them such
-        ops were predicted worse.
+        For an op that was never measured, other ops' calls in the same cache state are ignored: they made the
+        predictions of unmeasured ops worse.
         """
         import numpy as np
 
@@ -239,7 +241,9 @@ class Learned:
         return self._correction(float(alike @ self._pulls), same, asked_for[1][0], np.arange(len(self._pulls)))
 
     def _correction(self, log: float, same: npt.NDArray[np.bool_], at: Array, among: Codes) -> Correction:
-        """Return the correction of a call that lies at `at` by those `among` all, of which `same` share its traits."""
+        """Return the correction of a call at `at` from the calls `among`; `same` marks which of them share each of its
+        traits.
+        """
         import numpy as np
 
         like = next((same[:, column] for column in (OP_HERE, OP, FAMILY) if same[:, column].any()), same[:, OP])
@@ -261,14 +265,14 @@ def _places(calls: Sequence[Traits]) -> Array:
 
 
 def _weights(calls: Sequence[Traits]) -> Array:
-    """Return the square roots of the shares of the variances that calls have."""
+    """Return the square roots of the calls' shares of the variances."""
     import numpy as np
 
     return np.array([PRODUCTS**0.5 if call.form == "matmul" else 1.0 for call in calls], dtype=np.float64)
 
 
 class LearnedCall(msgspec.Struct, frozen=True):
-    """A row of the file."""
+    """A row of the file of measured calls."""
 
     traits: Traits
     log_ratio: float
@@ -283,7 +287,7 @@ class LearnedCall(msgspec.Struct, frozen=True):
 
 @lru_cache(maxsize=1)
 def learned_calls() -> tuple[LearnedCall, ...]:
-    """The measured calls that ship."""
+    """Return the shipped measured calls."""
     text = resources.files("opreplay.replay.ascend.devices").joinpath(FILE).read_text(encoding="utf-8")
     rows: list[LearnedCall] = []
     for row in csv.DictReader(text.splitlines()):
@@ -296,11 +300,11 @@ def learned_calls() -> tuple[LearnedCall, ...]:
 
 @lru_cache(maxsize=1)
 def shipped() -> Learned:
-    """The correction that ships."""
+    """Return the shipped correction."""
     rows = learned_calls()
     return Learned([row.traits for row in rows], [row.pull for row in rows], [row.soc for row in rows])
 
 
 def octaves(number: float) -> float:
-    """Base-2 logarithm of a number, of 1 for less."""
+    """Return the base-2 logarithm of a number; 0 for numbers below 1."""
     return log2(max(1.0, number))

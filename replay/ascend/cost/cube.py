@@ -45,7 +45,9 @@ with K = 7168 half as long as they were, and nothing measured tells 2048 from mo
 
 
 def _halved(gemm: Gemm, m: int, rows: int, cols: int, cores: int, *, columns_first: bool) -> list[tuple[int, int, int]]:
-    """A tile, and all that halving it makes until no core is idle: large ones on fewer cores load less in all."""
+    """Return a tile and its repeated halvings until no core is idle: large tiles on fewer cores load fewer bytes in
+    total.
+    """
     n, batch = gemm.n, gemm.batch
     across, tall = -(-n // cols), batch * -(-m // rows)
     out = [(rows, cols, 1)]
@@ -64,8 +66,11 @@ def _halved(gemm: Gemm, m: int, rows: int, cols: int, cores: int, *, columns_fir
 
 
 def _plans(gemm: Gemm, cores: int) -> list[tuple[int, int, int, int]]:
-    """What to choose from: rows that are dealt out, and what `_tilings` makes of them. Where waves are few, rows may be
-    dealt out as more are, so that they are never dearer."""
+    """Return the candidate plans: a number of rows, and a tiling of these rows by `_tilings`.
+
+    With few waves a product may also be computed with more rows, so that it never costs more than a product with more
+    rows.
+    """
     out = [(gemm.m, *plan) for plan in _tilings(gemm, gemm.m, cores)]
     if gemm.batch * -(-gemm.m // 128) * -(-gemm.n // 256) < FEW_WAVES * cores:
         for m in {gemm.m // 16 * 16 + 16, *DEALT_OUT}:
@@ -75,9 +80,11 @@ def _plans(gemm: Gemm, cores: int) -> list[tuple[int, int, int, int]]:
 
 
 def _tilings(gemm: Gemm, m: int, cores: int) -> list[tuple[int, int, int]]:
-    """(rows, columns) of a base tile for `m` rows, and the pieces that K is split into, most often 1: tiles as large as
-    L0C and the product allow, and all that halving one side after the other makes while cores lie idle. More cores have
-    more to choose from, so they are never slower."""
+    """Return candidate base tiles for `m` rows: (rows, columns, pieces that K is split into, usually 1).
+
+    The tiles are as large as L0C and the product allow, plus all tiles made by halving one side after the other while
+    cores are idle. More cores add candidates, so more cores are never slower.
+    """
     batch, n, k = gemm.batch, gemm.n, gemm.k
     whole_m, whole_n = -(-m // 16) * 16, -(-n // 16) * 16
     out: list[tuple[int, int, int]] = []
@@ -104,7 +111,7 @@ def _tilings(gemm: Gemm, m: int, cores: int) -> list[tuple[int, int, int]]:
 
 
 class Gemm(msgspec.Struct, frozen=True, gc=False):
-    """A matrix product as the cube sees it."""
+    """A matrix product as computed by the cube."""
 
     batch: int
     m: int
@@ -128,9 +135,10 @@ TRANSPOSITIONS = ((False, True), (False, False), (True, False), (True, True))
 
 
 def gemm_of(call: KernelCall) -> Gemm | None:
-    """Sizes of a matrix product from operand shapes; transposition from attrs, else from what makes the shapes fit.
+    """Return the sizes of a matrix product from operand shapes; transposition from attrs, else whichever makes shapes
+    match.
 
-    Inputs: A, B, and anything after them (bias, scales). None when the shapes make no product.
+    Inputs: A, B, and anything after them (bias, scales). Returns None if the shapes do not form a product.
     """
     inputs = call.inputs
     if len(inputs) < 2 or (a := inputs[0]) is None or (b := inputs[1]) is None:
@@ -168,7 +176,9 @@ def gemm_of(call: KernelCall) -> Gemm | None:
 def _fitting(
     a: Sequence[int], b: Sequence[int], wanted: tuple[int, int] | None, flags: Mapping[str, object]
 ) -> tuple[int, int, int, bool, bool] | None:
-    """(m, n, k, whether A and B are transposed) of two matrices with a product, if possible of the size wanted."""
+    """Return (m, n, k, whether A is transposed, whether B is) for two matrices that can be multiplied, preferably with
+    the size `wanted`.
+    """
     fits: tuple[int, int, int, bool, bool] | None = None
     for try_a, try_b in TRANSPOSITIONS:
         m, k = (a[1], a[0]) if try_a else (a[0], a[1])
@@ -190,20 +200,22 @@ def _result_bytes(a: TensorSpec, out: TensorSpec | None) -> int:
 
 
 def mac_rate(dtype: str, device: DeviceProfile, hf32: bool) -> float:
-    """Multiply-accumulates per cycle of one cube core; unknown types run at the float32 rate, never for free."""
+    """Return the multiply-accumulates per cycle of one cube core; unknown dtypes run at the float32 rate, never for
+    free.
+    """
     rates = device.macs_per_cycle
     return rates["hf32"] if hf32 and dtype == "float32" else rates.get(dtype, rates["float32"])
 
 
 def _fill_bytes(run_bytes: int, fractal: bool, size: float, exponent: float) -> float:
-    """`size` bytes, made dearer when rows are shorter than the 512 bytes at which loading into L1 is fast."""
+    """Return `size` bytes, scaled up if rows are shorter than the 512 bytes at which loading into L1 is fast."""
     if fractal or run_bytes >= 512:
         return size
     return size * (512 / max(32, run_bytes)) ** exponent
 
 
 def _bytes_to_move(gemm: Gemm, device: DeviceProfile, resident: float | None) -> tuple[float, float, float]:
-    """(bytes of the operands, bytes of the result, share found in L2)."""
+    """Return (bytes of the operands, bytes of the result, share found in L2)."""
     batch, m, n, once = gemm.batch, gemm.m, gemm.n, gemm.k * itemsize(gemm.dtype)
     weight = (1 if gemm.shared_b else batch) * n * (gemm.k * gemm.weight_bits / 8 if gemm.weight_bits else once)
     operands = batch * m * once + weight
@@ -221,14 +233,14 @@ def _bytes_to_move(gemm: Gemm, device: DeviceProfile, resident: float | None) ->
 def gemm_terms(
     gemm: Gemm, family: FamilyCost, device: DeviceProfile, resident: float | None = None, *, skew: float = 1.0
 ) -> dict[str, float]:
-    """Terms of a matrix product in microseconds, over the best base tile.
+    """Return the terms of a matrix product in microseconds, for the best base tile.
 
-    Time = launch + (cube^p + l2^p + hbm^p)^(1/p) + fixpipe, with waves = ceil(tiles / cores); each term reported is
-    its share of the overlapped sum, so that the terms add up to the time. Over a very long K, which CANN splits, the
-    pipes of a core wait for each other, and L1 to L0 takes about as long as computing. Where few tiles would leave most
-    cores idle, pieces of K are dealt out to them, whose sums are read and added once more. `family.memory_factor` is on
-    the loading of operands: float32 rows are rearranged at half the pace. `skew` stretches what the busiest core
-    computes and loads. A product without elements costs its launch.
+    Time = launch + (cube^p + l2^p + hbm^p)^(1/p) + fixpipe, with waves = ceil(tiles / cores); each reported term is its
+    share of the overlapped sum, so that the terms add up to the time. Over a very long K, which CANN splits, the pipes
+    of a core wait for each other, and L1 to L0 takes about as long as computing. If few tiles would leave most cores
+    idle, K is split across these cores, and the partial sums are read and added once more. `family.memory_factor`
+    multiplies the loading of operands: float32 rows are rearranged at half the speed. `skew` multiplies what the
+    busiest core computes and loads. A product without elements costs its launch.
     """
     if not gemm.batch * gemm.m * gemm.n:
         return _shares(0.0, 0.0, 0.0, 0.0, 0.0, family, device)
@@ -299,8 +311,9 @@ def _shares(
     family: FamilyCost,
     device: DeviceProfile,
 ) -> dict[str, float]:
-    """Terms of `total` seconds, of which pipes overlap for `overlapped`: in the shares of their times to the power of
-    the norm."""
+    """Return the terms of `total` seconds; the `overlapped` part is divided in proportion to the pipes' times raised to
+    the power of the norm.
+    """
     norm = computed + loaded + drawn
     share = overlapped * 1e6 / norm if norm > 0 else 0.0
     return {
@@ -319,7 +332,9 @@ def matmul_terms(
     resident: float | None = None,
     gemm: Gemm | None = None,
 ) -> dict[str, float]:
-    """Terms of a (batched, quantised, grouped) matrix product; `gemm` is `gemm_of(call)` where the caller knows it."""
+    """Return the terms of a (batched, quantised, grouped) matrix product; pass `gemm_of(call)` as `gemm` if already
+    known.
+    """
     gemm = gemm or gemm_of(call)
     if gemm is None:
         return _by_bytes(call, family, device, resident)
@@ -327,11 +342,12 @@ def matmul_terms(
 
 
 def _skew(call: KernelCall, gemm: Gemm, device: DeviceProfile) -> float:
-    """How much longer a grouped product takes since one expert has more rows than its even share; 1 for others.
+    """Return the slowdown of a grouped product because one expert has more rows than its even share; 1 for other
+    products.
 
-    A core keeps a column of the weights and lets all rows of its expert pass, so an expert is as many jobs as its
-    weights have columns of tiles, each as long as it has rows. Jobs on m cores end after work/m + (1 - 1/m) * longest
-    (R. L. Graham, Bounds on multiprocessing timing anomalies, 1969).
+    A core keeps a column of the weights and processes all rows of its expert, so an expert has as many jobs as its
+    weights have columns of tiles, and each job is as long as the expert has rows. Jobs on m cores end after work/m + (1
+    - 1/m) * longest (R. L. Graham, Bounds on multiprocessing timing anomalies, 1969).
     """
     busiest, rows = call.attrs.get("busiest"), call.attrs.get("rows")
     if not isinstance(busiest, int) or not isinstance(rows, int) or rows <= 0:
@@ -355,13 +371,13 @@ def _by_bytes(call: KernelCall, family: FamilyCost, device: DeviceProfile, resid
 def conv_terms(
     call: KernelCall, family: FamilyCost, device: DeviceProfile, resident: float | None = None
 ) -> dict[str, float]:
-    """Terms of a convolution, forward, or backward to its input or weights: the product it is, and its unfolding.
+    """Return the terms of a convolution, forward or backward to input or weights: its matrix product and its unfolding.
 
-    Shapes are those of NC1HWC0 and FRACTAL_Z tensors: the feature maps are (N, C1, H, W, C0), the weight is
-    (C1*Kh*Kw, N1, 16, C0). With at least as many images as cores, they are dealt out whole: the busiest core
-    has ceil(N / cores) of them. Otherwise 128 output pixels make a task, and backwards: 32 images are on 22 to 24 cores
-    of a 910B2, and on 16 forward. Where these are fewer than cores, steps of 256 output channels are dealt out, too:
-    2 x 256 pixels of 2048 to 2048 channels take 23 us on a 950PR, four cores would take 97.
+    Shapes are those of NC1HWC0 and FRACTAL_Z tensors: the feature maps are (N, C1, H, W, C0), the weight is (C1*Kh*Kw,
+    N1, 16, C0). With at least as many images as cores, each core gets whole images: the busiest core has ceil(N /
+    cores) of them. Otherwise a task is 128 output pixels, also backward: 32 images run on 22 to 24 cores of a 910B2,
+    and on 16 forward. If there are fewer tasks than cores, steps of 256 output channels are distributed, too: 2 x 256
+    pixels of 2048 to 2048 channels take 23 us on a 950PR; four cores would take 97.
     """
     sizes = _conv_sizes(call)
     if sizes is None:

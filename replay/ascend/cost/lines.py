@@ -1,8 +1,9 @@
 # pyright: strict
-"""Lines of memory that a kernel fetches because of what indices, positions and scales say; pure functions.
+"""Cache lines that a kernel fetches because of indices, positions and scales; pure functions.
 
-Vector cores with wide vectors (950PR) load single elements through caches, a line at a time; cores before them turn
-tensors so that what they look up lies in rows. That the former turn nothing, times of gathers and samples there say.
+Vector cores with wide vectors (950PR) load single elements through caches, a line at a time; earlier cores transpose
+tensors so that the elements they look up are in rows. Measured times of gathers and samples show that the 950PR does
+not transpose.
 """
 
 from __future__ import annotations
@@ -33,10 +34,10 @@ NEIGHBOURS = 2
 
 
 def gathered_lines(count: int, along: int, inner: int, itemsize: int, table_bytes: int) -> float:
-    """Lines fetched for `count` single elements, each at any of `along` places that are `inner` elements apart.
+    """Return the lines fetched for `count` single elements, each at any of `along` positions that are `inner` elements
+    apart.
 
-    Elements that lie beside each other share the lines of all these places, and a slice that a core can hold is fetched
-    once.
+    Adjacent elements share the lines of all these positions, and a slice that fits into a core's cache is fetched once.
     """
     apart = min(1.0, along * itemsize / LINE_BYTES) if inner > 1 else 1.0
     anew = max(0.0, 1.0 - CORE_CACHE_BYTES / max(1, along * inner * itemsize))
@@ -44,22 +45,28 @@ def gathered_lines(count: int, along: int, inner: int, itemsize: int, table_byte
 
 
 def sampled_lines(count: float, channels: int, itemsize: int) -> float:
-    """Lines fetched for `count` elements at positions of images: for each channel all channels of the position, which
-    lie together, pass through the core's cache anew: 0.3 ps a byte on a 950PR for 11 to 128 channels (cann-bench). No
-    element needs more lines than it has neighbours in a plane."""
+    """Return the lines fetched for `count` elements at image positions.
+
+    For each channel, all channels of the position, which are adjacent, pass through the core's cache again: 0.3 ps a
+    byte on a 950PR for 11 to 128 channels (cann-bench). No element needs more lines than it has neighbours in a plane.
+    """
     return count * min(channels * itemsize / LINE_BYTES, NEIGHBOURS**2)
 
 
 def beyond_l2(lines: float, table_bytes: float, slice_bytes: float, l2_bytes: float) -> float:
-    """Bytes of these lines that come from memory, of a table whose slices are looked up at random one after the other:
-    each of its lines once, and again what L2 does not keep."""
+    """Return the bytes of these lines that come from memory, for a table whose slices are looked up at random in
+    sequence.
+
+    Each line is loaded once, and again if L2 does not keep it.
+    """
     lost = max(0.0, 1.0 - RANDOM_L2_SHARE * l2_bytes / max(1.0, slice_bytes))
     return max(min(table_bytes, lines * LINE_BYTES), lines * LINE_BYTES * lost)
 
 
 def touched(source: Sequence[int], result: Sequence[int], itemsize: int) -> float:
-    """Share of an image that interpolation to another size reads: two rows for each of the result, and of these rows
-    the sectors that its elements lie in."""
+    """Return the share of an image that interpolation to another size reads: two rows for each result row, and in these
+    rows the sectors that contain its elements.
+    """
     share = 1.0
     for size, wanted in zip(source[:-1], result[:-1], strict=True):
         share *= min(1.0, NEIGHBOURS * wanted / max(1, size))

@@ -1,8 +1,9 @@
 # pyright: strict
-"""What kernels measured on the same SoC say about others of nearly their sizes; a factor that vanishes away from them.
+"""Correction from kernels of similar sizes measured on the same SoC; the factor approaches 1 as sizes differ more.
 
-Owns which kernels are alike and how far that reaches. `fit` owns the constants, which all sizes share; what they leave
-over at some sizes (a tiling that suits them badly, a format, a habit of the library) is the same a little beside them.
+Owns which kernels are similar and how far that reaches. `fit` owns the constants, which all sizes share; the errors
+that remain at some sizes (a tiling that suits them badly, a format, a quirk of the library) are similar at nearby
+sizes.
 """
 
 from __future__ import annotations
@@ -54,7 +55,7 @@ Spot = tuple[float, float, float]
 
 
 class Place(NamedTuple):
-    """Where a kernel stands among those of its family."""
+    """The position of a kernel among the kernels of its family."""
 
     kind: str
     """Types, formats and transposition: kernels of different kinds say nothing of each other."""
@@ -64,10 +65,10 @@ class Place(NamedTuple):
 def place_of(
     call: KernelCall, form: str, gemm: Gemm | None = None, state: State = "network", tally: Tally | None = None
 ) -> Place | None:
-    """Kind and sizes of a call; None where there is nothing to compare it by. `gemm` is `gemm_of(call)` and `tally`
-    `tally_of(call)` if known.
+    """Return kind and sizes of a call; None if it cannot be compared. Pass `gemm_of(call)` and `tally_of(call)` if
+    known.
 
-    What a loop on warm caches leaves over tells nothing of a kernel in a network, and the other way round.
+    Errors of a loop on warm caches do not carry over to a kernel in a network, nor the other way round.
     """
     if form == "matmul":
         gemm = gemm or gemm_of(call)
@@ -78,7 +79,7 @@ def place_of(
 
 
 def _kind_of(call: KernelCall, form: str, gemm: Gemm | None, state: State, tally: Tally | None) -> str:
-    """Kind of a call; "" where there is nothing to compare it by."""
+    """Return the kind of a call; "" if it cannot be compared."""
     warm = state == "warm"
     if form == "matmul":
         if gemm is None or not gemm.batch * gemm.m * gemm.n * gemm.k:
@@ -129,19 +130,19 @@ def _dtype(name: str) -> str:
 
 
 def spot(rows: float, columns: float, depth: float, form: str) -> Spot:
-    """Where sizes lie for a form."""
+    """Return the position of these sizes for a form."""
     r, c, d = PRODUCT_REACH if form == "matmul" else OTHER_REACH
     return log2(rows) / r, log2(columns) / c, log2(depth) / d
 
 
 def sizes_at(spot: Spot, form: str) -> tuple[int, ...]:
-    """What `spot` was made from."""
+    """Return the sizes from which `spot` was made."""
     reach = PRODUCT_REACH if form == "matmul" else OTHER_REACH
     return tuple(round(2 ** (x * r)) for x, r in zip(spot, reach, strict=True))
 
 
 def likeness(a: Spot, b: Spot) -> float:
-    """1 for the same sizes, less the more octaves lie between them."""
+    """Return the similarity of two positions: 1 for the same sizes, decreasing with the octaves between them."""
     return exp(-0.5 * sum((x - y) ** 2 for x, y in zip(a, b, strict=True)))
 
 
@@ -177,13 +178,15 @@ def drawn(
 
 
 def largest(call: KernelCall) -> tuple[float, str]:
-    """Elements of a call's largest operand, and its dtype, halves as one."""
+    """Return the number of elements of a call's largest operand, and its dtype; all half-precision dtypes count as
+    one.
+    """
     tally = tally_of(call)
     return float(tally.elements), _dtype(tally.dtype)
 
 
 def is_outside(family: FamilyCost, tally: Tally) -> bool:
-    """Whether sizes or dtype of a call lie far outside what was measured of its family, or nothing of it was."""
+    """Check whether a call's sizes or dtype are far outside its family's measurements, or the family has none."""
     n, largest_measured = tally.elements, family.most_elements
     if largest_measured <= 0.0 or n > BEYOND * largest_measured or n * BEYOND < family.least_elements:
         return True
@@ -192,7 +195,7 @@ def is_outside(family: FamilyCost, tally: Tally) -> bool:
 
 
 def is_learned(call: KernelCall, family: FamilyCost, state: State = "network") -> bool:
-    """Whether a kernel of this kind and just these sizes is among the family's measured neighbours."""
+    """Check whether a kernel of this kind and exactly these sizes is among the family's measured neighbours."""
     place = place_of(call, family.form, state=state) if family.nearby else None
     if place is None:
         return False
@@ -203,9 +206,11 @@ def is_learned(call: KernelCall, family: FamilyCost, state: State = "network") -
 
 
 def learned(measured: Sequence[tuple[Place, float]]) -> dict[str, tuple[Neighbour, ...]]:
-    """Neighbours of one family on one SoC from (place, log of measured over predicted), in order of importance.
+    """Return the neighbours of a family on an SoC, from (place, log of measured over predicted), in order of
+    importance.
 
-    A Gaussian process with mean 0: far from all kernels nothing is left, and beside one alone four fifths of its error.
+    A Gaussian process with mean 0: far from all kernels there is no correction; next to a single kernel, four fifths of
+    its error is corrected.
     """
     import numpy as np
 

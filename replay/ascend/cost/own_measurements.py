@@ -1,10 +1,10 @@
 # pyright: strict
-"""What a user's own measurements say about other predictions, and which call is worth measuring next.
+"""Adjusts predictions to a user's own measurements, and chooses the calls to measure next.
 
-Errors of predictions are correlated: log(measured / predicted) of two calls has a part in common when both ran on one
-device, when their kernels are of one family and of similar length, and when they are calls of one op. Conditioning on
-the measured calls (Gaussian process regression) gives each other prediction a factor and a narrower band. The same
-covariances say by how much a measurement would narrow the total of a step, so the calls to measure follow from them.
+Errors of predictions are correlated: log(measured / predicted) of two calls has a common part if both ran on one
+device, if their kernels are of one family and of similar duration, and if they are calls of one op. Conditioning on the
+measured calls (Gaussian process regression) gives every other prediction a factor and a narrower band. The same
+covariances say by how much a measurement would narrow the total of a step, and so which calls to measure.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ Nearest = Literal["", "call", "op", "family"]
 
 
 class Estimate(msgspec.Struct, frozen=True, kw_only=True):
-    """A predicted time and what its error is correlated by."""
+    """A predicted time, with the traits by which its error is correlated with others."""
 
     call: str
     """Identity of the call: its text, or a kernel with its shapes."""
@@ -76,7 +76,7 @@ class Estimate(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Adjustment(msgspec.Struct, frozen=True, kw_only=True):
-    """What measurements make of a prediction."""
+    """The adjustment of a prediction by measurements."""
 
     factor: float
     band: float
@@ -85,7 +85,7 @@ class Adjustment(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Choice(msgspec.Struct, frozen=True, kw_only=True):
-    """A call that is worth measuring."""
+    """A call chosen for measurement."""
 
     index: int
     """In the calls given."""
@@ -94,7 +94,7 @@ class Choice(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def covariances(first: Sequence[Estimate], second: Sequence[Estimate]) -> Array:
-    """Covariances of the log errors of calls: rows of `first` with columns of `second`."""
+    """Return the covariances of the calls' log errors: rows of `first` with columns of `second`."""
     import numpy as np
 
     codes: dict[tuple[str, str], int] = {}
@@ -118,7 +118,7 @@ class Measured:
     """Measured calls, ready to adjust other predictions."""
 
     def __init__(self, calls: Sequence[Estimate], logs: Sequence[float], spreads: Sequence[float]) -> None:
-        """`logs` are of measured over predicted; `spreads` the relative spread of each measurement's repeats."""
+        """`logs` are logarithms of measured over predicted; `spreads` are the relative spreads of the repetitions."""
         import numpy as np
 
         self._calls = list(calls)
@@ -135,13 +135,13 @@ class Measured:
 
     @cached_property
     def _scale(self) -> float:
-        """How much wider than predicted the measured errors are, as a factor on standard deviations."""
+        """The ratio of the measured errors to the expected ones, as a factor on standard deviations."""
         explained = float(self._logs @ self._inverse @ self._logs)
         scale = sqrt((PRIOR_ROWS + explained) / (PRIOR_ROWS + len(self._calls)))
         return min(MOST_SCALE, max(1.0, scale))
 
     def ask(self, estimate: Estimate) -> Adjustment:
-        """The factor on a predicted time, and the band around the result."""
+        """Return the factor on a predicted time, and the band around the result."""
         alike: Array = covariances([estimate], self._calls)[0]
         weights: Array = alike @ self._inverse
         prior = estimate.deviation**2
@@ -155,7 +155,7 @@ class Measured:
         )
 
     def leave_one_out(self) -> list[float]:
-        """For each measured call, the log of the factor that the measurements of all other calls give it."""
+        """Return, for each measured call, the log of the factor that follows from all other calls."""
         import numpy as np
 
         pulls: Array = self._inverse @ self._logs
@@ -178,7 +178,7 @@ class Measured:
 
 @lru_cache(maxsize=16)
 def own_measurements(rows: tuple[OwnMeasurement, ...], *, in_network: bool) -> Measured:
-    """The measurements of a device file, as errors of predictions in a network or of calls alone."""
+    """Return the measurements of a device file, as errors of predictions in a network or of isolated calls."""
     calls = [
         Estimate(
             call=row.call,
@@ -203,11 +203,11 @@ def choose(
     budget: float = inf,
     most: int | None = None,
 ) -> list[Choice]:
-    """The calls whose measurement narrows the total most, best first.
+    """Return the calls whose measurement narrows the total most, best first.
 
-    The total is the sum of `counts` times the predicted times. Each choice removes most of the variance that the ones
-    before it left; a call like one that was chosen is worth little. `costs` and `budget` are in one unit; calls that do
-    not fit what is left of the budget are passed over.
+    The total is the sum of `counts` times the predicted times. Each choice removes most of the variance left by the
+    previous choices; a call similar to a chosen one adds little. `costs` and `budget` have the same unit; calls that
+    exceed the remaining budget are skipped.
     """
     import numpy as np
 

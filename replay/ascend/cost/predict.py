@@ -1,5 +1,5 @@
 # pyright: strict
-"""Predicts one kernel on one device: terms, total, what bounds it, how sure that is; pure functions."""
+"""Predicts one kernel on one device: terms, total, bottleneck and confidence; pure functions."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ _MOVES = frozenset({"copy", "transpose", "transdata", "fill"})
 
 
 def only_moves(family: FamilyCost) -> bool:
-    """Whether kernels of a family only move what they read."""
+    """Check whether kernels of a family only copy their input."""
     return family.form in _MOVES or family.name == "TensorMove"
 
 
@@ -103,10 +103,12 @@ PLACES: dict[object, str] = {"AI_CPU": "AiCpu", "HOST": "HostCopy"}
 
 
 def variant(call: KernelCall, device: DeviceProfile) -> str:
-    """The kernel type; "AiCpu" for what runs on the control processors, "HostCopy" for copies over the bus; with the
-    direction for TransData, whose cost depends on the two formats, and "View" where the cube needs none; with
-    the dtype for float32 products, whose operands are loaded at another pace; "Reduce:across" for reductions of which
-    several cores have a part of each result.
+    """Return the kernel type, refined if kernels of one type have different costs.
+
+    "AiCpu" for kernels on the control processors, "HostCopy" for copies over the bus; TransData with its direction,
+    because its cost depends on the two formats, and "View" if the cube needs no conversion; float32 products with the
+    dtype, because their operands are loaded at another speed; "Reduce:across" for reductions in which several cores
+    have a part of each result.
     """
     if call.attrs and (core := call.attrs.get("core")) in PLACES:
         return PLACES[core]
@@ -130,8 +132,11 @@ def _transdata(call: KernelCall) -> str:
 
 
 def _is_across(call: KernelCall, device: DeviceProfile) -> bool:
-    """Whether several cores have parts of one sum: a dimension is kept inside of one that is summed over, by `across`
-    or else by shapes, or rows are fewer than cores and each longer than what one core reduces by itself."""
+    """Check whether several cores compute parts of one sum.
+
+    True if a kept dimension is inside a summed one, by `across` or else by shapes, or if there are fewer rows than
+    cores and each row is longer than what one core reduces by itself.
+    """
     source, out = first(call.inputs), first(call.outputs)
     if source is None or out is None:
         return False
@@ -146,7 +151,7 @@ def _is_across(call: KernelCall, device: DeviceProfile) -> bool:
 
 
 def family_of(call: KernelCall, device: DeviceProfile) -> FamilyCost:
-    """The cost constants that apply to a call."""
+    """Return the cost constants that apply to a call."""
     kind = call.type
     if kind in VARIED or call.attrs:
         kind = variant(call, device)
@@ -156,8 +161,11 @@ def family_of(call: KernelCall, device: DeviceProfile) -> FamilyCost:
 
 
 def least_us(family: FamilyCost, device: DeviceProfile, tally: Tally, gemm: Gemm | None = None) -> float:
-    """No kernel is quicker than this, in microseconds: a bare start; its products at the peak of all cube cores; its
-    bytes at the peak of L2, and of HBM as far as L2 cannot hold them before and after."""
+    """Return a lower bound on the time in microseconds.
+
+    The bound is the largest of: a bare launch; the products at the peak of all cube cores; the bytes at the peak of L2,
+    and at the peak of HBM for bytes that L2 cannot hold before and after.
+    """
     form = family.form
     if form == "matmul":
         if gemm is None:
@@ -198,7 +206,7 @@ def predict_time_us(
     state: State = "network",
     loaded: float = 0.0,
 ) -> float:
-    """The time alone, in microseconds; see `predict_kernel`."""
+    """Return only the time in microseconds; see `predict_kernel`."""
     family = family or family_of(call, device)
     gemm = gemm_of(call) if family.form == "matmul" else None
     terms, near, _ = _terms(call, family, device, resident, state, tally_of(call), gemm, loaded)
@@ -218,7 +226,7 @@ def _terms(
     gemm: Gemm | None,
     loaded: float,
 ) -> tuple[dict[str, float], float, SlowPath | None]:
-    """Terms; the factor on all of them that measured neighbours make; the slow path that the kernel takes."""
+    """Return the terms, the factor on all of them from measured neighbours, and the slow path that the kernel takes."""
     form = family.form
     if resident is None and state != "network":
         resident = _resident_in(state, tally, device)
@@ -245,9 +253,11 @@ def _terms(
 
 
 def _shortened(launch: float, share: float, family: FamilyCost, rates: Rates) -> float:
-    """A launch of which `share` is left beyond one core's. Of what a kernel takes beyond starting the fourth root of
-    that share is left: passes and synchronisation are the same whatever the caches hold, but the more a kernel does
-    the more code it has, which is fetched as well."""
+    """Return a launch time of which only `share` remains beyond one core's launch.
+
+    Of the time a kernel takes beyond its launch, the fourth root of `share` remains: passes and synchronisation do not
+    depend on the caches, but a kernel that does more has more code, which also has to be fetched.
+    """
     one_core_us, bare = rates.launch_one_us, launch - family.fixed_us
     if bare > one_core_us:
         bare = one_core_us + (bare - one_core_us) * share
@@ -257,7 +267,7 @@ def _shortened(launch: float, share: float, family: FamilyCost, rates: Rates) ->
 def _slowed(
     terms: dict[str, float], call: KernelCall, path: SlowPath, family: FamilyCost, device: DeviceProfile
 ) -> dict[str, float]:
-    """The terms of a kernel that takes a slow path; what the path takes beyond them is a term of its own."""
+    """Return the terms of a kernel on a slow path; the extra time of the path is a term of its own."""
     if path.how == "factor":
         return {**terms, "slow path": (path.factor - 1) * sum(terms.values())}
     cores = device.aiv_cores
@@ -270,7 +280,7 @@ UNLIKE_CORES = frozenset({"collective", "aicpu", "free", "host"})
 
 
 def _resident_in(state: State, tally: Tally, device: DeviceProfile) -> float:
-    """Share of a kernel's bytes found in L2 when it was cleared, or when the same kernel ran just before."""
+    """Return the share of a kernel's bytes found in L2 if L2 was cleared, or if the same kernel ran just before."""
     if state == "cold":
         return 0.0
     return resident_of(((1.0, float(tally.read + tally.write)),), device) or 0.0
@@ -283,7 +293,7 @@ EXTRAPOLATED_WIDTH = 1.5
 
 
 def widened(band: float) -> float:
-    """Return the band, as a factor, of what is unlike all that was measured."""
+    """Return the band, as a factor, for a kernel that is unlike all measured kernels."""
     return max(band**EXTRAPOLATED_WIDTH, LEAST_EXTRAPOLATED)
 
 
@@ -300,7 +310,9 @@ MOST_US = 1e15
 
 
 def _beyond_measure(call: KernelCall, device: DeviceProfile) -> KernelPrediction:
-    """Sizes that no memory holds, of which formulas make no number: the time of their bytes, up to the most."""
+    """Return a prediction for sizes that exceed any memory, for which the formulas give no number: the time of the
+    bytes, up to the maximum.
+    """
     time_us = float(min(total_bytes(call.inputs) + total_bytes(call.outputs), 10**30)) / device.hbm_bytes_per_s * 1e6
     time_us = min(max(time_us, device.rates.launch_one_us), MOST_US)
     band = device.families["Unknown"].band
@@ -319,14 +331,14 @@ BANDS_OF_THEIR_OWN = frozenset({UNKNOWN, "HostCopy", "Collective", "Free"})
 
 
 def _evidence(call: KernelCall, family: FamilyCost, tally: Tally) -> Evidence:
-    """Return what is known of a kernel; no core has instructions for the types of `NO_INSTRUCTIONS`."""
+    """Return the evidence for a kernel; no core has instructions for the dtypes in `NO_INSTRUCTIONS`."""
     if (dtype := tally.dtype) in NO_INSTRUCTIONS and dtype not in family.dtypes:
         return "its form"
     return evidence_of(call.type, family)
 
 
 def _scaled(terms: dict[str, float], scale: float) -> tuple[dict[str, float], float, str]:
-    """Terms times `scale`, those of 0 left out, their sum, and the name of the longest."""
+    """Return the terms times `scale` without zero terms, their sum, and the name of the longest term."""
     total = longest_us = 0.0
     longest = ""
     scaled: dict[str, float] = {}
@@ -346,13 +358,12 @@ def predict_kernel(
     state: State = "network",
     loaded: float = 0.0,
 ) -> KernelPrediction:
-    """Cost of one launch of `call` on `device`, in microseconds; `call.count` is not multiplied in.
+    """Return the cost of one launch of `call` on `device`, in microseconds; `call.count` is not multiplied in.
 
-    `resident` is the share of the kernel's bytes found in L2, where the caller knows it from what ran before; None
-    takes what `state` says: in a network the expected share for the working set. `loaded` says how often the
-    instruction caches hold a vector kernel's code when it starts in a network. Never raises for a well-formed call: a
-    kernel type that is not registered, and sizes that no memory holds, are costed by their bytes and marked
-    uncalibrated.
+    `resident` is the share of the kernel's bytes found in L2, if the caller knows it from the preceding kernels; None
+    derives it from `state`: in a network the expected share for the working set. `loaded` says how often the
+    instruction caches hold a vector kernel's code when it starts in a network. Never raises for a well-formed call: an
+    unregistered kernel type, and sizes that exceed any memory, are costed by their bytes and marked uncalibrated.
     """
     family = family_of(call, device)
     form = family.form

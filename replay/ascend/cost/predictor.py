@@ -1,5 +1,5 @@
 # pyright: strict
-"""Predictions on one device that are made once: a bounded cache keyed by everything that a prediction depends on."""
+"""Cached predictions on one device: a bounded cache keyed by everything that a prediction depends on."""
 
 from __future__ import annotations
 
@@ -12,10 +12,11 @@ MAX_CACHED = 200_000
 
 
 class Predictor:
-    """`predict_kernel` for one device, remembered.
+    """A cache of `predict_kernel` results for one device.
 
     The key holds the type, all tensors and all attributes (sequence lengths, transposition, ranks, ...), so two calls
-    that differ in a number alone are two predictions. Not shared between devices, as two of one name may differ.
+    that differ in a single number are two predictions. Devices do not share a cache, as two of the same name may
+    differ.
     """
 
     def __init__(self, device: DeviceProfile) -> None:
@@ -25,7 +26,7 @@ class Predictor:
     def __call__(
         self, call: KernelCall, resident: float | None = None, state: State = "network", loaded: float = 0.0
     ) -> KernelPrediction:
-        """The cost of one launch; see `predict_kernel`. `resident` and `loaded` are rounded to a hundredth."""
+        """Return the cost of one launch; see `predict_kernel`. `resident` and `loaded` are rounded to a hundredth."""
         if resident is not None:
             resident = round(resident, 2)
         loaded = round(loaded, 2)

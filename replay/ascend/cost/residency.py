@@ -1,10 +1,10 @@
 # pyright: strict
-"""What of each kernel's data is still in L2, judged from the sequence of kernels and the sizes of their tensors.
+"""The part of each kernel's data that is still in L2, estimated from the kernel sequence and the tensor sizes.
 
-A kernel table names no addresses. A tensor is taken to be the one of the same number of elements and dtype that was
-touched last and has not been taken yet by another operand of the same kernel; what lies between the two touches is the
-reuse distance. Weights and caches of layers are not: each is memory of its own (`owned_operands`). Where a caller knows
-which tensor is which, it says so.
+A kernel table has no addresses. A tensor is assumed to be the most recently used tensor with the same number of
+elements and dtype that no other operand of the same kernel has claimed; the bytes between the two uses are the reuse
+distance. Weights and caches of layers are an exception: each has its own memory (`owned_operands`). If a caller knows
+the identity of a tensor, it passes it.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ MAX_REMEMBERED = 64
 
 
 class Stream:
-    """The kernels of a device in launch order, and when each tensor was last touched; the clock counts bytes.
+    """The kernels of a device in launch order, and when each tensor was last used; the clock counts bytes.
 
-    A tensor whose identity is given was last touched when that one was; of any other it is taken that the one of its
-    size and dtype touched last is meant, as memory that was freed is given out again.
+    A tensor with a given identity was last used when that identity was. Any other tensor is assumed to be the most
+    recently used one of its size and dtype, because the allocator reuses freed memory.
     """
 
     def __init__(self) -> None:
@@ -50,11 +50,11 @@ class Stream:
         outputs: Sequence[Hashable] = (),
         beyond: Hashable = None,
     ) -> tuple[Touch, ...]:
-        """The tensors of the next kernel with their reuse distances, its own bytes included; last the bytes that it
-        moves beyond its tensors, if there are any: pages of a cache that attention reads.
+        """Return the next kernel's tensors with their reuse distances, which include the kernel's own bytes.
 
-        `inputs` and `outputs` say which tensor each is, `beyond` which memory the further bytes are of; None where that
-        is not known. What a kernel writes gets its memory by size.
+        The last entry is the bytes that it moves beyond its tensors, if any: cache pages that attention reads. `inputs`
+        and `outputs` identify each tensor, `beyond` the memory of the extra bytes; None if unknown. A tensor that the
+        kernel writes gets its memory by size.
         """
         keys, sizes = self._tensors(call)
         kernel_bytes = sum(sizes)
@@ -81,7 +81,7 @@ class Stream:
     def _tensors(self, call: KernelCall) -> tuple[list[tuple[int, str]], list[float]]:
         """Return (elements, dtype) and bytes of a kernel's tensors, and of the memory that it moves beyond them.
 
-        They are kept, as most kernels come again. Of a table that it looks up a kernel touches no more than it moves.
+        Results are cached, as most kernels repeat. A kernel reads no more of a lookup table than it moves.
         """
         described = self._described.get(id(call))
         if described is None or described[0] is not call:
@@ -101,7 +101,7 @@ class Stream:
 
 
 def _names(call: KernelCall, inputs: Sequence[Hashable], outputs: Sequence[Hashable]) -> list[tuple[Hashable, bool]]:
-    """(which tensor, whether it is read) of the tensors that a kernel has."""
+    """Return (identity, whether it is read) for each of a kernel's tensors."""
     read = [(name, True) for name in _padded(inputs, len(call.inputs))]
     written = [(name, False) for name in _padded(outputs, len(call.outputs))]
     specs = call.inputs + call.outputs
@@ -113,9 +113,10 @@ def _padded(names: Sequence[Hashable], length: int) -> list[Hashable]:
 
 
 def reuse_distances(calls: Iterable[KernelCall | None]) -> list[tuple[Touch, ...]]:
-    """For each kernel in launch order, its tensors with their reuse distances, the kernel's own bytes included.
+    """Return each kernel's tensors with their reuse distances, in launch order; a distance includes the kernel's own
+    bytes.
 
-    None stands for a kernel of unknown shapes (a collective): it is taken to touch nothing.
+    None stands for a kernel of unknown shapes (a collective), which is assumed to use no memory.
     """
     launches, stream = list(calls), Stream()
     owned = owned_operands(launches)
@@ -136,11 +137,11 @@ _Kind = tuple[int, str, str]
 
 
 def owned_operands(launches: Sequence[KernelCall | None]) -> dict[int, list[Hashable]]:
-    """Return which tensor each input is, by place in launch order, of kernels that read weights or caches.
+    """Return the identity of each input, by position in launch order, for kernels that read weights or caches.
 
-    Operands behind the first of products, and keys and values of attention, are weights or caches where no kernel in
-    the table writes a tensor of that kind: each layer has its own, and a layer reads them once in a step. Where the
-    table holds several steps, the same layer's is read one step later. Inputs that may be any tensor are None.
+    The second and later operands of products, and keys and values of attention, are weights or caches if no kernel in
+    the table writes a tensor of that kind: each layer has its own, and reads them once per step. If the table holds
+    several steps, the same layer reads them again one step later. Inputs that may be any tensor are None.
     """
     written = {_kind(spec) for call in launches if call is not None for spec in _written(call)}
     reads: dict[_Kind, list[tuple[int, int]]] = {}
@@ -161,20 +162,20 @@ def owned_operands(launches: Sequence[KernelCall | None]) -> dict[int, list[Hash
 
 
 def _owned_places(call: KernelCall) -> range:
-    """Return the places of inputs that are weights or caches unless another kernel writes them."""
+    """Return the positions of inputs that are weights or caches unless another kernel writes them."""
     if _ATTENTION.search(call.type):
         return range(1, min(3, len(call.inputs)))
     return range(1, len(call.inputs)) if _PRODUCT.search(call.type) else range(0)
 
 
 def _written(call: KernelCall) -> Sequence[TensorSpec]:
-    """Return what a kernel writes in full."""
+    """Return the tensors that a kernel overwrites completely."""
     outputs = call.outputs[1:] if is_update(call) else call.outputs
     return [spec for spec in outputs if spec is not None]
 
 
 def is_update(call: KernelCall) -> bool:
-    """Return whether a kernel puts some rows into its first operand, in place."""
+    """Check whether a kernel writes some rows of its first operand, in place."""
     return bool(_IN_PLACE.search(call.type)) and bool(call.outputs) and call.inputs[:1] == call.outputs[:1]
 
 
@@ -187,19 +188,21 @@ MOST_ALIKE = 5
 
 
 def _steps_told(counts: Sequence[int]) -> int:
-    """Return how many steps a table holds, told by how often weights of each kind are read; 1 where that tells none.
+    """Return the number of steps in a table, derived from how often weights of each kind are read; 1 if it is
+    ambiguous.
 
-    Every kind is read a multiple of that often, some kind (a head, the last layer) once a step, and some more often in
-    a step than in any one layer: a few layers by themselves look like steps, but for that.
+    The number of steps divides the count of every kind, some kind (a head, the last layer) is read once per step, and
+    some kind more often per step than in any one layer. The last condition is needed because a few layers alone look
+    like steps.
     """
     steps = gcd(*counts) if counts else 1
     return steps if steps > 1 and min(counts) == steps and max(counts) >= MOST_ALIKE * steps else 1
 
 
 def touches_in(calls: Sequence[KernelCall], state: State) -> list[tuple[Touch, ...]]:
-    """For the kernels of one op, their tensors with reuse distances when the op starts in `state`.
+    """Return the tensors of an op's kernels with their reuse distances when the op starts in `state`.
 
-    That is after L2 was cleared, or when the same op ran just before. Nothing is known of them in a network.
+    The state is: L2 was cleared, or the same op ran just before. In a network nothing is known about them.
     """
     if state == "network":
         return [() for _ in calls]
@@ -211,9 +214,11 @@ def touches_in(calls: Sequence[KernelCall], state: State) -> list[tuple[Touch, .
 
 
 def written_back(call: KernelCall, touches: tuple[Touch, ...]) -> tuple[Touch, ...]:
-    """The touches of a kernel by itself: what it writes stays in L2 as far as that holds the kernel's tensors, wherever
-    what it reads comes from. Of attention, which reads more than the tensors it names (`moved_bytes`), that says
-    nothing."""
+    """Return the tensor uses of an isolated kernel: its output stays in L2 as far as L2 holds the kernel's tensors,
+    wherever its input comes from.
+
+    This does not apply to attention, which reads more than the tensors it names (`moved_bytes`).
+    """
     kernel_bytes, reads = sum(size for size, _ in touches), sum(spec is not None for spec in call.inputs)
     if len(touches) > reads + sum(spec is not None for spec in call.outputs):
         return touches
@@ -222,13 +227,15 @@ def written_back(call: KernelCall, touches: tuple[Touch, ...]) -> tuple[Touch, .
 
 
 def _in_place(touches: tuple[Touch, ...]) -> tuple[Touch, ...]:
-    """What a kernel writes that names no outputs, as optimizers: all of its largest tensors but one, the gradient."""
+    """Return the tensors written by a kernel that names no outputs, such as an optimizer: all largest tensors but one,
+    the gradient.
+    """
     largest = max((size for size, _ in touches), default=0.0)
     return tuple((size, None) for size, _ in touches if size == largest)[:-1]
 
 
 class Held(NamedTuple):
-    """What the caches hold of a kernel when it starts."""
+    """Contents of the caches for a kernel when it starts."""
 
     resident: float | None = None
     """Share of its bytes that is in L2; None where nothing is known."""
@@ -242,16 +249,17 @@ of a Qwen step on a 910B4 is 0.000 where up to two ran in between, 0.003 after t
 
 
 class Codes:
-    """Whose code the instruction caches hold, told by the order of launches."""
+    """The kernels whose code is in the instruction caches, derived from the launch order."""
 
     def __init__(self) -> None:
         self._number = 0
         self._last: dict[tuple[str, ...], int] = {}
 
     def launch(self, call: KernelCall | None) -> bool:
-        """Whether the caches hold the next kernel's code: its type and dtypes ran no more than `CODES_KEPT` others ago.
+        """Check whether the caches hold the next kernel's code: its type and dtypes ran at most `CODES_KEPT` other
+        kernels ago.
 
-        None stands for a kernel of which nothing is known.
+        None stands for an unknown kernel.
         """
         self._number += 1
         if call is None:
@@ -262,13 +270,13 @@ class Codes:
 
 
 def codes_kept(calls: Iterable[KernelCall | None]) -> list[bool]:
-    """For each kernel in launch order, whether the instruction caches still hold its code."""
+    """Return, for each kernel in launch order, whether the instruction caches still hold its code."""
     codes = Codes()
     return [codes.launch(call) for call in calls]
 
 
 def resident_of(touches: tuple[Touch, ...], device: DeviceProfile) -> float | None:
-    """Share of a kernel's bytes found in L2; None when nothing is known of its tensors.
+    """Return the share of a kernel's bytes found in L2; None if nothing is known about its tensors.
 
     A tensor is found with probability 1 / (1 + (distance / (reach * L2)) ** sharpness).
     """

@@ -15,17 +15,17 @@ WIDE = frozenset({"int64", "uint64", "float64", "complex64", "complex128"})
 
 
 def tensor_bytes(spec: TensorSpec) -> int:
-    """Bytes of the tensor's elements, padding of its format included (the shape is the padded one)."""
+    """Return the bytes of the tensor's elements, including the padding of its format (the shape is the padded one)."""
     return prod(spec.shape) * ITEMSIZE_BYTES.get(spec.dtype, UNKNOWN_BYTES)
 
 
 def total_bytes(specs: Iterable[TensorSpec | None]) -> int:
-    """Bytes of all tensors together."""
+    """Return the total bytes of all tensors."""
     return sum(prod(s.shape) * ITEMSIZE_BYTES.get(s.dtype, UNKNOWN_BYTES) for s in specs if s is not None)
 
 
 class Tally(msgspec.Struct, frozen=True, gc=False):
-    """What one pass over the tensors of a call counts; most kernels need no more of them."""
+    """Counts from one pass over a call's tensors; most kernels need nothing more from them."""
 
     read: int
     """Bytes of all inputs."""
@@ -74,7 +74,7 @@ def tally_of(call: KernelCall) -> Tally:
 
 
 def first(specs: tuple[TensorSpec | None, ...]) -> TensorSpec | None:
-    """The first tensor that is there."""
+    """Return the first tensor that is not None."""
     for spec in specs:
         if spec is not None:
             return spec
@@ -82,17 +82,17 @@ def first(specs: tuple[TensorSpec | None, ...]) -> TensorSpec | None:
 
 
 def last_dim(spec: TensorSpec) -> int:
-    """Innermost size; 1 for a 0-dim tensor."""
+    """Return the innermost size; 1 for a 0-dim tensor."""
     return spec.shape[-1] if spec.shape else 1
 
 
 def is_nz(spec: TensorSpec) -> bool:
-    """Whether the tensor lies in the cube's own fractal layout."""
+    """Check whether the tensor is in the cube's fractal layout."""
     return spec.format == "FRACTAL_NZ" and len(spec.shape) >= 4
 
 
 def logical_matrix(spec: TensorSpec) -> tuple[int, int, int]:
-    """(batch, rows, columns) of a matrix operand, fractal layouts undone.
+    """Return (batch, rows, columns) of a matrix operand, with fractal layouts undone.
 
     FRACTAL_NZ stores a [R, C] matrix as (..., C/c0, R/r0, r0, c0).
     """

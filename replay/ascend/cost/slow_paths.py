@@ -1,7 +1,7 @@
 # pyright: strict
-"""Slow paths of the kernel library: which call takes one, and what it then takes; values and pure functions.
+"""Slow paths of the kernel library: which calls take one, and how long they then take; values and pure functions.
 
-The paths themselves are data: `devices/_slow_paths.toml`, and what a device file adds.
+The paths themselves are data: `devices/_slow_paths.toml`, and additions in a device file.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ ALIGNED = 32
 
 
 class Lines(msgspec.Struct, frozen=True):
-    """How a tensor is cut along one dimension: outer slices, lines in each, elements in a line."""
+    """Division of a tensor along one dimension: outer slices, lines in each slice, elements in a line."""
 
     outer: int
     lines: int
@@ -38,7 +38,9 @@ class Lines(msgspec.Struct, frozen=True):
 
 
 def lines_of(call: KernelCall) -> Lines | None:
-    """The cut along the dimension that attrs (`cols`, `inner`) name; the innermost one without `inner`."""
+    """Return the division along the dimension given by attrs (`cols`, `inner`); the innermost dimension without
+    `inner`.
+    """
     source = first(call.inputs)
     if source is None or not source.shape:
         return None
@@ -114,9 +116,9 @@ CONDITIONS: dict[str, Callable[[KernelCall, SlowPath, Gemm | None], bool]] = {
 
 
 def path_of(call: KernelCall, paths: Sequence[SlowPath], gemm: Gemm | None = None) -> SlowPath | None:
-    """The first path of those of the call's type that it takes; `gemm` is `gemm_of(call)` where the caller knows it.
+    """Return the first slow path of the call's type that applies; pass `gemm_of(call)` as `gemm` if already known.
 
-    Along a dimension of one element there is nothing to do but to copy.
+    A dimension of one element needs only a copy, so no slow path applies.
     """
     single = call.attrs.get("cols") == 1
     for path in paths:
@@ -126,7 +128,7 @@ def path_of(call: KernelCall, paths: Sequence[SlowPath], gemm: Gemm | None = Non
 
 
 def is_far(call: KernelCall, path: SlowPath) -> bool:
-    """Whether a call's dimension is far longer or shorter than any at which the path was measured."""
+    """Check whether a call's dimension is far longer or shorter than all dimensions at which the path was measured."""
     shortest, longest = path.lengths
     cut = lines_of(call)
     if longest <= 0.0 or cut is None:
@@ -135,7 +137,7 @@ def is_far(call: KernelCall, path: SlowPath) -> bool:
 
 
 def length_of(cut: Lines) -> int:
-    """Elements along the dimension that is worked on."""
+    """Return the number of elements along the dimension that the kernel works on."""
     return cut.lines if cut.lines > 1 else cut.inner
 
 
@@ -144,7 +146,7 @@ FAR = 8.0
 
 
 def slow_cycles(call: KernelCall, path: SlowPath, cores: int) -> float:
-    """Cycles of the busiest core on a path of "lines", "steps", "serial" or "dealt"."""
+    """Return the cycles of the busiest core on a path of "lines", "steps", "serial" or "dealt"."""
     source = first(call.inputs)
     if source is None:
         return 0.0

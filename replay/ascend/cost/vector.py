@@ -1,5 +1,5 @@
 # pyright: strict
-"""Time of a kernel on the vector cores: its terms add up, as they do not overlap on silicon."""
+"""Time of a kernel on the vector cores: its terms add up because they do not overlap on the hardware."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ ONE_CORE_BYTES = 19.0
 
 
 def resident_share(bytes_touched: float, device: DeviceProfile) -> float:
-    """Expected share of a kernel's bytes found in L2 when nothing is known of what ran before.
+    """Return the expected share of a kernel's bytes found in L2 if nothing is known about the preceding kernels.
 
     Falls smoothly as the working set outgrows the cache: share / (1 + (bytes / (reach * L2)) ** sharpness).
     """
@@ -37,8 +37,10 @@ def resident_share(bytes_touched: float, device: DeviceProfile) -> float:
 def memory_us(
     read: float, write: float, blocks: float, resident: float, device: DeviceProfile, *, by_itself: bool = False
 ) -> tuple[float, float]:
-    """(HBM, L2) time of moving bytes through `blocks` vector cores, `resident` of them within L2: of a kernel by itself
-    those that it writes come first."""
+    """Return the (HBM, L2) time of moving bytes through `blocks` vector cores, with the share `resident` of them in L2.
+
+    For a kernel by itself, the bytes that it writes are counted as resident first.
+    """
     rates, freq, cores = device.rates, device.freq_hz, float(blocks)
     moved = float(read + write)
     share = read / moved if moved > 0.0 else 0.0
@@ -53,7 +55,7 @@ def memory_us(
 
 
 def launch_between(one_us: float, full_us: float, blocks: float, rates: Rates) -> float:
-    """What starting takes on `blocks` vector cores, of what it takes on one of them and on all; microseconds."""
+    """Return the launch time on `blocks` vector cores, from the times on one core and on all cores; microseconds."""
     if blocks > FULL_CORES:
         blocks = FULL_CORES + FURTHER * (blocks - FULL_CORES)
     if blocks > 1:
@@ -70,8 +72,9 @@ def work_terms(
     *,
     by_itself: bool = False,
 ) -> dict[str, float]:
-    """Terms of a vector kernel's work in microseconds: launch, vector, hbm, l2; `factor` multiplies the cycles an
-    element."""
+    """Return the terms of a vector kernel's work in microseconds: launch, vector, hbm, l2; `factor` multiplies the
+    cycles per element.
+    """
     elements, rows, blocks, moved = work.elements, work.rows, work.blocks, work.read + work.write
     rates = device.rates
     if resident is None:

@@ -1,5 +1,5 @@
 # pyright: strict
-"""How much a vector kernel has to do: blocks, elements, rows and bytes, counted by form; no times."""
+"""The amount of work of a vector kernel: blocks, elements, rows and bytes, counted by form; no times."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ SUMMED_ALONE_WIDE = 25e3
 
 
 def summed_alone(dtype: str) -> float:
-    """Bytes of a row that a core reduces by itself."""
+    """Return the bytes of a row that a core reduces by itself."""
     return SUMMED_ALONE_WIDE if dtype in WIDE else SUMMED_ALONE
 
 
@@ -63,7 +63,7 @@ NATIVE_HALF = 0.7
 
 
 class Work(msgspec.Struct, frozen=True, gc=False):
-    """What one vector kernel does."""
+    """The work of one vector kernel."""
 
     blocks: float
     """Vector cores used."""
@@ -84,8 +84,10 @@ class Work(msgspec.Struct, frozen=True, gc=False):
 
 
 def blocks_for(size_bytes: float, device: DeviceProfile) -> float:
-    """Cores that a kernel uses whose largest tensor has `size_bytes`: of the last one the part that has work, as the
-    others are no quicker for its being there."""
+    """Return the number of cores used by a kernel whose largest tensor has `size_bytes`.
+
+    The last core counts only as the fraction that has work, because it does not make the other cores faster.
+    """
     cores = float(device.aiv_cores)
     blocks = size_bytes / device.rates.block_bytes
     return cores if blocks > cores else blocks if blocks > 1.0 else 1.0
@@ -172,8 +174,11 @@ def _rowwise(call: KernelCall, family: FamilyCost, device: DeviceProfile, tally:
 
 
 def _across_lines(outer: float, length: int, inner: int, device: DeviceProfile) -> tuple[float, float]:
-    """Of `outer` slices of `length` lines of `inner` elements that are worked on across lines: what an element is worth
-    of one along the innermost dimension, and cycles of the busiest core for its lines, whatever they hold."""
+    """Return the costs of work across lines, for `outer` slices of `length` lines of `inner` elements.
+
+    The costs are the factor on an element against work along the innermost dimension, and cycles of the busiest core
+    for its lines, whatever they hold.
+    """
     shares = max(1.0, device.aiv_cores / max(1.0, outer))
     held_bytes = length * inner / shares * 4
     lines = max(1.0, outer / device.aiv_cores) * length
@@ -181,8 +186,10 @@ def _across_lines(outer: float, length: int, inner: int, device: DeviceProfile) 
 
 
 def _in_lines(call: KernelCall, cols: int, device: DeviceProfile, tally: Tally) -> Work:
-    """Work that is dealt out in `lines` of `cols` elements, whatever the tensors look like, each walked in `steps`; an
-    element does the arithmetic of `each`."""
+    """Return work that is distributed in `lines` of `cols` elements regardless of tensor shapes.
+
+    Each line is processed in `steps`; an element costs `each` in arithmetic.
+    """
     lines, steps, each = (call.attrs.get(name) for name in ("lines", "steps", "each"))
     lines = lines if isinstance(lines, int) and lines > 1 else 1
     busiest = ceil(lines / device.aiv_cores)
@@ -270,7 +277,7 @@ def _transpose(call: KernelCall, family: FamilyCost, device: DeviceProfile, tall
 
 
 def _turned_singly(swapped: object, source: TensorSpec | None, *, narrow: bool) -> float:
-    """Cycles an element of matrices that no instruction turns, beyond those of others."""
+    """Return the extra cycles per element of matrices that no instruction transposes."""
     if source is None or not isinstance(swapped, tuple):
         return 0.0
     size = itemsize(source.dtype)
@@ -307,10 +314,10 @@ def _transdata(call: KernelCall, family: FamilyCost, device: DeviceProfile, tall
 
 
 def _rows_turned(shape: Sequence[int], blocked: TensorSpec | None) -> float:
-    """Return the runs of elements that go between NCHW of this shape and blocks of channels one by one.
+    """Return the number of runs of elements copied one by one between NCHW of this shape and blocks of channels.
 
-    A run is a channel of an image, or a block of channels where that is longer. Single points lie alike in both, but
-    for padded channels.
+    A run is a channel of an image, or a block of channels if that is longer. Single points have the same layout in
+    both, except for padded channels.
     """
     images, channels, *points = shape
     block = last_dim(blocked) if blocked is not None else 1
@@ -355,7 +362,9 @@ SINGLE = frozenset({"GatherElements", "GatherElementsV2"})
 
 
 def _by_lines(call: KernelCall, device: DeviceProfile, moved: int) -> Work | None:
-    """Single elements looked up line by line; None where the table or the dimension is not recorded."""
+    """Return the work of looking up single elements line by line; None if the table or the dimension is not
+    recorded.
+    """
     table, places = (*call.inputs[:2], None, None)[:2]
     along, inner = call.attrs.get("cols"), call.attrs.get("inner")
     if table is None or places is None or not isinstance(along, int) or not isinstance(inner, int):
@@ -428,7 +437,7 @@ def _pool(call: KernelCall, family: FamilyCost, device: DeviceProfile, tally: Ta
 
 
 def _sampled(call: KernelCall, device: DeviceProfile, tally: Tally) -> Work:
-    """Positions of a grid, and an element of each image at each of them."""
+    """Return the work of sampling one element of each image at each position of a grid."""
     source, grid = (*call.inputs[:2], None, None)[:2]
     n = _numel(first(call.outputs))
     positions = _numel(grid) / max(1, last_dim(grid)) if grid is not None else n
@@ -449,7 +458,10 @@ over 4 to 10 on a 910B2; and by threads, 6 ps on a 950PR (31 calls, hicann/cann-
 
 
 def _interpolated(call: KernelCall, device: DeviceProfile, main: TensorSpec, out: TensorSpec) -> Work:
-    """Images laid out in blocks of channels and elements between theirs; of plain images the latter alone."""
+    """Return the work of interpolation: converting images to blocks of channels, and mixing their elements.
+
+    For plain images it is the mixing only.
+    """
     work = _pooled(call, device, main)
     if device.vector_width > 1.0:
         read = work.read * touched(main.shape[2:], out.shape[2:], itemsize(main.dtype))
@@ -503,8 +515,11 @@ COUNTERS: dict[str, Callable[[KernelCall, FamilyCost, DeviceProfile, Tally], Wor
 
 
 def dtype_factor(call: KernelCall, family: FamilyCost) -> float:
-    """Factor on the cycles an element: bfloat16 is widened first, and float16 where more than elements are computed;
-    8-byte integers have no instructions."""
+    """Return the factor on the cycles per element.
+
+    bfloat16 is widened first, and so is float16 if more than elementwise work is done; 8-byte integers have no
+    instructions.
+    """
     # Axes, perms and offsets come as small integer tensors; only arithmetic looks at more than its first operand.
     if (half_ratio := family.half_ratio) == 1.0 == family.wide_ratio:
         return 1.0

@@ -1,9 +1,9 @@
 # pyright: strict
 """Users' own operators: registered estimators and properties, their priority over built-ins, and the custom-op folder.
 
-For one op, in this order: a user's estimator; a user's properties; a tile program; the built-in estimate, which is the
-lowering to kernels; the bytes of its tensors. Owns no cost formula but the one for properties; `op_invoke` owns what
-user code sees.
+Estimates of an op are tried in this order: a user's estimator; a user's properties; a tile program; the built-in
+estimate, which lowers to kernels; the bytes of its tensors. Owns no cost formula except the one for properties;
+`op_invoke` owns what user code sees.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ VECTOR_BYTES_PER_CYCLE = 128
 
 
 class DeviceFacts:
-    """Reads a `DeviceProfile`; every attribute of the profile is there too (`name`, `rates`, `aic_cores`, ...)."""
+    """Read access to a `DeviceProfile`; also has every attribute of the profile (`name`, `rates`, `aic_cores`, ...)."""
 
     def __init__(self, profile: DeviceProfile) -> None:
         self.profile = profile
@@ -69,7 +69,7 @@ class DeviceFacts:
 
     @cached_property
     def mma_ops(self) -> dict[Any, float]:
-        """Peak operations a second of the cube cores by torch dtype; a multiply-add is two."""
+        """Peak operations per second of the cube cores by torch dtype; a multiply-add is two."""
         import torch
 
         device = self.profile
@@ -81,7 +81,7 @@ class DeviceFacts:
 
     @cached_property
     def gp_ops(self) -> dict[Any, float]:
-        """Peak operations a second of the vector cores by torch dtype: 128 bytes a cycle and core."""
+        """Peak operations per second of the vector cores by torch dtype: 128 bytes per cycle and core."""
         import torch
 
         device = self.profile
@@ -90,12 +90,12 @@ class DeviceFacts:
 
     @property
     def memory_bandwidth_bytes_ps(self) -> float:
-        """Peak of the HBM, bytes a second."""
+        """Peak bandwidth of the HBM, bytes per second."""
         return self.profile.hbm_bytes_per_s
 
     @property
     def memory_size_bytes(self) -> float:
-        """Size of the HBM."""
+        """Size of the HBM in bytes."""
         return self.profile.hbm_bytes
 
     @property
@@ -114,16 +114,16 @@ def register_op_estimator(
 ) -> Callable[[Estimator], Estimator]:
     """Register a function (OpInvokeInfo, device) -> PerformanceModel.Result that estimates an op's time directly.
 
-    `op` is torch.ops.ns.name, an overload, or "ns::name"; `device_profile` a device, its name, several of these in a
-    tuple or list, or None for all devices.
-    It goes before every built-in. Raises ValueError for a second one for the same op and device, unless `override`.
+    `op` is torch.ops.ns.name, an overload, or "ns::name"; `device_profile` is a device, its name, a tuple or list of
+    these, or None for all devices. The function takes precedence over every built-in estimate. Raises ValueError for a
+    second registration for the same op and device, unless `override`.
     """
 
     name = op_name(op)
     devices = [device_name(device) for device in _several(device_profile)]
     if not devices:
         raise CustomOpError(
-            f"the estimator of {name} is for no device", hint="Leave device_profile out: it is for all devices then."
+            f"the estimator of {name} is for no device", hint="Without device_profile, it applies to all devices."
         )
 
     def register(function: Estimator) -> Estimator:
@@ -139,7 +139,7 @@ def _several(device_profile: Any) -> Sequence[Any]:
 
 
 def clear_registrations() -> None:
-    """Forget all user registrations and which files were loaded; for tests and long-lived programs."""
+    """Remove all user registrations and the list of loaded files; for tests and long-lived programs."""
     ESTIMATORS.clear()
     PROGRAMS.clear()
     OpInvokeInfo.properties.clear()
@@ -148,7 +148,7 @@ def clear_registrations() -> None:
 
 
 def refuse_unknown_devices() -> None:
-    """Raises CustomOpError for an estimator of a device that neither ships nor was loaded: it would never be used."""
+    """Raise CustomOpError if an estimator's device neither ships nor was loaded: the estimator would never be used."""
     for entry in ESTIMATORS:
         if entry.device is not None and not is_known(entry.device):
             message, hint = no_such_device(entry.device)
@@ -159,9 +159,10 @@ def refuse_unknown_devices() -> None:
 
 
 def unused_registrations(devices: Sequence[str], ops: Collection[str]) -> list[str]:
-    """One line for each estimator, property function and rule of the user's that made no prediction, with the reason.
+    """Return one line, with the reason, for each of the user's estimators, property functions and rules that was not
+    used.
 
-    `devices` are those that were simulated, `ops` the names of the ops that were looked at.
+    `devices` are the simulated devices, `ops` the names of the examined ops.
     """
     tables: tuple[tuple[str, UserTable[UserFunction]], ...] = (
         ("estimator", ESTIMATORS),
@@ -184,7 +185,9 @@ def unused_registrations(devices: Sequence[str], ops: Collection[str]) -> list[s
 
 
 def _names_any(entry: UserFunction, table: UserTable[UserFunction], ops: Collection[str]) -> bool:
-    """Whether one of these ops has a name of the registration, with or without its overload or in-place underscore."""
+    """Check whether one of these ops matches the registration's name, with or without overload or in-place
+    underscore.
+    """
     bases = {op_name(name) for name in ops if "::" in name}
     names = {*ops, *bases, *(base.rstrip("_") for base in bases)}
     if not names.isdisjoint((*entry.ops, *(op.partition(".")[0] for op in entry.ops))):
@@ -194,7 +197,7 @@ def _names_any(entry: UserFunction, table: UserTable[UserFunction], ops: Collect
 
 @dataclass(frozen=True, slots=True)
 class Estimate(Generic[Value]):
-    """What a user's function says of an op."""
+    """The result of a user's function for an op."""
 
     value: Value
     source: str
@@ -204,9 +207,9 @@ class Estimate(Generic[Value]):
 
 
 def estimate(op: ReplayOp, device: DeviceProfile) -> Estimate[float] | None:
-    """Microseconds that a user's estimator gives for `op` on `device`; None where none is registered.
+    """Return the microseconds from a user's estimator for `op` on `device`; None if none is registered.
 
-    Raises CustomOpError when the function fails or returns something else than a time.
+    Raises CustomOpError if the function fails or does not return a time.
     """
     entry = ESTIMATORS.find(op_name(op.name), device=device.name) if ESTIMATORS and "::" in op.name else None
     if entry is None or (op.reason is not None and not op.args):
@@ -225,7 +228,7 @@ def _estimate(value: Value, entry: UserFunction, invoked: OpInvokeInfo) -> Estim
 
 
 def has_own_cost(op: ReplayOp) -> bool:
-    """Whether a user registered what the op costs on any device: an estimator, properties, or a tile program."""
+    """Check whether a user registered a cost for the op on any device: an estimator, properties, or a tile program."""
     if "::" not in op.name or (op.reason is not None and not op.args):
         return False
     registered = {
@@ -235,7 +238,7 @@ def has_own_cost(op: ReplayOp) -> bool:
 
 
 def _is_amount(value: Any, limit: float) -> bool:
-    """Whether a user's value is a number from 0 to `limit`; numpy's are numbers too, booleans are not."""
+    """Check whether a user's value is a number from 0 to `limit`; numpy numbers are accepted, booleans are not."""
     if isinstance(value, bool) or not isinstance(value, Real):
         return False
     number: Any = value
@@ -251,9 +254,9 @@ def _shown(value: object) -> str:
 
 
 def property_terms(op: ReplayOp, device: DeviceProfile, state: State = "network") -> Estimate[dict[str, float]] | None:
-    """Terms in microseconds from a user's properties of `op`; None when nobody registered any.
+    """Return terms in microseconds from a user's properties of `op`; None if none are registered.
 
-    Raises CustomOpError when the function fails or returns something else than PerformanceProperties.
+    Raises CustomOpError if the function fails or does not return PerformanceProperties.
     """
     entry = OpInvokeInfo.properties.find(op_name(op.name)) if OpInvokeInfo.properties and "::" in op.name else None
     if entry is None or (op.reason is not None and not op.args):
@@ -267,7 +270,7 @@ def property_terms(op: ReplayOp, device: DeviceProfile, state: State = "network"
 
 
 def _wrong_in(properties: object) -> str | None:
-    """What keeps a user's value from being properties, in words; None when nothing does."""
+    """Return what is wrong with a user's properties, as text; None if they are valid."""
     if not isinstance(properties, PerformanceProperties):
         return f"{_shown(properties)}, no PerformanceProperties"
     for name in ("memory_read_bytes", "memory_write_bytes", "memory_readwrite_bytes"):
@@ -285,12 +288,13 @@ def _wrong_in(properties: object) -> str | None:
 
 
 def terms_of(properties: PerformanceProperties, device: DeviceProfile, state: State = "network") -> dict[str, float]:
-    """Launch, cube, vector, hbm and l2 time of an op of these properties; all but the launch overlap (`overlap_p`).
+    """Return launch, cube, vector, hbm and l2 time of an op with these properties; all but launch overlap
+    (`overlap_p`).
 
-    The launch is that of as many vector cores as the bytes occupy, or the operations where they are more than a core
-    does while one starts; beyond that of the cube where it multiplies.
-    A dtype that the cube does not know runs at the float32 rate: nothing is computed for free. Cold caches hold none of
-    the bytes, warm ones as many as fit, and a network leaves the share that is usual in one.
+    The launch time depends on the number of vector cores: the cores that the bytes occupy, or more if the operations
+    exceed what a core does while another one starts. An op that multiplies has the launch time of the cube. A dtype
+    unknown to the cube runs at the float32 rate: nothing is computed for free. Cold caches hold none of the bytes, warm
+    caches as many as fit, and in a network they hold the usual share.
     """
     rates, freq = device.rates, device.freq_hz
     cube = vector = 0.0
@@ -343,17 +347,17 @@ def _text(error: BaseException) -> str:
 
 
 def load_custom_ops(folder: str | Path | None) -> list[Path]:
-    """Run every .py file of a folder, sorted by name, so that it registers its ops; files loaded before are left out.
+    """Run every .py file of a folder, sorted by name, so that it registers its ops; files loaded before are skipped.
 
-    A folder with an __init__.py is imported as a package, and then the files that this has not imported. A file that
-    fails does not keep the ones after it from loading; afterwards CustomOpError names every failure with file and line.
-    Raises UsageError when `folder` is none. None loads nothing.
+    A folder with an __init__.py is imported as a package, and then the files that the import did not load. If a file
+    fails, the remaining files are still loaded; afterwards CustomOpError names every failure with file and line. Raises
+    UsageError if `folder` is not a folder. None loads nothing.
     """
     if folder is None:
         return []
     path = Path(folder)
     if not path.is_dir():
-        raise UsageError(f"{path} is no folder", hint="Give a folder of .py files.")
+        raise UsageError(f"{path} is not a folder", hint="Give a folder of .py files.")
     failures: list[str] = []
     hints: list[str] = []
     loaded: list[Path] = []

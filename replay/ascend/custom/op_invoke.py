@@ -1,5 +1,5 @@
 # pyright: strict
-"""What user registrations see of an op: its arguments as meta tensors, its memory traffic, and the values they return.
+"""The op as user registrations see it: arguments as meta tensors, memory traffic, and the values they return.
 
 Owns those values and the registration of op properties; `custom` owns estimators, priorities and the custom-op folder.
 torch is imported only when an estimator or property function looks at arguments.
@@ -39,7 +39,7 @@ class ComputeOps:
 
 @dataclass(slots=True)
 class PerformanceProperties:
-    """What an op does, from which the default estimator makes a time."""
+    """The work of an op, from which the default estimator computes a time."""
 
     compute_ops: dict[Any, ComputeOps] = field(default_factory=dict[Any, ComputeOps])
     """By dtype: a torch.dtype or its name."""
@@ -50,7 +50,7 @@ class PerformanceProperties:
 
 
 class PerformanceModel:
-    """Holds the type that estimators return."""
+    """Namespace for the type that estimators return."""
 
     @dataclass(slots=True)
     class Result:
@@ -61,7 +61,7 @@ class PerformanceModel:
 
 
 class OpInvokeInfo:
-    """One call of an op, as estimators and property functions get it."""
+    """One call of an op, as passed to estimators and property functions."""
 
     ComputeOps = ComputeOps
     PerformanceProperties = PerformanceProperties
@@ -78,8 +78,8 @@ class OpInvokeInfo:
     def register_op_properties(cls, op: Any, override: bool = False) -> Callable[[PropertyFunction], PropertyFunction]:
         """Register a function from OpInvokeInfo to PerformanceProperties for an op.
 
-        `op` is torch.ops.ns.name, one of its overloads, or "ns::name". Raises ValueError for an op that has a user's
-        property function already, unless `override`.
+        `op` is torch.ops.ns.name, one of its overloads, or "ns::name". Raises ValueError if the user already registered
+        a property function for the op, unless `override`.
         """
 
         name = op_name(op)
@@ -97,7 +97,7 @@ class OpInvokeInfo:
 
     @cached_property
     def func(self) -> Any:
-        """The torch op that was called, an overload where it is known; None when torch does not know it."""
+        """The torch op that was called, as an overload if it is known; None if torch does not know the op."""
         from opreplay.replay.resolve.names import known_overload
 
         return known_overload(self.op)
@@ -114,15 +114,15 @@ class OpInvokeInfo:
 
     @cached_property
     def out(self) -> Any:
-        """The result as a meta tensor, a tuple of them where there are several; None where nothing is returned.
+        """The result as a meta tensor, or a tuple of them for several results; None if the op returns nothing.
 
-        A result that nobody knows is taken to be like the tensor that the op updates, else like its first tensor.
+        An unknown result is assumed to match the tensor that the op updates, otherwise its first tensor.
         """
         results = tuple(None if meta is None else _empty(meta) for meta in self._results())
         return results[0] if len(results) == 1 else results or None
 
     def _results(self) -> Sequence[TensorMeta | None]:
-        """What the op returns, or is taken to return; sets `assumed_out` where that is the first tensor."""
+        """Return the known or assumed results of the op; set `assumed_out` if the first tensor is assumed."""
         if self.op.outputs is not None:
             return self.op.outputs
         if self.op.recorded_outputs is not None:
@@ -134,10 +134,10 @@ class OpInvokeInfo:
         return [t for arg in self.op.args for t in arg.tensors if t is not None][:1]
 
     def get_memory_access_properties(self) -> PerformanceProperties:
-        """Bytes moved when every argument is read once and every result written once.
+        """Return the bytes moved if every argument is read once and every result written once.
 
-        What is updated in place counts as read and written, once; a lookup reads of its table what it returns. A result
-        that nobody knows, as of an op without a fake kernel, counts like the first tensor argument.
+        Tensors updated in place count once as read and written; a lookup reads as many bytes of its table as it
+        returns. An unknown result, e.g. of an op without a fake kernel, counts like the first tensor argument.
         """
         base = self.op.name.partition("::")[2].split(".")[0]
         changed = [t for arg in self.op.args if arg.mutated for t in arg.tensors if t is not None]
@@ -160,7 +160,7 @@ class OpInvokeInfo:
 
 
 def register_op_properties(op: Any, override: bool = False) -> Callable[[PropertyFunction], PropertyFunction]:
-    """`OpInvokeInfo.register_op_properties`, as a function like the other decorators."""
+    """Register op properties: `OpInvokeInfo.register_op_properties` as a function like the other decorators."""
     return OpInvokeInfo.register_op_properties(op, override=override)
 
 

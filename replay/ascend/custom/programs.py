@@ -1,7 +1,7 @@
 # pyright: strict
-"""Kernels of users' own that say what an op costs: registered by op, asked before the built-in rules.
+"""User-written kernels that define the cost of an op: registered by op, tried before the built-in rules.
 
-Owns the table and the values; what makes the costs is above (`replay.tile`).
+Owns the table and the values; `replay.tile`, a layer above, computes the costs.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from opreplay.replay.ir.model import ReplayOp
 
 
 class ProgramCost(msgspec.Struct, frozen=True, kw_only=True):
-    """What a program says of one call."""
+    """A program's cost for one call."""
 
     time_us: float
     low_us: float
@@ -41,16 +41,17 @@ PROGRAMS: UserTable[UserFunction] = UserTable("tile program", remedy="an op has 
 
 
 def register_program_cost(op: str, function: Coster) -> None:
-    """Let a program say what an op, or one overload of it ("aten::add.Tensor"), costs on all devices.
+    """Register a program for the cost of an op, or of one overload ("aten::add.Tensor"), on all devices.
 
-    Raises Taken where another one does."""
+    Raises Taken if the op already has a program.
+    """
     PROGRAMS.add(UserFunction(ops=(op,), function=function))
 
 
 def program_cost(op: ReplayOp, device: DeviceProfile, state: State) -> ProgramCost | None:
-    """What the program that is registered for an op says of this call; None where there is none, or not for it.
+    """Return the cost of this call from the program registered for its op; None without a program that covers the call.
 
-    Raises CustomOpError for a call that the program does not fit.
+    Raises CustomOpError for a call that does not fit the program.
     """
     if not PROGRAMS or "::" not in op.name or (op.reason is not None and not op.args):
         return None

@@ -1,5 +1,5 @@
 # pyright: strict
-"""What a user's estimate may be registered for: an op and a device, given as themselves or by name."""
+"""Valid targets of a user's registration: an op and a device, given as objects or by name."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ _OP = re.compile(r"[A-Za-z_]\w*(?:::[A-Za-z_]\w*)+(?:\.\w*)?")
 
 
 class NoOp(CustomOpError, TypeError):
-    """Something is registered for what is no op."""
+    """The target of a registration is not an op."""
 
 
 def _caller() -> str:
-    """Return "file:line: " of the innermost caller outside of opreplay; "" where all are inside."""
+    """Return "file:line: " of the innermost caller outside opreplay; "" if all callers are inside."""
     own = str(Path(__file__).parents[2])
     frame = inspect.currentframe()
     while frame is not None and frame.f_code.co_filename.startswith(own):
@@ -38,7 +38,7 @@ def _caller() -> str:
 
 
 def refuse_no_op(names: Sequence[str], what: str, function: Callable[..., Any]) -> None:
-    """Raise CustomOpError where a registration names no op, or something that is no op's name."""
+    """Raise CustomOpError if a registration names no op, or if a name is not an op's name."""
     if not names:
         raise CustomOpError(f"{place_of(function)}: a {what} needs at least one op, such as mylib::norm")
     for name in names:
@@ -48,7 +48,7 @@ def refuse_no_op(names: Sequence[str], what: str, function: Callable[..., Any]) 
 
 
 def op_name(op: Any) -> str:
-    """ "ns::name" of a torch op, an overload packet, or that text itself. Raises NoOp for anything else."""
+    """Return "ns::name" for a torch op, an overload packet, or such text. Raises NoOp for anything else."""
     name = op if isinstance(op, str) else getattr(op, "_qualified_op_name", None)
     if name is None:
         # An overload knows its schema; `_schema.name` has no overload name in it.
@@ -60,10 +60,10 @@ def op_name(op: Any) -> str:
 
 
 def device_name(device: Any) -> str | None:
-    """The name of a device given as itself or by name, canonical where it ships; None stands for all devices.
+    """Return the name of a device given as an object or by name, canonical for shipped devices; None means all devices.
 
-    Raises CustomOpError for a name that neither ships nor was loaded; while a user's file is loaded the devices of the
-    command are not known yet.
+    Raises CustomOpError for a name that neither ships nor was loaded. While a user's file is being loaded, the devices
+    of the command are not known yet.
     """
     if device is None:
         return None

@@ -21,7 +21,7 @@ HINT = "Say 2x8x910b3 (two servers of eight), 8x910b3, or the path of a .toml fi
 
 
 class LinkEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Links of one level as a file spells them."""
+    """Links of one level, as written in a file."""
 
     transport: str
     """HCCS, UB, SIO, RDMA, PCIE, or a name of your own, which makes predictions extrapolated."""
@@ -32,7 +32,7 @@ class LinkEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
 
 class ClusterFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One cluster."""
+    """A cluster file."""
 
     schema_version: int
     soc: str
@@ -46,28 +46,28 @@ class ClusterFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
 
 def load_cluster(text: str) -> tuple[str, Cluster]:
-    """(name or path of the SoC, the cluster) of `2x8x910b3` or of a TOML file.
+    """Return (name or path of the SoC, cluster) from text like `2x8x910b3` or from a TOML file.
 
-    Raises UsageError for text that is no cluster, FormatError for a file that does not fit.
+    Raises UsageError for text that does not describe a cluster, FormatError for an invalid file.
     """
     match = _SHORT.fullmatch(text.strip())
     if match is None or os.path.isfile(text):
         if text.lower().endswith(".toml"):
             return _from_file(text)
-        raise UsageError(f"{text!r} is no cluster", hint=HINT)
+        raise UsageError(f"{text!r} is not a cluster", hint=HINT)
     servers, dies = int(match[1] or 1), int(match[2])
     _check(text, servers, dies)
     return match[3], Cluster(name=text.strip(), servers=servers, dies=dies)
 
 
 def on_cluster(device: DeviceProfile, cluster: Cluster) -> DeviceProfile:
-    """The device as a die of the cluster; its version says so, since predictions differ."""
+    """Return the device as a die of the cluster; its version includes the cluster, since predictions differ."""
     version = f"{device.version} in {cluster.name}"
     return msgspec.structs.replace(device, cluster=cluster, version=version)
 
 
 def devices_on(names: tuple[str, ...], text: str) -> list[DeviceProfile]:
-    """The SoC of a cluster, then the others that are named, each as a die of it."""
+    """Return the SoC of a cluster, then the other named devices, each as a die of the cluster."""
     soc, cluster = load_cluster(text)
     devices = {device.name: device for device in map(load_device, (soc, *names))}
     return [on_cluster(device, cluster) for device in devices.values()]
@@ -83,7 +83,7 @@ def _from_file(path: str) -> tuple[str, Cluster]:
     except ValueError as error:  # msgspec's errors are some
         raise FormatError(f"{path}: {error}", hint="docs/collectives.md shows a complete file.") from None
     if file.schema_version != 1:
-        raise FormatError(f"{path}: schema_version is {file.schema_version}, this opreplay reads 1")
+        raise FormatError(f"{path}: schema_version is {file.schema_version}, but this opreplay reads 1")
     _check(path, file.servers, file.dies)
     return file.soc, Cluster(
         name=file.name or Path(path).stem,
@@ -97,9 +97,9 @@ def _from_file(path: str) -> tuple[str, Cluster]:
 def _link(path: str, where: str, entry: LinkEntry) -> ClusterLink:
     for name, quantity, unit in (("bytes_per_s", entry.bytes_per_s, "byte/s"), ("latency", entry.latency, "us")):
         if quantity.unit != unit:
-            raise FormatError(f"{path}: {where}.{name} is in {quantity.unit!r}, expected {unit!r}")
+            raise FormatError(f"{path}: {where}.{name} has unit {quantity.unit!r}, expected {unit!r}")
         if quantity.value < 0 or (name == "bytes_per_s" and quantity.value == 0):
-            raise FormatError(f"{path}: {where}.{name} must be above 0, is {quantity.value}")
+            raise FormatError(f"{path}: {where}.{name} must be above 0, but is {quantity.value}")
     return ClusterLink(
         transport=entry.transport[:40].upper(),
         bytes_per_s=entry.bytes_per_s.value,
@@ -110,4 +110,7 @@ def _link(path: str, where: str, entry: LinkEntry) -> ClusterLink:
 
 def _check(where: str, servers: int, dies: int) -> None:
     if not (servers >= 1 and dies >= 1 and servers * dies <= MAX_DIES):
-        raise UsageError(f"{where}: {servers} servers of {dies} dies", hint=f"There are 1 to {MAX_DIES:,} dies in all.")
+        raise UsageError(
+            f"{where}: invalid size: {servers} servers of {dies} dies",
+            hint=f"A cluster has 1 to {MAX_DIES:,} dies in total.",
+        )

@@ -2,8 +2,8 @@
 """Reads and checks device files (TOML): schema, units, known names; compiles them into a `DeviceProfile`.
 
 A device file holds datasheet values and, optionally, rates and family constants that replace those of the shared cost
-model `devices/_model.toml`; those of shipped devices stand in one table for all (see `fitted`). A file may start from a
-shipped device with `base = "910b3"`.
+model `devices/_model.toml`; the constants of all shipped devices are in one table (see `fitted`). A file may start from
+a shipped device with `base = "910b3"`.
 """
 
 from __future__ import annotations
@@ -123,7 +123,7 @@ OTHER_FIELDS = (
 
 
 class NeighbourEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A measured kernel as files spell it."""
+    """A measured kernel, as written in a file."""
 
     sizes: tuple[int, int, int]
     """(rows, columns, depth) of a product, (rows, row length, 1) of others."""
@@ -131,7 +131,7 @@ class NeighbourEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
 
 class FamilyEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A family as files spell it: only what is given replaces what the shared model says."""
+    """A family, as written in a file: only the given fields replace values of the shared model."""
 
     source: str
     confidence: Trust
@@ -165,7 +165,7 @@ class FamilyEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
 
 class ModelFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The shared cost model."""
+    """The shared cost model file."""
 
     schema_version: int
     units: dict[str, str]
@@ -182,7 +182,7 @@ UNSCALED = frozenset({"matmul", "conv", "attention", "collective", "aicpu", "hos
 
 
 class DeviceFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One device."""
+    """A device file."""
 
     schema_version: int
     name: str
@@ -206,7 +206,7 @@ class DeviceFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
 
 class PipesFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The core's memories and paths: of all devices, and what single devices have in their place."""
+    """The core's memories and paths: values for all devices, and values that replace them on single devices."""
 
     schema_version: int
     pipes: dict[str, Quantity]
@@ -214,7 +214,7 @@ class PipesFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
 
 class SlowPathFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The slow paths that all devices have."""
+    """The slow paths common to all devices."""
 
     schema_version: int
     slow_paths: tuple[SlowPath, ...]
@@ -225,7 +225,7 @@ def _folder() -> Any:
 
 
 def list_devices() -> list[str]:
-    """Names of the devices that ship with opreplay, sorted."""
+    """Return the sorted names of the devices that ship with opreplay."""
     names = (entry.name for entry in _folder().iterdir())
     return sorted(n.removesuffix(".toml") for n in names if n.endswith(".toml") and not n.startswith("_"))
 
@@ -236,11 +236,11 @@ def _decode(text: bytes, kind: type[Any], where: str, fitted: tuple[Row, ...] = 
     try:
         raw = parse_toml(text)
     except ValueError as error:
-        raise FormatError(f"{where}: not TOML: {error}") from error
+        raise FormatError(f"{where}: invalid TOML: {error}") from error
     version = raw.get("schema_version")
     if not isinstance(version, int) or not 1 <= version <= SCHEMA_VERSION:
         raise FormatError(
-            f"{where}: schema_version is {version!r}, this opreplay reads 1 to {SCHEMA_VERSION}",
+            f"{where}: schema_version is {version!r}, but this opreplay reads 1 to {SCHEMA_VERSION}",
             hint="a newer opreplay may read it" if isinstance(version, int) and version > SCHEMA_VERSION else "",
         )
     if fitted:
@@ -274,7 +274,9 @@ def _check_entries(entries: object, kind: type[Any], where: str) -> None:
 
 @lru_cache(maxsize=1)
 def load_model() -> ModelFile:
-    """The shared cost model, checked: every rate is there, every number has a unit, no type has two families."""
+    """Load and check the shared cost model: every rate is present, every number has a unit, no type has two
+    families.
+    """
     model: ModelFile = _decode((_folder() / "_model.toml").read_bytes(), ModelFile, "_model.toml")
     _check_names("_model.toml", "rates", model.rates, set(Rates.__struct_fields__), complete=True)
     factors_on = {*Rates.__struct_fields__, *FAMILY_FACTORS}
@@ -289,14 +291,14 @@ def load_model() -> ModelFile:
 
 @lru_cache(maxsize=1)
 def shared_slow_paths() -> tuple[SlowPath, ...]:
-    """The slow paths that all devices have."""
+    """Return the slow paths common to all devices."""
     file: SlowPathFile = _decode((_folder() / "_slow_paths.toml").read_bytes(), SlowPathFile, "_slow_paths.toml")
     return file.slow_paths
 
 
 @lru_cache(maxsize=1)
 def shared_pipes() -> PipesFile:
-    """Memories, paths and starts of a core that devices have unless they say otherwise, checked for completeness."""
+    """Return the default memories, paths and start costs of a core, checked for completeness."""
     file: PipesFile = _decode((_folder() / "_pipes.toml").read_bytes(), PipesFile, "_pipes.toml")
     _check_names("_pipes.toml", "pipes", file.pipes, set(Pipes.__struct_fields__), complete=True)
     for name, pipes in file.devices.items():
@@ -312,13 +314,13 @@ def _check_pipes(where: str, pipes: dict[str, Quantity], shared: PipesFile) -> N
 def _check_quantities(where: str, section: str, quantities: dict[str, Quantity], units: dict[str, str]) -> None:
     for name, quantity in quantities.items():
         if quantity.unit != units[name]:
-            raise FormatError(f"{where}: {section}.{name} is in {quantity.unit!r}, expected {units[name]!r}")
+            raise FormatError(f"{where}: {section}.{name} has unit {quantity.unit!r}, expected {units[name]!r}")
         if quantity.value <= 0:
-            raise FormatError(f"{where}: {section}.{name} must be above 0, is {quantity.value}")
+            raise FormatError(f"{where}: {section}.{name} must be above 0, but is {quantity.value}")
 
 
 def pipes_of(file: DeviceFile) -> dict[str, Quantity]:
-    """Memories, paths and starts of a device's core, each with its source."""
+    """Return the memories, paths and start costs of a device's core, each with its source."""
     shared = shared_pipes()
     base = load_file(file.base) if file.base else None
     layers = [shared.pipes, *(shared.devices.get(name, {}) for name in (file.base, file.name) if name)]
@@ -337,7 +339,7 @@ def _paths_by_type(paths: Iterable[SlowPath]) -> dict[str, tuple[SlowPath, ...]]
 
 
 def type_table(model: ModelFile) -> dict[str, str]:
-    """CANN kernel type → family; refuses a type that two families claim."""
+    """Map each CANN kernel type to its family; refuse a type that two families claim."""
     table: dict[str, str] = {}
     for family, entry in model.families.items():
         for kernel_type in entry.types:
@@ -354,7 +356,7 @@ def _check_names(where: str, section: str, entries: Any, known: set[str], *, com
             f"{where}: unknown name in [{section}]: {', '.join(unknown)}", hint=f"known: {', '.join(sorted(known))}"
         )
     if complete and missing:
-        raise FormatError(f"{where}: [{section}] lacks {', '.join(missing)}")
+        raise FormatError(f"{where}: [{section}] is missing {', '.join(missing)}")
 
 
 def _checked(file: DeviceFile, where: str) -> DeviceFile:
@@ -382,9 +384,9 @@ def _check_family(where: str, entry: FamilyEntry) -> None:
     for number in NUMBERS:
         value = getattr(entry, number)
         if value is not None and not 0 <= value < 1e9:
-            raise FormatError(f"{where}.{number} must be 0 or more, is {value}")
+            raise FormatError(f"{where}.{number} must be at least 0, but is {value}")
     if entry.band is not None and entry.band < 1.0:
-        raise FormatError(f"{where}.band is a factor of 1 or more, is {entry.band}")
+        raise FormatError(f"{where}.band must be a factor of at least 1, but is {entry.band}")
     for kind, neighbours in (entry.nearby or {}).items():
         if any(min(neighbour.sizes) < 1 or not abs(neighbour.pull) <= MAX_PULL for neighbour in neighbours):
             raise FormatError(f"{where}.nearby.{kind}: sizes must be 1 or more, pulls within {MAX_PULL:g}")
@@ -393,7 +395,7 @@ def _check_family(where: str, entry: FamilyEntry) -> None:
 
 
 def read_device_file(text: bytes, where: str, fitted: tuple[Row, ...] = ()) -> DeviceFile:
-    """Decode and check a device file's text, and what a table of fitted constants says of it.
+    """Decode and check a device file's text, together with its entries in a table of fitted constants.
 
     Raises FormatError naming the key, or the line for broken TOML.
     """
@@ -405,7 +407,7 @@ def _values(quantities: Mapping[str, Quantity]) -> dict[str, float]:
 
 
 def compile_device(file: DeviceFile) -> DeviceProfile:
-    """Merge a device file with its base and the shared model into the values that predictions work on."""
+    """Merge a device file with its base and the shared model into the values used for predictions."""
     model = load_model()
     base = load_file(file.base) if file.base else DeviceFile(schema_version=SCHEMA_VERSION, name="")
     datasheet = base.datasheet | file.datasheet
@@ -451,7 +453,7 @@ def compile_device(file: DeviceFile) -> DeviceProfile:
 
 
 def datasheet_only(device: DeviceProfile) -> DeviceProfile:
-    """The device before any calibration: its datasheet, and the shared model's starting values."""
+    """Return the device before any calibration: its datasheet, and the shared model's starting values."""
     key = device.name, device.version, *((name, quantity.value) for name, quantity in sorted(device.datasheet.items()))
     bare = _bare.get(key)
     if bare is None:
@@ -477,8 +479,11 @@ one is slower because a network was measured on it; factors and measured calls a
 
 
 def alone(device: DeviceProfile) -> DeviceProfile:
-    """Return the device as calls by themselves find it: the constants of its kind's reference, unless a user's file
-    gives its own, times the model's factors for such calls."""
+    """Return the device with the constants for isolated calls.
+
+    These are the constants of the reference device of its kind, unless a user's file gives its own, multiplied by the
+    model's factors for isolated calls.
+    """
     key = device.name, device.version, *((name, quantity.value) for name, quantity in sorted(device.datasheet.items()))
     single = _alone.get(key)
     if single is None:
@@ -491,7 +496,7 @@ _alone: dict[object, DeviceProfile] = {}
 
 
 def _with_constants_of(device: DeviceProfile, other: DeviceProfile) -> DeviceProfile:
-    """Return a device with the rates and families of another one, but with what was measured of it."""
+    """Return a device with the rates and families of another device, but its own measurements."""
     kept = ("samples", "samples_elsewhere", "measured_here", "measured_elsewhere", "states")
     families = {
         name: msgspec.structs.replace(family, **{field: getattr(device.families[name], field) for field in kept})
@@ -501,8 +506,9 @@ def _with_constants_of(device: DeviceProfile, other: DeviceProfile) -> DevicePro
 
 
 def alone_by(device: DeviceProfile, factors: Mapping[str, float]) -> DeviceProfile:
-    """The device with its rates and families times factors, and without measured neighbours, which are kernels in
-    networks."""
+    """Return the device with its rates and families multiplied by factors, and without measured neighbours, which are
+    kernels in networks.
+    """
     rates = {name: getattr(device.rates, name) * factors[name] for name in Rates.__struct_fields__ if name in factors}
     families = {name: _scaled(family, factors) for name, family in device.families.items()}
     return msgspec.structs.replace(device, rates=msgspec.structs.replace(device.rates, **rates), families=families)
@@ -520,7 +526,7 @@ def _scaled(family: FamilyCost, factors: Mapping[str, float]) -> FamilyCost:
 
 
 def _family(name: str, form: Form, *layers: FamilyEntry | None) -> FamilyCost:
-    """A family from entries of which each replaces what the ones before say."""
+    """Merge family entries; each entry overrides the entries before it."""
     values: dict[str, Any] = {"name": name, "form": form}
     for layer in filter(None, layers):
         fields = {field: getattr(layer, field) for field in (*NUMBERS, *OTHER_FIELDS)}
@@ -550,7 +556,7 @@ def _shipped(name: str) -> DeviceFile:
 
 @lru_cache(maxsize=64)
 def canonical_name(name: str) -> str | None:
-    """The shipped device that a name or alias means, whatever its case; None when there is none."""
+    """Return the shipped device for a name or alias, ignoring case; None if there is none."""
     wanted = _plain(name)
     for known in list_devices():
         if wanted in {_plain(known), *map(_plain, _shipped(known).aliases)}:
@@ -567,12 +573,12 @@ _loaded: set[str] = set()
 
 
 def is_known(name: str) -> bool:
-    """Whether a device of this name ships or was loaded from a file of the user's."""
+    """Check whether a device of this name ships or was loaded from a user's file."""
     return name in _loaded or canonical_name(name) is not None
 
 
 def no_such_device(name: str) -> tuple[str, str]:
-    """(message, hint) for a name that is none, or that several devices share the beginning of."""
+    """Return (message, hint) for an unknown device name, or for the common prefix of several names."""
     wanted = _plain(name).removeprefix("ascend")
     meant = [known for known in list_devices() if wanted and _plain(known).startswith(wanted)]
     if meant:
@@ -584,12 +590,12 @@ DEVICE_FILE = f"A device file is a regular TOML file of at most {MAX_FILE_BYTES:
 
 
 def is_file_name(text: str) -> bool:
-    """Whether the text for a device names a file, not a shipped device: it has a slash or ends in .toml."""
+    """Check whether the device text names a file, not a shipped device: it has a slash or ends in .toml."""
     return text.endswith(".toml") or "/" in text
 
 
 def load_file(name_or_path: str | Path) -> DeviceFile:
-    """A shipped device by name or alias, or a TOML file by path (anything with a slash or ending in .toml)."""
+    """Load a shipped device by name or alias, or a TOML file by path (anything with a slash or ending in .toml)."""
     text = str(name_or_path)
     if is_file_name(text):
         try:
@@ -600,7 +606,7 @@ def load_file(name_or_path: str | Path) -> DeviceFile:
         if file.base is not None:
             based_on = canonical_name(file.base)
             if based_on is None:
-                raise FormatError(f"{text}: base {file.base!r} is no shipped device", hint=_known())
+                raise FormatError(f"{text}: base {file.base!r} is not a shipped device", hint=_known())
             _check_base_version(file, _shipped(based_on), text)
         return file
     known = canonical_name(text)
@@ -611,12 +617,12 @@ def load_file(name_or_path: str | Path) -> DeviceFile:
 
 
 def _check_base_version(file: DeviceFile, base: DeviceFile, where: str) -> None:
-    """Raise FormatError where measured calls were compared with predictions of another version of the base."""
+    """Raise FormatError if the measured calls were compared with predictions of another version of the base device."""
     if file.base_version and file.base_version != base.version:
         raise FormatError(
-            f"{where}: its measured calls were compared with version {file.base_version} of {base.name}, which is "
-            f"{base.version} here",
-            hint="Make it again: opreplay calibrate measured.csv --soc NAME -o FILE.toml --force",
+            f"{where}: its measured calls were compared with version {file.base_version} of "
+            f"{base.name}, but the installed version is {base.version}",
+            hint="Create it again: opreplay calibrate measured.csv --soc NAME -o FILE.toml --force",
         )
 
 
@@ -630,9 +636,9 @@ def _load_shipped(name: str) -> DeviceProfile:
 
 
 def load_device(name_or_path: str | Path) -> DeviceProfile:
-    """The device to predict with: "910b3", "Ascend910B3" (any case), or the path of a device file.
+    """Load the device to predict with: "910b3", "Ascend910B3" (any case), or the path of a device file.
 
-    Raises UsageError for an unknown name (the hint lists the known ones), FormatError for a file that does not fit.
+    Raises UsageError for an unknown name (the hint lists the known ones), FormatError for an invalid file.
     """
     text = str(name_or_path)
     if not is_file_name(text):

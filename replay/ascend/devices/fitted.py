@@ -23,7 +23,7 @@ Row = tuple[str, str, str, str, str]
 
 
 def source_of(samples: int, samples_elsewhere: int, source: str) -> dict[str, str]:
-    """Where a family's constants are from, and what that is worth, by how many kernels of it were measured."""
+    """Return source and confidence of a family's constants, depending on how many of its kernels were measured."""
     if samples:
         return {"source": source, "confidence": "fitted"}
     if samples_elsewhere:
@@ -33,20 +33,22 @@ def source_of(samples: int, samples_elsewhere: int, source: str) -> dict[str, st
 
 @lru_cache(maxsize=1)
 def shipped_rows() -> tuple[Row, ...]:
-    """All rows of the table that ships."""
+    """Return all rows of the shipped table."""
     return rows_of(resources.files("opreplay.replay.ascend.devices").joinpath(FILE).read_text(encoding="utf-8"))
 
 
 def rows_of(text: str) -> tuple[Row, ...]:
-    """All rows of a table."""
+    """Parse all rows of a table."""
     header, *rows = csv.reader(text.splitlines())
     assert tuple(header) == COLUMNS, header
     return tuple((family, soc, constant, sizes, value) for family, soc, constant, sizes, value in rows)
 
 
 def sections_of(names: tuple[str, ...], rows: tuple[Row, ...], units: dict[str, str]) -> dict[str, Any]:
-    """Version, rates and families of a device as its file would spell them: `names` are those of its generation and
-    its own, `units` those of rates."""
+    """Return version, rates and families of a device in the form of a device file.
+
+    `names` are the device's generation and its own name; `units` are the units of the rates.
+    """
     here = {"", *names}
     alone: dict[str, str] = {}
     families: dict[str, dict[str, Any]] = {}
@@ -85,7 +87,7 @@ FACTS = LISTS | COUNTS | {"version", "source", "least_elements", "most_elements"
 
 
 def counts_of(rows: tuple[Row, ...]) -> dict[str, int]:
-    """How many numbers were fitted: those of all devices, those of single ones, and pulls of measured kernels."""
+    """Count the fitted numbers: shared by all devices, of single devices, and weights of measured kernels."""
     constants = [row for row in rows if not row[3] and row[2] not in FACTS]
     shared = sum(not row[1] for row in constants)
     return {"shared": shared, "of_single_devices": len(constants) - shared, "pulls": sum(bool(row[3]) for row in rows)}

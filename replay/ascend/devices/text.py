@@ -117,7 +117,7 @@ def _measurement(row: OwnMeasurement) -> str:
 
 
 def measured_text(device: DeviceProfile, *, name: str, title: str, header: str) -> str:
-    """The TOML text of a shipped device with a user's measured calls, which refers to the device by its name."""
+    """Return the TOML text of a shipped device with a user's measured calls; it refers to the device by its name."""
     parts = [
         "".join(f"# {line}\n" for line in header.splitlines()),
         f"schema_version = {SCHEMA_VERSION}\nname = {json.dumps(name)}\ntitle = {json.dumps(title)}\n"
@@ -128,7 +128,7 @@ def measured_text(device: DeviceProfile, *, name: str, title: str, header: str) 
 
 
 def with_measured(text: str, device: DeviceProfile, *, name: str) -> str:
-    """A user's device file under another name, with the measured calls of `device` in place of its own."""
+    """Return a user's device file under another name, with its measured calls replaced by those of `device`."""
     kept: list[str] = []
     section, is_named = "", False
     for line in text.splitlines():
@@ -144,7 +144,9 @@ def with_measured(text: str, device: DeviceProfile, *, name: str) -> str:
 
 
 def device_text(device: DeviceProfile, *, header: str, source: str) -> str:
-    """The TOML text of a calibrated device: what differs from the shared model. `header` becomes comment lines."""
+    """Return the TOML text of a calibrated device: differences from the shared model. `header` becomes comment
+    lines.
+    """
     shared, model = load_model(), datasheet_only(device)
     parts = ["".join(f"# {line}\n" for line in header.splitlines())]
     aliases = ", ".join(json.dumps(a) for a in device.aliases)
@@ -167,7 +169,7 @@ def device_text(device: DeviceProfile, *, header: str, source: str) -> str:
 
 
 def shipped_text(name: str) -> str:
-    """A shipped device as a file of one's own would spell it: complete."""
+    """Return a shipped device in the complete form of a user's device file."""
     device = load_device(name)
     header = f"{device.title}: datasheet values, and constants fitted to public measurements."
     source = next(rate.source for rate in load_file(name).rates.values())

@@ -1,5 +1,5 @@
 # pyright: strict
-"""What one transfer takes on each transport between dies: read from `_transports.toml`, looked up by kind and SoC."""
+"""The time of one transfer on each transport between dies: read from `_transports.toml`, looked up by kind and SoC."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Work = Literal["copy", "reduce", "send"]
 
 
 class Transport(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One kind of connection: microseconds to start, bytes a second by what is done with them."""
+    """One kind of connection: latency in microseconds, and bytes per second by kind of work."""
 
     latency: Quantity
     copy: Quantity
@@ -28,14 +28,14 @@ class Transport(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     """Rates of one SoC, by name."""
 
     def rate(self, work: Work, soc: str = "") -> Quantity:
-        """Bytes a second, of this SoC where there is one, else of all."""
+        """Return bytes per second for this SoC if listed, otherwise for all SoCs."""
         soc_rates = self.socs.get(soc, {})
         # To one peer alone links are quicker than in a mesh: what an SoC reaches there says nothing of that.
         other = None if work == "send" else next(iter(soc_rates.values()), None)
         return soc_rates.get(work) or other or getattr(self, work) or self.copy
 
     def time_us(self, size_bytes: float, work: Work, soc: str = "") -> float:
-        """Of one packet."""
+        """Return the microseconds for one packet."""
         return self.latency.value + size_bytes / self.rate(work, soc).value * 1e6
 
 
@@ -45,7 +45,7 @@ ALIASES = {"HCCS_SW": "HCCS", "HCCS SW": "HCCS", "UB": "HCCS", "ROCE": "RDMA"}
 
 @lru_cache(maxsize=1)
 def transports() -> dict[str, Transport]:
-    """The table that ships, by transport."""
+    """Return the shipped table, by transport."""
     text = (resources.files("opreplay.replay.ascend.devices") / "_transports.toml").read_bytes()
     raw = parse_toml(text)
     if raw.pop("schema_version", None) != 1:
@@ -57,13 +57,13 @@ def transports() -> dict[str, Transport]:
 
 
 def transport_named(name: str, table: dict[str, Transport] | None = None) -> Transport | None:
-    """The entry for a transport as a profile spells it; None for one that is not known, such as LOCAL."""
+    """Return the entry for a transport name in a profile; None for an unknown transport, such as LOCAL."""
     upper = name.upper()
     return (table or transports()).get(ALIASES.get(upper, upper))
 
 
 def work_of(op: str) -> Work:
-    """What a collective does with what arrives, by its name."""
+    """Return what a collective does with received data, by its name."""
     plain = op.lower().replace("_", "")
     if "reduce" in plain:
         return "reduce"

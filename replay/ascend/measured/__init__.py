@@ -1,2 +1,2 @@
 # pyright: strict
-"""Kernels measured on real devices, as the Ascend profiler writes them."""
+"""Kernels measured on real devices, in the formats of the Ascend profiler."""

@@ -1,4 +1,4 @@
-"""How far predictions are from measurements: errors by kernel type and overall; computes, never reads or prints."""
+"""Errors of predictions against measurements, by kernel type and overall; computes, never reads or prints."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class Errors(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Part(NamedTuple):
-    """One kernel of a measured op, and what is known of the cache before it."""
+    """One kernel of a measured op, with the known cache state before it."""
 
     call: KernelCall
     touches: tuple[Touch, ...] = ()
@@ -58,7 +58,7 @@ class Part(NamedTuple):
 
 
 class Launch(msgspec.Struct, frozen=True, kw_only=True):
-    """One measured row, and what is known of the cache before it."""
+    """One measured row, with the known cache state before it."""
 
     row: KernelRow
     touches: tuple[Touch, ...] = ()
@@ -73,7 +73,7 @@ class Launch(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def parts(self) -> tuple[Part, ...]:
-        """The kernels that the time is of, in launch order."""
+        """The kernels that the measured time covers, in launch order."""
         return self.several or (Part(self.row.call, self.touches, self.loaded),)
 
 
@@ -107,9 +107,9 @@ class Compared(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def launches(table: KernelTable) -> list[Launch]:
-    """The measured rows of a table; in a table of launches in order, each with the reuse distances of its tensors.
+    """Return the measured rows of a table; if rows are launches in order, each has the reuse distances of its tensors.
 
-    Rows without a duration take part in the sequence, as they too touch memory.
+    Rows without a duration are part of the sequence, as they use memory too.
     """
     known = [row.call if row.has_shapes else None for row in table.rows]
     touches = reuse_distances(known) if table.is_sequence else [()] * len(known)
@@ -122,13 +122,13 @@ def launches(table: KernelTable) -> list[Launch]:
 
 
 def alone(launch: Launch, state: State) -> Launch:
-    """Return a kernel's launch as by itself: "cold", with nothing that it reads in L2, or "warm", as in a loop."""
+    """Return a kernel's launch as an isolated one: "cold", with none of its inputs in L2, or "warm", as in a loop."""
     (touches,) = touches_in([launch.row.call], state)
     return msgspec.structs.replace(launch, touches=written_back(launch.row.call, touches), loaded=False, state=state)
 
 
 def grouped(measured: Iterable[Launch]) -> list[list[Launch]]:
-    """Launches of the same type, shapes, dtypes and formats together, in order of first appearance."""
+    """Group launches of the same type, shapes, dtypes and formats, in order of first appearance."""
     groups: dict[tuple[object, ...], list[Launch]] = {}
     for launch in measured:
         groups.setdefault(call_key(launch.row.call), []).append(launch)
@@ -136,7 +136,7 @@ def grouped(measured: Iterable[Launch]) -> list[list[Launch]]:
 
 
 def compare_group(group: Sequence[Launch], device: DeviceProfile) -> Compared:
-    """Predict the launches of one unique kernel or op and compare them with what was measured."""
+    """Predict the launches of one unique kernel or op and compare the prediction with the measured times."""
     predicted: dict[object, tuple[float, float, bool]] = {}
     predictions = []
     for launch in group:
@@ -163,7 +163,9 @@ def compare_group(group: Sequence[Launch], device: DeviceProfile) -> Compared:
 
 
 def _together(launch: Launch, shares: Sequence[float | None], device: DeviceProfile) -> tuple[float, float, bool]:
-    """(time, factor of the band, whether extrapolated) of a launch's kernels; their errors are independent."""
+    """Return (time, factor of the band, whether extrapolated) for all kernels of a launch; their errors are
+    independent.
+    """
     total = square = 0.0
     far = False
     for part, share in zip(launch.parts, shares, strict=True):
@@ -176,7 +178,7 @@ def _together(launch: Launch, shares: Sequence[float | None], device: DeviceProf
 
 
 def percentile(values: Sequence[float], share: float) -> float:
-    """The value below which `share` of `values` lie, by linear interpolation; NaN for none."""
+    """Return the value below which `share` of `values` lie, by linear interpolation; NaN if there are none."""
     ordered = sorted(values)
     if not ordered:
         return float("nan")
@@ -187,7 +189,9 @@ def percentile(values: Sequence[float], share: float) -> float:
 
 
 def errors_of(compared: Sequence[Compared]) -> Errors:
-    """Errors over unique kernels (`mape`, `median_ape`, `p90_ape`) and over all launches; NaN when there are none."""
+    """Return errors over unique kernels (`mape`, `median_ape`, `p90_ape`) and over all launches; NaN if there are
+    none.
+    """
     if not compared:
         nan = float("nan")
         return Errors(n=0, mape=nan, median_ape=nan, p90_ape=nan, wape=nan, total_error=nan, in_band=nan)
@@ -208,7 +212,9 @@ def errors_of(compared: Sequence[Compared]) -> Errors:
 
 
 def _capped(compared: Sequence[Compared]) -> float:
-    """WAPE with weights of at most MOST_WEIGHT of their sum; the cap is raised where so few kernels cannot reach it."""
+    """Return WAPE with each weight capped at MOST_WEIGHT of the sum; with too few kernels for that, the cap is
+    raised.
+    """
     share = max(MOST_WEIGHT, 1 / len(compared))
     weights = [c.total_us for c in compared]
     for _ in range(20):
@@ -219,7 +225,7 @@ def _capped(compared: Sequence[Compared]) -> float:
 
 
 def errors_by_type(compared: Iterable[Compared]) -> dict[str, Errors]:
-    """Errors by kernel type, those with most measured time first."""
+    """Return errors by kernel type; types with the most measured time come first."""
     groups: dict[str, list[Compared]] = {}
     for kernel in compared:
         groups.setdefault(kernel.call.type, []).append(kernel)

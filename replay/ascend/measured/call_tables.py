@@ -1,7 +1,7 @@
 # pyright: strict
-"""Tables of measured calls: one row a call in opreplay's notation, with its time, the device, and what L2 held.
+"""Tables of measured calls: one row per call in opreplay's notation, with its time, the device, and the L2 state.
 
-Owns the columns and which rows are of use; what a call costs is `simulate`'s, which rows a fit takes `calibrate.calls`.
+Owns the columns and which rows can be used; `simulate` owns a call's cost, `calibrate.calls` the rows used in a fit.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ BETWEEN = " ; "
 
 
 class MeasuredCall(msgspec.Struct, frozen=True, kw_only=True):
-    """One row."""
+    """One row of a table of measured calls."""
 
     text: str
     ops: tuple[ReplayOp, ...]
@@ -52,12 +52,12 @@ class MeasuredCall(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def key(self) -> str:
-        """By which the call on this device is known wherever it is met."""
+        """A key that identifies the call on this device in every table."""
         return blake2b(f"{self.text}|{self.soc}|{self.time_us:g}".encode(), digest_size=6).hexdigest()
 
 
 class CallTable(msgspec.Struct, frozen=True, kw_only=True):
-    """A table as read."""
+    """A table of measured calls, as read."""
 
     path: str
     calls: tuple[MeasuredCall, ...]
@@ -69,7 +69,7 @@ class CallTable(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def header_of(path: str | Path) -> list[str]:
-    """The columns of a CSV file; raises TraceError when it cannot be read."""
+    """Return the columns of a CSV file; raises TraceError if it cannot be read."""
     try:
         with open_regular_text(path, MAX_TABLE_BYTES) as file:
             line = file.readline(MAX_LINE)
@@ -79,7 +79,7 @@ def header_of(path: str | Path) -> list[str]:
 
 
 def is_call_table(path: str | Path) -> bool:
-    """Whether a file's header is that of a table of calls. Raises TraceError when it cannot be read."""
+    """Check whether a file has the header of a table of calls. Raises TraceError if it cannot be read."""
     header = set(header_of(path))
     return "op" in header and any(name in header for name in TIMES) and not {"Type", "Name"} & header
 
@@ -87,18 +87,18 @@ def is_call_table(path: str | Path) -> bool:
 def read_call_table(
     path: str | Path, *, soc: str | None = None, only: Callable[[Mapping[str, str]], bool] = lambda row: True
 ) -> CallTable:
-    """The calls of a table that say what was timed; `soc` is the device of rows that name none.
+    """Read the usable calls of a table; `soc` is the device for rows that name none.
 
-    `only` chooses rows by their columns; rows that it rejects are not counted. Left out with a reason: rows without a
-    time, of a device that is not known, whose column `exact` is not "yes", or that are no call. Raises TraceError when
-    the file cannot be read, Malformed where it holds no call, TooLarge for more than MAX_ROWS rows.
+    `only` selects rows by their columns; rows that it rejects are not counted. Left out with a reason: rows without a
+    time, rows with an unknown device, rows whose column `exact` is not "yes", and rows that are not a call. Raises
+    TraceError if the file cannot be read, Malformed if it holds no call, TooLarge for more than MAX_ROWS rows.
     """
     column = next((name for name in TIMES if name in set(header_of(path))), TIMES[0])
     with open_regular_text(path, MAX_TABLE_BYTES) as file:
         try:
             rows = list(islice((row for row in csv.DictReader(file) if only(row)), MAX_ROWS + 1))
         except csv.Error as error:
-            raise Malformed(f"{path}: {error}", hint="Columns as in docs/ascend-model.md.") from None
+            raise Malformed(f"{path}: {error}", hint="docs/ascend-model.md describes the columns.") from None
     if len(rows) > MAX_ROWS:
         raise TooLarge(f"{path}: more than {MAX_ROWS:,} rows", hint="Split the table.")
     whys = [_unusable(row, column, soc) for row in rows]
@@ -117,7 +117,9 @@ def read_call_table(
             calls.append(_call(row, text, known, float(row[column]), soc))
     if not calls:
         reasons = "; ".join(f"{n} rows: {reason}" for reason, n in dropped.most_common(3))
-        raise Malformed(f"{path}: no measured call ({reasons})", hint="Columns as in docs/ascend-model.md.")
+        raise Malformed(
+            f"{path}: contains no measured call ({reasons})", hint="docs/ascend-model.md describes the columns."
+        )
     return CallTable(
         path=str(path),
         calls=tuple(calls),
@@ -134,7 +136,7 @@ L2_WORDS = frozenset({"", "unknown", "cold", "loop", "warm"})
 
 
 def _unusable(row: Mapping[str, str], column: str, soc: str | None) -> str:
-    """Why a row cannot be used; empty where it can."""
+    """Return why a row cannot be used; empty if it can."""
     if not (row.get("op") or "").strip():
         return "no op named"
     try:
@@ -159,7 +161,7 @@ has 0.8."""
 
 
 def _soc_of(row: Mapping[str, str], soc: str | None) -> str:
-    """The device that a row names; `soc` where it names none, or may mean several ("910b")."""
+    """Return the device that a row names; `soc` if it names none or is ambiguous ("910b")."""
     named = (row.get("soc") or "").strip().lower().removeprefix("ascend")
     named = MISLABELLED.get(((row.get("source") or "").split(":")[0].split("#")[0].split("@")[0], named), named)
     several = named not in list_devices() and any(device.startswith(named) for device in list_devices())
@@ -178,10 +180,10 @@ def _call(
 
 
 def ops_of_texts(texts: Sequence[str]) -> dict[str, ReplayOp | str]:
-    """The op of each call, or why it is none: what `opreplay op` takes and refuses.
+    """Return the op of each call, or the reason why `opreplay op` refuses the text.
 
-    All calls are resolved together, which takes a tenth of the time of one by one; where that fails for one of them,
-    halves are tried until that one is alone.
+    All calls are resolved together, which takes a tenth of the time of resolving them one by one; if one of them fails,
+    the list is halved until the failing call is alone.
     """
     if not texts:
         return {}

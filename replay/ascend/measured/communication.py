@@ -1,5 +1,5 @@
 # pyright: strict
-"""Transfers that the Ascend profiler measured: communication.json, communication_matrix.json, and tables of such.
+"""Transfers measured by the Ascend profiler: communication.json, communication_matrix.json, and tables of transfers.
 
 The layout is that of the public outputs of torch_npu and msprof-analyze: step → "p2p" or "collective" → op@group → its
 times and, by transport, bytes, time and the packets of each size.
@@ -26,7 +26,7 @@ PARTS = ("HCCS", "PCIE", "SIO", "HCCS_SW")
 
 
 class Transfer(msgspec.Struct, frozen=True, kw_only=True):
-    """What one rank moved for one collective over one transport."""
+    """Data that one rank moved for one collective over one transport."""
 
     op: str
     """"hcom_allReduce_", ..."""
@@ -42,12 +42,12 @@ class Transfer(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def size_bytes(self) -> float:
-        """All packets together."""
+        """Total bytes of all packets."""
         return sum(size * count for size, count in self.packets)
 
 
 class Transfers(msgspec.Struct, frozen=True, kw_only=True):
-    """One file of them."""
+    """The transfers of one file."""
 
     path: str
     rows: tuple[Transfer, ...]
@@ -74,7 +74,7 @@ class _Pair(msgspec.Struct):
 
 
 def is_communication(path: str | Path) -> bool:
-    """Whether a file is read here: by its suffix, or by the columns of a table."""
+    """Check whether this module reads a file: by its suffix, or by the columns of a table."""
     if str(path).lower().endswith(".json"):
         return True
     try:
@@ -87,7 +87,7 @@ def is_communication(path: str | Path) -> bool:
 
 
 def read_transfers(path: str | Path) -> Transfers:
-    """The transfers of a file. Raises Malformed for one of another layout, TooLarge over the limits."""
+    """Read the transfers of a file. Raises Malformed for an unknown layout, TooLarge over the limits."""
     text = _bytes(path)
     if not str(path).lower().endswith(".json"):
         return _table(str(path), text)
@@ -95,8 +95,8 @@ def read_transfers(path: str | Path) -> Transfers:
         steps = msgspec.json.decode(text, type=dict[str, dict[str, dict[str, msgspec.Raw]]])
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise Malformed(
-            f"{path}: neither communication.json nor communication_matrix.json: {error}",
-            hint="They lie in ASCEND_PROFILER_OUTPUT of a profile of level 1 or 2.",
+            f"{path}: not a communication.json or communication_matrix.json: {error}",
+            hint="These files are in ASCEND_PROFILER_OUTPUT of a profile of level 1 or 2.",
         ) from None
     dropped: Counter[str] = Counter()
     rows: list[Transfer] = []
@@ -105,7 +105,7 @@ def read_transfers(path: str | Path) -> Transfers:
             for name, raw in ops.items():
                 rows += _of_op(name, raw, str(Path(path).parent), dropped)
                 if len(rows) > MAX_TRANSFERS:
-                    raise TooLarge(f"{path}: more than {MAX_TRANSFERS:,} transfers", hint="Take one step of it.")
+                    raise TooLarge(f"{path}: more than {MAX_TRANSFERS:,} transfers", hint="Keep only one step of it.")
     return Transfers(path=str(path), rows=tuple(rows), dropped=dict(dropped))
 
 
@@ -117,7 +117,7 @@ def _bytes(path: str | Path) -> bytes:
 
 
 def _of_op(name: str, raw: msgspec.Raw, run: str, dropped: Counter[str]) -> list[Transfer]:
-    """Transfers of one entry of either file; totals over all ops say nothing of one."""
+    """Return the transfers of one entry of either file type; totals over all ops are ignored."""
     op = name.partition("@")[0]
     if op.startswith("Total Op Info"):
         return []
@@ -169,7 +169,7 @@ def _packets(sizes: dict[str, list[float]], total_mb: float) -> tuple[tuple[floa
 
 
 def _table(path: str, text: bytes) -> Transfers:
-    """A table with one transfer a row, as `COLUMNS` names them; `soc` and `profile` where it has them."""
+    """Read a table with one transfer per row and the columns `COLUMNS`; `soc` and `profile` are optional."""
     dropped: Counter[str] = Counter()
     rows: list[Transfer] = []
     for row in csv.DictReader(text.decode("utf-8", "replace").splitlines()):
@@ -195,5 +195,5 @@ def _table(path: str, text: bytes) -> Transfers:
         if len(rows) > MAX_TRANSFERS:
             raise TooLarge(f"{path}: more than {MAX_TRANSFERS:,} transfers", hint="Cut it down.")
     if not rows:
-        raise Malformed(f"{path}: no row of a table of transfers", hint=f"Its columns are {', '.join(COLUMNS)}.")
+        raise Malformed(f"{path}: no row is a transfer", hint=f"Columns must be {', '.join(COLUMNS)}.")
     return Transfers(path=path, rows=tuple(rows), dropped=dict(dropped))

@@ -1,5 +1,5 @@
 # pyright: strict
-"""Output tensors of kernels whose record names only the inputs (reports of means, optimizers); estimates, no costs."""
+"""Output tensors of kernels whose record names only inputs (reports of averages, optimizers); estimates, no costs."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ NO_OUTPUTS = frozenset({"MemSet", "ApplyAdamWV2", "ApplyAdamW"})
 
 
 def complete_outputs(kernel_type: str, inputs: Inputs) -> Outputs:
-    """Best estimate of the outputs of a kernel type; the first input's shape and dtype where nothing is known.
+    """Return the best estimate of a kernel type's outputs; the first input's shape and dtype if nothing is known.
 
     Matrix products get none: their sizes follow from the operands (see `cost.cube.gemm_of`).
     """

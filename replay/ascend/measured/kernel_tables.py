@@ -1,5 +1,5 @@
 # pyright: strict
-"""Kernel tables of the Ascend profiler as kernel calls, for `validate` and `calibrate`; knows nothing of costs.
+"""Reads kernel tables of the Ascend profiler as kernel calls, for `validate` and `calibrate`; no costs.
 
 The files' columns and spellings belong to `opreplay.traces.dialects.kernel_table`.
 """
@@ -34,7 +34,7 @@ class KernelRow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class KernelTable(msgspec.Struct, frozen=True, kw_only=True):
-    """A kernel table as read, and what of it could not be used."""
+    """A kernel table as read, and a count of what could not be used."""
 
     path: str
     rows: tuple[KernelRow, ...]
@@ -49,7 +49,7 @@ class KernelTable(msgspec.Struct, frozen=True, kw_only=True):
 def read_kernel_table(path: str | Path, *, max_rows: int = MAX_ROWS) -> KernelTable:
     """Read a kernel table in launch order. Broken rows are dropped and counted.
 
-    Raises TraceError when the file cannot be read, Malformed when it is no kernel table, TooLarge over `max_rows`.
+    Raises TraceError if the file cannot be read, Malformed if it is not a kernel table, TooLarge over `max_rows`.
     """
     with open_table(path, max_rows=max_rows) as table:
         rows: list[KernelRow] = []
@@ -89,7 +89,7 @@ def _row(row: TableRow, calls: dict[tuple[object, ...], KernelCall]) -> KernelRo
 
 
 def call_key(call: KernelCall) -> tuple[object, ...]:
-    """What makes two rows the same kernel: type, shapes, dtypes and formats."""
+    """Return the key that equal kernels share: type, shapes, dtypes and formats."""
     return (
         call.type,
         tuple(None if s is None else (s.shape, s.dtype, s.format) for s in call.inputs),

@@ -1,2 +1,2 @@
 # pyright: strict
-"""A whole op and a whole step on a simulated device."""
+"""Predicts whole ops and whole steps on a simulated device."""

@@ -1,5 +1,6 @@
 # pyright: strict
-"""The kernels that an NPU was recorded to run for an op, beside those that the lowering says; knows no times but these.
+"""Compares the kernels that an NPU was recorded to run for an op with the kernels from the lowering; recorded times
+only.
 
 Needs a plan of a trace that a kernel table was joined to; other plans have nothing to compare with.
 """
@@ -23,7 +24,7 @@ _VERSION = re.compile(r"V\d+$")
 
 
 class KernelAgreement(msgspec.Struct, frozen=True, kw_only=True):
-    """One op: launches a call by CANN type, as recorded and as lowered."""
+    """Launches per call of one op by CANN type, as recorded and as lowered."""
 
     id: str
     name: str
@@ -37,7 +38,7 @@ class KernelAgreement(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def compare_kernels(op: ReplayOp) -> KernelAgreement | None:
-    """The two lists of one op; None where no kernel of it has a recorded type."""
+    """Compare the recorded and lowered kernels of one op; None if none of its kernels has a recorded type."""
     recorded: Counter[str] = Counter()
     total_us = 0.0
     for kernel in op.recorded.kernels:
@@ -61,7 +62,7 @@ def compare_kernels(op: ReplayOp) -> KernelAgreement | None:
 
 
 def compare_all(ops: Iterable[ReplayOp]) -> tuple[KernelAgreement, ...]:
-    """All ops that can be compared, those with most recorded time first."""
+    """Compare all comparable ops; ops with the most recorded time come first."""
     agreements = [agreement for op in ops if (agreement := compare_kernels(op)) is not None]
     return tuple(sorted(agreements, key=lambda agreement: -agreement.recorded_us))
 
@@ -73,6 +74,6 @@ def _verdict(recorded: dict[str, float], lowered: dict[str, int]) -> Verdict:
 
 
 def _essence(launches: dict[str, float] | dict[str, int]) -> frozenset[str]:
-    """Types without versions, and without helpers where there is more than those."""
+    """Return the types without versions, and without helper kernels unless there are only helpers."""
     types = {_VERSION.sub("", type_) for type_ in launches}
     return frozenset(types - HELPERS or types)

@@ -1,5 +1,7 @@
 # pyright: strict
-"""How much of what was recorded predictions stand for, by what made them; weighed by recorded time, never by theirs."""
+"""Share of the recorded work that predictions cover, by prediction method; weighted by recorded, not predicted,
+time.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,7 @@ from opreplay.traces.sums import summed
 
 
 class Coverage(msgspec.Struct, frozen=True, kw_only=True):
-    """Shares of the recorded time, 0 to 1, that predictions of one device stand for."""
+    """Shares of the recorded time, 0 to 1, that the predictions of one device cover."""
 
     users: float
     """By a user's estimators, properties and rules."""
@@ -42,12 +44,12 @@ class Coverage(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def predicted(self) -> float:
-        """What some prediction stands for."""
+        """Share with any prediction."""
         return whole(self.users + self.rules + self.invented + self.bytes)
 
 
 def coverage(shares: Iterable[tuple[float, Simulated | None]]) -> Coverage:
-    """Of (share of the recorded time, prediction or None) of each op."""
+    """Return the coverage from (share of the recorded time, prediction or None) for each op."""
     users = rules = invented = by_bytes = selected = 0.0
     ops = 0
     for share, simulated in shares:
@@ -67,8 +69,9 @@ def coverage(shares: Iterable[tuple[float, Simulated | None]]) -> Coverage:
 
 
 def share_of_confidence(times_us: Iterable[tuple[Confidence, float]], confidence: Confidence = "uncalibrated") -> float:
-    """Share of the predicted time that predictions of one confidence stand for; all is uncalibrated where nothing is
-    predicted."""
+    """Return the share of the predicted time with this confidence; if nothing is predicted, all of it is
+    uncalibrated.
+    """
     by_confidence = summed(times_us)
     total_us = sum(by_confidence.values())
     if total_us > 0:
@@ -81,7 +84,7 @@ MEASURED = {"call": "these calls", "op": "other calls of the ops", "family": "th
 
 
 def measured_shares(times_us: Iterable[tuple[str, float]]) -> dict[str, float]:
-    """Shares of the predicted time that rest on the user's own measurements, by what these are of (`MEASURED`).
+    """Return the shares of the predicted time based on the user's measurements, by what was measured (`MEASURED`).
 
     `times_us` are (`Simulated.measured`, microseconds) of each prediction.
     """
@@ -91,7 +94,9 @@ def measured_shares(times_us: Iterable[tuple[str, float]]) -> dict[str, float]:
 
 
 def measured_text(shares: Mapping[str, float]) -> str:
-    """ "61.2 % of the predicted time rests on your measurements: 61.2 % on these calls"; empty without any."""
+    """Return "61.2 % of the predicted time rests on your measurements: 61.2 % on these calls"; empty without
+    measurements.
+    """
     if not shares:
         return ""
     parts = ", ".join(f"{100 * share:.1f} % on {MEASURED[nearest]}" for nearest, share in shares.items())
@@ -99,7 +104,9 @@ def measured_text(shares: Mapping[str, float]) -> str:
 
 
 def recorded_shares(plan: ReplayPlan) -> dict[str, float]:
-    """Share of each op in the recorded device time, else host time; by number of ops where no time was recorded."""
+    """Return each op's share of the recorded device time, else of host time; of the number of ops if no time was
+    recorded.
+    """
     for total, weight in ((plan.device_us_total, _device_us), (plan.host_us_total, _host_us)):
         if total > 0:
             return {op.id: weight(op) / total for op in plan.ops}
@@ -120,7 +127,7 @@ def host_clock(selection: object) -> str:
 
 
 def coverage_of(plan: ReplayPlan, predictions: Sequence[tuple[str, Simulated]]) -> Coverage:
-    """Coverage of a plan by predictions given as (op id, prediction)."""
+    """Return the coverage of a plan by predictions given as (op id, prediction)."""
     by_id = dict(predictions)
     return coverage((share, by_id.get(id_)) for id_, share in recorded_shares(plan).items())
 

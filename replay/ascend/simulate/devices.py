@@ -23,9 +23,10 @@ if TYPE_CHECKING:
 
 
 def load_socs(names: Sequence[str], cluster: str | None = None) -> dict[str, DeviceProfile]:
-    """Simulated devices by name, in the order given; with `cluster` its own first, and all as dies of it.
+    """Load simulated devices by name, in the given order; with `cluster` its own SoC first, and all as dies of the
+    cluster.
 
-    Raises UsageError for unknown devices, two of one name, and registrations for a device that is none.
+    Raises UsageError for unknown devices, duplicate names, and registrations for an unknown device.
     """
     from opreplay.replay.ascend.custom.estimators import refuse_unknown_devices
 
@@ -35,14 +36,16 @@ def load_socs(names: Sequence[str], cluster: str | None = None) -> dict[str, Dev
     for text in names if cluster is None else ():
         device = load_device(text)
         if device.name in devices:
-            raise UsageError(f"two simulated devices are called {device.name}", hint="Name each --soc once.")
+            raise UsageError(f"two simulated devices have the name {device.name}", hint="Give each --soc only once.")
         devices[device.name] = device
     refuse_unknown_devices()
     return devices
 
 
 def ranks_without_dies(ops: Iterable[ReplayOp], devices: Iterable[DeviceProfile]) -> str | None:
-    """A line on collectives whose groups are larger than the cluster that they are predicted on; None where none is."""
+    """Return a warning about collectives whose groups exceed the cluster they are predicted on; None if there are
+    none.
+    """
     groups = [op.collective.group_size for op in ops if op.collective is not None and op.collective.group_size]
     largest = max(groups, default=0)
     for device in devices:
@@ -61,7 +64,9 @@ def simulate_plan(
     contents: Callable[[ReplayOp], Contents | None],
     l2: L2State = "sequence",
 ) -> list[Step]:
-    """All ops of a plan on each device, in the order given; what lies in L2 follows from its sequence, or is `l2`."""
+    """Predict all ops of a plan on each device, in the given order; the L2 state follows from the op sequence, or is
+    `l2`.
+    """
     if plan.sequence is None or l2 == "warm":
         return [simulate_step(plan.ops, device, contents, None, l2) for device in devices]
     kernels = step_kernels(plan.ops, plan.sequence, contents)
@@ -73,7 +78,7 @@ def simulate_plan(
 
 
 def _streamed(step: Step, device: DeviceProfile, kernels: StepKernels) -> Step:
-    """The step with how long one pass of it is predicted to take, and what it streams at least in that time."""
+    """Return the step with the predicted time of one pass, and the bytes that it must at least stream in that time."""
     times = {op.id: op.simulated.time_us for op in step.ops}
     return msgspec.structs.replace(
         step,

@@ -1,5 +1,5 @@
 # pyright: strict
-"""Which calls of a plan are worth measuring on the real device in a given time, as a file that measures them."""
+"""Selects the calls of a plan to measure on the real device within a time budget, and writes them to a file."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ LEAST_SHARE = 0.0005
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kit:
-    """A file that measures calls, and what they are worth."""
+    """A file that measures calls, and how much these measurements improve the prediction."""
 
     text: str
     calls: tuple[Timed, ...]
@@ -56,9 +56,9 @@ def make_kit(
     seed: int = 0,
     memory_bytes: int,
 ) -> Kit:
-    """The calls whose measurement narrows the predicted total of a plan most, within a budget of seconds.
+    """Select the calls whose measurement narrows a plan's predicted total most, within a budget of seconds.
 
-    Raises UsageError where no call of the plan can be measured.
+    Raises UsageError if no call of the plan can be measured.
     """
     from opreplay.replay.export.measure import cost_s, file_text, left_out_lines, refusal
 
@@ -80,7 +80,7 @@ def make_kit(
     left_out = tuple((ops[id_], reason) for id_, reason in refused.items())
     if not calls:
         raise UsageError(
-            f"nothing to measure: none of {len(timed)} ops with a prediction can be called by a script",
+            f"nothing to measure: a script can call none of the {len(timed)} ops with a prediction",
             hint="; ".join(left_out_lines(left_out)[:3]) or "A longer --budget may help.",
         )
     kit = Kit(
@@ -96,7 +96,7 @@ def make_kit(
 
 
 def _alone_us(op: ReplayOp, device: DeviceProfile, contents: ContentsOf) -> tuple[float, float]:
-    """Predicted microseconds of a call alone: on cold caches, and in a loop."""
+    """Return the predicted microseconds of an isolated call: on cold caches, and in a loop."""
     cold, warm = (simulate_op(op, device, contents(op), l2).time_us for l2 in ("cold", "warm"))
     return cold, warm
 
@@ -135,7 +135,7 @@ def _chosen(
 def _write(
     calls: Sequence[Timed], texts: dict[str, str], registry: Registry, *, seed: int, memory_bytes: int
 ) -> dict[str, Reason]:
-    """Add the calls as texts; the reasons of those whose values cannot be described."""
+    """Append the text of each call to `texts`; return the reasons for calls whose values cannot be described."""
     from opreplay.replay.export.measure import written
 
     failed: dict[str, Reason] = {}
@@ -149,7 +149,7 @@ def _write(
 
 
 def _facts(kit: Kit, step: Step, device: DeviceProfile, budget_s: float) -> dict[str, object]:
-    """What the file holds beside its calls."""
+    """Return the file's contents except its calls."""
     from opreplay.replay.export.measure import left_out_lines
 
     return {

@@ -1,5 +1,7 @@
 # pyright: strict
-"""Adjusts the prediction of an op by what the user measured on the device; `cost.own_measurements` owns by how much."""
+"""Adjusts an op's prediction to the user's measurements on the device; `cost.own_measurements` computes the
+adjustment.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,7 @@ from opreplay.replay.results.records import Simulated
 
 
 def work_of(op: ReplayOp, simulated: Simulated) -> str:
-    """What ops of one work are known by: the kernel types that an aten op runs, else the op's name."""
+    """Return the key that ops with the same work share: the kernel types of an aten op, otherwise the op's name."""
     kinds = dict.fromkeys(simulated.kernels)
     if len(kinds) > 1:
         kinds.pop("TensorMove", None)  # of what is then written in place
@@ -23,7 +25,7 @@ def work_of(op: ReplayOp, simulated: Simulated) -> str:
 
 
 def estimate_of(op: ReplayOp, families_us: Mapping[str, float], simulated: Simulated) -> Estimate:
-    """The prediction as own measurements are compared with it."""
+    """Return the prediction in the form that own measurements are compared with."""
     return Estimate(
         call=call_identity(op),
         op=work_of(op, simulated),
@@ -35,7 +37,7 @@ def estimate_of(op: ReplayOp, families_us: Mapping[str, float], simulated: Simul
 
 
 def adjust(simulated: Simulated, estimate: Estimate, device: DeviceProfile) -> tuple[float, Simulated]:
-    """The factor that the user's measurements put on a prediction, and the prediction with it and with its new band."""
+    """Return the factor from the user's measurements, and the prediction with this factor and its new band."""
     own = own_measurements(device.measured, in_network=simulated.l2 == "sequence").ask(estimate)
     time_us = simulated.time_us * own.factor
     is_of_op = own.nearest in ("call", "op")

@@ -60,7 +60,7 @@ class KernelExplanation(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Explanation(msgspec.Struct, frozen=True, kw_only=True):
-    """Why an op is predicted to take the time it does."""
+    """The reasons for an op's predicted time."""
 
     op: str
     device: str
@@ -115,7 +115,7 @@ def _combine(parts: Parts, lowering: Lowering, l2: L2State, device: DeviceProfil
 
 
 def _terms_of(call: KernelCall, cost: KernelPrediction, device: DeviceProfile) -> dict[str, float]:
-    """Microseconds of one call, the vector pipes' as moving where they do nothing else."""
+    """Return the microseconds of one call by term; vector pipe time counts as moving if the pipes do nothing else."""
     terms = cost.terms_us
     if "vector" not in terms or not only_moves(family_of(call, device)):
         return terms
@@ -131,19 +131,21 @@ def _band(parts: Parts, lowering: Lowering, total_us: float) -> tuple[float, flo
 
 
 def _deviation(ratios: list[tuple[float, float]], total_us: float) -> float:
-    """Factor of a sum of times whose terms are off by (factor, microseconds): kernels of one op err independently, so
-    their deviations add in quadrature."""
+    """Return the error factor of a sum of times from the (factor, microseconds) of its terms.
+
+    Errors of an op's kernels are independent, so their deviations add in quadrature.
+    """
     squares = sum((math.log(max(1.0, ratio)) * us) ** 2 for ratio, us in ratios)
     return math.exp(math.sqrt(squares) / total_us) if total_us > 0 else 1.0
 
 
 def _weakest(parts: Parts, total_us: float) -> Evidence:
-    """Return the weakest evidence of the kernels that take a share of the time that matters."""
+    """Return the weakest evidence among kernels with a significant share of the time."""
     return weakest(cost.evidence for call, cost in parts if cost.time_us * call.count > EXTRAPOLATED_SHARE * total_us)
 
 
 def work_of_parts(parts: Parts) -> WorkKind:
-    """Return how the kernel works that takes longest."""
+    """Return the kind of work of the kernel that takes longest."""
     longest = max(parts, key=lambda part: part[1].time_us * part[0].count, default=None)
     return longest[1].work if longest is not None else "streaming"
 
@@ -163,7 +165,7 @@ def _by(lowering: Lowering) -> By:
 
 
 def _bound(by_bound: Mapping[str, float], parts: Parts, total: float) -> str:
-    """What most of the time goes to; "slow path" where kernels that take one have most of it."""
+    """Return what takes most of the time; "slow path" if kernels on slow paths take most of it."""
     slow = sum(cost.time_us * call.count for call, cost in parts if cost.slow_path)
     if slow > 0.5 * total:
         return "slow path"
@@ -179,7 +181,7 @@ EXTRAPOLATED_SHARE = 0.1
 
 
 def state_of(l2: L2State) -> State:
-    """Return the state that a kernel is predicted in; `_corrected` tells loops from cleared caches."""
+    """Return the state in which a kernel is predicted; `_corrected` distinguishes loops from cleared caches."""
     return "network" if l2 == "sequence" else "cold" if l2 == "loop" else l2
 
 
@@ -190,14 +192,14 @@ def simulate_op(
     l2: L2State = "sequence",
     learned: Learned | None = None,
 ) -> Simulated:
-    """Time of one call of `op` on `device`, in microseconds, with what bounds it and an 80 % band.
+    """Predict one call of `op` on `device`: microseconds, bottleneck and an 80 % band.
 
-    A user's estimator goes first (bound "custom"), then a user's properties, then a tile program that was registered
-    for the op, then the lowering to kernels, then the op's bytes, which are marked "uncalibrated"; `by` says which it
-    was. Views cost nothing and have the bound "none". `contents` are what the values of its arguments amount to;
-    without them they follow from the batch that the op ran in. `l2` says what the caches hold when it starts. A call by
-    itself is corrected by measured calls: by those that ship, or by `learned`. Raises CustomOpError when a user's
-    function fails, and InternalError for a fault of opreplay's own.
+    A user's estimator takes precedence (bound "custom"), then a user's properties, then a tile program registered for
+    the op, then the lowering to kernels, then the op's bytes, which are marked "uncalibrated"; `by` says which was
+    used. Views cost nothing and have the bound "none". `contents` describes the values of the arguments; without it
+    they follow from the batch that the op ran in. `l2` is the cache state at the start. An isolated call is corrected
+    by measured calls: the shipped ones, or `learned`. Raises CustomOpError if a user's function fails, and
+    InternalError for a fault of opreplay's own.
     """
     return simulate_by_family(op, device, contents=contents, l2=l2, learned=learned)[0]
 
@@ -209,8 +211,9 @@ def simulate_in_turn(
     contents: Callable[[ReplayOp], Contents | None] | None = None,
     learned: Learned | None = None,
 ) -> list[Simulated]:
-    """Predict calls that were timed together: the first starts in the state `l2`, the others find in L2 what the one
-    before touched, as far as that fits."""
+    """Predict calls that were timed together: the first starts in state `l2`, each other call finds the data of the
+    call before it in L2, as far as that fits.
+    """
     return [
         simulate_op(op, device, contents(op) if contents is not None else None, "warm" if number else l2, learned)
         for number, op in enumerate(ops)
@@ -218,7 +221,7 @@ def simulate_in_turn(
 
 
 def simulate_kernels(op: ReplayOp, device: DeviceProfile, l2: L2State = "sequence") -> Simulated:
-    """Return what `simulate_op` says of the kernels that the op is lowered to, whatever users registered for the op."""
+    """Return the prediction by `simulate_op` for the kernels that the op is lowered to, ignoring user registrations."""
     return _by_kernels(op, device, Predictor(device), None, (), l2)[0]
 
 
@@ -231,10 +234,11 @@ def simulate_by_family(
     l2: L2State = "sequence",
     learned: Learned | None = None,
 ) -> tuple[Simulated, dict[str, float]]:
-    """What `simulate_op` gives, and microseconds of one call by kernel family; "custom" for a user's own estimate.
+    """Return the result of `simulate_op`, and microseconds of one call by kernel family; "custom" for a user's
+    estimate.
 
-    `predict` remembers kernels that several ops have in common; `cached` says what the caches hold of each kernel,
-    where that is known. Raises CustomOpError for what a user's function does, InternalError for a fault of ours.
+    `predict` caches kernels that several ops have in common; `cached` gives the cache state of each kernel, if known.
+    Raises CustomOpError if a user's function fails, InternalError for a fault of opreplay's own.
     """
     own_us = estimate(op, device)
     if own_us is not None:
@@ -275,7 +279,7 @@ def _by_kernels(
     l2: L2State,
     learned: Learned | None = None,
 ) -> tuple[Simulated, dict[str, float]]:
-    """The same of the kernels that the op is lowered to."""
+    """Return the result of `simulate_by_family` for the kernels that the op is lowered to."""
     if op.reason is not None and op.reason.kind == "layout not recorded":
         return msgspec.structs.replace(_NOTHING, source=str(op.reason)), {}
     lowering = lower(op, contents)
@@ -299,7 +303,9 @@ def _together(
     l2: L2State,
     learned: Learned | None = None,
 ) -> tuple[Parts, Simulated]:
-    """The kernels of an op with what each takes, and the op, adjusted by what the user measured on the device."""
+    """Return an op's kernels with their times, and the op's prediction, adjusted to the user's measurements on the
+    device.
+    """
     parts, simulated = _shipped(op, lowering, device, predict, cached, l2, learned)
     if not device.measured or simulated.time_us <= 0 or op.collective is not None:
         return parts, simulated
@@ -317,8 +323,11 @@ def _shipped(
     l2: L2State,
     learned: Learned | None,
 ) -> tuple[Parts, Simulated]:
-    """The kernels of an op with what each takes, and the op: in a network by the device's fitted constants, alone by
-    what these are of calls by themselves, and what measured calls make of that."""
+    """Return an op's kernels with their times, and the op's prediction without the user's measurements.
+
+    In a network it uses the device's fitted constants; for an isolated call, the constants for isolated calls,
+    corrected by measured calls.
+    """
     state = state_of(l2)
     if state != "network":
         parts = started(lowering.kernels, predict, state)
@@ -344,10 +353,10 @@ more quickly than loops over one call, and the two were measured by different so
 def _at_least_warm(
     op: ReplayOp, lowering: Lowering, device: DeviceProfile, parts: Parts, simulated: Simulated, learned: Learned
 ) -> tuple[Parts, Simulated]:
-    """Raise an irregular op in a network to near what it takes on warm caches, as measured calls correct that.
+    """Raise the time of an irregular op in a network to nearly its time on warm caches, as corrected by measured calls.
 
-    Constants of networks come from few irregular calls, and mostly small ones; no network leaves more in L2 than the
-    same call does that ran just before.
+    Constants of networks come from few irregular calls, and mostly small ones; no network leaves more in L2 than an
+    identical call that ran just before.
     """
     if simulated.work != "irregular":
         return parts, simulated
@@ -359,7 +368,7 @@ def _at_least_warm(
 
 
 def started(kernels: Sequence[KernelCall], predict: Predictor, state: State) -> Parts:
-    """The kernels of an op that starts in a state alone, with what each takes."""
+    """Return the kernels of an isolated op that starts in this state, with their times."""
     touched = touches_in(kernels, state)
     return [
         (call, predict(call, resident_of(written_back(call, touches), predict.device), state))
@@ -372,7 +381,7 @@ NOT_CORRECTED = frozenset({"collective", "host", "free", "attention"})
 
 
 class Uncorrected(msgspec.Struct, frozen=True):
-    """A call by itself before measured calls correct it."""
+    """An isolated call before the correction by measured calls."""
 
     traits: Traits
     """What measured calls are compared by."""
@@ -384,9 +393,9 @@ class Uncorrected(msgspec.Struct, frozen=True):
 
 
 def uncorrected(op: ReplayOp, device: DeviceProfile, l2: L2State) -> Uncorrected | None:
-    """Predict a call by itself by the cost forms alone.
+    """Predict an isolated call by the cost formulas alone.
 
-    None for an op that is not lowered by a rule of ours, or whose time measured calls say nothing of.
+    Return None for an op that is not lowered by a built-in rule, or that measured calls cannot correct.
     """
     lowering = lower(op)
     return _uncorrected(op, lowering, device, l2) if _by(lowering) == "rule" else None
@@ -405,7 +414,7 @@ def _uncorrected(op: ReplayOp, lowering: Lowering, device: DeviceProfile, l2: L2
 
 
 def _traits(op: ReplayOp, lowering: Lowering, generation: str, l2: L2State) -> Traits | None:
-    """What a call is compared by; None for one that measured calls say nothing of."""
+    """Return the traits by which a call is compared; None for a call that measured calls cannot correct."""
     state = state_of(l2)
     predict = Predictor(alone(load_device(REFERENCE[generation])))
     parts = started(lowering.kernels, predict, state)
@@ -433,9 +442,11 @@ def _traits(op: ReplayOp, lowering: Lowering, generation: str, l2: L2State) -> T
 
 
 def _work_of(name: str, lowering: Lowering, longest: str) -> str:
-    """What an op is known by: of aten the kernels that it runs, as several names ask for one work, but for the copy of
-    what is then written in place, unless that copy is the `longest` of them. Programs of the control processors have no
-    names of their own."""
+    """Return the key of an op's work: for aten ops the kernels that it runs, as several names request the same work.
+
+    The copy of a tensor that is then written in place is not part of the key, unless that copy is the `longest` kernel.
+    Programs on the control processors have no names of their own.
+    """
     kinds = dict.fromkeys(call.type for call in lowering.kernels)
     if len(kinds) > 1 and longest != "TensorMove":
         kinds.pop("TensorMove", None)
@@ -445,7 +456,7 @@ def _work_of(name: str, lowering: Lowering, longest: str) -> str:
 
 
 def _way_of(call: KernelCall) -> str:
-    """A kernel's type, and the ways of its own that it has for some calls."""
+    """Return a kernel's type, and the variant that it uses for some calls."""
     inner = call.attrs.get("inner")
     middle = isinstance(inner, int) and inner > 1
     return call.type + (":grouped" if "groups" in call.attrs else ":middle" if middle else "")
@@ -454,7 +465,7 @@ def _way_of(call: KernelCall) -> str:
 def _corrected(
     op: ReplayOp, lowering: Lowering, device: DeviceProfile, l2: L2State, learned: Learned
 ) -> tuple[Parts, Simulated] | None:
-    """The prediction of a call alone as measured calls of its kind correct it; None where they say nothing."""
+    """Return the prediction of an isolated call corrected by similar measured calls; None if they do not apply."""
     bare = _uncorrected(op, lowering, device, l2)
     if bare is None:
         return None
@@ -468,7 +479,7 @@ def _corrected(
 
 
 def corrected(bare: Uncorrected, correction: Correction, device: DeviceProfile) -> Simulated:
-    """Correct a prediction by measured calls: to no less than its kernels can take, with the band of its cell."""
+    """Correct a prediction by measured calls, with the lower bound of its kernels and the band of its cell."""
     simulated, parts = bare.simulated, bare.parts
     time_us = max(simulated.time_us * correction.factor, _least_us(simulated, parts, device))
     evidence = _evidence_of_op(correction, parts, simulated, device)
@@ -501,8 +512,9 @@ COLDER: dict[L2State, tuple[L2State, ...]] = {"warm": ("cold", "loop"), "loop": 
 
 
 def _evidence_of_op(correction: Correction, parts: Parts, simulated: Simulated, device: DeviceProfile) -> Evidence:
-    """Return where the op was measured as a single call, else what is known of its kernels; nothing was of types
-    without instructions."""
+    """Return where the op was measured as a single call, otherwise the evidence for its kernels; dtypes without
+    instructions were never measured.
+    """
     if any(spec.dtype in NO_INSTRUCTIONS for call, _ in parts for spec in call.inputs if spec is not None):
         return "its form"
     if correction.is_measured:
@@ -511,12 +523,12 @@ def _evidence_of_op(correction: Correction, parts: Parts, simulated: Simulated, 
 
 
 def _least_us(simulated: Simulated, parts: Parts, device: DeviceProfile) -> float:
-    """Return the time that no call beats: its kernels as `least_us` says, and what L2 cannot hold of the bytes that it
-    reads and writes, at the rate of HBM.
+    """Return a lower bound on the time of a call: `least_us` of its kernels, plus the bytes that it reads and writes
+    beyond L2, at the HBM rate.
 
-    On cold caches all that it reads comes from HBM. In a loop over more than L2 holds, the least recently used data
-    leave it first, so nothing is found there again: a copy of 400 MB runs at 1.27 of 1.6 TB/s on a 910B2 with 192 MB
-    of L2 (GroundUpScale), a maximum of 300 MB at 1.59 (hicann/cann-bench).
+    On cold caches all that it reads comes from HBM. A loop over more data than L2 holds evicts the least recently used
+    data first, so nothing is found in L2 again: a copy of 400 MB runs at 1.27 of 1.6 TB/s on a 910B2 with 192 MB of L2
+    (GroundUpScale), a maximum of 300 MB at 1.59 (hicann/cann-bench).
     """
     bare, calls = alone(device), [call for call, _ in parts]
     floor_us = sum(
@@ -540,8 +552,11 @@ ELEMENTWISE_LOOKUPS = frozenset({"GatherElements", "ScatterElements", "InplaceIn
 
 
 def _whole_reads(calls: Sequence[KernelCall], device: DeviceProfile) -> float:
-    """Bytes that the kernels of an op read from their first to their last, each tensor once: of those that several
-    could have read no fewer than the kernel with the most. Tables that are looked up are not among them."""
+    """Return the bytes that an op's kernels read in full, each tensor once.
+
+    If several kernels may have read the same tensor, the result is at least the bytes of the kernel that reads most.
+    Lookup tables do not count.
+    """
     first_bytes, largest_bytes = 0.0, 0.0
     for call, touches in zip(calls, touches_in(calls, "cold"), strict=True):
         reads = touches[: sum(spec is not None for spec in call.inputs)]
@@ -563,8 +578,11 @@ def _scaled(cost: KernelPrediction, factor: float) -> KernelPrediction:
 
 
 def _taken_for(lowering: Lowering, device: DeviceProfile) -> str:
-    """What the kernels of a user's rule are costed as: a name of CANN's, or one that happens to be the same; and which
-    arguments stand for names that the rule asked for where no argument has a name."""
+    """Return how the kernels of a user's rule are costed, as text, with the kernel family, or by bytes for an unknown
+    name.
+
+    It also lists the arguments used for names that the rule asked for, if arguments have no names.
+    """
     families = {call.type: family_of(call, device).name for call in lowering.kernels}
     costed = ", ".join(
         f"{kind} by its bytes, as no kernel is known by that name"
@@ -583,7 +601,9 @@ _NOTHING = Simulated(
 
 
 def _is_absurd_kernel(call: KernelCall) -> bool:
-    """Whether a kernel works on more elements than any memory holds: its op's arguments go together to no call."""
+    """Check whether a kernel works on more elements than any memory holds: its op's arguments do not form a valid
+    call.
+    """
     specs = [spec for spec in (*call.inputs, *call.outputs) if spec is not None]
     return any(math.prod(spec.shape) > MOST_ELEMENTS for spec in specs)
 
@@ -594,9 +614,10 @@ _NARROW_FLOATS = ("float8", "float4")
 
 
 def missing_path(op: ReplayOp, lowering: Lowering, device: DeviceProfile) -> str:
-    """The dtype of a product that no unit of the device is known to multiply; "" where there is none.
+    """Return the dtype of a product that no known unit of the device can multiply; "" if there is none.
 
-    Products of it are costed at the rate of another dtype: the device refuses them, or works on its host processor.
+    These products are costed at the rate of another dtype: the device refuses them, or computes them on its host
+    processor.
     """
     products = [call for call in lowering.kernels if family_of(call, device).form in CUBE_FORMS]
     if not products:
@@ -614,7 +635,7 @@ _PACKED = frozenset({"int4", "uint8", "int32"})
 
 
 def _marked(simulated: Simulated, dtype: str) -> Simulated:
-    """A prediction for a product that the device has no path for: far from anything measured."""
+    """Mark the prediction of a product that the device has no unit for: far from anything measured."""
     if not dtype or simulated.time_us <= 0:
         return simulated
     factor = max(simulated.high_us / simulated.time_us, LEAST_ASSUMED)
@@ -629,7 +650,9 @@ def _marked(simulated: Simulated, dtype: str) -> Simulated:
 
 
 def _by_user(terms: dict[str, float], device: DeviceProfile, by: By, source: str) -> Simulated:
-    """A prediction from a user's registration: nothing was calibrated, so the band is that of an unknown kernel."""
+    """Return a prediction from a user's registration: nothing was calibrated, so the band is that of an unknown
+    kernel.
+    """
     time_us = sum(terms.values())
     band = device.families["Unknown"].band
     by_bound = {BOUNDS.get(name, name): us for name, us in terms.items()}
@@ -649,7 +672,7 @@ def _by_user(terms: dict[str, float], device: DeviceProfile, by: By, source: str
 def explain_op(
     op: ReplayOp, device: DeviceProfile, contents: Contents | None = None, l2: L2State = "sequence"
 ) -> Explanation:
-    """The kernels that `op` becomes on `device`, each with its tensors, terms, bound, confidence and band."""
+    """Return the kernels of `op` on `device`, each with its tensors, terms, bound, confidence and band."""
     simulated = simulate_op(op, device, contents, l2)
     lowering = lower(op, contents)
     parts, _ = _together(op, lowering, device, Predictor(device), (), l2)

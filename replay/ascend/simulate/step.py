@@ -1,5 +1,7 @@
 # pyright: strict
-"""A whole step on a simulated device: its total with a band, and where the time goes; sums, no cost formulas."""
+"""Predicts a whole step on a simulated device: its total with a band, and where the time goes; sums, no cost
+formulas.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,7 @@ from opreplay.traces.sums import summed
 
 
 class OpStep(msgspec.Struct, frozen=True, kw_only=True):
-    """One op of a step, all its calls."""
+    """All calls of one op in a step."""
 
     id: str
     simulated: Simulated
@@ -36,7 +38,7 @@ class OpStep(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Step(msgspec.Struct, frozen=True, kw_only=True):
-    """All simulated ops of a plan on one device; microseconds, all calls."""
+    """All simulated ops of a plan on one device; times in microseconds, summed over all calls."""
 
     device: str
     device_version: str
@@ -68,14 +70,14 @@ class Step(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def beyond_hbm(self) -> float | None:
-        """Bytes/s that memory would have to stream, where that is more than its peak: the prediction is too short."""
+        """Bytes/s that the memory would have to stream if that exceeds its peak: the prediction is too short."""
         _, _, l2_bytes, hbm_bytes_per_s = self.peaks or (0.0, 0.0, 0.0, 0.0)
         streamed = self.pass_bytes - l2_bytes
         return streamed / self.pass_us * 1e6 if streamed * 1e6 > hbm_bytes_per_s * self.pass_us else None
 
 
 class Inversion(NamedTuple):
-    """Ops that are predicted faster on a device than on one that has at least as much of everything."""
+    """Ops predicted to be faster on a device than on another with at least as much of every resource."""
 
     smaller: str
     larger: str
@@ -93,9 +95,9 @@ class Inversion(NamedTuple):
 
 
 def inversions(steps: Sequence[Step]) -> list[Inversion]:
-    """Pairs of devices of which the smaller one is predicted faster, by more than `NOTABLE`, for some ops.
+    """Return pairs of devices for which the smaller one is predicted faster, by more than `NOTABLE`, for some ops.
 
-    That comes of calibration: launches and kernels that were measured on one and taken over, or not there, for the
+    The cause is calibration: launches and kernels that were measured on one device and copied, or not measured, for the
     other.
     """
     inverted: list[Inversion] = []
@@ -115,7 +117,7 @@ NOTABLE = 0.03
 
 
 def _summed_us(parts: Iterable[OpStep]) -> tuple[dict[str, float], dict[str, float]]:
-    """Time of all calls by what bounds it, and by family of kernels."""
+    """Return the time of all calls by bottleneck, and by kernel family."""
     terms = [(name, us * part.count) for part in parts for name, us in part.simulated.terms_us.items()]
     by_bound = summed((BOUNDS.get(name, name), us) for name, us in terms)
     return by_bound, summed((name, us * part.count) for part in parts for name, us in part.families_us.items())
@@ -128,12 +130,12 @@ def simulate_step(
     cached: Mapping[str, Sequence[Held]] | None = None,
     l2: L2State = "sequence",
 ) -> Step:
-    """Simulate every op that can be; labels and ops without arguments are left out, as they are not for free.
+    """Simulate every op that can be simulated; labels and ops without arguments are left out, as neither is free.
 
-    `contents` says what the values of an op's arguments amount to, where that matters to its time; `cached` what the
-    caches hold of each op's kernels, by op id (see `step_residency`); `l2` what holds for every op instead.
+    `contents` describes the values of an op's arguments, if they affect its time; `cached` gives the cache state of
+    each op's kernels, by op id (see `step_residency`); `l2` is a cache state for every op instead.
 
-    Kernels of one family err alike and their errors add; errors of different families are independent.
+    Errors of kernels in one family are correlated and add up; errors of different families are independent.
     """
     parts: list[OpStep] = []
     failed: dict[str, str] = {}
@@ -177,10 +179,11 @@ def simulate_step(
 
 
 def _deviations(parts: Sequence[OpStep]) -> tuple[float, float]:
-    """80 % deviations of the total: down in log microseconds, up in microseconds.
+    """Return the 80 % deviations of the total: down in log microseconds, up in microseconds.
 
-    Each op has the band of its own prediction. Ops of one kernel family err alike and add up; families are independent.
-    Up they are not added as logarithms: an op that may take eight times as long is a small part of these.
+    Each op has the band of its own prediction. Errors of ops in one kernel family add up; families are independent.
+    Upward deviations are not added as logarithms: an op that may take eight times as long is a small part of the
+    logarithms.
     """
     below, above = dict[str, float](), dict[str, float]()
     for part in parts:
@@ -193,7 +196,7 @@ def _deviations(parts: Sequence[OpStep]) -> tuple[float, float]:
 
 
 def total_band(device: DeviceProfile, name: str) -> float:
-    """Return the factor of the 80 % band of all time of a kernel family in a network."""
+    """Return the factor of the 80 % band of the total time of a kernel family in a network."""
     family = device.families[name if name in device.families else UNKNOWN]
     if family.name in BANDS_OF_THEIR_OWN:
         return family.band
@@ -206,7 +209,8 @@ def _largest_first(times: dict[str, float]) -> dict[str, float]:
 
 
 def losing(step: Step, ops: Sequence[ReplayOp], number: int) -> list[tuple[ReplayOp, OpStep, float]]:
-    """The ops that take longest over what the recorded device took, all calls, in microseconds; worst first.
+    """Return the ops that lose most against the recorded device, with the loss of all calls in microseconds; worst
+    first.
 
     Ops without recorded device time are left out: there is nothing to compare with.
     """

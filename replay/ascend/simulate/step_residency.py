@@ -1,8 +1,8 @@
 # pyright: strict
-"""What the caches hold of each op when it runs, judged from the calls of a recorded step and which tensor is which.
+"""Cache contents for each op when it runs, derived from the calls of a recorded step and the identity of their tensors.
 
-Owns the walk over the step; `residency` owns reuse distances and what a device makes of them, `sequence.linking` says
-which result an argument is. A step is taken to follow itself: a parameter was last touched one step ago.
+Owns the walk over the step; `residency` owns reuse distances and a device's cache model, `sequence.linking` finds the
+result that an argument comes from. A step is assumed to follow itself: a parameter was last used one step ago.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _Tensor = tuple[int, str, Hashable]
 
 
 class StepKernels(msgspec.Struct, frozen=True, kw_only=True):
-    """The calls of a step, which tensor each argument is, and the kernels that each op launches."""
+    """The calls of a step, the identity of each argument's tensor, and the kernels that each op launches."""
 
     ops: list[ReplayOp]
     calls: list[int]
@@ -52,14 +52,14 @@ def step_kernels(
     sequence: RecordedSequence,
     contents: Callable[[ReplayOp], Contents | None] | None = None,
 ) -> StepKernels:
-    """The kernels of a recorded or captured step; ops that it does not call are left out."""
+    """Return the kernels of a recorded or captured step; ops that the step does not call are left out."""
     called, calls, linked = linked_step(ops, sequence)
     kernels = [_kernels(op, contents(op) if contents is not None else None) for op in called]
     return StepKernels(ops=called, calls=calls, linked=linked, kernels=kernels)
 
 
 def held_in_caches(step: StepKernels, devices: Sequence[DeviceProfile]) -> list[HeldByOp]:
-    """For each device, what its caches hold of each op of the step."""
+    """Return, for each device, the cache contents for each op of the step."""
     launches, loaded, known = Counter[_Place](), Counter[_Place](), Counter[_Place]()
     resident = [defaultdict[_Place, float](float) for _ in devices]
     for index, number, touches, code_cached in _walk(step):
@@ -87,10 +87,11 @@ def held_in_caches(step: StepKernels, devices: Sequence[DeviceProfile]) -> list[
 
 
 def outside_bytes(step: StepKernels, device: DeviceProfile, predicted: Container[str]) -> int:
-    """Bytes of distinct tensors that no call of the step makes and that its kernels read in full: parameters mostly.
+    """Return the bytes of distinct tensors that no call of the step creates and its kernels read in full: mostly
+    parameters.
 
-    All of them pass from HBM in each step, less what L2 holds of them from the step before. Tensors that may be read in
-    part, as those of lookups and attention, do not count; nor do those of ops without a prediction.
+    All of them pass from HBM in each step, except what L2 still holds from the previous step. Tensors that may be read
+    only in part, as in lookups and attention, do not count; nor do tensors of ops without a prediction.
     """
     sizes: dict[Hashable, int] = {}
     reads: list[list[int]] = []
@@ -116,7 +117,7 @@ def outside_bytes(step: StepKernels, device: DeviceProfile, predicted: Container
 
 
 def _kernels(op: ReplayOp, contents: Contents | None) -> tuple[KernelCall, ...]:
-    """What an op launches; nothing where a user's rule fails, which its prediction says."""
+    """Return the kernels that an op launches; none if a user's rule fails, which the op's prediction reports."""
     try:
         return lower(op, contents).kernels
     except CustomOpError:
@@ -124,7 +125,9 @@ def _kernels(op: ReplayOp, contents: Contents | None) -> tuple[KernelCall, ...]:
 
 
 def _walk(step: StepKernels) -> Iterable[tuple[int, int, tuple[Touch, ...], bool]]:
-    """(op, kernel, touches, whether its code is kept) of every launch of a step that has run once before."""
+    """Yield (op, kernel, tensor uses, whether its code is cached) for every launch of a step that has run once
+    before.
+    """
     ops, calls, linked, kernels = step.ops, step.calls, step.linked, step.kernels
     arguments = [[meta for _, _, meta in tensors_of(op)] for op in ops]
     stream, codes = Stream(), Codes()
@@ -161,7 +164,9 @@ def _identity(source: Source, same: dict[Hashable, Hashable]) -> Hashable:
 
 
 def _matched(specs: Sequence[TensorSpec | None], tensors: Sequence[_Tensor]) -> list[Hashable]:
-    """Which of an op's tensors each of a kernel's is: the first of as many elements and the same dtype, each once."""
+    """Match each of a kernel's tensors to one of the op's: the first with as many elements and the same dtype, each
+    once.
+    """
     unmatched = list(tensors)
     out: list[Hashable] = []
     for spec in specs:

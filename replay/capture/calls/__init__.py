@@ -1,2 +1,2 @@
 # pyright: strict
-"""Calls as they reach torch: what, on which tensors, from where."""
+"""Calls as they reach torch: the op, its tensors, and the calling module."""

@@ -1,6 +1,6 @@
-"""One call that Python makes, in the form of the IR: arguments by the schema's names, tensors by their metadata.
+"""Converts one call from Python to the form of the IR: arguments by schema names, tensors by their metadata.
 
-Owns no order: which storage a tensor lies in, over calls, is `storages`.
+Owns no order: `storages` tracks the storage of each tensor over several calls.
 """
 
 from __future__ import annotations
@@ -28,19 +28,19 @@ _ENUMS = (torch.dtype, torch.device, torch.layout, torch.memory_format)
 
 
 def tensors_in(value: Any) -> Iterable[torch.Tensor]:
-    """The tensors of an argument or a result, lists opened, in order."""
+    """Yield the tensors of an argument or a result in order, with lists flattened."""
     return (item for item in flattened(value) if isinstance(item, torch.Tensor))
 
 
 def is_dense(tensor: torch.Tensor) -> bool:
-    """Whether sizes and strides say all of a tensor's form."""
+    """Check whether sizes and strides fully describe a tensor's layout."""
     return tensor.layout is torch.strided and not tensor.is_nested and not tensor.is_quantized
 
 
 def metas_of(tensors: Sequence[torch.Tensor]) -> list[TensorMeta | None]:
-    """Metadata of the tensors of one call; those whose bytes overlap have the same number of a storage.
+    """Return metadata of the tensors of one call; tensors whose bytes overlap have the same storage number.
 
-    None for one that is sparse, nested, quantized, or of a type that plans do not know.
+    None for a tensor that is sparse, nested, quantized, or of a dtype unknown to plans.
     """
     spans: list[tuple[int, int, int]] = []
     for tensor in tensors:
@@ -69,7 +69,9 @@ def metas_of(tensors: Sequence[torch.Tensor]) -> list[TensorMeta | None]:
 
 
 def _shared_numbers(spans: Sequence[tuple[int, int, int]]) -> tuple[list[int], list[int | None]]:
-    """First byte that counts, and the number of the memory where several share it, of each (storage, begin, end)."""
+    """Return, for each (storage, begin, end), the first relevant byte, and a memory number if several spans share
+    memory.
+    """
     bases = [begin // ALIGNED_BYTES * ALIGNED_BYTES for _, begin, _ in spans]
     numbers: list[int | None] = [None] * len(spans)
     if len({span[0] for span in spans}) == len(spans):
@@ -81,7 +83,7 @@ def _shared_numbers(spans: Sequence[tuple[int, int, int]]) -> tuple[list[int], l
 
 
 def _overlapping(spans: Sequence[tuple[int, int, int]]) -> list[list[int]]:
-    """Groups of two or more spans that overlap within a storage, by index."""
+    """Return groups of two or more spans that overlap within a storage, by index."""
     groups: list[list[int]] = []
     storage, end = -1, 0
     for at in sorted((at for at, span in enumerate(spans) if span[0] != -1), key=lambda at: spans[at]):
@@ -95,14 +97,14 @@ def _overlapping(spans: Sequence[tuple[int, int, int]]) -> list[list[int]]:
 
 
 def named_values(spec: OpSpec, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[tuple[ArgSpec, Any]]:
-    """(argument, value) in the schema's order; those that the call leaves to their default are left out."""
+    """Return (argument, value) in the schema's order; arguments left at their default are omitted."""
     positional = [arg for arg in spec.args if not arg.keyword_only]
     values = {**dict(zip((arg.name for arg in positional), args, strict=False)), **kwargs}
     return [(arg, values[arg.name]) for arg in spec.args if arg.name in values]
 
 
 def key_of_value(value: Any) -> Any:
-    """What tells two values of an argument apart; tensors are told apart by their metadata."""
+    """Return a key that distinguishes values of an argument; tensors are distinguished by their metadata."""
     if isinstance(value, torch.Tensor):
         return torch.Tensor
     if isinstance(value, list | tuple):
@@ -115,7 +117,7 @@ def key_of_value(value: Any) -> Any:
 
 
 def argument(spec: ArgSpec, value: Any, metas: Iterable[TensorMeta | None]) -> ReplayArg | None:
-    """One argument; `metas` hands out the metadata of its tensors in order.
+    """Return one argument; `metas` yields the metadata of its tensors in order.
 
     None for a value that a plan cannot hold, such as a process group or a script object.
     """
@@ -161,7 +163,7 @@ def _plain_argument(kind: str, value: Any) -> Any:
 
 
 def _plain(value: Any) -> Any:
-    """A value as the IR holds it."""
+    """Return a value in the form of the IR."""
     if value is None or isinstance(value, bool | int | str):
         return value
     if isinstance(value, float):
@@ -177,8 +179,9 @@ def _plain(value: Any) -> Any:
 
 
 def of_numbers(tensor: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
-    """`torch.tensor` that asks tensors in a list for their values one by one, where a mode sees it and fake ones know
-    them."""
+    """Wrap `torch.tensor` to read the values of tensors in a list one by one, so that a mode sees it and fake tensors
+    with known values can return them.
+    """
 
     def called(data: Any, **named: Any) -> torch.Tensor:
         leaves: list[Any] = tree_leaves(data) if isinstance(data, list | tuple) else []

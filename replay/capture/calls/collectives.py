@@ -1,5 +1,5 @@
 # pyright: strict
-"""What a call of torch.distributed is as a collective: operation, sizes and group; owns no process group."""
+"""Describes a torch.distributed call as a collective: operation, sizes and group; owns no process group."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _PEERS = ("src", "dst")
 
 
 def collective_of(spec: OpSpec, args: Sequence[Any], kwargs: Mapping[str, Any], returned: Any) -> Collective | None:
-    """The collective that a call is, as its rank sees it; None for any other op, and where arguments do not tell.
+    """Return the collective of a call, as its rank sees it; None for any other op, and if the arguments are ambiguous.
 
     Its `reduce_op` is "" for ops of c10d, whose reduction is a value that Python cannot read.
     """
@@ -57,7 +57,7 @@ def collective_of(spec: OpSpec, args: Sequence[Any], kwargs: Mapping[str, Any], 
 
 
 def _roles(kind: Kind, values: Mapping[str, Any], group_rank: int) -> dict[str, Any]:
-    """Fields of `Collective` that say which rank sends, receives, or is the root."""
+    """Return the fields of `Collective` that say which rank sends, receives, or is the root."""
     import torch.distributed as dist
 
     if kind in ROOTED:
@@ -74,7 +74,7 @@ def _first_number(values: Mapping[str, Any], names: Sequence[str]) -> int | None
 
 
 def group_name(func: Any, args: Sequence[Any]) -> str:
-    """Name of the process group that an op of c10d is given as an object; "" for other ops."""
+    """Return the name of the process group passed as an object to an op of c10d; "" for other ops."""
     import torch
 
     if func.namespace not in COLLECTIVE_NAMESPACES:
@@ -86,7 +86,7 @@ def group_name(func: Any, args: Sequence[Any]) -> str:
 
 
 def _group(value: Any) -> Any:
-    """The process group that an argument names or is."""
+    """Return the process group that an argument names or is."""
     import torch.distributed as dist
 
     distributed: Any = dist.distributed_c10d
@@ -98,7 +98,7 @@ def _group(value: Any) -> Any:
 def _sizes(
     kind: Kind, values: Mapping[str, Any], returned: Any, ranks: int
 ) -> tuple[str, tuple[int, ...], int, int] | None:
-    """(dtype, elements of each tensor handed in, of all, of all that is got); None where no tensor is given."""
+    """Return (dtype, elements of each input tensor, of all inputs, of all outputs); None if no tensor is passed."""
     if kind == "barrier":
         return "uint8", (), 0, 0
     outputs = list(tensors_in([value for name, value in values.items() if name.startswith(_RESULTS)]))
@@ -118,7 +118,7 @@ def _sizes(
 
 
 def _splits(rows: Any, total: int) -> tuple[int, ...]:
-    """Splits of rows in elements; () where they are even."""
+    """Return splits of rows in elements; () if they are even."""
     counts = tuple(int(row) for row in rows or ())
     if not sum(counts) or total % sum(counts):
         return ()

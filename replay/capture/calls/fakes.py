@@ -1,6 +1,6 @@
-"""Fake tensors in place of the real ones that a step meets; the real ones stay as they are.
+"""Replaces real tensors in a step by fake tensors; the real ones stay unchanged.
 
-torch's own mode runs an op for real where all its tensors are: it would write to the user's parameters.
+torch's own mode runs an op for real if all its tensors are real: it would write to the user's parameters.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _VIEWS = (_aten.view.default, _aten._unsafe_view.default, _aten._reshape_alias.d
 
 
 class _Corrected(TorchDispatchMode):
-    """Calls that torch's fake tensors refuse though the step runs, or answer otherwise than kernels do."""
+    """Corrects calls that fake tensors refuse although the step runs, or for which fake and real kernels differ."""
 
     def __init__(self, fakes: Fakes) -> None:
         super().__init__()
@@ -80,8 +80,10 @@ class _Corrected(TorchDispatchMode):
         returned = func(*args, **kwargs)
         if isinstance(returned, torch.Tensor) and returned.layout is torch.sparse_coo:
             raise UsageError(
-                f"{func.name()} makes a sparse tensor, whose number of elements follows from values",
-                hint="--real runs it once on real tensors; or use dense ones (sparse=False of an embedding).",
+                f"{func.name()} creates a sparse tensor, whose number of elements depends on values",
+                hint=(
+                    "Use --real to run it once on real tensors, or use dense tensors (sparse=False of an embedding)."
+                ),
             )
         if func is _aten.mkldnn_rnn_layer_backward.default:  # the fake kernel gives one gradient to both biases
             return (*returned[:4], returned[4].clone(), *returned[5:])
@@ -100,7 +102,7 @@ class _Corrected(TorchDispatchMode):
         return returned
 
     def _places(self, index: torch.Tensor | None) -> Sequence[torch.Tensor | None]:
-        """An index, of a mask that is known the places where it is true."""
+        """Return the index; for a mask with known values, the indices of True elements."""
         real = None if index is None or index.dtype is not torch.bool else self._fakes.known.of(index)
         if real is None:
             return (index,)
@@ -110,7 +112,7 @@ class _Corrected(TorchDispatchMode):
 
 
 def _dense(result: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
-    """A result in the layout that kernels give it: that of channels where its input has it, else contiguous."""
+    """Return a result in the layout that kernels use: channels-last if its input has it, otherwise contiguous."""
     return result.contiguous(memory_format=suggest_memory_format(like))
 
 
@@ -121,7 +123,7 @@ def _view_strides(shape: Sequence[int], stride: Sequence[int], size: Sequence[in
 
 
 class _Known:
-    """Values of fake tensors that follow from no input and no draw: positions, masks of a length, ranges."""
+    """Values of fake tensors that do not depend on inputs or random numbers: positions, masks of a length, ranges."""
 
     def __init__(self) -> None:
         self._real: WeakIdKeyDictionary = WeakIdKeyDictionary()
@@ -131,16 +133,16 @@ class _Known:
         """What was assumed of values."""
 
     def of(self, tensor: Any) -> torch.Tensor | None:
-        """The values, None where nobody knows them."""
+        """Return the values; None if they are unknown."""
         return self._real.get(tensor) if isinstance(tensor, FakeTensor) else None
 
     def forget(self, *tensors: torch.Tensor) -> None:
-        """Hold no reference to tensors."""
+        """Drop the references to tensors."""
         for tensor in tensors:
             self._real.pop(tensor, None)
 
     def follow(self, func: Any, args: Any, kwargs: Any, returned: Any) -> None:
-        """Compute what a call gave where all that it takes is known, and forget what it overwrites where it is not."""
+        """Compute the result of a call if all its inputs are known; otherwise drop the values that it overwrites."""
         tensors = list(tensors_in((*args, *kwargs.values())))
         if tensors and not is_lift(func) and func not in _LOOKS and not any(tensor in self._real for tensor in tensors):
             return
@@ -157,11 +159,13 @@ class _Known:
             self.add(fake, value)
 
     def add(self, fake: torch.Tensor, real: torch.Tensor) -> None:
-        """Take note of what a fake tensor holds."""
+        """Record the values of a fake tensor."""
         self._real[fake] = real
 
     def computed(self, func: Any, args: Any, kwargs: Any) -> Any:
-        """What a call gives of values that are known; None where some are not, or it draws or holds anything."""
+        """Compute a call from known values; None if some are unknown, or if the call uses random numbers or has
+        state.
+        """
         tensors = list(tensors_in((*args, *kwargs.values())))
         if is_lift(func):
             with _disable_current_modes():
@@ -183,9 +187,10 @@ class _Known:
             return func(*args, **kwargs)
 
     def _of_finite_numbers(self, func: Any, args: Any, returned: Any) -> torch.Tensor | None:
-        """What `all` or `any` gives of a look for numbers that are not finite: there are none, as in a step that works.
+        """Return the result of `all` or `any` in a check for non-finite numbers: there are none, as in a step that
+        works.
 
-        Takes note of the look's calls, of which `isfinite` has four.
+        Also records the calls of the check; `isfinite` makes four.
         """
         answer = self._answers.get(args[0]) if isinstance(args[0], torch.Tensor) else None
         if answer is not None and func in _SUMMARIES:
@@ -203,7 +208,7 @@ class _Known:
         return None
 
     def _overwrite(self, storages: Set[int]) -> None:
-        """Nobody knows any more what lies in these: forget all views of them."""
+        """Mark the contents of these storages as unknown, and drop the values of all views of them."""
         for fake, real in list(self._real.items()):
             if real.untyped_storage()._cdata in storages:
                 del self._real[fake]
@@ -214,7 +219,7 @@ def _is_small(result: Any) -> bool:
 
 
 class Fakes:
-    """One fake tensor for each real one, with storages shared as the real ones share them."""
+    """One fake tensor for each real one; fake tensors share storages like the real ones."""
 
     def __init__(self) -> None:
         # Real tensors never get there: `of` stands before.
@@ -227,7 +232,7 @@ class Fakes:
 
     @contextmanager
     def constructing(self) -> Generator[None, None, None]:
-        """While a model is made: its weights hold nothing, and what initialises them asks nothing of them."""
+        """Context for building a model: its weights have no values, and initialisers do not read them."""
         self._corrected.constructing = True
         try:
             yield
@@ -235,7 +240,7 @@ class Fakes:
             self._corrected.constructing = False
 
     def followed(self, real: torch.Tensor) -> torch.Tensor:
-        """A fake tensor of which it is known what it holds."""
+        """Return a fake tensor whose values are known."""
         fake = self.mode.from_tensor(real, static_shapes=True)
         self.known.add(fake, real)
         return fake
@@ -247,7 +252,9 @@ class Fakes:
 
     @contextmanager
     def entered(self) -> Generator[None, None, None]:
-        """The mode, with modules that can be moved and cast: torch refuses where its own memo knows the parameter."""
+        """Enter the fake mode with modules that can be moved and cast, which torch refuses for parameters in its own
+        memo.
+        """
         utils: Any = torch.utils
         plain = utils.swap_tensors
 
@@ -281,7 +288,9 @@ class Fakes:
 
     @contextmanager
     def taken_for_real(self) -> Generator[None, None, None]:
-        """While a step runs: libraries that do otherwise for fake tensors do as for real ones where they can."""
+        """Context for running a step: libraries that treat fake tensors differently treat them like real ones if
+        possible.
+        """
         foreach: Any = import_module("torch.utils._foreach_utils")
         transformers = sys.modules.get("transformers.utils.import_utils")
 
@@ -296,7 +305,7 @@ class Fakes:
             yield
 
     def of(self, value: Any) -> Any:
-        """An argument with fake tensors in place of real ones, in lists as well."""
+        """Return an argument with real tensors replaced by fake ones, also in lists."""
         if isinstance(value, torch.Tensor):
             return value if isinstance(value, FakeTensor) else self._of(value)
         if type(value) in (list, tuple) and any(isinstance(item, torch.Tensor | list | tuple) for item in value):
@@ -304,7 +313,7 @@ class Fakes:
         return value
 
     def of_call(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[list[Any], dict[str, Any]]:
-        """Arguments of a call with fake tensors in place of real ones."""
+        """Return the arguments of a call with real tensors replaced by fake ones."""
         return [self.of(value) for value in args], {name: self.of(value) for name, value in kwargs.items()}
 
     def _of(self, tensor: torch.Tensor) -> torch.Tensor:
@@ -322,5 +331,5 @@ class Fakes:
 
 
 def is_lift(func: Any) -> bool:
-    """Whether a call makes a tensor of Python's numbers: it must see the real one."""
+    """Check whether a call makes a tensor of Python numbers: it must get the real tensor."""
     return func.namespace == "aten" and func._schema.name.partition("::")[2] in _LIFTS

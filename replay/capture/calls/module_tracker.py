@@ -1,7 +1,7 @@
-"""Where a step is at each call: which module called it, and whether that is forward, backward or the optimizer.
+"""Tracks which module makes each call of a step, and whether it is forward, backward or the optimizer.
 
-A call in backward is of the module whose forward made its autograd node: nodes carry the number that was next when they
-were made, so no hook lies on any tensor and the step is the same as without.
+A call in backward belongs to the module whose forward made its autograd node: nodes carry the sequence number at their
+creation, so no hooks on tensors are needed and the step is unchanged.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ _NO_NODE = (1 << 63) - 1
 
 
 class ModuleTracker:
-    """Follows modules, optimizers and autograd while a step runs."""
+    """Tracks modules, optimizers and autograd while a step runs."""
 
     def __init__(self, storages: Storages, *, device: LikeDevice = "cpu") -> None:
-        """`device` is the one by whose default an optimizer takes parameters one by one, or as lists."""
+        """`device` sets the default of optimizers: parameters one by one, or as lists."""
         self._storages, self._by_list = storages, device != "cpu"
         self._one_by_one: dict[str, None] = {}
         """Optimizers that would take lists on another device."""
@@ -51,7 +51,7 @@ class ModuleTracker:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What another device would make of the step."""
+        """Notes on how the step would differ on another device."""
         return tuple(
             f"{name} takes parameters one by one, its default on a CPU; on CUDA and NPU it takes lists in far fewer "
             "kernels: --device cuda or npu, or foreach=True"
@@ -64,7 +64,7 @@ class ModuleTracker:
         return tuple(self._paths)
 
     def register(self, root: torch.nn.Module) -> None:
-        """Give names to a model's modules, parameters and buffers."""
+        """Name a model's modules, parameters and buffers."""
         if id(root) in self._of_module:
             return
         alike = sum(type(known) is type(root) for known in self._roots[1:])
@@ -83,7 +83,9 @@ class ModuleTracker:
                 self._storages.describe(buffer, "buffer", f"{prefix}{path}.{name}" if path else f"{prefix}{name}")
 
     def state(self) -> list[tuple[str, torch.Tensor]]:
-        """Parameters and buffers of all models, by name; of a DTensor and the like the tensors that it consists of."""
+        """Return parameters and buffers of all models, by name; for a DTensor or similar, the tensors that it consists
+        of.
+        """
         return [
             (f"{prefix}{name}", part)
             for prefix, root in zip(self._prefixes, self._roots, strict=True)
@@ -92,7 +94,7 @@ class ModuleTracker:
         ]
 
     def phase_and_module(self) -> tuple[StepPhase, int]:
-        """Phase and module of the call that runs."""
+        """Return phase and module of the current call."""
         in_backward = torch._C._current_graph_task_id() != -1
         if self._stack:
             if not in_backward:
@@ -104,7 +106,7 @@ class ModuleTracker:
 
     @contextmanager
     def inside(self, path: str | None) -> Iterator[None]:
-        """As if the module of this path ran."""
+        """Context in which calls count as made by the module of this path."""
         if path is None:
             yield
             return
@@ -116,7 +118,7 @@ class ModuleTracker:
 
     @contextmanager
     def following(self) -> Iterator[None]:
-        """Hooks on all modules and optimizers, for as long as the step runs."""
+        """Install hooks on all modules and optimizers while the step runs."""
         with ExitStack() as stack:
             for handle in (
                 hooks.register_module_forward_pre_hook(self._enter),
@@ -128,14 +130,14 @@ class ModuleTracker:
             yield
 
     def mark_gradients(self) -> None:
-        """Say of all gradients that are there that they are ones."""
+        """Mark the storages of all existing gradients as gradients."""
         for root in self._roots:
             for parameter in root.parameters():
                 if parameter.grad is not None:
                     self._storages.describe(parameter.grad, "gradient", outside=False)
 
     def restore(self) -> None:
-        """Take fake tensors out of real modules and optimizers again."""
+        """Remove fake tensors from real modules and optimizers."""
         self._saved.restore()
 
     def _number(self, path: str) -> int:
@@ -173,7 +175,7 @@ class ModuleTracker:
         self._describe_state(optimizer, outside=False)
 
     def _take_lists(self, optimizer: torch.optim.Optimizer) -> None:
-        """As `_default_to_fused_or_foreach` of torch.optim decides where tensors are of an accelerator."""
+        """Choose lists as `_default_to_fused_or_foreach` of torch.optim does for tensors on an accelerator."""
         for group in optimizer.param_groups:
             fixed = "foreach" not in group or group["foreach"] is not None or group.get("fused")
             refused = isinstance(group.get("lr"), torch.Tensor) and not group.get("capturable")
@@ -206,7 +208,7 @@ _COUNTED = ("step", "mu_product")
 
 
 def _counters(optimizer: torch.optim.Optimizer) -> Iterator[torch.Tensor]:
-    """What torch.optim counts in tensors of the host: unless it is fused or capturable; ASGD counts on the device."""
+    """Yield torch.optim's counters in host tensors: none if it is fused or capturable; ASGD counts on the device."""
     if not type(optimizer).__module__.startswith("torch.optim") or isinstance(optimizer, torch.optim.ASGD):
         return
     for group in optimizer.param_groups:
@@ -224,7 +226,7 @@ def _kind(module: torch.nn.Module) -> str:
 
 
 class _SavedState:
-    """Remembers modules and optimizers as they were when they were first seen."""
+    """Stores modules and optimizers as they were when first seen."""
 
     def __init__(self) -> None:
         self._gradients: dict[int, tuple[torch.Tensor, torch.Tensor | None]] = {}
@@ -232,13 +234,13 @@ class _SavedState:
         self._states: dict[int, tuple[torch.optim.Optimizer, dict[Any, dict[str, Any]]]] = {}
 
     def save(self, root: torch.nn.Module) -> None:
-        """A model before its forward."""
+        """Save a model before its forward."""
         for parameter in root.parameters():
             self._save_gradient(parameter)
         self._buffers += [(module, dict(module._buffers)) for module in root.modules() if module._buffers]
 
     def save_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
-        """An optimizer before its step."""
+        """Save an optimizer before its step."""
         if id(optimizer) in self._states:
             return
         self._states[id(optimizer)] = optimizer, {key: dict(state) for key, state in optimizer.state.items()}
@@ -247,7 +249,7 @@ class _SavedState:
                 self._save_gradient(parameter)
 
     def restore(self) -> None:
-        """What is real gets its real parts back; what is fake stays: it was made for the step."""
+        """Restore the real parts of real objects; fake objects stay, because they were made for the step."""
         for parameter, gradient in self._gradients.values():
             if isinstance(parameter.grad, FakeTensor):
                 parameter.grad = gradient

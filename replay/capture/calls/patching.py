@@ -1,4 +1,4 @@
-"""Attributes of modules and classes, replaced for a while."""
+"""Temporarily replaces attributes of modules and classes."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 @contextmanager
 def replaced(target: Any, **attributes: Any) -> Iterator[None]:
-    """Set attributes of a module or a class, and put those from before back."""
+    """Set attributes of a module or a class, and restore the previous ones at exit."""
     before = {name: getattr_static(target, name) for name in attributes}
     try:
         for name, value in attributes.items():

@@ -1,4 +1,6 @@
-"""Every call that reaches torch's dispatcher below autograd, in order, as ops of a plan; owns no step and no file."""
+"""Records every call that reaches torch's dispatcher below autograd, in order, as ops of a plan; owns no step and no
+file.
+"""
 
 from __future__ import annotations
 
@@ -48,7 +50,7 @@ Look = Callable[[int, list[torch.Tensor], Any], None]
 
 
 class Recorder(TorchDispatchMode):
-    """Records what runs while it is entered. What a tensor subclass does, it records as the calls that come of it."""
+    """Records calls while it is entered. A tensor subclass's operation is recorded as the calls that it makes."""
 
     supports_higher_order_operators = True
     """To refuse them."""
@@ -96,7 +98,7 @@ class Recorder(TorchDispatchMode):
     ) -> Any:
         if isinstance(func, HigherOrderOperator):
             raise UsageError(
-                f"{func.name()} is given a function of the model, which a plan cannot hold",
+                f"{func.name()} gets a function of the model as argument, which a plan cannot hold",
                 hint="Write it with plain calls, such as scaled_dot_product_attention.",
             )
         func = self._in_place_where_summed(func, args, kwargs)
@@ -117,7 +119,7 @@ class Recorder(TorchDispatchMode):
         return _ADD_IN_PLACE if is_sum else func
 
     def _recorded(self, func: Any, args: Sequence[Any], named: dict[str, Any]) -> Any:
-        """Run a call that is not of parts, and record it unless it is a view that was there already."""
+        """Run a call that is not composed of others, and record it unless it only repeats an existing view."""
         views = self.without_mode.views
         if self._fakes is not None and args and views.is_again(func, args):
             return func(*args, **named)
@@ -130,7 +132,7 @@ class Recorder(TorchDispatchMode):
         return returned
 
     def _lifted(self, func: Any, args: Sequence[Any], named: dict[str, Any]) -> Any:
-        """A tensor of Python's numbers: a mode sees neither where they go first nor that they are detached."""
+        """Record a tensor of Python numbers, with its allocation and its detach, which a mode does not see."""
         like: torch.Tensor = args[0]
         detached = self.without_mode.makes_tensor
         if like.untyped_storage().resizable() and (like.dim() or detached):  # neither numpy's nor x[0] = 1
@@ -140,7 +142,7 @@ class Recorder(TorchDispatchMode):
         return self.call(_DETACH_IN_PLACE, (lifted,), {}, lambda tensor: tensor) if detached else lifted
 
     def call(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], run: Callable[..., Any]) -> Any:
-        """Run one call by `run`, and record it as one of `func`."""
+        """Run one call by `run`, and record it as a call of `func`."""
         inputs = list(tensors_in((*args, *kwargs.values())))
         number = self._storages.call = len(self.calls)
         into = self._memories(inputs, outside=True)
@@ -207,7 +209,7 @@ class Recorder(TorchDispatchMode):
         returned: Any,
         flops: int | None,
     ) -> ReplayOp:
-        """The op of a call that is the first one of its kind."""
+        """Return the op of the first call of its kind."""
         spec = self._spec(func)
         meta_by_tensor = {id(tensor): meta for tensor, meta in zip(inputs, metas, strict=True)}
         replay_args: list[ReplayArg] = []
@@ -255,17 +257,17 @@ class Recorder(TorchDispatchMode):
 def _refusal(
     spec: OpSpec, unresolved: Reason | None, args: Sequence[ReplayArg], missing: Sequence[str]
 ) -> Reason | None:
-    """Why an op cannot be replayed; `missing` are arguments whose value a plan cannot hold."""
+    """Return why an op cannot be replayed; `missing` are arguments whose values a plan cannot hold."""
     reason = unresolved or refuse_arguments(spec.name, [(arg.name, arg.type_text) for arg in spec.args])
     for arg in args:
         reason = reason or refuse_value(arg.name, arg.value)
     if reason is None and missing:
-        return Reason("metadata missing", f"a plan holds no value of this kind: {', '.join(missing)}")
+        return Reason("metadata missing", f"a plan cannot hold a value of this kind: {', '.join(missing)}")
     return reason
 
 
 def _decides_itself(kind: type) -> bool:
-    """Whether tensors of this type run calls of their own, as a DTensor does; fake ones do not."""
+    """Check whether tensors of this type make calls of their own, like a DTensor; fake tensors do not."""
     from torch._subclasses.fake_tensor import FakeTensor
 
     if kind in _PLAIN_TYPES or issubclass(kind, FakeTensor):
@@ -274,7 +276,7 @@ def _decides_itself(kind: type) -> bool:
 
 
 def _is_composed(func: Any) -> bool:
-    """Whether torch composes an op of others wherever it runs; one that has a kernel of its own is a call."""
+    """Check whether torch composes an op of others on every device; an op with its own kernel counts as a call."""
     composed = _COMPOSED.get(func)
     if composed is None:
         has = torch._C._dispatch_has_kernel_for_dispatch_key
@@ -285,9 +287,10 @@ def _is_composed(func: Any) -> bool:
 
 
 def _is_internal(func: Any) -> bool:
-    """Whether a call is no part of the step: a query, or torch's own detach of a tensor that it keeps for backward.
+    """Check whether a call is not part of the step: a query, or torch's own detach of a tensor that it keeps for
+    backward.
 
-    Without a mode no such detach is dispatched. A user's comes from below autograd, whose keys are then switched off.
+    Without a mode this detach is not dispatched. A user's detach comes from below autograd, whose keys are then off.
     """
     if func is not _DETACH or torch.is_inference_mode_enabled():
         return func.namespace in _QUERIES
@@ -295,7 +298,7 @@ def _is_internal(func: Any) -> bool:
 
 
 def _outputs(returned: Any) -> tuple[TensorMeta | None, ...] | None:
-    """Metadata of the results, as `with_outputs` has them: lists flattened, None for what is no tensor."""
+    """Return metadata of the results in the form of `with_outputs`: lists flattened, None for what is not a tensor."""
     items = list(flattened(returned))
     tensors = [item for item in items if isinstance(item, torch.Tensor)]
     metas = iter(of_call.metas_of(tensors))
@@ -306,9 +309,9 @@ def _outputs(returned: Any) -> tuple[TensorMeta | None, ...] | None:
 def _slots(
     op: ReplayOp, values: Sequence[tuple[Any, Any]], inputs: Sequence[torch.Tensor], returned: Any
 ) -> tuple[list[int], list[int]]:
-    """Places among a call's tensors of those that the op's arguments have, -1 for a number; and those of its results.
+    """Return the indices, among a call's tensors, of the op's tensor arguments, -1 for a number; and of its results.
 
-    What is no tensor in the plan has no place.
+    What is not a tensor in the plan has no index.
     """
     places = {id(tensor): at for at, tensor in enumerate(inputs)}
     slots: list[int] = []

@@ -1,6 +1,6 @@
-"""Which storage each tensor of a step lies in, when storages come and go, and what they take together.
+"""Tracks the storage of each tensor in a step, when storages are allocated and freed, and their total size.
 
-Owns numbers and bytes. What a storage holds is told by whoever knows: modules, optimizers, gradients.
+Owns numbers and bytes. The code that knows what a storage holds describes it: modules, optimizers, gradients.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ PHASES: tuple[StepPhase, ...] = ("forward", "backward", "optimizer")
 
 
 def inner_tensors(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
-    """The plain tensors that a tensor consists of: itself, or those of a DTensor and the like."""
+    """Yield the plain tensors that a tensor consists of: itself, or those inside a DTensor or similar."""
     if is_traceable_wrapper_subclass(tensor):
         names, _ = tensor.__tensor_flatten__()
         for part in (getattr(tensor, name) for name in names):
@@ -33,7 +33,7 @@ def inner_tensors(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
 
 
 class _Storage:
-    """What is known of one storage."""
+    """Facts about one storage."""
 
     __slots__ = ("first_size", "kind", "names", "outside", "size")
 
@@ -46,10 +46,10 @@ class _Storage:
 
 
 class Storages:
-    """All storages that a step touches, numbered as they are met."""
+    """All storages that a step uses, numbered in order of first use."""
 
     def __init__(self, seen_as: Callable[[torch.Tensor], torch.Tensor] | None = None) -> None:
-        """`seen_as` gives the tensor that stands for a real one."""
+        """`seen_as` maps a real tensor to its replacement."""
         self._seen_as = seen_as or (lambda tensor: tensor)
         self._all: list[_Storage] = []
         self._numbers: dict[int, int] = {}
@@ -61,7 +61,7 @@ class Storages:
         """The call that is running; -1 before the first one."""
 
     def number(self, tensor: torch.Tensor, *, outside: bool = False) -> int:
-        """Of the storage that a plain tensor lies in."""
+        """Return the number of a plain tensor's storage."""
         storage = tensor.untyped_storage()
         key = storage._cdata
         if key in self._numbers:
@@ -75,7 +75,9 @@ class Storages:
         return number
 
     def memory(self, tensor: torch.Tensor, *, outside: bool = False) -> int:
-        """Number of the place where a dense tensor begins; a conjugate view is another one than what it views."""
+        """Return the number of a dense tensor's start address; a conjugate view differs from the tensor that it
+        views.
+        """
         place = (
             self.number(tensor, outside=outside),
             int(tensor.storage_offset()) * tensor.itemsize,
@@ -84,7 +86,7 @@ class Storages:
         return self._memories.setdefault(place, len(self._memories))
 
     def describe(self, tensor: torch.Tensor, kind: Kind, name: str = "", *, outside: bool = True) -> None:
-        """Say what a tensor's storage holds; what was said first stays."""
+        """Describe what a tensor's storage holds; the first description stays."""
         for real in inner_tensors(tensor):
             if _functorch.is_functorch_wrapped_tensor(real):
                 continue  # the model's own, as what transforms it sees it
@@ -97,7 +99,7 @@ class Storages:
                 entry.names[name] = None
 
     def of(self, tensor: torch.Tensor) -> int:
-        """Number of the storage that a tensor lies in, a real one's that of what stands for it."""
+        """Return the number of a tensor's storage; for a real tensor, that of its replacement."""
         return self.number(self._seen_as(tensor))
 
     def is_outside(self, number: int) -> bool:
@@ -105,11 +107,11 @@ class Storages:
 
     @property
     def places(self) -> tuple[tuple[int, int], ...]:
-        """Storage and offset in bytes by number of the memory."""
+        """Storage and byte offset, by memory number."""
         return tuple((storage, offset) for storage, offset, _ in self._memories)
 
     def listed(self) -> tuple[CapturedStorage, ...]:
-        """Those that were there before the step."""
+        """Return the storages that existed before the step."""
         return tuple(
             CapturedStorage(
                 storage=number, kind=entry.kind or "constant", names=tuple(entry.names), size_bytes=entry.first_size
@@ -119,7 +121,7 @@ class Storages:
         )
 
     def peaks(self, phases: list[StepPhase]) -> tuple[PhasePeak, ...]:
-        """The moment of each phase at which most is alive; `phases` is that of each call."""
+        """Return the moment of each phase with the most live memory; `phases` has the phase of each call."""
         alive, at = 0, 0
         by_kind: dict[Kind, int] = {}
         best: dict[StepPhase, PhasePeak] = {}
@@ -139,7 +141,7 @@ class Storages:
 
     @contextmanager
     def watching_resizes(self) -> Iterator[None]:
-        """Follow `UntypedStorage.resize_`, by which FSDP gives memory back; no dispatched op says so."""
+        """Track `UntypedStorage.resize_`, with which FSDP frees memory; no dispatched op shows it."""
         plain: Any = torch.UntypedStorage.resize_
 
         def resize_(storage: torch.UntypedStorage, size: int) -> Any:
@@ -151,7 +153,7 @@ class Storages:
             yield
 
     def grown(self, tensors: Iterable[torch.Tensor]) -> None:
-        """Take note of results that an op gave another size, as `resize_` and `out=` do."""
+        """Record results whose size an op has changed, as `resize_` and `out=` do."""
         for tensor in tensors:
             if tensor.layout is not torch.strided:
                 continue

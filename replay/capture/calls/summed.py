@@ -1,7 +1,7 @@
-"""Gradients that autograd sums up in place where nobody else holds them; while a dispatch mode watches it never does.
+"""Gradients that autograd would sum in place because nothing else holds them; under a dispatch mode it never does.
 
-Its engine (InputBuffer.cpp, `accumulate`) writes to the sum so far if that is dense, no tensor subclass, and held by
-nothing else; a mode counts as a subclass. The plan is to hold what runs without one.
+Its engine (InputBuffer.cpp, `accumulate`) writes to the sum so far if that is dense, not a tensor subclass, and held by
+nothing else; a mode counts as a subclass. The plan must contain the calls that run without a mode.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ _UNSHARED = 4
 
 
 class Summed:
-    """Knows in which node of autograd each storage was made."""
+    """Records the autograd node in which each storage was made."""
 
     def __init__(self, storages: Storages) -> None:
         self._storages = storages
         self._node_of: dict[int, int] = {}
 
     def add(self, results: Iterable[torch.Tensor]) -> None:
-        """Results of a call; those of forward are of no node."""
+        """Record the results of a call; results of forward have no node."""
         node = _node()
         if node is not None:
             for tensor in results:
@@ -40,16 +40,17 @@ class Summed:
                     self._node_of.setdefault(self._storages.number(tensor), node)
 
     def is_own(self, tensor: Any) -> bool:
-        """Whether the node of autograd that runs made a tensor's storage."""
+        """Check whether the current autograd node made a tensor's storage."""
         node = _node()
         if node is None or not isinstance(tensor, torch.Tensor) or tensor.layout is not torch.strided:
             return False
         return self._node_of.get(self._storages.number(tensor)) == node
 
     def is_summed_up(self, total: Any, more: Any) -> bool:
-        """Whether a sum of two tensors is one that the engine would have taken in place.
+        """Check whether the engine would have added two tensors in place.
 
-        The sum so far comes of another node than the one that has just run; a node's own sums are of what it made.
+        The sum so far was made by another node than the one that just ran; a node's own sums are of tensors that it
+        made.
         """
         node = _node()
         if node is None or not isinstance(total, torch.Tensor) or not isinstance(more, torch.Tensor):
@@ -65,7 +66,7 @@ class Summed:
 
 
 def _node() -> int | None:
-    """Number of the node of autograd that runs, or has just run; None outside of a backward."""
+    """Return the number of the autograd node that runs, or has just run; None outside a backward."""
     if _internal._current_graph_task_id() == -1:
         return None
     node = _internal._current_autograd_node()
@@ -77,7 +78,7 @@ def _references(tensor: Any) -> int:
 
 
 def _is_dense(tensor: torch.Tensor) -> bool:
-    """Whether the elements lie side by side, each once, in any order of dimensions."""
+    """Check whether the elements are contiguous in memory without overlap, in any order of dimensions."""
     expected = 1
     for step, size in sorted(
         (step, size) for size, step in zip(tensor.shape, tensor.stride(), strict=True) if size != 1

@@ -31,7 +31,7 @@ _GRADIENTS_OF_VIEWS = "CopySlices"
 
 
 class Views:
-    """Views of a step that require gradients, while they are alive."""
+    """Live views of a step that require gradients."""
 
     def __init__(self) -> None:
         self._last: dict[Any, tuple[weakref.ref[torch.Tensor], int]] = {}
@@ -40,7 +40,7 @@ class Views:
         """Address of the storage to which the node that runs has just copied its gradient."""
 
     def is_again(self, func: Any, args: Sequence[Any]) -> bool:
-        """Whether a call is one by which autograd makes a view again: of a base to which something else was written."""
+        """Check whether autograd makes this call to recreate a view whose base was written to."""
         if not func.is_view or not torch.is_grad_enabled():
             return False
         view, version = self._last.get(_key(func, args), (None, 0))
@@ -51,14 +51,14 @@ class Views:
         return True
 
     def add(self, func: Any, args: Sequence[Any], result: Any) -> None:
-        """Take note of a call that was made."""
+        """Record a call."""
         if func is _COPY:
             self._copied = args[0].untyped_storage()._cdata
         if func.is_view and torch.is_grad_enabled() and isinstance(result, torch.Tensor):
             self._last[_key(func, args)] = weakref.ref(result), args[0]._version
 
     def is_of_gradient(self, func: Any, args: Sequence[Any], node: str | None) -> bool:
-        """Whether a call views the copy of a gradient, of which a plain one is taken by its strides."""
+        """Check whether a call views the copy of a gradient; for a plain tensor autograd uses its strides instead."""
         is_copied = node is not None and node.endswith(_GRADIENTS_OF_VIEWS)
         return is_copied and func is not _AS_STRIDED and args[0].untyped_storage()._cdata == self._copied
 
@@ -104,12 +104,12 @@ Call = tuple[Any, Sequence[Any], dict[str, Any]]
 
 
 class WithoutMode:
-    """Knows which composed op's kernel runs, and what its calls are where nobody watches."""
+    """Tracks which composed op's kernel runs, and which calls it makes without a mode."""
 
     def __init__(self, wraps: Callable[[type], bool], *, fake: bool, device: LikeDevice) -> None:
-        """`wraps`: whether tensors of a type run calls of their own; for these torch takes the other way for good.
+        """`wraps`: whether tensors of a type make calls of their own; for these torch always takes the other path.
 
-        `fake`: whether calls run on fake tensors. `device` is the one whose way is taken.
+        `fake`: whether calls run on fake tensors. `device` selects the path.
         """
         self._wraps, self._fake, self._device = wraps, fake, device
         self._inside: list[str] = []
@@ -119,7 +119,7 @@ class WithoutMode:
 
     @contextmanager
     def following(self) -> Iterator[None]:
-        """Stand around the kernels of the composed ops in question, also where C++ calls them. Per process.
+        """Wrap the kernels of the composed ops concerned, also for calls from C++. Applies to the whole process.
 
         Needs `torch.library.get_kernel` (torch 2.10); before it calls are recorded as a mode sees them.
         """
@@ -141,7 +141,7 @@ class WithoutMode:
 
     @contextmanager
     def _watching_python(self) -> Iterator[None]:
-        """Stand around functions of Python that say what a call is for."""
+        """Wrap Python functions that show the purpose of a call."""
         hooks: Any = torch.autograd.graph.saved_tensors_hooks
         plain = hooks.__init__
 
@@ -186,7 +186,7 @@ class WithoutMode:
             yield
 
     def call(self, func: Any, args: Sequence[Any], named: dict[str, Any], is_own: Callable[[Any], bool]) -> Call:
-        """What a call is where nobody watches. `is_own`: whether the node of autograd that runs made a tensor."""
+        """Return the call that runs without a mode. `is_own`: whether the current autograd node made a tensor."""
         if func is _VIEW and self._running in _RESHAPING and not args[0].is_contiguous():
             view = func(*args, **named)
             return _aten._reshape_alias.default, (args[0], list(view.shape), list(view.stride())), {}
@@ -207,16 +207,20 @@ class WithoutMode:
 
     @property
     def _running(self) -> str:
-        """Name of the innermost composed op that runs; "" outside of one."""
+        """Name of the innermost running composed op; "" outside of one."""
         return self._inside[-1] if self._inside else ""
 
     @property
     def makes_tensor(self) -> bool:
-        """Whether `torch.tensor` runs, which detaches what it makes of Python's numbers; others do not."""
+        """Whether `torch.tensor` is running, which detaches the tensor that it makes of Python numbers; other functions
+        do not.
+        """
         return self._running == _OF_NUMBERS
 
     def run_of(self, func: Any) -> Any:
-        """What runs a call: the op, but where a fake tensor is asked for a value that plays no part."""
+        """Return the function that runs a call: the op, or a substitute if it reads an irrelevant value of a fake
+        tensor.
+        """
         return _any_value if func is _LOOK and self._running == _LOOKS_AT_FAKE else func
 
     def _around(self, name: str, kernel: Any) -> Callable[..., Any]:
@@ -247,9 +251,9 @@ def _any_value(tensor: torch.Tensor) -> int | bool:
 
 
 def _one_hot(index: torch.Tensor, classes: int, *, looks: bool) -> torch.Tensor:
-    """As aten/src/ATen/native/Onehot.cpp has it for tensors that hold values; on a CPU it looks at them.
+    """Compute `one_hot` as aten/src/ATen/native/Onehot.cpp does for tensors with values; on a CPU it reads the values.
 
-    What is looked at there decides nothing but an error: a fake index is a valid one.
+    The values it reads only decide about an error: a fake index is a valid one.
     """
     if index.numel() and looks:
         low, high = torch.aminmax(index)
@@ -260,7 +264,7 @@ def _one_hot(index: torch.Tensor, classes: int, *, looks: bool) -> torch.Tensor:
 
 
 def _in_place(func: Any, node: str) -> Any:
-    """The overload that the formula of a node runs in place of `func`; None where it runs `func` itself."""
+    """Return the overload that a node's formula runs in place of `func`; None if it runs `func` itself."""
     if node.startswith(_COPYING):
         return None
     return (_CROSS_ENTROPY if node.startswith("BinaryCrossEntropyWithLogits") else _WRITES).get(func)
@@ -272,7 +276,7 @@ def _zeros(args: Sequence[Any]) -> Call:
 
 
 def _formula() -> str | None:
-    """Name of the node of autograd that runs, where its formula is torch's own; a user's says what it means."""
+    """Return the name of the current autograd node if its formula is torch's own; a user's formula runs as written."""
     if _internal._current_graph_task_id() == -1:
         return None
     node: Any = _internal._current_autograd_node()

@@ -1,1 +1,1 @@
-"""A captured plan in the form in which servers run it: fused kernels, writes to paged caches, quantised weights."""
+"""Converts a captured plan to the form that servers run: fused kernels, writes to paged caches, quantised weights."""

@@ -1,4 +1,6 @@
-"""Attention of a captured plan as the kernel that servers on Ascend run: of one call of torch, or of its products."""
+"""Finds attention in a captured plan, as one torch call or as products, and replaces it by the kernel of Ascend
+servers.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,7 @@ BMM, _CAST = "aten::bmm", "aten::_to_copy"
 
 
 def of_torch(graph: Graph, call: Call) -> Fusion | None:
-    """Attention of torch, in one kernel already, with the mask that it makes of booleans."""
+    """Match torch's attention, which is one kernel already, with the mask that it makes of booleans."""
     values = call.values
     if call.name != "aten::_scaled_dot_product_flash_attention_for_cpu" or values.get("dropout_p"):
         return None
@@ -44,8 +46,10 @@ def of_torch(graph: Graph, call: Call) -> Fusion | None:
 
 
 def _before_repeats(graph: Graph, tensor: Tensor) -> Tensor:
-    """Return keys or values [batch, heads, tokens, width] as they were before transformers copied each head for all
-    queries of its group, which it does where there is a mask; the kernel takes fewer heads."""
+    """Return keys or values [batch, heads, tokens, width] before transformers repeated the heads.
+
+    With a mask transformers copies each head for all queries of its group; the kernel accepts fewer heads.
+    """
     copied = graph.maker(tensor, "aten::clone")
     heads = None if copied is None else copied.values["self"]
     if heads is None or len(heads.shape) != 5:
@@ -55,7 +59,7 @@ def _before_repeats(graph: Graph, tensor: Tensor) -> Tensor:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Masking:
-    """How a kernel is told which keys a query sees."""
+    """The kernel arguments that say which keys a query sees."""
 
     arguments: Mapping[str, Any] = field(default_factory=dict[str, Any])
     kernels: Sequence[Kernel] = ()
@@ -64,7 +68,7 @@ class _Masking:
 
 
 def _masking(graph: Graph, mask: Tensor | None) -> _Masking | None:
-    """Return how a kernel is told of a mask that is added to scores; None for one that is not made of booleans."""
+    """Return the kernel arguments for a mask that is added to scores; None for one that is not made of booleans."""
     if mask is None:
         return _Masking()
     chosen = graph.maker(mask, "aten::where.self")
@@ -92,7 +96,7 @@ HIDDEN = -1e4
 
 
 def _number(graph: Graph, tensor: Any) -> float | None:
-    """The number that a tensor without dimensions was made of, where a call tells it."""
+    """Return the number from which a 0-dim tensor was made, if a call shows it."""
     maker = graph.maker(tensor, "aten::scalar_tensor", "aten::zeros")
     if maker is None:
         return None
@@ -100,7 +104,7 @@ def _number(graph: Graph, tensor: Any) -> float | None:
 
 
 def latent(graph: Graph, call: Call) -> Fusion | None:
-    """Attention to latents (`latent`): scores of latents and rotary parts, softmax, and the latents again."""
+    """Match attention to latents (`latent`): scores of latents and rotary parts, softmax, and the latents again."""
     if call.name != BMM:
         return None
     narrow, rounded = graph.before_cast(call.values["self"])
@@ -138,8 +142,10 @@ def latent(graph: Graph, call: Call) -> Fusion | None:
 
 
 def plain_query(graph: Graph, call: Call) -> Fusion | None:
-    """The product that absorbs keys into queries, of the plain part of queries itself: transformers joins it with the
-    rotary part before it takes them apart again."""
+    """Match the product that absorbs keys into queries, applied directly to the plain part of queries.
+
+    transformers joins that part with the rotary part before it splits them again.
+    """
     joined = graph.maker(call.values.get("self"), "aten::cat") if call.name == BMM else None
     parts = [] if joined is None else joined.values["tensors"]
     if len(parts) != 2 or len(parts[0].shape) != 4 or parts[0].shape[2] != 1:
@@ -155,7 +161,7 @@ def plain_query(graph: Graph, call: Call) -> Fusion | None:
 
 
 def _rotary_part(graph: Graph, rotary: Tensor) -> Tensor:
-    """The rotary part of queries, before it was joined with the plain one where it was."""
+    """Return the rotary part of queries, before any join with the plain part."""
     joined = graph.maker(rotary, "aten::cat")
     last: Tensor | None = joined.values["tensors"][-1] if joined is not None else None
     if last is None or len(last.shape) != 4 or last.shape[2:] != (1, rotary.shape[-1]):
@@ -169,7 +175,7 @@ _ADDED = ("aten::add.Tensor", "aten::add_.Tensor")
 
 
 def written_out(graph: Graph, call: Call) -> Fusion | None:
-    """Attention as products of queries and keys, a softmax over all of them, and products of that with values."""
+    """Match attention as products of queries and keys, a softmax over all of them, and products of that with values."""
     if call.name != BMM:
         return None
     chances = unwrapped(graph, call.values["self"])
@@ -213,7 +219,7 @@ def written_out(graph: Graph, call: Call) -> Fusion | None:
 
 
 class _Scaled(NamedTuple):
-    """A tensor that another one is a copy, a cast or a multiple of."""
+    """The source of a tensor that is a copy, a cast or a multiple, with the factor."""
 
     tensor: Tensor
     factor: float
@@ -222,7 +228,7 @@ class _Scaled(NamedTuple):
 
 
 def unwrapped(graph: Graph, tensor: Tensor) -> _Scaled:
-    """Return what a tensor is a copy, a cast or a multiple of."""
+    """Return the source of a tensor that is a copy, a cast or a multiple."""
     factor, calls = 1.0, set[Call]()
     while (call := graph.maker(tensor, _CAST, "aten::clone", *_SCALED)) is not None:
         if call.name in _SCALED:
@@ -235,7 +241,7 @@ def unwrapped(graph: Graph, tensor: Tensor) -> _Scaled:
 
 
 def _factor(call: Call) -> float | None:
-    """The number that a call multiplies with, or divides by; None where it is a tensor."""
+    """Return the number that a call multiplies with, or divides by; None if it is a tensor."""
     other = call.values["other"]
     if not isinstance(other, int | float):
         return None
@@ -255,7 +261,7 @@ class _Scores(NamedTuple):
 
 
 def _scores(graph: Graph, tensor: Tensor) -> _Scores | None:
-    """Return what scores are of: a product, scaled, with a mask added and the largest subtracted."""
+    """Return the parts of scores: a product, scaled, with a mask added and the maximum subtracted."""
     calls, factor = set[Call](), 1.0
     mask: Tensor | None = None
     sinks: Tensor | None = None
@@ -289,7 +295,7 @@ def _scores(graph: Graph, tensor: Tensor) -> _Scores | None:
 
 
 def _by_heads(tensor: Tensor, batch: int, rows: int, width: int) -> Tensor | None:
-    """Return a tensor as [batch, heads, rows, width]: of one that is repeated for groups of heads the original."""
+    """Return a tensor as [batch, heads, rows, width]; the original one if it was repeated for groups of heads."""
     shape, strides = tensor.shape, tensor.strides
     if len(shape) == 5 and strides[2] == 0:
         shape, strides = shape[:2] + shape[3:], strides[:2] + strides[3:]
@@ -304,7 +310,7 @@ def _by_heads(tensor: Tensor, batch: int, rows: int, width: int) -> Tensor | Non
 
 
 def _attending(arguments: Mapping[str, Any], result: Tensor, sinks: Tensor | None = None) -> Kernel:
-    """The kernel; that with a sink in each head is of a later version, which has other names for three arguments."""
+    """Return the attention kernel; a sink in each head needs a later version, with other names for three arguments."""
     name = "npu::npu_fused_infer_attention_score"
     if sinks is not None:
         renamed = {"num_heads": "num_query_heads", "scale": "softmax_scale"}
@@ -315,21 +321,21 @@ def _attending(arguments: Mapping[str, Any], result: Tensor, sinks: Tensor | Non
 
 
 def _with_rows(tensor: Tensor) -> Tensor:
-    """[batch, heads, width] as [batch, heads, 1, width]."""
+    """View [batch, heads, width] as [batch, heads, 1, width]."""
     batch, heads, width = tensor.shape
     strides = tensor.strides
     return seen_as(tensor, (batch, heads, 1, width), (strides[0], strides[1], strides[1], strides[2]))
 
 
 def _single_head(tensor: Tensor) -> Tensor:
-    """[batch, keys, width] as [batch, 1, keys, width]."""
+    """View [batch, keys, width] as [batch, 1, keys, width]."""
     batch, keys, width = tensor.shape
     strides = tensor.strides
     return seen_as(tensor, (batch, 1, keys, width), (strides[0], strides[0], strides[1], strides[2]))
 
 
 def _swapped(tensor: Tensor) -> Tensor:
-    """With the last two dimensions swapped."""
+    """Return the tensor with the last two dimensions swapped."""
     *outer, rows, columns = tensor.shape
     *before, first, second = tensor.strides
     return seen_as(tensor, (*outer, columns, rows), (*before, second, first))

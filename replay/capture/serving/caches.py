@@ -1,7 +1,7 @@
-"""Writes to a cache of keys and values as vLLM-Ascend and MindIE run them: one kernel a layer for both.
+"""Replaces writes to a cache of keys and values by those of vLLM-Ascend and MindIE: one kernel per layer for both.
 
-It writes the rows of the new tokens to slots of pages, here one page a sequence. The host counts positions, and slots
-are made once a step.
+The kernel writes the rows of the new tokens to slots of pages, here one page per sequence. The host counts positions,
+and slots are computed once per step.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _MOVED_UP = made_by(
 
 
 def static_cache(graph: Graph, call: Call) -> Fusion | None:
-    """Keys and values put into caches of fixed size at the same positions."""
+    """Match keys and values written to caches of fixed size at the same positions."""
     if call.name != "aten::index_copy_" or call.values["dim"] != POSITIONS or len(call.values["self"].shape) != 4:
         return None
     index: Tensor = call.values["index"]
@@ -49,7 +49,7 @@ def static_cache(graph: Graph, call: Call) -> Fusion | None:
 
 
 def full_window(graph: Graph, call: Call) -> Fusion | None:
-    """Keys and values of a window that is full: transformers moves all of it by one, servers overwrite the oldest."""
+    """Match keys and values of a full window: transformers shifts all of it by one, servers overwrite the oldest."""
     parts = graph.matched(call, _MOVED_UP)
     if parts is None or call.values["self"].storage != parts["rolled"].values["self"].storage:
         return None
@@ -71,9 +71,9 @@ def full_window(graph: Graph, call: Call) -> Fusion | None:
 
 
 def _whole(rows: Tensor, table: Tensor) -> Tensor | None:
-    """Return what is put into a cache as [batch, heads, 1, width]; None for what is not one row for each head.
+    """Return the rows written to a cache as [batch, heads, 1, width]; None if it is not one row for each head.
 
-    `cache[:, :, index] = rows` leaves out the leading dimensions of size 1: of one sequence [heads, 1, width] is put.
+    `cache[:, :, index] = rows` omits the leading dimensions of size 1: one sequence is written as [heads, 1, width].
     """
     batch, heads, _, width = table.shape
     missing = len(table.shape) - len(rows.shape)
@@ -83,8 +83,9 @@ def _whole(rows: Tensor, table: Tensor) -> Tensor | None:
 
 
 def growing_cache(graph: Graph, call: Call) -> Fusion | None:
-    """Keys and values joined to those of earlier tokens, which were there before the step: servers write the new ones
-    behind them."""
+    """Match keys and values appended to those of earlier tokens, which existed before the step: servers write the new
+    ones behind them.
+    """
     if call.name != _ATTENTION:
         return None
     joined = [graph.maker(call.values[name], _CAT) for name in ("key", "value")]
@@ -99,7 +100,7 @@ def growing_cache(graph: Graph, call: Call) -> Fusion | None:
 
 
 def _grows(joined: Call) -> bool:
-    """Whether a call joins new tokens to a tensor that no call has written to."""
+    """Check whether a call appends new tokens to a tensor that no call has written to."""
     tensors = joined.values["tensors"]
     dim = joined.values.get("dim", 0)
     if len(tensors) != 2 or len(tensors[0].shape) != 4 or dim not in (POSITIONS, POSITIONS - 4):
@@ -120,10 +121,11 @@ def _writing(
     numbering: set[Call] | None = None,
     counts: Sequence[Tensor] = (),
 ) -> Fusion:
-    """Return the write of rows [batch, heads, tokens, width] of keys and values to their caches, in place of `calls`.
+    """Return the kernel that writes rows [batch, heads, tokens, width] of keys and values to caches, in place of
+    `calls`.
 
-    They are put at positions `at`, else from `first` on. Slots with the same `key` are made once, by the first write;
-    those after it need no `numbering`. `counts` are counters that the host has instead.
+    They are written at positions `at`, else from `first` on. Slots with the same `key` are computed once, by the first
+    write; later writes need no `numbering`. `counts` are counters that the host keeps instead.
     """
     slots = graph.shared.get(key)
     makers: list[Kernel] = []
@@ -142,7 +144,9 @@ def _writing(
 
 
 def _slots(shape: tuple[int, ...], size: int, first: int, at: Tensor | None) -> tuple[New, list[Kernel]]:
-    """Return the slots of new tokens [batch, heads, tokens, width] in pages of `size` positions, and their makers."""
+    """Return the slots of new tokens [batch, heads, tokens, width] in pages of `size` positions, and the kernels for
+    them.
+    """
     batch, _, tokens, _ = shape
     starts = New(dense((batch,), "int32"))
     begin = {"start": first, "end": first + batch * size, "step": size, "dtype": "torch.int32"}
@@ -170,7 +174,7 @@ def _slots(shape: tuple[int, ...], size: int, first: int, at: Tensor | None) -> 
 
 
 def _tokens_first(tensor: Tensor) -> Tensor:
-    """[batch, heads, tokens, width] as [batch · tokens, heads, width]."""
+    """View [batch, heads, tokens, width] as [batch · tokens, heads, width]."""
     batch, heads, tokens, width = tensor.shape
     strides = tensor.strides
     shape, outer = (batch * tokens, heads, width), strides[0] if tokens == 1 else strides[2]
@@ -179,7 +183,7 @@ def _tokens_first(tensor: Tensor) -> Tensor:
 
 
 def _pages(tensor: Tensor) -> Tensor:
-    """[batch, heads, positions, width] as pages [batch, positions, heads, width]: one page a sequence."""
+    """View [batch, heads, positions, width] as pages [batch, positions, heads, width]: one page per sequence."""
     batch, heads, positions, width = tensor.shape
     strides = tensor.strides
     return seen_as(tensor, (batch, positions, heads, width), (strides[0], strides[2], strides[1], strides[3]))

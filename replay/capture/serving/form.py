@@ -1,4 +1,4 @@
-"""The form in which servers run a captured plan."""
+"""Converts a captured plan to the form in which servers run it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ REASONS = {"aten::tanh": "softcap"}
 
 
 def unfused_parts(graph: Graph) -> dict[str, str]:
-    """Return the parts of a step that are not fused, each with the reason where it is clear, else ""."""
+    """Return the parts of a step that are not fused, each with the reason if it is known, otherwise ""."""
     parts: dict[str, str] = {}
     for call in graph.calls:
         if call.name in LOOPS:
@@ -31,7 +31,7 @@ def unfused_parts(graph: Graph) -> dict[str, str]:
 
 
 def _attention(graph: Graph, call: Call) -> str | None:
-    """Return why the attention that a product ends is not fused, "" where that is not clear; None for other calls."""
+    """Return why the attention that ends with this product is not fused, "" if unknown; None for other calls."""
     if call.name != BMM:
         return None
     softmax = graph.maker(unwrapped(graph, call.values["self"]).tensor, *SOFTMAX)
@@ -46,10 +46,10 @@ Fused = Literal["ascend", "none"]
 
 
 def as_served(plan: ReplayPlan, fused: Fused | None = None, weights: Weights | None = None) -> ReplayPlan:
-    """Return the plan with fused kernels, then with quantised weights, where they are wanted.
+    """Return the plan with fused kernels, then with quantised weights, if requested.
 
-    Without a choice an inference step of a model that was built from its config is fused, as servers run it. Raises
-    UsageError as `fused` and `quantised` do.
+    By default an inference step of a model built from its config is fused, as servers run it. Raises UsageError as
+    `fused` and `quantised` do.
     """
     if fused == "ascend" or (fused is None and is_for_servers(plan)):
         plan = _with_unfused_parts(fused_plan(plan, MATCHERS))
@@ -57,7 +57,7 @@ def as_served(plan: ReplayPlan, fused: Fused | None = None, weights: Weights | N
 
 
 def is_for_servers(plan: ReplayPlan) -> bool:
-    """Whether a plan is an inference step of a model built from its config, and has all of its calls."""
+    """Check whether a plan is a complete inference step of a model built from its config."""
     capture, sequence = plan.capture, plan.sequence
     if capture is None or capture.fused is not False or "backward" in capture.flops:
         return False

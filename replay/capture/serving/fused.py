@@ -1,8 +1,8 @@
-"""A captured plan as vLLM-Ascend and MindIE run it: norms, rotary embeddings, SwiGlu, attention and experts as the
-fused kernels of torch_npu, found by which call takes what another one made.
+"""Rewrites a captured plan to the kernels of vLLM-Ascend and MindIE, by matching calls through their inputs.
 
-Nothing is fused of which anything else needs a part; what the fused kernel takes must hold the same when it runs. Owns
-the rewriting of a plan; which calls are one kernel is `fusions`.
+Norms, rotary embeddings, SwiGlu, attention and experts become the fused kernels of torch_npu. Calls are fused only if
+nothing else uses their intermediate results, and if the inputs of the fused kernel still have the same values when it
+runs. Owns the rewriting of a plan; `fusions` owns which calls form a kernel.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ UNFUSED = (
 
 @dataclass(frozen=True, slots=True)
 class Tensor:
-    """What a call takes or gives."""
+    """An input or output of a call."""
 
     storage: int
     memory: int
@@ -52,7 +52,7 @@ class Tensor:
 
     @property
     def strides(self) -> tuple[int, ...]:
-        """As recorded, else those of a tensor that lies row by row."""
+        """The recorded strides, otherwise those of a row-major tensor."""
         return self.meta.strides or contiguous_strides(self.meta.shape)
 
 
@@ -63,13 +63,13 @@ def seen_as(tensor: Tensor, shape: tuple[int, ...], strides: tuple[int, ...]) ->
 
 
 def dense(shape: tuple[int, ...], dtype: str, strides: tuple[int, ...] | None = None) -> TensorMeta:
-    """Return the facts of a tensor that lies row by row, unless `strides` say how it lies."""
+    """Return the metadata of a row-major tensor, unless `strides` are given."""
     return TensorMeta(shape=shape, dtype=dtype, strides=strides or contiguous_strides(shape))
 
 
 @dataclass(eq=False, slots=True)
 class Call:
-    """One call of the step that makes or writes memory."""
+    """One call of the step that allocates or writes memory."""
 
     place: int
     name: str
@@ -84,7 +84,7 @@ class Call:
 
 @dataclass(eq=False, frozen=True, slots=True)
 class New:
-    """A tensor that no call before made."""
+    """A tensor that no earlier call made."""
 
     meta: TensorMeta
     parts: tuple[Tensor, ...] = ()
@@ -93,7 +93,7 @@ class New:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kernel:
-    """A call of a fused kernel, or of what prepares its arguments."""
+    """A call of a fused kernel, or a call that prepares its arguments."""
 
     name: str
     """"npu::npu_swiglu"."""
@@ -112,7 +112,7 @@ class Kernel:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fusion:
-    """Calls that are one kernel."""
+    """Calls that are replaced by one kernel."""
 
     kernels: Sequence[Kernel]
     """In order."""
@@ -144,7 +144,7 @@ class Pattern:
 
 
 def made_by(key: str, name: str, **of: Pattern | tuple[Pattern | None, ...]) -> Pattern:
-    """The pattern of a call, and of those that made its arguments."""
+    """Return the pattern of a call, and of the calls that made its arguments."""
     return Pattern(
         key, name, {argument: (part,) if isinstance(part, Pattern) else part for argument, part in of.items()}
     )
@@ -152,7 +152,7 @@ def made_by(key: str, name: str, **of: Pattern | tuple[Pattern | None, ...]) -> 
 
 @dataclass(frozen=True, slots=True)
 class Between:
-    """Calls between one call and what is made of its results."""
+    """Calls between one call and a tensor derived from its results."""
 
     start: Call
     calls: Sequence[Call]
@@ -160,7 +160,7 @@ class Between:
 
     @property
     def kernels(self) -> list[Kernel]:
-        """The same calls, to be made at another place."""
+        """The same calls as kernels, to be placed elsewhere."""
         return [Kernel(name=call.name, values=call.values, results=call.results) for call in self.calls]
 
 
@@ -168,7 +168,7 @@ Matcher = Callable[["Graph", Call], "Fusion | None"]
 
 
 class Graph:
-    """Which call made what another takes, views left out."""
+    """The call that made each tensor, with views skipped."""
 
     def __init__(self, plan: ReplayPlan) -> None:
         assert plan.sequence is not None
@@ -221,12 +221,12 @@ class Graph:
         return Tensor(storage, memory, len(self._writes[storage]), meta)
 
     def maker(self, tensor: Any, *names: str) -> Call | None:
-        """The call that made a tensor, where it is one of these names."""
+        """Return the call that made a tensor, if it has one of these names."""
         call = self._maker.get((tensor.storage, tensor.version)) if isinstance(tensor, Tensor) else None
         return call if call is not None and call.name in names else None
 
     def matched(self, call: Call, pattern: Pattern) -> dict[str, Call] | None:
-        """The call and those before it, by the keys of a pattern; None where they are others."""
+        """Return the call and its producers by the keys of a pattern; None if they do not match."""
         if call.name != pattern.name:
             return None
         calls = {pattern.key: call}
@@ -248,14 +248,16 @@ class Graph:
         return self._readers[tensor.storage, tensor.version]
 
     def reader(self, call: Call, *names: str) -> Call | None:
-        """The only call that takes the result of one, where it is one of these names."""
+        """Return the only call that reads the result of a call, if it has one of these names."""
         readers = set(self.readers(call.results[0])) if call.results else set[Call]()
         only = next(iter(readers)) if len(readers) == 1 else None
         return only if only is not None and only.name in names else None
 
     def between(self, tensor: Any, *names: str, most: int = 16) -> Between | None:
-        """Return the calls that make a tensor of the results of one of these names; None where there is no such call
-        within `most`, or more than one."""
+        """Return the calls that derive a tensor from the results of a call with one of these names.
+
+        None if there is no such call within `most` calls, or more than one.
+        """
         waiting, calls, starts = [tensor], dict[int, Call](), set[Call]()
         while waiting:
             each = waiting.pop()
@@ -274,17 +276,19 @@ class Graph:
         return Between(starts.pop(), [calls[place] for place in sorted(calls)])
 
     def name_of(self, tensor: Tensor) -> str:
-        """The name of a parameter that no call has written to; "" for any other tensor."""
+        """Return the name of a parameter that no call has written to; "" for any other tensor."""
         parameter = self.parameters.get(tensor.storage) if not tensor.version else None
         return parameter.names[0] if parameter is not None and parameter.names else ""
 
     def before_cast(self, tensor: Any) -> tuple[Any, set[Call]]:
-        """What a tensor was cast of, and the call that did; the tensor itself where none did."""
+        """Return the tensor before a cast, and the casting call; the tensor itself if there is no cast."""
         cast = self.maker(tensor, "aten::_to_copy")
         return (tensor, set()) if cast is None else (cast.values["self"], {cast})
 
     def is_sound(self, fusion: Fusion) -> bool:
-        """Whether nothing else needs a part of what is fused, and what it takes is still there at its place."""
+        """Check that nothing else uses an intermediate result of a fusion, and that its inputs still exist at its
+        position.
+        """
         results = [
             each for kernel in fusion.kernels for each in (*kernel.results, *kernel.written) if isinstance(each, Tensor)
         ]
@@ -310,12 +314,12 @@ class Graph:
 
 
 def _tensors(value: Any) -> list[Any]:
-    """Tensors of an argument, a list of such opened."""
+    """Return the tensors of an argument, with lists flattened."""
     return [each for each in (value if isinstance(value, list) else [value]) if isinstance(each, Tensor | New)]
 
 
 def fused(plan: ReplayPlan, matchers: Sequence[Matcher]) -> ReplayPlan:
-    """The plan with fused kernels in place of the calls that they stand for, which its notes name.
+    """Return the plan with fused kernels in place of the calls that they replace, which its notes name.
 
     Raises UsageError for a plan that does not hold all calls of its step.
     """
@@ -331,12 +335,12 @@ def fused(plan: ReplayPlan, matchers: Sequence[Matcher]) -> ReplayPlan:
 
 
 def rewritten(plan: ReplayPlan, matchers: Sequence[Matcher]) -> tuple[ReplayPlan, Counter[str]]:
-    """The plan with other kernels in place of calls, and how many of each.
+    """Return the plan with other kernels in place of calls, and the number of each kernel.
 
     Raises UsageError for a plan that does not hold all calls of its step.
     """
     if plan.sequence is None or plan.capture is None or plan.sequence.cut:
-        raise UsageError(f"{plan.source} does not hold every call of one step", hint="Capture a smaller one.")
+        raise UsageError(f"{plan.source} does not contain every call of one step", hint="Capture a smaller step.")
     counts: Counter[str] = Counter()
     graph = Graph(plan)
     for matcher in matchers:  # each sees what those before it have made
@@ -356,7 +360,7 @@ def rewritten(plan: ReplayPlan, matchers: Sequence[Matcher]) -> tuple[ReplayPlan
 
 
 class _Rewriting:
-    """One plan on its way to another."""
+    """The rewriting of one plan in progress."""
 
     def __init__(self, plan: ReplayPlan, graph: Graph) -> None:
         self._plan, self._graph = plan, graph
@@ -421,7 +425,7 @@ class _Rewriting:
         return self._memories[tensor]
 
     def _without_unused_calls(self) -> list[_Row]:
-        """Calls that only make what nothing takes any more are left out, from the last call to the first."""
+        """Remove calls whose results are no longer used, from the last call to the first."""
         views, storages = set[tuple[int, tuple[int, ...]]](), set[int]()
         rows: list[_Row] = []
         for row in reversed(self._rows):
@@ -443,7 +447,7 @@ class _Rewriting:
         return rows[::-1]
 
     def _capture(self, rows: Sequence[_Row], fusions: Sequence[Fusion]) -> Capture:
-        """What is known of the step, with parameters as they are loaded and without outputs that are dropped."""
+        """Return the facts of the step, with parameters as loaded and without dropped outputs."""
         capture = self._plan.capture
         assert capture is not None
         used = {self._places[memory][0] for row in rows for memory in row.memories[0] if memory >= 0}
@@ -472,7 +476,7 @@ class _Rewriting:
 
 
 def _only_makes(op: ReplayOp) -> bool:
-    """Whether all that a call does is to make its results: it writes to no argument and multiplies nothing."""
+    """Check whether a call only produces its results: it writes to no argument and is not a matrix product."""
     makes = any(meta is not None for meta in op.outputs or ())
     return makes and not op.flops and op.name.startswith("aten::") and not any(arg.mutated for arg in op.args)
 
@@ -486,7 +490,7 @@ class _Row:
 
 
 def _argument(arg: ArgSpec, value: Any, shared: Mapping[int, int]) -> ReplayArg:
-    """An argument of a kernel; `shared` numbers the storages that several tensors lie in."""
+    """Return an argument of a kernel; `shared` numbers the storages used by several tensors."""
     tensors = _tensors(value)
     metas = [
         msgspec.structs.replace(each.meta, storage=shared.get(each.storage) if isinstance(each, Tensor) else None)
@@ -503,7 +507,7 @@ def _argument(arg: ArgSpec, value: Any, shared: Mapping[int, int]) -> ReplayArg:
 
 
 def _op(kernel: Kernel, flops: int | None) -> ReplayOp:
-    """The op of a kernel, by its schema: torch_npu's, or torch's. One that nothing here implements has a reason."""
+    """Return the op of a kernel by torch_npu's or torch's schema. A kernel that cannot run here has a reason."""
     resolution = candidates(kernel.name, Policy())
     name, _, overload = kernel.name.partition(".")
     spec = next(spec for spec in resolution.specs or published_specs(name) if spec.overload == overload)

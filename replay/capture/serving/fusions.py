@@ -1,4 +1,6 @@
-"""Which calls of a captured plan are one kernel of torch_npu: what `fused` looks for, each by the call that ends it."""
+"""Finds calls of a captured plan that are one kernel of torch_npu, for `fused`; each match starts from its last
+call.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +38,7 @@ _INVERSE_ROOT = made_by(
 
 
 def rms_norm(graph: Graph, call: Call) -> Fusion | None:
-    """x · rsqrt(mean(x²) + ε), in float32, · weight: with the sum that it is of, where that is one of two tensors."""
+    """Match x · rsqrt(mean(x²) + ε), in float32, · weight; with the sum that x comes from if it adds two tensors."""
     parts = graph.matched(call, _INVERSE_ROOT)
     scaled = graph.reader(call, _MUL)
     if parts is None or scaled is None or not _is_mean_of_squares(parts):
@@ -71,8 +73,10 @@ _ONE_MORE = made_by("more", _ADD, self=made_by("wide", _CAST))
 
 
 def _weighing(graph: Graph, scaled: Call, *, is_cast: bool) -> tuple[Tensor | New, list[Kernel], list[Call]] | None:
-    """(weight of a norm, what makes it, calls that multiply by it): after the cast back, or before it, in float32, by a
-    parameter or one more than that."""
+    """Return (weight of a norm, kernels that make it, calls that multiply by it).
+
+    The weight is a parameter or one more than it; the product is after the cast back, or before it in float32.
+    """
     narrow = graph.reader(scaled, _CAST) if is_cast else scaled
     weighted = graph.reader(narrow or scaled, _MUL)
     factor = None if weighted is None else _other(weighted, (narrow or scaled).results[0])
@@ -93,7 +97,7 @@ def _weighing(graph: Graph, scaled: Call, *, is_cast: bool) -> tuple[Tensor | Ne
 
 
 def _is_mean_of_squares(parts: Mapping[str, Call]) -> bool:
-    """Whether it is of the last dimension, which stays, and ε is a number."""
+    """Check whether the mean is over the last dimension, which is kept, and ε is a number."""
     mean = parts["mean"].values
     of_last = mean["dim"] == (-1,) and bool(mean.get("keepdim"))
     return of_last and parts["square"].values["exponent"] == 2 and not isinstance(parts["plus"].values["other"], Tensor)
@@ -103,7 +107,7 @@ _TURNED = made_by("joined", _CAT, tensors=(made_by("negated", "aten::neg"), None
 
 
 def rotary(graph: Graph, call: Call) -> Fusion | None:
-    """x · cos + (−second half, first half) · sin."""
+    """Match x · cos + (−second half, first half) · sin."""
     products = graph.matched(call, made_by("sum", _ADD, self=made_by("plain", _MUL), other=made_by("turned", _MUL)))
     if products is None or products["plain"] is products["turned"]:
         return None
@@ -143,7 +147,9 @@ _HALVES = made_by(
 
 
 def rotary_of_halves(graph: Graph, call: Call) -> Fusion | None:
-    """(first half · cos − second half · sin, second half · cos + first half · sin), of angles that are there once."""
+    """Match (first half · cos − second half · sin, second half · cos + first half · sin), with each angle stored
+    once.
+    """
     parts = graph.matched(call, _HALVES)
     if parts is None or call.values.get("dim") != -1:
         return None
@@ -185,7 +191,7 @@ _PAIRS = made_by(
 
 
 def rotary_of_pairs(graph: Graph, call: Call) -> Fusion | None:
-    """(even · cos − odd · sin, odd · cos + even · sin), of pairs that lie side by side."""
+    """Match (even · cos − odd · sin, odd · cos + even · sin), with adjacent elements as pairs."""
     parts = graph.matched(call, _PAIRS)
     if parts is None or call.values.get("dim") != -1:
         return None
@@ -205,7 +211,7 @@ def rotary_of_pairs(graph: Graph, call: Call) -> Fusion | None:
 
 
 def _is_doubled(graph: Graph, tensor: Tensor) -> bool:
-    """Whether a tensor is of one that holds each angle twice, as a half and another."""
+    """Check whether a tensor is computed from angles concatenated with themselves."""
     at: Any = tensor
     while (unary := graph.maker(at, _CAST, "aten::mul.Tensor", "aten::cos", "aten::sin")) is not None:
         at = unary.values["self"]
@@ -214,7 +220,9 @@ def _is_doubled(graph: Graph, tensor: Tensor) -> bool:
 
 
 def swiglu(graph: Graph, call: Call) -> Fusion | None:
-    """silu(gate) · up, of the two halves of one tensor, or of two products of one input, which are one then."""
+    """Match silu(gate) · up, of the two halves of one tensor, or of two products of one input, which are then
+    joined.
+    """
     if call.name != _MUL or not all(isinstance(call.values[name], Tensor) for name in ("self", "other")):
         return None
     silu = graph.maker(call.values["self"], "aten::silu") or graph.maker(call.values["other"], "aten::silu")
@@ -282,7 +290,7 @@ MATCHERS: Sequence[Matcher] = (
 
 
 def _widened(tensor: Tensor) -> Tensor:
-    """The tensor with twice as many elements in its last dimension."""
+    """Return the tensor with twice as many elements in its last dimension."""
     return seen_as(tensor, (*tensor.shape[:-1], 2 * tensor.shape[-1]), tensor.strides)
 
 
@@ -296,7 +304,7 @@ def _is_operand(call: Call, tensor: Tensor) -> bool:
 
 
 def _other(call: Call, tensor: Tensor) -> Tensor | None:
-    """The other operand of a product, where it is a tensor."""
+    """Return the other operand of a multiplication, if it is a tensor."""
     first, second = call.values["self"], call.values["other"]
     rest = second if first == tensor else first if second == tensor else None
     return rest if isinstance(rest, Tensor) else None

@@ -1,5 +1,5 @@
 # pyright: strict
-"""Masks that transformers makes of positions, as the patterns that a fused attention kernel is told of."""
+"""Recognizes masks that transformers computes from positions, as mask patterns of a fused attention kernel."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ _ADD, _SUB, _ARANGE = "aten::add.Tensor", "aten::sub.Tensor", "aten::arange"
 
 
 def pattern_of(graph: Graph, visible: Tensor) -> Mapping[str, int] | None:
-    """Return the arguments that tell a kernel of a causal mask, with or without a sliding window; None for another.
+    """Return the kernel arguments for a causal mask, with or without a sliding window; None for any other mask.
 
-    `visible` is [..., queries, keys]: true where `key <= query`, and for a window of W keys also `key > query - W`.
-    Queries must be as many as keys: else nothing tells at which key the first query stands.
+    `visible` is [..., queries, keys]: true if `key <= query`, and for a window of W keys also `key > query - W`. There
+    must be as many queries as keys: otherwise the position of the first query is unknown.
     """
     queries, keys = visible.shape[-2:]
     parts = _parts(graph, visible)
@@ -41,7 +41,7 @@ def pattern_of(graph: Graph, visible: Tensor) -> Mapping[str, int] | None:
 
 
 def _parts(graph: Graph, visible: Tensor) -> list[Call] | None:
-    """Return the comparisons that are all true where a key is visible; None where something else takes part."""
+    """Return the comparisons that are all true if a key is visible; None if there are other parts."""
     waiting, parts = [visible], list[Call]()
     while waiting:
         tensor = waiting.pop()
@@ -55,7 +55,7 @@ def _parts(graph: Graph, visible: Tensor) -> list[Call] | None:
 
 
 def _shift(graph: Graph, compared: Call) -> int | None:
-    """Return what a comparison of each key's position adds to the query's; None for one of other numbers."""
+    """Return the offset of the query's position in a comparison with each key's position; None for other numbers."""
     key, query = compared.values["self"], compared.values["other"]
     if not isinstance(query, Tensor) or key.shape[-2:-1] != (1,) or query.shape[-1:] != (1,):
         return None
@@ -64,9 +64,9 @@ def _shift(graph: Graph, compared: Call) -> int | None:
 
 
 def _number(graph: Graph, tensor: Tensor) -> int | None:
-    """Return what is added to positions that count from 0; None for other numbers.
+    """Return the offset added to positions that count from 0; None for other numbers.
 
-    A counter of tokens that are there before counts as 0: with as many queries as keys there are none.
+    A counter of earlier tokens counts as 0: with as many queries as keys there are none.
     """
     added = 0
     while (call := graph.maker(tensor, _ADD, _SUB)) is not None:

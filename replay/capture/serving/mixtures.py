@@ -1,4 +1,4 @@
-"""Mixtures of experts as servers on Ascend run them: gating, routing, products of groups, and the exchange of ranks."""
+"""Mixtures of experts as servers on Ascend run them: gating, routing, grouped products, and exchange between ranks."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ MOST_DISPATCHED = 512
 
 
 def gating(graph: Graph, call: Call) -> Fusion | None:
-    """The experts of each token: the largest of a softmax over all."""
+    """Match the selection of experts per token: the largest values of a softmax over all experts."""
     values = call.values
     softmax = graph.maker(values.get("self"), "aten::_softmax") if call.name == _TOPK else None
     if softmax is None or softmax.values["dim"] not in (-1, len(values["self"].shape) - 1):
@@ -35,7 +35,7 @@ def gating(graph: Graph, call: Call) -> Fusion | None:
 
 
 def _chosen(name: str, values: dict[str, Any], topk: Call, *, weights: Tensor, last: New) -> list[Kernel]:
-    """A kernel that gives weights and numbers of chosen experts, and the cast of the numbers that others take."""
+    """Return the kernel that gives weights and indices of chosen experts, and the cast of indices for other calls."""
     chosen = topk.results[1]
     narrow = New(dense(chosen.shape, "int32"))
     return [
@@ -74,7 +74,9 @@ _WEIGHED_BY_GROUPS = made_by("scaled", _MUL, self=_SHARES)
 
 
 def gating_by_groups(graph: Graph, call: Call) -> Fusion | None:
-    """The experts of each token: the largest sigmoids, with a bias, in the best groups; their weights add up to one."""
+    """Match the selection of experts per token: the largest sigmoids, with a bias, in the best groups; weights sum to
+    one.
+    """
     parts = graph.matched(call, _WEIGHED_BY_GROUPS)
     if parts is None or not isinstance(call.values["other"], int | float):
         return None
@@ -113,7 +115,7 @@ _CLIPPED = made_by(
 
 
 def clipped_swiglu(graph: Graph, call: Call) -> Fusion | None:
-    """(clipped up + 1) · clipped gate · sigmoid(α · clipped gate), of halves that lie in pairs."""
+    """Match (clipped up + 1) · clipped gate · sigmoid(α · clipped gate), with gate and up as adjacent elements."""
     parts = graph.matched(call, _CLIPPED)
     if parts is None or parts["steeper"].values["self"] != parts["gated"].values["self"]:
         return None
@@ -150,7 +152,7 @@ _FIRST = made_by("first", _GROUPED, self=_ROWS, offs=_ENDS)
 
 
 class _Product:
-    """A product of groups in a mixture, with the bias of each row's expert where one is added."""
+    """A grouped product in a mixture, with the bias of each row's expert if one is added."""
 
     def __init__(self, graph: Graph, made: Call) -> None:
         self.result = made.results[0]
@@ -166,7 +168,7 @@ class _Product:
 
     @staticmethod
     def by(graph: Graph, made: Call | None) -> _Product | None:
-        """Return the product that a call makes, or adds biases to; None for any other."""
+        """Return the grouped product that a call computes, or adds biases to; None for any other call."""
         if made is None or (made.name != _GROUPED and graph.maker(made.values["self"], _GROUPED) is None):
             return None
         return _Product(graph, made)
@@ -179,7 +181,9 @@ class _Product:
 
 
 def experts(graph: Graph, call: Call) -> Fusion | None:
-    """A mixture: rows in the order of experts, two products of groups around an activation, rows weighed and summed."""
+    """Match a mixture: rows in the order of experts, two grouped products around an activation, rows weighted and
+    summed.
+    """
     calls = graph.matched(call, _SUMMED)
     second = (
         None if calls is None else _Product.by(graph, graph.maker(calls["weighed"].values["self"], _GROUPED, _ADDED))
@@ -231,7 +235,7 @@ def experts(graph: Graph, call: Call) -> Fusion | None:
 
 
 def _summing(rows: Tensor, weights: Tensor, moved: Tensor | New, call: Call) -> Kernel:
-    """The kernel that weighs the rows of a token's experts and adds them up."""
+    """Return the kernel that weights the rows of a token's experts and adds them up."""
     values = {
         **dict.fromkeys(("skip1", "skip2", "bias", "export_for_source_row")),
         "expanded_permuted_rows": rows,
@@ -243,7 +247,7 @@ def _summing(rows: Tensor, weights: Tensor, moved: Tensor | New, call: Call) -> 
 
 
 def shared_experts(graph: Graph, call: Call) -> Fusion | None:
-    """Experts of this rank on the tokens that all ranks have: routing and summing leave out those of other ranks."""
+    """Match this rank's experts on tokens that all ranks have: routing and summing leave out experts of other ranks."""
     if call.name != "aten::index_add" or graph.maker(call.values["self"], "aten::zeros_like") is None:
         return None
     source, narrowed = graph.before_cast(call.values["source"])
@@ -306,8 +310,10 @@ _NUMBERS_SENT = made_by(
 
 
 def exchanged_experts(graph: Graph, call: Call) -> Fusion | None:
-    """Experts of all ranks: tokens are sent to the ranks of their experts and come back weighed and summed, in one
-    kernel each way for as many tokens as it takes; of more the rows that come back are put in order and summed in one.
+    """Match experts of all ranks: tokens go to the ranks of their experts and come back weighted and summed.
+
+    Up to the number of tokens that the kernels accept, each direction is one kernel; for more tokens, one kernel
+    reorders and sums the rows that come back.
     """
     calls = graph.matched(call, _RETURNED)
     if calls is None or call.values["dim"] != (1,):
@@ -380,13 +386,13 @@ def exchanged_experts(graph: Graph, call: Call) -> Fusion | None:
 
 
 def _padding(graph: Graph, call: Call) -> set[Call]:
-    """The call that made the input of an exchange divisible by its ranks, if there is one."""
+    """Return the call that made the input of an exchange divisible by the number of ranks, if there is one."""
     taken = call.values["input" if "input" in call.values else "self"]
     pad = graph.maker(taken, "aten::constant_pad_nd")
     return set() if pad is None else {pad}
 
 
 def _before_padding(graph: Graph, tensor: Tensor) -> Call | None:
-    """The call that made the rows of an exchange, before they were padded."""
+    """Return the call that made the rows of an exchange, before any padding."""
     pad = graph.maker(tensor, "aten::constant_pad_nd")
     return graph.maker(tensor if pad is None else pad.values["self"], _INDEX)

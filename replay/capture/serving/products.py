@@ -1,4 +1,4 @@
-"""Parameters as servers load them: joined to one product where several take the same input, and in their last type."""
+"""Parameters as servers load them: merged to one product if several have the same input, and in their final dtype."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _OPERANDS = {"aten::mm": ("self", "mat2", None), "aten::addmm": ("mat1", "mat2",
 
 
 def joined(graph: Graph, call: Call) -> Fusion | None:
-    """Queries, keys and values in one product, of which they are parts."""
+    """Match queries, keys and values, which become parts of one product."""
     operands = _OPERANDS.get(call.name)
     group = None if operands is None else _group_of(graph, call.values[operands[1]])
     if operands is None or group is None:
@@ -51,7 +51,7 @@ def joined(graph: Graph, call: Call) -> Fusion | None:
 
 
 def _group_of(graph: Graph, weight: Tensor) -> list[str] | None:
-    """The names of the weights that are joined with one, itself among them; None for one that stays alone."""
+    """Return the names of all weights joined with this weight, including its own; None if it stays alone."""
     module, _, rest = graph.name_of(weight).rpartition("_proj")
     prefix, _, layer = f"{module}_proj".rpartition(".")
     if rest != ".weight" and not rest.startswith("_with_mqa"):
@@ -64,7 +64,7 @@ def _group_of(graph: Graph, weight: Tensor) -> list[str] | None:
 
 
 def loaded(graph: Graph, call: Call) -> Fusion | None:
-    """A parameter in another type: servers have it in that type from the start."""
+    """Match a parameter's cast to another dtype: servers load it in that dtype."""
     if call.name != _CAST or call.values["self"].version or call.values["self"].storage not in graph.parameters:
         return None
     return Fusion(kernels=[], calls=frozenset({call}), loaded=call.results)

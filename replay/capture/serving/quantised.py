@@ -1,8 +1,8 @@
-"""A captured plan with the quantised weights that servers run: W8A8 (weights and activations in 8 bits, a scale a row)
-and W4A16 (weights in 4 bits, unpacked in the product).
+"""Rewrites a captured plan to the quantised weights that servers run: W8A8 and W4A16.
 
-Embeddings, the head, routers and what attention absorbs keep their type, as in public checkpoints; of a mixture W4A16
-has the routed experts alone. Owns which products are quantised; what rewrites the plan is `fused`.
+W8A8: weights and activations in 8 bits, with a scale per row. W4A16: weights in 4 bits, unpacked in the product.
+Embeddings, the head, routers and weights absorbed by attention keep their dtype, as in public checkpoints; in a mixture
+W4A16 applies to the routed experts alone. Owns which products are quantised; `fused` rewrites the plan.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ PACKED = 8
 
 
 def quantised(plan: ReplayPlan, weights: Weights) -> ReplayPlan:
-    """The plan with quantised products; its peaks have the parameters' bytes of then.
+    """Return the plan with quantised products; its memory peaks use the parameters' quantised bytes.
 
     Raises UsageError for a plan without products of parameters, and for a training step.
     """
     if plan.capture is None or plan.sequence is None or "backward" in plan.capture.flops:
-        raise UsageError("quantised weights are those of inference", hint="Leave --weights out.")
+        raise UsageError("quantised weights are supported only for inference", hint="Remove --weights.")
     parameters = {each.storage: each for each in plan.capture.storages if each.kind == "parameter"}
     names = {number: each.names[0] for number, each in parameters.items() if each.names}
     named = {number for number, name in names.items() if not any(part in name for part in WHOLE)}
@@ -46,7 +46,7 @@ def quantised(plan: ReplayPlan, weights: Weights) -> ReplayPlan:
     capture = plan.capture
     assert capture is not None
     if not counts:
-        raise UsageError("no product of this plan has weights that are quantised", hint="Leave --weights out.")
+        raise UsageError("no product of this plan has weights that can be quantised", hint="Remove --weights.")
     remaining = {each.storage for each in capture.storages}
     saved = sum(
         parameters[number].size_bytes - size for number, size in quantiser.sizes.items() if number not in remaining
@@ -74,7 +74,7 @@ class _Quantiser:
     """Bytes of such a parameter with its scales, by the storage of what it was."""
 
     def matched(self, graph: Graph, call: Call) -> Fusion | None:
-        """A product, or one of groups, of a parameter."""
+        """Match a product, or a grouped product, with a parameter."""
         values = call.values
         if call.name in ("aten::mm", "aten::addmm"):
             bias = values["self"] if call.name == "aten::addmm" else None
@@ -95,7 +95,9 @@ class _Quantiser:
         return isinstance(weight, Tensor) and weight.storage in self.storages
 
     def _packed(self, weight: Tensor) -> tuple[New, New]:
-        """(the weight in its smaller type, its scales): one a column, or one a column and group of rows."""
+        """Return (the weight in its smaller dtype, its scales): one scale per column, or per column and group of
+        rows.
+        """
         *experts, rows, columns = weight.shape
         if self.weights == "w8a8":
             meta = TensorMeta(shape=weight.shape, dtype="int8", strides=weight.meta.strides)
@@ -134,6 +136,6 @@ class _Quantiser:
 
 
 def _by_row(x: Tensor) -> tuple[Kernel, New, New]:
-    """(what quantises the rows of activations, them in 8 bits, their scales)."""
+    """Return (kernel that quantises the rows of activations, the activations in 8 bits, their scales)."""
     rows, scales = New(dense(x.shape, "int8")), New(dense(x.shape[:-1], "float32"))
     return Kernel(name="npu::npu_dynamic_quant", values={"input": x}, results=[rows, scales]), rows, scales

@@ -1,4 +1,6 @@
-"""Recurrent layers of a captured plan as servers on Ascend run one token of them: convolutions and gated delta nets."""
+"""Recurrent layers of a captured plan as servers on Ascend run them for one token: convolutions and gated delta
+nets.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,9 @@ _CAT, _SUM, _COPY = "aten::cat", "aten::sum.dim_IntList", "aten::copy_"
 
 
 def causal_convolution(graph: Graph, call: Call) -> Fusion | None:
-    """One token of a convolution over the last ones of each sequence, whose state moves on by it, and its SiLU."""
+    """Match one token of a convolution over the last tokens of each sequence, whose state shifts by one, and its
+    SiLU.
+    """
     convolved = graph.maker(call.values.get("self"), "aten::convolution") if call.name == "aten::silu" else None
     joined = None if convolved is None else graph.maker(convolved.values["input"], _CAT)
     parts = [] if joined is None else joined.values["tensors"]
@@ -73,7 +77,9 @@ _DELTA_RULE = made_by(
 
 
 def delta_rule(graph: Graph, call: Call) -> Fusion | None:
-    """One token of a gated delta net: its state decays, learns what the key did not know, and is read by the query."""
+    """Match one token of a gated delta net: its state decays, learns what the key did not predict, and is read by the
+    query.
+    """
     parts = graph.matched(call, _DELTA_RULE)
     if parts is None:
         return None
@@ -99,6 +105,6 @@ def delta_rule(graph: Graph, call: Call) -> Fusion | None:
 
 
 def _without_tokens(tensor: Tensor) -> Tensor:
-    """[batch, heads, 1, ...] as [batch, heads, ...]."""
+    """View [batch, heads, 1, ...] as [batch, heads, ...]."""
     strides = tensor.strides
     return seen_as(tensor, tensor.shape[:2] + tensor.shape[3:], strides[:2] + strides[3:])

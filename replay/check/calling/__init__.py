@@ -1,2 +1,2 @@
 # pyright: strict
-"""The op and its reference: what they are, how they are called, and how results are compared."""
+"""The op and its reference: how they are found and called, and how results are compared."""

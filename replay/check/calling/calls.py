@@ -1,4 +1,4 @@
-"""The op and its reference called on a case: arguments made by the op's initializers, results taken apart."""
+"""Calls the op and its reference on a case: arguments from the op's initializers, results separated into tensors."""
 
 from __future__ import annotations
 
@@ -71,14 +71,16 @@ class Arguments:
         return {name: value for name, value in self.values.items() if name in self.keyword_only}
 
     def copy(self) -> Arguments:
-        """The same values with the same strides in memory of their own, shared among arguments as before."""
+        """Return a copy with the same values and strides in separate memory; arguments that shared memory still share
+        it.
+        """
         memo: dict[int, Any] = {}
         return Arguments(
             {name: copied(value, memo) for name, value in self.values.items()}, self.keyword_only, self.written
         )
 
     def changed(self, change: Callable[[torch.Tensor], torch.Tensor]) -> Arguments:
-        """With each tensor replaced."""
+        """Return the arguments with each tensor replaced by `change` of it."""
 
         def replaced(value: Any) -> Any:
             if isinstance(value, torch.Tensor):
@@ -89,17 +91,17 @@ class Arguments:
         return Arguments(values, self.keyword_only, self.written)
 
     def tensors(self) -> list[torch.Tensor]:
-        """All tensors, lists flattened; one that is given twice is there twice."""
+        """Return all tensors, with lists flattened; a tensor passed twice is listed twice."""
         return tensors_in(list(self.values.values()))
 
     def named_tensors(self) -> dict[str, torch.Tensor]:
-        """Tensors that are arguments by themselves."""
+        """Return the arguments that are single tensors."""
         return {name: value for name, value in self.values.items() if isinstance(value, torch.Tensor)}
 
 
 @dataclass(slots=True)
 class Results:
-    """What a call came to: tensors that it returned, and those that it wrote to, as it left them."""
+    """The results of a call: returned tensors, and written arguments after the call."""
 
     returned: list[torch.Tensor] = field(default_factory=list)
     written: list[torch.Tensor] = field(default_factory=list)
@@ -107,7 +109,7 @@ class Results:
     """Returned values that are no tensors."""
 
     def all(self) -> list[torch.Tensor]:
-        """Returned tensors, and written ones that are not among them."""
+        """Return the returned tensors, and written ones that were not returned."""
         ids = {id(tensor) for tensor in self.returned}
         places = {(t.data_ptr(), t.shape, t.stride()) for t in self.returned if t.numel()}
         only_written = [
@@ -117,8 +119,7 @@ class Results:
 
 
 def paired(mine: Results, other: Results) -> list[tuple[torch.Tensor, torch.Tensor]] | None:
-    """Results of the op beside those of the reference, which may return what the op writes; None where their numbers
-    differ."""
+    """Pair the op's results with the reference's, which may return what the op writes; None if their numbers differ."""
     for ours, theirs in (
         (mine.all(), other.all()),
         (mine.all(), other.returned),
@@ -137,7 +138,7 @@ class NotApplicable(Exception):
 
 
 class BothRefuse(NotApplicable):
-    """A case cannot be tried as neither the op nor its reference takes it."""
+    """A case cannot be tried because both the op and its reference refuse it."""
 
 
 @dataclass(slots=True)
@@ -172,27 +173,27 @@ class Bench:
 
     @property
     def first(self) -> Case:
-        """The case that is tried where one is enough."""
+        """The case used if one case is enough."""
         return self.bases[0]
 
     def spec(self, case: Case) -> OpSpec:
         return self.target.spec(case.op.overload)
 
     def operator(self, case: Case) -> torch._ops.OpOverload | None:
-        """The overload of a case; None for a function of Python's."""
+        """Return the overload of a case; None for a Python function."""
         return self.target.operator(case.op.overload)
 
     def is_random(self, case: Case) -> bool:
-        """Whether the op says that its results depend on torch's random numbers."""
+        """Check whether the op declares that its results depend on torch's random numbers."""
         operator = self.operator(case)
         return operator is not None and torch.Tag.nondeterministic_seeded in operator.tags
 
     def has_reference(self, case: Case) -> bool:
-        """Whether results can be held against something else than the op itself."""
+        """Check whether results can be compared with anything other than the op itself."""
         return self.reference.function_for(case.op.overload) is not None
 
     def arguments(self, case: Case) -> Arguments:
-        """Fresh arguments, the same values each time. Raises NotReplayable where they cannot be made."""
+        """Create fresh arguments, with the same values each time. Raises NotReplayable if they cannot be created."""
         filled = self.executor.fill(case.op, self.target.function(case.op.overload), self.seed)
         keyword_only = frozenset(arg.name for arg in filled.op.args if arg.keyword_only)
         written = tuple(arg.name for arg in filled.op.args if arg.mutated)
@@ -205,15 +206,16 @@ class Bench:
         return arguments
 
     def other_calls(self, case: Case) -> list[Case]:
-        """The case with other numbers of dimensions and other arguments, among which are strings that its reference
-        is written with."""
+        """Return the case with other ranks and other arguments, including strings that occur in the reference's
+        code.
+        """
         function = self.reference.function_for(case.op.overload)
         constants = getattr(getattr(function, "__code__", None), "co_consts", ())
         words = [word for word in constants if isinstance(word, str) and word.isidentifier()]
         return variants.other_calls(case, self.spec(case), words)
 
     def reference_refuses(self, case: Case, arguments: Arguments) -> bool:
-        """Whether there is a reference that does not take these arguments."""
+        """Check whether there is a reference that refuses these arguments."""
         if self.has_reference(case):
             try:
                 self.refer(case, arguments.copy())
@@ -222,8 +224,10 @@ class Bench:
         return False
 
     def call(self, case: Case, arguments: Arguments) -> Results:
-        """The op on these arguments, which it may write to. Whatever it raises passes through; RuntimeError for a case
-        that ended an earlier process."""
+        """Call the op on these arguments, which it may write to.
+
+        Exceptions of the op pass through; RuntimeError for a case that ended an earlier process.
+        """
         if self.trying is None:
             return results_of(self.call_of(case, arguments), arguments)
         if case.text in self.lost:
@@ -235,29 +239,30 @@ class Bench:
             self.trying("")
 
     def call_of(self, case: Case, arguments: Arguments) -> Callable[[], Any]:
-        """What calls the op on these arguments."""
+        """Return a function that calls the op on these arguments."""
         if case.trait in SIGNS:
             arguments = arguments.changed(SIGNS[case.trait])
         return partial(self.target.function(case.op.overload), *arguments.positional, **arguments.by_name)
 
     def reference_call(self, case: Case, arguments: Arguments) -> Callable[[], Any]:
-        """What calls the reference on these arguments, in the order or by the names that it has; the op itself where
-        there is no other."""
+        """Return a function that calls the reference on these arguments, by its own order or names; the op itself if
+        there is no reference.
+        """
         function = self.reference.function_for(case.op.overload)
         return self.call_of(case, arguments) if function is None else adapted(function, arguments)
 
     def refer(self, case: Case, arguments: Arguments) -> Results:
-        """The reference on these arguments, which it may write to. Whatever it raises passes through."""
+        """Call the reference on these arguments, which it may write to. Exceptions pass through."""
         return results_of(self.reference_call(case, arguments), arguments)
 
 
 def distinct(arguments: Arguments) -> list[torch.Tensor]:
-    """All tensors; one that is given twice is there once."""
+    """Return all tensors; a tensor passed twice is listed once."""
     return list({id(tensor): tensor for tensor in arguments.tensors()}.values())
 
 
 def _united(arguments: Arguments) -> Arguments:
-    """With one tensor for those that are the same elements of one memory."""
+    """Merge tensors that are the same elements of the same memory into one tensor."""
     first: dict[object, torch.Tensor] = {}
 
     def united(tensor: torch.Tensor) -> torch.Tensor:
@@ -270,7 +275,7 @@ def _united(arguments: Arguments) -> Arguments:
 
 
 def _give_room(tensor: torch.Tensor) -> None:
-    """Memory behind the last element as well, as a slice of a larger tensor has: what is written there shows."""
+    """Extend the memory beyond the last element, as for a slice of a larger tensor, to detect writes there."""
     memory = tensor.untyped_storage()
     larger = torch.full((memory.nbytes() + ROOM_BYTES,), ROOM_BYTE, dtype=torch.uint8, device=tensor.device)
     if memory.nbytes():
@@ -279,8 +284,10 @@ def _give_room(tensor: torch.Tensor) -> None:
 
 
 def _change_values(tensor: torch.Tensor, values: Values, number: int) -> None:
-    """Other values in place; none of an expanded tensor. `number` is that of the tensor among the arguments: what is
-    odd comes at other places of each."""
+    """Replace values in place, except in an expanded tensor.
+
+    `number` is the index of the tensor among the arguments: special values are at different positions in each tensor.
+    """
     if not tensor.numel() or 0 in tensor.stride():
         return
     if not is_float(tensor):
@@ -290,8 +297,10 @@ def _change_values(tensor: torch.Tensor, values: Values, number: int) -> None:
 
 
 def _change_whole(tensor: torch.Tensor, values: Values, number: int) -> None:
-    """Whole numbers only where those are wanted; such as stand for places or sizes (int64) only where they are to be
-    none."""
+    """Replace integers only by values that are meant for integers.
+
+    int64 values, which are indices or sizes, change only if they should be out of range.
+    """
     if values in OUTSIDE and tensor.dtype in (torch.int32, torch.int64):
         tensor[_index(tensor, -1)] = OUTSIDE[values]
     if tensor.dtype is not torch.int32:
@@ -328,7 +337,9 @@ def _change_floats(tensor: torch.Tensor, values: Values, number: int) -> None:
 
 
 def _scattered(values: Values, count: int, number: int) -> dict[int, float]:
-    """By place: two zeros of both signs in three elements, or NaN and infinities at the begin, middle and end."""
+    """Return values by position: zeros of both signs in two of three elements, or NaN and infinities at begin, middle
+    and end.
+    """
     if values == "zeros":
         places = range(min(count, MOST_ZEROS))
         return {at: 0.0 if (at + number) % 3 else -0.0 for at in places if (at + number) % 3 != 2}
@@ -336,7 +347,7 @@ def _scattered(values: Values, count: int, number: int) -> dict[int, float]:
 
 
 def _in_rows(tensor: torch.Tensor, values: Values, number: int) -> torch.Tensor:
-    """Places in every second row: NaN each time in another column, others in all of them."""
+    """Return a mask of positions in every second row: for NaN a different column in each row, otherwise all columns."""
     columns = tensor.shape[-1] if tensor.dim() else 1
     row = torch.arange(tensor.numel() // columns, device=tensor.device).unsqueeze(-1)
     column = torch.arange(columns, device=tensor.device)
@@ -349,9 +360,9 @@ def _index(tensor: torch.Tensor, place: int) -> tuple[torch.Tensor, ...]:
 
 
 def seed_torch(seed: int) -> None:
-    """Set torch's random numbers, of the CPU and of devices in use.
+    """Seed torch's random numbers, on the CPU and on devices in use.
 
-    `torch.manual_seed` does the same, but notes a stack trace for each device that is not in use yet.
+    `torch.manual_seed` does the same, but stores a stack trace for each device that is not in use yet.
     """
     torch.default_generator.manual_seed(seed)
     for kind in ("cuda", "npu"):
@@ -361,7 +372,7 @@ def seed_torch(seed: int) -> None:
 
 
 def results_of(call: Callable[[], Any], arguments: Arguments, *, seed: int | None = 0) -> Results:
-    """One call without gradients; None for `seed` leaves torch's random numbers as they are."""
+    """Make one call without gradients; None for `seed` leaves torch's random numbers unchanged."""
     if seed is not None:
         seed_torch(seed)
     with torch.no_grad():
@@ -374,18 +385,18 @@ def results_of(call: Callable[[], Any], arguments: Arguments, *, seed: int | Non
 
 
 def is_float(tensor: torch.Tensor) -> bool:
-    """Whether its elements are floating-point numbers of 16 bits or more: torch does not compute with those of 8."""
+    """Check whether the elements are floats of at least 16 bits: torch does not compute with 8-bit floats."""
     return tensor.is_floating_point() and tensor.itemsize > 1
 
 
 def reach_of(arguments: Arguments) -> float:
-    """The largest finite number among the arguments' tensors; 0 without any."""
+    """Return the largest finite number in the arguments' tensors; 0 if there is none."""
     numbers = [t.detach() for t in arguments.tensors() if t.numel() and (t.is_complex() or is_float(t))]
     return max((float(tensor.abs().nan_to_num(0.0, 0.0, 0.0).max()) for tensor in numbers), default=0.0)
 
 
 def widened(arguments: Arguments) -> Arguments:
-    """The same numbers in float64, contiguous, in memory of their own."""
+    """Return the same numbers in float64, contiguous, in separate memory."""
     memo: dict[int, torch.Tensor] = {}
 
     def wide(tensor: torch.Tensor) -> torch.Tensor:
@@ -398,13 +409,15 @@ def widened(arguments: Arguments) -> Arguments:
 
 
 def contiguous(arguments: Arguments) -> Arguments:
-    """The same values contiguous, in memory of their own."""
+    """Return contiguous copies with the same values, in separate memory."""
     return arguments.changed(lambda tensor: tensor.detach().clone(memory_format=torch.contiguous_format))
 
 
 def adapted(function: Callable[..., Any], arguments: Arguments) -> Callable[[], Any]:
-    """A call of a reference: by name where its parameters have the names of the op's arguments, else by place; without
-    buffers for results that it has no place for."""
+    """Return a call of a reference: by name if its parameters have the names of the op's arguments, else by position.
+
+    Buffers for results are left out if the reference has no parameter for them.
+    """
     values = arguments.values
     if isinstance(function, OfNames):
         return partial(function, values)
@@ -422,8 +435,10 @@ def adapted(function: Callable[..., Any], arguments: Arguments) -> Callable[[], 
 
 
 def _by_place(parameters: Mapping[str, bool], arguments: Arguments) -> tuple[list[Any], dict[str, Any]] | None:
-    """Values for a function of other names: by name those that have to be given so and that it knows, by place the
-    others, all or without those that are written to; None where neither fits."""
+    """Return values for a function with other names: keyword-only arguments by name, the others by position.
+
+    Positional arguments are all of them, or all except written ones; None if neither fits.
+    """
     named = {name: value for name, value in arguments.by_name.items() if name in parameters}
     room = [needed for name, needed in parameters.items() if name not in named]
     for left_out in ((), arguments.written):
@@ -434,7 +449,7 @@ def _by_place(parameters: Mapping[str, bool], arguments: Arguments) -> tuple[lis
 
 
 def _parameters(function: Callable[..., Any]) -> dict[str, bool] | None:
-    """Names of a function's parameters and whether they must be given; None where it takes any, or does not tell."""
+    """Return a function's parameter names and whether each is required; None if it takes any, or has no signature."""
     if isinstance(function, torch._ops.OpOverload):
         return {a.name: not a.has_default_value() for a in function._schema.arguments}
     if isinstance(function, torch._ops.OpOverloadPacket):
@@ -449,7 +464,7 @@ def _parameters(function: Callable[..., Any]) -> dict[str, bool] | None:
 
 
 def with_finite_results(bench: Bench, case: Case) -> Case:
-    """The case, or with numbers between 0 and 1 where its results are not finite, as those of logarithms are not."""
+    """Return the case; with numbers between 0 and 1 if its results are not finite, as for logarithms."""
 
     def finite(values: Values) -> bool:
         variant = dataclasses.replace(case, values=values)
@@ -463,7 +478,7 @@ def with_finite_results(bench: Bench, case: Case) -> Case:
 
 
 def first_working(bench: Bench, cases: Sequence[Case]) -> tuple[Case | None, BaseException | None]:
-    """The first case that the op takes, its reference too where there is one; else the first error."""
+    """Return the first case that the op accepts, and its reference if there is one; otherwise the first error."""
     error: BaseException | None = None
     by_op_alone: Case | None = None
     for case in cases:

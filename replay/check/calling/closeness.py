@@ -1,5 +1,7 @@
 # pyright: strict
-"""How far results are from exact ones: in units of the last place, and against what dtype and reference allow."""
+"""Distance of results from exact ones: in units in the last place (ulp), and against the limits of dtype and
+reference.
+"""
 
 from __future__ import annotations
 
@@ -45,7 +47,7 @@ LARGE = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class Distance:
-    """Between a result and what it should be."""
+    """The distance between a result and its expected value."""
 
     fits: bool
     ulp: float | None
@@ -63,12 +65,12 @@ def compare(
     perturbed: Sequence[torch.Tensor] = (),
     reach: float = math.inf,
 ) -> Distance:
-    """A result against the reference's: `exact` in a wider dtype, `same` in the result's own, where there is one.
+    """Compare a result with the reference's: `exact` in a wider dtype, `same` in the result's own dtype, if available.
 
-    `terms`: how many elements one result was made of, at most. `perturbed`: exact results of arguments that differ by a
-    rounding; by twice what that changes results may be off. `reach`: the largest number among the arguments; where all
-    results are small, they may be off by some units in its last place. Integers and truth values must be equal; where
-    the reference itself rounds to other integers from wider inputs, they may be off by as much.
+    `terms`: the maximum number of elements that one result depends on. `perturbed`: exact results for arguments that
+    differ by a rounding error; twice that change is tolerated. `reach`: the largest number among the arguments; if all
+    results are small, some units in its last place are tolerated. Integers and booleans must be equal; if the reference
+    itself rounds to other integers from wider inputs, that difference is tolerated.
     """
     actual, exact = actual.detach().cpu(), exact.detach().cpu()
     same = None if same is None else same.detach().cpu()
@@ -146,7 +148,7 @@ def _floats(
 
 
 def _plainly_close(actual: torch.Tensor, exact: torch.Tensor) -> bool:
-    """Whether every element is within the dtype's tolerance, by few passes over the memory."""
+    """Check with few memory passes whether every element is within the dtype's tolerance."""
     relative, absolute = TOLERANCES.get(actual.dtype, (0.0, 0.0))
     if actual.itemsize == 1:  # torch has no arithmetic for 8 bits
         return False
@@ -164,7 +166,9 @@ def _measured(
     sizes: torch.Tensor | None,
     spared: torch.Tensor | None = None,
 ) -> Distance:
-    """All in float64; `dtype` is that of the result, which its last place belongs to; `spared` is allowed besides."""
+    """Measure the distance in float64; `dtype` is the result's, which defines its last place; `spared` is tolerated as
+    well.
+    """
     info = torch.finfo(dtype)
     relative, absolute = TOLERANCES.get(
         dtype, (next((v for k, v in FP8_RELATIVE.items() if k in _name(dtype)), 0.0), 0.0)
@@ -221,7 +225,7 @@ def _measured(
 
 
 def contrast(actual: float, exact: float) -> str:
-    """ "6.2, not 6.3" with as many digits as tell the two apart, six at least; 17 tell any two numbers of float64."""
+    """Return text like "6.2, not 6.3" with enough digits to distinguish both, at least six; 17 suffice for float64."""
     for digits in range(6, 17):
         ours, theirs = f"{actual:.{digits}g}", f"{exact:.{digits}g}"
         if ours != theirs:
@@ -230,18 +234,18 @@ def contrast(actual: float, exact: float) -> str:
 
 
 def _same_odd(actual: torch.Tensor, exact: torch.Tensor) -> torch.Tensor:
-    """Whether both are NaN, or the same infinity."""
+    """Return a mask of elements for which both are NaN, or the same infinity."""
     return (torch.isnan(actual) & torch.isnan(exact)) | (actual == exact)
 
 
 def _ulp(exact: torch.Tensor, info: torch.finfo) -> torch.Tensor:
-    """The distance of neighbouring numbers of a dtype at each value."""
+    """Return the spacing of neighbouring numbers of a dtype at each value."""
     magnitude = torch.where(torch.isfinite(exact), exact.abs(), torch.ones_like(exact)).clamp(min=info.smallest_normal)
     return torch.exp2(torch.floor(torch.log2(magnitude))) * info.eps
 
 
 def _place(wrong: torch.Tensor) -> tuple[int, ...]:
-    """Index of the first that is wrong."""
+    """Return the index of the first wrong element."""
     return tuple(int(i) for i in wrong.nonzero()[0])
 
 

@@ -1,5 +1,5 @@
 # pyright: strict
-"""Tensors whose last element lies right before memory that nobody may touch: who reads beyond it ends the process."""
+"""Tensors whose last element is right before protected memory: reading beyond it ends the process."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ import torch
 
 
 def guarded(tensor: torch.Tensor) -> torch.Tensor:
-    """The same values with the same strides, in memory that ends where the tensor does. Raises OSError where the system
-    gives none."""
+    """Return the same values with the same strides, in memory that ends with the tensor. Raises OSError if the system
+    refuses the memory.
+    """
     last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
     extent = (1 + last) * tensor.itemsize
     if not tensor.numel() or tensor.device.type != "cpu":

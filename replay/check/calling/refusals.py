@@ -1,5 +1,5 @@
 # pyright: strict
-"""Whether an error says that an op refuses a call, or shows that it did not expect it."""
+"""Decides whether an error means that an op refuses a call, or that the op broke on it."""
 
 from __future__ import annotations
 
@@ -42,8 +42,10 @@ _SUPPORT = ("not implemented for", "not supported", "unsupported", "Could not ru
 
 
 def is_refusal(error: BaseException) -> bool:
-    """Whether an error that the op raised for a call which its reference takes says what is wrong with the call; not
-    where something inside the op broke, or there is no message."""
+    """Check whether an error explains what is wrong with a call that the reference accepts.
+
+    False if something inside the op broke, or if there is no message.
+    """
     text = str(error).strip()
     if isinstance(error, NotImplementedError) or any(part in text for part in _SUPPORT):
         return True
@@ -53,7 +55,7 @@ def is_refusal(error: BaseException) -> bool:
 
 
 def _raised_on_purpose(error: BaseException) -> bool:
-    """Whether the innermost line of Python is one that raises or asserts, in the op's own code or torch's checks."""
+    """Check whether the innermost Python line raises or asserts, in the op's own code or in torch's checks."""
     frames = traceback.extract_tb(error.__traceback__)
     if not frames:
         return False
@@ -63,7 +65,7 @@ def _raised_on_purpose(error: BaseException) -> bool:
 
 
 def words(error: BaseException) -> str:
-    """The error in one line."""
+    """Return the error as one line."""
     lines = [line.strip() for line in str(error).strip().splitlines() if line.strip()]
     first = lines[0] if lines else "no message"
     return f"{type(error).__name__}: {first[:240]}"

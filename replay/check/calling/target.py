@@ -1,6 +1,7 @@
-"""What OP and --against name: an overload of the dispatcher, a user's function, a stand-in, a decomposition.
+"""Finds what OP and --against name: a dispatcher overload, a user's function, a reference implementation, a
+decomposition.
 
-Only what the user typed is looked up as an attribute or run from a file; a trace names no code here.
+Only the user's input is looked up as an attribute or run from a file; a trace cannot name code here.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from opreplay.traces.errors import UsageError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Target:
-    """One thing that can be called, with what is known of its arguments."""
+    """A function that can be called, with what is known about its arguments."""
 
     name: str
     """As asked for."""
@@ -40,29 +41,31 @@ class Target:
     """By overload name."""
 
     def function(self, overload: str | None) -> Callable[..., Any]:
-        """What is called for an overload."""
+        """Return the function to call for an overload."""
         return self.functions[overload or ""]
 
     def spec(self, overload: str | None) -> OpSpec:
-        """The schema of an overload."""
+        """Return the schema of an overload."""
         return next(spec for spec in self.specs if spec.overload == (overload or ""))
 
     def operator(self, overload: str | None) -> torch._ops.OpOverload | None:
-        """The overload of the dispatcher; None for a function of Python's."""
+        """Return the dispatcher's overload; None for a Python function."""
         function = self.functions[overload or ""]
         return function if isinstance(function, torch._ops.OpOverload) else None
 
 
 def find_target(name: str) -> Target:
-    """What OP names: "namespace::op", "namespace::op.overload" or "file.py:function".
+    """Return what OP names: "namespace::op", "namespace::op.overload" or "file.py:function".
 
-    An op that a user's executor runs is that executor. Raises UsageError for a name that is not known here.
+    If a user's executor runs the op, that executor is checked. Raises UsageError for a name that is not known here.
     """
     if is_function(name):
         return _of_function(name, user_function(name, flag="OP"))
     parts = split_name(name)
     if parts is None:
-        raise UsageError(f"{name!r} names no op", hint="Name one as mylib::my_op, or a function as file.py:function.")
+        raise UsageError(
+            f"{name!r} is not the name of an op", hint="Name one as mylib::my_op, or a function as file.py:function."
+        )
     qualified = f"{parts[0]}::{parts[1]}"
     entry = EXECUTORS.find(qualified)
     specs = schema.specs_of(qualified)
@@ -76,13 +79,16 @@ def find_target(name: str) -> Target:
     if parts[2] is not None:
         specs = tuple(spec for spec in specs if spec.overload == parts[2])
         if not specs:
-            raise UsageError(f"{qualified} has no overload {parts[2]}", hint=f"Leave it out: {qualified}.")
+            raise UsageError(f"{qualified} has no overload {parts[2]}", hint=f"Use {qualified} without an overload.")
     specs = tuple(spec for spec in specs if spec.registered)
     return Target(name=name, specs=specs, functions={spec.overload: overload_of(spec) for spec in specs})
 
 
 def _specs_here(name: str, qualified: str) -> tuple[tuple[OpSpec, ...], str]:
-    """The overloads of an op that an installed library or a stand-in has, and their name. Raises UsageError."""
+    """Return the overloads of an op from an installed library or a reference implementation, and their name.
+
+    Raises UsageError.
+    """
     policy = Policy()
     known = candidates(qualified, policy)
     if known.specs:
@@ -92,33 +98,33 @@ def _specs_here(name: str, qualified: str) -> tuple[tuple[OpSpec, ...], str]:
     unloaded = known.reason is not None and known.reason.kind == "policy" and refuse_name(qualified, policy) is None
     why = "nothing that was loaded registers it" if unloaded else str(known.reason)
     raise UsageError(
-        f"{name} is no op that torch knows here: {why}",
-        hint=f"Did you mean {near}?" if near else "Give the file that registers it: --plugin my_ops.py.",
+        f"torch does not know an op {name} here: {why}",
+        hint=f"Did you mean {near}?" if near else "Name the file that registers it: --plugin my_ops.py.",
     )
 
 
 def packet_of(name: str) -> Any:
-    """All overloads of "namespace::op", as torch calls them."""
+    """Return the torch overload packet of "namespace::op"."""
     namespace, _, op = name.partition("::")
     return getattr(getattr(torch.ops, namespace), op)
 
 
 def overload_of(spec: OpSpec) -> Callable[..., Any]:
-    """What calls one overload."""
+    """Return the function that calls one overload."""
     return cast("Callable[..., Any]", getattr(packet_of(spec.name), spec.overload or "default"))
 
 
 def is_function(text: str) -> bool:
-    """Whether a text names a function in a file."""
+    """Check whether the text names a function in a file."""
     path, colon, function = text.rpartition(":")
     return bool(colon) and path.endswith(".py") and function.isidentifier()
 
 
 def user_function(text: str, *, flag: str) -> Callable[..., Any]:
-    """The function that "file.py:function" names; the file runs once. Raises UsageError."""
+    """Return the function "file.py:function"; the file runs once. Raises UsageError."""
     path, _, name = text.rpartition(":")
     if not Path(path).is_file():
-        raise UsageError(f"{flag} {text}: there is no file {path}", hint="Give it as file.py:function.")
+        raise UsageError(f"{flag} {text}: file {path} does not exist", hint="Give it as file.py:function.")
     load_user_code(path, flag=flag)
     function = getattr(user_module(path), name, None)
     if not callable(function):
@@ -127,7 +133,7 @@ def user_function(text: str, *, flag: str) -> Callable[..., Any]:
 
 
 def _of_function(name: str, function: Callable[..., Any]) -> Target:
-    """A function as a target; one that torch.library.custom_op made is the op that it is."""
+    """Return a function as a target; a function from torch.library.custom_op becomes its op."""
     opoverload = function.default if isinstance(function, torch._ops.OpOverloadPacket) else _plain_function(function)
     if isinstance(opoverload, torch._ops.OpOverload):
         spec = schema.compile_schema(opoverload._schema)
@@ -148,7 +154,7 @@ _KINDS = {
 
 
 def _spec_of(name: str, function: Callable[..., Any]) -> OpSpec:
-    """The schema that a function's signature amounts to: tensors, unless an annotation or a default says otherwise."""
+    """Derive a schema from a function's signature: tensors, unless an annotation or a default says otherwise."""
     try:
         parameters = inspect.signature(function).parameters.values()
     except (TypeError, ValueError):
@@ -184,7 +190,7 @@ def _arg_spec(parameter: inspect.Parameter) -> ArgSpec:
 
 @dataclass(frozen=True, slots=True)
 class OfNames:
-    """A reference that takes all arguments in one table, by their names in the op's schema."""
+    """A reference that takes all arguments in one dict, by their names in the op's schema."""
 
     compute: Callable[[Mapping[str, Any]], Any]
 
@@ -194,7 +200,7 @@ class OfNames:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reference:
-    """What results are held against."""
+    """The reference with which results are compared."""
 
     text: str
     """In words."""
@@ -204,7 +210,7 @@ class Reference:
     """Functions for single overloads of the op that is checked."""
 
     def function_for(self, overload: str | None) -> Callable[..., Any] | None:
-        """What an overload of the op is held against; None where that is the op itself."""
+        """Return the reference function for an overload of the op; None if the op itself is the reference."""
         return self.by_overload.get(overload or "", self.function)
 
 
@@ -214,17 +220,20 @@ ITSELF = Reference(text="itself in float64 and on contiguous copies", function=N
 
 
 def find_reference(text: str | None, target: Target) -> Reference:
-    """What --against names: an op, "torch.add", "file.py:function", "stand-in", "decomposition", "float64".
+    """Return what --against names: an op, "torch.add", "file.py:function", "stand-in", "decomposition", "float64".
 
-    None is the op itself in float64: it shows what a dtype or a layout breaks, not what is wrong everywhere.
-    Raises UsageError for a name that is not known here.
+    None is the op itself in float64: it shows errors of a dtype or a layout, not errors that occur everywhere. Raises
+    UsageError for a name that is not known here.
     """
     if text is None or text in ("float64", "itself"):
         return ITSELF
     if text == "stand-in":
         stand_in = stand_in_of(target.specs[0].name)
         if stand_in is None:
-            raise UsageError(f"there is no stand-in for {target.name}", hint="`opreplay list ops` lists them.")
+            raise UsageError(
+                f"opreplay has no reference implementation of {target.name}",
+                hint="`opreplay list ops` lists those that exist.",
+            )
         return Reference(text=f"opreplay's stand-in for {target.specs[0].name}", function=stand_in)
     if text == "decomposition":
         return Reference(text="torch's decomposition", function=None, by_overload=_decompositions(target))
@@ -242,7 +251,7 @@ def find_reference(text: str | None, target: Target) -> Reference:
     if text.startswith("torch."):
         return Reference(text=text, function=_of_torch(text))
     raise UsageError(
-        f"--against {text!r} is no reference",
+        f"--against {text!r} is not a reference",
         hint="Give an op (aten::add), torch.add, file.py:function, gradient:OP, stand-in, decomposition or float64.",
     )
 
@@ -252,10 +261,11 @@ def _is_differentiable(value: Any) -> bool:
 
 
 def _gradients_of(forward: Target, values: Mapping[str, Any]) -> tuple[torch.Tensor, ...]:
-    """What a backward op has to give: autograd's gradients of the forward op, whose arguments it has by their names.
+    """Return the expected results of a backward op: autograd's gradients of the forward op, with arguments matched by
+    name.
 
-    Gradients of results are those of its tensors that have "grad" in their name, or are called dy or dout; what forward
-    saved is not used. Raises TypeError where arguments are missing.
+    Gradients of results are the tensors with "grad" in their name, or named dy or dout; values saved by forward are not
+    used. Raises TypeError if arguments are missing.
     """
     spec = next((spec for spec in forward.specs if _has(values, spec)), None)
     if spec is None:
@@ -272,7 +282,7 @@ def _gradients_of(forward: Target, values: Mapping[str, Any]) -> tuple[torch.Ten
 
 
 def _has(values: Mapping[str, Any], spec: OpSpec) -> bool:
-    """Whether all arguments that an overload needs are among these, and none is a buffer for a result."""
+    """Check whether all arguments that an overload needs are present, and none is an output buffer."""
     return all(arg.has_default or arg.name in values for arg in spec.args) and not any(arg.mutated for arg in spec.args)
 
 
@@ -281,29 +291,31 @@ def _plain_function(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _of_torch(text: str) -> Callable[..., Any]:
-    """A public function of torch's: "torch.add", "torch.nn.functional.silu"."""
+    """Return a public torch function: "torch.add", "torch.nn.functional.silu"."""
     parts = text.split(".")
     if any(part.startswith("_") for part in parts):
-        raise UsageError(f"--against {text}: only public names of torch", hint="Name an op as aten::add.")
+        raise UsageError(f"--against {text}: only public names of torch are allowed", hint="Name an op as aten::add.")
     named: Any = torch
     for i, part in enumerate(parts[1:], 2):
         if not hasattr(named, part):
             try:
                 importlib.import_module(".".join(parts[:i]))
             except ImportError:
-                raise UsageError(f"torch has no {text}", hint="Name a function as torch.add.") from None
+                raise UsageError(f"torch has no {text}", hint="Name a function such as torch.add.") from None
         named = getattr(named, part)
     if not callable(named):
-        raise UsageError(f"{text} cannot be called", hint="Name a function as torch.add.")
+        raise UsageError(f"{text} cannot be called", hint="Name a function such as torch.add.")
     return cast("Callable[..., Any]", named)
 
 
 def _decompositions(target: Target) -> dict[str, Callable[..., Any]]:
-    """torch's own decomposition of each overload into other ops. Raises UsageError where there is none."""
+    """Return torch's own decomposition of each overload into other ops. Raises UsageError if there is none."""
     from torch._decomp import global_decomposition_table
 
     table = cast("dict[Any, Callable[..., Any]]", global_decomposition_table["post_autograd"])
     by_overload = {overload: table[function] for overload, function in target.functions.items() if function in table}
     if not by_overload:
-        raise UsageError(f"torch has no decomposition of {target.name}", hint="Leave --against out: float64.")
+        raise UsageError(
+            f"torch has no decomposition of {target.name}", hint="Remove --against, to compare with float64."
+        )
     return by_overload

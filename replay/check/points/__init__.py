@@ -1,2 +1,2 @@
 # pyright: strict
-"""What is tried on an op, one subject a module: each makes trials, and says what became of one."""
+"""Trials of an op, one subject per module: each module creates its trials and judges them."""

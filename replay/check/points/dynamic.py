@@ -1,4 +1,4 @@
-"""Sizes as symbols: opcheck's dispatch, torch.export at other sizes, torch.compile without a second compilation."""
+"""Symbolic sizes: opcheck's dispatch test, torch.export at other sizes, torch.compile without recompilation."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ OTHER_SIZES = 3
 
 
 def dynamic_shapes(bench: Bench) -> list[Attempt]:
-    """Export, compilation and opcheck."""
+    """Return the trials of export, compilation and opcheck."""
     base = with_finite_results(bench, bench.compact_bases[0])
     return [
         attempt(bench, base, _exported, "torch.export"),
@@ -34,7 +34,7 @@ def dynamic_shapes(bench: Bench) -> list[Attempt]:
 
 
 def _function(bench: Bench, case: Case, arguments: Arguments) -> Callable[..., Any]:
-    """The op as a function of its tensors alone. Raises NotApplicable where it takes none."""
+    """Return the op as a function of its tensors only. Raises NotApplicable if it takes none."""
     if not arguments.tensors():
         raise NotApplicable("no tensor among the arguments")
     function = bench.target.function(case.op.overload)
@@ -51,7 +51,7 @@ def _function(bench: Bench, case: Case, arguments: Arguments) -> Callable[..., A
 
 
 def _placed(value: Any, tensors: Sequence[torch.Tensor]) -> Any:
-    """A value with tensors in the places that stand for them."""
+    """Return a value with tensors in place of their placeholders."""
     if isinstance(value, _Place):
         return tensors[value.number]
     return [_placed(item, tensors) for item in value] if isinstance(value, list) else value
@@ -59,13 +59,13 @@ def _placed(value: Any, tensors: Sequence[torch.Tensor]) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """Stands for one of the tensors."""
+    """Placeholder for one of the tensors."""
 
     number: int
 
 
 def _other_sizes(bench: Bench, base: Case) -> list[tuple[Case, Arguments, list[torch.Tensor]]]:
-    """Other sizes that the op takes: arguments, and what it gives for them."""
+    """Return other sizes that the op accepts: arguments, and its results for them."""
     try:
         results = len(tensors_in(bench.call_of(base, bench.arguments(base))()))
     except Exception:  # nothing to compare: what export and compile say of it is told
@@ -118,7 +118,7 @@ def _exported(bench: Bench, base: Case) -> Finding:
             with _quiet():
                 results = tensors_in(program(*other.copy().tensors()))
         except Exception as error:  # guards of sizes, and whatever the op raises
-            return Finding(case=text, verdict="fail", detail=f"exported for one size only: {_reason(error)}")
+            return Finding(case=text, verdict="fail", detail=f"exported for only one size: {_reason(error)}")
         if not _alike(results, real):
             return Finding(case=text, verdict="fail", detail="gives other results than the op")
     return passed(f"and at {len(others)} other sizes")
@@ -149,7 +149,7 @@ def _compiled(bench: Bench, base: Case) -> Finding:
                     return Finding(case=text, verdict="fail", detail="gives other results than the op")
         # Ranges of sizes may have graphs of their own, as torch's convolutions have for kernels beyond 3.
         if others and graphs > len(others):
-            return Finding(case=text, verdict="fail", detail="each other size is compiled once more")
+            return Finding(case=text, verdict="fail", detail="each new size is compiled again")
     except Exception as error:  # dynamo raises anything
         return Finding(case=text, verdict="fail", detail=_reason(error))
     finally:
@@ -158,12 +158,12 @@ def _compiled(bench: Bench, base: Case) -> Finding:
 
 
 def _alike(results: list[torch.Tensor], real: list[torch.Tensor]) -> bool:
-    """Whether results look alike; whether they are right is judged elsewhere, and some ops are random."""
+    """Check whether results have the same form; values are judged elsewhere, and some ops are random."""
     return [(a.shape, a.dtype) for a in results] == [(b.shape, b.dtype) for b in real]
 
 
 def _reason(error: Exception) -> str:
-    """The lines of torch's message that say what happened, without the advice around them."""
+    """Return the lines of torch's message that say what happened, without the advice around them."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     explaining = [line for line in lines if line.startswith(("Explanation:", "Developer debug", "Guard failed"))]
     first = lines[0] if lines else type(error).__name__

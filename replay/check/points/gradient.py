@@ -1,4 +1,4 @@
-"""Gradients: registered, right by gradcheck, equal to those of the reference's autograd, and of second order."""
+"""Gradients: registered, correct by gradcheck, equal to those of the reference's autograd, and of second order."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ ONCE = ("once_differentiable", "does not require grad", "not implemented", "no a
 
 
 class NoGradient(NotApplicable):
-    """The op, or its reference, has no gradient here: none is registered, or, where not `missing`, there cannot be."""
+    """The op, or its reference, has no gradient here: none is registered, or, if not `missing`, none can exist."""
 
     def __init__(self, why: str, *, missing: bool = True) -> None:
         super().__init__(why)
@@ -61,7 +61,9 @@ class NoGradient(NotApplicable):
 
 
 def gradient(bench: Bench) -> list[Attempt]:
-    """Whether there is one, gradcheck of first and second order, and every layout against the reference."""
+    """Return the trials: a gradient exists, gradcheck of first and second order, and every layout against the
+    reference.
+    """
     base = bench.compact_bases[0]
     tensors = _named_tensors(bench, base)
     if not any(t.is_floating_point() or t.is_complex() for t in tensors_in(list(tensors.values()))):
@@ -107,8 +109,10 @@ def _differentiable(tensor: torch.Tensor) -> bool:
 
 
 def _with_grad(bench: Bench, arguments: Arguments, only: str | None = None) -> Arguments:
-    """Leaves that record what becomes of them; the tensors themselves otherwise, as those of arguments that the op says
-    are not differentiable, and all but `only`."""
+    """Return the arguments as leaves that require gradients.
+
+    Arguments that the op declares not differentiable stay unchanged, and so do all except `only`.
+    """
     fixed = {id(arguments.values[name]) for name in _not_differentiable(bench) if name in arguments.values}
     if only is not None:
         fixed |= {id(value) for name, value in arguments.named_tensors().items() if name != only}
@@ -127,7 +131,7 @@ _NOT_DIFFERENTIABLE = re.compile(r"not differentiable with respect to argument '
 
 
 def _not_differentiable(bench: Bench) -> tuple[str, ...]:
-    """Names of arguments that the op refuses to have a gradient for, found by asking for one."""
+    """Return the names of arguments for which the op refuses a gradient, found by requesting one."""
     if bench.not_differentiable is None:
         bench.not_differentiable = ()
         base = bench.compact_bases[0]
@@ -148,8 +152,10 @@ def _not_differentiable(bench: Bench) -> tuple[str, ...]:
 def _gradients(
     call: Callable[[], Any], arguments: Arguments, form: Form | None = None
 ) -> list[tuple[str, torch.Tensor | None]]:
-    """Gradients of a fixed combination of all results for each argument; those of the results have the strides that
-    `form` gives them. Raises NoGradient, and whatever is raised."""
+    """Return gradients of a fixed combination of all results with respect to each argument.
+
+    Gradients of the results have the strides that `form` gives them. Raises NoGradient, and exceptions of the call.
+    """
     with torch.enable_grad(), warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         seed_torch(0)
@@ -174,13 +180,13 @@ def _gradients(
 
 
 def _weights(result: torch.Tensor) -> torch.Tensor:
-    """What the gradient of a result is: fixed numbers between 0.5 and 1.5, the same ones in every dtype and layout."""
+    """Return the gradient for a result: fixed numbers between 0.5 and 1.5, the same in every dtype and layout."""
     numbers = torch.arange(result.numel(), device=result.device, dtype=torch.float64)
     return (((numbers * 37) % 64) / 64 + 0.5).reshape(result.shape).to(result.dtype)
 
 
 def _recording(bench: Bench, case: Case) -> Arguments:
-    """The arguments of a case, which record what becomes of them. Raises NotApplicable where the op writes to any."""
+    """Return the arguments of a case, with gradients required. Raises NotApplicable if the op writes to any."""
     arguments = _with_grad(bench, bench.arguments(case).copy())
     if arguments.written:
         raise NotApplicable("the op writes to its arguments")
@@ -200,7 +206,7 @@ def _registered(bench: Bench, case: Case) -> Finding:
 
 
 def _numerically(bench: Bench, base: Case, *, second: bool) -> Finding:
-    """torch.autograd.gradcheck, or gradgradcheck, on few elements in float64."""
+    """Run torch.autograd.gradcheck, or gradgradcheck, on few elements in float64."""
     name = "gradgradcheck" if second else "gradcheck"
     smaller = [variants.typed(case, "float64", "small") for case in variants.small(base)]
     case, error = first_working(bench, smaller)
@@ -257,8 +263,11 @@ def _checked_numerically(bench: Bench, case: Case, *, second: bool) -> Finding:
 
 
 def _of_float32(bench: Bench, case: Case, arguments: Arguments) -> str:
-    """What likely makes gradcheck fail where results of float64 arguments, moved by less than float32 holds, have no
-    more digits than float32: its differences of 1e-6 are then rounding. Nothing otherwise."""
+    """Return a likely cause of a gradcheck failure: results for float64 arguments have only float32 precision.
+
+    This is tested by moving the arguments by less than float32 resolves; gradcheck's differences of 1e-6 are then
+    rounding errors. Return "" otherwise.
+    """
 
     def moved(tensor: torch.Tensor) -> torch.Tensor:
         return tensor.detach() * (1 + 2.0**-30) if tensor.dtype is torch.float64 else tensor
@@ -273,7 +282,7 @@ def _of_float32(bench: Bench, case: Case, arguments: Arguments) -> str:
 
 
 def _once_only(bench: Bench, case: Case, arguments: Arguments, leaves: list[torch.Tensor]) -> str | None:
-    """Why there is no gradient of the gradient; None where there is one."""
+    """Return why there is no second-order gradient; None if there is one."""
     try:
         with torch.enable_grad(), warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -301,7 +310,7 @@ def _transposed(weights: torch.Tensor) -> torch.Tensor:
 
 
 def _in_pieces(weights: torch.Tensor) -> torch.Tensor:
-    """Every second element of larger memory."""
+    """Return the weights as every second element of larger memory."""
     return torch.stack([weights, torch.full_like(weights, 7)], -1)[..., 0]
 
 
@@ -314,7 +323,7 @@ FORMS: dict[str, Form] = {
 
 
 def _twice(bench: Bench, case: Case) -> Finding:
-    """Backward again through the same graph, as for several losses: what was saved must be as it was."""
+    """Run backward twice through the same graph, as for several losses: saved values must be unchanged."""
     arguments = _recording(bench, case)
     try:
         with torch.enable_grad(), warnings.catch_warnings():
@@ -341,7 +350,7 @@ def _twice(bench: Bench, case: Case) -> Finding:
 
 
 def _unasked(bench: Bench, case: Case) -> Finding:
-    """Where no argument needs a gradient, no result does."""
+    """Check that no result requires a gradient if no argument does."""
     arguments = bench.arguments(case).copy()
     try:
         with torch.enable_grad():
@@ -353,7 +362,7 @@ def _unasked(bench: Bench, case: Case) -> Finding:
 
 
 def _against_reference(bench: Bench, case: Case, *, form: Form | None = None, only: str | None = None) -> Finding:
-    """Gradients of one case beside those of the reference in float64."""
+    """Compare the gradients of one case with those of the reference in float64."""
     arguments = arguments_for(bench, case)
     if arguments.written:
         return nothing("the op writes to its arguments")
@@ -387,7 +396,7 @@ def _against_reference(bench: Bench, case: Case, *, form: Form | None = None, on
 
 
 def _any_number(gradient: torch.Tensor | None, wanted: torch.Tensor | None) -> torch.Tensor | None:
-    """A gradient with the wanted numbers in place of all finite ones."""
+    """Return a gradient with all finite numbers replaced by the wanted ones."""
     if gradient is None or wanted is None or gradient.shape != wanted.shape:
         return gradient
     return torch.where(torch.isfinite(gradient), wanted.to(gradient.dtype), gradient)
@@ -396,7 +405,7 @@ def _any_number(gradient: torch.Tensor | None, wanted: torch.Tensor | None) -> t
 def _of_reference(
     bench: Bench, case: Case, arguments: Arguments, form: Form | None = None
 ) -> tuple[list[torch.Tensor | None], Exception | None]:
-    """The gradients of the reference, or the error that it ends with."""
+    """Return the gradients of the reference, or its error."""
     try:
         gradients = _gradients(bench.reference_call(case, arguments), arguments, form)
     except Exception as error:  # references raise anything
@@ -410,7 +419,7 @@ def _compared(
     exact: list[torch.Tensor | None],
     same: list[torch.Tensor | None],
 ) -> Finding:
-    """The gradient of each argument against that of the reference."""
+    """Compare the gradient of each argument with that of the reference."""
     leaves = [tensor for tensor in mine.tensors() if tensor.requires_grad]
     worst_ulp, reach = 0.0, max(1.0, reach_of(mine))
     terms = float(max((tensor.numel() for tensor in mine.tensors()), default=1))

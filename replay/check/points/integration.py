@@ -1,4 +1,4 @@
-"""How an op goes with the rest of torch: in-place and out= variants, a CPU kernel, autocast, vmap, ONNX."""
+"""Integration of an op with the rest of torch: in-place and out= variants, a CPU kernel, autocast, vmap, ONNX."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ BATCH = 3
 def of_operator(
     judge: Callable[[Bench, Case, torch._ops.OpOverload], Finding],
 ) -> Callable[[Bench], list[Attempt]]:
-    """Decorator: the trials of a point, one, on the compact case of an op of the dispatcher."""
+    """Decorator: make the single trial of a point, on the compact case of a dispatcher op."""
 
     def trials(bench: Bench) -> list[Attempt]:
         case = bench.compact_bases[0]
@@ -39,7 +39,7 @@ def of_operator(
 
 
 def in_place(bench: Bench) -> list[Attempt]:
-    """The in-place form and the out form of the op, where they exist."""
+    """Return the trials of the in-place and out= variants of the op, if they exist."""
     case = bench.compact_bases[0]
     operator = bench.operator(case)
     if operator is None or any(arg.mutated for arg in case.op.args):
@@ -53,7 +53,7 @@ def in_place(bench: Bench) -> list[Attempt]:
 
 
 def _variants(operator: torch._ops.OpOverload) -> list[schemas.OpSpec]:
-    """In-place and out= variants, whose other arguments are those of the op."""
+    """Return in-place and out= variants whose other arguments are those of the op."""
     types = {argument.name: str(argument.real_type) for argument in operator._schema.arguments}
     qualified = f"{operator.namespace}::{operator._opname}"
     specs = [spec for name in (f"{qualified}_", qualified, f"{qualified}_out") for spec in schemas.specs_of(name)]
@@ -61,14 +61,14 @@ def _variants(operator: torch._ops.OpOverload) -> list[schemas.OpSpec]:
 
 
 def _is_variant(spec: schemas.OpSpec, types: Mapping[str, str]) -> bool:
-    """Whether an overload that writes has all arguments of the op, and beside them buffers for results alone."""
+    """Check whether an overload that writes has all arguments of the op, plus only buffers for results."""
     shared = {arg.name: arg.type_text for arg in spec.args if arg.name in types}
     buffers = [arg for arg in spec.args if arg.name not in types]
     return shared == types and any(arg.mutated for arg in spec.args) and all(arg.mutated for arg in buffers)
 
 
 def _agrees(bench: Bench, case: Case, *, spec: schemas.OpSpec) -> Finding:
-    """One variant against the functional op."""
+    """Compare one variant with the functional op."""
     arguments = bench.arguments(case)
     try:
         wanted = bench.call(case, arguments.copy()).returned
@@ -106,14 +106,14 @@ def _agrees(bench: Bench, case: Case, *, spec: schemas.OpSpec) -> Finding:
 
 @of_operator
 def cpu_fallback(bench: Bench, case: Case, operator: torch._ops.OpOverload) -> Finding:
-    """A kernel for the CPU."""
+    """Check for a CPU kernel."""
     there = torch._C._dispatch_has_computed_kernel_for_dispatch_key(operator.name(), "CPU")
     return passed() if there else missing("no kernel for the CPU")
 
 
 @of_operator
 def autocast(bench: Bench, case: Case, operator: torch._ops.OpOverload) -> Finding:
-    """A cast policy for the device, or for none in particular."""
+    """Check for an autocast policy, for this device or for all devices."""
     keys = {"cpu": "AutocastCPU", "cuda": "AutocastCUDA"}
     key = keys.get(bench.device.type, "AutocastPrivateUse1")
     has = torch._C._dispatch_has_kernel_for_dispatch_key
@@ -126,7 +126,7 @@ def autocast(bench: Bench, case: Case, operator: torch._ops.OpOverload) -> Findi
 
 @of_operator
 def vmap(bench: Bench, case: Case, operator: torch._ops.OpOverload) -> Finding:
-    """torch.vmap against a loop."""
+    """Compare torch.vmap with a loop."""
     arguments = bench.arguments(case)
     if arguments.written:
         return nothing("the op writes to its arguments")
@@ -165,7 +165,7 @@ def vmap(bench: Bench, case: Case, operator: torch._ops.OpOverload) -> Finding:
 
 @of_operator
 def onnx_export(bench: Bench, case: Case, operator: torch._ops.OpOverload) -> Finding:
-    """A translation to ONNX."""
+    """Check for a translation to ONNX."""
     try:
         from torch.onnx._internal.torchscript_exporter import registration, utils
     except ImportError:

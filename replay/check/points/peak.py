@@ -1,5 +1,5 @@
 # pyright: strict
-"""How much memory a call takes at its peak, and whether there is room and time for one of many elements."""
+"""Peak memory of a call, and whether there is enough memory and time for a call with many elements."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ MOST_SECONDS = 4.0
 
 
 def peak_of(bench: Bench, case: Case, arguments: Arguments, *, reference: bool = False) -> tuple[int, int]:
-    """Bytes at the peak of a call beyond its results, and those of arguments and results."""
+    """Return the peak bytes of a call beyond its results, and the bytes of arguments and results."""
     copy = arguments.copy()
     call = bench.reference_call(case, copy) if reference else bench.call_of(case, copy)
     results_of(call, copy)
@@ -54,7 +54,9 @@ def _bytes(tensors: Iterable[torch.Tensor]) -> int:
 
 
 def _seconds_of(bench: Bench, case: Case, arguments: Arguments, *, reference: bool = False) -> float:
-    """Seconds of a call: of the processor where other programs had it, of the clock where it had several cores."""
+    """Return the seconds of a call: processor time if other programs ran on it, wall time if the call used several
+    cores.
+    """
     copy = arguments.copy()
     call = bench.reference_call(case, copy) if reference else bench.call_of(case, copy)
     wall, busy = time.perf_counter(), time.process_time()
@@ -66,7 +68,9 @@ def _seconds_of(bench: Bench, case: Case, arguments: Arguments, *, reference: bo
 
 
 def arguments_for(bench: Bench, case: Case) -> Arguments:
-    """The arguments of a case. Raises NotApplicable where they cannot be made, or their call would take too much."""
+    """Return the arguments of a case. Raises NotApplicable if they cannot be created, or the call would take too
+    much.
+    """
     if (reason := too_much(bench, case)) is not None:
         raise reason
     try:
@@ -76,10 +80,9 @@ def arguments_for(bench: Bench, case: Case) -> Arguments:
 
 
 def too_much(bench: Bench, case: Case) -> NotApplicable | None:
-    """Why a case of many elements is not tried: what it takes, by smaller ones; None where it may be tried.
+    """Return why a case with many elements is not tried, estimated from smaller cases; None if it may be tried.
 
-    Memory and time may grow with the square of the elements, as those of attention do: two cases tell how much of them
-    does.
+    Memory and time may grow with the square of the elements, as for attention: two cases show how much of them does.
     """
     if not case.smaller:
         return None
@@ -116,7 +119,7 @@ def _foreseen(bench: Bench, case: Case) -> NotApplicable | None:
 
 
 def _continued(measured: list[tuple[int, float]], size: float) -> float:
-    """What a call takes at a size, by two smaller ones: linear · size + square · size²."""
+    """Extrapolate the cost of a call to another size from two smaller sizes: linear · size + square · size²."""
     (small, of_small), (large, of_large) = measured
     square = max(0.0, (of_large / large - of_small / small) / (large - small))
     return size * (of_large / large + square * (size - large))

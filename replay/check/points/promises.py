@@ -1,4 +1,4 @@
-"""What an op promises of itself: writing and aliasing by its schema, results by its fake kernel."""
+"""An op's declarations about itself: writes and aliases by its schema, results by its fake kernel."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ NO_FAKE = ("no fake impl", "register_fake", "no abstract impl", "Meta backend", 
 
 
 def schema(bench: Bench) -> list[Attempt]:
-    """Every layout, and opcheck's test of the schema."""
+    """Return the trials of every layout, and opcheck's schema test."""
     first = bench.first
     if bench.operator(first) is None:
         return [Attempt(first.text, lambda: nothing("a Python function has no schema"))]
@@ -50,7 +50,7 @@ def schema(bench: Bench) -> list[Attempt]:
 
 
 def _writes(bench: Bench, case: Case) -> Finding:
-    """One call with memory looked at before and after it, around the arguments as well."""
+    """Compare memory before and after one call, including memory around the arguments."""
     arguments = arguments_for(bench, case)
     operator = bench.operator(case)
     assert operator is not None
@@ -70,7 +70,7 @@ def _writes(bench: Bench, case: Case) -> Finding:
 
 
 def _owners(arguments: Arguments) -> dict[int, str]:
-    """Address of memory → the first argument that lies there."""
+    """Map each memory address to the first argument stored there."""
     owners: dict[int, str] = {}
     for name, tensor in arguments.named_tensors().items():
         if tensor.untyped_storage().nbytes() and tensor.device.type != "meta":
@@ -79,7 +79,7 @@ def _owners(arguments: Arguments) -> dict[int, str]:
 
 
 def _aliases(operator: torch._ops.OpOverload, arguments: Arguments, results: Sequence[torch.Tensor]) -> Finding:
-    """Whether results share memory with arguments or each other, and the schema says so."""
+    """Check that the schema declares any memory that results share with arguments or each other."""
     declared = operator._schema.returns
     owners = _owners(arguments)
     first_results: dict[int, int] = {}
@@ -96,21 +96,22 @@ def _aliases(operator: torch._ops.OpOverload, arguments: Arguments, results: Seq
 
 
 def _may_alias(operator: torch._ops.OpOverload) -> bool:
-    """Whether torch itself lets the op return an argument or a copy: `reshape`, `contiguous` and their like, which
-    are made of other ops."""
+    """Check whether torch allows the op to return an argument or a copy: composed ops such as `reshape`,
+    `contiguous`.
+    """
     return operator.namespace == "aten" and operator.has_kernel_for_dispatch_key(
         torch._C.DispatchKey.CompositeImplicitAutograd
     )
 
 
 def _bits(tensor: torch.Tensor) -> torch.Tensor:
-    """All bytes of the memory that a tensor lies in."""
+    """Return all bytes of a tensor's storage."""
     memory = torch.empty(0, dtype=torch.uint8, device=tensor.device)
     return memory.set_(tensor.untyped_storage()).clone()
 
 
 def _outside(tensor: torch.Tensor, before: torch.Tensor, now: torch.Tensor) -> int:
-    """Bytes that changed in the memory of a tensor, but in none of its elements."""
+    """Return the number of changed bytes in the storage of a tensor that are in none of its elements."""
     if before.shape != now.shape:
         return 0
     inside = torch.zeros_like(before, dtype=torch.bool)
@@ -124,7 +125,7 @@ def _outside(tensor: torch.Tensor, before: torch.Tensor, now: torch.Tensor) -> i
 
 
 def opcheck(bench: Bench, case: Case, test: str) -> Finding:
-    """One of torch.library.opcheck's tests on a case."""
+    """Run one of torch.library.opcheck's tests on a case."""
     return msgspec.structs.replace(_opcheck(bench, case, test), case=f"opcheck {test}: {case.text}")
 
 
@@ -154,7 +155,7 @@ def _opcheck(bench: Bench, case: Case, test: str) -> Finding:
 
 
 def shape_inference(bench: Bench) -> list[Attempt]:
-    """The fake kernel on every case whose sizes, strides or dtypes differ."""
+    """Return trials of the fake kernel for every case with different sizes, strides or dtypes."""
     first = bench.first
     if bench.operator(first) is None:
         return [Attempt(first.text, lambda: nothing("a Python function has no fake kernel"))]
@@ -170,7 +171,9 @@ def shape_inference(bench: Bench) -> list[Attempt]:
 
 
 def taken(judge: Callable[[Bench, Case], Finding]) -> Callable[[Bench, Case], Finding]:
-    """The same for calls that the reference takes, where there is one: of others nobody knows what they mean."""
+    """Restrict a trial to calls that the reference accepts, if there is one: the expected result of others is
+    unknown.
+    """
 
     def judged(bench: Bench, case: Case) -> Finding:
         if bench.reference_refuses(case, arguments_for(bench, case)):
@@ -181,7 +184,7 @@ def taken(judge: Callable[[Bench, Case], Finding]) -> Callable[[Bench, Case], Fi
 
 
 def broadcast_fakes(bench: Bench) -> list[Attempt]:
-    """The fake kernel where one tensor is smaller than the others and the op takes it."""
+    """Return trials of the fake kernel with one tensor smaller than the others, if the op accepts it."""
     compact = bench.compact_bases[0]
 
     def judged(case: Case) -> Finding:
@@ -194,7 +197,7 @@ def broadcast_fakes(bench: Bench) -> list[Attempt]:
 
 
 def faked(bench: Bench, case: Case) -> Finding:
-    """The results of the fake kernel beside real ones."""
+    """Compare the results of the fake kernel with real ones."""
     arguments = arguments_for(bench, case)
     try:
         real = list(flattened(bench.call_of(case, arguments.copy())()))
@@ -220,7 +223,7 @@ def faked(bench: Bench, case: Case) -> Finding:
 
 
 def _fake_results(bench: Bench, case: Case, arguments: Arguments) -> list[Any] | Finding:
-    """What the fake kernel gives, or the verdict on what it raises."""
+    """Return the results of the fake kernel, or the verdict on its exception."""
     mode = FakeTensorMode(allow_non_fake_inputs=False)
     # A real call may give NaN in integers and the like; only what tensors look like is compared.
     fakes = arguments.changed(mode.from_tensor)
@@ -237,7 +240,7 @@ def _fake_results(bench: Bench, case: Case, arguments: Arguments) -> list[Any] |
 
 
 def _other_form(which: str, fake: torch.Tensor, real: torch.Tensor) -> str | None:
-    """What a fake result has otherwise than the real one, strides aside; None for nothing."""
+    """Describe how a fake result differs from the real one, except strides; None if it does not."""
     if fake.dtype != real.dtype:
         return f"{fake.dtype}{which}, it is {real.dtype}"
     try:
@@ -250,7 +253,7 @@ def _other_form(which: str, fake: torch.Tensor, real: torch.Tensor) -> str | Non
 
 
 def _other_strides(which: str, fake: torch.Tensor, real: torch.Tensor) -> str | None:
-    """The strides of a result that lies otherwise in memory than the real one; None where it does not."""
+    """Describe the strides of a fake result with another memory layout than the real one; None if they match."""
     if fake.dim() != real.dim() or not fake.layout == real.layout == torch.strided or not real.numel():
         return None
     strides = [(a, b) for a, b, n in zip(fake.stride(), real.stride(), real.shape, strict=True) if n > 1]

@@ -1,5 +1,7 @@
 # pyright: strict
-"""An op called again and again: the same bits, nothing kept, how much memory meanwhile, and when a call returns."""
+"""An op called repeatedly: same bits, no memory leak, peak memory, and whether a call returns before the device is
+done.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,7 @@ LEAK_BYTES = 16
 
 
 def determinism(bench: Bench) -> list[Attempt]:
-    """Usual, small and large cases, and the one with deterministic algorithms asked for."""
+    """Return trials of usual, small and large cases, and the first one with deterministic algorithms enabled."""
     base = bench.compact_bases[0]
     cases = dict.fromkeys([*bench.bases[:2], base, *variants.huge(base)])
     return [
@@ -58,13 +60,13 @@ def _same_bits(bench: Bench, case: Case) -> Finding:
 
 
 def _unseeded(bench: Bench, case: Case, arguments: Arguments) -> Results:
-    """One call that finds the state of random numbers as it happens to be."""
+    """Make one call with the current state of random numbers."""
     copy = arguments.copy()
     return results_of(bench.call_of(case, copy), copy, seed=perf_counter().as_integer_ratio()[0] % 2**31)
 
 
 def _spread(first: Results, again: Results) -> str | None:
-    """How far two runs are apart; None for the same bits."""
+    """Describe the difference of two runs; None for the same bits."""
     before, after = first.all(), again.all()
     if [(a.shape, a.dtype) for a in before] != [(b.shape, b.dtype) for b in after]:
         return "other sizes or dtypes"
@@ -101,12 +103,12 @@ def _on_request(bench: Bench, case: Case) -> Finding:
 
 
 def memory(bench: Bench) -> list[Attempt]:
-    """What stays after each call, and the peak of one."""
+    """Return trials of the memory that stays allocated after each call, and of the peak of one."""
     return [attempt(bench, bench.compact_bases[0], _growth, "kept"), attempt(bench, bench.first, _peak, "peak")]
 
 
 def _growth(bench: Bench, case: Case) -> Finding:
-    """Memory in use after rounds of calls whose results are dropped: more each time is a leak."""
+    """Measure memory in use after rounds of calls whose results are dropped: an increase in each round is a leak."""
     try:
         arguments = bench.arguments(case).copy()
         call = bench.call_of(case, arguments)
@@ -128,7 +130,7 @@ def _growth(bench: Bench, case: Case) -> Finding:
 
 
 def _growth_by_round(call: Callable[[], Any], read: Callable[[], int]) -> list[int]:
-    """How much a reading rises from round to round."""
+    """Return the increase of a reading from round to round."""
     levels: list[int] = []
     with torch.no_grad():
         for _ in range(1 + LEAK_ROUNDS):  # the first warms up
@@ -140,7 +142,7 @@ def _growth_by_round(call: Callable[[], Any], read: Callable[[], int]) -> list[i
 
 
 def _readings(device: torch.device) -> dict[str, Callable[[], int]]:
-    """What tells how much memory is in use: Python's objects, the C library's blocks, the device's allocator."""
+    """Return functions that report memory in use: Python's objects, the C library's blocks, the device's allocator."""
     readings: dict[str, Callable[[], int]] = {"objects": sys.getallocatedblocks}
     for name, folder in {"open files": "/proc/self/fd", "threads": "/proc/self/task"}.items():
         if os.path.isdir(folder):
@@ -176,7 +178,7 @@ class _MallInfo(ctypes.Structure):
 
 @lru_cache(maxsize=1)
 def _heap() -> Callable[[], int] | None:
-    """Bytes in blocks that the C library has handed out; None where it does not tell."""
+    """Return a function for the bytes allocated by the C library; None if it does not report them."""
     try:
         function = ctypes.CDLL(None).mallinfo2
     except (OSError, AttributeError):
@@ -191,7 +193,7 @@ def _heap() -> Callable[[], int] | None:
 
 
 def _peak(bench: Bench, case: Case) -> Finding:
-    """The most memory of a call beyond its results, as a share of arguments and results."""
+    """Measure the peak memory of a call beyond its results, as a share of arguments and results."""
     try:
         arguments = bench.arguments(case)
         temporary, total = peak_of(bench, case, arguments)
@@ -205,7 +207,7 @@ def _peak(bench: Bench, case: Case) -> Finding:
 
 
 def asynchrony(bench: Bench) -> list[Attempt]:
-    """Whether a call returns while the device is still busy with what was queued before it."""
+    """Return the trial whether a call returns while the device is still busy with earlier work."""
     return [attempt(bench, bench.first, _returns_early)]
 
 

@@ -1,7 +1,7 @@
 # pyright: strict
-"""What a call must not depend on: values of the call before it, memory that nobody wrote, threads, other calls.
+"""State that a call must not depend on: values of the previous call, uninitialized memory, threads, other calls.
 
-And what it must leave as it was: the state of torch.
+It must also leave the state of torch unchanged.
 """
 
 from __future__ import annotations
@@ -31,8 +31,11 @@ THREADS = (1, 3)
 
 
 def stateless(bench: Bench, base: Case) -> list[Attempt]:
-    """The same call after another with other values in the same memory, in memory full of NaN, by other numbers of
-    threads, and by several threads at once."""
+    """Return trials of the same call in other circumstances.
+
+    These are: after a call with other values in the same memory, in memory full of NaN, with other numbers of threads,
+    and by several threads at once.
+    """
     states: dict[str, Callable[[], contextlib.AbstractContextManager[None]]] = {"in memory full of NaN": _filled}
     if bench.device.type == "cpu":
         for count in THREADS:
@@ -48,7 +51,7 @@ def stateless(bench: Bench, base: Case) -> list[Attempt]:
 
 
 def _trial(bench: Bench, base: Case, name: str, judge: Callable[[Bench, Case], Finding]) -> Attempt:
-    """A trial of an op whose results do not depend on torch's random numbers."""
+    """Return a trial of an op whose results do not depend on torch's random numbers."""
 
     def judged(bench: Bench, case: Case) -> Finding:
         return nothing("the op is random") if bench.is_random(case) else judge(bench, case)
@@ -57,13 +60,13 @@ def _trial(bench: Bench, base: Case, name: str, judge: Callable[[Bench, Case], F
 
 
 def _results(bench: Bench, case: Case, arguments: Arguments) -> list[torch.Tensor]:
-    """What a call gives, and what it wrote to, copied; without touching torch's random numbers."""
+    """Return copies of a call's results and of the arguments that it wrote, without changing torch's random numbers."""
     results = results_of(bench.call_of(case, arguments), arguments, seed=None)
     return [tensor.detach().clone(memory_format=torch.contiguous_format) for tensor in results.all()]
 
 
 def _difference(actual: list[torch.Tensor], wanted: list[torch.Tensor], arguments: Arguments) -> str | None:
-    """Where results differ; None where they are the same but for the order of sums."""
+    """Describe where results differ; None if they are the same except for the order of sums."""
     if [(a.shape, a.dtype) for a in actual] != [(b.shape, b.dtype) for b in wanted]:
         return "other sizes or dtypes"
     largest = max((tensor.numel() for tensor in arguments.tensors()), default=1)
@@ -75,7 +78,9 @@ def _difference(actual: list[torch.Tensor], wanted: list[torch.Tensor], argument
 
 
 def _after_another(bench: Bench, case: Case) -> Finding:
-    """An op that keeps results by address or shape gives the first ones again."""
+    """Check with other values in the same memory: an op that caches results by address or shape returns the old
+    ones.
+    """
     arguments = bench.arguments(case).copy()
     first = contiguous(arguments)
     seed_torch(0)
@@ -95,7 +100,7 @@ def _after_another(bench: Bench, case: Case) -> Finding:
 
 @contextlib.contextmanager
 def _filled() -> Generator[None, None, None]:
-    """New memory of torch is filled with NaN and the largest numbers (use_deterministic_algorithms)."""
+    """Make torch fill new memory with NaN and the largest numbers (use_deterministic_algorithms)."""
     before = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
     torch.use_deterministic_algorithms(True, warn_only=True)
     try:
@@ -115,7 +120,7 @@ def _threads(count: int) -> Generator[None, None, None]:
 
 
 def _in_state(bench: Bench, case: Case, state: Callable[[], contextlib.AbstractContextManager[None]]) -> Finding:
-    """The same results in another state of torch."""
+    """Check for the same results in another state of torch."""
     arguments = bench.arguments(case)
     try:
         seed_torch(0)
@@ -130,7 +135,7 @@ def _in_state(bench: Bench, case: Case, state: Callable[[], contextlib.AbstractC
 
 
 def _at_once(bench: Bench, case: Case) -> Finding:
-    """Several threads of Python call the op on tensors of their own."""
+    """Call the op from several Python threads, each on its own tensors."""
     arguments = [bench.arguments(case).copy() for _ in range(CALLERS)]
     for number, of_caller in enumerate(arguments):
         for tensor in of_caller.tensors():
@@ -155,7 +160,7 @@ def _at_once(bench: Bench, case: Case) -> Finding:
 
 
 def leaves_state(bench: Bench, case: Case) -> Finding:
-    """Whether a call leaves the state of torch as it was: random numbers, dtype, threads, gradients, device."""
+    """Check that a call leaves the state of torch unchanged: random numbers, dtype, threads, gradients, device."""
     arguments = bench.arguments(case).copy()
     with _unusual_state():
         before = _state()
@@ -173,8 +178,10 @@ def leaves_state(bench: Bench, case: Case) -> Finding:
 
 @contextlib.contextmanager
 def _unusual_state() -> Generator[None, None, None]:
-    """A state that no call before can have left behind; afterwards it is as it was, but that of torch's random
-    numbers, which each call sets."""
+    """Set a state that no earlier call can have left behind, and restore it afterwards.
+
+    torch's random numbers are not restored, because each call seeds them.
+    """
     of_python, of_numpy, threads = random.getstate(), np.random.get_state(), torch.get_num_threads()
     torch.set_num_threads(threads + 1)
     seed_torch(UNUSUAL_SEED)

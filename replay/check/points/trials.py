@@ -1,5 +1,5 @@
 # pyright: strict
-"""What every point is made of: trials, each of one case, and the usual ways in which they end."""
+"""Building blocks of every point: trials of one case each, and their common outcomes."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from opreplay.replay.ir.reasons import NotReplayable
 
 @dataclass(frozen=True, slots=True)
 class Attempt:
-    """One trial: what it is called, and what judges it."""
+    """One trial: its name, and the function that judges it."""
 
     case: str
     judge: Callable[[], Finding | Timed]
 
     def run(self) -> Finding | Timed:
-        """What became of it; whatever it raises is a finding."""
+        """Run the trial and return its result; an exception becomes a finding."""
         try:
             judged = self.judge()
         except NotApplicable as reason:
@@ -41,7 +41,7 @@ class Attempt:
 
 
 def attempt(bench: Bench, case: Case, judge: Callable[[Bench, Case], Finding], name: str = "") -> Attempt:
-    """A trial of one case, after what it is about."""
+    """Return a trial of one case, named by its subject and the case."""
     return Attempt(f"{name}: {case.text}" if name else case.text, lambda: judge(bench, case))
 
 
@@ -54,20 +54,20 @@ def failed(detail: str) -> Finding:
 
 
 def missing(detail: str) -> Finding:
-    """Nothing is registered."""
+    """Return the finding that nothing is registered."""
     return Finding(verdict="missing", detail=detail)
 
 
 def refused(detail: str) -> Finding:
-    """An error says clearly that the op does not do this."""
+    """Return the finding that a clear error says that the op does not support this."""
     return Finding(verdict="refused", detail=detail)
 
 
 def nothing(why: str) -> Finding:
-    """There is nothing to be tried."""
+    """Return the finding that there is nothing to try."""
     return Finding(verdict="not applicable", detail=why)
 
 
 def raised(error: BaseException) -> Finding:
-    """The verdict on an error of the op for a call that it should take."""
+    """Return the verdict on an error of the op for a call that it should accept."""
     return refused(words(error)) if is_refusal(error) else failed(words(error))

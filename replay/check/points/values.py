@@ -1,5 +1,5 @@
 # pyright: strict
-"""Whether results are right: against the reference over sizes, layouts, values, dtypes and broadcasts."""
+"""Checks results against the reference over sizes, layouts, values, dtypes and broadcasts."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ VARIED = 2
 
 
 def correctness(bench: Bench) -> list[Attempt]:
-    """Every case as it is, and the first ones with other sizes, layouts and values."""
+    """Return trials of every case unchanged, and of the first cases with other sizes, layouts and values."""
     cases = [attempt(bench, case, against_reference) for case in _correctness_cases(bench)]
     base = bench.compact_bases[0]
     ends = [base, variants.primes_of(base)] if bench.isolated and sys.platform == "linux" else []
@@ -64,7 +64,7 @@ def correctness(bench: Bench) -> list[Attempt]:
 
 
 def _stays_inside(bench: Bench, case: Case) -> Finding:
-    """A call on tensors behind which no memory is: one that reads there ends the process, which is what it costs."""
+    """Call the op on tensors followed by protected memory: an op that reads beyond the end crashes the process."""
     arguments = arguments_for(bench, case)
     try:
         before = bench.call(case, arguments.copy())
@@ -99,7 +99,7 @@ def _correctness_cases(bench: Bench) -> Iterator[Case]:
 
 
 def layouts(bench: Bench) -> list[Case]:
-    """The cases that are tried where only strides and memory matter."""
+    """Return the cases for points that depend only on strides and memory."""
     return [
         case
         for base in bench.compact_bases[:VARIED]
@@ -108,7 +108,7 @@ def layouts(bench: Bench) -> list[Case]:
 
 
 def dtypes(bench: Bench) -> list[Attempt]:
-    """Each dtype, at usual and at prime sizes."""
+    """Return trials of each dtype, at usual and at prime sizes."""
     base = bench.compact_bases[0]
     if variants.main_dtype(base) is None:
         return []
@@ -124,7 +124,7 @@ def dtypes(bench: Bench) -> list[Attempt]:
 
 
 def _unusual(base: Case) -> list[Case]:
-    """Conjugated, large and signed numbers, long rows and columns: cases that only a reference can judge."""
+    """Return cases that only a reference can judge: conjugated, large and signed numbers, long rows and columns."""
     cases: list[Case] = []
     if not any(arg.mutated for arg in base.op.args):
         conjugated = variants.typed(base, "complex64", "complex64, conjugated")
@@ -144,7 +144,7 @@ def _unusual(base: Case) -> list[Case]:
 
 
 def broadcast(bench: Bench) -> list[Attempt]:
-    """One tensor smaller than the others, where there is a reference that says what that means."""
+    """Return trials with one tensor smaller than the others, if there is a reference that defines the result."""
     base = bench.compact_bases[0]
     if not bench.has_reference(base):
         return [Attempt(base.text, lambda: nothing("no reference says what broadcasting means (--against)"))]
@@ -152,10 +152,9 @@ def broadcast(bench: Bench) -> list[Attempt]:
 
 
 def against_reference(bench: Bench, case: Case) -> Finding:
-    """Results of one case held against the reference: in float64 where it can be had, and in the case's own dtypes.
+    """Compare the results of one case with the reference: in float64 if possible, and in the case's own dtypes.
 
-    Where both refuse sizes that were made up, those that stand in their place are tried, until one call is taken.
-    Raises NotApplicable.
+    If both refuse generated sizes, their alternatives are tried until one call is accepted. Raises NotApplicable.
     """
     try:
         return _compared(bench, case)
@@ -180,7 +179,7 @@ def against_reference(bench: Bench, case: Case) -> Finding:
 
 
 def _compared(bench: Bench, case: Case) -> Finding:
-    """Raises NotApplicable."""
+    """Compare the results of one case with the reference. Raises NotApplicable."""
     arguments = arguments_for(bench, case)
     if case.trait == "expanded" and (name := _once_permutation(bench, case)) is not None:
         return nothing(f"{name} names each place once, which no expanded tensor does")
@@ -209,8 +208,9 @@ def _compared(bench: Bench, case: Case) -> Finding:
 def _judged_again(
     bench: Bench, case: Case, mine: Results, exact: Results | None, same: Results | None, arguments: Arguments
 ) -> Finding | None:
-    """The finding that allows what a rounding of the arguments, or sums along a row, come to; None where nothing is
-    rounded."""
+    """Judge again with the error that rounding of arguments, or sums along a row, may cause; None if nothing is
+    rounded.
+    """
     if case.values in ODD and all(tensor.dtype.is_floating_point for tensor in mine.all()):
         return None
     perturbed = [] if exact is None else _all_perturbed(bench, case, arguments, mine)
@@ -219,13 +219,15 @@ def _judged_again(
 
 
 def _longest(arguments: Arguments) -> int:
-    """The largest size of all tensors."""
+    """Return the largest size of any dimension in all tensors."""
     return max((size for tensor in arguments.tensors() for size in tensor.shape), default=1)
 
 
 def _of_error(case: Case, error: Exception, refusal: BaseException | None, *, fits: bool) -> Finding:
-    """The verdict on an error of the op; `refusal` is that of the reference, `fits` says whether buffers for results
-    have their sizes. Raises BothRefuse."""
+    """Return the verdict on an error of the op. Raises BothRefuse.
+
+    `refusal` is the reference's error; `fits` says whether buffers for results have the right sizes.
+    """
     wanted = case.kind in ("given", "recorded")  # no variant of ours
     if refusal is not None:
         detail = f"{words(error)}; the reference refuses it, too: {words(refusal)}"
@@ -242,7 +244,7 @@ def _of_error(case: Case, error: Exception, refusal: BaseException | None, *, fi
 
 
 def _once_permutation(bench: Bench, case: Case) -> str | None:
-    """The name of an expanded argument that holds a permutation where it is contiguous; None without any."""
+    """Return the name of an expanded argument that holds a permutation if it is contiguous; None if there is none."""
 
     def plain(meta: TensorMeta | None) -> TensorMeta | None:
         return None if meta is None else msgspec.structs.replace(meta, strides=None, storage_offset=0)
@@ -258,8 +260,11 @@ def _once_permutation(bench: Bench, case: Case) -> str | None:
 
 
 def _all_perturbed(bench: Bench, case: Case, arguments: Arguments, mine: Results) -> list[Results]:
-    """The reference on arguments that were rounded once more, in several ways: many where whole numbers are compared,
-    which must be equal to one of them; numbers of 8 bits are rounded from float32, whatever the arguments are."""
+    """Return the reference's results for arguments that were rounded once more, in several ways.
+
+    There are many ways if integers are compared, which must equal one of them; 8-bit numbers are rounded from float32,
+    whatever the arguments are.
+    """
     whole = [tensor.dtype for tensor in mine.all() if not tensor.dtype.is_floating_point]
     fine = any(dtype.itemsize == 1 for dtype in whole)
     ways = [_perturbed(bench, case, arguments, way, fine=fine) for way in range(ROUNDINGS if whole else 2)]
@@ -267,11 +272,11 @@ def _all_perturbed(bench: Bench, case: Case, arguments: Arguments, mine: Results
 
 
 def _perturbed(bench: Bench, case: Case, arguments: Arguments, way: int, *, fine: bool) -> Results | None:
-    """The reference in float64 on arguments that were rounded once more: what lies within its distance from the exact
-    results is as good as the arguments are. None where it cannot be had.
+    """Return the reference's results in float64 for arguments rounded once more; None if they are not available.
 
-    Ways come in pairs of opposites. With `fine` the first two move all of one tensor up and all of the next one down,
-    as a quotient moves most; the others move each element by chance.
+    A result within this distance of the exact one is as accurate as the arguments. Ways come in pairs of opposites.
+    With `fine` the first two move all of one tensor up and all of the next one down, which changes a quotient most; the
+    others move each element at random.
     """
     wide = widened(arguments)
     generator = torch.Generator(device=bench.device).manual_seed(1 + way // 2)
@@ -292,7 +297,7 @@ def _perturbed(bench: Bench, case: Case, arguments: Arguments, way: int, *, fine
 
 
 def _referred(bench: Bench, case: Case, arguments: Arguments) -> Results | None:
-    """The reference on these arguments; None where it refuses them, and there is nothing to compare with."""
+    """Return the reference's results for these arguments; None if it refuses them, so that nothing can be compared."""
     try:
         return bench.refer(case, arguments)
     except Exception:  # references raise anything
@@ -300,7 +305,7 @@ def _referred(bench: Bench, case: Case, arguments: Arguments) -> Results | None:
 
 
 def _mixes(bench: Bench, case: Case, arguments: Arguments, mine: Results) -> bool:
-    """Whether one element of an argument is part of several results of the op, as in a scan or a normalisation."""
+    """Check whether one element of an argument affects several results of the op, as in a scan or a normalisation."""
     other = contiguous(arguments)
     first = next((tensor for tensor in other.tensors() if is_float(tensor) and tensor.numel() > 1), None)
     if first is None:
@@ -317,9 +322,10 @@ def _mixes(bench: Bench, case: Case, arguments: Arguments, mine: Results) -> boo
 
 
 def _signed(bench: Bench, case: Case, mine: Results, same: Results, arguments: Arguments) -> Finding | None:
-    """A finding where zeros have another sign than those of the reference; None where none has.
+    """Return a finding if zeros have another sign than in the reference; None if none has.
 
-    Only those whose sign follows from the arguments': as that of results for tiny numbers in place of their zeros.
+    Only zeros whose sign follows from the arguments count: their sign is that of the result for tiny numbers in place
+    of the arguments' zeros.
     """
     wide = widened(arguments)
     for tensor in wide.tensors():
@@ -339,7 +345,7 @@ def _signed(bench: Bench, case: Case, mine: Results, same: Results, arguments: A
 
 
 def _either(near: torch.Tensor, arguments: Arguments) -> torch.Tensor:
-    """Where a result is one of several zeros of both signs, as a minimum is: which one it is is left open."""
+    """Return a mask of results that may be a zero of either sign, e.g. a minimum of zeros of both signs."""
     signs = [torch.zeros_like(near, dtype=torch.bool) for _ in range(2)]
     for tensor in arguments.tensors():
         if is_float(tensor) and tensor.shape == near.shape:
@@ -349,14 +355,16 @@ def _either(near: torch.Tensor, arguments: Arguments) -> torch.Tensor:
 
 
 def _fits_buffers(arguments: Arguments, wanted: Results) -> bool:
-    """Whether the tensors that the op writes to have the shapes of the reference's results, which sized them anew."""
+    """Check whether the tensors that the op writes to have the shapes of the reference's results, which resized its
+    own.
+    """
     buffers = [value.shape for name, value in arguments.named_tensors().items() if name in arguments.written]
     shapes = [tensor.shape for tensor in wanted.returned]
     return not buffers or not shapes or all(shape in shapes for shape in buffers)
 
 
 def _reference(bench: Bench, case: Case, arguments: Arguments) -> tuple[Results | None, BaseException | None]:
-    """The reference in the case's own dtypes; the op itself on contiguous copies where there is no other."""
+    """Return the reference's results in the case's own dtypes; without a reference, the op's on contiguous copies."""
     try:
         if bench.has_reference(case):
             return bench.refer(case, arguments.copy()), None
@@ -366,7 +374,7 @@ def _reference(bench: Bench, case: Case, arguments: Arguments) -> tuple[Results 
 
 
 def _exact(bench: Bench, case: Case, arguments: Arguments) -> Results | None:
-    """The reference in float64; None where it does not take it, or computes something random."""
+    """Return the reference's results in float64; None if it refuses that, or computes random results."""
     wide = widened(arguments)
     is_wide = all(a.dtype == b.dtype for a, b in zip(arguments.tensors(), wide.tensors(), strict=True))
     return None if is_wide or bench.is_random(case) else _referred(bench, case, wide)
@@ -382,7 +390,7 @@ def _judged(
     perturbed: Sequence[Results] = (),
     terms: float = 1.0,
 ) -> Finding:
-    """All results of one call against those of the reference."""
+    """Compare all results of one call with those of the reference."""
     wanted = same if same is not None else exact
     assert wanted is not None
     pairs = paired(mine, wanted)
@@ -428,13 +436,13 @@ def _judged(
 def _plainly_other(
     case: Case, actual: torch.Tensor, native: torch.Tensor, arguments: Arguments, *, shape_only: bool
 ) -> str | None:
-    """What is different of a result beside roundings; None for nothing."""
+    """Describe a difference in a result other than rounding; None if there is none."""
     other = _other_form(actual, native, shape_only=shape_only)
     return other if other is not None or shape_only else _moved_wrongly(case, actual, native, arguments)
 
 
 def _order_is_open(case: Case, places: torch.Tensor, arguments: Arguments) -> bool:
-    """Whether elements along a dimension are equal, so that which of them is the first in order is anybody's choice."""
+    """Check whether elements along a dimension are equal, so that any of them may come first."""
     if case.trait == "expanded":
         return any(tensor.is_floating_point() for tensor in arguments.tensors())
     largest = max((tensor.numel() for tensor in arguments.tensors()), default=1)
@@ -442,7 +450,7 @@ def _order_is_open(case: Case, places: torch.Tensor, arguments: Arguments) -> bo
 
 
 def _moved_wrongly(case: Case, actual: torch.Tensor, native: torch.Tensor, arguments: Arguments) -> str | None:
-    """Where a copy, a cast or a choice has another number than the reference; None where it has none."""
+    """Describe where a copy, a cast or a selection differs from the reference; None if it does not."""
     if case.values not in ("usual", "beyond") or case.trait == "expanded":
         return None
     wrong = (actual != native) & ~(actual.isnan() & native.isnan())
@@ -454,14 +462,17 @@ def _moved_wrongly(case: Case, actual: torch.Tensor, native: torch.Tensor, argum
 
 
 def _narrower(mine: Results, arguments: Arguments) -> bool:
-    """Whether a result does not hold all numbers that an argument does."""
+    """Check whether a result's dtype cannot hold all numbers of an argument."""
     most = [torch.finfo(t.dtype).max for t in arguments.tensors() if is_float(t)]
     return any(torch.finfo(t.dtype).max < max(most, default=0.0) for t in mine.all() if t.is_floating_point())
 
 
 def _moves(native: torch.Tensor, arguments: Arguments) -> bool:
-    """Whether each number of the reference's result is one of the arguments', rounded to its dtype, or its negative: of
-    copies, casts and choices, which have nothing to be off by."""
+    """Check whether each number in the reference's result is an argument's number, rounded to its dtype, or its
+    negative.
+
+    This is so for copies, casts and selections, which must be exact.
+    """
     if not is_float(native) or native.numel() > MOST_MOVED:
         return False
     numbers = native.double().abs().reshape(-1).sort().values.cpu()
@@ -471,13 +482,13 @@ def _moves(native: torch.Tensor, arguments: Arguments) -> bool:
 
 
 def _targets(mine: Results, reference: Results | None, count: int) -> list[torch.Tensor] | None:
-    """What the reference gives for each of the op's results; None where their numbers differ."""
+    """Return the reference's result for each of the op's results; None if their numbers differ."""
     pairs = None if reference is None else paired(mine, reference)
     return None if pairs is None or len(pairs) != count else [target for _, target in pairs]
 
 
 def _other_form(actual: torch.Tensor, native: torch.Tensor, *, shape_only: bool) -> str | None:
-    """What is different of a result but its values; None for nothing."""
+    """Describe a difference in a result other than its values; None if there is none."""
     if not shape_only and actual.dtype != native.dtype:
         return f"{actual.dtype}, not {native.dtype}"
     if actual.shape != native.shape:
@@ -488,7 +499,7 @@ def _other_form(actual: torch.Tensor, native: torch.Tensor, *, shape_only: bool)
 
 
 def _other_values(mine: list[Any], wanted: list[Any]) -> str | None:
-    """What is different among results that are no tensors; None for nothing."""
+    """Describe a difference between results that are not tensors; None if there is none."""
     for ours, theirs in zip(mine, wanted, strict=False):
         if isinstance(ours, int | float) and isinstance(theirs, int | float):
             if not abs(ours - theirs) <= 1e-6 * max(1.0, abs(theirs)) and ours == ours:

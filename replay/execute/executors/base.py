@@ -1,5 +1,5 @@
 # pyright: strict
-"""The small protocol that every back-end implements; the fake one ships with the package."""
+"""The small protocol that every back-end implements; a fake back-end ships with the package."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class Profile(msgspec.Struct, frozen=True, kw_only=True):
-    """What one call launched."""
+    """Kernels and ops launched by one call."""
 
     kernels: tuple[RecordedKernel, ...] = ()
     children: tuple[str, ...] = ()
@@ -53,12 +53,12 @@ class Prepared:
     """What the values of the arguments make the op do; None where that was not asked, or shapes alone decide."""
 
     def copies(self, count: int) -> Sequence[Callable[[], Any]]:
-        """`call` and up to `count` - 1 more like it, each with memory of its own; fewer where memory is short."""
+        """Return `call` and up to `count` - 1 copies with separate memory; fewer if memory is short."""
         raise NotImplementedError
 
 
 class Executor:
-    """Prepares, runs and closes; never prints. What is not said here is that of a device without caches and threads."""
+    """Prepares, runs and closes; never prints. The defaults are for a device without caches and threads."""
 
     device: str
     """"cpu", "cuda:0", "npu:0"."""
@@ -76,25 +76,26 @@ class Executor:
         return None
 
     def use_threads(self, count: int) -> None:
-        """Let ops use so many threads of the host from now on."""
+        """Set the number of host threads that ops may use from now on."""
 
     def capture(self, calls: Sequence[Callable[[], Any]]) -> Callable[[], Any] | None:
-        """Something that launches all these calls at once; None where the device has no such thing.
+        """Return a function that launches all these calls at once; None if the device does not support this.
 
         Raises RuntimeError for calls that cannot be captured.
         """
         return None
 
     def evict(self) -> None:
-        """Push the arguments of ops out of the device's caches."""
+        """Evict the arguments of ops from the device's caches."""
 
     def as_in_step(self, prepared: Any, recency: Recency) -> Callable[[], None] | None:
-        """What leaves each argument as far from the caches as a step does, called before each call; None where that
-        cannot be had here."""
+        """Return a function that recreates the cache distance of each argument in a step, called before each call; None
+        if that is not possible here.
+        """
         return None
 
     def facts(self) -> dict[str, object]:
-        """Versions and device for the result's header; no host names, paths or secrets."""
+        """Return versions and device for the result's header; no host names, paths or secrets."""
         return {"device": self.device}
 
     def prepare(self, op: ReplayOp, *, seed: int) -> Prepared:
@@ -102,7 +103,7 @@ class Executor:
         raise NotImplementedError
 
     def random_numbers(self, op: ReplayOp) -> tuple[str, ...]:
-        """Return the names of a library op's tensors that hold random whole numbers, for want of an initializer."""
+        """Return the names of a library op's tensors that hold random integers because the op has no initializer."""
         return ()
 
     def run(self, prepared: Any) -> Any:
@@ -110,33 +111,33 @@ class Executor:
         return prepared.call()
 
     def reset(self, prepared: Any) -> None:
-        """Restore the first values of arguments that the op writes to, where calling it again would change them."""
+        """Restore the initial values of arguments that the op writes to, if calling it again would change them."""
         raise NotImplementedError
 
     def touch(self, prepared: Any) -> None:
-        """Read all tensor arguments again where a reset pushed them out of the device's caches."""
+        """Read all tensor arguments again if a reset evicted them from the device's caches."""
 
     def check_results(self, prepared: Any, op: ReplayOp) -> tuple[Assumption, ...]:
-        """Call what a user registered for the op once more, and return what to say of its results; () for other ops.
+        """Call a user's function for the op once more, and return notes on its results; () for other ops.
 
-        Raises NotReplayable where it returns another number of results than the op has.
+        Raises NotReplayable if it returns a different number of results than the op.
         """
         return ()
 
     def check_values(self, prepared: Any, op: ReplayOp) -> ValueCheck:
-        """Call the op once, and hold its results against those of the recorded op's own implementation."""
+        """Call the op once, and compare its results with the recorded op's own implementation."""
         return ValueCheck(status="own")
 
     def profile(self, prepared: Any, op: ReplayOp) -> Profile:
-        """Call the op once under a profiler. Raises RuntimeError where that cannot be had."""
+        """Call the op once under a profiler. Raises RuntimeError if there is no working profiler."""
         raise NotImplementedError
 
     def for_sequences(self) -> SequenceParts:
-        """What a sequence of ops needs of this executor."""
+        """Return the parts of this executor that a sequence of ops needs."""
         raise NotImplementedError
 
     def synchronize(self) -> None:
         """Wait for the device."""
 
     def close(self) -> None:
-        """Give back what is held, and settings their old values."""
+        """Release all resources, and restore changed settings."""

@@ -1,6 +1,8 @@
 # pyright: strict
-"""The clocks, the host's counter and events of a device with its own queue, and fixed pieces of work that are timed
-beside samples, to tell a slower machine from a slower op; own no stopping rule."""
+"""Clocks (host counter, device events), and reference workloads that tell a slower machine from a slower op.
+
+The reference workloads are fixed pieces of work timed together with the samples. Owns no stopping rule.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,7 @@ UNSTABLE = 1.15
 
 
 class Clock:
-    """Measures batches of calls; a device has the clock that fits it."""
+    """Measures batches of calls; each device has its own kind of clock."""
 
     resolution_us: float
     """Smallest difference of two readings that is not zero."""
@@ -34,42 +36,48 @@ class Clock:
     """Most calls that one batch may hold."""
 
     def time_calls(self, call: Callable[[], Any], calls: int) -> float:
-        """Microseconds that `calls` calls in a row take together, never below zero."""
+        """Return the total microseconds of `calls` consecutive calls, never below zero."""
         return self._timed(repeat(call, calls), calls)
 
     def time_each(self, calls: Sequence[Callable[[], Any]]) -> float:
-        """The same for different calls, one after the other."""
+        """Return the total microseconds of different calls, run one after the other."""
         return self._timed(calls, len(calls))
 
     def launch_us(self, call: Callable[[], Any], calls: int) -> float | None:
-        """Microseconds of the host per call to queue a batch of `calls`; None where the host does the work itself."""
+        """Return the host's microseconds per call to queue a batch of `calls`; None if the host does the work
+        itself.
+        """
         return None
 
     def now_s(self) -> float:
-        """Wall time in seconds, for budgets."""
+        """Return wall time in seconds, for budgets."""
         return perf_counter()
 
     def interruptions(self) -> Interruptions:
-        """How often other programs have taken the processor so far; none where the device goes on meanwhile."""
+        """Return how often other programs have taken the processor so far; none if the device continues meanwhile."""
         return Interruptions()
 
     def threads_waited_us(self) -> float:
-        """What all threads that compute have waited for processors so far, together; 0 where the host does not."""
+        """Return the total time that compute threads have waited for processors so far; 0 if the host does not
+        compute.
+        """
         return 0.0
 
     def _timed(self, calls: Iterable[Callable[[], Any]], count: int) -> float:
-        """Microseconds of `count` calls, the clock's own overhead subtracted."""
+        """Return the microseconds of `count` calls, minus the clock's own overhead."""
         raise NotImplementedError
 
 
 class HostClock(Clock):
-    """`perf_counter_ns` around a loop; what an empty loop costs, and a call
-    by way of `partial` more than one that a program writes, is measured once and subtracted."""
+    """`perf_counter_ns` around a loop, minus the overhead, which is measured once.
+
+    The overhead is the time of an empty loop, and the extra time of a call through `partial` over a direct call.
+    """
 
     max_calls = 100_000
 
     def __init__(self, now_ns: Callable[[], int] = perf_counter_ns) -> None:
-        """`now_ns` reads the counter: another one, such as that of processor time, is for benchmarks of this clock."""
+        """`now_ns` reads the counter; other counters, such as processor time, are for benchmarks of this clock."""
         self._now_ns = now_ns
         self.resolution_us = max(get_clock_info("perf_counter").resolution * 1e6, 1e-3)
         self.loop_us = 0.0
@@ -91,7 +99,7 @@ class HostClock(Clock):
         return max(0.0, (ended - started) * 1e-3 - self.loop_us - count * self.call_us)
 
     def _calibrate(self, calls: int = 1000, rounds: int = 15) -> None:
-        """Take the minimum over `rounds`, since all that disturbs adds time."""
+        """Measure the overhead as the minimum over `rounds`, since all disturbances add time."""
         empty = partial(id, None)
         loop_us = min(self.time_calls(empty, 0) for _ in range(rounds))
         full_us = min(self.time_calls(empty, calls) for _ in range(rounds))
@@ -99,7 +107,7 @@ class HostClock(Clock):
         self.loop_us, self.call_us = loop_us, max(0.0, (full_us - loop_us - written_us) / calls)
 
     def _time_written(self, calls: int) -> float:
-        """What a program pays for `calls` calls of nothing, the loop around them left out."""
+        """Return what a program pays for `calls` calls of nothing, without the loop around them."""
         started = self._now_ns()
         for _ in repeat(None, calls):
             pass
@@ -110,10 +118,10 @@ class HostClock(Clock):
 
 
 class EventClock(Clock):
-    """Two events on the device's queue around the calls: device time, free of the host's launch gaps where possible.
+    """Two events on the device's queue around the calls: device time, without the host's launch gaps if possible.
 
-    `new_event()` makes an event with `record()` and `elapsed_time(other)` in milliseconds, as torch.cuda.Event has;
-    `synchronize()` waits for the device; `hold(us)`, where the device has one, keeps it busy for about that long so
+    `new_event()` makes an event with `record()` and `elapsed_time(other)` in milliseconds, like torch.cuda.Event;
+    `synchronize()` waits for the device; `hold(us)`, if the device has it, keeps the device busy for about that long so
     that the batch is queued before it runs.
     """
 
@@ -135,9 +143,9 @@ class EventClock(Clock):
         self.pair_us = min(self.time_calls(partial(id, None), 0) for _ in range(15))
 
     def launch_us(self, call: Callable[[], Any], calls: int) -> float:
-        """Microseconds that the host needs to queue one of `calls` calls, the device's work not waited for.
+        """Return the microseconds that the host needs to queue one of `calls` calls, without waiting for the device.
 
-        Batches that follow are held back for as long as their launches take.
+        Later batches are delayed for as long as their launches take.
         """
         self._synchronize()
         started = perf_counter_ns()
@@ -161,10 +169,10 @@ class EventClock(Clock):
 
 
 class Gauge:
-    """The same work whatever the op, on the device that runs the ops.
+    """Reference workloads on the device that runs the ops, the same for every op.
 
-    `compute` stays in the nearest cache; `memory`, where there is one, goes through memory outside the caches. What
-    slows the machine may slow one of them alone: a neighbour on the same core, or on the same memory bus.
+    `compute` stays in the nearest cache; `memory`, if available, goes through memory outside the caches. A disturbance
+    may slow only one of them: another program on the same core, or on the same memory bus.
     """
 
     def __init__(self, compute: Callable[[], Any], memory: Callable[[], Any] | None = None) -> None:
@@ -173,7 +181,9 @@ class Gauge:
         """The least reading of `compute` so far: the machine at its fastest in this run."""
 
     def read(self, clock: Clock, *, memory: bool = False) -> tuple[float, ...]:
-        """Microseconds that the work takes now: `compute`, and then `memory` where that is asked for and there."""
+        """Return the current microseconds of the reference workloads: `compute`, then `memory` if requested and
+        available.
+        """
         compute_us = clock.time_calls(self._compute, 1)
         self.best_us = compute_us if self.best_us is None else min(self.best_us, compute_us)
         if not memory or self._memory is None:
@@ -183,7 +193,7 @@ class Gauge:
 
 @contextmanager
 def garbage_collection_off() -> Generator[None, None, None]:
-    """Python's garbage collector off while calls are timed."""
+    """Disable Python's garbage collector while calls are timed."""
     was_on = gc.isenabled()
     gc.disable()
     try:

@@ -1,10 +1,10 @@
 # pyright: strict
-"""A deterministic executor on a virtual clock, for tests of everything above executors; touches no device and no torch.
+"""A deterministic executor on a virtual clock, for tests of all layers above executors; uses no device and no torch.
 
-An op's name says what it does: "fake::10us" takes ten microseconds a call, "fake::sleep3ms" three real milliseconds as
-well, "fake::raise" raises, "fake::hang" never returns, "fake::abort" and "fake::segfault" end the process,
-"fake::allocate" asks for memory without end, "fake::exit" leaves silently, "fake::budget" is refused while it is
-prepared; every other name takes one microsecond.
+An op's name defines its behaviour: "fake::10us" takes ten microseconds a call, "fake::sleep3ms" three real milliseconds
+as well, "fake::raise" raises, "fake::hang" never returns, "fake::abort" and "fake::segfault" end the process,
+"fake::allocate" allocates memory without limit, "fake::exit" exits silently, "fake::budget" is refused during
+preparation; every other name takes one microsecond.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class FakePrepared(Prepared):
 
 
 class FakeExecutor(Executor):
-    """See the module's docstring for what the op names do."""
+    """An executor for tests; see the module's docstring for what the op names do."""
 
     device = "fake"
     threads: int | None = None  # pyright: ignore[reportIncompatibleMethodOverride] - tests have some
@@ -127,7 +127,7 @@ class FakeExecutor(Executor):
 
 
 def _filled(op: ReplayOp, function: Callable[..., Any], seed: int, notes: tuple[Assumption, ...]) -> Filled:
-    """A call without arguments."""
+    """Return a call without arguments."""
     op = msgspec.structs.replace(op, args=())
     return Filled(op=op, function=function, args={}, initializer="fake", ruled=False, assumptions=notes, lengths=None)
 

@@ -1,5 +1,5 @@
 # pyright: strict
-"""The executor that a worker is configured for."""
+"""Creates the executor that a worker's configuration names."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from opreplay.replay.execute.options import WorkerConfig
 
 
 def make_executor(config: WorkerConfig) -> Executor:
-    """The back-end that the configuration names; both are known here, a trace has no say in it."""
+    """Create the back-end that the configuration names; both back-ends are built in, a trace cannot choose another."""
     if config.options.executor == "fake":
         from opreplay.replay.execute.executors.fake import FakeExecutor
 
@@ -42,7 +42,7 @@ def make_executor(config: WorkerConfig) -> Executor:
 
 
 def _threads(config: WorkerConfig) -> tuple[int | None, float | None]:
-    """Threads of ops on the CPU, and how many processors were idle: looked at whoever chooses the number."""
+    """Return the thread count for ops on the CPU, and how many processors were idle, even if the user set the count."""
     if config.options.device != "cpu":
         return config.options.threads, None
     import torch

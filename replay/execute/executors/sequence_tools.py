@@ -1,5 +1,5 @@
 # pyright: strict
-"""What a sequence needs of an executor beside single ops: values, tensors, a timer; owns none of them."""
+"""Parts of an executor that a sequence needs in addition to single ops: values, tensors, a timer; owns none of them."""
 
 from __future__ import annotations
 
@@ -19,49 +19,49 @@ ResolvedOp = tuple[ReplayOp, Callable[..., Any], tuple[Assumption, ...]]
 
 
 class Tools:
-    """What a pass needs to know of tensors, and does with them; as it is here, where there are none."""
+    """Tensor operations for a pass; this base class is for executors without tensors."""
 
     def as_called(self, call: partial[Any]) -> partial[Any]:
-        """The same call as a program makes it."""
+        """Return the same call in the form that a Python program uses."""
         return call
 
     def flat(self, returned: Any) -> list[Any]:
-        """The results of a call, lists flattened, as plans list them."""
+        """Return the results of a call with lists flattened, in the order of plans."""
         return []
 
     def fits(self, result: Any, meta: TensorMeta) -> bool:
-        """Whether a result is the tensor that the plan expects."""
+        """Check whether a result is the tensor that the plan expects."""
         return False
 
     def seen_as(self, result: Any, meta: TensorMeta) -> Any:
-        """The memory of a result with the shape and strides of an argument."""
+        """Return a view of a result's memory with the shape and strides of an argument."""
         return result
 
     def is_finite(self, tensor: Any) -> bool:
-        """Whether all floats of a tensor are finite; True for what holds none."""
+        """Check whether all floats of a tensor are finite; True if it holds no floats."""
         return True
 
     def refill(self, tensor: Any, spread: float = 1.0) -> None:
-        """Give a tensor plain values, of this standard deviation where they are floats."""
+        """Fill a tensor with plain values; floats get this standard deviation."""
 
     def has_domain(self, op: str, argument: str) -> bool:
-        """Whether values of this argument must lie in a domain, which the op's initializer knows."""
+        """Check whether values of this argument must be in a domain, which the op's initializer defines."""
         return False
 
     def in_domain(self, tensor: Any, op: str, argument: str) -> bool:
-        """Whether the values of a tensor do."""
+        """Check whether the values of a tensor are in the argument's domain."""
         return True
 
     def fit(self, tensor: Any, op: str, argument: str) -> None:
-        """Give a tensor values inside that domain."""
+        """Fill a tensor with values in the argument's domain."""
 
     def copy_into(self, tensor: Any, values: Any) -> None:
-        """Give a tensor these values."""
+        """Copy these values into a tensor."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SequenceParts:
-    """An executor as a sequence sees it."""
+    """The parts of an executor that a sequence uses."""
 
     resolve: Callable[[ReplayOp], ResolvedOp]
     """Raises NotReplayable."""
@@ -76,7 +76,7 @@ class SequenceParts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Filled:
-    """What to call, with which arguments."""
+    """A function and the arguments to call it with."""
 
     op: ReplayOp
     """As the device runs it: wider types or memory of its own where the recorded one cannot be had."""

@@ -1,5 +1,5 @@
 # pyright: strict
-"""Times of single calls inside a pass: the host's counter around each, or a pair of events; own no tensors."""
+"""Timers for single calls in a pass: the host counter around each call, or a pair of events; own no tensors."""
 
 from __future__ import annotations
 
@@ -18,24 +18,26 @@ class Timer:
     """Times the calls of one pass."""
 
     def begin(self) -> None:
-        """A pass begins."""
+        """Start a pass."""
         raise NotImplementedError
 
     def timed(self, function: Callable[..., Any], args: Sequence[Any], named: Mapping[str, Any]) -> Any:
-        """What the call returns; its time is kept. What it raises passes through, and counts as no time."""
+        """Call the function, record its time and return its result. Exceptions pass through and record no time."""
         raise NotImplementedError
 
     def end(self) -> list[float]:
-        """Microseconds of each call of the pass."""
+        """Return the microseconds of each call of the pass."""
         raise NotImplementedError
 
     def interrupted(self) -> Sequence[int]:
-        """Places of its calls in which another program had this thread's processor, where that can be told."""
+        """Return the indices of calls during which another program ran on this thread's processor, if the system
+        reports it.
+        """
         return ()
 
 
 class HostTimer(Timer):
-    """The host's counter right before and after each call; what that costs is measured once and subtracted."""
+    """The host counter right before and after each call; its overhead is measured once and subtracted."""
 
     def __init__(self, now_ns: Callable[[], int] = perf_counter_ns) -> None:
         self._now_ns = now_ns
@@ -66,10 +68,10 @@ class HostTimer(Timer):
 
 
 class EventTimer(Timer):
-    """A pair of events on the device's queue around each call, read when the pass is over.
+    """A pair of events on the device's queue around each call, read after the pass.
 
-    The device is held busy while some calls are queued, so that the host's launches do not count where they are slower;
-    for how long, is what the calls of the pass before took to be queued.
+    The device is kept busy while some calls are queued, so that slower host launches do not count; for how long is the
+    time that it took to queue these calls in the previous pass.
     """
 
     def __init__(
@@ -118,4 +120,4 @@ class EventTimer(Timer):
 
 
 def _nothing() -> None:
-    """What is called to learn what timing costs."""
+    """Do nothing; called to measure the timing overhead."""

@@ -1,7 +1,7 @@
 # pyright: strict
-"""One child process and the socket to it: started, spoken to in frames, and ended with nothing left behind.
+"""One child process and its socket: started, sent and received in frames, and ended with nothing left behind.
 
-Owns the process and why it died; when a child is replaced is `workers`, which op is tried again is `runner`.
+Owns the process and its cause of death; `workers` owns when a child is replaced, `runner` which op is retried.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ OPS, RANK = "execute.processes.worker", "execute.ranks.rank"
 
 
 def _stderr_or_nothing() -> int:
-    """Return the descriptor for what a child prints: users' code may print, and results are not its own to write."""
+    """Return the file descriptor for a child's output: users' code may print, but stdout is reserved for results."""
     try:
         os.fstat(2)
     except OSError:
@@ -51,16 +51,19 @@ def _stderr_or_nothing() -> int:
 
 
 def _unbuffered(command: list[str]) -> list[str]:
-    """Show what users' code prints at once, also where the child is ended later."""
+    """Return the command with unbuffered output, so that prints of users' code appear even if the child is killed
+    later.
+    """
     return [command[0], "-u", *command[1:]]
 
 
 class Child:
-    """A worker process. It gets its configuration at once; whether it is ready is known from `receive`."""
+    """A worker process. It gets its configuration at once; `receive` reports when it is ready."""
 
     def __init__(self, config: msgspec.Struct, *, module: str | None = None, replies: Any = Reply) -> None:
-        """`config` is the first message; `module`, below `opreplay.replay`, is one of ours with a `serve`, and says
-        `replies`."""
+        """`config` is the first message; `module`, below `opreplay.replay`, has a `serve` function and sends
+        `replies`.
+        """
         self._decoder = msgspec.msgpack.Decoder[Any](replies)
         self.facts: dict[str, object] | None = None
         """Of its device; None until it is ready."""
@@ -82,19 +85,19 @@ class Child:
         self.send(config)
 
     def fileno(self) -> int:
-        """Descriptor that is readable when `receive` has something to say."""
+        """Return the descriptor that is readable when `receive` has a message."""
         return self._channel.fileno()
 
     def send(self, message: msgspec.Struct) -> None:
-        """Write one frame; nothing is raised for a child that is gone."""
+        """Write one frame; raises nothing if the child is gone."""
         self._channel.settimeout(FRAME_S)
         with contextlib.suppress(OSError):
             send(self._channel, message)
 
     def receive(self) -> Any:
-        """What the child says next, or None when it is gone.
+        """Return the child's next message, or None if it is gone.
 
-        Raises UsageError or EnvironmentRefused when it says that it cannot work at all.
+        Raises UsageError or EnvironmentRefused if the child reports that it cannot work at all.
         """
         self._channel.settimeout(FRAME_S)
         try:
@@ -111,45 +114,45 @@ class Child:
         return reply
 
     def next_look(self) -> float:
-        """When, on the monotonic clock, a child that is not ready yet is to be asked for `overdue`."""
+        """Return the next time, on the monotonic clock, to check `overdue` of a child that is not ready yet."""
         return min(self._ready_by, monotonic() + LOOK_S)
 
     def overdue(self) -> str:
-        """Why it is not worth waiting any longer for the child to be ready; "" where it is."""
+        """Return why waiting for the child to be ready is pointless; "" if it is not."""
         before, self._was_stopped = self._was_stopped, self.is_stopped
         if before and self._was_stopped:
             return "was stopped before it was ready"
         return f"was not ready after {START_S:g} s" if monotonic() >= self._ready_by else ""
 
     def cause_of_death(self) -> Reason:
-        """The signal or exit status of a child whose socket closed by itself."""
+        """Return the signal or exit status of a child that closed its socket on its own."""
         try:
             code = self.process.wait(GRACE_S)
         except subprocess.TimeoutExpired:
-            return Reason("failed", "closed its channel and lived on")
+            return Reason("failed", "closed its channel but kept running")
         last = self._last_words()
         if code < 0:
             name = next((known.name for known in signal.Signals if known == -code), f"signal {-code}")
             if name not in FROM_OUTSIDE:
                 return Reason("failed", f"{name}: {last}" if last else name)
             if name == "SIGKILL" and self._ran_out_of_memory():
-                return Reason("budget", "memory: SIGKILL of the kernel, which had none left (--set max_op_memory)")
+                return Reason("budget", "memory: killed by the kernel because memory ran out (--set max_op_memory)")
             return Reason("worker lost", f"{name} from outside")
         return Reason("failed", f"the process ended with status {code}" + (f": {last}" if last else ""))
 
     @property
     def was_killed(self) -> bool:
-        """Whether a signal ended or stopped it: what went wrong may not be its own, and go right the next time."""
+        """Whether a signal ended or stopped the child: the error may not be its own, so a retry may succeed."""
         code = self.process.poll()
         return self.is_stopped if code is None else code < 0
 
     @property
     def is_stopped(self) -> bool:
-        """Whether a signal stopped it, where the system tells."""
+        """Check whether a signal stopped the child, if the system reports it."""
         return is_stopped(self.process.pid)
 
     def _ran_out_of_memory(self) -> bool:
-        """Whether the kernel has ended processes for lack of memory since this one was started."""
+        """Check whether the kernel has killed processes for lack of memory since this child started."""
         before, now = self._kills_before, environment.kills_for_memory()
         return before is not None and now is not None and now > before
 
@@ -166,7 +169,7 @@ class Child:
         self._noise.close()
 
     def _last_words(self) -> str:
-        """The last line on stderr that is not a part of a Python traceback's frames."""
+        """Return the last line on stderr that is not part of a Python traceback's frames."""
         self._noise.flush()
         size = self._noise.seek(0, os.SEEK_END)
         self._noise.seek(max(0, size - NOISE_BYTES))
@@ -177,7 +180,7 @@ class Child:
 
 
 def is_stopped(pid: int) -> bool:
-    """Whether a process is stopped by a signal or a debugger, where the system tells."""
+    """Check whether a signal or a debugger has stopped a process, if the system reports it."""
     try:
         text = Path(f"/proc/{pid}/stat").read_text(encoding="ascii", errors="replace")
     except OSError:

@@ -1,7 +1,7 @@
 # pyright: strict
-"""Who runs which op next on this machine: one after the other, or in several lanes at once.
+"""Schedules ops on this machine: one after the other, or with several workers at once.
 
-Owns the order and the waiting; a lane is a child process (`runner`), and other machines are `ray`.
+Owns the order and the waiting; a worker is a child process (`runner`), and other machines are `ray`.
 """
 
 from __future__ import annotations
@@ -29,10 +29,12 @@ Step = ReplayOp | PassDone | tuple[ReplayOp, Outcome]
 
 
 class Engine(Protocol):
-    """Something that makes outcomes of many ops."""
+    """Runs many ops and yields their outcomes."""
 
     def start(self) -> dict[str, object]:
-        """Get ready; the facts of the device, or of the first of several. Raises OpReplayError when it is missing."""
+        """Prepare and return the facts of the device, or of the first of several. Raises OpReplayError if it is
+        missing.
+        """
         ...
 
     def outcomes(self, ops: Iterable[ReplayOp], decide: Decide) -> Iterator[Step]:
@@ -40,7 +42,7 @@ class Engine(Protocol):
         ...
 
     def close(self) -> None:
-        """End all that runs; leaves no process behind."""
+        """End everything that is running; leave no process behind."""
         ...
 
 
@@ -53,8 +55,11 @@ SETUP = 15.0
 
 
 class OneByOne:
-    """Runs ops in their order with one runner; with `visits` each so many times, `APART` ops apart, unless one visit
-    takes the time of all; None for as many as the machine's other work asks for, known from the start on."""
+    """Runs ops in order with one runner.
+
+    With `visits` each op is measured in that many rounds, `APART` ops apart, unless one round takes the time of all;
+    with None, the other load on the machine at the start decides the number of rounds.
+    """
 
     def __init__(self, runner: Runner, *, visits: int | None = 1, op_time_s: float = 0.0) -> None:
         self._runner, self._asked, self._op_time_s = runner, visits, op_time_s
@@ -74,8 +79,10 @@ class OneByOne:
         yield from self._visited(list(ops), decide)
 
     def _visited(self, ops: Sequence[ReplayOp], decide: Decide) -> Iterator[Step]:
-        """Ops in their order, each as soon as its last visit and those of all before it are over; where the run ends
-        before, with what the visits until then came to."""
+        """Yield ops in order, each as soon as its last round and those of all earlier ops are done.
+
+        If the run ends early, yield the outcomes of the rounds so far.
+        """
         outcomes: dict[int, Outcome] = {}
         unfinished: set[int] = set()
         next_index = 0
@@ -102,7 +109,7 @@ class OneByOne:
             raise
 
     def _first(self, op: ReplayOp, decide: Decide) -> tuple[Outcome, bool]:
-        """The outcome of the first visit, and whether there is to be another."""
+        """Return the outcome of the first round, and whether another round should follow."""
         if (decided := decide(op)) is not None:
             return decided, False
         started = monotonic()
@@ -115,8 +122,10 @@ class OneByOne:
         return outcome, calls * measurement.median_us * 1e-6 < self._op_time_s
 
     def _again(self, op: ReplayOp, before: Outcome, number: int, decide: Decide) -> tuple[Outcome, bool]:
-        """The outcome with one more visit, unless the run has no time for it, and whether there is to be another; what
-        was looked at in the first is kept."""
+        """Return the outcome after one more round, if the run has time for it, and whether another round should follow.
+
+        The checks made in the first round are kept.
+        """
         if decide(op) is not None:
             return before, False
         outcome = self._runner.measure(op, Visit(number=number, of=self._visits))
@@ -140,7 +149,7 @@ class OneByOne:
 
 
 class Lane(Protocol):
-    """What runs one op at a time, as `ChildProcess` does; to be stepped once it has something to say or is late."""
+    """A worker that runs one op at a time, like `ChildProcess`; call `step` when it has a message or is overdue."""
 
     @property
     def facts(self) -> dict[str, object]: ...
@@ -149,14 +158,16 @@ class Lane(Protocol):
     def open(self) -> None: ...
     def begin(self, op: ReplayOp) -> None: ...
     def step(self) -> Outcome | Reason | None:
-        """The op's outcome, None while there is none, or why the lane was lost: another one may have the op."""
+        """Return the op's outcome, None if there is none yet, or why the worker was lost: another worker may run the
+        op.
+        """
         ...
 
     def close(self) -> None: ...
 
 
 class Waited(Protocol):
-    """What has a descriptor to wait for, and a time until when."""
+    """An object with a descriptor to wait for, and a deadline."""
 
     @property
     def deadline(self) -> float: ...
@@ -167,7 +178,7 @@ _Waited = TypeVar("_Waited", bound=Waited)
 
 
 def ready_lanes(lanes: Sequence[_Waited]) -> list[_Waited]:
-    """Those of the busy lanes that have something to say or are late; waits until there is one."""
+    """Wait for busy workers and return those with a message or past their deadline."""
     if not lanes:
         return []
     by_descriptor = {lane.fileno(): lane for lane in lanes}
@@ -179,20 +190,20 @@ def ready_lanes(lanes: Sequence[_Waited]) -> list[_Waited]:
 
 
 class Lanes:
-    """Runs ops in several lanes; an op is handed to the first that is free."""
+    """Runs ops on several workers; an op goes to the first idle worker."""
 
     def __init__(self, lanes: Sequence[Lane], listen: Callable[[Sequence[Any]], Sequence[Any]] = ready_lanes) -> None:
-        """`listen` waits for lanes that are to be stepped."""
+        """`listen` waits for workers whose `step` should be called."""
         self._lanes, self._listen = lanes, listen
         self._idle: list[Lane] = []
         self._starting: list[Lane] = []
 
     def start(self) -> dict[str, object]:
-        """All lanes start at once; the facts are those of the first, and the number of lanes."""
+        """Start all workers at once; return the facts of the first worker, and the number of workers."""
         return self._started(len(self._lanes))
 
     def _started(self, needed: int) -> dict[str, object]:
-        """The facts, once so many lanes are ready."""
+        """Wait until `needed` workers are ready, and return the facts."""
         self._starting = list(self._lanes)
         for lane in self._lanes:
             lane.open()
@@ -203,7 +214,7 @@ class Lanes:
         return {**next(lane.facts for lane in self._lanes if lane in self._idle), "lanes": len(self._lanes)}
 
     def _join(self, lane: Lane) -> None:
-        """Let a lane that was starting take ops, if it is ready."""
+        """Let a starting worker take ops, if it is ready."""
         if not lane.is_starting:
             self._starting.remove(lane)
             self._idle.append(lane)
@@ -233,8 +244,10 @@ class Lanes:
     def _ended(
         self, lane: Lane, busy: dict[Lane, tuple[ReplayOp, int]], again: deque[tuple[ReplayOp, int]]
     ) -> tuple[ReplayOp, Outcome] | None:
-        """The op of a lane that has something to say, with its outcome; None while there is none, and where the lane
-        was lost and another one gets the op."""
+        """Return the op of a worker that has a message, with its outcome.
+
+        Return None if there is no outcome yet, or if the worker was lost and another worker gets the op.
+        """
         outcome = lane.step()
         if lane in self._starting:
             self._join(lane)
@@ -256,8 +269,10 @@ class Lanes:
 
 
 def split_cpus(lanes: int) -> list[tuple[int, ...]]:
-    """Disjoint sets of this process's processors, one a lane, as even as can be; empty sets where they do not suffice
-    or the system has no such thing."""
+    """Split this process's processors into disjoint sets of nearly equal size, one per worker.
+
+    Returns empty sets if there are too few processors or the system does not support this.
+    """
     if not hasattr(os, "sched_getaffinity"):
         return [()] * lanes
     cpus = sorted(os.sched_getaffinity(0))
@@ -267,15 +282,16 @@ def split_cpus(lanes: int) -> list[tuple[int, ...]]:
 
 
 def lane_devices(device: str, lanes: int, *, shared: bool) -> list[str]:
-    """The device of each lane: the CPU for all; "cuda" means cuda:0, cuda:1 and so on, or cuda:0 for all if `shared`.
+    """Return each worker's device: the CPU for all; "cuda" means cuda:0, cuda:1 and so on, or cuda:0 for all if
+    `shared`.
 
-    Raises UsageError for several lanes on one accelerator that they may not share.
+    Raises UsageError for several workers on one accelerator that they may not share.
     """
     if device == "cpu" or shared or lanes == 1:
         return [device] * lanes
     if ":" in device:
         raise UsageError(
-            f"{lanes} lanes would measure on {device} at once",
-            hint="Leave its number out for one device a lane, or allow it with --set shared_device=true.",
+            f"{lanes} workers would measure on {device} at the same time",
+            hint=("Remove its number to give each worker one device, or allow sharing with --set shared_device=true."),
         )
     return [f"{device}:{index}" for index in range(lanes)]

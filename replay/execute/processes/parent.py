@@ -1,7 +1,7 @@
 # pyright: strict
-"""The parent of a worker process, seen from inside: a configuration and tasks come, answers go, and none outlives it.
+"""The parent of a worker process, as the worker uses it: receives configuration and tasks, sends replies.
 
-Messages are msgpack of values, never pickle. The other end is `child`.
+The worker does not outlive its parent. Messages are msgpack of values, never pickle. The other end is `child`.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _Message = TypeVar("_Message")
 
 
 class Parent:
-    """The process that started this one; an error before the first task is its answer."""
+    """The process that started this one; an error before the first task is sent as the reply."""
 
     def __init__(self, descriptor: int, pid: int) -> None:
         die_with(pid)
@@ -29,15 +29,15 @@ class Parent:
         self._is_told = False
 
     def config(self, kind: type[_Message]) -> _Message:
-        """The first message."""
+        """Return the first message."""
         return msgspec.msgpack.decode(receive(self._channel) or b"", type=kind)
 
     def say(self, message: msgspec.Struct) -> None:
-        """Answer. Raises OSError when the parent is gone."""
+        """Send a reply. Raises OSError if the parent is gone."""
         send(self._channel, message)
 
     def tasks(self, decoder: msgspec.msgpack.Decoder[_Message], facts: dict[str, object]) -> Iterator[_Message]:
-        """Say that this process is ready, then each task until the parent closes."""
+        """Report that this process is ready, then yield each task until the parent closes."""
         self._is_told = True
         self.say(Ready(facts=facts))
         while (frame := receive(self._channel)) is not None:

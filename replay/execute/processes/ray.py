@@ -1,7 +1,7 @@
 # pyright: strict
-"""Lanes on a Ray cluster: each is an actor with a CPU, GPU or NPU of its own that runs ops in a child process.
+"""Workers on a Ray cluster: each is an actor with its own CPU, GPU or NPU that runs ops in a child process.
 
-Owns the actors and what happens when one is lost. Ray moves bytes that this package encoded, never objects from a
+Owns the actors and the handling of lost ones. Ray transfers bytes that this package encoded, never objects from a
 trace; the isolation inside a worker is that of `isolation`. Needs the extra "ray".
 """
 
@@ -36,31 +36,31 @@ imported; it is meant for systems where Ray is on one machine only."""
 
 
 class Share(msgspec.Struct, frozen=True, kw_only=True):
-    """What one lane takes of the cluster."""
+    """Resources that one worker reserves on the cluster."""
 
     cpus: int
     gpus: int = 0
     npus: int = 0
 
     def options(self) -> dict[str, Any]:
-        """As Ray wants it."""
+        """Return the resources as options for Ray."""
         return {"num_cpus": self.cpus, "num_gpus": self.gpus, "resources": {"NPU": self.npus} if self.npus else None}
 
     def text(self) -> str:
-        """ "1 CPU, 1 GPU"."""
+        """Return text like "1 CPU, 1 GPU"."""
         wanted = {"CPU": self.cpus, "GPU": self.gpus, "NPU": self.npus}
         return ", ".join(f"{count} {name}" for name, count in wanted.items() if count)
 
     def lanes_in(self, resources: dict[str, float]) -> int:
-        """How many lanes such resources hold."""
+        """Return how many workers these resources can hold."""
         wanted = {"CPU": self.cpus, "GPU": self.gpus, "NPU": self.npus}
         return int(min(resources.get(name, 0.0) // count for name, count in wanted.items() if count))
 
 
 def share_of(device: str, threads: int | None) -> Share:
-    """One accelerator with a CPU to feed it, or `threads` CPUs (1 by default).
+    """Return one accelerator with a CPU to feed it, or `threads` CPUs (1 by default).
 
-    Raises UsageError for "cuda:1" and devices that Ray does not know: Ray chooses which one a worker gets.
+    Raises UsageError for "cuda:1" and devices that Ray does not know: Ray chooses which device a worker gets.
     """
     if device == "cpu":
         return Share(cpus=threads or 1)
@@ -68,27 +68,27 @@ def share_of(device: str, threads: int | None) -> Share:
         return Share(cpus=threads or 1, gpus=1)
     if device == "npu":
         return Share(cpus=threads or 1, npus=1)
-    raise UsageError(f"--engine ray gives out cpu, cuda and npu, not {device}", hint="Leave the number out.")
+    raise UsageError(f"--engine ray supports cpu, cuda and npu, not {device}", hint="Remove the number.")
 
 
 class LaneActor:
-    """What runs in a Ray worker: one child process, spoken to in bytes."""
+    """The actor in a Ray worker: one child process; exchanges bytes with the run."""
 
     def __init__(self, config: bytes, limit_s: float, folder: str | None = None) -> None:
-        """`folder` is where the run was started, on a cluster of this machine: files are named from there."""
+        """`folder` is the run's working directory, on a cluster of this machine; file names are relative to it."""
         if folder is not None:
             os.chdir(folder)
         self._runner = ChildProcess(msgspec.msgpack.decode(config, type=WorkerConfig), limit_s=limit_s)
 
     def start(self) -> bytes:
-        """Ready with the device's facts, or Refused."""
+        """Return an encoded Ready with the device's facts, or Refused."""
         try:
             return msgspec.msgpack.encode(Ready(facts=self._runner.start()))
         except OpReplayError as error:
             return msgspec.msgpack.encode(Refused.of(error))
 
     def measure(self, op: bytes) -> bytes:
-        """The op's Outcome, or Refused."""
+        """Return the op's encoded Outcome, or Refused."""
         try:
             return msgspec.msgpack.encode(self._runner.measure(msgspec.msgpack.decode(op, type=ReplayOp)))
         except OpReplayError as error:
@@ -96,7 +96,7 @@ class LaneActor:
 
 
 class RayLane:
-    """A worker of a cluster, or another one where that is lost."""
+    """A worker of a cluster, replaced by another one if it is lost."""
 
     def __init__(self, ray: Any, config: WorkerConfig, share: Share, *, limit_s: float, folder: str | None) -> None:
         self._ray, self._config, self._share, self._limit_s, self._folder = ray, config, share, limit_s, folder
@@ -110,18 +110,20 @@ class RayLane:
         """On the monotonic clock: when a worker without an answer is lost."""
 
     def open(self) -> None:
-        """Ask for a worker; it takes ops once it has said that it is ready, which may be never on a full cluster."""
+        """Request a worker; it takes ops once it reports that it is ready, which may never happen on a full cluster."""
         actor_class = self._ray.remote(max_restarts=0, **self._share.options())(LaneActor)
         self._actor = actor_class.remote(msgspec.msgpack.encode(self._config), self._limit_s, self._folder)
         self.ref, self.is_starting, self.deadline = self._actor.start.remote(), True, inf
 
     def begin(self, op: ReplayOp) -> None:
-        """A worker answers by itself within its own limits; later it is lost, or cut off from here."""
+        """Start an op. A worker replies within its own limits; after that it counts as lost, or is cut off from
+        here.
+        """
         self.ref = self._actor.measure.remote(msgspec.msgpack.encode(op))
         self.deadline = monotonic() + 2 * self._limit_s + STARTS * START_S
 
     def step(self) -> Outcome | Reason | None:
-        """Take what the worker answers. Raises EnvironmentRefused or UsageError when none can be started at all."""
+        """Process the worker's reply. Raises EnvironmentRefused or UsageError if no worker can be started at all."""
         starting = self.is_starting
         try:
             reply = msgspec.msgpack.decode(self._ray.get(self.ref, timeout=0), type=Reply)
@@ -131,7 +133,11 @@ class RayLane:
             if self._failed_starts >= STARTS:
                 raise EnvironmentRefused(f"{STARTS} Ray workers did not start: {_line(error)}") from None
             self.open()
-            return None if starting else Reason("worker lost", f"{TRIES} Ray workers were lost with it: {_line(error)}")
+            return (
+                None
+                if starting
+                else Reason("worker lost", f"{TRIES} Ray workers were lost while running it: {_line(error)}")
+            )
         if isinstance(reply, Refused):
             raise reply.error()
         if isinstance(reply, Ready):
@@ -147,12 +153,14 @@ class RayLane:
 
 
 class RayLanes(Lanes):
-    """Runs ops on a cluster; a worker that is lost costs a second try of its op and nothing else."""
+    """Runs ops on a cluster; a lost worker costs only a retry of its op."""
 
     def __init__(
         self, config: WorkerConfig, *, limit_s: float, lanes: int | None = None, address: str | None = None
     ) -> None:
-        """`lanes` None takes all that is free. Raises EnvironmentRefused without Ray, UsageError as `share_of`."""
+        """Use `lanes` workers, or all free resources if None. Raises EnvironmentRefused without Ray, UsageError as
+        `share_of`.
+        """
         super().__init__((), self._answered)
         self._share = share_of(config.options.device, config.options.threads)
         self._config = config.having(threads=self._share.cpus)
@@ -171,13 +179,15 @@ class RayLanes(Lanes):
         return {**self._started(1), "engine": "ray"}
 
     def close(self) -> None:
-        """End the workers, and the cluster where this run started it."""
+        """End the workers, and the cluster if this run started it."""
         super().close()
         if self._started_here:
             self._ray.shutdown()
 
     def _answered(self, lanes: Sequence[RayLane]) -> list[RayLane]:
-        """Those that answered, or are late. Raises EnvironmentRefused when all are starting and none gets ready."""
+        """Return workers that replied or are overdue. Raises EnvironmentRefused if all are starting and none gets
+        ready.
+        """
         begun, by_ref = monotonic(), {lane.ref: lane for lane in lanes}
         while True:
             answered = [by_ref[ref] for ref in self._ray.wait(list(by_ref), num_returns=1, timeout=POLL_S)[0]]
@@ -188,13 +198,16 @@ class RayLanes(Lanes):
             if all(lane.is_starting for lane in lanes) and now - begun > START_S:
                 raise EnvironmentRefused(
                     f"no Ray worker was ready after {START_S:g} s",
-                    hint=f"A lane needs {self._share.text()}; `ray status` shows what is free.",
+                    hint=f"A worker needs {self._share.text()}; `ray status` shows what is free.",
                 )
 
 
 def map_files(paths: Sequence[str], read: Callable[[str], bytes], *, address: str | None) -> Iterator[bytes]:
-    """`read` of each path on the cluster, in order, one CPU each, a few ahead of what is taken; the files must lie
-    where the workers can read them. Raises EnvironmentRefused when a worker is lost more than Ray retries."""
+    """Yield `read` of each path, run on the cluster, in order, with one CPU per file and a few files read ahead.
+
+    The workers must be able to read the files. Raises EnvironmentRefused if a worker is lost more often than Ray
+    retries.
+    """
     ray = import_ray(address)
     started_here = connect(ray, address, lanes=None)
     remote, reader = ray.remote(num_cpus=1, max_retries=1)(_read), ray.put(read)
@@ -221,7 +234,7 @@ def _read(read: Callable[[str], bytes], path: str, folder: str | None) -> bytes:
 
 
 def import_ray(address: str | None = None) -> Any:
-    """The library, set up for a cluster of this machine alone where there is no address. Raises EnvironmentRefused."""
+    """Import Ray, set up for a cluster on this machine only if there is no address. Raises EnvironmentRefused."""
     # Before the import, which reads both: nothing is sent anywhere unless the user asked for it.
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     if address is None:
@@ -234,9 +247,9 @@ def import_ray(address: str | None = None) -> Any:
 
 
 def connect(ray: Any, address: str | None, *, lanes: int | None) -> bool:
-    """Connect to a cluster, or start one on this machine alone that ends with the run; whether this call did either.
+    """Connect to a cluster, or start one on this machine that ends with the run; return whether this call did either.
 
-    Raises EnvironmentRefused when the cluster cannot be reached.
+    Raises EnvironmentRefused if the cluster cannot be reached.
     """
     if ray.is_initialized():
         return False
@@ -257,13 +270,15 @@ def connect(ray: Any, address: str | None, *, lanes: int | None) -> bool:
 
 
 def _folder(started_here: bool, address: str | None) -> str | None:
-    """Where workers of a cluster of this run, on this machine, find files as this process does."""
+    """Return the folder in which workers of this run's own cluster find the same files as this process."""
     return os.getcwd() if started_here and address is None else None
 
 
 @contextlib.contextmanager
 def _away() -> Generator[None]:
-    """Stand in the root folder meanwhile: workers look for modules first where a cluster was started."""
+    """Change to the root folder meanwhile: workers search for modules first in the folder where a cluster was
+    started.
+    """
     before = os.getcwd()
     os.chdir(os.sep)
     try:
@@ -273,12 +288,12 @@ def _away() -> Generator[None]:
 
 
 def _refuse_reachable(ray: Any, ip: str) -> None:
-    """End a cluster of our own that others can reach. Raises EnvironmentRefused."""
+    """End a cluster that this run started if other machines can reach it. Raises EnvironmentRefused."""
     if ip != LOCAL_IP:
         ray.shutdown()
         raise EnvironmentRefused(
-            f"a Ray cluster of this machine would listen on {ip}, where anybody could use it",
-            hint=f"Set {LOCAL_ONLY}=0 before Ray is imported, or start a cluster and name it by --set address=ADDRESS.",
+            f"a Ray cluster on this machine would listen on {ip}, where anybody could use it",
+            hint=(f"Set {LOCAL_ONLY}=0 before Ray is imported, or start a cluster and give --set address=ADDRESS."),
         )
 
 

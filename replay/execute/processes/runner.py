@@ -1,9 +1,9 @@
 # pyright: strict
 """Runs each op where it can do no harm: in one child process that is replaced when it dies, or in this process.
 
-A hang, a crash, an abort, a lack of memory or a poisoned device costs the op that caused it and nothing else; an op
-that was not alone in its process when that happened, or whose process a signal ended, is tried once more alone. The
-process is started and ended by `workers`, what it does is `worker`; how several are kept busy is `lanes`.
+A hang, a crash, an abort, a lack of memory or a poisoned device costs only the op that caused it. An op is retried
+alone if it was not alone in its process when that happened, or if a signal ended its process. `workers` starts and ends
+the process, `worker` is its code; `lanes` keeps several busy.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ RAISES_RETRIED = 2
 
 
 class Runner(Protocol):
-    """Something that makes outcomes of ops."""
+    """Runs ops and returns their outcomes."""
 
     def start(self) -> dict[str, object]:
-        """Get ready; the device's facts. Raises OpReplayError when the device is missing."""
+        """Prepare and return the device's facts. Raises OpReplayError if the device is missing."""
         ...
 
     def measure(self, op: ReplayOp, visit: Visit = WHOLE) -> Outcome: ...
@@ -41,7 +41,7 @@ class Runner(Protocol):
 
 
 class InProcess:
-    """Runs ops in this process: a worker does, and so do tests and debuggers, where it is as fragile as the ops are."""
+    """Runs ops in this process, which a crashing op ends; used by workers, tests and debuggers."""
 
     def __init__(self, executor: Executor, config: WorkerConfig) -> None:
         self._executor, self._config = executor, config
@@ -69,12 +69,12 @@ class InProcess:
 class ChildProcess(Workers):
     """Runs ops in a child, one at a time, with a time limit for each.
 
-    `measure` waits for the outcome. Who has several of these calls `begin`, waits until one is readable or late, and
-    then `step`s that one.
+    `measure` waits for the outcome. To use several, call `begin` on each, wait until one is readable or overdue, and
+    call its `step`.
     """
 
     def __init__(self, config: WorkerConfig, *, limit_s: float, until: float = inf) -> None:
-        """`limit_s` is for one op; `until` is the end of the run's time, on the monotonic clock."""
+        """`limit_s` is the limit of one op; `until` is the end of the run's time, on the monotonic clock."""
         super().__init__(lambda facts, _: [Child(config.settled(facts))], limit_s=limit_s, until=until)
         self._options = config.options
         self._task: Task | None = None
@@ -85,26 +85,26 @@ class ChildProcess(Workers):
 
     @property
     def pid(self) -> int | None:
-        """Process id of the child, while there is one."""
+        """Process id of the child, if there is one."""
         return next(iter(self.pids), None)
 
     def measure(self, op: ReplayOp, visit: Visit = WHOLE) -> Outcome:
-        """The op's outcome, after a second try in a fresh child where that could make a difference."""
+        """Return the op's outcome, after a retry in a fresh child if that could make a difference."""
         self.begin(op, visit)
         while (outcome := self.step(waits=True)) is None:
             pass
         return outcome
 
     def begin(self, op: ReplayOp, visit: Visit = WHOLE) -> None:
-        """Hand an op out and return at once; a child that is gone is found by `step`."""
+        """Hand out an op and return at once; `step` detects a child that is gone."""
         self._task, self._tries = Task(op=op, visit=visit), 0
         self._try(self._task)
 
     def step(self, *, waits: bool = False) -> Outcome | None:
-        """Take what the child says or ends with; None while the op's last word is not spoken.
+        """Process the child's messages or its end; return None until the op's outcome is final.
 
-        Raises UsageError or EnvironmentRefused when no child can be had, and whatever ends the run (Ctrl-C): then no
-        child is left.
+        Raises UsageError or EnvironmentRefused if no child can be started, and any exception that ends the run
+        (Ctrl-C); then no child is left.
         """
         answer = self.take(waits=waits)
         if answer is None or self._task is None:
@@ -135,11 +135,11 @@ class ChildProcess(Workers):
         return msgspec.structs.replace(outcome, measure_s=death.after_s)
 
     def _again(self, outcome: Outcome, death: Death | None) -> bool:
-        """Whether the op is tried alone: it went wrong, and was not alone.
+        """Check whether the op should be retried alone: it failed, and it was not alone in its process.
 
-        A signal may have been meant for anybody: what it ended is tried once more even where it was alone. One that
-        does not come back would cost its time limit once more: it is tried again only where an op before it went wrong
-        in the same process.
+        A signal may have been meant for another process, so an op that was ended by a signal is retried even if it was
+        alone. A retry of an op that timed out would cost its time limit once more: it happens only if an earlier op
+        failed in the same process.
         """
         raised = death is None and outcome.suspect and not outcome.poisoned
         if raised and self._tries > 1:

@@ -1,7 +1,7 @@
 # pyright: strict
-"""Runs a sequence in a child process, again without an op that ends the process; hands out what became of each op.
+"""Runs a sequence in a child process, and retries without an op that ends the process; yields the outcome of each op.
 
-Owns what is tried again. When a process counts as stuck is `workers`, what happens inside it is `passes`.
+Owns what is retried. `workers` decides when a process is stuck, `passes` runs inside the process.
 """
 
 from __future__ import annotations
@@ -35,13 +35,15 @@ _Answer = TypeVar("_Answer")
 
 
 def _median(times_us: Sequence[float]) -> float | None:
-    """Of sorted times; None of none."""
+    """Return the median of sorted times; None if there are none."""
     return quantile(times_us, 0.5) if times_us else None
 
 
 class Blame:
-    """What a sequence goes on without, since it ended processes: an op gets arguments of its own first, and one more
-    try where the process was ended from outside."""
+    """Ops that a sequence leaves out because they ended processes.
+
+    Before it is left out, an op gets arguments of its own, and one more try if the process was ended from outside.
+    """
 
     def __init__(self) -> None:
         self.unshared: set[str] = set()
@@ -52,8 +54,10 @@ class Blame:
         self._deaths_at = Counter[str | None]()
 
     def is_worth_another_try(self, death: Death, ids: Sequence[str], reason: Reason) -> bool:
-        """Whether the sequence is tried again after a death, in new processes; `ids` of what it may have been at, and
-        the reason to give for it."""
+        """Decide whether to retry the sequence in new processes after a death.
+
+        `ids` are the ops that may have been running, `reason` is the reason to record for the op at fault.
+        """
         self.deaths += 1
         self.reasons.update({ids[at]: raised for at, raised in death.raised.items()})
         culprit = None if death.at is None or death.at >= len(ids) or death.raised else ids[death.at]
@@ -75,7 +79,9 @@ class Blame:
         attempt: Callable[[Set[str]], _Answer | Death],
         reason_of: Callable[[Death], Reason],
     ) -> _Answer | Death:
-        """What an attempt with what is left of the ops came to, the last death after as many as are worth it."""
+        """Repeat an attempt with the remaining ops; return its reply, or the last death if no further try is worth
+        it.
+        """
         while True:
             remaining = [id_ for id_ in ids if id_ not in self.reasons]
             answer = attempt(set(remaining))
@@ -83,7 +89,7 @@ class Blame:
                 return answer
 
     def left_out(self) -> dict[str, Outcome]:
-        """The outcomes of what it goes on without."""
+        """Return the outcomes of the ops that were left out."""
         return {id_: unable(reason) for id_, reason in self.reasons.items()}
 
 
@@ -96,7 +102,7 @@ def task_of(
     unshared: Iterable[str],
     left_s: float | None = None,
 ) -> SequenceTask:
-    """The calls of these ops in the step, which has no others; it still lacks a heartbeat."""
+    """Return the task with the calls of these ops in the step; it still lacks a heartbeat."""
     index = {op.id: at for at, op in enumerate(ops)}
     return SequenceTask(
         ops=tuple(ops),
@@ -111,7 +117,7 @@ def task_of(
 
 
 class SequenceEngine:
-    """An `Engine` (see `lanes`) that replays the plan's sequence when the first outcome is asked for."""
+    """An `Engine` (see `lanes`) that replays the plan's sequence when the first outcome is requested."""
 
     def __init__(
         self,
@@ -124,7 +130,9 @@ class SequenceEngine:
         total_time_s: float | None = None,
         executor: Executor | None = None,
     ) -> None:
-        """`op_time_s` for each unique op is what the passes may take together; with `executor` they run in here."""
+        """`op_time_s` times the number of unique ops is the time for all passes; with `executor` they run in this
+        process.
+        """
         self._plan, self._config, self._executor = plan, config, executor
         self._passes: list[PassDone] = []
         """Told by the process since they were last handed on."""
@@ -140,7 +148,7 @@ class SequenceEngine:
         self.blame = Blame()
 
     def start(self) -> dict[str, object]:
-        """The facts of the device. Raises UsageError or EnvironmentRefused when it is missing."""
+        """Return the facts of the device. Raises UsageError or EnvironmentRefused if it is missing."""
         if self._executor is not None:
             return self._executor.facts()
         return self._workers.start()
@@ -163,11 +171,11 @@ class SequenceEngine:
         self._workers.close()
 
     def records(self, results: Sequence[OpResult]) -> tuple[SequenceResult, ...]:
-        """The record of the sequence as a whole."""
+        """Return the record of the sequence as a whole."""
         return () if self._outcome is None else (self.record_of(self._outcome, results),)
 
     def record_of(self, outcome: SequenceOutcome, results: Sequence[OpResult]) -> SequenceResult:
-        """What an outcome says of the sequence as a whole, beside the results of its ops."""
+        """Return the record of the sequence as a whole, from its outcome and the results of its ops."""
         sequence = self._plan.sequence
         assert sequence is not None
         replayed = {result.id for result in results if result.status == "replayed"}
@@ -205,7 +213,9 @@ class SequenceEngine:
         )
 
     def _fresh_bytes(self, ids: Sequence[str], replayed: Set[str]) -> int:
-        """Bytes of the results of these calls that are too large for glibc to keep their memory by default."""
+        """Return the bytes of those results of these calls that are too large for glibc to keep their memory by
+        default.
+        """
         sizes = {op.id: need_of(op).outputs for op in self._plan.ops if op.id in replayed}
         return sum(size for id_ in ids if (size := sizes.get(id_, 0)) >= MAPPED_BYTES)
 
@@ -271,6 +281,6 @@ class SequenceEngine:
             return Death(how="over", cause=Reason("failed", f"the device is lost: {error}"))
 
     def _outcome_of(self, op: ReplayOp, outcome: SequenceOutcome) -> Outcome:
-        """What became of one op."""
+        """Return the outcome of one op."""
         spent = f"no pass was over within {self._total_time_s or 0.0:g} s (--set total_time)"
         return outcome.outcomes.get(op.id) or unable(Reason("out of time", spent))

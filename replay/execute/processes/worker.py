@@ -1,7 +1,7 @@
 # pyright: strict
-"""The child process that runs ops, seen from inside: tasks in, outcomes out, and it dies with its parent.
+"""The code of the child process that runs ops: receives tasks, sends outcomes, and dies with its parent.
 
-Started by `runner` beside it; nothing else imports it.
+Started by `runner` in the same package; nothing else imports it.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from opreplay.replay.results.outcome import Outcome
 
 
 def serve(descriptor: int, parent: int) -> None:
-    """Work on tasks from the socket until it closes."""
+    """Process tasks from the socket until it closes."""
     # A scheduler that ends a job tells all its processes. An op in flight must not be taken for one that failed: the
     # parent decides. A handler, since what is ignored would be ignored by programs that an op starts.
     signal.signal(signal.SIGTERM, lambda number, frame: None)
@@ -51,7 +51,7 @@ def serve(descriptor: int, parent: int) -> None:
 
 
 def _checked(executor: Executor, outcome: Outcome) -> Outcome:
-    """The outcome of an op that raised, marked when the device is lost with it, as a CUDA context is."""
+    """Return the outcome of an op that raised, marked if the device is lost with it, as a CUDA context is."""
     try:
         executor.synchronize()
     except Exception:
@@ -62,7 +62,7 @@ def _checked(executor: Executor, outcome: Outcome) -> Outcome:
 def run_sequence(
     executor: Executor, config: WorkerConfig, task: SequenceTask, tell: Callable[[PassDone], None]
 ) -> SequenceOutcome:
-    """What becomes of a sequence here, with as much memory as it may have."""
+    """Run a sequence in this process within its memory budget, and return the outcome."""
     from opreplay.replay.execute.sequence.passes import serve_sequence
 
     if config.options.device == "cpu":

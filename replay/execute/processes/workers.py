@@ -1,9 +1,8 @@
 # pyright: strict
-"""Processes that are started together, given a task each, and ended together: one that runs ops, or the ranks of a
-process group.
+"""Processes that start together, get a task each, and end together: one that runs ops, or the ranks of a process group.
 
-Owns start, task, reply, death and restart of them all. Where they run is the caller's (`launch` and `listen`), and so
-is what becomes of a task that ended them.
+Owns start, task, reply, death and restart of all of them. The caller decides where they run (`launch` and `listen`),
+and how to handle a task that ended them.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ LONGEST_WAIT_S = 3600.0
 
 
 class Peer(Protocol):
-    """A process and the way to it, as `Child` is one on this machine."""
+    """A process and the connection to it, like `Child` on this machine."""
 
     facts: dict[str, object] | None
 
@@ -50,7 +49,7 @@ class Peer(Protocol):
 
 
 class Death(msgspec.Struct, frozen=True, kw_only=True):
-    """Why a task came to nothing; all processes are ended by then."""
+    """Why a task has no result; all its processes have ended."""
 
     how: Literal["died", "hung", "stopped", "over", "said"]
     """Ended by itself or a signal; silent for too long; so, and stopped by a signal; the run's time is spent; one said
@@ -69,21 +68,21 @@ class Death(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Heartbeats:
-    """A file a process, into which it writes what it is at."""
+    """One file per process, into which the process writes its current op."""
 
     def __init__(self, count: int, *, calls: int) -> None:
-        """What is at an index below `calls` waits for no other process."""
+        """An op with an index below `calls` waits for no other process."""
         self.calls = calls
         self._files = [Unnamed() for _ in range(count)]
         for file in self._files:
             os.write(file.fileno(), BEAT.pack(-1, 0))
 
     def paths(self) -> list[str]:
-        """Where each process writes."""
+        """Return the file of each process."""
         return [file.path for file in self._files]
 
     def read(self) -> list[tuple[int, int]]:
-        """(what it is at, how often it said so) of each process."""
+        """Return (index of the current op, number of heartbeats) of each process."""
         return [BEAT.unpack(os.pread(file.fileno(), BEAT.size, 0)) for file in self._files]
 
     def __enter__(self) -> Heartbeats:
@@ -99,13 +98,16 @@ Launch = Callable[[dict[str, object], ExitStack], Iterable[Peer]]
 
 
 def readable(peers: Sequence[Peer], timeout_s: float) -> list[Peer]:
-    """Children of this process that have something to say; waits for one."""
+    """Wait for children of this process, and return those with a message."""
     return cast("list[Peer]", wait(cast("list[Any]", peers), timeout_s))
 
 
 class Workers:
-    """One or more processes that work on a task together; who has several of these calls `hand_out`, waits until one is
-    readable or its deadline is over, and has it `take` what is said. Nothing is left running when a method raises."""
+    """One or more processes that work on a task together.
+
+    To use several, call `hand_out` on each, wait until one is readable or its deadline is over, and call its `take`. No
+    process is left running when a method raises.
+    """
 
     def __init__(
         self,
@@ -118,8 +120,12 @@ class Workers:
         interim: type[msgspec.Struct] = PassDone,
         on_interim: Callable[[Any], None] | None = None,
     ) -> None:
-        """`limit_s` without a word or a heartbeat end a task, and so do `until`, on the monotonic clock, and a process
-        that is stopped at two looks, `look_s` apart; `on_interim` is told what processes say before they answer."""
+        """Three things end a task: `limit_s` without a message or heartbeat, `until` (monotonic clock), a stopped
+        process.
+
+        A process counts as stopped if it is stopped at two checks, `look_s` apart. `on_interim` gets the messages that
+        processes send before they reply.
+        """
         self._launch, self.limit_s, self._until, self._look_s = launch, limit_s, until, look_s
         self._listen, self._interim, self._on_interim = listen, interim, on_interim
         self._stopped_since: float | None = None
@@ -152,16 +158,16 @@ class Workers:
 
     @property
     def is_starting(self) -> bool:
-        """Whether there are processes, not all of which are ready yet."""
+        """Whether processes exist and some of them are not ready yet."""
         return bool(self.peers) and not self.is_ready
 
     @property
     def pids(self) -> list[int]:
-        """Of the processes on this machine."""
+        """Process ids on this machine."""
         return [peer.process.pid for peer in self.peers if isinstance(peer, Child)]
 
     def fileno(self) -> int:
-        """Descriptor that is readable when the only process has something to say."""
+        """Return the descriptor that is readable when the only process has a message."""
         (peer,) = self.peers
         assert isinstance(peer, Child)
         return peer.fileno()
@@ -179,7 +185,7 @@ class Workers:
         self.deadline = min(peer.next_look() for peer in self.peers)
 
     def start(self) -> dict[str, object]:
-        """Wait until all are ready; the facts of the first. Raises UsageError or EnvironmentRefused."""
+        """Wait until all are ready; return the facts of the first. Raises UsageError or EnvironmentRefused."""
         if not self.peers:
             self.open()
         while not self.is_ready:
@@ -195,16 +201,16 @@ class Workers:
             self._send()
 
     def run(self, tasks: Sequence[msgspec.Struct], beats: Heartbeats | None = None) -> list[Any] | Death:
-        """What all processes say of their tasks, in order; or why they came to nothing."""
+        """Return the replies of all processes to their tasks, in order; or why there are none."""
         self.hand_out(tasks, beats)
         while (answer := self.take(waits=True)) is None:
             pass
         return answer
 
     def take(self, *, waits: bool = False) -> list[Any] | Death | None:
-        """Take what the processes say or end with; None while there is more to come.
+        """Process the messages or the end of the processes; return None until all have replied.
 
-        Raises UsageError or EnvironmentRefused when they cannot be had, and whatever ends the run (Ctrl-C).
+        Raises UsageError or EnvironmentRefused if they cannot be started, and any exception that ends the run (Ctrl-C).
         """
         try:
             left_s = min(max(0.0, self.deadline - monotonic()), LONGEST_WAIT_S) if waits else 0.0
@@ -223,7 +229,7 @@ class Workers:
         return answer
 
     def close(self) -> None:
-        """End the processes; they have `GRACE_S` to do so by themselves, unless they are at work."""
+        """End the processes; they have `GRACE_S` to exit on their own, unless they are working on a task."""
         self.end(grace_s=0.0 if self._tasks else GRACE_S)
 
     def end(self, *, grace_s: float = 0.0) -> None:
@@ -239,7 +245,7 @@ class Workers:
         self._patient_until = inf
 
     def _receive_ready(self, places: Sequence[int]) -> None:
-        """Take the first words of processes. Raises UsageError or EnvironmentRefused as `take`."""
+        """Receive the first messages of processes. Raises UsageError or EnvironmentRefused as `take`."""
         late = monotonic() >= self.deadline and not places
         for place in self._waiting[:] if late else places:
             if why := self.peers[place].overdue() if late else self._receive_first(place):
@@ -259,7 +265,9 @@ class Workers:
         return None
 
     def _receive_first(self, place: int) -> str:
-        """Why a process that has something to say is not ready; "" where it is, or may have missed another one."""
+        """Return why a process that sent a message is not ready; "" if it is ready, or may only lack another
+        process.
+        """
         self._waiting.remove(place)
         peer = self.peers[place]
         try:
@@ -269,7 +277,7 @@ class Workers:
             return ""
 
     def _start_again(self, who: str, why: str) -> None:
-        """New processes for some that were not ready in time or died before that. Raises EnvironmentRefused."""
+        """Restart all processes because some were not ready in time or died before. Raises EnvironmentRefused."""
         self._failed_starts += 1
         again = self.starts > 0 or any(peer.was_killed for peer in self.peers)
         tasks = self._tasks
@@ -296,7 +304,7 @@ class Workers:
         return silent if self._beats is None else min(silent, monotonic() + POLL_S)
 
     def _receive_answers(self, places: Sequence[int]) -> list[Any] | Death | None:
-        """What processes answer to their tasks."""
+        """Receive the replies of processes to their tasks."""
         for place in places:
             peer = self.peers[place]
             reply = peer.receive()
@@ -316,7 +324,7 @@ class Workers:
         return self._overdue(silent=not places)
 
     def _note_failure(self, place: int, reply: object) -> None:
-        """Remember the first rank that said that it could not, or one that says which ops raised."""
+        """Store the first rank that reports a failure, or one that reports which ops raised."""
         if not isinstance(reply, RankReply | SharedStepOutcome) or reply.reason is None:
             return
         raised = reply.raised if isinstance(reply, SharedStepOutcome) else {}
@@ -325,7 +333,7 @@ class Workers:
             self._patient_until = min(self._patient_until, monotonic() + AFTER_ERROR_S)
 
     def _overdue(self, *, silent: bool) -> Death | None:
-        """What ends a task of processes that say nothing."""
+        """Return why a task whose processes are silent ends now; None if it continues."""
         now, seen = monotonic(), self._beats.read() if self._beats is not None else []
         if seen != self._seen:
             self._seen, self._moved = seen, now
@@ -335,7 +343,7 @@ class Workers:
             if now >= self._patient_until:
                 return self._failed
             if now >= self._until:
-                return self._death("over", Reason("out of time", "the run's time was over (--set total_time)"), 0)
+                return self._death("over", Reason("out of time", "the run's time was used up (--set total_time)"), 0)
             if now >= self._moved + self.limit_s:
                 return self._failed or self._hung()
             if self._look_s < inf and self._is_stopped_since(now - self._look_s):
@@ -344,7 +352,9 @@ class Workers:
         return None
 
     def _is_stopped_since(self, time: float) -> bool:
-        """Whether a process that has not answered is stopped, and was at a look at that time."""
+        """Check whether a process that has not replied is stopped, and was already stopped at the check at that
+        time.
+        """
         if not any(self.peers[place].is_stopped for place in self._waiting):
             self._stopped_since = None
         elif self._stopped_since is None:
@@ -352,7 +362,9 @@ class Workers:
         return self._stopped_since is not None and self._stopped_since <= time
 
     def _hung(self) -> Death:
-        """Of processes of which none moves: one that is stopped, else one that is at a call: the others wait for it."""
+        """Return the process at fault when none makes progress: a stopped one, otherwise one at a call that the others
+        wait for.
+        """
         stopped = [place for place in self._waiting if self.peers[place].is_stopped]
         if stopped:
             return self._death("stopped", Reason("worker lost", "stopped from outside"), *stopped, signalled=True)

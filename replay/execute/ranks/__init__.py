@@ -1,2 +1,4 @@
 # pyright: strict
-"""Collectives on real process groups: processes that are the ranks, and who starts, feeds and ends them."""
+"""Collectives on real process groups: the processes that are the ranks, and the code that starts, feeds and ends
+them.
+"""

@@ -1,5 +1,5 @@
 # pyright: strict
-"""The ranks of a process group on this machine, and what is told of ranks that broke."""
+"""The ranks of a process group on this machine, and reasons for failed ranks."""
 
 from __future__ import annotations
 
@@ -17,8 +17,10 @@ from opreplay.replay.ir.reasons import Reason
 
 
 def local_ranks(config: RankConfig, *, limit_s: float, until: float = inf) -> Workers:
-    """One child process a rank, which find each other by a file; `config` is that of every rank but for its number,
-    device and store."""
+    """Start one child process per rank; the ranks rendezvous through a file.
+
+    `config` applies to every rank, except for rank number, device and store.
+    """
 
     def launch(_: dict[str, object], files: ExitStack) -> Iterator[Child]:
         store = files.enter_context(Unnamed()).path
@@ -30,7 +32,7 @@ def local_ranks(config: RankConfig, *, limit_s: float, until: float = inf) -> Wo
 
 
 def reason_of(death: Death, world: int, limit_s: float) -> Reason:
-    """Why a group of ranks did not do its task."""
+    """Return why a group of ranks did not complete its task."""
     who = f"rank {death.ranks[0]} of {world}"
     if death.how == "died":
         return Reason("rank lost", f"{who} died: {death.cause.detail.removeprefix('memory: ')}")
@@ -44,6 +46,6 @@ def reason_of(death: Death, world: int, limit_s: float) -> Reason:
 
 
 def device_of_rank(device: str, local: int) -> str:
-    """The device of the `local`th rank on its machine: the CPU for all, else one each."""
+    """Return the device of the `local`th rank on its machine: the CPU for all, or one accelerator each."""
     kind = device.partition(":")[0]
     return "cpu" if kind == "cpu" else f"{kind}:{local}"

@@ -1,7 +1,7 @@
 # pyright: strict
-"""Collectives of a plan on ranks, all other ops by the engine that there would be without; and the figures.
+"""Runs the collectives of a plan on ranks, and all other ops on another engine; computes the figures of collectives.
 
-Owns what the ranks' times together come to, not how they are taken (`timing`) or where the ranks are (`crew`).
+Owns how the times of the ranks are combined, not how they are measured (`timing`) or where the ranks are (`crew`).
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class WithRanks:
     """An `Engine`: collectives first, while nothing else runs, then everything else."""
 
     def __init__(self, others: Engine, ranks: Workers, config: RankConfig) -> None:
-        """`config` is that of the ranks."""
+        """`config` is the configuration of the ranks."""
         self._others, self._ranks, self._rank_config = others, ranks, config
 
     def start(self) -> dict[str, object]:
@@ -58,7 +58,7 @@ class WithRanks:
             self._others.close()
 
     def share_of(self, collective: Collective) -> Share | Outcome:
-        """The collective as the ranks run it, or why they cannot."""
+        """Return the collective as the ranks run it, or the reason why they cannot."""
         world = self._rank_config.world
         try:
             return mapped(collective, world, max_bytes=self._rank_config.memory_bytes * world)
@@ -79,11 +79,11 @@ class WithRanks:
 def outcome_of(
     collective: Collective, share: Share, replies: Sequence[RankReply], *, backend: str, options: MeasureOptions
 ) -> Outcome:
-    """What the replies of all ranks come to: a sample takes as long as it takes the slowest rank."""
+    """Combine the replies of all ranks: a sample takes as long as its slowest rank."""
     members = [reply for reply in replies if reply.took_part]
     samples = [max(times_us) for times_us in zip(*(reply.samples_us for reply in members), strict=True)]
     if not samples:
-        return unable(Reason("failed", "no rank took a sample"))
+        return unable(Reason("failed", "no rank could take a sample"))
     measurement = summarize(sorted(samples), calls=members[0].calls, resolution_us=RESOLUTION_US, options=options)
     first = max((reply.first_us or 0.0 for reply in members), default=0.0)
     measurement = msgspec.structs.replace(measurement, first_call_us=first, cache="warm")
@@ -121,11 +121,11 @@ def outcome_of(
 
 
 def waiting(share: Share, replies: Sequence[RankReply]) -> tuple[float | None, float | None, WaitBy, int | None]:
-    """(transfer, wait, by what, rank that mostly came last), medians in microseconds.
+    """Return (transfer, wait, method, rank that usually arrived last); times are medians in microseconds.
 
-    On one clock a transfer lasts from when the last rank came to when the last one was done, and the first to come
-    waited until the last one did. Between clocks the rank that took shortest is the one that came last, and its time is
-    the transfer; that is so where no rank can be done before all have come, so not for what has a root.
+    With a common clock, a transfer lasts from the arrival of the last rank until the last rank is done, and the first
+    rank waited until the last one arrived. With separate clocks, the rank with the shortest time arrived last, and its
+    time is the transfer. This holds if no rank can finish before all have arrived, so not for collectives with a root.
     """
     calls = list(zip(*(zip(reply.arrived_ns, reply.done_ns, strict=True) for reply in replies), strict=False))
     if not calls:
@@ -147,13 +147,13 @@ Stamps = Sequence[tuple[int, int]]
 
 
 def _on_one_clock(call: Stamps) -> tuple[int, int, int]:
-    """(transfer, wait, which came last) of one call, in ns."""
+    """Return (transfer, wait, last rank to arrive) of one call, in ns, with a common clock."""
     last = max(range(len(call)), key=lambda rank: call[rank][0])
     came = call[last][0]
     return max(done for _, done in call) - came, came - min(arrived for arrived, _ in call), last
 
 
 def _by_shortest(call: Stamps) -> tuple[int, int, int]:
-    """The same where clocks differ."""
+    """Return (transfer, wait, last rank to arrive) of one call, in ns, with separate clocks."""
     lasted = [done - arrived for arrived, done in call]
     return min(lasted), max(lasted) - min(lasted), lasted.index(min(lasted))

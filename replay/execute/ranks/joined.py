@@ -1,8 +1,8 @@
 # pyright: strict
-"""Ranks that a launcher started, on one machine or many: rank 0 says what to run, the others run it and answer.
+"""Ranks that a launcher started, on one machine or many: rank 0 sends commands, the others run them and reply.
 
-Each process that was launched keeps the rank itself in a child, so that a rank that dies or hangs is replaced as one of
-this machine is. Messages between them go through the launcher's store: to each rank commands in order, and its answers.
+Each launched process keeps its rank in a child process, so that a rank that dies or hangs is replaced like a local one.
+Messages go through the launcher's store: commands to each rank in order, and its replies.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ PREFIX = "opreplay"
 
 
 class Over(msgspec.Struct, frozen=True, tag="over"):
-    """A rank is to end its process."""
+    """The command that ends a rank's process."""
 
     quits: bool = False
     """There will be no other one."""
 
 
 class Gone(msgspec.Struct, frozen=True, kw_only=True, tag="gone"):
-    """The process of a rank is."""
+    """The message that a rank's process is gone."""
 
     why: str
     killed: bool = False
@@ -54,7 +54,7 @@ Answer = Ready | RankReply | Gone
 
 
 class MessageStore:
-    """Commands and answers in a store. Raises EnvironmentRefused where it cannot be reached."""
+    """Commands and replies in a store. Raises EnvironmentRefused if the store cannot be reached."""
 
     def __init__(self, place: Launched) -> None:
         import torch.distributed as dist
@@ -72,13 +72,13 @@ class MessageStore:
             )
         except RuntimeError as error:
             raise EnvironmentRefused(
-                f"rank {place.rank} does not reach {place.address}:{place.port}: {str(error).splitlines()[0]}",
-                hint="MASTER_ADDR and MASTER_PORT are to name the machine of rank 0.",
+                f"rank {place.rank} cannot reach {place.address}:{place.port}: {str(error).splitlines()[0]}",
+                hint="MASTER_ADDR and MASTER_PORT must name the machine of rank 0.",
             ) from None
         self._command_counts: dict[int, int] = {}
 
     def say(self, rank: int, command: Command) -> None:
-        """Tell one rank."""
+        """Send a command to one rank."""
         number = self._command_counts.get(rank, 0)
         self._command_counts[rank] = number + 1
         self.put(f"command/{rank}/{number}", command)
@@ -94,12 +94,12 @@ class MessageStore:
 
 
 def answer_key(config: RankConfig, number: int) -> str:
-    """Where the answers of a rank are, in order; each group has its own."""
+    """Return the key of a rank's replies, numbered in order; each group has its own keys."""
     return f"answer/{config.prefix}/{config.rank}/{number}"
 
 
 class RemoteRank:
-    """A rank of another launched process, as `Child` is one of this process."""
+    """A rank of another launched process, with the interface of `Child`."""
 
     is_stopped = False
 
@@ -144,10 +144,10 @@ class RemoteRank:
 
 
 class JoinedRanks(Workers):
-    """The ranks of a launcher, as rank 0 has them."""
+    """The ranks of a launcher, as rank 0 controls them."""
 
     def __init__(self, place: Launched, config: RankConfig, *, limit_s: float) -> None:
-        """`config` is that of every rank but for its number, device and store, which follow from `place`."""
+        """`config` applies to every rank, except for rank number, device and store, which follow from `place`."""
         super().__init__(self._launched, limit_s=limit_s, listen=_spoken)
         self._place, self._config = place, config
         self._messages = MessageStore(place)
@@ -176,7 +176,7 @@ class JoinedRanks(Workers):
 
 
 def _spoken(peers: Sequence[Peer], timeout_s: float) -> list[Peer]:
-    """Ranks that have something to say; waits for one."""
+    """Wait for ranks, and return those with a message."""
     deadline = monotonic() + timeout_s
     children = [peer for peer in peers if isinstance(peer, Child)]
     while True:
@@ -190,13 +190,13 @@ def _spoken(peers: Sequence[Peer], timeout_s: float) -> list[Peer]:
 
 
 def own_config(config: RankConfig, place: Launched) -> RankConfig:
-    """The configuration of the rank that this process keeps."""
+    """Return the configuration of this process's rank."""
     device = device_of_rank(config.device, place.local_rank)
     return msgspec.structs.replace(config, rank=place.rank, device=device)
 
 
 def answer_of(child: Child) -> Answer:
-    """What a child says next, or that it is gone, or cannot work at all."""
+    """Return a child's next message, or that it is gone or cannot work at all."""
     try:
         reply = child.receive()
     except EnvironmentRefused as error:
@@ -220,7 +220,7 @@ class _LocalRank:
 
     @property
     def patience_s(self) -> float:
-        """How long rank 0 may say nothing."""
+        """How long rank 0 may be silent."""
         return ALONE_S + (0 if self._child is None else START_S)
 
     def obey(self, command: Command) -> None:
@@ -235,7 +235,7 @@ class _LocalRank:
             self._child, self._answers, self._owes = Child(self._config), 0, True
 
     def listen(self) -> None:
-        """Hand on what the child says within `POLL_S`."""
+        """Forward the child's messages that arrive within `POLL_S`."""
         if self._child is None or self._config is None or not self._owes:
             sleep(POLL_S)
         elif wait([self._child.fileno()], POLL_S):
@@ -249,9 +249,9 @@ class _LocalRank:
 
 
 def serve_joined(place: Launched) -> None:
-    """Be a rank other than 0 until rank 0 says that it is over.
+    """Act as a rank other than 0 until rank 0 ends the run.
 
-    Raises EnvironmentRefused where rank 0 is not reached, or gone.
+    Raises EnvironmentRefused if rank 0 cannot be reached, or is gone.
     """
     words = MessageStore(place)
     keeper = _LocalRank(words, place)
@@ -268,10 +268,13 @@ def serve_joined(place: Launched) -> None:
                 continue
             keeper.listen()
             if monotonic() - last > keeper.patience_s:
-                raise EnvironmentRefused(f"rank {place.rank} heard nothing of rank 0", hint="See what ended it.")
+                raise EnvironmentRefused(
+                    f"rank {place.rank} received nothing from rank 0", hint="See what ended rank 0."
+                )
     except RuntimeError as error:
         raise EnvironmentRefused(
-            f"rank {place.rank} lost rank 0: {str(error).splitlines()[0]}", hint="See what ended it."
+            f"rank {place.rank} lost its connection to rank 0: {str(error).splitlines()[0]}",
+            hint="See what ended rank 0.",
         ) from None
     finally:
         keeper.end()

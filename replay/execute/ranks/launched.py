@@ -1,5 +1,5 @@
 # pyright: strict
-"""What a launcher (torchrun, Slurm, Ray) says of this process: which rank of how many, and where rank 0 is."""
+"""Reads this process's rank, the world size and the address of rank 0 from a launcher (torchrun, Slurm, Ray)."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ DEFAULT_PORT = 29500
 
 
 class Launched(msgspec.Struct, frozen=True, kw_only=True):
-    """This process as one of those that a launcher started."""
+    """This process's place among the processes that a launcher started."""
 
     rank: int
     world: int
@@ -31,10 +31,11 @@ class Launched(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def launched(variables: Mapping[str, str] = os.environ) -> Launched | None:
-    """What the environment says; None where no launcher started this process, or it is alone.
+    """Read the launcher's settings from the environment; None if no launcher started this process, or it is the only
+    one.
 
     RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT are torch's convention, which torchrun and Ray Train follow; Slurm's
-    own variables stand in where these are missing. Raises EnvironmentRefused for numbers that are none.
+    own variables are used if these are missing. Raises EnvironmentRefused for invalid numbers.
     """
     rank = _first(variables, "RANK", "SLURM_PROCID")
     world = _first(variables, "WORLD_SIZE", "SLURM_NTASKS")
@@ -42,7 +43,9 @@ def launched(variables: Mapping[str, str] = os.environ) -> Launched | None:
     if rank is None or world is None or world < 2 or not address:
         return None
     if rank >= world:
-        raise EnvironmentRefused(f"RANK is {rank}, WORLD_SIZE {world}", hint="Ranks are 0 to WORLD_SIZE - 1.")
+        raise EnvironmentRefused(
+            f"RANK is {rank}, but WORLD_SIZE is {world}", hint="RANK must be between 0 and WORLD_SIZE - 1."
+        )
     local = _first(variables, "LOCAL_RANK", "SLURM_LOCALID")
     return Launched(
         rank=rank,
@@ -62,6 +65,6 @@ def _first(variables: Mapping[str, str], *names: str) -> int | None:
         if not text:
             continue
         if not text.isdecimal() or len(text) > 9:
-            raise EnvironmentRefused(f"{name} is {text!r}, not a number", hint="The launcher sets it.")
+            raise EnvironmentRefused(f"{name} is {text!r}, not a number", hint="The launcher must set it.")
         return int(text)
     return None

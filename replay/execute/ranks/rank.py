@@ -1,7 +1,7 @@
 # pyright: strict
-"""The process of one rank, seen from inside: collectives in, its part of the times out; it dies with its parent.
+"""The code of one rank's process: receives collectives, sends its part of the times; it dies with its parent.
 
-Started by `crew` beside it; nothing else imports it.
+Started by `crew` in the same package; nothing else imports it.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
 def serve(descriptor: int, parent: int) -> None:
-    """Join the group, then work on collectives from the socket until it closes."""
+    """Join the group, then run collectives from the socket until it closes."""
     signal.signal(signal.SIGTERM, lambda number, frame: None)
     warnings.simplefilter("ignore")
     with Parent(descriptor, parent) as starter:
@@ -49,7 +49,7 @@ def serve(descriptor: int, parent: int) -> None:
 
 
 class Rank:
-    """This process as a member of the group. Raises EnvironmentRefused where device or back-end are missing."""
+    """This process as a member of the group. Raises EnvironmentRefused if device or back-end is missing."""
 
     def __init__(self, config: RankConfig) -> None:
         import torch
@@ -72,13 +72,15 @@ class Rank:
             )
         except (RuntimeError, ValueError) as error:
             raise EnvironmentRefused(
-                f"no process group of {config.backend}: {reason_for(error).detail}",
-                hint="Is the back-end built into this torch, and may processes here connect to each other?",
+                f"could not create a process group of {config.backend}: {reason_for(error).detail}",
+                hint=(
+                    "Check that this torch includes the back-end, and that processes here may connect to each other."
+                ),
             ) from None
         self._groups: dict[tuple[int, ...], Any] = {tuple(range(config.world)): dist.group.WORLD}
 
     def facts(self) -> dict[str, object]:
-        """Of this rank's device and libraries."""
+        """Return the facts of this rank's device and libraries."""
         import torch
 
         return {
@@ -90,7 +92,7 @@ class Rank:
         }
 
     def run(self, task: RankTask) -> RankReply:
-        """This rank's part of one collective; whatever it raises becomes a reason."""
+        """Run this rank's part of one collective; exceptions become a reason."""
         me, members = self._config.rank, task.share.members
         try:
             self._group(members)
@@ -101,7 +103,7 @@ class Rank:
             return RankReply(rank=me, reason=reason_for(error))
 
     def run_step(self, step: SharedStep) -> SharedStepOutcome:
-        """This rank's part of a step; whatever it raises becomes a reason."""
+        """Run this rank's part of a step; exceptions become a reason."""
         from opreplay.replay.execute.ranks.torch.step import Raised, run_step
 
         config = self._config
@@ -129,7 +131,7 @@ class Rank:
             return SharedStepOutcome(reason=reason)
 
     def _group(self, members: tuple[int, ...]) -> Any:
-        """The process group of these ranks; every rank has to ask for it."""
+        """Return the process group of these ranks; every rank has to request it."""
         import torch.distributed as dist
 
         if members not in self._groups:
@@ -164,26 +166,26 @@ class Rank:
 
 
 def _nothing() -> None:
-    """A call on the CPU is done when it returns."""
+    """Do nothing: a call on the CPU is done when it returns."""
 
 
 def _open(config: RankConfig) -> str:
-    """The torch device of this rank. Raises EnvironmentRefused where it is missing."""
+    """Return the torch device of this rank. Raises EnvironmentRefused if it is missing."""
     import torch
     import torch.distributed as dist
 
     if not dist.is_available():
-        raise EnvironmentRefused("this torch has no torch.distributed", hint="Install a build that has it.")
+        raise EnvironmentRefused("this torch has no torch.distributed", hint="Install a build that includes it.")
     if config.backend == "gloo" and not dist.is_gloo_available():
-        raise EnvironmentRefused("this torch has no gloo", hint="Install a build that has it.")
+        raise EnvironmentRefused("this torch has no gloo", hint="Install a build that includes it.")
     if config.backend == "nccl" and not dist.is_nccl_available():
         raise EnvironmentRefused("this torch has no nccl", hint="Install a CUDA build, or use --set backend=gloo.")
     if config.device.startswith("cuda"):
         number = int(config.device.partition(":")[2] or 0)
         if number >= torch.cuda.device_count():
             raise EnvironmentRefused(
-                f"rank {config.rank} has no {config.device}: there are {torch.cuda.device_count()} devices",
-                hint="Start as many ranks as there are devices.",
+                f"rank {config.rank} has no {config.device}: there are only {torch.cuda.device_count()} devices",
+                hint="Start at most as many ranks as there are devices.",
             )
         torch.cuda.set_device(number)
     if config.device.startswith("npu"):
@@ -204,7 +206,7 @@ def _store(config: RankConfig) -> Any:
 
 
 def _host() -> str:
-    """What tells one machine's clock from another's."""
+    """Return an id that tells one machine's clock from another's."""
     try:
         return BOOT_ID.read_text(encoding="ascii").strip()
     except OSError:

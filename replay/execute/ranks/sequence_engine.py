@@ -1,8 +1,8 @@
 # pyright: strict
-"""A step with its collectives on ranks of this machine: settled in one process first, then run by all, again without
-what a rank was lost over.
+"""Replays a step with its collectives on ranks of this machine, after one process found which calls can be replayed.
 
-Owns what is tried again and what the ranks' passes come to. How a rank runs them is `torch.step`.
+Owns what is retried, without the ops over which a rank was lost, and how the ranks' passes are combined. `torch.step`
+runs them on a rank.
 """
 
 from __future__ import annotations
@@ -55,8 +55,9 @@ class SequenceOnRanks(WithRanks):
         limit_s: float,
         total_time_s: float | None,
     ) -> None:
-        """`plan` is one of `calls_alone`; `config` is for the calls, and `budget_bytes` for their tensors on each
-        rank."""
+        """`plan` comes from `calls_alone`; `config` is for the calls, and `budget_bytes` for their tensors on each
+        rank.
+        """
         assert plan.sequence is not None
         self._until = inf if total_time_s is None else monotonic() + total_time_s
         super().__init__(alone, local_ranks(rank_config, limit_s=limit_s, until=self._until), rank_config)
@@ -68,7 +69,9 @@ class SequenceOnRanks(WithRanks):
         self._blame = Blame()
 
     def outcomes(self, ops: Iterable[ReplayOp], decide: Decide) -> Iterator[Step]:
-        """Each op of the step; those that `decide` has an outcome for are left out of it."""
+        """Yield each op of the step with its outcome; ops for which `decide` has an outcome are left out of the
+        step.
+        """
         every = list(ops)
         calls = [op for op in every if op.collective is None]
         outcomes: dict[str, Outcome] = {}
@@ -94,7 +97,7 @@ class SequenceOnRanks(WithRanks):
             yield op, outcomes[op.id]
 
     def records(self, results: Sequence[OpResult]) -> tuple[SequenceResult, ...]:
-        """The record of the sequence as a whole, with the ranks' passes where there are any."""
+        """Return the record of the sequence as a whole, with the ranks' passes if there are any."""
         if not self._replies:
             return self._alone.records(results)
         replayed = {result.id for result in results if result.status == "replayed"}
@@ -140,11 +143,11 @@ class SequenceOnRanks(WithRanks):
         if isinstance(share, Outcome):
             return share
         if share.part < 1.0:
-            return unable(Reason("budget", f"{share.note}: no step has a part of it (--set max_op_memory)"))
+            return unable(Reason("budget", f"{share.note}: steps cannot run a part of it (--set max_op_memory)"))
         return MappedCollective(op=op, collective=collective, share=share)
 
     def _on_ranks(self, calls: list[ReplayOp], collectives: Sequence[MappedCollective]) -> dict[str, Outcome]:
-        """Outcomes of calls and collectives on the ranks, after as many new groups as it takes."""
+        """Return the outcomes of calls and collectives on the ranks, after as many new groups as needed."""
         ids = [op.id for op in calls] + [part.op.id for part in collectives]
         answer = self._blame.retried(
             ids,
@@ -159,7 +162,7 @@ class SequenceOnRanks(WithRanks):
         return {part.op.id: lost for part in collectives} | self._blame.left_out()
 
     def _tried(self, calls: list[ReplayOp], parts: list[MappedCollective]) -> dict[str, Outcome] | Death:
-        """Outcomes of these calls and collectives on one group of ranks; none without collectives."""
+        """Return the outcomes of these calls and collectives on one group of ranks; none without collectives."""
         if not parts:
             return {}
         step, self._ran = self._step(calls, parts)
@@ -172,7 +175,7 @@ class SequenceOnRanks(WithRanks):
         return self._outcomes(answer, calls, parts)
 
     def _step(self, ops: list[ReplayOp], parts: list[MappedCollective]) -> tuple[SharedStep, list[CollectiveCall]]:
-        """What every rank is to run, and the recorded collectives in it."""
+        """Return the step that every rank runs, and the recorded collectives in it."""
         number = {part.op.id: at for at, part in enumerate(parts)}
         sequence = without_calls(self._sequence, {op.id for op in ops} | set(number))
         # What is left of the run's time also has to do for starting and for passes that do not count.
@@ -200,7 +203,9 @@ class SequenceOnRanks(WithRanks):
     def _outcomes(
         self, replies: Sequence[SharedStepOutcome], calls: list[ReplayOp], parts: list[MappedCollective]
     ) -> dict[str, Outcome]:
-        """Of calls the times of the first rank; of collectives those of all, from being asked for to the end."""
+        """Return the outcomes: calls with the times of the first rank; collectives with those of all ranks, from issue
+        to end.
+        """
         first, backend = replies[0].calls.outcomes, self._rank_config.backend
         missing = unable(Reason("failed", "no times from the first rank"))
         outcomes = {op.id: first.get(op.id, missing) for op in calls}
@@ -216,12 +221,14 @@ class SequenceOnRanks(WithRanks):
 
 
 def _slowest(times_us: Iterable[Sequence[float]]) -> tuple[float, ...]:
-    """Of each pass what the slowest rank took, from the times of each rank."""
+    """Return the time of the slowest rank in each pass, from the times of each rank."""
     return tuple(max(of_pass) for of_pass in zip(*times_us, strict=True))
 
 
 def calls_alone(plan: ReplayPlan) -> ReplayPlan:
-    """The plan whose sequence has collectives beside its calls alone, also where a capture has them among the calls."""
+    """Return the plan with collectives separate from the calls of its sequence, even if a capture has them among the
+    calls.
+    """
     sequence: RecordedSequence | None = plan.sequence
     assert sequence is not None
     beside = with_collectives_beside(sequence, {op.id for op in plan.ops if op.collective is not None})

@@ -1,11 +1,11 @@
 # pyright: strict
-"""How long the tensors of a sequence live and what they take together, kept under a budget; pure, knows no torch.
+"""Lifetimes and total size of a sequence's tensors, kept within a memory budget; pure, independent of torch.
 
-Owns the count of bytes and what is recycled where they are too many. Which tensor is which is `linking`.
+Owns the count of bytes and what is recycled over the budget. `linking` owns the identity of tensors.
 
-A result lives until its last use in the step, and a tensor from outside as long as the sequence runs. Where that is
-more than the budget, tensors from outside that one argument of one op takes in turns share memory, the largest first;
-then those are made anew for each call; then results whose next use is farthest are dropped early, and made anew.
+A result lives until its last use in the step, and an external tensor as long as the sequence runs. If that exceeds the
+budget, external tensors that one argument of one op uses in turn share memory, the largest first; then they are created
+for each call; then results whose next use is farthest are dropped early, and recreated.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ NEVER = 1 << 60
 
 
 class MemoryPlan(msgspec.Struct, frozen=True, kw_only=True):
-    """A linked sequence that keeps to a budget."""
+    """A linked sequence that fits a memory budget."""
 
     linked: Linked
     drops: tuple[tuple[Value, ...], ...]
@@ -42,9 +42,9 @@ class MemoryPlan(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def plan_memory(ops: Sequence[ReplayOp], linked: Linked, budget_bytes: float = math.inf) -> MemoryPlan:
-    """The sequence so that its tensors take at most `budget_bytes` at any time.
+    """Return the sequence planned so that its tensors take at most `budget_bytes` at any time.
 
-    Raises ValueError where a single op needs more: such ones are to be left out before.
+    Raises ValueError if a single op needs more: leave out these ops beforehand.
     """
     sizes = _Sizes(ops)
     whole = _Sweep(ops, sizes, linked, math.inf).result()
@@ -62,7 +62,7 @@ def plan_memory(ops: Sequence[ReplayOp], linked: Linked, budget_bytes: float = m
 
 
 def need_bytes(op: ReplayOp) -> int:
-    """An op with all its arguments and results: a budget below that has no room for it."""
+    """Return the bytes of an op with all its arguments and results: the smallest budget that it fits into."""
     inputs = sum(0 if meta is None else budget.tensor_bytes(meta) for _, _, meta in tensors_of(op))
     outputs = sum(0 if meta is None else budget.tensor_bytes(meta) for meta in results_of(op))
     # `need_of` knows what an op takes whose results nobody knows.
@@ -82,7 +82,9 @@ class _Sizes:
 
 
 def _recycled(linked: Linked, sizes: _Sizes, room: float) -> tuple[Linked, int]:
-    """Tensors from outside within `room` bytes as far as sharing goes: one argument of one op keeps at least one."""
+    """Reduce external tensors to `room` bytes as far as sharing allows: one argument of one op keeps at least one
+    tensor.
+    """
     groups: dict[tuple[int, int], list[int]] = defaultdict(list)
     for number, tensor in enumerate(linked.outside):
         groups[tensor.op, tensor.argument].append(number)
@@ -103,7 +105,7 @@ def _recycled(linked: Linked, sizes: _Sizes, room: float) -> tuple[Linked, int]:
 
 
 def _made_anew(linked: Linked, sizes: _Sizes, room: float) -> Linked:
-    """The largest tensors from outside made for each call, until the others take at most `room` bytes."""
+    """Create the largest external tensors for each call, until the others take at most `room` bytes."""
     tensor_bytes = sizes.outside(linked)
     total = sum(tensor_bytes)
     target = list(range(len(tensor_bytes)))
@@ -116,7 +118,7 @@ def _made_anew(linked: Linked, sizes: _Sizes, room: float) -> Linked:
 
 
 def _renumbered(linked: Linked, target: Sequence[int]) -> Linked:
-    """With tensor `target[n]` in place of the one from outside numbered n; -1 is one made for its call."""
+    """Replace external tensor n by tensor `target[n]`; -1 means a tensor created for its call."""
     remaining = sorted(set(target) - {-1})
     number = {old: new for new, old in enumerate(remaining)}
 
@@ -134,7 +136,7 @@ def _renumbered(linked: Linked, target: Sequence[int]) -> Linked:
 
 
 class _Sweep:
-    """One pass over the calls that counts what is alive, and drops early what does not fit."""
+    """One pass over the calls that counts live bytes, and drops early what does not fit."""
 
     def __init__(self, ops: Sequence[ReplayOp], sizes: _Sizes, linked: Linked, limit: float) -> None:
         self._ops, self._sizes, self._linked, self._limit = ops, sizes, linked, limit
@@ -155,7 +157,7 @@ class _Sweep:
         self._in_place = list(map(makes_no_memory, ops))
 
     def result(self) -> MemoryPlan:
-        """The plan of this pass. Raises ValueError where it cannot keep to the limit."""
+        """Return the plan of this pass. Raises ValueError if it cannot stay within the limit."""
         sources: list[tuple[Source, ...]] = []
         drops: list[tuple[Value, ...]] = []
         remade = 0
@@ -179,7 +181,7 @@ class _Sweep:
         )
 
     def _fitting(self, place: int, index: int, sources: tuple[Source, ...], early: list[Value]) -> tuple[Source, ...]:
-        """The sources of a call as they can be had within the limit; `early` gets what had to go."""
+        """Return the sources of a call that fit the limit; append the dropped values to `early`."""
         available = tuple(self._still_there(source) for source in sources)
         while self._total(index, available) > self._limit:
             used = {self._memory_of[source.value] for source in available if source.value is not None}
@@ -200,7 +202,7 @@ class _Sweep:
         return Source("own") if source.value is not None and source.value not in self._memory_of else source
 
     def _total(self, index: int, sources: Sequence[Source]) -> int:
-        """All that is there while the call runs."""
+        """Return the total bytes alive while the call runs."""
         # An initializer makes all arguments of a call, though only some of them are asked for.
         argument_bytes = sum(self._sizes.inputs[index]) if any(source.kind == "own" for source in sources) else 0
         shared = bool(sources) and self._in_place[index] and sources[0].kind != "absent" and not argument_bytes
@@ -215,7 +217,7 @@ class _Sweep:
         return values
 
     def _next_use(self, memory: int, place: int) -> int:
-        """First call after `place` that uses what lies there."""
+        """Return the first call after `place` that uses this memory."""
         next_use = NEVER
         for value in self._values[memory]:
             uses = self._uses[value]
@@ -224,7 +226,7 @@ class _Sweep:
         return next_use
 
     def _add_results(self, place: int, index: int, sources: Sequence[Source]) -> None:
-        """Take the results in; those of a view or of an op in place lie where its first argument does."""
+        """Add the call's results; results of a view or in-place op use the memory of its first argument."""
         first = sources[0] if sources and self._in_place[index] else Source("absent")
         root = None if first.value is None else self._memory_of[first.value]
         if first.kind in ("outside", "own"):
@@ -235,14 +237,14 @@ class _Sweep:
             self._values[memory].append(Value(place, output))
 
     def _room(self, size: int) -> int:
-        """A memory of so many bytes; 0 for one that is there anyway."""
+        """Allocate memory of this many bytes; 0 for memory that exists anyway."""
         self._next += 1
         self._bytes[self._next], self._values[self._next] = size, []
         self._live += size
         return self._next
 
     def _after(self, place: int, index: int, sources: Sequence[Source]) -> tuple[Value, ...]:
-        """Results that nothing uses after this call; they are taken out."""
+        """Remove and return the results that nothing uses after this call."""
         candidates = {Value(place, output) for output in range(len(self._sizes.outputs[index]))}
         candidates |= {source.value for source in sources if source.value is not None}
         done: list[Value] = []

@@ -1,9 +1,9 @@
 # pyright: strict
 """A sequence from its ops to its outcome, inside the process that runs it; owns neither the process nor its end.
 
-Ops that cannot be made ready are left out. The others are linked and run once while everything is looked at; what that
-finds (an op that raises, a result that is not what the plan expects) changes the links, until a pass finds nothing.
-Then the passes follow that count.
+Ops that cannot be prepared are left out. The others are linked and run once with all checks; a finding (an op that
+raises, a result that the plan does not expect) changes the links, until a pass has no finding. Then the measured passes
+follow.
 """
 
 from __future__ import annotations
@@ -55,20 +55,20 @@ Tell = Callable[[PassDone], None]
 
 
 class TimeIsUp(Exception):
-    """The run may take no longer."""
+    """The run's time limit is reached."""
 
 
 class LostDevice(Exception):
-    """The device takes no more work from this process."""
+    """The device accepts no more work from this process."""
 
 
 def serve_sequence(
     executor: Executor, task: SequenceTask, *, seed: int, options: MeasureOptions, op_bytes: int, tell: Tell
 ) -> SequenceOutcome:
-    """Replay the sequence of `task`. Raises LostDevice, and nothing else but what is meant to end the process.
+    """Replay the sequence of `task`. Raises LostDevice, and otherwise only exceptions that end the process.
 
-    Without a whole pass that counts there are no times.
-    `op_bytes` is what a single op may need; `tell` is called after each pass.
+    Without a complete measured pass there are no times. `op_bytes` is the limit of a single op's memory; `tell` is
+    called after each pass.
     """
     parts = executor.for_sequences()
     limit = live_bytes(parts, task)
@@ -82,7 +82,7 @@ def serve_sequence(
 
 
 def live_bytes(parts: SequenceParts, task: SequenceTask) -> int:
-    """What all tensors of a sequence may take together."""
+    """Return the limit for all tensors of a sequence together, in bytes."""
     if task.budget_bytes is not None:
         return task.budget_bytes
     free = parts.free_bytes()
@@ -90,7 +90,7 @@ def live_bytes(parts: SequenceParts, task: SequenceTask) -> int:
 
 
 class Heartbeat:
-    """A file that says which op this process is at, also when it is gone."""
+    """A file that records this process's current op, and stays readable after the process dies."""
 
     def __init__(self, path: str) -> None:
         self._file = Path(path).open("r+b")  # noqa: SIM115 - closed with the heartbeat
@@ -98,7 +98,7 @@ class Heartbeat:
         self._beats = 0
 
     def __call__(self, index: int) -> None:
-        """This process is now at the op of this index in the task; -1 between ops."""
+        """Record that this process is at the op with this index in the task; -1 between ops."""
         self._beats += 1
         BEAT.pack_into(self._memory, 0, index, self._beats)
 
@@ -114,7 +114,7 @@ class Heartbeat:
 
 
 class SequenceRun:
-    """One task on its way."""
+    """One task in progress."""
 
     def __init__(
         self, parts: SequenceParts, task: SequenceTask, seed: int, op_bytes: int, limit: int, beat: Heartbeat
@@ -137,7 +137,7 @@ class SequenceRun:
         self._pass_s = 0.0
 
     def make_ready(self) -> None:
-        """Find and fill each op once, to learn how it is called."""
+        """Resolve and fill each op once, to learn how to call it."""
         for index, op in enumerate(self._task.ops):
             self._at(index)
             try:
@@ -151,7 +151,7 @@ class SequenceRun:
                 self.reasons[op.id] = reason_for(error)
 
     def settled(self, tell: Tell) -> Program:
-        """The program whose first pass found nothing that changes it."""
+        """Repeat the checking pass until it has no finding that changes the program, and return the program."""
         number = 0
         while True:
             number += 1
@@ -169,7 +169,7 @@ class SequenceRun:
             del program  # its tensors are gone before others are made
 
     def measured(self, program: Program, options: MeasureOptions, resolution_us: float, tell: Tell) -> SequenceOutcome:
-        """The passes that count, and what they come to."""
+        """Run the measured passes and return the outcome."""
         assert self._plan is not None
         calls = self.calls()
         samples: dict[int, array[float]] = defaultdict(lambda: array("d"))
@@ -217,43 +217,45 @@ class SequenceRun:
         return self.outcome(samples, sums, walls, refilled, options, resolution_us, interrupted)
 
     def made_up(self, program: Program) -> None:
-        """Keep what is to be said of the ops whose values the passes of a program refilled."""
+        """Record notes on the ops whose values the passes of a program refilled."""
         for number, (before, after) in program.made_up().items():
             notes = [*([OUTSIDE_DOMAIN] if before else []), *([NOT_FINITE] if after else [])]
             self._made_up[self._numbers[number]] = tuple(Assumption(argument=VALUES, what=what) for what in notes)
 
     def places(self) -> list[int]:
-        """Place of each call of the task, and of its end, among the calls of the program."""
+        """Return the place of each call of the task, and of its end, among the calls of the program."""
         there = set(self._numbers)
         return [0, *accumulate(index in there for index in self._task.calls)]
 
     def calls(self) -> list[int]:
-        """Index in the task of the op of each call of the program."""
+        """Return the task index of the op of each call of the program."""
         assert self._plan is not None
         return [self._numbers[index] for index in self._plan.linked.calls]
 
     def index_of(self, number: int) -> int:
-        """Index in the task of the op of this number in the program."""
+        """Return the task index of the op with this number in the program."""
         return self._numbers[number]
 
     def at_call(self, number: int) -> None:
-        """The op of this number in the program is next. Raises TimeIsUp where there is no time for it."""
+        """Record that the op with this number in the program is next. Raises TimeIsUp if there is no time left for
+        it.
+        """
         self._at(self._numbers[number])
 
     def left_out(self) -> dict[str, Outcome]:
-        """The outcomes of ops that the program does not have, by id."""
+        """Return the outcomes of ops that the program left out, by id."""
         return {id_: unable(reason) for id_, reason in self.reasons.items()}
 
     def leave_out(self, raised: Mapping[int, Exception]) -> None:
-        """Ops that raised after all, by their place in the program."""
+        """Leave out ops that raised in a later pass, given by their place in the program."""
         for at, error in raised.items():
             self._check_device(error)
             self.reasons[self._task.ops[self._numbers[at]].id] = reason_for(error)
 
     def _warm_up(self, program: Program) -> None:
-        """One pass that does not count: in the first one everything was looked at, which is no way to fill a cache.
+        """Run one pass that does not count: the first pass ran checks, which fill the caches in another way.
 
-        None where a pass is longer than all of them may take.
+        Do nothing if one pass is longer than the time for all passes.
         """
         if self._pass_s > self._task.time_s:
             return
@@ -262,7 +264,7 @@ class SequenceRun:
         program.mend()
 
     def _at(self, index: int) -> None:
-        """The op of this index in the task is next. Raises TimeIsUp where there is no time for it."""
+        """Record that the op with this index in the task is next. Raises TimeIsUp if there is no time left for it."""
         if perf_counter() > self._ends:
             raise TimeIsUp
         self._beat(index)
@@ -277,7 +279,7 @@ class SequenceRun:
         if (need := need_bytes(resolved)) > self._limit:
             needs, limit = budget.readable(need), budget.readable(self._limit)
             raise NotReplayable(
-                Reason("budget", f"needs {needs}, all tensors may take {limit} (--set max_live_memory)")
+                Reason("budget", f"needs {needs}, but all tensors together may take {limit} (--set max_live_memory)")
             )
         filled = self._parts.fill(resolved, function, self._seed, notes)
         self._ops[index], self._functions[index] = filled.op, function
@@ -287,7 +289,7 @@ class SequenceRun:
             self._ruled.add(op.id)
 
     def _linked(self) -> Program:
-        """The ops that are left, linked within the budget, with their tensors."""
+        """Return the program of the remaining ops, linked within the budget, with their tensors."""
         self._numbers = [index for index in sorted(self._forms) if self._task.ops[index].id not in self.reasons]
         place = {index: at for at, index in enumerate(self._numbers)}
         ops = [self._ops[index] for index in self._numbers]
@@ -310,14 +312,14 @@ class SequenceRun:
         return self._parts.fill(self._ops[index], self._functions[index], self._seed, ())
 
     def _raised(self, at: int, error: Exception, *, last: bool) -> None:
-        """An op that raised gets arguments of its own; one that had them is left out."""
+        """Give an op that raised arguments of its own; leave it out if it already had them."""
         op = self._ops[self._numbers[at]]
         if op.id in self._unshared or last:
             self.reasons[op.id] = reason_for(error)
         self._unshared.add(op.id)
 
     def _check_device(self, error: Exception) -> None:
-        """Raises LostDevice when the device is lost with the error, as a CUDA context is."""
+        """Raise LostDevice if the device is lost with the error, as a CUDA context is."""
         try:
             self._parts.synchronize()
         except Exception:
@@ -339,9 +341,9 @@ class SequenceRun:
         resolution_us: float,
         interrupted: Mapping[int, int] | None = None,
     ) -> SequenceOutcome:
-        """What came of samples by index of the op in the task, and of passes.
+        """Return the outcome from the samples, by index of the op in the task, and from the passes.
 
-        `interrupted`: how many of the samples held time in which another program had the processor.
+        `interrupted` counts the samples during which another program had the processor.
         """
         assert self._plan is not None
         outcomes = self.left_out()
@@ -381,7 +383,7 @@ class SequenceRun:
 
 
 def _interrupted(count: int, samples: int) -> list[MeasureWarning]:
-    """A warning where other programs had the processor in most samples of an op; all samples count as they are."""
+    """Return a warning if other programs had the processor in most samples of an op; all samples count unchanged."""
     if 2 * count <= samples:
         return []
     data = {"interrupted": float(count), "samples": float(samples), "left_out_share": 0.0}

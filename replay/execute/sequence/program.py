@@ -1,7 +1,7 @@
 # pyright: strict
-"""A linked sequence on a device: its tensors from outside, and one pass over its calls; owns no clock and no retry.
+"""A linked sequence on a device: its external tensors, and one pass over its calls; owns no clock and no retry.
 
-Needs torch only for tensors that it is given: an executor without any runs sequences without any.
+Needs torch only for tensors that it is given: an executor without tensors runs sequences without torch.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ Fill = Callable[[int], Filled]
 
 
 class Findings:
-    """What the first pass finds out, so that the sequence can be linked anew."""
+    """Findings of the first pass, used to link the sequence again."""
 
     def __init__(self) -> None:
         self.raised: dict[int, Exception] = {}
@@ -41,12 +41,12 @@ class Findings:
 
 
 class Program:
-    """A sequence with its tensors, to be run pass by pass."""
+    """A sequence with its tensors, ready to be run pass by pass."""
 
     def __init__(
         self, ops: Sequence[ReplayOp], plan: MemoryPlan, forms: Sequence[Form], fill: Fill, tools: Tools
     ) -> None:
-        """`forms` are the ops as they are called, without tensors."""
+        """`forms` are the calls of the ops, without tensors."""
         self._ops, self._plan, self._fill, self._tools = ops, plan, fill, tools
         self._calls = forms
         self._metas = [[meta for _, _, meta in tensors_of(op)] for op in ops]
@@ -75,21 +75,24 @@ class Program:
         """By index of the op, in any pass but the first one."""
 
     def first_pass(self, timer: Timer, at: Callable[[int], None]) -> Findings:
-        """One pass that looks at everything: what raises, what is not as planned, what is not finite."""
+        """Run one pass with all checks: calls that raise, results that differ from the plan, values that are not
+        finite.
+        """
         findings = Findings()
         self._pass(timer, at, findings)
         return findings
 
     def run_pass(self, timer: Timer, at: Callable[[int], None], beside: Callable[[int], None] | None = None) -> None:
-        """One pass as quick as it goes; `at` is told the index of the op before each call.
+        """Run one pass at full speed; `at` is called with the op's index before each call.
 
-        `beside` is told the place of each call before it, and the number of calls after the last.
+        `beside` is called with the place of each call before it, and with the number of calls after the last.
         """
         self._pass(timer, at, None, beside)
 
     def mend(self) -> int:
-        """Refill tensors from outside that calls have written to and that are not finite any more, or not in the
-        domain of their reader; how many."""
+        """Refill external tensors that calls have made non-finite or moved out of their reader's domain; return how
+        many.
+        """
         mended = 0
         for number in self._written():
             tensor = self._outside[number]
@@ -145,7 +148,7 @@ class Program:
         return tensor if meta is None else self._tools.seen_as(tensor, meta)
 
     def _arguments(self, index: int, sources: tuple[Source, ...], alive: dict[Value, Any]) -> list[Any]:
-        """The tensor arguments of a call, lists flattened."""
+        """Return the tensor arguments of a call, with lists flattened."""
         fresh: list[Any] | None = None
         tensors: list[Any] = []
         for argument, source in enumerate(sources):
@@ -162,8 +165,10 @@ class Program:
         return tensors
 
     def _is_unfit(self, place: int, returned: Any, tensors: Sequence[Any]) -> bool:
-        """Whether an op with a domain made what is not finite: its arguments in that domain are then filled before
-        each call, as its initializer fills them."""
+        """Check whether an op with a domain returned non-finite values.
+
+        Its arguments in that domain are then filled before each call, as its initializer fills them.
+        """
         linked = self._plan.linked
         index, sources = linked.calls[place], linked.sources[place]
         # What the op's own initializer made, or the user gave it, is not touched.
@@ -181,7 +186,7 @@ class Program:
         return True
 
     def _fit(self, place: int, index: int, tensors: Sequence[Any]) -> None:
-        """Fill the arguments that earlier calls leave outside the domain of this one."""
+        """Refill the arguments that earlier calls left outside the domain of this call."""
         if (unfit := self._unfit.get(place)) is None:
             return
         started = perf_counter()
@@ -191,18 +196,19 @@ class Program:
         self.aside_s += perf_counter() - started
 
     def _name(self, index: int, argument: int) -> tuple[str, str]:
-        """An op and one of its tensor arguments, by name."""
+        """Return the names of an op and one of its tensor arguments."""
         return self._ops[index].name, self._names[index][argument]
 
     def made_up(self) -> dict[int, tuple[bool, bool]]:
-        """By index of the op whose values were refilled in each pass: whether arguments, whether results were."""
+        """Return the ops whose values were refilled in each pass, by index: whether arguments, whether results were."""
         calls = self._plan.linked.calls
         before, after = ({calls[place] for place in places} for places in (self._unfit, self._refill))
         return {index: (index in before, index in after) for index in before | after}
 
     def _first_readers(self) -> dict[int, tuple[int, int]]:
-        """Number of a tensor from outside → (op, argument) that first reads it and wants it in a domain, also after
-        calls that write to it in place."""
+        """Map each external tensor to the (op, argument) that first reads it and requires a domain, also after in-place
+        writes.
+        """
         readers: dict[int, tuple[int, int]] = {}
         lies_in: dict[Value, int] = {}
         for place, (index, sources) in enumerate(zip(self._plan.linked.calls, self._plan.linked.sources, strict=True)):
@@ -219,7 +225,7 @@ class Program:
         return readers
 
     def _anew(self, index: int) -> list[Any]:
-        """All tensor arguments of an op, made for one call."""
+        """Create all tensor arguments of an op, for one call."""
         started = perf_counter()
         tensors = tensors_in(self._fill(index))
         self.aside_s += perf_counter() - started
@@ -251,7 +257,7 @@ class Program:
         self.aside_s += perf_counter() - started
 
     def _made(self, fill: Fill) -> list[Any]:
-        """The tensors from outside: the first of each argument is what the initializer made, the others are copies."""
+        """Create the external tensors: the first of each argument comes from the initializer, the others are copies."""
         wanted: dict[int, list[int]] = defaultdict(list)
         for number, origin in enumerate(self._plan.linked.outside):
             wanted[origin.op].append(number)
@@ -276,8 +282,11 @@ class Program:
         return by_number
 
     def _spread(self, index: int, argument: int) -> float | None:
-        """By what values of a matrix are made smaller, so that those of N(0, 1) stay of that size through layers and
-        back: for rows and columns alike, as Glorot and Bengio (2010) start weights. None for what is no weight."""
+        """Return the scale of a weight matrix that keeps N(0, 1) values at that size through layers and back; None if
+        no weight.
+
+        Rows and columns count alike, as in the initialization of Glorot and Bengio (2010).
+        """
         op, name = self._ops[index].name, self._names[index][argument]
         meta = self._metas[index][argument]
         if meta is None or len(meta.shape) < 2 or 0 in meta.shape or "embedding" in op:
@@ -287,7 +296,7 @@ class Program:
         return (meta.shape[0] * math.prod(meta.shape[1:])) ** -0.25
 
     def _outputs_in_use(self) -> list[tuple[int, ...]]:
-        """By place of the call: which results a later one uses."""
+        """Return, by place of the call, which results a later call uses."""
         used_outputs: dict[int, set[int]] = defaultdict(set)
         for sources in self._plan.linked.sources:
             for source in sources:
@@ -296,7 +305,7 @@ class Program:
         return [tuple(sorted(used_outputs.get(place, ()))) for place in range(len(self._plan.linked.calls))]
 
     def _written(self) -> list[int]:
-        """Numbers of the tensors from outside that a call writes to."""
+        """Return the numbers of the external tensors that a call writes to."""
         written = [[mutated for _, mutated, _ in tensors_of(op)] for op in self._ops]
         numbers: dict[int, None] = {}
         for index, sources in zip(self._plan.linked.calls, self._plan.linked.sources, strict=True):
@@ -307,13 +316,13 @@ class Program:
 
 
 def tensors_in(filled: Filled) -> list[Any]:
-    """The tensor arguments that the initializer made, lists flattened."""
+    """Return the tensor arguments that the initializer made, with lists flattened."""
     values = [(arg, filled.args[arg.name]) for arg in filled.op.args if arg.tensors]
     return [tensor for arg, value in values for tensor in ([value] if arg.type == "Tensor" else value)]
 
 
 class Form:
-    """How an op is called, with places for its tensors; holds none of them."""
+    """The call of an op with placeholders for its tensors; holds no tensors."""
 
     def __init__(self, filled: Filled, tools: Tools) -> None:
         args = [filled.args[arg.name] for arg in filled.op.args if not arg.keyword_only]
@@ -328,19 +337,19 @@ class Form:
         self._named = {name: _slot(value, places) for name, value in call.keywords.items()}
 
     def arguments(self, tensors: Sequence[Any]) -> tuple[list[Any], Mapping[str, Any]]:
-        """Positional and named arguments with these tensors."""
+        """Return positional and named arguments with these tensors."""
         named = {name: _put(slot, tensors) for name, slot in self._named.items()}
         return [_put(slot, tensors) for slot in self._positional], named
 
 
 class _Place(NamedTuple):
-    """Where a call has a tensor."""
+    """Placeholder for a tensor in a call."""
 
     number: int
 
 
 def _slot(value: Any, places: Mapping[int, list[int]]) -> Any:
-    """An argument with places for its tensors, in the order of the call where it has one twice."""
+    """Return an argument with placeholders for its tensors, in the order of the call if a tensor occurs twice."""
     if isinstance(value, list):
         slots = [_slot(item, places) for item in cast("list[Any]", value)]
         return slots if any(isinstance(slot, _Place) for slot in slots) else cast("list[Any]", value)

@@ -15,7 +15,7 @@ from opreplay.replay.ops.maths.quantize import group_scale, largest, quantize_gr
 
 
 def _arithmetic(plain_name: str, in_place_name: str, function: Callable[[Tensor, Tensor], Tensor]) -> None:
-    """Declare an op of two tensors and the form that writes to its first one."""
+    """Declare an op of two tensors and its in-place form, which writes to the first tensor."""
 
     def plain(input: Tensor, other: Tensor) -> Tensor:
         return function(input, other).to(torch.promote_types(input.dtype, other.dtype))
@@ -60,7 +60,7 @@ def gelu_fast(out: Tensor, input: Tensor) -> None:
 
 @stands_for("aiter::swiglu_and_mul", writes=("out",))
 def swiglu_and_mul(out: Tensor, input: Tensor) -> None:
-    """out = gate · sigmoid(1.702 gate) · (up + 1) of input's halves, both clamped to 7, as gpt-oss has it."""
+    """out = gate · sigmoid(1.702 gate) · (up + 1); gate and up are input's halves, clamped to 7, as in gpt-oss."""
     gate, up = input.float().chunk(2, -1)
     gate, up = gate.clamp(max=7.0), up.clamp(-7.0, 7.0)
     out.copy_(gate * torch.sigmoid(1.702 * gate) * (up + 1))
@@ -68,7 +68,7 @@ def swiglu_and_mul(out: Tensor, input: Tensor) -> None:
 
 @stands_for("aiter::silu_and_mul_quant", writes=("out", "scale"))
 def silu_and_mul_quant(out: Tensor, input: Tensor, scale: Tensor, group_size: int, limit: float) -> None:
-    """silu(first half) · second half (clamped where limit > 0), quantised by groups; scales are never shuffled."""
+    """silu(first half) · second half (clamped if limit > 0), quantised by groups; scales are never shuffled."""
     gate, up = input.float().chunk(2, -1)
     if limit > 0:
         gate, up = gate.clamp(max=limit), up.clamp(-limit, limit)

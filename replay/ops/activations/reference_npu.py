@@ -1,4 +1,4 @@
-"""torch_npu's activations, softmaxes and dropout with their gradients, and casts (`npu::*`)."""
+"""torch_npu's activations, softmaxes and dropout with their gradients, and its casts (`npu::*`)."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def gelu_mul(input: Tensor, approximate: str) -> Tensor:
 
 
 def _geglu_halves(self: Tensor, dim: int, activate_left: bool) -> tuple[Tensor, Tensor]:
-    """(activated half, the other)."""
+    """Return (half to activate, other half)."""
     first, second = self.chunk(2, dim)
     return (first, second) if activate_left else (second, first)
 
@@ -50,7 +50,7 @@ def _approximate(approximate: int) -> str:
 
 @stands_for("npu::npu_geglu")
 def geglu(self: Tensor, dim: int, approximate: int, activate_left: bool) -> tuple[Tensor, Tensor]:
-    """(other half · gelu(activated half), gelu(activated half)); the right half is activated unless told."""
+    """Return (other half · gelu(activated half), gelu(activated half)); the right half is activated by default."""
     active, other = _geglu_halves(self, dim, activate_left)
     gelu = F.gelu(active, approximate=_approximate(approximate))
     return other * gelu, gelu
@@ -79,7 +79,7 @@ def silu_(self: Tensor) -> Tensor:
 
 @stands_for("npu::npu_silu_backward")
 def silu_backward(grad_output: Tensor, x0: Tensor) -> Tensor:
-    """Gradient of SiLU at x0; x1, its result, is not needed."""
+    """Gradient of SiLU at x0; x1, the result of SiLU, is not needed."""
     return torch.ops.aten.silu_backward(grad_output, x0)
 
 
@@ -98,7 +98,7 @@ def mish_backward(grad: Tensor, input: Tensor) -> Tensor:
 
 @stands_for("npu::npu_clipped_swiglu")
 def clipped_swiglu(c: Call) -> Tensor:
-    """gpt-oss's gate: (up + bias) · gate · sigmoid(alpha · gate), both clamped; rows behind the last group are zero."""
+    """Gate of gpt-oss: (up + bias) · gate · sigmoid(alpha · gate), both clamped; rows after the last group are zero."""
     dim = c.dim
     if c.interleaved:
         pairs = c.x.unflatten(dim, (-1, 2)).movedim(dim + 1 if dim >= 0 else dim, -1)
@@ -123,13 +123,13 @@ def _scaled_mask(x: Tensor, mask: Tensor, scale: float, fixed_triu_mask: bool) -
 
 @stands_for("npu::npu_scaled_masked_softmax")
 def scaled_masked_softmax(x: Tensor, mask: Tensor, scale: float, fixed_triu_mask: bool) -> Tensor:
-    """softmax(scale · x) over the last dim, −10000 where mask is set (or above the diagonal)."""
+    """softmax(scale · x) over the last dim; masked scores (mask set, or above the diagonal) count as −10000."""
     return _scaled_mask(x, mask, scale, fixed_triu_mask).softmax(-1).to(x.dtype)
 
 
 @stands_for("npu::npu_scaled_masked_softmax_backward")
 def scaled_masked_softmax_backward(c: Call) -> Tensor:
-    """Gradient of npu_scaled_masked_softmax from its result y."""
+    """Gradient of npu_scaled_masked_softmax, computed from its result y."""
     hidden = c.mask.to(torch.bool)
     if c.fixed_triu_mask:
         hidden = torch.ones(c.y.shape[-2:], dtype=torch.bool, device=c.y.device).triu(1)
@@ -146,7 +146,7 @@ def attn_softmax_(self: Tensor) -> Tensor:
 
 @stands_for("npu::npu_attn_softmax_backward_")
 def attn_softmax_backward_(self: Tensor, grad_output: Tensor, values: Tensor) -> Tensor:
-    """Gradient of softmax with result self: of grad_output @ valuesᵀ, in place."""
+    """Gradient of softmax, in place: self is the softmax result, grad_output @ valuesᵀ is its incoming gradient."""
     upstream = grad_output.float() @ values.float().transpose(-1, -2)
     wide = self.float()
     return self.copy_((upstream - (upstream * wide).sum(-1, keepdim=True)) * wide)
@@ -154,7 +154,9 @@ def attn_softmax_backward_(self: Tensor, grad_output: Tensor, values: Tensor) ->
 
 @stands_for("npu::npu_masked_softmax_with_rel_pos_bias")
 def masked_softmax_with_rel_pos_bias(c: Call) -> Tensor:
-    """softmax(scale · x + mask + bias) over the last dim; a mask [W, S, S] goes before the heads' bias [N, S, S]."""
+    """softmax(scale · x + mask + bias) over the last dim; the mask [W, S, S] is added before the heads' bias [N, S,
+    S].
+    """
     scores = c.x.float() * c.scale_value + c.relative_pos_bias.float()
     if c.atten_mask is not None:
         scores = scores + (c.atten_mask.unsqueeze(-3) if c.atten_mask.dim() == 3 else c.atten_mask).float()
@@ -163,25 +165,25 @@ def masked_softmax_with_rel_pos_bias(c: Call) -> Tensor:
 
 @stands_for("npu::npu_dtype_cast_")
 def dtype_cast_(self: Tensor, src: Tensor) -> Tensor:
-    """self takes src's values in its own dtype."""
+    """Copy src's values into self, in self's dtype."""
     return self.copy_(src)
 
 
 @stands_for("npu::npu_dtype_cast_backward", "npu::_npu_dtype_cast_backward")
 def dtype_cast_backward(grad: Tensor, dtype: torch.dtype) -> Tensor:
-    """grad in the dtype of the input."""
+    """Return grad in the dtype of the input."""
     return grad.to(dtype, copy=True)
 
 
 @stands_for("npu::npu_format_cast_")
 def format_cast_(self: Tensor, src: Tensor) -> Tensor:
-    """self takes src's values; private layouts are not reproduced."""
+    """Copy src's values into self; private layouts are not reproduced."""
     return self.copy_(src)
 
 
 @stands_for("npu::npu_dropout_do_mask")
 def dropout_do_mask(self: Tensor, mask: Tensor, p: float) -> tuple[Tensor, Tensor]:
-    """(self where the packed mask has a one, scaled by 1 / (1 − p); the mask)."""
+    """Return (self scaled by 1 / (1 − p) if the packed mask bit is 1 and 0 otherwise, the mask)."""
     bits = torch.tensor((1, 2, 4, 8, 16, 32, 64, 128), device=mask.device, dtype=torch.uint8)
     keep = (mask.unsqueeze(-1) & bits).flatten()[: self.numel()] != 0
     scale = 0.0 if p >= 1 else 1.0 / (1.0 - p)
@@ -190,7 +192,7 @@ def dropout_do_mask(self: Tensor, mask: Tensor, p: float) -> tuple[Tensor, Tenso
 
 @stands_for("npu::_dropout_with_byte_mask", random=True)
 def dropout_with_byte_mask_pair(self: Tensor, p: float) -> tuple[Tensor, Tensor]:
-    """(self with each element kept with probability 1 − p and scaled, mask uint8)."""
+    """Return (self, each element kept with probability 1 − p and scaled; mask uint8)."""
     keep = torch.rand(self.shape, device=self.device) >= p
     scale = 0.0 if p >= 1 else 1.0 / (1.0 - p)
     return (self * keep * scale).to(self.dtype), keep.to(torch.uint8)
@@ -198,13 +200,13 @@ def dropout_with_byte_mask_pair(self: Tensor, p: float) -> tuple[Tensor, Tensor]
 
 @stands_for("npu::dropout_with_byte_mask", random=True)
 def dropout_with_byte_mask(self: Tensor, p: float, train: bool) -> Tensor:
-    """Dropout while training, else a copy."""
+    """Apply dropout in training; return a copy otherwise."""
     return dropout_with_byte_mask_pair(self, p)[0] if train else self.clone()
 
 
 @stands_for("npu::_dropout_with_byte_mask_backward")
 def dropout_with_byte_mask_backward(grad_output: Tensor, mask: Tensor, p: float) -> Tensor:
-    """grad_output where mask is set, scaled as in the forward pass."""
+    """Return grad_output masked by `mask` and scaled as in the forward pass."""
     scale = 0.0 if p >= 1 else 1.0 / (1.0 - p)
     return (grad_output * mask.to(grad_output.dtype) * scale).to(grad_output.dtype)
 
@@ -231,30 +233,30 @@ def dropout_with_add_softmax_backward(c: Call) -> tuple[Tensor, Tensor]:
 
 @stands_for("npu::npu_alloc_float_status")
 def alloc_float_status(self: Tensor) -> Tensor:
-    """Eight zeros that the overflow status is read into."""
+    """Return eight zeros, the buffer for the overflow status."""
     return torch.zeros(8, dtype=torch.float32, device=self.device)
 
 
 @stands_for("npu::npu_get_float_status", "npu::npu_clear_float_status")
 def float_status(self: Tensor) -> Tensor:
-    """A copy: nothing overflows here."""
+    """Return a copy of the status: the reference never overflows."""
     return self.clone()
 
 
 @stands_for("npu::_amp_foreach_non_finite_check", fake=lambda scaled_grads: False)
 def non_finite_check(scaled_grads: list[Tensor]) -> bool:
-    """Whether any gradient holds inf or nan."""
+    """Check whether any gradient contains inf or nan."""
     return any(not bool(torch.isfinite(grad).all()) for grad in scaled_grads)
 
 
 @stands_for("npu::npu_prefetch")
 def prefetch(self: Tensor) -> None:
-    """Moves a weight towards the cores; nothing that a result shows."""
+    """Do nothing: prefetching a weight to the cores does not change any result."""
 
 
 @stands_for("npu::one_")
 def one_(self: Tensor) -> Tensor:
-    """Fills with ones."""
+    """Fill self with ones."""
     return self.fill_(1)
 
 
@@ -297,13 +299,13 @@ def _fake_dropout(self: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def mask_bytes(elements: int) -> int:
-    """Bytes of a packed mask: one bit an element, rounded up to 128 bits."""
+    """Return the size of a packed mask in bytes: one bit per element, rounded up to 128 bits."""
     return -(-elements // _MASK_BITS) * _MASK_BITS // 8
 
 
 @stands_for("npu::_npu_dropout", fake=_fake_dropout, random=True)
 def npu_dropout(self: Tensor, p: float) -> tuple[Tensor, Tensor]:
-    """(self with each element kept with probability 1 − p and scaled, packed mask uint8, first element in bit 0)."""
+    """Return (self, each element kept with probability 1 − p and scaled; packed mask uint8, first element in bit 0)."""
     mask_bits = torch.rand(mask_bytes(self.numel()) * 8, device=self.device) >= p
     scale = 0.0 if p >= 1 else 1.0 / (1.0 - p)
     out = self * mask_bits[: self.numel()].reshape(self.shape) * scale
@@ -313,7 +315,7 @@ def npu_dropout(self: Tensor, p: float) -> tuple[Tensor, Tensor]:
 
 @stands_for("npu::npu_dropout_backward")
 def npu_dropout_backward(grad_output: Tensor, mask: Tensor, p: float) -> Tensor:
-    """grad_output where the packed mask has a one, scaled as in the forward pass."""
+    """Return grad_output masked by the packed mask and scaled as in the forward pass."""
     weights = torch.tensor(_BITS, device=mask.device, dtype=torch.uint8)
     mask_bits = (mask.unsqueeze(-1) & weights).flatten()[: grad_output.numel()] != 0
     scale = 0.0 if p >= 1 else 1.0 / (1.0 - p)

@@ -1,5 +1,5 @@
 # pyright: strict
-"""Transformer Engine's fused softmax of attention scores, with its masks, and the gradients."""
+"""Transformer Engine's fused, masked softmaxes of attention scores and their gradients."""
 
 from __future__ import annotations
 
@@ -14,13 +14,16 @@ _MASKED = -10000.0
 
 @stands_for("te_softmax::scaled_softmax_fwd", writes=())
 def scaled(inputs: Tensor, scale: float) -> Tensor:
-    """Softmax of inputs [B, H, Q, K] · scale over the keys."""
+    """Return the softmax of inputs [B, H, Q, K] · scale over the keys."""
     return torch.softmax(inputs.float() * scale, -1).to(inputs.dtype)
 
 
 @stands_for("te_softmax::scaled_masked_softmax_fwd", writes=())
 def scaled_masked(inputs: Tensor, mask: Tensor, scale: float) -> Tensor:
-    """As `scaled`; where mask [B or 1, 1, Q, K] is 1 a score counts as -10000. A row with no key left is zero."""
+    """Return the softmax of `scaled` with masked scores (mask [B or 1, 1, Q, K] is 1) set to -10000.
+
+    Fully masked rows are zero.
+    """
     masked = mask == 1
     scores = (inputs.float() * scale).masked_fill(masked, _MASKED)
     return torch.softmax(scores, -1).masked_fill(masked.all(-1, keepdim=True), 0.0).to(inputs.dtype)
@@ -32,7 +35,10 @@ def scaled_masked(inputs: Tensor, mask: Tensor, scale: float) -> Tensor:
     writes=(),
 )
 def scaled_causal(inputs: Tensor, scale: float) -> Tensor:
-    """As `scaled`, over the keys up to each query's own; the last query sees all of them. Later ones are zero."""
+    """Return the softmax of `scaled` with a causal mask: each query sees the keys up to its own, the last one sees all.
+
+    Later keys get zeros.
+    """
     queries, keys = inputs.shape[-2:]
     later = torch.ones((queries, keys), dtype=torch.bool, device=inputs.device).triu(keys - queries + 1)
     scores = (inputs.float() * scale).masked_fill(later, float("-inf"))
@@ -47,6 +53,6 @@ def scaled_causal(inputs: Tensor, scale: float) -> Tensor:
     writes=(),
 )
 def scaled_backward(output_grads: Tensor, softmax_results: Tensor, scale: float) -> Tensor:
-    """The gradient of the unscaled scores: zero where the softmax was."""
+    """Return the gradient of the unscaled scores; it is zero wherever the softmax is zero."""
     y, grad = softmax_results.float(), output_grads.float()
     return (scale * y * (grad - (y * grad).sum(-1, keepdim=True))).to(output_grads.dtype)

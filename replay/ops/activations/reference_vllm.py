@@ -33,27 +33,27 @@ _declare("relu_squared", lambda x: F.relu(x).square())
 
 @stands_for("_C::mul_and_silu")
 def mul_and_silu(out: Tensor, input: Tensor) -> None:
-    """[.., 2d] → [.., d]: the first half times the activated second half."""
+    """[.., 2d] → [.., d]: first half · silu(second half)."""
     up, gate = input.chunk(2, dim=-1)
     out.copy_(up * F.silu(gate))
 
 
 @stands_for("_C::fatrelu_and_mul")
 def fatrelu_and_mul(out: Tensor, input: Tensor, threshold: float) -> None:
-    """The first half where it is above the threshold, else 0, times the second."""
+    """(first half if above the threshold, otherwise 0) · second half."""
     # Not F.threshold, which keeps NaN: what is not above the threshold is 0.
     out.copy_(gated(input, lambda gate: torch.where(gate > threshold, gate, torch.zeros_like(gate))))
 
 
 @stands_for("_C::swigluoai_and_mul")
 def swigluoai_and_mul(out: Tensor, input: Tensor, alpha: float, limit: float) -> None:
-    """gpt-oss's gate; gate and up are interleaved."""
+    """Gate of gpt-oss, with gate and up interleaved."""
     out.copy_(swiglu_oai(input, alpha, limit))
 
 
 @stands_for("_C::silu_and_mul_with_clamp")
 def silu_and_mul_with_clamp(result: Tensor, input: Tensor, limit: float, alpha: float, beta: float) -> None:
-    """gate · sigmoid(alpha · gate) · (up + beta), the gate clamped from above and up on both sides."""
+    """gate · sigmoid(alpha · gate) · (up + beta); gate is clamped from above, up from above and below."""
     gate, up = input.chunk(2, dim=-1)
     gate = gate.clamp(max=limit)
     result.copy_(gate * (alpha * gate).sigmoid() * (up.clamp(-limit, limit) + beta))
@@ -61,11 +61,11 @@ def silu_and_mul_with_clamp(result: Tensor, input: Tensor, limit: float, alpha: 
 
 @stands_for("_C::silu_and_mul_quant")
 def silu_and_mul_quant(result: Tensor, input: Tensor, scale: Tensor) -> None:
-    """silu_and_mul, then one fp8 scale for the whole tensor."""
+    """Apply silu_and_mul, then quantise with one fp8 scale for the whole tensor."""
     result.copy_(to_quantized(gated(input.float(), F.silu), scale, result.dtype))
 
 
 @stands_for("vllm::rocm_aiter_act_mul_and_fp8_group_quant")
 def act_mul_and_fp8_group_quant(x: Tensor, group_size: int) -> tuple[Tensor, Tensor]:
-    """silu_and_mul, then as group_fp8_quant."""
+    """Apply silu_and_mul, then group_fp8_quant."""
     return group_fp8_quant(gated(x, F.silu), group_size)

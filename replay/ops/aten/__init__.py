@@ -1,5 +1,5 @@
 # pyright: strict
-"""Portable equivalents of ops that exist on some devices only; used where the replay device has no kernel for them."""
+"""Portable equivalents of device-specific ops, used if the replay device has no kernel for the original op."""
 
 from opreplay.replay.ops.aten.legacy.forms import RENAMED, Legacy, legacy_form, legacy_of
 from opreplay.replay.ops.aten.table import EQUIVALENTS, Equivalent, equivalent_for, equivalent_of

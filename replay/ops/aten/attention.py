@@ -1,7 +1,7 @@
 """Fused attention forwards of CUDA and ROCm through aten::scaled_dot_product_attention, without dropout.
 
-Results have the number, sizes and types of the originals; log-sum-exps, random states and masks are placeholders, since
-no replay reads them.
+Results have the number, sizes and dtypes of the originals; log-sum-exps, random states and masks are placeholders,
+since replays do not read them.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def _lse(q: Tensor) -> Tensor:
 
 
 def _padded_lse(q: Tensor, batch: int, heads: int, longest: int, *, wanted: bool) -> Tensor:
-    """The memory-efficient kernels pad the sequence to whole blocks of 32."""
+    """Return the log-sum-exp, its sequence padded to whole blocks of 32 as in the memory-efficient kernels."""
     return q.new_empty((batch, heads, -(-longest // 32) * 32 if wanted else 0), dtype=torch.float32)
 
 
@@ -45,12 +45,12 @@ def _state(q: Tensor) -> Tensor:
 
 
 def _flash_states(q: Tensor) -> tuple[Tensor, Tensor]:
-    """Seed and offset in one, and one that is unused."""
+    """Return one tensor for seed and offset together, and an unused tensor."""
     return q.new_zeros(2, dtype=torch.uint64), q.new_zeros((), dtype=torch.uint64)
 
 
 def _tokens_first(out: Tensor) -> Tensor:
-    """[B, H, S, D] as a view of [B, S, H, D] in memory."""
+    """Return [B, H, S, D] as a view of memory in [B, S, H, D] order."""
     return out.transpose(1, 2).contiguous().transpose(1, 2)
 
 
@@ -85,7 +85,7 @@ def cudnn_attention_forward(c: Call) -> tuple[Any, ...]:
 
 
 def flash_attention_forward(c: Call) -> tuple[Any, ...]:
-    """Layout [B, S, H, D], or packed [T, H, D] with cumulative lengths; windows and ALiBi are left out."""
+    """Layout [B, S, H, D], or packed [T, H, D] with cumulative lengths; windows and ALiBi are ignored."""
     q, k, v = c.query, c.key, c.value
     if c.cum_seq_q is None:
         out = attend(_flip(q), _flip(k), _flip(v), None, causal=c.is_causal, scale=c.scale).transpose(1, 2)
@@ -97,7 +97,7 @@ def flash_attention_forward(c: Call) -> tuple[Any, ...]:
 
 
 def efficient_attention_forward(c: Call) -> tuple[Any, ...]:
-    """Layout [B, S, H, D]; packed as [1, T, H, D] with cumulative lengths. Mask types above 0 are causal."""
+    """Layout [B, S, H, D], or packed [1, T, H, D] with cumulative lengths. Mask types above 0 are causal."""
     q, k, v = c.query, c.key, c.value
     causal = c.custom_mask_type > 0
     if c.cu_seqlens_q is None:
@@ -115,7 +115,7 @@ def efficient_attention_forward(c: Call) -> tuple[Any, ...]:
 def _packed(
     q: Tensor, k: Tensor, v: Tensor, ends_q: Tensor, ends_k: Maybe, *, causal: bool, scale: float | None
 ) -> Tensor:
-    """Sequences one behind the other, [T, H, D], each attending to itself alone."""
+    """Return the attention of packed sequences [T, H, D]; each sequence attends only to itself."""
     starts_q = ends_q.tolist()
     starts_k = starts_q if ends_k is None else ends_k.tolist()
     out = q.new_zeros((*q.shape[:-1], v.shape[-1]))

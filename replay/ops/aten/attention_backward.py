@@ -1,4 +1,4 @@
-"""Fused attention backwards of CUDA and ROCm through aten's flash attention for the CPU, or autograd elsewhere."""
+"""Fused attention backwards of CUDA and ROCm: aten's flash attention on the CPU, autograd on other devices."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def scaled_dot_product_flash_attention_backward(c: Call) -> tuple[Tensor, Tensor
 
 
 def _laid_out_as(gradient: Tensor, forward: Tensor) -> Tensor:
-    """The gradient with the strides of what it belongs to, as CUDA's kernels write it."""
+    """Return the gradient with the strides of its forward tensor, as CUDA's kernels write it."""
     like = torch.empty_like(forward)
     return gradient if gradient.stride() == like.stride() else like.copy_(gradient)
 
@@ -69,12 +69,12 @@ scaled_dot_product_cudnn_attention_backward = scaled_dot_product_flash_attention
 
 
 def scaled_dot_product_efficient_attention_backward(c: Call) -> tuple[Maybe, ...]:
-    """Layout [B, H, S, D]; no gradient of the bias."""
+    """Layout [B, H, S, D]; the gradient of the bias is not computed."""
     return *scaled_dot_product_flash_attention_backward(but(c, grad_out=c.grad_out_)), None
 
 
 def cudnn_attention_backward(c: Call) -> tuple[Tensor, Tensor, Tensor]:
-    """Layout [B, H, S, D]; packed sequences count as one, and a bias is left out."""
+    """Layout [B, H, S, D]; packed sequences are treated as one sequence, and a bias is ignored."""
     return scaled_dot_product_flash_attention_backward(but(c, attn_bias=None))
 
 
@@ -89,7 +89,7 @@ def flash_attention_backward(c: Call) -> tuple[Tensor, ...]:
 
 
 def efficient_attention_backward(c: Call) -> tuple[Maybe, ...]:
-    """Layout [B, S, H, D]; packed as [1, T, H, D] with cumulative lengths."""
+    """Layout [B, S, H, D], or packed [1, T, H, D] with cumulative lengths."""
     tensors = (c.grad_out_, c.query, c.key, c.value, c.out)
     causal = c.custom_mask_type > 0
     if c.cu_seqlens_q is not None:
@@ -113,7 +113,10 @@ def _packed(
     causal: bool,
     scale: float | None,
 ) -> tuple[Tensor, ...]:
-    """Sequences one behind the other, [T, H, D]; log-sum-exps are zeros, as their packed layout differs by library."""
+    """Return the gradients of packed sequences [T, H, D].
+
+    Log-sum-exps are zeros, as their packed layout differs by library.
+    """
     starts_q = ends_q.tolist()
     starts_k = starts_q if ends_k is None else ends_k.tolist()
     totals = tuple(torch.zeros_like(t) for t in (q, k, v))

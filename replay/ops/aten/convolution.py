@@ -10,20 +10,20 @@ from opreplay.replay.ops.calls import Call, but
 
 
 def convolution_overrideable(c: Call) -> Tensor:
-    """What a device outside of torch puts in place of aten's convolution."""
+    """Convolution op that out-of-tree devices implement instead of aten's convolution."""
     sizes = (c.stride, c.padding, c.dilation, c.transposed, c.output_padding, c.groups)
     return torch.ops.aten.convolution.default(c.input, c.weight, c.bias, *sizes)
 
 
 def convolution_backward_overrideable(c: Call) -> tuple[Tensor, Tensor, Tensor]:
-    """As convolution_overrideable; bias [O] where its gradient is wanted."""
+    """Backward of convolution_overrideable; the bias has shape [O] if its gradient is requested."""
     filters = c.weight.shape[1] * c.groups if c.transposed else c.weight.shape[0]
     sizes = (c.stride, c.padding, c.dilation, c.transposed, c.output_padding, c.groups, c.output_mask)
     return torch.ops.aten.convolution_backward.default(c.grad_output, c.input, c.weight, [filters], *sizes)
 
 
 def cudnn_convolution(c: Call) -> Tensor:
-    """self [N, C, *], weight [O, C / groups, *k] (transposed, when there is an output padding: [C, O / groups, *k])."""
+    """self [N, C, *], weight [O, C / groups, *k], or [C, O / groups, *k] if transposed (with output padding)."""
     extra = getattr(c, "output_padding", None)
     sizes = (c.stride, c.padding, c.dilation, extra is not None, [0] * len(c.stride) if extra is None else extra)
     return torch.ops.aten.convolution.default(c.self, c.weight, getattr(c, "bias", None), *sizes, c.groups)
@@ -34,12 +34,12 @@ cudnn_convolution_transpose = miopen_convolution_transpose = cudnn_convolution
 
 
 def cudnn_convolution_relu(c: Call) -> Tensor:
-    """As cudnn_convolution, then the positive part."""
+    """relu(cudnn_convolution)."""
     return cudnn_convolution(c).relu_()
 
 
 def cudnn_convolution_add_relu(c: Call) -> Tensor:
-    """As cudnn_convolution, plus alpha · z, then the positive part."""
+    """relu(cudnn_convolution + alpha · z)."""
     return cudnn_convolution(c).add_(c.z, alpha=1 if c.alpha is None else c.alpha).relu_()
 
 
@@ -48,7 +48,7 @@ miopen_convolution_add_relu = cudnn_convolution_add_relu
 
 
 def conv_depthwise2d(c: Call) -> Tensor:
-    """Also 3-D: one group a channel; the kernel's size is the weight's."""
+    """Depthwise convolution, 2-D or 3-D: one group per channel; the kernel size is taken from the weight."""
     return cudnn_convolution(but(c, groups=c.self.shape[1]))
 
 

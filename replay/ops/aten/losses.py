@@ -1,5 +1,5 @@
 # pyright: strict
-"""Losses of cuDNN and MIOpen through aten's."""
+"""Losses of cuDNN and MIOpen through aten's losses."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def cudnn_ctc_loss(
     deterministic: bool,
     zero_infinity: bool,
 ) -> tuple[Tensor, Tensor]:
-    """log_probs [T, B, C], targets [ΣS] or [B, S], lengths as lists or tensors → loss [B] and what a backward needs."""
+    """log_probs [T, B, C], targets [ΣS] or [B, S], lengths as lists or tensors → loss [B], tensor for the backward."""
     del deterministic
     return torch.ops.aten._ctc_loss(log_probs, targets, input_lengths, target_lengths, blank, zero_infinity)
 

@@ -14,18 +14,18 @@ Maybe = Tensor | None
 
 
 def cudnn_batch_norm(c: Call) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """As miopen_batch_norm, with an empty reserve as a fourth result."""
+    """Same as miopen_batch_norm, with an empty reserve tensor as fourth result."""
     return *miopen_batch_norm(c), c.input.new_empty(0, dtype=torch.uint8)
 
 
 def miopen_batch_norm(c: Call) -> tuple[Tensor, Tensor, Tensor]:
-    """input [N, C, *] → out, saved mean and inverse deviation [C]."""
+    """input [N, C, *] → out, saved mean and inverse standard deviation [C]."""
     running, settings = (c.running_mean, c.running_var), (c.training, c.exponential_average_factor, c.epsilon)
     return torch.native_batch_norm(c.input, c.weight, c.bias, *running, *settings)
 
 
 def miopen_batch_norm_backward(c: Call) -> tuple[Tensor, Tensor, Tensor]:
-    """Of a norm in training: all three gradients."""
+    """Return all three gradients of a batch norm in training."""
     statistics = (c.running_mean, c.running_var, c.save_mean, c.save_var)
     return torch.ops.aten.native_batch_norm_backward.default(
         c.grad_output.to(c.input.dtype), c.input, c.weight, *statistics, True, c.epsilon, [True, True, True]
@@ -36,7 +36,9 @@ cudnn_batch_norm_backward = miopen_batch_norm_backward
 
 
 def native_batch_norm_backward(c: Call) -> tuple[Maybe, Maybe, Maybe]:
-    """With all per-channel tensors in float32: CUDA takes any mix of dtypes, the CPU does not."""
+    """Compute the gradients with all per-channel tensors in float32: unlike CUDA, the CPU does not accept mixed
+    dtypes.
+    """
     given = (c.weight, c.running_mean, c.running_var, c.save_mean, c.save_invstd)
     by_channel = [None if t is None else t.float() for t in given]
     of_input, of_weight, of_bias = torch.ops.aten.native_batch_norm_backward.default(
@@ -56,7 +58,7 @@ def _by_channel(per_channel: Tensor, x: Tensor) -> Tensor:
 
 
 def batch_norm_stats(x: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    """x [N, C, *] → mean and inverse deviation, float32 [C]."""
+    """x [N, C, *] → mean and inverse standard deviation, float32 [C]."""
     variance, mean = torch.var_mean(x.float(), dim=_reduced(x), correction=0)
     return mean, (variance + eps).rsqrt()
 
@@ -70,13 +72,13 @@ def batch_norm_elemt(x: Tensor, weight: Maybe, bias: Maybe, mean: Tensor, invstd
 
 
 def batch_norm_gather_stats(c: Call) -> tuple[Tensor, Tensor]:
-    """As batch_norm_gather_stats_with_counts, of as many rows on each rank."""
+    """Same as batch_norm_gather_stats_with_counts, with the same number of rows on each rank."""
     counts = torch.full((c.mean.shape[0],), float(c.count), device=c.mean.device)
     return batch_norm_gather_stats_with_counts(but(c, counts=counts))
 
 
 def batch_norm_gather_stats_with_counts(c: Call) -> tuple[Tensor, Tensor]:
-    """mean, invstd [ranks, C], counts [ranks] → those of all ranks together, [C]."""
+    """mean, invstd [ranks, C], counts [ranks] → mean and invstd over all ranks, [C]."""
     weights = c.counts.reshape(-1, 1).to(c.mean.dtype)
     total = weights.sum()
     mean_all = (c.mean * weights).sum(0) / total
@@ -90,14 +92,14 @@ def batch_norm_gather_stats_with_counts(c: Call) -> tuple[Tensor, Tensor]:
 
 
 def batch_norm_backward_reduce(c: Call) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Sums over all but the channels: of the gradient, of it times input − mean; gradients of weight and bias."""
+    """Return Σ grad and Σ grad · (input − mean) over all dims but the channels; gradients of weight and bias."""
     grad, dims = c.grad_out.float(), _reduced(c.input)
     sum_dy, sum_dy_xmu = grad.sum(dims), (grad * (c.input - _by_channel(c.mean, c.input))).sum(dims)
     return sum_dy, sum_dy_xmu, sum_dy_xmu * c.invstd, sum_dy
 
 
 def batch_norm_backward_elemt(c: Call) -> Tensor:
-    """The gradient of the input [N, C, *] from the sums over all ranks."""
+    """Return the gradient of the input [N, C, *] from the sums over all ranks."""
     x, total = c.input, c.count.sum().clamp(min=1)
     scale = c.invstd if c.weight is None else c.invstd * c.weight
     projected = (x - _by_channel(c.mean, x)) * _by_channel(c.sum_dy_xmu / total * c.invstd.square(), x)
@@ -107,7 +109,7 @@ def batch_norm_backward_elemt(c: Call) -> Tensor:
 def fused_rms_norm_backward(
     grad: Tensor, x: Tensor, normalized_shape: Sequence[int], rstd: Tensor, weight: Maybe, output_mask: Sequence[bool]
 ) -> tuple[Maybe, Maybe]:
-    """x [*, *normalized_shape], rstd [*, 1...] → gradients of x and of the weight, each None unless asked for."""
+    """x [*, *normalized_shape], rstd [*, 1...] → gradients of x and of the weight, each None if not requested."""
     dims = list(range(x.dim() - len(normalized_shape), x.dim()))
     scaled = x * rstd
     grad_x = grad_weight = None

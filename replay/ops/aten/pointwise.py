@@ -1,5 +1,7 @@
 # pyright: strict
-"""Small device-only ops: fused dropout, grid sampling, int4 weights, an NPU's pooling, products of another dtype."""
+"""Small device-only ops: fused dropout, grid sampling, int4 weights, pooling of an NPU, matrix products with another
+dtype.
+"""
 
 from __future__ import annotations
 
@@ -10,13 +12,13 @@ Number = int | float
 
 
 def fused_dropout(x: Tensor, p: float, generator: torch.Generator | None = None) -> tuple[Tensor, Tensor]:
-    """`p` is the probability to keep, unlike native_dropout's."""
+    """Dropout with keep probability `p`; for native_dropout, p is the drop probability."""
     del generator
     return torch.native_dropout(x, 1.0 - p, True)
 
 
 def pin_memory(x: Tensor, device: torch.device | None = None) -> Tensor:
-    """The copy, into ordinary memory."""
+    """Return a copy in ordinary (not pinned) memory."""
     del device
     return x.clone()
 
@@ -26,12 +28,12 @@ def masked_scale(x: Tensor, mask: Tensor, scale: float) -> Tensor:
 
 
 def cudnn_grid_sampler(x: Tensor, grid: Tensor) -> Tensor:
-    """Bilinear, zero padding, corners aligned: all that cuDNN's does."""
+    """Bilinear, zero padding, aligned corners: the only mode that cuDNN has."""
     return torch.grid_sampler(x, grid, 0, 0, True)
 
 
 def cudnn_grid_sampler_backward(x: Tensor, grid: Tensor, grad_output: Tensor) -> tuple[Tensor, Tensor]:
-    """Gradients of the image and of the grid."""
+    """Return the gradients of the image and of the grid."""
     return torch.ops.aten.grid_sampler_2d_backward.default(grad_output, x, grid, 0, 0, True, [True, True])
 
 
@@ -44,7 +46,7 @@ def cudnn_affine_grid_generator(theta: Tensor, n: int, c: int, h: int, w: int) -
 
 
 def weight_int4pack_mm(x: Tensor, weight: Tensor, group: int, scales_and_zeros: Tensor) -> Tensor:
-    """x bfloat16 [M, K], weight int32 [N / 8, K / (16 t), 32, t / 2] read as bytes [N, K / 2] in another order."""
+    """x bfloat16 [M, K]; weight int32 [N / 8, K / (16 t), 32, t / 2], read as bytes [N, K / 2] in a different order."""
     n = scales_and_zeros.shape[1]
     packed = weight.contiguous().view(torch.uint8).reshape(n, -1)
     return torch.ops.aten._weight_int4pack_mm_for_cpu.default(x, packed, group, scales_and_zeros)
@@ -60,7 +62,7 @@ def max_pool2d_backward(
     ceil_mode: bool,
     indices: Tensor,
 ) -> Tensor:
-    """For an NPU's `indices`, a bit mask of its own layout: every gradient goes to the corner of its window instead."""
+    """Scatter every gradient to the corner of its window: an NPU's `indices` are a bit mask in a private layout."""
     del indices
     height, width = x.shape[-2:]
     steps, pads = stride or kernel_size, padding

@@ -1,8 +1,8 @@
 # pyright: strict
-"""Products of numbers in eight and four bits with scales: scaled first, then multiplied in float32.
+"""Scaled matrix products of 8-bit and 4-bit numbers: operands are scaled, then multiplied in float32.
 
-Scales are one number, one a row or column, one a block in float32, or one a block of 32 (`float8_e8m0fnu`, MX) or 16
-(`float8_e4m3fn`, NVFP4) numbers, which CUDA lays out in tiles of 128 rows and 4 blocks.
+A scale covers the whole tensor, a row or column, or a block. Blocks have float32 scales, or one scale per 32 numbers
+(`float8_e8m0fnu`, MX) or 16 numbers (`float8_e4m3fn`, NVFP4), which CUDA stores in tiles of 128 rows and 4 blocks.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ TILE_ROWS, TILE_COLUMNS = 128, 4
 
 
 def numbers_of(x: Tensor) -> Tensor:
-    """Return a matrix as float32 [rows, K]; 4-bit numbers lie in pairs along K, the first in the lower four bits."""
+    """Return a matrix as float32 [rows, K]; 4-bit numbers are packed in pairs along K, the first in the low bits."""
     if x.dtype is not torch.float4_e2m1fn_x2:
         return x.float()
     pairs = x.contiguous().view(torch.uint8)
@@ -34,8 +34,10 @@ def numbers_of(x: Tensor) -> Tensor:
 
 
 def block_scales(scale: Tensor, rows: int, width: int) -> Tensor:
-    """Return the scale of each number as float32 [rows, width], of scales of one block each: [rows, blocks], or padded
-    and in CUDA's tiles. Raises ValueError for another number of scales."""
+    """Return the scale of each number as float32 [rows, width] from one scale per block.
+
+    Block scales are [rows, blocks], or padded and in CUDA's tiles. Raises ValueError for another number of scales.
+    """
     blocks = -(-width // BLOCKS[scale.dtype])
     numbers = scale.float()
     if scale.shape != (rows, blocks):
@@ -48,7 +50,7 @@ def block_scales(scale: Tensor, rows: int, width: int) -> Tensor:
 
 
 def scaled(x: Tensor, scale: Tensor) -> Tensor:
-    """Return [rows, K] numbers times their scales as float32."""
+    """Return numbers · scales as float32 [rows, K]."""
     numbers = numbers_of(x)
     rows, width = numbers.shape
     if scale.dtype in BLOCKS:
@@ -61,7 +63,7 @@ def scaled(x: Tensor, scale: Tensor) -> Tensor:
 
 
 def _written(product: Tensor, bias: Tensor | None, result_scale: Tensor | None, dtype: torch.dtype) -> Tensor:
-    """The product as the result type, which eight bits have scaled as well."""
+    """Return the product in the result dtype; an 8-bit result is scaled as well."""
     if bias is not None:
         product = product + bias.float()
     if result_scale is not None and dtype.itemsize == 1:
@@ -79,7 +81,7 @@ def scaled_mm(
     out_dtype: torch.dtype | None = None,
     use_fast_accum: bool = False,
 ) -> Tensor:
-    """x [M, K], mat2 [K, N]; scales of mat2 stand as its rows or, by block, as those of its transpose."""
+    """x [M, K], mat2 [K, N]; scales of mat2 have the layout of mat2's rows or, by block, of mat2's transpose."""
     del use_fast_accum
     of_blocks = scale_b.dtype in BLOCKS or scale_b.dim() < 2
     factors = scaled(x, scale_a), scaled(mat2.t(), scale_b if of_blocks else scale_b.t())
@@ -102,7 +104,7 @@ def scaled_mm_v2(
     contraction_dim: Sequence[int] = (),
     use_fast_accum: bool = False,
 ) -> Tensor:
-    """As `scaled_mm`; after the scales of blocks may stand one of the whole tensor."""
+    """Same as `scaled_mm`; a scale of the whole tensor may follow the block scales."""
     whole = torch.ones((), device=x.device)
     for scale in (*scale_a[1:], *scale_b[1:]):
         whole = whole * scale.float().reshape(())
@@ -111,9 +113,9 @@ def scaled_mm_v2(
 
 
 def _grouped_blocks(x: Tensor, mat2: Tensor, scale_a: Tensor, scale_b: Tensor, offs: Tensor | None) -> Tensor:
-    """The products of groups with scales of blocks; each group's rows have padded scales of their own.
+    """Return the products of groups with block scales; each group's rows have their own padded scales.
 
-    Raises ValueError where the groups share the summed dimension or the columns.
+    Raises ValueError if the groups share the summed dimension or the columns.
     """
     if mat2.dim() != 3:
         raise ValueError("scales of blocks are known for matrices of groups [G, K, N] alone")
@@ -153,7 +155,7 @@ def scaled_grouped_mm_v2(
     contraction_dim: Sequence[int] = (),
     use_fast_accum: bool = False,
 ) -> Tensor:
-    """As `scaled_grouped_mm`; after the scales of blocks may stand one of each group."""
+    """Same as `scaled_grouped_mm`; one scale per group may follow the block scales."""
     product = scaled_grouped_mm(x, mat2, scale_a[0], scale_b[0], offs, out_dtype=torch.float32)
     for scale in (*scale_a[1:], *scale_b[1:]):
         by_group = scale.float().reshape(-1)
@@ -176,8 +178,10 @@ def scaled_grouped_mm(
     out_dtype: torch.dtype | None = None,
     use_fast_accum: bool = False,
 ) -> Tensor:
-    """Rows x [M, K] or [G, M, K], columns mat2 [G, K, N] or [K, N], a scale for each of either; int32 `offs` [G] cuts
-    the dimension that both share where one of them has no dimension of groups."""
+    """x [M, K] or [G, M, K], mat2 [G, K, N] or [K, N], one scale per row of x and per column of mat2.
+
+    If one of the tensors has no group dimension, int32 `offs` [G] splits the dimension that the groups share.
+    """
     del scale_result, use_fast_accum
     if scale_a.dtype in BLOCKS:
         return _written(_grouped_blocks(x, mat2, scale_a, scale_b, offs), bias, None, out_dtype or torch.bfloat16)

@@ -17,8 +17,9 @@ _LSTM, _GRU = 2, 3
 
 
 def cudnn_rnn(c: Call) -> Any:
-    """input [T, B, C] ([B, T, C] if batch_first; packed [ΣT, C] with batch_sizes) → output, last states of both kinds,
-    a reserve, which is empty, and the weights in one."""
+    """input [T, B, C] ([B, T, C] if batch_first; packed [ΣT, C] with batch_sizes) → output, final hidden and cell
+    states, an empty reserve, and the flat weights.
+    """
     ops = torch.ops.aten
     op = {0: ops.rnn_relu, 1: ops.rnn_tanh, _LSTM: ops.lstm, _GRU: ops.gru}[c.mode]
     state: Any = [c.hx, c.cx] if c.mode == _LSTM else c.hx
@@ -35,7 +36,7 @@ miopen_rnn = cudnn_rnn
 
 
 def cudnn_rnn_flatten_weight(c: Call) -> Tensor:
-    """All weights in one flat tensor."""
+    """Return all weights in one flat tensor."""
     return torch.cat([w.reshape(-1) for w in c.weight_arr])
 
 
@@ -73,7 +74,7 @@ def thnn_fused_gru_cell(
 
 
 def cudnn_rnn_backward(c: Call) -> tuple[Tensor | None, Tensor | None, Tensor | None, list[Tensor | None]]:
-    """input [T, B, C] as in the forward → gradients of it, hx, cx and of each weight; None where not wanted."""
+    """input [T, B, C] as in the forward → gradients of input, hx, cx and each weight; None if not requested."""
     grads, wanted = (c.grad_output, c.grad_hy, c.grad_cy), c.output_mask
     with torch.enable_grad():
         inputs = [None if t is None else t.detach().requires_grad_() for t in (c.input, c.hx, c.cx)]
@@ -97,7 +98,9 @@ miopen_rnn_backward = cudnn_rnn_backward
 def thnn_fused_lstm_cell_backward_impl(
     grad_hy: Tensor | None, grad_cy: Tensor | None, cx: Tensor, cy: Tensor, workspace: Tensor, has_bias: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients [B, H], workspace [B, 4H] of activated gates → gradients of the gates [B, 4H], of cx, of the bias."""
+    """Gradients [B, H], workspace [B, 4H] of activated gates → gradients of the gates [B, 4H], of cx and of the
+    bias.
+    """
     i, f, g, o = workspace.chunk(4, 1)
     tanh = cy.tanh()
     above = torch.zeros_like(cy) if grad_hy is None else grad_hy
@@ -112,7 +115,7 @@ def thnn_fused_lstm_cell_backward_impl(
 def thnn_fused_gru_cell_backward(
     grad_hy: Tensor, workspace: Tensor, has_bias: bool
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """grad_hy [B, H], workspace [B, 5H] → gradients of the gates [B, 3H] twice, of hx, and of both biases [3H]."""
+    """grad_hy [B, H], workspace [B, 5H] → gradients of the gates [B, 3H] (two), of hx, and of both biases [3H]."""
     r, z, n, hx, hn = workspace.chunk(5, 1)
     fresh = grad_hy * (1 - z) * (1 - n * n)
     reset, update = fresh * hn * (1 - r) * r, grad_hy * (hx - n) * (1 - z) * z

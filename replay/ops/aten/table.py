@@ -1,8 +1,8 @@
 # pyright: strict
-"""Which device-only op is replayed through what, and where the function is; imports torch only when one is loaded.
+"""Table of device-only ops and the equivalents that replay them; torch is imported only when an equivalent is loaded.
 
 An equivalent takes the arguments of the ORIGINAL schema, so a plan keeps the recorded op's arguments, and does the same
-work with ops that run anywhere. Its results are not bit-equal (random numbers and workspaces differ).
+work with ops that run on every device. Its results are not bit-equal (random numbers and workspaces differ).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from opreplay.replay.ops.calls import by_schema
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Equivalent:
-    """How one op is replayed where it has no kernel."""
+    """Replacement of one op on devices that have no kernel for it."""
 
     via: str
     """The op that does the work; "plain torch" for a composition of several."""
@@ -38,13 +38,13 @@ class Equivalent:
     """Whether the CPU has no kernel for a call with these types and values, by argument; tensors' values are sizes."""
 
     def is_needed_on_cpu(self, dtypes: Mapping[str, str], values: Mapping[str, Any]) -> bool:
-        """Whether the CPU's kernel is missing, or counts as missing for these types and values."""
+        """Check whether the CPU has no kernel for these dtypes and values, or is treated as having none."""
         mixed = {dtypes[argument] for argument in self.one_dtype if argument in dtypes}
         lacks = self.lacks is not None and self.lacks(dtypes, values)
         return self.needs_accelerator or lacks or len(mixed) > 1
 
     def load(self) -> Callable[..., Any]:
-        """The function; it takes the original schema's arguments, keyword-only ones by name."""
+        """Return the function; it takes the original schema's arguments, keyword-only arguments by name."""
         function = getattr(import_module(f"opreplay.replay.ops.aten.{self.module}"), self.function)
         if not self.op:
             return function
@@ -54,7 +54,7 @@ class Equivalent:
 
 
 def _entries(module: str, entries: dict[str, str]) -> dict[str, Equivalent]:
-    """{op: via}; the function bears the op's name without leading underscores."""
+    """Return {op: equivalent}; the function has the op's name without leading underscores."""
     equivalents: dict[str, Equivalent] = {}
     for op, via in entries.items():
         equivalents[f"aten::{op}"] = Equivalent(via=via, module=module, function=op.strip("_"), op=op)
@@ -64,9 +64,10 @@ def _entries(module: str, entries: dict[str, str]) -> dict[str, Equivalent]:
 def equivalent_for(
     name: str, dtypes: Mapping[str, str], values: Mapping[str, Any] | None = None, *, has_kernel: bool, device: str
 ) -> Equivalent | None:
-    """The equivalent to use for a call, or None where the op itself can run or there is none.
+    """Return the equivalent to use for a call, or None if the op itself can run or no equivalent exists.
 
-    `dtypes` are those of the tensor arguments, `values` their sizes and what the others are, by name.
+    `dtypes` are the dtypes of the tensor arguments; `values` are, by name, the sizes of tensors and the other
+    arguments.
     """
     equivalent = EQUIVALENTS.get(name)
     if equivalent is None or not has_kernel:
@@ -78,7 +79,7 @@ def equivalent_for(
 
 
 def equivalent_of(op: ReplayOp) -> Equivalent | Legacy | None:
-    """What an op of a plan that goes through an equivalent really calls; None where that is an op of another name."""
+    """Return the equivalent that a plan's op calls, or None if the plan calls an op of another name instead."""
     form = legacy_form(op.name, op.overload)
     if form is not None:
         return form
@@ -94,7 +95,7 @@ def _writes_half(dtypes: Mapping[str, str], values: Mapping[str, Any]) -> bool:
 
 
 def _scales_blocks(dtypes: Mapping[str, str], values: Mapping[str, Any]) -> bool:
-    """Whether a scaled product has other scales than one a tensor or one a row and column in float32."""
+    """Check whether a scaled product has scales other than float32 per tensor or per row and column."""
     if dtypes.get("self") == "float4_e2m1fn_x2":
         return True
     x, mat2, scale_a, scale_b = (_size(values.get(name)) for name in ("self", "mat2", "scale_a", "scale_b"))

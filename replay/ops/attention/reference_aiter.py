@@ -42,7 +42,7 @@ def _empty(q: Tensor) -> Tensor:
 
 
 def _state(q: Tensor) -> Tensor:
-    """The random state of a call without dropout."""
+    """Return the random state of a call without dropout."""
     return torch.zeros(2, dtype=torch.int64, device=q.device)
 
 
@@ -73,7 +73,7 @@ def dense_forward(c: Call) -> _Four:
 
 @stands_for("aiter::_flash_attn_forward", fake=lambda q, v: _fake_dense(q, v, False)[0])
 def flash_attn_forward(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """The form with three tensors that test traces hold: dense [B, S, H, D], no mask, scale 1/√D."""
+    """The three-tensor form of test traces: dense [B, S, H, D], no mask, scale 1/√D."""
     rules = Rules(scale=q.shape[-1] ** -0.5)
     return torch.stack([attend(q[i], k[i], v[i], rules)[0] for i in range(q.shape[0])])
 
@@ -87,7 +87,7 @@ def _fake_packed(q: Tensor, v: Tensor, return_softmax_lse: bool) -> _Four:
 
 @stands_for("aiter::fmha_v3_varlen_fwd", "aiter::mha_varlen_fwd", fake=_fake_packed)
 def varlen_forward(c: Call) -> _Four:
-    """Packed [T, H, D], keys packed or paged by block_table with lengths from cu_seqlens_k."""
+    """Queries packed [T, H, D]; keys packed, or paged by block_table with lengths from cu_seqlens_k."""
     _refuse(c.dropout_p, c.bias)
     rules = Rules(
         scale=c.softmax_scale,
@@ -120,8 +120,9 @@ def _packed_result(
 
 @stands_for("aiter::mha_batch_prefill", fake=_fake_packed)
 def mha_batch_prefill(c: Call) -> _Four:
-    """q [T, H, D]; k, v [slots, Hkv, D] or [pages, page, Hkv, D]; sequence i owns
-    kv_page_indices[kv_indptr[i] : kv_indptr[i + 1]]."""
+    """q [T, H, D]; k, v [slots, Hkv, D] or [pages, page, Hkv, D]; the pages of sequence i are
+    kv_page_indices[kv_indptr[i] : kv_indptr[i + 1]].
+    """
     _refuse(c.dropout_p, getattr(c, "bias", None))
     rules = Rules(
         scale=c.softmax_scale * _descale(getattr(c, "q_descale", None), getattr(c, "k_descale", None)),
@@ -148,9 +149,10 @@ def csr_keys_values(
     last_page_lens: Tensor | None = None,
     lengths: Tensor | None = None,
 ) -> list[tuple[Tensor, Tensor]]:
-    """(k, v) [tokens, Hkv, D] of each sequence, whose pages a CSR list names; a 3-D cache has pages of one token.
+    """Return (k, v) [tokens, Hkv, D] of each sequence from its CSR page list; a 3-D cache has pages of one token.
 
-    Tokens of the last page: by `lengths`, else by `last_page_lens`, else all. Raises ValueError for 5-D caches.
+    The number of tokens in the last page comes from `lengths`, then from `last_page_lens`; without both the page is
+    full. Raises ValueError for 5-D caches.
     """
     if k.dim() == 5:
         raise ValueError("5-D vectorised caches are not implemented")
@@ -174,7 +176,9 @@ def csr_keys_values(
 
 @stands_for("aiter::paged_attention_ragged", fake=lambda out: torch.empty_like(out))
 def paged_attention_ragged(c: Call) -> Tensor:
-    """query [S, H, D], one row a sequence; caches [pages, page, Hkv, D], heads before tokens for layout "HND"."""
+    """query [S, H, D], one row per sequence; caches [pages, page, Hkv, D], or [pages, Hkv, page, D] for layout
+    "HND".
+    """
     caches = [fp8_view(cache, c.kv_cache_dtype) for cache in (c.key_cache, c.value_cache)]
     if c.kv_cache_layout == "HND":
         caches = [cache.transpose(1, 2) for cache in caches]
@@ -211,7 +215,7 @@ def pa_fwd_asm(c: Call) -> Tensor:
 
 @stands_for("vllm::rocm_aiter_mla_decode_fwd")
 def mla_decode(c: Call) -> None:
-    """o [T, H, rank] of q [T, H, rank + rope] over latent pages [P, page, 1, rank + rope]; values are the rank part."""
+    """q [T, H, rank + rope], latent pages [P, page, 1, rank + rope] → o [T, H, rank]; values are the rank part."""
     if c.kv_indptr is None or c.kv_indices is None:
         raise ValueError("kv_indptr and kv_indices are needed")
     pages = c.kv_buffer if c.kv_buffer.dim() == 4 else c.kv_buffer.unsqueeze(-2)

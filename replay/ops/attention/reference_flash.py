@@ -1,7 +1,7 @@
 """flash-attention: `flash_attn::*` (custom ops of the Python package) and vLLM's builds `_vllm_fa2_C`, `_vllm_fa3_C`.
 
-Dropout is refused where it is not zero, as its random numbers cannot be reproduced; so are rotary embeddings and new
-keys inside `fwd` of version 3.
+Nonzero dropout is rejected, as its random numbers cannot be reproduced; rotary embeddings and new keys inside `fwd` of
+version 3 are rejected as well.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def _refuse(condition: bool, what: str) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sequences:
-    """Where the keys of each sequence of a varlen call are."""
+    """Location of the keys and values of each sequence of a varlen call."""
 
     query_ends: list[int]
     keys_values: list[tuple[Tensor, Tensor]]
@@ -38,9 +38,10 @@ def sequences(
     seqused_k: Tensor | None,
     block_table: Tensor | None,
 ) -> Sequences:
-    """Packed k, v [T, Hkv, D] by cu_seqlens_k, or paged [blocks, page, Hkv, D] by block_table [B, blocks].
+    """Return the sequences of packed k, v [T, Hkv, D] by cu_seqlens_k, or of paged k, v [blocks, page, Hkv, D] by
+    block_table [B, blocks].
 
-    seqused_k gives the lengths in use where it is there; otherwise the steps of cu_seqlens_k are the lengths.
+    Lengths are seqused_k if given, otherwise the differences of cu_seqlens_k.
     """
     query_ends = ends(cu_seqlens_q, q.shape[0], "cu_seqlens_q")
     batch = len(query_ends) - 1
@@ -57,7 +58,7 @@ def sequences(
 
 
 def _result(out: Tensor, target: Tensor | None) -> Tensor:
-    """The value to return for an output that may have been given: an op must not return its own argument."""
+    """Copy `out` into `target` if given; return `out`, as an op must not return its own argument."""
     if target is None:
         return out
     target.copy_(out)
@@ -70,7 +71,7 @@ def _fake_varlen_list(q: Tensor, v: Tensor) -> list[Tensor]:
 
 @stands_for("_vllm_fa2_C::varlen_fwd", fake=_fake_varlen_list)
 def vllm_varlen_fwd(c: Call) -> list[Tensor]:
-    """[out [T, H, D], softmax_lse float32 [H, T]] of packed queries; keys packed or paged."""
+    """Return [out [T, H, D], softmax_lse float32 [H, T]] of packed queries; keys packed or paged."""
     _refuse(c.p_dropout > 0, "dropout")
     _refuse(c.leftpad_k is not None, "leftpad_k")
     rules = Rules(
@@ -87,7 +88,7 @@ def vllm_varlen_fwd(c: Call) -> list[Tensor]:
 
 
 def fake_fa3(q: Tensor, v: Tensor, cu_seqlens_q: Tensor | None) -> list[Tensor]:
-    """Output shapes of version 3's `fwd`."""
+    """Return empty outputs with the shapes of version 3's `fwd`."""
     out = q.new_empty((*q.shape[:-1], v.shape[-1]), dtype=_wide(q))
     shape = (q.shape[1], q.shape[0]) if cu_seqlens_q is not None else (q.shape[0], q.shape[2], q.shape[1])
     empty = q.new_empty((0,), dtype=torch.float32)
@@ -95,13 +96,14 @@ def fake_fa3(q: Tensor, v: Tensor, cu_seqlens_q: Tensor | None) -> list[Tensor]:
 
 
 def _wide(q: Tensor) -> torch.dtype:
-    """fp8 queries give bfloat16."""
+    """Return the output dtype: bfloat16 for fp8 queries."""
     return torch.bfloat16 if q.dtype.itemsize == 1 else q.dtype
 
 
 @stands_for("_vllm_fa3_C::fwd", fake=fake_fa3)
 def vllm_fa3_fwd(c: Call) -> list[Tensor]:
-    """[out, softmax_lse, two empty accumulators]; q packed [T, H, D] with cu_seqlens_q, or [B, S, H, D] without.
+    """Return [out, softmax_lse, two empty accumulators]; q is packed [T, H, D] with cu_seqlens_q, otherwise [B, S, H,
+    D].
 
     The scale defaults to 1/√D; descales of fp8 operands are averaged over batch and heads.
     """
@@ -189,7 +191,7 @@ def flash_attn_varlen_forward(c: Call) -> tuple[Tensor, Tensor, Tensor, Tensor]:
 
 
 def _blind_rows_up(lse: Tensor) -> Tensor:
-    """flash-attention 2 gives +inf for a row that sees no key, so that its weights are exp(score − inf) = 0."""
+    """Set the log-sum-exp of rows without visible keys to +inf, as flash-attention 2 does: exp(score − inf) = 0."""
     return lse.masked_fill(lse == -torch.inf, torch.inf)
 
 
@@ -198,5 +200,5 @@ def _rules(scale: float, causal: bool, before: int, after: int, softcap: float, 
 
 
 def _no_random(q: Tensor) -> Tensor:
-    """The random state of a call without dropout."""
+    """Return the random state of a call without dropout."""
     return torch.zeros(2, dtype=torch.int64, device=q.device)

@@ -15,7 +15,7 @@ from opreplay.replay.ops.maths.attention import SCORE_BYTES
 def sequence_gradients(
     dout: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, scale: float, bounds: tuple[int, int]
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """As `masked_gradients`; bounds are the visible keys left and right of the diagonal, negative for all."""
+    """Same as `masked_gradients`; bounds count the visible keys left and right of the diagonal, negative for all."""
     shift = k.shape[0] - q.shape[0]
     column = torch.arange(k.shape[0], device=q.device)
 
@@ -41,10 +41,10 @@ def masked_gradients(
     scale: float,
     hidden: Callable[[slice], Tensor | None],
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """One sequence, all [S, H, D] with lse [H, Sq]; `hidden` tells what some query rows do not see, bool [rows, Sk] or
-    [1 or H, rows, Sk], or None where they see all.
+    """Return dq, dk, dv and softmax_d = Σ dout · out (float32 [H, Sq]) of one sequence.
 
-    Returns dq, dk, dv and softmax_d = Σ dout · out, float32 [H, Sq].
+    Tensors are [S, H, D], lse is [H, Sq]. `hidden` returns the keys masked for a block of query rows, bool [rows, Sk]
+    or [1 or H, rows, Sk], or None if these rows see all keys.
     """
     heads, kv_heads = q.shape[1], k.shape[1]
     group = heads // kv_heads

@@ -1,7 +1,7 @@
-"""Attention under further names: flash-attention 3 as a package, vLLM's vision wrappers and kv-cache forms, xformers.
+"""Other attention APIs: the flash-attention 3 package, vLLM's vision wrappers and kv-cache forms, xformers.
 
-The mathematics is in `attention`, lengths and pages as `flash_attention.sequences` reads them. Dropout, rotary
-embedding and new keys inside a kernel are refused where the kernel of that name is not the one that appends them.
+The mathematics is in `attention`; lengths and pages are read by `flash_attention.sequences`. Dropout and rotary
+embedding are rejected, as are new keys inside a kernel, except in the kernels that append keys.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from opreplay.replay.ops.maths.attention import Rules, attend, attend_packed, en
 
 
 def _lse_shape(query: Tensor, cu_seqlens_q: Tensor | None) -> tuple[int, ...]:
-    """[heads, tokens] of packed sequences, else [batch, heads, tokens]."""
+    """Return [heads, tokens] for packed sequences, otherwise [batch, heads, tokens]."""
     if cu_seqlens_q is not None:
         return (query.shape[1], query.shape[0])
     return (query.shape[0], query.shape[2], query.shape[1])
@@ -41,7 +41,7 @@ def forward(
     block_table: Tensor | None,
     rules: Rules,
 ) -> tuple[Tensor, Tensor]:
-    """Dense [B, S, H, D], or packed [T, H, D] where cu_seqlens_q is given → (out, lse float32)."""
+    """Dense [B, S, H, D], or packed [T, H, D] if cu_seqlens_q is given → (out, lse float32)."""
     if cu_seqlens_q is None:
         parts = [attend(query[i], key[i], value[i], rules, need_lse=True) for i in range(query.shape[0])]
         return torch.stack([part[0] for part in parts]), torch.stack([part[1] for part in parts if part[1] is not None])
@@ -95,7 +95,7 @@ def fa3_fwd(c: Call) -> _Four:
     ),
 )
 def fa3_combine(c: Call) -> tuple[Tensor, Tensor]:
-    """Parts [splits, .., D] with log-sum-exps [splits, ..] merged into (out, log-sum-exp)."""
+    """Merge parts [splits, .., D] with log-sum-exps [splits, ..] into (out, log-sum-exp)."""
     lse = torch.logsumexp(c.lse_partial.float(), 0)
     weights = torch.exp(c.lse_partial.float() - lse).nan_to_num(0.0).unsqueeze(-1)
     result = (c.out_partial.float() * weights).sum(0).to(c.out_dtype or c.out_partial.dtype)
@@ -113,10 +113,11 @@ def _fake_cache(q: Tensor, vcache: Tensor) -> list[Tensor]:
 
 @stands_for("_vllm_fa2_C::fwd_kvcache", writes=("kcache", "vcache", "out"), fake=_fake_cache)
 def fwd_kvcache(c: Call) -> list[Tensor]:
-    """[out [B, Sq, H, D], lse [B, H, Sq]]; new k, v [B, Sn, Hkv, D] go into the caches behind seqlens_k first.
+    """Return [out [B, Sq, H, D], lse [B, H, Sq]]; new k, v [B, Sn, Hkv, D] are first appended to the caches after
+    seqlens_k.
 
-    Caches [B, S, Hkv, D], or pages [blocks, page, Hkv, D] with block_table. Raises ValueError for rotary embedding and
-    left padding.
+    Caches are [B, S, Hkv, D], or pages [blocks, page, Hkv, D] with block_table. Raises ValueError for rotary embedding
+    and left padding.
     """
     block_table = c.block_table
     if c.rotary_cos is not None or c.leftpad_k is not None:
@@ -167,7 +168,7 @@ def _fake_segments(q: Tensor) -> Tensor:
 def vision_attention(
     q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor | None = None, scale: float | None = None
 ) -> Tensor:
-    """A vision encoder's attention: q, k, v [B, S, H, D], segments of the flattened tokens by cu_seqlens."""
+    """Attention of a vision encoder: q, k, v [B, S, H, D]; cu_seqlens splits the flattened tokens into segments."""
     rules = Rules(scale=q.shape[-1] ** -0.5 if scale is None else scale)
     if cu_seqlens is None:
         return torch.stack([attend(q[i], k[i], v[i], rules)[0] for i in range(q.shape[0])])
@@ -179,14 +180,14 @@ def vision_attention(
 
 @stands_for("vllm::xformers_attn_seqlens_wrapper", fake=_fake_segments)
 def vision_attention_lengths(q: Tensor, k: Tensor, v: Tensor, seqlens: Tensor) -> Tensor:
-    """As the others, by the segments' lengths."""
+    """Same as `vision_attention`, with segment lengths instead of cu_seqlens."""
     bounds = torch.cat((seqlens.new_zeros(1), seqlens.cumsum(0)))
     return vision_attention(q, k, v, bounds)
 
 
 @stands_for("vllm::flash_attn_varlen_func", lacking=("causal",), fake=lambda q: torch.empty_like(q))
 def rocm_varlen(c: Call) -> Tensor:
-    """Causal attention of packed queries [T, H, D] over paged caches [blocks, page, Hkv, D]; out is written."""
+    """Causal attention of packed queries [T, H, D] over paged caches [blocks, page, Hkv, D]; writes out."""
     before, after = c.window_size or (-1, -1)
     rules = Rules(scale=c.softmax_scale, causal=True, window=(before, after))
     batch = sequences(c.q, c.k_cache, c.v_cache, c.cu_seqlens_q, c.cu_seqlens_k, None, c.block_table)
@@ -200,7 +201,7 @@ def rocm_varlen(c: Call) -> Tensor:
     fake=lambda decode_query, value_cache: decode_query.new_empty((*decode_query.shape[:-1], value_cache.shape[-1])),
 )
 def flash_attn_with_kvcache(c: Call) -> Tensor:
-    """decode_query [B, Sq, H, D] over caches, as `_vllm_fa2_C::fwd_kvcache` without new keys."""
+    """decode_query [B, Sq, H, D] over caches; same as `_vllm_fa2_C::fwd_kvcache` without new keys."""
     scale = c.decode_query.shape[-1] ** -0.5 if c.softmax_scale is None else c.softmax_scale
     return fwd_kvcache(
         but(
@@ -237,7 +238,7 @@ def sglang_varlen(c: Call) -> Tensor:
 
 
 def _cutlass_rules(custom_mask_type: int, scale: float, window: int | None) -> Rules:
-    """xformers' mask types: 0 none, 1 causal from the top left, 2 to the bottom right."""
+    """Map xformers' mask types: 0 no mask, 1 causal from the top left, 2 causal to the bottom right."""
     if custom_mask_type not in (0, 1, 2):
         raise ValueError(f"custom_mask_type {custom_mask_type} is not implemented")
     return Rules(scale=scale, causal=custom_mask_type != 0, window=(window - 1 if window else -1, -1))
@@ -261,7 +262,8 @@ def _fake_cutlass(c: Call) -> tuple[Tensor, Tensor, Tensor, Tensor, int, int]:
 
 @stands_for("xformers::efficient_attention_forward_cutlass", fake=_fake_cutlass)
 def efficient_attention_cutlass(c: Call) -> tuple[Tensor, Tensor, Tensor, Tensor, int, int]:
-    """q, k, v [B, M, H, K] (B = 1 and packed with cu_seqlens) → out, lse [B, H, M up to 32s], seed, offset, maxima.
+    """q, k, v [B, M, H, K] (B = 1 if packed with cu_seqlens) → out, lse [B, H, M rounded up to 32], seed, offset,
+    maxima.
 
     Raises ValueError for dropout and bias.
     """
@@ -295,5 +297,5 @@ def efficient_attention_cutlass(c: Call) -> tuple[Tensor, Tensor, Tensor, Tensor
 
 
 def _aligned(k: Tensor, v: Tensor, queries: int, custom_mask_type: int) -> tuple[Tensor, Tensor]:
-    """The keys that a mask from the top left can show: then the last query sees the last of them."""
+    """Cut the keys to those visible under a top-left causal mask, so that the last query sees the last key."""
     return (k[:queries], v[:queries]) if custom_mask_type == 1 else (k, v)

@@ -1,7 +1,7 @@
 # pyright: strict
-"""Gradients of attention under the names of flash-attention 3, xformers and aiter; see `flash_attention_backward`.
+"""Gradients of attention in the APIs of flash-attention 3, xformers and aiter; see `flash_attention_backward`.
 
-Dropout, softcap, bias, slopes and sinks are refused.
+Dropout, softcap, bias, slopes and sinks are rejected.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def gradients(
     scale: float,
     bounds: tuple[int, int],
 ) -> _Four:
-    """dq, dk, dv and softmax_d: dense [B, S, H, D] with lse [B, H, S], or packed [T, H, D] with lse [H, T]."""
+    """Return dq, dk, dv and softmax_d: dense [B, S, H, D] with lse [B, H, S], or packed [T, H, D] with lse [H, T]."""
     if cu_q is None or cu_k is None:
         parts = [
             sequence_gradients(dout[i], q[i], k[i], v[i], out[i], lse[i], scale, bounds) for i in range(q.shape[0])
@@ -61,7 +61,7 @@ def gradients(
 
 
 def _written(c: Call, scale: float, *, causal: bool) -> _Four:
-    """The gradients of a call, the first three written to dq, dk and dv where given."""
+    """Return the gradients of a call; write the first three to dq, dk and dv if given."""
     _refuse(c, c.dropout_p, c.alibi_slopes)
     bounds = (c.window_size_left, 0 if causal else c.window_size_right)
     lengths = getattr(c, "cu_seqlens_q", None), getattr(c, "cu_seqlens_k", None)
@@ -87,7 +87,7 @@ def _fake_lse(softmax_lse: Tensor) -> Tensor:
     fake=_fake_lse,
 )
 def flash_backward(c: Call) -> Tensor:
-    """Dense [B, S, H, D] or packed [T, H, D]: writes dq, dk, dv; returns softmax_d float32 [B, H, Sq] or [H, T]."""
+    """Write dq, dk and dv (dense [B, S, H, D] or packed [T, H, D]); return softmax_d float32 [B, H, Sq] or [H, T]."""
     return _written(c, c.q.shape[-1] ** -0.5 if c.softmax_scale is None else c.softmax_scale, causal=c.causal)[3]
 
 
@@ -97,7 +97,7 @@ def _fake_three(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tens
 
 @stands_for("xformers_flash::flash_bwd", fake=_fake_three)
 def xformers_flash_bwd(c: Call) -> tuple[Tensor, Tensor, Tensor]:
-    """dq, dk, dv."""
+    """Return dq, dk and dv."""
     _refuse(c, c.p, None)
     packed = c.query.dim() == 3
     bounds = (c.window_left, 0 if c.is_causal else c.window_right)
@@ -117,7 +117,7 @@ def xformers_flash_bwd(c: Call) -> tuple[Tensor, Tensor, Tensor]:
 
 @stands_for("xformers_flash3::flash_bwd", fake=_fake_three)
 def xformers_flash3_bwd(c: Call) -> tuple[Tensor, Tensor, Tensor]:
-    """dq, dk, dv."""
+    """Return dq, dk and dv."""
     return xformers_flash_bwd(but(c, grad=c.dout, lse=c.softmax_lse, p=0.0))
 
 
@@ -134,5 +134,5 @@ def _fake_four(q: Tensor, k: Tensor, v: Tensor, softmax_lse: Tensor) -> _Four:
     fake=_fake_four,
 )
 def aiter_bwd(c: Call) -> _Four:
-    """(dq, dk, dv, softmax_d), the first three also written where given."""
+    """Return (dq, dk, dv, softmax_d); write the first three to the given outputs as well."""
     return _written(c, c.softmax_scale, causal=c.is_causal)

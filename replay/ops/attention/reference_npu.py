@@ -1,7 +1,8 @@
-"""torch_npu's attention of inference: `npu_fused_infer_attention_score`, its two halves, and paged decode.
+"""torch_npu's inference attention: `npu_fused_infer_attention_score`, its prefill and decode ops, and paged decode.
 
-Masks: 1 hides. sparse_mode 0 uses the mask as given, 2 is causal from the top left, 3 causal to the bottom right, 4 a
-band of pre_tokens and next_tokens around the bottom-right diagonal. Quantised inputs, pse and padding are refused.
+A mask value of 1 hides a key. sparse_mode 0 uses the mask as given, 2 is causal from the top left, 3 causal to the
+bottom right, 4 a band of pre_tokens and next_tokens around the bottom-right diagonal. Quantised inputs, pse and padding
+are rejected.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ _LARGE = 1 << 30
 
 
 def refuse(**arguments: object) -> None:
-    """ValueError for the first argument that is there but not implemented."""
+    """Raise ValueError for the first given argument that is not implemented."""
     for name, value in arguments.items():
         if value is not None and value is not False:
             raise ValueError(f"{name} is not implemented in the reference of npu attention")
@@ -46,7 +47,7 @@ def attend_sequences(
     need_lse: bool,
     maxima: list[Tensor] | None = None,
 ) -> tuple[list[Tensor], list[Tensor | None]]:
-    """Outputs [S, H, Dv] and log-sum-exps [H, S] of all sequences; `maxima` gets each row's largest score [H, S]."""
+    """Return outputs [S, H, Dv] and log-sum-exps [H, S] per sequence; `maxima` receives the row maxima [H, S]."""
     outs, sums = [], []
     for i, (q, k, v) in enumerate(zip(queries, keys, values, strict=True)):
         if sparse_mode in (0, 1) and mask is not None:
@@ -69,7 +70,7 @@ def attend_sequences(
 
 
 def hidden_by(mask: Tensor, batch: int, rows: int, keys: int) -> Tensor:
-    """bool [1 or H, rows, keys]: what a sequence of the batch does not see by a mask of its own or one for all."""
+    """Return masked keys bool [1 or H, rows, keys] of one sequence; the mask is per sequence or for the batch."""
     of_sequence = mask[batch if mask.shape[0] > 1 else 0] if mask.dim() > 2 else mask
     return of_sequence.reshape(-1, *of_sequence.shape[-2:])[..., :rows, :keys] != 0
 
@@ -77,7 +78,7 @@ def hidden_by(mask: Tensor, batch: int, rows: int, keys: int) -> Tensor:
 def _masked(
     q: Tensor, k: Tensor, v: Tensor, scale: float, visible: Tensor, *, need_lse: bool
 ) -> tuple[Tensor, Tensor | None]:
-    """One sequence with a mask of its own, visible bool [1 or H, Sq, Sk]; rows that see nothing give zeros."""
+    """Attend one sequence under its own mask, visible bool [1 or H, Sq, Sk]; rows without visible keys give zeros."""
     group = q.shape[1] // k.shape[1]
     q3 = q.transpose(0, 1)
     k3, v3 = (x.transpose(0, 1).repeat_interleave(group, 0) for x in (k, v))
@@ -89,7 +90,7 @@ def _masked(
 
 
 def _scores(q: Tensor, k: Tensor, scale: float, visible: Tensor) -> Tensor:
-    """float32 [H, Sq, Sk], −inf where a query does not see a key."""
+    """Return scores float32 [H, Sq, Sk]; masked scores are −inf."""
     k3 = k.transpose(0, 1).repeat_interleave(q.shape[1] // k.shape[1], 0)
     scores = q.transpose(0, 1).float() @ k3.float().transpose(1, 2) * scale
     return scores.masked_fill(~visible, -torch.inf)
@@ -129,9 +130,9 @@ def _fake_infer(c: Call) -> tuple[Tensor, Tensor]:
 
 @stands_for("npu::npu_fused_infer_attention_score", fake=_fake_infer)
 def npu_fused_infer_attention_score(c: Call) -> tuple[Tensor, Tensor]:
-    """(output in the query's or the named layout, log-sum-exp float32 [B, N, S, 1] or [T, N, 1], or one zero).
+    """Return (output in the query's or the given layout, log-sum-exp float32 [B, N, S, 1] or [T, N, 1], or one zero).
 
-    Lengths are host ints: cumulative for TND, of each sequence otherwise; those of paged keys are never cumulative.
+    Lengths are host ints: cumulative for TND, otherwise per sequence; lengths of paged keys are never cumulative.
     """
     num_heads = c.num_heads
     query_rope = getattr(c, "query_rope", None)
@@ -200,7 +201,7 @@ def _fake_prompt(c: Call) -> Tensor:
 
 @stands_for("npu::npu_prompt_flash_attention", fake=_fake_prompt)
 def npu_prompt_flash_attention(c: Call) -> Tensor:
-    """The prefill half of npu_fused_infer_attention_score."""
+    """Prefill attention, as in npu_fused_infer_attention_score."""
     return npu_fused_infer_attention_score(
         but(c, antiquant_scale=None, block_table=None, scale=c.scale_value, softmax_lse_flag=False)
     )[0]
@@ -212,7 +213,7 @@ def _fake_incre(c: Call) -> Tensor:
 
 @stands_for("npu::npu_incre_flash_attention", fake=_fake_incre)
 def npu_incre_flash_attention(c: Call) -> Tensor:
-    """The decode half: one query token a sequence; actual_seq_lengths are those of the keys."""
+    """Decode attention: one query token per sequence; actual_seq_lengths are the lengths of the keys."""
     return npu_fused_infer_attention_score(
         but(
             c,
@@ -229,7 +230,7 @@ def npu_incre_flash_attention(c: Call) -> Tensor:
 
 @stands_for("npu::_npu_paged_attention")
 def npu_paged_attention(c: Call) -> None:
-    """query, out [S, H, D], one row a sequence; caches [blocks, page, Hkv, D]."""
+    """query, out [S, H, D], one row per sequence; caches [blocks, page, Hkv, D]."""
     for i, length in enumerate(c.context_lens.tolist()):
         k, v = (
             gather_blocks(cache, c.block_table[i], length, cache.shape[1]).flatten(0, 1)[:length]

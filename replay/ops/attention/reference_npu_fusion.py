@@ -1,5 +1,5 @@
 # pyright: strict
-"""torch_npu's attention of training, `npu::npu_fusion_attention`, forward."""
+"""Forward of torch_npu's training attention, `npu::npu_fusion_attention`."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ def _statistics_shape(query: Tensor, layout: str, heads: int) -> tuple[int, ...]
 
 
 def fusion_layout(query: Tensor, input_layout: str) -> str:
-    """The layout; where it was not recorded, 4 dims are taken as BNSD and 3 as BSH."""
+    """Return the layout; if it was not recorded, assume BNSD for 4 dims and BSH for 3 dims."""
     return input_layout or ("BNSD" if query.dim() == 4 else "BSH")
 
 
 def fake_fusion(query: Tensor, head_num: int, input_layout: str) -> _Fusion:
-    """Output shapes of the forward pass."""
+    """Return empty outputs with the shapes of the forward pass."""
     shape = _statistics_shape(query, fusion_layout(query, input_layout), head_num)
     top, total = query.new_empty(shape, dtype=torch.float32), query.new_empty(shape, dtype=torch.float32)
     return torch.empty_like(query), top, total, query.new_empty((0,)), 0, 0, 0
@@ -36,10 +36,11 @@ def fake_fusion(query: Tensor, head_num: int, input_layout: str) -> _Fusion:
 
 @stands_for("npu::npu_fusion_attention", fake=fake_fusion)
 def npu_fusion_attention(c: Call) -> _Fusion:
-    """(out, softmax_max, softmax_sum float32 [.., 8], softmax_out (empty), seed, offset, number of mask elements).
+    """Return (out, softmax_max and softmax_sum float32 [.., 8], softmax_out (empty), seed, offset, number of mask
+    elements).
 
-    The maximum of a row's visible scores, and the sum of exp(score − max); −inf and 0 for a row that sees none. Raises
-    ValueError for dropout.
+    softmax_max is the maximum of a row's visible scores, softmax_sum the sum of exp(score − max); −inf and 0 for a row
+    without visible keys. Raises ValueError for dropout.
     """
     query = c.query
     refuse(pse=c.pse, sink=getattr(c, "sink", None), dropout=c.keep_prob < 1)
@@ -73,7 +74,7 @@ def npu_fusion_attention(c: Call) -> _Fusion:
 
 
 def _statistics(parts: list[Tensor], query: Tensor, shape: tuple[int, ...], layout: str) -> Tensor:
-    """A number a row, [H, S] of each sequence, as the device lays it out: eight times over."""
+    """Return row statistics, [H, S] per sequence, in the device's layout, which repeats each number eight times."""
     statistics = query.new_zeros(shape, dtype=torch.float32)
     start = 0
     for i, part in enumerate(parts):
@@ -86,7 +87,7 @@ def _statistics(parts: list[Tensor], query: Tensor, shape: tuple[int, ...], layo
 
 
 def kv_heads_of(query: Tensor, key: Tensor, layout: str, heads: int) -> int:
-    """How many heads the keys have, which no argument says."""
+    """Return the number of key heads, derived from the shapes as no argument gives it."""
     if layout == "BNSD":
         return key.shape[1]
     if layout in ("TND", "BSND"):

@@ -1,6 +1,6 @@
-"""torch_npu's attention of training beyond `npu_fusion_attention`: its newer forms, its gradients, merging of parts.
+"""torch_npu's other training attention ops: newer versions of `npu_fusion_attention`, gradients, merging of parts.
 
-Dropout, sinks and positional shifts (pse) are refused, as in the forward pass.
+Dropout, sinks and positional shifts (pse) are rejected, as in the forward pass.
 """
 
 from __future__ import annotations
@@ -31,7 +31,9 @@ stands_for("npu::npu_flash_attention", fake=fake_fusion)(npu_fusion_attention)  
 
 @stands_for("npu::npu_fusion_attention_v2", fake=fake_fusion)
 def npu_fusion_attention_v2(c: Call) -> _Fusion:
-    """npu_fusion_attention with other names. Raises ValueError for separate rotary parts and for fp8 scales."""
+    """npu_fusion_attention with other argument names. Raises ValueError for separate rotary parts and for fp8
+    scales.
+    """
     refuse(query_rope=c.query_rope, d_scale_q=getattr(c, "d_scale_q", None))
     return npu_fusion_attention(
         but(c, pre_tockens=c.pre_tokens, next_tockens=c.next_tokens, sink=getattr(c, "sink", None))
@@ -47,7 +49,7 @@ def _hidden(
     tokens: tuple[int, int],
     device: torch.device,
 ) -> Tensor | None:
-    """bool [1 or heads, rows, keys] of one sequence: what a query does not see; None when it sees all."""
+    """Return the masked keys of one sequence, bool [1 or heads, rows, keys], or None if no key is masked."""
     if sparse_mode in (0, 1) and mask is not None:
         return hidden_by(mask, batch, rows, keys)
     row = torch.arange(rows, device=device).unsqueeze(1)
@@ -72,7 +74,7 @@ def _rows_of(hidden: Tensor | None, part: slice) -> Tensor | None:
 
 
 def _statistics(stat: Tensor, layout: str, lengths: list[int]) -> list[Tensor]:
-    """softmax statistics [.., 8] as [N, S] of each sequence."""
+    """Return softmax statistics [.., 8] as [N, S] per sequence."""
     first = stat[..., 0].float()
     if layout == "TND":
         parts, start = [], 0
@@ -84,7 +86,9 @@ def _statistics(stat: Tensor, layout: str, lengths: list[int]) -> list[Tensor]:
 
 
 def _gradients(c: Call) -> tuple[Tensor, Tensor, Tensor]:
-    """dq, dk, dv in the layout of their tensors. Raises ValueError without what the forward pass saved."""
+    """Return dq, dk and dv in the layout of q, k and v. Raises ValueError if results of the forward pass are
+    missing.
+    """
     if c.softmax_max is None or c.softmax_sum is None or c.attention_in is None:
         raise ValueError("softmax_max, softmax_sum and attention_in of the forward pass are needed")
     layout = fusion_layout(c.query, c.input_layout)
@@ -116,7 +120,7 @@ def _fake_grad_sink(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, 
 
 
 def _grad(c: Call) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """(dq, dk, dv, gradient of pse, which is empty)."""
+    """Return (dq, dk, dv, gradient of pse, which is empty)."""
     refuse(pse=c.pse, dropout=c.keep_prob < 1)
     grads = _gradients(
         but(
@@ -136,7 +140,7 @@ stands_for("npu::npu_fusion_attention_grad", fake=_fake_grad, lacking=("sink",))
 
 @stands_for("npu::npu_fusion_attention_grad", fake=_fake_grad_sink)
 def npu_fusion_attention_grad_sink(c: Call) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """As the older form, and the gradient of the sinks, which is empty."""
+    """Return the gradients of the older op and the gradient of the sinks, which is empty."""
     refuse(sink=c.sink)
     grads = _grad(c)
     return *grads, c.query.new_empty((0,))
@@ -144,7 +148,7 @@ def npu_fusion_attention_grad_sink(c: Call) -> tuple[Tensor, Tensor, Tensor, Ten
 
 @stands_for("npu::npu_attention_update")
 def npu_attention_update(lse: list[Tensor], local_out: list[Tensor], update_type: int) -> tuple[Tensor, Tensor]:
-    """(parts of an attention merged by their log-sum-exps, the total log-sum-exp or an empty tensor)."""
+    """Merge partial attentions by their log-sum-exps; return (out, total log-sum-exp or an empty tensor)."""
     sums = torch.stack([x.float() for x in lse])
     total = torch.logsumexp(sums, 0)
     weights = torch.exp(sums - total)
@@ -164,7 +168,7 @@ def npu_attention_update(lse: list[Tensor], local_out: list[Tensor], update_type
     ),
 )
 def npu_ring_attention_update(c: Call) -> tuple[Tensor, Tensor, Tensor]:
-    """(out, softmax_max, softmax_sum) of two parts; statistics [B, N, S, 8], outputs SBH, or TND with [T, N, 8]."""
+    """Merge two parts into (out, softmax_max, softmax_sum); statistics [B, N, S, 8] for SBH, [T, N, 8] for TND."""
     top = torch.maximum(c.prev_softmax_max, c.cur_softmax_max)
     before = c.prev_softmax_sum * torch.exp(c.prev_softmax_max - top)
     after = c.cur_softmax_sum * torch.exp(c.cur_softmax_max - top)

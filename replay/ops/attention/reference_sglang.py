@@ -1,7 +1,7 @@
 # pyright: strict
-"""SGLang's attention, and what its profiling patch records of it as `sglang_profiler::*`.
+"""SGLang's attention ops, and the attention calls that its profiling patch records as `sglang_profiler::*`.
 
-A wrapper of the patch records only the tensors of its function; the scalars are taken as that function's usual ones.
+The patch's wrappers record only the tensors of a function; the scalars are assumed to have their usual values.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from opreplay.replay.ops.declared import stands_for
 
 @stands_for("sgl_kernel::merge_state_v2")
 def merge_state_v2(v_a: Tensor, s_a: Tensor, v_b: Tensor, s_b: Tensor, v_merged: Tensor, s_merged: Tensor) -> None:
-    """Join two partial attentions [T, H, D] by their natural log-sum-exps [T, H]."""
+    """Merge two partial attentions [T, H, D] by their natural log-sum-exps [T, H]."""
     merge_attn_states(
         Call(
             output=v_merged,
@@ -35,21 +35,23 @@ def merge_state_v2(v_a: Tensor, s_a: Tensor, v_b: Tensor, s_b: Tensor, v_merged:
 
 @stands_for("sgl_kernel::merge_state")
 def merge_state(v_a: Tensor, s_a: Tensor, v_b: Tensor, s_b: Tensor, v_merged: Tensor, s_merged: Tensor) -> None:
-    """The same of FlashInfer, whose log-sum-exps are to base 2."""
+    """Merge two partial attentions as `merge_state_v2` does, with FlashInfer's log-sum-exps to base 2."""
     merge_state_v2(v_a, s_a * math.log(2), v_b, s_b * math.log(2), v_merged, s_merged)
     s_merged.div_(math.log(2))
 
 
 @stands_for("sglang::unified_attention_with_output")
 def sglang_unified_attention(query: Tensor, key: Tensor | None, value: Tensor | None, output: Tensor) -> None:
-    """As `vllm::unified_attention_with_output`, with its assumptions; without a key the query stands for it."""
+    """Same as `vllm::unified_attention_with_output`, with the same assumptions; without a key the query is used as
+    key.
+    """
     key = query if key is None else key
     unified_attention_with_output(query, key, key if value is None else value, output)
 
 
 @stands_for("sglang_profiler::mha__mha_batch_prefill")
 def profiler_batch_prefill(c: Call) -> None:
-    """As `aiter::mha_batch_prefill`, causal, scale 1/√D."""
+    """Same as `aiter::mha_batch_prefill`, causal, scale 1/√D."""
     mha_batch_prefill(
         but(
             c,
@@ -66,7 +68,7 @@ def profiler_batch_prefill(c: Call) -> None:
 
 @stands_for("sglang_profiler::attention_paged_attention_ragged")
 def profiler_paged_attention(c: Call) -> None:
-    """As `aiter::paged_attention_ragged`, scale 1/√D; a cache [slots, 1, Hkv, D] or [slots, Hkv, D]."""
+    """Same as `aiter::paged_attention_ragged`, scale 1/√D; caches [slots, 1, Hkv, D] or [slots, Hkv, D]."""
     paged_attention_ragged(
         but(c, scale=c.query.shape[-1] ** -0.5, kv_cache_dtype="", kv_cache_layout="", logits_soft_cap=0.0)
     )
@@ -77,7 +79,7 @@ def profiler_paged_attention(c: Call) -> None:
     "sglang_profiler::forward_batch_info_compute_position_triton",
 )
 def profiler_compute_position(extend_prefix_lens: Tensor, extend_seq_lens: Tensor) -> None:
-    """Positions prefix .. prefix + new − 1 of each sequence, one after the other; the result is dropped."""
+    """Compute positions prefix .. prefix + new − 1 of each sequence, concatenated; the result is discarded."""
     lengths = extend_seq_lens.to(torch.int64).clamp(min=0)
     start = lengths.cumsum(0) - lengths
     shift = torch.repeat_interleave(extend_prefix_lens.to(torch.int64) - start, lengths)

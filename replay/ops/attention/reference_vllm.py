@@ -1,6 +1,6 @@
 """vLLM's paged decode attention: `_C::paged_attention_v1/v2` (csrc/attention), `_rocm_C::paged_attention`, and merging.
 
-Block-sparse attention is refused (ValueError); the scratch tensors of the partitioned forms are left as they are.
+Block-sparse attention is rejected (ValueError); the scratch tensors of the partitioned ops are not written.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from opreplay.replay.ops.maths.quantize import fp8_view
 def paged_keys_values(
     key_cache: Tensor, value_cache: Tensor, table: Tensor, length: int, dtype: torch.dtype
 ) -> tuple[Tensor, Tensor]:
-    """One sequence from vLLM's packed caches: key [blocks, Hkv, D/x, page, x], value [blocks, Hkv, D, page].
+    """Return k, v [length, Hkv, D] in `dtype` of one sequence of vLLM's packed caches.
 
-    Returns k, v [length, Hkv, D] in `dtype`.
+    Caches: key [blocks, Hkv, D/x, page, x], value [blocks, Hkv, D, page].
     """
     page = value_cache.shape[-1]
     keys = gather_blocks(key_cache, table, length, page).to(dtype)
@@ -39,7 +39,7 @@ def _decode(
     rules: Rules,
     scales: tuple[Tensor | float, Tensor | float],
 ) -> None:
-    """One query row of each sequence against its cache; `rows` are their places in query and out [T, H, D]."""
+    """Attend one query row per sequence to its cache; `rows` are the row indices in query and out [T, H, D]."""
     k_scale, v_scale = (float(scale) if isinstance(scale, Tensor) and scale.numel() == 1 else scale for scale in scales)
     for index, row in enumerate(rows):
         k, v = paged_keys_values(*caches, block_tables[index], lengths[index], query.dtype)
@@ -61,7 +61,7 @@ def paged_attention(c: Call) -> None:
 
 @stands_for("_rocm_C::paged_attention")
 def rocm_paged_attention(c: Call) -> None:
-    """As paged_attention; with query_start_loc [S + 1] only the sequences with a single new token are attended."""
+    """Same as paged_attention; with query_start_loc [S + 1] only sequences with a single new token are computed."""
     out, block_tables = c.out, c.block_tables
     query_start_loc = getattr(c, "query_start_loc", None)
     fp8_out_scale = getattr(c, "fp8_out_scale", None)
@@ -84,9 +84,9 @@ def rocm_paged_attention(c: Call) -> None:
 
 @stands_for("_C::merge_attn_states")
 def merge_attn_states(c: Call) -> None:
-    """Join two partial attentions [T, H, D] by their log-sum-exps [H, T].
+    """Merge two partial attentions [T, H, D] by their log-sum-exps [H, T].
 
-    Tokens from `prefill_tokens_with_context` on have no prefix: theirs is the suffix alone.
+    Tokens from `prefill_tokens_with_context` on have no prefix: their result is the suffix part.
     """
     prefix_output, prefix_lse = c.prefix_output, c.prefix_lse
     prefill_tokens_with_context = getattr(c, "prefill_tokens_with_context", None)

@@ -1,9 +1,9 @@
 # pyright: strict
 """vLLM's opaque layer ops: `unified_attention*`, `unified_kv_cache_update`, `moe_forward*`, `unified_mla_attention*`.
 
-The real ones find weights, cache and lengths through a layer name, in a context that no trace records. The stand-ins do
-dense work of the same kind from their tensors alone; what they assume is said in each docstring and in
-docs/vendor-ops.md. An empty or unknown layer name makes no difference.
+The real ops find weights, cache and lengths through a layer name, in a context that traces do not record. These
+replacements do dense work of the same kind from their tensors alone; each docstring and docs/vendor-ops.md list the
+assumptions. Empty and unknown layer names are accepted.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from opreplay.replay.ops.maths.routing import choose
 
 
 def _history(x: Tensor, start: int, new: int, total: int) -> Tensor:
-    """`total` rows that end in x[start : start + new]; the ones before them stand for the cache and repeat x."""
+    """Return `total` rows that end in x[start : start + new]; the earlier rows repeat x in place of the cache."""
     if total == new:
         return x[start : start + new]
     index = torch.arange(start + new - total, start + new, device=x.device) % x.shape[0]
@@ -36,7 +36,7 @@ def _history(x: Tensor, start: int, new: int, total: int) -> Tensor:
 def attend_batch(query: Tensor, key: Tensor, value: Tensor, dtype: torch.dtype) -> Tensor:
     """Causal attention of a batch: query [T, H, D], key [T, Hkv, D], value [T, Hkv, Dv] → [T, H, Dv] in `dtype`.
 
-    Lengths from `batch.current_layout`; scale 1/√D.
+    Lengths come from `batch.current_layout`; the scale is 1/√D.
     """
     layout = current_layout(query.shape[0])
     rules = Rules(scale=query.shape[-1] ** -0.5, causal=True)
@@ -49,7 +49,7 @@ def attend_batch(query: Tensor, key: Tensor, value: Tensor, dtype: torch.dtype) 
 
 
 def _heads(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """[T, H, D] of tensors that may come as [T, H · D]: then one head, as the head size is not recorded."""
+    """Return the tensors as [T, H, D]; a tensor [T, H · D] becomes one head, as the head size is not recorded."""
     return tuple(x if x.dim() == 3 else x.reshape(x.shape[0], 1, -1) for x in (query, key, value))  # type: ignore[return-value]
 
 
@@ -67,8 +67,8 @@ def unified_attention_with_output(
 ) -> None:
     """output [T, H, D] = causal attention of the batch.
 
-    Assumed: lengths of the open `batch_layout`, else one sequence of all T tokens; no window, no sinks. With fewer key
-    than query rows (a shared cache) the key rows repeat.
+    Assumptions: lengths of the open `batch_layout`, or one sequence of all T tokens without a layout; no window, no
+    sinks. If there are fewer key than query rows (a shared cache), the key rows repeat.
     """
     q, k, v = _heads(query, key, value)
     wide = torch.bfloat16 if output.dtype.itemsize == 1 else output.dtype
@@ -87,7 +87,7 @@ def _fake_attention(query: Tensor, value: Tensor) -> Tensor:
 
 @stands_for("vllm::unified_attention", fake=_fake_attention, assumes=(_LENGTHS,))
 def unified_attention(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-    """As unified_attention_with_output, the result returned."""
+    """Same as unified_attention_with_output, but returns the result."""
     out = _fake_attention(query, value)
     unified_attention_with_output(query, key, value, out)
     return out
@@ -99,8 +99,10 @@ def _fake_empty(key: Tensor) -> Tensor:
 
 @stands_for("vllm::unified_kv_cache_update", fake=_fake_empty, assumes=("written to memory of its own",))
 def unified_kv_cache_update(key: Tensor, value: Tensor) -> Tensor:
-    """Writes key and value [T, Hkv, D] once, to memory of its own instead of the layer's cache; returns an empty tensor
-    that only orders this op before the attention."""
+    """Write key and value [T, Hkv, D] once, to separate memory instead of the layer's cache.
+
+    Returns an empty tensor that only orders this op before the attention.
+    """
     torch.stack((key, value)) if key.shape == value.shape else (key.clone(), value.clone())
     return key.new_empty((0,))
 
@@ -111,7 +113,7 @@ def _fake_mla(q: Tensor, kv_c_normed: Tensor) -> Tensor:
 
 @stands_for("vllm::unified_mla_attention", fake=_fake_mla, assumes=(_LENGTHS, _LATENT))
 def unified_mla_attention(q: Tensor, kv_c_normed: Tensor, k_pe: Tensor) -> Tensor:
-    """q [T, H, D] against one latent head kv_c ‖ k_pe, padded or cut to D; values are kv_c: [T, H, rank]."""
+    """q [T, H, D] over one latent head kv_c ‖ k_pe, padded or cut to D; values are kv_c → [T, H, rank]."""
     latent = torch.cat((kv_c_normed, k_pe.reshape(k_pe.shape[0], -1)), dim=-1)
     width = q.shape[-1]
     key = F.pad(latent, (0, max(0, width - latent.shape[-1])))[:, :width]
@@ -120,7 +122,7 @@ def unified_mla_attention(q: Tensor, kv_c_normed: Tensor, k_pe: Tensor) -> Tenso
 
 @stands_for("vllm::unified_mla_attention_with_output", assumes=(_LENGTHS, _LATENT))
 def unified_mla_attention_with_output(q: Tensor, kv_c_normed: Tensor, k_pe: Tensor, output: Tensor) -> None:
-    """As unified_mla_attention; each head's result cut to output's width (the up-projection is the layer's own)."""
+    """Same as unified_mla_attention, each head cut to output's width (the layer does the up-projection itself)."""
     attended = unified_mla_attention(q, kv_c_normed, k_pe).flatten(1)
     rows = output.reshape(output.shape[0], -1)
     width = min(rows.shape[1], attended.shape[1])
@@ -130,7 +132,7 @@ def unified_mla_attention_with_output(q: Tensor, kv_c_normed: Tensor, k_pe: Tens
 
 @lru_cache(maxsize=1)
 def _shared_expert(width: int, inner: int, device: torch.device, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """The one pair of matrices that stands for every expert's: [2I, H] and [H, I]."""
+    """Return the single pair of matrices, [2I, H] and [H, I], used for every expert."""
     scale = width**-0.5
     return (
         torch.full((2 * inner, width), scale, dtype=dtype, device=device),
@@ -176,15 +178,16 @@ def _fake_two(hidden_states: Tensor) -> tuple[Tensor, Tensor]:
 def moe_forward(hidden_states: Tensor, router_logits: Tensor) -> Tensor:
     """Mixture of experts from hidden_states [T, H] and router_logits [T, E].
 
-    Assumed: softmax routing to `assumed_topk(E)` experts, SwiGLU with an intermediate size of H or `current_sizes()`,
-    16-bit weights. One pair of matrices stands for all experts, so a fraction of the real weights' memory is read.
+    Assumptions: softmax routing to `assumed_topk(E)` experts, SwiGLU with an intermediate size of H or
+    `current_sizes()`, 16-bit weights. All experts share one pair of matrices, so only a fraction of the real weights'
+    memory is read.
     """
     return _experts(hidden_states, router_logits)
 
 
 @stands_for("vllm::moe_forward_shared", fake=_fake_two, assumes=_EXPERTS)
 def moe_forward_shared(hidden_states: Tensor, router_logits: Tensor) -> tuple[Tensor, Tensor]:
-    """(a shared expert's output, the routed experts' output), with the assumptions of moe_forward."""
+    """Return (shared expert's output, routed experts' output), with the assumptions of moe_forward."""
     width = hidden_states.shape[-1]
     up, down = _shared_expert(width, _inner(width), hidden_states.device, hidden_states.dtype)
     shared = linear(gated(linear(hidden_states, up), F.silu), down)

@@ -1,2 +1,2 @@
 # pyright: strict
-"""Writes to and moves between key-value caches."""
+"""Ops that write key-value caches or move data between them."""

@@ -1,5 +1,5 @@
 # pyright: strict
-"""Ops of the family `cache`: cost on a device, initializer and counter of work of each."""
+"""Device cost, initializer and work counter of each op of the family `cache`."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # pyright: strict
-"""aiter's writes to and moves between caches of keys and values."""
+"""aiter's ops that write key-value caches or move data between them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from opreplay.replay.ops.declared import stands_for
 
 @stands_for("aiter::reshape_and_cache")
 def reshape_and_cache(c: Call) -> None:
-    """As `_C_cache_ops::reshape_and_cache`; with asm_layout the value cache is [blocks, Hkv, page/x, D, x]."""
+    """Same as `_C_cache_ops::reshape_and_cache`; with asm_layout the value cache is [blocks, Hkv, page/x, D, x]."""
     scales = (1.0 if c.k_scale is None else c.k_scale, 1.0 if c.v_scale is None else c.v_scale)
     if not c.asm_layout or c.value_cache.dim() == 4:
         vllm_reshape_and_cache(but(c, k_scale=scales[0], v_scale=scales[1]))
@@ -37,7 +37,7 @@ def reshape_and_cache(c: Call) -> None:
 
 @stands_for("aiter::copy_blocks", writes=("key_caches", "value_caches"))
 def copy_blocks(key_caches: Tensor, value_caches: Tensor, block_mapping: Tensor) -> None:
-    """Block block_mapping[:, 0] to block block_mapping[:, 1] in caches [blocks, ..]."""
+    """Copy block block_mapping[:, 0] to block block_mapping[:, 1] in caches [blocks, ..]."""
     source, target = block_mapping.to(key_caches.device, torch.int64).unbind(1)
     for cache in (key_caches, value_caches):
         cache[target] = cache[source]

@@ -1,5 +1,5 @@
 # pyright: strict
-"""torch_npu's writes to caches of keys and values."""
+"""torch_npu's writes to key-value caches."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from opreplay.replay.ops.rope.reference_npu import to_halves
 
 @stands_for("npu::_npu_reshape_and_cache", "npu::npu_scatter_pa_kv_cache")
 def npu_write_cache(c: Call) -> None:
-    """key, value [T, Hkv, D] into caches [blocks, page, Hkv, D] at their slots."""
+    """Write key, value [T, Hkv, D] into caches [blocks, page, Hkv, D] at their slots."""
     slot_mapping = getattr(c, "slot_mapping", None)
     slots = slot_mapping if slot_mapping is not None else getattr(c, "slot_indices", None)
     assert slots is not None
@@ -35,11 +35,12 @@ def _cached_like(c: Call) -> tuple[Tensor, Tensor, Tensor, Tensor]:
 
 @stands_for("npu::npu_kv_rmsnorm_rope_cache", fake=_cached_like)
 def npu_kv_rmsnorm_rope_cache(c: Call) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """kv [B, 1, S, rank + rope]: the normed rank part into ckv_cache, the rotated rope part into k_cache.
+    """kv [B, 1, S, rank + rope]: write the normed rank part to ckv_cache and the rotated rope part to k_cache.
 
-    Mode Norm: index int64 [B, S] are places in each batch's own cache [B, 1, places, ..]. Modes PA and PA_BNSD: index
-    [B · S] are slots of paged caches [blocks, page, 1, ..], as is a flat index without a mode, which traces do not
-    record. Negative ones are skipped. Unquantised caches in token order only; raises ValueError for other modes.
+    Mode Norm: index int64 [B, S] holds positions in each sequence's own cache [B, 1, places, ..]. Modes PA and PA_BNSD:
+    index [B · S] holds slots of paged caches [blocks, page, 1, ..], as does a flat index without a mode, which traces
+    do not record. Negative indices are skipped. Only unquantised caches in token order are supported; raises ValueError
+    for other modes.
     """
     index, k_cache = c.index, c.k_cache
     if c.cache_mode not in ("Norm", "PA", "PA_BNSD"):

@@ -1,5 +1,5 @@
 # pyright: strict
-"""SGLang's writes to its caches of keys and values."""
+"""SGLang's writes to key-value caches."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from opreplay.replay.ops.declared import stands_for
 def store_cache(
     k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, indices: Tensor, reserved_skip_index: int | None = None
 ) -> None:
-    """Rows of k, v [T, ..] into k_cache, v_cache [slots, ..] at indices [T]; num_split only tunes the kernel.
+    """Write rows of k, v [T, ..] into k_cache, v_cache [slots, ..] at indices [T]; num_split only tunes the kernel.
 
-    A token whose slot is the reserved one is not stored.
+    A token with the reserved slot is not stored.
     """
     if reserved_skip_index is not None:
         stored = indices != reserved_skip_index

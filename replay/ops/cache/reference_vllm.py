@@ -1,5 +1,5 @@
 # pyright: strict
-"""vLLM's `_C_cache_ops` (csrc/libtorch_stable/cache_kernels.cu): writing to and reading from paged KV caches."""
+"""vLLM's `_C_cache_ops` (csrc/libtorch_stable/cache_kernels.cu): writes to and reads from paged KV caches."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from opreplay.replay.ops.maths.quantize import FP8_BY_KIND, fp8_view, largest
 
 
 def as_stored(x: Tensor, cache: Tensor, scale: Tensor | float) -> Tensor:
-    """x in the cache's element type; for fp8 divided by its scale (one, or one a head [Hkv]) and saturated."""
+    """Return x in the cache's dtype; for fp8, x is divided by its scale (one, or one per head [Hkv]) and saturated."""
     if cache.dtype.itemsize != 1:
         return x.to(cache.dtype)
     if isinstance(scale, Tensor) and scale.numel() > 1:
@@ -25,7 +25,7 @@ def as_stored(x: Tensor, cache: Tensor, scale: Tensor | float) -> Tensor:
 
 
 def write_slots(rows: Tensor, pages: Tensor, slots: Tensor) -> None:
-    """rows [T, ..] into pages [blocks, page, ..] at slot = block · page + offset; a negative slot skips its row."""
+    """Write rows [T, ..] to pages [blocks, page, ..] at slot = block · page + offset; negative slots are skipped."""
     slots = slots.flatten()
     rows = rows[: slots.numel()]
     written = slots >= 0
@@ -39,7 +39,9 @@ def write_slots(rows: Tensor, pages: Tensor, slots: Tensor) -> None:
 
 @stands_for("_C_cache_ops::reshape_and_cache")
 def reshape_and_cache(c: Call) -> None:
-    """key, value [T, Hkv, D] into key_cache [blocks, Hkv, D/x, page, x] and value_cache [blocks, Hkv, D, page]."""
+    """Write key, value [T, Hkv, D] into key_cache [blocks, Hkv, D/x, page, x] and value_cache [blocks, Hkv, D,
+    page].
+    """
     keys, values = fp8_view(c.key_cache, c.kv_cache_dtype), fp8_view(c.value_cache, c.kv_cache_dtype)
     split = cast("Tensor", as_stored(c.key, keys, c.k_scale).unflatten(-1, (keys.shape[2], keys.shape[4])))
     write_slots(split, keys.permute(0, 3, 1, 2, 4), c.slot_mapping)
@@ -48,7 +50,7 @@ def reshape_and_cache(c: Call) -> None:
 
 @stands_for("_C_cache_ops::reshape_and_cache_flash")
 def reshape_and_cache_flash(c: Call) -> None:
-    """key, value [T, Hkv, D] into caches [blocks, page, Hkv, D], whatever their strides (NHD or HND)."""
+    """Write key, value [T, Hkv, D] into caches [blocks, page, Hkv, D] with any strides (NHD or HND)."""
     for rows, cache, scale in (
         (c.key, c.key_cache, getattr(c, "k_scale", 1.0)),
         (c.value, c.value_cache, getattr(c, "v_scale", 1.0)),
@@ -61,7 +63,7 @@ def reshape_and_cache_flash(c: Call) -> None:
 def concat_and_cache_mla(
     kv_c: Tensor, k_pe: Tensor, kv_cache: Tensor, slot_mapping: Tensor, kv_cache_dtype: str, scale: Tensor
 ) -> None:
-    """kv_c [T, rank] and k_pe [T, rope] side by side into kv_cache [blocks, page, rank + rope].
+    """Write kv_c [T, rank] and k_pe [T, rope], concatenated, into kv_cache [blocks, page, rank + rope].
 
     Raises ValueError for the 656-byte fp8_ds_mla rows, which are not implemented.
     """
@@ -82,20 +84,20 @@ def copy_blocks(key_caches: list[Tensor], value_caches: list[Tensor], block_mapp
 
 @stands_for("_C_cache_ops::copy_blocks_mla")
 def copy_blocks_mla(kv_caches: list[Tensor], block_mapping: Tensor) -> None:
-    """As copy_blocks, for MLA caches."""
+    """Same as copy_blocks, for MLA caches."""
     copy_blocks(kv_caches, [], block_mapping)
 
 
 @stands_for("_C_cache_ops::swap_blocks")
 def swap_blocks(src: Tensor, dst: Tensor, block_mapping: Tensor) -> None:
-    """dst[block_mapping[:, 1]] = src[block_mapping[:, 0]], between host and device as well."""
+    """dst[block_mapping[:, 1]] = src[block_mapping[:, 0]], also between host and device."""
     source, target = block_mapping.to(torch.int64).unbind(1)
     dst[target.to(dst.device)] = src[source.to(src.device)].to(dst.device)
 
 
 @stands_for("_C_cache_ops::convert_fp8")
 def convert_fp8(dst_cache: Tensor, src_cache: Tensor, scale: float, kv_cache_dtype: str) -> None:
-    """Between an fp8 cache kept as uint8 and a wider one, either way."""
+    """Convert an fp8 cache stored as uint8 to a wider dtype, or a wider cache to fp8."""
     kind = FP8_BY_KIND.get(kv_cache_dtype, torch.float8_e4m3fn)
     if dst_cache.dtype == torch.uint8:
         dst_cache.copy_(as_stored(src_cache, dst_cache.view(kind), scale).view(torch.uint8))
@@ -107,7 +109,7 @@ def convert_fp8(dst_cache: Tensor, src_cache: Tensor, scale: float, kv_cache_dty
     "_C_cache_ops::cp_gather_cache", "_C_cache_ops::gather_and_maybe_dequant_cache", "_C_cache_ops::gather_cache"
 )
 def gather_cache(c: Call) -> None:
-    """dst [tokens, ..] from src_cache [blocks, page, ..]; seq_starts are the first positions to take of a sequence."""
+    """Gather dst [tokens, ..] from src_cache [blocks, page, ..], each sequence from its position in seq_starts on."""
     scale = getattr(c, "scale", None)
     pages = fp8_view(c.src_cache, getattr(c, "kv_cache_dtype", "")) if c.dst.dtype != c.src_cache.dtype else c.src_cache
     bounds = ends(c.cu_seq_lens[: c.batch_size + 1], c.dst.shape[0], "cu_seq_lens")

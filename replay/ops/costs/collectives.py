@@ -1,5 +1,5 @@
 # pyright: strict
-"""Lowering of collectives to HCCL operations: which one, over how many ranks, of what message."""
+"""Lowering of collectives to HCCL operations: operation, number of ranks and message size."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ LIKE = (
 
 
 def _message(op: OpView, kind: str, world: int) -> tuple[list[TensorSpec], list[TensorSpec]]:
-    """(inputs, outputs) of one rank; where the trace names one side alone, the other follows from the ranks."""
+    """Return (inputs, outputs) of one rank; if only one is recorded, the number of ranks gives the other."""
     tensors = [spec(t.shape, t.dtype) for t in op.tensors]
     name = op.op.name
     if kind not in ("hcom_allGather_", "hcom_reduceScatter_") or not tensors or name.endswith("_base_"):
@@ -57,7 +57,7 @@ def _message(op: OpView, kind: str, world: int) -> tuple[list[TensorSpec], list[
 
 
 def kernel_of(collective: Collective) -> KernelCall:
-    """The HCCL operation of a collective, with who takes part and how uneven it is."""
+    """Return the HCCL operation of a collective, with its participating ranks and the unevenness of its splits."""
     attrs: dict[str, int | float | bool | str | tuple[int, ...]] = {}
     if collective.kind in POINT_TO_POINT:
         attrs["world_size"] = 2
@@ -90,7 +90,7 @@ def _lowered(op: OpView, kind: str) -> list[KernelCall]:
 
 
 def _by_sizes(op: OpView, kind: str) -> int:
-    """Ranks by what is gathered or scattered over what one rank has; 0 where that does not tell."""
+    """Return the number of ranks as the size ratio of gathered (or scattered) data to one rank's data; 0 if unknown."""
     sizes = [prod(t.shape) for t in op.tensors]
     if kind not in ("hcom_allGather_", "hcom_reduceScatter_") or len(sizes) != 2 or not min(sizes):
         return 0
@@ -99,24 +99,24 @@ def _by_sizes(op: OpView, kind: str) -> int:
 
 @costs("c10d::alltoall_")
 def all_to_all(op: OpView) -> Iterable[KernelCall]:
-    """Even parts, which HCCL has an operation of its own for."""
+    """All-to-all with even splits, for which HCCL has a separate operation."""
     return _lowered(op, "hcom_alltoall_")
 
 
 @costs_like(*LIKE)
 def by_name(op: OpView) -> Iterable[KernelCall]:
-    """The operation that the name says."""
+    """The HCCL operation that the op's name implies."""
     if any(word in op.op.name for word in ("wait", "rank", "work", "coalescing", "pg_", "initialize", "Destroy")):
         return ()
     kind = operation_of(op.op.name)
     if kind is None:
-        raise DoesNotFit("names no operation")
+        raise DoesNotFit("no operation is named")
     return _lowered(op, OF_KINDS[kind])
 
 
 @costs("record_param_comms")
 def recorded_parameters(op: OpView) -> Iterable[KernelCall]:
-    """torch's record of a collective's parameters: which one it is is a string, so the device's kernels tell."""
+    """Collective in torch's record of parameters; identified by device kernels, as its name is not recorded."""
     if (collective := op.op.collective) is not None:
         if collective.group_size is None and collective.kind not in POINT_TO_POINT:
             op.note("number of ranks not recorded: one server of 8 assumed")
@@ -140,5 +140,5 @@ def recorded_parameters(op: OpView) -> Iterable[KernelCall]:
     """
 )
 def wait(op: OpView) -> Iterable[KernelCall]:
-    """Waiting costs the device nothing."""
+    """No kernel: waiting costs no device time."""
     return ()

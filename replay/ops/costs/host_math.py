@@ -1,7 +1,7 @@
 # pyright: strict
-"""Lowering of what has no kernel on the AI cores: decompositions, sets, histograms, sparse layouts, on the AI CPUs.
+"""Lowering of ops without AI-core kernels to AI CPUs: decompositions, sets, histograms, sparse layouts.
 
-Owns how much arithmetic each takes; how fast the AI CPUs are is the device's.
+Defines the number of operations of each op; the device defines the speed of its AI CPUs.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ DECOMPOSITIONS: dict[str, float] = {
 
 @costs(*(f"aten::{name}" for name in DECOMPOSITIONS))
 def decomposition(op: OpView) -> Iterable[KernelCall]:
-    """A factorisation or what is made from one."""
+    """A factorisation, or an op computed from one."""
     largest = op.widest(rank=2)
     rows, cols = largest.shape[-2:]
     matrices = prod(largest.shape[:-2])
@@ -51,7 +51,7 @@ botcanlearn/cann-bench-upstream)."""
 
 @costs("aten::linalg_solve_triangular aten::triangular_solve")
 def triangular(op: OpView) -> Iterable[KernelCall]:
-    """Rows one after the other, each with the products of the ones before it."""
+    """Triangular solve: rows are sequential, each with the products of the rows before it."""
     sides = [t for t in op.tensors if len(t.shape) >= 2]
     if len(sides) < 2:
         raise DoesNotFit("a triangular system has a matrix and right-hand sides")
@@ -66,7 +66,7 @@ LABEL_OPERATIONS = 20.0
 
 @costs("aten::_ctc_loss aten::ctc_loss aten::_cudnn_ctc_loss aten::miopen_ctc_loss aten::_ctc_loss_backward")
 def ctc_loss(op: OpView) -> Iterable[KernelCall]:
-    """Time steps one after the other, each with the labels of all samples and the blanks between them; (T, N, C)."""
+    """CTC loss of (T, N, C): sequential time steps, each over the labels of all samples and the blanks between."""
     scores = op.need("log_probs", at=0)
     steps = max(1, scores.shape[0] if scores.shape else 1)
     samples = scores.shape[1] if len(scores.shape) > 2 else 1
@@ -78,7 +78,7 @@ def ctc_loss(op: OpView) -> Iterable[KernelCall]:
 
 
 def on_host(op: OpView, flops: float) -> list[KernelCall]:
-    """The op as a program of the AI CPUs, which takes that many operations."""
+    """Return the op as an AI CPU program of `flops` operations."""
     op.note("runs on the AI CPUs, whose pace is assumed")
     return [kernel("AiCpu", [spec(t.shape, t.dtype) for t in op.tensors], op.outputs(), operations=float(flops))]
 
@@ -90,7 +90,7 @@ def on_host(op: OpView, flops: float) -> list[KernelCall]:
     """
 )
 def searched(op: OpView) -> Iterable[KernelCall]:
-    """Sorting and searching: as many comparisons as elements times the logarithm of what is searched."""
+    """Sorting and searching: elements · log(size of the searched data) comparisons."""
     sizes = sorted((prod(t.shape) for t in op.tensors), reverse=True) or [1]
     return on_host(op, sizes[0] * log2(max(2, sizes[-1] if len(sizes) > 1 else sizes[0])))
 
@@ -149,5 +149,5 @@ SPARSE = (
     *(f"aten::{name}" for name in SPARSE),
 )
 def counted(op: OpView) -> Iterable[KernelCall]:
-    """A few operations an element; the AI cores have no kernels for sparse layouts."""
+    """A few operations per element; the AI cores have no kernels for sparse layouts."""
     return on_host(op, 4.0 * sum(prod(t.shape) for t in op.tensors))

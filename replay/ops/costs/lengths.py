@@ -1,8 +1,8 @@
 # pyright: strict
 """Lengths of packed and paged sequences for the cost of attention: from contents, the iteration's batch, or shapes.
 
-Where none of them says how long contexts are, they are taken to be as long as the arguments allow, as the initializers
-do; what is taken is noted. Owns no kernel.
+If none of these gives the context length, the longest length that the arguments allow is assumed, as by the
+initializers, and noted. Defines no kernels.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ BAND = 4
 
 
 def page_of(op: OpView) -> tuple[TensorMeta, int] | None:
-    """(cache, tokens of a page); None where keys are not paged."""
+    """Return (cache, tokens per page), or None if keys are not paged."""
     cache, name = None, ""
     for name in names.CACHES:
         cache = op.meta(name)
@@ -40,8 +40,10 @@ def page_of(op: OpView) -> tuple[TensorMeta, int] | None:
 
 
 def layout_of(op: OpView) -> str | None:
-    """The `input_layout` of an attention of torch_npu: as recorded ("" where it is not), else its schema's; None for an
-    op that has none."""
+    """Return the `input_layout` of a torch_npu attention op, or None for an op without this argument.
+
+    The recorded layout has priority ("" if it was not recorded), then the default of the schema.
+    """
     if "input_layout" in op.args:
         return str(op.value("input_layout") or "")
     usual = re.search(r'input_layout="(\w+)"', op.op.schema or "")
@@ -49,7 +51,7 @@ def layout_of(op: OpView) -> str | None:
 
 
 def contents_of(op: OpView, rows: int) -> Contents:
-    """What the sequences of a call amount to; `rows` are the query tokens that the shapes hold."""
+    """Return the total contents of a call's sequences; `rows` is the number of query tokens in the shapes."""
     if op.contents is not None and op.contents.pairs is not None:
         for note in op.contents.notes:
             op.note(note)
@@ -87,20 +89,20 @@ def contents_of(op: OpView, rows: int) -> Contents:
 
 
 def _window(op: OpView) -> int | None:
-    """Keys that a query sees at most, itself among them; None without a sliding window that ends at each query."""
+    """Return the maximum keys that a query sees, including its own; None without a window ending at the query."""
     before, after = (op.integer(name, default=-1) for name in ("pre_tokens", "next_tokens"))
     return before + 1 if op.integer("sparse_mode", default=0) == BAND and before >= 0 and after == 0 else None
 
 
 def _beyond(queries: float, keys: int, window: int) -> float:
-    """Pairs of one sequence that a causal mask shows and a window hides: of each query the keys before its window."""
+    """Return the number of pairs of one sequence that the causal mask shows but the sliding window hides."""
     most = max(0.0, float(keys - window))
     least = max(0.0, most - queries)
     return (most * (most + 1) - least * (least + 1)) / 2
 
 
 def _dense(op: OpView) -> tuple[int, int] | None:
-    """(sequences, keys of each) of unpaged queries with a batch dimension; None for packed ones."""
+    """Return (sequences, keys per sequence) of unpaged queries with a batch dimension, or None for packed queries."""
     q, k = op.meta("query", "q"), op.meta("key", "k")
     layout = layout_of(op)
     if q is None or k is None or layout is None or page_of(op) is not None:
@@ -115,7 +117,7 @@ def _dense(op: OpView) -> tuple[int, int] | None:
 
 
 def are_heads_first(op: OpView, k: TensorMeta, layout: str) -> bool:
-    """Whether keys of four dimensions are [batch, heads, tokens, size]: a layout of four letters says so."""
+    """Check whether 4-D keys are [batch, heads, tokens, size], as a four-letter layout indicates."""
     if len(layout) == 4:
         return layout.startswith("BN")
     heads = op.integer("num_key_value_heads", default=0) or op.integer("num_heads", "head_num", default=0)
@@ -129,7 +131,7 @@ def _made(query: float, context: float, pairs: float, sequences: int) -> Content
 
 
 def _sequences(op: OpView) -> tuple[int | None, bool]:
-    """How many sequences the arguments hold, and whether queries are packed behind each other."""
+    """Return the number of sequences in the arguments, and whether the queries are packed."""
     for name in (*names.CUMULATIVE_NEW, *names.CUMULATIVE_SEEN, "kv_indptr"):
         meta = op.meta(name)
         if meta is not None and meta.shape and meta.shape[0]:
@@ -142,7 +144,9 @@ def _sequences(op: OpView) -> tuple[int | None, bool]:
 
 
 def _longest(op: OpView, rows: int) -> int | None:
-    """Tokens that one sequence may see, by tables, page lists and the longest length said; None where nothing tells."""
+    """Return the maximum tokens per sequence from tables, page lists and the maximum-length argument; None if
+    unknown.
+    """
     limits = [length for name in names.LONGEST if (length := op.integer(name, default=0)) > 0]
     paged = page_of(op)
     if paged is not None:
@@ -161,7 +165,7 @@ def _longest(op: OpView, rows: int) -> int | None:
 def _of_batch(
     op: OpView, batch: BatchContext, rows: int, sequences: int | None, packed: bool, longest: int | None
 ) -> Contents | None:
-    """The batch's totals, as far as the call takes part in it; None where the numbers of sequences do not fit."""
+    """Return the batch's totals for the sequences in this call, or None if the numbers of sequences do not match."""
     decode, prefill = batch.decode_sequences, batch.prefill_sequences
     if not packed and decode and sequences not in (None, decode + prefill) and (sequences or 0) >= decode:
         prefill = 0
@@ -190,7 +194,7 @@ def _of_batch(
 
 
 def _within_cache(op: OpView, total: int, sequences: int, longest: int | None) -> float:
-    """The context tokens that the annotation tells, at most what each sequence may see of the call's own cache."""
+    """Return the annotation's context tokens, limited to what each sequence can see of the call's cache."""
     capacity = None if longest is None or page_of(op) is None else sequences * longest
     if capacity is None or total <= capacity:
         return float(total)
@@ -204,8 +208,10 @@ def _within_cache(op: OpView, total: int, sequences: int, longest: int | None) -
 def _causal_pairs(
     products: int | None, squares: int | None, total: int | None, new: float, seen: float, sequences: int
 ) -> float:
-    """Σ (new · seen − (new² − new) / 2) over sequences: by the annotation's sums of products and squares, unless its
-    context `total` is more than the call can hold; else of equal sequences."""
+    """Return Σ (new · seen − (new² − new) / 2) over sequences, from the annotation's sums of products and squares.
+
+    If the annotation's context `total` is larger than the call can hold, sequences of equal length are assumed.
+    """
     if products is None or (total is not None and seen < total):
         pairs = new * seen / sequences
     else:

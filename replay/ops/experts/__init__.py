@@ -1,2 +1,2 @@
 # pyright: strict
-"""Mixture of experts: routing, products of experts, bookkeeping."""
+"""Mixture of experts: routing, expert matrix products, bookkeeping."""

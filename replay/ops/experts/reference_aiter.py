@@ -1,7 +1,7 @@
 # pyright: strict
 """aiter's MoE (aiter/fused_moe.py, aiter/ops/moe_op.py, moe_sorting.py): sorting with packed ids, two stages, routing.
 
-Packed ids are slot << 24 | token with filler topk << 24 | T. Pre-shuffled weights are read as plain rows.
+Packed ids are slot << 24 | token; the filler is topk << 24 | T. Pre-shuffled weights are read as plain rows.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ ACTIVATIONS: dict[int, str] = {0: "silu", 1: "gelu", 2: "swigluoai"}
 
 @stands_for("aiter::moe_sorting_fwd", "aiter::moe_sorting_opus_fwd")
 def moe_sorting_fwd(c: Call) -> None:
-    """Sort topk_ids [T, k] by expert, each padded to unit_size; also clears moe_buf."""
+    """Sort topk_ids [T, k] by expert, padding each expert to unit_size; also clear moe_buf."""
     tokens, topk = c.topk_ids.shape
     ids = c.topk_ids.to(torch.int64)
     experts = c.num_experts
@@ -56,9 +56,10 @@ def moe_sorting_fwd(c: Call) -> None:
 def blocks_by_expert(
     sorted_token_ids: Tensor, sorted_expert_ids: Tensor, num_valid_ids: Tensor, block: int, tokens: int, topk: int
 ) -> list[tuple[int, Tensor, Tensor, Tensor]]:
-    """(expert, tokens, slots, places in the sorted list) of each run of blocks with one expert; fillers left out.
+    """Return (expert, tokens, slots, positions in the sorted list) of each run of blocks of one expert, without
+    fillers.
 
-    Raises ValueError when num_valid_ids says more ids than there are.
+    Raises ValueError if num_valid_ids is larger than the number of ids.
     """
     valid = int(num_valid_ids.flatten()[0])
     if not 0 <= valid <= sorted_token_ids.numel():
@@ -82,7 +83,7 @@ def blocks_by_expert(
 
 @stands_for("aiter::ck_moe_stage1")
 def ck_moe_stage1(c: Call) -> None:
-    """hidden_states [T, H], w1 [E, 2I, H] → out [T, k, I], gate first; sorted_weights are applied where given."""
+    """hidden_states [T, H], w1 [E, 2I, H] → out [T, k, I], gate before up; sorted_weights are applied if given."""
     gate = gate_by_name(ACTIVATIONS[c.activation])
     hidden = dequantized(c.hidden_states, c.a1_scale, c.out.dtype)
     tokens = c.hidden_states.shape[0]
@@ -99,7 +100,7 @@ def ck_moe_stage1(c: Call) -> None:
 
 @stands_for("aiter::ck_moe_stage2")
 def ck_moe_stage2(c: Call) -> None:
-    """inter_states [T, k, I], w2 [E, H, I]: adds Σ over k to out [T, H]; sorted_weights are applied where given."""
+    """inter_states [T, k, I], w2 [E, H, I]: add Σ over k to out [T, H]; sorted_weights are applied if given."""
     tokens = c.inter_states.shape[0]
     inner = dequantized(c.inter_states.reshape(tokens * c.topk, -1), c.a2_scale, c.out.dtype)
     for expert, token, slot, place in blocks_by_expert(
@@ -120,13 +121,13 @@ def moe_sum(input: Tensor, output: Tensor) -> None:
 
 @stands_for("aiter::topk_sigmoid")
 def topk_sigmoid(topk_weights: Tensor, topk_indices: Tensor, gating_output: Tensor) -> None:
-    """The k best experts by sigmoid."""
+    """Top-k experts by sigmoid score."""
     write_choice(gating_output.float().sigmoid(), topk_weights, topk_indices, renormalize=False)
 
 
 @stands_for("aiter::grouped_topk")
 def grouped_topk(c: Call) -> None:
-    """DeepSeek-V2's choice among groups of experts."""
+    """DeepSeek-V2's grouped top-k of experts."""
     logits = c.gating_output.float()
     scores = logits.softmax(-1) if c.is_softmax else logits.sigmoid()
     write_grouped(

@@ -1,5 +1,5 @@
 # pyright: strict
-"""aiter's fused experts over sorted lists (`fmoe*`), its routers, RoPE's other forms, and latent attention."""
+"""aiter's fused experts over sorted lists (`fmoe*`), its routers, other RoPE ops, and latent attention."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from opreplay.replay.ops.products.reference_aiter_gemm import dequantized
 
 
 def block_of(sorted_ids: Tensor, expert_ids: Tensor) -> int:
-    """Ids a block, from how many blocks there are for them: a power of two, 32 where it fits."""
+    """Return the ids per block, derived from the number of blocks: 32 if it matches, otherwise a power of two."""
     number, blocks = sorted_ids.numel(), max(expert_ids.numel(), 1)
     if -(-number // 32) == blocks:
         return 32
@@ -36,7 +36,7 @@ def _experts(
     input_scale: Tensor | None = None,
     weigh_input: bool = False,
 ) -> None:
-    """out [T, H] += Σ of the chosen experts' two layers: gate [E, I or 2I, H], down [E, H, I]."""
+    """out [T, H] += Σ over the selected experts of their two layers: gate [E, I or 2I, H], down [E, H, I]."""
     ids, owners, dtype = c.sorted_token_ids, c.sorted_expert_ids, c.out.dtype
     hidden = dequantized(c.input, _rows_first(input_scale, c.input), dtype)
     act = gate_by_name(ACTIVATIONS[activation]) if gated else {0: F.silu, 1: F.gelu}[activation]
@@ -54,34 +54,34 @@ def _experts(
 
 @stands_for("aiter::fmoe", writes=("out",))
 def fmoe(c: Call) -> None:
-    """Experts without quantisation; gate [E, I, H] alone is activated by GELU, [E, 2I, H] is SwiGLU."""
+    """Unquantised experts; gate [E, I, H] without up uses GELU, [E, 2I, H] uses SwiGLU."""
     gated = c.gate.shape[1] == 2 * c.down.shape[2]
     _experts(c, 0 if gated else 1, gated=gated)
 
 
 @stands_for("aiter::fmoe_g1u1", "aiter::fmoe_fp8_blockscale_g1u1", "aiter::fmoe_g1u1_a16", writes=("out",))
 def fmoe_g1u1(c: Call) -> None:
-    """Quantised experts, gate and up together [E, 2I, H]; smoothing scales are left out."""
+    """Quantised experts with gate and up in one tensor [E, 2I, H]; smoothing scales are ignored."""
     activation, scale = getattr(c, "activation", 0), getattr(c, "input_scale", None)
     _experts(c, activation or 0, gated=True, scales=(c.fc1_scale, c.fc2_scale), input_scale=scale)
 
 
 @stands_for("aiter::fmoe_g1u1_tkw1", writes=("out",))
 def fmoe_g1u1_tkw1(c: Call) -> None:
-    """As fmoe_g1u1, the routing weights multiplied into the first layer's input."""
+    """Same as fmoe_g1u1, with the routing weights multiplied into the first layer's input."""
     scales = (c.fc1_scale, c.fc2_scale)
     _experts(c, c.activation or 0, gated=True, scales=scales, input_scale=c.input_scale, weigh_input=True)
 
 
 @stands_for("aiter::fmoe_int8_g1u0", "aiter::fmoe_int8_g1u0_a16", writes=("out",))
 def fmoe_int8_g1u0(c: Call) -> None:
-    """Quantised experts without a gate [E, I, H]."""
+    """Quantised experts without gating, [E, I, H]."""
     activation, scale = getattr(c, "activation", 1), getattr(c, "input_scale", None)
     _experts(c, activation or 0, gated=False, scales=(c.fc1_scale, c.fc2_scale), input_scale=scale)
 
 
 def _rows_first(scale: Tensor | None, input: Tensor) -> Tensor | None:
-    """A scale a row [T, 1], or by blocks [T, H/128]; it may come with the tokens last."""
+    """Return a scale per row [T, 1] or per block [T, H/128]; the input scale may have the tokens last."""
     if scale is None or scale.numel() == 1 or input.dtype.itemsize > 1:
         return None if input.dtype.itemsize > 1 else scale
     tokens = input.shape[0]
@@ -92,7 +92,7 @@ def _rows_first(scale: Tensor | None, input: Tensor) -> Tensor | None:
 
 @stands_for("aiter::moe_stage1_g1u1", writes=("out",))
 def moe_stage1_g1u1(c: Call) -> None:
-    """As `aiter::ck_moe_stage1`; out [T, k, I]."""
+    """Same as `aiter::ck_moe_stage1`; out [T, k, I]."""
     ck_moe_stage1(
         but(
             c,
@@ -110,7 +110,9 @@ def _like_both(topk_weights: Tensor, topk_ids: Tensor) -> tuple[Tensor, Tensor]:
 
 @stands_for("aiter::moe_fused_gate", writes=("topk_weights", "topk_ids"), fake=_like_both)
 def moe_fused_gate(c: Call) -> tuple[Tensor, Tensor]:
-    """DeepSeek-V3's choice, written and returned. Raises ValueError for shared experts behind the routed ones."""
+    """DeepSeek-V3's router; writes and returns the result. Raises ValueError for shared experts after the routed
+    ones.
+    """
     if c.n_share_experts_fusion:
         raise ValueError("moe_fused_gate with shared experts is not implemented")
     scores = c.input.float().sigmoid()
@@ -129,7 +131,7 @@ def moe_fused_gate(c: Call) -> tuple[Tensor, Tensor]:
 
 @stands_for("aiter::topk_softplus", "aiter::topk_gating_fwd", writes=("topk_weights", "topk_indices"))
 def topk_gating(c: Call) -> None:
-    """The k best of a score of each logit (√softplus unless told softmax or sigmoid), a bias for the choice only."""
+    """Top-k experts by score (√softplus by default, or softmax or sigmoid); a bias affects only the selection."""
     logits = c.gating_output.float()
     scores = {"softmax": lambda: logits.softmax(-1), "sigmoid": logits.sigmoid}.get(
         getattr(c, "score_func", "sqrtsoftplus") or "sqrtsoftplus", lambda: F.softplus(logits).sqrt()

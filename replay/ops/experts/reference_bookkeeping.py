@@ -1,5 +1,5 @@
 # pyright: strict
-"""Numbers that grouped GEMMs want before they run: offsets, problem sizes, permutations; and moving rows by them."""
+"""Inputs that grouped GEMMs need (offsets, problem sizes, permutations), and moving rows according to them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from opreplay.replay.ops.maths.routing import align, counts
 
 
 def _sizes(number: Tensor, target: Tensor, n: int, k: int, swap: bool) -> None:
-    """Write (rows, n, k) of each expert, rows and n changed about with `swap`."""
+    """Write (rows, n, k) of each expert; `swap` exchanges rows and n."""
     fixed = torch.tensor([n, k], device=number.device, dtype=target.dtype).expand(number.shape[0], 2)
     rows = number.to(target.dtype).unsqueeze(1)
     parts = (fixed[:, :1], rows, fixed[:, 1:]) if swap else (rows, fixed)
@@ -47,9 +47,10 @@ def _scale_offsets(number: Tensor, target: Tensor | None, multiple: int = 128) -
     ),
 )
 def moe_mm_data(c: Call) -> None:
-    """topk_ids [T, k]: offsets, sizes (m, 2n, k) and (m, k, n), the token of each sorted row and where each slot went.
+    """topk_ids [T, k] → offsets, sizes (m, 2n, k) and (m, k, n), the token of each sorted row, the sorted row of each
+    slot.
 
-    Sizes are never changed about, which the kernels do for few rows.
+    Sizes are never swapped, unlike in the kernels, which swap them for few rows.
     """
     number = counts(c.topk_ids, c.num_experts)
     _sizes(number, c.problem_sizes1, 2 * c.n if getattr(c, "is_gated", True) else c.n, c.k, False)
@@ -66,7 +67,7 @@ def moe_mm_data(c: Call) -> None:
 
 @stands_for("sgl_kernel::get_cutlass_w4a8_moe_mm_data")
 def w4a8_moe_mm_data(c: Call) -> None:
-    """As moe_mm_data with sizes (2n, m, k) and (k, m, n): that kernel multiplies weights by activations."""
+    """Same as moe_mm_data with sizes (2n, m, k) and (k, m, n): this kernel multiplies weights by activations."""
     both = c.problem_sizes1, c.problem_sizes2
     moe_mm_data(c)
     for sizes in both:
@@ -75,7 +76,7 @@ def w4a8_moe_mm_data(c: Call) -> None:
 
 @stands_for("_C::get_cutlass_moe_mm_problem_sizes")
 def moe_mm_problem_sizes(c: Call) -> None:
-    """The sizes alone; see moe_mm_data."""
+    """Write only the problem sizes; see moe_mm_data."""
     force_swap_ab = getattr(c, "force_swap_ab", None)
     number = counts(c.topk_ids, c.num_experts)
     _sizes(number, c.problem_sizes1, 2 * c.n, c.k, bool(force_swap_ab))
@@ -84,7 +85,7 @@ def moe_mm_problem_sizes(c: Call) -> None:
 
 @stands_for("_C::get_cutlass_moe_mm_problem_sizes_from_expert_offsets")
 def problem_sizes_from_offsets(c: Call) -> None:
-    """The sizes from offsets [E + 1]."""
+    """Write the problem sizes from offsets [E + 1]."""
     number = c.expert_first_token_offset.diff()
     _sizes(number, c.problem_sizes1, 2 * c.n, c.k, c.swap_ab)
     _sizes(number, c.problem_sizes2, c.k, c.n, c.swap_ab)
@@ -92,7 +93,7 @@ def problem_sizes_from_offsets(c: Call) -> None:
 
 @stands_for("_C::get_cutlass_pplx_moe_mm_data", "_C::get_cutlass_batched_moe_mm_data")
 def batched_moe_mm_data(c: Call) -> None:
-    """Experts whose rows start at e · padded_m, expert_num_tokens[e] of them."""
+    """Write the data of batched experts: the rows of expert e start at e · padded_m and number expert_num_tokens[e]."""
     number = c.expert_num_tokens[: c.num_local_experts].to(torch.int64)
     _sizes(number, c.problem_sizes1, 2 * c.n, c.k, False)
     _sizes(number, c.problem_sizes2, c.k, c.n, False)
@@ -119,7 +120,7 @@ def apply_shuffle_mul_sum(input: Tensor, output: Tensor, permutation: Tensor, fa
     "aiter::moe_align_block_size", writes=("sorted_token_ids", "experts_ids", "token_nums", "num_tokens_post_pad")
 )
 def aiter_moe_align_block_size(c: Call) -> None:
-    """As vLLM's; token_nums are the rows that a block really has."""
+    """Same as vLLM's moe_align_block_size; token_nums are the numbers of real (not padding) rows per block."""
     moe_align_block_size(c)
     length = c.token_nums.numel() * c.block_size
     order, _, _ = align(c.topk_ids, c.num_experts, c.block_size, c.topk_ids.numel(), length)
@@ -131,7 +132,7 @@ _LORA = ("sorted_token_ids", "experts_ids", "num_tokens_post_pad")
 
 @stands_for("_moe_C::moe_lora_align_block_size", writes=(*_LORA, "expert_ids"))
 def moe_lora_align_block_size(c: Call) -> None:
-    """As moe_align_block_size for each adapter's tokens alone, one row of the outputs an adapter."""
+    """Apply moe_align_block_size to each adapter's tokens separately; the outputs have one row per adapter."""
     experts_ids = getattr(c, "experts_ids", None)
     owners = experts_ids if experts_ids is not None else getattr(c, "expert_ids", None)
     assert owners is not None
@@ -148,7 +149,7 @@ def moe_lora_align_block_size(c: Call) -> None:
 
 @stands_for("sglang::moe_permute_prepare_out")
 def moe_permute_prepare(c: Call) -> None:
-    """Where each expert starts in sorted ids, and where each source position went."""
+    """Compute where each expert starts in the sorted ids, and the sorted position of each source position."""
     edges = torch.searchsorted(
         c.sorted_topk_ids.to(torch.int64).contiguous(), torch.arange(c.num_experts + 1, device=c.sorted_topk_ids.device)
     )
@@ -159,7 +160,7 @@ def moe_permute_prepare(c: Call) -> None:
 
 @stands_for("sgl_kernel::ep_moe_pre_reorder", writes=("gateup_input",))
 def ep_moe_pre_reorder(c: Call) -> None:
-    """Rows of input [T, H] to gateup_input[src2dst[t, slot]] for experts of this rank, divided by their scale."""
+    """Copy rows of input [T, H] to gateup_input[src2dst[t, slot]] for this rank's experts, divided by their scale."""
     gateup_input = c.gateup_input
     ids = c.topk_ids.reshape(-1, c.topk)
     mine = ((ids >= c.start_expert_id) & (ids <= c.end_expert_id)).flatten()
@@ -182,7 +183,7 @@ def ep_moe_pre_reorder(c: Call) -> None:
 
 @stands_for("sgl_kernel::ep_moe_silu_and_mul", writes=("down_input",))
 def ep_moe_silu_and_mul(c: Call) -> None:
-    """silu(first half) · second half of rows whose expert is of this rank, divided by the expert's scale."""
+    """silu(first half) · second half of the rows of this rank's experts, divided by the expert's scale."""
     down_input = c.down_input
     ids = c.reorder_topk_ids.to(torch.int64)
     mine = (ids >= c.start_expert_id) & (ids <= c.end_expert_id)
@@ -197,7 +198,7 @@ def ep_moe_silu_and_mul(c: Call) -> None:
 
 @stands_for("sgl_kernel::ep_moe_post_reorder", writes=("output",))
 def ep_moe_post_reorder(c: Call) -> None:
-    """output [T, H] = Σ over slots of this rank's experts of weight · down_output[src2dst]."""
+    """output [T, H] = Σ over the slots of this rank's experts of weight · down_output[src2dst]."""
     ids = c.topk_ids.reshape(-1, c.topk)
     mine = (ids >= c.start_expert_id) & (ids <= c.end_expert_id)
     place = c.src2dst.reshape(-1, c.topk).to(torch.int64).clamp(0, c.down_output.shape[0] - 1)

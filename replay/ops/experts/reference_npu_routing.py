@@ -1,4 +1,4 @@
-"""torch_npu's and vllm-ascend's MoE routing beyond `moe`: other gatings, re-routing, gradients of permuting."""
+"""Other MoE routing ops of torch_npu and vllm-ascend: gatings, re-routing, gradients of permuting; see also `moe`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _Three = tuple[Tensor, Tensor, Tensor]
 
 @stands_for("npu::npu_moe_gating_top_k_softmax_v2")
 def moe_gating_top_k_softmax_v2(c: Call) -> _Three:
-    """(weights [T, k], experts int32, the softmax float32 [T, E] or empty); renorm 1: softmax of the chosen alone."""
+    """Return (weights [T, k], experts int32, softmax float32 [T, E] or empty); renorm 1: softmax of the top k."""
     x = c.x
     scores = x.float().softmax(-1)
     if c.renorm == 1:
@@ -45,9 +45,9 @@ def _fake_re_routing(c: Call) -> tuple[Tensor, Tensor, Tensor, Tensor]:
 
 @stands_for("npu::npu_moe_re_routing", fake=_fake_re_routing)
 def moe_re_routing(c: Call) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Rows that came rank by rank, by experts within, put expert by expert: (rows, scales, index, rows an expert).
+    """Reorder rows from rank-major, expert-minor to expert order; return (rows, scales, index, rows per expert).
 
-    expert_token_num_per_rank [ranks, E] counts; idx_type 0 says where a row came from, 1 where it went.
+    expert_token_num_per_rank [ranks, E] holds counts; the index is each row's source (idx_type 0) or destination (1).
     """
     tokens = c.tokens
     numbers = c.expert_token_num_per_rank.to(torch.int64)
@@ -74,13 +74,13 @@ def moe_re_routing(c: Call) -> tuple[Tensor, Tensor, Tensor, Tensor]:
 
 @stands_for("npu::npu_moe_token_permute_grad")
 def moe_token_permute_grad(c: Call) -> Tensor:
-    """Gradient of npu_moe_token_permute: the rows of each token's slots added up."""
+    """Gradient of npu_moe_token_permute: the sum of the rows of each token's slots."""
     topk = c.indices.shape[1] if c.indices.dim() > 1 else 1
     return _gathered(c.grad_permuted_tokens, c.sorted_indices).unflatten(0, (-1, topk)).sum(1).to(c.tokens.dtype)
 
 
 def _gathered(rows: Tensor, places: Tensor) -> Tensor:
-    """float32 rows at places; zeros for places behind the last row."""
+    """Return float32 rows at `places`; zeros for places after the last row."""
     where = places.flatten().to(torch.int64)
     gathered = rows[where.clamp(0, rows.shape[0] - 1)].float()
     return gathered.masked_fill((where >= rows.shape[0]).unsqueeze(1), 0.0)
@@ -88,7 +88,7 @@ def _gathered(rows: Tensor, places: Tensor) -> Tensor:
 
 @stands_for("npu::npu_moe_token_unpermute_grad")
 def moe_token_unpermute_grad(c: Call) -> tuple[Tensor, Tensor]:
-    """(gradient of the permuted rows, gradient of probs or an empty tensor)."""
+    """Return (gradient of the permuted rows, gradient of probs or an empty tensor)."""
     permuted_tokens, probs = c.permuted_tokens, c.probs
     topk = probs.shape[1] if probs is not None else 1
     upstream = c.grad_unpermuted_tokens.float().repeat_interleave(topk, 0)

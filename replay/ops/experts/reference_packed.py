@@ -1,6 +1,6 @@
 """Experts' matrix products over sorted tokens: packed weights (Marlin, WNA16) and 8-bit grouped GEMMs (CUTLASS).
 
-Sorted ids are vLLM's: flat positions t · k + slot, filled up with T · k. Packed layouts as `packed_weights` reads them.
+Sorted ids follow vLLM: flat positions t · k + slot, padded with T · k. `packed_weights` reads the packed layouts.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from opreplay.replay.ops.maths.quantize import scaled_linear
 
 
 def runs(sorted_ids: Tensor, expert_ids: Tensor, total: Tensor, block: int, filler: int) -> list[tuple[int, Tensor]]:
-    """(expert, flat ids) of each block that has ids below `filler`; blocks of expert −1 are left out.
+    """Return (expert, flat ids) of each block that has ids below `filler`; blocks of expert −1 are skipped.
 
-    Raises ValueError when `total` says more ids than there are.
+    Raises ValueError if `total` is larger than the number of ids.
     """
     valid = int(total.flatten()[0])
     if not 0 <= valid <= sorted_ids.numel():
@@ -51,7 +51,7 @@ def _fake_marlin(a: Tensor, c_or_none: Tensor | None, size_m: int, size_n: int, 
     "_moe_C::moe_wna16_marlin_gemm", "sgl_kernel::moe_wna16_marlin_gemm", writes=("c_or_none",), fake=_fake_marlin
 )
 def moe_wna16_marlin_gemm(c: Call) -> Tensor:
-    """a [M, K] → [M · top_k, N]: row t · k + slot is a[t] times its expert's weight, and times its routing weight."""
+    """a [M, K] → [M · top_k, N]: row t · k + slot is a[t] @ its expert's weight, times its routing weight."""
     b_type_id = getattr(c, "b_type_id", None)
     identifier = b_type_id if b_type_id is not None else getattr(c, "b_q_type_id", None)
     kind = decodable_kind(identifier)
@@ -104,7 +104,7 @@ def _fake_hidden(hidden_states: Tensor) -> Tensor:
 
 @stands_for("vllm::fused_marlin_moe", "sglang::fused_marlin_moe", fake=_fake_hidden)
 def fused_marlin_moe(c: Call) -> Tensor:
-    """hidden_states [T, H] through both packed layers of its experts, w1 [E, H/16, ..], w2 [E, I/16, ..] → [T, H]."""
+    """hidden_states [T, H] → [T, H] through both packed expert layers, w1 [E, H/16, ..] and w2 [E, I/16, ..]."""
     hidden_states = c.hidden_states
     w1_bias = getattr(c, "w1_bias", None)
     w2_bias = getattr(c, "w2_bias", None)
@@ -155,9 +155,9 @@ def fused_marlin_moe(c: Call) -> Tensor:
 
 
 def _bounds(offsets: Tensor, sizes: Tensor, columns: int, rows: int) -> list[tuple[int, int]]:
-    """Where each expert's rows start and stop: offsets [E (+ 1)], sizes [E, 3] of m, n, k (or n, m, k).
+    """Return the start and end row of each expert, from offsets [E (+ 1)] and sizes [E, 3] of m, n, k (or n, m, k).
 
-    Raises ValueError for rows that are not there.
+    Raises ValueError for rows out of range.
     """
     table = sizes.tolist()
     turned = all(size[0] == columns for size in table) and any(size[1] != columns for size in table)
@@ -169,7 +169,7 @@ def _bounds(offsets: Tensor, sizes: Tensor, columns: int, rows: int) -> list[tup
 
 
 def _scale_for(scales: Tensor, expert: int, experts: int, size_n: int, turned: bool) -> Tensor | None:
-    """One expert's scales as `scaled_linear` wants them for a weight [N, K]; by blocks they lie as the weight does."""
+    """Return one expert's scales for `scaled_linear` with a weight [N, K]; block scales have its layout."""
     scale = expert_scale(scales, expert, experts)
     if scale is None or scale.numel() == 1:
         return scale
@@ -185,7 +185,7 @@ def _scale_for(scales: Tensor, expert: int, experts: int, size_n: int, turned: b
     writes=("output",),
 )
 def blockwise_grouped_mm(c: Call) -> None:
-    """output rows of expert e = (scales_a · a) @ (scales_b[e] · b[e]); a scale a row, a block or one for all."""
+    """Output rows of expert e = (scales_a · a) @ (scales_b[e] · b[e]); scales are per row, per block or per tensor."""
     size_n, size_k = c.output.shape[1], c.a.shape[1]
     turned = c.b.shape[1:] != (size_n, size_k)
     weights = c.b.transpose(1, 2) if turned else c.b
@@ -201,7 +201,7 @@ def blockwise_grouped_mm(c: Call) -> None:
 
 @stands_for("_C::persistent_masked_m_silu_mul_quant", "_C::silu_mul_fp8_quant_deep_gemm_cuda")
 def masked_silu_mul_quant(c: Call) -> None:
-    """input [E, T, 2H]: the first counts[e] rows of each expert gated and quantised by groups; others keep theirs."""
+    """input [E, T, 2H]: gate and quantise (by groups) the first counts[e] rows of each expert; keep other rows."""
     group_size = getattr(c, "group_size", 128)
     limit = torch.finfo(c.y_q.dtype).max
     gate, up = c.input.float().chunk(2, -1)

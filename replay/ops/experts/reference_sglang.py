@@ -1,5 +1,5 @@
 # pyright: strict
-"""SGLang's MoE ops: choosing experts, sorting tokens, fused experts, summing outputs."""
+"""SGLang's MoE ops: expert selection, token sorting, fused experts, sum of outputs."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from opreplay.replay.ops.maths.routing import align, counts, grouped_topk
 
 @stands_for("sgl_kernel::topk_softmax")
 def topk_softmax(c: Call) -> None:
-    """Softmax (of softcapped logits) over E experts, the k best; the bias counts for the choice only."""
+    """Top-k of the softmax (of softcapped logits) over E experts; the bias affects only the selection."""
     moe_softcapping = getattr(c, "moe_softcapping", 0.0)
     logits = c.gating_output.float()
     if moe_softcapping > 0:
@@ -32,16 +32,16 @@ def topk_softmax(c: Call) -> None:
 
 @stands_for("sgl_kernel::topk_sigmoid")
 def topk_sigmoid(c: Call) -> None:
-    """As topk_softmax, each expert's sigmoid as its score."""
+    """Same as topk_softmax, with sigmoid scores."""
     scores = c.gating_output.float().sigmoid()
     write_choice(scores, c.topk_weights, c.topk_indices, renormalize=c.renormalize, bias=c.correction_bias)
 
 
 @stands_for("sgl_kernel::moe_align_block_size")
 def moe_align_block_size(c: Call) -> None:
-    """As vLLM's, every id shifted by one: −1 is the first bucket, whose blocks come out as expert −1.
+    """Same as vLLM's op with all ids shifted by one: id −1 is the first bucket, whose blocks are assigned to expert −1.
 
-    num_experts counts that bucket. Without pad_sorted_token_ids the gaps keep what the buffer held.
+    num_experts includes that bucket. Without pad_sorted_token_ids the padding keeps the buffer's old contents.
     """
     block_size = c.block_size
     length = max(c.sorted_token_ids.numel(), c.experts_ids.numel() * block_size)
@@ -68,7 +68,8 @@ def _fake_gate(input: Tensor, topk: int) -> list[Tensor]:
 def moe_fused_gate(c: Call) -> list[Tensor]:
     """DeepSeek-V3's gate of input [T, E] → [weights float32 [T, k], ids int32 [T, k]].
 
-    Shared experts take the last columns with ids from E on and the weight (sum of the others) / routed_scaling_factor.
+    Shared experts use the last columns, with ids from E on and the weight (sum of the other weights) /
+    routed_scaling_factor.
     """
     num_fused_shared_experts = getattr(c, "num_fused_shared_experts", 0)
     routed_scaling_factor = getattr(c, "routed_scaling_factor", 1.0)
@@ -104,7 +105,9 @@ def _like(hidden_states: Tensor) -> Tensor:
 
 @stands_for("sglang::outplace_fused_experts", fake=_like)
 def outplace(c: Call) -> Tensor:
-    """As `vllm::outplace_fused_experts`, times routed_scaling_factor; no_combine and 4-bit weights are refused."""
+    """Same as `vllm::outplace_fused_experts`, times routed_scaling_factor; no_combine and 4-bit weights are
+    rejected.
+    """
     if getattr(c, "no_combine", False) or c.use_int4_w4a16:
         raise ValueError("experts without the sum or with packed 4-bit weights are not implemented")
     output = fused_experts(

@@ -1,5 +1,5 @@
 # pyright: strict
-"""vLLM's `_moe_C` (csrc/libtorch_stable/moe): choosing experts, sorting tokens, summing the experts' outputs."""
+"""vLLM's `_moe_C` (csrc/libtorch_stable/moe): expert selection, token sorting, sum of the experts' outputs."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def write_choice(
     bias: Tensor | None = None,
     scaling: float = 1.0,
 ) -> None:
-    """Write the best experts of scores [T, E] to topk_weights and topk_indices [T, k]."""
+    """Write the top-k experts of scores [T, E] to topk_weights and topk_indices [T, k]."""
     weights, ids = choose(scores, topk_weights.shape[-1], renormalize=renormalize, bias=bias)
     topk_weights.copy_(weights * scaling)
     topk_indices.copy_(ids)
@@ -28,7 +28,7 @@ def write_choice(
 
 @stands_for("_moe_C::topk_softmax")
 def topk_softmax(c: Call) -> None:
-    """Softmax over E experts, the k best of each token; token_expert_indices = slot · T + token."""
+    """Top-k of the softmax over E experts for each token; token_expert_indices = slot · T + token."""
     scores = torch.softmax(c.gating_output.float(), dim=-1)
     write_choice(
         scores,
@@ -42,7 +42,7 @@ def topk_softmax(c: Call) -> None:
 
 @stands_for("_moe_C::topk_sigmoid")
 def topk_sigmoid(c: Call) -> None:
-    """As topk_softmax, each expert's sigmoid as its score."""
+    """Same as topk_softmax, with sigmoid scores."""
     scores = torch.sigmoid(c.gating_output.float())
     write_choice(
         scores,
@@ -62,7 +62,7 @@ def _fake_grouped(scores: Tensor, topk: int) -> tuple[Tensor, Tensor]:
 
 @stands_for("_moe_C::grouped_topk", fake=_fake_grouped)
 def grouped_topk_biased(c: Call) -> tuple[Tensor, Tensor]:
-    """DeepSeek-V3's router: scoring_func 0 takes scores as they are, 1 their sigmoid."""
+    """DeepSeek-V3's router: scoring_func 0 uses the scores unchanged, 1 their sigmoid."""
     values = c.scores.float().sigmoid() if c.scoring_func == 1 else c.scores.float()
     weights, ids = grouped_topk(
         values,
@@ -78,7 +78,7 @@ def grouped_topk_biased(c: Call) -> tuple[Tensor, Tensor]:
 
 @stands_for("_moe_C::moe_align_block_size")
 def moe_align_block_size(c: Call) -> None:
-    """Flat indices of topk_ids [T, k] sorted by expert, each padded to block_size with the filler T · k."""
+    """Sort flat indices of topk_ids [T, k] by expert and pad each expert to block_size with the filler T · k."""
     maybe_expert_map = getattr(c, "maybe_expert_map", None)
     ids = c.topk_ids if maybe_expert_map is None else maybe_expert_map[c.topk_ids.to(torch.int64)]
     # The buffers hold whole blocks for experts_ids, though the token buffer may end inside one.
@@ -91,7 +91,7 @@ def moe_align_block_size(c: Call) -> None:
 
 @stands_for("_moe_C::batched_moe_align_block_size")
 def batched_moe_align_block_size(c: Call) -> None:
-    """Expert e's tokens are rows e · max_tokens_per_batch and on, expert_num_tokens[e] of them; filler E · max."""
+    """Align expert_num_tokens[e] rows of expert e, starting at e · max_tokens_per_batch; the filler is E · max."""
     experts = c.expert_num_tokens.shape[0]
     number = c.expert_num_tokens.to(torch.int64)
     row = torch.arange(c.max_tokens_per_batch, device=number.device)
@@ -101,7 +101,7 @@ def batched_moe_align_block_size(c: Call) -> None:
 
 @stands_for("_moe_C::moe_sum")
 def moe_sum(input: Tensor, output: Tensor, topk_ids: Tensor | None = None, expert_map: Tensor | None = None) -> None:
-    """output [T, H] = Σ over k of input [T, k, H]; with a map only over the slots whose expert is local."""
+    """output [T, H] = Σ over k of input [T, k, H]; with an expert map, only over slots with a local expert."""
     if topk_ids is not None and expert_map is not None:
         local = expert_map[topk_ids.to(torch.int64)] >= 0
         input = input.masked_fill(~local.unsqueeze(-1), 0)
@@ -110,10 +110,10 @@ def moe_sum(input: Tensor, output: Tensor, topk_ids: Tensor | None = None, exper
 
 @stands_for("_moe_C::moe_permute")
 def moe_permute(c: Call) -> None:
-    """Rows of input [T, H] sorted by local expert; where each expert starts, and the permutation both ways.
+    """Sort rows of input [T, H] by local expert; write each expert's start and the permutation in both directions.
 
-    permuted_idx[i] is the flat index t · k + slot of sorted row i; inv_permuted_idx is its inverse. Rows of experts
-    elsewhere come last and are not copied.
+    permuted_idx[i] is the flat index t · k + slot of sorted row i; inv_permuted_idx is its inverse. Rows of non-local
+    experts come last and are not copied.
     """
     flat = c.topk_ids.flatten().to(torch.int64)
     local = flat if c.expert_map is None else c.expert_map[flat].to(torch.int64)
@@ -130,7 +130,9 @@ def moe_permute(c: Call) -> None:
 
 @stands_for("_moe_C::moe_unpermute")
 def moe_unpermute(c: Call) -> None:
-    """hidden_states [T, H] = Σ over slots of weight · the row that the slot was moved to; others add nothing."""
+    """hidden_states [T, H] = Σ over slots of weight · the slot's permuted row; slots of non-local experts add
+    nothing.
+    """
     place = c.inv_permuted_idx.reshape(-1, c.topk).to(torch.int64)
     weights = c.topk_weights.float()
     if c.expert_first_token_offset is not None:
@@ -142,7 +144,9 @@ def moe_unpermute(c: Call) -> None:
 
 @stands_for("vllm::rocm_aiter_topk_softmax")
 def rocm_aiter_topk_softmax(c: Call) -> None:
-    """As `aiter::topk_softmax`, which leaves token_expert_indices; raises ValueError for shared experts."""
+    """Same as `aiter::topk_softmax`, which does not write token_expert_indices; raises ValueError for shared
+    experts.
+    """
     if getattr(c, "num_shared_experts", 0):
         raise ValueError("topk_softmax with shared experts is not implemented")
     write_choice(torch.softmax(c.gating_output.float(), -1), c.topk_weights, c.topk_indices, renormalize=c.renormalize)
@@ -156,7 +160,7 @@ def _write_grouped(c: Call, scores: Tensor, bias: Tensor | None) -> None:
 
 @stands_for("vllm::rocm_aiter_grouped_topk")
 def rocm_aiter_grouped_topk(c: Call) -> None:
-    """DeepSeek-V2's choice among groups of experts."""
+    """DeepSeek-V2's grouped top-k of experts."""
     logits = c.gating_output.float()
     _write_grouped(
         c, logits.sigmoid() if getattr(c, "scoring_func", "softmax") == "sigmoid" else logits.softmax(-1), None
@@ -165,7 +169,7 @@ def rocm_aiter_grouped_topk(c: Call) -> None:
 
 @stands_for("vllm::rocm_aiter_biased_grouped_topk")
 def rocm_aiter_biased_grouped_topk(c: Call) -> None:
-    """DeepSeek-V3's choice: sigmoid scores, a bias for the choice only."""
+    """DeepSeek-V3's grouped top-k: sigmoid scores, and a bias that affects only the selection."""
     _write_grouped(c, c.gating_output.float().sigmoid(), c.correction_bias.float())
 
 
@@ -179,7 +183,7 @@ def write_grouped(
     scaling: float,
     bias: Tensor | None = None,
 ) -> None:
-    """Write DeepSeek's grouped choice to topk_weights and topk_ids [T, k]."""
+    """Write DeepSeek's grouped top-k to topk_weights and topk_ids [T, k]."""
     weights, ids = grouped_topk(
         scores, topk_ids.shape[-1], groups=groups, keep=keep, renormalize=renormalize, scaling=scaling, bias=bias
     )

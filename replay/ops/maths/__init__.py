@@ -1,2 +1,2 @@
 # pyright: strict
-"""The mathematics of vendor ops, without a declared op."""
+"""Mathematics of vendor ops; no ops are declared here."""

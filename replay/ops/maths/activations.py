@@ -1,5 +1,5 @@
 # pyright: strict
-"""The mathematics of gated activations; no ops are declared here."""
+"""Mathematics of gated activations; no ops are declared here."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import Tensor
 
 
 def gelu_tanh(x: Tensor) -> Tensor:
-    """GELU in its tanh approximation."""
+    """GELU, tanh approximation."""
     return F.gelu(x, approximate="tanh")
 
 
@@ -21,20 +21,20 @@ def gelu_quick(x: Tensor) -> Tensor:
 
 
 def gated(x: Tensor, activation: Callable[[Tensor], Tensor]) -> Tensor:
-    """[.., 2d] → [.., d]: the activated first half times the second half."""
+    """[.., 2d] → [.., d]: activation(first half) · second half."""
     gate, up = x.chunk(2, dim=-1)
     return activation(gate) * up
 
 
 def swiglu_oai(x: Tensor, alpha: float = 1.702, limit: float = 7.0) -> Tensor:
-    """gpt-oss's gate [.., 2d] → [.., d]: gate and up interleaved, clamped, (up + 1) · gate · sigmoid(alpha · gate)."""
+    """Gate of gpt-oss, [.., 2d] → [.., d]: (up + 1) · gate · sigmoid(alpha · gate), both interleaved and clamped."""
     gate = x[..., ::2].clamp(max=limit)
     up = x[..., 1::2].clamp(min=-limit, max=limit)
     return (up + 1) * gate * torch.sigmoid(gate * alpha)
 
 
 def gate_by_name(name: str) -> Callable[[Tensor], Tensor]:
-    """The gated activation that vLLM calls `name`; "" (not recorded) means "silu". Raises ValueError when unknown."""
+    """Return vLLM's gated activation `name`; "" (not recorded) means "silu". Raises ValueError for an unknown name."""
     functions: dict[str, Callable[[Tensor], Tensor]] = {
         "silu": lambda x: gated(x, F.silu),
         "gelu": lambda x: gated(x, F.gelu),

@@ -1,7 +1,7 @@
-"""The mathematics of attention over packed and paged sequences; no ops are declared here.
+"""Mathematics of attention over packed and paged sequences; no ops are declared here.
 
-Works one sequence at a time, so that memory is bounded by the longest one; no loop over tokens. Scores that have to be
-materialised are made in blocks of query rows of at most SCORE_BYTES.
+Sequences are processed one at a time, so that memory is bounded by the longest sequence; there is no loop over tokens.
+Materialised scores are computed in blocks of query rows of at most SCORE_BYTES.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ SCORE_BYTES = 64 * 2**20
 
 
 class Rules(NamedTuple):
-    """What an attention does besides softmax(q kᵀ · scale) v; the same for all sequences of a call."""
+    """Options of attention besides softmax(q kᵀ · scale) v; the same for all sequences of a call."""
 
     scale: float
     causal: bool = False
@@ -35,7 +35,7 @@ class Rules(NamedTuple):
 
 
 class _Band(NamedTuple):
-    """Which keys each query sees: those around the diagonal that ends with the last query and the last key."""
+    """Band of visible keys around the diagonal that ends at the last query and the last key."""
 
     queries: int
     keys: int
@@ -49,7 +49,7 @@ class _Band(NamedTuple):
 
     @property
     def shift(self) -> int:
-        """The key on the diagonal of the first query."""
+        """Index of the key on the diagonal of the first query."""
         return self.keys - self.queries
 
     @property
@@ -58,7 +58,7 @@ class _Band(NamedTuple):
 
     @property
     def full(self) -> bool:
-        """Whether every query sees every key; a single query at the end of its keys does."""
+        """Whether every query sees every key, as a single query at the end of its keys does."""
         return not self.limited or (self.queries == 1 and self.before < 0)
 
     @property
@@ -66,7 +66,9 @@ class _Band(NamedTuple):
         return self.shift == 0 and self.before < 0 and self.after == 0
 
     def blocks(self, rows: int) -> Iterator[tuple[int, int, int, int]]:
-        """(first query, last, first key, last) of so many queries at a time, without those that see no key."""
+        """Yield (first query, last query, first key, last key) of blocks of `rows` queries; skip blocks that see no
+        key.
+        """
         for start in range(0, self.queries, rows):
             stop = min(start + rows, self.queries)
             low = 0 if self.before < 0 else max(0, start + self.shift - self.before)
@@ -75,7 +77,7 @@ class _Band(NamedTuple):
                 yield start, stop, low, high
 
     def visible(self, start: int, stop: int, low: int, high: int, device: torch.device) -> Tensor:
-        """bool [stop − start, high − low], True where query row sees key column."""
+        """Return a mask bool [stop − start, high − low], True if the query row sees the key column."""
         diagonal = torch.arange(start + self.shift, stop + self.shift, device=device).unsqueeze(1)
         column = torch.arange(low, high, device=device).unsqueeze(0)
         seen = torch.ones((stop - start, high - low), dtype=torch.bool, device=device)
@@ -90,7 +92,7 @@ Kernel = Literal["spelled out", "flash", "sdpa"]
 
 
 def _kernel(rules: Rules, device: torch.device, *, need_lse: bool) -> Kernel:
-    """What computes it: torch returns log-sum-exps the same way on CPUs only."""
+    """Return the kernel that computes the attention: torch returns log-sum-exps in the required form on CPUs only."""
     sums_wanted = need_lse or rules.sinks is not None
     if rules.softcap > 0 or rules.alibi is not None or (sums_wanted and device.type != "cpu"):
         return "spelled out"
@@ -98,10 +100,11 @@ def _kernel(rules: Rules, device: torch.device, *, need_lse: bool) -> Kernel:
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, rules: Rules, *, need_lse: bool = False) -> tuple[Tensor, Tensor | None]:
-    """One sequence: q [Sq, H, D], k [Sk, Hkv, D], v [Sk, Hkv, Dv] → out [Sq, H, Dv], log-sum-exp float32 [H, Sq].
+    """Attend one sequence: q [Sq, H, D], k [Sk, Hkv, D], v [Sk, Hkv, Dv] → out [Sq, H, Dv], log-sum-exp float32 [H,
+    Sq].
 
-    Query head h reads KV head h // (H / Hkv). Rows that see no key give zeros and −inf. The log-sum-exp is None unless
-    asked for. k and v are read in q's dtype.
+    Query head h reads KV head h // (H / Hkv). Rows without visible keys give zeros and −inf. The log-sum-exp is None
+    unless requested. k and v are converted to q's dtype.
     """
     queries, heads, _ = q.shape
     keys, _, width = v.shape
@@ -126,7 +129,7 @@ def attend(q: Tensor, k: Tensor, v: Tensor, rules: Rules, *, need_lse: bool = Fa
 
 
 def _by_key_head(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """[Hkv, group, S, D] of each: the group's key heads are one head, expanded without a copy."""
+    """Return q, k and v as [Hkv, group, S, D]; the key head of a group is expanded without a copy."""
     heads, kv_heads = q.shape[1], v.shape[1]
     if heads % kv_heads:
         raise ValueError(f"{heads} query heads do not divide into {kv_heads} key heads")
@@ -144,7 +147,7 @@ def _attend_block(
     *,
     causal: bool,
 ) -> tuple[Tensor, Tensor | None]:
-    """Some queries: out [Hkv, group, rows, Dv], and the log-sum-exp where the kernel gives it."""
+    """Attend some queries: out [Hkv, group, rows, Dv], and the log-sum-exp if the kernel returns it."""
     if kernel == "sdpa":
         return _sdpa(*block, visible, rules.scale, causal=causal), None
     if kernel == "flash":
@@ -155,9 +158,9 @@ def _attend_block(
 
 
 def row_maxima(q: Tensor, k: Tensor, rules: Rules) -> Tensor:
-    """The largest visible score of each row, float32 [H, Sq]: the maximum that a softmax subtracts; −inf for none.
+    """Return the largest visible score per row, float32 [H, Sq], which a softmax subtracts; −inf without visible keys.
 
-    q [Sq, H, D], k [Sk, Hkv, D]; of the rules, scale, causal and window count.
+    q [Sq, H, D], k [Sk, Hkv, D]; only scale, causal and window of the rules are used.
     """
     queries, heads, _ = q.shape
     keys, kv_heads, _ = k.shape
@@ -182,9 +185,9 @@ def attend_packed(
     *,
     need_lse: bool = False,
 ) -> tuple[Tensor, Tensor | None]:
-    """Sequences packed along q's first dim: q [T, H, D], query_ends = [0, .., T] → out [T, H, Dv], lse [H, T].
+    """Attend sequences packed along q's first dim: q [T, H, D], query_ends = [0, .., T] → out [T, H, Dv], lse [H, T].
 
-    keys_values[i] is (k, v) of sequence i. Tokens behind the last sequence give zeros.
+    keys_values[i] is (k, v) of sequence i. Tokens after the last sequence give zeros.
     """
     width = keys_values[0][1].shape[-1] if keys_values else q.shape[-1]
     out = q.new_zeros((*q.shape[:2], width))
@@ -199,7 +202,7 @@ def attend_packed(
 
 
 def ends(cumulative: Tensor, total: int, name: str) -> list[int]:
-    """Cumulative lengths int [B + 1] as a list; ValueError when they do not go up from ≥ 0 to ≤ `total`."""
+    """Return cumulative lengths int [B + 1] as a list; ValueError unless they increase from ≥ 0 to ≤ `total`."""
     values = cumulative.tolist()
     if values and (values[0] < 0 or values[-1] > total or any(b < a for a, b in pairwise(values))):
         raise ValueError(f"{name} must not fall and must stay within [0, {total}]")
@@ -207,13 +210,13 @@ def ends(cumulative: Tensor, total: int, name: str) -> list[int]:
 
 
 def gather_pages(pages: Tensor, table: Tensor, length: int) -> Tensor:
-    """The first `length` tokens of a sequence from pages [blocks, page, ..], by its row of the block table."""
+    """Return the first `length` tokens of a sequence from pages [blocks, page, ..], by its row of the block table."""
     page = pages.shape[1]
     return gather_blocks(pages, table, length, page).flatten(0, 1)[:length]
 
 
 def gather_blocks(pages: Tensor, table: Tensor, length: int, page: int) -> Tensor:
-    """The blocks that hold the first `length` tokens of a sequence, `page` tokens each, in order."""
+    """Return the blocks, of `page` tokens each, that hold the first `length` tokens of a sequence, in order."""
     if length > table.shape[0] * page:
         raise ValueError(f"{length} tokens do not fit into {table.shape[0]} blocks of {page}")
     wanted = table[: -(-length // page)].to(torch.int64)
@@ -238,7 +241,7 @@ def _sdpa(q: Tensor, k: Tensor, v: Tensor, visible: Tensor | None, scale: float,
 
 
 def with_elements_side_by_side(x: Tensor) -> Tensor:
-    """x, copied where elements of a head lie apart: torch's kernel takes them for neighbours, and reads elsewhere."""
+    """Return x with a contiguous last dim, copied if necessary: torch's kernel reads wrong elements otherwise."""
     return x if x.stride(-1) == 1 else x.contiguous()
 
 
@@ -256,7 +259,7 @@ def _cpu_flash(q: Tensor, k: Tensor, v: Tensor, visible: Tensor | None, scale: f
 
 
 def _with_sinks(out: Tensor, lse: Tensor, sinks: Tensor) -> tuple[Tensor, Tensor]:
-    """One more logit in the denominator of a finished softmax; lse [Hkv, group, rows], sinks [H]."""
+    """Add one logit per head to the denominator of a finished softmax; lse [Hkv, group, rows], sinks [H]."""
     total = torch.logaddexp(lse, sinks.float().reshape(lse.shape[0], lse.shape[1], 1))
     return (out.float() * torch.exp(lse - total).unsqueeze(-1)).to(out.dtype), total
 
@@ -264,7 +267,7 @@ def _with_sinks(out: Tensor, lse: Tensor, sinks: Tensor) -> tuple[Tensor, Tensor
 def _softmax_block(
     q: Tensor, k: Tensor, v: Tensor, visible: Tensor | None, rules: Rules, origin: tuple[int, int]
 ) -> tuple[Tensor, Tensor]:
-    """Attention with everything spelled out: out as q, lse [Hkv, group, rows]; origin = (diagonal, column)."""
+    """Compute attention with explicit scores: out as q, lse [Hkv, group, rows]; origin = (diagonal, column)."""
     scores = (q.float() @ k.float().transpose(-1, -2)) * rules.scale
     if rules.softcap > 0:
         scores = rules.softcap * torch.tanh(scores / rules.softcap)

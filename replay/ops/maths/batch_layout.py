@@ -1,7 +1,7 @@
 # pyright: strict
-"""Lengths of the sequences in a batch, for ops whose arguments do not tell them (`vllm::unified_attention*`).
+"""Lengths of the sequences in a batch, for ops whose arguments do not contain them (`vllm::unified_attention*`).
 
-Owns the value and how it reaches the op during a call; who knows the lengths sets it around the call.
+Holds the lengths and passes them to the op during a call; the caller that knows them sets them around the call.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchLayout:
-    """Sequences packed into one batch: sequence i has query_lens[i] new tokens and sees kv_lens[i] in all."""
+    """Sequences packed into one batch: sequence i has query_lens[i] new tokens and sees kv_lens[i] tokens in total."""
 
     query_lens: tuple[int, ...]
     kv_lens: tuple[int, ...]
@@ -31,7 +31,7 @@ _current: ContextVar[BatchLayout | None] = ContextVar("opreplay_batch_layout", d
 
 @contextmanager
 def batch_layout(layout: BatchLayout) -> Generator[None, None, None]:
-    """While open, ops of this package that need a batch's lengths take them from `layout`."""
+    """While open, ops of this package that need a batch's lengths read them from `layout`."""
     token = _current.set(layout)
     try:
         yield
@@ -45,7 +45,7 @@ def set_layout(layout: BatchLayout) -> None:
 
 
 def current_layout(tokens: int) -> BatchLayout:
-    """The open layout, or one causal sequence of all `tokens` where none is; ValueError when it has more tokens."""
+    """Return the open layout, or one causal sequence of all `tokens`; ValueError if it has more tokens."""
     layout = _current.get()
     if layout is None:
         return BatchLayout(query_lens=(tokens,), kv_lens=(tokens,))

@@ -1,7 +1,7 @@
 # pyright: strict
-"""The mathematics of a mixture of experts once the routing is known; no ops are declared here.
+"""Mathematics of a mixture of experts after routing; no ops are declared here.
 
-Reads two numbers a call from the device (the tokens of each expert), then multiplies expert by expert.
+Each call reads two numbers (the tokens of each expert) from the device, then multiplies expert by expert.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from opreplay.replay.ops.maths.routing import counts
 
 
 class Weights(NamedTuple):
-    """Both layers of all experts, with what is needed to read them."""
+    """Both layers of all experts, with their scales and formats."""
 
     w1: Tensor
     """[E, 2I, H] (or [E, I, H] without a gate)."""
@@ -32,7 +32,7 @@ class Weights(NamedTuple):
 
 
 def expert_scale(scale: Tensor | None, expert: int, experts: int) -> Tensor | None:
-    """The part of a scale that belongs to one expert."""
+    """Return one expert's part of a scale."""
     if scale is None or scale.numel() == 1:
         return scale
     if scale.shape[0] != experts:
@@ -41,7 +41,9 @@ def expert_scale(scale: Tensor | None, expert: int, experts: int) -> Tensor | No
 
 
 def by_expert(ids: Tensor, experts: int) -> tuple[Tensor, list[int]]:
-    """Flat positions of ids sorted by expert, and where each expert starts, [experts + 1]; other ids are left out."""
+    """Return the flat positions of ids sorted by expert, and the start of each expert, [experts + 1]; skip other
+    ids.
+    """
     flat = ids.flatten().to(torch.int64)
     known = (flat >= 0) & (flat < experts)
     order = torch.argsort(torch.where(known, flat, torch.full_like(flat, experts)), stable=True)
@@ -52,7 +54,7 @@ def by_expert(ids: Tensor, experts: int) -> tuple[Tensor, list[int]]:
 def grouped_linear(
     x: Tensor, weight: Tensor, starts: list[int], scale: Tensor | None = None, bias: Tensor | None = None
 ) -> Tensor:
-    """Rows starts[e] : starts[e + 1] of x [N, K] times weight [E, M, K] of expert e → [N, M]; other rows are zero."""
+    """x[starts[e] : starts[e + 1]] [.., K] @ weight [E, M, K] of expert e → [N, M]; other rows are zero."""
     out = x.new_zeros((x.shape[0], weight.shape[1]))
     for expert in range(weight.shape[0]):
         start, stop = starts[expert], starts[expert + 1]
@@ -73,9 +75,9 @@ def fused_experts(
     weigh_input: bool = False,
     expert_map: Tensor | None = None,
 ) -> Tensor:
-    """Σ over the chosen experts of weight · w2(activation(w1(x))): hidden [T, H], topk_* [T, k] → [T, H].
+    """Σ over the selected experts of weight · w2(activation(w1(x))): hidden [T, H], topk_* [T, k] → [T, H].
 
-    `expert_map` int [all experts] gives the local number of an expert, −1 where it is elsewhere (adds nothing).
+    `expert_map` int [all experts] gives the local index of an expert, −1 for non-local experts, which add nothing.
     `weigh_input` multiplies the routing weight into the input instead (top-1 models).
     """
     topk = topk_ids.shape[1]

@@ -1,7 +1,7 @@
 # pyright: strict
-"""The mathematics of RMS and layer norms; no ops are declared here.
+"""Mathematics of RMS and layer norms; no ops are declared here.
 
-Statistics are taken in float32, as all of the libraries do.
+Statistics are computed in float32, as in all of the libraries.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from opreplay.replay.ops.maths.products import row_blocks
 
 
 def rms_norm(x: Tensor, weight: Tensor | None, epsilon: float, *, gemma: bool = False) -> Tensor:
-    """x [.., d] over its root mean square, times weight [d] (1 + weight for Gemma); in x's dtype."""
+    """x [.., d] / rms(x) · weight [d] (1 + weight for Gemma), in x's dtype."""
     out = torch.empty_like(x, memory_format=torch.contiguous_format)
     wide = None if weight is None else (weight.float() + 1.0 if gemma else weight.float())
     source, target = x.flatten(0, -2) if x.dim() > 2 else x, out.flatten(0, -2) if x.dim() > 2 else out
@@ -26,14 +26,14 @@ def rms_norm(x: Tensor, weight: Tensor | None, epsilon: float, *, gemma: bool = 
 
 
 def rms_norm_with_scale(x: Tensor, weight: Tensor, epsilon: float) -> tuple[Tensor, Tensor]:
-    """RMS norm over the last weight.dim() dims, and the reciprocal root mean square float32 [.., 1, ..] it used."""
+    """Return the RMS norm over the last weight.dim() dims, and its reciprocal root mean square float32 [.., 1, ..]."""
     dims = tuple(range(x.dim() - weight.dim(), x.dim()))
     rstd = torch.rsqrt(x.float().square().mean(dims, keepdim=True) + epsilon)
     return (x.float() * rstd * weight.float()).to(x.dtype), rstd
 
 
 def rms_norm_backward(dy: Tensor, x: Tensor, weight: Tensor, rstd: Tensor) -> tuple[Tensor, Tensor]:
-    """Gradients of x and weight, given rstd of the forward pass."""
+    """Return the gradients of x and weight, given the forward's rstd."""
     normed = x.float() * rstd
     scaled = dy.float() * weight.float()
     dims = tuple(range(x.dim() - weight.dim(), x.dim()))

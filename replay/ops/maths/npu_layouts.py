@@ -1,4 +1,4 @@
-"""torch_npu's attention layouts (BSH, BSND, BNSD, SBH, TND, NTD and pairs of them) to sequences and back; no ops.
+"""Convert torch_npu's attention layouts (BSH, BSND, BNSD, SBH, TND, NTD and pairs) to sequences and back; no ops.
 
 B batch, S tokens, N heads, D head size, H = N · D, T tokens of all sequences together.
 """
@@ -18,7 +18,7 @@ SWAPPED = {"SBH": (0, 1), "NTD": (0, 1), "BNSD": (1, 2)}
 
 
 def to_sequences(x: Tensor, layout: str, heads: int, lengths: Lengths) -> list[Tensor]:
-    """Each sequence as [S, heads, D]; lengths are cumulative ends for TND, numbers of valid tokens otherwise."""
+    """Return each sequence as [S, heads, D]; lengths are cumulative ends for TND, numbers of valid tokens otherwise."""
     rows = x.transpose(*SWAPPED[layout]) if layout in SWAPPED else x
     if layout in ("TND", "NTD"):
         ends = lengths or [rows.shape[0]]
@@ -32,7 +32,7 @@ def to_sequences(x: Tensor, layout: str, heads: int, lengths: Lengths) -> list[T
 
 
 def from_sequences(parts: list[Tensor], like: Tensor, layout: str, width: int) -> Tensor:
-    """Sequences [S, heads, Dv] in `layout`, with zeros behind the valid tokens; `like` is the query."""
+    """Return sequences [S, heads, Dv] in `layout`, with zeros after the valid tokens; `like` is the query."""
     heads = parts[0].shape[1] if parts else 1
     if layout in ("TND", "NTD"):
         tokens = like.shape[0] if layout == "TND" else like.shape[1]
@@ -54,7 +54,7 @@ def from_sequences(parts: list[Tensor], like: Tensor, layout: str, width: int) -
 
 
 def paged_sequences(pages: Tensor, block_table: Tensor, lengths: list[int], heads: int) -> list[Tensor]:
-    """Sequences [S, heads, D] from pages [blocks, page, heads · D] or [blocks, heads, page, D]."""
+    """Return sequences [S, heads, D] from pages [blocks, page, heads · D] or [blocks, heads, page, D]."""
     page = pages.shape[1] if pages.dim() == 3 else pages.shape[2]
     sequences: list[Tensor] = []
     for i, length in enumerate(lengths):
@@ -65,13 +65,13 @@ def paged_sequences(pages: Tensor, block_table: Tensor, lengths: list[int], head
 
 
 def out_layout(layout: str) -> tuple[str, str]:
-    """("BNSD", "BSND") of "BNSD_BSND": the layout of the inputs and that of the output."""
+    """Return the input and output layouts: ("BNSD", "BSND") for "BNSD_BSND"."""
     input_layout, _, output_layout = layout.partition("_")
     return input_layout, output_layout or input_layout
 
 
 def extent(query: Tensor, layout: str, heads: int) -> tuple[int, int, int]:
-    """(batch, query length, head size)."""
+    """Return (batch, query length, head size)."""
     if layout == "TND":
         return 1, query.shape[0], query.shape[2]
     if layout == "NTD":
@@ -82,7 +82,7 @@ def extent(query: Tensor, layout: str, heads: int) -> tuple[int, int, int]:
 
 
 def relayout(x: Tensor, input_layout: str, output_layout: str, heads: int) -> Tensor:
-    """An output in another layout, contiguous; ValueError for a pair that torch_npu does not have."""
+    """Return an output in another layout, contiguous; ValueError for a pair that torch_npu does not support."""
     if (input_layout, output_layout) == ("BSH", "NBSD"):
         return x.unflatten(-1, (heads, -1)).permute(2, 0, 1, 3).contiguous()
     pairs = ("BNSD_BSND", "BNSD_NBSD", "BSND_NBSD", "BSND_BNSD", "TND_NTD", "NTD_TND")

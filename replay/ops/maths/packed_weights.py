@@ -1,7 +1,7 @@
 # pyright: strict
-"""The mathematics of weights with several numbers a word: 4 and 8 bits, integers and small floats; no ops here.
+"""Mathematics of packed weights: 4- and 8-bit integers and small floats, several per word; no ops here.
 
-Tiled layouts (Marlin, Machete, ExLlama) are read as plain rows: the same bytes and the same work, other values.
+Tiled layouts (Marlin, Machete, ExLlama) are read as plain rows: the same bytes and work, but different values.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ FP4 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 
 
 class Kind(NamedTuple):
-    """vLLM's ScalarType (csrc/core/scalar_type.hpp): what the bits of a packed number mean."""
+    """vLLM's ScalarType (csrc/core/scalar_type.hpp): the bit format of a packed number."""
 
     exponent: int
     mantissa: int
@@ -31,25 +31,25 @@ class Kind(NamedTuple):
 
     @property
     def bits(self) -> int:
-        """Bits of a number."""
+        """Bits per number."""
         return self.exponent + self.mantissa + self.signed
 
 
 def kind_of(identifier: int) -> Kind:
-    """The ScalarType of an id: exponent in bits 0-7, mantissa in 8-15, sign in 16, bias in 17-48."""
+    """Return the ScalarType of an id: exponent in bits 0-7, mantissa in 8-15, sign in 16, bias in 17-48."""
     bias = (identifier >> 17) & 0xFFFFFFFF
     signed_bias = bias - (1 << 32) if bias >> 31 else bias
     return Kind(identifier & 255, (identifier >> 8) & 255, bool((identifier >> 16) & 1), signed_bias)
 
 
 def decodable_kind(identifier: int | None) -> Kind | None:
-    """The ScalarType of an id where `packed_weights` can decode it; any other, and none, is taken as usual integers."""
+    """Return the ScalarType of an id that `packed_weights` can decode, otherwise None, which means plain integers."""
     kind = kind_of(identifier) if identifier else None
     return kind if kind is not None and kind.bits in (4, 8) else None
 
 
 def unpack(words: Tensor, bits: int) -> Tensor:
-    """Words [.., n] with 8, 16 or 32 bits → unsigned numbers int32 [.., n · word / bits], lowest bits first."""
+    """Words [.., n] of 8, 16 or 32 bits → unsigned numbers int32 [.., n · word / bits], lowest bits first."""
     if bits == 8 * words.dtype.itemsize:
         return words.to(torch.int32) & ((1 << bits) - 1)
     shifts = torch.arange(0, 8 * words.dtype.itemsize, bits, device=words.device, dtype=torch.int32)
@@ -57,7 +57,7 @@ def unpack(words: Tensor, bits: int) -> Tensor:
 
 
 def decode(numbers: Tensor, kind: Kind) -> Tensor:
-    """Unsigned numbers → the values they stand for, float32."""
+    """Decode unsigned numbers to their float32 values."""
     if not kind.exponent:
         values = numbers.float() - kind.bias
         return values - (numbers >= 1 << (kind.bits - 1)) * float(1 << kind.bits) if kind.signed else values
@@ -69,7 +69,7 @@ def decode(numbers: Tensor, kind: Kind) -> Tensor:
 
 
 def bits_of(packed: Tensor, numbers: int) -> int:
-    """Bits a number, from how many there are. Raises ValueError when it is not 4 or 8."""
+    """Return the bits per number, given the count of numbers. Raises ValueError unless it is 4 or 8."""
     bits = packed.numel() * packed.dtype.itemsize * 8 // max(numbers, 1)
     if bits not in (4, 8):
         raise ValueError(f"{packed.numel()} words for {numbers} weights are neither 4 nor 8 bits each")
@@ -77,7 +77,7 @@ def bits_of(packed: Tensor, numbers: int) -> int:
 
 
 def spread(groups: Tensor, rows: int) -> Tensor:
-    """A value for each group of rows [groups, n] (or [n]) → [rows, n]."""
+    """Repeat one value per group of rows: [groups, n] (or [n]) → [rows, n]."""
     table = groups.reshape(1, -1) if groups.dim() < 2 else groups
     if table.shape[0] == 1:
         return table.expand(rows, -1)
@@ -87,9 +87,9 @@ def spread(groups: Tensor, rows: int) -> Tensor:
 def grouped_weight(
     packed: Tensor, size_k: int, size_n: int, scales: Tensor, zeros: Tensor | None, kind: Kind | None
 ) -> Tensor:
-    """float32 [K, N] of packed rows, (number − zero) · scale; scales [groups, N], zeros packed or as they are.
+    """Return float32 [K, N] of packed rows, (number − zero) · scale; scales [groups, N], zeros packed or unpacked.
 
-    Without zeros and kind an integer's middle value is its zero.
+    Without zeros and kind, the middle of the integer range is the zero point.
     """
     bits = bits_of(packed, size_k * size_n)
     numbers = unpack(packed.reshape(size_k, -1), bits)
@@ -102,7 +102,7 @@ def grouped_weight(
 
 
 def _zero_points(zeros: Tensor | None, size_n: int, bits: int) -> Tensor | None:
-    """float32 [groups, N] of zeros that are packed or as they are; None where there are none."""
+    """Return float32 [groups, N] of packed or unpacked zeros, or None without zeros."""
     if zeros is None or not zeros.numel():
         return None
     unpacked = zeros if zeros.is_floating_point() else unpack(zeros.reshape(-1, size_n * bits // 32), bits)
@@ -110,7 +110,7 @@ def _zero_points(zeros: Tensor | None, size_n: int, bits: int) -> Tensor | None:
 
 
 def as_float(scales: Tensor) -> Tensor:
-    """Scales as float32; bytes are exponents (e8m0)."""
+    """Return scales as float32; byte scales are exponents (e8m0)."""
     if scales.dtype == torch.uint8:
         return torch.exp2(scales.float() - 127.0)
     return scales.float()
@@ -119,7 +119,7 @@ def as_float(scales: Tensor) -> Tensor:
 def column_linear(
     a: Tensor, size_n: int, weight: Callable[[slice], Tensor], bias: Tensor | None, dtype: torch.dtype
 ) -> Tensor:
-    """a [.., K] @ weight [K, N], the weight made slice by slice of its columns."""
+    """a [.., K] @ weight [K, N]; the weight is decoded in slices of columns."""
     step = max(64, COLUMN_ELEMENTS // max(a.shape[-1], 1))
     out = a.new_empty((*a.shape[:-1], size_n), dtype=dtype)
     for start in range(0, size_n, step):
@@ -138,7 +138,7 @@ def grouped_linear_packed(
     bias: Tensor | None = None,
     factor: Tensor | None = None,
 ) -> Tensor:
-    """a [.., K] times `grouped_weight`, times factor, + bias; in a's dtype."""
+    """a [.., K] @ `grouped_weight` · factor + bias, in a's dtype."""
     size_k = a.shape[-1]
     bits = bits_of(packed, size_k * size_n)
     words = packed.reshape(size_k, -1)

@@ -1,6 +1,8 @@
 # pyright: strict
-"""Matrix products for the stand-ins, and the cutting of big CPU tensors into blocks of rows, so that float32 copies of
-16-bit data stay small and in the cache; no ops are declared here."""
+"""Matrix products for reference implementations, and splitting of large CPU tensors into row blocks.
+
+Blocks keep float32 copies of 16-bit data small and in the cache; no ops are declared here.
+"""
 
 from __future__ import annotations
 
@@ -16,9 +18,9 @@ _COPY_ELEMENTS = 1 << 25
 
 
 def row_blocks(rows: int, width: int, like: Tensor, elements: int = BLOCK_ELEMENTS) -> Iterator[slice]:
-    """Slices of `rows` rows of `width` elements; a single one on devices whose kernels need no float32 copies.
+    """Yield slices of `rows` rows of `width` elements; only one slice on devices whose kernels need no float32 copies.
 
-    Fake and meta tensors get a single one as well: they hold no data.
+    Fake and meta tensors also get one slice, as they hold no data.
     """
     real = type(like) is torch.Tensor and like.device.type == "cpu"
     step = max(1, elements // max(width, 1)) if real else max(rows, 1)
@@ -27,15 +29,16 @@ def row_blocks(rows: int, width: int, like: Tensor, elements: int = BLOCK_ELEMEN
 
 
 def as_rows(x: Tensor) -> Tensor:
-    """[.., K] as [rows, K], whatever is zero."""
+    """Return [.., K] as [rows, K], also for sizes of zero."""
     return x.flatten(0, -2) if x.dim() > 1 else x.unsqueeze(0)
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, dtype: torch.dtype | None = None) -> Tensor:
     """x [.., K] @ weight [N, K]ᵀ + bias in `dtype` (default: x's).
 
-    On a CPU, 16-bit operands are widened first, block by block: without bfloat16 instructions torch multiplies those
-    some 300 times slower than float32 (measured with torch 2.13 on an AVX2 machine: 0.34 against 131 GFLOP/s).
+    On a CPU, 16-bit operands are converted to float32 first, block by block: without bfloat16 instructions torch
+    multiplies them some 300 times slower than float32 (measured with torch 2.13 on an AVX2 machine: 0.34 against 131
+    GFLOP/s).
     """
     wanted = dtype or x.dtype
     if x.device.type != "cpu" or x.dtype not in (torch.bfloat16, torch.float16):

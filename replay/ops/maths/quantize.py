@@ -1,4 +1,4 @@
-"""The mathematics of fp8 and int8 quantisation and of matmuls with scales; no ops are declared here."""
+"""Mathematics of fp8 and int8 quantisation and of scaled matmuls; no ops are declared here."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ FP8_BY_KIND: dict[str, torch.dtype] = {
 
 
 def largest(dtype: torch.dtype) -> float:
-    """The value that a scale maps the largest input to: the dtype's maximum, 127 for int8, 224 for e4m3fnuz.
+    """Return the quantised value of the largest input: the dtype's maximum, 127 for int8, 224 for e4m3fnuz.
 
     224 is vLLM's choice for e4m3fnuz (csrc/quantization/utils.cuh: the ROCm maximum of 240 costs accuracy).
     """
@@ -25,7 +25,7 @@ def largest(dtype: torch.dtype) -> float:
 
 
 def to_quantized(x: Tensor, scale: Tensor, dtype: torch.dtype) -> Tensor:
-    """x / scale (broadcast), saturated; rounded to even for int8."""
+    """Return x / scale (broadcast), saturated; int8 rounds half to even."""
     scaled = x.float() / scale
     if dtype == torch.int8:
         return scaled.round_().clamp_(-128, 127).to(dtype)
@@ -34,12 +34,12 @@ def to_quantized(x: Tensor, scale: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def tensor_scale(x: Tensor, dtype: torch.dtype) -> Tensor:
-    """float32 scale of a whole tensor, 0-dim."""
+    """Return the float32 scale of a whole tensor, 0-dim."""
     return x.abs().amax().float() / largest(dtype)
 
 
 def row_scale(x: Tensor, dtype: torch.dtype, upper_bound: Tensor | None = None) -> Tensor:
-    """float32 scale of each row [.., 1]; never below 1 / (512 · largest) for fp8, as vLLM's kernels have it."""
+    """Return the float32 scale of each row [.., 1]; for fp8 at least 1 / (512 · largest), as in vLLM's kernels."""
     peak = x.abs().amax(-1, keepdim=True).float()
     if upper_bound is not None:
         peak = torch.minimum(peak, upper_bound.float())
@@ -48,7 +48,7 @@ def row_scale(x: Tensor, dtype: torch.dtype, upper_bound: Tensor | None = None) 
 
 
 def group_scale(x: Tensor, group: int, limit: float, *, eps: float = 1e-10, power_of_two: bool = False) -> Tensor:
-    """float32 scale of each group of `group` neighbours in the last dim: [.., d] → [.., d / group]."""
+    """Return the float32 scale of each `group` consecutive elements of the last dim: [.., d] → [.., d / group]."""
     peak = x.float().unflatten(-1, (-1, group)).abs().amax(-1).clamp_(min=eps)
     scale = peak / limit
     return torch.exp2(torch.ceil(torch.log2(scale))) if power_of_two else scale
@@ -61,7 +61,7 @@ def quantize_groups(x: Tensor, scale: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def expand_scale(scale: Tensor, rows: int, columns: int) -> Tensor:
-    """A scale as something that broadcasts over [rows, columns].
+    """Return a scale in a shape that broadcasts over [rows, columns].
 
     One element: the whole matrix. [rows] or [rows, 1]: by row. [1, columns]: by column. [r, c]: by blocks of
     ceil(rows/r) x ceil(columns/c). Raises ValueError for any other shape.
@@ -86,14 +86,14 @@ def _repeat(scale: Tensor, dim: int, size: int) -> Tensor:
 
 
 def dequantize(x: Tensor, scale: Tensor | None, dtype: torch.dtype) -> Tensor:
-    """A quantised matrix [rows, columns] times its scale, in `dtype`."""
+    """Return a quantised matrix [rows, columns] times its scale, in `dtype`."""
     if scale is None:
         return x.to(dtype)
     return (x.float() * expand_scale(scale.float(), x.shape[-2], x.shape[-1])).to(dtype)
 
 
 def _along_k(x: Tensor, scale: Tensor | None) -> tuple[Tensor, Tensor | None]:
-    """x times a scale that changes along K, else that scale by row; both float32."""
+    """Return (x · scale, None) if the scale varies along K, otherwise (x, scale by row); both float32."""
     if scale is None:
         return x.float(), None
     rows = expand_scale(scale.float(), *x.shape)
@@ -110,8 +110,8 @@ def scaled_linear(
 ) -> Tensor:
     """(a · scale_a) @ (weight · scale_weight)ᵀ + bias in `dtype`; a [M, K], weight [N, K], both quantised.
 
-    Scales as `expand_scale` reads them, and of the weight also [1, N]: by output. Sums are float32. Scales that do
-    not change along K are applied to the product.
+    Scales have the shapes that `expand_scale` accepts; the weight's can also be [1, N], one per output. Sums are
+    float32. Scales that do not vary along K are applied to the product.
     """
     if scale_weight is not None and scale_weight.shape == (1, weight.shape[0]):
         scale_weight = scale_weight.mT
@@ -128,7 +128,7 @@ def scaled_linear(
 
 
 def fp8_view(cache: Tensor, kind: str) -> Tensor:
-    """A KV cache as the element type it holds: uint8 is fp8 of `kind`, e4m3 when "" or "auto" was recorded."""
+    """Return a KV cache in its element dtype: uint8 is fp8 of `kind`, or e4m3 if "" or "auto" was recorded."""
     if cache.dtype != torch.uint8:
         return cache
     return cache.view(FP8_BY_KIND.get(kind, torch.float8_e4m3fn))

@@ -1,5 +1,5 @@
 # pyright: strict
-"""The mathematics of rotary position embedding; no ops are declared here."""
+"""Mathematics of rotary position embedding; no ops are declared here."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from torch import Tensor
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor, *, neox: bool) -> Tensor:
-    """Rotate pairs of x [.., rot] by angles given as cos, sin [.., rot/2] (broadcast); in x's dtype.
+    """Rotate pairs of x [.., rot] by angles given as cos, sin [.., rot/2] (broadcast); the result has x's dtype.
 
     neox pairs element i with i + rot/2; otherwise 2i with 2i + 1 (GPT-J).
     """
@@ -29,10 +29,10 @@ def rotate_by_position(
     offset: int = 0,
     inverse: bool = False,
 ) -> Tensor:
-    """x with the elements [offset, offset + rot) of each head rotated; x is [T, heads·head] or [.., heads, head].
+    """Rotate the elements [offset, offset + rot) of each head of x, which is [T, heads·head] or [.., heads, head].
 
-    positions int [T] or [B, S] index the rows of cos_sin_cache [max position, rot], rot/2 cosines, then rot/2
-    sines. `inverse` turns the other way. Shape as x; contiguous.
+    positions int [T] or [B, S] index the rows of cos_sin_cache [max position, rot], which hold rot/2 cosines, then
+    rot/2 sines. `inverse` rotates in the opposite direction. The result has x's shape and is contiguous.
     """
     rot = cos_sin_cache.shape[-1]
     heads = x.reshape(positions.numel(), -1, head_size)
@@ -45,7 +45,7 @@ def rotate_by_position(
 
 
 def rotate_whole(x: Tensor, cos: Tensor, sin: Tensor, *, neox: bool) -> Tensor:
-    """As `rotate`, with cos and sin given for every element of x [.., rot] instead of for every pair."""
+    """Same as `rotate`, with one cos and sin per element of x [.., rot] instead of per pair."""
     if neox:
         first, second = x.chunk(2, dim=-1)
         turned = torch.cat((-second, first), dim=-1)

@@ -1,6 +1,6 @@
-"""The mathematics of MoE routing: choosing experts, sorting tokens by expert; no ops are declared here.
+"""Mathematics of MoE routing: selecting experts, sorting tokens by expert; no ops are declared here.
 
-Everything is vectorised over tokens and fixed in its output shapes, so no device has to be waited for.
+All functions are vectorised over tokens and have fixed output shapes, so they never wait for the device.
 """
 
 from __future__ import annotations
@@ -10,9 +10,9 @@ from torch import Tensor
 
 
 def choose(scores: Tensor, topk: int, *, renormalize: bool, bias: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """The topk best of scores [T, E] → (weights float32 [T, k], ids int64 [T, k]).
+    """Select the topk experts of scores [T, E] → (weights float32 [T, k], ids int64 [T, k]).
 
-    `bias` [E] is added for the choice alone; `renormalize` makes the weights of a token add up to one.
+    `bias` [E] affects only the selection; `renormalize` scales each token's weights to a sum of one.
     """
     if bias is None:
         weights, ids = scores.topk(topk, dim=-1)
@@ -27,7 +27,9 @@ def _renormalized(weights: Tensor) -> Tensor:
 
 
 def mask_groups(choice: Tensor, groups: int, keep: int, *, best_of: int) -> Tensor:
-    """choice [T, E] with −inf outside the `keep` best groups; a group scores the sum of its `best_of` best."""
+    """Return choice [T, E] with −inf outside the `keep` best groups; a group's score is the sum of its `best_of`
+    best.
+    """
     if groups <= 1 or keep >= groups:
         return choice
     grouped = choice.unflatten(-1, (groups, -1))
@@ -46,9 +48,10 @@ def grouped_topk(
     scaling: float = 1.0,
     bias: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """DeepSeek's choice: experts of the best groups only; with a bias a group counts its two best, else its best.
+    """DeepSeek's grouped top-k: select experts only from the best groups.
 
-    scores [T, E] are probabilities or sigmoids; returns (weights float32 [T, k] · scaling, ids int64 [T, k]).
+    A group's score is its best score or, with a bias, the sum of its two best. scores [T, E] are probabilities or
+    sigmoids; returns (weights float32 [T, k] · scaling, ids int64 [T, k]).
     """
     choice = scores if bias is None else scores + bias
     ids = mask_groups(choice, groups, keep, best_of=1 if bias is None else 2).topk(topk, dim=-1).indices
@@ -57,7 +60,7 @@ def grouped_topk(
 
 
 def counts(ids: Tensor, experts: int) -> Tensor:
-    """How often each expert 0 .. experts − 1 occurs in ids; int64 [experts]; other ids are not counted."""
+    """Count the occurrences of experts 0 .. experts − 1 in ids, int64 [experts]; other ids are ignored."""
     flat = ids.flatten().to(torch.int64)
     known = (flat >= 0) & (flat < experts)
     return torch.zeros(experts, dtype=torch.int64, device=ids.device).scatter_add_(
@@ -68,9 +71,9 @@ def counts(ids: Tensor, experts: int) -> Tensor:
 def align(ids: Tensor, experts: int, block: int, filler: int, length: int) -> tuple[Tensor, Tensor, Tensor]:
     """Sort the flat positions of ids by expert and pad every expert to a multiple of `block`.
 
-    Returns (sorted positions int64 [length], with `filler` in the gaps; expert of each block int64
-    [ceil(length / block)], −1 behind the last one; padded total int64 [1]). Ids outside 0 .. experts − 1 are left out;
-    so is what lies behind `length`.
+    Returns (sorted positions int64 [length], with `filler` as padding; expert of each block int64 [ceil(length /
+    block)], −1 after the last block; padded total int64 [1]). Ids outside 0 .. experts − 1 and positions beyond
+    `length` are dropped.
     """
     flat = ids.flatten().to(torch.int64)
     number = counts(ids, experts)
@@ -94,5 +97,7 @@ def align(ids: Tensor, experts: int, block: int, filler: int, length: int) -> tu
 
 
 def slot_major(tokens: int, topk: int, device: torch.device) -> Tensor:
-    """int32 [T, k] with slot · T + token, the numbering of vLLM's token_expert_indices and torch_npu's row_idx."""
+    """Return int32 [T, k] with slot · T + token, the numbering of vLLM's token_expert_indices and torch_npu's
+    row_idx.
+    """
     return torch.arange(tokens * topk, dtype=torch.int32, device=device).reshape(topk, tokens).t().contiguous()

@@ -1,2 +1,2 @@
 # pyright: strict
-"""Copies, views that copy, scatters, convolutions."""
+"""Copies, copied views, scatters, convolutions."""

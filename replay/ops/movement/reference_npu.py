@@ -1,6 +1,6 @@
-"""torch_npu's movement of data, scatters, views that copy, convolutions and plain products (`npu::*`).
+"""torch_npu's data movement, scatters, copied views, convolutions and plain matrix products (`npu::*`).
 
-Formats: a private layout (npu_format_cast 29, NZ) is not reproduced; tensors stay as they are.
+Private layouts (npu_format_cast 29, NZ) are not reproduced; tensors keep their layout.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from opreplay.replay.ops.declared import stands_for
 
 @stands_for("npu::npu_confusion_transpose")
 def confusion_transpose(self: Tensor, perm: list[int], shape: list[int], transpose_first: bool) -> Tensor:
-    """Permute and reshape, in the order that transpose_first says; a copy."""
+    """Return a permuted and reshaped copy; transpose_first gives the order of the two steps."""
     view = self.permute(perm).reshape(shape) if transpose_first else self.reshape(shape).permute(perm)
     return view.clone(memory_format=torch.contiguous_format)
 
 
 @stands_for("npu::npu_confusion_transpose_backward")
 def confusion_transpose_backward(grad: Tensor, perm: list[int], shape: list[int], transpose_first: bool) -> Tensor:
-    """The reverse of npu_confusion_transpose; shape is that of its input."""
+    """Inverse of npu_confusion_transpose; shape is the shape of its input."""
     back = [perm.index(i) for i in range(len(perm))]
     if transpose_first:
         view = grad.reshape([shape[i] for i in perm]).permute(back)
@@ -33,19 +33,19 @@ def confusion_transpose_backward(grad: Tensor, perm: list[int], shape: list[int]
 
 @stands_for("npu::npu_broadcast")
 def broadcast(self: Tensor, size: list[int]) -> Tensor:
-    """A copy of the wanted size."""
+    """Return a copy expanded to `size`."""
     return self.expand(size).clone(memory_format=torch.contiguous_format)
 
 
 @stands_for("npu::npu_reshape")
 def reshape(self: Tensor, shape: list[int]) -> Tensor:
-    """A copy of another shape."""
+    """Return a reshaped copy."""
     return self.reshape(shape).clone()
 
 
 @stands_for("npu::npu_slice")
 def slice_by_size(self: Tensor, offsets: list[int], size: list[int]) -> Tensor:
-    """A copy of `size` elements from `offsets` on in every dim; size −1 goes to the end."""
+    """Return a copy of `size` elements from `offsets` on in every dim; size −1 means up to the end."""
     view = self
     for dim, (offset, length) in enumerate(zip(offsets, size, strict=True)):
         view = view.narrow(dim, offset, self.shape[dim] - offset if length < 0 else length)
@@ -54,14 +54,14 @@ def slice_by_size(self: Tensor, offsets: list[int], size: list[int]) -> Tensor:
 
 @stands_for("npu::npu_pad")
 def pad(input: Tensor, paddings: list[int]) -> Tensor:
-    """Zeros before and after: two numbers a dim, the first dim first."""
+    """Pad with zeros; `paddings` has two numbers (before, after) per dim, first dim first."""
     pairs = [paddings[2 * dim : 2 * dim + 2] for dim in range(len(paddings) // 2)]
     return F.pad(input, [number for pair in reversed(pairs) for number in pair])
 
 
 @stands_for("npu::npu_one_hot")
 def one_hot(self: Tensor, num_classes: int, depth: int, on_value: float, off_value: float) -> Tensor:
-    """float32 [.., depth] (or the dim num_classes names): on_value at each index, off_value elsewhere."""
+    """float32 [.., depth] (or with depth at dim num_classes): on_value at each index, off_value elsewhere."""
     hit = self.unsqueeze(-1) == torch.arange(depth, device=self.device)
     encoded = torch.where(hit, float(on_value), float(off_value))
     return encoded if num_classes in (-1, self.dim()) else encoded.movedim(-1, num_classes).contiguous()
@@ -69,59 +69,59 @@ def one_hot(self: Tensor, num_classes: int, depth: int, on_value: float, off_val
 
 @stands_for("npu::npu_bmmV2")
 def bmm_v2(self: Tensor, mat2: Tensor, output_sizes: list[int]) -> Tensor:
-    """A batched product, reshaped where sizes are given."""
+    """Batched matrix product, reshaped if output_sizes are given."""
     product = torch.matmul(self, mat2)
     return product.reshape(output_sizes) if output_sizes else product
 
 
 @stands_for("npu::npu_bmm_v2_mat1_backward")
 def bmm_v2_mat1_backward(grad: Tensor, mat2: Tensor, size: list[int]) -> Tensor:
-    """Gradient of the first factor."""
+    """Gradient of mat1."""
     return torch.matmul(grad, mat2.transpose(-1, -2)).reshape(size)
 
 
 @stands_for("npu::npu_bmm_v2_mat2_backward")
 def bmm_v2_mat2_backward(grad: Tensor, mat1: Tensor, size: list[int]) -> Tensor:
-    """Gradient of the second factor."""
+    """Gradient of mat2."""
     return torch.matmul(mat1.transpose(-1, -2), grad).reshape(size)
 
 
 @stands_for("npu::npu_linear_backward")
 def linear_backward(grad: Tensor, input: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
-    """(gradient of the input, gradient of the weight [N, K])."""
+    """Return (gradient of the input, gradient of the weight [N, K])."""
     return grad @ weight, grad.flatten(0, -2).mT @ input.flatten(0, -2)
 
 
 @stands_for("npu::npu_max")
 def npu_max(self: Tensor, dim: int, keepdim: bool) -> tuple[Tensor, Tensor]:
-    """(maxima along dim, where they are, int32)."""
+    """Return (maxima along dim, their indices int32)."""
     values, indices = self.max(dim, keepdim)
     return values, indices.to(torch.int32)
 
 
 @stands_for("npu::npu_min")
 def npu_min(self: Tensor, dim: int, keepdim: bool) -> tuple[Tensor, Tensor]:
-    """(minima along dim, where they are, int32)."""
+    """Return (minima along dim, their indices int32)."""
     values, indices = self.min(dim, keepdim)
     return values, indices.to(torch.int32)
 
 
 @stands_for("npu::npu_sort_v2")
 def sort_v2(self: Tensor, dim: int, descending: bool) -> Tensor:
-    """The values sorted along dim."""
+    """Return the values sorted along dim."""
     return self.sort(dim, descending).values
 
 
 @stands_for("npu::npu_stride_copy")
 def stride_copy(self: Tensor, shape: list[int], stride: list[int], storage_offset: int) -> Tensor:
-    """A copy of a strided view on self's memory."""
+    """Return a copy of a strided view of self's memory."""
     view = self.contiguous().flatten().as_strided(shape, stride, int(storage_offset))
     return view.clone(memory_format=torch.contiguous_format)
 
 
 @stands_for("npu::npu_view_copy", "npu::copy_memory_")
 def view_copy(self: Tensor, other: Tensor | None = None, src: Tensor | None = None) -> Tensor:
-    """self takes the other's values."""
+    """Copy the values of `other` (or `src`) into self."""
     source = src if other is None else other
     assert source is not None
     return self.copy_(source)
@@ -129,7 +129,7 @@ def view_copy(self: Tensor, other: Tensor | None = None, src: Tensor | None = No
 
 @stands_for("npu::scatter_update_")
 def scatter_update_(self: Tensor, indices: Tensor, updates: Tensor, axis: int) -> Tensor:
-    """Slice b of updates [B, ..] into self [B, ..] along axis from indices[b] on (its first column for pairs)."""
+    """Write slice b of updates [B, ..] to self [B, ..] along axis from indices[b] on; pairs are (batch, start)."""
     starts = indices.reshape(indices.shape[0], -1).to(torch.int64)
     length = updates.shape[axis]
     batch = torch.arange(updates.shape[0], device=self.device)
@@ -142,13 +142,13 @@ def scatter_update_(self: Tensor, indices: Tensor, updates: Tensor, axis: int) -
 
 @stands_for("npu::scatter_update")
 def scatter_update(self: Tensor, indices: Tensor, updates: Tensor, axis: int) -> Tensor:
-    """As scatter_update_ on a copy."""
+    """Same as scatter_update_, on a copy."""
     return scatter_update_(self.clone(), indices, updates, axis)
 
 
 @stands_for("npu::npu_scatter")
 def scatter(self: Tensor, indices: Tensor, updates: Tensor, dim: int) -> Tensor:
-    """A copy of self with updates at indices along dim, one an outer position."""
+    """Return a copy of self with updates written at indices along dim, one update per outer position."""
     where, values = indices.to(torch.int64), updates.to(self.dtype)
     if where.dim() < self.dim():
         where, values = where.unsqueeze(dim), values.unsqueeze(dim)
@@ -157,7 +157,7 @@ def scatter(self: Tensor, indices: Tensor, updates: Tensor, dim: int) -> Tensor:
 
 @stands_for("npu::npu_scatter_list_", writes=("self",))
 def scatter_list_(self: list[Tensor], indices: Tensor, updates: Tensor, mask: Tensor | None, axis: int) -> None:
-    """Slice i of updates [n, ..] into the i-th tensor along axis from indices[i] on, where mask[i] is set."""
+    """Write slice i of updates [n, ..] into the i-th tensor along axis, from indices[i] on, if mask[i] is set."""
     starts = indices.reshape(indices.shape[0], -1).tolist()
     wanted = [True] * len(self) if mask is None else [bool(value) for value in mask.tolist()]
     for target, start, rows, use in zip(self, starts, updates.unbind(0), wanted, strict=False):
@@ -168,7 +168,7 @@ def scatter_list_(self: list[Tensor], indices: Tensor, updates: Tensor, mask: Te
 
 @stands_for("npu::npu_scatter_list", fake=lambda self: [torch.empty_like(tensor) for tensor in self])
 def scatter_list(self: list[Tensor], indices: Tensor, updates: Tensor, mask: Tensor | None, axis: int) -> list[Tensor]:
-    """As npu_scatter_list_ on copies."""
+    """Same as npu_scatter_list_, on copies."""
     copies = [tensor.clone() for tensor in self]
     scatter_list_(copies, indices, updates, mask, axis)
     return copies
@@ -182,19 +182,19 @@ def index_add_(self: Tensor, index: Tensor, source: Tensor, alpha: float) -> Ten
 
 @stands_for("npu::_npu_index_add")
 def index_add(self: Tensor, index: Tensor, source: Tensor, alpha: float) -> Tensor:
-    """As _npu_index_add_ on a copy."""
+    """Same as _npu_index_add_, on a copy."""
     return self.clone().index_add_(0, index.to(torch.int64), source, alpha=alpha)
 
 
 @stands_for("npu::npu_gather_sparse_index")
 def gather_sparse_index(input: Tensor, index: Tensor) -> Tensor:
-    """Rows of input at index, in index's shape."""
+    """Gather rows of input at index; the leading dims are index's shape."""
     return input[index.to(torch.int64)]
 
 
 @stands_for("npu::npu_gather_sparse_index_backward")
 def gather_sparse_index_backward(grad: Tensor, self_sizes: list[int], index: Tensor) -> Tensor:
-    """Gradient of npu_gather_sparse_index: rows of grad added up where they came from."""
+    """Gradient of npu_gather_sparse_index: add each row of grad to the row it was gathered from."""
     rows = grad.reshape(index.numel(), *self_sizes[1:])
     return grad.new_zeros(self_sizes).index_add_(0, index.flatten().to(torch.int64), rows)
 
@@ -207,7 +207,7 @@ def gather_backward(grad: Tensor, self_size: list[int], dim: int, index: Tensor)
 
 @stands_for("npu::npu_conv2d", "npu::npu_conv3d", "npu::npu_convolution")
 def convolution(c: Call) -> Tensor:
-    """A convolution over the last dims."""
+    """Convolution over the last dims."""
     return torch.convolution(
         c.input, c.weight, c.bias, c.stride, c.padding, c.dilation, False, [0] * len(c.stride), c.groups
     )
@@ -215,7 +215,7 @@ def convolution(c: Call) -> Tensor:
 
 @stands_for("npu::npu_conv_transpose2d", "npu::npu_convolution_transpose")
 def convolution_transpose(c: Call) -> Tensor:
-    """A transposed convolution."""
+    """Transposed convolution."""
     return torch.convolution(
         c.input, c.weight, c.bias, c.stride, c.padding, c.dilation, True, c.output_padding, c.groups
     )
@@ -230,7 +230,7 @@ def _conv_gradients(
     groups: int,
     mask: list[bool],
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """(gradients of input, weight and bias; empty where mask is false)."""
+    """Return the gradients of input, weight and bias; empty if their mask is False."""
     stride, padding, dilation = geometry
     channels = grad.shape[1]
     grads = torch.ops.aten.convolution_backward(
@@ -251,7 +251,7 @@ def _conv_gradients(
 
 @stands_for("npu::npu_conv2d_backward", "npu::npu_conv3d_backward", "npu::npu_convolution_backward")
 def convolution_backward(c: Call) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients of a convolution to input, weight and bias."""
+    """Gradients of a convolution's input, weight and bias."""
     grad_output = getattr(c, "grad_output", None)
     upstream = getattr(c, "grad", None) if grad_output is None else grad_output
     assert upstream is not None
@@ -280,7 +280,7 @@ def convolution_transpose_backward(c: Call) -> tuple[Tensor, Tensor, Tensor]:
 
 @stands_for("npu::_npu_format_cast", "npu::npu_format_cast")
 def npu_format_cast(self: Tensor) -> Tensor:
-    """A copy: the bytes move, their order stays."""
+    """Return a copy: the data is moved, but its layout does not change."""
     return self.clone()
 
 
@@ -298,5 +298,5 @@ def npu_scatter_nd_update_(self: Tensor, indices: Tensor, updates: Tensor) -> Te
 
 @stands_for("npu::npu_scatter_nd_update")
 def npu_scatter_nd_update(self: Tensor, indices: Tensor, updates: Tensor) -> Tensor:
-    """As npu_scatter_nd_update_ on a copy."""
+    """Same as npu_scatter_nd_update_, on a copy."""
     return npu_scatter_nd_update_(self.clone(), indices, updates)

@@ -1,2 +1,2 @@
 # pyright: strict
-"""Norms, with what vendors fuse to them."""
+"""Norms, and the ops that vendors fuse with them."""

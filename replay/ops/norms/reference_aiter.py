@@ -1,5 +1,7 @@
 # pyright: strict
-"""aiter's norms (aiter/ops/rmsnorm.py, norm.py, groupnorm.py): some write given outputs, some return theirs."""
+"""aiter's norms (aiter/ops/rmsnorm.py, norm.py, groupnorm.py): some write to output arguments, others return
+results.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,7 @@ def rms_norm_returned(input: Tensor, weight: Tensor | None, epsilon: float, gemm
 
 @stands_for("aiter::rmsnorm_quant")
 def rms_norm_quant(c: Call) -> None:
-    """The norm quantised by row (group_size 0) or by group; a shuffled scale is written unshuffled."""
+    """RMS norm, quantised by row (group_size 0) or by group; a shuffled scale is written unshuffled."""
     normed = rms_norm(c.input, c.weight, c.epsilon, gemma=c.gemma_norm)
     if not c.group_size:
         _write_rows(normed, c.out, c.scale)
@@ -56,7 +58,7 @@ def layer_norm(
 
 @stands_for("aiter::layernorm2d_fwd_with_add")
 def add_layer_norm(c: Call) -> None:
-    """residual_out = input + residual_in (+ x_bias); out = its layer norm."""
+    """residual_out = input + residual_in (+ x_bias); out = layer norm of residual_out."""
     total = c.input + c.residual_in if c.x_bias is None else c.input + c.residual_in + c.x_bias
     c.residual_out.copy_(total)
     c.out.copy_(layer_norm(total, c.weight, c.bias, c.epsilon, None))
@@ -82,13 +84,13 @@ def group_norm(input: Tensor, num_groups: int, weight: Tensor, bias: Tensor, eps
 def fused_rmsnorm_add(
     x: Tensor, weight: Tensor | None, epsilon: float, res1: Tensor, gemma_norm: bool = False
 ) -> tuple[Tensor, Tensor]:
-    """(norm of x + res1, x + res1)."""
+    """Return (norm of x + res1, x + res1)."""
     return fused_add_rms_norm(x, res1, weight, epsilon, gemma=gemma_norm)
 
 
 @stands_for("aiter::_fused_qk_rmsnorm_kernel", writes=("q_out", "k_out"))
 def fused_qk_rmsnorm(c: Call) -> None:
-    """The norms of two tensors in one kernel."""
+    """RMS norms of two tensors in one kernel."""
     c.q_out.copy_(rms_norm(c.q, c.q_weight, c.q_eps))
     c.k_out.copy_(rms_norm(c.k, c.k_weight, c.k_eps))
 
@@ -108,7 +110,7 @@ def biased_layer_norm(c: Call) -> Tensor:
 
 @stands_for("aiter::layernorm2d_with_add_asm", writes=("out", "residual_out"))
 def layernorm_with_add(c: Call) -> None:
-    """residual_out = input + residual_in (+ x_bias), out its layer norm."""
+    """residual_out = input + residual_in (+ x_bias); out = layer norm of residual_out."""
     total = c.input + c.residual_in if c.x_bias is None else c.input + c.x_bias + c.residual_in
     c.residual_out.copy_(total)
     c.out.copy_(_layer_norm(total, c.weight, c.bias, c.epsilon))
@@ -116,7 +118,7 @@ def layernorm_with_add(c: Call) -> None:
 
 @stands_for("aiter::layernorm2d_fwd_with_smoothquant", writes=("out", "yscale"))
 def layernorm_smoothquant(c: Call) -> None:
-    """Layer norm, times xscale, quantised by rows."""
+    """Layer norm · xscale, quantised by rows."""
     write_smoothed(
         _layer_norm(c.input if c.x_bias is None else c.input + c.x_bias, c.weight, c.bias, c.epsilon),
         c.out,
@@ -131,7 +133,7 @@ def layernorm_smoothquant(c: Call) -> None:
     writes=("out", "residual_out", "yscale"),
 )
 def layernorm_add_smoothquant(c: Call) -> None:
-    """As layernorm_smoothquant of the sum with the residual, which is kept."""
+    """Same as layernorm_smoothquant, applied to the sum with the residual, which is also written."""
     total = c.input + c.residual_in if c.x_bias is None else c.input + c.x_bias + c.residual_in
     c.residual_out.copy_(total)
     write_smoothed(_layer_norm(total, c.weight, c.bias, c.epsilon), c.out, c.xscale, c.yscale)
@@ -139,13 +141,13 @@ def layernorm_add_smoothquant(c: Call) -> None:
 
 @stands_for("aiter::rmsnorm2d_fwd_with_smoothquant", writes=("out", "yscale"))
 def rmsnorm_smoothquant(c: Call) -> None:
-    """RMS norm, times xscale, quantised by rows."""
+    """RMS norm · xscale, quantised by rows."""
     write_smoothed(rms_norm(c.input.float(), c.weight, c.epsilon), c.out, c.xscale, c.yscale)
 
 
 @stands_for("aiter::rmsnorm2d_fwd_with_add_smoothquant", writes=("out", "residual_out", "yscale", "out_before_quant"))
 def rmsnorm_add_smoothquant(c: Call) -> None:
-    """As rmsnorm_smoothquant of the sum with the residual, which is kept."""
+    """Same as rmsnorm_smoothquant, applied to the sum with the residual, which is also written."""
     normed, total = fused_add_rms_norm(c.input, c.residual_in, c.weight, c.epsilon)
     c.residual_out.copy_(total)
     if c.out_before_quant is not None:
@@ -155,7 +157,9 @@ def rmsnorm_add_smoothquant(c: Call) -> None:
 
 @stands_for("aiter::add_rmsnorm_quant", writes=("out", "residual_out", "scale"))
 def add_rmsnorm_quant(c: Call) -> None:
-    """The norm of input + residual_in, which is kept, quantised by rows or by groups; scales are never shuffled."""
+    """RMS norm of input + residual_in, quantised by rows or by groups; the sum is written, scales are never
+    shuffled.
+    """
     out, scale = c.out, c.scale
     normed, total = fused_add_rms_norm(
         c.input, c.residual_in, c.weight, c.epsilon, gemma=getattr(c, "gemma_norm", False)

@@ -14,19 +14,19 @@ from opreplay.replay.ops.maths.norms import rms_norm_backward, rms_norm_with_sca
 
 @stands_for("npu::npu_rms_norm")
 def npu_rms_norm(self: Tensor, gamma: Tensor, epsilon: float) -> tuple[Tensor, Tensor]:
-    """(norm · gamma, reciprocal root mean square float32 [.., 1])."""
+    """Return (norm · gamma, reciprocal root mean square float32 [.., 1])."""
     return rms_norm_with_scale(self, gamma, epsilon)
 
 
 @stands_for("npu::npu_rms_norm_backward")
 def npu_rms_norm_backward(dy: Tensor, self: Tensor, gamma: Tensor, rstd: Tensor) -> tuple[Tensor, Tensor]:
-    """(dx in self's dtype, dgamma float32)."""
+    """Return (dx in self's dtype, dgamma float32)."""
     return rms_norm_backward(dy, self, gamma, rstd)
 
 
 @stands_for("npu::npu_add_layer_norm")
 def npu_add_layer_norm(c: Call) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """(layer norm of x1 + x2, mean, rstd, x1 + x2 or an empty tensor)."""
+    """Return (layer norm of x1 + x2, mean, rstd, x1 + x2 or an empty tensor)."""
     total = c.x1 + c.x2
     mean = total.float().mean(-1, keepdim=True)
     rstd = torch.rsqrt(total.float().var(-1, unbiased=False, keepdim=True) + c.epsilon)

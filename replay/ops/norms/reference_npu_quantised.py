@@ -1,5 +1,5 @@
 # pyright: strict
-"""torch_npu's norms with quantisation behind them, other norms and their gradients, losses, quantisation (`npu::*`)."""
+"""torch_npu's norms with fused quantisation, other norms and their gradients, losses, quantisation (`npu::*`)."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ _Three = tuple[Tensor, Tensor, Tensor]
 
 @stands_for("npu::npu_gemma_rms_norm")
 def gemma_rms_norm(self: Tensor, gamma: Tensor, epsilon: float) -> tuple[Tensor, Tensor]:
-    """As npu_rms_norm with gamma + 1."""
+    """Same as npu_rms_norm, with gamma + 1."""
     return rms_norm_with_scale(self, gamma.float() + 1, epsilon)
 
 
 @stands_for("_C_ascend::npu_add_rms_norm_bias")
 def add_rms_norm_bias(x1: Tensor, x2: Tensor, gamma: Tensor, beta: Tensor | None, epsilon: float) -> _Three:
-    """(norm of the sum (+ beta), rstd float32, x1 + x2)."""
+    """Return (norm of the sum (+ beta), rstd float32, x1 + x2)."""
     total = x1 + x2
     normed, rstd = rms_norm_with_scale(total, gamma, epsilon)
     return normed if beta is None else normed + beta, rstd, total
@@ -31,7 +31,7 @@ def add_rms_norm_bias(x1: Tensor, x2: Tensor, gamma: Tensor, beta: Tensor | None
 
 @stands_for("npu::npu_add_rms_norm_cast")
 def add_rms_norm_cast(x1: Tensor, x2: Tensor, gamma: Tensor, epsilon: float) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """(norm float32, norm in x1's dtype, rstd, x1 + x2)."""
+    """Return (norm float32, norm in x1's dtype, rstd, x1 + x2)."""
     total = x1 + x2
     normed, rstd = rms_norm_with_scale(total, gamma, epsilon)
     wide = total.float() * rstd * gamma.float()
@@ -40,7 +40,7 @@ def add_rms_norm_cast(x1: Tensor, x2: Tensor, gamma: Tensor, epsilon: float) -> 
 
 @stands_for("npu::npu_add_rms_norm_v2")
 def add_rms_norm_in_place(x1: Tensor, x2: Tensor, gamma: Tensor, epsilon: float) -> Tensor:
-    """x1 becomes the norm, x2 the sum; returns rstd."""
+    """Write the norm to x1 and the sum to x2; return rstd."""
     normed, rstd, total = add_rms_norm_bias(x1, x2, gamma, None, epsilon)
     x1.copy_(normed)
     x2.copy_(total)
@@ -50,7 +50,7 @@ def add_rms_norm_in_place(x1: Tensor, x2: Tensor, gamma: Tensor, epsilon: float)
 def _quantized(
     x: Tensor, scale: Tensor | None, zero: Tensor | None, *, divide: bool, low: int = -128, high: int = 127
 ) -> Tensor:
-    """int8 of x / scale (or x · scale) + zero."""
+    """Return int8 of x / scale (or x · scale) + zero."""
     values = x.float()
     if scale is not None:
         values = values / scale.float() if divide else values * scale.float()
@@ -61,7 +61,7 @@ def _quantized(
 
 @stands_for("npu::npu_add_rms_norm_quant")
 def add_rms_norm_quant(c: Call) -> _Three:
-    """(int8 of the norm by scales1, int8 by scales2 (by scales1 without), x1 + x2)."""
+    """Return (int8 of the norm by scales1, int8 of the norm by scales2 or, without it, scales1, x1 + x2)."""
     beta = getattr(c, "beta", None)
     total = c.x1 + c.x2
     normed = rms_norm_with_scale(total, c.gamma, c.epsilon)[0].float()
@@ -75,7 +75,9 @@ def add_rms_norm_quant(c: Call) -> _Three:
 
 @stands_for("npu::npu_add_rms_norm_dynamic_quant")
 def add_rms_norm_dynamic_quant(c: Call) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """(int8 of the norm, int8 with the second smoothing, x1 + x2, scale of each row, that of the second)."""
+    """Return (int8 of the norm, int8 of the norm with the second smoothing, x1 + x2, row scales of both int8
+    results).
+    """
     total = c.x1 + c.x2
     normed = rms_norm_with_scale(total, c.gamma, c.epsilon)[0].float()
     normed = normed if c.beta is None else normed + c.beta.float()
@@ -100,7 +102,7 @@ def rms_norm_quant(x: Tensor, gamma: Tensor, beta: Tensor, scale: Tensor, offset
 
 @stands_for("_C_ascend::npu_rms_norm_dynamic_quant")
 def rms_norm_dynamic_quant(c: Call) -> tuple[Tensor, Tensor]:
-    """(int8 of the norm, scale of each row)."""
+    """Return (int8 of the norm, scale of each row)."""
     normed = rms_norm_with_scale(c.x, c.gamma, c.epsilon)[0].float()
     normed = normed if c.beta is None else normed + c.beta.float()
     normed = normed if c.smooth_scale is None else normed * c.smooth_scale.float()
@@ -110,7 +112,7 @@ def rms_norm_dynamic_quant(c: Call) -> tuple[Tensor, Tensor]:
 
 @stands_for("npu::npu_layernorm_grad")
 def layernorm_grad(c: Call) -> _Three:
-    """Gradients of a layer norm to input, weight and bias."""
+    """Gradients of a layer norm's input, weight and bias."""
     mean, rstd = c.mean, c.rstd
     lead = c.input.shape[: c.input.dim() - len(c.normalized_shape)]
     shape = (*lead, *[1] * len(c.normalized_shape))
@@ -126,7 +128,7 @@ def layernorm_grad(c: Call) -> _Three:
 
 @stands_for("npu::npu_add_layer_norm_backward")
 def add_layer_norm_backward(c: Call) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """(gradient of x1, of x2, of gamma, of beta) of npu_add_layer_norm."""
+    """Return the gradients of x1, x2, gamma and beta of npu_add_layer_norm."""
     total = (c.x1 + c.x2).float()
     normed = (total - c.mean) * c.rstd
     dy = torch.zeros_like(total) if c.dy_opt is None else c.dy_opt.float()
@@ -139,7 +141,7 @@ def add_layer_norm_backward(c: Call) -> tuple[Tensor, Tensor, Tensor, Tensor]:
 
 @stands_for("npu::npu_deep_norm")
 def deep_norm(x: Tensor, gx: Tensor, beta: Tensor, gamma: Tensor, alpha: float, epsilon: float) -> _Three:
-    """(mean, rstd, layer norm of alpha · x + gx)."""
+    """Return (mean, rstd, layer norm of alpha · x + gx)."""
     total = x.float() * alpha + gx.float()
     mean = total.mean(-1, keepdim=True)
     rstd = torch.rsqrt(total.var(-1, unbiased=False, keepdim=True) + epsilon)
@@ -148,7 +150,7 @@ def deep_norm(x: Tensor, gx: Tensor, beta: Tensor, gamma: Tensor, alpha: float, 
 
 @stands_for("npu::npu_deep_norm_backward")
 def deep_norm_backward(c: Call) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """(gradient of x, of gx, of beta, of gamma)."""
+    """Return the gradients of x, gx, beta and gamma."""
     normed = (c.x.float() * c.alpha + c.gx.float() - c.mean) * c.rstd
     scaled = c.dy.float() * c.gamma.float()
     total = c.rstd * (scaled - scaled.mean(-1, keepdim=True) - normed * (scaled * normed).mean(-1, keepdim=True))
@@ -163,13 +165,13 @@ def deep_norm_backward(c: Call) -> tuple[Tensor, Tensor, Tensor, Tensor]:
 
 @stands_for("npu::npu_group_norm_silu")
 def group_norm_silu(input: Tensor, weight: Tensor | None, bias: Tensor | None, group: int, eps: float) -> _Three:
-    """(silu of the group norm, mean [N, group], rstd)."""
+    """Return (silu of the group norm, mean [N, group], rstd)."""
     return group_norm_swish(Call(input=input, num_groups=group, weight=weight, bias=bias, eps=eps, swish_scale=1.0))
 
 
 @stands_for("npu::npu_group_norm_swish")
 def group_norm_swish(c: Call) -> _Three:
-    """(y · sigmoid(swish_scale · y) of the group norm y, mean [N, groups], rstd)."""
+    """Return (y · sigmoid(swish_scale · y), mean [N, groups], rstd), with the group norm y."""
     weight, bias = c.weight, c.bias
     batch, channels = c.input.shape[:2]
     # torch's kernel reads a weight and a bias as if they were dense.
@@ -182,7 +184,7 @@ def group_norm_swish(c: Call) -> _Three:
 
 @stands_for("npu::npu_group_norm_swish_grad")
 def group_norm_swish_grad(c: Call) -> _Three:
-    """Gradients of npu_group_norm_swish to input, weight and bias."""
+    """Gradients of npu_group_norm_swish's input, weight and bias."""
     input, num_groups = c.input, c.num_groups
     batch, channels = input.shape[:2]
     inner = input.numel() // max(1, batch * channels)
@@ -223,7 +225,7 @@ def _fake_loss(input: Tensor, target: Tensor, reduction: str, return_zloss: bool
 
 @stands_for("npu::npu_cross_entropy_loss", fake=_fake_loss)
 def cross_entropy_loss(c: Call) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """(loss, log-softmax [N, C], z-loss and log-sum-exp, which are empty). Raises ValueError for a z-loss."""
+    """Return (loss, log-softmax [N, C], empty z-loss, empty log-sum-exp). Raises ValueError for a z-loss."""
     input = c.input
     if c.return_zloss:
         raise ValueError("npu_cross_entropy_loss with a z-loss is not implemented")
@@ -242,7 +244,7 @@ def cross_entropy_loss(c: Call) -> tuple[Tensor, Tensor, Tensor, Tensor]:
 
 @stands_for("npu::npu_cross_entropy_loss_backward")
 def cross_entropy_loss_backward(c: Call) -> Tensor:
-    """Gradient to the input [N, C] from its log-softmax. Raises ValueError for class weights with smoothing."""
+    """Gradient of the input [N, C] from its log-softmax. Raises ValueError for class weights with label smoothing."""
     if c.weight is not None and c.label_smoothing > 0:
         raise ValueError("class weights together with label smoothing are not implemented")
     classes = c.log_prob.shape[-1]
@@ -259,19 +261,19 @@ def cross_entropy_loss_backward(c: Call) -> Tensor:
 
 @stands_for("npu::npu_softmax_cross_entropy_with_logits")
 def softmax_cross_entropy(self: Tensor, labels: Tensor) -> Tensor:
-    """−Σ labels · log-softmax of each row [N]."""
+    """−Σ labels · log-softmax per row, [N]."""
     return -(labels.float() * self.float().log_softmax(-1)).sum(-1).to(self.dtype)
 
 
 @stands_for("npu::npu_softmax_cross_entropy_with_logits_backward")
 def softmax_cross_entropy_backward(grad: Tensor, self: Tensor, labels: Tensor) -> Tensor:
-    """Gradient of npu_softmax_cross_entropy_with_logits; labels add up to one in each row."""
+    """Gradient of npu_softmax_cross_entropy_with_logits; assumes that the labels of each row sum to one."""
     return ((self.float().softmax(-1) - labels.float()) * grad.float().unsqueeze(-1)).to(self.dtype)
 
 
 @stands_for("npu::npu_dynamic_quant_asymmetric")
 def dynamic_quant_asymmetric(input: Tensor, smooth_scales: Tensor | None, dst_type: int | torch.dtype | None) -> _Three:
-    """(int8, scale of each row, offset of each row): min..max of a row maps to −128..127."""
+    """Return (int8, scale of each row, offset of each row); min..max of a row maps to −128..127."""
     if dst_type not in (None, torch.int8, 1):
         raise ValueError(f"asymmetric quantisation to {dst_type} is not implemented")
     x = input.float() if smooth_scales is None else input.float() * smooth_scales.float()
@@ -283,7 +285,7 @@ def dynamic_quant_asymmetric(input: Tensor, smooth_scales: Tensor | None, dst_ty
 
 @stands_for("npu::npu_trans_quant_param")
 def trans_quant_param(scale: Tensor, offset: Tensor | None) -> Tensor:
-    """The bits of a float32 scale (and a 9-bit offset above them) as int64."""
+    """Return the bits of a float32 scale (and a 9-bit offset above them) as int64."""
     bits = scale.float().contiguous().view(torch.int32).to(torch.int64) & 0xFFFFFFFF
     if offset is None:
         return bits

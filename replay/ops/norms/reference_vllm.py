@@ -1,5 +1,5 @@
 # pyright: strict
-"""vLLM's `_C` RMS norms (csrc/libtorch_stable/layernorm_kernels.cu and the quantising ones beside it)."""
+"""vLLM's `_C` RMS norms (csrc/libtorch_stable/layernorm_kernels.cu and the quantising kernels next to it)."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from opreplay.replay.ops.quantisation.reference_vllm import group_fp8_quant, per
 
 @stands_for("_C::rms_norm_static_fp8_quant")
 def rms_norm_static_fp8_quant(result: Tensor, input: Tensor, weight: Tensor, scale: Tensor, epsilon: float) -> None:
-    """rms_norm, then one fp8 scale for the whole tensor."""
+    """Apply rms_norm, then quantise with one fp8 scale for the whole tensor."""
     result.copy_(to_quantized(rms_norm(input, weight, epsilon), scale, result.dtype))
 
 
 @stands_for("_C::fused_add_rms_norm_static_fp8_quant")
 def fused_add_static_fp8_quant(c: Call) -> None:
-    """residual += input, then the norm of it with one fp8 scale."""
+    """residual += input, then the RMS norm of residual, quantised with one fp8 scale."""
     normed, total = fused_add_rms_norm(c.input, c.residual, c.weight, c.epsilon)
     c.residual.copy_(total)
     c.result.copy_(to_quantized(normed, c.scale, c.result.dtype))
@@ -33,7 +33,7 @@ def fused_add_static_fp8_quant(c: Call) -> None:
 
 @stands_for("_C::rms_norm_dynamic_per_token_quant")
 def rms_norm_dynamic_per_token_quant(c: Call) -> None:
-    """The norm (of input + residual, which is kept, when there is one) with a scale for each row."""
+    """RMS norm of input (+ residual, which is updated to the sum), quantised with one scale per row."""
     normed = _maybe_added(c.input, c.weight, c.epsilon, c.residual)
     rows = row_scale(normed, c.result.dtype, c.scale_ub)
     c.scale.copy_(rows.reshape(c.scale.shape))
@@ -42,7 +42,9 @@ def rms_norm_dynamic_per_token_quant(c: Call) -> None:
 
 @stands_for("_C::rms_norm_per_block_quant")
 def rms_norm_per_block_quant(c: Call) -> None:
-    """The norm with a scale for each group of `group_size` neighbours; a transposed scale is [groups, rows]."""
+    """RMS norm, quantised with one scale per `group_size` consecutive elements; a transposed scale is [groups,
+    rows].
+    """
     normed = _maybe_added(c.input, c.weight, c.epsilon, c.residual)
     groups = group_scale(normed, c.group_size, largest(c.result.dtype))
     transposed = c.is_scale_transposed and c.scale.shape != groups.shape
@@ -52,7 +54,7 @@ def rms_norm_per_block_quant(c: Call) -> None:
 
 @stands_for("_C::fused_qk_norm_rope")
 def fused_qk_norm_rope(c: Call) -> None:
-    """RMS norm of each query and key head, then their rotation, in place in qkv [T, (Hq + Hk + Hv) · head]."""
+    """RMS norm and then rotation of each query and key head, in place in qkv [T, (Hq + Hk + Hv) · head]."""
     start = 0
     for heads, weight in ((c.num_heads_q, c.q_weight), (c.num_heads_k, c.k_weight)):
         part = c.qkv[:, start : start + heads * c.head_dim]
@@ -80,13 +82,13 @@ def _maybe_added(input: Tensor, weight: Tensor, epsilon: float, residual: Tensor
 
 @stands_for("vllm::rocm_aiter_rmsnorm_fp8_group_quant")
 def rmsnorm_fp8_group_quant(c: Call) -> tuple[Tensor, Tensor]:
-    """The norm in fp8 and its scale for each group."""
+    """Return (norm in fp8, scale of each group)."""
     return group_fp8_quant(rms_norm(c.x, c.weight, c.variance_epsilon), c.group_size)
 
 
 @stands_for("vllm::rocm_aiter_rmsnorm_with_add_fp8_group_quant")
 def rmsnorm_with_add_fp8_group_quant(c: Call) -> tuple[Tensor, Tensor, Tensor]:
-    """(norm in fp8, x + residual, scales)."""
+    """Return (norm in fp8, x + residual, scales)."""
     normed, total = fused_add_rms_norm(c.x, c.residual, c.weight, c.variance_epsilon)
     quantized, scale = group_fp8_quant(normed, c.group_size)
     return quantized, total, scale
@@ -94,13 +96,13 @@ def rmsnorm_with_add_fp8_group_quant(c: Call) -> tuple[Tensor, Tensor, Tensor]:
 
 @stands_for("vllm::rocm_aiter_rmsnorm_fused_dynamic_quant")
 def rmsnorm_fused_dynamic_quant(c: Call) -> tuple[Tensor, Tensor]:
-    """(norm quantised, scale of each row)."""
+    """Return (quantised norm, scale of each row)."""
     return per_token_quant(rms_norm(c.x, c.weight, c.epsilon), c.quant_dtype)
 
 
 @stands_for("vllm::rocm_aiter_rmsnorm_fused_add_dynamic_quant")
 def rmsnorm_fused_add_dynamic_quant(c: Call) -> tuple[Tensor, Tensor, Tensor]:
-    """(norm quantised, x + residual, scale of each row)."""
+    """Return (quantised norm, x + residual, scale of each row)."""
     normed, total = fused_add_rms_norm(c.x, c.residual, c.weight, c.epsilon)
     quantized, scale = per_token_quant(normed, c.quant_dtype)
     return quantized, total, scale
@@ -108,6 +110,6 @@ def rmsnorm_fused_add_dynamic_quant(c: Call) -> tuple[Tensor, Tensor, Tensor]:
 
 @stands_for("vllm::rocm_aiter_triton_add_rmsnorm_pad")
 def add_rmsnorm_pad(c: Call) -> tuple[Tensor, Tensor]:
-    """(norm(x + residual) with zeros up to a multiple of the width, x + residual)."""
+    """Return (norm(x + residual), zero-padded to a multiple of the width; x + residual)."""
     normed, total = fused_add_rms_norm(c.x, c.residual, c.weight, c.variance_epsilon)
     return F.pad(normed, (0, -c.x.shape[-1] % max(c.x_pad_to_multiple, 1))), total

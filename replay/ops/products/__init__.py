@@ -1,2 +1,2 @@
 # pyright: strict
-"""Matrix products: dense, quantised, packed, grouped, of adapters."""
+"""Matrix products: dense, quantised, packed, grouped, and of LoRA adapters."""

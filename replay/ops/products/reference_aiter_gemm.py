@@ -1,7 +1,7 @@
 # pyright: strict
 """aiter's matrix products (aiter/ops/gemm_op_a8w8.py, aiter/tuned_gemm.py): A [M, K], B [N, K].
 
-Pre-shuffled weights are read as plain rows: the same bytes and the same work, other values.
+Pre-shuffled weights are read as plain rows: the same bytes and work, but different values.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ def gemm_a16w16(c: Call) -> Tensor:
 
 @stands_for("aiter::gemm_a8w8_blockscale_ck", "aiter::gemm_a8w8_ck")
 def gemm_a8w8_out(c: Call) -> Tensor:
-    """As gemm_a8w8, written to Out."""
+    """Same as gemm_a8w8, written to Out."""
     return c.Out.copy_(scaled_linear(c.XQ, c.WQ, c.x_scale, c.w_scale, getattr(c, "bias", None), c.Out.dtype))
 
 
 def dequantized(x: Tensor, scale: Tensor | None, dtype: torch.dtype) -> Tensor:
-    """Activations [T, H] in `dtype`, times their scale (one, by row, or by block of a row)."""
+    """Return activations [T, H] in `dtype`, times their scale (one, per row, or per block of a row)."""
     if scale is None:
         return x.to(dtype)
     return dequantize(x, scale, dtype)

@@ -1,4 +1,4 @@
-"""aiter's matrix products by back-end (asm, CK, ck_tile, hipBLASLt, Triton): the same products as in `gemm`.
+"""aiter's matrix products by back-end (asm, CK, ck_tile, hipBLASLt, Triton): the same mathematics as in `gemm`.
 
 Operands are A [M, K] and B [N, K]; pre-shuffled weights are read as plain rows.
 """
@@ -18,13 +18,13 @@ _OUT = ("out", "Out", "y")
 
 
 def _kept(out: Tensor, value: Tensor) -> Tensor:
-    """The value, written to out as well, and laid out as it is."""
+    """Write the value to out and return a copy in out's layout."""
     return out.copy_(value).clone()
 
 
 @stands_for("aiter::gemm_a16w16_", "aiter::gemm_a16w16_atomic_", writes=_OUT)
 def gemm_a16w16_triton(c: Call) -> Tensor:
-    """x @ wᵀ + bias, activated, in dtype; also written to y."""
+    """activation(x @ wᵀ + bias) in dtype; also written to y."""
     activation = getattr(c, "activation", None)
     functions = {"gelu": F.gelu, "gelu_tanh": lambda v: F.gelu(v, approximate="tanh"), "silu": F.silu, "relu": F.relu}
     out = linear(c.x, c.w, getattr(c, "bias", None), c.dtype or torch.bfloat16)
@@ -36,7 +36,7 @@ def gemm_a16w16_triton(c: Call) -> Tensor:
 
 @stands_for("aiter::gemm_a8w8_blockscale_bpreshuffle", writes=_OUT)
 def gemm_blockscale_bpreshuffle(c: Call) -> Tensor:
-    """XQ @ WQᵀ with scales by block, in dtype; also written to out."""
+    """XQ @ WQᵀ with block scales, in dtype; also written to out."""
     out = getattr(c, "out", None)
     product = scaled_linear(c.XQ, c.WQ, c.x_scale, c.w_scale, None, c.dtype)
     if out is not None:
@@ -46,7 +46,7 @@ def gemm_blockscale_bpreshuffle(c: Call) -> Tensor:
 
 @stands_for("aiter::hipb_mm", writes=())
 def hipb_mm(c: Call) -> Tensor:
-    """mat1 [M, K] @ mat2 [K, N] with optional scales, + bias; out_dtype defaults to mat1's."""
+    """mat1 [M, K] @ mat2 [K, N] with optional scales, + bias; out_dtype defaults to mat1's dtype."""
     scaleB = c.scaleB
     dtype = c.out_dtype or c.mat1.dtype
     if c.scaleA is None and scaleB is None and c.mat1.dtype.itemsize > 1:
@@ -60,7 +60,7 @@ def hipb_mm(c: Call) -> Tensor:
 
 @stands_for("aiter::batched_gemm_bf16", writes=_OUT, fake=lambda out: torch.empty_like(out))
 def batched_gemm_bf16(XQ: Tensor, WQ: Tensor, out: Tensor, bias: Tensor | None) -> Tensor:
-    """out [B, M, N] = XQ [B, M, K] @ WQ [B, N, K]ᵀ + bias [B, 1, N], also returned."""
+    """out [B, M, N] = XQ [B, M, K] @ WQ [B, N, K]ᵀ + bias [B, 1, N]; also returned."""
     parts = [linear(x, w, None, out.dtype) for x, w in zip(XQ, WQ, strict=True)]
     product = torch.stack(parts)
     return _kept(out, product if bias is None else product + bias)
@@ -68,7 +68,7 @@ def batched_gemm_bf16(XQ: Tensor, WQ: Tensor, out: Tensor, bias: Tensor | None) 
 
 @stands_for("aiter::batched_gemm_a8w8", writes=_OUT, fake=lambda out: torch.empty_like(out))
 def batched_gemm_a8w8(c: Call) -> Tensor:
-    """As batched_gemm_bf16 with scales x_scale [B, M, 1] and w_scale [B, 1, N]."""
+    """Same as batched_gemm_bf16, with scales x_scale [B, M, 1] and w_scale [B, 1, N]."""
     product = (c.XQ.float() @ c.WQ.float().mT) * c.x_scale.float().reshape(c.XQ.shape[0], -1, 1)
     product = product * c.w_scale.float().reshape(c.XQ.shape[0], 1, -1)
     return _kept(c.out, (product if c.bias is None else product + c.bias.float()).to(c.out.dtype))
@@ -76,7 +76,7 @@ def batched_gemm_a8w8(c: Call) -> Tensor:
 
 @stands_for("aiter::deepgemm_ck", writes=("Y",), fake=lambda Y: torch.empty_like(Y))
 def deepgemm_ck(c: Call) -> Tensor:
-    """Y [G, M, N]: the first group_layout[g] rows of XQ [G, M, K] times WQ [G, N, K]ᵀ with their scales."""
+    """Y [G, M, N] = the first group_layout[g] rows of XQ [G, M, K] @ WQ [G, N, K]ᵀ, with their scales."""
     for group, rows in enumerate(c.group_layout.flatten().tolist()):
         scale_x = None if c.x_scale is None else c.x_scale[group].reshape(c.XQ.shape[1], -1)[:rows]
         scale_w = None if c.w_scale is None else c.w_scale[group]

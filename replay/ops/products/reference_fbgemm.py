@@ -1,4 +1,4 @@
-"""FBGEMM's grouped and batched products, one matrix after another."""
+"""FBGEMM's grouped and batched products, computed one matrix at a time."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def _fp8(x: Tensor, weight: Tensor, x_scale: Tensor, w_scale: Tensor) -> Tensor:
 
 
 def _groups(sizes: Tensor, rows: int) -> list[int]:
-    """Rows of each group. Raises ValueError for groups that have more rows than there are."""
+    """Return the rows of each group. Raises ValueError if the groups have more than `rows` rows."""
     counts = [int(size) for size in sizes.tolist()]
     if min(counts, default=0) < 0 or sum(counts) > rows:
         raise ValueError(f"groups of {counts[:8]} rows do not lie within {rows} rows")
@@ -30,19 +30,19 @@ def grouped(X: list[Tensor], W: list[Tensor]) -> list[Tensor]:
 
 @stands_for("fbgemm::bf16bf16bf16_grouped_cat")
 def grouped_cat(X: list[Tensor], W: list[Tensor]) -> Tensor:
-    """As `grouped`, the results below each other."""
+    """Same as `grouped`, with the results concatenated along the rows."""
     return torch.cat(grouped(X, W))
 
 
 @stands_for("fbgemm::f8f8bf16_rowwise_grouped")
 def grouped_fp8(XQ: list[Tensor], WQ: list[Tensor], x_scale: list[Tensor], w_scale: list[Tensor]) -> list[Tensor]:
-    """As `grouped` with a scale for each row of either matrix."""
+    """Same as `grouped`, with one scale per row of each matrix."""
     return [_fp8(*each) for each in zip(XQ, WQ, x_scale, w_scale, strict=True)]
 
 
 @stands_for("fbgemm::f8f8bf16_rowwise_grouped_cat")
 def grouped_fp8_cat(XQ: list[Tensor], WQ: list[Tensor], x_scale: list[Tensor], w_scale: list[Tensor]) -> Tensor:
-    """As `grouped_fp8`, the results below each other."""
+    """Same as `grouped_fp8`, with the results concatenated along the rows."""
     return torch.cat(grouped_fp8(XQ, WQ, x_scale, w_scale))
 
 
@@ -52,7 +52,7 @@ def _dynamic_like(X: Tensor, W: Tensor) -> Tensor:
 
 @stands_for("fbgemm::bf16bf16bf16_grouped_dynamic", fake=_dynamic_like)
 def grouped_dynamic(X: Tensor, W: Tensor, zero_start_index_M: Tensor) -> Tensor:
-    """X [G, M, K] @ W [G, N, K]ᵀ for the first `zero_start_index_M` rows of each group; the others are zero."""
+    """X [G, M, K] @ W [G, N, K]ᵀ for the first `zero_start_index_M` rows of each group; other rows are zero."""
     out = X.new_zeros((*X.shape[:2], W.shape[1]), dtype=torch.bfloat16)
     for i, rows in enumerate(zero_start_index_M.tolist()):
         rows = max(0, min(int(rows), X.shape[1]))
@@ -62,7 +62,7 @@ def grouped_dynamic(X: Tensor, W: Tensor, zero_start_index_M: Tensor) -> Tensor:
 
 @stands_for("fbgemm::f8f8bf16_rowwise_grouped_dynamic", fake=lambda XQ, WQ: _dynamic_like(XQ, WQ))
 def grouped_fp8_dynamic(XQ: Tensor, WQ: Tensor, x_scale: Tensor, w_scale: Tensor, zero_start_index_M: Tensor) -> Tensor:
-    """As `grouped_dynamic`, with x_scale [G, M] and w_scale [G, N]."""
+    """Same as `grouped_dynamic`, with x_scale [G, M] and w_scale [G, N]."""
     out = XQ.new_zeros((*XQ.shape[:2], WQ.shape[1]), dtype=torch.bfloat16)
     for i, rows in enumerate(zero_start_index_M.tolist()):
         rows = max(0, min(int(rows), XQ.shape[1]))
@@ -76,9 +76,9 @@ def _stacked_like(X: Tensor, W: Tensor) -> Tensor:
 
 @stands_for("fbgemm::bf16bf16bf16_grouped_stacked", writes=(), fake=_stacked_like)
 def grouped_stacked(X: Tensor, W: Tensor, M_sizes: Tensor) -> Tensor:
-    """X [ΣM, K] @ W [G, N, K]ᵀ: the first M_sizes[0] rows with the first matrix, and so on; rows beyond are zero.
+    """X [ΣM, K] @ W [G, N, K]ᵀ: M_sizes[g] consecutive rows with matrix g; rows after the last group are zero.
 
-    `out` is not written: a new tensor is. Raises ValueError for groups that have more rows than X.
+    Returns a new tensor and does not write `out`. Raises ValueError for groups that have more rows than X.
     """
     out = X.new_zeros((X.shape[0], W.shape[1]), dtype=torch.bfloat16)
     start = 0
@@ -90,7 +90,9 @@ def grouped_stacked(X: Tensor, W: Tensor, M_sizes: Tensor) -> Tensor:
 
 @stands_for("fbgemm::f8f8bf16_rowwise_grouped_stacked", writes=(), fake=lambda XQ, WQ: _stacked_like(XQ, WQ))
 def grouped_fp8_stacked(XQ: Tensor, WQ: Tensor, x_scale: Tensor, w_scale: Tensor, M_sizes: Tensor) -> Tensor:
-    """As `grouped_stacked`, with x_scale [ΣM] and w_scale [G, N]. Raises ValueError for groups with too many rows."""
+    """Same as `grouped_stacked`, with x_scale [ΣM] and w_scale [G, N]. Raises ValueError for groups with too many
+    rows.
+    """
     out = XQ.new_zeros((XQ.shape[0], WQ.shape[1]), dtype=torch.bfloat16)
     start = 0
     for i, rows in enumerate(_groups(M_sizes, XQ.shape[0])):
@@ -104,7 +106,7 @@ def grouped_fp8_stacked(XQ: Tensor, WQ: Tensor, x_scale: Tensor, w_scale: Tensor
 def batched_fp8(XQ: Tensor, WQ: Tensor, x_scale: Tensor, w_scale: Tensor, bias: Tensor | None) -> Tensor:
     """XQ [B, M, K] @ WQ [B, N, K]ᵀ with x_scale [B, M], w_scale [B, N] and bias [N] or [B, N]; bfloat16.
 
-    `output` is not written: a new tensor is.
+    Returns a new tensor and does not write `output`.
     """
     product = torch.stack([_fp8(*each) for each in zip(XQ, WQ, x_scale, w_scale, strict=True)])
     return product if bias is None else (product + bias.reshape(-1, 1, bias.shape[-1])).to(torch.bfloat16)

@@ -1,7 +1,7 @@
 # pyright: strict
-"""LoRA's two products, shrink to the rank and expand from it, under the names of vLLM, Punica and vllm-ascend.
+"""LoRA's two products, shrink (to the rank) and expand (from it), as ops of vLLM, Punica and vllm-ascend.
 
-Weights are [adapters, out, in] (or [adapters, 1, out, in]); a token whose adapter is negative gets nothing.
+Weights are [adapters, out, in] (or [adapters, 1, out, in]); a token with a negative adapter index gets no contribution.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ def _matrices(weights: Tensor) -> Tensor:
 
 
 def _by_adapter(x: Tensor, weights: Tensor, adapters: Tensor) -> tuple[Tensor, Tensor]:
-    """(x [T, in] times the weight of each token's adapter, float32 [T, out]; whether a token has an adapter)."""
+    """Return (x [T, in] @ the weight of each token's adapter, float32 [T, out]; mask of tokens with an adapter)."""
     matrices = _matrices(weights)
     which = adapters[: x.shape[0]].to(torch.int64)
     known = (which >= 0) & (which < matrices.shape[0])
@@ -33,7 +33,7 @@ def _by_adapter(x: Tensor, weights: Tensor, adapters: Tensor) -> tuple[Tensor, T
 def _expand_into(
     target: Tensor, x: Tensor, weights: Tensor, adapters: Tensor, *, add: bool, scale: float = 1.0
 ) -> None:
-    """target [T, out] (+)= scale · x's product, for tokens that have an adapter."""
+    """target [T, out] (+)= scale · (x @ weight), for tokens with an adapter."""
     expanded, known = _by_adapter(x, weights, adapters)
     rows = target[: x.shape[0], : expanded.shape[1]]
     value = expanded * scale
@@ -41,7 +41,7 @@ def _expand_into(
 
 
 def tokens_adapters(starts: Tensor, lengths: Tensor, indices: Tensor, tokens: int) -> Tensor:
-    """The adapter of each token, from the sequences' starts, lengths and adapters; −1 behind the last one."""
+    """Return the adapter of each token from the sequences' starts, lengths and adapters; −1 after the last sequence."""
     place = torch.arange(tokens, device=indices.device)
     sequence = torch.searchsorted(starts.to(torch.int64).contiguous(), place, right=True) - 1
     sequence = sequence.clamp(0, indices.numel() - 1)
@@ -51,7 +51,7 @@ def tokens_adapters(starts: Tensor, lengths: Tensor, indices: Tensor, tokens: in
 
 @stands_for("vllm::lora_shrink", "vllm::v1_shrink")
 def lora_shrink(c: Call) -> None:
-    """output_tensor [slices, T, rank] = scaling · inputs [T, H] @ A of each slice; tokens without adapter give 0."""
+    """output_tensor [slices, T, rank] = scaling · inputs [T, H] @ A of each slice; tokens without an adapter give 0."""
     c.output_tensor.zero_()
     for number, weights in enumerate(c.lora_a_weights):
         target = c.output_tensor[number]
@@ -60,7 +60,7 @@ def lora_shrink(c: Call) -> None:
 
 @stands_for("vllm::lora_expand", "vllm::v1_expand")
 def lora_expand(c: Call) -> None:
-    """Columns of output_tensor [T, ..] from offset_start on (+)= inputs [slices, T, rank] @ B, slice behind slice."""
+    """output_tensor [T, ..] (+)= inputs [slices, T, rank] @ B, slice after slice from column offset_start on."""
     start = c.offset_start
     for number, weights in enumerate(c.lora_b_weights):
         width = _matrices(weights).shape[1]
@@ -71,7 +71,7 @@ def lora_expand(c: Call) -> None:
 
 @stands_for("vllm::sgmv_shrink")
 def sgmv_shrink(c: Call) -> None:
-    """As lora_shrink, adapters by sequence; one weight gives [T, rank]."""
+    """Same as lora_shrink, with one adapter per sequence; a single weight gives [T, rank]."""
     mapping = tokens_adapters(c.b_seq_start_loc, c.seq_len_tensor, c.lora_indices_tensor, c.inputs.shape[0])
     several = isinstance(c.lora_a_weights, (list, tuple))
     weights = list(c.lora_a_weights) if several else [c.lora_a_weights]
@@ -83,7 +83,7 @@ def sgmv_shrink(c: Call) -> None:
 
 @stands_for("vllm::sgmv_expand", "vllm::sgmv_expand_slice")
 def sgmv_expand(c: Call) -> None:
-    """As lora_expand, adapters by sequence; one weight takes inputs [T, rank]."""
+    """Same as lora_expand, with one adapter per sequence; a single weight takes inputs [T, rank]."""
     several = isinstance(c.lora_b_weights, (list, tuple))
     weights = list(c.lora_b_weights) if several else [c.lora_b_weights]
     rows = c.inputs if several else c.inputs.unsqueeze(0)
@@ -98,13 +98,13 @@ def sgmv_expand(c: Call) -> None:
 
 @stands_for("vllm::bgmv_shrink", "vllm::xpu_bgmv_shrink")
 def bgmv_shrink(c: Call) -> None:
-    """output_tensor [T, rank] = scaling · inputs @ A of each token's adapter."""
+    """output_tensor [T, rank] = scaling · inputs @ A, with the A of each token's adapter."""
     _expand_into(c.output_tensor, c.inputs, c.lora_a_weights, c.lora_indices_tensor, add=False, scale=c.scaling)
 
 
 @stands_for("vllm::bgmv_expand", "vllm::bgmv_expand_slice", "vllm::xpu_bgmv_expand", "vllm::xpu_bgmv_expand_slice")
 def bgmv_expand(c: Call) -> None:
-    """output_tensor [T, ..] from slice_offset on (+)= inputs [T, rank] @ B of each token's adapter."""
+    """output_tensor [T, ..] (+)= inputs [T, rank] @ B of each token's adapter, in columns from slice_offset on."""
     slice_offset = getattr(c, "slice_offset", 0)
     width = getattr(c, "slice_size", None) or _matrices(c.lora_b_weights).shape[1]
     target = c.output_tensor[:, slice_offset : slice_offset + width]
@@ -113,7 +113,7 @@ def bgmv_expand(c: Call) -> None:
 
 @stands_for("_punica_C::dispatch_bgmv", "_punica_C::dispatch_bgmv_low_level")
 def punica_bgmv(c: Call) -> None:
-    """y [T, ..] += scale · x [T, in] @ w [adapters, layers, out, in] of one layer."""
+    """y [T, ..] += scale · x [T, in] @ w [adapters, layers, out, in], for one layer."""
     y_offset = getattr(c, "y_offset", 0)
     matrices = c.w[
         :, c.layer_idx, : getattr(c, "h_out", None) or c.w.shape[2], : getattr(c, "h_in", None) or c.w.shape[3]
@@ -124,7 +124,7 @@ def punica_bgmv(c: Call) -> None:
 
 @stands_for("_C_ascend::bgmv_shrink", "npu::bgmv_shrink", writes=("y",))
 def ascend_bgmv_shrink(x: Tensor, weight: Tensor, indices: Tensor, y: Tensor, scale: float) -> None:
-    """y [T, rank] += scale · x @ A of each token's adapter."""
+    """y [T, rank] += scale · x @ A, with the A of each token's adapter."""
     _expand_into(y, x, weight, indices, add=True, scale=scale)
 
 
@@ -134,7 +134,7 @@ def _fake_expanded(y: Tensor) -> Tensor:
 
 @stands_for("_C_ascend::bgmv_expand", "npu::bgmv_expand", writes=("y",), fake=_fake_expanded)
 def ascend_bgmv_expand(c: Call) -> Tensor:
-    """y [T, ..] from slice_offset on += x [T, rank] @ B; returns y's values."""
+    """y [T, ..] += x [T, rank] @ B, in columns from slice_offset on; returns y's values."""
     _expand_into(c.y[:, c.slice_offset : c.slice_offset + c.slice_size], c.x, c.weight, c.indices, add=True)
     return c.y.clone()
 
@@ -146,13 +146,13 @@ def _ascend_adapters(lora_indices: Tensor, seq_len: Tensor, tokens: int) -> Tens
 
 @stands_for("_C_ascend::sgmv_shrink", "npu::sgmv_shrink", writes=("y",))
 def ascend_sgmv_shrink(c: Call) -> None:
-    """As bgmv_shrink, adapters by sequence."""
+    """Same as bgmv_shrink, with one adapter per sequence."""
     _expand_into(c.y, c.x, c.weight, _ascend_adapters(c.lora_indices, c.seq_len, c.x.shape[0]), add=True, scale=c.scale)
 
 
 @stands_for("_C_ascend::sgmv_expand", "npu::sgmv_expand", writes=("y",), fake=_fake_expanded)
 def ascend_sgmv_expand(c: Call) -> Tensor:
-    """As bgmv_expand, adapters by sequence."""
+    """Same as bgmv_expand, with one adapter per sequence."""
     mapping = _ascend_adapters(c.lora_indices, c.seq_len, c.x.shape[0])
     _expand_into(c.y[:, c.slice_offset : c.slice_offset + c.slice_size], c.x, c.weight, mapping, add=True)
     return c.y.clone()

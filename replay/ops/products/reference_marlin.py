@@ -1,7 +1,7 @@
 # pyright: strict
 """Matrix products with packed weights: Marlin, GPTQ, AWQ, Machete, AllSpark (vLLM csrc/quantization), and repacking.
 
-Activation order (g_idx, perm) does not change the amount of work and is left out; see `packed_weights` for layouts.
+Activation order (g_idx, perm) does not change the amount of work and is ignored; see `packed_weights` for layouts.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def _fake_product(a: Tensor, size_n: int) -> Tensor:
 @stands_for("_C::gptq_marlin_gemm", "sgl_kernel::gptq_marlin_gemm", writes=(), fake=_fake_product)
 @stands_for("_C::marlin_gemm", "_C::fp8_marlin_gemm", writes=(), fake=_fake_product)
 def marlin_gemm(c: Call) -> Tensor:
-    """a [M, K] @ the dequantised weight [K, N] + bias; scales [groups, N]; 8-bit a has a scale a row."""
+    """a [M, K] @ the dequantised weight [K, N] + bias; scales [groups, N]; an 8-bit a has one scale per row."""
     a = c.a
     b_zeros_or_none = getattr(c, "b_zeros_or_none", None)
     a_scales = getattr(c, "a_scales", None)
@@ -58,7 +58,7 @@ def _fake_qqq(a: Tensor, s_ch: Tensor, size_n: int) -> Tensor:
 
 @stands_for("_C::marlin_qqq_gemm", writes=(), fake=_fake_qqq)
 def marlin_qqq_gemm(a: Tensor, b_q_weight: Tensor, s_tok: Tensor, s_ch: Tensor, s_group: Tensor, size_n: int) -> Tensor:
-    """a int8 [M, K] @ int4 [K, N], times s_tok [M, 1] and s_ch [1, N] (and s_group [groups, N] inside); float16."""
+    """a int8 [M, K] @ int4 [K, N] · s_tok [M, 1] · s_ch [1, N] (s_group [groups, N] scales the weight); float16."""
     group = s_group if s_group.numel() else torch.ones((1, size_n), device=a.device)
     product = grouped_linear_packed(a.float(), b_q_weight, size_n, group, None, Kind(0, 4, False, 8))
     return (product * s_tok.float().reshape(-1, 1) * s_ch.float().reshape(1, -1)).to(torch.float16)
@@ -66,27 +66,27 @@ def marlin_qqq_gemm(a: Tensor, b_q_weight: Tensor, s_tok: Tensor, s_ch: Tensor, 
 
 @stands_for("sglang::unified_apply_gptq_marlin_gemm", "sglang::unified_apply_gptq_marlin_gemm_with_wtype")
 def unified_gptq_marlin(c: Call) -> Tensor:
-    """As marlin_gemm on the last dim of input."""
+    """Same as marlin_gemm, on the last dim of input."""
     kind = decodable_kind(getattr(c, "wtype_id", 0))
     return grouped_linear_packed(c.input, c.weight, c.output_size_per_partition, c.weight_scale, c.weight_zp, kind)
 
 
 @stands_for("sglang::apply_fp8_marlin_linear")
 def fp8_marlin_linear(input: Tensor, weight: Tensor, weight_scale: Tensor, size_n: int, bias: Tensor | None) -> Tensor:
-    """As marlin_gemm with an fp8 weight."""
+    """Same as marlin_gemm, with an fp8 weight."""
     return grouped_linear_packed(input, weight, size_n, weight_scale, None, Kind(4, 3, True, 0), bias)
 
 
 @stands_for("sglang::apply_fp4_marlin_linear")
 def fp4_marlin_linear(c: Call) -> Tensor:
-    """As marlin_gemm with a 4-bit float weight, an fp8 scale a group and one for all."""
+    """Same as marlin_gemm, with a 4-bit float weight, one fp8 scale per group and one global scale."""
     kind = Kind(2, 1, True, 0)
     return grouped_linear_packed(c.input, c.weight, c.size_n, c.weight_scale, None, kind, c.bias, c.weight_global_scale)
 
 
 @stands_for("_C::gptq_gemm", "sgl_kernel::gptq_gemm")
 def gptq_gemm(c: Call) -> Tensor:
-    """a [M, K] @ the weight int32 [K · bit / 32, N], zeros int32 [groups, N · bit / 32], scales [groups, N]."""
+    """a [M, K] @ weight int32 [K · bit / 32, N], with zeros int32 [groups, N · bit / 32] and scales [groups, N]."""
     if c.bit not in (2, 4, 8):
         raise ValueError(f"GPTQ weights of {c.bit} bits are not implemented")
     size_k, size_n = c.a.shape[-1], c.b_q_weight.shape[-1]
@@ -101,7 +101,7 @@ def gptq_gemm(c: Call) -> Tensor:
 
 @stands_for("_C::gptq_shuffle", "sgl_kernel::gptq_shuffle")
 def gptq_shuffle(q_weight: Tensor, q_perm: Tensor, bit: int) -> None:
-    """The rows of q_weight int32 [K · bit / 32, N] in the order of q_perm [K] (where given), in place."""
+    """Reorder the rows of q_weight int32 [K · bit / 32, N] by q_perm [K] (if given), in place."""
     if not q_perm.numel() or bit not in (2, 4, 8):
         return
     numbers = unpack(q_weight.t(), bit).t()
@@ -110,7 +110,7 @@ def gptq_shuffle(q_weight: Tensor, q_perm: Tensor, bit: int) -> None:
 
 
 def _pack(numbers: Tensor, bits: int) -> Tensor:
-    """The reverse of `unpack` to int32."""
+    """Inverse of `unpack`, to int32."""
     per_word = 32 // bits
     shifts = torch.arange(0, 32, bits, device=numbers.device, dtype=torch.int64)
     packed = cast("Tensor", numbers.to(torch.int64).unflatten(-1, (-1, per_word)))
@@ -126,14 +126,14 @@ def _pack(numbers: Tensor, bits: int) -> Tensor:
     writes=(),
 )
 def marlin_repack(b_q_weight: Tensor, size_k: int, size_n: int, num_bits: int) -> Tensor:
-    """The words of a weight as int32 [K / 16, N · 16 · bits / 32]; their order stays."""
+    """Return a weight's words as int32 [K / 16, N · 16 · bits / 32], in unchanged order."""
     words = size_k * size_n * num_bits // 32
     return b_q_weight.flatten()[:words].reshape(size_k // 16, -1).clone()
 
 
 @stands_for("_C::machete_prepack_B")
 def machete_prepack(B: Tensor) -> Tensor:
-    """A copy with columns first, as Machete keeps weights; the order of the words stays."""
+    """Return a column-major copy, as Machete stores weights; the order of the words does not change."""
     return B.t().contiguous().t()
 
 
@@ -143,7 +143,7 @@ def _fake_machete(A: Tensor, B: Tensor, out_type: torch.dtype | None) -> Tensor:
 
 @stands_for("_C::machete_mm", fake=_fake_machete)
 def machete_mm(c: Call) -> Tensor:
-    """A [M, K] @ the weight int32 [K · bits / 32, N]; scales [groups, N], [N], [M]; zeros are added after the scale."""
+    """A [M, K] @ weight int32 [K · bits / 32, N]; scales [groups, N], [N], [M]; zeros are added after scaling."""
     A = c.A
     dtype = c.out_type or (A.dtype if A.dtype.itemsize > 1 else torch.float16)
     size_k, size_n = A.shape[1], c.B.shape[1]
@@ -180,5 +180,5 @@ def allspark_w8a16_gemm(c: Call) -> Tensor:
 
 @stands_for("sgl_kernel::awq_dequantize")
 def sgl_awq_dequantize(qweight: Tensor, scales: Tensor, qzeros: Tensor) -> Tensor:
-    """As `_C::awq_dequantize`."""
+    """Same as `_C::awq_dequantize`."""
     return awq_dequantize(qweight, scales, qzeros)

@@ -1,4 +1,4 @@
-"""torch_npu's and vllm-ascend's products and layers of experts, quantised ones among them."""
+"""Matrix products and expert layers of torch_npu and vllm-ascend, including quantised ones."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ _Three = tuple[Tensor, Tensor, Tensor]
 
 
 def float_scale(scale: Tensor) -> Tensor:
-    """A scale as float32; one kept as int64 has its bits in the lower half."""
+    """Return a scale as float32; an int64 scale holds the float32 bits in its lower half."""
     if scale.dtype == torch.int64:
         return (scale & 0xFFFFFFFF).to(torch.int32).view(torch.float32)
     return scale.float()
 
 
 def _by_group(table: Tensor, size_k: int) -> Tensor:
-    """A scale or offset of an antiquantised weight [K, N]: one, [N], [1, N] or [groups, N]."""
+    """Return a scale or offset of a weight-only quantised weight [K, N]: one, [N], [1, N] or [groups, N]."""
     wide = table.float()
     if wide.numel() == 1:
         return wide.reshape(1, 1)
@@ -89,7 +89,7 @@ def dequant_bias(c: Call) -> Tensor:
 
 @stands_for("npu::npu_quant_matmul_dequant")
 def quant_matmul_dequant(c: Call) -> Tensor:
-    """x quantised to int8 by rows (or x_scale), times weight [N, K], times both scales, + bias; in x's dtype."""
+    """Quantise x to int8 by rows (or by x_scale), multiply by weight [N, K] and both scales, add bias; in x's dtype."""
     rows = c.x.float() if c.smooth_scale is None else c.x.float() * c.smooth_scale.float()
     scale = row_scale(rows, torch.int8) if c.x_scale is None else c.x_scale.float().reshape(-1, 1)
     product = to_quantized(rows, scale, torch.int8).float() @ c.quantized_weight.float().t()
@@ -102,7 +102,7 @@ def quant_matmul_dequant(c: Call) -> Tensor:
     fake=lambda x1, x2: x1.new_empty((x1.shape[1], x2.shape[-1]), dtype=torch.bfloat16),
 )
 def quant_matmul_reduce_sum(x1: Tensor, x2: Tensor, x1_scale: Tensor | None, x2_scale: Tensor | None) -> Tensor:
-    """Σ over the batch of int8 products [B, M, K] @ [B, K, N], times x1_scale [B, M] and x2_scale [N]; bfloat16."""
+    """Σ over the batch of int8 products [B, M, K] @ [B, K, N] · x1_scale [B, M] · x2_scale [N]; bfloat16."""
     product = x1.float() @ x2.float()
     if x1_scale is not None:
         product = product * x1_scale.float().reshape(*x1.shape[:2], 1)
@@ -113,7 +113,7 @@ def quant_matmul_reduce_sum(x1: Tensor, x2: Tensor, x1_scale: Tensor | None, x2_
 
 @stands_for("npu::npu_transpose_batchmatmul")
 def transpose_batchmatmul(c: Call) -> Tensor:
-    """input and weight permuted, multiplied in batches, and the product permuted ([1, 0, 2] unless told)."""
+    """Permute input and weight, multiply them in batches, and permute the product ([1, 0, 2] by default)."""
     a = c.input.permute(c.perm_x1) if c.perm_x1 else c.input
     b = c.weight.permute(c.perm_x2) if c.perm_x2 else c.weight
     product = torch.matmul(a, b)
@@ -128,9 +128,10 @@ def _swiglu(x: Tensor, activate_left: bool) -> Tensor:
 
 @stands_for("npu::npu_dequant_swiglu_quant", "_C_ascend::npu_dequant_swiglu_quant")
 def dequant_swiglu_quant(c: Call) -> tuple[Tensor, Tensor]:
-    """x [T, 2H] (int32 times its scales) gated, then int8 with a scale a row (quant_mode 1) or the given one (0).
+    """Gate x [T, 2H] (int32 times its scales), then quantise to int8: one scale per row (quant_mode 1) or the given one
+    (0).
 
-    Groups of rows (counts in group_index) have their own weight_scale and quant_scale.
+    Each group of rows (counts in group_index) has its own weight_scale and quant_scale.
     """
     x, bias = c.x, c.bias
     clamp_limit = getattr(c, "clamp_limit", 7.0)
@@ -167,7 +168,7 @@ def dequant_swiglu_quant(c: Call) -> tuple[Tensor, Tensor]:
 
 @stands_for("npu::npu_swiglu_quant")
 def swiglu_quant(c: Call) -> tuple[Tensor, Tensor]:
-    """x [.., 2H] gated, then int8 with a scale a row (quant_mode 1) or the given one (0). Groups share one scale."""
+    """Gate x [.., 2H] and quantise to int8 with one scale per row (quant_mode 1) or a given one (0), for all groups."""
     if c.dst_type not in (None, torch.int8):
         raise ValueError(f"npu_swiglu_quant to {c.dst_type} is not implemented")
     inner = _swiglu(c.x.float(), c.activate_left)
@@ -181,7 +182,7 @@ def swiglu_quant(c: Call) -> tuple[Tensor, Tensor]:
 
 
 def _grouped_rows(x: Tensor, weights: list[Tensor], scales: list[Tensor], x_scale: Tensor, ends: list[int]) -> Tensor:
-    """int8 rows of each group times its weight [K, N], times both scales; float32 [M, N], zeros behind the last."""
+    """int8 rows of each group @ its weight [K, N] · both scales; float32 [M, N], zeros after the last group."""
     out = torch.zeros((x.shape[0], weights[0].shape[-1]), dtype=torch.float32, device=x.device)
     start = 0
     for stop, weight, scale in zip(ends, weights, scales, strict=False):
@@ -204,7 +205,7 @@ def _fake_swiglu_quant(x: Tensor, weight_scale: Tensor) -> _Three:
     "npu::npu_grouped_matmul_swiglu_quant", "_C_ascend::grouped_matmul_swiglu_quant", writes=(), fake=_fake_swiglu_quant
 )
 def grouped_matmul_swiglu_quant(c: Call) -> _Three:
-    """(int8, scale of each row, empty): rows [M, K] by cumulative groups times weight [E, K, 2N], gated."""
+    """Return (int8, scale of each row, empty): rows [M, K] in cumulative groups @ weight [E, K, 2N], gated."""
     ends = group_ends(c.group_list, 0, c.weight.shape[0], c.x.shape[0])
     scales = list(c.weight_scale.reshape(c.weight.shape[0], -1).unbind(0))
     inner = _swiglu(_grouped_rows(c.x, list(c.weight.unbind(0)), scales, c.x_scale, ends), True)
@@ -218,7 +219,7 @@ def _fake_swiglu_quant_v2(x: Tensor, weight_scale: list[Tensor]) -> tuple[Tensor
 
 @stands_for("npu::npu_grouped_matmul_swiglu_quant_v2", fake=_fake_swiglu_quant_v2)
 def grouped_matmul_swiglu_quant_v2(c: Call) -> tuple[Tensor, Tensor]:
-    """As the first form, with lists of weights; a single one [E, K, 2N] stands for E."""
+    """Same as grouped_matmul_swiglu_quant, with lists of weights; a single weight [E, K, 2N] holds E weights."""
     single = len(c.weight) == 1 and c.weight[0].dim() == 3
     weights = list(c.weight[0].unbind(0)) if single else list(c.weight)
     scales = list(c.weight_scale[0].reshape(len(weights), -1).unbind(0)) if single else list(c.weight_scale)
@@ -230,7 +231,7 @@ def grouped_matmul_swiglu_quant_v2(c: Call) -> tuple[Tensor, Tensor]:
 
 @stands_for("_C_ascend::moe_grouped_matmul", fake=lambda x, weight: [x.new_empty((x.shape[0], weight.shape[-1]))])
 def moe_grouped_matmul(x: Tensor, weight: Tensor, group_list: Tensor, group_list_type: int) -> list[Tensor]:
-    """[rows of x [M, K] by groups times weight [E, K, N]]."""
+    """Return [rows of x [M, K] in groups @ weight [E, K, N]], a list of one tensor."""
     out = x.new_zeros((x.shape[0], weight.shape[-1]))
     start = 0
     for expert, stop in enumerate(group_ends(group_list, group_list_type, weight.shape[0], x.shape[0])):
@@ -241,7 +242,7 @@ def moe_grouped_matmul(x: Tensor, weight: Tensor, group_list: Tensor, group_list
 
 @stands_for("npu::npu_grouped_matmul_add_", fake=lambda self: self)
 def grouped_matmul_add_(c: Call) -> Tensor:
-    """self [E, K, N] += x [M, K] of each group, transposed, times weight [M, N] of it."""
+    """self [E, K, N] += xᵀ @ weight for each group of rows of x [M, K] and weight [M, N]."""
     target = c.self.view(c.group_list.shape[0], c.x.shape[-1], c.weight.shape[-1])
     start = 0
     for expert, stop in enumerate(
@@ -254,7 +255,7 @@ def grouped_matmul_add_(c: Call) -> Tensor:
 
 @stands_for("npu::npu_grouped_matmul_add", fake=lambda self: torch.empty_like(self))
 def grouped_matmul_add(c: Call) -> Tensor:
-    """As npu_grouped_matmul_add_ on a copy."""
+    """Same as npu_grouped_matmul_add_, on a copy."""
     return grouped_matmul_add_(but(c, self=c.self.clone()))
 
 
@@ -272,7 +273,7 @@ _FFN = {
 
 @stands_for("npu::npu_ffn", fake=lambda x, weight2: x.new_empty((*x.shape[:-1], weight2.shape[-1])))
 def npu_ffn(c: Call) -> Tensor:
-    """x [.., K1] through weight1 [(E,) K1, N1], an activation and weight2 [(E,) K2, N2]; rows split by expert_tokens.
+    """activation(x [.., K1] @ weight1 [(E,) K1, N1]) @ weight2 [(E,) K2, N2]; expert_tokens splits the rows.
 
     Raises ValueError for quantised weights.
     """

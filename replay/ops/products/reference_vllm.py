@@ -1,7 +1,7 @@
 # pyright: strict
 """vLLM's and SGLang's linear layers: router and projection GEMMs for few tokens, and 8-bit GEMMs with scales.
 
-Kernels that only differ in how they are tuned are one function here. Weights are [N, K] unless a function says so.
+Kernels that differ only in tuning are one function here. Weights are [N, K] unless a function says otherwise.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def router_gemm_wide(input: Tensor, weight: Tensor) -> Tensor:
 def _folded(
     a: Tensor, weight: Tensor, scale_a: Tensor | None, scale_w: Tensor, bias: Tensor | None, dtype: torch.dtype
 ) -> Tensor:
-    """`scaled_linear` of a [.., K], its scale folded the same way."""
+    """Apply `scaled_linear` to a [.., K]; leading dims of a and of its scale are flattened."""
     rows = as_rows(a)
     scale = scale_a
     if scale is not None and scale.dim() > 2:
@@ -45,7 +45,7 @@ def _folded(
 
 @stands_for("sglang::flashinfer_gemm_fp8_nt_groupwise")
 def fp8_nt_groupwise(c: Call) -> Tensor:
-    """As block_scaled_gemm; scales may come K-major."""
+    """Same as block_scaled_gemm; scales may be K-major."""
     x_scale = c.x_scale
     rows, columns = c.q_input.shape[0], c.weight.shape[0]
     scale_x = x_scale.t() if x_scale.dim() == 2 and x_scale.shape[0] != rows == x_scale.shape[1] else x_scale
@@ -57,7 +57,7 @@ def fp8_nt_groupwise(c: Call) -> Tensor:
 
 
 def _dynamic(x: Tensor, weight: Tensor, weight_scale: Tensor, group: int, bias: Tensor | None) -> Tensor:
-    """x quantised to weight's dtype by groups of a row, then multiplied; in x's dtype."""
+    """Quantise x to weight's dtype by groups of a row, then multiply; the result has x's dtype."""
     rows = as_rows(x)
     scale = group_scale(rows, group, largest(weight.dtype))
     product = scaled_linear(quantize_groups(rows, scale, weight.dtype), weight, scale, weight_scale, bias, x.dtype)
@@ -66,7 +66,7 @@ def _dynamic(x: Tensor, weight: Tensor, weight_scale: Tensor, group: int, bias: 
 
 @stands_for("vllm::apply_w8a8_block_fp8_linear")
 def block_fp8_linear(c: Call) -> Tensor:
-    """input quantised by 1 x block_size[1] groups, times weight [N, K] with a scale a block, + bias; as input."""
+    """Quantise input by 1 x block_size[1] groups, multiply by weight [N, K] with block scales, add bias."""
     if c.input_scale is not None:
         return _folded(c.input, c.weight, c.input_scale, c.weight_scale, c.bias, c.input.dtype)
     return _dynamic(c.input, c.weight, c.weight_scale, c.block_size[1], c.bias)
@@ -74,7 +74,7 @@ def block_fp8_linear(c: Call) -> Tensor:
 
 @stands_for("vllm::flashinfer_fp8_blockscale_gemm", "vllm::dynamic_flashinfer_deepgemm_blockscale_gemm")
 def fp8_blockscale_gemm(input: Tensor, weight: Tensor, weight_scale: Tensor, group_size: int = GROUP) -> Tensor:
-    """input [M, K] quantised by groups, times weight [N, K] with a scale a block."""
+    """Quantise input [M, K] by groups, then multiply by weight [N, K] with block scales."""
     return _dynamic(input, weight, weight_scale, group_size, None)
 
 
@@ -86,7 +86,7 @@ def bmm_fp8(A: Tensor, B: Tensor, A_scale: Tensor, B_scale: Tensor, dtype: torch
 
 @stands_for("_C::weak_ref_tensor")
 def weak_ref_tensor(input: Tensor) -> Tensor:
-    """A tensor on the same memory; here it shares ownership as well."""
+    """Return a tensor on the same memory; unlike vLLM's weak reference, it shares ownership."""
     return input.view_as(input)
 
 
@@ -102,7 +102,7 @@ def _scale_of_columns(scale: Tensor) -> Tensor:
 
 @stands_for("_C::cutlass_scaled_mm")
 def cutlass_scaled_mm(c: Call) -> None:
-    """out [M, N] = (a_scales · a [M, K]) @ (b_scales · b [K, N]) + bias; scales whole, by row, or by block."""
+    """out [M, N] = (a_scales · a [M, K]) @ (b_scales · b [K, N]) + bias; scales per tensor, row, or block."""
     c.out.copy_(
         scaled_linear(c.a, c.b.t(), c.a_scales, _scale_of_columns(c.b_scales), getattr(c, "bias", None), c.out.dtype)
     )
@@ -110,8 +110,10 @@ def cutlass_scaled_mm(c: Call) -> None:
 
 @stands_for("_C::cutlass_scaled_mm_azp")
 def cutlass_scaled_mm_azp(c: Call) -> None:
-    """a_scales · b_scales · (a @ b − azp · azp_adj) + bias; azp_adj int32 [N] are b's column sums, times azp if that is
-    None."""
+    """a_scales · b_scales · (a @ b − azp · azp_adj) + bias; azp_adj int32 [N] are b's column sums.
+
+    If azp is None, azp_adj already includes the factor azp.
+    """
     product = c.a.float() @ c.b.float()
     shift = c.azp_adj.float().reshape(1, -1)
     product -= shift if c.azp is None else c.azp.float().reshape(-1, 1) * shift
@@ -123,7 +125,7 @@ _AWQ_ORDER = (0, 4, 1, 5, 2, 6, 3, 7)
 
 
 def _awq_unpack(packed: Tensor) -> Tensor:
-    """int32 [R, C] with eight 4-bit numbers each, in AWQ's interleaved order → float32 [R, 8 · C]."""
+    """int32 [R, C], eight 4-bit numbers per word in AWQ's interleaved order → float32 [R, 8 · C]."""
     shifts = torch.tensor(_AWQ_ORDER, device=packed.device, dtype=torch.int32) * 4
     return ((packed.unsqueeze(-1) >> shifts) & 15).flatten(-2).float()
 
@@ -160,5 +162,5 @@ def awq_gemm(_in_feats: Tensor, _kernel: Tensor, _scaling_factors: Tensor, _zero
     "vllm::_rocm_aiter_preshuffled_per_token_w8a8_gemm",
 )
 def gemm_a8w8(c: Call) -> Tensor:
-    """A [.., K] and B [N, K] quantised, scales whole, by row or by block → [.., N]."""
+    """A [.., K] and B [N, K], both quantised, with scales per tensor, row or block → [.., N]."""
     return _folded(c.A, c.B, c.As, c.Bs, getattr(c, "bias", None), c.output_dtype)

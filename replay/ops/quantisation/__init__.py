@@ -1,2 +1,2 @@
 # pyright: strict
-"""To few bits and back."""
+"""Quantisation and dequantisation."""

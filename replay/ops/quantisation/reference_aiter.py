@@ -1,5 +1,5 @@
 # pyright: strict
-"""aiter's quantisation: one scale, by rows, by groups, and smoothed."""
+"""aiter's quantisation: per tensor, per row, per group, and SmoothQuant."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from opreplay.replay.ops.maths.quantize import (
 
 
 def write_smoothed(normed: Tensor, out: Tensor, xscale: Tensor, yscale: Tensor) -> None:
-    """Write normed · xscale as 8 bits to out and the scale of each row to yscale."""
+    """Quantise normed · xscale to 8 bits by rows; write the numbers to out and the row scales to yscale."""
     smooth = normed.float() * xscale.float()
     scale = row_scale(smooth, out.dtype)
     yscale.copy_(scale.reshape(yscale.shape))
@@ -34,7 +34,7 @@ def smoothquant(out: Tensor, input: Tensor, x_scale: Tensor, y_scale: Tensor) ->
 
 @stands_for("aiter::moe_smoothquant_fwd", writes=("out", "y_scale"))
 def moe_smoothquant(out: Tensor, input: Tensor, x_scale: Tensor, topk_ids: Tensor, y_scale: Tensor) -> None:
-    """out [k, T, H]: input [T, H] times the smoothing of each chosen expert x_scale [E, H], quantised by rows."""
+    """out [k, T, H] = input [T, H] · the selected experts' smoothing x_scale [E, H], quantised by rows."""
     chosen = x_scale.float()[topk_ids.t().to(torch.int64)]
     smooth = (input.float().unsqueeze(0) * chosen).reshape(-1, input.shape[-1])
     scale = row_scale(smooth, out.dtype)
@@ -44,7 +44,7 @@ def moe_smoothquant(out: Tensor, input: Tensor, x_scale: Tensor, topk_ids: Tenso
 
 @stands_for("aiter::smooth_per_token_scaled_quant", writes=("out", "scales"))
 def smooth_per_token_scaled_quant(c: Call) -> None:
-    """input · smooth_scale (a row of it, by the map), quantised by rows; scales are never shuffled."""
+    """input · smooth_scale (or its row given by the map), quantised by rows; scales are never shuffled."""
     factor = c.smooth_scale if c.smooth_scale_map is None else c.smooth_scale[c.smooth_scale_map.to(torch.int64)]
     write_smoothed(c.input, c.out, factor, c.scales)
 
@@ -59,7 +59,7 @@ def dynamic_per_group_scaled_quant(out: Tensor, input: Tensor, scales: Tensor, g
 
 @stands_for("aiter::dynamic_per_tensor_quant")
 def dynamic_per_tensor_quant(out: Tensor, input: Tensor, scale: Tensor) -> None:
-    """One scale from the largest magnitude."""
+    """Quantise with one scale, computed from the largest magnitude."""
     whole_scale = tensor_scale(input, out.dtype)
     scale.copy_(whole_scale.reshape(scale.shape))
     out.copy_(to_quantized(input, whole_scale.clamp(min=1e-12), out.dtype))
@@ -67,7 +67,7 @@ def dynamic_per_tensor_quant(out: Tensor, input: Tensor, scale: Tensor) -> None:
 
 @stands_for("aiter::per_group_quant_hip")
 def per_group_quant(c: Call) -> tuple[Tensor, Tensor]:
-    """(quantised, scale of each group), the scale's memory column-major when transposed."""
+    """Return (quantised, scale of each group); if transposed, the scale's memory is column-major."""
     groups = group_scale(c.x, c.group_size, largest(c.quant_dtype))
     quantized = quantize_groups(c.x, groups, c.quant_dtype)
     return quantized, groups.t().contiguous().view(groups.shape) if c.transpose_scale else groups

@@ -1,7 +1,8 @@
 # pyright: strict
-"""FBGEMM's 8-bit floats (fbgemm_gpu/src/quantize_ops): `HFP8` with a chosen exponent and the row-wise scaled form.
+"""FBGEMM's 8-bit floats (fbgemm_gpu/src/quantize_ops): `HFP8` with configurable exponent, and the row-wise scaled
+format.
 
-Numbers up to the largest are torch's float8 types with another exponent bias: e4m3 with bias b is float8_e4m3fn of
+Up to the largest number they are torch's float8 types with another exponent bias: e4m3 with bias b is float8_e4m3fn of
 x · 2^(b − 7), e5m2 with bias b is float8_e5m2 of x · 2^(b − 15).
 """
 
@@ -17,14 +18,16 @@ _TYPES: dict[int, tuple[torch.dtype, int]] = {4: (torch.float8_e4m3fn, 7), 5: (t
 
 @stands_for("fbgemm::FloatToHFP8Quantized")
 def float_to_hfp8(input: Tensor, ebits: int, exponent_bias: int, max_pos: float) -> Tensor:
-    """float32 → uint8 of the same shape. The defaults, FBGEMM's for forward passes, serve traces without values."""
+    """float32 → uint8 of the same shape. Defaults are FBGEMM's for the forward, for traces without values."""
     dtype, torch_bias = _kind(ebits)
     return (input.float().clamp(-max_pos, max_pos) * 2.0 ** (exponent_bias - torch_bias)).to(dtype).view(torch.uint8)
 
 
 @stands_for("fbgemm::HFP8QuantizedToFloat")
 def hfp8_to_float(input: Tensor, ebits: int, exponent_bias: int) -> Tensor:
-    """uint8 → float32 of the same shape. Each of the 256 codes is a finite number, the highest exponent too."""
+    """uint8 → float32 of the same shape. All 256 codes are finite numbers, including those with the highest
+    exponent.
+    """
     _kind(ebits)
     # The bits of a code where float32 has its exponent and fraction: a number of bias 127.
     codes = input.view(torch.uint8)
@@ -45,8 +48,10 @@ _SCALE_BYTES = 8
 
 @stands_for("fbgemm::FloatToFP8RowwiseQuantized")
 def float_to_fp8_rowwise(t: Tensor, forward: bool) -> Tensor:
-    """[.., C] → uint8 [.., C rounded up to 4, plus 8]: the row times its scale, then the scale as float32 and 4 bytes
-    of zeros; forward uses e4m3, backward e5m2."""
+    """[.., C] → uint8 [.., C rounded up to 4, plus 8]: the scaled row, then the scale as float32 and 4 bytes of zeros.
+
+    forward uses e4m3, backward e5m2.
+    """
     ebits, bias, max_pos = _FORWARD if forward else _BACKWARD
     columns = -(-t.shape[-1] // 4) * 4
     out = t.new_zeros((*t.shape[:-1], columns + _SCALE_BYTES), dtype=torch.uint8)
@@ -58,7 +63,7 @@ def float_to_fp8_rowwise(t: Tensor, forward: bool) -> Tensor:
 
 @stands_for("fbgemm::FP8RowwiseQuantizedToFloat")
 def fp8_rowwise_to_float(input: Tensor, forward: bool, output_dtype: int = 0) -> Tensor:
-    """The inverse: uint8 [.., C + 8] → [.., C], float32 or with output_dtype 1 float16, 5 bfloat16."""
+    """Inverse of float_to_fp8_rowwise: uint8 [.., C + 8] → [.., C]; float32, or output_dtype 1 float16, 5 bfloat16."""
     ebits, bias, _ = _FORWARD if forward else _BACKWARD
     columns = input.shape[-1] - _SCALE_BYTES
     scale = input[..., columns : columns + 4].contiguous().view(torch.float32)

@@ -13,7 +13,7 @@ from opreplay.replay.ops.maths.quantize import row_scale, to_quantized
 
 @stands_for("npu::npu_dynamic_quant")
 def npu_dynamic_quant(c: Call) -> tuple[Tensor, Tensor]:
-    """(int8, float32 scale of each row [..])."""
+    """Return (int8, float32 scale of each row [..])."""
     if c.dst_type not in (None, torch.int8):
         raise ValueError(f"dynamic quantisation to {c.dst_type} is not implemented")
     x = c.input if c.smooth_scales is None else c.input * c.smooth_scales
@@ -23,7 +23,7 @@ def npu_dynamic_quant(c: Call) -> tuple[Tensor, Tensor]:
 
 @stands_for("npu::npu_quantize")
 def npu_quantize(c: Call) -> Tensor:
-    """round(self / scales (or · scales) + zero_points), saturated to int8 whatever kind of it dtype is."""
+    """round(self / scales (or · scales) + zero_points), saturated to int8 for every 8-bit dtype."""
     shape = [1] * c.self.dim()
     if c.scales.numel() > 1:
         shape[c.axis] = -1

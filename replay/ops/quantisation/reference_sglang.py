@@ -11,7 +11,7 @@ from opreplay.replay.ops.maths.quantize import row_scale, tensor_scale, to_quant
 
 @stands_for("sgl_kernel::sgl_per_tensor_quant_fp8")
 def per_tensor_quant_fp8(input: Tensor, output_q: Tensor, output_s: Tensor, is_static: bool) -> None:
-    """One scale, given (static) or computed and written."""
+    """Quantise with one scale, which is given (static) or computed and written."""
     if not is_static:
         output_s.copy_(tensor_scale(input, output_q.dtype).clamp(min=1e-12).reshape(output_s.shape))
     output_q.copy_(to_quantized(input, output_s, output_q.dtype))
@@ -19,7 +19,7 @@ def per_tensor_quant_fp8(input: Tensor, output_q: Tensor, output_s: Tensor, is_s
 
 @stands_for("sgl_kernel::sgl_per_token_quant_fp8")
 def per_token_quant_fp8(input: Tensor, output_q: Tensor, output_s: Tensor) -> None:
-    """A scale for each row."""
+    """Quantise with one scale per row."""
     rows = row_scale(input, output_q.dtype)
     output_s.copy_(rows.reshape(output_s.shape))
     output_q.copy_(to_quantized(input, rows, output_q.dtype))

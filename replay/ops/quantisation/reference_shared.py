@@ -1,4 +1,4 @@
-"""Quantisation, activations and routers under the names of SGLang and vLLM, Hadamard transforms, aiter's experts."""
+"""Quantisation, activation and router ops of SGLang and vLLM, Hadamard transforms, aiter's experts."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ def _activated(op_name: str, x: Tensor) -> Tensor:
 
 @stands_for("sglang::_run_activation_inplace", "sglang::_run_activation_with_rounding_inplace")
 def run_activation(op_name: str, input: Tensor, out: Tensor) -> None:
-    """out = the first half of input activated, times the second half; silu where no name was recorded."""
+    """out = activation(first half of input) · second half; silu if no name was recorded."""
     out.copy_(_gated(op_name, input))
 
 
 @stands_for("sglang::_run_activation_filtered_inplace")
 def run_activation_filtered(op_name: str, input: Tensor, out: Tensor, expert_ids: Tensor, expert_step: int) -> None:
-    """As run_activation, rows of blocks whose expert is −1 left alone; an id covers expert_step rows."""
+    """Same as run_activation, but skips blocks whose expert is −1; one id covers expert_step rows."""
     row = torch.arange(input.shape[0], device=input.device) // max(expert_step, 1)
     mine = expert_ids.flatten()[row.clamp(max=expert_ids.numel() - 1)] >= 0
     out.copy_(torch.where(mine.unsqueeze(-1), _gated(op_name, input).to(out.dtype), out))
@@ -48,13 +48,13 @@ def run_activation_filtered(op_name: str, input: Tensor, out: Tensor, expert_ids
 
 @stands_for("sglang::_run_unary_activation_inplace")
 def run_unary_activation(op_name: str, input: Tensor, out: Tensor) -> None:
-    """out = input activated."""
+    """out = activation(input)."""
     out.copy_(_activated(op_name, input.float()))
 
 
 @stands_for("_C::silu_and_mul_per_block_quant")
 def silu_and_mul_per_block_quant(c: Call) -> None:
-    """silu_and_mul, then 8 bits with a scale a group; transposed scales are [groups, T]."""
+    """Apply silu_and_mul, then quantise to 8 bits with one scale per group; transposed scales are [groups, T]."""
     value = _gated("silu", c.input)
     groups = group_scale(value, c.group_size, largest(c.out.dtype))
     turned = c.is_scale_transposed and c.scales.shape != groups.shape
@@ -96,7 +96,7 @@ def _by_groups(
     writes=("output_q", "output_s"),
 )
 def per_token_group_quant_8bit(c: Call) -> None:
-    """8 bits with a scale a group of neighbours, of input or of its gated halves; only the first masked_m rows."""
+    """Quantise (the gated halves of) input to 8 bits, one scale per group; only the first masked_m rows."""
     fp8_max = getattr(c, "fp8_max", None)
     limit = fp8_max if fp8_max is not None else getattr(c, "max_8bit", None)
     _by_groups(
@@ -114,7 +114,7 @@ def per_token_group_quant_8bit(c: Call) -> None:
 
 @stands_for("sglang::per_token_group_quant")
 def per_token_group_quant(c: Call) -> None:
-    """As per_token_group_quant_8bit with the dtype's own limit."""
+    """Same as per_token_group_quant_8bit, with the dtype's maximum as limit."""
     _by_groups(
         c.input,
         c.output_q,
@@ -130,7 +130,7 @@ def per_token_group_quant(c: Call) -> None:
 
 @stands_for("sglang::per_tensor_absmax_fp8")
 def per_tensor_absmax(input: Tensor, output_s: Tensor) -> None:
-    """The scale alone."""
+    """Compute only the scale."""
     output_s.copy_(tensor_scale(input, FP8).reshape(output_s.shape))
 
 
@@ -153,7 +153,7 @@ def layernorm(input: Tensor, gamma: Tensor, beta: Tensor, eps: float) -> Tensor:
 
 
 def hadamard(x: Tensor) -> Tensor:
-    """x [.., n] times the n x n Hadamard matrix of Sylvester's order (n a power of two), float32."""
+    """x [.., n] @ the n x n Hadamard matrix in Sylvester's order (n a power of two), float32."""
     width = x.shape[-1]
     if width & (width - 1):
         raise ValueError(f"a Hadamard transform of {width} elements is not implemented: no power of two")
@@ -174,7 +174,7 @@ def hadamard_transform(x: Tensor, scale: float) -> Tensor:
 
 @stands_for("_C::hadacore_transform", fake=lambda x: torch.empty_like(x))
 def hadacore_transform(x: Tensor, inplace: bool) -> Tensor:
-    """The orthonormal Hadamard transform of the last dim; x is overwritten when inplace."""
+    """Orthonormal Hadamard transform of the last dim; x is overwritten if inplace."""
     transformed = (hadamard(x) / math.sqrt(x.shape[-1])).to(x.dtype)
     if inplace:
         x.copy_(transformed)
@@ -183,7 +183,7 @@ def hadacore_transform(x: Tensor, inplace: bool) -> Tensor:
 
 @stands_for("sglang::moe_topk_softmax_out")
 def moe_topk_softmax(c: Call) -> None:
-    """As `sgl_kernel::topk_softmax`."""
+    """Same as `sgl_kernel::topk_softmax`."""
     logits = c.gating_output.float()
     if c.moe_softcapping > 0:
         logits = c.moe_softcapping * torch.tanh(logits / c.moe_softcapping)
@@ -192,7 +192,7 @@ def moe_topk_softmax(c: Call) -> None:
 
 @stands_for("sglang::moe_topk_sigmoid_out")
 def moe_topk_sigmoid(c: Call) -> None:
-    """The k best by sigmoid. Raises ValueError for shared experts behind the routed ones."""
+    """Top-k experts by sigmoid score. Raises ValueError for shared experts after the routed ones."""
     if c.num_fused_shared_experts:
         raise ValueError("moe_topk_sigmoid with shared experts is not implemented")
     write_choice(
@@ -207,7 +207,7 @@ def moe_topk_sigmoid(c: Call) -> None:
 
 @stands_for("sglang::fused_topk_deepseek")
 def fused_topk_deepseek(c: Call) -> None:
-    """DeepSeek-V3's choice among groups of experts."""
+    """DeepSeek-V3's grouped top-k of experts."""
     write_grouped(
         c.gating_output.float().sigmoid(),
         c.topk_weights,
@@ -242,7 +242,7 @@ def kimi_k2_moe_fused_gate(c: Call) -> list[Tensor]:
     ),
 )
 def rocm_aiter_fused_topk(router_logits: Tensor, top_k: int, gate_up: bool) -> tuple[Tensor, Tensor]:
-    """(weights float32 [T, k], ids int32) of the k best by softmax, renormalised when gate_up is set."""
+    """Return (weights float32 [T, k], ids int32) of the top-k by softmax, renormalised if gate_up is set."""
     weights, ids = router_logits.float().softmax(-1).topk(top_k, -1)
     return weights / weights.sum(-1, keepdim=True) if gate_up else weights, ids.to(torch.int32)
 
@@ -256,7 +256,7 @@ def rocm_aiter_fused_topk(router_logits: Tensor, top_k: int, gate_up: bool) -> t
     fake=lambda hidden_states: torch.empty_like(hidden_states),
 )
 def rocm_aiter_moe(c: Call) -> Tensor:
-    """The experts of aiter's older entries; smoothing scales are left out, weights read as plain rows."""
+    """Fused experts of aiter's older API; smoothing scales are ignored, weights are read as plain rows."""
     topk_weights = getattr(c, "topk_weights", None)
     weights = getattr(c, "topk_weight", None) if topk_weights is None else topk_weights
     assert weights is not None

@@ -1,5 +1,5 @@
 # pyright: strict
-"""vLLM's `_C` quantisation ops (csrc/quantization/w8a8): fp8 and int8 by tensor, row and group."""
+"""vLLM's `_C` quantisation ops (csrc/quantization/w8a8): fp8 and int8 per tensor, row and group."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from opreplay.replay.ops.maths.quantize import (
 
 @stands_for("_C::static_scaled_fp8_quant")
 def static_scaled_fp8_quant(result: Tensor, input: Tensor, scale: Tensor) -> None:
-    """result = input / scale; one scale, or one for each group whose shape the scale's shape tells."""
+    """result = input / scale, with one scale, or one per group; the scale's shape determines the group shape."""
     rows = input.flatten(0, -2) if input.dim() > 1 else input.unsqueeze(0)
     by_row = expand_scale(scale, rows.shape[0], rows.shape[1])
     result.copy_(to_quantized(rows, by_row, result.dtype).reshape(input.shape))
@@ -29,7 +29,7 @@ def static_scaled_fp8_quant(result: Tensor, input: Tensor, scale: Tensor) -> Non
 
 @stands_for("_C::dynamic_scaled_fp8_quant")
 def dynamic_scaled_fp8_quant(result: Tensor, input: Tensor, scale: Tensor) -> None:
-    """One scale, computed from the largest magnitude; an all-zero input keeps scale 0 and gives zeros."""
+    """Quantise with one scale, computed from the largest magnitude; an all-zero input has scale 0 and gives zeros."""
     new_scale = tensor_scale(input, result.dtype)
     scale.copy_(new_scale.reshape(scale.shape))
     result.copy_(to_quantized(input, new_scale.clamp(min=torch.finfo(torch.float32).tiny), result.dtype))
@@ -37,7 +37,7 @@ def dynamic_scaled_fp8_quant(result: Tensor, input: Tensor, scale: Tensor) -> No
 
 @stands_for("_C::dynamic_per_token_scaled_fp8_quant")
 def dynamic_per_token_scaled_fp8_quant(c: Call) -> None:
-    """One scale for each row [.., 1]."""
+    """Quantise with one scale per row [.., 1]."""
     rows = row_scale(c.input, c.result.dtype, getattr(c, "scale_ub", None))
     c.scale.copy_(rows.reshape(c.scale.shape))
     c.result.copy_(to_quantized(c.input, rows, c.result.dtype))
@@ -52,7 +52,7 @@ def static_scaled_int8_quant(result: Tensor, input: Tensor, scale: Tensor, azp: 
 
 @stands_for("_C::dynamic_scaled_int8_quant")
 def dynamic_scaled_int8_quant(result: Tensor, input: Tensor, scale: Tensor, azp: Tensor | None = None) -> None:
-    """One scale for each row; with azp also a zero point, so that min..max of the row maps to −128..127."""
+    """Quantise with one scale per row; with azp also a zero point, so that min..max of the row maps to −128..127."""
     if azp is None:
         rows = row_scale(input, torch.int8)
         scale.copy_(rows.reshape(scale.shape))
@@ -68,7 +68,7 @@ def dynamic_scaled_int8_quant(result: Tensor, input: Tensor, scale: Tensor, azp:
 
 @stands_for("_C::per_token_group_fp8_quant")
 def per_token_group_fp8_quant(c: Call) -> None:
-    """A scale for each group of neighbours in a row; a column-major output_s is written through its strides."""
+    """Quantise with one scale per group of consecutive elements in a row; a column-major output_s keeps its strides."""
     groups = group_scale(c.input, c.group_size, c.fp8_max, eps=c.eps, power_of_two=getattr(c, "scale_ue8m0", False))
     c.output_s.copy_(groups.reshape(c.output_s.shape))
     c.output_q.copy_(quantize_groups(c.input, groups, c.output_q.dtype))
@@ -80,20 +80,20 @@ FP8 = torch.float8_e4m3fn
 
 @stands_for("vllm::rocm_aiter_group_fp8_quant")
 def group_fp8_quant(x: Tensor, group_size: int) -> tuple[Tensor, Tensor]:
-    """(fp8, float32 scales [.., groups])."""
+    """Return (fp8, float32 scales [.., groups])."""
     scale = group_scale(x, group_size, largest(FP8))
     return quantize_groups(x, scale, FP8), scale
 
 
 @stands_for("vllm::rocm_aiter_per_tensor_quant")
 def per_tensor_quant(x: Tensor, quant_dtype: torch.dtype, scale: Tensor | None) -> tuple[Tensor, Tensor]:
-    """(quantised, scale [1]); the scale computed when it is not given."""
+    """Return (quantised, scale [1]); the scale is computed if it is not given."""
     whole_scale = tensor_scale(x, quant_dtype).clamp(min=1e-12) if scale is None else scale.clone()
     return to_quantized(x, whole_scale, quant_dtype), whole_scale.reshape(1)
 
 
 @stands_for("vllm::rocm_aiter_per_token_quant")
 def per_token_quant(x: Tensor, quant_dtype: torch.dtype, scale: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """(quantised, scale of each row [.., 1])."""
+    """Return (quantised, scale of each row [.., 1])."""
     row_scales = row_scale(x, quant_dtype) if scale is None else scale.clone()
     return to_quantized(x, row_scales, quant_dtype), row_scales

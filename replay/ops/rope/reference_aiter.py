@@ -1,5 +1,5 @@
 # pyright: strict
-"""aiter's rotary embeddings, of [S, B, H, D]."""
+"""aiter's rotary embeddings of [S, B, H, D]."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from opreplay.replay.ops.maths.rope import rotate_whole
 
 
 def apply_rope(x: Tensor, cos: Tensor, sin: Tensor, style: int, front: bool, nope_first: bool) -> Tensor:
-    """x [S, B, H, D] rotated by cos, sin that broadcast to [S, B, 1, R]; R pairs (front) or elements."""
+    """Rotate x [S, B, H, D] by cos, sin broadcast to [S, B, 1, R]; R counts pairs (front) or elements."""
     neox = style == 0
     if front:
         cos, sin = (
@@ -34,18 +34,18 @@ def rope_fwd(c: Call) -> None:
 
 @stands_for("aiter::rope_cached_fwd_impl")
 def rope_cached_fwd(c: Call) -> None:
-    """As rope_fwd_impl, with cosines and sines [S, 1, 1, R]."""
+    """Same as rope_fwd_impl, with cosines and sines [S, 1, 1, R]."""
     c.output.copy_(apply_rope(c.input, c.cos, c.sin, c.rotate_style, c.reuse_freqs_front_part, c.nope_first))
 
 
 def _at(cos: Tensor, positions: Tensor) -> Tensor:
-    """Rows of a cache [max position, 1, 1, R] for positions [S, B] → [S, B, 1, R]."""
+    """Return the rows of a cache [max position, 1, 1, R] at positions [S, B] → [S, B, 1, R]."""
     return cos.reshape(cos.shape[0], -1)[positions.to(torch.int64)].unsqueeze(-2)
 
 
 @stands_for("aiter::rope_cached_positions_fwd_impl", "aiter::rope_cached_positions_offsets_fwd_impl")
 def rope_positions(c: Call) -> None:
-    """As rope_cached_fwd_impl, rows of the cache chosen by positions [S, B] (+ offsets)."""
+    """Same as rope_cached_fwd_impl, with the cache rows at positions [S, B] (+ offsets)."""
     offsets = getattr(c, "offsets", None)
     moved = c.positions if offsets is None else c.positions + offsets
     angles = _at(c.cos, moved), _at(c.sin, moved)
@@ -54,7 +54,7 @@ def rope_positions(c: Call) -> None:
 
 @stands_for("aiter::rope_cached_positions_2c_fwd_impl", "aiter::rope_cached_positions_offsets_2c_fwd_impl")
 def rope_positions_two(c: Call) -> None:
-    """As rope_cached_positions_fwd_impl for query and key at once."""
+    """Same as rope_cached_positions_fwd_impl, for query and key at once."""
     for output, input in ((c.output_x, c.input_x), (c.output_y, c.input_y)):
         rope_positions(but(c, output=output, input=input, offsets=getattr(c, "offsets", None)))
 
@@ -64,7 +64,7 @@ _ROPE = ("output", "output_x", "output_y", "input_grads", "input_grads_x", "inpu
 
 @stands_for("aiter::rope_bwd_impl", writes=_ROPE)
 def rope_bwd(c: Call) -> None:
-    """Gradient of `aiter::rope_fwd_impl`: the rotation the other way."""
+    """Gradient of `aiter::rope_fwd_impl`: the inverse rotation."""
     angles = c.freqs.cos(), -c.freqs.sin()
     c.input_grads.copy_(apply_rope(c.output_grads, *angles, c.rotate_style, c.reuse_freqs_front_part, c.nope_first))
 

@@ -14,20 +14,20 @@ from opreplay.replay.ops.maths.rope import rotate_by_position, rotate_whole
 
 @stands_for("npu::npu_rotary_mul")
 def npu_rotary_mul(self: Tensor, r1: Tensor, r2: Tensor, rotary_mode: str = "half") -> Tensor:
-    """self · r1 + turned(self) · r2, with cosines r1 and sines r2 of every element; half or interleaved pairs."""
+    """self · r1 + rotated(self) · r2, with one cosine r1 and sine r2 per element; half or interleaved pairs."""
     return rotate_whole(self, r1, r2, neox=rotary_mode != "interleave")
 
 
 @stands_for("npu::npu_apply_rotary_pos_emb")
 def npu_apply_rotary_pos_emb(c: Call) -> tuple[Tensor, Tensor]:
-    """As npu_rotary_mul for query and key [B, S, N, D]."""
+    """Same as npu_rotary_mul, for query and key [B, S, N, D]."""
     neox = getattr(c, "rotary_mode", "half") != "interleave"
     return rotate_whole(c.query, c.cos, c.sin, neox=neox), rotate_whole(c.key, c.cos, c.sin, neox=neox)
 
 
 @stands_for("npu::npu_interleave_rope")
 def npu_interleave_rope(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Interleaved pairs of x [B, N, S, D] brought into halves, then rotated as halves."""
+    """Reorder interleaved pairs of x [B, N, S, D] to halves, then rotate the halves."""
     return rotate_whole(to_halves(x), cos, sin, neox=True)
 
 
@@ -38,7 +38,7 @@ def to_halves(x: Tensor) -> Tensor:
 
 @stands_for("npu::npu_mrope")
 def npu_mrope(c: Call) -> tuple[Tensor, Tensor]:
-    """As vLLM's rotary embedding, out of place. Raises ValueError for several sections (multimodal positions)."""
+    """Same as vLLM's rotary embedding, out of place. Raises ValueError for several sections (multimodal positions)."""
     if c.mrope_section and any(c.mrope_section):
         raise ValueError("npu_mrope with sections is not implemented")
     neox = c.rotary_mode != "interleave"

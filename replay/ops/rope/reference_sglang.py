@@ -11,6 +11,6 @@ from opreplay.replay.ops.maths.rope import rotate_by_position
 
 @stands_for("sglang::apply_rope_inplace")
 def apply_rope_inplace(q: Tensor, k: Tensor, cos_sin_cache: Tensor, positions: Tensor, is_neox: bool) -> None:
-    """q, k [T, heads, head] rotated in place."""
+    """Rotate q, k [T, heads, head] in place."""
     for tensor in (q, k):
         tensor.copy_(rotate_by_position(tensor, positions, cos_sin_cache, head_size=tensor.shape[-1], neox=is_neox))

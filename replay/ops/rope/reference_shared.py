@@ -1,4 +1,4 @@
-"""RoPE, norms of query and key, and latent parts put together, under the names of vLLM, SGLang and vllm-ascend."""
+"""RoPE, query and key norms, and concatenation of latent parts: ops of vLLM, SGLang and vllm-ascend."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def rotary_embedding(c: Call) -> None:
 
 @stands_for("_C::batched_rotary_embedding")
 def batched_rotary_embedding(c: Call) -> None:
-    """As rotary_embedding, each token's position moved by its offset into the cache (LoRAs of several lengths)."""
+    """Same as rotary_embedding, with each token's position shifted by its cache offset (LoRAs of several lengths)."""
     moved = c.positions.flatten() + c.cos_sin_cache_offsets.flatten()
     rotary_embedding(but(c, positions=moved))
 
@@ -45,19 +45,19 @@ _Three = tuple[Tensor, Tensor, Tensor]
 
 @stands_for("_C_cache_ops::concat_mla_q")
 def concat_mla_q(ql_nope: Tensor, q_pe: Tensor, q_out: Tensor) -> None:
-    """q_out = ql_nope and q_pe side by side."""
+    """q_out = ql_nope ‖ q_pe (concatenated)."""
     q_out.copy_(torch.cat((ql_nope, q_pe), -1))
 
 
 @stands_for("sgl_kernel::concat_mla_absorb_q")
 def concat_mla_absorb_q(a: Tensor, b: Tensor, out: Tensor) -> None:
-    """out = a and b side by side."""
+    """out = a ‖ b (concatenated)."""
     out.copy_(torch.cat((a, b), -1))
 
 
 @stands_for("sgl_kernel::concat_mla_k")
 def concat_mla_k(k: Tensor, k_nope: Tensor, k_rope: Tensor) -> None:
-    """k [T, H, D]: k_nope in front, k_rope [T, 1, R] for every head behind it."""
+    """k [T, H, D] = k_nope ‖ k_rope (concatenated); k_rope [T, 1, R] is shared by all heads."""
     width = k_nope.shape[-1]
     k[..., :width].copy_(k_nope)
     k[..., width:].copy_(k_rope.reshape(k.shape[0], 1, -1))
@@ -65,7 +65,7 @@ def concat_mla_k(k: Tensor, k_nope: Tensor, k_rope: Tensor) -> None:
 
 @stands_for("_C_cache_ops::concat_and_cache_mla_rope_fused")
 def concat_and_cache_mla_rope(c: Call) -> None:
-    """q_pe and k_pe rotated in place, then as concat_and_cache_mla."""
+    """Rotate q_pe and k_pe in place, then apply concat_and_cache_mla."""
     for part in (c.q_pe, c.k_pe):
         part.copy_(rotate_by_position(part, c.positions, c.cos_sin_cache, head_size=part.shape[-1], neox=c.is_neox))
     concat_and_cache_mla(c.kv_c, c.k_pe, c.kv_cache, c.slot_mapping, c.kv_cache_dtype, c.kv_cache_scale)
@@ -73,14 +73,14 @@ def concat_and_cache_mla_rope(c: Call) -> None:
 
 @stands_for("_C_cache_ops::cp_fused_concat_and_cache_mla")
 def cp_concat_and_cache_mla(c: Call) -> None:
-    """As concat_and_cache_mla for the tokens that the indices pick."""
+    """Same as concat_and_cache_mla, for the tokens selected by the indices."""
     mine = c.cp_local_token_select_indices.to(torch.int64)
     concat_and_cache_mla(c.kv_c[mine], c.k_pe[mine], c.kv_cache, c.slot_mapping, c.kv_cache_dtype, c.scale)
 
 
 @stands_for("vllm::npu_rotary_embedding")
 def npu_rotary_embedding(c: Call) -> tuple[Tensor, Tensor]:
-    """(query, key) rotated, out of place."""
+    """Return rotated (query, key), out of place."""
     moved = c.positions if c.offsets is None else c.positions + c.offsets
     rotated = [
         rotate_by_position(x, moved, c.cos_sin_cache, head_size=c.head_size, neox=c.is_neox_style)
@@ -96,14 +96,14 @@ def npu_rotary_embedding(c: Call) -> tuple[Tensor, Tensor]:
     writes=("query", "key"),
 )
 def ascend_rotary_embedding(c: Call) -> tuple[Tensor, Tensor]:
-    """query and key rotated in place, and returned."""
+    """Rotate query and key in place, and return them."""
     rotary_embedding(c)
     return c.query.clone(), c.key.clone()
 
 
 @stands_for("vllm::rope_forward_triton")
 def rope_forward(c: Call) -> tuple[Tensor, Tensor]:
-    """(q, k) [T, H, D] with their first rope_dim elements rotated by cos, sin [T, rope_dim / 2]."""
+    """Return (q, k) [T, H, D] with their first rope_dim elements rotated by cos, sin [T, rope_dim / 2]."""
 
     def turned(x: Tensor) -> Tensor:
         width = 2 * c.cos.shape[-1] if c.rope_dim <= 0 else c.rope_dim
@@ -119,7 +119,7 @@ def rope_forward(c: Call) -> tuple[Tensor, Tensor]:
     "vllm::rocm_aiter_rotary_emb_with_key_forward_triton",
 )
 def aiter_rotary(c: Call) -> None:
-    """query (and key) [.., H, D] rotated in place by rows of cos, sin [positions, 1, 1, R/2]."""
+    """Rotate query (and key) [.., H, D] in place by rows of cos, sin [positions, 1, 1, R/2]."""
     offsets = getattr(c, "offsets", None)
     moved = (c.positions if offsets is None else c.positions + offsets).flatten().to(torch.int64)
     angles = [t.reshape(t.shape[0], -1)[moved].unsqueeze(1) for t in (c.cos, c.sin)]
@@ -139,7 +139,7 @@ def aiter_rotary(c: Call) -> None:
 
 @stands_for("sglang::apply_rope_inplace_with_kvcache")
 def rope_with_kvcache(c: Call) -> None:
-    """q and k [T, H, D] rotated in place, k and v stored at out_loc."""
+    """Rotate q and k [T, H, D] in place; store k and v at out_loc."""
     rotary_embedding(but(c, query=c.q, head_size=c.q.shape[-1], key=c.k))
     store_cache(c.k, c.v, c.k_cache, c.v_cache, c.out_loc)
 
@@ -151,7 +151,7 @@ def rope_with_kvcache(c: Call) -> None:
     writes=("q_rope", "k_rope", "k_buffer", "v_buffer"),
 )
 def rope_pos_ids(c: Call) -> None:
-    """q_rope, k_rope = q, k [T, H, D] rotated; with buffers the rotated key and the value are stored as well."""
+    """q_rope, k_rope = rotated q, k [T, H, D]; given buffers also receive the rotated key and the value."""
     v = getattr(c, "v", None)
     k_buffer = getattr(c, "k_buffer", None)
     v_buffer = getattr(c, "v_buffer", None)
@@ -165,7 +165,10 @@ def rope_pos_ids(c: Call) -> None:
 
 
 def _yarn(base: float, dim: int, factor: float, low: float, high: float, device: torch.device) -> Tensor:
-    """Angles a position [dim / 2]: plain RoPE, or YaRN's mix of it and its slowed form between low and high."""
+    """Return the rotation angle per position [dim / 2].
+
+    Plain RoPE for factor 1; otherwise YaRN, which blends plain angles and angles / factor between low and high.
+    """
     index = torch.arange(dim // 2, device=device, dtype=torch.float32)
     plain = base ** (-2.0 * index / dim)
     if factor == 1.0:
@@ -176,7 +179,7 @@ def _yarn(base: float, dim: int, factor: float, low: float, high: float, device:
 
 @stands_for("sgl_kernel::fused_qk_norm_rope", "sglang::fused_qk_norm_rope_out")
 def fused_qk_norm_rope(c: Call) -> None:
-    """RMS norm of each query and key head, then rotation by base's angles, in place in qkv [T, heads · head_dim]."""
+    """RMS norm of each query and key head, then rotation with base `base`, in place in qkv [T, heads · head_dim]."""
     head_dim = c.head_dim
     width = getattr(c, "rotary_dim", 0) or head_dim
     angle = c.position_ids.flatten().float().unsqueeze(1) * _yarn(c.base, width, c.factor, c.low, c.high, c.qkv.device)
@@ -192,7 +195,7 @@ def fused_qk_norm_rope(c: Call) -> None:
 
 @stands_for("sglang::fused_inplace_qknorm_rope")
 def fused_inplace_qknorm_rope(c: Call) -> None:
-    """RMS norm of each head of q and k, then their rotation, in place."""
+    """RMS norm and then rotation of each head of q and k, in place."""
     for part, weight in ((c.q, c.q_weight), (c.k, c.k_weight)):
         width = c.head_dim or weight.shape[0]
         normed = rms_norm(part.reshape(*c.positions.shape, -1, width), weight, c.eps)
@@ -203,7 +206,7 @@ def fused_inplace_qknorm_rope(c: Call) -> None:
 
 @stands_for("vllm::qkv_rmsnorm_rope", "vllm::qkv_rmsnorm_rope_simt")
 def qkv_rmsnorm_rope(c: Call) -> _Three:
-    """(q, k, v) of packed input [T, q + 2 kv]: q and k normed by heads (+ bias) and rotated as halves."""
+    """Return (q, k, v) of packed input [T, q + 2 kv]; q and k are normalised by head (+ bias) and rotated as halves."""
     cos = getattr(c, "cos", None)
     sin = getattr(c, "sin", None)
     cos_sin_cache = getattr(c, "cos_sin_cache", None)
@@ -226,13 +229,13 @@ def qkv_rmsnorm_rope(c: Call) -> _Three:
 
 @stands_for("vllm::fused_mla_dual_rms_norm")
 def mla_dual_rms_norm(c: Call) -> tuple[Tensor, Tensor]:
-    """The norms of two tensors in one kernel."""
+    """RMS norms of two tensors in one kernel."""
     return rms_norm(c.x1, c.x1_weight, c.x1_epsilon), rms_norm(c.x2, c.x2_weight, c.x2_epsilon)
 
 
 @stands_for("vllm::fused_mla_dual_rms_norm_per_token_quant")
 def mla_dual_rms_norm_quant(c: Call) -> _Three:
-    """(q's norm in fp8, its scale a row, kv's norm)."""
+    """Return (q's norm in fp8, its scale per row, kv's norm)."""
     normed = rms_norm(c.q, c.q_weight, c.q_epsilon)
     scale = row_scale(normed, torch.float8_e4m3fn)
     return to_quantized(normed, scale, torch.float8_e4m3fn), scale, rms_norm(c.kv, c.kv_weight, c.kv_epsilon)
@@ -240,7 +243,7 @@ def mla_dual_rms_norm_quant(c: Call) -> _Three:
 
 @stands_for("sgl_kernel::timestep_embedding", writes=("output",), fake=lambda output: torch.empty_like(output))
 def timestep_embedding(c: Call) -> Tensor:
-    """output [T, dim]: sines and cosines of scaled steps at dim / 2 frequencies; also returned."""
+    """output [T, dim] = sines and cosines of the scaled timesteps at dim / 2 frequencies; also returned."""
     half = c.dim // 2
     steps = torch.arange(half, device=c.input.device, dtype=torch.float32) / (half - c.downscale_freq_shift)
     angle = c.input.float().unsqueeze(1) * torch.exp(-math.log(c.max_period) * steps) * c.scale
@@ -254,7 +257,7 @@ def timestep_embedding(c: Call) -> Tensor:
     fake=lambda key_cache, value_cache: (torch.empty_like(key_cache), torch.empty_like(value_cache)),
 )
 def scatter_pa_kv_cache(c: Call) -> tuple[Tensor, Tensor]:
-    """Copies of the caches [blocks, page, Hkv, D] with key and value [T, Hkv, D] at their slots."""
+    """Return copies of the caches [blocks, page, Hkv, D] with key and value [T, Hkv, D] written at their slots."""
     caches = c.key_cache.clone(), c.value_cache.clone()
     for rows, cache in zip((c.key, c.value), caches, strict=True):
         write_slots(rows.reshape(rows.shape[0], *cache.shape[2:]).to(cache.dtype), cache, c.slot_mapping)
@@ -263,7 +266,7 @@ def scatter_pa_kv_cache(c: Call) -> tuple[Tensor, Tensor]:
 
 @stands_for("vllm::flashinfer_rotary_embedding", "vllm::rocm_aiter_triton_rotary_embedding")
 def offset_rotary_embedding(c: Call) -> None:
-    """As `_C::rotary_embedding`; offsets are added to the positions."""
+    """Same as `_C::rotary_embedding`, with offsets added to the positions."""
     offsets = getattr(c, "offsets", None)
     moved = c.positions if offsets is None else c.positions + offsets.reshape(c.positions.shape)
     for tensor in (c.query, c.key):

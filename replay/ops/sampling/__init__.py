@@ -1,2 +1,2 @@
 # pyright: strict
-"""Choosing the best of a row, and sampling."""
+"""Top-k per row, and sampling."""

@@ -1,7 +1,7 @@
 # pyright: strict
-"""Sampling of tokens: masks and renormalisation by top-k, top-p and min-p, draws, penalties, token bitmasks.
+"""Token sampling: masks and renormalisation by top-k, top-p and min-p, sampling, penalties, token bitmasks.
 
-Draws take torch's own random numbers, so ids differ from the vendor's; their distribution does not.
+Sampling uses torch's random numbers, so the ids differ from the vendor's, but have the same distribution.
 """
 
 from __future__ import annotations
@@ -14,21 +14,21 @@ from opreplay.replay.ops.declared import stands_for
 
 
 def _limit(values: Tensor | None, otherwise: float, like: Tensor) -> Tensor:
-    """A limit of each row [rows, 1]."""
+    """Return the limit of each row [rows, 1]."""
     if values is None:
         return torch.full((1, 1), float(otherwise), device=like.device)
     return values.reshape(-1, 1)
 
 
 def keep_top_k(scores: Tensor, k: Tensor) -> Tensor:
-    """bool like scores [rows, V]: whether a score is at least the k-th best of its row; k < 1 keeps all."""
+    """Return a mask bool [rows, V], True if a score is at least the k-th best of its row; k < 1 keeps all scores."""
     ordered = scores.sort(-1, descending=True).values
     last = (k.to(torch.int64) - 1).clamp(0, scores.shape[-1] - 1).expand(scores.shape[0], 1)
     return (scores >= ordered.gather(1, last)) | (k < 1)
 
 
 def keep_top_p(probs: Tensor, p: Tensor) -> Tensor:
-    """bool like probs [rows, V]: the likeliest tokens whose sum first reaches p; the likeliest always stays."""
+    """Return a mask bool [rows, V] of the most likely tokens until their sum reaches p; always at least one."""
     ordered, order = probs.sort(-1, descending=True)
     before = ordered.cumsum(-1) - ordered
     inside = before < p.to(probs.dtype)
@@ -42,7 +42,7 @@ def _renormalised(probs: Tensor, keep: Tensor) -> Tensor:
 
 
 def draw(probs: Tensor) -> Tensor:
-    """One column of each row of probs [rows, V], by its probability: the largest p / Exponential(1)."""
+    """Sample one column per row of probs [rows, V], as the largest p / Exponential(1)."""
     noise = torch.empty_like(probs, dtype=torch.float32).exponential_().clamp_(min=1e-10)
     return (probs.float() / noise).argmax(-1)
 
@@ -53,26 +53,26 @@ def _rows(probs: Tensor, indices: Tensor | None) -> Tensor:
 
 @stands_for("sgl_kernel::top_p_renorm_probs", writes=("renorm_probs",))
 def top_p_renorm(probs: Tensor, renorm_probs: Tensor, maybe_top_p_arr: Tensor | None, top_p_val: float) -> None:
-    """renorm_probs: the likeliest tokens up to p, scaled to add up to one."""
+    """renorm_probs = the most likely tokens up to probability p, scaled to a sum of one."""
     renorm_probs.copy_(_renormalised(probs.float(), keep_top_p(probs, _limit(maybe_top_p_arr, top_p_val, probs))))
 
 
 @stands_for("sgl_kernel::top_k_mask_logits", writes=("mask_logits",))
 def top_k_mask_logits(logits: Tensor, mask_logits: Tensor, maybe_top_k_arr: Tensor | None, top_k_val: int) -> None:
-    """mask_logits: logits with −inf outside the k best of each row."""
+    """mask_logits = logits with −inf outside the top k of each row."""
     keep = keep_top_k(logits, _limit(maybe_top_k_arr, top_k_val, logits))
     mask_logits.copy_(logits.masked_fill(~keep, -torch.inf))
 
 
 @stands_for("aiter::top_k_renorm_probs", writes=())
 def aiter_top_k_renorm(probs: Tensor, maybe_top_k_arr: Tensor | None, top_k_val: int) -> Tensor:
-    """The k likeliest tokens of each row, scaled to add up to one."""
+    """Return the k most likely tokens of each row, scaled to a sum of one."""
     return _renormalised(probs.float(), keep_top_k(probs, _limit(maybe_top_k_arr, top_k_val, probs)))
 
 
 @stands_for("sgl_kernel::min_p_sampling_from_probs", writes=("output",), random=True)
 def sample_min_p(c: Call) -> None:
-    """output [rows]: a token at least min_p times as likely as the likeliest."""
+    """output [rows] = sampled tokens that are at least min_p times as likely as the most likely token."""
     rows = _rows(c.probs, c.maybe_indices).float()
     floor = _limit(c.maybe_min_p_arr, c.min_p_val, rows) * rows.amax(-1, keepdim=True)
     c.output.copy_(draw(_renormalised(rows, rows >= floor)))
@@ -86,7 +86,7 @@ def _fake_ids(probs: Tensor, indices: Tensor | None) -> Tensor:
     "aiter::top_p_sampling_from_probs", "aiter::top_k_top_p_sampling_from_probs", writes=(), fake=_fake_ids, random=True
 )
 def sample_top_k_top_p(c: Call) -> Tensor:
-    """int32 [rows]: a token among the k likeliest, then among those up to p."""
+    """Return sampled tokens int32 [rows] among the k most likely, restricted to the most likely up to probability p."""
     rows = _rows(c.probs, c.indices).float()
     keep = keep_top_k(rows, _limit(getattr(c, "maybe_top_k_arr", None), getattr(c, "top_k_val", 0.0), rows))
     kept = _renormalised(rows, keep & keep_top_p(rows, _limit(c.maybe_top_p_arr, c.top_p_val, rows)))
@@ -95,7 +95,7 @@ def sample_top_k_top_p(c: Call) -> Tensor:
 
 @stands_for("aiter::greedy_sample", writes=("out",))
 def greedy_sample(out: Tensor, input: Tensor) -> None:
-    """out [rows]: the best column of each row of input [rows, V]."""
+    """out [rows] = argmax of each row of input [rows, V]."""
     out.copy_(input.argmax(-1).reshape(out.shape))
 
 
@@ -106,7 +106,7 @@ def _tempered(input: Tensor, temperatures: Tensor, eps: float) -> Tensor:
 @stands_for("aiter::random_sample", "aiter::_random_sample", writes=("out",), random=True)
 @stands_for("aiter::random_sample_outer_exponential", writes=("out",))
 def random_sample(c: Call) -> None:
-    """out [rows]: a column drawn by softmax(input / temperature), with the given Exponential(1) noise if there is."""
+    """out [rows] = columns sampled from softmax(input / temperature), with Exponential(1) noise if given."""
     exponentials = getattr(c, "exponentials", None)
     probs = _tempered(c.input, c.temperatures, c.eps)
     sampled = draw(probs) if exponentials is None else (probs / exponentials.float().clamp(min=c.eps)).argmax(-1)
@@ -116,7 +116,7 @@ def random_sample(c: Call) -> None:
 @stands_for("aiter::mixed_sample", "aiter::_mixed_sample", writes=("out",), random=True)
 @stands_for("aiter::mixed_sample_outer_exponential", writes=("out",))
 def mixed_sample(c: Call) -> None:
-    """As random_sample; rows of temperature 0 take their best column."""
+    """Same as random_sample; rows with temperature 0 use their argmax."""
     exponentials = getattr(c, "exponentials", None)
     probs = _tempered(c.input, c.temperature, c.eps)
     drawn = draw(probs) if exponentials is None else (probs / exponentials.float().clamp(min=c.eps)).argmax(-1)
@@ -126,7 +126,7 @@ def mixed_sample(c: Call) -> None:
 
 @stands_for("npu::npu_top_k_top_p", "_C_ascend::npu_apply_top_k_top_p")
 def npu_top_k_top_p(logits: Tensor, p: Tensor | None, k: Tensor | None) -> Tensor:
-    """logits [rows, V] with −inf outside the k best and outside the likeliest up to p; both are of each row."""
+    """Return logits [rows, V] with −inf outside the top k and outside the top p; both are per row."""
     out = logits.clone()
     if k is not None:
         out = out.masked_fill(~keep_top_k(logits.float(), k.reshape(-1, 1)), -torch.inf)
@@ -137,7 +137,9 @@ def npu_top_k_top_p(logits: Tensor, p: Tensor | None, k: Tensor | None) -> Tenso
 
 @stands_for("_C::apply_repetition_penalties_")
 def apply_repetition_penalties(c: Call) -> None:
-    """logits [rows, V] of tokens already seen: divided by the row's penalty where positive, multiplied elsewhere."""
+    """Penalise logits [rows, V] of seen tokens: divide positive logits by the row's penalty, multiply all others by
+    it.
+    """
     logits = c.logits
     penalty = c.repetition_penalties.reshape(-1, 1)
     turned = torch.where(logits > 0, logits / penalty, logits * penalty)
@@ -145,14 +147,14 @@ def apply_repetition_penalties(c: Call) -> None:
 
 
 def _allowed(bitmask: Tensor, vocabulary: int) -> Tensor:
-    """bool [rows, vocabulary] of int32 words, lowest bit first."""
+    """Return a mask bool [rows, vocabulary] from int32 words, lowest bit first."""
     shifts = torch.arange(32, device=bitmask.device, dtype=torch.int32)
     return ((bitmask.unsqueeze(-1) >> shifts) & 1).flatten(-2)[:, :vocabulary] != 0
 
 
 @stands_for("sgl_kernel::apply_token_bitmask_inplace_cuda", writes=("logits",))
 def apply_token_bitmask_inplace(logits: Tensor, bitmask: Tensor, indices: Tensor | None) -> None:
-    """−inf where a token's bit is 0, in the rows that `indices` names (all without it)."""
+    """Set logits to −inf if the token's bit is 0, in the rows `indices` (all rows without it)."""
     allowed = _allowed(bitmask, logits.shape[-1])
     if indices is None:
         logits.masked_fill_(~allowed[: logits.shape[0]], -torch.inf)
@@ -163,7 +165,7 @@ def apply_token_bitmask_inplace(logits: Tensor, bitmask: Tensor, indices: Tensor
 
 @stands_for("npu::apply_token_bitmask", writes=())
 def apply_token_bitmask(logits: Tensor, bitmask: Tensor, indices: Tensor | None) -> Tensor:
-    """As SGLang's op on a copy."""
+    """Same as SGLang's op, on a copy."""
     out = logits.clone()
     apply_token_bitmask_inplace(out, bitmask, indices)
     return out

@@ -1,5 +1,5 @@
 # pyright: strict
-"""The best columns of each row of scores (the indexers of sparse attention), under the names of three libraries."""
+"""Top-k columns per row of scores (the indexers of sparse attention): ops of three libraries."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from opreplay.replay.ops.declared import stands_for
 
 
 def best_columns(scores: Tensor, starts: Tensor | None, ends: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """(columns int64 [rows, k] counted from each row's start, −1 behind the last; their scores, −inf there)."""
+    """Return (columns int64 [rows, k] from each row's start, their scores), padded with −1 and −inf."""
     column = torch.arange(scores.shape[1], device=scores.device)
     last = ends.to(torch.int64).reshape(-1, 1)
     first = torch.zeros_like(last) if starts is None else starts.to(torch.int64).reshape(-1, 1)
@@ -37,7 +37,7 @@ def _write(target: Tensor, ids: Tensor) -> None:
     writes=("indices", "values"),
 )
 def top_k_per_row_prefill(c: Call) -> None:
-    """indices [rows, k]: the best columns of logits [rows, N] in [rowStarts, rowEnds), counted from rowStarts."""
+    """indices [rows, k] = top-k columns of logits [rows, N] in [rowStarts, rowEnds), relative to rowStarts."""
     values = getattr(c, "values", None)
     ids, scores = best_columns(
         c.logits[: c.numRows], c.rowStarts[: c.numRows], c.rowEnds[: c.numRows], c.indices.shape[-1]
@@ -48,7 +48,7 @@ def top_k_per_row_prefill(c: Call) -> None:
 
 
 def _decode_ends(seq_lens: Tensor, next_n: int, rows: int) -> Tensor:
-    """The columns that row r of a sequence's next_n rows may see: its length less the rows behind it."""
+    """Return how many columns each of a sequence's next_n rows sees: the sequence length minus the rows after it."""
     row = torch.arange(rows, device=seq_lens.device)
     lengths = seq_lens.flatten().to(torch.int64)
     if lengths.numel() >= rows > lengths.numel() // max(next_n, 1):
@@ -58,27 +58,27 @@ def _decode_ends(seq_lens: Tensor, next_n: int, rows: int) -> Tensor:
 
 @stands_for("_C::top_k_per_row_decode", writes=("indices",))
 def top_k_per_row_decode(logits: Tensor, next_n: int, seq_lens: Tensor, indices: Tensor, numRows: int) -> None:
-    """As the form for prefill; row r sees seq_lens[r // next_n] − next_n + r % next_n + 1 columns."""
+    """Same as top_k_per_row_prefill; row r sees seq_lens[r // next_n] − next_n + r % next_n + 1 columns."""
     ids, _ = best_columns(logits[:numRows], None, _decode_ends(seq_lens, next_n, numRows), indices.shape[-1])
     _write(indices, ids)
 
 
 @stands_for("_C::persistent_topk", "_C::cooperative_topk")
 def persistent_topk(logits: Tensor, lengths: Tensor, output: Tensor, k: int) -> None:
-    """output [rows, k]: the best columns of each row's first `lengths`."""
+    """output [rows, k] = top-k columns among the first `lengths` columns of each row."""
     _write(output, best_columns(logits, None, lengths, k)[0])
 
 
 @stands_for("sgl_kernel::fast_topk", writes=("indices",))
 def fast_topk(score: Tensor, indices: Tensor, lengths: Tensor, row_starts: Tensor | None = None) -> None:
-    """indices [rows, k]: the best of `lengths` columns behind each row's start."""
+    """indices [rows, k] = top-k columns among `lengths` columns from each row's start on."""
     ends = lengths if row_starts is None else lengths + row_starts
     _write(indices, best_columns(score, row_starts, ends, indices.shape[-1])[0])
 
 
 @stands_for("sgl_kernel::fast_topk_transform_fused", writes=("dst_page_table",))
 def fast_topk_transform(c: Call) -> None:
-    """As fast_topk, each column replaced by its entry in the page table of the row's sequence."""
+    """Same as fast_topk, with each column replaced by its entry in the page table of the row's sequence."""
     row_starts = getattr(c, "row_starts", None)
     ends = c.lengths if row_starts is None else c.lengths + row_starts
     ids, _ = best_columns(c.score, row_starts, ends, c.dst_page_table.shape[-1])
@@ -92,7 +92,7 @@ def fast_topk_transform(c: Call) -> None:
 
 @stands_for("sgl_kernel::fast_topk_transform_ragged_fused", writes=("topk_indices_ragged",))
 def fast_topk_ragged(c: Call) -> None:
-    """As fast_topk, each column plus its row's offset."""
+    """Same as fast_topk, with the row's offset added to each column."""
     row_starts = getattr(c, "row_starts", None)
     ends = c.lengths if row_starts is None else c.lengths + row_starts
     ids, _ = best_columns(c.score, row_starts, ends, c.topk_indices_ragged.shape[-1])
@@ -101,7 +101,7 @@ def fast_topk_ragged(c: Call) -> None:
 
 @stands_for("aiter::topk_plain", "aiter::_topk_plain", writes=("topk_ids", "topk_out"))
 def topk_plain(c: Call) -> None:
-    """The topk best (or least) of each row of x [rows, N]; columns and, where wanted, values."""
+    """Top-k (largest or smallest) of each row of x [rows, N]: columns and, if requested, values."""
     x = c.x
     topk_out = getattr(c, "topk_out", None)
     rowEnds = getattr(c, "rowEnds", None)

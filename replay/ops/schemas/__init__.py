@@ -1,2 +1,2 @@
 # pyright: strict
-"""Tables of vendors' operator schemas, read by `opreplay.replay.ops.declared`."""
+"""Tables of vendor operator schemas, read by `opreplay.replay.ops.declared`."""

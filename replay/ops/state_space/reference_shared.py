@@ -1,8 +1,8 @@
 # pyright: strict
-"""Mamba's two kernels as vLLM and SGLang took them over: the causal depthwise convolution and the selective scan.
+"""Mamba's two kernels as in vLLM and SGLang: the causal depthwise convolution and the selective scan.
 
-Sequences are packed [dim, tokens] with query_start_loc, or [batch, dim, length]. States live in slots that
-cache_indices names; a slot equal to pad_slot_id is left alone.
+Sequences are packed [dim, tokens] with query_start_loc, or [batch, dim, length]. cache_indices gives the slots of the
+states; a slot equal to pad_slot_id is not changed.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from opreplay.replay.ops.maths.attention import ends
 
 
 def conv_sequence(x: Tensor, weight: Tensor, bias: Tensor | None, before: Tensor | None, silu: bool) -> Tensor:
-    """x [dim, L] convolved with weight [dim, width], `before` [dim, width − 1] in front of it (zeros without)."""
+    """Convolve x [dim, L], preceded by `before` [dim, width − 1] (zeros if absent), with weight [dim, width]."""
     width = weight.shape[1]
     front = x.new_zeros((x.shape[0], width - 1)) if before is None else before.to(x.dtype)
     padded = torch.cat((front, x), 1).float()
@@ -29,13 +29,13 @@ def conv_sequence(x: Tensor, weight: Tensor, bias: Tensor | None, before: Tensor
 
 
 def _tail(x: Tensor, before: Tensor | None, length: int) -> Tensor:
-    """The last `length` columns of what came before and x [dim, L]."""
+    """Return the last `length` columns of `before` followed by x [dim, L]."""
     front = x.new_zeros((x.shape[0], length)) if before is None else before.to(x.dtype)
     return torch.cat((front, x), 1)[:, -length:]
 
 
 def _sequences(x: Tensor, query_start_loc: Tensor | None) -> list[Tensor]:
-    """Views [dim, L] of each sequence."""
+    """Return a view [dim, L] of each sequence."""
     if query_start_loc is None:
         return list(x.unbind(0)) if x.dim() == 3 else [x]
     bounds = ends(query_start_loc, x.shape[-1], "query_start_loc")
@@ -57,7 +57,7 @@ def _slots(indices: Tensor | None, number: int) -> list[int]:
     writes=("x", "conv_states"),
 )
 def causal_conv1d_fwd(c: Call) -> None:
-    """x becomes its convolution; conv_states [slots, dim, width − 1] keep the last columns of each sequence."""
+    """Convolve x in place; write the last columns of each sequence to conv_states [slots, dim, width − 1]."""
     conv_states = c.conv_states
     parts = _sequences(c.x, c.query_start_loc)
     started = _started(c.has_initial_state, len(parts))
@@ -81,7 +81,7 @@ def causal_conv1d_fwd(c: Call) -> None:
     writes=("x", "conv_state"),
 )
 def causal_conv1d_update(c: Call) -> None:
-    """One (or a few) new columns x [B, dim(, L)] behind conv_state [slots, dim, ≥ width − 1], which moves on."""
+    """Convolve new columns x [B, dim(, L)] after conv_state [slots, dim, ≥ width − 1], and update the state."""
     x, conv_state = c.x, c.conv_state
     columns = x.unsqueeze(-1) if x.dim() == 2 else x
     slots = (
@@ -103,7 +103,7 @@ def causal_conv1d_update(c: Call) -> None:
 
 
 def scan_sequence(u: Tensor, delta: Tensor, A: Tensor, B: Tensor, C: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
-    """Mamba's recurrence: u, delta [dim, L], A [dim, n], B, C [dim, n, L], state [dim, n] → y [dim, L], last state.
+    """Mamba's recurrence: u, delta [dim, L], A [dim, n], B, C [dim, n, L], state [dim, n] → y [dim, L], final state.
 
     h ← exp(delta · A) · h + delta · B · u; y = Σ over n of C · h.
     """
@@ -117,7 +117,7 @@ def scan_sequence(u: Tensor, delta: Tensor, A: Tensor, B: Tensor, C: Tensor, sta
 
 
 def _groups(table: Tensor, dim: int, start: int, stop: int, batch: int | None) -> Tensor:
-    """B or C of one sequence as [dim, n, L]: by groups [groups, n, tokens] or [batch, groups, n, L], or fixed."""
+    """Return B or C of one sequence as [dim, n, L]; it is [groups, n, tokens], [batch, groups, n, L], or constant."""
     if table.dim() == 2:
         return table.float().unsqueeze(-1).expand(-1, -1, stop - start)
     groups = table if batch is None else table[batch]
@@ -128,7 +128,9 @@ def _groups(table: Tensor, dim: int, start: int, stop: int, batch: int | None) -
 
 @stands_for("_C::selective_scan_fwd", writes=("delta", "z_", "ssm_states"))
 def selective_scan_fwd(c: Call) -> None:
-    """delta becomes the scan of u (z_ its product with silu(z_) where given); ssm_states [slots, dim, n] move on."""
+    """Write the scan of u to delta (and its product with silu(z_) to z_ if given); update ssm_states [slots, dim,
+    n].
+    """
     null_block_id = getattr(c, "null_block_id", None)
     skipped = getattr(c, "pad_slot_id", -1) if null_block_id is None else null_block_id
     parts, deltas = _sequences(c.u, c.query_start_loc), _sequences(c.delta, c.query_start_loc)

@@ -1,2 +1,2 @@
 # pyright: strict
-"""Embedding tables, jagged tensors."""
+"""Embedding tables and jagged tensors."""

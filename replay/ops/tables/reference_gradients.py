@@ -1,4 +1,4 @@
-"""FBGEMM's backward passes of table lookups on a CPU, which apply the optimizer, and its fp8 products and casts."""
+"""FBGEMM's CPU backward passes of table lookups, which include the optimizer step, and its fp8 products and casts."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _FP8 = torch.float8_e4m3fn
 
 
 def _bags(offsets: Tensor, indices: Tensor, tables: int) -> tuple[Tensor, list[int], int]:
-    """(the bag of each index, where each table starts in indices, bags a table)."""
+    """Return (the bag of each index, the start of each table in indices, bags per table)."""
     bounds = offsets.to(torch.int64).clamp(0, indices.numel()).cummax(0).values
     batch = (offsets.numel() - 1) // max(tables, 1)
     owner = torch.searchsorted(bounds, torch.arange(indices.numel(), device=indices.device), right=True) - 1
@@ -24,8 +24,9 @@ def _bags(offsets: Tensor, indices: Tensor, tables: int) -> tuple[Tensor, list[i
 
 
 def _check_sizes(grad_output: Tensor, weights: Tensor, D_offsets: Tensor, offsets: Tensor) -> None:
-    """Raises ValueError for sizes that no tables have: bags of another number than rows of the gradient, or too few
-    weights for one row of each table."""
+    """Raise ValueError for inconsistent sizes: bags do not match the gradient's rows, or a table has less than one row
+    of weights.
+    """
     tables = D_offsets.shape[0] - 1
     if tables < 1 or grad_output.dim() != 2:
         raise ValueError(
@@ -38,7 +39,7 @@ def _check_sizes(grad_output: Tensor, weights: Tensor, D_offsets: Tensor, offset
 
 
 def _fake_backward(c: Call) -> None:
-    """Raises ValueError for what `rowwise_adagrad_backward` cannot do."""
+    """Raise ValueError for arguments that `rowwise_adagrad_backward` does not support."""
     if c.pooling_mode not in (0, 1):
         raise ValueError("lookups without pooling are not implemented in the reference of the backward pass")
     _check_sizes(c.grad_output, c.host_weights, c.D_offsets, c.offsets)
@@ -60,9 +61,10 @@ def _fake_indice_weights(c: Call) -> Tensor:
     fake=_fake_backward,
 )
 def rowwise_adagrad_backward(c: Call) -> None:
-    """grad_output [B, ΣD]: each looked-up row's momentum grows by the mean square of its gradient, and it moves.
+    """Row-wise Adagrad from grad_output [B, ΣD]: add the mean square gradient to each looked-up row's momentum; update
+    rows.
 
-    Weight decay and norms are left out. Raises ValueError for lookups without pooling.
+    Weight decay and norms are ignored. Raises ValueError for lookups without pooling.
     """
     if c.pooling_mode not in (0, 1):
         raise ValueError("lookups without pooling are not implemented in the reference of the backward pass")
@@ -94,7 +96,7 @@ def rowwise_adagrad_backward(c: Call) -> None:
 
 @stands_for("fbgemm::split_embedding_codegen_grad_indice_weights_cpu", fake=_fake_indice_weights)
 def grad_indice_weights(c: Call) -> Tensor:
-    """float32 [indices]: each looked-up row times the gradient of the bag it went into."""
+    """float32 [indices]: dot product of each looked-up row with the gradient of its bag."""
     dims, starts = c.D_offsets.tolist(), c.weights_offsets.tolist()
     owner, edges, batch = _bags(c.offsets, c.indices, len(dims) - 1)
     out = torch.zeros(c.indices.shape, dtype=torch.float32, device=c.weights.device)
@@ -112,7 +114,7 @@ def grad_indice_weights(c: Call) -> Tensor:
 
 @stands_for("fbgemm::f8f8bf16_rowwise")
 def f8f8bf16_rowwise(XQ: Tensor, WQ: Tensor, x_scale: Tensor, w_scale: Tensor, bias: Tensor | None) -> Tensor:
-    """XQ [.., K] @ WQ [N, K]ᵀ with a scale a row each, + bias; bfloat16."""
+    """XQ [.., K] @ WQ [N, K]ᵀ with one scale per row of each, + bias; bfloat16."""
     rows = as_rows(XQ)
     product = scaled_linear(rows, WQ, x_scale.reshape(-1, 1), w_scale.reshape(-1, 1), bias, torch.bfloat16)
     return product.reshape(*XQ.shape[:-1], WQ.shape[0])
@@ -120,7 +122,7 @@ def f8f8bf16_rowwise(XQ: Tensor, WQ: Tensor, x_scale: Tensor, w_scale: Tensor, b
 
 @stands_for("fbgemm::f8f8bf16_blockwise")
 def f8f8bf16_blockwise(XQ: Tensor, WQ: Tensor, x_scale: Tensor, w_scale: Tensor) -> Tensor:
-    """XQ [M, K] @ WQ [N, K]ᵀ with scales by block; bfloat16."""
+    """XQ [M, K] @ WQ [N, K]ᵀ with block scales; bfloat16."""
     return scaled_linear(XQ, WQ, x_scale, w_scale, None, torch.bfloat16)
 
 
@@ -132,20 +134,20 @@ def f8f8bf16(XQ: Tensor, WQ: Tensor, scale: Tensor | float) -> Tensor:
 
 @stands_for("fbgemm::quantize_fp8_per_row")
 def quantize_fp8_per_row(input: Tensor, scale_ub: Tensor | None) -> list[Tensor]:
-    """[fp8, scale of each row]."""
+    """Return [fp8, scale of each row]."""
     scale = row_scale(input, _FP8, scale_ub)
     return [to_quantized(input, scale, _FP8), scale.squeeze(-1)]
 
 
 @stands_for("fbgemm::quantize_fp8_per_col")
 def quantize_fp8_per_col(input: Tensor, scale_ub: Tensor | None) -> list[Tensor]:
-    """[fp8, scale of each column]."""
+    """Return [fp8, scale of each column]."""
     scale = row_scale(input.t(), _FP8, scale_ub).t()
     return [to_quantized(input, scale, _FP8), scale.flatten()]
 
 
 @stands_for("fbgemm::quantize_fp8_per_tensor")
 def quantize_fp8_per_tensor(input: Tensor) -> list[Tensor]:
-    """[fp8, scale]."""
+    """Return [fp8, scale]."""
     scale = tensor_scale(input, _FP8).clamp(min=1e-12)
     return [to_quantized(input, scale, _FP8), scale]

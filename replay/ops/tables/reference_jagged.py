@@ -1,6 +1,7 @@
-"""FBGEMM's jagged tensors: values [N, D] of B rows by offsets [B + 1], to and from padded tensors, and with them.
+"""FBGEMM's jagged tensors: values [N, D] of B rows by offsets [B + 1]; conversion from and to padded tensors,
+arithmetic.
 
-Lengths that contradict their values are cut to what exists, as the other references of FBGEMM do.
+Lengths that exceed the values are cut to the existing values, as in the other reference implementations of FBGEMM.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from opreplay.replay.ops.declared import stands_for
 
 
 def places(offsets: Tensor, longest: int, total: int) -> tuple[Tensor, Tensor]:
-    """(where in the values each padded position [B, longest] is, whether there is one)."""
+    """Return (index into the values of each padded position [B, longest], mask of positions with a value)."""
     starts = offsets[:-1].to(torch.int64).unsqueeze(1)
     column = torch.arange(longest, device=offsets.device)
     where = starts + column
@@ -24,7 +25,7 @@ def places(offsets: Tensor, longest: int, total: int) -> tuple[Tensor, Tensor]:
 
 @stands_for("fbgemm::jagged_1d_to_dense", "fbgemm::jagged_2d_to_dense")
 def to_dense(values: Tensor, offsets: Tensor, max_sequence_length: int, padding_value: float = 0.0) -> Tensor:
-    """[B, max_sequence_length, ..] of values [N, ..]."""
+    """values [N, ..] → [B, max_sequence_length, ..]."""
     where, real = places(offsets, max_sequence_length, values.shape[0])
     if not values.shape[0]:
         return values.new_full((*where.shape, *values.shape[1:]), padding_value)
@@ -33,7 +34,7 @@ def to_dense(values: Tensor, offsets: Tensor, max_sequence_length: int, padding_
 
 
 def to_jagged(dense: Tensor, offsets: Tensor, total: int) -> Tensor:
-    """values [total, ..] of dense [B, L, ..]; what lies behind a row's L is zero."""
+    """dense [B, L, ..] → values [total, ..]; zeros beyond a row's L."""
     row = torch.arange(total, device=dense.device)
     owner = (torch.searchsorted(offsets.to(torch.int64).contiguous(), row, right=True) - 1).clamp(0, dense.shape[0] - 1)
     column = row - offsets.to(torch.int64)[owner]
@@ -50,13 +51,13 @@ def _single(offsets: list[Tensor]) -> Tensor:
 
 @stands_for("fbgemm::jagged_to_padded_dense", "fbgemm::jagged_to_padded_dense_forward")
 def jagged_to_padded_dense(c: Call) -> Tensor:
-    """[B, max_length, D] (or [B, max_length] of values [N])."""
+    """values [N, D] → [B, max_length, D], or values [N] → [B, max_length]."""
     return to_dense(c.values, _single(c.offsets), c.max_lengths[0], c.padding_value)
 
 
 @stands_for("fbgemm::jagged_to_padded_dense_backward")
 def jagged_to_padded_dense_backward(grad_output: Tensor, offsets: list[Tensor], total_L: int) -> Tensor:
-    """Gradient to the values [total_L, D]."""
+    """Gradient of the values [total_L, D]."""
     return to_jagged(grad_output, _single(offsets), total_L)
 
 
@@ -71,7 +72,7 @@ def _total(x_offsets: list[Tensor], total_L: int | None) -> int:
     ),
 )
 def dense_to_jagged_forward(dense: Tensor, x_offsets: list[Tensor], total_L: int | None) -> Tensor:
-    """values [total, D]; the total is read from the offsets where it is not given."""
+    """Return values [total, D]; the total is read from the offsets if it is not given."""
     return to_jagged(dense, _single(x_offsets), _total(x_offsets, total_L))
 
 
@@ -83,20 +84,20 @@ def dense_to_jagged_forward(dense: Tensor, x_offsets: list[Tensor], total_L: int
     ),
 )
 def dense_to_jagged(dense: Tensor, x_offsets: list[Tensor], total_L: int | None) -> tuple[Tensor, list[Tensor]]:
-    """(values, the offsets)."""
+    """Return (values, offsets)."""
     values = to_jagged(dense, _single(x_offsets), _total(x_offsets, total_L))
     return values, [x.clone() for x in x_offsets]
 
 
 @stands_for("fbgemm::jagged_dense_elementwise_add")
 def jagged_dense_elementwise_add(x_values: Tensor, x_offsets: list[Tensor], y: Tensor) -> Tensor:
-    """The padded x plus y [B, L, D]."""
+    """Padded x + y [B, L, D]."""
     return to_dense(x_values, _single(x_offsets), y.shape[1]) + y
 
 
 @stands_for("fbgemm::jagged_dense_elementwise_add_jagged_output")
 def jagged_dense_add_jagged(x_values: Tensor, x_offsets: list[Tensor], y: Tensor) -> tuple[Tensor, list[Tensor]]:
-    """(x + what y [B, L, D] has at its positions, the offsets)."""
+    """Return (x + y [B, L, D] at x's positions, offsets)."""
     added = x_values + to_jagged(y, _single(x_offsets), x_values.shape[0])
     return added, [x.clone() for x in x_offsets]
 
@@ -109,25 +110,25 @@ def jagged_dense_dense_add_forward(x_values: Tensor, x_offsets: list[Tensor], y_
 
 @stands_for("fbgemm::jagged_dense_dense_elementwise_add_jagged_output")
 def jagged_dense_dense_add(c: Call) -> tuple[Tensor, list[Tensor]]:
-    """(x + y_0 + y_1, the offsets)."""
+    """Return (x + y_0 + y_1 at x's positions, offsets)."""
     return jagged_dense_dense_add_forward(c.x_values, c.x_offsets, c.y_0, c.y_1), [x.clone() for x in c.x_offsets]
 
 
 @stands_for("fbgemm::jagged_dense_elementwise_mul_forward")
 def jagged_dense_mul_forward(x_values: Tensor, x_offsets: list[Tensor], y: Tensor) -> Tensor:
-    """x times what y [B, L, D] has at its positions."""
+    """x · y [B, L, D] at x's positions."""
     return x_values * to_jagged(y, _single(x_offsets), x_values.shape[0])
 
 
 @stands_for("fbgemm::jagged_dense_elementwise_mul")
 def jagged_dense_mul(x_values: Tensor, x_offsets: list[Tensor], y: Tensor) -> tuple[Tensor, list[Tensor]]:
-    """(x · y, the offsets)."""
+    """Return (x · y at x's positions, offsets)."""
     return jagged_dense_mul_forward(x_values, x_offsets, y), [x.clone() for x in x_offsets]
 
 
 @stands_for("fbgemm::jagged_dense_elementwise_mul_backward")
 def jagged_dense_mul_backward(c: Call) -> tuple[Tensor, Tensor]:
-    """(gradient of x, gradient of y)."""
+    """Return (gradient of x, gradient of y)."""
     offsets = _single(c.x_offsets)
     return (
         c.grad_output * to_jagged(c.y, offsets, c.x_values.shape[0]),
@@ -137,7 +138,7 @@ def jagged_dense_mul_backward(c: Call) -> tuple[Tensor, Tensor]:
 
 @stands_for("fbgemm::batched_dense_vec_jagged_2d_mul", "fbgemm::batched_dense_vec_jagged_2d_mul_forward")
 def dense_vec_jagged_mul(v: Tensor, a_values: Tensor, a_offsets: Tensor) -> Tensor:
-    """v [B · H, L] times the padded a [B, L, H · D] → [B · H, D]."""
+    """v [B · H, L] @ padded a [B, L, H · D] → [B · H, D]."""
     batch = a_offsets.numel() - 1
     heads = v.shape[0] // max(batch, 1)
     dense = to_dense(a_values, a_offsets, v.shape[1]).unflatten(-1, (heads, -1))
@@ -146,26 +147,26 @@ def dense_vec_jagged_mul(v: Tensor, a_values: Tensor, a_offsets: Tensor) -> Tens
 
 @stands_for("fbgemm::jagged_dense_bmm_forward")
 def jagged_dense_bmm_forward(x_values: Tensor, x_offsets: Tensor, y: Tensor, max_L: int) -> Tensor:
-    """Rows of x [N, K] times their batch's y [B, K, M] → [N, M]."""
+    """Rows of x [N, K] @ y [B, K, M] of their batch element → [N, M]."""
     return to_jagged(torch.bmm(to_dense(x_values, x_offsets, max_L), y), x_offsets, x_values.shape[0])
 
 
 @stands_for("fbgemm::jagged_dense_bmm")
 def jagged_dense_bmm(x_values: Tensor, x_offsets: Tensor, y: Tensor, max_L: int) -> tuple[Tensor, Tensor]:
-    """(the product, the offsets)."""
+    """Return (product, offsets)."""
     return jagged_dense_bmm_forward(x_values, x_offsets, y, max_L), x_offsets.clone()
 
 
 @stands_for("fbgemm::jagged_jagged_bmm", "fbgemm::jagged_jagged_bmm_forward")
 def jagged_jagged_bmm(x_values: Tensor, y_values: Tensor, x_offsets: Tensor, max_L: int) -> Tensor:
-    """xᵀ y of each row's values: [B, K, M]."""
+    """xᵀ @ y over the values of each row → [B, K, M]."""
     x, y = (to_dense(values, x_offsets, max_L) for values in (x_values, y_values))
     return torch.bmm(x.transpose(1, 2), y)
 
 
 @stands_for("fbgemm::jagged_softmax_forward")
 def jagged_softmax_forward(values: Tensor, x_offsets: Tensor, max_L: int) -> Tensor:
-    """Softmax over each row's values, every column for itself."""
+    """Softmax over each row's values, separately per column."""
     dense = to_dense(values.float(), x_offsets, max_L, -torch.inf)
     top = dense.amax(1, keepdim=True).nan_to_num(neginf=0.0)
     weights = torch.exp(dense - top)
@@ -175,7 +176,7 @@ def jagged_softmax_forward(values: Tensor, x_offsets: Tensor, max_L: int) -> Ten
 
 @stands_for("fbgemm::jagged_softmax")
 def jagged_softmax(values: Tensor, x_offsets: Tensor, max_L: int) -> tuple[Tensor, Tensor]:
-    """(the softmax, the offsets)."""
+    """Return (softmax, offsets)."""
     return jagged_softmax_forward(values, x_offsets, max_L), x_offsets.clone()
 
 
@@ -193,19 +194,19 @@ def _starts(lengths: Tensor) -> Tensor:
 
 @stands_for("fbgemm::pack_segments")
 def pack_segments(t_in: Tensor, lengths: Tensor, max_length: int) -> Tensor:
-    """Rows of t_in [N, ..] by lengths [B] → [B, max_length, ..], zeros where nothing is."""
+    """Rows of t_in [N, ..] by lengths [B] → [B, max_length, ..], padded with zeros."""
     return to_dense(t_in, _starts(lengths), max_length)
 
 
 @stands_for("fbgemm::pack_segments_backward")
 def pack_segments_backward(data: Tensor, lengths: Tensor, total_length: int) -> Tensor:
-    """The reverse of pack_segments."""
+    """Inverse of pack_segments."""
     return to_jagged(data, _starts(lengths), total_length)
 
 
 @stands_for("fbgemm::segment_sum_csr")
 def segment_sum_csr(batch_size: int, csr_seg: Tensor, values: Tensor) -> Tensor:
-    """Sums of values over segments csr_seg [S + 1], each counted in batches of batch_size values."""
+    """Sums of values over segments csr_seg [S + 1], whose bounds are in units of batch_size values."""
     edges = csr_seg.to(torch.int64) * batch_size
     total = F.pad(values.double().cumsum(0), (1, 0))
     where = edges.clamp(0, values.numel())
@@ -227,7 +228,7 @@ def index_select_dim0(input: Tensor, indices: Tensor) -> Tensor:
 
 @stands_for("fbgemm::group_index_select_dim0")
 def group_index_select_dim0(input_group: list[Tensor], indices_group: list[Tensor]) -> list[Tensor]:
-    """As index_select_dim0 for each pair."""
+    """Apply index_select_dim0 to each pair of input and indices."""
     return [index_select_dim0(x, i) for x, i in zip(input_group, indices_group, strict=True)]
 
 
@@ -243,9 +244,9 @@ def _fake_regroup(pooled_embs: list[Tensor], out_lengths: list[int]) -> list[Ten
 
 @stands_for("fbgemm::permute_multi_embedding", "fbgemm::permute_multi_embedding_function", fake=_fake_regroup)
 def permute_multi_embedding(c: Call) -> list[Tensor]:
-    """Columns of tensors [B, ..] regrouped, or the gradient of that with `reverse`.
+    """Regroup columns of tensors [B, ..]; with `reverse`, return the gradient.
 
-    permutes [P, 6] are (from, to, first column, to column, width, unused).
+    permutes [P, 6] are (source tensor, target tensor, source column, target column, width, unused).
     """
     reverse = getattr(c, "reverse", False)
     batch = c.pooled_embs[0].shape[0]

@@ -1,7 +1,7 @@
-"""FBGEMM's sparse ops (fbgemm_gpu/src/sparse_ops): cumulative sums, permutes of jagged data, bucketing, bounds.
+"""FBGEMM's sparse ops (fbgemm_gpu/src/sparse_ops): cumulative sums, permutes of jagged data, bucketing, bounds checks.
 
-Lengths and offsets that reach beyond the values are cut where the values end, and table numbers are clamped, as the
-bounds check of FBGEMM does for indices: no argument can make these functions read out of bounds or grow without limit.
+Lengths and offsets beyond the values are cut to the end of the values, and table numbers are clamped, as FBGEMM's
+bounds check does for indices: no argument can make these functions read out of bounds or allocate without limit.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from opreplay.replay.ops.declared import stands_for
 
 
 def complete_cumsum(x: Tensor) -> Tensor:
-    """[.., n] → [.., n + 1]: sums of all prefixes, starting with 0."""
+    """[.., n] → [.., n + 1]: cumulative sums, starting with 0."""
     sums = torch.cumsum(x, dim=-1, dtype=x.dtype)
     return torch.nn.functional.pad(sums, (1, 0))
 
@@ -26,14 +26,14 @@ stands_for("fbgemm::asynchronous_exclusive_cumsum")(lambda t_in: complete_cumsum
 
 @stands_for("fbgemm::offsets_range", fake=lambda offsets, range_size: offsets.new_empty((range_size,)))
 def positions_in_segments(offsets: Tensor, range_size: int) -> Tensor:
-    """0, 1, 2, .. anew from each offset on: [range_size], for segments that start at offsets [n]."""
+    """Return positions 0, 1, 2, .. [range_size], restarting at each of offsets [n], the starts of the segments."""
     place = torch.arange(range_size, device=offsets.device, dtype=offsets.dtype)
     segment = torch.searchsorted(offsets.contiguous(), place, right=True) - 1
     return place - offsets[segment.clamp(min=0)]
 
 
 def _rows(lengths: Tensor, limit: int) -> tuple[Tensor, Tensor]:
-    """Start and size of each row's values, for lengths [T, ..] over at most `limit` values."""
+    """Return start and size of each row's values, for lengths [T, ..] over at most `limit` values."""
     sizes = lengths.reshape(lengths.shape[0], -1).clamp(min=0).sum(1, dtype=torch.int64)
     edges = complete_cumsum(sizes).clamp(max=limit)
     return edges[:-1], edges.diff()
@@ -42,9 +42,10 @@ def _rows(lengths: Tensor, limit: int) -> tuple[Tensor, Tensor]:
 def permute_jagged(
     permute: Tensor, lengths: Tensor, values: Tensor, weights: Tensor | None, total: int | None
 ) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Rows of lengths [T, ..] and their stretches of values (and weights) in the order of `permute`.
+    """Return the rows of lengths [T, ..] and their values (and weights) in the order of `permute`.
 
-    `total` is the size of the results where it is known; it spares a wait for the device. Missing values are zeros.
+    `total` is the size of the results if the caller knows it, which avoids waiting for the device. Missing values are
+    zeros.
     """
     order = permute.to(torch.int64).clamp(0, lengths.shape[0] - 1)
     starts, sizes = _rows(lengths, values.shape[0])
@@ -80,7 +81,7 @@ def _fake_permute(
     fake=_fake_permute,
 )
 def permute_sparse_data(c: Call) -> tuple[Tensor, Tensor, Tensor | None]:
-    """lengths [T, B], values [Σ lengths] → the same of rows permute [T'] (a KeyedJaggedTensor's permute)."""
+    """lengths [T, B], values [Σ lengths] → lengths and values of rows permute [T'] (permute of a KeyedJaggedTensor)."""
     total = c.permuted_lengths_sum if c.permuted_lengths_sum else None
     return permute_jagged(c.permute, c.lengths, c.values, c.weights, total)
 
@@ -90,7 +91,7 @@ def permute_sparse_data(c: Call) -> tuple[Tensor, Tensor, Tensor | None]:
     fake=lambda permute, lengths, indices, weights: _fake_permute(permute, lengths, indices, weights),
 )
 def permute_sparse_features(c: Call) -> tuple[Tensor, Tensor, Tensor | None]:
-    """As permute_2D_sparse_data."""
+    """Same as permute_2D_sparse_data."""
     return permute_jagged(c.permute, c.lengths, c.indices, c.weights, None)
 
 
@@ -100,7 +101,7 @@ def permute_sparse_features(c: Call) -> tuple[Tensor, Tensor, Tensor | None]:
     fake=lambda pooled_embs: torch.empty_like(pooled_embs),
 )
 def permute_pooled_embs(pooled_embs: Tensor, offset_dim_list: Tensor, permute_list: Tensor) -> Tensor:
-    """Blocks of columns of pooled_embs [B, ΣD], bounded by offset_dim_list [T + 1], in the order of permute_list."""
+    """Reorder column blocks of pooled_embs [B, ΣD], bounded by offset_dim_list [T + 1], by permute_list."""
     width = pooled_embs.shape[1]
     edges = offset_dim_list.to(torch.int64).clamp(0, width).cummax(0).values
     sizes, starts = edges.diff(), edges[:-1]
@@ -119,7 +120,7 @@ def permute_pooled_embs(pooled_embs: Tensor, offset_dim_list: Tensor, permute_li
     fake=lambda grad_output: grad_output.new_empty((grad_output.numel(),)),
 )
 def recat_embedding_grad_output(grad_output: Tensor, dim_sum_per_rank: Tensor) -> Tensor:
-    """grad_output [B, ΣD] → flat: the columns of each rank, [B, D of the rank], one rank after the other."""
+    """grad_output [B, ΣD] → flat: the columns [B, D of the rank] of each rank, concatenated."""
     out = grad_output.new_zeros((grad_output.numel(),))
     start = column = 0
     for dim in dim_sum_per_rank.tolist():
@@ -131,9 +132,10 @@ def recat_embedding_grad_output(grad_output: Tensor, dim_sum_per_rank: Tensor) -
 
 @stands_for("fbgemm::bounds_check_indices")
 def bounds_check_indices(c: Call) -> None:
-    """Indices outside their table become 0 (−1, a pruned row, stays), and bad offsets are cut.
+    """Set indices outside their table to 0 (−1, a pruned row, stays), and clamp invalid offsets.
 
-    Mode 0 raises ValueError for them, 1 counts them in warning, 2 says nothing. ValueError for any other mode, too.
+    For invalid indices or offsets, mode 0 raises ValueError, 1 counts them in warning, 2 ignores them. Any other mode
+    raises ValueError.
     """
     indices = c.indices
     if c.bounds_check_mode not in (0, 1, 2):
@@ -174,8 +176,8 @@ def _fake_buckets(c: Call) -> _Buckets:
 def block_bucketize_sparse_features(c: Call) -> _Buckets:
     """Split the indices of a table-batched jagged tensor over my_size ranks by blocks of block_sizes [T] rows.
 
-    Returns lengths [my_size · T · B], indices, weights, positions in the original row, and for each original index its
-    new place. Raises ValueError when my_size is not positive.
+    Returns lengths [my_size · T · B], indices, weights, positions in the original row, and the new position of each
+    original index. Raises ValueError if my_size is not positive.
     """
     lengths, indices, my_size = c.lengths, c.indices, c.my_size
     if my_size <= 0:

@@ -1,7 +1,7 @@
-"""FBGEMM's table-batched embedding lookups, forward (fbgemm_gpu/codegen): all tables in one flat tensor of weights.
+"""FBGEMM's table-batched embedding lookups, forward (fbgemm_gpu/codegen): all tables in one flat weight tensor.
 
-Cached and unified-memory tables are read from the device weights if these hold anything, else from the other ones.
-Offsets and indices beyond their table are clamped, as `fbgemm::bounds_check_indices` would have made them.
+Cached and unified-memory tables are read from the device weights if these are not empty, otherwise from the
+unified-memory weights. Offsets and indices beyond their table are clamped, as by `fbgemm::bounds_check_indices`.
 """
 
 from __future__ import annotations
@@ -43,10 +43,10 @@ def lookup(
     indice_weights: Tensor | None,
     output_dtype: int = 0,
 ) -> Tensor:
-    """T tables looked up for a batch of B: [B, total_D], or [indices, D] without pooling.
+    """Look up T tables for a batch of B: [B, total_D], or [indices, D] without pooling.
 
-    weights flat; table t starts at weights_offsets[t], is D_offsets[t + 1] − D_offsets[t] wide and has
-    hash_size_cumsum[t + 1] − hash_size_cumsum[t] rows; offsets [T · B + 1] bound the bags in indices.
+    weights are flat; table t starts at weights_offsets[t], has width D_offsets[t + 1] − D_offsets[t] and
+    hash_size_cumsum[t + 1] − hash_size_cumsum[t] rows; offsets [T · B + 1] are the bounds of the bags in indices.
     """
     tables = D_offsets.numel() - 1
     batch = (offsets.numel() - 1) // max(tables, 1)
@@ -93,7 +93,7 @@ def _pool(table: Tensor, chosen: Tensor, bags: Tensor, pooling_mode: int, scale:
     fake=_fake,
 )
 def split_lookup(c: Call) -> Tensor:
-    """Lookup in tables that a fused optimizer owns; the optimizer's state is not touched by the forward pass."""
+    """Look up tables owned by a fused optimizer; the forward does not touch the optimizer state."""
     weights = c.dev_weights if c.dev_weights.numel() else c.uvm_weights
     return lookup(
         weights.flatten(),

@@ -1,2 +1,2 @@
 # pyright: strict
-"""How much work the values of a call's arguments cause, beside what its shapes allow; owns no value and no op."""
+"""Count the work that a call's argument values cause, compared with the maximum for its shapes; defines no ops."""

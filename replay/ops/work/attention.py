@@ -1,4 +1,6 @@
-"""Work of attention over packed and paged sequences: query tokens, context tokens, their pairs and the pages read."""
+"""Work of attention over packed and paged sequences: query tokens, context tokens, (query, key) pairs and pages
+read.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,7 @@ PACKED_LAYOUTS = ("TND", "NTD")
 
 @dataclass(frozen=True, slots=True)
 class Sequences:
-    """The sequences of a call: int64 [sequences] each, on the CPU."""
+    """Sequence lengths of a call: int64 [sequences] each, on the CPU."""
 
     query: torch.Tensor
     """New tokens."""
@@ -37,7 +39,7 @@ class Sequences:
 
 
 def count_attention(context: InitContext, lengths: BatchLengths | None) -> Work | None:
-    """Context tokens that some query attends to, of those that the block tables, page lists or keys can hold."""
+    """Count the context tokens that queries attend to, out of the capacity of the block tables, page lists or keys."""
     sequences = sequences_of(context, lengths)
     if sequences is None:
         return None
@@ -56,7 +58,7 @@ def count_attention(context: InitContext, lengths: BatchLengths | None) -> Work 
 
 
 def sequences_of(context: InitContext, lengths: BatchLengths | None) -> Sequences | None:
-    """What the arguments say of the sequences; None where the call has no argument that says it."""
+    """Return the sequences that a call's arguments describe, or None if no argument describes them."""
     pool = find_pool(context)
     seen = _seen(context, pool, lengths)
     if seen is None:
@@ -81,7 +83,7 @@ def sequences_of(context: InitContext, lengths: BatchLengths | None) -> Sequence
 
 
 def _listed(context: InitContext, wanted: tuple[str, ...]) -> torch.Tensor | None:
-    """Lengths given as a list of numbers."""
+    """Return lengths that are given as a list of numbers."""
     values = (context.args.get(name) for name in wanted)
     lists = (v for v in values if isinstance(v, (list, tuple)) and v)
     value = next((v for v in lists if all(isinstance(number, int) for number in v)), None)
@@ -98,7 +100,7 @@ def _lengths_of_ends(ends: torch.Tensor) -> torch.Tensor:
 
 
 def _seen(context: InitContext, pool: Pool | None, lengths: BatchLengths | None) -> torch.Tensor | None:
-    """Tokens that each sequence may attend to; None where the call has no argument that says it."""
+    """Return the tokens that each sequence may attend to, or None if no argument gives them."""
     if lengths is not None:
         return torch.tensor(lengths.kv, dtype=torch.int64)
     if (direct := context.first(names.SEEN, elements=True)) is not None:
@@ -117,7 +119,7 @@ def _seen(context: InitContext, pool: Pool | None, lengths: BatchLengths | None)
 
 
 def _tokens_in_pages(counts: torch.Tensor, page: int, last: torch.Tensor | None) -> torch.Tensor:
-    """Tokens in so many pages of each sequence, of which the last one may hold fewer."""
+    """Return the tokens in the pages of each sequence; the last page may hold fewer than `page` tokens."""
     tokens = counts * page
     if last is None or last.numel() != len(counts):
         return tokens
@@ -125,7 +127,7 @@ def _tokens_in_pages(counts: torch.Tensor, page: int, last: torch.Tensor | None)
 
 
 def _query(context: InitContext, lengths: BatchLengths | None, seen: torch.Tensor) -> torch.Tensor:
-    """New tokens of each sequence: as an argument says, else evenly what the query holds."""
+    """Return the new tokens of each sequence from an argument; otherwise split the query's tokens evenly."""
     if lengths is not None:
         return torch.tensor(lengths.query, dtype=torch.int64)
     if (edges := context.first(CUMULATIVE_NEW, elements=True)) is not None:
@@ -143,7 +145,7 @@ def _query(context: InitContext, lengths: BatchLengths | None, seen: torch.Tenso
 
 
 def _query_rows(context: InitContext) -> int | None:
-    """Query tokens that the shapes hold; None without a query."""
+    """Return the number of query tokens in the shapes, or None without a query."""
     query = context.first(names.QUERY, elements=True)
     if query is None or not query.dim():
         return None
@@ -156,7 +158,7 @@ def _query_rows(context: InitContext) -> int | None:
 
 
 def _room(context: InitContext, pool: Pool | None, sequences: int) -> tuple[int | None, int | None]:
-    """The most tokens of one sequence and of all, by the shapes and the longest length that is said."""
+    """Return the maximum tokens of one sequence and of all sequences, by the shapes and the maximum-length argument."""
     table, pages = context.first(names.TABLES, elements=True), context.first(("kv_page_indices",), elements=True)
     said = [v for name in names.LONGEST if isinstance(v := context.args.get(name), int) and v > 0]
     if pool is not None and table is not None and table.dim() == 2:
@@ -168,7 +170,7 @@ def _room(context: InitContext, pool: Pool | None, sequences: int) -> tuple[int 
 
 
 def _keys_in_shapes(context: InitContext) -> int | None:
-    """Tokens that keys, or what they are gathered into, have room for; None where there are none."""
+    """Return how many tokens the keys, or the buffer they are gathered into, can hold; None without keys."""
     for name in ("k", "key", "dst"):
         value: Any = context.args.get(name)
         tensor = value[0] if isinstance(value, (list, tuple)) and value else value
@@ -178,7 +180,7 @@ def _keys_in_shapes(context: InitContext) -> int | None:
 
 
 def _pages(context: InitContext, pool: Pool, seen: torch.Tensor) -> tuple[Amount | None, str | None]:
-    """Distinct pages that the context lies in, and what is wrong with them."""
+    """Return the number of distinct pages of the context, and a warning if pages are invalid or all the same."""
     table, listed = context.first(names.TABLES, elements=True), context.first(("kv_page_indices",), elements=True)
     counts_of_pages = (seen + pool.page - 1) // pool.page
     if table is not None and table.dim() == 2:
@@ -202,7 +204,7 @@ SLOTS = ("slot_mapping", "slot_indices", "indices")
 
 
 def count_slots(context: InitContext, lengths: BatchLengths | None) -> Work | None:
-    """Tokens that get a slot of their own; a negative slot, or SGLang's slot 0, skips the token."""
+    """Count the tokens that are written to a slot; a negative slot, or SGLang's slot 0, skips the token."""
     slots = context.first(SLOTS)
     if slots is None:
         return None

@@ -1,5 +1,5 @@
 # pyright: strict
-"""What the contents of a call's arguments amount to, as cost rules want it; owns no counting and knows no tensors."""
+"""Summary of the contents of a call's arguments, as cost rules need it; does no counting and uses no tensors."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from opreplay.initializers.base import OptionValue
 
 
 class Contents(msgspec.Struct, frozen=True, kw_only=True):
-    """The contents of one call's arguments; None for what the op does not have."""
+    """Contents of one call's arguments; fields that the op does not have are None."""
 
     sequences: int | None = None
     """Those with at least one new token."""

@@ -1,8 +1,8 @@
 # pyright: strict
-"""The contents that an op's arguments would get here: its initializer is run on stand-ins that take next to no memory.
+"""Expected contents of an op's arguments, from its initializer run on placeholder tensors that use almost no memory.
 
-Lengths, tables and routes are made in full; caches, weights and activations are one element each, spread over their
-shape. Nothing is executed, so the simulated device sees the same batch as a replay of the same seed and options would.
+Lengths, tables and routes are created in full; caches, weights and activations are one element each, expanded to their
+shape. No op is executed. The simulated device sees the same batch as a replay with the same seed and options.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ MAX_SCORES = 1 << 26
 
 
 class ExpectedContents:
-    """Contents by op, made once for each; with the run's registry, seed and values they are those of the run."""
+    """Contents by op, computed once per op; with the run's registry, seed and values they equal the run's contents."""
 
     def __init__(self, registry: Registry, seed: int = 0, values: RecordedValues | None = None) -> None:
         self.registry, self._seed, self._values = registry, seed, values
@@ -59,7 +59,9 @@ class ExpectedContents:
         """Op id → what neither its arguments nor the batch's annotation tell, and what was taken instead."""
 
     def __call__(self, op: ReplayOp) -> Contents | None:
-        """None for an op whose time its shapes alone decide, and where its arguments cannot be made."""
+        """Return the contents, or None if the op's time depends only on its shapes or its arguments cannot be
+        created.
+        """
         name = canonical_name(op.called)
         if name not in OPS and not any(says_work(rule) for rule in self.registry.rules_for(name)):
             return None
@@ -72,7 +74,7 @@ class ExpectedContents:
         return self._contents[op.id]
 
     def _make(self, op: ReplayOp, name: str) -> Contents | None:
-        """Raises InternalError for a fault of opreplay's own."""
+        """Return the contents of an op. Raises InternalError for a bug in opreplay."""
         try:
             with strict(f"contents of {op.name} ({op.id})", InitializerError):
                 filled = fill_stand_ins(op, self.registry, self._seed, values=self._values)
@@ -98,16 +100,16 @@ class ExpectedContents:
 def expected_contents(
     init_modules: Sequence[str] = (), init_args: Sequence[str] = (), *, seed: int = 0, values: str | None = None
 ) -> ExpectedContents:
-    """What the arguments of an op will hold in a run with these initializers, settings, seed and file of values.
+    """Return the contents that op arguments have in a run with these initializers, settings, seed and file of values.
 
-    Raises UsageError for modules and settings that cannot be used, FormatError for an unsound file.
+    Raises UsageError for modules and settings that cannot be used, FormatError for an invalid file.
     """
     supplied = None if values is None else RecordedValues(values)
     return ExpectedContents(open_registry(init_modules, init_args), seed, supplied)
 
 
 class Filled(NamedTuple):
-    """A call whose stand-ins are filled."""
+    """A call whose placeholder tensors are initialized."""
 
     context: InitContext
     initializer: str | None
@@ -122,10 +124,10 @@ class Filled(NamedTuple):
 def fill_stand_ins(
     op: ReplayOp, registry: Registry, seed: int, *, limit: int = MAX_ELEMENTS, values: RecordedValues | None = None
 ) -> Filled | None:
-    """Let the op's initializer fill stand-ins for its arguments; None where one has more than `limit` whole numbers.
+    """Initialize placeholder arguments with the op's initializer; return None if one has more than `limit` integers.
 
-    Recorded values then replace what it made, except in stand-ins of one element.
-    Raises InitializerError and NotReplayable for arguments that fit no call.
+    Recorded values then replace the initialized values, except in placeholders of one element. Raises InitializerError
+    and NotReplayable for arguments that do not fit any call.
     """
     if not all(_sane(arg, canonical_name(op.called), limit) for arg in op.args):
         return None
@@ -143,13 +145,13 @@ def fill_stand_ins(
 
 
 def stand_ins(op: ReplayOp, seed: int, *, whole: bool = True) -> InitContext:
-    """The call with stand-ins for its tensors; without `whole` all of them are one element, spread over its shape."""
+    """Return the call with placeholder tensors; without `whole`, each is one element expanded to its shape."""
     name = canonical_name(op.called)
     return init_context(op, {arg.name: _stand_in(arg, name, whole) for arg in op.args}, seed, name=name)
 
 
 def contents_of(context: InitContext, lengths: Any = None) -> Contents | None:
-    """What the values of a call's arguments amount to."""
+    """Return a summary of the values of a call's arguments."""
     context = replace(context, role=role_of(context.op))
     loads = loads_of(context)
     if loads is not None:
@@ -196,7 +198,7 @@ def _stand_in(arg: ReplayArg, op: str, whole: bool) -> Any:
 
 
 def _tensor(meta: TensorMeta, op: str, whole: bool) -> torch.Tensor:
-    """Zeros: whole where values matter, else one element that fills the shape."""
+    """Return zeros: a full tensor if its values matter, otherwise one element expanded to the shape."""
     dtype = tensors.DTYPES.get(meta.dtype, torch.float32)
     matters = _whole(meta) or math.prod(meta.shape) <= SMALL or (role_of(op) == "router" and len(meta.shape) >= 1)
     if whole and matters:

@@ -1,4 +1,4 @@
-"""Work of indexing: distinct rows that embeddings, gathers, scatters, losses and bags touch."""
+"""Work of indexing: distinct rows that embeddings, gathers, scatters, losses and bags access."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ MARKED = 1 << 26
 
 
 def count_rows(context: InitContext, lengths: BatchLengths | None) -> Work | None:
-    """Distinct values of an index, of those that it may have."""
+    """Count the distinct values of an index, out of its possible values."""
     argument, bound = names.index_of(context)
     index = context.tensor(argument)
     if index is None or not (fill.is_integer(index.dtype) or index.dtype is torch.bool):
@@ -40,7 +40,7 @@ def _rows(index: torch.Tensor, rows: int) -> Work:
 
 
 def distinct_of(values: torch.Tensor, rows: int) -> int:
-    """How many different numbers there are among `values`, all of them in [0, rows)."""
+    """Return the number of distinct numbers in `values`, which are all in [0, rows)."""
     if rows > MARKED:
         return int(torch.unique(values).numel())
     marks = torch.zeros(max(1, rows), dtype=torch.bool, device=values.device)
@@ -49,7 +49,7 @@ def distinct_of(values: torch.Tensor, rows: int) -> int:
 
 
 def count_index_list(context: InitContext, lengths: BatchLengths | None) -> Work | None:
-    """Distinct places that a list of index tensors names together, masks included."""
+    """Count the distinct positions that a list of index tensors selects together, masks included."""
     shape = context.need("self").shape
     dim, places, space = 0, None, 1
     masked: int | None = None
@@ -77,7 +77,7 @@ def count_index_list(context: InitContext, lengths: BatchLengths | None) -> Work
 
 
 def count_bags(context: InitContext, lengths: BatchLengths | None) -> Work | None:
-    """Distinct rows of the table, and bags that hold any."""
+    """Count the distinct rows of the table, and the nonempty bags."""
     indices, weight = context.need("indices"), context.tensor("weight")
     said = context.args.get("num_weights")
     rows = extent(weight) if weight is not None else said if isinstance(said, int) else 0
@@ -95,7 +95,7 @@ def count_bags(context: InitContext, lengths: BatchLengths | None) -> Work | Non
 
 
 def count_repeats(context: InitContext, lengths: BatchLengths | None) -> Work | None:
-    """Elements that the repeats add up to."""
+    """Count the elements after repetition, the sum of the repeats."""
     repeats = context.tensor("repeats")
     if repeats is None:
         return None
@@ -103,7 +103,7 @@ def count_repeats(context: InitContext, lengths: BatchLengths | None) -> Work | 
 
 
 def count_packed(context: InitContext, lengths: BatchLengths | None) -> Work | None:
-    """Elements of a padded batch that are no padding."""
+    """Count the elements of a padded batch that are not padding."""
     tokens = int(fill.whole(context.need("lengths")).clamp(min=0).sum())
     return work(Amount(what="tokens packed", done=tokens, most=math.prod(context.need("input").shape[:2])))
 
@@ -113,7 +113,7 @@ PERMUTES = ("permute", "permute_list")
 
 
 def count_values(context: InitContext, lengths: BatchLengths | None) -> Work | None:
-    """Values in rows of some length; where there are no rows, distinct entries of a permute."""
+    """Count the values in rows given by lengths or offsets; without rows, the distinct entries of a permute."""
     counted = [*_summed(context), *_between(context), *_permuted(context)]
     if not counted:
         return None
@@ -135,7 +135,7 @@ def _summed(context: InitContext) -> Counted:
 
 
 def _between(context: InitContext) -> Counted:
-    """Of several levels of offsets the innermost counts."""
+    """Yield the values between offsets; with several levels of offsets, those of the innermost level."""
     for name in OFFSETS:
         value = context.args.get(name)
         levels = [t for t in (value if isinstance(value, (list, tuple)) else [value]) if isinstance(t, torch.Tensor)]
@@ -159,7 +159,7 @@ MASKED_SCORE = -1e4
 
 
 def count_selected(context: InitContext, lengths: BatchLengths | None) -> Work | None:
-    """Elements that the mask selects."""
+    """Count the elements that the mask selects."""
     searches = "nonzero" in context.op or "argwhere" in context.op
     wanted = ("mask", "condition", *(("self",) if searches else ()))
     mask = context.first(wanted)
@@ -170,7 +170,7 @@ def count_selected(context: InitContext, lengths: BatchLengths | None) -> Work |
 
 
 def count_visible(context: InitContext, lengths: BatchLengths | None) -> Work | None:
-    """Scores that the mask leaves visible; None for a call without a mask."""
+    """Count the scores that the mask leaves visible; None for a call without a mask."""
     mask = context.first(MASKS, elements=True)
     if mask is None:
         return None
@@ -182,7 +182,7 @@ def count_visible(context: InitContext, lengths: BatchLengths | None) -> Work | 
 
 
 def count_positions(context: InitContext, lengths: BatchLengths | None) -> Work | None:
-    """Distinct rows of the table of sines and cosines."""
+    """Count the distinct rows of the sine and cosine table."""
     positions = context.first(POSITIONS)
     if positions is None:
         return None
@@ -201,12 +201,12 @@ def _descending(name: str, sizes: torch.Tensor) -> list[str]:
 
 
 def count_new_tokens(context: InitContext, lengths: BatchLengths | None) -> Work | None:
-    """New tokens of all sequences."""
+    """Count the new tokens of all sequences."""
     return work(Amount(what="new tokens", done=int(fill.whole(context.need("extend_seq_lens")).clamp(min=0).sum())))
 
 
 def count_lookups(context: InitContext, lengths: BatchLengths | None) -> Work | None:
-    """Rows are told apart by table: the bags of one table follow each other."""
+    """Count the distinct rows per table; the bags of one table are consecutive."""
     indices, offsets = context.tensor("indices"), context.tensor("offsets")
     starts, widths = context.tensor("hash_size_cumsum"), context.tensor("D_offsets")
     if indices is None or offsets is None or widths is None:

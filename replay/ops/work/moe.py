@@ -1,4 +1,4 @@
-"""Work of mixture-of-experts ops: tokens and experts that the values route, what is dropped, padding and packing."""
+"""Work of mixture-of-experts ops: routed tokens and experts, dropped slots, padding and packing."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ def _routed(routes: Routes) -> tuple[Amount, Amount, Amount]:
 
 
 def count_scores(context: InitContext, lengths: BatchLengths | None) -> Work | None:
-    """Tokens whose scores decide which experts they go to."""
+    """Count the tokens whose scores determine their experts."""
     routes = routes_of(context)
     return None if routes is None else work(_tokens(routes, "tokens routed"), _used(routes.expert, routes.experts))
 
 
 def count_chosen(context: InitContext, lengths: BatchLengths | None) -> Work | None:
-    """Slots whose expert is one of those here and counts for something."""
+    """Count the slots whose expert is local and has an effect on the result."""
     routes = routes_of(context)
     if routes is None:
         return None
@@ -40,7 +40,7 @@ def count_chosen(context: InitContext, lengths: BatchLengths | None) -> Work | N
 
 
 def count_sorted(context: InitContext, lengths: BatchLengths | None) -> Work | None:
-    """Slots in the sorted lists that an expert's block really computes, and whether the lists keep the convention."""
+    """Count the slots in the sorted lists that an expert's block computes; warn if the lists break the convention."""
     routes = routes_of(context)
     if routes is None:
         return None
@@ -53,7 +53,7 @@ def count_sorted(context: InitContext, lengths: BatchLengths | None) -> Work | N
 
 
 def count_groups(context: InitContext, lengths: BatchLengths | None) -> Work | None:
-    """Rows that belong to some expert's group, of all rows."""
+    """Count the rows that belong to an expert's group, out of all rows."""
     numbers = context.tensor("sorted_expert_for_source_row")
     if numbers is not None:
         values = fill.whole(numbers)
@@ -76,7 +76,7 @@ def count_groups(context: InitContext, lengths: BatchLengths | None) -> Work | N
 
 
 def count_returned(context: InitContext, lengths: BatchLengths | None) -> Work | None:
-    """Distinct rows that are brought back."""
+    """Count the distinct rows that are moved back to token order."""
     order = context.first(("inv_permuted_idx", "sorted_indices", "expanded_src_to_dst_row"), elements=True)
     if order is None:
         return None

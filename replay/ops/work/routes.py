@@ -1,5 +1,5 @@
 # pyright: strict
-"""Reads the routing that arguments of mixture-of-experts ops hold: which slots go to which expert; counts nothing."""
+"""Read the routing in the arguments of mixture-of-experts ops: the expert of each slot; counts nothing."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Routes:
 
 
 def routes_of(context: InitContext) -> Routes | None:
-    """The routing that a call's arguments hold; None for an op that gets none."""
+    """Return the routing in a call's arguments, or None for an op without routing arguments."""
     if context.role == "router":
         return _by_scores(context)
     if context.role in ("chosen", "numbered_from_one", "summed"):
@@ -50,7 +50,7 @@ def routes_of(context: InitContext) -> Routes | None:
 
 
 def loads_of(context: InitContext) -> torch.Tensor | None:
-    """int64 [experts]: rows that each expert works on; None where the arguments do not say."""
+    """Return int64 [experts], the rows that each expert processes, or None if no argument gives them."""
     if (sizes := group_sizes(context)) is not None:
         return sizes.clamp(min=0)
     routes = routes_of(context)
@@ -58,7 +58,7 @@ def loads_of(context: InitContext) -> torch.Tensor | None:
 
 
 def group_sizes(context: InitContext) -> torch.Tensor | None:
-    """int64 [experts]: sizes of the experts' groups, negative where their ends descend; None for other ops."""
+    """Return int64 [experts], the sizes of the experts' groups (negative if ends decrease); None for other ops."""
     groups = (
         context.first(("group_list", "offs", "expert_num_tokens"), elements=True) if context.role == "groups" else None
     )
@@ -73,7 +73,7 @@ def group_sizes(context: InitContext) -> torch.Tensor | None:
 
 
 def _by_scores(context: InitContext) -> Routes | None:
-    """A token is routed where its scores tell experts apart at all: on equal ones every token goes the same way."""
+    """Return the top-k routing by scores; tokens whose scores are all equal are not counted as routed."""
     scores = context.first(names.SCORES, elements=True)
     if scores is None or not scores.dim():
         return None
@@ -89,7 +89,7 @@ def _by_scores(context: InitContext) -> Routes | None:
 
 
 def _chosen(context: InitContext) -> Routes | None:
-    """Ids [tokens, topk]; one outside the experts stands for an expert that is elsewhere."""
+    """Return the routing by ids [tokens, topk]; an id outside the range means a non-local expert."""
     ids = context.first(names.CHOSEN, elements=True)
     if ids is None:
         return None
@@ -122,7 +122,10 @@ def _distinct(ids: torch.Tensor) -> int:
 
 
 def _sorted(context: InitContext) -> Routes | None:
-    """Lists sorted by expert, in blocks of one expert: aiter packs slot and token, vLLM numbers token · topk + slot."""
+    """Return the routing from lists sorted by expert, in blocks of one expert.
+
+    aiter packs slot and token into an entry, vLLM numbers entries token · topk + slot.
+    """
     order = context.tensor("sorted_token_ids")
     owners = context.first(("sorted_expert_ids", "expert_ids", "experts_ids"), elements=True)
     valid = context.first(("num_valid_ids", "num_tokens_post_pad", "num_tokens_past_padded"), elements=True)
@@ -164,7 +167,7 @@ def _sorted(context: InitContext) -> Routes | None:
 
 
 def _tokens(context: InitContext) -> tuple[int, int]:
-    """Tokens and experts of each, by the shapes."""
+    """Return the number of tokens and of experts per token, by the shapes."""
     weights = context.first(("topk_weights",), elements=True)
     if weights is not None and weights.dim() == 2:
         return weights.shape[0], weights.shape[1]

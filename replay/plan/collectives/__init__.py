@@ -1,2 +1,2 @@
 # pyright: strict
-"""The collectives of a trace: which there are, among how many ranks, and as ops of a plan."""
+"""The collectives of a trace: which there are, their ranks, and how they become ops of a plan."""

@@ -1,5 +1,5 @@
 # pyright: strict
-"""What arguments of recorded ops tell of a collective: `record_param_comms` most, others the size of the group."""
+"""Read collectives from the arguments of recorded ops: `record_param_comms` has most, other ops only the group size."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _EXPERTS = re.compile(rf"npu::npu_{EXPERTS}(dispatch|combine)(_v2)?")
 
 
 def ranks_of(signature: OpSignature, world_size: int | None) -> int | None:
-    """The ranks of a collective's group; those of the whole job where its arguments do not tell; None for other ops."""
+    """Return the ranks in a collective's group, or in the whole job if its arguments do not say; None for other ops."""
     if not is_collective(signature):
         return None
     candidates = (_size_of_group(signature), world_size)
@@ -39,7 +39,7 @@ def ranks_of(signature: OpSignature, world_size: int | None) -> int | None:
 
 
 def _size_of_group(signature: OpSignature) -> int | None:
-    """The number that stands in the place of the group's size; None where the arguments have none."""
+    """Return the group-size argument; None if there is none."""
     numbers = _integers(signature)
     if signature.name == PARAMETERS:
         return numbers[-1] if len(signature.types or ()) in _NAMING_RANKS and len(numbers) > 2 else None
@@ -70,7 +70,7 @@ def list_of(text: str) -> tuple[int, ...]:
 
 
 def recorded_parameters(signature: OpSignature) -> Collective | None:
-    """The collective that an ExecutionTrace's `record_param_comms` spells in its arguments; None for any other op."""
+    """Return the collective in the arguments of an ExecutionTrace's `record_param_comms`; None for any other op."""
     if signature.name != PARAMETERS or not signature.concrete:
         return None
     # (tensors, sequence number, group, rank, name, in splits, out splits[, first rank, stride, ranks])

@@ -1,7 +1,7 @@
 # pyright: strict
-"""Annotations of back-ends ("gloo:all_reduce", "nccl:broadcast"), found by where they lie.
+"""Find annotations of communication back-ends ("gloo:all_reduce", "nccl:broadcast") by their position in time.
 
-NCCL annotates within the call, on its thread. gloo does on threads of its own, when it gets to it: `links.marks`.
+NCCL annotates inside the call, on its thread. gloo annotates on its own threads, when it runs the work: `links.marks`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from opreplay.traces.model import Trace
 
 
 class Notes:
-    """The annotations of a trace, found by where they lie."""
+    """The annotations of a trace, searchable by time."""
 
     def __init__(self, trace: Trace) -> None:
         activity = trace.activity
@@ -29,13 +29,13 @@ class Notes:
             entries.sort()
 
     def within(self, track: int, begin: int, end: int) -> list[int]:
-        """Indexes of those that start in [begin, end]."""
+        """Return the indexes of annotations that start in [begin, end]."""
         entries = self._by_track.get(track, [])
         first, last = bisect_left(entries, (begin, -1)), bisect_left(entries, (end + 1, -1))
         return [index for _, index in entries[first:last]]
 
 
 def mark(note: CollectiveNote) -> Mark:
-    """An annotation that another thread than the caller's made, as far as it tells which call it belongs to."""
+    """Return an annotation made by another thread than the caller's, with the facts that identify its call."""
     elements = sum(prod(dims) for dims in note.dims) if note.dims else None
     return Mark(start_ns=note.start_ns, kind=kind_of(note.name) or "", elements=elements)

@@ -1,5 +1,5 @@
 # pyright: strict
-"""A plan with one op for each distinct collective of its trace, where it had names that one process cannot call."""
+"""Add one op for each distinct collective of a trace to its plan, replacing names that one process cannot call."""
 
 from __future__ import annotations
 
@@ -40,12 +40,12 @@ WAIT, FUNCTIONAL = "c10d_functional::wait_tensor", "c10d_functional::"
 
 
 def chosen_calls(trace: Trace, filters: OpFilter) -> list[Call]:
-    """Every collective of a trace that was read with its activity and that the filters keep by name."""
+    """Return every collective of a trace read with its activity whose name the filters keep."""
     return [call for call in collective_calls(trace) if _passes(call, filters)]
 
 
 def asked_for(trace: Trace, calls: Sequence[Call]) -> list[AskedFor]:
-    """When each was asked for, had ended and was waited for, where that is recorded."""
+    """Return when each collective was requested, ended and was waited for, if that is recorded."""
     waits = _waits(trace, calls)
     has_device = bool((trace.kernels.owner >= 0).any())
     out: list[AskedFor] = []
@@ -69,7 +69,7 @@ def asked_for(trace: Trace, calls: Sequence[Call]) -> list[AskedFor]:
 
 
 def _waits(trace: Trace, calls: Sequence[Call]) -> dict[int, int]:
-    """Position of a call → when `wait_tensor` began that waits for it: for the first one with as many elements."""
+    """Map the position of a call to the start of its `wait_tensor`: the first one with as many elements."""
     if not len(trace.ops):
         return {}
     waits = np.array([signature.name.endswith(WAIT) for signature in trace.signatures] or [False])
@@ -97,10 +97,10 @@ def _host_us(ops: Iterable[ReplayOp]) -> float:
 
 
 def with_collectives(plan: ReplayPlan, calls: Sequence[Call], filters: OpFilter) -> ReplayPlan:
-    """The plan with these collectives of its trace, whatever was selected.
+    """Return the plan with these collectives of its trace, regardless of the selection.
 
-    Ops of the plan that are part of one are left out: names without arguments stand for many collectives. Filters by
-    name, share and number apply to all ops together; the plan was made without the latter two.
+    Ops of the plan that belong to a collective are removed, since names without arguments stand for many collectives.
+    Filters by name, share and number apply to all ops together; the plan was made without share and number filters.
     """
     parts = {name for call in calls for name in call.names} | {PARAMETERS}
     others = [_not_called_collective(op) for op in plan.ops if op.name not in parts or not _is_communication(op)]
@@ -114,14 +114,14 @@ def with_collectives(plan: ReplayPlan, calls: Sequence[Call], filters: OpFilter)
     return msgspec.structs.replace(plan, ops=tuple(ops), sequence=sequence, host_us_total=max(host_us, 0.0))
 
 
-NO_SIZES = Reason("collective", "this plan does not tell its sizes: make it with `opreplay plan --ranks N`")
+NO_SIZES = Reason("collective", "this plan does not give its sizes: make it with `opreplay plan --ranks N`")
 """Of collectives in a plan file that was made without them."""
 
 
 def naming_collectives(plan: ReplayPlan, trace: Trace | ReplayPlan) -> ReplayPlan:
-    """The plan with what its own ops say of collectives, each in its place among the others; a given plan as it is.
+    """Return the plan with the collectives described by its own ops, in place; a plan read from a file is unchanged.
 
-    An op that stands for several, as a name without arguments does, says none.
+    An op that stands for several collectives, such as a name without arguments, describes none.
     """
     if isinstance(trace, ReplayPlan):
         return plan
@@ -139,17 +139,17 @@ def naming_collectives(plan: ReplayPlan, trace: Trace | ReplayPlan) -> ReplayPla
     return msgspec.structs.replace(plan, ops=ops)
 
 
-BESIDE = Reason("label, not an op", "waits for a collective, or sets one up: moves nothing itself")
+BESIDE = Reason("label, not an op", "waits for a collective, or initializes one: moves no data itself")
 
 
 def _not_called_collective(op: ReplayOp) -> ReplayOp:
-    """An op that is no collective, with a reason that does not call it one."""
+    """Return an op that is not a collective, with a reason that does not call it one."""
     moves_nothing = op.reason == Reason("collective") and kind_of(op.name) is None
     return msgspec.structs.replace(op, reason=BESIDE) if moves_nothing else op
 
 
 def on_ranks(plan: ReplayPlan, ranks: int | None) -> ReplayPlan:
-    """The plan where `ranks` are there to replay its collectives; None where one process is alone."""
+    """Return the plan for `ranks` that replay its collectives; None means a single process."""
     return msgspec.structs.replace(plan, ops=tuple(_on_ranks(op, ranks) for op in plan.ops))
 
 
@@ -167,7 +167,7 @@ def _on_ranks(op: ReplayOp, ranks: int | None) -> ReplayOp:
 
 
 def with_sizes_missing(plan: ReplayPlan) -> ReplayPlan:
-    """A plan from a file, with what its collectives lack where it was made without them."""
+    """Complete the collectives of a plan file that was made without sizes."""
     return msgspec.structs.replace(
         plan,
         ops=tuple(
@@ -180,7 +180,7 @@ def with_sizes_missing(plan: ReplayPlan) -> ReplayPlan:
 
 
 def plan_of_comms(comms: CommsTrace) -> ReplayPlan:
-    """The plan of PARAM's list of collectives, which holds nothing else."""
+    """Return the plan of PARAM's list of collectives, which contains nothing else."""
     ops = collective_ops(calls_of_comms(comms))
     ops.sort(key=lambda op: -op.recorded.host_us_total)
     return ReplayPlan(
@@ -218,7 +218,7 @@ def _id_of(key: _Key) -> str:
 
 
 def collective_ops(calls: Sequence[Call]) -> list[ReplayOp]:
-    """One op for each distinct collective, with what was recorded of all its calls."""
+    """Return one op for each distinct collective, with the recorded times of all its calls."""
     groups: defaultdict[_Key, list[Call]] = defaultdict(list)
     for call in calls:
         groups[_key(call)].append(call)
@@ -237,7 +237,7 @@ def _collective_op(key: _Key, calls: list[Call]) -> ReplayOp:
     )
     digest = _id_of(key)
     if collective is None:
-        reason = Reason("metadata missing", f"the trace does not say {lacks}")
+        reason = Reason("metadata missing", f"the trace does not record {lacks}")
         return ReplayOp(id=digest, name=name, count=len(calls), recorded=recorded, reason=reason)
     first = calls[0]
     return op_of(
@@ -259,7 +259,7 @@ def op_of(
     recorded: Recorded,
     assumptions: tuple[Assumption, ...] = (),
 ) -> ReplayOp:
-    """An op of a plan that is a collective: not to be replayed by one process, see `on_ranks`."""
+    """Return a plan op for a collective, which a single process cannot replay; see `on_ranks`."""
     sizes = {"input": collective.in_elements, "output": collective.out_elements} if collective.kind != "barrier" else {}
     if collective.in_elements == collective.out_elements:
         sizes.pop("output", None)

@@ -1,7 +1,7 @@
 # pyright: strict
-"""The collectives that a trace records, one value a call, whatever names them: ops, `record_param_comms`, annotations.
+"""Find the collectives that a trace records as ops, `record_param_comms` or annotations, one value per call.
 
-Owns which records belong to one call; what they tell together is `records`.
+Decides which records belong to one call; `records` combines them.
 """
 
 from __future__ import annotations
@@ -59,9 +59,9 @@ class Call:
 
 
 def collective_calls(trace: Trace) -> list[Call]:
-    """Every collective of a trace that was read with its activity, in file order; waits and set-up are left out.
+    """Return every collective of a trace read with its activity, in file order, without waits and set-up.
 
-    An op, the `record_param_comms` in it and the back-end's annotation of it, on whichever thread, are one call.
+    An op, the `record_param_comms` in it and the back-end's annotation of it, on any thread, are one call.
     """
     rows, inside = _rows(trace)
     notes, used = Notes(trace), set[int]()
@@ -74,7 +74,7 @@ def collective_calls(trace: Trace) -> list[Call]:
 
 @dataclass(slots=True, kw_only=True)
 class _Draft:
-    """A call before it is known what it is."""
+    """A call before its operation is determined."""
 
     rows: list[int]
     begin_ns: int
@@ -85,7 +85,7 @@ class _Draft:
 
 
 def _records_of(trace: Trace, rows: list[int]) -> Records:
-    """What the ops of one call record of it."""
+    """Return what the ops of one call record about it."""
     records = Records()
     for row in rows:
         signature = trace.signatures[int(trace.ops.signature[row])]
@@ -97,7 +97,9 @@ def _records_of(trace: Trace, rows: list[int]) -> Records:
 
 
 def _drafts(trace: Trace, rows: list[int], inside: dict[int, int], notes: Notes, used: set[int]) -> list[_Draft]:
-    """All calls with what their records and the annotations on their threads say; the latter are added to `used`."""
+    """Return all calls with their records and the annotations on their threads; those annotations are added to
+    `used`.
+    """
     kernels, ends = _kernels_of(trace, set(rows))
     drafts: list[_Draft] = []
     for group in _grouped(trace, rows, inside):
@@ -115,7 +117,7 @@ def _drafts(trace: Trace, rows: list[int], inside: dict[int, int], notes: Notes,
 
 
 def _annotated(drafts: list[_Draft], notes: Notes, used: set[int], world_size: int | None) -> list[tuple[int, Call]]:
-    """Begin and call of each draft that is one, with what other threads annotated, which is added to `used`."""
+    """Return start and call of each draft that is a collective, using annotations of other threads, added to `used`."""
     unannotated = [draft for draft in drafts if not draft.records.notes and kind_of_records(draft.records) is not None]
     free_notes = [index for index in range(len(notes.all)) if index not in used]
     waiting = [
@@ -155,7 +157,7 @@ def _annotated(drafts: list[_Draft], notes: Notes, used: set[int], world_size: i
 
 
 def _rows(trace: Trace) -> tuple[list[int], dict[int, int]]:
-    """Rows of ops that are collectives, in file order; and of each the nearest one around it, -1 for none."""
+    """Return the rows of ops that are collectives, in file order, and the nearest enclosing one of each, or -1."""
     marked = np.array([is_collective(entry) or entry.name == PARAMETERS for entry in trace.signatures], dtype=bool)
     if not len(trace.ops) or not marked.any():
         return [], {}
@@ -167,7 +169,9 @@ def _rows(trace: Trace) -> tuple[list[int], dict[int, int]]:
 
 
 def _grouped(trace: Trace, rows: list[int], inside: dict[int, int]) -> list[list[int]]:
-    """Rows of each call, outermost first. A call that holds several with parameters of their own is several."""
+    """Return the rows of each call, outermost first. A call that contains several parameter records is split into
+    several.
+    """
     at = {row: number for number, row in enumerate(rows)}
     parents = np.array([at.get(inside[row], -1) for row in rows], np.int64)
     roots = outermost_of(parents, np.ones(len(rows), dtype=bool)).tolist()
@@ -198,7 +202,7 @@ def _is_parameters(trace: Trace, row: int) -> bool:
 
 
 def _record_of(trace: Trace, row: int) -> Record | None:
-    """What a row says of a collective: its own metadata, or of an ExecutionTrace the arguments that spell it."""
+    """Return what a row says about a collective: its own metadata, or the arguments of an ExecutionTrace."""
     activity = trace.activity
     if activity is not None and activity.op_collective[row] >= 0:
         return activity.collectives[int(activity.op_collective[row])]
@@ -206,7 +210,7 @@ def _record_of(trace: Trace, row: int) -> Record | None:
 
 
 def _kernels_of(trace: Trace, rows: set[int]) -> tuple[dict[int, list[tuple[str, float]]], dict[int, int]]:
-    """Name and time of the device work of each op, and when the last of it ended."""
+    """Return name and time of each op's device work, and when the last of it ended."""
     kernels_by_row: defaultdict[int, list[tuple[str, float]]] = defaultdict(list)
     ends: dict[int, int] = {}
     owned = np.flatnonzero(np.isin(trace.kernels.owner, list(rows))) if rows else np.zeros(0, np.int64)
@@ -225,7 +229,7 @@ def _of_note(note: CollectiveNote, trace: Trace) -> Call:
 
 
 def _with_named(trace: Trace, calls: list[Call]) -> list[Call]:
-    """With the collectives that a Chakra file tells by type and size, where its tensors do not tell them."""
+    """Add the collectives that a Chakra file describes by type and size, if its tensors do not describe them."""
     if not trace.collectives:
         return calls
     known = {row for call in calls if call.collective is not None for row in call.rows}
@@ -237,7 +241,7 @@ def _with_named(trace: Trace, calls: list[Call]) -> list[Call]:
 
 
 def _completed_by(call: Call, listed: Mapping[int, ListedCollective]) -> Call:
-    """With the group and both ends, which tensors do not tell."""
+    """Add the group and both ends, which tensors do not give."""
     known, collective = next(filter(None, map(listed.get, call.rows)), None), call.collective
     if known is None or collective is None or known.record.name != collective.kind:
         return call
@@ -267,19 +271,19 @@ def _of_listed(listed: ListedCollective, world_size: int | None) -> Call:
 
 
 def _call(records: Records, world_size: int | None, *, name: str) -> Call:
-    """What records tell of a call that is no op."""
+    """Return the call described by records that are not ops."""
     collective, lacks, assumed = collective_of(records, world_size)
     return Call(name=name, names=(name,), rows=(), collective=collective, lacks=lacks, assumed=assumed)
 
 
 def calls_of_comms(comms: CommsTrace) -> list[Call]:
-    """The collectives of PARAM's list, in its order."""
+    """Return the collectives of PARAM's list, in order."""
     calls = (_of_listed(entry, comms.world_size) for entry in comms.entries)
     return [call for call in calls if call.collective is not None or call.lacks]
 
 
 def _with_spans(trace: Trace, calls: list[Call]) -> list[Call]:
-    """Calls of an NPU's trace with the sizes that its device tasks tell, in order, where both are of one number."""
+    """Add the sizes of device tasks to the calls of an NPU trace, in order, if there are as many tasks as calls."""
     activity = trace.activity
     if activity is None or not len(activity.spans):
         return calls
@@ -314,5 +318,7 @@ def _with_spans(trace: Trace, calls: list[Call]) -> list[Call]:
 
 
 def same_work(collective: Collective) -> Collective:
-    """The collective without what does not change its work: which group of this size, and who recorded it."""
+    """Return the collective without fields that do not affect its work: the group's identity, and the recording
+    rank.
+    """
     return msgspec.structs.replace(collective, group="", rank=None)

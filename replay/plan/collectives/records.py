@@ -1,7 +1,7 @@
 # pyright: strict
-"""The collective that the records of one call tell: the operation, what it moves, in which group.
+"""Combine the records of one call into a collective: the operation, what it moves, and its group.
 
-Owns which record is believed about what; which records are of one call is `recorded`.
+Decides which record is believed for which fact; `recorded` decides which records belong to one call.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ Moved = tuple[int, int, str, tuple[int, ...]]
 
 @dataclass(slots=True, kw_only=True)
 class Records:
-    """All that a trace records of one call, best source first."""
+    """Everything that a trace records about one call, best source first."""
 
     names: list[str] = field(default_factory=list[str])
     """That may tell the operation."""
@@ -45,7 +45,7 @@ class Records:
 
 
 def annotated_sizes(records: Records) -> frozenset[int]:
-    """Sizes that an annotation of the call may tell."""
+    """Return the sizes that an annotation of the call may name."""
     record = records.record
     sizes = {sum(n for n, _ in entry) for signature in records.signatures for entry in tensors_of(signature)}
     if record is not None:
@@ -54,12 +54,12 @@ def annotated_sizes(records: Records) -> frozenset[int]:
 
 
 def of_record(record: Record, world_size: int | None) -> Collective | None:
-    """The collective that one record tells by itself; None where it lacks operation, size or dtype."""
+    """Return the collective that one record describes by itself; None without operation, size or dtype."""
     return collective_of(Records(names=[record.name], record=record), world_size)[0]
 
 
 def collective_of(records: Records, world_size: int | None) -> tuple[Collective | None, str, tuple[str, ...]]:
-    """(the collective, what is lacking, what was assumed); None and "" for what is no collective."""
+    """Return (collective, what is missing, what was assumed); None and "" if the records are not a collective."""
     record, kind = records.record or Record(name=""), kind_of_records(records)
     if kind is None:
         return None, _lacking_operation(records), ()
@@ -104,7 +104,7 @@ def _lacking_operation(records: Records) -> str:
 
 
 def _known_to_back_ends(sizes: Moved) -> Moved:
-    """The same bytes in elements that a back-end knows: none has 16 bytes."""
+    """Return the same bytes in an element type that back-ends support: none supports 16-byte elements."""
     in_elements, out_elements, dtype, parts = sizes
     if ITEMSIZE_BYTES.get(dtype) != 16:
         return sizes
@@ -116,7 +116,7 @@ def _parts(parts: tuple[int, ...], total: int) -> tuple[int, ...]:
 
 
 def _assumed(collective: Collective, records: Records, dtype: str, *, group_is_recorded: bool) -> tuple[str, ...]:
-    """What was taken for granted of a collective whose records tell of this dtype."""
+    """Return the assumptions about a collective whose records name this dtype."""
     kind = collective.kind
     assumptions = (
         (
@@ -135,7 +135,7 @@ def _assumed(collective: Collective, records: Records, dtype: str, *, group_is_r
 
 
 def _ends(kind: Kind, records: Records, record: Record) -> dict[str, int | None]:
-    """Who sends, gets, or is the root, and else who recorded it."""
+    """Return the sender, receiver or root, and otherwise the recording rank."""
     if kind in ROOTED:
         return {"root": _root(records, record)}
     if kind not in POINT_TO_POINT:
@@ -145,7 +145,7 @@ def _ends(kind: Kind, records: Records, record: Record) -> dict[str, int | None]
 
 
 def kind_of_records(records: Records) -> Kind | None:
-    """The operation, by the first of the names that tells one."""
+    """Return the operation given by the first name that determines one."""
     record = records.record
     kind = kind_of(record.name) if record is not None and record.name else None
     for name in (*records.names, *(note.name for note in records.notes), *records.kernels):
@@ -154,7 +154,7 @@ def kind_of_records(records: Records) -> Kind | None:
 
 
 def _sizes(kind: Kind, records: Records, record: Record) -> Sizes | None:
-    """(elements in, elements out, dtype, elements of each tensor) as far as recorded; None where nothing says."""
+    """Return the recorded (elements in, elements out, dtype, elements of each tensor); None if nothing is recorded."""
     if kind == "barrier":
         return 0, 0, "uint8", ()
     dtype = dtype_named(record.dtype or "")
@@ -197,7 +197,7 @@ def _sizes_of_notes(kind: Kind, records: Records, record: Record, dtype: str | N
 
 
 def _completed(kind: Kind, sizes: Sizes, n: int) -> Moved:
-    """Both sizes, the missing one by what the operation does."""
+    """Return both sizes, deriving a missing one from the operation."""
     inside, outside, dtype, parts = sizes
     gathers, scatters = kind in GATHERING, kind in SCATTERING
     alike = inside == outside and n > 1
@@ -221,7 +221,7 @@ def _group_size(kind: Kind, records: Records, record: Record, sizes: Sizes | Non
 
 
 def _ranks_by_sizes(sizes: Sizes) -> int | None:
-    """How many times as large as one another what goes in and what comes out are."""
+    """Return the ratio of input to output size, or its inverse, as a number of ranks."""
     if not sizes[0] or not sizes[1]:
         return None
     small, large = sorted((sizes[0], sizes[1]))
@@ -229,7 +229,7 @@ def _ranks_by_sizes(sizes: Sizes) -> int | None:
 
 
 def _recorded_splits(kind: Kind, records: Records, record: Record) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """(of what goes in, of what comes out), in rows or elements."""
+    """Return the splits of input and output, in rows or elements."""
     if kind != "all_to_all":
         return (), ()
     if any(recorded := (record.in_split or (), record.out_split or ())):
@@ -248,7 +248,7 @@ def _lists_of(signature: OpSignature) -> list[tuple[int, ...]]:
 
 
 def _by_splits(sizes: Sizes, in_splits: tuple[int, ...], out_splits: tuple[int, ...]) -> Sizes:
-    """The side of an all-to-all that is not recorded, where both splits are: rows are as long on both sides."""
+    """Derive an all-to-all's unrecorded side from both splits: rows are equally long on both sides."""
     inside, outside, dtype, parts = sizes
     rows = sum(in_splits), sum(out_splits)
     if inside is not None and outside is None and rows[0] and inside % rows[0] == 0:
@@ -259,7 +259,7 @@ def _by_splits(sizes: Sizes, in_splits: tuple[int, ...], out_splits: tuple[int, 
 
 
 def _splits(recorded: tuple[int, ...], total: int) -> tuple[int, ...]:
-    """Recorded splits in elements; () where they do not fit the size."""
+    """Return recorded splits in elements; () if they do not match the size."""
     rows = sum(recorded)
     if not rows or total % rows:
         return ()

@@ -1,5 +1,5 @@
 # pyright: strict
-"""What `compare` takes, told by content, and which of its times: result files, traces, plans; measures nothing."""
+"""Open what `compare` compares, recognised by content (result files, traces, plans), and choose its times."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ Simulate = Callable[[Trace | ReplayPlan, str, str], Times]
 
 
 def open_operand(text: str, *, progress: Progress, process: str | None = None, activity: bool = False) -> Operand:
-    """The result file, trace or plan that a path names; `activity`: of a trace also what ran when; `process`: which
-    one of a merged trace, by default the busiest.
+    """Open a result file, trace or plan.
 
-    Raises TraceError for what cannot be read.
+    `activity` also reads when a trace's work ran; `process` selects one of a merged trace, by default the busiest.
+    Raises TraceError for unreadable input.
     """
     if plan_dialect(text) is RESULTS or text.endswith(".jsonl"):
         return read_result_file(text)
@@ -45,22 +45,22 @@ def compare_operands(
     force: bool = False,
     simulate: Simulate | None = None,
 ) -> Comparison:
-    """Two sides, op by op; several result files of a side count together.
+    """Compare two sides op by op; several result files of one side are combined.
 
     Args:
         before: result files, or one trace or plan.
-        after: the same; none compares what one file of results holds: its measured times with its predictions, or the
-            recorded ones where nothing was measured.
+        after: the same; if missing, one result file is compared with itself: measured times with predictions, or
+            recorded times if nothing was measured.
         times: "BEFORE:AFTER", each of "recorded", "measured", "simulated" or a simulated device; by default the
-            recorded times of traces and plans, and the measured ones of results. A trace or plan alone may be compared
+            recorded times of traces and plans, and the measured ones of results. A single trace or plan may be compared
             with itself on a device: "recorded:910b3".
         select: which ops of a trace, as for a plan.
-        threshold: smaller changes are the same; a share.
-        method: of two runs: by gauges, or by plain medians.
-        force: compare runs of different machines or ways to measure.
-        simulate: predicts a trace or plan, where `times` asks for a device.
+        threshold: smaller changes count as equal; a share.
+        method: for two runs: by gauges, or by plain medians.
+        force: compare runs of different machines or measurement methods.
+        simulate: predicts a trace or plan if `times` asks for a device.
 
-    Raises UsageError for times that a side does not hold, EnvironmentRefused as `judge.compare` does.
+    Raises UsageError for times that a side does not have, EnvironmentRefused as `judge.compare` does.
     """
     if not after:
         after, times = before, times or _times_within_file(before)
@@ -72,8 +72,8 @@ def compare_operands(
         return compare(first, second, threshold=threshold, method=method, force=force)
     if len(before) > 1 or len(after) > 1:
         raise UsageError(
-            "several files of a side are taken together for measured times alone",
-            hint="Name one, or results of `opreplay run` on both sides.",
+            "several files on one side are combined only for measured times",
+            hint="Name one file, or results of `opreplay run` on both sides.",
         )
     pair = [side[0] for side in (before, after)]
     level = _common_level(pair)
@@ -82,7 +82,7 @@ def compare_operands(
 
 
 def _common_level(pair: Sequence[Operand]) -> MetadataLevel | None:
-    """What both of two traces record of arguments, where it is not the same: ids are then made of that alone."""
+    """Return the argument metadata that both traces record, if they differ: ids are then made of only that."""
     levels = {operand.info.metadata_level for operand in pair if isinstance(operand, Trace)}
     return next(level for level in LEVELS if level in levels) if len(levels) == 2 else None
 
@@ -100,7 +100,9 @@ def _parsed(times: str | None) -> tuple[str | None, str | None]:
         return None, None
     first, colon, second = times.partition(":")
     if not first or (colon and not second):
-        raise UsageError(f"{times!r} names no times", hint="Write it like recorded:measured or measured:910b3.")
+        raise UsageError(
+            f"{times!r} does not name times", hint="Write recorded:measured or measured:910b3, for example."
+        )
     return first, second or first
 
 
@@ -116,27 +118,31 @@ def _times(
     if not times.doubts.mistimed and not any(op.us for op in times.ops):
         if isinstance(operand, ReplayPlan) and operand.capture is not None:
             raise UsageError(
-                f"{times.source} was captured: it holds no times",
-                hint="Compare its predictions by --times 910b3, or results of `opreplay run PLAN --output A.jsonl`.",
+                f"{times.source} was captured and contains no times",
+                hint=(
+                    "Compare its predictions with --times 910b3, or results of `opreplay run PLAN --output A.jsonl`."
+                ),
             )
-        raise UsageError(f"{times.source} holds no times", hint="An ExecutionTrace says what ran, not how long.")
+        raise UsageError(
+            f"{times.source} contains no times", hint="An ExecutionTrace records what ran, but not how long."
+        )
     return times
 
 
 def _simulated(
     operand: Trace | ReplayPlan, which: str, select: str, level: MetadataLevel | None, simulate: Simulate | None
 ) -> Times:
-    """A trace or plan on the device that is named. Raises UsageError for measured times, which it does not hold."""
+    """Predict a trace or plan on the named device. Raises UsageError for measured times, which it does not have."""
     source = file_name(operand.info.path) if isinstance(operand, Trace) else operand.source
     if which in WHATS or simulate is None:
         hint = "Compare the results of `opreplay run TRACE --output FILE.jsonl` with it"
         raise UsageError(
-            f"{source} holds recorded times, not {which} ones",
+            f"{source} contains recorded times, not {which} ones",
             hint=f"{hint}, or name a simulated device: --times recorded:910b3.",
         )
     if level is not None:
         raise UsageError(
-            f"{source} and the other trace record different metadata, so that predictions do not match by op",
+            f"{source} and the other trace record different metadata, so predictions cannot be matched by op",
             hint="Compare results of `opreplay run`, or the trace with itself: --times recorded:910b3.",
         )
     return simulate(operand, which, select)

@@ -1,5 +1,5 @@
 # pyright: strict
-"""Recorded calls by what makes them one op, and what was measured of each; resolves nothing, and needs no torch."""
+"""Group recorded calls into ops and collect what was measured of each. Resolves nothing and does not need torch."""
 
 from __future__ import annotations
 
@@ -43,15 +43,15 @@ _FLOATS = re.compile(rf"\[?{_FLOAT}(?:, {_FLOAT})*\]?")
 
 
 def is_arithmetic(name: str) -> bool:
-    """Whether the floating numbers of an op's calls are only multiplied with or added to."""
+    """Check whether the floating-point numbers of an op's calls are only factors or addends."""
     return name in _PLAIN or name.startswith(_ARITHMETIC)
 
 
 def signature_id(signature: OpSignature) -> str:
-    """Stable 12-hex-digit hash of a recorded signature.
+    """Return a stable hash of a recorded signature, 12 hex digits.
 
-    Floating numbers that values are only multiplied with or added to are no part of it: Adam corrects its bias by
-    other ones in each step, and the work is the same. Nor does it matter which compiler spelled the types.
+    Floating-point numbers that are only factors or addends are excluded: Adam's bias correction changes them in each
+    step, and the work is the same. The compiler's spelling of types does not matter either.
     """
     concrete = signature.concrete
     if concrete is not None and is_arithmetic(signature.name):
@@ -82,7 +82,7 @@ class CallGroup:
 
 
 def recorded_groups(trace: Trace, rows: Rows, select: str, batches: BatchIndex) -> list[CallGroup]:
-    """One group a signature, in order of first appearance."""
+    """Return one group per signature, in order of first appearance."""
     if not len(rows):
         return []
     device_ns = device_ns_of(trace, rows, select)
@@ -124,8 +124,7 @@ def recorded_groups(trace: Trace, rows: Rows, select: str, batches: BatchIndex) 
 def heaviest_rows(
     trace: Trace, rows: Rows, select: str, filters: OpFilter, total_us: float, *, on_device: bool
 ) -> Rows:
-    """Those of `rows` whose ops the names, `top` and `min_share` of the filters leave: told from sums by op, so that
-    nothing is made of the others."""
+    """Return the `rows` whose ops pass the filters' names, `top` and `min_share`, decided from sums per op alone."""
     same = _first_of_same_op(trace, rows)
     signature = same[trace.ops.signature[rows]]
     present, first = np.unique(signature, return_index=True)
@@ -149,7 +148,7 @@ def heaviest_rows(
 
 
 def _first_of_same_op(trace: Trace, rows: Rows) -> npt.NDArray[np.int64]:
-    """For each signature of the trace the first that is the same op (`signature_id`): itself, but for arithmetic."""
+    """Map each signature of the trace to the first one that is the same op (`signature_id`)."""
     same = np.arange(len(trace.signatures), dtype=np.int64)
     first: dict[str, int] = {}
     present: list[int] = np.unique(trace.ops.signature[rows]).tolist()
@@ -161,7 +160,9 @@ def _first_of_same_op(trace: Trace, rows: Rows) -> npt.NDArray[np.int64]:
 
 
 def owner_among(trace: Trace, rows: Rows, select: str) -> Rows:
-    """The selected row that each kernel's time counts for, or -1: its owner, or the owner's outermost op for "top"."""
+    """Return the selected row that each kernel's time counts for, or -1: its owner, or for "top" the owner's outermost
+    op.
+    """
     owner = trace.kernels.owner.astype(np.int64)
     chosen = np.zeros(len(trace.ops) + 1, dtype=bool)
     chosen[rows] = True
@@ -172,7 +173,7 @@ def owner_among(trace: Trace, rows: Rows, select: str) -> Rows:
 
 
 def device_ns_of(trace: Trace, rows: Rows, select: str) -> npt.NDArray[np.float64]:
-    """Device time that counts for each row of `trace.ops`; 0 for those that are not selected."""
+    """Return the device time that counts for each row of `trace.ops`; 0 for rows that are not selected."""
     owner = owner_among(trace, rows, select)
     owned = owner >= 0
     weights = trace.kernels.dur_ns[owned].astype(np.float64)
@@ -197,7 +198,7 @@ def _kernels_by_signature(trace: Trace, owner: Rows) -> dict[int, tuple[Recorded
 
 
 def _kernel_types(trace: Trace) -> dict[int, str]:
-    """CANN type by index of a kernel's name, where a kernel table was joined; kernels of one name are of one type."""
+    """Map the index of a kernel's name to its CANN type if a kernel table was joined; one name has one type."""
     if trace.details is None:
         return {}
     described = np.flatnonzero(trace.details.kind >= 0)

@@ -1,5 +1,7 @@
 # pyright: strict
-"""Recorded times of a trace or a plan by op, for a comparison; ids are there before anything is resolved: no torch."""
+"""Recorded times of a trace or plan by op, for comparisons. Ids exist before ops are resolved, so torch is not
+needed.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,7 @@ Floats = npt.NDArray[np.float64]
 
 
 def _op_time(id_: str, groups: Sequence[CallGroup], *, on_device: bool) -> OpTime:
-    """The times of all calls of an id."""
+    """Return the times of all calls of an id."""
     calls = np.concatenate([group.device_us if on_device else group.host_us for group in groups])
     args = unnamed_arguments(recorded_args(groups[0].signature), "")
     shell = ReplayOp(id=id_, name=groups[0].signature.name, count=len(calls), recorded=groups[0].recorded, args=args)
@@ -71,7 +73,7 @@ def times_of_trace(trace: Trace, select: str, *, level: MetadataLevel | None = N
 
 
 def _order(trace: Trace, select: str, level: MetadataLevel | None, *, on_device: bool) -> tuple[StepCall, ...]:
-    """The calls of the step of median length, with the times by which they are compared."""
+    """Return the calls of the step of median length, with the times to compare."""
     step, ops, rows = chosen_step(trace), trace.ops, selected_rows(trace, select)
     rows = rows[(ops.start_ns[rows] >= step.start_ns) & (ops.start_ns[rows] < step.end_ns)]
     rows = rows[np.argsort(ops.start_ns[rows], kind="stable")]
@@ -99,7 +101,7 @@ def _steps(trace: Trace) -> StepTimes | None:
 
 
 def _reduced(signature: OpSignature, level: MetadataLevel | None) -> OpSignature:
-    """A signature with what a trace of this level records."""
+    """Return a signature with only the metadata that a trace of this level records."""
     if level is None or level == "full":
         return signature
     shorter = replace(signature, strides=None, storage=None, list_types=None, overload=None, results=None)
@@ -142,7 +144,7 @@ def _timed(op: ReplayOp, calls_us: Floats, kernels: Sequence[RecordedKernel]) ->
 
 
 def times_of_plan(plan: ReplayPlan) -> Times:
-    """Recorded times of a plan, which keeps the median and the sum of the calls."""
+    """Return the recorded times of a plan, which keeps median and sum of the calls."""
     kernels = sum(kernel.count for op in plan.ops for kernel in op.recorded.kernels)
     doubts = Doubts() if plan.device_us_total > 0 else Doubts(zero_durations=kernels)
     on_device = plan.device_us_total > 0 or kernels > 0

@@ -1,5 +1,5 @@
 # pyright: strict
-"""Ops whose results have sizes that no later call of the trace reads: a value that shapes them was guessed wrong."""
+"""Find ops whose result sizes no later call of the trace reads: a value that determines them was guessed wrong."""
 
 from __future__ import annotations
 
@@ -21,9 +21,10 @@ SHOWN = 2
 
 
 def mark_unread(plan: ReplayPlan, trace: Trace) -> ReplayPlan:
-    """The plan with an assumption on each op that has a guessed value and no result of a size that is read after it.
+    """Return the plan with an assumption on each op with a guessed value whose result sizes are never read afterwards.
 
-    For plans with results (`with_outputs`). The last calls of a trace are left out: nothing may read what they make.
+    For plans with results (`with_outputs`). The last calls of a trace are skipped, since their results may have no
+    reader.
     """
     suspects = [op for op in plan.ops if op.outputs and _is_guessed(op)]
     if not suspects:
@@ -68,7 +69,7 @@ def _shapes(signature: OpSignature) -> Iterator[Shape]:
 
 
 def _last_rows(trace: Trace) -> list[int]:
-    """Of each signature, the row of its last call; -1 for none."""
+    """Return the row of the last call of each signature, or -1."""
     last = np.full(len(trace.signatures), -1, np.int64)
     last[trace.ops.signature] = np.arange(len(trace.ops))  # the last write of an index stays
     rows: list[int] = last.tolist()
@@ -76,7 +77,7 @@ def _last_rows(trace: Trace) -> list[int]:
 
 
 def _first_rows(trace: Trace, ids: set[str]) -> dict[str, int]:
-    """Of each of these ops, the row of its first call."""
+    """Return the row of the first call of each of these ops."""
     first = np.full(len(trace.signatures), -1, np.int64)
     first[trace.ops.signature[::-1]] = np.arange(len(trace.ops))[::-1]
     rows: list[int] = first.tolist()

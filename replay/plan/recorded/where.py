@@ -1,7 +1,7 @@
 # pyright: strict
-"""Where the time of a trace is, for the head of a report: how busy the device was, classes of work, labels.
+"""Where a trace spends its time, for the head of a report: device use, classes of work, labels.
 
-Owns the sums that go into results and reports; the classes themselves are `traces.times`'.
+Owns the sums in results and reports; `traces.times` owns the classes.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ MOST_LABELS = 20
 
 
 class LabelWork(msgspec.Struct, frozen=True, kw_only=True):
-    """All calls of one name that is no op: a compiled region, a node of autograd, a library's label."""
+    """All calls of one name that is not an op: a compiled region, an autograd node, a library's label."""
 
     name: str
     calls: int
@@ -47,7 +47,7 @@ class LabelWork(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Where(msgspec.Struct, frozen=True, kw_only=True):
-    """Where the time of a whole trace is, whatever was selected of it."""
+    """Where a whole trace spends its time, regardless of the selection."""
 
     clock: str
     """"device" or "host"."""
@@ -82,7 +82,9 @@ class Where(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def where_of(read: Trace | ReplayPlan) -> Where | None:
-    """Of a trace; None for a plan, which does not hold all of it, and for a file without times."""
+    """Return where a trace spends its time; None for a plan, which does not hold all of it, and for a file without
+    times.
+    """
     if not isinstance(read, Trace):
         return None
     where = _on_device(read) if len(read.kernels) else _on_host(read)
@@ -124,7 +126,7 @@ def _on_device(trace: Trace) -> Where:
 
 
 def _unowned(trace: Trace, classes: Sequence[str], total_us: float) -> dict[str, float]:
-    """Of rows without an op; `classes` are of all rows."""
+    """Return the time of rows without an op by class; `classes` covers all rows."""
     alone = np.flatnonzero(trace.kernels.owner < 0)
     times: list[float] = (trace.kernels.dur_ns[alone] / 1e3).tolist()
     by_class = summed((classes[row], us) for row, us in zip(map(int, alone), times, strict=True))
@@ -132,7 +134,7 @@ def _unowned(trace: Trace, classes: Sequence[str], total_us: float) -> dict[str,
 
 
 def _names(trace: Trace, rows: npt.NDArray[np.int64]) -> list[str]:
-    """Of these rows of the ops."""
+    """Return the op names of these rows."""
     signatures: list[int] = trace.ops.signature[rows].tolist()
     return [trace.signatures[i].name for i in signatures]
 
@@ -143,7 +145,7 @@ def _is_label(signature: OpSignature) -> bool:
 
 
 def _on_host(trace: Trace) -> Where:
-    """Labels count with what they spend outside of ops: code that the profiler does not see."""
+    """Return where host time is spent; labels count with their time outside ops, which the profiler does not see."""
     self_us = self_time_us(trace)
     parents = innermost_parent(trace.ops)
     opened = opened_rows(trace, parents)
@@ -188,6 +190,6 @@ def _labels(
 
 
 def where_facts(read: Trace | ReplayPlan) -> dict[str, Any]:
-    """The same for JSON and for the head of results; empty where nothing is known."""
+    """Return the same facts for JSON and the head of results; empty if nothing is known."""
     where = where_of(read)
     return {} if where is None else {"where": msgspec.to_builtins(where)}

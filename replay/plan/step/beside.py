@@ -1,8 +1,8 @@
 # pyright: strict
-"""Collectives of a recorded step beside its calls: before which of them each was asked for and waited for.
+"""Place the collectives of a recorded step among its calls: before which call each was requested and waited for.
 
-What is waited for by a call of its own (`wait_tensor`), or blocks, says so. Of others it is inferred: the first call
-that began after the collective had ended in the recording may have waited for it, those before did not.
+A blocking collective, or one with a wait of its own (`wait_tensor`), says so. For others it is inferred: the first call
+that began after the collective had ended in the recording may have waited for it; earlier calls did not.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ NEVER = np.iinfo(np.int64).max
 
 
 class AskedFor(msgspec.Struct, frozen=True, kw_only=True):
-    """One collective of a trace, on the trace's clock."""
+    """One collective of a trace, with times on the trace's clock."""
 
     id: str
     """Of its op in the plan."""
@@ -46,7 +46,7 @@ class AskedFor(msgspec.Struct, frozen=True, kw_only=True):
 def placed(
     asked: Sequence[AskedFor], begin_ns: int, end_ns: int, starts_ns: Times, begins_ns: Times
 ) -> tuple[CollectiveCall, ...]:
-    """The collectives that were asked for in a step, among its calls.
+    """Return the collectives requested in a step, placed among its calls.
 
     `starts_ns` [calls] is when each was called, in order; `begins_ns` [calls] when its first device work began.
     """
@@ -73,7 +73,7 @@ def placed(
 
 
 def without_calls(sequence: RecordedSequence, known: Collection[str]) -> RecordedSequence:
-    """The sequence without calls, and collectives, of ops that are not known; others keep their places."""
+    """Return the sequence without calls and collectives of unknown ops; positions of the others are adjusted."""
     remaining = [i for i, which in enumerate(sequence.calls) if sequence.ids[which] in known]
     ids = tuple(id_ for id_ in sequence.ids if id_ in known)
     number = {id_: i for i, id_ in enumerate(ids)}
@@ -96,9 +96,9 @@ def without_calls(sequence: RecordedSequence, known: Collection[str]) -> Recorde
 
 
 def with_collectives_beside(sequence: RecordedSequence, collectives: Collection[str]) -> RecordedSequence:
-    """The sequence with calls of these ops beside the others, where they are among them, as in a captured step.
+    """Return the sequence with calls of these ops turned into overlapping collectives, as in a captured step.
 
-    Each is waited for by the next call that takes what it left, where memories tell, else at once.
+    Each is waited for by the next call that reads its result, if shared memory shows that, and otherwise immediately.
     """
     among = [i for i, which in enumerate(sequence.calls) if sequence.ids[which] in collectives]
     if not among:
@@ -117,7 +117,7 @@ def with_collectives_beside(sequence: RecordedSequence, collectives: Collection[
 
 
 def _new_places(sequence: RecordedSequence, remaining: Sequence[int]) -> list[int]:
-    """Place of each call, and of the end, among those that are kept."""
+    """Return the new position of each call, and of the end, after calls were removed."""
     there = [0] * (len(sequence.calls) + 1)
     for i in remaining:
         there[i + 1] = 1
@@ -125,7 +125,7 @@ def _new_places(sequence: RecordedSequence, remaining: Sequence[int]) -> list[in
 
 
 def _reader(sequence: RecordedSequence, place: int) -> tuple[int, How]:
-    """(place of the next call that takes a memory that this one left, how that is known)."""
+    """Return (position of the next call that reads memory written by this one, how that is known)."""
     if not sequence.memories:
         return place, "unknown"
     arguments, results = sequence.memories[place]

@@ -1,7 +1,7 @@
 # pyright: strict
-"""In whose memory each result of a step lies, and until which call it is needed; knows sizes of nothing.
+"""Find the memory that holds each result of a step, and the last call that needs it. Independent of sizes.
 
-Owns what a view is; which argument is which result is `linking`'s.
+Decides what a view is; `linking` decides which argument is which result.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from opreplay.replay.plan.step.linking import VIEWS, Linked, Source, Value, resu
 
 
 class Lifetimes(msgspec.Struct, frozen=True, kw_only=True):
-    """Memory of the results of a step."""
+    """Memory assignments of the results of a step."""
 
     until: dict[Value, int]
     """The last call that needs the memory of a result that was made in memory of its own."""
@@ -24,14 +24,14 @@ class Lifetimes(msgspec.Struct, frozen=True, kw_only=True):
     """Result → the one in whose memory it lies, itself where that is its own; the number of a tensor from outside."""
 
     def memory_of(self, source: Source) -> Value | int | None:
-        """The result, or the number of the tensor from outside, that an argument lies in; None where none is known."""
+        """Return the result, or the number of the outside tensor, whose memory holds an argument; None if unknown."""
         if source.value is not None:
             return self.within.get(source.value, source.value)
         return source.number if source.kind == "outside" else None
 
 
 def lifetimes(ops: Sequence[ReplayOp], linked: Linked) -> Lifetimes:
-    """Of all results of a step; ops are those that `linked.calls` are indices into."""
+    """Return the lifetimes of all results of a step; `linked.calls` are indices into `ops`."""
     count = [len(results_of(op)) for op in ops]
     aliases = [makes_no_memory(op) for op in ops]
     memory = Lifetimes(until={}, within={})
@@ -52,5 +52,5 @@ def lifetimes(ops: Sequence[ReplayOp], linked: Linked) -> Lifetimes:
 
 
 def makes_no_memory(op: ReplayOp) -> bool:
-    """Whether an op's results lie in the memory of its first argument: views, and ops that write to it."""
+    """Check whether an op's results lie in the memory of its first argument: views, and ops that write to it."""
     return op.name in VIEWS or is_in_place(op)

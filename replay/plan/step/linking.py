@@ -1,13 +1,13 @@
 # pyright: strict
-"""Which tensor each argument of a sequence is: a result of an earlier call, or one from outside; pure, knows no torch.
+"""Find the source of each argument of a sequence: a result of an earlier call, or an outside tensor. Pure, no torch.
 
-Owns the inference. How long tensors live and what they take is `lifetimes`; the tensors are `passes`'.
+`lifetimes` decides how long tensors live and how much memory they take.
 
-Where an ExecutionTrace records the memory of each tensor, what lies in one memory is one tensor. Other traces record
-sizes and not identities: there an argument whose type, shape and strides equal those of an earlier result is taken to
-be that result, the latest first unless `roles` knows better; where none fits, a result of as many elements without gaps
-is taken to be seen through a view that the sequence does not hold. All else comes from outside: parameters and inputs
-of the model, each call of an op having its own, as each layer has its own weights.
+If an ExecutionTrace records the memory of each tensor, tensors in one memory are one tensor. Other traces record sizes
+but not identities: there, an argument whose type, shape and strides equal those of an earlier result is taken to be
+that result, the latest first unless `roles` knows better; if none fits, a result with as many elements and no gaps is
+taken to be seen through a view that the sequence does not hold. Everything else comes from outside: parameters and
+inputs of the model, separate for each call of an op, as each layer has its own weights.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ Size = tuple[str, int]
 
 
 class Value(msgspec.Struct, frozen=True, order=True, array_like=True, gc=False):
-    """One result."""
+    """One result of a call."""
 
     call: int
     """Place of the call in the sequence."""
@@ -81,7 +81,7 @@ _ABSENT = Source("absent")
 
 
 class Outside(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """A tensor that no call makes."""
+    """A tensor that no call of the sequence makes."""
 
     op: int
     """Index of the op whose initializer fills it."""
@@ -117,14 +117,13 @@ def link(
     exact: bool = False,
     gaps: bool = False,
 ) -> Linked:
-    """The source of every tensor argument of `calls`, which are indices into `ops`.
+    """Return the source of every tensor argument of `calls`, which are indices into `ops`.
 
-    `memories`, of each call where a trace tells them, are those of its arguments and results: what lies in one memory
-    is one tensor, however often it is used and by what.
-    `fixed_integers` are ids of ops whose integers must be those of their initializer, since they index; `own` of ops
-    that take nothing from others; `unknown` are (id, output) of results that are not what the plan expects. With `gaps`
-    an argument whose elements do not lie side by side is taken for a part of a result as large as it reaches: enough to
-    know whose memory it is, not where in it.
+    `memories` gives, for each call, the memories of its arguments and results if a trace records them: everything in
+    one memory is one tensor. `fixed_integers` are ids of ops whose integers must come from their initializer, since
+    they are indices; `own` are ops that take nothing from others; `unknown` are (id, output) of results that differ
+    from the plan. With `gaps`, an argument whose elements are not contiguous is taken for a part of a result as large
+    as its span: enough to know whose memory it is, not where in it.
     """
     linker = _Linker(ops, set(fixed_integers), set(own), set(unknown), exact=exact, gaps=gaps)
     sources: list[tuple[Source, ...]] = []
@@ -135,8 +134,10 @@ def link(
 
 
 def linked_step(ops: Sequence[ReplayOp], sequence: RecordedSequence) -> tuple[list[ReplayOp], list[int], Linked]:
-    """The ops that a step calls, its calls as indices of them, and what hands a tensor to what; calls of ops that are
-    not among `ops` are gaps."""
+    """Return the ops that a step calls, its calls as indices into them, and the links between tensors.
+
+    Calls of ops that are not among `ops` are gaps.
+    """
     by_id = {op.id: op for op in ops}
     called = [by_id[id_] for id_ in sequence.ids if id_ in by_id]
     place = {op.id: index for index, op in enumerate(called)}
@@ -147,7 +148,7 @@ def linked_step(ops: Sequence[ReplayOp], sequence: RecordedSequence) -> tuple[li
 
 
 def _aligned(metas: Sequence[TensorMeta | None], memories: Sequence[int]) -> list[int]:
-    """The memory of each tensor; unknown for all where the file tells of more or fewer than there are."""
+    """Return the memory of each tensor; unknown for all if the file lists more or fewer than there are."""
     there = [place for place, meta in enumerate(metas) if meta is not None]
     aligned = [UNKNOWN] * len(metas)
     if len(there) == len(memories):
@@ -162,12 +163,12 @@ def tensors_of(op: ReplayOp) -> list[tuple[str, bool, TensorMeta | None]]:
 
 
 def results_of(op: ReplayOp) -> tuple[TensorMeta | None, ...]:
-    """Metadata of the results that the plan expects, lists flattened; none where it does not know them."""
+    """Return metadata of the expected results, with lists flattened; empty if the plan does not know them."""
     return op.outputs or op.recorded_outputs or ()
 
 
 class _Tensor(msgspec.Struct, frozen=True, gc=False):
-    """What decides which tensors are one."""
+    """The properties that decide whether two tensors are the same."""
 
     name: str
     meta: TensorMeta | None
@@ -183,14 +184,14 @@ class _Tensor(msgspec.Struct, frozen=True, gc=False):
 
 
 class _Looks(dict[TensorMeta, tuple[int, int]]):
-    """A number for each key and for each size, -1 where there is none, by metadata: most tensors look like others."""
+    """Numbers for each key and each size, -1 if there is none, by metadata: most tensors repeat."""
 
     def __init__(self) -> None:
         super().__init__()
         self._numbers: dict[Key | Size, int] = {}
 
     def reach(self, meta: TensorMeta) -> int:
-        """The number of the size of what a tensor with gaps is a part of: of as many elements as it reaches over."""
+        """Return the number of the size of a contiguous tensor that spans this tensor and its gaps."""
         if meta.strides is None or 0 in meta.strides or not meta.shape:
             return -1
         reach = max(size * step for size, step in zip(meta.shape, meta.strides, strict=True))
@@ -204,7 +205,7 @@ class _Looks(dict[TensorMeta, tuple[int, int]]):
 
 
 class _Form:
-    """The tensor arguments and results of an op, as far as they decide what they are linked to."""
+    """The tensor arguments and results of an op, as far as they affect linking."""
 
     __slots__ = (
         "backward",
@@ -251,14 +252,16 @@ class _Form:
         ]
 
     def is_state_of(self, following: _Form) -> bool:
-        """Whether a tensor that is scaled in place is a parameter or a state, by what is called next with its like."""
+        """Check from the next call with an equal tensor whether a tensor scaled in place is a parameter or optimizer
+        state.
+        """
         if following.name not in DECAYED or not self.tensors or not following.tensors:
             return False
         return following.tensors[0].key == self.tensors[0].key
 
 
 def _tensor(op: ReplayOp, name: str, meta: TensorMeta | None, looks: _Looks, *, alone: bool, gaps: bool) -> _Tensor:
-    """An argument; one that is `alone` is no result of another call."""
+    """Return an argument; an argument that is `alone` is not a result of another call."""
     if meta is None:
         return _Tensor(name, None, -1, -1, False, False)
     key, size = looks[meta]
@@ -273,7 +276,7 @@ def _tensor(op: ReplayOp, name: str, meta: TensorMeta | None, looks: _Looks, *, 
 
 
 class _Linker:
-    """Links one call after the other."""
+    """Links the calls of a sequence one after the other."""
 
     def __init__(
         self,
@@ -295,7 +298,7 @@ class _Linker:
         """Arguments whose memory was recorded."""
 
     def next(self, place: int, index: int, following: int | None, memories: Memories) -> tuple[Source, ...]:
-        """Where the tensor arguments of the next call come from; its results are known from now on."""
+        """Return the sources of the next call's tensor arguments, and register its results."""
         form = self._form_of(index)
         decayed = form.scales and following is not None and form.is_state_of(self._form_of(following))
         lies_in = _aligned([tensor.meta for tensor in form.tensors], memories[0]) if memories[0] else None
@@ -326,8 +329,10 @@ class _Linker:
         return form
 
     def _inferred(self, form: _Form, argument: int, before: Sequence[Source], *, gradient: bool) -> Source | None:
-        """The result that an argument is by its look and role, after the sources of the arguments before it; `gradient`
-        is whether one of these is."""
+        """Return the result that an argument is, judged by metadata and role.
+
+        `before` are the sources of the preceding arguments; `gradient` says whether one of them is a gradient.
+        """
         tensor = form.tensors[argument]
         if tensor.made_by is not None:
             return self._alive.made_by(tensor.made_by, tensor, self._taken)
@@ -359,7 +364,7 @@ class _Linker:
 
 
 class _Known:
-    """What was last seen in each recorded memory, with the shapes that it was seen with."""
+    """The tensor last seen in each recorded memory, with the shapes in which it was seen."""
 
     def __init__(self) -> None:
         self._exact: dict[tuple[int, int], Source] = {}
@@ -373,7 +378,7 @@ class _Known:
             self._dense[memory, tensor.size] = source
 
     def find(self, memory: int, tensor: _Tensor) -> Source | None:
-        """The tensor that lies there, as it is or through a view of as many elements."""
+        """Return the tensor in this memory, as it is or through a view with as many elements."""
         if memory < 0 or tensor.meta is None:
             return None
         if (exact := self._exact.get((memory, tensor.key))) is not None:
@@ -385,19 +390,19 @@ class _Known:
 
 
 class _Taken:
-    """The results that the present call has taken, and how far each list of results was looked through for it."""
+    """The results that the current call has taken, and how far each list of results has been searched for it."""
 
     def __init__(self) -> None:
         self.values: set[Value] = set()
         self._below: dict[tuple[bool, int], int] = {}
 
     def clear(self) -> None:
-        """For the next call."""
+        """Reset for the next call."""
         self.values.clear()
         self._below.clear()
 
     def latest(self, look: tuple[bool, int], values: Sequence[Value]) -> Value | None:
-        """The last of the values that is not taken; the list grows between calls only."""
+        """Return the last value that has not been taken; the list grows only between calls."""
         below = self._below.get(look, len(values))
         while below and values[below - 1] in self.values:
             below -= 1
@@ -406,7 +411,7 @@ class _Taken:
 
 
 class _Alive:
-    """Results so far by what they look like, the latest last."""
+    """Results so far by their metadata, the latest last."""
 
     def __init__(self) -> None:
         self._exact: dict[int, list[Value]] = defaultdict(list)
@@ -435,12 +440,14 @@ class _Alive:
         self._made[op, tensor.key] = value
 
     def made_by(self, ops: Collection[str], tensor: _Tensor, taken: _Taken) -> Source | None:
-        """The latest result of one of these ops that the argument may be."""
+        """Return the latest result of one of these ops that the argument may be."""
         candidates = [value for op in ops if (value := self._made.get((op, tensor.key))) and value not in taken.values]
         return Source("result", max(candidates)) if candidates and tensor.linkable else None
 
     def find(self, tensor: _Tensor, taken: _Taken, *, plain: bool) -> Source | None:
-        """The latest result that the argument may be, a `plain` one no gradient; one call takes no result twice."""
+        """Return the latest result that the argument may be; with `plain`, not a gradient. A call takes no result
+        twice.
+        """
         if not tensor.linkable or tensor.meta is None:
             return None
         of_key, of_size = (self._plain_exact, self._plain_sizes) if plain else (self._exact, self._sizes)
@@ -454,7 +461,7 @@ class _Alive:
 
 
 def key_of(meta: TensorMeta) -> Key:
-    """What two tensors that are one have in common; strides that are not known are those of a contiguous tensor."""
+    """Return the metadata in which equal tensors agree; unknown strides count as contiguous."""
     strides = contiguous_strides(meta.shape) if meta.strides is None else meta.strides
     # Strides of dimensions of one element mean nothing and differ from op to op.
     plain = tuple(0 if size == 1 else step for size, step in zip(meta.shape, strides, strict=True))
@@ -462,7 +469,7 @@ def key_of(meta: TensorMeta) -> Key:
 
 
 def _size(meta: TensorMeta) -> Size | None:
-    """Type and number of elements that lie side by side, each once, in any order of dimensions; else None."""
+    """Return dtype and element count of a tensor without gaps or repeats, in any order of dimensions; else None."""
     if meta.strides is not None:
         expected = 1
         for step, size in sorted(
@@ -475,7 +482,7 @@ def _size(meta: TensorMeta) -> Size | None:
 
 
 def counts(linked: Linked) -> Mapping[str, int]:
-    """Number of tensor arguments by kind of source, absent ones left out."""
+    """Return the number of tensor arguments by kind of source, without absent ones."""
     by_kind = {"result": 0, "view": 0, "outside": 0, "own": 0}
     for sources in linked.sources:
         for source in sources:

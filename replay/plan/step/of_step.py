@@ -1,5 +1,5 @@
 # pyright: strict
-"""The plan of one recorded step, its counts and times those of the step; owns no order and no tensors."""
+"""Restrict a plan to one recorded step, with the step's counts and times."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from opreplay.traces.errors import UsageError
 
 
 def step_plan(plan: ReplayPlan) -> ReplayPlan:
-    """The plan with only what its step calls: counts, times and totals are those of the step.
+    """Return the plan with only the ops of its step: counts, times and totals are those of the step.
 
-    Kernels stay with the ops whose every recorded call is in the step: of others it is not known which are.
-    Raises UsageError for a plan that does not say in which order its ops ran.
+    Kernels stay only with ops whose calls are all in the step; for others it is unknown which kernels belong to it.
+    Raises UsageError for a plan that does not hold the order of its ops.
     """
     sequence = plan.sequence
     if sequence is None:
         raise UsageError(
-            f"{plan.source} does not say in which order its ops ran",
-            hint="--mode sequence needs a trace, or a plan that this version's `opreplay plan TRACE --output` wrote.",
+            f"{plan.source} does not record the order of its ops",
+            hint=("--mode sequence needs a trace, or a plan written by this version's `opreplay plan TRACE --output`."),
         )
     host, device = _times(sequence, sequence.host_us), _times(sequence, sequence.device_us)
     on_device = bool(sequence.device_us)
@@ -44,7 +44,7 @@ def step_plan(plan: ReplayPlan) -> ReplayPlan:
 
 
 def _times(sequence: RecordedSequence, times_us: tuple[float, ...]) -> dict[str, list[float]]:
-    """Those of each op's calls; of none where none are recorded."""
+    """Return the times of each op's calls; empty if none are recorded."""
     by_op: dict[str, list[float]] = {}
     for index, time_us in zip(sequence.calls, times_us, strict=False):
         by_op.setdefault(sequence.ids[index], []).append(time_us)
@@ -52,7 +52,7 @@ def _times(sequence: RecordedSequence, times_us: tuple[float, ...]) -> dict[str,
 
 
 def _of_step(op: ReplayOp, host_us: list[float], device_us: list[float]) -> ReplayOp:
-    """The op with the times of its calls in the step."""
+    """Return the op with the times of its calls in the step."""
     busy = [time_us for time_us in device_us if time_us > 0]
     recorded = Recorded(
         host_us_total=math.fsum(host_us),

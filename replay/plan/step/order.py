@@ -1,6 +1,6 @@
-"""Which recorded step a sequence replays, and its calls in the order they ran; a pure look at a trace, no torch.
+"""Choose the recorded step that a sequence replays, and list its calls in order. Reads only the trace, no torch.
 
-Owns the choice of the step and the order. Which tensor of a call is that of another one is `linking`.
+`linking` decides which tensor of a call is which of another one.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ def recorded_sequence(
     phase: Phase | None = None,
     collectives: Sequence[AskedFor] = (),
 ) -> RecordedSequence:
-    """The selected calls of one recorded step in order of start, and the trace's `collectives` beside them.
+    """Return the selected calls of one recorded step in order of start, with the trace's `collectives`.
 
-    `rows` are the selected ones, `owner` [kernels] the selected row that a kernel's time counts for or -1, `ids` the op
-    of each signature, `kept` those that the plan holds. The step is the recorded iteration of median duration: one of
-    torch.profiler's steps, or of the server's iterations where there are none or a phase is asked for; the whole trace
-    where it marks neither.
+    `rows` are the selected rows, `owner` [kernels] is the selected row that a kernel's time counts for or -1, `ids` the
+    op of each signature, and `planned_ids` those in the plan. The step is the iteration of median duration: one of
+    torch.profiler's steps, or of the server's iterations if there are no steps or a phase is requested; the whole trace
+    if it marks neither.
     """
     if select == "all":
         rows = outermost(trace, innermost_parent(trace.ops))
@@ -78,7 +78,7 @@ def recorded_sequence(
 
 
 def _begins(trace: Trace, owner: Rows) -> Rows:
-    """When the first device work of each op began."""
+    """Return when the first device work of each op began."""
     begins = np.full(len(trace.ops), NEVER, dtype=np.int64)
     owned = owner >= 0
     np.minimum.at(begins, owner[owned], trace.kernels.start_ns[owned])
@@ -86,14 +86,14 @@ def _begins(trace: Trace, owner: Rows) -> Rows:
 
 
 def _steps(trace: Trace) -> list[Window]:
-    """The steps that the profiler marked, those that launch work."""
+    """Return the profiler's marked steps that launch work."""
     return [
         (step.name, step.start_ns, step.end_ns, step.track) for step in busy_steps(trace) if step.number is not None
     ]
 
 
 def _iterations(trace: Trace) -> list[Window]:
-    """The iterations of an inference server; several of one batch are told apart by their number."""
+    """Return the iterations of an inference server; iterations with equal batches differ by number."""
     iterations = BatchIndex(trace).iterations
     return [
         (f"iteration {i + 1} of {len(iterations)}", iteration.start_ns, iteration.end_ns, -1)
@@ -102,7 +102,7 @@ def _iterations(trace: Trace) -> list[Window]:
 
 
 def _with_calls(trace: Trace, rows: Rows, windows: list[Window]) -> list[Window]:
-    """Those in which a selected call starts, of the process that marked them."""
+    """Return the windows in which a selected call of the process that marked them starts."""
     if not windows:
         return []
     processes = {track: _of_process(trace, rows, track) for track in {window[3] for window in windows}}
@@ -111,13 +111,13 @@ def _with_calls(trace: Trace, rows: Rows, windows: list[Window]) -> list[Window]
 
 
 def _within(trace: Trace, rows: Rows, begin: int, end: int, track: int) -> npt.NDArray[np.bool_]:
-    """Which rows start in the window, in the process that marked it."""
+    """Return a mask of rows that start in the window, in the process that marked it."""
     start = trace.ops.start_ns[rows]
     return (start >= begin) & (start < end) & _of_process(trace, rows, track)
 
 
 def _of_process(trace: Trace, rows: Rows, track: int) -> npt.NDArray[np.bool_]:
-    """Which rows are of the process of a track: others run steps of their own. All of them for track -1."""
+    """Return a mask of rows in the process of a track, since other processes run other steps; all rows for track -1."""
     if not 0 <= track < len(trace.tracks):
         return np.ones(len(rows), dtype=bool)
     process = trace.tracks[track][0]
@@ -126,12 +126,12 @@ def _of_process(trace: Trace, rows: Rows, track: int) -> npt.NDArray[np.bool_]:
 
 
 def _median(windows: list[Window]) -> Window:
-    """The one of median duration; the shorter of two in the middle, the earlier of two that last as long."""
+    """Return the window of median duration: the shorter of the two in the middle, the earlier of two equal ones."""
     return sorted(windows, key=lambda window: (window[2] - window[1], window[1]))[(len(windows) - 1) // 2]
 
 
 def _span(trace: Trace, rows: Rows) -> tuple[int, int]:
-    """Start of the first selected call and end of the last, in ns."""
+    """Return the start of the first selected call and the end of the last, in ns."""
     if not len(rows):
         return 0, 0
     start = trace.ops.start_ns[rows]
@@ -139,9 +139,9 @@ def _span(trace: Trace, rows: Rows) -> tuple[int, int]:
 
 
 def _not_nested(trace: Trace, order: Rows, device_ns: npt.NDArray[np.float64]) -> tuple[Rows, npt.NDArray[np.float64]]:
-    """The calls that lie in no other one of them, and device time by row with that of the nested ones added on top.
+    """Return the calls that are not nested in another one, and device time by row including nested calls.
 
-    A call that is replayed runs what was recorded inside it as well.
+    A replayed call also runs what was recorded inside it.
     """
     chosen = np.zeros(len(trace.ops), dtype=bool)
     chosen[order] = True
@@ -154,7 +154,7 @@ def _not_nested(trace: Trace, order: Rows, device_ns: npt.NDArray[np.float64]) -
 
 
 def _unowned_us(trace: Trace, begin: int | None, end: int | None) -> float:
-    """Device time that no op launched, of kernels that start in the window."""
+    """Return the device time of kernels that start in the window and that no op launched."""
     kernels = trace.kernels
     unowned = kernels.owner < 0
     if begin is not None and end is not None:

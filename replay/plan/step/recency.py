@@ -1,9 +1,9 @@
 # pyright: strict
-"""How long before each call of a step its tensors were last touched, in bytes of other memory touched since.
+"""Compute reuse distances: bytes of other memory touched since a call's tensors were last touched.
 
-That is the distance in an exact LRU cache, whatever its size. A step is taken to follow itself: a parameter was last
-touched one step ago. Results get the memory of the last result of their size that is not needed any
-more, as an allocator that keeps freed memory gives it. Owns the walk; which tensor is which is `linking`'s.
+This is the distance in an exact LRU cache of any size. A step is assumed to follow itself: a parameter was last touched
+one step ago. A result gets the memory of the last result of its size that is no longer needed, as an allocator that
+keeps freed memory assigns it. `linking` decides which tensor is which.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from opreplay.replay.plan.step.linking import VIEWS, Linked, Source, Value, link
 
 
 class Recency(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
-    """Of one op, the median over its calls in the step."""
+    """The median reuse distance of one op over its calls in the step."""
 
     arguments: tuple[int, ...]
     """Distance in bytes of each tensor argument that is there, lists flattened."""
@@ -36,13 +36,13 @@ class Recent:
     """Bytes of distinct memory touched since each piece of memory was: a tree of sums over times of last touches."""
 
     def __init__(self, touches: int) -> None:
-        """`touches` is the most that there will be."""
+        """Create the tree for at most `touches` touches."""
         self._sums = [0] * (touches + 1)
         self._last: dict[Hashable, tuple[int, int]] = {}
         self._now = 0
 
     def touch(self, memory: Hashable, size: int) -> None:
-        """This memory is touched now."""
+        """Record a touch of this memory."""
         if (before := self._last.get(memory)) is not None:
             self._add(before[0], -before[1])
         self._now += 1
@@ -50,13 +50,13 @@ class Recent:
         self._last[memory] = self._now, size
 
     def distance(self, memory: Hashable) -> int | None:
-        """Bytes of other memory touched since this was; None for memory that was not yet."""
+        """Return the bytes of other memory touched since this memory was; None if it has never been touched."""
         before = self._last.get(memory)
         return None if before is None else self.total - self._before(before[0])
 
     @property
     def total(self) -> int:
-        """All memory that was touched, in bytes."""
+        """Return all bytes of memory touched so far."""
         return self._before(self._now)
 
     def _add(self, at: int, size: int) -> None:
@@ -73,7 +73,7 @@ class Recent:
 
 
 class _Distances(NamedTuple):
-    """Of one call, as `Recency` has them; None for memory that was never touched before."""
+    """The distances of one call, as in `Recency`; None for memory that was never touched before."""
 
     arguments: list[int | None]
     results: list[int | None]
@@ -81,7 +81,7 @@ class _Distances(NamedTuple):
 
 
 class _Walk:
-    """A step, call by call, over and over."""
+    """Walks through the calls of a step again and again."""
 
     def __init__(self, ops: Sequence[ReplayOp], calls: Sequence[int], linked: Linked) -> None:
         self._ops, self._calls, self._linked = ops, calls, linked
@@ -103,7 +103,7 @@ class _Walk:
         self._block: dict[Value, int] = {}
 
     def step(self) -> list[list[_Distances]]:
-        """The distances of each op's calls in one more step."""
+        """Return the reuse distances of each op's calls in the next step."""
         by_op: list[list[_Distances]] = [[] for _ in self._ops]
         self._block.clear()
         for at, index in enumerate(self._calls):
@@ -115,7 +115,7 @@ class _Walk:
         return by_op
 
     def _call(self, at: int, index: int) -> _Distances:
-        """The distances of the next call, which then touches its memory, but for a view, which touches none."""
+        """Return the distances of the next call, and touch its memory unless it is a view."""
         name = self._ops[index].name
         inputs = [
             (self._memory(source), size)
@@ -142,7 +142,7 @@ class _Walk:
         return ("block", self._block.get(lies_in)) if isinstance(lies_in, Value) else ("outside", lies_in)
 
     def _taken(self, value: Value, size: int) -> int:
-        """The block of a new result."""
+        """Return the memory block of a new result."""
         if not self._free[size]:
             self._blocks += 1
         self._block[value] = self._free[size].pop() if self._free[size] else self._blocks
@@ -150,7 +150,7 @@ class _Walk:
 
 
 def recency(plan: ReplayPlan) -> dict[str, Recency]:
-    """For each op that the step of the plan calls, by id; empty for a plan that does not say what its step is."""
+    """Return the reuse distances of each op in the plan's step, by id; empty if the plan has no step."""
     if plan.sequence is None:
         return {}
     ops, calls, linked = linked_step(plan.ops, plan.sequence)
@@ -159,7 +159,7 @@ def recency(plan: ReplayPlan) -> dict[str, Recency]:
     by_op, total = walk.step(), walk.recent.total
 
     def typical(distances: Iterable[int | None]) -> int:
-        """The median; what was never touched is as far away as anything can be."""
+        """Return the median; memory that was never touched counts as infinitely far."""
         return int(median_high(total if distance is None else distance for distance in distances))
 
     return {

@@ -1,6 +1,8 @@
 # pyright: strict
-"""What an argument is by what reads it, where the latest result of its shape is not it: saved outputs, the state of an
-optimizer, what is no gradient. Pure tables and look-ups; the inference itself is `linking`'s."""
+"""The role of an argument by the op that reads it: saved outputs, optimizer state, non-gradients.
+
+Roles override the latest result of the same shape. Only tables and look-ups; `linking` does the inference.
+"""
 
 from __future__ import annotations
 
@@ -27,21 +29,24 @@ FACTORS = frozenset({"aten::mm", "aten::bmm", "aten::matmul", "aten::mul"})
 
 
 def is_backward(op: str) -> bool:
-    """Whether the op makes a gradient out of one."""
+    """Check whether the op computes a gradient from a gradient."""
     return "_backward" in op
 
 
 def is_saved(op: str, argument: str) -> bool:
-    """Whether an argument was saved by the forward pass and is no gradient: all but those that say so of backward ops.
+    """Check whether an argument was saved by the forward pass, so is not a gradient: all of a backward op but the named
+    ones.
 
-    Neither is the second factor of a product with a gradient (`FACTORS`): the gradient of a weight is the product of a
-    gradient and of what was saved, though results of the same shape that are gradients came later. Products of
-    gradients square their size, op by op.
+    The second factor of a product with a gradient (`FACTORS`) is also saved: a weight's gradient is the product of a
+    gradient and a saved tensor, even if gradients of the same shape came later. Linking it to those would square
+    gradients op by op.
     """
     return is_backward(op) and not argument.startswith("grad")
 
 
 def is_number(argument: str, meta: TensorMeta, first: TensorMeta | None) -> bool:
-    """Whether an argument is a number of Python's, which is recorded as a tensor of its type beside one of another."""
+    """Check whether an argument is a Python number recorded as a tensor of its type next to a tensor of another
+    type.
+    """
     wide = meta.dtype in ("float64", "int64")
     return argument == "other" and wide and not meta.shape and first is not None and first.dtype != meta.dtype

@@ -1,2 +1,2 @@
 # pyright: strict
-"""One HTML file that works offline: what any command found, as a page to send."""
+"""One HTML file that works offline: the result of any command as a page to send."""

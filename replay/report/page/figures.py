@@ -1,7 +1,7 @@
 # pyright: strict
-"""A page's figures as Bokeh's documents, from the waterfall to the flame graph; no callback in Python or in text.
+"""A page's figures as Bokeh documents, from the waterfall to the flame graph; no callbacks in Python or as text.
 
-What a figure does on a click, and its colours in dark mode, is the script beside this.
+The script in this folder handles clicks on a figure, and its colours in dark mode.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ _MS_FROM = 2_000.0
 
 
 class Drawn(msgspec.Struct, frozen=True, kw_only=True):
-    """One figure, ready to be embedded, with what stands above it."""
+    """One figure, ready to embed, with the text above it."""
 
     id: str
     item: dict[str, Any]
@@ -66,7 +66,7 @@ class Drawn(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def figures_of(page: Page) -> list[Drawn]:
-    """All figures of a page, in its order."""
+    """Return all figures of a page, in page order."""
     return [
         *(waterfall(model, f"waterfall{i}") for i, model in enumerate(page.waterfalls)),
         *([timeline(page.strips, "timeline")] if any(strip.lanes for strip in page.strips) else []),
@@ -79,7 +79,7 @@ def figures_of(page: Page) -> list[Drawn]:
 
 
 def script() -> str:
-    """BokehJS without widgets, tables and typesetting."""
+    """Return BokehJS without widgets, tables and typesetting."""
     resources = import_module("bokeh.resources").Resources(mode="inline", components=["bokeh"])
     return str(resources.js_raw[0])
 
@@ -110,7 +110,9 @@ def _figure(tools: Sequence[Any], height: int, **options: Any) -> Any:
 
 
 def _zoom_tools(dimensions: str) -> list[Any]:
-    """Drag pans, Ctrl and the wheel zooms, so that the wheel alone goes on with the page; the rest are buttons."""
+    """Return tools: dragging pans, Ctrl + wheel zooms, so that the wheel alone scrolls the page; the rest are
+    buttons.
+    """
     models = _models()
     return [
         models.PanTool(dimensions=dimensions),
@@ -123,7 +125,7 @@ def _zoom_tools(dimensions: str) -> list[Any]:
 
 
 class _Texts(dict[str, int]):
-    """Those of a figure with their places: most stand for many marks."""
+    """The distinct texts of a figure with their indices: most are used by many marks."""
 
     def column(self, texts: Iterable[str]) -> Any:
         return np.array([self.setdefault(safe(text), len(self)) for text in texts], np.int32)
@@ -139,7 +141,9 @@ def _source(name: str, /, **columns: Any) -> Any:
 
 
 def roofline(model: Roofline, name: str) -> Drawn:
-    """Operations a byte across, operations a second up, both logarithmic; a mark of each op on each device."""
+    """Draw operations per byte against operations per second, both logarithmic, with a mark for each op on each
+    device.
+    """
     models = _models()
     tips = [("", "@name"), ("", "@detail"), ("on", "@device"), ("a call", "@time"), ("share", "@share"), ("", "@bound")]
     tips.append(("", "@rate"))
@@ -178,7 +182,7 @@ def roofline(model: Roofline, name: str) -> Drawn:
 
 
 def _draw_roof(plot: Any, roof: Roof, span: tuple[float, float], colour: str) -> None:
-    """The slope of the memory, and what each dtype reaches at most."""
+    """Draw the slope of the memory bandwidth, and the peak of each dtype."""
     low, high = span
     heights = sorted(set(roof.flops_per_s.values()), reverse=True)
     for index, flops in enumerate(heights):
@@ -195,7 +199,7 @@ def _draw_roof(plot: Any, roof: Roof, span: tuple[float, float], colour: str) ->
 
 
 def _draw_points(plot: Any, device: DeviceRoof, colour: str, texts: _Texts, edge: float) -> Any:
-    """A mark an op; those that only move data stand at the left edge, where the rate of the memory is the roof."""
+    """Draw a mark for each op; ops that only move data are at the left edge, where the memory bandwidth is the roof."""
     points = sorted(device.points, key=lambda point: -point.share)
     source = _source(
         "ops",
@@ -231,7 +235,7 @@ def _rate(point: Point) -> str:
 
 
 def waterfall(model: Waterfall, name: str) -> Drawn:
-    """A bar a line, its name above it: from the first time by what is more or less to the last."""
+    """Draw one bar per line, with its name above: from the first time through the differences to the last time."""
     models = _models()
     rows: list[tuple[str, float, float, str, int]] = [(*_whole(model.begin), 0)]
     at = model.begin[1]
@@ -298,12 +302,12 @@ def _whole(bar: tuple[str, float]) -> tuple[str, float, float, str]:
 
 
 def _unit(most_us: float) -> tuple[float, str]:
-    """What to divide microseconds by, and what they are then."""
+    """Return the divisor for microseconds, and the resulting unit."""
     return (1e3, "ms") if most_us >= _MS_FROM else (1.0, "µs")
 
 
 def curve(model: Curve, name: str) -> Drawn:
-    """Both axes logarithmic, so that what grows with the size is a straight line."""
+    """Draw both axes logarithmic, so that time proportional to the size is a straight line."""
     models = _models()
     plot = _figure(_zoom_tools("both"), 320, x_axis_type="log", y_axis_type="log", y_axis_label="µs")
     plot.xaxis.axis_label = _plain(model.across)
@@ -331,12 +335,12 @@ def curve(model: Curve, name: str) -> Drawn:
 
 
 def _plain(text: str) -> str:
-    """Text for an axis, which Bokeh would typeset between dollars and slashed brackets."""
+    """Return text for an axis that Bokeh does not typeset as math (between dollars or slashed brackets)."""
     return safe(text).replace("$", "＄").replace("\\", "⧵")
 
 
 def timeline(strips: Sequence[Strip], name: str) -> Drawn:
-    """All lanes above each other on one axis from zero, a colour a kind, the critical path outlined."""
+    """Draw all rows on one axis from zero, with one colour per kind, and the critical path outlined."""
     models = _models()
     rows: list[tuple[float, Stretch]] = []
     ticks: dict[float, str] = {}
@@ -400,13 +404,13 @@ def timeline(strips: Sequence[Strip], name: str) -> Drawn:
 
 
 def _until_us(strips: Sequence[Strip]) -> float:
-    """The end of the last task."""
+    """Return the end of the last task."""
     ends = (stretch.end_us for strip in strips for lane in strip.lanes for stretch in lane.stretches)
     return max(ends, default=1.0) or 1.0
 
 
 def over_time(model: OverTime, name: str, until_us: float) -> Drawn:
-    """A line of steps on the axis of the timeline, with which it moves."""
+    """Draw a step line on the axis of the timeline; both pan and zoom together."""
     models = _models()
     scale, unit = _unit(until_us)
     values = [value for _, value in model.points]
@@ -435,7 +439,7 @@ def over_time(model: OverTime, name: str, until_us: float) -> Drawn:
 
 
 def steps(model: Steps, name: str) -> Drawn:
-    """A bar a step, its parts above each other."""
+    """Draw one stacked bar per step."""
     models = _models()
     whole = [sum(times) for _, times in model.steps]
     scale, unit = _unit(max(whole, default=1.0))
@@ -485,7 +489,7 @@ def steps(model: Steps, name: str) -> Drawn:
 
 
 def flames(model: Flames, name: str) -> Drawn:
-    """Callers above what they call; a click makes one as wide as the figure."""
+    """Draw callers above their callees; a click zooms a frame to the width of the figure."""
     models = _models()
     until = max((frame.start_us + frame.us for frame in model.frames), default=1.0) or 1.0
     scale, unit = _unit(until)
@@ -522,7 +526,7 @@ def flames(model: Flames, name: str) -> Drawn:
 
 
 def _add_labels(plot: Any) -> None:
-    """Names of tasks, which the page writes where there is room."""
+    """Add names of tasks, which the page shows if there is room."""
     labels = _source("labels", x=[], y=[], text=[])
     style = {"text_font_size": "11px", "text_color": "#ffffff", "text_baseline": "middle", "x_offset": 3}
     plot.text(x="x", y="y", text="text", source=labels, **style)

@@ -1,5 +1,5 @@
 # pyright: strict
-"""What a page holds, whatever it is about: figures and text, ready to be drawn; knows no HTML."""
+"""The contents of a page on any subject: figures and text, ready to be drawn; independent of HTML."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from opreplay.replay.timeline.flames import Frame
 
 
 class Answer(msgspec.Struct, frozen=True, kw_only=True):
-    """The ratio that the page is about, in large type, with its band."""
+    """The main ratio of the page, in large type, with its band."""
 
     name: str
     ratio: str
@@ -22,14 +22,14 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Bar(msgspec.Struct, frozen=True, kw_only=True):
-    """One name with a value for each series; None where there is none."""
+    """One name with a value for each series; None for missing values."""
 
     name: str
     values_us: tuple[float | None, ...]
 
 
 class Bars(msgspec.Struct, frozen=True, kw_only=True):
-    """Values beside each other."""
+    """Grouped bars."""
 
     title: str
     what: str = "op"
@@ -40,12 +40,12 @@ class Bars(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def longest_us(self) -> float:
-        """The largest of all values."""
+        """The largest value."""
         return max((us or 0.0 for bar in self.bars for us in bar.values_us), default=0.0)
 
 
 class Node(msgspec.Struct, frozen=True, kw_only=True):
-    """A name of a tree with what lies inside it."""
+    """A name in a tree with its children."""
 
     name: str
     values_us: tuple[float, ...]
@@ -53,7 +53,7 @@ class Node(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Tree(msgspec.Struct, frozen=True, kw_only=True):
-    """Names inside of each other, that with most time first."""
+    """Nested names, most time first."""
 
     title: str
     series: tuple[str, ...]
@@ -63,7 +63,7 @@ class Tree(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Waterfall(msgspec.Struct, frozen=True, kw_only=True):
-    """What leads from one time to another."""
+    """The differences that lead from one time to another."""
 
     title: str
     begin: tuple[str, float]
@@ -74,7 +74,7 @@ class Waterfall(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Roof(msgspec.Struct, frozen=True, kw_only=True):
-    """What a device can do at most."""
+    """The peak rates of a device."""
 
     flops_per_s: dict[str, float]
     """By dtype."""
@@ -82,7 +82,7 @@ class Roof(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def text(self) -> str:
-        """ "float16, bfloat16 989 TFLOP/s, float32 67 TFLOP/s, 3.35 TB/s"."""
+        """The peaks as text: "float16, bfloat16 989 TFLOP/s, float32 67 TFLOP/s, 3.35 TB/s"."""
         dtypes: dict[float, list[str]] = {}
         for dtype, rate in self.flops_per_s.items():
             dtypes.setdefault(rate, []).append(dtype)
@@ -91,7 +91,7 @@ class Roof(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Point(msgspec.Struct, frozen=True, kw_only=True):
-    """One op on one device: operations and bytes of a call, and what it takes."""
+    """One op on one device: operations, bytes and time of a call."""
 
     key: str
     """Of its row in the tables."""
@@ -107,7 +107,7 @@ class Point(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class DeviceRoof(msgspec.Struct, frozen=True, kw_only=True):
-    """The ops on one device below its roof, where that is known."""
+    """The ops on one device, with its roof if known."""
 
     device: str
     roof: Roof | None
@@ -141,7 +141,7 @@ class Curve(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class OverTime(msgspec.Struct, frozen=True, kw_only=True):
-    """A quantity over the time of the recorded timeline, which holds until it changes."""
+    """A quantity over the time of the recorded timeline; each value holds until the next change."""
 
     title: str
     unit: str
@@ -151,7 +151,7 @@ class OverTime(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Steps(msgspec.Struct, frozen=True, kw_only=True):
-    """What each step of a trace consists of, the steps in the order of time."""
+    """The parts of each step of a trace, in time order."""
 
     title: str
     parts: tuple[str, ...]
@@ -163,7 +163,7 @@ class Steps(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Flames(msgspec.Struct, frozen=True, kw_only=True):
-    """Callers above what they call, as wide as they take long."""
+    """A flame graph: callers above callees, with widths proportional to time."""
 
     title: str
     frames: tuple[Frame, ...]
@@ -171,7 +171,7 @@ class Flames(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Stretch(msgspec.Struct, frozen=True, kw_only=True):
-    """Something that ran from `start_us` to `end_us`."""
+    """An interval from `start_us` to `end_us` in which something ran."""
 
     start_us: float
     end_us: float
@@ -192,7 +192,7 @@ class Lane(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Strip(msgspec.Struct, frozen=True, kw_only=True):
-    """Lanes of one timeline, from the zero of all."""
+    """Rows of one timeline, from the common zero."""
 
     title: str
     lanes: tuple[Lane, ...]
@@ -202,7 +202,7 @@ Details = Callable[[Any], Sequence[tuple[str, str]]]
 
 
 class Opened(msgspec.Struct, frozen=True, kw_only=True):
-    """A table whose rows have a key, by which figures find them, and open to show more."""
+    """A table whose rows expand to details, and have a key that figures refer to."""
 
     table: AnyTable
     key: Callable[[Any], str]
@@ -212,7 +212,7 @@ class Opened(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Page(msgspec.Struct, frozen=True, kw_only=True):
-    """Everything."""
+    """The complete contents of a page."""
 
     title: str
     headline: str

@@ -1,5 +1,5 @@
 # pyright: strict
-"""A step's timeline, and one step of several ranks, in every form; their pages."""
+"""A step's timeline, and one step of several ranks, in every output format, with their pages."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ MOST_STRIPS = 16
 
 
 def view(study: Study, *, everything: bool) -> View:
-    """A step's timeline in every form."""
+    """Return a step's timeline in every output format."""
     return View(
         lines=[head_line(study.timeline)],
         render=lambda width: text.render(study.timeline, width, everything=everything),
@@ -58,7 +58,7 @@ def view(study: Study, *, everything: bool) -> View:
 
 
 def view_of_ranks(study: JobStudy, *, everything: bool) -> View:
-    """One step of several ranks in every form."""
+    """Return one step of several ranks in every output format."""
     return View(
         lines=[ranks.head_line(study.timeline)],
         render=lambda width: ranks.render(study.timeline, width, everything=everything),
@@ -68,7 +68,7 @@ def view_of_ranks(study: JobStudy, *, everything: bool) -> View:
 
 
 def page(study: Study, command: str) -> Page:
-    """Everything of a step that a page shows."""
+    """Return the page of a step."""
     timeline = study.timeline
     drawn = processes(study)
     tasks = {process.title.removeprefix("simulated "): tasks_by_op(process) for process in drawn}
@@ -139,7 +139,7 @@ def _path_us(parts: Sequence[PathPart]) -> dict[str, float]:
 
 
 def page_of_ranks(study: JobStudy, command: str) -> Page:
-    """Everything of a job's step that a page shows; timelines are the recorded ones, on the job's clock."""
+    """Return the page of a job's step; timelines are the recorded ones, on the job's clock."""
     timeline = study.timeline
     drawn = rank_processes(study)
     differing = spread_table({process.title: tasks_by_op(process) for process in drawn})
@@ -163,13 +163,15 @@ def page_of_ranks(study: JobStudy, command: str) -> Page:
 
 
 def _strips(drawn: Sequence[Process], limit: int | None = None) -> tuple[Strip, ...]:
-    """Those of ranks, on the clock of the job."""
+    """Return the strips of ranks, on the job's clock."""
     return tuple(Strip(title=process.title, lanes=lanes(process)) for process in drawn[:limit])
 
 
 def _strips_of_a_step(drawn: Sequence[Process]) -> tuple[tuple[Strip, ...], float]:
-    """Each from the first thing that ran in it, as what the host waited before differs from device to device; and when
-    that was in the first of them."""
+    """Return the strips of a step, each from its first activity, and the time of that in the first strip.
+
+    They do not start at the step's start because the host's waiting before differs between devices.
+    """
     strips = _strips(drawn)
     first = [min((of.start_us for lane in strip.lanes for of in lane.stretches), default=0.0) for strip in strips]
     moved = (
@@ -198,7 +200,7 @@ def _what_if_facts(timeline: Timeline | JobTimeline) -> list[tuple[str, str]]:
 
 
 def _what_if_text(change: WhatIf | JobChange, socs_us: Mapping[str, float]) -> str:
-    """What a change makes of the step, and of that on each simulated device, of `socs_us` without it."""
+    """Return the step length after a change, also on each simulated device; `socs_us` are those without it."""
     if not change.matched:
         return "matches nothing"
     parts = [f"{time_text(change.step_us)}, gains {time_text(change.gain_us)}"]
@@ -209,7 +211,7 @@ def _what_if_text(change: WhatIf | JobChange, socs_us: Mapping[str, float]) -> s
 
 
 def lanes(process: Process) -> tuple[Lane, ...]:
-    """The busiest lanes; of host threads the time in ops, of streams their tasks."""
+    """Return the busiest rows: for host threads the time in ops, for streams their tasks."""
     graph, nodes = process.graph, process.graph.nodes
     spent = np.bincount(nodes.lane, weights=process.end_us - process.start_us, minlength=len(graph.lanes))
     chosen = sorted(np.argsort(-spent)[:MOST_LANES].tolist())

@@ -1,5 +1,5 @@
 # pyright: strict
-"""Parts that pages have in common: the answer, bars by op and class, the waterfall, the roofline, a row opened."""
+"""Parts common to several pages: the answer, bars by op and class, the waterfall, the roofline, an expanded row."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ NAME_CHARS = 64
 
 
 def answer(name: str, us: float, low_us: float | None, high_us: float | None, base_us: float, more: str = "") -> Answer:
-    """How many times the recorded time a device would take, with the band of that."""
+    """Return the ratio of a device's time to the recorded time, with its band."""
     detail = f"{time_text(us)}, recorded {time_text(base_us)}"
     band = ""
     if low_us is not None and high_us is not None:
@@ -53,7 +53,7 @@ def answer(name: str, us: float, low_us: float | None, high_us: float | None, ba
 
 
 def times_answer(name: str, times_us: Sequence[float], band: str = "", detail: str = "") -> tuple[Answer, ...]:
-    """What one or several calls take; none without times."""
+    """Return the time of one or several calls; none without times."""
     if not times_us:
         return ()
     ends = dict.fromkeys(time_text(us) for us in (min(times_us), max(times_us)))
@@ -61,7 +61,7 @@ def times_answer(name: str, times_us: Sequence[float], band: str = "", detail: s
 
 
 def step_answers(step: StepReport) -> tuple[Answer, ...]:
-    """One for each simulated device; of a step on no simulated device how much of it the device is busy."""
+    """Return one answer per simulated device; without devices, the share of the step in which the device is busy."""
     base_us = step.window.step_us
     answers: list[Answer] = []
     for name, soc in step.socs.items():
@@ -78,12 +78,12 @@ def step_answers(step: StepReport) -> tuple[Answer, ...]:
 
 
 def step_bars(step: StepReport) -> Bars:
-    """What the device did in the recorded step."""
+    """Return the device's activities in the recorded step."""
     return bars_by_name("Where the step goes", {"recorded": step_parts(step)}, "part")
 
 
 def view_of_step(step: StepReport) -> View:
-    """A step by itself in every form."""
+    """Return a single step in every output format."""
     return View(
         lines=[verdict(step)],
         render=lambda width: facts_grid(step_rows(step)),
@@ -93,7 +93,7 @@ def view_of_step(step: StepReport) -> View:
 
 
 def _page_of_step(step: StepReport, command: str) -> Page:
-    """A step by itself."""
+    """Return the page of a single step."""
     return Page(
         title=step.name,
         headline=verdict(step),
@@ -106,7 +106,7 @@ def _page_of_step(step: StepReport, command: str) -> Page:
 
 
 def step_parts(step: StepReport) -> dict[str, float]:
-    """What the device did in the recorded step: work, communication alone, and idle by cause."""
+    """Return the device's activities in the recorded step: work, exposed communication, and idle by cause."""
     working = step.busy_us - step.communication_us
     times = {"computing and copies" if step.bound != "host alone" else "in ops": working}
     times |= {"communication alone": step.communication_us}
@@ -115,7 +115,7 @@ def step_parts(step: StepReport) -> dict[str, float]:
 
 
 def bars_by_name(title: str, series: Mapping[str, Mapping[str, float]], what: str = "op", note: str = "") -> Bars:
-    """Series → name → µs, as bars beside each other; what is beyond `MOST_BARS` names is one bar of its own."""
+    """Return series → name → µs as grouped bars; names beyond `MOST_BARS` are combined in one bar."""
     total: defaultdict[str, float] = defaultdict(float)
     for values in series.values():
         for name, us in values.items():
@@ -137,12 +137,12 @@ def _others(count: int) -> str:
 
 
 def times_by_op(results: Sequence[OpResult], columns: Iterable[Column[OpResult]]) -> dict[str, dict[str, float]]:
-    """Title of a column of times → name of an op → what it comes to, all calls."""
+    """Return, for each title of a time column, the total time of all calls by op name."""
     return _by_title(results, columns, lambda result: {result.name: 1.0})
 
 
 def times_by_class(results: Sequence[OpResult], columns: Iterable[Column[OpResult]]) -> dict[str, dict[str, float]]:
-    """Title of a column of times → class of the recorded kernels, on a host of the op → what it comes to, all calls."""
+    """Return, for each title of a time column, the total time by class of the recorded kernels; of the op on a host."""
     return _by_title(results, columns, lambda result: result.kernel_classes or {class_of_op(result.name): 1.0})
 
 
@@ -165,7 +165,7 @@ def _by_title(
 def waterfall(
     title: str, before: tuple[str, Mapping[str, float]], after: tuple[str, Mapping[str, float]], note: str = ""
 ) -> Waterfall:
-    """From one sum to another by what each name has more or less."""
+    """Return a waterfall from one sum to another by the difference of each name."""
     changes = {name: after[1].get(name, 0.0) - before[1].get(name, 0.0) for name in {**before[1], **after[1]}}
     whole = sum(before[1].values()), sum(after[1].values())
     return waterfall_of(title, (before[0], whole[0]), changes, (after[0], whole[1]), note)
@@ -174,7 +174,7 @@ def waterfall(
 def waterfall_of(
     title: str, begin: tuple[str, float], changes: Mapping[str, float], end: tuple[str, float], note: str = ""
 ) -> Waterfall:
-    """The largest changes by name, largest first, and what is left to the end in one."""
+    """Return a waterfall of the largest changes by name, largest first, with the remainder as one bar."""
     least_us = LEAST_CHANGE * max(begin[1], end[1])
     order = sorted(changes.items(), key=lambda change: -abs(change[1]))
     shown = [change for change in order[:MOST_CHANGES] if abs(change[1]) >= least_us]
@@ -185,15 +185,17 @@ def waterfall_of(
 
 
 def roof_of_device(device: DeviceProfile) -> Roof:
-    """Products of each dtype on all cube cores, and the memory, by the device's file."""
+    """Return the peak of each dtype on all cube cores, and of the memory, from the device's file."""
     rates = {dtype: 2.0 * macs * device.aic_cores * device.freq_hz for dtype, macs in device.macs_per_cycle.items()}
     chosen = {dtype: rate for dtype, rate in rates.items() if dtype in ("float16", "float32")} or rates
     return Roof(flops_per_s=chosen, bytes_per_s=device.hbm_bytes_per_s)
 
 
 def roofs_of(names: Iterable[str], versions: Container[str]) -> dict[str, Roof | None]:
-    """Of devices that opreplay ships in the version that predicted ("910b3 2026.11.25"); None of others, whose files
-    results do not hold."""
+    """Return the roofs of shipped devices in the version that predicted ("910b3 2026.11.25").
+
+    None for other devices, whose files are not part of results.
+    """
     roofs: dict[str, Roof | None] = {}
     for name in names:
         try:
@@ -206,7 +208,7 @@ def roofs_of(names: Iterable[str], versions: Container[str]) -> dict[str, Roof |
 
 
 def roof_of_recorded(name: str | None) -> Roof | None:
-    """The datasheet's peaks of a recorded device; None of one that is not known."""
+    """Return the datasheet's peaks of a recorded device; None for an unknown device."""
     peak = None if name is None else peak_of((name,))
     if peak is None:
         return None
@@ -217,7 +219,7 @@ def roof_of_recorded(name: str | None) -> Roof | None:
 def roofline(
     results: Sequence[OpResult], clock: Column[OpResult], recorded: str | None, devices: Mapping[str, Roof | None]
 ) -> Roofline | None:
-    """The ops at their recorded times and on each simulated device; None where no op tells what it does."""
+    """Return the ops at their recorded times and on each simulated device; None if no op's operations are known."""
     known = [(r, r.product) for r in results if r.product is not None]
     drawn: list[DeviceRoof] = []
 
@@ -250,7 +252,7 @@ def roofline(
 
 
 def opened_ops(table: AnyTable, source: str) -> Opened:
-    """Rows of ops that open to their kernels, what was assumed, and how to reproduce them."""
+    """Return rows of ops that expand to their kernels, assumptions, and commands to reproduce them."""
 
     def details(result: OpResult) -> list[tuple[str, str]]:
         return op_details(result, f"opreplay run {source} --op-filter {result.id}")
@@ -259,7 +261,7 @@ def opened_ops(table: AnyTable, source: str) -> Opened:
 
 
 def op_details(result: OpResult, reproduce: str) -> list[tuple[str, str]]:
-    """What a row has no column for."""
+    """Return the facts of a row that have no column."""
     rows = [("id", result.id), ("inputs", result.inputs)]
     rows += [("kernels", f"{k.type} ×{k.count}, {time_text(k.total_us)}") for k in result.npu_kernels]
     rows += [("work of its kernels", ", ".join(f"{n} {share_text(s)}" for n, s in result.kernel_classes.items()))]
@@ -284,7 +286,7 @@ def op_details(result: OpResult, reproduce: str) -> list[tuple[str, str]]:
 
 
 def module_trees(step: StepReport | None) -> tuple[Tree, ...]:
-    """Modules as they are inside each other, layers of one class folded; none of a step that names no modules."""
+    """Return nested modules, with layers of one class folded; none for a step without module names."""
     if step is None or not step.modules:
         return ()
     device_us, step_us = step.device_sum_us, step.window.step_us

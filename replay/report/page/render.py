@@ -1,5 +1,8 @@
 # pyright: strict
-"""A page → one HTML file: no network, all text escaped, light and dark; the template and its script lie beside this."""
+"""Renders a page as one HTML file: no network, all text escaped, light and dark mode.
+
+The template and its script are in this folder.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +28,7 @@ TEMPLATE, SCRIPT = "page.html.j2", "page.js"
 
 
 def render(page: Page) -> str:
-    """The whole file."""
+    """Return the whole HTML file."""
     from jinja2 import Environment, StrictUndefined
     from markupsafe import Markup
 
@@ -55,13 +58,13 @@ def render(page: Page) -> str:
 
 
 def _cell(column: Column[Any], row: Any) -> str:
-    """What a table shows: of names of kernels, which may be as long as a page, both ends."""
+    """Return the cell as shown in a table; long kernel names keep both ends."""
     text = column.shown(row)
     return middle(text, NAME_CHARS) if column.form == "name" else text
 
 
 def _breaking(text: str) -> Any:
-    """A name that may go on in the next line behind its underscores and colons."""
+    """Return a name that may wrap after its underscores and colons."""
     from markupsafe import Markup, escape
 
     return Markup(_JOINT.sub(r"\1<wbr>", str(escape(safe(text)))))
@@ -76,12 +79,12 @@ def _file(name: str) -> str:
 
 
 def _sha256(script: str) -> str:
-    """By which the page's content security policy knows its own scripts: no other runs."""
+    """Return the hash of a script for the content security policy, so that only the page's own scripts run."""
     return base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
 
 
 def _in_script(drawn: Sequence[figures.Drawn]) -> str:
-    """The figures as JSON in which nothing can end the element around it."""
+    """Return the figures as JSON that cannot close the script element around it."""
     body = [{"id": figure.id, "item": figure.item, "names": figure.names} for figure in drawn]
     text = msgspec.json.encode(body).decode()
     return text.replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e")

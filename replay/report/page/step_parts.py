@@ -1,5 +1,5 @@
 # pyright: strict
-"""Parts of a timeline's page beside its lanes: ops with their kernels, all steps, launches, memory, call stacks."""
+"""Other parts of a timeline's page: ops with their kernels, all steps, launches, memory, call stacks."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Tasks(msgspec.Struct):
 
     @property
     def text(self) -> str:
-        """The heaviest kernels, each with its launches."""
+        """The heaviest kernels, each with its number of launches."""
         order = sorted(self.kernels.items(), key=lambda kernel: -kernel[1][1])
         parts = [f"{name} ×{count}, {time_text(us)}" for name, (count, us) in order[:MOST_KERNELS]]
         rest = order[MOST_KERNELS:]
@@ -65,7 +65,7 @@ class StepOp(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def launches(self) -> int:
-        """Recorded device tasks."""
+        """Number of recorded device tasks."""
         return sum(count for count, _ in self.device[RECORDED].kernels.values()) if RECORDED in self.device else 0
 
 
@@ -73,7 +73,7 @@ RECORDED = "recorded"
 
 
 def tasks_by_op(process: Process) -> dict[str, Tasks]:
-    """The device tasks of a timeline, those without an op by their kernel."""
+    """Return the device tasks of a timeline by op, or by kernel for tasks without an op."""
     out: defaultdict[str, Tasks] = defaultdict(Tasks)
     spent = (process.end_us - process.start_us).tolist()
     for node in np.flatnonzero(process.graph.nodes.name >= 0).tolist():
@@ -85,7 +85,7 @@ def tasks_by_op(process: Process) -> dict[str, Tasks]:
 
 
 def host_by_op(study: Study) -> dict[str, float]:
-    """Host time in each op, outside of the ops inside it."""
+    """Return the host self time of each op, without the ops inside it."""
     rows, index = np.unique(study.graph.slices.op, return_inverse=True)
     sums = np.bincount(index, weights=study.graph.slices.dur_us, minlength=len(rows))
     by_row = zip(rows.tolist(), sums.tolist(), strict=True)
@@ -97,7 +97,9 @@ def _device_us(op: StepOp, title: str) -> float | None:
 
 
 def ops_table(study: Study, tasks: dict[str, dict[str, Tasks]]) -> Opened:
-    """The ops of a step; a row opens to the kernels of each timeline. `tasks`: by timeline, of `tasks_by_op`."""
+    """Return the ops of a step; a row expands to the kernels of each timeline. `tasks`: `tasks_by_op` of each
+    timeline.
+    """
     timeline, host = study.timeline, host_by_op(study)
     path = summed((part.name, part.us) for part in timeline.critical_path)
     slack = {entry.name: entry.slack_us for entry in timeline.slack}
@@ -137,7 +139,7 @@ def _details(op: StepOp, source: str) -> list[tuple[str, str]]:
 
 
 def spread_table(tasks: dict[str, dict[str, Tasks]]) -> Table[tuple[str, dict[str, float]]]:
-    """Ops whose device time differs between timelines of ranks, the largest difference first."""
+    """Return ops whose device time differs between ranks, largest difference first."""
     names = dict.fromkeys(name for ops in tasks.values() for name in ops)
     rows = [(name, {title: ops[name].us if name in ops else 0.0 for title, ops in tasks.items()}) for name in names]
     column = Column[tuple[str, dict[str, float]]]
@@ -156,7 +158,7 @@ def _spread(row: tuple[str, dict[str, float]]) -> float:
 
 
 def over_time(study: Study, zero_us: float) -> tuple[OverTime, ...]:
-    """Memory in use and device work that waits, from `zero_us` after the step's start; without what is not recorded."""
+    """Return memory in use and queued device work, from `zero_us` after the step's start; only what is recorded."""
     step, trace = study.graph.step, study.names.trace
     at_us, in_use = memory_over_step(trace, step)
     at_ns, waiting = launch_queue(trace, step.start_ns, step.end_ns)
@@ -189,7 +191,7 @@ _PARTS: tuple[tuple[str, Callable[[Categories], float]], ...] = (
 
 
 def all_steps(study: Study) -> tuple[Steps | None, tuple[Opened, ...]]:
-    """What each marked step consists of, as a figure and a table; neither where fewer than two are marked."""
+    """Return the parts of each marked step, as a figure and a table; neither if fewer than two are marked."""
     trace = study.names.trace
     times = dict(categories_of_steps(trace))
     if not times:
@@ -219,7 +221,7 @@ def all_steps(study: Study) -> tuple[Steps | None, tuple[Opened, ...]]:
 
 
 def launches(study: Study) -> tuple[str, tuple[Opened, ...]]:
-    """How kernels were launched: what they come to, and a table by kernel; of a trace that does not tell neither."""
+    """Return a summary of how kernels were launched, and a table by kernel; neither if the trace lacks the data."""
     try:
         table = launch_table(study.names.trace)
     except NothingRan:
@@ -231,7 +233,7 @@ def launches(study: Study) -> tuple[str, tuple[Opened, ...]]:
 
 
 def flames(study: Study) -> Flames | None:
-    """Call stacks; None where the trace holds no frames."""
+    """Return the call stacks; None if the trace holds no frames."""
     frames = frames_of(study.names.trace, study.graph)
     note = "host time of the step, all calls of a stack together; a click makes one as wide as the figure"
     return Flames(title="Call stacks", frames=frames, note=note) if frames else None

@@ -1,2 +1,2 @@
 # pyright: strict
-"""A run in every format, and its sections."""
+"""A run in every output format, and its sections."""

@@ -1,5 +1,5 @@
 # pyright: strict
-"""What a batch says of its traces and jobs, as tables beside those of the ops."""
+"""The traces and jobs of a batch, as tables in addition to those of the ops."""
 
 from __future__ import annotations
 
@@ -29,26 +29,26 @@ _OfCollectives = Column[tuple[JobResult, CollectivesResult, RankSum]]
 
 
 def sharing_line(traces: Sequence[TraceResult], unique_ops: int) -> str:
-    """ "20 traces with 2,140 ops are 107 unique ops"."""
+    """Return "20 traces with 2,140 ops are 107 unique ops"."""
     ops = sum(trace.ops for trace in traces)
     return f"{plural(len(traces), 'trace')} with {plural(ops, 'op')} are {plural(unique_ops, 'unique op')}"
 
 
 def tables(traces: Sequence[TraceResult], jobs: Sequence[JobResult]) -> list[AnyTable]:
-    """One row a trace, and one a job where jobs have several ranks, then of their collectives."""
+    """Return a table of traces, and for jobs with several ranks tables of the jobs and of their collectives."""
     jobs = with_ranks(jobs)
     return [traces_table(traces), jobs_table(jobs), collectives_table([job for job in jobs if job.collectives])]
 
 
 def with_ranks(jobs: Sequence[JobResult]) -> list[JobResult]:
-    """The jobs with several ranks."""
+    """Return the jobs with several ranks."""
     return [job for job in jobs if job.ranks]
 
 
 def rendered(
     traces: Sequence[TraceResult], jobs: Sequence[JobResult], *, width: int, rows: int | None = MAX_ROWS
 ) -> list[RenderableType]:
-    """The tables for a terminal, at most `rows` rows of each, None for all, with the notes on each below it."""
+    """Return the tables for a terminal, at most `rows` rows of each, None for all, each with its notes below."""
     named = [msgspec.structs.replace(trace, source=short(trace.source)) for trace in traces]
     of_ranks = [msgspec.structs.replace(job, job=short(job.job)) for job in jobs]
     of_traces, of_jobs, of_collectives = (terminal(table, width, limit=rows) for table in tables(named, of_ranks))
@@ -65,17 +65,17 @@ def rendered(
 
 
 def short(source: str) -> str:
-    """The name of a file without the suffix that all have."""
+    """Return a file name without the common suffix."""
     return source.removesuffix(".gz").removesuffix(".json")
 
 
 def notes(traces: Sequence[TraceResult], jobs: Sequence[JobResult]) -> list[str]:
-    """What the tables do not say: losses, disagreements, how collectives were matched."""
+    """Return notes on what the tables do not show: losses, disagreements, how collectives were matched."""
     return [*loss_lines(traces), *part_lines(traces), *disagreement_lines(jobs), *collective_notes(jobs)]
 
 
 def traces_table(traces: Sequence[TraceResult]) -> Table[TraceResult]:
-    """Times of all calls of a trace together; simulated ones on each SoC."""
+    """Return the total time of all calls of each trace; simulated times on each SoC."""
     socs = tuple(dict.fromkeys(soc for trace in traces for soc in trace.simulated_us))
     columns = [
         _OfTrace("trace", lambda t: t.source, text=lambda t: f"! {t.source}" if t.losses else t.source, form="name"),
@@ -91,7 +91,7 @@ def traces_table(traces: Sequence[TraceResult]) -> Table[TraceResult]:
 
 
 def times(traces: Sequence[TraceResult]) -> dict[str, dict[str, float]]:
-    """Clock → trace → µs of all calls."""
+    """Return clock → trace → µs of all calls."""
     of_trace = {
         trace.source: {"recorded": trace.recorded_us, "measured": trace.measured_us, **trace.simulated_us}
         for trace in traces
@@ -108,7 +108,7 @@ def _simulated(soc: str) -> _OfTrace:
 
 
 def _recorded(rows: Sequence[TraceResult] | Sequence[JobResult]) -> Column[Any]:
-    """Recorded times, with their clocks where rows have several: "3.1 ms device", "12 ms host"."""
+    """Return the column of recorded times, with their clocks if rows have several: "3.1 ms device", "12 ms host"."""
     clocks = {row.clock for row in rows} - {None}
 
     def text(row: TraceResult | JobResult) -> str:
@@ -119,7 +119,7 @@ def _recorded(rows: Sequence[TraceResult] | Sequence[JobResult]) -> Column[Any]:
 
 
 def part_lines(traces: Sequence[TraceResult]) -> list[str]:
-    """Of what part of the recorded time the sums are, where that is not all and something tells."""
+    """Return what part of the recorded time the sums cover, if that is known and not all of it."""
     timed = [trace for trace in traces if trace.recorded_us is not None and trace.total_us is not None]
     of = [
         f"{share_text(some / whole)} of {clock} time" for clock, some, whole in _by_clock(timed) if some < MOST * whole
@@ -133,7 +133,7 @@ def part_lines(traces: Sequence[TraceResult]) -> list[str]:
 
 
 def _by_clock(traces: Sequence[TraceResult]) -> list[tuple[str, float, float]]:
-    """(clock, recorded in the ops, recorded at all) of all traces with it."""
+    """Return (clock, recorded time in the ops, total recorded time) of all traces with this clock."""
     return [
         (
             clock,
@@ -146,7 +146,7 @@ def _by_clock(traces: Sequence[TraceResult]) -> list[tuple[str, float, float]]:
 
 
 def loss_lines(traces: Sequence[TraceResult]) -> list[str]:
-    """Which files could not be read in full, the first of them one by one."""
+    """Return which files could not be read in full; the first ones individually."""
     damaged = [trace for trace in traces if trace.losses]
     lines = [f"! {trace.source}: {loss_text(trace.losses, 'its numbers are')}" for trace in damaged[:MOST_DAMAGED]]
     rest = len(damaged) - len(lines)
@@ -154,7 +154,7 @@ def loss_lines(traces: Sequence[TraceResult]) -> list[str]:
 
 
 def jobs_table(jobs: Sequence[JobResult]) -> Table[JobResult]:
-    """Ranks of a job together: what it has in common, and its slowest rank."""
+    """Return the table of jobs, over the ranks of each: common facts, and the slowest rank."""
     columns = [
         _OfJob("job", lambda job: job.job, form="name"),
         _OfJob("ranks", ranks_text, right=True),
@@ -169,7 +169,7 @@ def jobs_table(jobs: Sequence[JobResult]) -> Table[JobResult]:
 
 
 def collectives_table(jobs: Sequence[JobResult]) -> Table[Any]:
-    """Collectives of each job's ranks: waiting apart from transfer, and who is late."""
+    """Return the collectives of each job's ranks: waiting separate from transfer, and the late ranks."""
     rows = [
         (job, job.collectives, max(job.collectives.ranks, key=lambda rank: rank.late_us))
         for job in jobs
@@ -188,7 +188,7 @@ def collectives_table(jobs: Sequence[JobResult]) -> Table[Any]:
 
 
 def disagreement_lines(jobs: Sequence[JobResult]) -> list[str]:
-    """What ranks of a job record differently of one collective."""
+    """Return differences between ranks of a job in their records of one collective."""
     lines: list[str] = []
     for job in jobs:
         collectives = job.collectives
@@ -201,7 +201,7 @@ def disagreement_lines(jobs: Sequence[JobResult]) -> list[str]:
 
 
 def collective_notes(jobs: Sequence[JobResult]) -> list[str]:
-    """What to know of how collectives were matched."""
+    """Return notes on how collectives were matched."""
     lines: list[str] = []
     for job in jobs:
         collectives = job.collectives
@@ -231,5 +231,5 @@ def collective_notes(jobs: Sequence[JobResult]) -> list[str]:
 
 
 def ranks_text(job: JobResult) -> str:
-    """ "8 of 8"; "2" where the world size is not known."""
+    """Return "8 of 8"; "2" if the world size is unknown."""
     return f"{len(job.ranks)}" + ("" if job.world_size is None else f" of {job.world_size}")

@@ -1,5 +1,7 @@
 # pyright: strict
-"""What every report says of a run beside its rows: coverage, totals, notes; plain text and numbers, no format."""
+"""Facts in every report of a run in addition to its rows: coverage, totals, notes; plain text and numbers, no
+format.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +39,7 @@ DETAIL_CHARS = 60
 
 
 class Totals(msgspec.Struct, frozen=True, kw_only=True):
-    """Times of all calls of some ops together, in microseconds."""
+    """Total times of all calls of some ops, in microseconds."""
 
     label: str
     ops: int
@@ -51,12 +53,12 @@ class Totals(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def socs_of(results: Iterable[OpResult]) -> tuple[str, ...]:
-    """The simulated SoCs, in the order asked for."""
+    """Return the simulated SoCs, in the requested order."""
     return tuple(dict.fromkeys(soc for result in results for soc in result.simulated_us))
 
 
 def has_device_time(header: Header | None, results: Iterable[OpResult]) -> bool:
-    """Whether recorded times and shares refer to the device; else the trace knows host times only."""
+    """Check whether recorded times and shares refer to the device; otherwise the trace has host times only."""
     total = header.trace.get("device_us_total") if header is not None else None
     if isinstance(total, int | float):
         return total > 0
@@ -64,12 +66,12 @@ def has_device_time(header: Header | None, results: Iterable[OpResult]) -> bool:
 
 
 def is_untimed(result: OpResult) -> bool:
-    """Whether no time of the op was recorded: its plan was captured."""
+    """Check whether no time of the op was recorded, as in a captured plan."""
     return result.recorded_host_us is None and result.recorded_device_us is None
 
 
 def recorded_us(result: OpResult, *, device: bool) -> float | None:
-    """Recorded time of one call in the clock that the run's shares refer to."""
+    """Return the recorded time of one call on the clock that the run's shares refer to."""
     return result.recorded_device_us if device else result.recorded_host_us
 
 
@@ -112,7 +114,7 @@ def coverage_line(
 
 
 def _reason_kinds(status: Status, results: Sequence[OpResult]) -> str:
-    """ "18 skipped: 9 library missing, 6 policy, 3 budget"; "" where no op has the status."""
+    """Return "18 skipped: 9 library missing, 6 policy, 3 budget"; "" if no op has the status."""
     kinds = Counter(r.why_not().kind for r in results if r.status == status)
     named = ", ".join(f"{count:,} {safe(kind)}" for kind, count in kinds.most_common() if kind != status)
     return f"{kinds.total():,} {status}{f': {named}' if named else ''}" if kinds else ""
@@ -139,9 +141,9 @@ STAND_INS = frozenset({"reference", "equivalent", "executor"})
 
 
 def split_of_share(results: Sequence[OpResult]) -> str:
-    """What the covered share is made of: " = 18.0 % torch + 63.6 % stand-ins (52.1 % with invented weights)".
+    """Return the parts of the covered share: " = 18.0 % torch + 63.6 % stand-ins (52.1 % with invented weights)".
 
-    Nothing where no stand-in ran.
+    Empty if no reference implementation ran.
     """
     done = [r for r in results if r.status == "replayed"]
     others = [r for r in done if r.resolved_by in STAND_INS]
@@ -154,20 +156,20 @@ def split_of_share(results: Sequence[OpResult]) -> str:
 
 
 def detail_text(total: ReasonTotal, room: int = DETAIL_CHARS) -> str:
-    """The details of a reason with their numbers of ops, the heaviest first: "vllm (5), aiter (4) and 3 others"."""
+    """Return the details of a reason with their numbers of ops, heaviest first: "vllm (5), aiter (4) and 3 others"."""
     if total.kind == "collective" and not total.details:
         return "one process alone cannot: `run --ranks N` starts N"
     return listed([f"{end(safe(d.detail), room)} ({d.ops:,})" for d in total.details], LISTED, "other")
 
 
 def clock_counts(header: Header | None) -> dict[str, int]:
-    """Of a batch: how many traces count in device time, in host time, and in "none"; {} of anything else."""
+    """For a batch, return how many traces count in device time, in host time, and in "none"; otherwise {}."""
     counts = None if header is None else header.trace.get("clocks")
     return cast("dict[str, int]", counts) if isinstance(counts, dict) else {}
 
 
 def clock_notes(header: Header | None) -> list[str]:
-    """Which traces of a batch are in no recorded sum, as their clock is another one."""
+    """Return which traces of a batch are in no recorded sum because they have another clock."""
     counts = clock_counts(header)
     on_device, on_host, untimed = (counts.get(clock, 0) for clock in ("device", "host", "none"))
     lines: list[str] = []
@@ -188,12 +190,12 @@ def totals(
     header: Header | None = None,
     sequence: SequenceResult | None = None,
 ) -> list[Totals]:
-    """Sums over calls: of the replayed ops, whose three times can be compared, and of all ops where there are more.
+    """Return sums over calls: of the replayed ops, whose three times can be compared, and of all ops if there are more.
 
-    What a sequence measured is the sum of its calls, not each call at the median of its op.
+    For a sequence, the measured time is the sum of its calls, not each call at the median of its op.
 
-    Where some have no recorded time on the clock that is shown (a trace without device time in a batch), those that
-    have one stand for themselves: a ratio of sums over different ops says nothing.
+    If some ops have no recorded time on the displayed clock (a trace without device time in a batch), ops that have one
+    are summed separately: a ratio of sums over different ops is meaningless.
     """
     replayed = [r for r in results if r.measured_us is not None]
     timed = [r for r in replayed if recorded_us(r, device=device)]
@@ -224,7 +226,7 @@ def _sum(label: str, results: Sequence[OpResult], *, device: bool) -> Totals:
 
 
 def notes(header: Header | None, results: Sequence[OpResult], summary: Summary) -> list[str]:
-    """What a reader must know to trust the numbers: losses, stand-ins, assumptions, confidence, noise."""
+    """Return notes needed to trust the numbers: losses, reference implementations, assumptions, confidence, noise."""
     lines = doubt_notes(header, results, device=has_device_time(header, results))
     lines += [*collectives.notes(results), *_trace_notes(header), *stand_in_notes(results), *assumption_notes(results)]
     lines += initializer_notes(results)
@@ -234,7 +236,7 @@ def notes(header: Header | None, results: Sequence[OpResult], summary: Summary) 
 
 
 def _measuring_notes(measurements: Sequence[Measurement]) -> list[str]:
-    """Kinds of warnings, and samples far out."""
+    """Return notes on kinds of warnings, and outlier samples."""
     lines: list[str] = []
     if warnings := Counter(kind_of(warning) for m in measurements for warning in m.warnings):
         noisy = sum(bool(m.warnings) for m in measurements)
@@ -246,7 +248,7 @@ def _measuring_notes(measurements: Sequence[Measurement]) -> list[str]:
 
 
 def decisive_notes(header: Header | None, results: Sequence[OpResult], summary: Summary) -> list[str]:
-    """Those of `notes` that may change what is decided: times that mislead, what is missing, what was asked for."""
+    """Return the `notes` that may change a decision: misleading times, missing parts, requested information."""
     lines = [*marked_notes(results), *value_notes(results), *_trace_notes(header), *fidelity_notes(results)]
     lines += [note for soc in socs_of(results) for note in telling_notes(soc, results)]
     lines += busy_notes({} if header is None else header.environment)
@@ -276,7 +278,7 @@ def _trace_notes(header: Header | None) -> list[str]:
 
 
 def _files_not_read(header: Header) -> list[str]:
-    """The files of a batch that are not in it, each with its reason; refused ones first."""
+    """Return the files of a batch that are not in it, each with its reason; refused files first."""
     not_read = header.trace.get("not_read")
     files = cast("list[dict[str, object]]", not_read) if isinstance(not_read, list) else []
     lines: list[str] = []
@@ -289,9 +291,9 @@ def _files_not_read(header: Header) -> list[str]:
 
 
 def unowned_notes(unowned_us: object, total_us: object, kinds: Mapping[str, float] | None = None) -> list[str]:
-    """What share of the device time no op can answer for, however many are replayed; microseconds of a whole trace.
+    """Return the share of device time that belongs to no op and cannot be replayed; microseconds of a whole trace.
 
-    `kinds`: class of work → share of the device time, of that work.
+    `kinds`: class of work → its share of the device time.
     """
     if not isinstance(unowned_us, int | float) or not isinstance(total_us, int | float):
         return []
@@ -311,7 +313,7 @@ def unowned_notes(unowned_us: object, total_us: object, kinds: Mapping[str, floa
 
 
 def stand_in_notes(results: Sequence[OpResult]) -> list[str]:
-    """What ran in place of the recorded op."""
+    """Return notes on what ran in place of the recorded ops."""
     lines: list[str] = []
     words = {
         "equivalent": "through a portable equivalent",
@@ -326,7 +328,7 @@ def stand_in_notes(results: Sequence[OpResult]) -> list[str]:
 
 
 def assumption_notes(results: Sequence[OpResult]) -> list[str]:
-    """What was assumed, most frequent first."""
+    """Return the assumptions, most frequent first."""
     counts = Counter(a.what for r in results for a in r.assumptions)
     if not counts:
         return []
@@ -335,7 +337,7 @@ def assumption_notes(results: Sequence[OpResult]) -> list[str]:
 
 
 def initializer_notes(results: Sequence[OpResult]) -> list[str]:
-    """What initializers say of the values that they made, most frequent first."""
+    """Return the initializers' notes on the values that they made, most frequent first."""
     said = Counter(
         f"{r.initializer}: {r.filling.summary}" for r in results if r.filling is not None and r.filling.summary
     )
@@ -343,7 +345,7 @@ def initializer_notes(results: Sequence[OpResult]) -> list[str]:
 
 
 def confidence_notes(soc: str, results: Sequence[OpResult]) -> list[str]:
-    """How much of the recorded time was predicted for that SoC, by what, and resting on no measurement of it."""
+    """Return how much of the recorded time was predicted for the SoC, by method, and without any measurement on it."""
     shares, covered, clock = coverage_by_share(soc, results)
     parts = [f"{covered.ops:,} of {plural(len(results), 'op')} simulated = {coverage_text(covered, clock)}"]
     predicted = [(r, r.simulated[soc]) for r in results if soc in r.simulated]
@@ -360,8 +362,10 @@ def confidence_notes(soc: str, results: Sequence[OpResult]) -> list[str]:
 
 
 def telling_notes(soc: str, results: Sequence[OpResult]) -> list[str]:
-    """What of a device's predictions may change a decision: the user's own code and measurements, and what the device
-    cannot do."""
+    """Return notes on a device's predictions that may change a decision.
+
+    They cover the user's own code and measurements, and what the device cannot do.
+    """
     used = Counter(
         f"{prediction.by} {prediction.source}" + (f" ({prediction.taken_for})" if prediction.taken_for else "")
         for r in results
@@ -377,7 +381,9 @@ def telling_notes(soc: str, results: Sequence[OpResult]) -> list[str]:
 
 
 def no_path_notes(soc: str, predictions: Iterable[tuple[Simulated, float]]) -> list[str]:
-    """Products of dtypes that the device does not multiply, of (prediction, share of the recorded time)."""
+    """Return notes on products of dtypes that the device cannot multiply, from (prediction, share of the recorded
+    time).
+    """
     without = [(prediction.no_path, share) for prediction, share in predictions if prediction.no_path]
     if not without:
         return []
@@ -394,13 +400,13 @@ def _listed(counts: Counter[str]) -> str:
 
 
 def _ratios_text(ratios: Sequence[float]) -> str:
-    """The quartiles of sorted ratios of times."""
+    """Return the quartiles of sorted time ratios as text."""
     low, middle, high = (stats.quantile(ratios, q) for q in (0.25, 0.5, 0.75))
     return f"times {middle:.2f}× those recorded (quartiles {low:.2f}× to {high:.2f}×)"
 
 
 def fidelity_notes(results: Sequence[OpResult]) -> list[str]:
-    """One line on kernels or child ops and times over all ops, and one that names ops that differ."""
+    """Return one line on kernels or child ops and times over all ops, and one that names ops that differ."""
     checked = [(r, r.fidelity) for r in results if r.fidelity is not None]
     if not checked:
         return []
@@ -414,7 +420,7 @@ def fidelity_notes(results: Sequence[OpResult]) -> list[str]:
 
 
 def fidelity_cell(result: OpResult) -> str:
-    """ "kernels match", "child ops differ: -aten::t"; empty where nothing was compared."""
+    """Return "kernels match", "child ops differ: -aten::t"; empty if nothing was compared."""
     fidelity = result.fidelity
     if fidelity is None:
         return ""
@@ -429,7 +435,7 @@ def fidelity_cell(result: OpResult) -> str:
 
 
 def _compared(verdicts: Iterable[str]) -> str:
-    """ "3 match, 1 differ"; empty where there was nothing to compare."""
+    """Return "3 match, 1 differ"; empty if there was nothing to compare."""
     counts = Counter(verdicts)
     return ", ".join(f"{counts[v]:,} {v}" for v in ("match", "differ") if counts[v])
 
@@ -440,7 +446,10 @@ def _difference(result: OpResult, fidelity: Fidelity) -> str:
 
 
 def work_cell(result: OpResult) -> str:
-    """ "8,192 of 65,536 context tokens (12.5 %); ..."; a warning first where the op does none; "" where not counted."""
+    """Return "8,192 of 65,536 context tokens (12.5 %); ...".
+
+    It starts with a warning if the op does no work, and is "" if the work was not counted.
+    """
     if result.work is None or not work_text(result.work):
         return ""
     text = end(safe(work_text(result.work)), WORK_CHARS)
@@ -448,12 +457,12 @@ def work_cell(result: OpResult) -> str:
 
 
 def counted(results: Sequence[OpResult]) -> list[OpResult]:
-    """The results whose work was counted."""
+    """Return the results whose work was counted."""
     return [result for result in results if work_cell(result)]
 
 
 def work_notes(results: Sequence[OpResult]) -> list[str]:
-    """Warnings: ops that do no work, and values that break a convention."""
+    """Return warnings: ops that do no work, and values that break a convention."""
     idle = [result.name for result in counted(results) if result.work is not None and result.work.idle]
     lines = [f"warning: {plural(len(idle), 'op')} without work: {_distinct(idle)}"] if idle else []
     odd = [(result.name, result.work.warnings) for result in results if result.work and result.work.warnings]

@@ -1,5 +1,5 @@
 # pyright: strict
-"""The kernels of an NPU's trace as text: how a kernel table was joined, and what each op owns."""
+"""The kernels of an NPU's trace as text: how a kernel table was joined, and the kernels of each op."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _OfKernel = Column[tuple[str, OwnedKernel, int]]
 
 
 def kernels_table(ops: Sequence[OpKernels]) -> Table[tuple[str, OwnedKernel, int]]:
-    """The heaviest ops with the heaviest of their kernels: type, launches, time, core and, if there is room, shapes."""
+    """Return the heaviest ops with their heaviest kernels: type, launches, time, core and, if there is room, shapes."""
     rows: list[tuple[str, OwnedKernel, int]] = []
     for op in ops[:OPS_SHOWN]:
         shown = op.kernels[:KERNELS_SHOWN]
@@ -61,7 +61,9 @@ def _type(row: tuple[str, OwnedKernel, int]) -> str:
 
 
 def results_table(results: Sequence[OpResult]) -> Table[OpResult]:
-    """What the recorded NPU ran for each op, a call, beside what the first simulated one would; heaviest ops first."""
+    """Return the recorded NPU kernels per call of each op next to those of the first simulated device; heaviest ops
+    first.
+    """
     known = sorted((r for r in results if r.npu_kernels), key=lambda r: -sum(k.total_us for k in r.npu_kernels))
     soc = next(iter(known[0].simulated), None) if known else None
 
@@ -83,7 +85,7 @@ def results_table(results: Sequence[OpResult]) -> Table[OpResult]:
 
 
 def agreement_lines(compared: Sequence[KernelAgreement]) -> list[RenderableType]:
-    """How many ops are lowered to the kernels that were recorded, and a table of those that are not."""
+    """Return how many ops are lowered to their recorded kernels, and a table of the others."""
     if not compared:
         return []
     total_us = sum(op.recorded_us for op in compared) or 1.0
@@ -104,6 +106,6 @@ def agreement_lines(compared: Sequence[KernelAgreement]) -> list[RenderableType]
 
 
 def launches(types: Mapping[str, float]) -> str:
-    """Kernel types with launches a call, where these are not one: "TransData ×3, Conv2D"."""
+    """Return kernel types with launches per call, if not one: "TransData ×3, Conv2D"."""
     names = [f"{end(safe(type_), _TYPE_CHARS)}{'' if n == 1 else f' ×{n:.3g}'}" for type_, n in types.items()]
     return listed(names, TYPES_LISTED) or DASH

@@ -1,5 +1,5 @@
 # pyright: strict
-"""The quantities of a run's ops, each with one title, key and unit in every format, and what tells ops apart."""
+"""The columns of a run's ops, each with one title, key and unit in every format, and details that distinguish ops."""
 
 from __future__ import annotations
 
@@ -44,18 +44,18 @@ WORK = OpColumn(
 
 
 def recorded(*, device: bool) -> OpColumn:
-    """The recorded time of a call on the clock that shares refer to."""
+    """Return the column of a call's recorded time on the clock that shares refer to."""
     key = "recorded_device_us" if device else "recorded_host_us"
     return OpColumn(recorded_title(device=device), lambda r: recorded_us(r, device=device), TIME, key=key)
 
 
 def recorded_title(*, device: bool) -> str:
-    """What a recorded time is called; that of the host says so."""
+    """Return the title of recorded times; it says so if they are host times."""
     return "recorded" if device else "host time"
 
 
 def simulated(soc: str, drop: float = 0) -> OpColumn:
-    """The predicted time of a call on a simulated device."""
+    """Return the column of a call's predicted time on a simulated device."""
     return OpColumn(
         soc,
         lambda r: r.simulated_us.get(soc),
@@ -68,7 +68,7 @@ def simulated(soc: str, drop: float = 0) -> OpColumn:
 
 
 def bound_of(soc: str) -> OpColumn:
-    """What bounds a call on a simulated device, and how well that is known."""
+    """Return the column of what bounds a call on a simulated device, and its confidence."""
 
     def text(result: OpResult) -> str:
         prediction = result.simulated.get(soc)
@@ -78,12 +78,12 @@ def bound_of(soc: str) -> OpColumn:
 
 
 def confidence(soc: str) -> OpColumn:
-    """How well a prediction is known."""
+    """Return the column of a prediction's confidence."""
     return OpColumn(f"confidence_{soc}", lambda r: r.simulated[soc].confidence if soc in r.simulated else None)
 
 
 def ratio(column: OpColumn, *, device: bool) -> OpColumn:
-    """How many times the recorded time the time in a column is."""
+    """Return the column of the ratio of a time column to the recorded time."""
 
     def value(result: OpResult) -> float | None:
         return quotient(column.value(result), recorded_us(result, device=device))
@@ -92,7 +92,9 @@ def ratio(column: OpColumn, *, device: bool) -> OpColumn:
 
 
 def predictions(socs: Sequence[str], *, ratios: bool = False, device: bool = False) -> list[OpColumn]:
-    """A column a simulated device, the first of which stays, each with its ratio where asked for, and the bound."""
+    """Return one column per simulated device, with its ratio if requested, and the bound; the first device is never
+    dropped.
+    """
     columns: list[OpColumn] = []
     for index, soc in enumerate(socs):
         columns.append(simulated(soc, 0 if index == 0 else 2 + index / len(socs)))
@@ -101,14 +103,14 @@ def predictions(socs: Sequence[str], *, ratios: bool = False, device: bool = Fal
 
 
 def recordings(results: Sequence[OpResult], *, device: bool) -> list[OpColumn]:
-    """The start of the id, which --op-filter takes, share, count and recorded times, where there are any."""
+    """Return columns: the id prefix that --op-filter takes, share, count and recorded times, if there are any."""
     if results and all(map(is_untimed, results)):
         return [ID, CALLS]
     return [ID, RECORDED_SHARE, CALLS, recorded(device=device)]
 
 
 def file_columns(results: Sequence[OpResult]) -> list[OpColumn]:
-    """What CSV, Parquet and data frames hold of each op; times in microseconds a call."""
+    """Return the columns of each op for CSV, Parquet and data frames; times in microseconds per call."""
     socs = socs_of(results)
     return [
         ID,
@@ -140,18 +142,18 @@ def file_columns(results: Sequence[OpResult]) -> list[OpColumn]:
 
 
 def numbers_of(results: Sequence[OpResult]) -> dict[str, str]:
-    """Op id → the numbers in which its call differs from others on equal tensors."""
+    """Return op id → the numbers by which its call differs from others on equal tensors."""
     return telling_arguments([(r.id, r.name, r.inputs, r.call) for r in results])
 
 
 def inputs_and_numbers(results: Sequence[OpResult]) -> OpColumn:
-    """Inputs with the numbers in which calls on equal tensors differ."""
+    """Return the column of inputs with the numbers by which calls on equal tensors differ."""
     numbers = numbers_of(results)
     return INPUTS.with_text(lambda r: " · ".join(filter(None, (r.inputs, numbers[r.id]))))
 
 
 def op_cell(result: OpResult) -> OpCell:
-    """The op with its arguments, or with the reason where it is not replayed."""
+    """Return the op with its arguments, or with the reason why it is not replayed."""
     if result.status == "replayed":
         return OpCell(name=result.name, detail=result.inputs)
     detail = result.inputs if result.reason is None else str(result.reason).removeprefix("failed: ")
@@ -159,7 +161,7 @@ def op_cell(result: OpResult) -> OpCell:
 
 
 def op_column(results: Sequence[OpResult], cell_of: Callable[[OpResult], OpCell] = op_cell) -> OpColumn:
-    """The last column of a terminal: ops with the sizes and numbers that tell them from others of their name."""
+    """Return the last column in a terminal: ops with the sizes and numbers that distinguish ops of one name."""
     sizes, numbers = telling_sizes([(r.id, r.name, r.inputs) for r in results]), numbers_of(results)
 
     def value(result: OpResult) -> OpCell:
@@ -170,8 +172,10 @@ def op_column(results: Sequence[OpResult], cell_of: Callable[[OpResult], OpCell]
 
 
 def beside_numbers(cell: OpCell, sizes: str, numbers: str) -> OpCell:
-    """A cell with short sizes, and with the numbers that tell its call from others on equal tensors: they come first
-    where room is short, as the sizes tell nothing then."""
+    """Return a cell with short sizes, and with the numbers that distinguish its call from others on equal tensors.
+
+    The numbers come first if room is short, because the sizes are then equal.
+    """
     if not numbers:
         return msgspec.structs.replace(cell, short=sizes)
     detail = " · ".join(filter(None, (cell.detail, numbers)))
@@ -179,7 +183,7 @@ def beside_numbers(cell: OpCell, sizes: str, numbers: str) -> OpCell:
 
 
 def live_line(result: OpResult, width: int) -> str:
-    """One op as soon as it is measured: start of the id, measured time or what became of it, recorded time, the op."""
+    """Return a line for an op just measured: id prefix, measured time or outcome, recorded time, the op."""
     us = result.recorded_host_us if result.recorded_device_us is None else result.recorded_device_us
     head = f"{ID.shown(result)}  {MEASURED.shown(result):>9}  recorded {time_text(us):>8}  "
     cell = msgspec.structs.replace(op_cell(result), short=result.inputs.partition(" · ")[0])
@@ -187,8 +191,10 @@ def live_line(result: OpResult, width: int) -> str:
 
 
 def telling_sizes(ops: Sequence[tuple[str, str, str]]) -> dict[str, str]:
-    """Of (id, name, inputs) by id, what of the inputs tells it from others of its name: without what all have alike,
-    and without the element type where that is one; of an op alone with its name the first input."""
+    """Return, by id, the part of the inputs that distinguishes an op from others of its name, from (id, name, inputs).
+
+    Parts common to all are left out, and a common dtype; an op with a unique name has its first input.
+    """
     by_name: dict[str, list[tuple[str, list[str]]]] = {}
     for id_, name, inputs in ops:
         by_name.setdefault(name, []).append((id_, inputs.split(" · ")))
@@ -196,7 +202,7 @@ def telling_sizes(ops: Sequence[tuple[str, str, str]]) -> dict[str, str]:
 
 
 def _telling_of_name(alike: Sequence[tuple[str, list[str]]]) -> Iterator[tuple[str, str]]:
-    """(id, text) of each op of one name."""
+    """Yield (id, text) for each op of one name."""
     parts = [inputs for _, inputs in alike]
     if len(alike) == 1:
         yield alike[0][0], parts[0][0]
@@ -209,7 +215,9 @@ def _telling_of_name(alike: Sequence[tuple[str, list[str]]]) -> Iterator[tuple[s
 
 
 def _sizes(parts: Sequence[str], *, types: bool) -> str:
-    """ "bf16[4,512]·[512,512]" of "bf16[4,512]", "bf16[512,512]"; without `types` the first has none either."""
+    """Return "bf16[4,512]·[512,512]" for "bf16[4,512]", "bf16[512,512]"; without `types` the first has no dtype
+    either.
+    """
     shown: list[str] = []
     before = "" if types else parts[0].partition("[")[0]
     for part in parts:

@@ -31,7 +31,7 @@ from opreplay.replay.results.records import Header, OpResult
 
 
 def page(run: Run, command: str) -> Page:
-    """Everything of a run that a page shows."""
+    """Return the page of a run."""
     header, results, device = run.header, run.results, run.by_device
     socs = facts.socs_of(results)
     source = str(header.trace.get("source") or header.trace.get("path") or "a trace")
@@ -69,7 +69,7 @@ def page(run: Run, command: str) -> Page:
 
 
 def _page_columns(results: Sequence[OpResult], device: bool) -> list[ops.OpColumn]:
-    """What a page shows of an op."""
+    """Return the columns of an op on a page."""
     columns = [ops.NAME, ops.INPUTS, ops.RECORDED_SHARE, ops.CALLS, ops.recorded(device=device), ops.MEASURED]
     columns += [column for soc in facts.socs_of(results) for column in (ops.simulated(soc), ops.bound_of(soc))]
     columns.append(ops.ratio(ops.MEASURED, device=device))
@@ -82,7 +82,7 @@ def _device(header: Header) -> str | None:
 
 
 def _answers(run: Run) -> tuple[Answer, ...]:
-    """How many times the recorded time the ops took here, and would take on each simulated device."""
+    """Return the ratio of the ops' time here, and on each simulated device, to the recorded time."""
     results, device = run.results, run.by_device
     answers: list[Answer] = []
     for total in run.totals[:1]:
@@ -101,7 +101,7 @@ def _answers(run: Run) -> tuple[Answer, ...]:
 
 
 def _waterfall(results: Sequence[OpResult], recorded: ops.OpColumn, other: ops.OpColumn) -> Waterfall:
-    """From the recorded time to another, of the ops that have both."""
+    """Return a waterfall from the recorded time to another, for ops that have both."""
     both = [r for r in results if recorded.value(r) is not None and other.value(r) is not None]
     begin, end = times_by_op(both, [recorded, other]).items()
     note = f"all calls of {plural(len(both), 'op')} with both times"

@@ -1,5 +1,5 @@
 # pyright: strict
-"""A run in every format: terminal, Markdown, CSV, Parquet, JSON and page; the rows are tables, said once."""
+"""A run in every format: terminal, Markdown, CSV, Parquet, JSON and page; tables are defined once."""
 
 from __future__ import annotations
 
@@ -36,10 +36,10 @@ RATIOS_FROM = 110
 
 
 def render(run: Run, width: int, *, everything: bool = True, rows: int | None = MAX_ROWS) -> RenderableType:
-    """All but the first line, fitted to `width` characters: traces and jobs, the sequence, ops, totals and notes.
+    """Render all but the first line in `width` characters: traces and jobs, the sequence, ops, totals and notes.
 
-    Without `everything` only the notes that may change a decision, and how many others there are. `rows`: of a table at
-    most, None for all.
+    Without `everything` only notes that may change a decision, with the number of others. `rows`: maximum rows of a
+    table, None for all.
     """
     results, device = run.results, run.by_device
     parts: list[RenderableType] = []
@@ -72,7 +72,7 @@ def render(run: Run, width: int, *, everything: bool = True, rows: int | None = 
 
 
 def markdown(run: Run) -> str:
-    """The first line, all tables with all rows, and notes, for issues and pull requests."""
+    """Return the first line, all tables with all rows, and notes, for issues and pull requests."""
     results, socs = run.results, facts.socs_of(run.results)
     why = ops.OpColumn(
         "note", lambda r: str(r.why_not() if r.status != "replayed" else f"via {r.via}" if r.via else "")
@@ -97,7 +97,7 @@ def markdown(run: Run) -> str:
 
 
 def view(run: Run, *, everything: bool = True, rows: int | None = MAX_ROWS) -> View:
-    """A run in every form; `everything` and `rows` are those of `render`."""
+    """Return a run in every output format; `everything` and `rows` as in `render`."""
     return View(
         lines=list(filter(None, [*run.first_lines, suspects.not_comparable(run.header)])),
         render=lambda width: render(run, width, everything=everything, rows=rows),
@@ -116,21 +116,21 @@ def _page(run: Run, command: str) -> Page:
 
 
 def file_table(results: Sequence[OpResult]) -> Table[OpResult]:
-    """One row an op, with all that CSV, Parquet and data frames hold of it."""
+    """Return one row per op, with all columns of CSV, Parquet and data frames."""
     return Table("Ops", ops.file_columns(results), results, noun="op")
 
 
 def parquet(run: Run) -> bytes:
-    """The columns of the CSV, typed; the metadata `opreplay` is the header and the summary as JSON."""
+    """Return the CSV columns with types; the metadata `opreplay` is the header and the summary as JSON."""
     about = msgspec.json.encode({"header": run.header, "summary": run.summary})
     return formats.parquet(file_table(run.results), about)
 
 
 def facts_of(run: Run) -> dict[str, object]:
-    """`{"header": ..., "ops": [...], "summary": ..., "notes": [...], "suspects": [...], "marks": {...}}`; a
-    batch has `traces` and `jobs` too, a sequence `sequence` and `step`.
+    """Return `{"header": ..., "ops": [...], "summary": ..., "notes": [...], "suspects": [...], "marks": {...}}`.
 
-    Notes and suspects are the lines of the table's report, marks what stands behind the star of a measured time, by id.
+    A batch has `traces` and `jobs` too, a sequence `sequence` and `step`. Notes and suspects are the lines of the
+    table's report; marks are the reasons for the star at a measured time, by id.
     """
     comparable = suspects.not_comparable(run.header)
     of_batch = [*batch.loss_lines(run.traces), *batch.part_lines(run.traces)]
@@ -152,14 +152,14 @@ def facts_of(run: Run) -> dict[str, object]:
 
 
 def no_ops() -> Text:
-    """What to print in place of a table without rows."""
+    """Return the text to print in place of a table without rows."""
     return Text(
         "no op to replay: the trace records none, or the selection leaves none", style="yellow", overflow="fold"
     )
 
 
 def rest_line(results: Sequence[OpResult], rows: int | None) -> list[RenderableType]:
-    """What the ops that are not printed amount to."""
+    """Return a line with the total of the ops that are not printed."""
     table = cut(Table("Ops", (), results, noun="op"), rows)
     if not table.left_out:
         return []

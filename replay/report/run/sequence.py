@@ -1,5 +1,5 @@
 # pyright: strict
-"""What a report says of a sequence as a whole: the recorded step beside its replay, and where the tensors came from."""
+"""The report of a sequence as a whole: the recorded step and its replay, and the sources of the tensors."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ Row = tuple[str, float | None, float | None, str]
 
 
 def rows(sequence: SequenceResult) -> list[Row]:
-    """The recorded step and its calls, then the same of the replay."""
+    """Return rows for the recorded step and its calls, then for the replay."""
     lines: list[Row] = []
     if sequence.recorded_step_us > 0:
         lines.append(("recorded step, on the host", sequence.recorded_step_us, None, "wall time"))
@@ -50,7 +50,7 @@ def rows(sequence: SequenceResult) -> list[Row]:
 
 
 def _collective_rows(shared: SharedStepResult) -> list[Row]:
-    """The time of collectives between ranks, and of the calls and the collectives alone."""
+    """Return rows for the time of collectives between ranks, and for calls alone and collectives alone."""
     hidden = shared.hidden_us / shared.in_flight_us if shared.in_flight_us else 0.0
     hidden_text = f"{100 * hidden:.0f} % of it hidden behind the calls{_scatter(shared)}"
     lines: list[Row] = []
@@ -72,7 +72,7 @@ VARIES = 0.2
 
 
 def _scatter(shared: SharedStepResult) -> str:
-    """From where to where the hidden share lies in most passes, with a mark where that is far."""
+    """Return the range of the hidden share in most passes, with a mark if it is wide."""
     low, high = shared.hidden_share_low, shared.hidden_share_high
     if low is None or high is None or high - low < 0.01:
         return ""
@@ -80,7 +80,7 @@ def _scatter(shared: SharedStepResult) -> str:
 
 
 def _sum_notes(sequence: SequenceResult) -> list[str]:
-    """How the sum of the calls differs from the ops at their medians, and what memory it leaves out."""
+    """Return how the sum of the calls differs from the ops at their medians, and what memory it leaves out."""
     lines: list[str] = []
     if sequence.sum_us is None:
         return lines
@@ -102,7 +102,7 @@ def _sum_notes(sequence: SequenceResult) -> list[str]:
 
 
 def first_line(sequence: SequenceResult) -> str:
-    """ "sequence of ProfilerStep#16, the median of 3 recorded steps: 430 of 434 calls, 21 passes"."""
+    """Return "sequence of ProfilerStep#16, the median of 3 recorded steps: 430 of 434 calls, 21 passes"."""
     step = middle(safe(sequence.step), STEP_CHARS) if sequence.step else "the whole trace"
     chosen = f", the median of {sequence.steps:,} recorded steps" if sequence.steps > 1 else ""
     calls = f"{sequence.calls_replayed:,} of {plural(sequence.calls, 'call')}"
@@ -113,7 +113,7 @@ def first_line(sequence: SequenceResult) -> str:
 
 
 def _tensor_notes(tensors: Tensors) -> list[str]:
-    """Where the arguments of the calls came from, and the memory that they took."""
+    """Return notes on the sources of the calls' arguments, and on their memory."""
     arguments = tensors.results + tensors.views + tensors.outside_arguments + tensors.remade
     if not arguments:
         return []
@@ -138,7 +138,7 @@ def _tensor_notes(tensors: Tensors) -> list[str]:
 
 
 def notes(sequence: SequenceResult) -> list[str]:
-    """What was left out, and what was assumed of the tensors."""
+    """Return notes on what was left out, and on assumptions about the tensors."""
     lines: list[str] = []
     if sequence.left_out_share > ROUNDING:
         lines.append(f"not in the sequence: {share_text(sequence.left_out_share)} of the recorded time")
@@ -156,7 +156,7 @@ def notes(sequence: SequenceResult) -> list[str]:
 
 
 def _of_ranks(shared: SharedStepResult, sum_us: float | None, wall_us: float | None) -> list[str]:
-    """What is known of where the collectives were waited for, and what they and the calls cost each other."""
+    """Return notes on where collectives were awaited, and how much collectives and calls slow each other down."""
     ways = [
         (shared.waits_recorded, "where that is recorded"),
         (shared.waits_inferred, "before the first call that began after they had ended in the recording (inferred)"),
@@ -196,7 +196,7 @@ def _of_ranks(shared: SharedStepResult, sum_us: float | None, wall_us: float | N
 
 
 def table(sequence: SequenceResult) -> Table[Row]:
-    """The recorded step and its calls beside their replay."""
+    """Return the recorded step and its calls next to their replay."""
     ratio = Column[Row](
         RATIO_TITLE,
         lambda row: quotient(row[1], row[2]),
@@ -215,7 +215,7 @@ def table(sequence: SequenceResult) -> Table[Row]:
 
 
 def rendered(sequence: SequenceResult | None, step: StepReport | None = None) -> list[RenderableType]:
-    """For a terminal; nothing where the run was none of a sequence."""
+    """Return the sequence for a terminal; nothing if the run had no sequence."""
     if sequence is None:
         return []
     return [

@@ -31,7 +31,7 @@ KIND_CHARS = 20
 
 
 class Run(msgspec.Struct, frozen=True):
-    """All that a report on a run is made of."""
+    """All data for a report on a run."""
 
     header: Header
     results: Sequence[OpResult]
@@ -42,7 +42,7 @@ class Run(msgspec.Struct, frozen=True):
 
     @property
     def by_device(self) -> bool:
-        """Whether recorded times and shares are of the device."""
+        """Whether recorded times and shares refer to the device."""
         return facts.has_device_time(self.header, self.results)
 
     @property
@@ -53,13 +53,13 @@ class Run(msgspec.Struct, frozen=True):
 
     @property
     def step(self) -> StepReport | None:
-        """The recorded step that the run is of, where the trace marks it."""
+        """The recorded step to which the run belongs, if the trace marks it."""
         step = self.header.step
         return step if step is not None and step.marked else None
 
     @property
     def first_lines(self) -> list[str]:
-        """What bounds the recorded step, of a run of one, and the first line."""
+        """Return what bounds the recorded step, if the run has one, and the first line."""
         return [*([] if self.step is None else [verdict(self.step)]), self.first_line]
 
     @property
@@ -73,7 +73,7 @@ class Run(msgspec.Struct, frozen=True):
 
 
 def run_of(records: MemorySink | ResultFile, summary: Summary | None = None) -> Run | None:
-    """What a sink or a file holds; None where it has no header or no summary, and none is given."""
+    """Return the run in a sink or a file; None if it has no header, or no summary and none is given."""
     summary = summary or records.summary
     if records.header is None or summary is None:
         return None
@@ -81,7 +81,7 @@ def run_of(records: MemorySink | ResultFile, summary: Summary | None = None) -> 
 
 
 def tables(run: Run) -> list[AnyTable]:
-    """What stands below the ops: sums, reasons, NPU kernels, work, collectives; some without rows."""
+    """Return the tables below the ops: sums, reasons, NPU kernels, work, collectives; some without rows."""
     results = run.results
     work = Table("Work", [ops.RECORDED_SHARE, ops.NAME, ops.WORK], facts.counted(results), noun="op")
     of_collectives = collectives.table(results, facts.socs_of(results))
@@ -93,7 +93,7 @@ _Clock = tuple[str, Callable[[facts.Totals], float | None]]
 
 
 def totals_table(run: Run) -> Table[_Clock]:
-    """All calls together, one row a clock, with ratios to the recorded time."""
+    """Return the total of all calls, one row per clock, with ratios to the recorded time."""
     results, device = run.results, run.by_device
     title, timed = ops.recorded_title(device=device), not all(map(facts.is_untimed, results))
     columns = [Column[_Clock]("all calls", lambda clock: clock[0])]
@@ -106,7 +106,7 @@ def totals_table(run: Run) -> Table[_Clock]:
 
 
 def _total_columns(total: facts.Totals, mark: str, *, recorded: str | None) -> list[Column[_Clock]]:
-    """A sum on each clock and, where the recorded clock is named, its ratio to the recorded time."""
+    """Return a sum on each clock and, if the recorded clock is named, its ratio to the recorded time."""
 
     def text(clock: _Clock) -> str:
         us = clock[1](total)
@@ -123,12 +123,12 @@ def _total_columns(total: facts.Totals, mark: str, *, recorded: str | None) -> l
 
 
 def reasons_table(results: Sequence[OpResult]) -> Table[ReasonTotal]:
-    """Why ops are not replayed, one row a reason with unique ops, calls and share of the recorded time."""
+    """Return why ops are not replayed, one row per reason with unique ops, calls and share of the recorded time."""
     return totals_by_kind("not replayed", reasons_of(results))
 
 
 def totals_by_kind(title: str, rows: Sequence[ReasonTotal]) -> Table[ReasonTotal]:
-    """One row a kind under the given title."""
+    """Return one row per kind under the given title."""
     column = Column[ReasonTotal]
     columns = [
         column(title, lambda total: total.kind, chars=KIND_CHARS),

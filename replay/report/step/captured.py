@@ -1,5 +1,5 @@
 # pyright: strict
-"""A captured step in short: calls, operations and peak memory by phase, and what a check of it came to."""
+"""Summary of a captured step: calls, operations and peak memory by phase, and the result of a check."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ _UNITS = ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
 
 
 def view(plan: ReplayPlan, check: Check | None = None) -> View:
-    """A captured step in every form."""
+    """Return a captured step in every output format."""
     return View(lines=[head_line(plan)], render=lambda width: render(plan, check), facts=lambda: facts(plan, check))
 
 
 def facts(plan: ReplayPlan, check: Check | None) -> dict[str, Any]:
-    """The same as JSON-safe values; with a check, its fields beside the others."""
+    """Return a captured step as JSON-safe values, including the fields of a check."""
     capture, sequence = plan.capture, plan.sequence
     assert capture is not None
     assert sequence is not None
@@ -60,12 +60,12 @@ def facts(plan: ReplayPlan, check: Check | None) -> dict[str, Any]:
 
 
 def shared_parameters(capture: Capture) -> list[tuple[str, ...]]:
-    """Names of parameters that are one."""
+    """Return groups of parameter names that share one parameter."""
     return [storage.names for storage in capture.storages if storage.kind == "parameter" and len(storage.names) > 1]
 
 
 def head_line(plan: ReplayPlan) -> str:
-    """What was captured."""
+    """Return a line on what was captured."""
     capture, sequence = plan.capture, plan.sequence
     assert capture is not None
     assert sequence is not None
@@ -82,13 +82,13 @@ def head_line(plan: ReplayPlan) -> str:
 
 
 def _refused(plan: ReplayPlan) -> list[tuple[str, float]]:
-    """(reason, calls) of those that cannot be replayed, most first."""
+    """Return (reason, calls) for calls that cannot be replayed, most calls first."""
     refused = summed((str(op.reason), op.count) for op in plan.ops if op.reason is not None)
     return sorted(refused.items(), key=lambda item: -item[1])
 
 
 def render(plan: ReplayPlan, check: Check | None) -> RenderableType:
-    """Phases with operations and memory, what the plan cannot hold, and the check."""
+    """Render phases with operations and memory, what the plan cannot hold, and the check."""
     capture, sequence = plan.capture, plan.sequence
     assert capture is not None
     assert sequence is not None
@@ -113,7 +113,7 @@ def render(plan: ReplayPlan, check: Check | None) -> RenderableType:
 
 
 def check_lines(check: Check) -> list[RenderableType]:
-    """What the comparison came to, and each tensor that is not equal."""
+    """Return the result of the comparison, and each tensor that is not equal."""
     if check.reason is not None:
         return [Text(f"not checked: {safe(check.reason)}", style="red")]
     both = (*check.outputs, *check.parameters)
@@ -139,7 +139,7 @@ _Quantity = tuple[str, Callable[[PhasePeak], str]]
 
 
 def _phases(capture: Capture, phases: tuple[str, ...]) -> Table[_Quantity]:
-    """One column a phase: its calls and operations, and what is alive when most is."""
+    """Return one column per phase: its calls and operations, and live memory at its peak."""
     rows: list[_Quantity] = [
         ("calls", lambda phase: f"{phases.count(phase.phase):,}"),
         ("FLOPs", lambda phase: flops_text(capture.flops.get(phase.phase))),
@@ -161,7 +161,7 @@ def _phases(capture: Capture, phases: tuple[str, ...]) -> Table[_Quantity]:
 
 
 def flops_text(flops: int | None) -> str:
-    """ "1.25 T"; a dash for none."""
+    """Return text like "1.25 T"; a dash if there is none."""
     if not flops:
         return DASH
     size, unit = next(((size, unit) for size, unit in _UNITS if flops >= size), (1.0, ""))

@@ -24,7 +24,7 @@ _OfDevice = Column[tuple[str, CapturedTimes]]
 
 
 def view(timeline: CapturedTimeline) -> View:
-    """A captured step on simulated devices in every form."""
+    """Return a captured step on simulated devices in every output format."""
     return View(
         lines=[verdict(timeline)],
         render=lambda width: render(timeline, width),
@@ -33,7 +33,7 @@ def view(timeline: CapturedTimeline) -> View:
 
 
 def verdict(timeline: CapturedTimeline) -> str:
-    """What bounds the step on each device, in a sentence."""
+    """Return a sentence on what bounds the step on each device."""
     parts: list[str] = []
     for name, times in timeline.socs.items():
         band = f"{time_text(times.low_us)} to {time_text(times.high_us)}"
@@ -44,12 +44,12 @@ def verdict(timeline: CapturedTimeline) -> str:
 
 
 def facts(timeline: CapturedTimeline) -> dict[str, Any]:
-    """The stable JSON form; see docs/timeline.md."""
+    """Return the stable JSON form; see docs/timeline.md."""
     return {"captured": True, "verdict": verdict(timeline), **msgspec.to_builtins(timeline)}
 
 
 def render(timeline: CapturedTimeline, width: int = 80) -> RenderableType:
-    """Times by device, phases, modules, changes, and what was assumed."""
+    """Render times by device, phases, modules, changes, and assumptions."""
     columns = [
         _OfDevice("simulated", lambda row: row[0], style="bold"),
         _OfDevice(f"step{fusing(timeline.fused, timeline.unfused)}", lambda row: row[1].step_us, TIME),

@@ -1,8 +1,8 @@
 # pyright: strict
-"""Timelines of a step as Perfetto's own format, packet by packet; needs the extra `perfetto`.
+"""Writes timelines of a step in Perfetto's own format, packet by packet; needs the extra `perfetto`.
 
-The messages are Perfetto's (perfetto.dev/docs/reference/trace-packet-proto): a track a thread or stream under one of
-its process, slices by their begin and end, arrows as flows from the moment of a launch to what it launched.
+The messages are Perfetto's (perfetto.dev/docs/reference/trace-packet-proto): one track per thread or stream under the
+track of its process, slices by begin and end, and flow arrows from a launch to what it launched.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _MOST_DEPTH = 64
 
 
 def check_installed() -> None:
-    """Raise EnvironmentRefused where Perfetto's messages are not installed."""
+    """Raise EnvironmentRefused if Perfetto's messages are not installed."""
     try:
         import perfetto.trace_builder.proto_builder  # noqa: F401  # pyright: ignore
     except ImportError:
@@ -33,9 +33,9 @@ def check_installed() -> None:
 
 
 def write(timelines: Iterable[Process], path: Path, *, force: bool = False) -> int:
-    """Write timelines to a file; the number of slices.
+    """Write timelines to a file; return the number of slices.
 
-    Raises EnvironmentRefused as `check_installed` does, and FileExistsError for a file that is there, without `force`.
+    Raises EnvironmentRefused as `check_installed` does, and FileExistsError for an existing file without `force`.
     """
     check_installed()
     return tracks.write(timelines, path, force=force, write_events=_write)
@@ -122,7 +122,7 @@ def _write(stream_events: Iterable[Event], stream: BinaryIO) -> int:
 
 
 def _with_flows(stream_events: Iterable[Event]) -> Iterator[Event]:
-    """The events, each slice with the arrow that ends at it: that follows it at once."""
+    """Yield the events, each slice followed immediately by the arrow that ends at it."""
     pending: Event | None = None
     for event in stream_events:
         if event["ph"] == "f":
@@ -141,7 +141,7 @@ def _with_flows(stream_events: Iterable[Event]) -> Iterator[Event]:
 
 
 def _flow(text: str) -> int:
-    """A number for the arrow "process.node"."""
+    """Return an id for the arrow "process.node"."""
     process, _, node = text.partition(".")
     return (int(process) << 40) | int(node)
 

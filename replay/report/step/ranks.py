@@ -1,5 +1,5 @@
 # pyright: strict
-"""One step of several ranks as text for a terminal and as JSON: the view of `job_timeline`; computes nothing."""
+"""One step of several ranks as terminal text and as JSON: the view of `job_timeline`; computes nothing."""
 
 from __future__ import annotations
 
@@ -51,12 +51,12 @@ NOTHING_MET = "nothing can be said of it: no collective of this step was found o
 
 
 def facts(timeline: JobTimeline) -> dict[str, Any]:
-    """The stable JSON form; see docs/timeline.md."""
+    """Return the stable JSON form; see docs/timeline.md."""
     return msgspec.to_builtins(timeline)
 
 
 def head_line(timeline: JobTimeline) -> str:
-    """The first line: which step of how many ranks, and how far the graph explains it."""
+    """Return the first line: which step of how many ranks, and how well the graph explains it."""
     ranks = len(timeline.ranks)
     of = f" of {timeline.world_size}" if timeline.world_size is not None and timeline.world_size > ranks else ""
     steps = list(dict.fromkeys(rank.step for rank in timeline.ranks))
@@ -68,8 +68,10 @@ def head_line(timeline: JobTimeline) -> str:
 
 
 def render(timeline: JobTimeline, width: int = 80, *, everything: bool = True) -> RenderableType:
-    """Ranks, collectives, disagreements, the path across ranks, and what changes gain; without `everything` the notes
-    that may change a decision alone, and how many more there are."""
+    """Render ranks, collectives, disagreements, the path across ranks, and the gains of changes.
+
+    Without `everything` only notes that may change a decision, with the number of others.
+    """
     collectives = collectives_table(timeline)
     waited = time_text(sum(collective.waiting_us for collective in collectives.rows[COLLECTIVES_SHOWN:]))
     parts: list[RenderableType] = [
@@ -90,7 +92,7 @@ def render(timeline: JobTimeline, width: int = 80, *, everything: bool = True) -
 
 
 def sum_facts(timeline: JobTimeline) -> list[Fact]:
-    """What the ranks wait for each other, and what the step would take without."""
+    """Return how long the ranks wait for each other, and the step length without that."""
     common = f"{share_text(timeline.least_common)} of the shorter one, of the two ranks farthest apart"
     waits = f"{time_text(timeline.waiting_us)}, collectives and ranks added up, also where they wait side by side"
     share = share_text(quotient(timeline.retimed_step_us - timeline.without_waiting_us, timeline.retimed_step_us))
@@ -130,7 +132,7 @@ _OfRank = Column[RankStep]
 
 
 def ranks_table(timeline: JobTimeline) -> Table[RankStep]:
-    """Steps, waits and clocks of the ranks; what waits is not known of ranks without a common collective."""
+    """Return steps, waits and clocks of the ranks; waits are unknown for ranks without a common collective."""
     met = bool(timeline.collectives)
     columns = [
         _OfRank("rank", lambda rank: str(rank.rank), right=True),
@@ -151,7 +153,7 @@ def _clock(rank: RankStep) -> str:
 
 
 def collectives_table(timeline: JobTimeline) -> Table[StepCollective]:
-    """Collectives of the step, those that wait longest first."""
+    """Return the collectives of the step, longest waits first."""
     column = Column[StepCollective]
     columns = [
         column("collective", collective_name, form="name"),
@@ -184,7 +186,7 @@ def collective_name(collective: StepCollective) -> str:
 
 
 def disagreements(timeline: JobTimeline) -> list[str]:
-    """What ranks record differently of one collective."""
+    """Return differences between the ranks' records of one collective."""
     lines = [
         f"{disagreement.what} of collective {disagreement.collective} disagree: "
         + ", ".join(f"rank {rank}: {value}" for rank, value in list(disagreement.values.items())[:6])
@@ -207,7 +209,7 @@ def _socs(timeline: JobTimeline) -> Table[tuple[str, JobSoc]]:
 
 
 def path_table(timeline: JobTimeline) -> Table[RankPathPart]:
-    """What the step of all ranks waited for, most time first."""
+    """Return what the step of all ranks waited for, most time first."""
     total = sum(part.us for part in timeline.critical_path)
     column = Column[RankPathPart]
     columns = [
@@ -222,14 +224,14 @@ def path_table(timeline: JobTimeline) -> Table[RankPathPart]:
 
 
 def note_lines(timeline: JobTimeline) -> list[str]:
-    """What to know before trusting the numbers, a line each."""
+    """Return notes needed to trust the numbers, one line each."""
     lines = list(timeline.notes)
     lines += timeline.measured.notes if timeline.measured is not None else ()
     return [*lines, *of_devices(timeline.socs), *of_changes(timeline.what_if)]
 
 
 def _decisive_lines(timeline: JobTimeline) -> list[str]:
-    """Those of them that may change a decision: not clocks as they were recorded, nor what every step has."""
+    """Return the notes that may change a decision: not unchanged clocks, nor facts common to every step."""
     notes = [
         line for line in timeline.notes if not (line.startswith("the clock of rank") and " is as recorded" in line)
     ]

@@ -18,12 +18,12 @@ FITS = {True: "yes", False: "no", None: "?"}
 
 
 def view(rows: Sequence[ServedStep], notes: Sequence[str]) -> View:
-    """Sizes in every form."""
+    """Return the sizes in every output format."""
     return View(render=lambda width: render(rows, notes, width), facts=lambda: {"rows": rows, "notes": notes})
 
 
 def render(rows: Sequence[ServedStep], notes: Sequence[str], width: int = 80) -> RenderableType:
-    """One row a size and device, and what was assumed."""
+    """Render one row per size and device, and the assumptions."""
     column = Column[ServedStep]
     columns = [
         column("batch", lambda row: row.batch, COUNT),
@@ -52,5 +52,5 @@ def render(rows: Sequence[ServedStep], notes: Sequence[str], width: int = 80) ->
 
 
 def _ms(value: float, digits: int = 3) -> str:
-    """So many digits: 0.0123, 1.23, 12.3; whole ones above 100: 1,230."""
+    """Format with this many digits: 0.0123, 1.23, 12.3; integers above 100: 1,230."""
     return f"{value:,.0f}" if value >= 100 else f"{value:.{digits}g}"

@@ -16,12 +16,12 @@ from opreplay.replay.timeline.sized import SizedStep
 
 
 def view(rows: Sequence[SizedStep], notes: Sequence[str]) -> View:
-    """Sizes in every form."""
+    """Return the sizes in every output format."""
     return View(render=lambda width: render(rows, notes, width), facts=lambda: {"rows": rows, "notes": notes})
 
 
 def render(rows: Sequence[SizedStep], notes: Sequence[str], width: int = 80) -> RenderableType:
-    """One row a size and device, and what was assumed."""
+    """Render one row per size and device, and the assumptions."""
     column = Column[SizedStep]
     names = list(dict.fromkeys(name for row in rows for name in row.sizes))
     columns = [

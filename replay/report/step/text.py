@@ -1,5 +1,5 @@
 # pyright: strict
-"""One step's timeline as text for a terminal and as JSON: the view of `timeline`; computes nothing."""
+"""One step's timeline as terminal text and as JSON: the view of `timeline`; computes nothing."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ _OF_OTHER_STREAMS = (EDGE_KINDS[CROSS_STREAM], EDGE_KINDS[SHARED])
 
 
 def facts(timeline: Timeline) -> dict[str, Any]:
-    """The stable JSON form; see docs/timeline.md."""
+    """Return the stable JSON form; see docs/timeline.md."""
     step = step_facts(timeline.step)
     step_keys = {
         key: step[key] for key in ("verdict", "window", "idle_us", "copied_host_share", "unknown_wait_us", "modules")
@@ -77,8 +77,10 @@ def facts(timeline: Timeline) -> dict[str, Any]:
 
 
 def render(timeline: Timeline, width: int = 80, *, everything: bool = True) -> RenderableType:
-    """Step, categories, critical path, slack, and what the changes gain; without `everything` the notes that may change
-    a decision alone, and how many more there are."""
+    """Render step, categories, critical path, slack, and the gains of changes.
+
+    Without `everything` only notes that may change a decision, with the number of others.
+    """
     parts: list[RenderableType] = [facts_grid(head_facts(timeline)), *terminal(_categories(timeline, width))]
     parts += terminal(_socs(timeline), width)
     parts += terminal(path_table(timeline), width, limit=PATH_SHOWN, rest=rest_of_path(timeline.critical_path))
@@ -97,7 +99,7 @@ def render(timeline: Timeline, width: int = 80, *, everything: bool = True) -> R
 
 
 def head_line(timeline: Timeline) -> str:
-    """The first line: what bounds the step."""
+    """Return the first line: what bounds the step."""
     invented = max((soc.invented_share for soc in timeline.socs.values()), default=0.0)
     quality = f" {share_text(invented)} of device time is predicted on invented sizes." if invented > 0 else ""
     unknown = max((1.0 - soc.predicted_share for soc in timeline.socs.values()), default=0.0)
@@ -106,7 +108,7 @@ def head_line(timeline: Timeline) -> str:
 
 
 def head_facts(timeline: Timeline) -> list[Fact]:
-    """What is known of the step as a whole."""
+    """Return facts about the step as a whole."""
     return [
         *step_rows(timeline.step),
         ("graph", graph_text(timeline), ""),
@@ -117,7 +119,7 @@ def head_facts(timeline: Timeline) -> list[Fact]:
 
 
 def graph_text(timeline: Timeline) -> str:
-    """How well the graph explains the recording, and of what it is made."""
+    """Return how well the graph explains the recording, and its contents."""
     # Re-timing with recorded durations and latencies proves nothing where it copies them: other steps may fail it.
     other = timeline.other_steps
     typical = f"{100 * timeline.structure_error_typical:+.1f} % with median latencies"
@@ -131,7 +133,7 @@ def graph_text(timeline: Timeline) -> str:
 
 
 def measured_text(step_us: float | None, timeline: Timeline | JobTimeline, what: str) -> str:
-    """What the step takes with calls as they were measured; "" where none was."""
+    """Return the step length with measured calls; "" if none was measured."""
     if step_us is None:
         return ""
     return (
@@ -140,14 +142,14 @@ def measured_text(step_us: float | None, timeline: Timeline | JobTimeline, what:
 
 
 def edges_text(timeline: Timeline | JobTimeline) -> str:
-    """How many dependencies were recorded, and how many not."""
+    """Return how many dependencies were recorded, and how many were not."""
     edges = timeline.edges.values()
     recorded, inferred = sum(edge.recorded for edge in edges), sum(edge.inferred for edge in edges)
     return f"{recorded:,} recorded, {inferred:,} inferred from times"
 
 
 def memory_text(memory: MemoryUse) -> str:
-    """The peak, or the range it lies in, and whether it fits each simulated device."""
+    """Return the peak memory or its range, and whether it fits each simulated device."""
     where = "device" if memory.on_device else "host"
     if memory.low_bytes is None:
         at = "" if memory.peak_at_us is None else f", {time_text(memory.peak_at_us)} into the step"
@@ -162,7 +164,7 @@ def memory_text(memory: MemoryUse) -> str:
 
 
 class _Clock(msgspec.Struct, frozen=True):
-    """The recorded step, or that of a device: its times and their sum."""
+    """The recorded step, or a device's step: its times and their sum."""
 
     name: str
     times: Categories
@@ -174,7 +176,7 @@ _Category = tuple[str, str, bool]
 
 
 def _categories(timeline: Timeline, width: int) -> Table[_Category]:
-    """Shares are left out, not cut, where the terminal has no room for them."""
+    """Return the table of categories; if the terminal is too narrow, shares are left out, not cut."""
     clocks = [_Clock("recorded", timeline.categories_us, timeline.recorded_step_us)]
     clocks += [_Clock(name, simulated.categories_us, simulated.step_us) for name, simulated in timeline.socs.items()]
     waits = any(kind in timeline.edges for kind in _OF_OTHER_STREAMS)
@@ -194,7 +196,7 @@ def _categories(timeline: Timeline, width: int) -> Table[_Category]:
 
 
 def _of_clock(clock: _Clock, *, share: bool) -> list[Column[_Category]]:
-    """The time of a category on a clock and, where there is room, its share."""
+    """Return the time of a category on a clock and, if there is room, its share."""
 
     def time_us(row: _Category) -> float:
         return getattr(clock.times, row[1]) if row[1] else clock.step_us
@@ -220,7 +222,7 @@ def _socs(timeline: Timeline) -> Table[tuple[str, SocStep]]:
 
 
 def band_text(step: SocStep) -> str:
-    """The 80 % band; where little of the computing is predicted that instead."""
+    """Return the 80 % band; if little of the compute time is predicted, a text that says so instead."""
     if step.low_us is not None and step.high_us is not None:
         return f"{time_text(step.low_us)} to {time_text(step.high_us)}"
     if not step.computing_predicted_share:
@@ -229,7 +231,7 @@ def band_text(step: SocStep) -> str:
 
 
 def path_table(timeline: Timeline) -> Table[PathPart]:
-    """What the step waited for, most time first."""
+    """Return what the step waited for, most time first."""
     total = sum(part.us for part in timeline.critical_path)
     columns = [
         Column[PathPart]("critical path", lambda part: part.name, form="name"),
@@ -242,13 +244,13 @@ def path_table(timeline: Timeline) -> Table[PathPart]:
 
 
 def rest_of_path(path: Sequence[PathPart] | Sequence[RankPathPart]) -> str:
-    """What the parts of a path that are not shown amount to."""
+    """Return the total of the path's parts that are not shown."""
     rest, total = sum(part.us for part in path[PATH_SHOWN:]), sum(part.us for part in path)
     return f"{time_text(rest)}, {share_text(quotient(rest, total))}"
 
 
 def modules_table(timeline: Timeline) -> Table[ModuleTime]:
-    """The tree of modules, those with little time left out with all inside them."""
+    """Return the tree of modules; modules with little time are left out with all their children."""
     device_us, step_us = timeline.step.device_sum_us, timeline.step.window.step_us
     column = Column[ModuleTime]
     columns = [
@@ -264,8 +266,7 @@ def modules_table(timeline: Timeline) -> Table[ModuleTime]:
 
 
 def large_modules(modules: Sequence[ModuleTime], device_us: float, step_us: float) -> list[ModuleTime]:
-    """Those of the upper levels with a share of the time on the device or of the step, and what a module takes beside
-    those that it calls."""
+    """Return upper-level modules with a significant share of device time or of the step, and their self time."""
     return [
         module
         for module in _with_themselves(modules)
@@ -275,7 +276,7 @@ def large_modules(modules: Sequence[ModuleTime], device_us: float, step_us: floa
 
 
 def _with_themselves(modules: Sequence[ModuleTime]) -> Iterator[ModuleTime]:
-    """Modules, each that calls others followed by a row of its time without theirs."""
+    """Yield the modules; each module that calls others is followed by a row of its self time."""
     for at, module in enumerate(modules):
         yield module
         below = list(takewhile(lambda other, depth=module.depth: other.depth > depth, modules[at + 1 :]))
@@ -291,14 +292,14 @@ def _with_themselves(modules: Sequence[ModuleTime]) -> Iterator[ModuleTime]:
 
 
 def _times_table(title: str, rows: Sequence[tuple[str, float]]) -> Table[tuple[str, float]]:
-    """Names with their times."""
+    """Return a table of names with their times."""
     column = Column[tuple[str, float]]
     columns = [column(title, lambda row: row[0], form="name"), column("time", lambda row: row[1], TIME)]
     return Table(title, columns, rows[:MODULES_SHOWN])
 
 
 def slack_table(timeline: Timeline) -> Table[Slack]:
-    """What is not on the critical path, and how much longer it could take."""
+    """Return the work off the critical path, and how much longer it could take."""
     column = Column[Slack]
     columns = [
         column("off the path", lambda slack: slack.name, form="name"),
@@ -312,7 +313,7 @@ _Change = tuple[str, "WhatIf | JobChange"]
 
 
 def changes_table(title: str, rows: Sequence[_Change], step_us: float, socs: Iterable[str]) -> Table[_Change]:
-    """What changes make of the step, and of that on each simulated device."""
+    """Return the step length after changes, also on each simulated device."""
     column = Column[_Change]
     columns = [
         column(title, lambda row: row[0], form="fold"),
@@ -334,7 +335,7 @@ def changes_table(title: str, rows: Sequence[_Change], step_us: float, socs: Ite
 
 
 def gain_cells(change: WhatIf | JobChange, step_us: float) -> tuple[str, str, str]:
-    """The step, what it gains, and the share; of a change that means nothing here that it does not."""
+    """Return the step length, the gain, and its share; a text if the change matches nothing here."""
     if not change.matched:
         return "no match", DASH, DASH
     return (
@@ -345,7 +346,7 @@ def gain_cells(change: WhatIf | JobChange, step_us: float) -> tuple[str, str, st
 
 
 def note_lines(timeline: Timeline) -> list[str]:
-    """What to know before trusting the numbers, a line each."""
+    """Return notes needed to trust the numbers, one line each."""
     lines = [*timeline.notes, *of_devices(timeline.socs)]
     lines += [f"memory: {note}" for note in (timeline.memory.notes if timeline.memory is not None else ())]
     lines += of_changes(timeline.what_if)
@@ -357,7 +358,7 @@ def note_lines(timeline: Timeline) -> list[str]:
 
 
 def decisive_lines(timeline: Timeline) -> list[str]:
-    """Those of them that may change a decision: not what is the same for every step, nor how memory was counted."""
+    """Return the notes that may change a decision: not facts common to every step, nor how memory was counted."""
     return [
         *timeline.notes,
         *of_changes(timeline.what_if),
@@ -366,12 +367,12 @@ def decisive_lines(timeline: Timeline) -> list[str]:
 
 
 def of_changes(changes: Sequence[WhatIf | JobChange]) -> list[str]:
-    """What each change assumes."""
+    """Return the assumptions of each change."""
     return [f"{change.change}: {note}" for change in changes for note in change.assumptions]
 
 
 def of_devices(socs: Mapping[str, SocStep | JobSoc]) -> list[str]:
-    """Notes on simulated devices, each once with the devices that it holds for."""
+    """Return notes on simulated devices, each once with the devices that it applies to."""
     which: dict[str, list[str]] = {}
     for name, soc in socs.items():
         for note in soc.notes:
@@ -380,5 +381,5 @@ def of_devices(socs: Mapping[str, SocStep | JobSoc]) -> list[str]:
 
 
 def telling(lines: Sequence[str]) -> list[str]:
-    """Notes on devices without those that every step has."""
+    """Return notes on devices without notes common to every step."""
     return [line for line in lines if not line.partition(": ")[2].startswith(ASSUMED)]

@@ -1,5 +1,5 @@
 # pyright: strict
-"""Timelines of a step side by side as Chrome trace events, written as a stream: recorded, simulated, of several ranks.
+"""Timelines of a step as Chrome trace events, written as a stream: recorded, simulated, of several ranks.
 
 Opens in ui.perfetto.dev and chrome://tracing. One process for the recording and one for each simulated device, or one
 for each rank, all from the same zero; arrows lead from launches to what they launch.
@@ -32,7 +32,7 @@ _NAME_LENGTH = 200
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Process:
-    """One timeline: a graph and when its nodes ran, µs after the zero of all."""
+    """One timeline: a graph with the times of its nodes, µs after the common zero."""
 
     title: str
     graph: StepGraph
@@ -46,7 +46,7 @@ class Process:
 
 
 def processes(study: Study) -> list[Process]:
-    """The recording, the step with measured times, then each simulated device."""
+    """Return the recording, the step with measured times, then each simulated device."""
     graph, names = study.graph, study.names
     out = [_recorded("recorded", graph, names, 0.0, _critical(graph, study.schedule))]
     if study.measured is not None:
@@ -68,7 +68,7 @@ def processes(study: Study) -> list[Process]:
 
 
 def rank_processes(study: JobStudy) -> list[Process]:
-    """The recording of each rank, on the job's clock."""
+    """Return the recording of each rank, on the job's clock."""
     return [
         _recorded(f"rank {rank.rank}", rank.graph, study_of_rank.names, rank.at_us)
         for rank, study_of_rank in zip(study.graph.ranks, study.ranks, strict=True)
@@ -88,7 +88,7 @@ def _recorded(
 
 
 def write_json(stream_events: Iterable[Event], stream: BinaryIO) -> int:
-    """Write events as Chrome's JSON; how many."""
+    """Write events as Chrome's JSON; return their number."""
     stream.write(b'{"displayTimeUnit": "ms", "traceEvents": [\n')
     count = 0
     for event in stream_events:
@@ -105,9 +105,9 @@ def write(
     force: bool = False,
     write_events: Callable[[Iterable[Event], BinaryIO], int] = write_json,
 ) -> int:
-    """Write timelines to a file, compressed where its name ends with .gz; the number that `write_events` returns.
+    """Write timelines to a file, compressed if its name ends with .gz; return the number from `write_events`.
 
-    Raises FileExistsError for a file that is there, without `force`.
+    Raises FileExistsError for an existing file without `force`.
     """
     with open(path, "wb" if force else "xb") as raw:
         if path.name.lower().endswith(".gz"):
@@ -117,7 +117,7 @@ def write(
 
 
 def events(timelines: Iterable[Process]) -> Iterator[Event]:
-    """The events of all processes, one after the other."""
+    """Yield the events of all processes, one process after the other."""
     for pid, process in enumerate(timelines, start=1):
         yield from _process(process, pid)
 
@@ -154,7 +154,7 @@ def _process(process: Process, pid: int) -> Iterator[Event]:
 
 
 def host_slices(process: Process, node: int, start: float, end: float) -> Iterator[tuple[float, float, str]]:
-    """(start, end, name) of stretches of one op each, `PYTHON` between ops."""
+    """Yield (start, end, name) of intervals of one op each, `PYTHON` between ops."""
     graph = process.graph
     low, count = int(graph.nodes.first_slice[node]), int(graph.nodes.slices[node])
     lengths, ops = graph.slices.dur_us[low : low + count], graph.slices.op[low : low + count]
@@ -169,7 +169,7 @@ def host_slices(process: Process, node: int, start: float, end: float) -> Iterat
 
 
 def _prediction(predicted: Predicted, node: int) -> dict[str, Any]:
-    """What is said of one task's prediction."""
+    """Return the facts of one task's prediction."""
     families = {name: float(us[node]) for name, us in predicted.families.items() if us[node] > 0.0}
     if not families:
         return {"prediction": "none: as recorded"}
@@ -190,7 +190,7 @@ def _slice(pid: int, tid: int, start_us: float, dur_us: float, name: str, kind: 
 
 
 def _arrow(pid: int, node: int, tid: int, at_us: float) -> Event:
-    """One end of the arrow to what was launched."""
+    """Return one end of the arrow to a launched task."""
     return {"id": f"{pid}.{node}", "pid": pid, "tid": tid, "ts": at_us, "name": "launch", "cat": "launch"}
 
 

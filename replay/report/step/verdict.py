@@ -1,5 +1,5 @@
 # pyright: strict
-"""What every command says of a step: the verdict in a sentence, the step in a few rows, and both as JSON."""
+"""The step summary in every command: the verdict in a sentence, the step in a few rows, and both as JSON."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ CAUSES = {
 
 
 def verdict(step: StepReport) -> str:
-    """What bounds the step, in one sentence, and what simulated devices would make of it."""
+    """Return a sentence on what bounds the step, with its length on simulated devices."""
     step_us = step.window.step_us
     took = f"{time_text(step_us)} {'a step' if step.marked else 'in all (the trace marks no steps)'}"
     device = f"the {step.accelerator}"
@@ -71,7 +71,7 @@ def _untimed(step: StepReport) -> bool:
 
 
 def _lost_kernels(step: StepReport) -> list[str]:
-    """How many launches of the step lack their kernel; empty where none does."""
+    """Return how many launches of the step lack their kernel; empty if none does."""
     without = step.launches_without_kernel
     have = "has" if without == 1 else "have"
     # Where ids collide, kernels are recorded that nobody knows the launch of.
@@ -80,12 +80,12 @@ def _lost_kernels(step: StepReport) -> list[str]:
 
 
 def _lost_device_work(step: StepReport) -> bool:
-    """Whether a step without device work may have had some, which the host may have waited for."""
+    """Check whether a step without device work may have had some, for which the host may have waited."""
     return step.bound == "host alone" and bool(without_copies(step.losses) or step.launches_without_kernel)
 
 
 def _lost(step: StepReport) -> str:
-    """That the step is what is left of a damaged trace."""
+    """Return a note that the step is the rest of a damaged trace."""
     reasons = ", ".join(f"{safe(reason)} ({count:,})" for reason, count in without_copies(step.losses).items())
     lost = f" What could not be read is left out: {reasons}." if reasons else ""
     copies = copies_text(step.losses)
@@ -93,14 +93,14 @@ def _lost(step: StepReport) -> str:
 
 
 def _of_process(step: StepReport) -> str:
-    """Which process of a merged file the step is of, and how to see another."""
+    """Return which process of a merged file the step belongs to, and how to see another."""
     if step.process is None or step.processes < 2:
         return ""
     return f" This is process {safe(step.process)}, one of {step.processes:,} in the file: --process takes another."
 
 
 def _largest(step: StepReport) -> str:
-    """What the host did that the step waited for, where the host bounds it."""
+    """Return the host work that the step waited for, if the step is host-bound."""
     if step.bound not in ("host", "host alone") or _lost_device_work(step) or _untimed(step):
         return ""
     causes = [(name, us / step.window.step_us) for name, us in step.largest[:2] if step.window.step_us]
@@ -127,12 +127,12 @@ def _on_device(step: StepOnDevice, report: StepReport) -> str:
 
 
 def step_facts(step: StepReport) -> dict[str, Any]:
-    """The `step` object of every JSON form."""
+    """Return the `step` object of every JSON form."""
     return {"verdict": verdict(step), **msgspec.to_builtins(step)}
 
 
 def step_rows(step: StepReport) -> list[Fact]:
-    """The step in a few rows: its lengths, what the device did, and how much of that is known."""
+    """Return the step in a few rows: its lengths, device activities, and how much of them is known."""
     window = step.window
     step_us = window.step_us
     lengths = f"{time_text(step_us)}{_chosen(step)}; on the host {time_text(window.host_us)}"
@@ -155,7 +155,7 @@ def step_rows(step: StepReport) -> list[Fact]:
 
 
 def page_facts(step: StepReport, line: str) -> list[tuple[str, str]]:
-    """The same rows in the summary of a page whose headline is the verdict, and what the headline was without it."""
+    """Return the same rows for the summary of a page with the verdict as headline, plus the original headline."""
     return [("coverage", line), *((name, text) for name, text, _ in step_rows(step))]
 
 
@@ -164,7 +164,7 @@ def _share(us: float, step_us: float) -> str:
 
 
 def _chosen(step: StepReport) -> str:
-    """Which of the marked steps it is; "" where none is marked."""
+    """Return which of the marked steps it is; "" if none is marked."""
     if not step.marked:
         return ""
     text = f" for {safe(middle(step.name, _NAME_WIDTH))}"
@@ -186,7 +186,7 @@ def _which(step: StepReport) -> str:
 
 
 def _known(step: StepReport) -> str:
-    """How much of the critical path is copied from the recording."""
+    """Return how much of the critical path is copied from the recording."""
     parts = [f"{share_text(step.copied_host_share)} of the critical path is host time, as recorded"]
     if step.unknown_wait_us >= _LEAST_SHARE * step.window.step_us:
         parts.append(f"{time_text(step.unknown_wait_us)} of waits that nothing explains")

@@ -1,5 +1,5 @@
 # pyright: strict
-"""What a calibration changed: errors before and after, as a table and as JSON; computes medians alone."""
+"""The effect of a calibration: errors before and after, as a table and as JSON; computes only medians."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ def _facts(compared: Sequence[Compared]) -> dict[str, Any] | None:
 
 
 def view(recalibration: Recalibration, *, output: str) -> View:
-    """What a calibration came to in every form; `output`: the new device file."""
+    """Return the result of a calibration in every output format; `output`: the new device file."""
     return View(
         render=lambda width: render(recalibration, output=output), facts=lambda: facts(recalibration, output=output)
     )
 
 
 def facts(recalibration: Recalibration, *, output: str) -> dict[str, Any]:
-    """The whole report: "before", "after_held_out" (None where nothing could be held out), "after_seen"."""
+    """Return the whole report: "before", "after_held_out" (None if nothing could be held out), "after_seen"."""
     return {
         "output": output,
         "device": recalibration.before.name,
@@ -53,7 +53,7 @@ def facts(recalibration: Recalibration, *, output: str) -> dict[str, Any]:
 
 
 def verdict(recalibration: Recalibration) -> str:
-    """One sentence on what was done."""
+    """Return one sentence on what was done."""
     if not recalibration.caution:
         return "nothing was moved: no fit predicted kernels it had not seen better than the device does already"
     if not recalibration.compared_held_out:
@@ -62,7 +62,7 @@ def verdict(recalibration: Recalibration) -> str:
 
 
 def render(recalibration: Recalibration, *, output: str) -> RenderableType:
-    """Median error and time-weighted error by kernel type, before and after, in percent."""
+    """Render median error and time-weighted error by kernel type, before and after, in percent."""
     after = recalibration.compared_held_out or recalibration.compared_after
     late = errors_by_type(after)
     rows: list[_Row] = [
@@ -90,7 +90,7 @@ def render(recalibration: Recalibration, *, output: str) -> RenderableType:
 
 
 def view_of_calls(fit: OwnFit, *, output: str) -> View:
-    """What a calibration to measured calls came to, in every form; `output`: the new device file."""
+    """Return the result of a calibration to measured calls in every output format; `output`: the new device file."""
     return View(
         render=lambda width: render_calls(fit, output=output, width=width),
         facts=lambda: facts_of_calls(fit, output=output),
@@ -98,7 +98,7 @@ def view_of_calls(fit: OwnFit, *, output: str) -> View:
 
 
 def facts_of_calls(fit: OwnFit, *, output: str) -> dict[str, Any]:
-    """The whole report; errors are fractions, and `held_out_error` is of calls that the others predict."""
+    """Return the whole report; errors are fractions, and `held_out_error` is of calls predicted from the others."""
     return {
         "output": output,
         "device": fit.before.name,
@@ -125,7 +125,7 @@ class _OwnOp(NamedTuple):
 
 
 def render_calls(fit: OwnFit, *, output: str, width: int) -> RenderableType:
-    """A line for each op that was measured: its factor, and errors before and when predicted from the other calls."""
+    """Render a line for each measured op: its factor, and errors before and when predicted from the other calls."""
     by_op: dict[str, list[OwnError]] = {}
     for error in fit.errors:
         by_op.setdefault(error.row.call.partition("(")[0], []).append(error)

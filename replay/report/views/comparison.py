@@ -1,5 +1,5 @@
 # pyright: strict
-"""A comparison in every form: the first line, the ops, classes of work, notes, and the facts as plain values."""
+"""A comparison in every output format: the first line, the ops, classes of work, notes, and facts as plain values."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ ORDER: tuple[Verdict, ...] = (*SHOWN, "same", "unclear")
 def view(
     comparison: Comparison, steps: Steps, *, everything: bool = False, verdicts: Mapping[str, object] | None = None
 ) -> View:
-    """A comparison in every form; `verdicts`: what JSON says beside it."""
+    """Return a comparison in every output format; `verdicts`: additional values for JSON."""
     return View(
         lines=[*step_lines(steps), first_line(comparison), *side_lines(comparison)],
         render=lambda width: render(comparison, width=width, everything=everything),
@@ -68,7 +68,7 @@ def view(
 
 
 def first_line(comparison: Comparison) -> str:
-    """ "compared 48 ops: 3 slower, 1 faster, 44 same; total 1.020× (1.01 to 1.03)"."""
+    """Return "compared 48 ops: 3 slower, 1 faster, 44 same; total 1.020× (1.01 to 1.03)"."""
     judged = comparison.of("slower", "faster", "same", "unclear")
     counts = [f"{len(ops):,} {verdict}" for verdict in ORDER if (ops := comparison.of(verdict))]
     compared = f"compared {plural(len(judged), 'op')}: {', '.join(counts) or 'none in both runs'}{_total(comparison)}"
@@ -76,7 +76,7 @@ def first_line(comparison: Comparison) -> str:
 
 
 def _is_shared_shown(comparison: Comparison) -> bool:
-    """Whether the change of all ops is one worth a word."""
+    """Check whether the common change of all ops is large enough to mention."""
     return comparison.shared is not None and not is_within(comparison.shared, LEAST_SHARED)
 
 
@@ -85,7 +85,7 @@ def _shared_text(shared: float | None) -> str:
 
 
 def _total(comparison: Comparison) -> str:
-    """All recorded time where both sides are recorded, and the ops on both sides beside it; else these alone."""
+    """Return the total recorded time if both sides are recorded, with the ops on both sides; else only these ops."""
     if any(not side.is_total_known for side in comparison.sides or ()):
         return "; no total, as device time is not known"
     if comparison.whole is None or comparison.sides is None:
@@ -109,7 +109,7 @@ def _total_of_both(comparison: Comparison) -> str:
 
 
 def step_lines(steps: Steps) -> list[str]:
-    """The step of median length on both sides, then what bounds it on either; none where neither marks any."""
+    """Return the step of median length on both sides, then what bounds it; none if neither side marks steps."""
     lines = [f"{which}: {verdict(step)}" for which, step in steps.items() if step.marked]
     if len(lines) == 2 and not any(step.doubts.untimed for step in steps.values()):
         was, now = (step.window.step_us for step in steps.values())
@@ -118,7 +118,7 @@ def step_lines(steps: Steps) -> list[str]:
 
 
 def side_lines(comparison: Comparison) -> list[str]:
-    """What is held against what, and how much of it the other side has too; none for two runs."""
+    """Return what is compared with what, and how much of each side the other also has; none for two runs."""
     lines: list[str] = []
     for which, side in zip(("before", "after"), comparison.sides or (), strict=False):
         share = side.matched_us / side.total_us if side.total_us else 0.0
@@ -130,7 +130,7 @@ def side_lines(comparison: Comparison) -> list[str]:
 
 
 def _steps_text(steps: StepTimes, which: str) -> str:
-    """How many steps one side marks, their median and spread."""
+    """Return the number of marked steps on one side, their median and spread."""
     spread = f" ({time_text(steps.shortest_us)} to {time_text(steps.longest_us)})" if steps.count > 1 else ""
     outlier = steps.longest_us > OUTLIER * steps.median_us
     spread += f", {safe(steps.longest)} the longest by far" if outlier else ""
@@ -138,7 +138,7 @@ def _steps_text(steps: StepTimes, which: str) -> str:
 
 
 def _step_line(comparison: Comparison) -> list[str]:
-    """The marked steps of both traces side by side; none where neither marks any."""
+    """Return the marked steps of both traces side by side; none if neither marks any."""
     if comparison.sides is None or not any(side.steps for side in comparison.sides):
         return []
     parts: list[str] = []
@@ -150,8 +150,9 @@ def _step_line(comparison: Comparison) -> list[str]:
 
 
 def rows(comparison: Comparison, *, everything: bool = False) -> list[OpComparison]:
-    """The ops to list: of traces by their part of the step's difference, else by verdict and how much time they won or
-    lost."""
+    """Return the ops to list: for traces by their part of the step's difference, else by verdict and time gained or
+    lost.
+    """
     shown = [op for verdict in (ORDER if everything else SHOWN) for op in comparison.of(verdict)]
     if not everything:
         shown += sorted(filter(_stands_out, comparison.of("unclear")), key=lambda op: -op.weight_us)[:MOST_UNCLEAR]
@@ -162,7 +163,7 @@ def rows(comparison: Comparison, *, everything: bool = False) -> list[OpComparis
 
 
 def _stands_out(op: OpComparison) -> bool:
-    """Whether a change that may be chance would be a large one."""
+    """Check whether a change that may be random would be a large one."""
     return op.ratio is not None and not 1 / LARGE_RATIO < op.ratio < LARGE_RATIO
 
 
@@ -171,15 +172,19 @@ def _of_steps(comparison: Comparison) -> bool:
 
 
 def detail_of(comparison: Comparison, op: OpComparison) -> str:
-    """What tells an op from others of its name, and what is to be known of its row. Of two kinds of times every row
-    has the same few notes, which are counted below."""
+    """Return details that distinguish an op from others of its name, and notes on its row.
+
+    If the two sides have different kinds of times, every row has the same few notes, which are counted below the table.
+    """
     if comparison.sides is not None and op.ratio is not None:
         return op.inputs or op.note
     return "; ".join(part for part in (op.inputs, against_times(comparison, op), op.note) if part)
 
 
 def against_times(comparison: Comparison, op: OpComparison) -> str:
-    """That a row's two times say the opposite of its verdict, since the gauges beside them changed more; "" else."""
+    """Return a note if a row's two times contradict its verdict because the reference workloads changed more; ""
+    otherwise.
+    """
     if comparison.method != "gauges" or op.verdict not in ("slower", "faster") or not op.before_us or not op.after_us:
         return ""
     alone = op.after_us / op.before_us
@@ -189,14 +194,14 @@ def against_times(comparison: Comparison, op: OpComparison) -> str:
 
 
 def precise(ratio: float | None) -> str:
-    """A ratio with three decimals below ten, below 0.1 with three digits: a change of 1 % is worth seeing here."""
+    """Format a ratio with three decimals below ten, and three digits below 0.1, so that a change of 1 % is visible."""
     if ratio is None or not 0.001 <= ratio < 10:
         return ratio_text(ratio, 1.0)
     return f"{ratio:.3f}×" if ratio >= 0.1 else f"{ratio:.3g}×"
 
 
 def interval(op: OpComparison | Total) -> str:
-    """ "1.08 to 1.13"; empty where there is none."""
+    """Return "1.08 to 1.13"; empty if there is no interval."""
     return "" if op.low is None or op.high is None else f"{_bound(op.low)} to {_bound(op.high)}"
 
 
@@ -205,7 +210,7 @@ def _bound(ratio: float) -> str:
 
 
 def level(comparison: Comparison) -> str:
-    """Of the intervals of the ops: "80 %" where one side is a prediction."""
+    """Return the level of the ops' intervals: "80 %" if one side is a prediction."""
     return f"{100 * next((op.level for op in comparison.ops if op.low is not None), 0.95):.0f} %"
 
 
@@ -217,7 +222,7 @@ def _threshold_text(comparison: Comparison) -> str:
 
 
 def _machine_lines(machine: float, method: str) -> list[str]:
-    """What the fixed piece of work beside each sample tells of the two runs."""
+    """Return what the reference workload timed with each sample says about the two runs."""
     lines: list[str] = []
     if method == "gauges":
         lines.append(
@@ -229,7 +234,7 @@ def _machine_lines(machine: float, method: str) -> list[str]:
 
 
 def notes(comparison: Comparison) -> list[str]:
-    """What must be known to trust the verdicts."""
+    """Return notes needed to trust the verdicts."""
     lines = _method_lines(comparison)
     judged = comparison.of("slower", "faster", "same") if comparison.sides is None else []
     ways = Counter(op.note for op in judged if op.note)
@@ -240,7 +245,7 @@ def notes(comparison: Comparison) -> list[str]:
 
 
 def _method_lines(comparison: Comparison) -> list[str]:
-    """From which change on an op is called slower or faster, and what the pair could have seen."""
+    """Return the change from which an op counts as slower or faster, and the smallest change that was detectable."""
     unlisted = len({op.id for op in comparison.of(*SHOWN)} - {op.id for op in rows(comparison)})
     lines = [_threshold_text(comparison)]
     if unlisted:
@@ -255,7 +260,7 @@ def _method_lines(comparison: Comparison) -> list[str]:
 
 
 def _alone_lines(comparison: Comparison) -> list[str]:
-    """That many ops of a run are on one side only, and what that may come from."""
+    """Return a note if many ops of a run are on one side only, with possible causes."""
     runs = comparison.sides is None or any(side.what == "measured" for side in comparison.sides)
     if not runs or comparison.alone_share <= ALONE:
         return []
@@ -266,7 +271,7 @@ def _alone_lines(comparison: Comparison) -> list[str]:
 
 
 def _unclear_lines(comparison: Comparison) -> list[str]:
-    """Why ops could not be judged."""
+    """Return why ops could not be judged."""
     unclear = comparison.of("unclear")
     if not unclear:
         return []
@@ -275,7 +280,7 @@ def _unclear_lines(comparison: Comparison) -> list[str]:
 
 
 def facts(comparison: Comparison, steps: Steps) -> dict[str, object]:
-    """The whole comparison as plain values, for JSON."""
+    """Return the whole comparison as plain values, for JSON."""
     body: dict[str, object] = msgspec.to_builtins(comparison)
     ops = body.pop("ops")
     sides = {which: step_facts(steps[which]) if which in steps else None for which in ("before", "after")}
@@ -308,7 +313,9 @@ _CHANGE = Unit(lambda us: "" if us is None else f"{'+' if us > 0 else '−' if u
 
 
 def _step_change_title(comparison: Comparison) -> str:
-    """What the changes of the ops add up to: a step's device time, which is not its length, or its ops' host time."""
+    """Return what the changes of the ops add up to: a step's device time, which is not its length, or its ops' host
+    time.
+    """
     clocks = {side.clock for side in comparison.sides or ()}
     return f"Δ {clocks.pop()}/step" if clocks in ({"device"}, {"host"}) else "Δ step"
 
@@ -322,7 +329,7 @@ _CALLS = _OfOp("count", lambda op: op.count, COUNT, style="dim", drop=8)
 
 
 def ops_table(comparison: Comparison, *last: _OfOp, everything: bool = False) -> Table[OpComparison]:
-    """The ops that changed, or all, with their intervals and the given last columns."""
+    """Return the ops that changed, or all, with their intervals and the given last columns."""
     columns = [
         _VERDICT,
         _OfOp("ratio", lambda op: op.ratio, _RATIO, style=_style),
@@ -336,7 +343,7 @@ def ops_table(comparison: Comparison, *last: _OfOp, everything: bool = False) ->
 
 
 def file_table(comparison: Comparison) -> Table[OpComparison]:
-    """One row an op, with all that data frames hold of it; times in microseconds a call."""
+    """Return one row per op, with all data frame columns; times in microseconds per call."""
     texts = ("id", "name", "inputs", "verdict", "before_kernel", "after_kernel", "note")
     numbers = {"count": COUNT, "before_us": TIME, "after_us": TIME, "ratio": _RATIO, "low": _RATIO, "high": _RATIO}
     units = {**dict.fromkeys(texts[:4], TEXT), **numbers, "step_change_us": TIME, **dict.fromkeys(texts[4:], TEXT)}
@@ -351,7 +358,7 @@ _RATIO_KEYS = {"low": "ratio_low", "high": "ratio_high"}
 
 
 def page_table(comparison: Comparison) -> Table[OpComparison]:
-    """All ops with both their times, as a page sorts them."""
+    """Return all ops with both their times, sortable on a page."""
     columns = [
         *([_step_change(comparison)] if _of_steps(comparison) else []),
         _NAME,
@@ -368,7 +375,7 @@ def page_table(comparison: Comparison) -> Table[OpComparison]:
 
 
 def replaced_table(comparison: Comparison) -> Table[Replaced]:
-    """Which calls of the step before others stand in place of."""
+    """Return which calls of the earlier step other calls replace."""
     column = Column[Replaced]
     columns = [
         column("in place of others", lambda one: f"{_called(one.before)} → {_called(one.after)}", form="fold"),
@@ -381,12 +388,12 @@ def replaced_table(comparison: Comparison) -> Table[Replaced]:
 
 
 def _called(names: Sequence[str]) -> str:
-    """ "bmm + _softmax + bmm"."""
+    """Return names as "bmm + _softmax + bmm"."""
     return " + ".join(safe(name.removeprefix("aten::")) for name in names)
 
 
 def classes_table(comparison: Comparison) -> Table[Any]:
-    """Totals by class of work; without rows where all is of one class."""
+    """Return totals by class of work; without rows if all is of one class."""
     columns = [
         Column[Any]("class of work", lambda total: total.name),
         Column[Any]("before", lambda total: total.before_us or None, TIME, key="before_us"),
@@ -398,7 +405,7 @@ def classes_table(comparison: Comparison) -> Table[Any]:
 
 
 def render(comparison: Comparison, *, width: int, everything: bool = False) -> RenderableType:
-    """The ops that changed, or all, fitted to `width` characters, and notes; the first line comes before it."""
+    """Render the ops that changed, or all, in `width` characters, and notes; the first line is printed before."""
     op = _OfOp("op", lambda op: OpCell(name=op.name, detail=detail_of(comparison, op)), OP)
     ops = terminal(ops_table(comparison, op, everything=everything), width)
     return Group(
@@ -410,7 +417,7 @@ def render(comparison: Comparison, *, width: int, everything: bool = False) -> R
 
 
 def markdown(comparison: Comparison, steps: Steps, *, everything: bool = False) -> str:
-    """The first line as a heading, the ops that changed, or all, and notes: short enough for a pull request."""
+    """Return the first line as a heading, the ops that changed, or all, and notes: short enough for a pull request."""
     detail = _OfOp("inputs", lambda op: detail_of(comparison, op), form="code")
     ops = cut(ops_table(comparison, _NAME, detail, everything=everything), MAX_ROWS)
     marked = _VERDICT.with_text(lambda op: f"{MARKS.get(op.verdict, '')} {op.verdict}".strip())
@@ -424,7 +431,7 @@ def markdown(comparison: Comparison, steps: Steps, *, everything: bool = False) 
 
 
 def page(comparison: Comparison, steps: Steps, command: str) -> Page:
-    """Everything of a comparison that a page shows."""
+    """Return the page of a comparison."""
     ops = comparison.ops
     series = {
         "before": summed((op.name, op.before_us * op.count) for op in ops if op.before_us is not None),
@@ -469,7 +476,7 @@ def page(comparison: Comparison, steps: Steps, command: str) -> Page:
 
 
 def _answers(comparison: Comparison, steps: Steps) -> tuple[Answer, ...]:
-    """The ratio of the steps, else of the ops on both sides with its interval."""
+    """Return the ratio of the steps, else of the ops on both sides with its interval."""
     if len(steps) == 2 and all(step.marked for step in steps.values()):
         was, now = (step.window.step_us for step in steps.values())
         detail = f"{time_text(was)} before, {time_text(now)} after"
@@ -494,7 +501,7 @@ def _bars_of_steps(steps: Steps) -> tuple[Bars, ...]:
 
 
 def _waterfall(comparison: Comparison, steps: Steps, series: Mapping[str, Mapping[str, float]]) -> Waterfall:
-    """Between the steps of two traces what each op adds to their difference, else between the sums of all calls."""
+    """Return each op's contribution to the difference of two traces' steps, else to that of the sums of all calls."""
     if len(steps) < 2 or not _of_steps(comparison):
         title = "From before to after"
         return waterfall(title, *((side, times) for side, times in series.items()), note="all calls added up")
@@ -504,7 +511,7 @@ def _waterfall(comparison: Comparison, steps: Steps, series: Mapping[str, Mappin
 
 
 def _details(op: OpComparison) -> list[tuple[str, str]]:
-    """What a row has no column for."""
+    """Return the facts of a row that have no column."""
     rows = [
         ("id", op.id),
         ("inputs", op.inputs),

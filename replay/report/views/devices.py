@@ -28,12 +28,12 @@ MIB = float(1 << 20)
 
 
 def peak_tflops(device: DeviceProfile, dtype: str) -> float:
-    """Peak of the cube cores in 10¹² operations a second: 2 × MAC per cycle per core × cores × clock."""
+    """Return the peak of the cube cores in 10¹² operations per second: 2 × MAC per cycle per core × cores × clock."""
     return 2 * device.macs_per_cycle[dtype] * device.aic_cores * device.freq_hz / 1e12
 
 
 def measured_types(device: DeviceProfile) -> tuple[int, int]:
-    """Return how many kernel types were measured on this SoC, and how many on any."""
+    """Return how many kernel types were measured on this SoC, and how many on any SoC."""
     families = device.families.values()
     here = sum(len(set(family.measured_here)) for family in families)
     return here, sum(len({*family.measured_here, *family.measured_elsewhere}) for family in families)
@@ -55,17 +55,17 @@ COLUMNS = [
 
 
 def view(devices: Sequence[DeviceProfile]) -> View:
-    """All devices in every form."""
+    """Return all devices in every output format."""
     return View(render=lambda width: overview(devices, width), facts=lambda: list(map(facts, devices)))
 
 
 def view_of_one(device: DeviceProfile) -> View:
-    """Each number of one device in every form."""
+    """Return each number of one device in every output format."""
     return View(render=lambda width: details(device), facts=lambda: facts(device))
 
 
 def overview(devices: Sequence[DeviceProfile], width: int) -> RenderableType:
-    """One row a device, as many columns as there is room for; those that are left out are named below."""
+    """Render one row per device, with as many columns as fit; dropped columns are named below."""
     n = counts_of(shipped_rows())
     fitted = f"fitted: {n['shared']} constants of all devices, {n['of_single_devices']} of single ones"
     lines = (
@@ -78,7 +78,7 @@ def overview(devices: Sequence[DeviceProfile], width: int) -> RenderableType:
 
 
 def held_lines() -> list[str]:
-    """Return how often the 80 % bands held of calls that were predicted before anything was fitted to them."""
+    """Return how often the 80 % bands held for calls that were predicted before anything was fitted to them."""
     titles = {"this SoC": "ops measured on the SoC", "its family": "ops never measured"}
     return [
         f"80 % bands held blind, {titles[evidence]}: "
@@ -88,7 +88,7 @@ def held_lines() -> list[str]:
 
 
 def details(device: DeviceProfile) -> RenderableType:
-    """Every number of one device, grouped."""
+    """Render every number of one device, grouped."""
     have, total = measured_types(device)
     title = Text.assemble(
         (safe(device.title), "bold"),
@@ -107,7 +107,7 @@ def details(device: DeviceProfile) -> RenderableType:
 
 
 def facts(device: DeviceProfile) -> dict[str, Any]:
-    """What `details` shows, as JSON-safe values."""
+    """Return the contents of `details` as JSON-safe values."""
     return {
         "name": device.name,
         "title": device.title,
@@ -128,7 +128,9 @@ def _family_facts(family: FamilyCost) -> dict[str, Any]:
 
 
 def file_text(name_or_path: str) -> str:
-    """The TOML text of a device file. Raises UsageError for an unknown device, FormatError for a damaged file."""
+    """Return the TOML text of a device file. Raises UsageError for an unknown device, FormatError for a damaged
+    file.
+    """
     file = load_file(name_or_path)
     if canonical_name(name_or_path) is None:
         return read_regular(name_or_path, MAX_FILE_BYTES).decode()
@@ -136,7 +138,7 @@ def file_text(name_or_path: str) -> str:
 
 
 def _rates(device: DeviceProfile) -> dict[str, Quantity]:
-    """Rates with their sources: the shared model's, or the shipped device's own where it has them."""
+    """Return rates with their sources: the shared model's, or the shipped device's own if it has them."""
     known = canonical_name(device.name)
     of_device = load_file(known).rates if known else {}
     shared = {**load_model().rates, **of_device}
@@ -150,7 +152,7 @@ def _rates(device: DeviceProfile) -> dict[str, Quantity]:
 
 
 def _quantities(items: Iterable[tuple[str, Quantity]]) -> RenderableType:
-    """One row a number; sources, which are long and repeat, as footnotes."""
+    """Render one row per number; sources, which are long and repeat, as footnotes."""
     rows = list(items)
     numbers = {source: place for place, source in enumerate(dict.fromkeys(quantity.source for _, quantity in rows), 1)}
     column = Column[tuple[str, Quantity]]
@@ -172,7 +174,7 @@ def _number(value: float) -> str:
 
 
 def _families(device: DeviceProfile) -> Table[FamilyCost]:
-    """Kernel families with how well each is known here."""
+    """Return kernel families with the confidence of each on this device."""
     column = Column[FamilyCost]
     columns = [
         column("kernel family", lambda family: family.name),

@@ -1,5 +1,5 @@
 # pyright: strict
-"""One op of a plan explained: arguments by name, how it was resolved, and how each simulated device spends its time."""
+"""Explains one op of a plan: arguments by name, how it was resolved, and its time on each simulated device."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ KERNELS_SHOWN = 3
 
 
 def view(op: ReplayOp, result: OpResult, explanations: Mapping[str, Explanation]) -> View:
-    """An op explained, under its name and inputs."""
+    """Return an explained op, under its name and inputs."""
     return View(
         lines=[f"{safe(op.name)}  {safe(describe_inputs(op))}"],
         render=lambda width: render(op, result, explanations),
@@ -57,7 +57,7 @@ def view(op: ReplayOp, result: OpResult, explanations: Mapping[str, Explanation]
 
 
 def render(op: ReplayOp, result: OpResult, explanations: Mapping[str, Explanation]) -> RenderableType:
-    """Sections: the op, its arguments, what ran in the trace, and each simulated device."""
+    """Render sections: the op, its arguments, what ran in the trace, and each simulated device."""
     parts: list[RenderableType] = [
         Text.assemble((safe(op.name), "bold"), f"  ({op.id})"),
         facts_grid(_overview(op, result)),
@@ -70,12 +70,14 @@ def render(op: ReplayOp, result: OpResult, explanations: Mapping[str, Explanatio
 
 
 def _crosses_bus(explanations: Mapping[str, Explanation]) -> bool:
-    """Whether it is explained as a copy between host and device, which no written call says."""
+    """Check whether the op is explained as a copy between host and device, which no written call specifies."""
     return any(kernel.family == HOST_COPY.name for each in explanations.values() for kernel in each.kernels)
 
 
 def code_lines(op: ReplayOp, explanations: Mapping[str, Explanation]) -> list[str]:
-    """The call for `opreplay op` and as plain PyTorch, in lines that must not be broken; () where neither is known."""
+    """Return the call for `opreplay op` and as plain PyTorch, in lines that must not be wrapped; () if neither is
+    known.
+    """
     written = ["", "To measure and predict alone, over sizes:", "", f"opreplay op {shlex.quote(call_text(op))}"]
     if _crosses_bus(explanations):
         written = ["", "A copy between host and device: `opreplay op` would take it for one on the device."]
@@ -85,7 +87,7 @@ def code_lines(op: ReplayOp, explanations: Mapping[str, Explanation]) -> list[st
 
 
 def facts(op: ReplayOp, result: OpResult, explanations: Mapping[str, Explanation]) -> dict[str, Any]:
-    """The same as JSON-safe values."""
+    """Return the explanation as JSON-safe values."""
     return {
         "snippet": snippet(op) or None,
         "call": call_text(op) if op.reason is None and not _crosses_bus(explanations) else None,
@@ -100,7 +102,7 @@ def facts(op: ReplayOp, result: OpResult, explanations: Mapping[str, Explanation
 
 
 def _resolution(op: ReplayOp, result: OpResult) -> Fact:
-    """Through what the op is replayed, or why it is not."""
+    """Return how the op is replayed, or why it is not."""
     if result.status != "replayed":
         return "not replayed", str(result.reason or ""), "yellow"
     how, origin = HOW.get(op.resolved_by or "", "not resolved"), registered_by(op)
@@ -165,7 +167,7 @@ def _arguments(op: ReplayOp) -> Table[_Note]:
 
 
 def argument_text(arg: ReplayArg) -> str:
-    """The value of one argument: tensors as "bfloat16[2,3] strides [3,1]", scalars as recorded."""
+    """Return the value of one argument: tensors as "bfloat16[2,3] strides [3,1]", scalars as recorded."""
     if arg.tensors:
         return ", ".join("None" if meta is None else tensor_text(meta) for meta in arg.tensors)
     if arg.value is None:
@@ -174,7 +176,7 @@ def argument_text(arg: ReplayArg) -> str:
 
 
 def tensor_text(meta: TensorMeta) -> str:
-    """ "bfloat16[2,3] strides [1,2] offset 8"; strides where they are known and not contiguous."""
+    """Return "bfloat16[2,3] strides [1,2] offset 8"; with strides if they are known and not contiguous."""
     text = f"{meta.dtype}[{','.join(map(str, meta.shape))}]"
     if meta.strides is not None and meta.strides != contiguous_strides(meta.shape):
         text += f" strides [{','.join(map(str, meta.strides))}]"
@@ -182,7 +184,7 @@ def tensor_text(meta: TensorMeta) -> str:
 
 
 def _device(explanation: Explanation) -> list[RenderableType]:
-    """One simulated device: the total, the kernels with their terms, and notes."""
+    """Render one simulated device: the total, the kernels with their terms, and notes."""
     total = explanation.simulated
     far = "; extrapolated" if total.extrapolated else ""
     far += f"; {safe(total.no_path)} products are not supported" if total.no_path else ""
@@ -205,7 +207,7 @@ def _device(explanation: Explanation) -> list[RenderableType]:
 
 
 def _kernel(kernel: KernelExplanation) -> Text:
-    """A kernel with its terms, largest first, its shapes and what bounds it."""
+    """Return a kernel with its terms, largest first, its shapes and what bounds it."""
     prediction = kernel.prediction
     terms = sorted(prediction.terms_us.items(), key=lambda term: -term[1]) if prediction.time_us > 0 else ()
     shares = ", ".join(f"{safe(name)} {share_text(us / prediction.time_us)}" for name, us in terms)

@@ -1,5 +1,5 @@
 # pyright: strict
-"""A history of runs in every form: the first line, the ops that changed, and the facts as plain values."""
+"""A history of runs in every output format: the first line, the ops that changed, and facts as plain values."""
 
 from __future__ import annotations
 
@@ -40,9 +40,11 @@ _RATIO = Unit(precise)
 
 
 def slower_than(conditions: Sequence[Condition], ops: Sequence[OpHistory]) -> list[str]:
-    """One line for each op whose latest change breaks a condition. Raises UsageError for other than "slower"."""
+    """Return one line for each op whose latest change violates a condition. Raises UsageError for conditions other than
+    "slower".
+    """
     if other := [str(condition) for condition in conditions if condition.what != "slower"]:
-        raise UsageError(f"--fail-if {other[0]} is for two runs", hint="Of a history 'slower>5%' can be tested.")
+        raise UsageError(f"--fail-if {other[0]} needs two runs", hint="For a history, only 'slower>5%' can be tested.")
     return [
         f"{condition}: {op.name} {safe(op.inputs)} {precise(op.changes[-1].ratio)} since {_run(op.changes[-1])}"
         for condition in conditions
@@ -52,7 +54,7 @@ def slower_than(conditions: Sequence[Condition], ops: Sequence[OpHistory]) -> li
 
 
 def view(ops: Sequence[OpHistory], verdicts: Mapping[str, object]) -> View:
-    """A history in every form; `verdicts`: what JSON says beside it."""
+    """Return a history in every output format; `verdicts`: additional values for JSON."""
     return View(
         lines=[first_line(ops)],
         render=lambda width: render(ops, width=width),
@@ -62,7 +64,7 @@ def view(ops: Sequence[OpHistory], verdicts: Mapping[str, object]) -> View:
 
 
 def first_line(ops: Sequence[OpHistory]) -> str:
-    """ "history of 48 ops in up to 30 runs: 1 changed, 45 without a change, 2 with fewer than 6 runs"."""
+    """Return "history of 48 ops in up to 30 runs: 1 changed, 45 without a change, 2 with fewer than 6 runs"."""
     changed, few = sum(bool(op.changes) for op in ops), sum(not op.tested for op in ops)
     counts = [f"{changed:,} changed", f"{len(ops) - changed - few:,} without a change"]
     counts += [f"{few:,} with fewer than {2 * LEAST_RUNS} runs"] if few else []
@@ -71,25 +73,25 @@ def first_line(ops: Sequence[OpHistory]) -> str:
 
 
 def notes(ops: Sequence[OpHistory]) -> list[str]:
-    """How sure changes are, and the machines."""
+    """Return notes on the certainty of changes, and on the machines."""
     machines = list(dict.fromkeys(op.machine_name for op in ops))
     sure = f"of histories without a change about {100 * LEVEL:.0f} % name an op (t-test, all ops together)"
     return [sure, *(f"machine: {safe(name)}" for name in machines)]
 
 
 def facts(ops: Sequence[OpHistory]) -> dict[str, object]:
-    """The whole history as plain values, for JSON."""
+    """Return the whole history as plain values, for JSON."""
     return {"level": LEVEL, "ops": msgspec.to_builtins(list(ops))}
 
 
 def render(ops: Sequence[OpHistory], *, width: int) -> RenderableType:
-    """The changes, fitted to `width` characters, and notes; the first line comes before it."""
+    """Render the changes in `width` characters, and notes; the first line is printed before."""
     name = _Col("op", lambda row: OpCell(name=row.op.name, detail=row.op.inputs), OP)
     return Group(*terminal(_table(ops, name), width, rest="--format json has all"), *notes_lines(notes(ops)))
 
 
 def markdown(ops: Sequence[OpHistory]) -> str:
-    """The first line as a heading, the changes and notes."""
+    """Return the first line as a heading, the changes and notes."""
     name = _Col("op", lambda row: row.op.name, form="code")
     inputs = _Col("inputs", lambda row: row.op.inputs, form="code")
     table = cut(_table(ops, name, inputs), MAX_ROWS)
@@ -112,6 +114,6 @@ def _table(ops: Sequence[OpHistory], *last: _Col) -> Table[_Row]:
 
 
 def _run(change: Change) -> str:
-    """ "3f0c91a2b7de, 2026-11-24 02:17"."""
+    """Return commit and time of a run: "3f0c91a2b7de, 2026-11-24 02:17"."""
     when = change.started_at[:16].replace("T", " ")
     return f"{change.label[:12]}, {when}" if change.label else when

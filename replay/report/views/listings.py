@@ -1,6 +1,7 @@
 # pyright: strict
-"""Lists in every form: the checks of `doctor`, initializers with their options, known ops, and what plugins have
-registered."""
+"""Lists in every output format: the checks of `doctor`, initializers with options, known ops, and plugin
+registrations.
+"""
 
 from __future__ import annotations
 
@@ -25,12 +26,12 @@ _LINES = Unit(str, "lines")
 
 
 def _listed(columns: Sequence[Column[Any]], rows: Sequence[Any], facts: Any) -> View:
-    """Rows as a table that keeps all columns, and their facts for JSON."""
+    """Return rows as a table that keeps all columns, and their facts for JSON."""
     return View(render=lambda width: Group(*terminal(Table("List", columns, rows))[1:]), facts=lambda: facts)
 
 
 def checks_view(sections: Mapping[str, Sequence[Check]]) -> View:
-    """One row a check, sections apart under their titles."""
+    """Return one row per check, with sections under their titles."""
     rows: list[Check | str] = []
     for title, checks in sections.items():
         rows += [*([""] if rows else []), title, *checks]
@@ -55,7 +56,7 @@ def _mark(row: Check | str) -> str:
 
 
 def initializers_view(rules: Iterable[CustomInit]) -> View:
-    """One row an initializer: its options below its purpose, all its ops."""
+    """Return one row per initializer: its options below its purpose, and all its ops."""
     facts = [
         {
             "name": rule.name,
@@ -85,7 +86,7 @@ def initializers_view(rules: Iterable[CustomInit]) -> View:
 
 
 def _purpose(rule: _Facts) -> list[str]:
-    """What an initializer is for, its options and its priority, a line each."""
+    """Return an initializer's purpose, its options and its priority, one line each."""
     options = [
         f"{option['name']}={'|'.join(option['choices']) or option['type']} [{option['default']}]: {option['help']}"
         for option in rule["options"]
@@ -128,7 +129,7 @@ def built_in_view(ops: Iterable[Row]) -> View:
 
 
 def registrations_view(registrations: Iterable[Registration]) -> View:
-    """One row a registration."""
+    """Return one row per registration."""
     facts = [asdict(registration) for registration in registrations]
     if not facts:
         nothing = Text("No plugin has registered anything; --plugin FILE loads one.")

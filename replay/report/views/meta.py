@@ -1,5 +1,5 @@
 # pyright: strict
-"""What a run on meta tensors found out about the ops of a plan: a line, a column, a table of problems, JSON."""
+"""Results of a run on meta tensors for the ops of a plan: a line, a column, a table of problems, JSON."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ SHORT: dict[str, str] = {"no meta kernel": "no kernel", "data-dependent": "data-
 
 
 def counts(results: Sequence[OpResult]) -> dict[MetaStatus, int]:
-    """Ops by verdict, all verdicts in order."""
+    """Return the number of ops for each verdict, all verdicts in order."""
     verdicts = Counter(r.meta.status for r in results if r.meta is not None)
     return {status: verdicts[status] for status in get_args(MetaStatus)}
 
 
 def line(results: Sequence[OpResult]) -> str:
-    """ "on meta tensors: 412 ok (96 with the recorded sizes), 3 no meta kernel, 1 failed; 6 ops not called"."""
+    """Return "on meta tensors: 412 ok (96 with the recorded sizes), 3 no meta kernel, 1 failed; 6 ops not called"."""
     verdicts = counts(results)
     compared = sum(r.meta is not None and r.meta.status == "ok" and r.meta.results_compared > 0 for r in results)
     parts = [f"{verdicts['ok']:,} ok" + (f" ({compared:,} with the recorded sizes)" if compared else "")]
@@ -55,26 +55,26 @@ COLUMN = OpColumn(
 
 
 def op_cell(result: OpResult) -> OpCell:
-    """The op with its arguments; what speaks against it on meta tensors in their place, as a reason would be."""
+    """Return the op with its arguments; with the problem on meta tensors in their place, like a reason."""
     if result.status != "replayed" or result.meta is None or result.meta.status not in META_WRONG:
         return ops.op_cell(result)
     return OpCell(name=result.name, detail=result.meta.detail, style=STYLES[result.meta.status])
 
 
 def problems(results: Sequence[OpResult]) -> Table[ReasonTotal]:
-    """One row a verdict other than ok, with unique ops, calls and share, and the ops that it is about."""
+    """Return one row per verdict other than ok, with unique ops, calls and share, and the affected ops."""
     wrong = [(r, r.meta) for r in results if r.meta is not None and r.meta.status != "ok"]
     totals = total_reasons((check.status, _about(r, check), r.count, r.recorded_share) for r, check in wrong)
     return totals_by_kind("on meta tensors", totals)
 
 
 def _about(result: OpResult, check: MetaCheck) -> str:
-    """Short where the verdict says it all, so that ops of one name are counted together."""
+    """Return a short text if the verdict says it all, so that ops of one name are counted together."""
     return f"{result.name}: {check.detail}" if check.status in META_WRONG else result.name
 
 
 def facts(results: Sequence[OpResult]) -> dict[str, Any] | None:
-    """Counts by verdict as JSON-safe values; None where nothing was run on meta tensors."""
+    """Return counts by verdict as JSON-safe values; None if nothing was run on meta tensors."""
     if all(r.meta is None for r in results):
         return None
     compared = sum(r.meta is not None and r.meta.results_compared > 0 for r in results)

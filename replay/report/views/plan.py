@@ -1,5 +1,5 @@
 # pyright: strict
-"""A plan as a table and as JSON: what would run, how, with how many bytes, and what a simulated device would take."""
+"""A plan as a table and as JSON: what would run, how, with how many bytes, and the time on a simulated device."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ SCHEMA_VERSION = 1
 
 
 def planned_summary(plan: ReplayPlan, results: Sequence[OpResult]) -> Summary:
-    """Counts and shares of what would run."""
+    """Return counts and shares of what would run."""
     return summarize(plan, results, wall_s=0.0, interrupted=False)
 
 
@@ -52,7 +52,7 @@ def view(
     l2: L2State | None = None,
     everything: bool = True,
 ) -> View:
-    """A plan in every form; `l2`: what predictions take caches to hold."""
+    """Return a plan in every output format; `l2`: the cache state assumed in predictions."""
     summary = planned_summary(plan, results)
     processes = 1 if where is None else where.processes
     lines = [coverage_line(None, results, summary, verb="would replay", processes=processes, selection=plan.selection)]
@@ -75,9 +75,9 @@ def render(
     where: Where | None = None,
     everything: bool = True,
 ) -> RenderableType:
-    """Head, and one row an op with how it would run, fitted to `width` characters; `ranked` numbers them from 1.
+    """Render the head, and one row per op with how it would run, in `width` characters; `ranked` numbers rows from 1.
 
-    Without `everything` only the notes that may change a decision, and how many others there are.
+    Without `everything` only notes that may change a decision, with the number of others.
     """
     shown, by_id = results[:MAX_ROWS], {op.id: op for op in plan.ops}
     ranks = {result.id: str(place) for place, result in enumerate(shown, 1)}
@@ -100,7 +100,7 @@ def render(
 
 
 def unread_notes(unread: Mapping[str, int]) -> list[str]:
-    """One note on annotations of iterations that are not understood."""
+    """Return one note on iteration annotations that could not be parsed."""
     if not unread:
         return []
     first, count = next(iter(unread)), sum(unread.values())
@@ -119,7 +119,7 @@ def _notes(plan: ReplayPlan, results: Sequence[OpResult], where: Where | None, *
 
 
 def memory_text(op: ReplayOp) -> str:
-    """Bytes of inputs and outputs; a tilde where the outputs are estimated."""
+    """Return the bytes of inputs and outputs; with a tilde if the outputs are estimated."""
     need = need_of(op)
     return f"{'' if need.outputs_known else '~'}{readable(need.total)}"
 
@@ -136,7 +136,9 @@ def facts(
     where: Where | None = None,
     l2: L2State | None = None,
 ) -> dict[str, Any]:
-    """The same as JSON-safe values; times in microseconds a call. `l2`: what predictions take caches to hold."""
+    """Return the plan as JSON-safe values; times in microseconds per call. `l2`: the cache state assumed in
+    predictions.
+    """
     return {
         "schema_version": SCHEMA_VERSION,
         **{name: getattr(plan, name) for name in _PLAN_FACTS},
@@ -155,7 +157,7 @@ def facts(
 
 
 def op_facts(op: ReplayOp, result: OpResult) -> dict[str, Any]:
-    """One op of a plan as JSON-safe values."""
+    """Return one op of a plan as JSON-safe values."""
     need = need_of(op)
     return {
         "id": op.id,

@@ -1,4 +1,4 @@
-"""A simulated step on several devices side by side, as a table, JSON and CSV; computes sums only."""
+"""A simulated step on several devices side by side, as a table, JSON and CSV; computes only sums."""
 
 from __future__ import annotations
 
@@ -74,12 +74,12 @@ _Loss = tuple[ReplayOp, OpStep, float]
 
 
 def covered(plan: ReplayPlan, step: Step) -> Coverage:
-    """How much of the recorded time the predictions of a device stand for, by what made them."""
+    """Return how much of the recorded time the predictions of a device cover, by prediction method."""
     return coverage_of(plan, [(op.id, op.simulated) for op in step.ops])
 
 
 def head_line(plan: ReplayPlan, steps: Sequence[Step]) -> str:
-    """The first line: how much of the trace is in the totals, and how well it is known.
+    """Return the first line: how much of the trace is in the totals, and with what confidence.
 
     "simulated 41.0 % of device time by rules, 52.0 % by bytes only, 7.0 % not predicted"
     """
@@ -117,7 +117,7 @@ def facts(
     where: Where | None = None,
     report: StepReport | None = None,
 ) -> dict[str, Any]:
-    """Everything as JSON-safe values; microseconds, totals over all calls unless the name says otherwise."""
+    """Return everything as JSON-safe values; microseconds, totals over all calls unless the name says otherwise."""
     coverage = covered(plan, steps[0])
     return {
         "schema_version": SCHEMA_VERSION,
@@ -171,7 +171,7 @@ def _step_facts(plan: ReplayPlan, step: Step, inverted: Sequence[Inversion], los
 
 
 def _lowering_facts(plan: ReplayPlan) -> dict[str, Any] | None:
-    """How far the lowering is what was recorded; None where no kernel types are."""
+    """Return how well the lowering agrees with the recorded kernels; None if there are no recorded kernel types."""
     compared = compare_all(plan.ops)
     if not compared:
         return None
@@ -193,7 +193,9 @@ def view(
     report: StepReport | None = None,
     everything: bool = True,
 ) -> View:
-    """A simulation in every form; `report`: the recorded step, which only JSON has where the trace marks none."""
+    """Return a simulation in every output format; `report`: the recorded step, which only JSON has if no step is
+    marked.
+    """
     shown = report if report is not None and report.marked else None
     return View(
         lines=[*map(verdict, filter(None, [shown])), head_line(plan, steps)],
@@ -207,7 +209,7 @@ def view(
 
 
 def file_table(plan: ReplayPlan, steps: Sequence[Step]) -> Table[ReplayOp]:
-    """One row an op, with all that CSV and data frames hold of it; times in microseconds a call."""
+    """Return one row per op, with all columns of CSV and data frames; times in microseconds per call."""
 
     def recorded(key: str, total_us: Callable[[ReplayOp], float]) -> _OfOp:
         return _OfOp(key, lambda op: None if plan.captured else total_us(op) / op.count, TIME)
@@ -225,7 +227,7 @@ def file_table(plan: ReplayPlan, steps: Sequence[Step]) -> Table[ReplayOp]:
 
 
 def _predictions(step: Step) -> list[_OfOp]:
-    """What is predicted of a call on a device, under keys that end with its name."""
+    """Return the columns of a call's prediction on a device, with keys that end with the device's name."""
     predictions = {op.id: op.simulated for op in step.ops}
     times, texts = dict.fromkeys(("time_us", "low_us", "high_us"), TIME), ("bound", "confidence", "by", "l2")
     units = {**times, **dict.fromkeys(texts, TEXT), "extrapolated": FLAG}
@@ -248,19 +250,19 @@ def _shares_table(title: str, steps: Sequence[Step], times: Sequence[dict[str, f
 
 
 def _with_share(step: Step, us: dict[str, float], *, share: bool) -> list[Column[str]]:
-    """The time of each part on a device and, where there is room, its share."""
+    """Return the time of each part on a device and, if there is room, its share."""
     of = Column[str]("", lambda name: us[name] / step.total_us if name in us and step.total_us else None, SHARE)
     return [Column[str](step.device, us.get, TIME), *([of] if share else [])]
 
 
 def _recorded_us(plan: ReplayPlan, step: Step) -> float:
-    """Device time, as recorded, of the ops that were simulated."""
+    """Return the recorded device time of the simulated ops."""
     simulated = {op.id for op in step.ops}
     return sum(op.recorded.device_us_total for op in plan.ops if op.id in simulated)
 
 
 def _totals_table(plan: ReplayPlan, steps: Sequence[Step], *, names_device: bool) -> Table[Step | None]:
-    """A row a device; None is what was recorded."""
+    """Return one row per device; None is the recording."""
     recorded = _recorded_us(plan, steps[0])
     # Where the head names the device, a short word leaves the columns their room.
     name = (plan.device or "recorded") if names_device else "recorded"
@@ -280,7 +282,7 @@ def _totals_table(plan: ReplayPlan, steps: Sequence[Step], *, names_device: bool
 
 
 def band_text(step: Step) -> str:
-    """ "1.2 ms to 2.3 ms", or that there is nothing to have a band."""
+    """Return "1.2 ms to 2.3 ms", or a note that nothing has a band."""
     if not step.ops:
         return "nothing of it is predicted"
     return f"{time_text(step.low_us)} to {time_text(step.high_us)}"
@@ -308,7 +310,7 @@ def _losing_table(step: Step, lost: Sequence[_Loss], width: int) -> list[Rendera
 
 
 def memory_facts(plan: ReplayPlan, step: Step) -> dict[str, Any] | None:
-    """Whether what a captured step holds at a time fits the device's memory; None for a plan of a trace."""
+    """Return whether the peak memory of a captured step fits the device; None for a plan of a trace."""
     if plan.capture is None or step.hbm_bytes is None:
         return None
     peak = plan.capture.peak_bytes
@@ -316,7 +318,7 @@ def memory_facts(plan: ReplayPlan, step: Step) -> dict[str, Any] | None:
 
 
 def memory_lines(plan: ReplayPlan, steps: Sequence[Step]) -> list[RenderableType]:
-    """A line a device: does a captured step fit its memory?"""
+    """Return one line per device: whether a captured step fits its memory."""
     lines: list[RenderableType] = []
     for step in steps:
         if (memory := memory_facts(plan, step)) is not None:
@@ -332,7 +334,7 @@ def _warnings(lines: Iterable[str]) -> list[RenderableType]:
 
 
 def _cut_lines(plan: ReplayPlan) -> list[str]:
-    """That a captured plan holds only the first calls of its step."""
+    """Return a note if a captured plan holds only the first calls of its step."""
     if not plan.captured or plan.sequence is None or not plan.sequence.cut:
         return []
     calls = len(plan.sequence.calls)
@@ -343,7 +345,7 @@ def _cut_lines(plan: ReplayPlan) -> list[str]:
 
 
 def _streaming_line(step: Step) -> str:
-    """That the step is predicted to stream more than memory can: a fault of the prediction."""
+    """Return a note if the step is predicted to stream more than the memory can: an error of the prediction."""
     return (
         f"! {safe(step.device)}: predicted too short: a pass of the step reads {readable(step.pass_bytes)} of distinct "
         f"tensors in {time_text(step.pass_us)}: {(step.beyond_hbm or 0.0) / 1e12:.3g} TB/s beyond L2, while the peak "
@@ -352,7 +354,7 @@ def _streaming_line(step: Step) -> str:
 
 
 def _shares_line(step: Step, what: str, times: dict[str, float]) -> Text:
-    """ "910b3, time by bound: vector 23.8 %, l2 23.4 %"; the largest ones, the tables have all."""
+    """Return "910b3, time by bound: vector 23.8 %, l2 23.4 %"; only the largest shares, the tables have all."""
     shown = [(name, us / step.total_us) for name, us in times.items()][:SHARES_SHOWN] if step.total_us else []
     rest = f" and {len(times) - len(shown)} more" if len(times) > len(shown) else ""
     shares = ", ".join(f"{safe(name)} {share_text(share)}" for name, share in shown)
@@ -360,7 +362,7 @@ def _shares_line(step: Step, what: str, times: dict[str, float]) -> Text:
 
 
 def results_of(plan: ReplayPlan, steps: Sequence[Step]) -> list[OpResult]:
-    """The ops of the plan with what is predicted of each, and nothing measured."""
+    """Return the ops of the plan with the prediction of each, and nothing measured."""
     predicted: dict[str, dict[str, Simulated]] = {}
     failed: dict[str, list[str]] = {}
     for step in steps:
@@ -373,14 +375,14 @@ def results_of(plan: ReplayPlan, steps: Sequence[Step]) -> list[OpResult]:
 
 
 def notes(results: Sequence[OpResult], steps: Sequence[Step]) -> list[str]:
-    """What may be known of predictions beside what the tables say, no decision by itself."""
+    """Return additional notes on predictions that do not change a decision."""
     lines = [line for step in steps for line in confidence_notes(step.device, results)]
     decisive = {line for step in steps for line in telling_notes(step.device, results)}
     return [*(line for line in lines if line not in decisive), *assumption_notes(results)]
 
 
 def _cache_line(plan: ReplayPlan, l2: str) -> list[RenderableType]:
-    """Where the state of the cache is from; nothing to say of a plan without an order of calls."""
+    """Return the source of the cache state; nothing for a plan without an order of calls."""
     if l2 != "sequence":
         contents = HELD[l2]
         return [Text(f"caches ({l2}): when an op starts they hold {contents} (--l2)", style="dim")]
@@ -394,7 +396,7 @@ def _cache_line(plan: ReplayPlan, l2: str) -> list[RenderableType]:
 
 
 def covers(plan: ReplayPlan, steps: Sequence[Step]) -> str:
-    """What the totals are sums of: the step only where they stand for nearly all of its recorded time."""
+    """Return what the totals are sums of: "the step" only if they cover nearly all of its recorded time."""
     if plan.captured and plan.sequence is not None and plan.sequence.cut:
         calls = len(plan.sequence.calls)
         return f"sum of the first\n{share_text(quotient(calls, calls + plan.sequence.cut))} of the calls"
@@ -417,9 +419,10 @@ def render(
     report: StepReport | None = None,
     everything: bool = True,
 ) -> RenderableType:
-    """What was recorded, totals with bands, time by bound and by kernel family, and what loses most on each device.
+    """Render the recording, totals with bands, time by bound and by kernel family, and the largest losses on each
+    device.
 
-    Without `everything` the largest parts alone, and how many notes there are.
+    Without `everything` only the largest parts, and the number of notes.
     """
     results = results_of(plan, steps)
     counted = Text(f"{len(steps[0].ops):,} of {len(plan.ops):,} ops; nothing was executed", style="dim")
@@ -463,7 +466,7 @@ def page(
     devices: Mapping[str, DeviceProfile],
     report: StepReport | None = None,
 ) -> Page:
-    """Everything of a simulation that a page shows."""
+    """Return the page of a simulation."""
     from opreplay.replay.report.page.model import Page
     from opreplay.replay.report.page.parts import (
         bars_by_name,
@@ -525,7 +528,7 @@ def page(
 
 
 def _total_text(plan: ReplayPlan, step: Step) -> str:
-    """What a device takes for the step, with its band and how well that is known."""
+    """Return a device's time for the step, with its band and confidence."""
     if not step.ops:
         return band_text(step)
     total = f"{time_text(step.total_us)}, all calls added up, {band_text(step)} (80 %)"
@@ -539,7 +542,7 @@ def _rough_text(plan: ReplayPlan, step: Step) -> str:
 
 
 def _answers(plan: ReplayPlan, steps: Sequence[Step]) -> tuple[Answer, ...]:
-    """All calls added up, where no step is marked: against the recorded time of the ops that are predicted."""
+    """Return the total of all calls, if no step is marked, compared with the recorded time of the predicted ops."""
     from opreplay.replay.report.page.parts import answer
 
     recorded = {op.id: op.recorded.device_us_total or op.recorded.host_us_total for op in plan.ops}

@@ -1,5 +1,5 @@
 # pyright: strict
-"""What is in a trace, as text for a terminal: the view of `inspect`."""
+"""The contents of a trace as terminal text: the view of `inspect`."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ DEVICES_SHOWN = 8
 
 
 def view(summary: TraceSummary, step: StepReport | None) -> View:
-    """What is in a trace in every form; `step`: the recorded one, which only JSON has where the trace marks none."""
+    """Return a trace's contents in every output format; `step`: the recorded one, only in JSON if no step is marked."""
     shown = step if step is not None and step.marked else None
     return View(
         lines=[verdict(shown)] if shown is not None else (),
@@ -51,7 +51,7 @@ def view(summary: TraceSummary, step: StepReport | None) -> View:
 
 
 def render(summary: TraceSummary, step: StepReport | None = None, *, width: int) -> RenderableType:
-    """The step, facts of the file, then the ops with most device time, annotations and categories."""
+    """Render the step, facts of the file, then the ops with the most device time, annotations and categories."""
     parts: list[RenderableType] = [facts_grid(_facts(summary, step))]
     clock = "device time" if summary.device_time_us or summary.kernels else "own time on the host"
     parts += _section(f"Ops by {clock}", _top_ops(summary), width)
@@ -64,7 +64,7 @@ def render(summary: TraceSummary, step: StepReport | None = None, *, width: int)
 
 
 def _section(title: str, table: AnyTable, width: int, limit: int | None = None) -> list[RenderableType]:
-    """The table under its title; nothing without rows."""
+    """Return the table under its title; nothing without rows."""
     parts = terminal(table, width, limit=limit, rest="--format json holds all")
     return [Text(), Text(title, style="bold"), *parts[1:]] if parts else []
 
@@ -109,7 +109,7 @@ PROCESSES_SHOWN = 8
 
 
 def _processes(merged: MergedProcesses | None) -> str:
-    """ "2: [TP00] 1 (1 op, 10.0 µs on device 0), ...; --process takes one" """
+    """Return "2: [TP00] 1 (1 op, 10.0 µs on device 0), ...; --process takes one"."""
     if merged is None:
         return ""
     shown = [
@@ -157,7 +157,7 @@ def _device_work(summary: TraceSummary) -> str:
 
 
 def _busy(device: DeviceBusy, devices: int) -> str:
-    """ "52.6 % of 4.05 ms from its first work to its last; 12.0 % of that on several streams at once; ..." """
+    """Return "52.6 % of 4.05 ms from its first work to its last; 12.0 % of that on several streams at once; ..."."""
     which = f"device {device.device}: " if devices > 1 else ""
     parts = [f"{which}{share_text(device.busy_share)} of {time_text(device.span_us)} from its first work to its last"]
     if device.overlapped_us and device.busy_us:
@@ -169,12 +169,12 @@ def _busy(device: DeviceBusy, devices: int) -> str:
 
 
 def _told_devices(summary: TraceSummary) -> tuple[DeviceBusy, ...]:
-    """Return the devices whose busy time is told: none where it cannot be told."""
+    """Return the devices whose busy time is shown: none if it cannot be determined."""
     return () if summary.doubts.untimed else summary.busy[:DEVICES_SHOWN]
 
 
 def _work(summary: TraceSummary) -> str:
-    """Classes of work with their shares, most first."""
+    """Return classes of work with their shares, largest first."""
     shown = [row for row in summary.work if row.share >= LEAST_CLASS][:CLASSES_SHOWN]
     return ", ".join(f"{row.name} {share_text(row.share)}" for row in shown)
 
@@ -226,7 +226,9 @@ def _top_ops(summary: TraceSummary) -> Table[TopOp]:
 
 
 def _batches(summary: TraceSummary) -> Table[BatchSummary]:
-    """For each batch, of one iteration: sequences, their new tokens and the tokens seen; then times of all together."""
+    """Return, for each batch of one iteration: sequences, new tokens and seen tokens; then the times of all
+    together.
+    """
     column = Column[BatchSummary]
     columns = [
         column("count", lambda batch: batch.iterations, COUNT),

@@ -24,13 +24,13 @@ WIDEST_SHAPES = 48
 
 
 def errors_facts(errors: Errors) -> dict[str, float | int | None]:
-    """The figures of one set of kernels as fractions; None for what no kernel gives."""
+    """Return the errors of one set of kernels as fractions; None for errors that no kernel has."""
     named = {name: getattr(errors, name) for name in Errors.__struct_fields__}
     return {name: None if isinstance(value, float) and math.isnan(value) else value for name, value in named.items()}
 
 
 def figures_facts(figures: Figures) -> dict[str, Any]:
-    """`overall` and `families`."""
+    """Return `overall` and `families`."""
     return {
         "overall": errors_facts(figures.overall),
         "families": {name: errors_facts(errors) for name, errors in figures.families.items()},
@@ -38,12 +38,12 @@ def figures_facts(figures: Figures) -> dict[str, Any]:
 
 
 def worst_kernels(compared: Sequence[Compared], number: int) -> list[Compared]:
-    """The kernels that contribute most to the time-weighted error, worst first."""
+    """Return the kernels that contribute most to the time-weighted error, worst first."""
     return sorted(compared, key=lambda kernel: -kernel.absolute_us)[:number]
 
 
 def kernel_facts(kernel: Compared) -> dict[str, Any]:
-    """One kernel, with its tensors as text."""
+    """Return one kernel, with its tensors as text."""
     return {
         "type": kernel.call.type,
         "inputs": [tensor_text(spec) for spec in kernel.call.inputs],
@@ -60,7 +60,7 @@ def kernel_facts(kernel: Compared) -> dict[str, Any]:
 
 
 def view(validation: Validation, *, worst: int) -> View:
-    """A validation in every form, with its `worst` kernels."""
+    """Return a validation in every output format, with its `worst` kernels."""
     return View(
         render=lambda width: render(validation, worst=worst, width=width),
         facts=lambda: facts(validation, worst=worst),
@@ -69,7 +69,7 @@ def view(validation: Validation, *, worst: int) -> View:
 
 
 def facts(validation: Validation, *, worst: int) -> dict[str, Any]:
-    """The whole validation for `--format json`."""
+    """Return the whole validation for `--format json`."""
     out = figures_facts(validation.figures)
     out["socs"] = {name: errors_facts(errors) for name, errors in validation.socs.items()}
     out["rows"] = {"read": validation.rows, "measured": validation.measured_rows, "dropped": validation.dropped}
@@ -85,7 +85,7 @@ WHOLE_PERCENT = Unit(lambda value: DASH if math.isnan(value) else f"{100 * value
 
 
 def errors_table(first: str, rows: Sequence[_Errors]) -> Table[_Errors]:
-    """A figure that is cut off is another figure: names give way."""
+    """Return a table of errors in which names are shortened, because a truncated number would be another number."""
     figures: list[tuple[str, Callable[[Errors], float], Unit]] = [
         ("n", lambda e: e.n, COUNT),
         ("MAPE", lambda e: e.mape, PERCENT),
@@ -126,7 +126,7 @@ def _worst_table(compared: Sequence[Compared], number: int) -> Table[Compared]:
 
 
 def kernels_table(validation: Validation) -> Table[Compared]:
-    """Every kernel, as a page sorts them."""
+    """Return every kernel, sortable on a page."""
     columns = [
         _OfKernel("type", lambda kernel: kernel.call.type),
         _OfKernel("inputs", _inputs),
@@ -164,7 +164,7 @@ def render(validation: Validation, *, worst: int, width: int) -> RenderableType:
 
 
 def page(validation: Validation, command: str) -> Page:
-    """Everything of a validation that a page shows."""
+    """Return the page of a validation."""
     overall = validation.figures.overall
     compared = validation.compared
     times = {

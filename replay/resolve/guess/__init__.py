@@ -1,2 +1,2 @@
 # pyright: strict
-"""What a trace lacks, guessed from what it has."""
+"""Guesses information that a trace lacks from what it contains."""

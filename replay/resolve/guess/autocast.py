@@ -1,9 +1,9 @@
 # pyright: strict
-"""Calls that were recorded outside of autocast and ran inside: with the element types that autocast gave them.
+"""Calls recorded outside autocast that ran inside it: completes them with the dtypes that autocast chose.
 
-The profiler sees a call before autocast casts its arguments, so that a linear layer may show a float32 weight beside a
-bfloat16 input. Owns which ops autocast lowers. Plans have the casts and the call inside in place of such a call, so
-that this is for `--select all`, and for files without the call inside. Casts are calls of their own, not repeated here.
+The profiler sees a call before autocast casts its arguments, so that a linear layer may show a float32 weight with a
+bfloat16 input. Owns which ops autocast lowers. Plans have the casts and the inner call in place of the recorded call,
+so this is for `--select all`, and for files without the inner call. Casts are calls of their own, not repeated here.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ CAST = "autocast had cast it from float32; the cast is in the recorded time alon
 def settle(
     name: str, args: tuple[ReplayArg, ...], context: Context
 ) -> tuple[tuple[ReplayArg, ...], tuple[Assumption, ...]]:
-    """The arguments as autocast passed them on, with a note on each that it had cast; as they are elsewhere.
+    """Return the arguments as autocast passed them on, with a note on each cast; unchanged without autocast.
 
-    Autocast was on where arguments that must be of one type are not, or where a call inside has a narrower type.
+    Autocast was on if arguments that must have one dtype differ, or if a call inside has a narrower dtype.
     """
     narrow = _narrow_type(args, context) if name in LOWERED else None
     if narrow is None:
@@ -48,7 +48,7 @@ def settle(
 
 
 def _narrow_type(args: tuple[ReplayArg, ...], context: Context) -> str | None:
-    """What autocast lowered float32 arguments to; None where nothing shows that it was on."""
+    """Return the dtype to which autocast lowered float32 arguments; None if nothing shows that it was on."""
     dtypes = {meta.dtype for arg in args for meta in arg.tensors if meta is not None}
     if "float32" not in dtypes:
         return None

@@ -1,5 +1,5 @@
 # pyright: strict
-"""Guesses for ops that copy a tensor piece by piece: `repeat` and `roll` show in the views that they make.
+"""Guesses for ops that copy a tensor piece by piece: the views that `repeat` and `roll` make show their arguments.
 
 Owns no other views (`views`, `inside`).
 """
@@ -27,7 +27,7 @@ WHY_REPEATED = "as aten::repeat does it"
 
 
 def _repeated(around: Relatives) -> Shape | None:
-    """The size of what the calling `repeat` is given; None where something else calls."""
+    """Return the input size of the calling `repeat`; None if another op calls."""
     return recorded_shape(around.parent) if around.parent and around.parent_name == "aten::repeat" else None
 
 
@@ -36,8 +36,10 @@ def _widened(source: Shape, rank: int) -> Shape | None:
 
 
 def window(shape: Shape, around: Relatives) -> tuple[int, int, int] | None:
-    """(dimension, size, step) of one of the windows in which `repeat` views its result: each dimension in turn, as wide
-    as what is repeated, with its window behind."""
+    """Return (dimension, size, step) of one of the windows in which `repeat` views its result.
+
+    It views each dimension in turn, in windows as wide as the repeated tensor, and puts the window last.
+    """
     source, place = _repeated(around), around.places[0] if around.places else 0
     sizes = None if source is None else _widened(source, len(shape) - place)
     if sizes is None or place >= len(sizes):
@@ -46,7 +48,7 @@ def window(shape: Shape, around: Relatives) -> tuple[int, int, int] | None:
 
 
 def expanded(around: Relatives) -> Shape | None:
-    """What `repeat` is given, with dimensions of size 1 in front: as many as its result has."""
+    """Return the input size of `repeat`, with leading dimensions of size 1 up to the rank of its result."""
     source = _repeated(around)
     views = (call for call, level in zip(around.following, around.levels, strict=True) if level == 0)
     whole = next((recorded_shape(call) for call in views if call.name == "aten::unfold"), None)
@@ -54,7 +56,7 @@ def expanded(around: Relatives) -> Shape | None:
 
 
 def interleaved(shape: Shape, around: Relatives) -> tuple[int, ...] | None:
-    """The order in which `repeat` puts counts and sizes side by side."""
+    """Return the order in which `repeat` interleaves counts and sizes."""
     half = len(shape) // 2
     if _repeated(around) is None or 2 * half != len(shape):
         return None
@@ -62,7 +64,7 @@ def interleaved(shape: Shape, around: Relatives) -> tuple[int, ...] | None:
 
 
 def _turns(calls: Sequence[OpSignature]) -> list[tuple[int, int]]:
-    """(dimension, shift) of each turn: a `cat` of the end, which comes first then, and of the beginning."""
+    """Return (dimension, shift) of each roll: a `cat` of the end, which then comes first, and of the beginning."""
     turns: list[tuple[int, int]] = []
     for call in calls:
         parts = listed_tensors(call) if call.name == "aten::cat" else ()
@@ -77,7 +79,7 @@ def _turns(calls: Sequence[OpSignature]) -> list[tuple[int, int]]:
 
 
 def _rolled(which: str) -> Rule:
-    """By how much, and along which dimensions; along none where all are made one before."""
+    """Return the rule for the shifts or the dimensions of a `roll`; no dimensions if the tensor is flattened before."""
 
     def rule(known: Known, context: Context) -> Guess | None:
         source, around = tensor(known, "self"), context.relatives()

@@ -1,7 +1,7 @@
-"""The equation of an einsum, a text and so never recorded: told by the calls inside.
+"""Guesses the equation of an einsum from the calls inside; equations are strings, which are never recorded.
 
-torch permutes each operand to one common order of labels, those of the result first, after unsqueezing it to all of
-them (ATen/native/Linear.cpp). The permutations are the equation, by their numbers or by the sizes that they give.
+torch permutes each operand to one common order of labels, with the result's labels first, after unsqueezing it to all
+of them (ATen/native/Linear.cpp). The permutations give the equation, by their numbers or by the resulting sizes.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ LETTERS = "abcdefghijklmnopqrstuvwxyz"
 
 
 def equation(known: Known, context: Context) -> Guess | None:
-    """A Guess of the text, or None where no operand is known."""
+    """Return a Guess of the equation, or None if no operand is known."""
     shapes, around = list_shapes(known, "tensors"), context.relatives()
     if not shapes or sum(map(len, shapes)) > len(LETTERS):
         return None
@@ -38,7 +38,7 @@ def equation(known: Known, context: Context) -> Guess | None:
 
 
 def _permuted(shapes: list[Shape], calls: Sequence[OpSignature], following: Sequence[OpSignature]) -> str | None:
-    """The equation from the order that each operand is brought to, and what is summed then."""
+    """Return the equation from the permuted order of each operand, and the labels that are then summed."""
     operands, rest = _split(len(shapes), calls)
     permuted = [meta for meta, _ in first_tensors(group[-1] for group in operands)]
     widths = {len(meta.shape) for meta in permuted}
@@ -59,7 +59,9 @@ def _permuted(shapes: list[Shape], calls: Sequence[OpSignature], following: Sequ
 def _placed(
     shapes: Sequence[Shape], operands: Sequence[Sequence[OpSignature]], width: int, aligned: Sequence[Shape]
 ) -> list[tuple[int, ...]] | None:
-    """Where each dimension of each operand is put, by recorded numbers, else by sizes; None where neither tells."""
+    """Return the target position of each dimension of each operand, from recorded numbers, else from sizes; None if
+    unknown.
+    """
     placed: list[tuple[int, ...]] = []
     for at, (shape, group) in enumerate(zip(shapes, operands, strict=True)):
         places = _places(shape, group, width)
@@ -72,14 +74,16 @@ def _placed(
 
 
 def _split(count: int, calls: Sequence[OpSignature]) -> tuple[list[Sequence[OpSignature]], Sequence[OpSignature]]:
-    """The calls that bring each operand to the common order, the last of them its permutation; and all later ones."""
+    """Return the calls that bring each operand to the common order, ending with its permutation; and all later
+    calls.
+    """
     ends = [at + 1 for at, call in enumerate(calls) if call.name == "aten::permute"][:count]
     groups = [calls[begin:end] for begin, end in zip([0, *ends], ends, strict=False)]
     return groups, calls[ends[-1] :] if len(ends) == count else []
 
 
 def _places(shape: Shape, group: Sequence[OpSignature], width: int) -> tuple[int, ...] | None:
-    """Where each dimension of an operand is put, from the recorded numbers; None where these are not recorded."""
+    """Return the target position of each dimension of an operand, from the recorded numbers; None if not recorded."""
     order = recorded_numbers(group[-1], 1)
     if order is None or sorted(order) != list(range(width)):
         return None
@@ -97,13 +101,13 @@ def _places(shape: Shape, group: Sequence[OpSignature], width: int) -> tuple[int
 
 
 def _by_dim(dims: Sequence[tuple[int, ...]], places: Sequence[int]) -> tuple[int, ...]:
-    """The place of each dimension of an operand, from those at each place."""
+    """Return the position of each dimension of an operand, from the dimension at each position."""
     pairs = ((d, place) for there, place in zip(dims, places, strict=True) for d in there)
     return tuple(place for _, place in sorted(pairs))
 
 
 def _by_size(shape: Shape, group: Sequence[OpSignature], whole: Shape) -> tuple[int, ...] | None:
-    """Where each dimension of an operand is put, from its size in the common order; of equal ones in turn."""
+    """Return the target position of each dimension, from its size in the common order; equal sizes keep their order."""
     dims: list[tuple[int, ...]] = [(d,) for d in range(len(shape))]
     for _ in (call for call in group if call.name == "aten::diagonal"):
         pairs = ((i, j) for i, j in combinations(range(len(dims)), 2) if shape[dims[i][0]] == shape[dims[j][0]])
@@ -122,15 +126,18 @@ def _by_size(shape: Shape, group: Sequence[OpSignature], whole: Shape) -> tuple[
 
 
 def _brought_to_alone(permuted: Shape, calls: Sequence[OpSignature], read: Sequence[Shape]) -> list[Shape]:
-    """The size of a single operand in the common order: what is summed, or is read next and has its sizes."""
+    """Return the size of a single operand in the common order: what is summed, or what is read next with its sizes."""
     if calls:
         return [meta.shape for meta, _ in first_tensors(calls[:1], ("aten::sum",))]
     return [next((size for size in read if sorted(size) == sorted(permuted)), permuted)]
 
 
 def _brought_to(shapes: list[Shape], calls: Sequence[OpSignature]) -> list[Shape]:
-    """The size of each operand in the common order, as the products after show them: each takes what was made so far
-    and the next operand, which it permutes once more or multiplies at once, and may sum before."""
+    """Return the size of each operand in the common order, derived from the products that follow.
+
+    Each product takes the result so far and the next operand, which is permuted once more or multiplied at once,
+    perhaps after a sum.
+    """
     aligned: list[Shape] = []
     pair: list[Shape] = []
     summed: list[Shape] = []
@@ -156,17 +163,17 @@ def _brought_to(shapes: list[Shape], calls: Sequence[OpSignature]) -> list[Shape
 
 
 def _before_summing(side: Shape, shape: Shape, summed: Sequence[Shape]) -> Shape:
-    """What goes into a product, or what that was before a dimension of it alone was summed."""
+    """Return the input size of a product, or its size before a dimension of this input alone was summed."""
     return next((size for size in (side, *summed) if _alike(size, shape)), side)
 
 
 def _alike(first: Shape, second: Shape) -> bool:
-    """Equal but for the order of dimensions, and for those of size 1."""
+    """Check whether two sizes are equal except for the order of dimensions, and for dimensions of size 1."""
     return sorted(n for n in first if n != 1) == sorted(n for n in second if n != 1)
 
 
 def _summed_alone(width: int, calls: Sequence[OpSignature], read: Sequence[Shape]) -> int | None:
-    """How many of the labels of a single operand are summed over; None where the calls inside do not say."""
+    """Return how many labels of a single operand are summed; None if the calls inside do not show it."""
     if not calls or calls[-1].name != "aten::sum":
         return 0
     dims, whole = recorded_numbers(calls[-1], 1), first_tensor_of(calls[-1])
@@ -179,7 +186,7 @@ def _summed_alone(width: int, calls: Sequence[OpSignature], read: Sequence[Shape
 
 
 def _summed(shapes: list[Shape], placed: list[tuple[int, ...]], width: int, calls: Sequence[OpSignature]) -> int | None:
-    """How many of the labels, the last ones, are summed over; None where the calls inside do not say."""
+    """Return how many of the last labels are summed; None if the calls inside do not show it."""
     last = calls[-1] if calls else None
     if last is None or last.name != "aten::view":  # which takes away what the products have summed
         return 0 if last is not None and last.name in ("aten::permute", "aten::mul") else None

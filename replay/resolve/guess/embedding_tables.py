@@ -1,7 +1,7 @@
 # pyright: strict
 """Guesses for the embedding ops of recommendation models: widths of tables and sizes that older traces lack.
 
-Owns no meaning of these ops (`ops.tables`).
+Does not own the semantics of these ops (`ops.tables`).
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ _ROWS = ("momentum1_dev", "momentum1_uvm", "momentum1_host")
 
 
 def _elements(known: Known, names: tuple[str, ...]) -> int:
-    """Elements of the largest of some tensors; 0 where there is none."""
+    """Return the number of elements of the largest of these tensors; 0 if there is none."""
     return max((math.prod(m.shape) for name in names if (m := tensor(known, name)) is not None), default=0)
 
 
 def _next_wide(context: Context, rows: int) -> tuple[int, str] | None:
-    """Width of the first two-dimensional tensor of `rows` rows that is written inside the call or read after it."""
+    """Return the width of the first 2-d tensor with `rows` rows that is written inside the call or read after it."""
     around = context.relatives()
     tensors = ((meta.shape, name) for meta, name in first_tensors((*around.inside, *around.following)))
     return next(
@@ -45,7 +45,7 @@ def _next_wide(context: Context, rows: int) -> tuple[int, str] | None:
 
 
 def _total_width(known: Known, context: Context) -> Guess | None:
-    """Widths of all tables together: what the next call reads, else from the sizes of the tables."""
+    """Guess the total width of all tables: from what the next call reads, else from the sizes of the tables."""
     starts, offsets = shape_of(known, "D_offsets") or (), shape_of(known, "offsets") or ()
     if len(starts) != 1 or starts[0] < 2:
         return None
@@ -57,8 +57,10 @@ def _total_width(known: Known, context: Context) -> Guess | None:
 
 
 def _width_read(context: Context, offsets: Shape, tables: int, weights: int) -> Guess | None:
-    """What the next call reads of each batch: each table has at least one row, and a single one rows of that width
-    alone."""
+    """Guess the width that the next call reads of each batch.
+
+    Each table has at least one row; a single table consists of rows of that width.
+    """
     if len(offsets) != 1 or offsets[0] <= tables:
         return None
     read = _next_wide(context, (offsets[0] - 1) // tables)
@@ -68,7 +70,7 @@ def _width_read(context: Context, offsets: Shape, tables: int, weights: int) -> 
 
 
 def _width_by_state(weights: int, rows: int, tables: int) -> Guess | None:
-    """The widths of tables whose optimizer has a number for each row."""
+    """Guess the widths of tables whose optimizer stores one number per row."""
     if not 0 < rows < weights <= 4096 * rows or weights % rows:
         return None
     return Guess(value=weights // rows * tables, why=f"rows of {weights // rows}: weights and state")
@@ -89,7 +91,7 @@ def _widest(known: Known, context: Context) -> Guess | None:
 
 
 def _dense_width(first: str, fallback: int) -> Rule:
-    """Columns of a result with a row for each element of the argument `first`."""
+    """Return the rule for the columns of a result with one row per element of the argument `first`."""
 
     def rule(known: Known, context: Context) -> Guess | None:
         rows = tensor(known, first)
@@ -104,7 +106,7 @@ def _dense_width(first: str, fallback: int) -> Rule:
 
 
 def _truncation(known: Known, context: Context) -> Guess | None:
-    """Longest length that is kept: the mean one, if the next call reads the result."""
+    """Guess the maximum length to keep: the mean length, if the next call reads the result."""
     lengths = tensor(known, "lengths")
     if lengths is None or not lengths.shape or not lengths.shape[0]:
         return None

@@ -1,8 +1,8 @@
 # pyright: strict
-"""What to fill in for arguments whose value a trace does not record: strings, unread scalars, index lists, dtypes.
+"""Guesses for arguments whose values a trace does not record: strings, unread scalars, index lists, dtypes.
 
-Each guess says why; it becomes an assumption of the plan. Rules for one op go before rules for an argument name, those
-before the schema's default, and a table of plain constants comes last. Owns no shapes beyond `shapes`.
+Each guess gives a reason, which becomes an assumption of the plan. Rules for one op take precedence over rules for an
+argument name, then the schema's default, and finally a table of plain constants. Owns no shapes beyond `shapes`.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ def guess(spec: OpSpec, arg: ArgSpec, known: Known, context: Context) -> Guess |
 
 
 def by_rules(spec: OpSpec, arg: ArgSpec, known: Known, context: Context) -> Guess | None:
-    """A value for `arg` by the rules for its op, its name, or its type."""
+    """Return a value for `arg` by the rules for its op, its name, or its type."""
     op = spec.name.partition("::")[2]
     if arg.kind == "Tensor[]" and op.startswith(("_foreach_", "_fused_")):
         if op.startswith("_foreach_"):
@@ -114,12 +114,12 @@ def by_rules(spec: OpSpec, arg: ArgSpec, known: Known, context: Context) -> Gues
 
 
 def _with_others(op: str, arg: ArgSpec, guessed: Guess) -> Guess:
-    """The guess of a text that nothing in the trace tells, and what another one would change."""
+    """Return the guess of a string that nothing in the trace shows, with a note on the effect of other values."""
     return replace(guessed, why=guessed.why + texts.what_others_take(op, arg.name, guessed.value))
 
 
 def _of_kind(arg: ArgSpec, guessed: Guess) -> Guess | None:
-    """The guess where it is of the argument's type: of two overloads one may take a list for what is a number."""
+    """Return the guess if it has the argument's type: one overload may take a list where another takes a number."""
     value: object = guessed.value
     if arg.kind in ("int", "float", "bool") and isinstance(value, tuple):
         values = cast("tuple[Any, ...]", value)
@@ -139,7 +139,7 @@ _UNNAMED = {"bool": Guess(value=False, why="False"), "Scalar": Guess(value=1, wh
 
 
 def _typed(spec: OpSpec, arg: ArgSpec, known: Known, context: Context) -> Guess | None:
-    """Guesses by the type of the argument, then the schema's default, then the table of constants."""
+    """Guess by the type of the argument, then by the schema's default, then by the table of constants."""
     if arg.kind == "Device":
         return _device(spec, arg, context)
     if arg.kind == "ScalarType":
@@ -176,7 +176,9 @@ def _string(arg: ArgSpec) -> Guess | None:
 
 
 def _device(spec: OpSpec, arg: ArgSpec, context: Context) -> Guess | None:
-    """Devices are never recorded: a copy to the host shows in its kernel; what has no tensor to follow needs one."""
+    """Guess a device, which is never recorded: a copy to the host shows in its kernel; an op without tensors needs
+    one.
+    """
     if any("DtoH" in name or "Device -> Host" in name for name in context.kernels):
         return Guess(value="cpu", why="cpu: the recorded call copied to the host")
     takes_tensors = any(a.kind in ("Tensor", "Tensor[]") and not a.out for a in spec.args)
@@ -192,8 +194,11 @@ def _dtype(known: Known, context: Context) -> Guess:
 
 
 def list_dtype(name: str, siblings: Sequence[str], context: Context) -> tuple[str, str]:
-    """Element type of the tensors of a list `name` of which none was recorded, and why: from floating siblings, then
-    its name, then the kernel, then the trace. Siblings of whole numbers may index what the list holds."""
+    """Return the dtype of the tensors in a list `name` without any recorded dtype, and the reason.
+
+    It comes from floating siblings, then the list's name, then the kernel, then the trace. Integer siblings may be
+    indices into the list's tensors.
+    """
     if (sibling := next((dtype for dtype in siblings if dtype not in INTEGERS | {"bool"}), None)) is not None:
         return sibling, "that of the other tensor arguments"
     if _INDEXES.search(name):

@@ -1,8 +1,8 @@
 # pyright: strict
-"""The index tensors of `x[i, :, mask]`, a list that profilers leave out: told by what is called inside and read next.
+"""Guesses the index tensors of `x[i, :, mask]`, a list that profilers leave out, from calls inside and the next reads.
 
-torch turns a mask into indices with `nonzero`, makes all indices of one size with `expand`, brings the dimensions that
-they index to the front with `permute` where those lie apart, and reshapes each (ATen/native/TensorAdvancedIndexing).
+torch turns a mask into indices with `nonzero`, makes all indices of one size with `expand`, brings the indexed
+dimensions to the front with `permute` if they are not adjacent, and reshapes each (ATen/native/TensorAdvancedIndexing).
 Owns the list and the flag `accumulate`, not the numbers in it.
 """
 
@@ -51,7 +51,7 @@ _TRUE = re.compile(r"\], (\d+) true: told")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _ShownIndices:
-    """What one call of index or index_put shows of its index tensors."""
+    """Information about the index tensors from one call of index or index_put."""
 
     tensors: tuple[TensorMeta, ...]
     """The tensors of the list, without the empty places, in order."""
@@ -68,7 +68,7 @@ class _ShownIndices:
 
 
 def with_numbers(op: ReplayOp) -> ReplayOp:
-    """The same call with the numbers of the selected elements in place of each mask, where it is told how many are.
+    """Return the call with each mask replaced by the numbers of the selected elements, if their count is known.
 
     The result has the same size, which then follows from sizes alone.
     """
@@ -78,7 +78,7 @@ def with_numbers(op: ReplayOp) -> ReplayOp:
 
 
 def _numbered(arg: ReplayArg, count: int) -> ReplayArg:
-    """The list of index tensors with `count` numbers for each dimension of a mask."""
+    """Return the list of index tensors with `count` numbers for each dimension of a mask."""
     if arg.name != "indices":
         return arg
     numbers = TensorMeta(shape=(count,), dtype="int64")
@@ -87,7 +87,7 @@ def _numbered(arg: ReplayArg, count: int) -> ReplayArg:
 
 
 def index_tensors(known: Known, context: Context) -> Guess | None:
-    """The list of index tensors as a Guess; None where self is not known."""
+    """Guess the list of index tensors; None if self is not known."""
     source, values, around = tensor(known, "self"), shape_of(known, "values"), context.relatives()
     if source is None:
         return None
@@ -111,7 +111,7 @@ def index_tensors(known: Known, context: Context) -> Guess | None:
 
 
 def _calls_inside(around: Relatives) -> tuple[OpSignature, ...]:
-    """What the implementation calls: index_put leaves all to `_index_put_impl_`."""
+    """Return the calls of the implementation: index_put delegates everything to `_index_put_impl_`."""
     names = {call.name for call in around.children}
     return around.inner if names & {"aten::_index_put_impl_", "aten::index_put_", around.name} else around.children
 
@@ -147,7 +147,7 @@ def _index_of_sample(source: TensorMeta, around: Relatives, context: Context) ->
 
 
 def _masked_fill(source: TensorMeta, calls: Sequence[OpSignature]) -> Guess | None:
-    """One mask and one number: torch fills under the mask, which it unsqueezes to the rank of self."""
+    """Guess one mask and one number: torch fills under the mask, which it unsqueezes to the rank of self."""
     filled = next((call for call in calls if call.name == "aten::masked_fill_"), None)
     mask = first_tensor_of(filled, 1) if filled is not None else None
     if mask is None:
@@ -164,7 +164,7 @@ def _index(meta: TensorMeta, shape: Shape | None = None, dtype: str | None = Non
 
 
 def _integers(calls: Iterable[OpSignature], op: str) -> list[TensorMeta]:
-    """First tensors of the calls of one op, where they are of integers."""
+    """Return the first tensors of the calls of one op that have integer dtypes."""
     return [meta for meta, _ in first_tensors(calls, (op,)) if meta.dtype.startswith(_INTEGERS)]
 
 
@@ -191,7 +191,7 @@ def _shown_indices(shape: Shape, calls: Sequence[OpSignature], around: Relatives
 def _before_expanding(
     reshaped: Sequence[TensorMeta], by_mask: int, calls: Sequence[OpSignature], around: Relatives
 ) -> list[TensorMeta]:
-    """The index tensors that are not of a mask, as they were before torch expanded and cast them."""
+    """Return the index tensors that do not come from a mask, as they were before torch expanded and cast them."""
     indices, expanded = [_index(meta) for meta in reshaped[by_mask:]], _integers(calls, "aten::expand")
     # What was expanded has steps of 0, where strides are recorded, and is no longer one piece, so that it has an alias.
     repeated = [at for at, meta in enumerate(indices) if 0 in (meta.strides or ())]
@@ -228,7 +228,9 @@ def _is_batch_with_range(around: Relatives) -> bool:
 
 
 def _ones_before(reshape: OpSignature, broadcast: Shape) -> int | None:
-    """An index is reshaped to ones for the dimensions before and after it."""
+    """Return how many dimensions of size 1 an index has before its own; torch adds one per dimension before and after
+    it.
+    """
     size, rank = recorded_numbers(reshape, 1), len(broadcast)
     if size is None:
         return None
@@ -238,7 +240,7 @@ def _ones_before(reshape: OpSignature, broadcast: Shape) -> int | None:
 
 
 def _shown_list(shape: Shape, calls: Sequence[OpSignature], values: Shape | None, around: Relatives) -> Guess | None:
-    """The list that the calls inside show, with empty places where dimensions are taken as they are."""
+    """Guess the list from the calls inside, with empty entries for dimensions taken in full."""
     shown = _shown_indices(shape, calls, around)
     if shown is None or (indexed := _indexed_dims(shape, shown, values, around)) is None:
         return None
@@ -258,7 +260,9 @@ def _shown_list(shape: Shape, calls: Sequence[OpSignature], values: Shape | None
 
 
 def _positions(tensors: Iterable[TensorMeta]) -> Iterator[tuple[int, int, TensorMeta]]:
-    """(place among the indexed dimensions, dimensions, index tensor) of each: a mask indexes as many as it has."""
+    """Yield (position among the indexed dimensions, dimensions, index tensor) for each: a mask indexes as many as its
+    rank.
+    """
     at = 0
     for meta in tensors:
         width = len(meta.shape) if meta.dtype in MASKS else 1
@@ -269,7 +273,9 @@ def _positions(tensors: Iterable[TensorMeta]) -> Iterator[tuple[int, int, Tensor
 def _indexed_dims(
     shape: Shape, shown: _ShownIndices, values: Shape | None, around: Relatives
 ) -> tuple[tuple[int, ...], str] | None:
-    """The indexed dimensions of self, and what told them where that was not the call itself; None where none can be."""
+    """Return the indexed dimensions of self, and the evidence unless it is the call itself; None if no dimensions
+    fit.
+    """
     results = {
         dims: _result_shape(shape, dims, shown)
         for dims in _possible_dims(len(shape), shown)
@@ -284,7 +290,7 @@ def _indexed_dims(
 
 
 def _read_dims(results: Mapping[tuple[int, ...], Shape], around: Relatives) -> tuple[tuple[int, ...], str]:
-    """The dimensions whose indexing gives what is read next, else the first."""
+    """Return the dimensions for which indexing gives the tensor that is read next, else the first possible ones."""
     following = around.following[:NEXT_READERS]
     for call in following:
         read = tensor_shapes(call)
@@ -298,7 +304,7 @@ def _read_dims(results: Mapping[tuple[int, ...], Shape], around: Relatives) -> t
 
 
 def _possible_dims(rank: int, shown: _ShownIndices) -> Iterable[tuple[int, ...]]:
-    """Dimensions that may be indexed."""
+    """Return the combinations of dimensions that may be indexed."""
     dims, before, width = shown.dims, shown.before, shown.width
     if dims is not None and sorted(set(dims)) == list(dims) and dims[-1] < rank:
         return [dims]
@@ -310,7 +316,7 @@ def _possible_dims(rank: int, shown: _ShownIndices) -> Iterable[tuple[int, ...]]
 
 
 def _takes_masks(shape: Shape, dims: tuple[int, ...], shown: _ShownIndices) -> bool:
-    """Whether each mask is as large as the dimensions that it would index."""
+    """Check whether each mask is as large as the dimensions that it would index."""
     masks = ((dims[at : at + width], meta) for at, width, meta in _positions(shown.tensors) if meta.dtype in MASKS)
     return all(tuple(shape[d] for d in masked) == mask.shape for masked, mask in masks)
 
@@ -322,7 +328,7 @@ def _result_shape(shape: Shape, dims: tuple[int, ...], shown: _ShownIndices) -> 
 
 
 def _read_next(shape: Shape, around: Relatives) -> Guess | None:
-    """Without a look inside: one index over the first dimension that gives what one of the next calls reads first."""
+    """Guess without calls inside: one index over the first dimension whose result one of the next calls reads first."""
     for meta, reader in first_tensors(around.following[:NEXT_READERS]):
         index = meta.shape[: len(meta.shape) - len(shape) + 1]
         if index and meta.shape != shape and meta.shape[len(index) :] == shape[1:]:
@@ -332,7 +338,7 @@ def _read_next(shape: Shape, around: Relatives) -> Guess | None:
 
 
 def _rows(source: TensorMeta, context: Context) -> Guess:
-    """As many rows as self has, or as could be moved in the recorded time."""
+    """Guess as many rows as self has, or as many as could be moved in the recorded time."""
     rows, why = source.shape[0], "nothing in the trace tells it"
     row_bytes = 2 * math.prod(source.shape[1:]) * ITEMSIZE_BYTES.get(source.dtype, 4)
     if context.recorded_us is not None and row_bytes:
@@ -346,8 +352,10 @@ def _rows(source: TensorMeta, context: Context) -> Guess:
 
 
 def indices_for(shape: Shape, values: Shape) -> Guess | None:
-    """`values` = shape[:leading] + index shape + shape[leading + indexed:]: flat indices first, then as few as can
-    be."""
+    """Guess indices for `values` = shape[:leading] + index shape + shape[leading + indexed:].
+
+    Flat indices are preferred, then as few as possible.
+    """
     options: list[tuple[bool, int, int, Shape]] = []
     for leading, end in combinations(range(len(shape) + 1), 2):
         tail = shape[end:]
@@ -362,7 +370,7 @@ def indices_for(shape: Shape, values: Shape) -> Guess | None:
 
 
 def _accumulate(known: Known, context: Context) -> Guess | None:
-    """The gradient of an indexing adds up what comes from one place."""
+    """Guess True for the gradient of an indexing, which adds up contributions to the same element."""
     parent = context.relatives().parent
     if parent is not None and "IndexBackward" in parent.name:
         return Guess(value=True, why=f"True: inside {parent.name}")

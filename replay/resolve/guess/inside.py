@@ -1,8 +1,8 @@
 # pyright: strict
-"""Guesses for calls that a composite op makes inside itself: what the composite was given tells them.
+"""Guesses for the calls that a composite op makes, derived from the composite's arguments.
 
-Owns which sizes the views have that products, indexing, joins, reductions and transforms make of their arguments, and
-which sizes the memory has that they allocate. A rule returns None where the call is made by something else.
+Owns the sizes of the views of arguments that products, indexing, joins, reductions and transforms make, and the sizes
+of the memory that they allocate. A rule returns None if another op makes the call.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ _EMPTY: Shape = (0,)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Composite:
-    """The call that makes a view, with views around that one left out."""
+    """The composite op that makes a view; views around the view are skipped."""
 
     call: OpSignature
     number: int
@@ -70,17 +70,17 @@ class Composite:
 
     @property
     def above(self) -> Relatives:
-        """What surrounds the composite itself."""
+        """The calls around the composite itself."""
         return self.around.above(self.number) if self.around.above is not None else Relatives()
 
     @property
     def siblings(self) -> int:
-        """How many calls of the name of what leads to the view are inside, as far as is known."""
+        """Number of known calls inside the composite with the same name as the outermost view."""
         return self.place + 1 + sum(call.name == self.name for call in self.after)
 
 
 def composite_of(around: Relatives) -> Composite | None:
-    """The composite that makes a call, or None for one that nothing but views, or a label, encloses."""
+    """Return the composite that makes a call, or None if only views, or a label, enclose it."""
     number = next((i for i, call in enumerate(around.ancestors) if call.name not in VIEWS), None)
     if number is None or not around.ancestors[number].name.startswith("aten::") or number >= len(around.places):
         return None
@@ -96,7 +96,9 @@ def composite_of(around: Relatives) -> Composite | None:
 
 
 def view_sizes(composite: Composite, name: str, source: TensorMeta) -> Iterator[tuple[Shape, str]]:
-    """Sizes that a view inside a composite may have, by what that was given, and why; the surest first."""
+    """Yield possible sizes of a view inside a composite, by the composite's arguments, with reasons; most certain
+    first.
+    """
     call, shape = composite.call, source.shape
     for size, reader in _multiplied(composite, source):
         yield size, f"{reader} reads {list(size)} inside {call.name}"
@@ -117,12 +119,14 @@ def view_sizes(composite: Composite, name: str, source: TensorMeta) -> Iterator[
 
 
 def _image_of_a_row(call: OpSignature, shape: Shape) -> Shape | None:
-    """What a vector for each channel is convolved as."""
+    """Return the image size as which a 1-d convolution computes its input."""
     return (*shape[:2], 1, shape[2]) if "convolution" in call.name and len(shape) == 3 else None
 
 
 def _picked(composite: Composite, shape: Shape) -> Shape | None:
-    """What an `index_select` takes at once: one index less; `nonzero_numpy` takes the numbers of one dimension."""
+    """Return the size that `index_select` takes at once: one dimension less; for `nonzero_numpy` the numbers of one
+    dimension.
+    """
     call = composite.call
     if call.name == "aten::nonzero_numpy":
         return shape[:1]
@@ -137,8 +141,10 @@ def _picked(composite: Composite, shape: Shape) -> Shape | None:
 
 
 def _multiplied(composite: Composite, source: TensorMeta) -> Iterator[tuple[Shape, str]]:
-    """Sizes in which the product inside a `matmul`, `linear` or `einsum` reads its arguments; after the product of a
-    `matmul`, the size of that one's result."""
+    """Yield the sizes in which the product inside a `matmul`, `linear` or `einsum` reads its arguments.
+
+    After the product of a `matmul`, yield the size of the `matmul`'s result.
+    """
     if composite.call.name not in _MULTIPLYING:
         return
     reader = next((call for call in composite.after if call.name in _PRODUCTS), None)
@@ -155,7 +161,7 @@ def _multiplied(composite: Composite, source: TensorMeta) -> Iterator[tuple[Shap
 
 
 def _product(call: OpSignature) -> Shape | None:
-    """The size of the result of a recorded `matmul`."""
+    """Return the size of the result of a recorded `matmul`."""
     shapes = tensor_shapes(call, slice(2))
     if len(shapes) < 2 or not all(shapes):
         return None
@@ -164,8 +170,10 @@ def _product(call: OpSignature) -> Shape | None:
 
 
 def written_over(call: OpSignature, shape: Shape) -> Shape | None:
-    """The view of self that an `index_copy_` or `index_add_` writes to: as large as what is written; and that of the
-    index of an `index_copy_`, of size 1 in all other dimensions."""
+    """Return the size of the view of self that an `index_copy_` or `index_add_` writes to: that of the written tensor.
+
+    For the index of an `index_copy_`, return its size with 1 in all other dimensions.
+    """
     whole, source = (first_tensor_of(call, position) for position in (0, 3))
     if call.name not in ("aten::index_copy_", "aten::index_add_") or source is None or whole is None:
         return None
@@ -180,7 +188,7 @@ def written_over(call: OpSignature, shape: Shape) -> Shape | None:
 
 
 def operands(call: OpSignature, shape: Shape) -> Shape | None:
-    """The common size of all that a composite is given, to which it expands each."""
+    """Return the common size of all arguments of a composite, to which it expands each."""
     if call.name == "aten::meshgrid":
         sizes = tuple(math.prod(meta.shape) for meta in metas_of(call))
         # "xy" swaps the first two; a vector of the second one's size comes first then.
@@ -190,7 +198,7 @@ def operands(call: OpSignature, shape: Shape) -> Shape | None:
 
 
 def statistics(call: OpSignature, shape: Shape) -> Shape | None:
-    """The view of the mean, or of the deviation, of a layer norm: of size 1 in each dimension that is normalised."""
+    """Return the size of a layer norm's view of mean or deviation: 1 in each normalised dimension."""
     source = first_tensor_of(call)
     if call.name != "aten::native_layer_norm" or source is None or len(shape) != 1:
         return None
@@ -200,7 +208,7 @@ def statistics(call: OpSignature, shape: Shape) -> Shape | None:
 
 
 def filters(call: OpSignature, shape: Shape) -> Shape | None:
-    """The view of the filters of a convolution that is computed as a product: a row each."""
+    """Return the size of the filters of a convolution computed as a product: one row per filter."""
     if "_slow_conv" not in call.name or len(shape) < 3 or not shape[0]:
         return None
     weights = tensor_shapes(call, slice(1, 3))
@@ -208,10 +216,10 @@ def filters(call: OpSignature, shape: Shape) -> Shape | None:
 
 
 def indexing(composite: Composite, viewed: TensorMeta) -> tuple[Shape, Shape] | None:
-    """(size of an index's view, size of the view of what is indexed) inside an `index` or `index_put`.
+    """Return (size of an index's view, size of the view of the indexed tensor) inside an `index` or `index_put`.
 
     torch gives each index a dimension of size 1 for each dimension that is not indexed, before and after, and views
-    self as it will be read: with the index's size in the place of the dimensions that are indexed.
+    self as it will be read: with the index's size in place of the indexed dimensions.
     """
     if composite.call.name not in _INDEXING:
         return None
@@ -234,7 +242,7 @@ def indexing(composite: Composite, viewed: TensorMeta) -> tuple[Shape, Shape] | 
 
 
 def joined_forward(around: Relatives) -> Shape | None:
-    """The part of the forward `cat` whose gradient this is: the node takes them in turn."""
+    """Return the size of the forward `cat`'s part whose gradient this is: the node handles the parts in order."""
     number = next((i for i, call in enumerate(around.ancestors) if call.name not in VIEWS), len(around.places))
     if around.forward is None or number >= len(around.places):
         return None
@@ -243,13 +251,15 @@ def joined_forward(around: Relatives) -> Shape | None:
 
 
 def joined_part(composite: Composite) -> Shape | None:
-    """The part of a `cat` that is written through a view."""
+    """Return the size of the part of a `cat` that is written through a view."""
     parts = listed_tensors(composite.call)[composite.place :] if composite.call.name in _JOINING else ()
     return parts[0].shape if parts and parts[0] is not None else None
 
 
 def even_piece(composite: Composite, shape: Shape) -> Shape | None:
-    """One of the pieces that a composite makes of one tensor, along the first dimension that these fill."""
+    """Return the size of one of the pieces into which a composite splits a tensor, along the first dimension that
+    fits.
+    """
     name, count = composite.name, composite.siblings
     if name not in ("aten::narrow", "aten::slice") or count < 2 or composite.call.name.startswith("aten::_pad"):
         return None
@@ -261,7 +271,9 @@ def even_piece(composite: Composite, shape: Shape) -> Shape | None:
 
 
 def stacked(call: OpSignature, shape: Shape) -> Shape | None:
-    """What `stack` views a `cat` of its tensors as: with one more dimension, of as many as there are."""
+    """Return the size of `stack`'s view of a `cat` of its tensors: one more dimension, as long as the list of
+    tensors.
+    """
     parts = listed_tensors(call) if call.name == "aten::stack" else ()
     if not shape or not parts or parts[0] is None or len(parts[0].shape) != len(shape):
         return None
@@ -271,7 +283,7 @@ def stacked(call: OpSignature, shape: Shape) -> Shape | None:
 
 
 def reduced_view(composite: Composite, shape: Shape) -> Shape | None:
-    """The view of a reduction's result: of size 1 in each dimension that is reduced."""
+    """Return the size of the view of a reduction's result: 1 in each reduced dimension."""
     source = first_tensor_of(composite.call)
     if source is None or len(source.shape) < len(shape):
         return None
@@ -290,7 +302,9 @@ WRITERS = frozenset(
 
 
 def allocated_meta(around: Relatives) -> TensorMeta | None:
-    """The tensor that an `out=` variant of the composite inside is given: what the composite allocates for it."""
+    """Return the tensor passed to an inner `out=` variant of the composite, for which the composite allocates
+    memory.
+    """
     composite = composite_of(around)
     if composite is None or composite.number:
         return None
@@ -298,14 +312,17 @@ def allocated_meta(around: Relatives) -> TensorMeta | None:
 
 
 def _results_of_variants(composite: Composite) -> Iterator[TensorMeta]:
-    """The results that variants of a composite inside are given: their last tensors."""
+    """Yield the result tensors passed to inner variants of a composite: their last tensors."""
     for call in composite.after[:4]:
         yield from list(metas_of(call))[-1:] if call.name == composite.call.name else ()
 
 
 def allocated(around: Relatives, written: frozenset[str] = WRITERS) -> tuple[Shape, str] | None:
-    """The size of memory that a composite allocates: empty for what is given to an `out=` variant of itself, which
-    makes it larger; else what the next calls inside write, view or resize."""
+    """Return the size of memory that a composite allocates, with the reason.
+
+    Memory passed to the composite's own `out=` variant, which resizes it, is empty; otherwise the size is what the next
+    calls inside write, view or resize.
+    """
     composite = composite_of(around)
     if composite is None or composite.number:
         return None
@@ -325,7 +342,9 @@ def allocated(around: Relatives, written: frozenset[str] = WRITERS) -> tuple[Sha
 def _read_after(
     after: Sequence[OpSignature], more: int, argument_shapes: Set[Shape], written: frozenset[str]
 ) -> tuple[Shape, str] | None:
-    """What one of the next calls, behind `more` that allocate too, is given and the composite was not."""
+    """Return the size of an argument of the next calls that the composite did not have, after `more` that allocate
+    too.
+    """
     read = [(meta.shape, reader) for meta, reader in first_tensors(after[more:])]
     read = [(size, reader) for size, reader in read if reader in written or size not in argument_shapes]
     # The last that is allocated in a row is read first; what is read for none of them is the result.
@@ -335,18 +354,20 @@ def _read_after(
 
 
 def literal(around: Relatives) -> TensorMeta | None:
-    """What `torch.tensor` makes of numbers, if that is what allocates: it lifts what it has copied."""
+    """Return the tensor that `torch.tensor` makes from numbers, if that is what allocates: it lifts its copy."""
     calls = of_the_same_parent(around)[:2]
     return first_tensor_of(calls[0]) if [call.name for call in calls] == ["aten::to", "aten::lift_fresh"] else None
 
 
 def of_the_same_parent(around: Relatives) -> tuple[OpSignature, ...]:
-    """The next calls that the same parent makes."""
+    """Return the next calls made by the same parent."""
     return tuple(call for call, level in zip(around.following, around.levels, strict=True) if level == 0)
 
 
 def transformed(composite: Composite, shape: Shape) -> Shape | None:
-    """What a Fourier transform makes of its argument: one batch dimension before those that are transformed."""
+    """Return the size in which a Fourier transform views its argument: one batch dimension before the transformed
+    ones.
+    """
     if not composite.call.name.startswith("aten::_fft_"):
         return None
     for meta, _ in first_tensors(composite.after, ("aten::as_strided_",)):

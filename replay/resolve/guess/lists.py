@@ -1,8 +1,8 @@
 # pyright: strict
-"""Lists that were not recorded: of tensors (torch before 2.0, or more than 30 elements), and of the sizes of pieces.
+"""Guesses lists that were not recorded: tensor lists (torch before 2.0, or over 30 elements), and sizes of pieces.
 
-What is inside a call tells most: a list is worked on element by element. Then what reads the result. An element type
-that is not known is left empty.
+The calls inside are the best evidence, because they handle the list element by element; then come the calls that read
+the result. An unknown dtype is left empty.
 """
 
 from __future__ import annotations
@@ -50,13 +50,13 @@ _PLACES = 4
 
 
 def _each(calls: Sequence[OpSignature], op: str) -> tuple[TensorMeta, ...]:
-    """First tensors of the calls of one op, where each has one."""
+    """Return the first tensors of the calls of one op, if each has one."""
     metas = tuple(meta for meta, _ in first_tensors(calls, (op,)))
     return metas if len(metas) == sum(call.name == op for call in calls) else ()
 
 
 def _joined(known: Known, context: Context) -> Guess | None:
-    """The parts of cat and concat, of equal size as far as they can be: nothing tells the size of each."""
+    """Guess the parts of cat and concat, as equal in size as possible: nothing shows the size of each."""
     around, dim, out = context.relatives(), _dim(known), tensor(known, "out")
     if out is not None and out.shape:
         return _parts(out, 2, dim, "two halves of the output")
@@ -75,7 +75,7 @@ def _dim(known: Known) -> int:
 
 
 def _stacked_inside(around: Relatives) -> Guess | None:
-    """What a `stack` joins along its first dimension, and views as one more: as many as the view has there."""
+    """Guess the tensors that `stack` joins along its first dimension: as many as its view of the result has there."""
     whole = next(first_tensors(around.following[:1], ("aten::view",)), (None,))[0]
     if around.parent_name != "aten::stack" or whole is None:
         return None
@@ -90,7 +90,9 @@ def _stacked_inside(around: Relatives) -> Guess | None:
 
 
 def _read_next(around: Relatives, dim: int, context: Context) -> Guess | None:
-    """Parts of what the next call reads, taking that to be the result: two, or as many as a list must have had."""
+    """Guess parts of the tensor that the next call reads, assumed to be the result: two, or the minimum length of the
+    list.
+    """
     for whole, reader in first_tensors(around.following):
         if not whole.shape or not 0 < math.prod(whole.shape) <= MAX_ELEMENTS:
             continue
@@ -114,13 +116,13 @@ def _parts(whole: TensorMeta, count: int, dim: int, why: str) -> Guess | None:
 
 
 def _even(size: int, count: int) -> Shape:
-    """`size` in so many parts as even as can be."""
+    """Divide `size` into `count` parts that are as equal as possible."""
     each, rest = divmod(size, count)
     return tuple(each + (i < rest) for i in range(count))
 
 
 def _stacked(known: Known, context: Context) -> Guess | None:
-    """stack: each element is unsqueezed on its way into cat."""
+    """Guess the tensors of `stack` from the unsqueeze of each element before `cat`."""
     around, dim = context.relatives(), _dim(known)
     if metas := _each(around.children, "aten::unsqueeze"):
         return Guess(tensors=metas, why=f"the {len(metas)} tensors that aten::unsqueeze inside is given")
@@ -137,8 +139,10 @@ def _stacked(known: Known, context: Context) -> Guess | None:
 
 
 def each(known: Known, context: Context, place: int = 0) -> Guess | None:
-    """A list of a `_foreach_*` op, argument number `place`: one call inside for each element has the element in the
-    same place; else one tensor for each gradient."""
+    """Guess a list of a `_foreach_*` op, argument number `place`.
+
+    One call inside per element has the element in the same place; otherwise one tensor for each gradient.
+    """
     children, sibling = context.relatives().children, _other_list(known)
     counts = Counter(name for _, name in first_tensors(children))
     for name, count in counts.most_common(1):
@@ -164,8 +168,10 @@ def read_inside(known: Known, context: Context) -> Guess | None:
 
 
 def parameters(known: Known, context: Context) -> Guess | None:
-    """A list of a fused optimizer: what it calls inside reads its step counters, so the gradients alone tell, which
-    come last to first in a backward pass."""
+    """Guess a list of a fused optimizer from the gradients.
+
+    Calls inside read only its step counters. Gradients come in reverse order in a backward pass.
+    """
     if (sibling := _other_list(known)) is not None:
         return Guess(tensors=sibling, why="as the other list of tensors")
     metas = tuple(meta for meta, _ in first_tensors(reversed(context.relatives().gradients)))
@@ -179,10 +185,11 @@ ElementTypes = tuple[tuple[str, ...], str]
 def element_types(
     shapes: Sequence[Shape], spec: OpSpec, name: str, known: Known, context: Context
 ) -> ElementTypes | None:
-    """Element types of the list `name`, whose sizes are recorded and whose types are not; None where nothing tells.
+    """Return the dtypes of the list `name`, whose sizes are recorded and whose dtypes are not; None if nothing shows
+    them.
 
-    One call inside for each element, else any calls inside that read tensors of these sizes, else the result that one
-    of the next calls reads.
+    They come from one call inside per element, else from any calls inside that read tensors of these sizes, else from
+    the result that one of the next calls reads.
     """
     around, op = context.relatives(), spec.name.partition("::")[2]
     if op.startswith("_fused_"):
@@ -201,7 +208,9 @@ def element_types(
 
 
 def _place_of_list(spec: OpSpec, name: str, known: Known) -> int:
-    """How many lists come before the list `name`: all for a `_foreach_*` op, those of the same sizes for others."""
+    """Return how many lists come before the list `name`: all for a `_foreach_*` op, lists of the same sizes for
+    others.
+    """
     before = [arg.name for arg in spec.args[: [arg.name for arg in spec.args].index(name)] if arg.kind == "Tensor[]"]
     if spec.name.partition("::")[2].startswith("_foreach_"):
         return len(before)
@@ -209,7 +218,7 @@ def _place_of_list(spec: OpSpec, name: str, known: Known) -> int:
 
 
 def _types_of_joined(shapes: Sequence[Shape], op: str, known: Known, around: Relatives) -> ElementTypes | None:
-    """Types of tensors that are joined: those that are converted inside, else those of pieces or of the result."""
+    """Return the dtypes of tensors that are joined, by conversions inside, else by the pieces or the result."""
     for calls in (around.children, around.inner):
         if (converted := _converted_types(len(shapes), calls)) is not None:
             return converted
@@ -227,8 +236,10 @@ def _types_of_joined(shapes: Sequence[Shape], op: str, known: Known, around: Rel
 
 
 def _converted_types(count: int, calls: Sequence[OpSignature]) -> ElementTypes | None:
-    """Types of tensors of several types that are joined: each is copied into its piece of the result where its type is
-    another one. None where no piece is converted."""
+    """Return the dtypes of joined tensors with mixed dtypes: each tensor with another dtype is copied into its piece.
+
+    Return None if no piece is converted.
+    """
     types: list[str] = []
     is_converted = False
     for call in calls:
@@ -246,10 +257,10 @@ def _converted_types(count: int, calls: Sequence[OpSignature]) -> ElementTypes |
 def _types_in_each_call(
     shapes: Sequence[Shape], op: str, place: int, calls: Sequence[OpSignature]
 ) -> ElementTypes | None:
-    """Types of the elements where each is an argument of one call inside.
+    """Return the dtypes of the elements if each is an argument of one call inside.
 
-    `place`: the number of lists of the same sizes before this one. Of a `_foreach_*` op it is also the place in the
-    calls; of another op that is tried first, and then each list has an argument of its own.
+    `place`: the number of lists of the same sizes before this one. For a `_foreach_*` op it is also the position in the
+    calls; for another op that position is tried first, and then each list has an argument of its own.
     """
     by_name: dict[str, list[OpSignature]] = {}
     for call in calls:
@@ -267,10 +278,11 @@ def _types_in_each_call(
 
 
 def _types_of_sizes(shapes: Sequence[Shape], known: Known, calls: Sequence[OpSignature]) -> ElementTypes | None:
-    """Types of the tensors of these sizes that calls inside read, however often; the first where there are several.
+    """Return the dtypes of the tensors of these sizes that calls inside read, however often; the first if there are
+    several.
 
-    A tensor argument of the same size and type may be what was read, so it is no evidence. Elements of which nothing is
-    read have the type of the others.
+    A tensor argument of the same size and dtype may be what was read, so it is not evidence. Elements that no call
+    reads get the dtype of the others.
     """
     others = {(meta.shape, meta.dtype) for arg in known.values() for meta in arg.tensors if meta and meta.dtype}
     found: dict[Shape, str] = {}
@@ -286,7 +298,7 @@ def _types_of_sizes(shapes: Sequence[Shape], known: Known, calls: Sequence[OpSig
 
 
 def _types_joined_inside(shapes: Sequence[Shape], calls: Sequence[OpSignature]) -> ElementTypes | None:
-    """Types of a list that a call inside joins, from the next call that reads the result."""
+    """Return the dtypes of a list that a call inside joins, from the next call that reads the result."""
     for place, call in enumerate(calls):
         op = call.name.partition("::")[2]
         if op not in _JOINS or [meta and meta.shape for meta in listed_tensors(call)] != list(shapes):
@@ -300,7 +312,7 @@ def _types_joined_inside(shapes: Sequence[Shape], calls: Sequence[OpSignature]) 
 
 
 def _typed_by_name(calls: Sequence[OpSignature]) -> dict[str, list[TensorMeta]]:
-    """The first tensors of calls whose types are recorded, by the calls' names."""
+    """Return the first tensors of calls with recorded dtypes, by the calls' names."""
     by_name: dict[str, list[TensorMeta]] = {}
     for meta, name in first_tensors(calls):
         if meta.dtype:
@@ -309,7 +321,7 @@ def _typed_by_name(calls: Sequence[OpSignature]) -> dict[str, list[TensorMeta]]:
 
 
 def _dtypes_by_shape(shapes: Sequence[Shape], metas: Sequence[TensorMeta]) -> tuple[str, ...] | None:
-    """The types of tensors that have these shapes, in this order or another; None where they do not."""
+    """Return the dtypes of tensors with these shapes, in any order; None if the shapes do not match."""
     if [meta.shape for meta in metas] == list(shapes):
         return tuple(meta.dtype for meta in metas)
     if sorted(meta.shape for meta in metas) != sorted(shapes):
@@ -323,7 +335,9 @@ def _dtypes_by_shape(shapes: Sequence[Shape], metas: Sequence[TensorMeta]) -> tu
 def _types_inside_join(
     shapes: Sequence[Shape], op: str, by_name: Mapping[str, Sequence[TensorMeta]], around: Relatives
 ) -> ElementTypes | None:
-    """Of tensors that are joined, by what a `stack` around unsqueezes, or the result that is written to inside."""
+    """Return the dtypes of joined tensors, from what an enclosing `stack` unsqueezes, or from the result written
+    inside.
+    """
     inside_stack = around.parent_name == "aten::stack"
     unsqueezed = _each(around.above(0).children, "aten::unsqueeze") if inside_stack and around.above else ()
     dtypes = tuple(meta.dtype for meta in unsqueezed)
@@ -338,7 +352,9 @@ def _types_inside_join(
 
 
 def _gradient_types(shapes: Sequence[Shape], around: Relatives) -> ElementTypes | None:
-    """Of the parameters of an optimizer, from gradients of their sizes that the backward pass accumulates."""
+    """Return the dtypes of an optimizer's parameters, from gradients of their sizes that the backward pass
+    accumulates.
+    """
     types: dict[Shape, set[str]] = {}
     for meta, _ in first_tensors(around.gradients):
         if meta.dtype:
@@ -349,7 +365,7 @@ def _gradient_types(shapes: Sequence[Shape], around: Relatives) -> ElementTypes 
 
 
 def _broadcast_types(shapes: Sequence[Shape], expanded: Sequence[TensorMeta], around: Relatives) -> ElementTypes | None:
-    """Of tensors of which those are expanded that are smaller than the result; the others are read next."""
+    """Return the dtypes of broadcast tensors: those smaller than the result are expanded, the others are read next."""
     result = broadcast(shapes)
     if result is None or not shapes:
         return None
@@ -366,7 +382,9 @@ def _broadcast_types(shapes: Sequence[Shape], expanded: Sequence[TensorMeta], ar
 
 
 def _join_results(shapes: Sequence[Shape], op: str, known: Known) -> dict[Shape, int]:
-    """Sizes that the result of a join may have, and the first dimension along which it then joins."""
+    """Return the possible sizes of a join's result, each with the first dimension along which the tensors are then
+    joined.
+    """
     whole = next((shape for shape in shapes if len(shape) != 1), shapes[0])  # cat takes an empty vector beside any
     parts = [shape for shape in shapes if len(shape) == len(whole)]
     rank = len(whole) + (op == "stack")
@@ -381,7 +399,7 @@ def _join_results(shapes: Sequence[Shape], op: str, known: Known) -> dict[Shape,
 
 
 def joined(shapes: Sequence[Shape], op: str, known: Known, around: Relatives) -> tuple[int, str, str] | None:
-    """(dimension, element type, reader) of the first of the next calls that reads what an op joins."""
+    """Return (dimension, dtype, reader) from the first of the next calls that reads the result of a join."""
     results = _join_results(shapes, op, known) if op in _JOINS and shapes else {}
     for call in around.following if results else ():
         for meta in filter(None, (arg.tensor for arg in recorded_args(call))):
@@ -391,7 +409,9 @@ def joined(shapes: Sequence[Shape], op: str, known: Known, around: Relatives) ->
 
 
 def _joined_dim(op: str) -> Rule:
-    """The only dimension in which the tensors differ, else the one in which they add up to what is read next."""
+    """Return the rule for the joined dimension: the only one in which the tensors differ, else the one whose sum is
+    read next.
+    """
 
     def rule(known: Known, context: Context) -> Guess | None:
         shapes = list_shapes(known, "tensors")
@@ -408,12 +428,12 @@ def _joined_dim(op: str) -> Rule:
 
 
 def _other_list(known: Known) -> tuple[TensorMeta | None, ...] | None:
-    """Another list of the call that is settled and not empty."""
+    """Return another list of the call that is resolved and not empty."""
     return next((arg.tensors for arg in known.values() if arg.type == "Tensor[]" and arg.tensors), None)
 
 
 def _steps(known: Known, context: Context) -> Guess | None:
-    """One 0-dim float32 step counter for each parameter of a fused optimizer."""
+    """Guess one 0-dim float32 step counter for each parameter of a fused optimizer."""
     others = _other_list(known)
     if others is None:
         return None
@@ -426,7 +446,7 @@ def _no_tensors(known: Known, context: Context) -> Guess | None:
 
 @by_shape
 def _sizes(shape: Shape, known: Known, context: Context) -> Guess | None:
-    """Sizes of pieces from the views made inside, where as many as there are add up to the whole; else even ones."""
+    """Guess sizes of pieces from the views made inside, if they add up to the whole; otherwise equal sizes."""
     around, recorded = context.relatives(), value(known, "dim") is not None
     dim = dim_of(known, len(shape)) if recorded else 0
     by_name = ([call for call in around.children if call.name == name] for name in _PIECES)
@@ -439,7 +459,7 @@ def _sizes(shape: Shape, known: Known, context: Context) -> Guess | None:
 
 
 def _pieces_made(whole: int, pieces: Sequence[int | None]) -> Guess:
-    """Pieces of these sizes where they make up the whole, else as many even ones."""
+    """Guess pieces of these sizes if they add up to the whole, otherwise as many equal pieces."""
     sizes = tuple(size for size in pieces if size is not None)
     if len(sizes) == len(pieces) and sum(sizes) == whole:
         return Guess(value=sizes, why=f"the {len(sizes)} pieces made inside")
@@ -447,7 +467,7 @@ def _pieces_made(whole: int, pieces: Sequence[int | None]) -> Guess:
 
 
 def _pieces_read(whole: Shape, count: int, around: Relatives) -> tuple[int, Shape] | None:
-    """(dimension, sizes) of as many pieces, where the next calls read each of them once in turn."""
+    """Return (dimension, sizes) of `count` pieces if the next calls read each of them once, in order."""
     shapes = [arg.tensor.shape for call in around.following for arg in recorded_args(call) if arg.tensor is not None]
     shapes = [shape for shape in shapes if len(shape) == len(whole)]
     for d in range(len(whole)) if count > 1 else ():
@@ -466,7 +486,7 @@ def _split_dim(shape: Shape, known: Known, context: Context) -> Guess | None:
 
 
 def _piece(call: OpSignature, dim: int) -> int | None:
-    """The size along `dim` of the view that a recorded call makes."""
+    """Return the size along `dim` of the view that a recorded call makes."""
     if call.name == "aten::as_strided":
         size = recorded_numbers(call, 1)
         return size[dim] if size is not None and dim < len(size) else None
@@ -477,7 +497,7 @@ def _piece(call: OpSignature, dim: int) -> int | None:
 
 
 def _flattened(known: Known, context: Context) -> Guess | None:
-    """flatten_dense_tensors: each is viewed as one dimension before they are joined."""
+    """Guess the tensors of flatten_dense_tensors: each is viewed as one dimension before they are joined."""
     for name in ("aten::view", "aten::reshape", "aten::flatten"):
         if metas := _each(context.relatives().children, name):
             return Guess(tensors=metas, why=f"the tensors of the {len(metas)} calls of {name} inside")
@@ -485,7 +505,9 @@ def _flattened(known: Known, context: Context) -> Guess | None:
 
 
 def _unflattened(known: Known, context: Context) -> Guess | None:
-    """unflatten_dense_tensors: each piece is viewed in the shape of one tensor; else the pieces themselves."""
+    """Guess the tensors of unflatten_dense_tensors: each piece is viewed in the shape of one tensor; else the
+    pieces.
+    """
     flat, views = tensor(known, "flat"), [c for c in context.relatives().children if c.name == "aten::view"]
     sizes = [size if (size := recorded_numbers(call, 1)) is not None else recorded_shape(call) for call in views]
     shapes = [size for size in sizes if size is not None and min(size, default=0) >= 0]

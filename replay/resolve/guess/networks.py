@@ -1,6 +1,6 @@
 # pyright: strict
-"""Guesses for layers of networks: groups of a normalisation, layers of a recurrent network, heads, windows of a
-spectrum, rows of an embedding, and small settings that most calls have.
+"""Guesses for network layers: groups of a normalisation, layers of a recurrent network, heads, windows of a spectrum,
+rows of an embedding, and small settings common to most calls.
 
 Owns no convolutions and poolings (`windows`) nor tables of recommendation models (`embedding_tables`).
 """
@@ -61,7 +61,9 @@ def _of_input(which: str) -> Rule:
 
 
 def _recurrent(which: str) -> Rule:
-    """What the list of weights tells: a layer has two matrices and two biases in each direction."""
+    """Return the rule for a setting derived from the weight list: a layer has two matrices and two biases per
+    direction.
+    """
 
     def rule(known: Known, context: Context) -> Guess | None:
         shapes = list_shapes(known, "params")
@@ -110,7 +112,7 @@ def _inverse_width(shape: Shape, known: Known, context: Context) -> Guess | None
 
 
 def _table_rows(known: Known, context: Context) -> Guess | None:
-    """Rows of the embedding that a gradient is for: those of a parameter as wide."""
+    """Guess the rows of the embedding that a gradient belongs to: those of a parameter with the same width."""
     grad, around = shape_of(known, "grad_output", "grad"), context.relatives()
     if not grad:
         return None
@@ -124,7 +126,7 @@ def _table_rows(known: Known, context: Context) -> Guess | None:
 
 
 def _one_each(known: Known, context: Context) -> Guess | None:
-    """A number for each tensor of a list."""
+    """Guess one number per tensor of a list."""
     count = next((len(arg.tensors) for arg in known.values() if arg.type == "Tensor[]" and arg.tensors), None)
     return None if count is None else Guess(value=(1.0,) * count, why="1 for each tensor")
 
@@ -140,14 +142,16 @@ def _real_length(shape: Shape, known: Known, context: Context) -> Guess | None:
 
 
 def _transform(context: Context) -> str:
-    """The name of the Fourier transform that makes a call, without its namespace; "" for none."""
+    """Return the name of the Fourier transform that makes a call, without its namespace; "" if there is none."""
     around = context.relatives()
     names = [call.name.partition("::")[2] for call in around.ancestors]
     return next((name for name in names if name.startswith("fft_")), "")
 
 
 def _scaling(known: Known, context: Context) -> Guess | None:
-    """Codes of `fft_norm_mode` (ATen/native/SpectralOpsUtils.h): an inverse divides by the number of elements."""
+    """Guess the code of `fft_norm_mode` (ATen/native/SpectralOpsUtils.h): an inverse divides by the number of
+    elements.
+    """
     name = _transform(context)
     inverse = name.startswith(("fft_i", "fft_hf"))
     why = f"as {name} does it without `norm`" if name else "a common value"
@@ -155,7 +159,9 @@ def _scaling(known: Known, context: Context) -> Guess | None:
 
 
 def _one_sided(known: Known, context: Context) -> Guess | None:
-    """Only a transform that was not told that its input is real makes both halves."""
+    """Guess whether a transform computes one half only: `fft` and `ifft` compute both halves, real-input transforms
+    one.
+    """
     name = _transform(context)
     both = name.startswith(("fft_fft", "fft_ifft"))
     return Guess(value=not both, why=f"both halves, as {name} does" if both else "the half that is not repeated")
@@ -163,7 +169,7 @@ def _one_sided(known: Known, context: Context) -> Guess | None:
 
 @by_shape
 def _transformed_dims(shape: Shape, known: Known, context: Context) -> Guess | None:
-    """The last dimension, the last two, or all of them, as the name of the transform says."""
+    """Guess the last dimension, the last two, or all of them, by the name of the transform."""
     name, rank = _transform(context), len(shape)
     count = min(rank, rank if name.endswith("n") else 2 if name.endswith("2") else 1)
     if context.relatives().name == "aten::_fft_c2c" and name[4:5] == "i":
@@ -173,7 +179,7 @@ def _transformed_dims(shape: Shape, known: Known, context: Context) -> Guess | N
 
 @by_shape
 def _signal_length(shape: Shape, known: Known, context: Context) -> Guess | None:
-    """To how many elements a transform pads its input: what the transform inside is given, or what is read next has."""
+    """Guess the length to which a transform pads its input, from the transform inside or from what is read next."""
     around = context.relatives()
     if not shape or value(known, "dim") not in (None, -1, len(shape) - 1):
         return None
@@ -191,7 +197,7 @@ def _signal_length(shape: Shape, known: Known, context: Context) -> Guess | None
 
 @by_shape
 def _halved(shape: Shape, known: Known, context: Context) -> Guess | None:
-    """The dimension of a gated unit: where its gradient, or what is read next, is half as large."""
+    """Guess the dimension of a gated unit: the one in which its gradient, or what is read next, is half as large."""
     if not shape:
         return None
     grad = shape_of(known, "grad_output")
@@ -209,20 +215,22 @@ def _steps(known: Known, context: Context) -> Guess | None:
 
 
 def _in_training(known: Known, context: Context) -> Guess | None:
-    """A model that accumulates gradients is trained; one in a trace without any is not."""
+    """Guess training mode if the trace accumulates gradients, evaluation mode if it has none."""
     trained = bool(context.relatives().gradients)
     why = "gradients are accumulated in this trace" if trained else "no gradient is accumulated in this trace"
     return Guess(value=trained, why=f"{trained}: {why}")
 
 
 def _drops(known: Known, context: Context) -> Guess | None:
-    """A dropout that drops nothing calls nothing."""
+    """Guess whether a dropout is active: an inactive dropout makes no calls inside."""
     calls = bool(context.relatives().children)
     return Guess(value=calls, why=f"{calls}: it calls {'others' if calls else 'nothing'} inside")
 
 
 def _full_lengths(name: str, dim: int) -> Rule:
-    """A length for each sequence of a batch, as long as the shapes allow: lists of more than 30 are not recorded."""
+    """Return the rule for the sequence lengths of a batch, the maximum for the shapes: lists over 30 are not
+    recorded.
+    """
 
     def rule(known: Known, context: Context) -> Guess | None:
         scores, longest = shape_of(known, "log_probs"), shape_of(known, name)
@@ -234,7 +242,7 @@ def _full_lengths(name: str, dim: int) -> Rule:
 
 
 def _sparsely(known: Known, context: Context) -> Guess | None:
-    """Whether the gradient of an embedding is sparse: by the calls inside the node that makes it."""
+    """Guess whether the gradient of an embedding is sparse, from the calls inside the node that makes it."""
     around = context.relatives()
     names = [call.name for call in (*around.backward, *around.inside)]
     kind = next((name for name in names if name.endswith(("_sparse_backward", "_dense_backward"))), None)
@@ -242,7 +250,7 @@ def _sparsely(known: Known, context: Context) -> Guess | None:
 
 
 def _counts_the_end(known: Known, context: Context) -> Guess | None:
-    """Whether offsets end with the number of indices: then there is a bag less than offsets."""
+    """Guess whether offsets end with the number of indices: there is then one bag fewer than offsets."""
     around, offsets = context.relatives(), shape_of(known, "offsets")
     read = next((meta.shape for meta, _ in first_tensors(around.following)), None)
     if offsets is None or read is None or len(read) != 2 or len(offsets) != 1:

@@ -1,8 +1,8 @@
 # pyright: strict
-"""Guesses that follow from the size of the result: of an `out=`, of its gradient, of what is written or read next.
+"""Guesses based on the size of the result: from an `out=`, its gradient, or what is written or read next.
 
-Owns reductions, padding, resampling, adaptive pooling, and lengths of new sequences. A result that nothing shows has a
-plain fallback, and the reason says so.
+Owns reductions, padding, resampling, adaptive pooling, and lengths of new sequences. If nothing shows the result, a
+plain fallback is used, and the reason says so.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ MAX_RANK = 8
 
 
 def _results(known: Known, context: Context) -> Iterator[tuple[Shape, str]]:
-    """Shapes that the result may have and what shows them, the surest first."""
+    """Yield possible shapes of the result, with the evidence, most certain first."""
     for name in _RESULTS:
         meta = tensor(known, name)
         if meta is not None:
@@ -57,7 +57,7 @@ Reduction = tuple[tuple[int, ...], bool]
 
 
 def _reduced(shape: Shape, known: Known, context: Context) -> tuple[Reduction, str] | None:
-    """The reduction that makes the recorded output, or what is read next, of what goes in, and why."""
+    """Return the reduction of the input that gives the recorded output, or what is read next, with the reason."""
     if len(shape) > MAX_RANK:
         return None
     out = shape_of(known, "out", "values")
@@ -93,7 +93,7 @@ def _reduced_to_what_is_read(shape: Shape, around: Relatives, *, one_dim: bool) 
 
 
 def _reduced_inside(shape: Shape, children: Sequence[OpSignature]) -> Reduction | None:
-    """What the view of its result that a reduction makes, and the zeros that it writes there, tell."""
+    """Return the reduction shown by its view of the result, and by the zeros that it writes there."""
     view = next((meta.shape for meta, _ in first_tensors(children, ("aten::as_strided",))), None)
     filled = (meta.shape for meta, _ in first_tensors(children, ("aten::fill_",)))
     if not shape:
@@ -105,7 +105,7 @@ def _reduced_inside(shape: Shape, children: Sequence[OpSignature]) -> Reduction 
 
 
 def reduction_to(shape: Shape, out: Shape) -> Reduction | None:
-    """The reduction of `shape` to `out`."""
+    """Return the reduction from `shape` to `out`."""
     if len(out) == len(shape):
         dims = tuple(d for d, (n, m) in enumerate(zip(shape, out, strict=True)) if n != m)
         return (dims, True) if all(out[d] == 1 for d in dims) else None
@@ -136,13 +136,15 @@ def _reduced_dim(known: Known, context: Context) -> Guess | None:
 
 
 def node_gradient(around: Relatives) -> TensorMeta | None:
-    """The gradient of what a forward call, or the composite of which it is the last call, makes; None where unknown."""
+    """Return the gradient of the result of a forward call, or of the composite that it is the last call of; None if
+    unknown.
+    """
     node = around.following[0] if around.following else None
     return first_tensor_of(node) if node is not None and "Backward" in node.name and "::" not in node.name else None
 
 
 def _summed_type(known: Known, context: Context) -> Guess | None:
-    """The element type of a sum that was told one: that of the view of its result, or of its gradient."""
+    """Guess the dtype of a sum with an explicit dtype: that of the view of its result, or of its gradient."""
     around = context.relatives()
     metas = [meta for meta, _ in first_tensors(around.children, ("aten::as_strided", "aten::fill_"))]
     dtype = next((meta.dtype for meta in (*metas, node_gradient(around)) if meta is not None and meta.dtype), None)
@@ -151,7 +153,7 @@ def _summed_type(known: Known, context: Context) -> Guess | None:
 
 @by_shape
 def _loss_reduction(shape: Shape, known: Known, context: Context) -> Guess | None:
-    """0 for none, 1 for a mean, 2 for a sum: by what is called inside, or the gradient of the result."""
+    """Guess 0 for none, 1 for a mean, 2 for a sum, from the calls inside or the gradient of the result."""
     around = context.relatives()
     if any(call.name == "aten::mean" for call in around.inside):
         return Guess(value=1, why="1: a mean inside")
@@ -162,7 +164,7 @@ def _loss_reduction(shape: Shape, known: Known, context: Context) -> Guess | Non
 
 
 def _loss_back(known: Known, context: Context) -> Guess | None:
-    """Of the backward of a loss: its gradient is a number, or one for each element."""
+    """Guess the reduction in the backward of a loss: its gradient is a scalar, or has one value per element."""
     grad = tensor(known, "grad_output")
     return Guess(value=0, why="0: a gradient for each element") if grad is not None and grad.shape else None
 
@@ -174,12 +176,12 @@ def _keepdim(shape: Shape, known: Known, context: Context) -> Guess | None:
 
 
 def _first_fit(known: Known, context: Context, fits: Callable[[Shape], bool]) -> tuple[Shape, str] | None:
-    """The first shape that the result may have and that fits, and what shows it."""
+    """Return the first possible shape of the result that fits, with the evidence."""
     return next(((shape, why) for shape, why in _results(known, context) if fits(shape)), None)
 
 
 def _padding(spatial: int | None, *, backward: bool = False) -> Rule:
-    """Pairs of a padding, the last dimension first; `spatial` dimensions, or all that differ."""
+    """Return the rule for padding pairs, last dimension first; for `spatial` dimensions, or for all that differ."""
 
     @by_shape
     def rule(shape: Shape, known: Known, context: Context) -> Guess | None:
@@ -202,13 +204,13 @@ def _padding(spatial: int | None, *, backward: bool = False) -> Rule:
 
 
 def _is_padded(padded: Shape, shape: Shape, same: int) -> bool:
-    """Whether a size is larger than another one, behind the first `same` dimensions."""
+    """Check whether a size is larger than another one of the same rank, with the first `same` dimensions equal."""
     longer = len(padded) == len(shape) and all(n >= m for n, m in zip(padded, shape, strict=True))
     return longer and padded != shape and padded[:same] == shape[:same]
 
 
 def _padded_forward(around: Relatives, rank: int) -> tuple[Shape, str] | None:
-    """What the forward padding of which this is the backward was given, and what shows it."""
+    """Return the input size of the forward padding whose backward this is, with the evidence."""
     if around.forward is None or "pad" not in around.forward.name:
         return None
     source = first_tensor_of(around.forward)
@@ -218,12 +220,12 @@ def _padded_forward(around: Relatives, rank: int) -> tuple[Shape, str] | None:
 
 
 def _sides(more: int) -> tuple[int, int]:
-    """Elements that are added before and after a dimension; an odd number is no padding of both sides."""
+    """Return the elements added before and after a dimension; an odd number is all added after it."""
     return (0, more) if more % 2 else (more // 2, more // 2)
 
 
 def _output_size(spatial: int, fallback: Callable[[int], int]) -> Rule:
-    """Sizes of the last dimensions of a result that keeps all others."""
+    """Return the rule for the last sizes of a result that keeps all other dimensions."""
 
     def rule(known: Known, context: Context) -> Guess | None:
         shape, grad = shape_of(known, "self", "input"), shape_of(known, "grad_output")
@@ -245,7 +247,7 @@ def _output_size(spatial: int, fallback: Callable[[int], int]) -> Rule:
 
 
 def _scale_factors(spatial: int) -> Rule:
-    """Of a resampling that was not told the size of its result."""
+    """Return the rule for the scale factors of a resampling that was called without an output size."""
 
     @by_shape
     def rule(shape: Shape, known: Known, context: Context) -> Guess | None:
@@ -259,7 +261,9 @@ def _scale_factors(spatial: int) -> Rule:
 
 
 def _input_size(spatial: int) -> Rule:
-    """What a resampling was given, of which its backward reads the gradient alone: half the size."""
+    """Return the rule for the input size of a resampling whose backward reads only the gradient: default half the
+    size.
+    """
 
     def rule(known: Known, context: Context) -> Guess | None:
         grad, forward = shape_of(known, "grad_output"), context.relatives().forward
@@ -275,7 +279,7 @@ def _input_size(spatial: int) -> Rule:
 
 
 def _length(known: Known, context: Context) -> Guess | None:
-    """Elements of a new sequence: of its output, or of the first vector that is written or read next."""
+    """Guess the length of a new sequence: from its output, or the first vector that is written or read next."""
     sequence = _first_fit(known, context, lambda shape: len(shape) == 1)
     if sequence is not None:
         return Guess(value=sequence[0][0], why=sequence[1])
@@ -288,7 +292,7 @@ def _length(known: Known, context: Context) -> Guess | None:
 
 
 def _side_of_matrix(side: int) -> Rule:
-    """Rows or columns of a unit matrix."""
+    """Return the rule for the rows or columns of an identity matrix."""
 
     def rule(known: Known, context: Context) -> Guess | None:
         matrix = _first_fit(known, context, lambda shape: len(shape) == 2)
@@ -300,7 +304,7 @@ def _side_of_matrix(side: int) -> Rule:
 
 
 def _resized(known: Known, context: Context) -> Guess | None:
-    """Of a result that an op makes large enough: what the same op, or a later call, is given next."""
+    """Guess the size to which an op resizes its result: the size that the same op, or a later call, gets next."""
     source, around = tensor(known, "self"), context.relatives()
     parent = around.parent_name
     if parent == "aten::resize_as_" and around.parent is not None:
@@ -337,7 +341,9 @@ _CONVOLUTIONS_BACK = frozenset({"aten::_slow_conv2d_backward", "aten::convolutio
 
 
 def _read_whole(around: Relatives, *, copies_only: bool) -> Guess | None:
-    """What is given to one of the next calls, or to a copy alone: a slow convolution's bias is copied to the result."""
+    """Guess from the argument of one of the next calls, or only of copies: a slow convolution copies its bias to the
+    result.
+    """
     for at, (call, level) in enumerate(zip(around.following, around.levels, strict=False)):
         if (level and at >= _NEXT_READERS) or (copies_only and call.name != "aten::copy_"):
             continue
@@ -348,7 +354,7 @@ def _read_whole(around: Relatives, *, copies_only: bool) -> Guess | None:
 
 
 def _vector(around: Relatives, dtype: str) -> Guess | None:
-    """The first vector that is read next, of this element type, or of integers, before others."""
+    """Guess from the first vector that is read next, with this dtype or preferably an integer dtype."""
     metas = [(arg.tensor, call.name) for call in around.following for arg in recorded_args(call)]
     vectors = [(meta, reader) for meta, reader in metas if meta and len(meta.shape) == 1 and meta.shape != (0,)]
     vectors.sort(key=lambda vector: vector[0].dtype not in ((dtype,) if dtype else ("int64", "int32")))
@@ -360,7 +366,7 @@ _VECTORS = frozenset(f"aten::{name}" for name in ("arange", "range", "linspace",
 
 @by_shape
 def _largest_count(shape: Shape, known: Known, context: Context) -> Guess | None:
-    """How many of topk: the size of the only dimension in which the result is smaller."""
+    """Guess the `k` of topk: the size of the only dimension in which the result is smaller."""
 
     def fits(result: Shape) -> bool:
         return len(result) == len(shape) > 0 and result[:-1] == shape[:-1] and result[-1] <= shape[-1]

@@ -1,9 +1,8 @@
 # pyright: strict
-"""Arguments of views by trial: each choice is called on a meta tensor, and the first result that something shows
-decides.
+"""Finds view arguments by trial: calls each choice on a meta tensor until a result matches evidence in the trace.
 
-Owns the choices for an argument, by its type and name, and where results are looked for. Owns no usual values for views
-whose result nothing shows (`views`).
+Owns the choices for an argument, by its type and name, and where results are looked for. Does not own default values
+for views without evidence (`views`).
 """
 
 from __future__ import annotations
@@ -76,7 +75,7 @@ _REVERSED = re.compile(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tried:
-    """A choice of arguments, and what the call gives with it."""
+    """A choice of arguments, and the result of the call with it."""
 
     values: Mapping[str, Any]
     shape: Shape
@@ -88,7 +87,7 @@ class Tried:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Target:
-    """A size that the result may have, and what shows it."""
+    """A possible size of the result, with its evidence."""
 
     shape: Shape
     why: str
@@ -100,9 +99,9 @@ Usual = Callable[[OpSpec, ArgSpec, Known, Context], Guess | None]
 
 
 def search(spec: OpSpec, known: Known, context: Context, usual: Usual) -> Tried | None:
-    """The first choice of the open arguments whose result something in the trace shows; None where none is shown.
+    """Return the first choice of the open arguments whose result appears in the trace; None if there is none.
 
-    `usual` guesses the arguments of a view around the call where nothing shows that one's result either.
+    `usual` guesses the arguments of an enclosing view whose result does not appear either.
     """
     if spec.name in _GRADIENTS:
         return _forward(spec.name.removesuffix("_backward"), known, context)
@@ -121,7 +120,7 @@ def search(spec: OpSpec, known: Known, context: Context, usual: Usual) -> Tried 
 
 
 def _forward(name: str, known: Known, context: Context) -> Tried | None:
-    """The view whose result is as large as the gradient that its backward is given."""
+    """Return the view whose result has the size of the gradient passed to its backward."""
     sizes, grad = value(known, "input_sizes"), first_tensor(known)
     spec = next((spec for spec in specs_of(name) if spec.overload in ("int", "Tensor")), None)
     if spec is None or grad is None or not is_whole_numbers(sizes) or len(sizes) > MAX_RANK:
@@ -133,7 +132,9 @@ def _forward(name: str, known: Known, context: Context) -> Tried | None:
 
 
 def _result_of_parent(source: TensorMeta, context: Context, usual: Usual) -> Tried | None:
-    """What the view that makes a call gives, with its own arguments as they are guessed; None where none makes it."""
+    """Return the result of the view that makes a call, with its own arguments guessed; None if no view makes the
+    call.
+    """
     around = context.relatives()
     call, above = around.parent, around.above
     if call is None or above is None or call.name not in _VIEWS or recorded_shape(call) != source.shape:
@@ -152,7 +153,7 @@ def _result_of_parent(source: TensorMeta, context: Context, usual: Usual) -> Tri
 def _usual_result(
     match: Match, source: TensorMeta, known: dict[str, ReplayArg], caller: Context, usual: Usual, *, place: int
 ) -> Tried | None:
-    """What a view gives with the usual arguments in place of those that are not recorded."""
+    """Return the result of a view with default values for arguments that are not recorded."""
     why, shown = "recorded", True
     for arg in _positional(match.spec):
         guessed = usual(match.spec, arg, known, caller) if arg.name not in known else None
@@ -165,12 +166,12 @@ def _usual_result(
 
 
 def _positional(spec: OpSpec) -> list[ArgSpec]:
-    """The arguments that say which view is taken."""
+    """Return the arguments that determine the view."""
     return [arg for arg in spec.args[1:] if not arg.keyword_only]
 
 
 def _plain(known: Known, arg: ArgSpec) -> Any:
-    """What a call on meta tensors is given for an argument."""
+    """Return the value of an argument for a call on meta tensors."""
     meta = known[arg.name].tensors[0] if arg.name in known and known[arg.name].tensors else None
     return value(known, arg.name) if meta is None else _on_meta(meta)
 
@@ -184,7 +185,7 @@ def _on_meta(meta: TensorMeta) -> torch.Tensor:
 def _called(
     spec: OpSpec, source: TensorMeta, values: Sequence[Any], count: int | None = None, place: int = 0
 ) -> Tried | None:
-    """What an overload gives on a meta tensor, of `count` results one; None where it refuses, or gives more or less."""
+    """Return one of the `count` results of an overload on a meta tensor; None if it refuses, or has another count."""
     named = dict(zip((arg.name for arg in _positional(spec)), values, strict=True))
     bounded = not spec.returns_list or named.keys() & {"chunks", "sections", "split_sizes"}
     if not bounded and max(source.shape, default=0) > MAX_PIECES * max(1, named.get("split_size") or 1):
@@ -204,7 +205,7 @@ def _called(
 def _results(
     spec: OpSpec, source: TensorMeta, known: Known, around: Relatives, targets: Sequence[Shape]
 ) -> dict[Shape, Tried]:
-    """The first choice of arguments for each size that a result can have."""
+    """Return the first choice of arguments for each possible size of the result."""
     choices = [
         [_plain(known, arg)] if arg.name in known else _choices(spec.name, arg, source.shape, around, targets)
         for arg in _positional(spec)
@@ -219,14 +220,14 @@ def _results(
 
 
 def _pieces_inside(around: Relatives) -> int | None:
-    """How many views a call makes inside; None where none shows."""
+    """Return how many views a call makes inside; None if no view is recorded."""
     names = [call.name for call in around.inside]
     counts = (names.count(f"aten::{name}") for name in ("narrow", "slice", "select", "as_strided"))
     return next((count for count in counts if count), None)
 
 
 def _choices(op: str, arg: ArgSpec, shape: Shape, around: Relatives, targets: Sequence[Shape]) -> Iterable[Any]:
-    """Values that are tried for an argument: of those that give the same result the first one is taken."""
+    """Return the values to try for an argument; if several give the same result, the first one is used."""
     rank = len(shape)
     if op in ("aten::squeeze", "aten::squeeze_"):
         return _squeezed(arg, shape, around)
@@ -253,7 +254,7 @@ def _choices(op: str, arg: ArgSpec, shape: Shape, around: Relatives, targets: Se
 
 
 def _squeezed(arg: ArgSpec, shape: Shape, around: Relatives) -> Iterable[Any]:
-    """Dimensions of size 1, the last first; several at once only where a composite asks for it."""
+    """Return dimensions of size 1, last first; several at once only if a composite requires it."""
     ones = [d for d in reversed(range(len(shape))) if shape[d] == 1]
     max_dims = len(ones) if inside.composite_of(around) is not None else 1
     several = [dims for count in range(max_dims, -1, -1) for dims in combinations(ones, count)]
@@ -261,9 +262,11 @@ def _squeezed(arg: ArgSpec, shape: Shape, around: Relatives) -> Iterable[Any]:
 
 
 def _order(shape: Shape, target: Shape, around: Relatives) -> tuple[int, ...]:
-    """The dimensions of `shape` in the order of `target`: of those of one size the first; but what is taken apart next
-    did not come first before, `repeat` has an order of its own, and a permutation back is the inverse of the forward
-    one."""
+    """Return the dimensions of `shape` in the order of `target`; of dimensions with equal size the first comes first.
+
+    Exceptions: a dimension that is unbound next was not the first before, `repeat` has its own order, and a backward
+    permutation is the inverse of the forward one.
+    """
     repeated = copies.interleaved(shape, around)
     if repeated is not None and tuple(shape[d] for d in repeated) == target:
         return repeated
@@ -277,8 +280,10 @@ def _order(shape: Shape, target: Shape, around: Relatives) -> tuple[int, ...]:
 
 
 def _by_size(shape: Shape, target: Shape, *, apart: bool) -> tuple[int, ...]:
-    """The dimensions of `shape` in the order of `target`, of those of one size the first; `apart`: the first of all
-    does not stay the first where another one has its size."""
+    """Return the dimensions of `shape` in the order of `target`; of dimensions with equal size the first comes first.
+
+    `apart`: the first dimension does not stay first if another one has the same size.
+    """
     free = list(range(len(shape)))
     dims: list[int] = []
     for n in target:
@@ -290,7 +295,7 @@ def _by_size(shape: Shape, target: Shape, *, apart: bool) -> tuple[int, ...]:
 
 
 def _targets(op: str, source: TensorMeta, context: Context, usual: Usual) -> Iterator[Target]:
-    """Sizes that the result of a view may have, the surest first."""
+    """Yield possible sizes of a view's result, most certain first."""
     around = context.relatives()
     composite = inside.composite_of(around)
     outer = _result_of_parent(source, context, usual)
@@ -308,7 +313,7 @@ def _targets(op: str, source: TensorMeta, context: Context, usual: Usual) -> Ite
 
 
 def _read_targets(op: str, source: TensorMeta, around: Relatives) -> Iterator[Target]:
-    """Sizes that the next calls read; after a cut, as long as they do not read the whole as well."""
+    """Yield sizes that the next calls read; after a cut, only if they do not read the whole tensor as well."""
     first, shape = recorded_shape(around.following[0]) if around.following else None, source.shape
     if first == shape and (around.levels[:1] == (NOT_INSIDE,) or (shape == () and op != "aten::expand")):
         yield Target(shape=shape, why=f"{around.following[0].name} reads {list(shape)} next", sure=True)
@@ -350,7 +355,9 @@ def _makes_batch(around: Relatives, count: int) -> bool:
 
 
 def _backward(around: Relatives, source_shape: Shape) -> Iterator[Target]:
-    """What the forward call was given, of whose node a view is a part: a view back gives its size."""
+    """Yield the forward call's argument sizes for a view that is part of its backward node: a view back restores
+    them.
+    """
     node = next((call.name for call in around.ancestors if "::" not in call.name), "")
     forward = around.forward_shape
     if node.startswith("Cat"):
@@ -365,7 +372,9 @@ def _backward(around: Relatives, source_shape: Shape) -> Iterator[Target]:
 
 
 def _without_front(shape: Shape, around: Relatives) -> Shape:
-    """The sizes behind some dimensions of size 1: what is read next, else without all of these."""
+    """Return the sizes after leading dimensions of size 1: the size that is read next, else the size without all of
+    them.
+    """
     ones = next((d for d, n in enumerate(shape) if n != 1), len(shape))
     stripped = [shape[at:] for at in range(1, ones + 1)]
     read = (meta.shape for call in around.following for meta in metas_of(call))

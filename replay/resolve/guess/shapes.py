@@ -1,8 +1,8 @@
 # pyright: strict
-"""Guesses that follow from shapes: sizes of views and factories, dimensions, windows of convolutions, index tensors.
+"""Guesses based on shapes: sizes of views and factories, dimensions, windows of convolutions, index tensors.
 
-Two tables of small rules, by (op, argument) and by (type, argument name). A rule returns None when it has nothing to go
-by. Owns no constants (`guess`).
+Two tables of small rules, by (op, argument) and by (type, argument name). A rule returns None if it has no evidence.
+Owns no constants (`guess`).
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def _first_strides(known: Known, context: Context) -> Guess | None:
 
 
 def _factory_size(known: Known, context: Context) -> Guess | None:
-    """A new tensor is as large as what is next written into it, or as what its caller was given."""
+    """Guess the size of a new tensor: that of what is next written into it, or of its caller's argument."""
     around, like = context.relatives(), _first_shape(known, context)
     if (sample := _size_without_batch(known, context)) is not None:
         return sample
@@ -94,7 +94,7 @@ def _size_without_batch(known: Known, context: Context) -> Guess | None:
 
 
 def _memory_size(around: Relatives) -> Guess | None:
-    """The size of a new tensor that nothing next to it writes."""
+    """Guess the size of a new tensor that no adjacent call writes."""
     if (numbers := literal(around)) is not None:
         return Guess(value=numbers.shape, why="what is made of numbers and read next")
     if (memory := allocated(around)) is not None:
@@ -107,7 +107,7 @@ def _memory_size(around: Relatives) -> Guess | None:
 
 
 def _empty_size(known: Known, context: Context) -> Guess | None:
-    """Allocating without writing takes the same time for all sizes but the largest."""
+    """Guess a size for `empty`: allocating without writing takes the same time for all but the largest sizes."""
     return _factory_size(known, context) or Guess(value=(1,), why="[1]: nothing in the trace tells it")
 
 
@@ -136,7 +136,7 @@ def _normalized_shape(known: Known, context: Context) -> Guess | None:
 
 
 def _gradients_of_norm(known: Known, context: Context) -> Guess | None:
-    """Of a normalisation without weights only the input has a gradient."""
+    """Guess a gradient for the input alone if a normalisation has no weights."""
     weighted = tensor(known, "weight") is not None
     return Guess(value=(True, weighted, weighted), why="gradients of the input and of weights that there are")
 
@@ -154,7 +154,7 @@ def _half(shape: Shape, known: Known, context: Context) -> Guess | None:
 
 
 def _reduced_shape(known: Known, context: Context) -> Guess | None:
-    """Input of a max or min whose gradient goes to one position of dimension 0: at least that wide."""
+    """Guess the input of a max or min whose gradient goes to one position of dimension 0: at least that long."""
     grad = shape_of(known, "grad")
     if grad is None:
         return None
@@ -163,7 +163,7 @@ def _reduced_shape(known: Known, context: Context) -> Guess | None:
 
 @by_shape
 def _where_index_differs(shape: Shape, known: Known, context: Context) -> Guess | None:
-    """gather and scatter: every other dimension of the index must fit into self."""
+    """Guess the dimension of gather and scatter: in every other dimension the index must fit into self."""
     index = shape_of(known, "index")
     if not shape or index is None or len(shape) != len(index):
         return None

@@ -1,7 +1,7 @@
 # pyright: strict
-"""Texts, which no profile holds, told by what is called inside and by the names of kernels.
+"""Guesses string arguments, which no profile records, from the calls inside and the names of kernels.
 
-A text that nothing tells is the schema's default, and an assumption. Owns no equations (`einsum`).
+Without evidence a string is the schema's default, with an assumption. Owns no equations (`einsum`).
 """
 
 from __future__ import annotations
@@ -62,8 +62,10 @@ _EQUAL_TIMES = 1.15
 
 
 def what_others_take(op: str, argument: str, text: object) -> str:
-    """How much longer or shorter a call is with the text that is furthest off; "" where all take as long, or where that
-    was not measured."""
+    """Return a note on how much longer or shorter a call takes with the string that differs most.
+
+    Return "" if all strings take the same time, or if that was not measured.
+    """
     times = _TIMES_US.get((op.rstrip("_"), argument), {})
     if not isinstance(text, str | None) or text not in times:
         return ""
@@ -77,7 +79,7 @@ def _by_calls(text: str | None) -> Guess | None:
 
 
 def _named_in_kernel(context: Context, pattern: re.Pattern[str], texts: Mapping[str, str | None]) -> Guess | None:
-    """The text that the name of a recorded kernel has a word for."""
+    """Guess the string for which the name of a recorded kernel contains a word."""
     matches = (pattern.search(kernel) for kernel in context.kernels)
     word = next((match[1].lower() for match in matches if match and match[1].lower() in texts), None)
     return None if word is None else Guess(value=texts[word], why=f"{texts[word]!r}: named in the recorded kernel")
@@ -103,14 +105,14 @@ def _gelu(known: Known, context: Context) -> Guess | None:
 
 
 def _rounding_mode(known: Known, context: Context) -> Guess | None:
-    """From the kernel; integers divided in place have to be rounded: they cannot hold a quotient."""
+    """Guess from the kernel; integers divided in place must be rounded, as they cannot hold a quotient."""
     around, dividend = context.relatives(), tensor(known, "self")
     named = _named_in_kernel(context, _DIVISION, _ROUNDINGS)
     return named if named is not None or dividend is None else _rounded(dividend, known, around)
 
 
 def _rounded(dividend: TensorMeta, known: Known, around: Relatives) -> Guess:
-    """How a quotient is rounded, by its gradient, its types and what reads it."""
+    """Guess the rounding of a quotient from its gradient, its dtypes and the calls that read it."""
     if any(call.name == "aten::div" for call in around.backward):
         return Guess(value=None, why=f"None: {_BY_GRADIENT}")
     if around.backward:  # a step has no gradient
@@ -126,9 +128,11 @@ def _rounded(dividend: TensorMeta, known: Known, around: Relatives) -> Guess:
 
 
 def _scattered_back(calls: Sequence[OpSignature]) -> str | None:
-    """How `scatter_reduce` or `index_reduce` combined, by what goes back through it
-    (torch/csrc/autograd/FunctionsManual.cpp): a product is made again, a mean counts with ones, a maximum or minimum
-    looks for what is equal to it, and both of these count by adding."""
+    """Return the reduction of `scatter_reduce` or `index_reduce`, from the calls of its backward.
+
+    Source: torch/csrc/autograd/FunctionsManual.cpp. A product calls the op again; a mean counts with ones, and a
+    maximum or minimum looks for equal elements; mean, maximum and minimum count by adding. A sum only gathers.
+    """
     names = {call.name for call in calls}
     if names & {"aten::scatter_reduce", "aten::index_reduce"}:
         return "prod"
@@ -138,7 +142,9 @@ def _scattered_back(calls: Sequence[OpSignature]) -> str | None:
 
 
 def _reduction(names: Mapping[str, str], otherwise: str) -> Rule:
-    """How an op combines what falls on one place; `names` are its words for what the kernels are called."""
+    """Return the rule for how an op combines values at the same place; `names` maps words in kernel names to its
+    strings.
+    """
 
     def rule(known: Known, context: Context) -> Guess | None:
         around, named = context.relatives(), _named_in_kernel(context, _REDUCTION, names)
@@ -158,7 +164,7 @@ def _reduction(names: Mapping[str, str], otherwise: str) -> Rule:
 
 
 def _named_norm(known: Known, context: Context) -> Guess | None:
-    """ "nuc" needs singular values, "fro" a norm of all elements."""
+    """Guess the norm: "nuc" needs singular values, "fro" a norm of all elements."""
     names = {call.name for call in context.relatives().inside}
     if names & {"aten::linalg_svdvals", "aten::_linalg_svd", "aten::linalg_svd", "aten::svd"}:
         return _by_calls("nuc")
@@ -173,7 +179,7 @@ _TEXT_OVERLOADS = {
 
 
 def named_overload(name: str, recorded: Sequence[RecordedArg], context: Context) -> str | None:
-    """The overload of an op whose argument was a text where another one has a number, or None where nothing tells."""
+    """Return the overload that takes a string where another one takes a number, or None without evidence."""
     if not tells_overload(name, context) or len(recorded) < 2 or recorded[1].kind != "absent":
         return None
     overload, calls = _TEXT_OVERLOADS[name]
@@ -181,7 +187,7 @@ def named_overload(name: str, recorded: Sequence[RecordedArg], context: Context)
 
 
 def tells_overload(name: str, context: Context) -> bool:
-    """Whether the calls inside tell if an argument that nothing is recorded of was a text."""
+    """Check whether the calls inside show if an unrecorded argument was a string."""
     return name in _TEXT_OVERLOADS and bool(context.relatives().children)
 
 
@@ -199,7 +205,7 @@ def _fft_norm(*, inverse: bool) -> Rule:
 
 
 def _meshgrid_order(known: Known, context: Context) -> Guess | None:
-    """ "xy" swaps the first two vectors before they are viewed."""
+    """Guess the indexing order: "xy" swaps the first two vectors before they are viewed."""
     shapes = list_shapes(known, "tensors")
     view = next((meta.shape for meta, _ in first_tensors(context.relatives().children, ("aten::view",))), None)
     if len(shapes) < 2 or view is None or shapes[0] == shapes[1]:
@@ -209,8 +215,11 @@ def _meshgrid_order(known: Known, context: Context) -> Guess | None:
 
 
 def _qr_mode(known: Known, context: Context) -> Guess | None:
-    """Of a tall matrix only "complete" turns its own R into a triangle, and "r" alone turns the matrix first; of others
-    "r" cuts nothing off, and "reduced" and "complete" are the same."""
+    """Guess the mode of a QR decomposition.
+
+    For a tall matrix only "complete" makes its own R triangular, and only "r" makes the matrix itself triangular first.
+    For other matrices "r" cuts nothing off, and "reduced" and "complete" are the same.
+    """
     shape, names = shape_of(known, "A") or (), {call.name for call in context.relatives().children}
     if len(shape) < 2 or not names & {"aten::triu", "aten::triu_"}:
         return None
@@ -220,8 +229,11 @@ def _qr_mode(known: Known, context: Context) -> Guess | None:
 
 
 def _least_squares_driver(known: Known, context: Context) -> Guess | None:
-    """LAPACK's routine by what is allocated for it: a rank by all but "gels", singular values by two of them, of which
-    "gelsd" needs integers beside its working space (ATen/native/BatchLinearAlgebra.cpp)."""
+    """Guess LAPACK's routine by what is allocated for it (ATen/native/BatchLinearAlgebra.cpp).
+
+    All but "gels" allocate a rank, and two of them singular values; of these two, "gelsd" needs integers in addition to
+    its workspace.
+    """
     calls, matrix = context.relatives().inside, tensor(known, "self")
     names = [call.name for call in calls]
     if "aten::empty_strided" not in names:
@@ -239,8 +251,10 @@ def _least_squares_driver(known: Known, context: Context) -> Guess | None:
 
 
 def _interpolation(known: Known, context: Context) -> Guess | None:
-    """How a quantile goes between two elements: by a weighted mean of both, or to one of them, by a rounded rank
-    (ATen/native/Sorting.cpp, quantile_compute)."""
+    """Guess the interpolation of a quantile between two elements (ATen/native/Sorting.cpp, quantile_compute).
+
+    It is a weighted mean of both elements, or one of them, selected by a rounded rank.
+    """
     names = {call.name for call in context.relatives().inside}
     if "aten::lerp_" in names:
         return _by_calls("midpoint" if "aten::full_like" in names else "linear")
@@ -251,12 +265,12 @@ _RANKS = {"aten::floor_": "lower", "aten::ceil_": "higher", "aten::round_": "nea
 
 
 def _side(known: Known, context: Context) -> Guess | None:
-    """The side of a search that the flag `right` already says."""
+    """Guess the side of a search from the flag `right`, which has the same meaning."""
     return Guess(value=None, why=f"None: `right` says it unless a text did; {UNTOLD}", evident=False)
 
 
 def _convolution_padding(known: Known, context: Context) -> Guess | None:
-    """ "same" where a convolution inside is padded, or what goes into it is; else "valid"."""
+    """Guess "same" if a convolution inside, or its input, is padded; otherwise "valid"."""
     for call in context.relatives().inside:
         if call.name == "aten::constant_pad_nd":
             return Guess(value="same", why=f"'same': padded by {call.name} inside")

@@ -1,5 +1,5 @@
 # pyright: strict
-"""The values that guesses are made from and of; knows no rules."""
+"""Data types for guesses and their evidence; contains no rules."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ NOT_INSIDE = 99
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Relatives:
-    """Recorded calls around one call: they tell sizes that the call itself does not."""
+    """Recorded calls around one call, which show sizes that the call itself does not."""
 
     name: str = ""
     """Of the call itself."""
@@ -57,7 +57,7 @@ class Relatives:
 
     @property
     def parent_name(self) -> str:
-        """Of the calling op, "" where there is none."""
+        """Name of the calling op; "" if there is none."""
         return "" if self.parent is None else self.parent.name
 
     @property
@@ -73,7 +73,7 @@ class Relatives:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Context:
-    """What is known of a call beyond its own arguments."""
+    """Evidence about a call beyond its own arguments."""
 
     device: str = "cpu"
     """Where the plan will be replayed."""
@@ -94,7 +94,7 @@ class Context:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Guess:
-    """A value that the trace does not hold, and why it is this one."""
+    """A value that is not in the trace, with the reason for choosing it."""
 
     why: str
     value: Any = None
@@ -109,7 +109,7 @@ ShapeRule = Callable[[Shape, Known, Context], "Guess | None"]
 
 
 def by_shape(rule: ShapeRule) -> Rule:
-    """A rule that reads the shape of the tensor that the op works on; it guesses nothing where that is not known."""
+    """Return a rule that uses the shape of the op's tensor; it guesses nothing if the shape is unknown."""
 
     def guess(known: Known, context: Context) -> Guess | None:
         source = self_tensor(known)
@@ -119,7 +119,7 @@ def by_shape(rule: ShapeRule) -> Rule:
 
 
 def always(constant: Any, why: str) -> Rule:
-    """The rule that guesses the same whatever is known."""
+    """Return a rule that always guesses the same value."""
     return lambda known, context: Guess(value=constant, why=why)
 
 
@@ -127,39 +127,39 @@ last_dim = always(-1, "the last dimension")
 
 
 def names(text: str) -> tuple[str, ...]:
-    """Names with spaces between them."""
+    """Split names at spaces."""
     return tuple(text.split())
 
 
 def tensor(known: Known, name: str) -> TensorMeta | None:
-    """The tensor argument of this name, or None when absent, not settled, or a list."""
+    """Return the tensor argument of this name; None if it is absent, unresolved, or a list."""
     arg = known.get(name)
     return arg.tensors[0] if arg is not None and arg.type == "Tensor" and arg.tensors else None
 
 
 def shape_of(known: Known, *names: str) -> Shape | None:
-    """Shape of the first of these tensor arguments that is settled."""
+    """Return the shape of the first of these tensor arguments that is resolved."""
     return next((meta.shape for name in names if (meta := tensor(known, name)) is not None), None)
 
 
 def self_tensor(known: Known) -> TensorMeta | None:
-    """The tensor that an op of torch works on."""
+    """Return the tensor that a torch op works on."""
     return tensor(known, "self") or tensor(known, "input")
 
 
 def list_shapes(known: Known, name: str) -> list[Shape]:
-    """Shapes of the tensors of a list; none where it is not settled."""
+    """Return the shapes of the tensors in a list; empty if the list is unresolved."""
     return [meta.shape for meta in known[name].tensors if meta is not None] if name in known else []
 
 
 def dim_of(known: Known, rank: int) -> int | None:
-    """The settled argument `dim`, counted from the front; None where it is not settled or out of range."""
+    """Return the resolved argument `dim`, counted from the front; None if it is unresolved or out of range."""
     dim = value(known, "dim")
     return dim % rank if isinstance(dim, int) and -rank <= dim < rank else None
 
 
 def first_tensor_of(call: OpSignature, position: int = 0) -> TensorMeta | None:
-    """The tensor in one position of another recorded call, the only one of a list included; None for anything else."""
+    """Return the tensor at a position of another recorded call, or the only tensor of a list there; None otherwise."""
     args = recorded_args(call)
     if position >= len(args):
         return None
@@ -168,20 +168,20 @@ def first_tensor_of(call: OpSignature, position: int = 0) -> TensorMeta | None:
 
 
 def first_tensors(calls: Iterable[OpSignature], ops: Container[str] | None = None) -> Iterator[tuple[TensorMeta, str]]:
-    """(first tensor, name of the op) of each call, or of those of `ops`, that has one."""
+    """Yield (first tensor, name of the op) for each call that has a tensor, or only for calls of `ops`."""
     for call in calls:
         if (ops is None or call.name in ops) and (meta := first_tensor_of(call)) is not None:
             yield meta, call.name
 
 
 def listed_tensors(call: OpSignature) -> tuple[TensorMeta | None, ...]:
-    """The tensors of the list that a recorded call is given first."""
+    """Return the tensors in the first argument of a recorded call, if it is a list."""
     args = recorded_args(call)
     return (args[0].tensors if args else None) or ()
 
 
 def broadcast(shapes: Sequence[Shape]) -> Shape | None:
-    """The common size of tensors of these sizes; None where they have none."""
+    """Return the broadcast size of tensors of these sizes; None if they do not broadcast."""
     rank = max(map(len, shapes), default=0)
     padded = [(1,) * (rank - len(shape)) + tuple(shape) for shape in shapes]
     sizes = [{n for n in column if n != 1} or {1} for column in zip(*padded, strict=True)]
@@ -189,25 +189,25 @@ def broadcast(shapes: Sequence[Shape]) -> Shape | None:
 
 
 def recorded_numbers(call: OpSignature, position: int) -> tuple[int, ...] | None:
-    """A list of integers among the recorded arguments of another call."""
+    """Return a list of integers among the recorded arguments of another call."""
     args = recorded_args(call)
     numbers = args[position].value if position < len(args) else None
     return numbers if is_whole_numbers(numbers) else None
 
 
 def metas_of(call: OpSignature) -> Iterator[TensorMeta]:
-    """The tensors that a recorded call was given, those of lists among them."""
+    """Yield the tensors passed to a recorded call, including those in lists."""
     for arg in recorded_args(call):
         yield from (meta for meta in (arg.tensor, *(arg.tensors or ())) if meta is not None)
 
 
 def tensor_shapes(call: OpSignature, places: slice = slice(None)) -> list[Shape]:
-    """Shapes of the recorded arguments that are tensors, lists of them left out."""
+    """Return the shapes of the recorded tensor arguments, without lists."""
     return [arg.tensor.shape for arg in recorded_args(call)[places] if arg.tensor is not None]
 
 
 def recorded_shape(signature: OpSignature) -> Shape | None:
-    """Shape of the first argument of another recorded call, if that is a tensor."""
+    """Return the shape of the first argument of another recorded call, if that is a tensor."""
     if not signature.dims or not signature.types or signature.types[0] in ("", "Scalar", "ScalarList", "TensorList"):
         return None
     first: Any = signature.dims[0]
@@ -215,11 +215,11 @@ def recorded_shape(signature: OpSignature) -> Shape | None:
 
 
 def first_tensor(known: Known) -> TensorMeta | None:
-    """The first tensor of the call, lists included."""
+    """Return the first tensor of the call, including those in lists."""
     return next((meta for arg in known.values() for meta in arg.tensors if meta is not None), None)
 
 
 def value(known: Known, name: str) -> Any:
-    """The plain value of a settled argument, or None."""
+    """Return the plain value of a resolved argument, or None."""
     arg = known.get(name)
     return arg.value if arg is not None else None

@@ -1,7 +1,7 @@
-"""Guesses for views, conversions and new tensors, from what is read next: what is made is mostly used at once.
+"""Guesses for views, conversions and new tensors, from what is read next: most results are used at once.
 
-Owns sizes and dimensions of views, element types and memory formats that are recorded without their values. Where no
-call nearby has a size that the view could have, the usual one is taken.
+Owns sizes and dimensions of views, dtypes and memory formats that are recorded without their values. If no nearby call
+has a size that the view could have, a default is used.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ _NO_READERS = frozenset({"aten::empty", "aten::empty_strided", "aten::empty_like
 
 
 def _read_next(context: Context, count: int = 12) -> Iterator[tuple[TensorMeta, str]]:
-    """Tensors that the next calls are given, and the name of the call."""
+    """Yield the tensors passed to the next calls, with the name of the call."""
     for call in context.relatives().following[:count]:
         if call.name in _NO_READERS:
             continue
@@ -66,7 +66,7 @@ def _reads(name: str, shape: Shape) -> str:
 
 
 def _strided_in_place(meta: TensorMeta, composite: Composite) -> Guess:
-    """New memory is given the strides of the result; that of a Fourier transform its batch dimensions."""
+    """Guess the strides of new memory: those of the result; for a Fourier transform those of its batch dimensions."""
     source = first_tensor_of(composite.call)
     if composite.call.name.startswith("aten::_fft_") and source is not None and len(source.shape) >= len(meta.shape):
         batch = source.shape[: len(source.shape) - len(meta.shape) + 1]
@@ -76,7 +76,7 @@ def _strided_in_place(meta: TensorMeta, composite: Composite) -> Guess:
 
 
 def _strided_size(known: Known, context: Context) -> Guess | None:
-    """Size of a view that a composite makes of what it was given."""
+    """Guess the size of a view that a composite makes of its argument."""
     source = self_tensor(known)
     return source and (_strided_inside(source, context) or Guess(value=source.shape, why="as it is"))
 
@@ -101,12 +101,12 @@ def _strided_inside(source: TensorMeta, context: Context) -> Guess | None:
 
 
 def _repeats(view: Shape, shape: Shape) -> bool:
-    """Whether a view is the same, repeated or with dimensions of size 1."""
+    """Check whether a view has the same size, up to repetition or dimensions of size 1."""
     return view[: len(shape)] == shape or [n for n in view if n != 1] == [n for n in shape if n != 1]
 
 
 def _strides(known: Known, context: Context) -> Guess | None:
-    """Strides of a view of the settled size, never beyond the memory."""
+    """Guess strides for a view of the resolved size that stay within the memory."""
     source, size = self_tensor(known), value(known, "size")
     if source is None or not is_whole_numbers(size):
         return None
@@ -123,7 +123,9 @@ def _strides(known: Known, context: Context) -> Guess | None:
 
 
 def _expanded_strides(shape: Shape, size: Shape, strides: Shape) -> Shape | None:
-    """Of a view with more dimensions behind or in front, or with larger ones where `shape` has 1; None for others."""
+    """Return the strides of a view with extra dimensions at either end, or larger ones where `shape` has 1; else
+    None.
+    """
     more = len(size) - len(shape)
     if more >= 0 and size[: len(shape)] == shape:
         return (*strides, *(0,) * more)
@@ -141,7 +143,7 @@ def _view_size(shape: Shape, known: Known, context: Context) -> Guess | None:
 
 
 def _swapped(which: int) -> Rule:
-    """One of the two dimensions that a transposition swaps."""
+    """Return the rule for one of the two dimensions that a transposition swaps."""
 
     @by_shape
     def rule(shape: Shape, known: Known, context: Context) -> Guess | None:
@@ -168,7 +170,7 @@ def _squeezed_dim(shape: Shape, known: Known, context: Context) -> Guess | None:
 
 
 def _sliced(which: str) -> Rule:
-    """Dimension, beginning or end of a slice that nothing tells: all of dimension 0."""
+    """Return the rule for dimension, start or end of a slice without evidence: all of dimension 0."""
 
     @by_shape
     def rule(shape: Shape, known: Known, context: Context) -> Guess | None:
@@ -187,7 +189,10 @@ def _unflattened_sizes(shape: Shape, known: Known, context: Context) -> Guess | 
 
 
 def _diagonal_of(which: str) -> Rule:
-    """Dimensions or offset of a diagonal: of the last two of a batch; what writes to it tells its length."""
+    """Return the rule for dimensions or offset of a diagonal.
+
+    It uses the last two dimensions of a batch; a call that writes to the diagonal shows its length.
+    """
 
     @by_shape
     def rule(shape: Shape, known: Known, context: Context) -> Guess | None:
@@ -207,14 +212,16 @@ def _diagonal_of(which: str) -> Rule:
 
 
 def _step(n: int, size: int, count: int) -> int:
-    """How far apart `count` windows of a size begin in `n` elements; 0 where they cannot be as many."""
+    """Return the distance between the starts of `count` windows of a size in `n` elements; 0 if they do not fit."""
     step = (n - size) // (count - 1) if count > 1 else size
     return step if step and (n - size) // step + 1 == count else 0
 
 
 def _windows(source: TensorMeta, context: Context) -> tuple[dict[str, int], str] | None:
-    """Dimension, size and step of windows, and why: what is read next has their number in the place of the dimension,
-    and their size behind."""
+    """Return dimension, size and step of windows, with the reason.
+
+    The tensor that is read next has the number of windows in place of the dimension, and their size as last dimension.
+    """
     shape = source.shape
     if (repeated := copies.window(shape, context.relatives())) is not None:
         return dict(zip(_WINDOW, repeated, strict=True)), copies.WHY_REPEATED
@@ -231,7 +238,7 @@ def _windows(source: TensorMeta, context: Context) -> tuple[dict[str, int], str]
 
 
 def _unfolded(which: str) -> Rule:
-    """Dimension, size or step of windows."""
+    """Return the rule for dimension, size or step of windows."""
 
     def rule(known: Known, context: Context) -> Guess | None:
         source = self_tensor(known)
@@ -249,7 +256,9 @@ def _unfolded(which: str) -> Rule:
 
 
 def _converted(known: Known, context: Context) -> Guess | None:
-    """The element type that a conversion writes to, or its own where it writes nothing; else what is read next."""
+    """Guess the dtype that a conversion writes, its own dtype if it writes nothing, else the dtype that is read
+    next.
+    """
     source, calls = self_tensor(known), context.relatives().inside
     if source is None:
         return None
@@ -263,7 +272,7 @@ def _converted(known: Known, context: Context) -> Guess | None:
 
 
 def _new_dtype(known: Known, context: Context) -> Guess | None:
-    """The element type of a new tensor: that of what is written into it, or read next."""
+    """Guess the dtype of a new tensor: that of what is written into it, or read next."""
     if (result := _result_dtype(context.relatives())) is not None:
         return result
     size = value(known, "size")
@@ -287,7 +296,7 @@ def _result_dtype(around: Relatives) -> Guess | None:
 
 
 def _written_or_read(context: Context, size: Shape | None) -> Iterator[tuple[TensorMeta, str]]:
-    """Tensors that may be a new one, and what is done with each; the surest first."""
+    """Yield tensors that may be a new one, with how each is used; most certain first."""
     around = context.relatives()
     if (allocated := literal(around) or allocated_meta(around)) is not None:
         yield allocated, "what is given it next"
@@ -315,7 +324,7 @@ def _clones_plainly(call: OpSignature) -> bool:
 
 
 def _gradient_size(known: Known, context: Context) -> Guess | None:
-    """The backward of a view writes into zeros of the input's size, of which it takes the same view."""
+    """Guess the input size of a view's backward: it writes into zeros of this size through the same view."""
     views = [f"aten::{name}" for name in ("select", "slice", "narrow", "diagonal", "as_strided")]
     inside = first_tensors(context.relatives().inside, views)
     return next((Guess(value=m.shape, why=f"what {name} inside is taken of") for m, name in inside), None)

@@ -1,5 +1,5 @@
 # pyright: strict
-"""Guesses for the sliding windows of convolutions and pooling, from the sizes of what goes in and comes out."""
+"""Guesses for the sliding windows of convolutions and pooling, from the input and output sizes."""
 
 from __future__ import annotations
 
@@ -37,11 +37,11 @@ def _spatial(known: Known, *names: str) -> Shape | None:
 
 
 def _fitting_window(size: int, out: int | None, kernel: int) -> tuple[int, int, int]:
-    """(stride, padding, dilation) that makes `out` of `size` with this kernel; 1 and "same" padding if `out` is
-    unknown.
+    """Return (stride, padding, dilation) that gives `out` from `size` with this kernel; 1 and "same" padding if `out`
+    is unknown.
 
-    Of several the smallest dilation and stride, then the padding that leaves fewest elements at the end unused. Only
-    a window without padding is taken to be dilated: its input was padded before, or its output is smaller.
+    Of several solutions it takes the smallest dilation and stride, then the padding that leaves the fewest elements at
+    the end unused. Only a window without padding may be dilated: its input was padded before, or its output is smaller.
     """
     if out is not None:
         for stride in range(1, MAX_STRIDE + 1):
@@ -58,8 +58,11 @@ def _fitting_window(size: int, out: int | None, kernel: int) -> tuple[int, int, 
 
 
 def _transposed_window(size: int, out: int | None, kernel: int) -> tuple[int, int, int]:
-    """(stride, padding, output padding) of a transposed convolution, which makes `out` = (size - 1) stride - 2 padding
-    + kernel + output padding; of several the smallest output padding and stride."""
+    """Return (stride, padding, output padding) of a transposed convolution.
+
+    They satisfy `out` = (size - 1) stride - 2 padding + kernel + output padding; of several solutions it takes the
+    smallest output padding and stride.
+    """
     if out is not None:
         for more in (0, 1):
             for stride in range(1, MAX_STRIDE + 1):
@@ -70,7 +73,7 @@ def _transposed_window(size: int, out: int | None, kernel: int) -> tuple[int, in
 
 
 def _is_transposed(known: Known, context: Context) -> bool:
-    """Whether a convolution goes from few to many: its caller says so, or its filters fit no other way."""
+    """Check whether a convolution is transposed: its caller says so, or its filters fit no other way."""
     around = context.relatives()
     calls = (*around.ancestors, *((around.forward,) if around.forward is not None else ()))
     if any("conv_transpose" in name for name in (around.name, *(call.name for call in calls))):
@@ -80,7 +83,7 @@ def _is_transposed(known: Known, context: Context) -> bool:
 
 
 def _goes_to_many(grad: Shape, source: Shape, weight: Shape) -> bool:
-    """Whether filters fit as those of a transposed convolution and not, or less well, as those of another one."""
+    """Check whether the filters fit a transposed convolution, and do not fit a plain one as well."""
     larger = math.prod(grad[2:]) > math.prod(source[2:])
     plain = grad[1] == weight[0] and source[1] % max(1, weight[1]) == 0
     return source[1] == weight[0] and grad[1] % max(1, weight[1]) == 0 and (larger or not plain)
@@ -92,7 +95,7 @@ def _is_transposed_rule(known: Known, context: Context) -> Guess | None:
 
 
 def _convolved(known: Known, context: Context) -> tuple[Shape, str] | None:
-    """Sizes of a convolution's result without batch and channels, and what shows them."""
+    """Return the result sizes of a convolution without batch and channels, with the evidence."""
     grad = _spatial(known, "grad_output")
     if grad is not None:
         return grad, "fits the recorded gradient"
@@ -111,7 +114,7 @@ def _convolved(known: Known, context: Context) -> tuple[Shape, str] | None:
 
 
 def _channels(known: Known, weight: Shape) -> int:
-    """Of the result of a transposed convolution: those of its gradient, one a bias, else those of one group."""
+    """Return the result channels of a transposed convolution: from its gradient, its bias, else those of one group."""
     grad, bias = (shape_of(known, name) or () for name in ("grad_output", "bias"))
     if len(grad) > 1:
         return grad[1]
@@ -141,12 +144,12 @@ def _convolution(which: str) -> Rule:
 
 
 def _padded(values: Sequence[T], fill: T, sizes: Shape) -> tuple[T, ...]:
-    """A value for each of `sizes`, with `fill` where there are fewer."""
+    """Return one value for each of `sizes`, with `fill` for missing values."""
     return (*values, *(fill,) * len(sizes))[: len(sizes)]
 
 
 def _pooled(known: Known, context: Context) -> Shape | None:
-    """Sizes of a pooling's result without batch and channels: of its gradient, or of what is read next."""
+    """Return the result sizes of a pooling without batch and channels, from its gradient or what is read next."""
     outs, source = _spatial(known, "grad_output", "indices"), shape_of(known, "self")
     if outs is not None or source is None or len(source) < 3:
         return outs
@@ -167,7 +170,7 @@ def _same_rank(fill: int, why: str) -> Rule:
 
 
 def _groups(known: Known, context: Context) -> Guess | None:
-    """Input channels over the channels that one filter sees."""
+    """Guess the groups: input channels divided by the channels of one filter."""
     known = _completed(known, context)
     source, weight = shape_of(known, "input", "self"), shape_of(known, "weight")
     if source is None or weight is None or len(source) < 3 or len(weight) < 2 or not weight[1]:
@@ -189,7 +192,9 @@ def _pool_kernel(known: Known, context: Context) -> Guess | None:
 
 
 def _pool_widths(sizes: Shape, outs: Shape, *, average: bool) -> list[int]:
-    """Widths of windows that make `outs` of `sizes`: those of windows that halve a size overlap mostly."""
+    """Return window widths that give `outs` from `sizes`: windows that halve a size are mostly overlapping ones of
+    width 3.
+    """
     pairs = list(zip(sizes, outs, strict=True))
     widths = [max(1, round(size / out)) for size, out in pairs] if all(outs) else [2] * len(sizes)
     if set(widths) == {1}:  # windows that move by one
@@ -214,7 +219,7 @@ def _pool(which: str) -> Rule:
 
 
 def _made_to_fit(size: int, out: int, kernel: int) -> int:
-    """The next larger window that makes `out` of `size` with some stride and padding."""
+    """Return the next larger window that gives `out` from `size` with some stride and padding."""
 
     def makes(width: int) -> bool:
         stride, padding = _pool_window(size, out, width)
@@ -224,7 +229,7 @@ def _made_to_fit(size: int, out: int, kernel: int) -> int:
 
 
 def _pool_window(size: int, out: int | None, kernel: int) -> tuple[int, int]:
-    """(stride, padding) of a pooling window; its padding may be at most half the kernel."""
+    """Return (stride, padding) of a pooling window; its padding may be at most half the kernel."""
     if out is not None:
         for stride in (2, 1, *range(3, MAX_STRIDE + 1)) if size > 1 else (1,):
             for padding in range(kernel // 2 + 1):
@@ -234,14 +239,16 @@ def _pool_window(size: int, out: int | None, kernel: int) -> tuple[int, int]:
 
 
 def _accumulated(context: Context) -> tuple[int, bool] | None:
-    """(parameters whose gradients follow at once, whether a gradient is passed on); None without autograd's labels."""
+    """Return (parameters whose gradients follow at once, whether a gradient is passed on); None without autograd's
+    labels.
+    """
     labels = [name for name in context.relatives().labels if name.startswith(_EVALUATED)]
     count = next((i for i, name in enumerate(labels) if not name.endswith("AccumulateGrad")), len(labels))
     return (count, count < len(labels)) if count else None
 
 
 def _forward_bias(context: Context) -> bool | None:
-    """Whether the forward convolution was given a bias; None where that is not known."""
+    """Return whether the forward convolution had a bias; None if unknown."""
     forward = context.relatives().forward
     args = () if forward is None else recorded_args(forward)
     return None if len(args) < 3 else args[2].tensor is not None
@@ -264,7 +271,7 @@ def _bias_sizes(known: Known, context: Context) -> Guess | None:
 
 
 def _convolution_mask(known: Known, context: Context) -> Guess | None:
-    """Gradients of input, weight and bias, as far as autograd's labels say which were wanted."""
+    """Guess which gradients of input, weight and bias are required, as far as autograd's labels show it."""
     accumulated, sizes = _accumulated(context), value(known, "bias_sizes")
     allocated = sum(call.name == "aten::resize_" for call in context.relatives().children)
     if accumulated is not None and allocated in (
@@ -285,7 +292,7 @@ _OF_PARENT = {"self_size": 0, "weight_size": 2}
 
 
 def _size_of(name: str) -> Rule:
-    """The size of a tensor that the call for one gradient is not given: the call for all gradients is."""
+    """Return the rule for the size of a tensor that is an argument only of the enclosing call for all gradients."""
 
     def rule(known: Known, context: Context) -> Guess | None:
         parent = context.relatives().parent
@@ -296,7 +303,7 @@ def _size_of(name: str) -> Rule:
 
 
 def _completed(known: Known, context: Context) -> Known:
-    """The arguments with tensors of the sizes that stand in their place."""
+    """Return the arguments with tensors built from the sizes passed in their place."""
     completed: dict[str, ReplayArg] = {}
     for name, size in (("input", "self_size"), ("weight", "weight_size")):
         if is_whole_numbers(shape := value(known, size)):
@@ -305,7 +312,7 @@ def _completed(known: Known, context: Context) -> Known:
 
 
 def _wanted(count: int) -> Rule:
-    """Which gradients the calls inside are for; all where there are none inside."""
+    """Return the rule for which gradients the calls inside compute; all if there are no calls inside."""
 
     def rule(known: Known, context: Context) -> Guess | None:
         inside = [call.name for call in context.relatives().children]

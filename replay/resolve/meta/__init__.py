@@ -1,2 +1,2 @@
 # pyright: strict
-"""Calls on meta tensors."""
+"""Calls ops on meta tensors."""

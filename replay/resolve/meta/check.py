@@ -1,7 +1,7 @@
 # pyright: strict
-"""The dry run of ops on meta tensors: whether each call is accepted, and whether its results are what was recorded.
+"""Dry run of ops on meta tensors: checks that each call is accepted, and that its results match the recording.
 
-Nothing is computed and no memory for tensors is taken. Owns the verdict; the call itself is `outputs`'s.
+Nothing is computed and no memory for tensors is allocated. Owns the verdict; `outputs` owns the call itself.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ _CHECK = msgspec.msgpack.Decoder(MetaCheck)
 
 
 def check_plan(plan: ReplayPlan, *, policy: Policy | None = None) -> dict[str, MetaCheck]:
-    """The verdict on each op of the plan that is resolved, by id; ops with a reason are left out."""
+    """Return the verdict on each resolved op of the plan, by id; ops with a reason are left out."""
     chosen = Policy() if policy is None else policy
     ops = [op for op in plan.ops if op.reason is None and op.resolved_by is not None]
     return {op.id: check for op, check in zip(ops, check_ops(ops, chosen), strict=True)}
 
 
 def check_ops(ops: Sequence[ReplayOp], policy: Policy) -> list[MetaCheck]:
-    """The verdict on each op, called where one that hangs or crashes does so alone."""
+    """Return the verdict on each op; the calls are isolated, so that an op that hangs or crashes affects no other."""
     answers = forked.each(_encoded_check, ops, policy)
     return [
         MetaCheck(status="failed", detail=str(answer)) if isinstance(answer, Reason) else _CHECK.decode(answer)
@@ -51,9 +51,9 @@ def _encoded_check(op: ReplayOp, policy: Policy) -> bytes:
 
 
 def check_op(op: ReplayOp, policy: Policy) -> MetaCheck:
-    """Call one op on meta tensors and compare what comes back with what the trace holds.
+    """Call one op on meta tensors and compare its results with the trace.
 
-    Raises nothing, and may not return: `check_ops` is for ops of unknown origin.
+    Raises nothing, and may not return: use `check_ops` for ops of unknown origin.
     """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -74,7 +74,9 @@ def check_op(op: ReplayOp, policy: Policy) -> MetaCheck:
 
 
 def _comparable(op: ReplayOp, recorded: Sequence[TensorMeta | None]) -> list[TensorMeta | None]:
-    """Recorded results, None for those that meta tensors give otherwise: scratch and quantized types."""
+    """Return the recorded results, with None for results that differ on meta tensors: scratch memory and quantized
+    dtypes.
+    """
     scratch = _SCRATCH.get(op.name.removeprefix("aten::"), frozenset())
     return [
         None if meta is None or number in scratch or meta.dtype.startswith("q") else meta
@@ -83,9 +85,9 @@ def _comparable(op: ReplayOp, recorded: Sequence[TensorMeta | None]) -> list[Ten
 
 
 def compare(results: Sequence[TensorMeta | None], recorded: Sequence[TensorMeta | None]) -> MetaCheck:
-    """Sizes and dtypes of results against recorded ones; None stands for a result that is no tensor.
+    """Compare sizes and dtypes of results with the recorded ones; None stands for a result that is not a tensor.
 
-    A tensor of which the other side has none is not compared: an undefined gradient is recorded as nothing, and a
+    A tensor that is missing on the other side is not compared: an undefined gradient is recorded as nothing, and a
     portable equivalent may return fewer results than the vendor's op.
     """
     if len(results) != len(recorded):
@@ -102,7 +104,7 @@ def compare(results: Sequence[TensorMeta | None], recorded: Sequence[TensorMeta 
 
 
 def _resized(op: ReplayOp, call: MetaCall) -> str | None:
-    """Which `out=` argument came out with another size than recorded; an empty one is there to grow."""
+    """Return the `out=` argument whose size differs from the recorded one; an empty argument may grow."""
     for arg in op.args:
         meta = arg.tensors[0] if arg.tensors and is_torch_out(op, arg) else None
         if meta is None or 0 in meta.shape:

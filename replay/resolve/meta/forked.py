@@ -1,8 +1,9 @@
 # pyright: strict
-"""Calls functions on ops in a forked copy of this process, so that a hang or crash costs the op that caused it alone.
+"""Calls functions on ops in a forked copy of this process, so that a hang or crash affects only the op that caused it.
 
-For calls on meta tensors, which compute nothing and yet run torch's code on arguments from a trace: composite ops loop
-as often as a number among them says. Owns the fork and its limits; ops that compute have a worker (`isolation`).
+For calls on meta tensors, which compute nothing but run torch's code on arguments from a trace: a number among the
+arguments may set the loop count of a composite op. Owns the fork and its limits; ops that compute run in a worker
+(`isolation`).
 """
 
 from __future__ import annotations
@@ -60,7 +61,7 @@ _lost: dict[bytes, Reason] = {}
 
 
 def function(wanted: Function) -> Function:
-    """Decorator: makes a function known to the child by its name."""
+    """Decorator: register a function under its name so that the child can call it."""
     if wanted.__qualname__ in FUNCTIONS:
         raise ValueError(f"two functions are called {wanted.__qualname__}")
     FUNCTIONS[wanted.__qualname__] = wanted
@@ -68,7 +69,7 @@ def function(wanted: Function) -> Function:
 
 
 def each(wanted: Function, ops: Sequence[ReplayOp], policy: Policy) -> list[bytes | Reason]:
-    """What a function returns for each op, or the reason why it never returned."""
+    """Return the function's result for each op, or the reason why it did not return."""
     if not hasattr(os, "fork"):
         return [wanted(op, policy) for op in ops]
     with _lock:
@@ -79,12 +80,12 @@ def each(wanted: Function, ops: Sequence[ReplayOp], policy: Policy) -> list[byte
 
 
 def _answers(wanted: Function, ops: Sequence[ReplayOp], policy: Policy, lost: int) -> list[bytes | Reason]:
-    """What the child says of each op; `lost` ops never returned before."""
+    """Return the child's reply for each op; `lost` are ops that did not return before."""
     answers: list[bytes | Reason] = []
     retried: int | None = None
     while len(answers) < len(ops):
         if lost >= MOST_LOST:
-            why = Reason("budget", f"time: not called on meta tensors, after {lost} ops that hung or crashed there")
+            why = Reason("budget", f"time: not called on meta tensors, because {lost} ops hung or crashed there")
             return answers + [why] * (len(ops) - len(answers))
         batch = tuple(ops[len(answers) : len(answers) + TOGETHER])
         task = _Task(function=wanted.__qualname__, policy=policy, cpu_s=CPU_S, ops=batch)
@@ -99,17 +100,17 @@ def _answers(wanted: Function, ops: Sequence[ReplayOp], policy: Policy, lost: in
 
 
 def any_lost() -> bool:
-    """Whether some call of this process never returned: how long one may take depends on the machine's load."""
+    """Check whether any call of this process did not return; the time limit of a call depends on the machine's load."""
     return bool(_lost)
 
 
 def _call_of(op: ReplayOp) -> bytes:
-    """The same for ops whose calls on meta tensors are the same."""
+    """Return a key that ops with identical calls on meta tensors share."""
     return msgspec.msgpack.encode((op.called, op.overload, op.resolved_by, op.via, op.args))
 
 
 class _Copy:
-    """A child that was forked from this process, and the socket to it."""
+    """A child forked from this process, and the socket to it."""
 
     running: _Copy | None = None
 
@@ -127,7 +128,7 @@ class _Copy:
 
     @classmethod
     def current(cls) -> _Copy:
-        """The child, or a new one where it is gone or this process knows more ops or functions than it does."""
+        """Return the child, or a new one if it is gone or lacks ops or functions registered since the fork."""
         state = (os.getpid(), tuple(FUNCTIONS), tuple(EXECUTORS), len(registered_ops()))
         if cls.running is not None and (cls.running._state != state or cls.running._ended() is not None):
             cls.running.end()
@@ -136,7 +137,7 @@ class _Copy:
         return cls.running
 
     def work(self, task: _Task, answers: list[bytes | Reason]) -> Reason | None:
-        """Append to `answers`; why the next op of the task has none, or None when all have one."""
+        """Append replies to `answers`; return why the next op of the task has none, or None if all ops have one."""
         try:
             send(self._channel, task)
             for _ in task.ops:
@@ -155,7 +156,7 @@ class _Copy:
         return None
 
     def end(self) -> None:
-        """Kill the child and reap it, unless it is another process's."""
+        """Kill and reap the child, unless it belongs to another process."""
         self._channel.close()
         if os.getpid() == self._parent and self._ended() is None:
             with suppress(ProcessLookupError):
@@ -165,7 +166,7 @@ class _Copy:
         type(self).running = None
 
     def _ended(self) -> int | None:
-        """The status of a child that is gone, which is reaped, 0 where it was before; None while it lives."""
+        """Reap the child if it is gone and return its status, 0 if it was reaped before; None if it is alive."""
         try:
             pid, status = os.waitpid(self._pid, os.WNOHANG)
         except ChildProcessError:
@@ -173,7 +174,7 @@ class _Copy:
         return status if pid else None
 
     def _why(self, cpu_s: float) -> Reason:
-        """Why the child closed its socket."""
+        """Return why the child closed its socket."""
         _, status = os.waitpid(self._pid, 0)
         self.end()
         if not os.WIFSIGNALED(status):
@@ -189,7 +190,7 @@ class _Copy:
 
 
 def _serve(descriptor: int, parent: int) -> None:
-    """The child: answers until its socket closes. Never returns, and runs no handler of the parent's exit."""
+    """Serve requests in the child until its socket closes. Never returns, and runs no exit handler of the parent."""
     try:
         for number in (signal.SIGTERM, signal.SIGHUP):  # the parent's handlers would raise and blame the op
             signal.signal(number, signal.SIG_DFL)

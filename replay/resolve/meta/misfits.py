@@ -1,8 +1,8 @@
 # pyright: strict
-"""Calls that real kernels refuse and meta kernels take: dimensions that are not there, masks that do not fit.
+"""Calls that real kernels refuse but meta kernels accept: missing dimensions, masks of the wrong size.
 
-Which ops these are was found by calling every ATen op with a dim on both (the tests do it again): all others refuse
-such a call on meta tensors as well.
+These ops were found by calling every ATen op with a dim on both (the tests repeat this): all other ops refuse an
+invalid call on meta tensors as well.
 """
 
 from __future__ import annotations
@@ -38,7 +38,9 @@ _MASKS = frozenset({"bool", "uint8"})
 
 
 def refuse_misfits(op: ReplayOp) -> None:
-    """Raises IndexError, in torch's words, for a call that the op's own kernels refuse and its meta kernel does not."""
+    """Raise IndexError, with torch's message, for a call that the op's own kernels refuse but its meta kernel
+    accepts.
+    """
     name = op.called.partition(".")[0]
     check = next((check for names, check in _CHECKS if name in names), None)
     first = op.args[0].tensors[0] if op.args and op.args[0].tensors else None
@@ -72,7 +74,7 @@ _CHECKS = ((DIM_UNCHECKED, _check_dim), (MASK_UNCHECKED, _check_mask), (INDEXED,
 
 
 def _broadcast(shape: tuple[int, ...], mask: tuple[int, ...]) -> None:
-    """Sizes from the last on must be equal or 1."""
+    """Check that sizes, from the last on, are equal or 1."""
     if any(
         size != other and 1 not in (size, other) for size, other in zip(reversed(shape), reversed(mask), strict=False)
     ):
@@ -84,7 +86,7 @@ def _unfit(shape: tuple[int, ...], mask: tuple[int, ...]) -> IndexError:
 
 
 def _cover(shape: tuple[int, ...], indices: tuple[TensorMeta | None, ...]) -> None:
-    """A mask takes as many dimensions as it has, of its own sizes; an index or None takes one."""
+    """Check the indices: a mask covers as many dimensions as its rank, of equal size; an index or None covers one."""
     at = 0
     for index in indices:
         if index is None or index.dtype not in _MASKS:

@@ -1,7 +1,7 @@
 # pyright: strict
 """Shapes and dtypes of an op's results, from a call on meta tensors: nothing is allocated or computed.
 
-A composite recurrent op takes milliseconds a step: a short sequence is run, and its results are made longer.
+A composite recurrent op takes milliseconds a step: a short sequence is run, and the results are extended.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ def _encoded_outputs(op: ReplayOp, policy: Policy) -> bytes:
         results = meta_outputs(op, policy)
     except Exception as error:  # decompositions in Python raise anything for arguments that do not fit
         if any(text in str(error) for text in _OVERFLOW):
-            results = Reason("metadata missing", f"{ABSURD}: a result of more than 64 bits count")
+            results = Reason("metadata missing", f"{ABSURD}: the number of elements of a result exceeds 64 bits")
         else:
             results = refused_sizes(op, error)
     return msgspec.msgpack.encode(results)
@@ -101,14 +101,14 @@ class MetaCall:
 
 
 def meta_outputs(op: ReplayOp, policy: Policy) -> Results:
-    """Results of one op. Raises what the meta kernel raises, and may not return; see `forked`."""
+    """Return the results of one op. Raises what the meta kernel raises, and may not return; see `forked`."""
     return call_on_meta(op, policy).results
 
 
 def call_on_meta(op: ReplayOp, policy: Policy) -> MetaCall:
     """Call an op of a plan on meta tensors, a recurrent one on a short sequence. Raises what the meta kernel raises.
 
-    It may hang or crash, as torch does for some arguments: for ops of unknown origin it belongs into `forked`.
+    It may hang or crash, as torch does for some arguments: run ops of unknown origin in `forked`.
     """
     if (reason := flood(op)) is not None:
         raise NotReplayable(reason)
@@ -130,7 +130,7 @@ def _is_factory(op: ReplayOp) -> bool:
 
 
 def _arguments(op: ReplayOp) -> dict[str, Any]:
-    """Arguments by name, tensors on meta; an `out=` is empty, its size afterwards is the result's."""
+    """Return the arguments by name, tensors on meta; an `out=` is empty, and afterwards has the size of the result."""
     is_factory, memories = _is_factory(op), shared_memories(op, device=_META)
     arguments = {arg.name: _argument(arg, is_factory, memories) for arg in op.args}
     for arg in op.args:
@@ -140,7 +140,7 @@ def _arguments(op: ReplayOp) -> dict[str, Any]:
 
 
 def is_torch_out(op: ReplayOp, arg: ReplayArg) -> bool:
-    """Whether torch itself gives this argument the size of the result: `out=` of ATen, not a buffer of a vendor op."""
+    """Check whether torch resizes this argument to the result: `out=` of ATen, not a buffer of a vendor op."""
     return arg.mutated and arg.keyword_only and arg.type == "Tensor" and op.called.startswith("aten::")
 
 
@@ -150,7 +150,7 @@ def _takes_device(op: ReplayOp) -> bool:
 
 
 def _call(op: ReplayOp, policy: Policy, positional: list[Any], by_name: dict[str, Any]) -> Any:
-    """The recorded op's own meta kernel where it has one, though an equivalent will be replayed."""
+    """Call the recorded op's own meta kernel if it has one, even if an equivalent will be replayed."""
     if op.resolved_by == "equivalent" and op.name.startswith("aten::"):
         with suppress(Exception):
             native = msgspec.structs.replace(op, resolved_by="jit", via=None)
@@ -163,11 +163,13 @@ def _call(op: ReplayOp, policy: Policy, positional: list[Any], by_name: dict[str
 
 
 def _call_fake(op: ReplayOp, positional: list[Any], by_name: dict[str, Any]) -> Any:
-    """A user's callable may do anything with a tensor's memory, so only its `fake` gets tensors without any."""
+    """Call the `fake` of a user's callable; the callable itself may access a tensor's memory, so it never gets meta
+    tensors.
+    """
     entry = EXECUTORS.find(op.called)
     if entry is None or entry.fake is None:
         raise NotReplayable(
-            Reason("metadata missing", f"shapes of the results: the executor of {op.called} has no fake")
+            Reason("metadata missing", f"shapes of the results: the executor of {op.called} has no fake function")
         )
     try:
         return entry.fake(*positional, **by_name)
@@ -205,7 +207,7 @@ def _meta_of(result: Any) -> TensorMeta | None:
 
 
 def shortened(op: ReplayOp) -> ReplayOp:
-    """The op on `STEPS` steps where it is recurrent and longer than that, else the op itself."""
+    """Return the op with `STEPS` steps if it is recurrent and longer, else the op itself."""
     dim = _sequence_dim(op)
     meta = op.args[0].tensors[0] if dim is not None else None
     if dim is None or meta is None or meta.shape[dim] <= STEPS:
@@ -215,7 +217,7 @@ def shortened(op: ReplayOp) -> ReplayOp:
 
 
 def lengthened(op: ReplayOp, results: tuple[TensorMeta | None, ...]) -> tuple[TensorMeta | None, ...]:
-    """The results that `op` has, from those of `shortened(op)`."""
+    """Return the results of `op`, computed from those of `shortened(op)`."""
     dim = _sequence_dim(op)
     meta = op.args[0].tensors[0] if dim is not None else None
     if dim is None or meta is None or not results or results[0] is None or len(results[0].shape) != len(meta.shape):
@@ -224,7 +226,7 @@ def lengthened(op: ReplayOp, results: tuple[TensorMeta | None, ...]) -> tuple[Te
 
 
 def _sequence_dim(op: ReplayOp) -> int | None:
-    """Dimension of the steps in the first argument; None for an op without, and for a packed sequence."""
+    """Return the time dimension of the first argument; None for an op without one, and for a packed sequence."""
     if op.called not in RECURRENT or not op.args or len(op.args[0].tensors) != 1:
         return None
     meta = op.args[0].tensors[0]

@@ -79,6 +79,6 @@ def verdict_on(op: ReplayOp, error: Exception) -> MetaCheck:
 
 
 def _depends_on_contents(op: ReplayOp) -> bool:
-    """Whether torch marks the op as one whose results depend on what tensors hold."""
+    """Check whether torch marks the op as one whose results depend on tensor values."""
     tags = getattr(known_overload(op), "tags", ())
     return torch.Tag.dynamic_output_shape in tags or torch.Tag.data_dependent_output in tags

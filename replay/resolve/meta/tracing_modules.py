@@ -1,11 +1,11 @@
 """Keeps torch from importing its compiler and sympy for calls on meta tensors, which use neither.
 
 torch 2.x imports `torch._dynamo` (some 340 modules) at the first call of a decomposition, only to mark it as not to be
-compiled, and `symbolic_shapes` with sympy (some 490) at the first check of a size, only to find that it is no symbol.
-That is most of the time that a small plan takes. Light modules stand in for both: they do those two things as torch
-does them for plain values, and give way to the real module as soon as anything else is asked of them.
+compiled, and `symbolic_shapes` with sympy (some 490) at the first check of a size, only to find that it is not a
+symbol. That is most of the time that a small plan takes. Light modules replace both: they do these two things as torch
+does them for plain values, and load the real module as soon as another name is used.
 
-For a process that makes such calls and nothing else: see `forked`.
+For a process that makes only these calls: see `forked`.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ SYMBOLS = "torch.fx.experimental.symbolic_shapes"
 
 
 class _StandIn(ModuleType):
-    """A module of which a few names are known; any other one brings the real module in its place."""
+    """A module with a few names; access to any other name replaces it by the real module."""
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__") and (name != "__path__" or self.__name__ != DYNAMO):
@@ -31,7 +31,7 @@ class _StandIn(ModuleType):
 
 
 def put_stand_ins() -> None:
-    """From now on, torch's calls on meta tensors find the stand-ins, unless it has the modules already."""
+    """Make torch's calls on meta tensors use the light modules, unless the real modules are loaded already."""
     if DYNAMO not in sys.modules:
         sys.modules[DYNAMO] = dynamo = _StandIn(DYNAMO)
         dynamo.__dict__["disable"] = _disable
@@ -43,7 +43,7 @@ def put_stand_ins() -> None:
 
 
 def _real(name: str) -> ModuleType:
-    """The module itself; it takes the place of its stand-in."""
+    """Import and return the real module; it replaces its light version."""
     there = sys.modules.get(name)
     if not isinstance(there, _StandIn):
         return there if there is not None else importlib.import_module(name)
@@ -55,7 +55,7 @@ def _real(name: str) -> ModuleType:
 
 
 def _disable(fn: Any = None, recursive: bool = True, **others: Any) -> Any:
-    """Nothing compiles here, so a function is not to be compiled as it is."""
+    """Return the function unchanged, because nothing is compiled here."""
     if callable(fn) and recursive is True and set(others) <= {"wrapping"}:
         return fn
     return _real(DYNAMO).disable(fn, recursive, **others)

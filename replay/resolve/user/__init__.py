@@ -1,2 +1,2 @@
 # pyright: strict
-"""Users' code that says how ops are called and what runs them."""
+"""Users' code that defines how ops are called and what runs them."""

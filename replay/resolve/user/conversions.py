@@ -1,7 +1,7 @@
 # pyright: strict
-"""Users' conversions: a recorded op becomes a call of another op, with other arguments, and a note that says so.
+"""Users' conversions: a recorded op becomes a call of another op, with other arguments and a note about it.
 
-Owns the registration and what user code sees and returns. Does not resolve the op that comes out (`build`).
+Owns the registration, and the inputs and outputs of user code. Does not resolve the resulting op (`build`).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from opreplay.traces.model import TensorMeta
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecordedCall:
-    """What a conversion gets: one recorded op."""
+    """The input of a conversion: one recorded op."""
 
     name: str
     """ "namespace::op"."""
@@ -35,7 +35,7 @@ class RecordedCall:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Conversion:
-    """What a conversion returns: the op to call in place of the recorded one."""
+    """The result of a conversion: the op to call in place of the recorded one."""
 
     op: str
     """ "namespace::op" or "namespace::op.overload"; resolved, and checked against the policy, as a recorded name is."""
@@ -49,11 +49,11 @@ class Conversion:
 
 
 class DtypeCode(int):
-    """The integer that stands for a dtype in a trace."""
+    """The integer code of a dtype in a trace."""
 
 
 class ConversionFailed(Exception):
-    """User code raised or returned something else than a Conversion; the message says where."""
+    """User code raised or did not return a Conversion; the message says where."""
 
 
 Converter = TypeVar("Converter", bound=Callable[[RecordedCall], Conversion | None])
@@ -64,11 +64,11 @@ CONVERSIONS: OpTable[OpFunction] = OpTable("conversion")
 
 
 def register_conversion(*ops: str, override: bool = False) -> Callable[[Converter], Converter]:
-    """Decorator: let a function (RecordedCall) -> Conversion | None say what is called for these recorded ops.
+    """Decorator: register a function (RecordedCall) -> Conversion | None that chooses the call for these recorded ops.
 
     `ops` are names "namespace::op" or patterns "namespace::op*". The function is used for ops that could not be
     replayed as recorded; with `override` for all of them, before torch, vendor libraries and opreplay's references.
-    None means: not this call. What it raises fails that op alone. Raises UsageError for malformed names and duplicates.
+    None means: not this call. An exception fails only that op. Raises UsageError for malformed names and duplicates.
     """
 
     def register(function: Converter) -> Converter:
@@ -80,7 +80,7 @@ def register_conversion(*ops: str, override: bool = False) -> Callable[[Converte
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Converted:
-    """A conversion with its arguments in the form that recorded ones have."""
+    """A conversion with its arguments in recorded form."""
 
     op: str
     args: tuple[RecordedArg, ...]
@@ -89,7 +89,7 @@ class Converted:
 
 
 def convert(entry: OpFunction, call: RecordedCall) -> Converted | None:
-    """What a registered function makes of a call; None where it does not apply. Raises ConversionFailed."""
+    """Return a registered function's conversion of a call; None if it does not apply. Raises ConversionFailed."""
     try:
         conversion = entry.function(call)
         if conversion is None:
@@ -109,9 +109,9 @@ def convert(entry: OpFunction, call: RecordedCall) -> Converted | None:
 
 
 def in_schema_order(spec: OpSpec, args: Sequence[RecordedArg], by_name: Mapping[str, RecordedArg]) -> Recorded | None:
-    """Arguments of which some are named, in a schema's order and with its defaults; None where they do not go with it.
+    """Return positional and named arguments in a schema's order, with its defaults; None if they do not fit the schema.
 
-    A list of tensors takes all further ones where nothing after it takes a tensor.
+    A list of tensors takes all remaining tensors if no argument after it takes a tensor.
     """
     if not by_name.keys() <= {arg.name for arg in spec.args}:
         return None
@@ -128,7 +128,7 @@ def in_schema_order(spec: OpSpec, args: Sequence[RecordedArg], by_name: Mapping[
 
 
 def _next_argument(arg: ArgSpec, queue: list[RecordedArg], takes_all: bool) -> RecordedArg | None:
-    """What a schema's argument takes from the front of the queue, else its default; None where it has none."""
+    """Return what a schema's argument takes from the front of the queue, else its default; None if it has none."""
     if takes_all and queue and all(rec.kind == "tensor" for rec in queue):
         tensors = RecordedArg(kind="tensors", tensors=tuple(rec.tensor for rec in queue))
         queue.clear()
@@ -143,7 +143,7 @@ def _tail(place: str) -> str:
 
 
 def as_recorded(value: Any) -> RecordedArg:
-    """A value of the user's in the form that recorded ones have. Raises TypeError."""
+    """Convert a user's value to recorded form. Raises TypeError."""
     if isinstance(value, RecordedArg):
         return value
     if value is None:
@@ -167,7 +167,7 @@ def _list(values: list[Any]) -> RecordedArg:
 
 
 def _plain(value: Any) -> Any:
-    """A number, string or dtype as recorded ones are held: dtypes as the integer that stands for them."""
+    """Convert a number, string or dtype to recorded form: dtypes become their integer codes."""
     if isinstance(value, bool | int | float | complex | str):
         return plain_number(value)
     name = str(value).removeprefix("torch.")

@@ -1,7 +1,7 @@
 # pyright: strict
-"""Users' executors: a callable of the user's runs a recorded op; owns registration and the binding of its arguments.
+"""Users' executors: a user's callable runs a recorded op; owns registration and the binding of its arguments.
 
-A function (inputs, attrs), as torch_ir's guide writes them, gets tensors as one list and all else by name.
+A function (inputs, attrs), in the style of torch_ir's guide, gets tensors as one list and all other arguments by name.
 """
 
 from __future__ import annotations
@@ -53,14 +53,14 @@ class UserExecutor(OpFunction):
 
     @property
     def note(self) -> Assumption:
-        """That it runs the op, for reports."""
+        """The note for reports that it runs the op."""
         if self.program:
             return Assumption(argument="*", what=f"{BY_PROGRAM} {self.shown}: its time is no kernel's")
         return Assumption(argument="*", what=f"run by the user's executor {self.shown}")
 
 
 class OtherOverload(Unbound):
-    """The call is of another overload than the executor was registered for."""
+    """The call uses another overload than the one that the executor was registered for."""
 
 
 EXECUTORS: OpTable[UserExecutor] = OpTable("executor")
@@ -74,25 +74,25 @@ def register_executor(
     override: bool = False,
     program: bool = False,
 ) -> Callable[[Function], Function]:
-    """Decorator: let a callable run these recorded ops; it gets their arguments and returns what it likes.
+    """Decorator: register a callable to run these recorded ops; it gets their arguments and may return anything.
 
     `ops` are names "namespace::op" or patterns "namespace::op*". With a `schema`, "(Tensor x, float eps=1e-6) ->
-    Tensor", the recorded arguments are matched and completed as those of any op, keyword-only ones are given by name,
-    and `!` marks what is written to. Without one they are given by position, as recorded, under the names that the
-    callable has for them; `mutates` names those that it writes to, which are then reset between calls. `fake` gets the
-    same arguments on meta tensors and tells the results' shapes; the callable itself never gets meta tensors.
-    `program` says that it is a tile program's, which reports tell. It is used for ops that could not be replayed
-    without it, with `override` for all of them. What it raises fails that op alone. Raises
-    UsageError for malformed names or schemas and duplicates.
+    Tensor", the recorded arguments are matched and completed as for any op, keyword-only ones are passed by name, and
+    `!` marks arguments that are written to. Without a schema they are passed by position, as recorded, under the
+    callable's parameter names; `mutates` names those that it writes to, which are then reset between calls. `fake` gets
+    the same arguments on meta tensors and returns the results' shapes; the callable itself never gets meta tensors.
+    `program` marks a tile program, which reports mention. The callable is used for ops that could not be replayed
+    without it, with `override` for all of them. An exception fails only that op. Raises UsageError for malformed names
+    or schemas and duplicates.
 
-    A function (inputs, attrs), as torch_ir has them, gets a list of tensors and a dict of everything else by name, and
-    returns a list; the names are those of `schema`, or of the op's own where torch has it. Its ops may also be named as
-    there: "custom.gate", "aten.add.Tensor", "gate".
+    A function (inputs, attrs), in the style of torch_ir, gets a list of tensors and a dict of everything else by name,
+    and returns a list; the names are those of `schema`, or of the op's own schema if torch has it. Its ops may also be
+    named in that style: "custom.gate", "aten.add.Tensor", "gate".
     """
 
     if not all(isinstance(cast("object", op), str) for op in ops):
         raise UsageError(
-            "register_executor takes the names of the ops that a function runs",
+            "register_executor needs the names of the ops that the function runs",
             hint='Write @register_executor("namespace::op") above it.',
         )
 
@@ -119,17 +119,17 @@ def register_executor(
 
 
 def _check_mutates(entry: UserExecutor, names: list[str]) -> None:
-    """Raises UsageError for an argument in `mutates` that neither the schema nor the callable (`names`) has."""
+    """Raise UsageError for an argument in `mutates` that neither the schema nor the callable (`names`) has."""
     if entry.schema is not None:
         names = [arg.name for arg in _spec("user::op", entry.schema).args]
     if (unknown := set(entry.mutates) - set(names)) and names:
-        raise UsageError(f"{entry.place}: mutates={min(unknown)!r} is no argument", hint=f"It has {names}.")
+        raise UsageError(f"{entry.place}: mutates={min(unknown)!r} is not an argument", hint=f"It has {names}.")
 
 
 def bind_executor(
     entry: UserExecutor, name: str, recorded: Sequence[RecordedArg], context: Context
 ) -> tuple[tuple[ReplayArg, ...], tuple[Assumption, ...], str | None]:
-    """Named arguments for a user's callable, what was assumed, and the schema's text. Raises Unbound."""
+    """Return named arguments for a user's callable, the assumptions made, and the schema's text. Raises Unbound."""
     note = entry.note
     specs = schemas_for(entry, name)
     if not specs:
@@ -139,7 +139,7 @@ def bind_executor(
     if match is None:
         wrong = OtherOverload if name in entry.overloads else Unbound
         raise wrong(
-            Reason("failed", f"the recorded arguments do not fit {schema_text(specs[0].text)} of {entry.shown}")
+            Reason("failed", f"the recorded arguments do not match {schema_text(specs[0].text)} of {entry.shown}")
         )
     args, notes = bind(match, context, empty_lists=True)
     # A Python callable does not know the schema's defaults.
@@ -149,8 +149,10 @@ def bind_executor(
 
 
 def schemas_for(entry: UserExecutor, name: str) -> list[OpSpec]:
-    """What names the arguments: the registration's schema; for a function (inputs, attrs) also what torch says of the
-    op, of one overload where it was registered for that. None for other callables, which name them themselves.
+    """Return the schemas that name the arguments: the registration's; for a function (inputs, attrs) also torch's own.
+
+    If the function was registered for one overload, only that one is used. Other callables name their arguments
+    themselves, so the result is empty.
     """
     if entry.schema is not None:
         return [_spec(name if "::" in name else f"user::{name}", entry.schema)]
@@ -161,7 +163,7 @@ def schemas_for(entry: UserExecutor, name: str) -> list[OpSpec]:
 def bind_by_name(
     entry: UserExecutor, positional: Sequence[RecordedArg], by_name: Mapping[str, RecordedArg], context: Context
 ) -> tuple[tuple[ReplayArg, ...], tuple[Assumption, ...]]:
-    """Arguments of which a conversion has named some, and what was assumed. Raises Unbound."""
+    """Return the arguments, some of them named by a conversion, and the assumptions made. Raises Unbound."""
     args, notes = _by_position(entry, positional, context)
     named = tuple(
         msgspec.structs.replace(
@@ -177,14 +179,14 @@ def bind_by_name(
 
 
 def as_lists(args: Sequence[ReplayArg]) -> tuple[ReplayArg, ...]:
-    """The arguments for a function (inputs, attrs): all but tensors are given by name."""
+    """Return the arguments for a function (inputs, attrs): all except tensors are passed by name."""
     return tuple(msgspec.structs.replace(arg, keyword_only=not arg.type.startswith("Tensor")) for arg in args)
 
 
 def _inputs(
     entry: UserExecutor, recorded: Sequence[RecordedArg], context: Context, op: str
 ) -> tuple[tuple[ReplayArg, ...], list[Assumption]]:
-    """Tensors in the recorded order. Raises Unbound where there are other values: a trace does not name them."""
+    """Return tensors in the recorded order. Raises Unbound if there are other values: a trace does not name them."""
     others = [rec.value for rec in recorded if rec.kind in ("scalar", "scalars", "unknown")]
     if others:
         what = (
@@ -204,14 +206,14 @@ def _spec(name: str, schema: str) -> OpSpec:
     except RuntimeError as error:
         first = str(error).strip().partition("\n")[0]
         raise UsageError(
-            f"{schema!r} is no schema: {first}", hint="Write it like (Tensor x, int n=1) -> Tensor."
+            f"{schema!r} is not a schema: {first}", hint="Write it like (Tensor x, int n=1) -> Tensor."
         ) from None
 
 
 def _by_position(
     entry: UserExecutor, recorded: Sequence[RecordedArg], context: Context, op: str = ""
 ) -> tuple[tuple[ReplayArg, ...], list[Assumption]]:
-    """Arguments in the recorded order, named as the callable names them."""
+    """Return arguments in the recorded order, under the callable's parameter names."""
     parameters = _signature(entry.function) or {}
     defaults = {name: parameter.default for name, parameter in parameters.items()}
     notes: list[Assumption] = []
@@ -254,17 +256,17 @@ def _unrecorded_list(name: str, before: Sequence[ReplayArg], context: Context, n
 
 
 def _names(entry: UserExecutor, count: int) -> list[str]:
-    """Names for `count` positional arguments or more. Raises Unbound for a callable that takes fewer."""
+    """Return names for at least `count` positional arguments. Raises Unbound for a callable that takes fewer."""
     if entry.lists:
         return [f"input{i}" for i in range(count)]
     names, open_ended = _parameters(entry.function)
     if count > len(names) and not open_ended:
-        raise Unbound(Reason("failed", f"{count} arguments recorded, {entry.shown} takes {len(names)}"))
+        raise Unbound(Reason("failed", f"{count} arguments were recorded, but {entry.shown} takes {len(names)}"))
     return names + [f"arg{i}" for i in range(len(names), count)]
 
 
 def _tensor_argument(name: str, rec: RecordedArg, context: Context, notes: list[Assumption]) -> ReplayArg:
-    """A tensor or a list of tensors; a type that is not recorded is the trace's most frequent one."""
+    """Return a tensor or a list of tensors; an unrecorded dtype becomes the trace's most frequent one."""
     if not all(meta is None or meta.dtype for meta in rec.metas):
         notes.append(Assumption(argument=name, what=f"{context.float_dtype}: the most frequent type of the trace"))
     kind = "Tensor" if rec.kind == "tensor" else "Tensor[]"
@@ -273,7 +275,7 @@ def _tensor_argument(name: str, rec: RecordedArg, context: Context, notes: list[
 
 
 def _argument(name: str, rec: RecordedArg, context: Context, notes: list[Assumption]) -> ReplayArg:
-    """A recorded argument under the name that the callable has for it. Raises Unbound where its value is missing."""
+    """Return a recorded argument under the callable's name for it. Raises Unbound if its value is missing."""
     if rec.kind == "tensors" and rec.tensors is None:
         raise Unbound(Reason("metadata missing", f"shapes of tensor list {name}"))
     if rec.kind in ("tensor", "tensors"):
@@ -293,7 +295,7 @@ def _common_kind(values: Sequence[Any]) -> str:
 
 
 def _kind(value: Any) -> str:
-    """IR type of a recorded number or text; complex and non-finite numbers are held as text."""
+    """Return the IR type of a recorded number or string; complex and non-finite numbers are stored as strings."""
     if isinstance(value, str):
         try:
             complex(value)
@@ -304,7 +306,7 @@ def _kind(value: Any) -> str:
 
 
 def _signature(function: Callable[..., Any]) -> Mapping[str, inspect.Parameter] | None:
-    """Parameters of a callable by name; None for one without a signature, as built-in functions are."""
+    """Return a callable's parameters by name; None for a callable without a signature, such as a built-in function."""
     try:
         return inspect.signature(function).parameters
     except (TypeError, ValueError):
@@ -312,7 +314,7 @@ def _signature(function: Callable[..., Any]) -> Mapping[str, inspect.Parameter] 
 
 
 def _parameters(function: Callable[..., Any]) -> tuple[list[str], bool]:
-    """Names of a callable's positional parameters, and whether it takes any number of them."""
+    """Return the names of a callable's positional parameters, and whether it takes any number of them."""
     signature = _signature(function)
     if signature is None:
         return [], True
@@ -322,7 +324,7 @@ def _parameters(function: Callable[..., Any]) -> tuple[list[str], bool]:
 
 
 def takes_inputs_and_attrs(function: Callable[..., Any]) -> bool:
-    """Whether a callable has two parameters called `inputs` and `attrs`, or the second is annotated as a dict."""
+    """Check whether a callable has two parameters called `inputs` and `attrs`, or the second is annotated as a dict."""
     signature = _signature(function) or {}
     if len(signature) != 2 or len(_parameters(function)[0]) != 2:
         return False
@@ -334,10 +336,10 @@ def takes_inputs_and_attrs(function: Callable[..., Any]) -> bool:
 
 
 def called_with_lists(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The function as executors are called: tensors by position, everything else by name.
+    """Wrap the function for the calling convention of executors: tensors by position, everything else by name.
 
-    Lists of tensors are laid out one after another, as the inputs of a node are; absent ones are left out. Raises
-    TypeError where the function returns anything but a list of tensors: a tensor would be taken for its rows.
+    Lists of tensors are flattened into one list, like the inputs of a node; absent ones are left out. Raises TypeError
+    if the function returns anything but a list of tensors: a tensor would be interpreted as its rows.
     """
 
     @functools.wraps(function)
@@ -360,10 +362,10 @@ def _flat(values: Iterable[Any]) -> Iterable[Any]:
 
 
 def op_and_overload(name: str) -> tuple[str, str | None]:
-    """The op of a name in torch_ir's spelling, and the overload where it names one.
+    """Return the op for a name in torch_ir's spelling, and the overload if the name includes one.
 
     "aten.add.Tensor" is ("aten::add", "Tensor"), "aten.conv2d.default" is ("aten::conv2d", ""), "custom.gate" is
-    ("custom::gate", None); "gate" and "custom::gate" stay as they are.
+    ("custom::gate", None); "gate" and "custom::gate" stay unchanged.
     """
     match = _DOTTED.fullmatch(name)
     if match is None:

@@ -1,5 +1,5 @@
 # pyright: strict
-"""Users' functions for recorded ops: what may be written for an op, and which function a recorded name gets."""
+"""Users' functions for recorded ops: valid names for registrations, and the lookup of a recorded name."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _BARE = re.compile(r"[A-Za-z_]\w*")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpFunction(UserFunction):
-    """One registration for recorded ops; * and ? may stand behind the namespace."""
+    """One registration for recorded ops; * and ? may follow the namespace."""
 
     bare: bool = False
     """Names without a namespace are ops, of that very name or of any library that torch does not ship."""
@@ -41,19 +41,23 @@ class OpTable(UserTable[Entry]):
     def add(
         self, entry: Entry, patterns: Mapping[str, re.Pattern[str]] | None = None, *, replace: bool = False
     ) -> None:
-        """Register. Raises UsageError for no op, a malformed name, and a name or pattern that is taken."""
+        """Register a function. Raises UsageError for a missing op, a malformed name, and a name or pattern already in
+        use.
+        """
         if not entry.ops:
             raise UsageError(f"{entry.place}: a user's {self.what} needs at least one op, such as mylib::norm")
         for op in entry.ops:
             if not (_is_name(op, entry) or (_PATTERN.fullmatch(op) and ("*" in op or "?" in op))):
-                raise UsageError(f"{entry.place}: {op!r} is no op; write namespace::op, or namespace::op* for several")
+                raise UsageError(
+                    f"{entry.place}: {op!r} is not an op; write namespace::op, or namespace::op* for several"
+                )
         globs = {op: re.compile(translate(op)) for op in entry.ops if not _is_name(op, entry)}
         super().add(entry, {**globs, **(patterns or {})}, replace=replace)
 
     def find(self, *names: str, device: str | None = None) -> Entry | None:
-        """The registration for an op, an exact name before a pattern, and that before a name without namespace.
+        """Return the registration for an op: an exact name first, then a pattern, then a name without namespace.
 
-        Raises UsageError where two patterns match.
+        Raises UsageError if two patterns match.
         """
         for name in names:
             entry = self.exactly(name, device) or self._only(name, self.matching(name, device)) or self._bare(name)
@@ -64,7 +68,7 @@ class OpTable(UserTable[Entry]):
     def _only(self, name: str, matches: Sequence[tuple[str, Entry]]) -> Entry | None:
         if len({id(entry) for _, entry in matches}) > 1:
             shown = " and ".join(pattern for pattern, _ in matches)
-            raise UsageError(f"{name} has two user {self.what}s: {shown} match it", hint="Register its exact name.")
+            raise UsageError(f"{name} matches two user {self.what}s: {shown}", hint="Register its exact name.")
         return matches[0][1] if matches else None
 
     def _bare(self, name: str) -> Entry | None:

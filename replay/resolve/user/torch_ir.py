@@ -1,7 +1,7 @@
 # pyright: strict
-"""Registration as torch_ir's extension guide writes it: `register_op`, `register_executor`, nodes in and nodes out.
+"""Registration in the style of torch_ir's extension guide: `register_op`, `register_executor`, nodes in and nodes out.
 
-Owns the nodes and how they are made of recorded calls; the tables are those of `conversions` and `executors`.
+Owns the nodes and their construction from recorded calls; the tables are those of `conversions` and `executors`.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeInfo:
-    """What a conversion gets: one recorded call."""
+    """The input of a conversion: one recorded call."""
 
     name: str
     """Of the op, without its namespace."""
@@ -47,7 +47,7 @@ class NodeInfo:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpNode:
-    """What a conversion returns: the op to run, "aten.relu.default" or "custom.gate", and its arguments."""
+    """The result of a conversion: the op to run, "aten.relu.default" or "custom.gate", and its arguments."""
 
     name: str = ""
     op_type: str
@@ -57,7 +57,7 @@ class OpNode:
 
 
 def register_op(*ops: str) -> Callable[[Function], Function]:
-    """Decorator: let a function (NodeInfo) -> OpNode say what is run for these ops, before torch's own.
+    """Decorator: register a function (NodeInfo) -> OpNode that chooses the op to run, before torch's own.
 
     Raises UsageError for malformed names and duplicates.
     """
@@ -70,7 +70,7 @@ def register_op(*ops: str) -> Callable[[Function], Function]:
 
 
 def register_executor(*ops: str, **options: Any) -> Callable[[Function], Function]:
-    """Decorator: let a function (inputs, attrs) -> list of tensors run these ops, before torch's own.
+    """Decorator: register a function (inputs, attrs) -> list of tensors to run these ops, before torch's own.
 
     Options are `schema`, `mutates` and `fake` of `opreplay.register_executor`. Raises UsageError for malformed names,
     duplicates, and a function with other parameters.
@@ -79,8 +79,8 @@ def register_executor(*ops: str, **options: Any) -> Callable[[Function], Functio
     def register(function: Function) -> Function:
         if not takes_inputs_and_attrs(function):
             raise UsageError(
-                f"{place_of(function)} takes other arguments than (inputs, attrs)",
-                hint="Register a function of tensors and numbers with opreplay.register_executor.",
+                f"{place_of(function)} must take the arguments (inputs, attrs)",
+                hint="Or register a function of tensors and numbers with opreplay.register_executor.",
             )
         return executors.register_executor(*ops, override=True, **options)(function)
 
@@ -88,12 +88,12 @@ def register_executor(*ops: str, **options: Any) -> Callable[[Function], Functio
 
 
 def get_conversion_fn(op_type: str) -> Callable[..., Any] | None:
-    """What was registered to convert an op; None where torch's own is taken."""
+    """Return the registered conversion of an op; None if torch's own op is used."""
     return _users_function(CONVERSIONS.find(op_and_overload(op_type)[0]))
 
 
 def get_execution_fn(op_type: str) -> Callable[..., Any] | None:
-    """What was registered to run an op; None where torch's own is taken."""
+    """Return the registered executor of an op; None if torch's own is used."""
     return _users_function(EXECUTORS.find(op_and_overload(op_type)[0]))
 
 
@@ -104,7 +104,7 @@ def _users_function(entry: OpFunction | None) -> Callable[..., Any] | None:
 def _without_overload(name: str) -> str:
     op, overload = op_and_overload(name)
     if overload:
-        raise UsageError(f"{name}: a conversion is for all overloads of an op", hint=f"Register {op}.")
+        raise UsageError(f"{name}: a conversion applies to all overloads of an op", hint=f"Register {op}.")
     return op
 
 
@@ -126,7 +126,7 @@ def _converting(function: Callable[..., Any]) -> Callable[[RecordedCall], Conver
 
 
 def node_of(call: RecordedCall) -> NodeInfo:
-    """The recorded call as a node. Raises ValueError where it has values that nothing names."""
+    """Return the recorded call as a node. Raises ValueError if it has values without a name."""
     base = call.name.rpartition("::")[2]
     return NodeInfo(
         name=base,
@@ -142,7 +142,7 @@ def _plain(arg: RecordedArg) -> Any:
 
 
 def _attributes(call: RecordedCall) -> Iterator[tuple[str, Any]]:
-    """Everything but tensors, by name."""
+    """Yield every argument that is not a tensor, by name."""
     values = [arg for arg in call.args if arg.kind in ("scalar", "scalars", "unknown")]
     if not values:
         return

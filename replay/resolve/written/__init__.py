@@ -1,2 +1,2 @@
 # pyright: strict
-"""Calls that somebody writes down, in the notation of reports, to ops that can be called."""
+"""Resolves calls that a user writes in the notation of reports to callable ops."""

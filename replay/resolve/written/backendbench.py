@@ -1,8 +1,8 @@
 # pyright: strict
-"""Op traces of BackendBench, and logs of PyTorch's operator benchmarks, read into a plan.
+"""Reads op traces of BackendBench, and logs of PyTorch's operator benchmarks, into a plan.
 
-A file is blocks of `Operator: aten.add.Tensor` and lines `cnt: 42, ((T([10, 20], f16), 3), {'alpha': 2})`. Owns the
-grammar of the lines, of which nothing is evaluated; `export.tritonbench` writes them.
+A file consists of blocks of `Operator: aten.add.Tensor` and lines `cnt: 42, ((T([10, 20], f16), 3), {'alpha': 2})`.
+Owns the grammar of the lines, which are never evaluated; `export.tritonbench` writes them.
 """
 
 from __future__ import annotations
@@ -68,10 +68,10 @@ _OF_NUMBERS = {"bool": "bool", "int": "int64", "float": "float64", "complex": "c
 
 
 def read_backendbench(path: str | Path) -> ReplayPlan:
-    """The calls of a file in its order, with their counts and no recorded times; overloads are resolved afterwards.
+    """Read the calls of a file in order, with their counts and no recorded times; overloads are resolved afterwards.
 
-    A call of an op without a schema here stays in the plan with a reason. Raises FormatError, which names the line,
-    for what is no such call.
+    A call of an op without a schema here stays in the plan with a reason. Raises FormatError, with the line, for an
+    invalid call.
     """
     calls: dict[str, ReplayOp] = {}
     name, overload = "", None
@@ -83,7 +83,7 @@ def read_backendbench(path: str | Path) -> ReplayPlan:
             continue
         call = _CALL.fullmatch(line)
         if call is None or not name:
-            raise FormatError(f"{path}: line {number} is neither an operator nor a call of one", hint=_HINT)
+            raise FormatError(f"{path}: line {number} is neither an operator nor a call", hint=_HINT)
         try:
             op = _op(name, overload, int(call[1]), call[2])
         except UsageError as error:
@@ -102,7 +102,7 @@ def read_backendbench(path: str | Path) -> ReplayPlan:
 
 
 def written_calls(path: str | Path) -> tuple[tuple[str, ...], Counter[str]]:
-    """The different calls of a file as `ir.notation` has them, and of those that cannot be called how many, by why."""
+    """Return the distinct calls of a file in the notation of `ir.notation`, and counts of uncallable ones by reason."""
     ops = read_backendbench(path).ops
     refused = Counter(f"{op.name}: {op.reason}" for op in ops if op.reason is not None)
     return tuple(dict.fromkeys(call_text(op) for op in ops if op.reason is None)), refused
@@ -112,13 +112,13 @@ def _lines(path: Path) -> list[str]:
     try:
         return [line.strip() for line in read_regular(path, MAX_FILE_BYTES).decode().split("\n")]
     except OSError as error:
-        raise FormatError(f"cannot read {path}: {error.strerror}", hint="Check the path and its rights.") from None
+        raise FormatError(f"cannot read {path}: {error.strerror}", hint="Check the path and its permissions.") from None
     except UnicodeDecodeError as error:
-        raise FormatError(f"{path} is no UTF-8: byte {error.start}", hint=_HINT) from None
+        raise FormatError(f"{path} is not UTF-8: byte {error.start}", hint=_HINT) from None
 
 
 def _op(name: str, overload: str | None, count: int, text: str) -> ReplayOp:
-    """One call. Raises UsageError."""
+    """Return the op of one call. Raises UsageError."""
     full_name = name if overload is None else f"{name}.{overload or 'default'}"
     op = ReplayOp(
         id=blake2b(f"{full_name}\0{text}".encode(), digest_size=6).hexdigest(),
@@ -139,24 +139,26 @@ def _op(name: str, overload: str | None, count: int, text: str) -> ReplayOp:
             kinds = {arg.name: arg.kind for arg in spec.args}
             whole = tuple(_as_tensor(arg) if kinds[arg.name] == "Tensor" else arg for arg in args)
             return msgspec.structs.replace(op, overload=spec.overload, args=whole)
-    reason = overloads.reason or Reason("failed", f"no overload of {full_name} takes these arguments")
+    reason = overloads.reason or Reason("failed", f"no overload of {full_name} accepts these arguments")
     return msgspec.structs.replace(op, reason=reason)
 
 
 def _as_tensor(arg: ReplayArg) -> ReplayArg:
-    """A Python number in place of a tensor with the tensor that torch makes of it; any other argument as it is."""
+    """Replace a Python number in place of a tensor by the tensor that torch makes of it; leave other arguments
+    unchanged.
+    """
     dtype = _OF_NUMBERS.get(arg.type)
     tensors = arg.tensors if dtype is None else (TensorMeta(shape=(), dtype=dtype, strides=()),)
     return msgspec.structs.replace(arg, type="Tensor", tensors=tensors)
 
 
 def parse_arguments(name: str, text: str) -> CallText:
-    """The call of an op with the arguments `((positional, ...), {'name': value})`.
+    """Parse the arguments `((positional, ...), {'name': value})` of a call of an op.
 
     Raises UsageError for any other text, NotReplayable for a tensor that is not strided.
     """
     if len(text) > MAX_LINE_CHARS:
-        raise UsageError(f"{len(text):,} characters are over the limit of {MAX_LINE_CHARS:,}", hint=_HINT)
+        raise UsageError(f"{len(text):,} characters exceed the limit of {MAX_LINE_CHARS:,}", hint=_HINT)
     reader = _Reader(text)
     reader.need("(")
     args = reader.sequence()
@@ -168,7 +170,7 @@ def parse_arguments(name: str, text: str) -> CallText:
 
 
 class _Reader(TokenReader):
-    """Reads the arguments of one line."""
+    """Parser for the arguments in one line."""
 
     tokens = _TOKEN
     hint = _HINT
@@ -184,7 +186,7 @@ class _Reader(TokenReader):
         }
 
     def sequence(self, depth: int = 0) -> list[CallValue]:
-        """A list or a tuple."""
+        """Parse a list or a tuple."""
         end = "]" if self.take("[") else ")"
         if end == ")":
             self.need("(")
@@ -200,7 +202,7 @@ class _Reader(TokenReader):
         return items
 
     def by_name(self) -> dict[str, CallValue]:
-        """A dict of arguments by name."""
+        """Parse a dict of arguments by name."""
         self.need("{")
         values: dict[str, CallValue] = {}
         while not self.take("}"):
@@ -216,7 +218,7 @@ class _Reader(TokenReader):
 
     def _value(self, depth: int) -> CallValue:
         if depth > MOST_NESTING:
-            raise UsageError(f"lists nested deeper than {MOST_NESTING}", hint="No op takes such an argument.")
+            raise UsageError(f"lists are nested deeper than {MOST_NESTING}", hint="No op takes such an argument.")
         match = self._peek()
         if match is None:
             raise self._wrong("a value")
@@ -231,11 +233,11 @@ class _Reader(TokenReader):
         return self._number()
 
     def _named(self, word: str, depth: int) -> CallValue:
-        """A value of torch's, or what a call of one of the functions stands for."""
+        """Parse a torch constant, or a call of one of the known functions."""
         name = re.sub(r"^(?:torch|th)\.", "", word)
         if name not in self._functions or not self.take("("):
             if name == word or not re.fullmatch(r"[a-z_0-9]{1,60}", name):
-                raise UsageError(f"{word[:60]} is no value of this format", hint=_HINT)
+                raise UsageError(f"{word[:60]} is not a value of this format", hint=_HINT)
             return TorchName(f"torch.{name}")
         args: list[CallValue] = []
         kwargs: dict[str, CallValue] = {}
@@ -260,11 +262,11 @@ class _Reader(TokenReader):
         if name not in DTYPES.values() or shape is None or (strides is not None and steps is None) or beyond or kwargs:
             raise self._wrong("T([sizes], dtype[, [strides]])")
         if steps is not None and len(steps) != len(shape):
-            raise UsageError(f"{len(steps)} strides for {len(shape)} sizes", hint="One each.")
+            raise UsageError(f"{len(steps)} strides do not match {len(shape)} sizes", hint="One each.")
         return TensorMeta(shape=shape, dtype=name, strides=steps)
 
     def _sparse(self, args: list[CallValue], kwargs: dict[str, CallValue]) -> CallValue:
-        raise NotReplayable(Reason("layout not recorded", "a sparse tensor, of which the file has no indices"))
+        raise NotReplayable(Reason("layout not recorded", "a sparse tensor, whose indices are not in the file"))
 
     def _float(self, args: list[CallValue], kwargs: dict[str, CallValue]) -> CallValue:
         if len(args) != 1 or kwargs or args[0] not in ("inf", "-inf", "nan"):
@@ -286,7 +288,7 @@ class _Reader(TokenReader):
         return kind if index is None else f"{kind}:{index}"
 
     def _number(self) -> CallValue:
-        """A number, or a complex one of two parts."""
+        """Parse a number, or a complex number with two parts."""
         first = self._signed()
         sign = self._peek()
         if sign is None or sign["sign"] not in ("+", "-") or not isinstance(first, int | float):
@@ -319,17 +321,17 @@ def _number_of(text: str) -> CallValue:
     if not text.isdecimal():
         return float(text)
     if len(text) > 20 or int(text) > 2 * LARGEST + 1:
-        raise UsageError("a number beyond 2^64", hint="No op takes one.")
+        raise UsageError("a number exceeds 2^64", hint="No op takes one.")
     return int(text)
 
 
 def _text_of(text: str) -> str:
-    """What stands in quotes, with the escapes of Python."""
+    """Return the contents of a quoted string, with Python's escapes resolved."""
     try:
         value: Any = ast.literal_eval(text)
         value.encode()
     except (ValueError, SyntaxError):
-        raise UsageError(f"{text[:60]} is no text", hint=_HINT) from None
+        raise UsageError(f"{text[:60]} is not a quoted text", hint=_HINT) from None
     return str(value)
 
 

@@ -1,7 +1,7 @@
 # pyright: strict
-"""One call as written, values and metadata of tensors, to an op of the IR: overload, arguments by name.
+"""Resolves one call given as text, with values and tensor metadata, to an op of the IR: overload, arguments by name.
 
-Owns which overload is meant and how values become arguments. The text is `ir.notation`'s, several are `sweep`'s.
+Owns the choice of overload and how values become arguments. `ir.notation` owns the text, `sweep` several calls.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ _BY_NAME = ("ScalarType", "Layout", "MemoryFormat")
 
 
 class NotCallable(UsageError):
-    """A call that nothing here runs as it is written; `reason` is the reason that its op has in reports."""
+    """A call that cannot run here as written; `reason` is the reason that its op has in reports."""
 
     def __init__(self, message: str, *, hint: str, reason: Reason) -> None:
         super().__init__(message, hint=hint)
@@ -68,12 +68,12 @@ class NotCallable(UsageError):
 
 
 def op_of_written(call: CallText, policy: Policy, *, device: str = "cpu") -> ReplayOp:
-    """Return the op that a call names with the arguments that it gives, for `device`.
+    """Return the op that a call names with its arguments, for `device`.
 
-    A call that nothing here runs is returned unresolved with the reason, so that its time can be predicted, see
-    `_op_to_predict`. Users' conversions and executors apply as for a trace: first those that override, the others where
-    there is no such op here. Raises UsageError for a text that can be no call of a known op, NotCallable where it names
-    no tensor, or an op whose name is probably misspelt.
+    A call that cannot run here is returned unresolved with the reason, so that its time can be predicted, see
+    `_op_to_predict`. Users' conversions and executors apply as for a trace: first those that override, the others if
+    there is no such op here. Raises UsageError for text that cannot be a call of a known op, NotCallable if it names no
+    tensor, or an op whose name is probably misspelt.
     """
     try:
         return _callable_op(call, policy, device)
@@ -86,7 +86,7 @@ def op_of_written(call: CallText, policy: Policy, *, device: str = "cpu") -> Rep
 def _callable_op(call: CallText, policy: Policy, device: str) -> ReplayOp:
     parts = split_name(call.name)
     if parts is None:
-        raise UsageError(f"{call.name} cannot be called: it is no op", hint="Name one as a trace does: aten::mm.")
+        raise UsageError(f"{call.name} cannot be called: it is not an op", hint="Name one as a trace does: aten::mm.")
     base = f"{parts[0]}::{parts[1]}"
     if (op := _by_user(base, call, policy, device, override=True)) is not None:
         return op
@@ -105,10 +105,10 @@ def _callable_op(call: CallText, policy: Policy, device: str) -> ReplayOp:
 def _op_to_predict(call: CallText, policy: Policy, device: str, error: NotCallable) -> ReplayOp | None:
     """Return the op of a call that cannot run here: unresolved, with the reason, for its time to be predicted.
 
-    Where only flags are missing, or one tensor stands for a list, the call is completed and can run. It has a schema
-    where a published one takes the call; else it is `ReplayOp.unfit`, with the argument names of the op whose name is
-    nearest. None for a call without tensors that fits no schema, for an overload that its op does not have, and for a
-    name that is nearly one of torch's or of a user's, or a user's own.
+    If only flags are missing, or one tensor is given for a list, the call is completed and can run. It has a schema if
+    a published one accepts the call; otherwise it is `ReplayOp.unfit`, with the argument names of the op with the most
+    similar name. Return None for a call without tensors that fits no schema, for an overload that its op does not have,
+    and for a name that nearly equals one of torch's or of a user's, or is a user's own.
     """
     parts = split_name(call.name)
     if parts is None:
@@ -139,9 +139,9 @@ def _op_to_predict(call: CallText, policy: Policy, device: str, error: NotCallab
 
 
 def named_to_predict(name: str, args: Sequence[ReplayArg], policy: Policy) -> tuple[ReplayArg, ...] | None:
-    """Return the unnamed arguments of a recorded call that nothing here runs, named as `op_of_written` names them.
+    """Return the unnamed arguments of a recorded call that cannot run here, named as `op_of_written` names them.
 
-    None where no schema of the op, nor of one that is near by name, is known.
+    Return None if no schema is known for the op, nor for one with a similar name.
     """
     values = tuple(map(_written_value, args))
     fit, _ = _nearest_to(name, CallText(name=name, args=values), specs_of(name), policy)
@@ -153,7 +153,7 @@ def named_to_predict(name: str, args: Sequence[ReplayArg], policy: Policy) -> tu
 
 
 def _written_value(arg: ReplayArg) -> CallValue:
-    """Return the value of an unnamed argument as a call is written with."""
+    """Return the value of an unnamed argument as in a written call."""
     if arg.tensors and not arg.type.endswith("[]"):
         return arg.tensors[0]
     listed = arg.tensors or arg.value
@@ -170,13 +170,13 @@ def _arguments_of(fit: Unfit) -> tuple[ReplayArg, ...]:
 
 
 def _named(spec: OpSpec | None, name: str) -> ArgSpec:
-    """The argument of this name, or one that no schema tells of."""
+    """Return the argument of this name; one of unknown type if no schema has it."""
     args = () if spec is None else spec.args
     return next((arg for arg in args if arg.name == name), None) or unknown(name)
 
 
 def _is_anothers(base: str, *, known: bool) -> bool:
-    """Whether a name that torch does not know is nearly one of torch's, of a library's or of a user's, or a user's."""
+    """Check whether a name unknown to torch is a user's, or nearly equals a name of torch, a library or a user."""
     if known:
         return False
     namespace = base.partition("::")[0]
@@ -185,7 +185,9 @@ def _is_anothers(base: str, *, known: bool) -> bool:
 
 
 def _nearest_to(base: str, call: CallText, specs: Sequence[OpSpec], policy: Policy) -> tuple[Unfit, bool]:
-    """The call under the nearest schema, and whether that is one of the op itself and not of the nearest name."""
+    """Return the call under the nearest schema, and whether that belongs to the op itself, not to one with a similar
+    name.
+    """
     own = (*specs, *published_specs(base))
     kin = kin_of(base) if not own else None
     of_kin = () if kin is None else (*candidates(kin, policy).specs, *published_specs(kin))
@@ -193,7 +195,7 @@ def _nearest_to(base: str, call: CallText, specs: Sequence[OpSpec], policy: Poli
 
 
 def _completed_op(base: str, fit: Unfit, policy: Policy, device: str) -> ReplayOp | None:
-    """The op of a call that only lacks flags, or has one tensor for a list; None where more is wrong."""
+    """Return the op of a call that only lacks flags, or has one tensor for a list; None if more is wrong."""
     whole = completed(fit)
     if whole is None or fit.spec is None:
         return None
@@ -210,7 +212,7 @@ def _has_tensors(value: CallValue) -> bool:
 
 
 def _by_user(base: str, call: CallText, policy: Policy, device: str, *, override: bool) -> ReplayOp | None:
-    """The call as a user's conversion or executor has it, one that overrides or another; None where there is none."""
+    """Return the call by a user's conversion or executor, with or without `override`; None if there is none."""
     conversion, executor = CONVERSIONS.find(base), EXECUTORS.find(base)
     if conversion is not None and conversion.override == override:
         op = _converted(conversion, base, call, policy, device)
@@ -220,7 +222,7 @@ def _by_user(base: str, call: CallText, policy: Policy, device: str, *, override
 
 
 def _of_overload(specs: Sequence[OpSpec], call: CallText, policy: Policy, device: str) -> ReplayOp:
-    """The op of the first overload that takes the call's arguments. Raises NotCallable where none does."""
+    """Return the op of the first overload that accepts the call's arguments. Raises NotCallable if none does."""
     reasons: list[Reason] = []
     for spec in specs:
         args = argument_forms(spec, call)
@@ -236,10 +238,10 @@ def _of_overload(specs: Sequence[OpSpec], call: CallText, policy: Policy, device
     shown = "; ".join(schema_text(spec.text) for spec in specs[:SHOWN])
     refused = next((reason for reason in reasons if reason.kind != "metadata missing"), None)
     raise NotCallable(
-        f"no overload of {call.name} takes these arguments" + (f": {reasons[0]}" if reasons else ""),
+        f"no overload of {call.name} accepts these arguments" + (f": {reasons[0]}" if reasons else ""),
         hint=f"It is {shown}.",
         reason=refused
-        or Reason("metadata missing", f"no overload of {call.name} takes these arguments; it is {shown}"),
+        or Reason("metadata missing", f"no overload of {call.name} accepts these arguments; its schema: {shown}"),
     )
 
 
@@ -252,7 +254,7 @@ def _identity(name: str, args: tuple[ReplayArg, ...]) -> str:
 
 
 def values_by_name(spec: OpSpec, call: CallText) -> dict[str, CallValue] | None:
-    """What a call gives each argument; None where it does not go with the schema's names."""
+    """Return the call's value for each argument; None if it does not match the schema's names."""
     positional = [arg.name for arg in spec.args if not arg.keyword_only]
     values = dict(zip(positional, call.args, strict=False))
     if len(call.args) > len(positional) or not call.kwargs.keys() <= {arg.name for arg in spec.args} - values.keys():
@@ -262,7 +264,7 @@ def values_by_name(spec: OpSpec, call: CallText) -> dict[str, CallValue] | None:
 
 
 def argument_forms(spec: OpSpec, call: CallText) -> tuple[ReplayArg, ...] | None:
-    """Arguments in the schema's order; None where they do not go with it."""
+    """Return arguments in the schema's order; None if they do not match it."""
     values = values_by_name(spec, call)
     if values is None:
         return None
@@ -272,7 +274,7 @@ def argument_forms(spec: OpSpec, call: CallText) -> tuple[ReplayArg, ...] | None
 
 
 def _argument(arg: ArgSpec, value: CallValue) -> ReplayArg:
-    """One argument in the form of the IR. Raises UsageError for a list that no argument of an op has."""
+    """Return one argument in the form of the IR. Raises UsageError for a list that no argument of an op can have."""
     if value is None:
         return argument_of(arg)
     if isinstance(value, TensorMeta):
@@ -285,19 +287,19 @@ def _argument(arg: ArgSpec, value: CallValue) -> ReplayArg:
     if not any(metas) and (arg.kind != "Tensor[]" or len(metas) < len(value)):
         return argument_of(arg, kind=f"{_kind(arg, value[0])}[]", value=tuple(map(_plain, value)))
     if len(metas) < len(value):
-        raise UsageError(f"the list {arg.name} holds tensors and something else", hint="Give tensors or None.")
+        raise UsageError(f"the list {arg.name} contains tensors and other values", hint="Give tensors or None.")
     return argument_of(arg, kind="Tensor[]", tensors=metas)
 
 
 def _with_strides(meta: Meta) -> Meta:
-    """The tensor with its strides, those of a contiguous one where they are not written; None stays None."""
+    """Return the tensor with its strides, contiguous ones if none are written; None stays None."""
     if meta is None or meta.strides is not None:
         return meta
     return msgspec.structs.replace(meta, strides=contiguous_strides(meta.shape))
 
 
 def _kind(arg: ArgSpec, value: CallValue) -> str:
-    """The IR's type of a plain value for an argument."""
+    """Return the IR type of a plain value for an argument."""
     wanted = arg.kind.removesuffix("[]")
     if isinstance(value, TorchName):
         return wanted if wanted in _BY_NAME else "ScalarType"
@@ -308,16 +310,18 @@ def _kind(arg: ArgSpec, value: CallValue) -> str:
 
 
 def _plain(value: CallValue) -> PlainValue:
-    """A value as the IR holds it. Raises UsageError for a list within a list."""
+    """Return a value in the form of the IR. Raises UsageError for a list within a list."""
     if isinstance(value, str):
         return str(value)
     if value is None or isinstance(value, (bool, int, float, complex)):
         return plain_number(value)
-    raise UsageError("an op takes no such list", hint="Give tensors, numbers, texts, dtypes, or lists of one of these.")
+    raise UsageError(
+        "no op takes a list like this", hint="Give tensors, numbers, texts, dtypes, or lists of one of these."
+    )
 
 
 def _recorded(value: CallValue) -> RecordedArg:
-    """A value in the form that recorded ones have, as users' functions get them."""
+    """Return a value in recorded form, as users' functions get it."""
     if isinstance(value, TensorMeta):
         return as_recorded(_with_strides(value))
     if isinstance(value, TorchName) and value.removeprefix("torch.") in SCALAR_TYPE_CODES:
@@ -328,7 +332,7 @@ def _recorded(value: CallValue) -> RecordedArg:
 
 
 def _call_value(arg: RecordedArg) -> CallValue:
-    """The reverse of `_recorded`."""
+    """Convert an argument back from recorded form; the reverse of `_recorded`."""
     if arg.kind == "tensor":
         return arg.tensor
     if arg.kind in ("tensors", "scalars"):
@@ -339,7 +343,7 @@ def _call_value(arg: RecordedArg) -> CallValue:
 
 
 def _in_order(call: CallText, specs: list[OpSpec]) -> tuple[RecordedArg, ...] | None:
-    """The arguments in the order of the first schema that has their names; None where none has."""
+    """Return the arguments in the order of the first schema that has their names; None if none has."""
     args, by_name = _all_recorded(call)
     if not by_name:
         return tuple(args)
@@ -352,7 +356,7 @@ def _all_recorded(call: CallText) -> tuple[list[RecordedArg], dict[str, Recorded
 
 
 def _executed(entry: UserExecutor, name: str, call: CallText, device: str) -> ReplayOp:
-    """The op, to be run by a user's callable. Raises UsageError."""
+    """Return the op with a user's callable to run it. Raises UsageError."""
     context = Context(device=device)
     is_function = isinstance(entry, PythonFunction)
     text = None
@@ -365,7 +369,7 @@ def _executed(entry: UserExecutor, name: str, call: CallText, device: str) -> Re
     except Unbound as stopped:
         raise UsageError(f"{name} cannot be called: {stopped.reason}", hint=f"{entry.shown} runs it.") from None
     if is_function and (refusal := refused_text(args)) is not None:
-        raise UsageError(f"{name} cannot be called: {refusal}", hint="register_executor takes any text.")
+        raise UsageError(f"{name} cannot be called: {refusal}", hint="register_executor accepts any text.")
     return ReplayOp(
         id=_identity(name, args),
         name=name,
@@ -379,14 +383,15 @@ def _executed(entry: UserExecutor, name: str, call: CallText, device: str) -> Re
 
 
 def _converted(entry: OpFunction, name: str, call: CallText, policy: Policy, device: str) -> ReplayOp | None:
-    """The op that a user's conversion makes of the call; None where it does not apply. Raises UsageError."""
+    """Return the op from a user's conversion of the call; None if it does not apply. Raises UsageError."""
     executor = EXECUTORS.find(name)
     ordered = _in_order(call, [] if executor is None else schemas_for(executor, name))
     if ordered is None and executor is not None:
         return None  # recorded calls have no names: the executor's is what a conversion returned, as --explain shows it
     if ordered is None:
         raise UsageError(
-            f"{name} is converted by {entry.shown}, which gets no names", hint="Give its arguments in order."
+            f"{name} is converted by {entry.shown}, which gets no argument names",
+            hint="Give its arguments by position.",
         )
     try:
         converted = convert(entry, RecordedCall(name=name, args=ordered))
@@ -403,7 +408,7 @@ def _converted(entry: OpFunction, name: str, call: CallText, policy: Policy, dev
 
 
 def _op_of_target(entry: OpFunction, name: str, converted: Converted, policy: Policy, device: str) -> ReplayOp:
-    """The op of the call that a conversion of `name` returned. Raises UsageError."""
+    """Return the op of the call that a conversion of `name` returned. Raises UsageError."""
     kwargs: dict[str, CallValue] = {key: _call_value(arg) for key, arg in converted.by_name.items()}
     target = CallText(name=converted.op, args=tuple(map(_call_value, converted.args)), kwargs=kwargs)
     base = converted.op.partition(".")[0]
@@ -411,12 +416,12 @@ def _op_of_target(entry: OpFunction, name: str, converted: Converted, policy: Po
     if executor is not None and (executor.override or "::" not in base):
         return _executed(executor, base, target, device)
     if base == name:
-        raise UsageError(f"{entry.shown} converts {name} to itself", hint="Register an executor for it as well.")
+        raise UsageError(f"{entry.shown} converts {name} to itself", hint="Also register an executor for it.")
     return _callable_op(_by_schema(target, policy), policy, device)
 
 
 def _by_schema(call: CallText, policy: Policy) -> CallText:
-    """A conversion's call with all arguments by name where it named some: the others follow the schema's order."""
+    """Return a conversion's call with all arguments by name if it named some: the others follow the schema's order."""
     if not call.kwargs:
         return call
     for spec in candidates(call.name, policy).specs:

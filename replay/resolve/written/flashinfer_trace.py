@@ -1,9 +1,9 @@
 # pyright: strict
-"""FlashInfer-Trace: the form of definitions and workloads, and a folder of them read into a plan.
+"""FlashInfer-Trace: the format of definitions and workloads; reads a folder of them into a plan.
 
-Owns the form; `export.flashinfer_trace` writes it. Nothing in a folder is evaluated: what a call cannot say in the
-form (the op, counts, strides, arguments that are no number) stands under the key "opreplay", which others ignore.
-Form: https://bench.flashinfer.ai/docs/flashinfer-trace
+Owns the format; `export.flashinfer_trace` writes it. Nothing in a folder is evaluated: whatever the format cannot
+express (the op, counts, strides, arguments that are not numbers) is stored under the key "opreplay", which other tools
+ignore. Format: https://bench.flashinfer.ai/docs/flashinfer-trace
 """
 
 from __future__ import annotations
@@ -37,21 +37,21 @@ _HINT = "`opreplay export TRACE --format flashinfer-trace --output FOLDER` write
 
 
 class Axis(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A dimension: of one size in all calls, or of a size that each workload gives."""
+    """A dimension: of constant size in all calls, or of a size that each workload gives."""
 
     type: Literal["const", "var"]
     value: int | None = None
 
 
 class Spec(msgspec.Struct, frozen=True, kw_only=True):
-    """A tensor by its axes and dtype; a Python number without a shape."""
+    """A tensor with its axes and dtype; without a shape it is a Python number."""
 
     shape: tuple[str, ...] | None
     dtype: str
 
 
 class Argument(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One argument of the op: with inputs in place of what the call holds of tensors and numbers."""
+    """One argument of the op, with inputs in place of the call's tensors and numbers."""
 
     arg: ReplayArg
     inputs: tuple[str | None, ...] = ()
@@ -59,7 +59,7 @@ class Argument(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Called(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """The op of a definition, as a plan has it."""
+    """The op of a definition, in the form of a plan."""
 
     name: str
     overload: str | None = None
@@ -67,7 +67,7 @@ class Called(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Definition(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What calls of one op with the same dtypes and ranks have in common."""
+    """The common part of calls of one op with the same dtypes and ranks."""
 
     name: str
     op_type: str
@@ -83,7 +83,7 @@ class Definition(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Input(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What a workload puts into one input."""
+    """The contents of one input in a workload."""
 
     type: Literal["random", "scalar", "safetensors"]
     value: bool | int | float | None = None
@@ -100,7 +100,7 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Layout(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """How a tensor lies in memory, where it is not contiguous and alone."""
+    """The memory layout of a tensor that is not contiguous or shares memory."""
 
     strides: tuple[int, ...] | None = None
     storage_offset: int = 0
@@ -108,14 +108,14 @@ class Layout(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Times(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What a plan says of a call beyond its sizes."""
+    """Facts of a plan about a call beyond its sizes."""
 
     count: int = 1
     layouts: dict[str, Layout] = {}
 
 
 class Line(msgspec.Struct, frozen=True, kw_only=True):
-    """One line of workloads."""
+    """One line of a workloads file."""
 
     definition: str
     workload: Workload
@@ -125,7 +125,7 @@ class Line(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def read_flashinfer_trace(path: str | Path) -> ReplayPlan:
-    """The calls of a folder with their counts and no recorded times; overloads are resolved afterwards.
+    """Read the calls of a folder with their counts and no recorded times; overloads are resolved afterwards.
 
     Lines with a solution are left out: they judge one for a workload that has a line of its own. A definition that
     opreplay did not write names no op: its calls keep sizes and dtypes, with a reason. Raises FormatError.
@@ -136,7 +136,7 @@ def read_flashinfer_trace(path: str | Path) -> ReplayPlan:
     for file, line in _lines(folder):
         definition = definitions.get(line.definition)
         if definition is None:
-            raise FormatError(f"{file}: no definition is called {line.definition[:80]!r}", hint=_HINT)
+            raise FormatError(f"{file}: there is no definition {line.definition[:80]!r}", hint=_HINT)
         if line.solution is not None:
             continue
         try:
@@ -157,7 +157,7 @@ def _definitions(folder: Path) -> Iterator[tuple[str, Definition]]:
         try:
             definition = msgspec.json.decode(_bytes(file), type=Definition)
         except _UNREADABLE as error:
-            raise FormatError(f"{file} is no definition: {error}", hint=_HINT) from None
+            raise FormatError(f"{file} is not a definition: {error}", hint=_HINT) from None
         yield definition.name, definition
 
 
@@ -169,11 +169,11 @@ def _lines(folder: Path) -> Iterator[tuple[Path, Line]]:
             try:
                 yield file, msgspec.json.decode(text, type=Line)
             except _UNREADABLE as error:
-                raise FormatError(f"{file}: line {number} is no workload: {error}", hint=_HINT) from None
+                raise FormatError(f"{file}: line {number} is not a workload: {error}", hint=_HINT) from None
 
 
 def _files(folder: Path, part: str, suffix: str) -> list[Path]:
-    """Regular files of a part, sorted; those of other folders, which links lead to, are refused."""
+    """Return the regular files of a part of the folder, sorted; links to files in other folders are refused."""
     files: list[Path] = []
     for file in (folder / part).glob(f"*/*{suffix}"):
         files.append(_inside(folder, file))
@@ -183,11 +183,11 @@ def _files(folder: Path, part: str, suffix: str) -> list[Path]:
 
 
 def _inside(folder: Path, file: Path) -> Path:
-    """A regular file of the folder. Raises FormatError for any other path."""
+    """Return a regular file of the folder. Raises FormatError for any other path."""
     real = file.resolve()
     if not real.is_relative_to(folder) or not real.is_file():
         raise FormatError(
-            f"{file} is no file inside {folder}", hint="Name files of the folder, without links out of it."
+            f"{file} is not a file inside {folder}", hint="Name files in the folder, without links to other places."
         )
     return real
 
@@ -196,11 +196,11 @@ def _bytes(file: Path) -> bytes:
     try:
         return read_regular(file, MAX_FILE_BYTES)
     except OSError as error:
-        raise FormatError(f"cannot read {file}: {error.strerror}", hint="Check the path and its rights.") from None
+        raise FormatError(f"cannot read {file}: {error.strerror}", hint="Check the path and its permissions.") from None
 
 
 def _op(folder: Path, definition: Definition, line: Line) -> ReplayOp:
-    """One call. Raises FormatError, and KeyError or ValueError for what the definition does not go with."""
+    """Return one call. Raises FormatError, and KeyError or ValueError if the line does not match the definition."""
     metas = _metas(definition, line)
     values = line.workload.inputs
     for name, value in values.items():
@@ -232,7 +232,7 @@ def _size(name: str, axis: Axis, workload: Workload) -> int:
 
 
 def _metas(definition: Definition, line: Line) -> dict[str, TensorMeta]:
-    """The tensors of a call by name. Raises ValueError."""
+    """Return the tensors of a call by name. Raises ValueError."""
     sizes = {name: _size(name, axis, line.workload) for name, axis in definition.axes.items()}
     metas: dict[str, TensorMeta] = {}
     for name, spec in definition.inputs.items():
@@ -259,7 +259,7 @@ def _meta(name: str, spec: Spec, sizes: dict[str, int], layout: Layout | None) -
 
 
 def _argument(argument: Argument, metas: dict[str, TensorMeta], values: dict[str, Input]) -> ReplayArg:
-    """The argument with its tensors or its number. Raises KeyError for an input that is not there."""
+    """Return the argument with its tensors or its number. Raises KeyError for a missing input."""
     if not argument.inputs:
         return argument.arg
     if not any(name in metas for name in argument.inputs):
@@ -284,7 +284,7 @@ def _number(name: str, values: dict[str, Input]) -> bool | int | float:
 
 
 def _check_stored(folder: Path, name: str, value: Input, metas: dict[str, TensorMeta]) -> None:
-    """That a stored tensor lies in the folder and is as the definition says. Raises FormatError, ValueError."""
+    """Check that a stored tensor is in the folder and matches the definition. Raises FormatError, ValueError."""
     if name not in metas or value.path is None:
         raise ValueError(f"{name[:80]} has no path or is no tensor")
     stored = SafetensorsFile(_inside(folder, folder / value.path)).tensors.get(value.tensor_key or "")

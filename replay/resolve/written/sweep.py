@@ -1,5 +1,7 @@
 # pyright: strict
-"""Several calls as written, over sizes, to a plan: texts and files to calls, checked on meta tensors."""
+"""Builds a plan from several calls given as text, over sizes: parses texts and files, and checks calls on meta
+tensors.
+"""
 
 from __future__ import annotations
 
@@ -22,30 +24,30 @@ MOST_FILE_BYTES = 16 << 20
 
 
 class Written(msgspec.Struct, frozen=True, kw_only=True):
-    """One call: its text, and a size for each name in it."""
+    """One call: its text, and a value for each size in it."""
 
     text: str
     sizes: Mapping[str, int] = {}
 
 
 def calls_of_file(path: str) -> tuple[str, ...]:
-    """The calls of a file, one a line; lines that are empty or begin with # are none. "-" is stdin.
+    """Return the calls of a file, one per line; empty lines and lines that begin with # are skipped. "-" is stdin.
 
-    Raises UsageError for a file that cannot be read, is no text, or holds no call.
+    Raises UsageError for a file that cannot be read, is not text, or holds no call.
     """
     try:
         data = sys.stdin.buffer.read(MOST_FILE_BYTES + 1) if path == "-" else _bytes_of(Path(path))
         text = data.decode()
     except OSError as error:
-        raise UsageError(f"cannot read {path}: {error.strerror}", hint="Name a file of calls, one a line.") from None
+        raise UsageError(f"cannot read {path}: {error.strerror}", hint="Name a file of calls, one per line.") from None
     except UnicodeDecodeError:
-        raise UsageError(f"{path} is no text", hint="Name a file of calls, one a line.") from None
+        raise UsageError(f"{path} is not text", hint="Name a file of calls, one per line.") from None
     if len(data) > MOST_FILE_BYTES:
-        raise UsageError(f"{path} holds more than {MOST_FILE_BYTES:,} bytes", hint="Split it.")
+        raise UsageError(f"{path} has more than {MOST_FILE_BYTES:,} bytes", hint="Split it.")
     lines = map(str.strip, text.splitlines())
     calls = tuple(line for line in lines if line and not line.startswith("#"))
     if not calls:
-        raise UsageError(f"{path} holds no call", hint="Write one a line: aten::mm(bf16[64,32], bf16[32,8]).")
+        raise UsageError(f"{path} contains no call", hint="Write one call per line: aten::mm(bf16[64,32], bf16[32,8]).")
     return calls
 
 
@@ -55,7 +57,7 @@ def _bytes_of(path: Path) -> bytes:
 
 
 def sizes_among(sweeps: Sequence[str], texts: Sequence[str]) -> tuple[list[str], list[str]]:
-    """(sizes, calls): of "n=1,4 k=1,8" each size by itself, with those that stand among the calls behind a sweep."""
+    """Return (sizes, calls): each size of a sweep like "n=1,4 k=1,8" by itself, with sizes listed among the calls."""
     split = [part for sweep in sweeps for part in sweep.split()]
     sizes = [text for text in texts if sweeps and _SIZES.fullmatch(text)]
     return [*split, *sizes], [text for text in texts if text not in sizes]
@@ -65,7 +67,7 @@ _SIZES = re.compile(r"[A-Za-z_]\w*=[\dk,.^:\s]+")
 
 
 def over_sizes(texts: Sequence[str], sweeps: Sequence[str]) -> tuple[Written, ...]:
-    """Each text with every combination of the sizes that it names; `sweeps` are "n=1,47" and the like.
+    """Return each text with every combination of the sizes that it names; `sweeps` are like "n=1,47".
 
     Raises UsageError for a size without values, values for a size that no text has, and too many combinations.
     """
@@ -75,16 +77,18 @@ def over_sizes(texts: Sequence[str], sweeps: Sequence[str]) -> tuple[Written, ..
     for text, names in named.items():
         missing = next((name for name in names if name not in values), None)
         if missing is not None:
-            raise UsageError(f"{missing} in {text} has no value", hint=f"Give some: --vary {missing}=1,47,128.")
+            raise UsageError(f"{missing} in {text} has no value", hint=f"Give values: --vary {missing}=1,47,128.")
         for sizes in itertools.product(*(values[name] for name in names)):
             cases.append(Written(text=text, sizes=dict(zip(names, sizes, strict=True))))
             if len(cases) > MOST_CASES:
-                raise UsageError(f"more than {MOST_CASES:,} calls", hint="Take fewer sizes.")
+                raise UsageError(f"more than {MOST_CASES:,} calls", hint="Use fewer sizes.")
     return tuple(cases)
 
 
 def _values_of(sweeps: Sequence[str], known: list[str]) -> dict[str, tuple[int, ...]]:
-    """The values of each size in `sweeps`. Raises UsageError for one that is not `known` or that stands twice."""
+    """Return the values of each size in `sweeps`. Raises UsageError for a size that is not `known` or is given
+    twice.
+    """
     values: dict[str, tuple[int, ...]] = {}
     for sweep in sweeps:
         name, sizes = parse_sizes(sweep)
@@ -95,18 +99,18 @@ def _values_of(sweeps: Sequence[str], known: list[str]) -> dict[str, tuple[int, 
         if name not in known:
             near = get_close_matches(name, known, n=1)
             hint = f"Did you mean {near[0]}?" if near else f"Its sizes are {', '.join(known) or 'all numbers'}."
-            raise UsageError(f"--vary {name}: no call has a size of this name", hint=hint)
+            raise UsageError(f"--vary {name}: no call has a size with this name", hint=hint)
     return values
 
 
 def plan_of_calls(
     cases: Sequence[Written], *, allow_imports: Mapping[str, str] | None = None, device: str = "cpu"
 ) -> tuple[ReplayPlan, tuple[str, ...]]:
-    """Return the ops of some calls with their outputs, each once, and the id of each call's op.
+    """Return the ops of the calls with their outputs, each once, and the id of each call's op.
 
-    An op that nothing here runs is unresolved and has the reason, see `op_of_written`. One whose arguments do not go
-    together, as a call on meta tensors finds out, has that as its reason (`is_refused`). Raises UsageError for texts
-    that are no calls, and as `op_of_written` does.
+    An op that cannot run here is unresolved and has the reason, see `op_of_written`. If a call on meta tensors shows
+    that the arguments are inconsistent, that is its reason (`is_refused`). Raises UsageError for texts that are not
+    calls, and as `op_of_written` does.
     """
     from opreplay.replay.resolve.meta.check import check_plan
     from opreplay.replay.resolve.meta.outputs import with_outputs
@@ -133,7 +137,7 @@ def plan_of_calls(
             return _of_unknown_results(op, f"its fake kernel fails: {why}")
         if op.resolved_by == "reference":
             # The reference may know less than the library whose op it stands in for.
-            unlike = Reason("failed", f"the reference does not take this call: {why}")
+            unlike = Reason("failed", f"the reference does not accept this call: {why}")
             return msgspec.structs.replace(op, resolved_by=None, unfit=True, reason=unlike)
         return msgspec.structs.replace(op, reason=Reason("failed", why))
 
@@ -153,6 +157,6 @@ def _of_unknown_results(op: ReplayOp, why: str) -> ReplayOp:
 def is_refused(op: ReplayOp) -> bool:
     """Return whether a written call is wrong on any device: torch refuses its arguments, or no memory holds a result.
 
-    A call that only nothing here runs is not refused: its time can be predicted.
+    A call that merely cannot run here is not refused: its time can be predicted.
     """
     return op.reason is not None and op.resolved_by is not None

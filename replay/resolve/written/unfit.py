@@ -1,8 +1,8 @@
 # pyright: strict
-"""Calls that no overload here takes, named after the schema that is nearest: to be predicted alone, nothing of it runs.
+"""Calls that no overload here accepts, with argument names of the nearest schema: for prediction only, they never run.
 
-Values go to the names whose types they fit, in order; what fits none is numbered, what is named otherwise under its
-own name.
+Values go to the names whose types they fit, in order; a value that fits none gets a number, a value with another name
+keeps it.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _PLAIN: dict[str, tuple[type, ...]] = {
 
 
 class Unfit(NamedTuple):
-    """A call under the names of the schema that it is nearest to."""
+    """A call with the argument names of the nearest schema."""
 
     spec: OpSpec | None
     """None where no schema of the op is known."""
@@ -47,20 +47,22 @@ class Unfit(NamedTuple):
 
 @lru_cache(maxsize=1024)
 def published_specs(name: str) -> tuple[OpSpec, ...]:
-    """The schemas that a vendor has published of "ns::op", the newest first, whether or not anything implements it."""
+    """Return the schemas that a vendor has published for "ns::op", newest first, whether or not anything implements
+    it.
+    """
     versions = sorted(published(name), reverse=True)
     return tuple(compile_schema(parse_schema(text), registered=False) for _, text in versions)
 
 
 def nearest(call: CallText, specs: Sequence[OpSpec]) -> Unfit:
-    """The call under the names of the schema that takes most of it, the first of several."""
+    """Return the call with the names of the schema that accepts most of its values; the first of several."""
     fits = [_under(spec, call) for spec in specs]
     unnamed = {f"arg{i}": value for i, value in enumerate(call.args)}
     return min(fits, key=lambda fit: 2 * len(fit.misfits) + len(fit.absent), default=Unfit(None, unnamed | call.kwargs))
 
 
 def completed(fit: Unfit) -> CallText | None:
-    """The call with all arguments by name and False for flags that are not written; None where more is wrong."""
+    """Return the call with all arguments by name and False for missing flags; None if more is wrong."""
     if fit.spec is None or fit.misfits:
         return None
     kinds = {arg.name: arg.kind for arg in fit.spec.args}
@@ -72,7 +74,7 @@ def completed(fit: Unfit) -> CallText | None:
 
 
 def as_list(kind: str, value: CallValue) -> CallValue:
-    """A list of one value where the type is a list and the value none."""
+    """Wrap the value in a list if the type is a list and the value is not."""
     return [value] if kind.endswith("[]") and value is not None and not isinstance(value, list) else value
 
 
@@ -86,7 +88,7 @@ def _under(spec: OpSpec, call: CallText) -> Unfit:
 
 
 def _by_place(unfilled: list[ArgSpec], positional: Sequence[CallValue]) -> tuple[dict[str, CallValue], list[str]]:
-    """Values by the names of the arguments that take them in order, and the names of misfits."""
+    """Assign values in order to the arguments that accept them; return them by name, with the names of misfits."""
     values: dict[str, CallValue] = {}
     misfits: list[str] = []
     last: list[CallValue] = []
@@ -108,7 +110,7 @@ def _by_place(unfilled: list[ArgSpec], positional: Sequence[CallValue]) -> tuple
 
 
 def takes(arg: ArgSpec, value: CallValue) -> bool:
-    """Whether an argument may be meant by a value; a list of tensors or numbers also by one of them."""
+    """Check whether a value may be for this argument; a list of tensors or numbers also accepts a single one."""
     if value is None:
         return arg.optional
     kind = arg.kind.removesuffix("[]")
@@ -117,7 +119,7 @@ def takes(arg: ArgSpec, value: CallValue) -> bool:
 
 
 def unknown(name: str) -> ArgSpec:
-    """An argument that no schema tells of."""
+    """Return an argument that no schema has."""
     return ArgSpec(
         name=name,
         kind="Scalar",

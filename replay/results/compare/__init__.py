@@ -1,2 +1,2 @@
 # pyright: strict
-"""Runs compared."""
+"""Compare runs."""

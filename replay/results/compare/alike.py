@@ -1,5 +1,5 @@
 # pyright: strict
-"""The change that all ops of two recordings of one device share: clocks, power, temperature, and no op's own."""
+"""Find the change that all ops of two recordings of one device share (clocks, power, temperature)."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ SURE = 2.5
 
 
 def shared_change(ops: Sequence[OpComparison]) -> float | None:
-    """How many times as long all ops took in the second recording, or None where they did not change alike.
+    """Return the factor by which all ops took longer in the second recording, or None if they did not change alike.
 
-    The geometric mean of the ratios without outliers, where the middle half of them agrees within the errors of the
-    ops.
+    It is the geometric mean of the ratios without outliers, provided that the middle half of them agrees within the
+    ops' errors.
     """
     judged = [op for op in ops if op.verdict == "same" and op.ratio]
     if len(judged) < LEAST_OPS:
@@ -52,7 +52,7 @@ def shared_change(ops: Sequence[OpComparison]) -> float | None:
 
 
 def relative_to(op: OpComparison, shared: float) -> OpComparison:
-    """The op with its ratio and interval relative to the change of all ops; one that has no ratio as it is."""
+    """Return the op with ratio and interval relative to the shared change; unchanged if it has no ratio."""
     if op.ratio is None:
         return op
     low, high = (None if bound is None else bound / shared for bound in (op.low, op.high))

@@ -1,9 +1,10 @@
 # pyright: strict
-"""Where the times of an op changed in a history of runs: ruptures says where that may be, a t-test whether it is.
+"""Find where the times of an op changed in a history of runs: ruptures proposes change points, a t-test confirms them.
 
-Changes are those of the mean of log times with least squares within the parts between them (Killick, Fearnhead and
-Eckley 2012, PELT), at a penalty that suggests too many. Of these the least sure is left out until all are sure, by
-Student's t-test of the runs before and after, up to the next changes, at LEVEL over all places of all ops (Bonferroni).
+Change points are those of the mean of log times, with least squares within the segments between them (Killick,
+Fearnhead and Eckley 2012, PELT), at a penalty that proposes too many. The least certain one is removed until all are
+certain by Student's t-test of the runs before and after, up to the neighbouring changes, at LEVEL over all places of
+all ops (Bonferroni).
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ Values = np.ndarray[Any, np.dtype[np.float64]]
 
 
 class Change(msgspec.Struct, frozen=True, kw_only=True):
-    """An op that became slower or faster at a run and stayed so."""
+    """A lasting slowdown or speed-up of an op, starting at one run."""
 
     at: int
     """Index of the first run after it, from 0."""
@@ -52,7 +53,7 @@ class Change(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class OpHistory(msgspec.Struct, frozen=True, kw_only=True):
-    """One op of a history."""
+    """The times and changes of one op."""
 
     id: str
     name: str
@@ -66,7 +67,7 @@ class OpHistory(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def changes_of(history: Sequence[Series]) -> tuple[OpHistory, ...]:
-    """Every op of a history with its changes, the op whose latest change is largest first.
+    """Return every op of a history with its changes, the largest latest change first.
 
     Raises EnvironmentRefused without ruptures and SciPy.
     """
@@ -83,13 +84,15 @@ def change_points(
     propose: Callable[[Values, float], Sequence[int]],
     test: Callable[[Values, Values], float],
 ) -> list[tuple[int, float]]:
-    """Index of the first value after each change, and p of its test; float64 [runs] of log times."""
+    """Return the index of the first value after each change, and the p-value of its test; `values` are float64 [runs]
+    log times.
+    """
     steps = np.abs(np.diff(values))
     scatter = max(float(np.median(steps)) / NORMAL_MAD / np.sqrt(2.0), LEAST_SCATTER)
     points = list(propose(values, PENALTY * scatter**2 * float(np.log(len(values)))))
 
     def tested(index: int) -> float:
-        """The p of a point, between its neighbours."""
+        """Return the p-value of a point between its neighbours."""
         before, after = [0, *points][index], [*points[1:], len(values)][index]
         return test(values[before : points[index]], values[points[index] : after])
 
@@ -137,7 +140,7 @@ def _op_history(series: Series, level: float, propose: Any, test: Any) -> OpHist
 
 
 def _libraries() -> tuple[Callable[[Values, float], Sequence[int]], Callable[[Values, Values], float]]:
-    """Where changes may be, by ruptures, and how sure one is, by SciPy."""
+    """Return ruptures' function that proposes change points, and SciPy's test."""
     try:
         ruptures, special = import_module("ruptures"), import_module("scipy.special")
     except ImportError:

@@ -1,5 +1,5 @@
 # pyright: strict
-"""Whether two runs may be compared: the registry of facts and options that must agree, and of those only noted."""
+"""Decide whether two runs may be compared: the facts and options that must agree, and those that are only noted."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ class Difference(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def differences(before: Header, after: Header) -> tuple[Difference, ...]:
-    """What differs, what forbids the comparison first. A fact that one run lacks is not held against it."""
+    """Return the facts that differ, those that forbid the comparison first. A fact that one run lacks is ignored."""
     return (
         *_between(before.environment, after.environment, MUST_AGREE, blocking=True),
         *_between(WERE_ALWAYS | before.options, WERE_ALWAYS | after.options, OPTIONS_MUST_AGREE, blocking=True),
@@ -88,7 +88,7 @@ def differences(before: Header, after: Header) -> tuple[Difference, ...]:
 
 
 def load_notes(before: Header, after: Header) -> tuple[str, ...]:
-    """Which of the two runs started on a machine that had other work, and whether ops were measured in one go."""
+    """Return notes on which of the two runs started on a busy machine, and whether ops were measured in one go."""
     notes: list[str] = []
     measured_once = False
     for which, header in (("first", before), ("second", after)):

@@ -1,11 +1,11 @@
 # pyright: strict
-"""Two runs side by side: which ops became slower or faster, and which differences are noise; reads files, runs nothing.
+"""Compare two runs: which ops became slower or faster, and which differences are noise. Reads files, runs nothing.
 
-What is compared is an op's ratio: how many times as long it took in the second run. By the method "gauges" both times
-are relative to the gauges that were read beside every sample, so that what makes the whole machine faster or slower
-meanwhile is not in it; by "medians" they are plain medians. An op counts as slower when the ratio is above 1 by more
-than its 95 % interval, and by more than the threshold: the user's or, where more is needed, 2.4 times the spread of the
-ratios of all ops in these two runs; 2.6 times its own error where its visits tell that.
+Compared is an op's ratio: its time in the second run divided by its time in the first. With method "gauges", both times
+are relative to the gauges read with every sample, so that changes of the whole machine cancel; with "medians" they are
+plain medians. An op counts as slower if the ratio exceeds 1 by more than its 95 % interval and by more than the
+threshold: the user's or, if larger, 2.4 times the spread of the ratios of all ops in these two runs; 2.6 times the op's
+own error if its visits give one.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ DOUBTFUL = {
 
 
 class OpComparison(msgspec.Struct, frozen=True, kw_only=True):
-    """One op in both runs; times in microseconds a call."""
+    """One op in both runs; times in microseconds per call."""
 
     id: str
     name: str
@@ -91,21 +91,21 @@ class OpComparison(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def weight_us(self) -> float:
-        """How much it changes the step, else all its calls; a time that is missing counts as 0."""
+        """Return how much the op changes the step, or else all its calls; a missing time counts as 0."""
         if self.step_change_us is not None:
             return abs(self.step_change_us)
         return abs(((self.after_us or 0.0) - (self.before_us or 0.0)) * self.count)
 
     @property
     def error(self) -> float | None:
-        """Standard error of the logarithm of the ratio."""
+        """Return the standard error of the logarithm of the ratio."""
         if self.low is None or self.high is None or self.low <= 0:
             return None
         return math.log(self.high / self.low) / (2.0 * ERRORS)
 
 
 class Total(msgspec.Struct, frozen=True, kw_only=True):
-    """Ratio of all ops together that were judged, weighted by the time of their calls in the first run."""
+    """Ratio of all judged ops together, weighted by the time of their calls in the first run."""
 
     ratio: float
     low: float | None
@@ -116,7 +116,7 @@ class Total(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StepTimes(msgspec.Struct, frozen=True, kw_only=True):
-    """How long the marked steps of a trace took, on the host thread that marks them; those that launch work."""
+    """Durations of a trace's marked steps that launch work, on the host thread that marks them."""
 
     count: int
     median_us: float
@@ -127,7 +127,7 @@ class StepTimes(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Side(msgspec.Struct, frozen=True, kw_only=True):
-    """What one of two sides is, where not both are measurements."""
+    """Description of one side, if not both sides are measurements."""
 
     what: What
     on: str
@@ -155,7 +155,7 @@ class Side(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ClassTotal(msgspec.Struct, frozen=True, kw_only=True):
-    """All ops of one class of work (GEMM, attention, elementwise, ...); microseconds, all calls."""
+    """All ops of one class of work (GEMM, attention, elementwise, ...); microseconds over all calls."""
 
     name: str
     before_us: float
@@ -202,12 +202,14 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
     """Between the steps of two traces: which calls stand in place of which."""
 
     def of(self, *verdicts: Verdict) -> list[OpComparison]:
-        """The ops with these verdicts."""
+        """Return the ops with these verdicts."""
         return [op for op in self.ops if op.verdict in verdicts]
 
     @property
     def whole(self) -> float | None:
-        """After to before of all that was recorded, ops on one side too; None unless both sides are recorded times."""
+        """Return after/before of all recorded time, including ops on only one side; None unless both sides are
+        recordings.
+        """
         if self.sides is None or any(side.what != "recorded" or not side.total_us for side in self.sides):
             return None
         if not all(side.is_total_known for side in self.sides):
@@ -216,9 +218,11 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def untold(self) -> str:
-        """Why it cannot be told whether the total changed; "" where it can. One recording on a host clock has no
-        error: what the machine did beside it may be longer than the other's for all of its calls. Neither have runs
-        whose ops were all too slow for the samples of an interval."""
+        """Return why it is unknown whether the total changed; "" if it is known.
+
+        A single recording on a host clock has no error estimate, since other work on the machine may have slowed all of
+        its calls. Runs whose ops were all too slow to give enough samples for an interval have none either.
+        """
         if self.sides is None and self.total is None and any(op.ratio is not None for op in self.ops):
             return "no op has an interval in both runs"
         if any(not side.is_total_known for side in self.sides or ()):
@@ -229,7 +233,7 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def with_alone(self) -> float | None:
-        """The total of two runs with the ops that are in the plan of one of them only; None where there is no total."""
+        """Return the ratio of the totals including ops that only one run has; None if there is no total."""
         if self.total is None or self.before_us <= 0 or self.sides is not None:
             return None
         gone = sum((op.before_us or 0.0) * op.count for op in self.of("only before"))
@@ -238,13 +242,13 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def alone_share(self) -> float:
-        """Of all ops that were compared or are in the plan of one side only, the latter."""
+        """Return the share of all ops that are in the plan of only one side."""
         alone = len(self.of("only before", "only after"))
         return alone / len(self.ops) if self.ops else 0.0
 
     @property
     def unclear_share(self) -> float:
-        """Of the ops that both runs replayed, those that could not be judged."""
+        """Return the share of the ops replayed by both runs that could not be judged."""
         both = self.of("slower", "faster", "same", "unclear")
         return len(self.of("unclear")) / len(both) if both else 0.0
 
@@ -259,7 +263,7 @@ def compare(
 ) -> Comparison:
     """Judge every op of two result files; `threshold` is a share, 0.05 for 5 %.
 
-    Raises EnvironmentRefused when the runs are of two machines or two ways to measure, unless `force`.
+    Raises EnvironmentRefused if the runs are of two machines or two measurement methods, unless `force` is set.
     """
     differ = differences(before.header, after.header)
     if not force:
@@ -297,7 +301,7 @@ def compare(
 def _thresholds(
     compared: Sequence[OpComparison], visited: Mapping[str, Adjusted], threshold: float, spread: float | None
 ) -> dict[str, float]:
-    """Op id → the change from which it is called one."""
+    """Return the smallest change of each op, by id, that counts as a change."""
     raised = raised_threshold(threshold, spread)
     return {
         op.id: max(threshold, math.expm1(VISITED_ERRORS * (op.error or 0.0))) if op.id in visited else raised
@@ -306,7 +310,7 @@ def _thresholds(
 
 
 def _unmatched(before: ResultFile, after: ResultFile, *, cut: bool) -> list[OpComparison]:
-    """The ops that one run has alone; `cut`: the second one did not come to all of its ops."""
+    """Return the ops that only one run has; `cut` says that the second run did not reach all of its ops."""
     first, second = ({result.id for result in run.results} for run in (before, after))
     gone = [
         _alone(result, "lost" if cut and result.measurement else "only before")
@@ -317,28 +321,28 @@ def _unmatched(before: ResultFile, after: ResultFile, *, cut: bool) -> list[OpCo
 
 
 def _require_alike(differ: Sequence[Difference]) -> None:
-    """Raises EnvironmentRefused for runs of two machines or two ways to measure."""
+    """Raise EnvironmentRefused for runs of two machines or two measurement methods."""
     if blocking := [difference for difference in differ if difference.blocking]:
         threads = any(difference.name == "threads" for difference in differ)
         raise EnvironmentRefused(
             f"the runs cannot be compared: {'; '.join(map(str, blocking))}",
-            hint="Run both on the same machine with the same options, or compare all the same with --force."
-            + (" A number of threads is set with --set threads=N." if threads else ""),
+            hint="Run both on the same machine with the same options, or compare them anyway with --force."
+            + (" Set the number of threads with --set threads=N." if threads else ""),
         )
 
 
 def sums_of(ops: Sequence[OpComparison]) -> tuple[float, float]:
-    """Time before and after of all calls."""
+    """Return the time of all calls before and after."""
     return sum((op.before_us or 0.0) * op.count for op in ops), sum((op.after_us or 0.0) * op.count for op in ops)
 
 
 def raised_threshold(threshold: float, spread: float | None) -> float:
-    """The threshold, or what the ratios of all ops scatter by where that is more."""
+    """Return the threshold, or the spread of all ops' ratios if that is larger."""
     return max(threshold, 0.0 if spread is None else math.expm1(SPREADS * spread))
 
 
 def _missing_notes(unmeasured: int, unreached: tuple[int, int]) -> list[str]:
-    """How many ops neither run replayed, and how many each did not come to."""
+    """Return notes on how many ops neither run replayed, and how many each run did not reach."""
     notes = [f"not compared: {unmeasured} ops that neither run replayed"] if unmeasured else []
     return notes + [
         f"the {which} run was cut short: it did not come to {missing} of its ops"
@@ -350,8 +354,11 @@ def _missing_notes(unmeasured: int, unreached: tuple[int, int]) -> list[str]:
 def compare_op(
     before: OpResult, after: OpResult, method: Method = "gauges", adjusted: Adjusted | None = None
 ) -> OpComparison:
-    """Ratio of an op that one run or both replayed; not judged yet: "same", or why it cannot be judged. `adjusted` is
-    the ratio by the op's visits, where both runs have several."""
+    """Return the ratio of an op replayed by one or both runs, with verdict "same" or the reason why it cannot be
+    judged.
+
+    `adjusted` is the ratio computed from the op's visits, if both runs have several.
+    """
     a, b = before.measurement, after.measurement
     comparison = OpComparison(
         id=after.id,
@@ -377,8 +384,11 @@ def compare_op(
 
 
 def judged(op: OpComparison, threshold: float, applied: float) -> OpComparison:
-    """The op with its verdict: slower or faster beyond what is applied (a share) and its own interval, the same within
-    the threshold asked for, and unclear between."""
+    """Return the op with its verdict.
+
+    Slower or faster: beyond `applied` (a share) and the op's own interval. Same: within the requested threshold.
+    Unclear: in between.
+    """
     if op.verdict != "same" or op.ratio is None or op.low is None or op.high is None:
         return op
     if is_within(op.ratio, threshold):
@@ -391,17 +401,17 @@ def judged(op: OpComparison, threshold: float, applied: float) -> OpComparison:
 
 
 def is_within(ratio: float, threshold: float) -> bool:
-    """Whether a ratio is no more than a share away from 1, either way."""
+    """Check whether a ratio differs from 1 by at most this share, in either direction."""
     return 1.0 / (1.0 + threshold) <= ratio <= 1.0 + threshold
 
 
 def unclear(op: OpComparison, why: str) -> OpComparison:
-    """The op, of which nothing can be said, and why."""
+    """Return the op with verdict "unclear" and the reason."""
     return msgspec.structs.replace(op, verdict="unclear", note=f"{why}; {op.note}" if op.note else why)
 
 
 def _ratio(a: Measurement, b: Measurement, method: Method) -> tuple[float, float, float]:
-    """Ratio of the times relative to the gauges, or of the medians, and its 95 % interval."""
+    """Return the ratio of the times relative to the gauges, or of the medians, and its 95 % interval."""
     if method == "gauges" and a.relative and b.relative:
         ratio, errors = b.relative / a.relative, (a.relative_error, b.relative_error)
     else:
@@ -414,13 +424,13 @@ def _ratio(a: Measurement, b: Measurement, method: Method) -> tuple[float, float
 
 
 def _with_interval(ratio: float, error: float) -> tuple[float, float, float]:
-    """A ratio and its 95 % interval, of the standard error of its logarithm."""
+    """Return a ratio and its 95 % interval from the standard error of its logarithm."""
     factor = math.exp(ERRORS * error)
     return ratio, ratio / factor, ratio * factor
 
 
 def spread_of(ops: Sequence[OpComparison]) -> float | None:
-    """Standard deviation of the logarithms of the ratios if they were normal, as the nearest four fifths tell it."""
+    """Return the standard deviation of the log ratios, estimated robustly from the middle four fifths."""
     nearest, normal = NEAREST
     logs = sorted(abs(math.log(op.ratio)) for op in ops if op.verdict == "same" and op.ratio)
     return quantile(logs, nearest) / normal if len(logs) >= MIN_OPS_FOR_SPREAD else None
@@ -429,8 +439,10 @@ def spread_of(ops: Sequence[OpComparison]) -> float | None:
 def power_of(
     ops: Sequence[OpComparison], thresholds: Mapping[str, float], visited: AbstractSet[str], spread: float | None
 ) -> float | None:
-    """The least change that would be found so often (`FOUND`) in so large a part of the ops that were judged: each by
-    its threshold, `visited` those whose error holds what scatters from run to run."""
+    """Return the smallest change that would be found with probability `FOUND` in most of the judged ops.
+
+    Each op counts by its threshold; for ops in `visited`, the error already includes the variation from run to run.
+    """
     detectable: list[float] = []
     for op in ops:
         if op.ratio is None or op.error is None:
@@ -441,10 +453,10 @@ def power_of(
 
 
 def total_of(both: Sequence[OpComparison], spread: float | None) -> Total | None:
-    """Ratio of all ops together with its interval.
+    """Return the ratio of all ops together with its interval.
 
-    An op is off by its own error or by the spread of all, whichever is more; and ops that were measured one after the
-    other are off together, as a machine is slow for a while: what batches of neighbours differ by counts as well.
+    An op's error is its own or the spread of all ops, whichever is larger. Ops measured one after the other err
+    together, since a machine is slow for a while: differences between batches of neighbours are included as well.
     """
     known = [(op.ratio, op.error, (op.before_us or 0.0) * op.count) for op in both if op.ratio and op.error is not None]
     before_us = sum(us for _, _, us in known)
@@ -459,14 +471,14 @@ def total_of(both: Sequence[OpComparison], spread: float | None) -> Total | None
 
 
 def machine_of(pairs: Sequence[tuple[OpResult, OpResult]]) -> float | None:
-    """Median over the ops of how many times as long the gauge took in the second run."""
+    """Return the median over the ops of the gauge's time in the second run divided by the first."""
     gauges = [(a.measurement.gauge_us, b.measurement.gauge_us) for a, b in pairs if a.measurement and b.measurement]
     ratios = [min(after) / min(before) for before, after in gauges if before and after and min(*before, *after) > 0]
     return statistics.median(ratios) if ratios else None
 
 
 def _doubt(a: Measurement, b: Measurement) -> str:
-    """Why the two measurements cannot be held against each other; "" where they can."""
+    """Return why the two measurements cannot be compared; "" if they can."""
     fewest = min(a.samples, b.samples)
     for kind in map(kind_of, (*a.warnings, *b.warnings)):
         if kind in DOUBTFUL:
@@ -483,20 +495,22 @@ def _doubt(a: Measurement, b: Measurement) -> str:
 
 
 def _another_way(before: OpResult, after: OpResult) -> str:
-    """That another implementation ran, which is what may have been asked: how a custom op compares with a built-in."""
+    """Return a note if another implementation ran, which may be the question: how a custom op compares with a
+    built-in.
+    """
     first, second = (result.via or result.resolved_by or "" for result in (before, after))
     return f"ran as {first} before, {second} after" if first != second else ""
 
 
 def unreached_of(run: ResultFile) -> int:
-    """Ops of a run's plan that it did not come to: that have no result, or no other than that there was no time."""
+    """Return how many ops of a run's plan it did not reach: without a result, or stopped for lack of time."""
     planned = run.header.trace.get("ops")
     reached = len(kept_results(run))
     return max(0, (planned if isinstance(planned, int) else len(run.results)) - reached)
 
 
 def _alone(result: OpResult, verdict: Verdict) -> OpComparison:
-    """Of an op that one run has alone: "lost" where the second one ended before it."""
+    """Return the comparison of an op that only one run has: "lost" if the second run ended before reaching it."""
     before = verdict != "only after"
     return OpComparison(
         id=result.id,

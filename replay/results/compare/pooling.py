@@ -1,5 +1,7 @@
 # pyright: strict
-"""Several runs as one: what each op took in all of them, and how far they differ; reads files, runs nothing."""
+"""Combine several runs into one: what each op took in all of them, and how far they differ. Reads files, runs
+nothing.
+"""
 
 from __future__ import annotations
 
@@ -17,9 +19,10 @@ from opreplay.traces.errors import EnvironmentRefused
 
 
 def pool(runs: Sequence[ResultFile], *, force: bool = False) -> ResultFile:
-    """The first run with each op's time taken from all runs that replayed it; the run itself where there is one.
+    """Return the first run, with each op's time taken from all runs that replayed it; a single run is returned
+    unchanged.
 
-    Raises EnvironmentRefused when the runs are of two machines or two ways to measure, unless `force`.
+    Raises EnvironmentRefused if the runs are of two machines or two measurement methods, unless `force` is set.
     """
     first, *others = runs
     blocking = [
@@ -30,8 +33,8 @@ def pool(runs: Sequence[ResultFile], *, force: bool = False) -> ResultFile:
     ]
     if blocking and not force:
         raise EnvironmentRefused(
-            f"runs of one side differ: {'; '.join(dict.fromkeys(blocking))}",
-            hint="Repeat a run on the same machine with the same options, or pool them all the same with --force.",
+            f"the runs of one side differ: {'; '.join(dict.fromkeys(blocking))}",
+            hint=("Repeat a run on the same machine with the same options, or combine them anyway with --force."),
         )
     if not others:
         return first
@@ -43,7 +46,7 @@ def pool(runs: Sequence[ResultFile], *, force: bool = False) -> ResultFile:
 
 
 def _pooled(results: Sequence[OpResult]) -> OpResult:
-    """Of one op: the median of the runs that have the same kind of measurement as the first that has one."""
+    """Return the median of one op over the runs with the same kind of measurement as the first one."""
     measured = [(result, result.measurement) for result in results if result.measurement is not None]
     if not measured:
         return results[0]
@@ -80,7 +83,7 @@ def _together(runs: Sequence[Measurement]) -> Measurement:
 
 
 def _median_error(runs: Sequence[Measurement]) -> float | None:
-    """Of the median of the runs: how far they differ, or what their own errors make; None where one knows none."""
+    """Return the error of the median of the runs, from their differences or their own errors; None if unknown."""
     errors = [run.median_error for run in runs]
     if any(error is None for error in errors) or min(run.median_us for run in runs) <= 0:
         return None
@@ -89,5 +92,5 @@ def _median_error(runs: Sequence[Measurement]) -> float | None:
 
 
 def _within(runs: Sequence[Measurement]) -> float:
-    """Error of the mean of the runs that their own errors make; 0 for runs that know none."""
+    """Return the error of the mean of the runs that follows from their own errors; 0 for runs without errors."""
     return math.hypot(*(run.relative_error for run in runs if run.relative_error is not None)) / len(runs)

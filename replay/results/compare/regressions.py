@@ -1,5 +1,5 @@
 # pyright: strict
-"""`slower>5%`, `total>3%`, `lost>0`, `unclear>50%`, `power>20%`: what a build can fail on; own no comparison."""
+"""Conditions on which a build can fail: `slower>5%`, `total>3%`, `lost>0`, `unclear>50%`, `power>20%`."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ INPUT_CHARS = 80
 
 
 class Condition(msgspec.Struct, frozen=True, kw_only=True):
-    """What must not be."""
+    """A condition that must not be true."""
 
     what: Literal["slower", "total", "lost", "unclear", "power"]
     """An op that became slower, all ops together, the number of ops that are no longer replayed, the share of
@@ -31,7 +31,7 @@ class Condition(msgspec.Struct, frozen=True, kw_only=True):
         return f"{self.what}>{self.limit:g}" if self.what == "lost" else f"{self.what}>{100 * self.limit:g}%"
 
     def violations(self, comparison: Comparison) -> list[str]:
-        """One line for each thing that breaks it; none where it holds."""
+        """Return one line for each violation; empty if there is none."""
         if self.untested(comparison):
             return []
         measures = {
@@ -50,7 +50,7 @@ class Condition(msgspec.Struct, frozen=True, kw_only=True):
         return [f"{self}: {line}" for line in lines]
 
     def untested(self, comparison: Comparison) -> str:
-        """Why it cannot be told whether it is broken; "" where it can."""
+        """Return why the condition cannot be tested; "" if it can."""
         if self.what == "slower" and not comparison.of("slower", "faster", "same"):
             return "no op could be judged"
         if self.what == "total":
@@ -60,7 +60,7 @@ class Condition(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def _total_violations(comparison: Comparison, limit: float) -> list[str]:
-    """That all time together, on both sides or with the ops on one of them, is more than `limit` times as long."""
+    """Return a line if the total, of shared ops or including ops on one side, is more than `limit` times as long."""
     if comparison.whole is not None:
         return [f"{comparison.whole:.3f}× of all recorded time"] if comparison.whole > limit else []
     with_alone, new = comparison.with_alone, len(comparison.of("only after"))
@@ -77,19 +77,21 @@ def _ratio_violations(total: Total, limit: float) -> list[str]:
 
 
 def _which(op: OpComparison) -> str:
-    """ "aten::linear (eef3d5cb) [4,128,512]·[2816,512]": what tells an op from others of its name."""
+    """Return "aten::linear (eef3d5cb) [4,128,512]·[2816,512]", which distinguishes ops of one name."""
     inputs = op.inputs if len(op.inputs) <= INPUT_CHARS else f"{op.inputs[: INPUT_CHARS - 1]}…"
     return f"{op.name} ({op.id[:8]})" + (f" {inputs}" if inputs else "")
 
 
 def violations(conditions: Sequence[Condition], comparison: Comparison) -> list[str]:
-    """What breaks the conditions, one line each."""
+    """Return the violations of all conditions, one line each."""
     return [line for condition in conditions for line in condition.violations(comparison)]
 
 
 def unchecked(conditions: Sequence[Condition], comparison: Comparison) -> list[str]:
-    """What could not be tested, and why, one line each: a condition of which nothing can be told either way, runs
-    without an op in common, and runs that were cut short. No such check is passed."""
+    """Return what could not be tested and why, one line each; such a check does not pass.
+
+    Reasons are conditions without evidence either way, runs without a common op, and runs that were cut short.
+    """
     if conditions and not any(op.ratio is not None for op in comparison.ops):
         return ["no op was measured in both runs"]
     # Whether all that was replayed before still is can be told of any first run.
@@ -110,7 +112,7 @@ def unchecked(conditions: Sequence[Condition], comparison: Comparison) -> list[s
 
 
 def warnings_of(conditions: Sequence[Condition], comparison: Comparison) -> list[str]:
-    """What the conditions could not see in these runs, whose ops scatter farther than they ask."""
+    """Return warnings about conditions stricter than the variation of the ops in these runs allows."""
     if not conditions or comparison.applied <= comparison.threshold:
         return []
     scatter = f"{comparison.applied:.0%} do not show: the runs scatter so far"
@@ -118,11 +120,11 @@ def warnings_of(conditions: Sequence[Condition], comparison: Comparison) -> list
 
 
 def parse_condition(text: str) -> Condition:
-    """ "slower>5%" → Condition. Raises UsageError for anything else."""
+    """Parse "slower>5%". Raises UsageError for anything else."""
     match = _CONDITION.fullmatch(text)
     if match is None or (match[1] == "lost") == bool(match[3]):
         raise UsageError(
-            f"{text!r} is no condition",
+            f"{text!r} is not a condition",
             hint="Write it like 'slower>5%', 'total>3%', 'lost>0', 'unclear>50%' or 'power>20%'.",
         )
     what: Literal["slower", "total", "lost", "unclear", "power"] = match[1]  # type: ignore[assignment]

@@ -1,5 +1,5 @@
 # pyright: strict
-"""What stands in place of what: the calls of two steps in order, aligned by the names of their ops."""
+"""Find which calls replace which, by aligning the calls of two steps in order by op name."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class StepCall(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Replaced(msgspec.Struct, frozen=True, kw_only=True):
-    """Calls of the step before in place of which the step after has others; times of all such places together."""
+    """Calls of the first step that the second step replaces by others; times summed over all such places."""
 
     before: tuple[str, ...]
     after: tuple[str, ...]
@@ -38,7 +38,7 @@ class Replaced(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def change_us(self) -> float:
-        """Of the step."""
+        """Return the change of the step's time."""
         return self.after_us - self.before_us
 
 
@@ -51,7 +51,10 @@ def _us(calls: Sequence[StepCall]) -> float:
 
 
 def replacements(before: Sequence[StepCall], after: Sequence[StepCall]) -> tuple[Replaced, ...]:
-    """Runs of calls between equal ones that differ, most time first; of ops that one of the steps calls more often."""
+    """Return differing runs of calls between equal calls, most time first.
+
+    Only ops that one of the steps calls more often are considered.
+    """
     first, second = before[:ALIGNED], after[:ALIGNED]
     names = _names(first), _names(second)
     aligned = SequenceMatcher(None, *names, autojunk=False)

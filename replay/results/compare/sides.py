@@ -1,12 +1,12 @@
 # pyright: strict
-"""Times of different kinds side by side: recorded against recorded, measured or simulated; reads files, runs nothing.
+"""Compare times of different kinds: recorded with recorded, measured or simulated. Reads files, runs nothing.
 
-Two GPUs, a trace and its replay, a replay and a prediction differ for reasons that no gauge takes out. So what is
-judged is the plain ratio of the medians of an op's calls: slower or faster beyond the threshold, unclear where the
-intervals of both medians or the band of a prediction leave it open. Fewer than six calls have no interval: on a
-device's clock they are taken as they are, on a host's they say nothing; and of two recordings on a host's clock the
-threshold is raised to what all ops scatter by, as of two runs. Two predictions err together: they are taken as they
-are. Of two recordings of one device, a change that all ops share (its clock) is divided out first.
+Two GPUs, a trace and its replay, a replay and a prediction differ for reasons that no gauge removes. So the plain ratio
+of the medians of an op's calls is judged: slower or faster beyond the threshold, unclear if the intervals of both
+medians or the band of a prediction leave it open. Fewer than six calls have no interval: on a device's clock they are
+used as they are, on a host's clock they say nothing. For two recordings on a host's clock, the threshold is raised to
+the spread of all ops, as for two runs. Two predictions err together, so they are used as they are. Between two
+recordings of one device, a change that all ops share (its clock) is divided out first.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ WHATS: tuple[What, ...] = ("recorded", "measured", "simulated")
 
 
 class OpTime(msgspec.Struct, frozen=True, kw_only=True):
-    """One op on one side; microseconds a call."""
+    """One op on one side; microseconds per call."""
 
     id: str
     name: str
@@ -72,12 +72,12 @@ class OpTime(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def sum_us(self) -> float:
-        """All calls together: the recorded sum, else the time of one times their number."""
+        """Return the time of all calls: the recorded sum, else the time of one call times their number."""
         return (self.us or 0.0) * self.count if self.total_us is None else self.total_us
 
 
 class Times(msgspec.Struct, frozen=True, kw_only=True):
-    """One side: all ops that it has."""
+    """One side with all its ops."""
 
     what: What
     on: str
@@ -104,9 +104,9 @@ CONFIDENCE = {
 
 
 def times_of_results(file: ResultFile, what: What, soc: str | None = None) -> Times:
-    """One kind of time of a result file; `soc` names the simulated device, the only one by default.
+    """Return one kind of time of a result file; `soc` names the simulated device, by default the only one.
 
-    Raises UsageError where the file has no such time.
+    Raises UsageError if the file has no such time.
     """
     source = str(file.header.trace.get("source") or "")
     if what == "simulated":
@@ -141,7 +141,7 @@ def _doubts(file: ResultFile) -> Doubts:
 
 def _measured(file: ResultFile, source: str) -> Times:
     if not any(result.measurement for result in file.results):
-        raise UsageError(f"the results of {source} hold no measured time", hint="Compare another time with --times.")
+        raise UsageError(f"the results of {source} contain no measured time", hint="Choose other times with --times.")
     environment = file.header.environment
     on = str(environment.get("device_name") or environment.get("device") or "this machine")
     if on == "cpu" and environment.get("cpu"):
@@ -174,13 +174,13 @@ def _simulated(file: ResultFile, soc: str | None, source: str) -> Times:
         soc = socs[0]
     if soc is None or soc not in socs:
         what = "no prediction" if not socs else f"predictions for {', '.join(socs)}"
-        raise UsageError(f"the results of {source} hold {what}", hint="Name one of them: --times measured:910b3.")
+        raise UsageError(f"the results of {source} contain {what}", hint="Choose one of them: --times measured:910b3.")
     ops = tuple(with_prediction(_timed(result), result.simulated.get(soc)) for result in file.results)
     return Times(what="simulated", on=soc, source=source, ops=ops)
 
 
 def with_prediction(op: OpTime, prediction: Simulated | None) -> OpTime:
-    """An op with what is predicted of it, and how well that is known."""
+    """Return an op with its prediction and the prediction's band."""
     if prediction is None:
         return msgspec.structs.replace(op, note="not predicted")
     if prediction.no_path:
@@ -254,7 +254,7 @@ def compare_times(before: Times, after: Times, *, threshold: float = DEFAULT_THR
 
 
 def _of_step(ops: Sequence[OpComparison], before: Sequence[StepCall], after: Sequence[StepCall]) -> list[OpComparison]:
-    """The ops with their part of the difference between two steps; as they are where a side is none."""
+    """Return the ops with their share of the difference between two steps; unchanged if a side is not a step."""
     if not before or not after:
         return list(ops)
     change = summed([*((call.id, -call.us) for call in before), *((call.id, call.us) for call in after)])
@@ -262,7 +262,7 @@ def _of_step(ops: Sequence[OpComparison], before: Sequence[StepCall], after: Seq
 
 
 def _is_idle(side: Times, op: OpTime) -> bool:
-    """Whether the op is predicted to start no kernel, as views do: there is nothing to compare with."""
+    """Check whether the op is predicted to start no kernel, as views do, so that there is nothing to compare."""
     return side.what == "simulated" and op.us == 0.0
 
 
@@ -273,7 +273,7 @@ def _idle_notes(ops: int) -> list[str]:
 
 
 def _classes(before: Times, after: Times) -> tuple[ClassTotal, ...]:
-    """Sums of all ops of a class of work, most time before first."""
+    """Return sums of all ops by class of work, most time before first."""
     first, second = ({op.id: op for op in side.ops if op.us} for side in (before, after))
     ids: dict[str, list[str]] = {}
     for id_, op in {**second, **first}.items():
@@ -295,31 +295,31 @@ def _class_total(name: str, ids: Sequence[str], first: dict[str, OpTime], second
 
 
 def _sums_us(both: Sequence[tuple[OpTime, OpTime]]) -> tuple[float, float]:
-    """Time of all calls on either side, with the number of calls before."""
+    """Return the time of all calls on each side, using the number of calls before."""
     return sum((a.us or 0.0) * a.count for a, _ in both), sum((b.us or 0.0) * a.count for a, b in both)
 
 
 def _on_host(side: Times) -> bool:
-    """Whether it was recorded on a host's clock."""
+    """Check whether the side was recorded on a host's clock."""
     return side.what == "recorded" and side.clock == "host"
 
 
 def _same_device(before: Times, after: Times) -> bool:
-    """Whether both sides were recorded on the clock of a device of one known name."""
+    """Check whether both sides were recorded on the clock of devices with the same known name."""
     on_device = all(side.what == "recorded" and side.clock == "device" for side in (before, after))
     return on_device and before.on == after.on != UNNAMED
 
 
 def _predicts(before: Times, after: Times) -> bool:
-    """Whether one side alone is a prediction: two err together, so that their bands say nothing of the ratio."""
+    """Check whether exactly one side is a prediction: two err together, so their bands say nothing about the ratio."""
     return (before.what == "simulated") != (after.what == "simulated")
 
 
 def _total(both: Sequence[tuple[OpTime, OpTime]], before: Times, after: Times) -> Total | None:
-    """Ratio of the ops on both sides, with the number of calls before.
+    """Return the ratio of the ops on both sides, using the number of calls before.
 
-    Its interval is there where one side is a prediction: as for a simulated step, ops of one class of work err alike
-    and their errors add, those of others are independent.
+    It has an interval if one side is a prediction: as for a simulated step, errors add within a class of work and are
+    independent between classes.
     """
     before_us, after_us = _sums_us(both)
     if not before_us or not after_us:
@@ -333,7 +333,7 @@ def _total(both: Sequence[tuple[OpTime, OpTime]], before: Times, after: Times) -
 
 
 def _error_us(both: Sequence[tuple[OpTime, OpTime]]) -> float:
-    """Error of the sum of the second ops, whose classes and numbers of calls are those of the first."""
+    """Return the error of the sum of the second ops, with classes and call counts of the first."""
     by_class = summed(
         (
             class_of_work(counted.name, counted.kernel or ""),
@@ -350,13 +350,13 @@ BAND = 0.8
 
 
 def _interval(a: OpTime, b: OpTime) -> tuple[float, float]:
-    """Of the ratio of two times, either of which may have a range."""
+    """Return the interval of the ratio of two times, either of which may have a range."""
     low_us, high_us = a.low_us or a.us or 0.0, a.high_us or a.us or 0.0
     return (b.low_us or b.us or 0.0) / max(high_us, 1e-6), (b.high_us or b.us or 0.0) / max(low_us, 1e-6)
 
 
 def _compared(a: OpTime, b: OpTime, before: Times, after: Times) -> OpComparison:
-    """Ratio of an op that both sides have; not judged yet: "same", or why it cannot be judged."""
+    """Return the ratio of an op that both sides have, with verdict "same" or the reason why it cannot be judged."""
     comparison = OpComparison(
         id=a.id,
         name=a.name,
@@ -384,7 +384,9 @@ def _compared(a: OpTime, b: OpTime, before: Times, after: Times) -> OpComparison
 
 
 def _judged(op: OpComparison, threshold: float, applied: float) -> OpComparison:
-    """The op with its verdict, as of two runs; near a prediction it is the same only where the whole band is near."""
+    """Return the op with its verdict, as for two runs; against a prediction it is "same" only if the whole band is
+    close.
+    """
     if op.verdict != "same" or op.ratio is None:
         return op
     low, high = (op.ratio, op.ratio) if op.low is None or op.high is None else (op.low, op.high)
@@ -401,7 +403,7 @@ def _judged(op: OpComparison, threshold: float, applied: float) -> OpComparison:
 
 
 def _too_few(op: OpTime, side: Times) -> str:
-    """Why nothing is known of the error of a time that was read from a host's clock; "" where something is."""
+    """Return why the error of a time read from a host's clock is unknown; "" if it is known."""
     if side.clock != "host" or op.low_us is not None:
         return ""
     if op.calls is None:
@@ -467,7 +469,7 @@ def _notes(timed: Sequence[OpComparison], before: Times, after: Times, threshold
 
 
 def _interval_notes(timed: Sequence[OpComparison], before: Times, after: Times) -> list[str]:
-    """What the intervals are, and which times have none."""
+    """Return notes on what the intervals are, and which times have none."""
     if before.what == after.what == "simulated":
         return ["no interval: two predictions err together, and are taken as they are"]
     notes: list[str] = []
@@ -491,7 +493,7 @@ INTERRUPTED = 10.0
 
 
 def _interrupted(side: Times, threshold: float) -> list[str]:
-    """Ops one call of which makes more than the threshold of the side's total; the three longest."""
+    """Return the three longest ops of which a single call exceeds the threshold of the side's total."""
     total = sum(op.sum_us for op in side.ops)
     longest = [
         (op.longest_us, op.us, op.name)

@@ -1,10 +1,10 @@
 # pyright: strict
-"""Ratios of ops that were visited several times in both runs, each op's own answer to a busy machine taken out.
+"""Compute ratios of ops measured in several visits in both runs, with each op's response to machine load removed.
 
-What a machine does meanwhile slows an op that waits for the caches like the gauge of memory, one that computes like the
-other, and some hardly at all. How far an op follows each gauge is told by its own visits, which lie far apart: the same
-op, another load. Ops of one name are alike in that and are fitted together (ridge regression of the differences
-between visits within a run, so that a change from run to run is in none of them), each op a little by itself.
+Load on a machine slows an op that waits for the caches like the memory gauge, an op that computes like the other gauge,
+and some hardly at all. An op's visits, which lie far apart, show how far it follows each gauge: same op, other load.
+Ops of one name respond alike and are fitted together (ridge regression of the differences between visits within a run,
+so that changes from run to run do not enter), each op a little by itself.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ MIN_OPS_FOR_SPREAD = 20
 
 
 class Adjusted(NamedTuple):
-    """After to before."""
+    """The ratio after/before."""
 
     ratio: float
     error: float
@@ -50,7 +50,10 @@ class Adjusted(NamedTuple):
 
 
 def by_visits(pairs: Mapping[str, tuple[str, Measurement, Measurement]]) -> dict[str, Adjusted]:
-    """Of (name, before, after) by op id; without ops that were not visited twice with the same gauges in both runs."""
+    """Return adjusted ratios by op id from (name, before, after).
+
+    Ops that were not visited twice with the same gauges in both runs are left out.
+    """
     groups: dict[tuple[str, int], dict[str, list[Floats]]] = {}
     for id_, (name, before, after) in pairs.items():
         gauges = _gauges(before)
@@ -78,7 +81,7 @@ def by_visits(pairs: Mapping[str, tuple[str, Measurement, Measurement]]) -> dict
 
 
 def _gauges(measurement: Measurement) -> int:
-    """How many gauges were read beside the visits; 0 for fewer than two visits, or none."""
+    """Return how many gauges were read with the visits; 0 for fewer than two visits or no gauges."""
     if (
         len(measurement.visits) < 2
         or len({len(visit) for visit in measurement.visits}) != 1
@@ -89,12 +92,14 @@ def _gauges(measurement: Measurement) -> int:
 
 
 def _table(measurement: Measurement) -> Floats:
-    """Logarithms, a row a visit: the time, then the gauges."""
+    """Return a table of logarithms, one row per visit: the time, then the gauges."""
     return np.log(np.array(measurement.visits, dtype=np.float64))
 
 
 def _normal_equations(runs: Sequence[Floats], expected: Floats) -> tuple[Floats, Floats]:
-    """Sums of squares and products of the differences between visits within a run, beyond what is expected."""
+    """Return sums of squares and products of the differences between visits within a run, relative to what is
+    expected.
+    """
     rows = np.concatenate([run - run.mean(axis=0) for run in runs])
     gauges, rest = rows[:, 1:], rows[:, 0] - rows[:, 1:] @ expected
     limit = FAR * float(np.median(np.abs(rest))) / 0.6745
@@ -103,8 +108,10 @@ def _normal_equations(runs: Sequence[Floats], expected: Floats) -> tuple[Floats,
 
 
 def _with_errors(logs: Mapping[str, Sequence[Sequence[float]]], unsure: Mapping[str, float]) -> dict[str, Adjusted]:
-    """Of the logarithms of each op's visits in both runs, the gauges taken out. `unsure` is the variance of what was
-    taken out more in one run than in the other, over that of one visit."""
+    """Return the adjusted ratios from the logarithms of each op's visits in both runs, with the gauges removed.
+
+    `unsure` is the variance of the difference between the runs' corrections, relative to the variance of one visit.
+    """
     variances = {id_: [statistics.variance(run) for run in runs] for id_, runs in logs.items()}
     mean_variance = statistics.fmean([run for runs in variances.values() for run in runs]) if variances else 0.0
     ratios: dict[str, Adjusted] = {}
@@ -117,14 +124,18 @@ def _with_errors(logs: Mapping[str, Sequence[Sequence[float]]], unsure: Mapping[
 
 
 def _trimmed_mean(visits: Sequence[float]) -> float:
-    """Mean of the visits without a quarter of them on either side, which a burst of other work may have met."""
+    """Return the mean of the visits without the highest and lowest quarter, which a burst of other work may have
+    affected.
+    """
     cut = int(len(visits) * OFF_THE_MEAN)
     return statistics.fmean(sorted(visits)[cut : len(visits) - cut])
 
 
 def _error_factor(ops: Sequence[Adjusted]) -> float:
-    """How many times as far as their errors say the ratios of these ops lie from 1: half at least, `OF_FEW` of a few
-    ops, which do not tell it."""
+    """Return how much farther from 1 the ratios of these ops lie than their errors say.
+
+    At least a half; `OF_FEW` for a few ops, from which it cannot be estimated.
+    """
     share, normal = NEAREST
     distances = sorted(abs(math.log(op.ratio)) / max(op.error, 1e-9) for op in ops)
     return max(0.5 if len(ops) >= MIN_OPS_FOR_SPREAD else OF_FEW, quantile(distances, share) / normal if ops else 1.0)

@@ -1,1 +1,1 @@
-"""Programs written out as source code for other compilers."""
+"""Writes programs as source code for other compilers."""

@@ -1,5 +1,5 @@
 # pyright: strict
-"""Which programs are written as other kernels: those whose values are right, for the ranks that they are right with."""
+"""Selects the programs to emit as other kernels: those with correct values, for the ranks with correct values."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ def emit_right(
     device: DeviceProfile,
     on_step: Callable[[str], None] = lambda _: None,
 ) -> Emitted:
-    """Kernels of the programs whose values are right at these cases and their own, with the lines of the others.
+    """Emit kernels of programs whose values are right at these cases and their own, and list the errors of the others.
 
-    A program without any case is written for the ranks of its tensors, vectors or matrices, that give right values.
+    A program without any case is emitted for the ranks of its tensors, vectors or matrices, that give right values.
     """
     right: list[Case] = []
     chosen: list[Program] = []
@@ -51,19 +51,19 @@ def emit_right(
 
 
 def own_cases(program: Program) -> list[Case]:
-    """Those that a program was defined with."""
+    """Return the cases in the program's definition."""
     if program.cases:
         return list(base_cases(program))
     return [parse_case(f"{program.name} {text}", [program]) for text in program.checks]
 
 
 def _around(program: Program, cases: Sequence[Case]) -> list[Case]:
-    """Small and odd sizes of the first case."""
+    """Return small and odd sizes of the first case."""
     return list(default_set(program, cases[0]))
 
 
 def _of_right_ranks(program: Program, device: DeviceProfile) -> tuple[list[Case], Broken | None]:
-    """Made-up cases with vectors and matrices whose values are right; without any what is wrong with matrices."""
+    """Return generated cases with vectors and matrices whose values are right; if none are, the error with matrices."""
     if reference_of(program) is None:
         return [], None
     names = [p.name for p in program.inputs if p.role != "scalar"]

@@ -1,6 +1,7 @@
-"""Runs a program once with expressions in place of numbers and notes the statements of its kernel.
+"""Runs a program once with expressions in place of numbers, and records the statements of its kernel.
 
-Loops stay loops: the body of `steps` is run twice, and what the second turn takes of the first is carried.
+Loops stay loops: the body of `steps` is run twice, and values that the second iteration takes from the first become
+loop-carried.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ def _is_single(size: object) -> bool:
 
 @dataclass(slots=True)
 class Statement:
-    """target = expression; a call without a target."""
+    """target = expression; or a call without a target."""
 
     target: Value | None
     parts: Parts
@@ -54,7 +55,7 @@ class Statement:
 
 @dataclass(slots=True)
 class Loop:
-    """A loop on one core; `body` may hold others."""
+    """A loop on one core; `body` may contain other loops."""
 
     head: str
     body: list[Node]
@@ -63,7 +64,7 @@ class Loop:
 
 @dataclass(slots=True)
 class Fork:
-    """Where a program does one of several things; this run of it does one."""
+    """A branch point of a program; one run takes one branch."""
 
     conditions: list[str]
     choice: int
@@ -72,7 +73,7 @@ class Fork:
 
 @dataclass(slots=True)
 class Choice:
-    """What is done for each condition, the last for all else."""
+    """The body for each condition, and a last one for the else branch."""
 
     branches: list[tuple[str, list[Node]]]
     line: tuple[str, int]
@@ -83,7 +84,7 @@ Node = Statement | Loop | Fork | Choice
 
 @dataclass(slots=True)
 class BlockSize:
-    """A power of two that blocks of a kernel have along a dimension."""
+    """The power of two used as a kernel's block size along a dimension."""
 
     name: str
     size: str
@@ -93,7 +94,7 @@ class BlockSize:
 
 @dataclass(slots=True)
 class Kernel:
-    """What a run of a program noted."""
+    """The recorded statements of one run of a program."""
 
     statements: list[Node] = field(default_factory=list["Node"])
     sizes: dict[str, BlockSize] = field(default_factory=dict[str, BlockSize])
@@ -111,7 +112,7 @@ class Kernel:
 
 
 class Tracer:
-    """Notes what one program does."""
+    """Records the operations of one program."""
 
     def __init__(self, names: Sequence[str], kernel: Kernel, path: Sequence[int] = ()) -> None:
         self.kernel, self._path = kernel, path
@@ -126,7 +127,7 @@ class Tracer:
     # Sizes
 
     def decided(self, first: Any, how: str, second: Any, outcome: bool, difference: Num) -> bool:
-        """The outcome of a comparison, which becomes a condition. Raises Refused where it depends on blocks."""
+        """Return the outcome of a comparison, which becomes a condition. Raises Refused if it depends on blocks."""
         if not difference.known:
             text = f"{first} {how} {second}"
             return (
@@ -137,7 +138,9 @@ class Tracer:
         return outcome
 
     def required(self, first: Any, how: str, second: Any) -> None:
-        """Make a condition of what has to hold, where the launcher knows both. Raises Refused where it does not."""
+        """Require a comparison to hold, as a launch condition. Raises Refused if the launcher does not know both
+        sides.
+        """
         if same(first, second) or not plain_known(first) or not plain_known(second):
             return
         holds = value_of(first) == value_of(second) if how == "==" else value_of(first) <= value_of(second)
@@ -147,13 +150,15 @@ class Tracer:
             self.kernel.conditions[f"{first} {how} {second}"] = bases
 
     def _agreed(self, size: Any, others: Sequence[Any]) -> None:
-        """Note that sizes are one, or 1."""
+        """Require that each other size is equal to this one, or 1."""
         for other in others:
             if plain_known(size) and plain_known(other) and not (isinstance(other, int) and other == 1):
                 self.required(other, "==", size if value_of(other) == value_of(size) else 1)
 
     def fixed(self, number: Num) -> Any:
-        """The value of a size that Python itself needs; the kernel is for that one. Raises Refused for positions."""
+        """Return a size as a plain Python value; the kernel is then only for this value. Raises Refused for
+        positions.
+        """
         text = str(number)
         if not number.known:
             return self._place(text, number)
@@ -164,7 +169,7 @@ class Tracer:
         return number.value
 
     def _place(self, text: str, number: Num) -> int:
-        """A position of a block, one after the other."""
+        """Return a block's position as a plain number, with one branch of the kernel for each position."""
         reason = f"a position of a block as a plain number: {text}"
         total = bound_of(number)
         count = value_of(total)
@@ -175,7 +180,7 @@ class Tracer:
         return self._forked(reason, [f"{text} == {place}" for place in range(count)])
 
     def _forked(self, reason: str, conditions: list[str]) -> int:
-        """Which of several things this run does. Raises Refused within loops."""
+        """Return the branch that this run takes. Raises Refused within loops."""
         for fork in self.forks:
             if fork.conditions == conditions:
                 return fork.choice
@@ -187,17 +192,17 @@ class Tracer:
         return self.forks[-1].choice
 
     def of_dtype(self, dtype: DType, other: str) -> bool:
-        """Whether a dtype is that one, which becomes a condition."""
+        """Return whether two dtypes are equal, which becomes a condition."""
         is_it = str.__eq__(dtype, other)
         self.kernel.dtypes[f"{dtype.origin}.dtype {'==' if is_it else '!='} torch.{other}"] = dtype.origin
         return is_it
 
     def contiguous(self, ref: Ref) -> None:
-        """Note that the launcher has to check for gaps."""
+        """Record that the launcher must check that the tensor has no gaps."""
         self.kernel.contiguous.add(ref.name)
 
     def hoisted(self, text: str, value: Any, bases: frozenset[str]) -> Num:
-        """A number that the launcher computes."""
+        """Return a number that the launcher computes."""
         if text not in self.kernel.hoisted:
             self.kernel.hoisted[text] = self.name("scalar")
         return atom(self.kernel.hoisted[text], value, bases)
@@ -205,7 +210,7 @@ class Tracer:
     # Names and statements
 
     def name(self, wanted: str) -> str:
-        """A name that is not taken yet; those of branches are their own."""
+        """Return an unused name; names in branches are separate."""
         wanted = "_".join([wanted, *(str(fork.choice) for fork in self.forks if wanted.islower())])
         name, number = wanted, 1
         while name in self._names:
@@ -235,13 +240,13 @@ class Tracer:
         (self._bodies[-1] if at is None else at).append(node)
 
     def named(self, hint: str, text: str, value: Any, bound: Any) -> Num:
-        """A position or the size of a block as a name."""
+        """Assign a position or a block size to a name."""
         return atom(self.note((text,), hint).name, value, frozenset(), bound)
 
     # Blocks of dimensions
 
     def size_of(self, size: Any, least: int = 1) -> str:
-        """The name of the power of two that holds a size; "1" where it is 1."""
+        """Return the name of the power of two that holds a size; "1" if the size is 1."""
         if _is_single(size) and least == 1:
             return "1"
         bound = str(bound_of(size))
@@ -253,12 +258,12 @@ class Tracer:
         return entry.name
 
     def index(self, size: Any, dim: int, rank: int) -> str:
-        """Places along a dimension, as a vector that is repeated along the others."""
+        """Return the indices along a dimension, as a vector broadcast along the others."""
         name = self.size_of(size)
         return f"at_{name.lower()}" + _expanded(dim, rank)
 
     def mask(self, shape: Sequence[Any], *, only: int | None = None) -> str:
-        """Where a block of a kernel has data; "" everywhere."""
+        """Return the mask of a block's elements with data; "" if all have data."""
         return " & ".join(
             f"({self.index(size, dim, len(shape))} < {size})"
             for dim, size in enumerate(shape)
@@ -266,7 +271,7 @@ class Tracer:
         )
 
     def pointer(self, ref: Ref, shape: Sequence[Any]) -> str:
-        """Addresses of the elements of a part of a tensor, for a block of that shape."""
+        """Return the addresses of a part of a tensor, for a block of this shape."""
         terms = [f"{ref.name}_ptr"]
         if str(ref.offset) != "0":
             terms.append(str(ref.offset))
@@ -282,13 +287,13 @@ class Tracer:
         return " + ".join(terms)
 
     def shape_text(self, shape: Sequence[Any]) -> str:
-        """Sizes of a block of a kernel."""
+        """Return the sizes of a block as text."""
         return f"({', '.join(self.size_of(n) for n in shape)}{',' if len(shape) == 1 else ''})"
 
     # What programs do
 
     def loaded(self, ref: Ref, *, fill: float | None = None, shape: Sequence[Any] | None = None) -> Tile:
-        """A part of a tensor on the core; zeros, or `fill`, beyond its end."""
+        """Load a part of a tensor; zeros, or `fill`, beyond its end."""
         if ref.cell is not None:
             ref.cell.check(ref)
             if ref.cell.tile is None or shape is not None:
@@ -311,7 +316,7 @@ class Tracer:
         return Tile(value, want, ref.dtype, source if shape is None else None)
 
     def gathered(self, ref: Ref, rows: Tile) -> Tile:
-        """Rows of a tensor by number. Raises Refused for other than a matrix."""
+        """Load rows of a tensor by number. Raises Refused for anything but a matrix."""
         many = [size for size in rows.shape if not _is_single(size)]
         if ref.cell is not None or len(ref.dims) != 2 or len(many) > 1:
             raise Refused("a load of rows by number of what is no matrix")
@@ -325,18 +330,18 @@ class Tracer:
         return Tile(self.note(parts, f"{ref.name}_block"), shape, ref.dtype)
 
     def scalar(self, ref: Ref, most: Any, value: Any) -> Num:
-        """A whole number that the kernel reads from an argument."""
+        """Return an integer that the kernel reads from an argument."""
         at = "" if str(ref.offset) == "0" else f" + {ref.offset}"
         return self.named(self._hint(), f"tl.load({ref.name}_ptr{at}).to(tl.int32)", value_of(value), most)
 
     def loaded_again(self, ref: Ref) -> Tile:
-        """A part of a tile that was loaded, as a load of its own. Raises Refused where its tensor was written since."""
+        """Load a part of an already loaded tile separately. Raises Refused if its tensor was written since."""
         if ref.name in self._written:
             raise Refused(f"a part of a tile whose tensor {ref.name} was stored to")
         return self.loaded(ref)
 
     def stored(self, ref: Ref, tile: Tile, *, add: bool, relu: bool) -> None:
-        """Write a tile to a part of a tensor, or add it."""
+        """Store a tile to a part of a tensor, or add it."""
         if self._dealt == "over":
             raise Refused("a store behind the loop over blocks")
         if relu:
@@ -356,7 +361,7 @@ class Tracer:
         self.add(Statement(None, (f"{call}({self.pointer(ref, tile.shape)}, ", tile.value, tail), user_line()))
 
     def computed(self, template: str, operands: Sequence[Any], dtype: str | None = None) -> Tile:
-        """An elementwise result; `{}` or `{0}` of the template are the operands."""
+        """Return an elementwise result; `{}` or `{0}` in the template are the operands."""
         tiles = [operand for operand in operands if isinstance(operand, Tile)]
         shape = _broadcast([tile.shape for tile in tiles])
         for dim in range(-len(shape), 0):
@@ -365,7 +370,7 @@ class Tracer:
         return Tile(value, shape, tiles[-1].dtype if dtype is None else dtype)
 
     def reduced(self, call: str, tile: Tile, axis: int, neutral: str) -> Tile:
-        """A statistic along a dimension, of what has data."""
+        """Return a reduction along a dimension, over elements with data."""
         shape = list(tile.shape)
         mask = self.mask(tile.shape, only=axis)
         value = self.note(("tl.where(", mask, ", ", tile.value, f", {neutral})")) if mask else tile.value
@@ -373,7 +378,7 @@ class Tracer:
         return Tile(self.note((f"{call}(", value, f", axis={axis}, keep_dims=True)")), shape, tile.dtype)
 
     def product(self, a: Tile, b: Tile, acc: Tile | None) -> Tile:
-        """A product of matrices, added to another one."""
+        """Return a matrix product, added to another matrix."""
         for size in (a.shape[0], a.shape[1], b.shape[1]):
             if not _is_single(size):
                 self.size_of(size, 16)
@@ -384,12 +389,12 @@ class Tracer:
         return Tile(self.note(parts, "acc"), shape, "float32")
 
     def _operand(self, tile: Tile, depth: int) -> Value:
-        """A factor with zeros where it has no data: loads have them."""
+        """Return a factor with zeros where it has no data, as loads give them."""
         mask = "" if tile.source is not None else self.mask(tile.shape, only=depth)
         return self.note(("tl.where(", mask, ", ", tile.value, ", 0)")) if mask else tile.value
 
     def _zeros(self, shape: Sequence[Any]) -> Value:
-        """A block of zeros, in front of the loop that is being run, since its first turn begins with it."""
+        """Return a block of zeros, created before the current loop because its first iteration starts with it."""
         parts = (f"tl.zeros({self.shape_text(shape)}, tl.float32)",)
         at = self._bodies[-2] if len(self._bodies) > 1 else self._bodies[-1]
         for node in reversed(at):
@@ -398,13 +403,16 @@ class Tracer:
         return self.note(parts, "acc", at=at)
 
     def transposed(self, tile: Tile) -> Tile:
-        """Rows and columns exchanged."""
+        """Return the tile with rows and columns swapped."""
         if len(tile.shape) != 2:
             raise Refused(f"transpose of {len(tile.shape)} dimensions")
         return Tile(self.note(("tl.trans(", tile.value, ")")), tile.shape[::-1], tile.dtype)
 
     def reshaped(self, tile: Tile, shape: Sequence[Any]) -> Tile:
-        """A loaded tile with its first dimensions as one, or more or less of size 1. Raises Refused for others."""
+        """Return a loaded tile with its first dimensions merged, or dimensions of size 1 added or removed.
+
+        Raises Refused for other shapes.
+        """
         rest = [n for n in tile.shape if not _is_single(n)]
         wanted = [n for n in shape if not _is_single(n)]
         if len(rest) == len(wanted):
@@ -425,7 +433,7 @@ class Tracer:
         return names if len(names) == count else [f"b{at}" for at in range(count)]
 
     def dealt(self, shape: Sequence[Any], steps: Sequence[Any], drops: Sequence[bool]) -> Iterator[tuple[Block, ...]]:
-        """The one loop whose turns are instances of the kernel."""
+        """Yield the blocks of the only loop whose iterations are instances of the kernel."""
         if self._dealt or len(self._bodies) > 1:
             raise Refused("a second loop over blocks: a kernel is launched once")
         self._dealt = "now"
@@ -452,7 +460,7 @@ class Tracer:
         return Block(start, self.named(f"{name}_size", f"tl.minimum({step}, {rest})", value, step), step, total)
 
     def turns(self, first: Any, last: Any, step: Any, *, drop: bool) -> Iterator[Block]:
-        """A loop on one core: its body is run twice, and compared."""
+        """Yield the blocks of a loop on one core: its body is run twice, and both iterations are compared."""
         line = user_line()
         (name,) = self._loop_names(1)
         bound = bound_of(last)
@@ -488,7 +496,9 @@ class Tracer:
 
 
 def _carried(pairs: Sequence[tuple[Statement, Statement]]) -> dict[int, tuple[Value, Value]]:
-    """Values that a loop begins with, each with what a turn puts in its place. Raises Refused where turns differ."""
+    """Return the loop-carried values: initial value and the value after an iteration. Raises Refused if iterations
+    differ.
+    """
     targets = {id(a.target) for a, _ in pairs if a.target is not None}
     first_of = {id(b.target): a.target for a, b in pairs if a.target is not None}
     carried: dict[int, tuple[Value, Value]] = {}
@@ -505,7 +515,9 @@ def _carried(pairs: Sequence[tuple[Statement, Statement]]) -> dict[int, tuple[Va
 
 
 def _update(loop: Loop, value: Value, update: Value) -> None:
-    """Give the carried value what the turn computed: under its name at once where the old one is no longer used."""
+    """Assign an iteration's result to the loop-carried value; under the same name if the old value is no longer
+    used.
+    """
     at = next((i for i, node in enumerate(loop.body) if isinstance(node, Statement) and node.target is update), None)
     if at is not None and not any(_uses(node, value) for node in loop.body[at + 1 :]):
         update.alias = value
@@ -514,7 +526,7 @@ def _update(loop: Loop, value: Value, update: Value) -> None:
 
 
 def statements_of(body: Sequence[Node]) -> Iterator[Statement]:
-    """Statements, those within loops and branches too."""
+    """Yield all statements, including those in loops and branches."""
     for node in body:
         if isinstance(node, Loop):
             yield from statements_of(node.body)
@@ -559,7 +571,7 @@ def _filled(template: str, operands: Sequence[Any]) -> Parts:
 
 
 def number_text(number: Any) -> str:
-    """A number as an operand. Raises Refused for what is none."""
+    """Return a number as an operand. Raises Refused for other values."""
     if isinstance(number, Num):
         return enclosed(number)
     if not isinstance(number, int | float):
@@ -584,7 +596,7 @@ def _broadcast(shapes: Sequence[Sequence[Any]]) -> tuple[Any, ...]:
 
 
 def _terms(index: str, stride: Any) -> list[str]:
-    """Summands of an address, of places along a dimension that may be several of a tensor."""
+    """Return the terms of an address along one dimension, which may stand for several dimensions of a tensor."""
     if not isinstance(stride, tuple):
         return [index if same(stride, 1) else f"{index} * {enclosed(stride)}"]
     out: list[str] = []
@@ -598,7 +610,9 @@ def _terms(index: str, stride: Any) -> list[str]:
 
 
 def _matched(ref: Ref, shape: Sequence[Any]) -> dict[int, Any]:
-    """Strides of a part of a tensor by dimension of a block; a dimension of the block may be several of the tensor."""
+    """Return the strides of a part of a tensor by block dimension; one may stand for several dimensions of the
+    tensor.
+    """
     dims = [(size, stride) for size, stride in ref.dims if not _is_single(size)]
     wanted = [dim for dim, size in enumerate(shape) if not _is_single(size)]
     if len(dims) == len(wanted):

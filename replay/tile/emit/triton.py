@@ -1,7 +1,7 @@
-"""Programs in tiles as one file of Triton: kernels, launchers, and a torch.library op for each.
+"""Writes tile programs as one Triton file: kernels, launchers, and a torch.library op for each.
 
-A kernel serves all sizes and dtypes that do the same in the program; where Python's own `if`, `range` or keys look at
-a size, there is a kernel for each outcome that the cases have, and the launcher chooses.
+A kernel serves all sizes and dtypes for which the program does the same; if Python's own `if`, `range` or keys depend
+on a size, there is a kernel for each outcome in the cases, and the launcher chooses.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ HELPERS = {"round_half_even": ROUND, "dot": DOT}
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """Why no kernel is written for a program."""
+    """Why a program is not emitted."""
 
     program: Program
     line: int
@@ -91,7 +91,7 @@ class Refusal:
 
 @dataclass(frozen=True, slots=True)
 class Emitted:
-    """Source code, the programs that it has kernels of, and those that it has none of."""
+    """Source code, the programs whose kernels it contains, and the programs left out."""
 
     text: str
     programs: tuple[str, ...]
@@ -99,8 +99,10 @@ class Emitted:
 
 
 def emit(programs: Sequence[Program], cases: Sequence[Case] = ()) -> Emitted:
-    """Kernels of programs, for these cases and their own with the default set around the first; one without any for
-    matrices."""
+    """Emit kernels of programs for these cases and their own, plus the default set around the first.
+
+    A program without any case is emitted for matrices.
+    """
     parts: list[str] = []
     names: list[str] = []
     refused: list[Refusal] = []
@@ -122,7 +124,7 @@ def emit(programs: Sequence[Program], cases: Sequence[Case] = ()) -> Emitted:
 
 
 def _by_rank(cases: Sequence[Case]) -> list[Case]:
-    """The first case of each combination of ranks."""
+    """Return the first case for each combination of ranks."""
     first: dict[tuple[int, ...], Case] = {}
     for case in cases:
         ranks = tuple(len(value.shape) for value in case.arguments.values() if isinstance(value, TensorMeta))
@@ -131,7 +133,7 @@ def _by_rank(cases: Sequence[Case]) -> list[Case]:
 
 
 def traced(bound: Bound) -> Kernel:
-    """The statements of the kernel for a case. Raises Refused."""
+    """Return the kernel's statements for a case. Raises Refused."""
     taken = [*(p.name for p in bound.program.parameters), *bound.settings]
     shapes = {name: len(meta.shape) for name, meta in bound.tensors.items()}
     taken += [f"{name}_{kind}{dim}" for name, rank in shapes.items() for dim in range(rank) for kind in ("", "s")]
@@ -153,7 +155,7 @@ def traced(bound: Bound) -> Kernel:
 
 
 def _tree(runs: Sequence[list[Node]]) -> list[Node]:
-    """Runs that are alike up to where they do different things, as one."""
+    """Merge runs with the same statements up to the point where they branch."""
     first = runs[0]
     at = next((i for i, node in enumerate(first) if isinstance(node, Fork)), None)
     if at is None:
@@ -216,7 +218,7 @@ def _line_of(error: Exception, program: Program) -> int:
 
 
 def _coalesced(body: list[Node]) -> None:
-    """Drop copies of values that nothing else uses."""
+    """Remove copies of values that nothing else uses."""
     uses: Counter[int] = Counter()
     for node in statements_of(body):
         uses.update(id(part) for part in node.parts if isinstance(part, Value))
@@ -276,7 +278,7 @@ def _words(text: str) -> set[str]:
 
 
 def _used(lines: list[_Line]) -> list[_Line]:
-    """Without what computes a value that no other line uses."""
+    """Remove lines that compute values which no other line uses."""
     while True:
         uses: Counter[str] = Counter()
         for line in lines:
@@ -289,7 +291,7 @@ def _used(lines: list[_Line]) -> list[_Line]:
 
 @dataclass(slots=True)
 class _Variant:
-    """A kernel with what its launcher needs."""
+    """A kernel with the data for its launcher."""
 
     source: str
     """With NAME for its name."""
@@ -361,7 +363,7 @@ def _numbers(bound: Bound) -> list[str]:
 
 
 def _commented(lines: Sequence[_Line]) -> list[str]:
-    """Lines with those of the program that they come of."""
+    """Add the program's source lines to the lines as comments."""
     out: list[str] = []
     before = ("", 0)
     for line in lines:
@@ -382,7 +384,7 @@ def _conditions(bound: Bound, kernel: Kernel) -> list[str]:
 
 
 def _sizes(bound: Bound, words: Container[str]) -> Iterator[str]:
-    """Lines that name sizes and strides, of those that are used."""
+    """Yield lines that name the sizes and strides in use."""
     for name, meta in bound.tensors.items():
         for kind, method in (("", "shape"), ("s", "stride()")):
             for dim in range(len(meta.shape)):
@@ -391,7 +393,7 @@ def _sizes(bound: Bound, words: Container[str]) -> Iterator[str]:
 
 
 def _launch(bound: Bound, kernel: Kernel, hoisted: Mapping[str, str], call: Sequence[str]) -> list[str]:
-    """Lines that launch a kernel, or are left where it is not for these arguments."""
+    """Return the lines that launch a kernel, or skip it if it is not for these arguments."""
     later = [f"{name} {'is' if value is None else '=='} {value!r}" for name, value in kernel.fixed.items()]
     later += [text for text, bases in kernel.conditions.items() if not bases <= set(kernel.fixed)]
     later += [f"{name}.numel() < 2**31" for name in bound.tensors]  # places are 32-bit numbers

@@ -1,7 +1,7 @@
-"""What a program computes with while it is written out: sizes as expressions, parts of tensors, tiles, blocks.
+"""Values of a program while it is emitted: sizes as expressions, parts of tensors, tiles, blocks.
 
-Sizes have the text that a kernel computes them with, and the value of the case at hand. A comparison of sizes that
-the launcher knows becomes a condition of the kernel; one of positions of blocks is refused.
+A size has its expression in the kernel, and its value in the current case. A comparison of sizes that the launcher
+knows becomes a condition of the kernel; a comparison of block positions is refused.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ _LANGUAGE = str(Path(_HERE).parent / "language")
 
 
 class Refused(Exception):
-    """A program that no kernel is written for.
+    """A program that cannot be emitted.
 
-    Attributes: line (int): of the program's source; reason (str).
+    Attributes: line (int): line in the program's source; reason (str).
     """
 
     def __init__(self, reason: str, line: int | None = None) -> None:
@@ -37,7 +37,7 @@ class Refused(Exception):
 
 
 def user_line() -> tuple[str, int]:
-    """File and line of the program that is being run."""
+    """Return file and line of the running program."""
     frame = sys._getframe(1)  # pyright: ignore[reportPrivateUsage]
     while frame.f_back is not None and frame.f_code.co_filename.startswith((_HERE, _LANGUAGE, "<")):
         frame = frame.f_back
@@ -63,7 +63,7 @@ class Atom:
 
 
 class Num:
-    """A sum of atoms, each times a number."""
+    """A linear combination of atoms."""
 
     __slots__ = ("constant", "terms")
 
@@ -72,17 +72,17 @@ class Num:
 
     @property
     def value(self) -> Any:
-        """Of the case at hand."""
+        """Value in the current case."""
         return sum((atom.value * times for atom, times in self.terms.items()), self.constant)
 
     @property
     def known(self) -> bool:
-        """Whether the launcher knows it."""
+        """Whether the launcher knows the number."""
         return all(atom.bound is None for atom in self.terms)
 
     @property
     def bases(self) -> frozenset[str]:
-        """Arguments of the launcher that it depends on."""
+        """The launcher's arguments that the number depends on."""
         return frozenset[str]().union(*(atom.bases for atom in self.terms))
 
     def __str__(self) -> str:
@@ -204,32 +204,32 @@ _HOW: dict[str, Callable[[Any], bool]] = {
 
 
 def atom(text: str, value: Any, bases: frozenset[str] = frozenset(), bound: Any = None) -> Num:
-    """A name as a number."""
+    """Return a name as a number."""
     return Num({Atom(text, value, bases, bound): 1})
 
 
 def value_of(number: Any) -> Any:
-    """Of the case at hand."""
+    """Return a number's value in the current case."""
     return number.value if isinstance(number, Num) else number
 
 
 def plain_known(number: Any) -> bool:
-    """Whether the launcher knows a number."""
+    """Check whether the launcher knows a number."""
     return not isinstance(number, Num) or number.known
 
 
 def bases_of(number: Any) -> frozenset[str]:
-    """Arguments of the launcher that a number depends on."""
+    """Return the launcher's arguments that a number depends on."""
     return number.bases if isinstance(number, Num) else frozenset()
 
 
 def same(first: Any, second: Any) -> bool:
-    """Whether two sizes are one expression; nothing becomes a condition."""
+    """Check whether two sizes are the same expression, without adding a condition."""
     return str(first) == str(second)
 
 
 def enclosed(number: Any) -> str:
-    """The text of a number as an operand of a product."""
+    """Return a number's text as an operand of a product, in brackets if needed."""
     text = str(number)
     if text.isidentifier() or _in_brackets(text) or (not isinstance(number, Num) and number >= 0):
         return text
@@ -237,7 +237,7 @@ def enclosed(number: Any) -> str:
 
 
 def _in_brackets(text: str) -> bool:
-    """Whether the first bracket is closed by the last."""
+    """Check whether the last bracket closes the first."""
     depth = 0
     for at, sign in enumerate(text):
         depth += (sign == "(") - (sign == ")")
@@ -247,7 +247,7 @@ def _in_brackets(text: str) -> bool:
 
 
 def bound_of(number: Any) -> Any:
-    """A size that the launcher knows and that a size does not exceed: of the first row to the last of a block."""
+    """Return an upper bound, known to the launcher, on a size: from the first to the last row of a block."""
     if plain_known(number):
         return number
     out: Any = number.constant
@@ -268,7 +268,7 @@ def _first(first: Any, _second: Any) -> Any:
 
 
 def joined(text: str, value: Any, first: Any, second: Any, bound: Callable[[Any, Any], Any]) -> Num:
-    """The number of an operator that is not linear."""
+    """Return the result of a non-linear operator as a number."""
     limit = None if plain_known(first) and plain_known(second) else bound(bound_of(first), bound_of(second))
     return atom(text, value, bases_of(first) | bases_of(second), limit)
 
@@ -281,19 +281,21 @@ def _quotient(first: Any, sign: str, second: Any, operate: Callable[[Any, Any], 
 
 
 def product(numbers: Sequence[Any]) -> Any:
-    """Of sizes."""
+    """Return the product of sizes."""
     return reduce(_times, numbers, 1)
 
 
 class DType(str):
-    """A dtype's name that the kernel takes from an argument, so that one serves all dtypes; looking at it makes it a
-    condition."""
+    """A dtype that the kernel takes from an argument, so that one kernel serves all dtypes.
+
+    Comparing it makes it a condition.
+    """
 
     origin: str
 
     @staticmethod
     def of(name: str, origin: str) -> DType:
-        """The dtype of an argument."""
+        """Return the dtype of an argument."""
         out = DType(name)
         out.origin = origin
         return out
@@ -311,13 +313,13 @@ class DType(str):
 
 @dataclass(slots=True)
 class Cell:
-    """Scratch memory: what one half of a core stores and the other loads is one value of a kernel."""
+    """Scratch memory: data that one half of a core stores and the other loads becomes one value of a kernel."""
 
     shape: tuple[Any, ...]
     tile: Tile | None = None
 
     def check(self, ref: Ref) -> None:
-        """Raises Refused for a part of it."""
+        """Raise Refused for a part of the memory."""
         whole = len(ref.dims) == len(self.shape) and all(map(same, ref.shape, self.shape))
         if not whole or str(ref.offset) != "0":
             raise Refused("a part of tile.scratch: Triton has it in registers, whole")
@@ -343,7 +345,7 @@ class Ref:
 
     @property
     def shape(self) -> tuple[Any, ...]:
-        """Sizes."""
+        """Sizes of the part."""
         return tuple(size for size, _ in self.dims)
 
     @property
@@ -356,15 +358,15 @@ class Ref:
 
     @property
     def T(self) -> Ref:
-        """The last two dimensions exchanged."""
+        """The tensor with the last two dimensions swapped."""
         return self._with((*self.dims[:-2], self.dims[-1], self.dims[-2]))
 
     def permute(self, *order: int) -> Ref:
-        """Dimensions in another order."""
+        """Return the tensor with its dimensions in another order."""
         return self._with([self.dims[at] for at in order])
 
     def view(self, *shape: Any) -> Ref:
-        """The same elements in another shape; the tensor has to be contiguous."""
+        """Return the same elements in another shape; the tensor must be contiguous."""
         TRACER.get().contiguous(self)
         sizes = list(shape)
         rest = next((at for at, n in enumerate(sizes) if isinstance(n, int) and n < 0), None)
@@ -391,13 +393,13 @@ class Ref:
 
 
 def _within(index: Any, start: Any, length: Any, size: Any) -> None:
-    """Note that an index lies in its dimension, where the launcher can check it."""
+    """Require that an index is within its dimension, if the launcher can check it."""
     last = index.total if isinstance(index, Block) else start + 1 if length is None else start + length
     TRACER.get().required(last, "<=", size)
 
 
 def _remaining(sizes: list[Any], others: list[Any]) -> Any:
-    """The product of sizes over that of others."""
+    """Return the product of sizes divided by the product of others."""
     divisors: list[Any] = []
     for other in others:
         at = next((i for i, size in enumerate(sizes) if same(size, other)), None)
@@ -409,13 +411,13 @@ def _remaining(sizes: list[Any], others: list[Any]) -> Any:
 
 
 def merged(ref: Ref, count: int) -> Ref:
-    """The first `count` dimensions as one, whose places are counted through all of them."""
+    """Merge the first `count` dimensions into one, with a single index over all of them."""
     first = ref.dims[:count]
     return Ref(ref.name, ref.role, ref.dtype, [(product([n for n, _ in first]), first), *ref.dims[count:]], ref.offset)
 
 
 def span(index: Any, size: Any) -> tuple[Any, Any]:
-    """(first place, how many) of an index; None for a place without its dimension."""
+    """Return (start, length) of an index; the length is None for a single position, which removes the dimension."""
     if isinstance(index, Block):
         return index.start, None if index.drop else index.size
     if isinstance(index, slice):
@@ -434,7 +436,7 @@ class Block:
 
     @property
     def stop(self) -> Any:
-        """Behind the last place."""
+        """Position after the last one."""
         return self.start + self.size
 
     @property
@@ -447,20 +449,20 @@ class Block:
 
 
 class Half(Block):
-    """All rows, where a program gives halves of them to the vector cores of a group."""
+    """All rows, in place of the two halves that a program gives to the vector cores of a group."""
 
     @property
     def index(self) -> Any:
-        """0, as there is one."""
+        """0, as there is only one."""
         return 0
 
     def span(self) -> tuple[Any, Any]:
-        """First place and that behind the last."""
+        """Return the first position, and the position after the last."""
         return self.start, self.stop
 
 
 class Value:
-    """A name in a kernel that a statement computes."""
+    """A name in a kernel, computed by a statement."""
 
     def __init__(self, name: str) -> None:
         self._name, self.alias = name, None
@@ -473,16 +475,16 @@ class Value:
 
     @property
     def name(self) -> str:
-        """What it is called."""
+        """The current name."""
         return self._name if self.alias is None else self.alias.name
 
     def call(self, name: str) -> None:
-        """Give it another name."""
+        """Rename the value."""
         self._name = name
 
 
 class Tile(Operators):
-    """Data on a core: the name of a block of a kernel, with sizes."""
+    """Data on a core: the name of a kernel's block, with sizes."""
 
     def __init__(self, value: Value, shape: Sequence[Any], dtype: str, source: Ref | None = None) -> None:
         self.value, self.shape, self.dtype = value, tuple(shape), dtype
@@ -490,7 +492,7 @@ class Tile(Operators):
         """Of a load: what it loaded."""
 
     def instruction(self, name: str, *others: Any) -> Tile:
-        """One of the table."""
+        """Apply an instruction of the table by name."""
         form = VECTOR[name].triton
         if "{" in form:
             return TRACER.get().computed(form, (self, *others))
@@ -500,7 +502,7 @@ class Tile(Operators):
         return TRACER.get().computed(f"{form}({{}})", (self,))
 
     def to(self, dtype: Any) -> Tile:
-        """Converted to another dtype. Raises Refused for float8, which Triton's interpreter rounds wrongly."""
+        """Convert to another dtype. Raises Refused for float8, which Triton's interpreter rounds wrongly."""
         if str.__str__(str(dtype)).removeprefix("torch.") in FLOAT8:
             raise Refused("a conversion to float8: no interpreter to check it in rounds it right")
         if isinstance(dtype, DType):
@@ -511,11 +513,11 @@ class Tile(Operators):
         return TRACER.get().computed(f"{{}}.to({triton_dtype(name)})", (self,), name)
 
     def float(self) -> Tile:
-        """Converted to float32."""
+        """Convert to float32."""
         return self.to("float32")
 
     def half(self) -> Tile:
-        """Converted to float16."""
+        """Convert to float16."""
         return self.to("float16")
 
     def __getitem__(self, key: Any) -> Tile:
@@ -524,16 +526,16 @@ class Tile(Operators):
         return TRACER.get().loaded_again(self.source[key])
 
     def view(self, *shape: Any) -> Tile:
-        """The same data in another shape."""
+        """Return the same data in another shape."""
         return TRACER.get().reshaped(self, shape)
 
     @property
     def T(self) -> Tile:
-        """Rows and columns exchanged."""
+        """The tile with rows and columns swapped."""
         return TRACER.get().transposed(self)
 
 
 def triton_dtype(name: str) -> str:
-    """Triton's name of a dtype."""
+    """Return Triton's name for a dtype."""
     named = {"bool": "int1", "float8_e4m3fn": "float8e4nv", "float8_e5m2": "float8e5"}
     return f"tl.{named.get(name, name)}"

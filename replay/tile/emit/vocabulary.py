@@ -1,4 +1,4 @@
-"""The functions that programs are written with, as they are when a program is written out."""
+"""The functions of the tile language, in the versions used while a program is emitted."""
 
 from __future__ import annotations
 
@@ -187,7 +187,7 @@ FUNCTIONS: dict[str, Any] = {
 
 
 def rebuilt(function: Any) -> Any:
-    """The function with the names of this module in place of the language's, and so the functions of its file."""
+    """Return the function with this module's names in place of the language's, also in other functions of its file."""
     swapped = {id(getattr(language, name)): FUNCTIONS[name] for name in FUNCTIONS}
     namespace = SimpleNamespace(**{name: getattr(language, name) for name in language.__all__} | FUNCTIONS)
     modules = (language, language_module)

@@ -1,2 +1,2 @@
 # pyright: strict
-"""What tile programs are written in: memories and tiles, the instructions on them, and what records them."""
+"""The language of tile programs: memories and tiles, their instructions, and the recording of both."""

@@ -1,5 +1,5 @@
 # pyright: strict
-"""Products on the cube core, and what moves to and from its memories."""
+"""Products on the cube core, and data movement to and from its memories."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ SUMS = dict.fromkeys(("float16", "bfloat16", "float32", *sorted(FLOAT8)), "float
 
 
 def matmul(a: Tile, b: Tile, acc: Tile | None = None, *, bias: Tile | None = None) -> Tile:
-    """a @ b on the cube, added to `acc` where that is given: [m, k] by [k, n] in L1 to [m, n] in L0C.
+    """Return a @ b on the cube, added to `acc` if given: [m, k] by [k, n] in L1 to [m, n] in L0C.
 
-    Floats add up in float32, int8 in int32. L0A and L0B are implied: pieces of k that fit half
-    of each, so that loading and computing overlap. `bias` is a row in L1 that the first product of a sum begins with.
+    Floats accumulate in float32, int8 in int32. L0A and L0B are implied: pieces of k that fit half of each, so that
+    loading and computing overlap. `bias` is a row in L1 that the first product of a sum starts with.
     """
     on = core()
     if on.kind == "vector":
@@ -68,9 +68,11 @@ def _check(on: Core, a: Any, b: Any, acc: Any, bias: Tile | None) -> None:
     if bias is not None:
         _check_operand(on, bias, "bias")
     if on.unit != "cube":
-        raise fail("path", "a product on a vector core", hint="Products stand outside of `for half in tile.vectors`.")
+        raise fail("path", "a product on a vector core", hint="Put products outside `for half in tile.vectors`.")
     if a.dtype != b.dtype or a.dtype not in SUMS:
-        raise fail("dtype", f"no product of {a.dtype} and {b.dtype} on the cube", hint=f"Both of {', '.join(SUMS)}.")
+        raise fail(
+            "dtype", f"no product of {a.dtype} and {b.dtype} on the cube", hint=f"Both must be of {', '.join(SUMS)}."
+        )
     check_float8(on.device, a.dtype)
     if len(a.shape) != 2 or len(b.shape) != 2 or a.shape[1] != b.shape[0]:
         raise fail("shape", f"product of {list(a.shape)} and {list(b.shape)}")
@@ -80,7 +82,11 @@ def _check(on: Core, a: Any, b: Any, acc: Any, bias: Tile | None) -> None:
 
 def _check_sum(on: Core, acc: Any, shape: tuple[int, int]) -> None:
     if not isinstance(acc, Tile) or acc.place != L0C:
-        raise fail("path", "a product is added to a tile in L0C", hint="acc = None at first, then what matmul gave.")
+        raise fail(
+            "path",
+            "a product is added to a tile in L0C",
+            hint="Pass acc=None first, then the previous result of matmul.",
+        )
     if acc.shape != shape:
         raise fail("shape", f"product of {list(shape)} is added to {list(acc.shape)}")
     on.check_fresh(acc)
@@ -88,12 +94,12 @@ def _check_sum(on: Core, acc: Any, shape: tuple[int, int]) -> None:
 
 def _check_operand(on: Core, value: Any, name: str) -> None:
     if not isinstance(value, Tile):
-        raise fail("path", f"{name} of a product is {type(value).__name__}", hint="tile.load(..., to=tile.L1)")
+        raise fail("path", f"{name} of a product is {type(value).__name__}", hint="Use tile.load(..., to=tile.L1).")
     if value.place != L1:
         raise fail(
             "path",
             f"{name} of a product is in {value.place}: operands come from L1",
-            hint="tile.load(..., to=tile.L1); what vector cores computed goes through tile.scratch.",
+            hint="Use tile.load(..., to=tile.L1); pass results of vector cores through tile.scratch.",
         )
     on.check_fresh(value)
     if on.values and value.defined is not None and not bool(value.defined.all()):
@@ -101,7 +107,7 @@ def _check_operand(on: Core, value: Any, name: str) -> None:
 
 
 def _pieces(on: Core, a: Tile, b: Tile, total: Tile, bias: Tile | None) -> None:
-    """Emit the moves to L0A and L0B and the products of pieces of k."""
+    """Emit the moves to L0A and L0B, and the products, for pieces of k."""
     device, size = on.device, DTYPE_BYTES[a.dtype]
     (m, k), n = a.shape, b.shape[1]
     rows, columns = up(m, FRACTAL), up(n, FRACTAL)
@@ -124,7 +130,7 @@ def _pieces(on: Core, a: Tile, b: Tile, total: Tile, bias: Tile | None) -> None:
 
 
 def _deepest(on: Core, place: Any, bytes_each: int) -> int:
-    """Most of k that half of L0A or L0B holds, in steps of 16; all of it where one step needs that."""
+    """Return the largest k that half of L0A or L0B holds, in steps of 16; all of the memory if one step needs it."""
     there = capacity(place, on.device)
     step = there // 2 // bytes_each // FRACTAL * FRACTAL
     if step:
@@ -134,7 +140,7 @@ def _deepest(on: Core, place: Any, bytes_each: int) -> int:
     raise fail(
         place,
         f"{place}: {kib(bytes_each * FRACTAL)} needed, {kib(there)} there",
-        hint="A product takes 16 of k at least: choose smaller m or n.",
+        hint="A product needs at least 16 of k: choose smaller m or n.",
     )
 
 
@@ -144,7 +150,7 @@ def _note(on: Core, place: Any, size: int, twice: bool) -> None:
 
 
 def to_l1(t: Tile, dtype: Any, *, relu: bool = False) -> Tile:
-    """A result of products brought from L0C to L1, converted on the way, to be an operand. TMOV, by FIXP."""
+    """Move a product from L0C to L1 as an operand, with conversion on the way. TMOV, by FIXP."""
     on = core()
     name = str(dtype).removeprefix("torch.")
     if t.place != L0C:

@@ -1,8 +1,8 @@
 """The instructions: on which pipe, for which dtypes, in how many cycles; each number with its source.
 
-A vector instruction takes `start + slope * elements` cycles, where `slope` is for float32 on a core whose instructions
-are 128 bytes wide in and out; 2-byte types take half of it. Numbers are those of the public cost models of PTO-ISA and
-asc-devkit where not said otherwise.
+A vector instruction takes `start + slope * elements` cycles; `slope` is for float32 on a core whose instructions are
+128 bytes wide in and out; 2-byte types take half of it. Numbers come from the public cost models of PTO-ISA and
+asc-devkit unless stated otherwise.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Unit = str
 
 
 class Instruction(NamedTuple):
-    """One instruction of a core: what a schedule is made of. Equal ones take the same time for the same data."""
+    """One instruction of a core, the unit of a schedule. Equal instructions take the same time for the same data."""
 
     name: str
     unit: Unit
@@ -46,8 +46,10 @@ Advance = tuple[tuple[int, int], ...]
 
 
 class Repeat(NamedTuple):
-    """The `length` steps before it in the list, repetitions among them, come `times` more often, each by `advance`
-    later."""
+    """The preceding `length` steps of the list, including nested repetitions, are repeated `times` more times.
+
+    Each time the buffers move on by `advance`.
+    """
 
     length: int
     times: int
@@ -55,7 +57,7 @@ class Repeat(NamedTuple):
 
 
 class Part:
-    """The steps of one block, and how often each repetition among them comes for this one."""
+    """The steps of one block, with the count of each repetition for this block."""
 
     __slots__ = ("advance", "steps", "times", "whole")
 
@@ -68,7 +70,7 @@ class Part:
         self.whole: list[Step] | None = None
 
     def written_out(self) -> list[Step]:
-        """The steps with their numbers of repetitions."""
+        """Return the steps with their repetition counts filled in."""
         if self.whole is None:
             times = iter(self.times)
             self.whole = [s._replace(times=next(times)) if isinstance(s, Repeat) else s for s in self.steps]
@@ -79,7 +81,7 @@ Step = Instruction | Repeat | Part
 
 
 def instructions(steps: Sequence[Step]) -> Iterator[Instruction]:
-    """Each instruction, once."""
+    """Yield each instruction once."""
     for step in steps:
         if isinstance(step, Part):
             yield from instructions(step.steps)

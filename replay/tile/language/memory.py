@@ -1,5 +1,5 @@
 # pyright: strict
-"""What moves data and deals out work: loads, stores, scratch memory, blocks, grids, loops, halves of a group."""
+"""Data movement and work distribution: loads, stores, scratch memory, blocks, grids, loops, halves of a group."""
 
 from __future__ import annotations
 
@@ -35,14 +35,14 @@ from opreplay.replay.tile.language.tiles import Block, Memory, Ref, Tile
 
 
 class Each:
-    """Stands for "one at a time, without its dimension" in `grid` and `steps`."""
+    """Marker for "one at a time, without its dimension" in `grid` and `steps`."""
 
 
 EACH = Each()
 
 
 def blocks(total: int, size: int) -> Iterator[Block]:
-    """Blocks of `size` of a dimension of `total`, dealt out to the cores in turn; the last one may be smaller.
+    """Yield blocks of `size` in a dimension of `total`, distributed round-robin to the cores; the last may be smaller.
 
     Blocks index tensors like slices. Raises TileError for a size below 1.
     """
@@ -51,7 +51,9 @@ def blocks(total: int, size: int) -> Iterator[Block]:
 
 
 def grid(shape: Sequence[int], sizes: Sequence[int | Each]) -> Iterator[tuple[Block, ...]]:
-    """Blocks of several dimensions, the last one fastest, dealt out to the cores in turn. EACH: one place at a time."""
+    """Yield blocks of several dimensions, last one fastest, distributed round-robin to the cores. EACH: one at a
+    time.
+    """
     core = current()
     if len(shape) != len(sizes):
         raise fail("shape", f"{len(sizes)} block sizes for {len(shape)} dimensions")
@@ -102,7 +104,7 @@ def grid(shape: Sequence[int], sizes: Sequence[int | Each]) -> Iterator[tuple[Bl
 
 
 def _numbers(number: Expr, counts: Sequence[int], below: Sequence[int]) -> list[Expr]:
-    """Numbers of a block by dimension, of that of a core's iteration."""
+    """Return the block numbers by dimension, from the number of a core's iteration."""
     if len(counts) == 1:
         return [number]
     each = [Expr(((Computed(whole_part, number, Expr((), n)), 1),)) for n in below]
@@ -110,9 +112,9 @@ def _numbers(number: Expr, counts: Sequence[int], below: Sequence[int]) -> list[
 
 
 def steps(total: int | tuple[int, int], size: int | Each) -> Iterator[Block]:
-    """Blocks of a dimension that this core takes one after the other: a loop over K, over keys, over columns.
+    """Yield blocks of a dimension that this core processes in sequence: a loop over K, over keys, over columns.
 
-    `total` may be (first, behind the last).
+    `total` may be (start, stop).
     """
     core = current()
     first, last = total if isinstance(total, tuple) else (0, total)
@@ -153,20 +155,20 @@ def _positive(size: int) -> int:
 
 
 class Half(Block):
-    """The rows of one of the two vector cores of a group."""
+    """The rows for one of the two vector cores of a group."""
 
     __slots__ = ()
 
     @property
     def index(self) -> int:
-        """0 or 1: which of the two it is."""
+        """0 or 1: the number of the vector core."""
         return self._index
 
 
 def vectors(rows: int) -> Iterator[Half]:
-    """The two vector cores of the group, each with its half of `rows`; what is in the loop runs on them.
+    """Yield the two vector cores of the group, each with its half of `rows`; the loop body runs on them.
 
-    Where only the time is asked for, both do the same and one is run.
+    If only the time is needed, both do the same and one is run.
     """
     core = current()
     if core.kind == "vector":
@@ -185,21 +187,21 @@ def vectors(rows: int) -> Iterator[Half]:
 
 
 def core_id() -> int:
-    """Number of the core that runs the program, from 0."""
+    """Return the number of the core that runs the program, from 0."""
     core = current()
     core.differs = True
     return core.number
 
 
 def core_count() -> int:
-    """Cores that blocks are dealt out to."""
+    """Return the number of cores that blocks are distributed to."""
     return current().cores
 
 
 def scratch(shape: Sequence[int], dtype: Any = "float32", *, buffers: int = 2) -> Ref:
-    """Memory in GM of this core or group, for what passes between its cube core and its vector cores.
+    """Allocate GM memory of this core or group, to pass data between its cube core and its vector cores.
 
-    Each time that the program comes by, the next of `buffers` is given; storing to it is the end of what it held.
+    Each call at this line returns the next of `buffers`; storing to it discards its old data.
     """
     core = current()
     place = core.here("scratch")
@@ -214,7 +216,7 @@ def scratch(shape: Sequence[int], dtype: Any = "float32", *, buffers: int = 2) -
 
 
 def prepare(memory: Memory, data: Any) -> None:
-    """Give a memory its data, and what is noted of who wrote it; without data it holds what nobody wrote."""
+    """Initialize a memory with its data and the record of its writers; without data it counts as unwritten."""
     import torch
 
     dtype = getattr(torch, memory.dtype)
@@ -240,12 +242,12 @@ def _extent(memory: Memory) -> int:
 
 
 def _last(ref: Ref | Memory) -> int:
-    """Position of the last element in memory."""
+    """Return the memory position of the last element."""
     return ref.offset + sum((n - 1) * s for n, s in zip(ref.shape, ref.strides, strict=True))
 
 
 def runs_of(ref: Ref) -> tuple[int, int]:
-    """(runs, elements of a run) that a reference has in memory. Raises TileError where elements do not lie in runs."""
+    """Return (runs, elements per run) of a reference in memory. Raises TileError if its elements do not form runs."""
     dims = [(n, s) for n, s in zip(ref.shape, ref.strides, strict=True) if n != 1]
     if not dims:
         return 1, 1
@@ -257,9 +259,9 @@ def runs_of(ref: Ref) -> tuple[int, int]:
             "stride",
             f"{ref.memory.name}{list(ref.shape)} has a stride of {dims[-1][1]} along its last dimension: a copy takes "
             "runs of neighbours",
-            hint="Load rows as they lie and use tile.transpose, or .T of a tile in L1."
+            hint="Load rows in memory order and use tile.transpose, or .T of a tile in L1."
             if any(stride == 1 for _, stride in dims)
-            else "Load what lies between as well and choose with tile.gather.",
+            else "Load the elements in between as well, and select with tile.gather.",
         )
     run, count = dims[-1][0], 1
     joined = True
@@ -283,13 +285,15 @@ def load(
 ) -> Tile:
     """Copy a part of a tensor from GM to UB, or to L1 on the cube core.
 
-    `buffers` take turns at this place of the source: the n-th load waits for whoever reads the (n - buffers)-th.
-    `shape` pads the tile at the end of its dimensions, with `fill` if given; else the padding may not be used.
-    `rows` is a tile of row numbers: row i of the tile is row rows[i] of `ref`.
+    `buffers` rotate at this line of the source: the n-th load waits for readers of the (n - buffers)-th. `shape` pads
+    the tile at the end of its dimensions, with `fill` if given; otherwise the padding must not be used. `rows` is a
+    tile of row numbers: row i of the tile is row rows[i] of `ref`.
     """
     core = current()
     if not isinstance(ref, Ref):
-        raise fail("path", f"{ref!r} is no part of a tensor in GM", hint="Load arguments, or parts of them as x[rows].")
+        raise fail(
+            "path", f"{ref!r} is no part of a tensor in GM", hint="Load arguments, or parts of them such as x[rows]."
+        )
     place_to = _load_place(core, to)
     want = tuple(shape) if shape is not None else None
     source = _selected(core, ref, rows)
@@ -316,22 +320,22 @@ def load(
 
 
 def scalar(ref: Any, *, most: int, expected: int | None = None) -> int:
-    """A whole number of 0 to `most` in an input, for the program itself: a page, a row, how many there are.
+    """Read an integer from 0 to `most` in an input, for the program itself: a page, a row, a count.
 
-    The scalar unit reads it from GM, and whatever comes after on this core waits for it. Where only the time is asked
-    for it is `expected`, else `most`.
+    The scalar unit reads it from GM, and everything after it on this core waits for it. If only the time is needed, it
+    is `expected`, otherwise `most`.
     """
     core = current()
     if not isinstance(ref, Ref) or prod(ref.shape) != 1:
         raise fail("shape", f"scalar of {ref!r}", hint="It takes one element: tile.scalar(lengths[b], most=n).")
     name = ref.memory.name
     if ref.dtype not in ("int32", "int64"):
-        raise fail("dtype", f"scalars are int32 or int64, {name} is {ref.dtype}", hint="Load it as a tile.")
+        raise fail("dtype", f"scalars are int32 or int64, {name} is {ref.dtype}", hint="Load it as a tile instead.")
     if ref.memory.role != "in":
         raise fail(
             "path",
             f"a scalar of {name}, which the program writes",
-            hint="The scalar unit's cache sees no stores: take inputs.",
+            hint="The scalar unit's cache does not see stores: read only inputs.",
         )
     place, size = core.here(), DTYPE_BYTES[ref.dtype]
     core.emit("scalar", SCALAR, 0.0, place, path="gm_to_scalar", size=size, memory=name)
@@ -340,13 +344,15 @@ def scalar(ref: Any, *, most: int, expected: int | None = None) -> int:
     value = int(ref.memory.data[ref.offset])
     if not 0 <= value <= most:
         raise fail(
-            "bounds", f"{name} has {value}, which is not from 0 to {most}", hint="most= is the largest there is."
+            "bounds",
+            f"{name} has {value}, which is not from 0 to {most}",
+            hint="most= must be the largest possible value.",
         )
     return value
 
 
 def _load_place(core: Core, to: Place | None) -> Place:
-    """The memory that the core loads to: L1 of a cube core, UB of a vector core. Raises TileError for another."""
+    """Return the memory that the core loads to: L1 of a cube core, UB of a vector core. Raises TileError for others."""
     kind, reachable = ("cube", L1) if core.unit == "cube" else ("vector", UB)
     if to == L1 and core.kind == "vector":
         raise NeedsCube
@@ -354,25 +360,25 @@ def _load_place(core: Core, to: Place | None) -> Place:
         raise fail(
             "path",
             f"no path from GM to {to} on a {kind} core, only to {reachable}",
-            hint="In programs of both, what is on vector cores stands in `for half in tile.vectors(rows)`.",
+            hint=("In programs that use both core types, vector code must be inside `for half in tile.vectors(rows)`."),
         )
     return reachable
 
 
 def _is_swapped(ref: Ref) -> bool:
-    """Whether a matrix lies column by column: the product reads it so."""
+    """Check whether a matrix is stored column by column: the product reads it that way."""
     return len(ref.shape) == 2 and ref.strides[1] != 1 and ref.strides[0] == 1 and min(ref.shape) > 1
 
 
 def _check_turn(core: Core, memory: Memory) -> None:
-    """Raises TileError for scratch memory whose buffer was stored to since for a later turn."""
+    """Raise TileError if the scratch memory's buffer was since reused for a later iteration."""
     last = core.rings.get((memory.place, memory.turn % memory.buffers), memory)
     if memory.role == "scratch" and last is not memory:
         raise fail(
             "stale",
             f"the scratch memory of line {core.line(memory.place)[1]} is gone: a later turn was stored to its buffer, "
             f"of {memory.buffers} in all",
-            hint="Give that scratch more buffers, or load it earlier.",
+            hint="Give that scratch memory more buffers, or load it earlier.",
         )
 
 
@@ -385,7 +391,9 @@ def _selected(core: Core, ref: Ref, rows: Tile | None) -> Ref:
         raise fail(
             "path",
             f"row numbers in {rows.place} of {rows.unit} steer no copy of {core.unit}: memories are each core's own",
-            hint="Load the rows on the vector core that has their numbers; tile.scratch takes them to the cube core.",
+            hint=(
+                "Load the rows on the vector core that has their numbers; tile.scratch passes them to the cube core."
+            ),
         )
     core.check_fresh(rows)
     check_defined(rows, "a copy by row numbers")
@@ -393,7 +401,7 @@ def _selected(core: Core, ref: Ref, rows: Tile | None) -> Ref:
 
 
 def _runs(ref: Ref, rows: Tile | None) -> tuple[int, int]:
-    """As `runs_of`; rows that are selected by number are runs of their own."""
+    """Return the same as `runs_of`; rows selected by number are separate runs."""
     if rows is None:
         return runs_of(ref)
     count, run = runs_of(Ref(ref.memory, ref.shape[1:], ref.strides[1:], ref.offset))
@@ -401,21 +409,21 @@ def _runs(ref: Ref, rows: Tile | None) -> tuple[int, int]:
 
 
 def _row_numbers(rows: Tile, memory: Memory) -> Any:
-    """Row numbers as indexes of torch. Raises TileError for one that the memory does not have."""
+    """Return row numbers as torch indices. Raises TileError for a row that the memory does not have."""
     at = rows.data.reshape(-1).long()
     check_numbers(at, memory.shape[0], f"row {{}} of {memory.name}{list(memory.shape)}")
     return at
 
 
 def check_numbers(at: Any, size: int, message: str) -> None:
-    """Raises TileError, with the first number that is out of range put into the message."""
+    """Raise TileError with the first out-of-range number in the message."""
     wrong = at[(at < 0) | (at >= size)]
     if wrong.numel():
         raise fail("bounds", message.format(int(wrong[0])))
 
 
 def _read_path(core: Core, to: Place, runs: int, moved: int) -> tuple[str, float]:
-    """Path of a load and the cycles that it takes beside its bytes."""
+    """Return the path of a load, and its cycles in addition to those of its bytes."""
     pipes = core.device.pipes
     if to == L1:
         return "gm_to_l1", max(0.0, runs * pipes.l1_row - moved / pipes.gm_to_l1)
@@ -423,7 +431,7 @@ def _read_path(core: Core, to: Place, runs: int, moved: int) -> tuple[str, float
 
 
 def _written_before(core: Core, ref: Ref) -> list[Buffer]:
-    """Buffers that a load from memory that this core writes has to wait for."""
+    """Return the buffers that a load must wait for, if this core writes the memory."""
     memory = ref.memory
     if memory.role == "scratch":
         return [memory.buffer]
@@ -437,7 +445,7 @@ def _written_before(core: Core, ref: Ref) -> list[Buffer]:
 def _read(
     core: Core, tile: Tile, ref: Ref, rows: Tile | None, want: tuple[int, ...] | None, fill: float | None
 ) -> None:
-    """The values of a load. Raises TileError for what nobody wrote, or another core did."""
+    """Load the values. Raises TileError for unwritten values, or values written by another core."""
     import torch
 
     memory = ref.memory
@@ -470,7 +478,7 @@ def _check_read(core: Core, memory: Memory, part: Any) -> None:
         raise fail(
             "unwritten",
             f"{memory.name} is read before it was written: {int((writers < 0).sum())} of {writers.numel()} elements",
-            hint="Results and scratch memory hold nothing at first.",
+            hint="Results and scratch memory are empty at first.",
         )
     other = (writers >= 0) & _unordered(core, writers)
     if bool(other.any()):
@@ -481,9 +489,9 @@ def _check_read(core: Core, memory: Memory, part: Any) -> None:
             "race",
             f"{memory.name}: {_named(core.me)} reads what {_named(writer)} writes{line}; nothing says which comes "
             "first",
-            hint="Make it two kernels, or let one core do both."
+            hint="Split it into two kernels, or let one core do both."
             if writer // 3 != core.number
-            else "Let one half do both, or the cube core in between.",
+            else "Let one half do both, or let the cube core pass the data.",
         )
     if memory.readers is not None:
         before = part(memory.readers)
@@ -491,20 +499,21 @@ def _check_read(core: Core, memory: Memory, part: Any) -> None:
 
 
 def _named(me: int) -> str:
-    """A core and which of its group: "core 3 (vec1)"."""
+    """Return the name of a core and its number in the group: "core 3 (vec1)"."""
     return f"core {me // 3}" + (f" ({UNITS[me % 3]})" if me % 3 else "")
 
 
 def _unordered(core: Core, others: Any) -> Any:
-    """Of which cores nothing says whether they come before this one: those of other groups and the other half."""
+    """Return a mask of the cores without a defined order relative to this core: other groups, and the other half."""
     return (others // 3 != core.number) | ((others % 3 > 0) & (others != core.me) & (core.me % 3 > 0))
 
 
 def store(ref: Any, tile: Any, *, add: bool = False, relu: bool = False, rows: Tile | None = None) -> None:
-    """Copy a tile from UB or L0C to a part of a tensor in GM, of its shape.
+    """Copy a tile from UB or L0C to a part of a tensor in GM with the same shape.
 
-    Out of L0C it is converted to the tensor's dtype on the way, with `relu` before. `add` adds to what is there, all
-    cores in any order; the result is a `tile.Sum`. `rows` is a tile of row numbers: row i goes to row rows[i].
+    From L0C it is converted to the tensor's dtype on the way, with `relu` before. `add` adds to the existing values,
+    from all cores in any order; the result must be a `tile.Sum`. `rows` is a tile of row numbers: row i goes to row
+    rows[i].
     """
     core = current()
     if not isinstance(ref, Ref) or not isinstance(tile, Tile):
@@ -516,7 +525,7 @@ def store(ref: Any, tile: Any, *, add: bool = False, relu: bool = False, rows: T
         raise fail(
             "race",
             f"{memory.name} is {'' if add else 'no '}result that is added to",
-            hint="store(..., add=True) goes with tile.Sum.",
+            hint="store(..., add=True) needs an argument annotated with tile.Sum.",
         )
     core.check_fresh(tile)
     target = _selected(core, ref, rows)
@@ -550,13 +559,13 @@ def _check_store(core: Core, ref: Ref, tile: Tile, relu: bool) -> None:
     if tile.unit != core.unit:
         raise fail("path", f"a tile of {tile.unit} is stored by {core.unit}: memories are each core's own")
     if relu and tile.place == UB:
-        raise fail("path", "relu on the way is for results of products", hint="tile.relu(t) for tiles in UB.")
+        raise fail("path", "relu on the way is for results of products", hint="Use tile.relu(t) for tiles in UB.")
     wanted = ref.shape or (1,)
     if not _fits(wanted, tile.shape):
         raise fail(
             "shape",
             f"a tile of {list(tile.shape)} is stored to {list(wanted)} of {ref.memory.name}",
-            hint="Partial blocks are smaller: index the result with the block that the tile was loaded with.",
+            hint="Partial blocks are smaller: index the result with the same block as the loaded tile.",
         )
     if tile.place == UB and tile.dtype != ref.dtype:
         raise fail(
@@ -573,7 +582,7 @@ OUT_OF_L0C = {"float32": ("float32", "float16", "bfloat16"), "int32": ("int32", 
 
 
 def _fits(wanted: Sequence[int], shape: Sequence[int]) -> bool:
-    """Whether shapes are the same but for sizes of 1, or one is the other as rows of its last dimension."""
+    """Check whether shapes are equal except for sizes of 1, or one is the other as rows of its last dimension."""
     wanted_sizes, tile_sizes = _squeezed(wanted), _squeezed(shape)
     if wanted_sizes == tile_sizes:
         return True
@@ -589,7 +598,7 @@ def _squeezed(shape: Sequence[int]) -> tuple[int, ...]:
 
 
 def _write(core: Core, ref: Ref, tile: Tile, *, add: bool, relu: bool, rows: Tile | None, place: int) -> None:
-    """The values of a store. Raises TileError for two that write one element, or padding that is written."""
+    """Store the values. Raises TileError if an element is written twice, or padding is written."""
     import torch
 
     memory = ref.memory
@@ -597,7 +606,9 @@ def _write(core: Core, ref: Ref, tile: Tile, *, add: bool, relu: bool, rows: Til
         raise fail("mask" if tile.why == "mask" else "unwritten", f"{_undefined(tile)} are stored to {memory.name}")
     at: Any = ... if rows is None else _row_numbers(rows, memory)
     if rows is not None and not add and len(set(at.tolist())) < at.numel():
-        raise fail("race", f"a row of {memory.name} is written twice by one store", hint="Row numbers must differ.")
+        raise fail(
+            "race", f"a row of {memory.name} is written twice by one store", hint="Row numbers must be distinct."
+        )
     target = ref if rows is None else Ref(memory, memory.shape, memory.strides, memory.offset)
 
     def view(of: Any) -> Any:
@@ -621,14 +632,14 @@ def _write(core: Core, ref: Ref, tile: Tile, *, add: bool, relu: bool, rows: Til
 
 
 def _check_order(core: Core, memory: Memory, writers: Any, lines: Any) -> None:
-    """Raises TileError where another core wrote the elements that are stored."""
+    """Raise TileError if another core wrote the stored elements."""
     clash = (writers >= 0) & _unordered(core, writers)
     if bool(clash.any()):
         raise fail(
             "race",
             f"{memory.name}: {_named(core.me)} writes {int(clash.sum())} elements that "
             f"{_named(int(writers[clash][0]))} wrote at line {memory.lines[int(lines[clash][0])][1]}",
-            hint="Deal elements out once; sums of several cores are tile.Sum with add=True.",
+            hint="Assign each element to one core; for sums over several cores use tile.Sum with add=True.",
         )
 
 
@@ -639,7 +650,7 @@ def _undefined(tile: Tile) -> str:
 
 
 def check_defined(tile: Tile, what: str) -> None:
-    """Raises TileError where an instruction that looks at whole rows or columns would use padding."""
+    """Raise TileError if an instruction over whole rows or columns would use padding."""
     if tile.defined is not None and not bool(tile.defined.all()):
         limit = "mask" if tile.why == "mask" else "unwritten"
         hint = "Load with fill=, or leave the padding out." if limit == "mask" else "Fill it first."

@@ -1,5 +1,5 @@
 # pyright: strict
-"""Memories of a core, dtypes, and the limits that a program can break, as errors that name the program's line."""
+"""Memories of a core, dtypes, and the limits of programs, with errors that name the program's line."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ FRACTAL = 16
 
 
 class TileError(UsageError):
-    """A limit that a program breaks, with the line of the program that does."""
+    """A limit that a program exceeds, with the program's line."""
 
     def __init__(self, limit: Limit, message: str, where: tuple[str, int], *, hint: str = "") -> None:
         self.limit: Limit = limit
@@ -95,7 +95,7 @@ def _is_language(code: CodeType) -> bool:
 
 
 def user_frame() -> FrameType | None:
-    """The innermost frame that is of the program, not of the language."""
+    """Return the innermost frame of the program, outside the language."""
     frame: FrameType | None = sys._getframe(1)  # pyright: ignore[reportPrivateUsage]
     known = _language_code
     while frame is not None:
@@ -107,7 +107,7 @@ def user_frame() -> FrameType | None:
 
 
 def where() -> tuple[str, int]:
-    """File and line of the program that is being run."""
+    """Return file and line of the running program."""
     frame = user_frame()
     return (frame.f_code.co_filename, frame.f_lineno) if frame is not None else ("program", 0)
 
@@ -117,7 +117,7 @@ Spot = tuple[object, ...]
 
 
 def spot(root: CodeType | None) -> tuple[Spot, tuple[str, int]]:
-    """The place of the source that is being run, from the program's function down, with file and line."""
+    """Return the current place in the source, from the program's function down, with file and line."""
     frame = user_frame()
     if frame is None:
         return (), ("program", 0)
@@ -135,39 +135,39 @@ def spot(root: CodeType | None) -> tuple[Spot, tuple[str, int]]:
 
 
 def fail(limit: Limit, message: str, *, hint: str = "") -> TileError:
-    """The error for what the program does at its current line."""
+    """Return the error for the program's current line."""
     return TileError(limit, message, where(), hint=hint)
 
 
 def capacity(place: Place, device: DeviceProfile) -> int:
-    """Bytes of a memory of one core."""
+    """Return the bytes of one core's memory."""
     pipes = device.pipes
     sizes = {"UB": pipes.ub_bytes, "L1": pipes.l1_bytes, "L0A": pipes.l0a_bytes, "L0B": pipes.l0b_bytes}
     return int(sizes.get(place, device.l0c_bytes))
 
 
 def check_float8(device: DeviceProfile, *dtypes: str) -> None:
-    """Raises TileError for eight-bit floats on a device that only moves them."""
+    """Raise TileError for 8-bit floats on a device that can only move them."""
     for dtype in FLOAT8.intersection(dtypes) - device.macs_per_cycle.keys():
-        raise fail("dtype", f"a {device.name} computes nothing with {dtype}", hint="Take a device that has it: 950pr.")
+        raise fail("dtype", f"a {device.name} computes nothing with {dtype}", hint="Use a device that has it: 950pr.")
 
 
 def up(n: int, step: int) -> int:
-    """`n` rounded up to a multiple of `step`."""
+    """Return `n` rounded up to a multiple of `step`."""
     return -(-n // step) * step
 
 
 @cache
 def rows_and_columns(shape: tuple[int, ...]) -> tuple[int, int]:
-    """A tile as rows of its last dimension."""
+    """Return a tile's shape as rows of its last dimension."""
     return prod(shape[:-1]), shape[-1] if shape else 1
 
 
 @cache
 def padded_bytes(shape: tuple[int, ...], dtype: str, place: Place) -> int:
-    """Bytes that a tile takes: rows padded to 32 bytes, in L1 and behind it to multiples of 16 too.
+    """Return the bytes that a tile takes: rows padded to 32 bytes; from L1 on, also to multiples of 16.
 
-    A single column lies in UB as a row.
+    A single column is stored in UB as a row.
     """
     size = DTYPE_BYTES[dtype]
     rows, columns = rows_and_columns(shape)
@@ -177,5 +177,5 @@ def padded_bytes(shape: tuple[int, ...], dtype: str, place: Place) -> int:
 
 
 def kib(size: float) -> str:
-    """Bytes as text: "48 KiB", "1.5 KiB"."""
+    """Return bytes as text: "48 KiB", "1.5 KiB"."""
     return f"{size / 1024:.1f}".rstrip("0").rstrip(".") + " KiB"

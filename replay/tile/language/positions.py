@@ -1,8 +1,8 @@
 # pyright: strict
-"""Positions of blocks as expressions over the numbers of loops, and what a program found out about them.
+"""Positions of blocks as expressions over loop counters, and the conditions that a program evaluated on them.
 
-Python's own `if`, `min` and `range` work on them: each comparison is noted with its outcome. Another iteration, or
-another block, for which all of them come out alike does the same, and need not be run.
+Python's own `if`, `min` and `range` work on them: each comparison is recorded with its outcome. Another iteration or
+block with the same outcomes does the same work, and need not be run.
 """
 
 from __future__ import annotations
@@ -19,27 +19,27 @@ NEVER = 1 << 60
 
 
 class NotKnown(Exception):
-    """What is asked of an expression cannot be said from the numbers of loops given."""
+    """The value of an expression cannot be determined from the given loop counters."""
 
 
 class Atom:
-    """A number that expressions are made of: that of a loop's iteration, or how often one was left out."""
+    """A variable in expressions: a loop's iteration number, or how often an iteration was skipped."""
 
     __slots__ = ()
 
     def at(self, env: Env) -> Any:
-        """Its value."""
+        """Return its value."""
         if self not in env:
             raise NotKnown
         return env[self]
 
     def free(self) -> frozenset[Atom]:
-        """The numbers that it depends on."""
+        """Return the variables that it depends on."""
         return frozenset((self,))
 
 
 class Computed(Atom):
-    """The result of an operator that is not linear."""
+    """The result of a non-linear operator."""
 
     __slots__ = ("first", "operate", "second")
 
@@ -55,20 +55,20 @@ class Computed(Atom):
 
 @dataclass(frozen=True, slots=True)
 class Expr:
-    """A sum of atoms, each times a number."""
+    """A linear combination of atoms."""
 
     parts: tuple[tuple[Atom, Any], ...]
     constant: Any = 0
 
     def at(self, env: Env) -> Any:
-        """Its value."""
+        """Return its value."""
         total = self.constant
         for atom, times in self.parts:
             total = total + atom.at(env) * times
         return total
 
     def plus(self, other: Expr, times: Any = 1) -> Expr:
-        """The sum with a multiple of another one."""
+        """Add a multiple of another expression."""
         parts = dict(self.parts)
         for atom, factor in other.parts:
             parts[atom] = parts.get(atom, 0) + factor * times
@@ -77,11 +77,11 @@ class Expr:
         )
 
     def scaled(self, times: Any) -> Expr:
-        """A multiple."""
+        """Return a multiple of the expression."""
         return ZERO.plus(self, times)
 
     def free(self) -> frozenset[Atom]:
-        """The numbers that it depends on."""
+        """Return the variables that it depends on."""
         return frozenset[Atom]().union(*(atom.free() for atom, _ in self.parts))
 
 
@@ -89,17 +89,17 @@ ZERO, ONE = Expr((), 0), Expr((), 1)
 
 
 def expr_of(value: Any) -> Expr:
-    """The expression of a position, or of a number."""
+    """Return the expression of a position or a number."""
     return value.expr if isinstance(value, Position) else Expr((), value)
 
 
 def plain(value: Any) -> Any:
-    """The number itself, for what does not decide which instructions there are: nothing is noted."""
+    """Return the plain number without recording a condition, for uses that do not affect which instructions run."""
     return value.value if isinstance(value, Position) else value
 
 
 def combined(operate: Callable[[Any, Any], Any], first: Any, second: Any) -> Any:
-    """The position of an operator that is not linear; a number where both are."""
+    """Return the result of a non-linear operator as a position; a number if both operands are numbers."""
     value = operate(plain(first), plain(second))
     notes = [one.notes for one in (first, second) if isinstance(one, Position)]
     if not notes:
@@ -108,12 +108,12 @@ def combined(operate: Callable[[Any, Any], Any], first: Any, second: Any) -> Any
 
 
 def whole_part(first: Any, second: Any) -> Any:
-    """The quotient, rounded down."""
+    """Return the quotient, rounded down."""
     return first // second
 
 
 def remainder(first: Any, second: Any) -> Any:
-    """What is left of a division."""
+    """Return the remainder of a division."""
     return first % second
 
 
@@ -126,26 +126,26 @@ def _product(first: Any, second: Any) -> Any:
 
 
 class Guard:
-    """What held when a program was run, by the numbers of its loops."""
+    """A condition that was true when a program was run, as a function of its loop counters."""
 
     __slots__ = ()
 
     def holds(self, env: dict[Atom, Any]) -> Any:
-        """Whether it does for these numbers, one truth value or many."""
+        """Return whether the condition is true for these loop counters, as one boolean or an array."""
         raise NotImplementedError
 
     def free(self) -> frozenset[Atom]:
-        """The numbers that it depends on."""
+        """Return the variables that it depends on."""
         raise NotImplementedError
 
     def lasts(self, variable: Atom, first: Any, env: dict[Atom, Any]) -> Any:
-        """For how many values of `variable` from `first` on it holds. Raises NotKnown."""
+        """Return for how many values of `variable` from `first` on the condition is true. Raises NotKnown."""
         raise NotImplementedError
 
 
 @dataclass(frozen=True, slots=True)
 class Compared(Guard):
-    """An expression beside 0."""
+    """A comparison of an expression with 0."""
 
     expr: Expr
     how: str
@@ -188,7 +188,7 @@ class Compared(Guard):
 
 
 class Notes:
-    """What was noted of positions while a core is run."""
+    """The conditions recorded about positions while a core is run."""
 
     __slots__ = ("guards",)
 
@@ -196,14 +196,15 @@ class Notes:
         self.guards: list[Guard] = []
 
     def note(self, guard: Guard) -> None:
-        """Add what held."""
+        """Record a condition that was true."""
         if guard.free():
             self.guards.append(guard)
 
 
 class Position:
-    """A whole number that depends on which iterations the program is in. Comparing it, or turning it into a plain
-    number, is noted."""
+    """An integer that depends on the current loop iterations. Comparing it, or converting it to a plain number, is
+    recorded.
+    """
 
     __slots__ = ("expr", "notes", "value")
 
@@ -285,7 +286,7 @@ class Position:
         return not self._compared(0, "==")
 
     def seen(self) -> Any:
-        """The plain number; that it is this one is noted."""
+        """Return the plain number, and record that the position has this value."""
         self._compared(self.value, "==")
         return self.value
 
@@ -312,7 +313,7 @@ class Position:
 
 
 def _position(value: Any, expr: Expr, notes: Notes) -> Any:
-    """A position, or the number where it depends on no loop."""
+    """Return a position, or a plain number if it depends on no loop."""
     return Position(value, expr, notes) if expr.parts else value
 
 
@@ -326,7 +327,7 @@ class Explicit:
 
 @dataclass(slots=True)
 class Skipped:
-    """Iterations of a loop that were left out: `times` periods from `first` on, as many as guards hold for."""
+    """Skipped iterations of a loop: `times` periods from `first` on, as many as the guards allow."""
 
     first: Expr
     guards: tuple[tuple[Guard, ...], ...]
@@ -339,7 +340,7 @@ class Skipped:
 
 
 def lasting(guards: Iterable[tuple[Guard, ...]], variable: Atom, first: Any, env: dict[Atom, Any], most: Any) -> Any:
-    """For how many periods from `first` on the guards hold, `most` at most. Raises NotKnown."""
+    """Return for how many periods from `first` on the guards are true, at most `most`. Raises NotKnown."""
     import numpy as np
 
     listed = list(guards)
@@ -366,7 +367,7 @@ def _periods(guard: Guard, variable: Atom, first: Any, env: dict[Atom, Any], per
 
 @dataclass(slots=True)
 class Trail(Guard):
-    """What a loop went through: its iterations that were run and left out, in order, with what held in each."""
+    """The iterations of a loop in order, run or skipped, with the conditions that were true in each."""
 
     variable: Atom
     count: Expr
@@ -379,7 +380,7 @@ class Trail(Guard):
     """What was left out may do other things."""
 
     def holds(self, env: dict[Atom, Any]) -> Any:
-        """Also puts how often what is left out comes into `env`."""
+        """Return whether all conditions are true, and store the counts of skipped iterations in `env`."""
         if self.sampled:
             raise NotKnown
         truth: Any = True

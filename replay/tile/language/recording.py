@@ -1,8 +1,8 @@
 # pyright: strict
-"""Records what a program does on one core: its list of instructions, its buffers, and what it does to GM.
+"""Records a program's work on one core: its instructions, its buffers, and its accesses to GM.
 
-Owns places of the source, buffers, capacity by liveness, loops whose iterations repeat, and hazards. What a function
-of the language costs is for `vector`, `cube` and `memory`.
+Owns places of the source, buffers, capacity by liveness, repeating loops, and hazards. `vector`, `cube` and `memory`
+own the costs of the language's functions.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ Item = TypeVar("Item")
 
 
 class Unsteady(Exception):
-    """A loop that seemed to repeat does other things in the middle: the program is run again without leaving it out."""
+    """A loop that seemed to repeat changes in the middle: the program is run again without skipping its iterations."""
 
     def __init__(self, place: int) -> None:
         super().__init__(place)
@@ -78,20 +78,20 @@ class Unsteady(Exception):
 
 
 class Looked(Exception):
-    """What a block does depends on where it lies: a survey of all blocks says what each core does."""
+    """The work of a block depends on its position: a survey of all blocks determines what each core does."""
 
 
 class Unsurveyed(Exception):
-    """A survey does not say what all cores do: each is run."""
+    """A survey does not show what all cores do, so each core is run."""
 
 
 class NeedsCube(Exception):
-    """A program that was taken for one of vector cores uses the cube core."""
+    """A program assumed to run on vector cores only uses the cube core."""
 
 
 @dataclass(slots=True)
 class Recording:
-    """What one core does."""
+    """The recorded work of one core."""
 
     steps: list[Step] = field(default_factory=list[Step])
     lines: list[tuple[str, int]] = field(default_factory=list[tuple[str, int]])
@@ -115,7 +115,7 @@ class Recording:
 
 @dataclass(slots=True)
 class Iteration:
-    """One that was run."""
+    """An iteration that was run."""
 
     begin: int
     end: int
@@ -131,7 +131,7 @@ class Iteration:
 
 @dataclass(slots=True)
 class Body:
-    """What blocks do that are alike but for how often what repeats in them does."""
+    """The common work of blocks that differ only in how often their repetitions run."""
 
     steps: list[Step]
     counts: list[tuple[Atom, int]]
@@ -141,7 +141,7 @@ class Body:
 
 @dataclass(slots=True)
 class Survey:
-    """What each block of a program does, whichever core has it."""
+    """The work of each block of a program, independent of its core."""
 
     bodies: list[Body] = field(default_factory=list[Body])
     body_of: list[int] = field(default_factory=list[int])
@@ -158,7 +158,7 @@ class Survey:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Overflow:
-    """More in use of a memory than there is."""
+    """A memory that is used beyond its capacity."""
 
     memory: Place
     used: int
@@ -172,7 +172,7 @@ class Overflow:
 
 
 class Core:
-    """The core that a program is run on; `current` is the one of the moment."""
+    """The core that runs a program; `current` returns the active core."""
 
     def __init__(
         self,
@@ -219,13 +219,13 @@ class Core:
 
     @property
     def me(self) -> int:
-        """Number of the core and the one of its group."""
+        """Number of the core, combined with its number in the group."""
         return self.number * 3 + UNITS.index(self.unit)
 
     # Places and instructions
 
     def here(self, part: str = "") -> int:
-        """The place of the source that is being run; `part` tells buffers of one place from each other."""
+        """Return the id of the current place in the source; `part` distinguishes buffers of the same place."""
         at, line = spot(self._root)
         key = (at, self.unit + part)
         place = self._places.get(key)
@@ -237,17 +237,17 @@ class Core:
         return place
 
     def line(self, place: int) -> tuple[str, int]:
-        """File and line of a place."""
+        """Return file and line of a place."""
         return self.recording.lines[place]
 
     def next_slot(self, place: int, slots: int) -> Buffer:
-        """The buffer that is next at a place whose buffers take turns."""
+        """Return the next buffer of a place with rotating buffers."""
         used = self._uses[place]
         self._uses[place] = used + 1
         return place, used, slots
 
     def uses(self, place: int) -> int:
-        """How often a place has been come by."""
+        """Return how often a place has been executed."""
         return self._uses[place] + self._left.get(place, 0)
 
     def emit(
@@ -266,7 +266,7 @@ class Core:
         """Add one instruction to the list."""
         steps = self.recording.steps
         if len(steps) >= MOST_INSTRUCTIONS:
-            raise fail("size", f"more than {MOST_INSTRUCTIONS:,} instructions a core", hint="Take larger tiles.")
+            raise fail("size", f"more than {MOST_INSTRUCTIONS:,} instructions a core", hint="Use larger tiles.")
         steps.append(Instruction(name, self.unit, pipe, cycles, path, size, memory, tuple(reads), tuple(writes), place))
         if self.kind == "cube" and self.unit != "cube":
             self.recording.mixed = True
@@ -274,8 +274,7 @@ class Core:
     # Buffers
 
     def reserve(self, place: int, memory: Place, slots: int, size: int) -> None:
-        """Set `slots` buffers of a place aside until the loop around it ends. Raises TileError for what does not
-        fit."""
+        """Reserve `slots` buffers for a place until the enclosing loop ends. Raises TileError if they do not fit."""
         self.check_reserved()
         known = self._buffers.get(place)
         if known is not None and known[1] >= slots and known[2] >= size:
@@ -289,9 +288,10 @@ class Core:
         self._check(self.unit, memory, self.line(place))
 
     def reserve_tile(self, tile: Tile, operands: Sequence[Tile] = ()) -> None:
-        """Set memory aside for a computed tile until nothing refers to it.
+        """Reserve memory for a computed tile until nothing refers to it.
 
-        It may take that of an operand that is not used again, but for `operands`, which are read while it is written.
+        It may reuse the memory of an operand that is not used again, except of `operands`, which are read while it is
+        written.
         """
         self.check_reserved()
         size = padded_bytes(tile.shape, tile.dtype, tile.place)
@@ -302,14 +302,15 @@ class Core:
         self._unchecked = (self.unit, tile.place, tile.line, beside)
 
     def released(self, value: Tile) -> None:
-        """Nothing refers to a computed tile any more."""
+        """Free the memory of a computed tile to which nothing refers any more."""
         key = (value.unit, value.place)
         self._in_use[key] = self._in_use.get(key, 0) - value.reserved[0]
         value.reserved[0] = 0
 
     def check_reserved(self) -> None:
-        """Check what was set aside by the last instruction: what the program holds no more is free by now, but for
-        operands that had to be there beside the result."""
+        """Check the last instruction's reservations: tiles no longer referenced are free by now, except operands that
+        had to coexist with the result.
+        """
         if self._unchecked is not None:
             unit, place, line, beside = self._unchecked
             self._unchecked = None
@@ -347,8 +348,11 @@ class Core:
         return "; ".join([*parts, *([f"{kib(others)} of others"] if parts and others else [])])
 
     def check_overflow(self, *, whole: bool) -> None:
-        """Raises TileError where more was needed of a memory than there is: `whole`, by all of the program; else at
-        least that, as something else stopped it."""
+        """Raise TileError if a memory was used beyond its capacity.
+
+        With `whole` the amount is that of the entire program; otherwise it is a lower bound, as another error stopped
+        it.
+        """
         overflow = self._overflow
         if overflow is None:
             return
@@ -359,13 +363,13 @@ class Core:
             f"{overflow.memory}: {'' if whole else 'at least '}{kib(overflow.used)} needed, {kib(overflow.there)} there"
             f"{settings}{peak}",
             overflow.line,
-            hint=f"Smaller blocks, or fewer buffers: {overflow.buffers}."
+            hint=f"Use smaller blocks, or fewer buffers: {overflow.buffers}."
             if overflow.buffers
-            else "Take smaller blocks.",
+            else "Use smaller blocks.",
         )
 
     def check_fresh(self, value: Tile) -> None:
-        """Raises TileError for a tile whose buffer was loaded over since."""
+        """Raise TileError for a tile whose buffer has been overwritten by a later load."""
         source = value if value.owner is None else value.owner
         if source.generation < 0:
             return
@@ -378,14 +382,14 @@ class Core:
                 f"the tile loaded at line {source.line[1]} is gone: {ahead - 1} loads came "
                 f"after it, and that place has "
                 f"{slots} buffer{'s' if slots > 1 else ''}",
-                hint=f"Give that load buffers={ahead}, or use it earlier.",
+                hint=f"Give that load buffers={ahead}, or use its result earlier.",
             )
 
     # Loops
 
     @property
     def at_top(self) -> bool:
-        """Whether no loop is around."""
+        """Whether the program is outside all loops."""
         return len(self._scopes) == 1
 
     def loop(
@@ -397,9 +401,10 @@ class Core:
         *,
         dealt: bool = False,
     ) -> Iterator[Item]:
-        """The items of a loop; in time mode iterations that do as those before them are left out, but for the last.
+        """Yield the items of a loop; in time mode, iterations that repeat earlier ones are skipped, except for the
+        last.
 
-        `cut` says which sizes of an iteration's blocks are smaller; `dealt`, that other cores have other items.
+        `cut` says which block sizes of an iteration are smaller; `dealt` that other cores get other items.
         """
         place, notes = self.here("loop"), self.notes
         self._scopes.append([])
@@ -432,7 +437,9 @@ class Core:
             self._in_use[key] = self._in_use.get(key, 0) - slots * size
 
     def repeat(self, iteration: Iteration, times: int) -> Atom:
-        """Note that the steps from this iteration's on come `times` more often, which the atom stands for."""
+        """Record that the steps from this iteration on are repeated `times` more times; the returned atom stands for
+        the count.
+        """
         steps, advance, number = self.recording.steps, self.advance_since(iteration.uses), Atom()
         self._counts[len(steps)] = number
         steps.append(Repeat(len(steps) - iteration.begin, times, advance))
@@ -442,11 +449,11 @@ class Core:
         return number
 
     def uses_by_place(self) -> list[int]:
-        """How often each place has been come by, without what was left out."""
+        """Return how often each place was executed, without skipped iterations."""
         return list(self._uses)
 
     def relative_steps(self, iteration: Iteration) -> list[Step]:
-        """Its steps with buffers counted from its begin."""
+        """Return an iteration's steps with buffers numbered from its start."""
         if iteration.relative is None:
             iteration.relative = relative(self.recording.steps[iteration.begin : iteration.end], iteration.uses)
         return iteration.relative
@@ -458,8 +465,10 @@ class Core:
         partial: Sequence[bool],
         placed: Callable[[Sequence[int], Sequence[Expr]], Item],
     ) -> Iterator[Item]:
-        """The blocks of a program that do other things than those before; of those that do the same some are run and
-        compared. Raises Unsurveyed where they differ, or a block depends on those before it."""
+        """Yield the program's blocks that do other work than earlier ones; of equal blocks, some are run and compared.
+
+        Raises Unsurveyed if these differ, or if a block depends on earlier blocks.
+        """
         if survey.body_of:
             raise Unsurveyed  # a second loop over blocks
         survey.before, survey.uses = list(self.recording.steps), _uses_of(self._uses)
@@ -472,7 +481,7 @@ class Core:
         self._end_of_scope()
 
     def run_block(self, item: Item, numbers: Mapping[Atom, int]) -> Generator[Item, None, Iteration]:
-        """Run a block with these numbers of its dimensions, and give what it did."""
+        """Run a block with these numbers of its dimensions, and return its work."""
         begin, uses = len(self.recording.steps), list(self._uses)
         self.env.update(numbers)
         yield item
@@ -481,32 +490,32 @@ class Core:
         return Iteration(begin, len(self.recording.steps), uses, (), noted, None)
 
     def run_block_in_full(self, item: Item, numbers: Mapping[Atom, int]) -> Generator[Item, None, Iteration]:
-        """The same with all iterations of its loops."""
+        """Run a block like `run_block`, with all iterations of its loops."""
         self._in_full = True
         iteration = yield from self.run_block(item, numbers)
         self._in_full = False
         return iteration
 
     def body_of(self, iteration: Iteration) -> Body:
-        """What a block did, for others that do the same."""
+        """Return a block's work, for other blocks that do the same."""
         there = range(iteration.begin, iteration.end)
         counts = [(atom, self.env[atom]) for at, atom in self._counts.items() if at in there]
         return Body(self.relative_steps(iteration), counts, self.advance_since(iteration.uses))
 
     def advance_since(self, uses: Sequence[int]) -> Advance:
-        """By how much the buffers of places have moved on since those had been come by so often."""
+        """Return by how much the buffers of each place have moved on since the counts in `uses`."""
         before = [*uses, *[0] * (len(self._uses) - len(uses))]
         return tuple(
             (at, now - then) for at, (now, then) in enumerate(zip(self._uses, before, strict=True)) if now > then
         )
 
     def spot_of(self, place: int) -> Spot:
-        """The place of the source of a loop, for `unsteady` of another run."""
+        """Return the source location of a loop, for `unsteady` in another run."""
         return self._spots[place]
 
 
 class _Turns(Generic[Item]):
-    """The iterations of a loop while it is found out which of them do the same."""
+    """The iterations of a loop, while equal iterations are detected."""
 
     def __init__(
         self,
@@ -524,7 +533,7 @@ class _Turns(Generic[Item]):
         # Of the next iteration.
 
     def taken(self, count: int, place: int, *, dealt: bool, probed: bool) -> Iterator[Item]:
-        """Those that have to be run. Raises Looked and Unsteady."""
+        """Yield the iterations that must be run. Raises Looked and Unsteady."""
         while self._number < count:
             yield from self._run(dealt=dealt)
             if probed and self._number == 1 and self._history[-1].guards:
@@ -567,7 +576,7 @@ class _Turns(Generic[Item]):
         core.differs = core.differs or (dealt and bool(noted))
 
     def _lasting(self, body: list[Iteration], most: int) -> int:
-        """How many periods of the next iterations do what the last one did, `most` at most."""
+        """Return how many periods of the next iterations repeat the last one, at most `most`."""
         period, i, variable = len(body), self._number, self._trail.variable
         if self._cut is not None:
             for k in range(most * period):
@@ -583,7 +592,7 @@ class _Turns(Generic[Item]):
             return self._scanned(listed, variable, i, most)
 
     def _scanned(self, guards: Sequence[tuple[Guard, ...]], variable: Atom, first: int, most: int) -> int:
-        """For how many periods guards hold, one iteration after the other."""
+        """Return for how many periods the guards are true, testing one iteration after the other."""
         listed = [[guard for guard in each if variable in guard.free()] for each in guards]
         if any(isinstance(guard, Trail) for each in listed for guard in each):
             return 0  # what repeats in the iteration may do so more often in another
@@ -598,7 +607,7 @@ class _Turns(Generic[Item]):
         return most
 
     def _leave_out(self, body: list[Iteration], times: int, *, half: bool = False, looked: bool = False) -> None:
-        """Note that the last iterations come `times` more often."""
+        """Record that the last iterations are repeated `times` more times."""
         if times < 1:
             return
         trail, recording = self._trail, self._core.recording
@@ -611,7 +620,7 @@ class _Turns(Generic[Item]):
         self._number += times * len(body)
 
     def _period(self) -> int:
-        """Iterations after which what a loop does repeats; 0 while it does not."""
+        """Return the number of iterations after which a loop repeats; 0 if it does not."""
         history, last = self._history, self._history[-1]
         for period in range(1, LONGEST_PERIOD + 1):
             if len(history) < 2 * period:
@@ -626,7 +635,7 @@ class _Turns(Generic[Item]):
         return 0
 
     def _same(self, first: Iteration, second: Iteration) -> bool:
-        """Whether two iterations do the same."""
+        """Check whether two iterations do the same work."""
         relative_steps = self._core.relative_steps
         return (
             first.end - first.begin == second.end - second.begin
@@ -636,7 +645,7 @@ class _Turns(Generic[Item]):
 
 
 class _Blocks(Generic[Item]):
-    """The blocks of a program while it is found out which of them do the same."""
+    """The blocks of a program, while equal blocks are detected."""
 
     def __init__(
         self,
@@ -662,7 +671,7 @@ class _Blocks(Generic[Item]):
         self.times_of: list[tuple[int, ...]] = [()] * prod(counts)
 
     def looked_at(self) -> Iterator[Item]:
-        """Those that have to be run. Raises Unsurveyed."""
+        """Yield the blocks that must be run. Raises Unsurveyed."""
         first = yield from self._run(0)
         block = -1
         while bool((self.body_of < 0).any()):
@@ -677,7 +686,9 @@ class _Blocks(Generic[Item]):
             self.bodies.append(body)
 
     def _next(self, block: int) -> int:
-        """As on a core where that can be: what the block before leaves in memory is still there."""
+        """Return the next block, if possible the one that follows on the same core, so that memory holds the same
+        data.
+        """
         following = block + self._core.cores
         if block >= 0 and following < len(self.body_of) and self.body_of[following] < 0:
             return following
@@ -692,7 +703,7 @@ class _Blocks(Generic[Item]):
         return (yield from (self._core.run_block_in_full if in_full else self._core.run_block)(item, numbers))
 
     def _alike(self, iteration: Iteration, body: Body, block: int) -> Any:
-        """Which blocks do as this one did; notes how often their repetitions come."""
+        """Return which blocks repeat this one's work; record their repetition counts."""
         alike, times = _alike(iteration.guards, dict(self._places), body)
         for each in self._cuts:
             alike = alike & (each == each[block])
@@ -704,7 +715,7 @@ class _Blocks(Generic[Item]):
         return alike
 
     def _compared(self, body: Body, members: Sequence[int]) -> Iterator[Item]:
-        """One of the blocks that are said to do the same; one with all iterations of what repeats often."""
+        """Run one of the blocks assumed to be equal; one of them with all iterations of its frequent repetitions."""
         repeats = [(at, step) for at, step in enumerate(body.steps) if isinstance(step, Repeat)]
         repeated = {tuple(body.steps[at - step.length : at]) for at, step in repeats}
         often = [m for m in members if max(self.times_of[m], default=0) >= PROBED]
@@ -722,7 +733,7 @@ class _Blocks(Generic[Item]):
 
 
 def relative(steps: Sequence[Step], uses: Sequence[int]) -> list[Step]:
-    """Steps with their buffers counted from how often places had been come by."""
+    """Return the steps with buffers numbered from the place counts in `uses`."""
     there = len(uses)
 
     def since(buffers: tuple[Buffer, ...]) -> tuple[Buffer, ...]:
@@ -742,7 +753,7 @@ def _advance(used: dict[int, int], advance: Iterable[tuple[int, int]], times: in
 
 
 def unrolled(steps: Sequence[Step]) -> list[Instruction]:
-    """All instructions, repetitions written out."""
+    """Return all instructions, with repetitions written out."""
     out: list[Instruction] = []
     begins: list[tuple[int, dict[int, int]]] = []
     later: dict[int, int] = {}
@@ -772,7 +783,7 @@ def unrolled(steps: Sequence[Step]) -> list[Instruction]:
 
 
 def advance_of(steps: Sequence[Step], own: Advance) -> dict[int, int]:
-    """By how much steps move the buffers of places on: `own`, and what repeats among them."""
+    """Return by how much the steps move on the buffers of each place: `own`, plus the repetitions among them."""
     totals: list[dict[int, int]] = [{}]
     for step in steps:
         now = dict(totals[-1])
@@ -798,13 +809,14 @@ def _uses_of(uses: Sequence[int]) -> Advance:
 
 
 def _distinct(guards: Sequence[Guard]) -> tuple[Guard, ...]:
-    """Each once, in order."""
+    """Return each guard once, in order."""
     return tuple({(guard if isinstance(guard, Compared) else id(guard)): guard for guard in guards}.values())
 
 
 def _alike(guards: Sequence[Guard], env: dict[Atom, Any], body: Body) -> tuple[Any, list[Any]]:
-    """For which blocks guards hold, and how often repetitions come in each. Raises Unsurveyed where that is not
-    known."""
+    """Return for which blocks the guards are true, and the repetition counts of each. Raises Unsurveyed if that is
+    unknown.
+    """
     import numpy as np
 
     blocks = np.shape(next(iter(env.values())))
@@ -819,8 +831,10 @@ def _alike(guards: Sequence[Guard], env: dict[Atom, Any], body: Body) -> tuple[A
 
 
 def _counters() -> tuple[tuple[str, object], ...]:
-    """Numbers, flags and lengths of lists among the variables of the program's function that takes a loop's items: what
-    differs from one iteration to the next may decide what is done in another one."""
+    """Return numbers, flags and list lengths among the variables of the function that runs a loop.
+
+    A variable that changes between iterations may decide what a later iteration does.
+    """
     frame = sys._getframe(1)  # pyright: ignore[reportPrivateUsage]
     while frame.f_back is not None and frame.f_code.co_filename.startswith(_LANGUAGE):
         frame = frame.f_back
@@ -846,15 +860,15 @@ _current: ContextVar[Core | None] = ContextVar("core", default=None)
 
 
 def current() -> Core:
-    """The core that the running program is on. Raises TileError outside of a program."""
+    """Return the core of the running program. Raises TileError outside of a program."""
     core = _current.get()
     if core is None:
-        raise fail("program", "no program is running", hint="Functions of tile are called inside of @tile.kernel.")
+        raise fail("program", "no program is running", hint="tile functions may only be called inside @tile.kernel.")
     return core
 
 
 def run_on(core: Core, body: Callable[[], object]) -> Recording:
-    """Run a program on a core and give what it did."""
+    """Run a program on a core and return its recording."""
     token = _current.set(core)
     try:
         body()

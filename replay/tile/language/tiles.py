@@ -65,12 +65,12 @@ class Memory:
 
     @property
     def buffer(self) -> Buffer:
-        """Of scratch memory: which of those that take turns it is in."""
+        """For scratch memory: the rotating buffer that it is in."""
         return self.place, self.turn, self.buffers
 
 
 class Block:
-    """A part of a dimension, as `blocks`, `grid` and `steps` give it; indexes tensors like a slice."""
+    """A part of a dimension, as yielded by `blocks`, `grid` and `steps`; indexes tensors like a slice."""
 
     __slots__ = ("_first", "_index", "_most", "_notes", "_number", "_start", "_step", "_stop", "drop")
 
@@ -97,7 +97,7 @@ class Block:
 
     @property
     def size(self) -> int:
-        """Elements; fewer than asked for at the end."""
+        """Number of elements; smaller than the block size at the end."""
         return self._stop - self._start
 
     def __len__(self) -> int:
@@ -109,12 +109,12 @@ class Block:
 
     @property
     def start(self) -> int:
-        """First place."""
+        """First position."""
         return self._position(self._start, self._first.plus(self._number, self._step))
 
     @property
     def stop(self) -> int:
-        """Behind the last place."""
+        """Position after the last one."""
         return self.start + self.size
 
     @property
@@ -128,12 +128,13 @@ class Block:
         return operator.index(self.start)
 
     def span(self) -> tuple[int, int]:
-        """First place and that behind the last, for the language itself: nothing is noted."""
+        """Return the first position, and the position after the last, for the language itself: no condition is
+        recorded.
+        """
         return self._start, self._stop
 
     def within(self, size: int) -> tuple[Any, int]:
-        """First place and that behind the last of a dimension; whether they lie in it is noted where blocks before or
-        after it may not."""
+        """Return start and stop within a dimension; record the bounds check if other blocks might fail it."""
         start: Any = self._start if self._most is not None and self._most <= size else self.start
         return start, start + self.size
 
@@ -143,7 +144,7 @@ Index = Any
 
 
 class Ref:
-    """A part of a tensor in GM: what loads read and stores write."""
+    """A part of a tensor in GM, for loads and stores."""
 
     __slots__ = ("memory", "offset", "shape", "strides")
 
@@ -152,7 +153,7 @@ class Ref:
 
     @property
     def dtype(self) -> str:
-        """torch's name of the dtype."""
+        """torch's name for the dtype."""
         return self.memory.dtype
 
     @property
@@ -162,20 +163,20 @@ class Ref:
 
     @property
     def T(self) -> Ref:
-        """The last two dimensions exchanged."""
+        """The tensor with the last two dimensions swapped."""
         if self.ndim < 2:
             raise fail("shape", f"{self.memory.name}{list(self.shape)} has one dimension: nothing to exchange")
         shape = (*self.shape[:-2], self.shape[-1], self.shape[-2])
         return Ref(self.memory, shape, (*self.strides[:-2], self.strides[-1], self.strides[-2]), self.offset)
 
     def permute(self, *dims: int) -> Ref:
-        """Dimensions in another order."""
+        """Return the tensor with its dimensions in another order."""
         if sorted(dims) != list(range(self.ndim)):
             raise fail("shape", f"{dims} is no order of {self.ndim} dimensions")
         return Ref(self.memory, tuple(self.shape[d] for d in dims), tuple(self.strides[d] for d in dims), self.offset)
 
     def view(self, *shape: int) -> Ref:
-        """The same elements in another shape; one size may be -1. They must lie one behind the other."""
+        """Return the same elements in another shape; one size may be -1. The elements must be contiguous."""
         count = prod(self.shape)
         known = prod(n for n in shape if n >= 0)
         sizes = tuple(count // max(1, known) if n < 0 else n for n in shape)
@@ -187,7 +188,7 @@ class Ref:
                 "stride",
                 f"{self.memory.name}{list(self.shape)} with strides {list(self.strides)} "
                 f"has gaps: it has no other shape",
-                hint="Take views of the whole tensor before indexing it.",
+                hint="Create views of the whole tensor before indexing it.",
             )
         return Ref(self.memory, sizes, contiguous_strides(sizes), self.offset)
 
@@ -215,13 +216,17 @@ class Ref:
 
 
 def _range(index: Any, size: int, ref: Ref, dim: int) -> tuple[int, int, bool]:
-    """First and last place of an index within a dimension, and whether the dimension stays. Raises TileError."""
+    """Return start and stop of an index within a dimension, and whether the dimension is kept. Raises TileError."""
     if isinstance(index, Block):
         start, stop = index.within(size)
         keep = not index.drop
     elif isinstance(index, slice):
         if index.step not in (None, 1):
-            raise fail("stride", f"a step of {index.step}: copies take runs without gaps", hint="Load all and gather.")
+            raise fail(
+                "stride",
+                f"a step of {index.step}: copies take runs without gaps",
+                hint="Load everything and use tile.gather.",
+            )
         start = 0 if index.start is None else _whole(index.start)
         stop = size if index.stop is None else _whole(index.stop)
         keep = True
@@ -232,19 +237,19 @@ def _range(index: Any, size: int, ref: Ref, dim: int) -> tuple[int, int, bool]:
         raise fail(
             "bounds",
             f"{ref.memory.name}{list(ref.shape)}: {start}:{stop} is out of the {size} of dimension {dim}",
-            hint="tile.blocks and tile.steps end where the tensor does.",
+            hint="tile.blocks and tile.steps stop at the end of the tensor.",
         )
     first, count = plain(start), int(stop - start)
     return first, first + count, keep
 
 
 def _whole(index: Any) -> Any:
-    """A position as it is, anything else as int."""
+    """Return a position unchanged, anything else as int."""
     return index if isinstance(index, Position) else int(index)
 
 
 class Computing(Protocol):
-    """What a tile's operators need of whoever records it."""
+    """The interface that a tile's operators need from the recording core."""
 
     def elementwise(self, name: str, first: Any, *others: Any) -> Tile: ...
     def convert(self, value: Tile, dtype: str) -> Tile: ...
@@ -259,7 +264,7 @@ class Operators:
     __slots__ = ()
 
     def instruction(self, name: str, *others: Any) -> Self:
-        """One by its name in the table."""
+        """Apply an instruction of the table by name."""
         raise NotImplementedError
 
     def __add__(self, other: Any) -> Self:
@@ -346,33 +351,33 @@ class Tile(Operators):
             self.core.released(self)
 
     def instruction(self, name: str, *others: Any) -> Tile:
-        """One of the table."""
+        """Apply an instruction of the table by name."""
         return self.core.elementwise(name, self, *others)
 
     def to(self, dtype: Any) -> Tile:
-        """Converted to another dtype: a name, a torch dtype or a reference's `dtype`."""
+        """Convert to another dtype: a name, a torch dtype or a reference's `dtype`."""
         return self.core.convert(self, str(dtype).removeprefix("torch."))
 
     def float(self) -> Tile:
-        """Converted to float32; itself where it is that."""
+        """Convert to float32; return the tile itself if it is float32."""
         return self if self.dtype == "float32" else self.to("float32")
 
     def half(self) -> Tile:
-        """Converted to float16; itself where it is that."""
+        """Convert to float16; return the tile itself if it is float16."""
         return self if self.dtype == "float16" else self.to("float16")
 
     def __getitem__(self, key: Any) -> Tile:
         return self.core.part(self, key)
 
     def view(self, *shape: int) -> Tile:
-        """The same data in another shape."""
+        """Return the same data in another shape."""
         return self.core.reshaped(self, shape)
 
     @property
     def T(self) -> Tile:
-        """In L1: read transposed by the product, which costs nothing of its own."""
+        """In L1: the tile to be read transposed by the product, at no extra cost."""
         if self.place != "L1":
-            raise fail("path", f"a tile in {self.place} has no transposed view", hint="tile.transpose(t) makes one.")
+            raise fail("path", f"a tile in {self.place} has no transposed view", hint="Use tile.transpose(t).")
         transposed = self.core.reshaped(self, (*self.shape[:-2], self.shape[-1], self.shape[-2]))
         if self.data is not None:
             transposed.data = self.data.transpose(-1, -2)
@@ -384,7 +389,7 @@ class Tile(Operators):
         raise fail(
             "program",
             "what a tile holds decides nothing in the program: its core would have to wait for it",
-            hint="tile.where chooses by element; compare with None by `is`.",
+            hint="tile.where selects by element; compare with None using `is`.",
         )
 
     def __repr__(self) -> str:

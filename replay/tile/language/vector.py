@@ -22,7 +22,7 @@ class TileCore(Core):
     """A core whose tiles have operators."""
 
     def elementwise(self, name: str, first: Any, *others: Any) -> Tile:
-        """One elementwise instruction, a second source repeated along rows or columns where its size is 1 there."""
+        """Apply an elementwise instruction; the second source is broadcast along dimensions of size 1."""
         spec, operands, numbers = _operands(name, first, others)
         tiles = [self.operand(t, spec.name) for t in operands]
         dtype = _common_dtype(spec, tiles)
@@ -42,7 +42,7 @@ class TileCore(Core):
         return tile
 
     def convert(self, value: Tile, dtype: str) -> Tile:
-        """TCVT."""
+        """Convert a tile to another dtype. TCVT."""
         self.operand(value, "conversion")
         if dtype not in DTYPE_BYTES:
             raise fail("dtype", f"{dtype} is no dtype of tiles")
@@ -67,7 +67,7 @@ class TileCore(Core):
         return tile
 
     def part(self, value: Tile, key: Any) -> Tile:
-        """A part of a tile: the same memory, rows or columns from a multiple of 32 bytes on."""
+        """Return a part of a tile in the same memory: rows or columns starting at a multiple of 32 bytes."""
         keys: list[Any] = list(cast("tuple[Any, ...]", key)) if isinstance(key, tuple) else [key]
         keys += [slice(None)] * (len(value.shape) - len(keys))
         if len(keys) > len(value.shape):
@@ -82,7 +82,7 @@ class TileCore(Core):
             raise fail(
                 "stride",
                 f"column {spans[-1].start} of a {value.dtype} tile does not begin at a multiple of 32 bytes",
-                hint="Instructions read from multiples of 32 bytes: choose other columns, or tile.gather.",
+                hint="Instructions read from multiples of 32 bytes: choose other columns, or use tile.gather.",
             )
         tile = self._same(value, tuple(s.stop - s.start for s in spans))
         if value.data is not None:
@@ -92,7 +92,7 @@ class TileCore(Core):
         return tile
 
     def reshaped(self, value: Tile, shape: Sequence[int]) -> Tile:
-        """The same data in another shape."""
+        """Return the same data in another shape."""
         sizes = tuple(shape)
         if -1 in sizes:
             known = prod(n for n in sizes if n >= 0)
@@ -115,32 +115,32 @@ class TileCore(Core):
     # For the functions of this module
 
     def operand(self, value: Any, what: str) -> Tile:
-        """A tile in UB of this vector core with data. Raises TileError for anything else."""
+        """Return a tile with data in UB of this vector core. Raises TileError for anything else."""
         self.in_ub(value, what)
         if value.why == "unwritten":
             check_defined(value, what)
         return value
 
     def in_ub(self, value: Any, what: str) -> None:
-        """Raises TileError for anything but a tile in UB of this vector core whose memory is still its own."""
+        """Raise TileError for anything but a tile in UB of this vector core whose memory was not reused."""
         if not isinstance(value, Tile):
-            raise fail("program", f"{what} of {type(value).__name__}", hint="tile.load brings tensors into UB.")
+            raise fail("program", f"{what} of {type(value).__name__}", hint="Use tile.load to bring tensors into UB.")
         if self.kind == "vector" and value.place != UB:
             raise NeedsCube
         if value.place != UB:
             raise fail(
                 "path",
                 f"{what} of a tile in {value.place}: vector instructions take tiles in UB",
-                hint="From L0C through GM: tile.store to tile.scratch, then tile.load on the vector cores.",
+                hint=("Data goes from L0C through GM: tile.store to tile.scratch, then tile.load on the vector cores."),
             )
         if self.unit == "cube":
-            raise fail("path", f"{what} on the cube core", hint="Put it into `for half in tile.vectors(rows)`.")
+            raise fail("path", f"{what} on the cube core", hint="Put it inside `for half in tile.vectors(rows)`.")
         if value.unit != self.unit:
             raise fail("path", f"{what} of a tile of {value.unit} on {self.unit}", hint="Each half has its own UB.")
         self.check_fresh(value)
 
     def new_tile(self, shape: Sequence[int], dtype: str, *beside: Tile) -> Tile:
-        """A new tile of this place of the source, in memory other than that of the operands `beside`."""
+        """Return a new tile for this place of the source, in memory other than that of the operands `beside`."""
         place = self.here()
         tile = Tile(self, UB, self.unit, tuple(map(operator.index, shape)), dtype, self.next_slot(place, 2))
         tile.line = self.line(place)
@@ -148,7 +148,7 @@ class TileCore(Core):
         return tile
 
     def cycles(self, start: float, slope: float, elements: float, dtype: str) -> float:
-        """Cycles of a vector instruction over so many elements."""
+        """Return the cycles of a vector instruction over this many elements."""
         return start + slope * elements * DTYPE_BYTES[dtype] / 4 / self.device.vector_width
 
     def vector(self, name: str, cycles: float, reads: Sequence[Tile], tile: Tile) -> None:
@@ -157,7 +157,7 @@ class TileCore(Core):
 
 
 def _span(index: Any, size: int) -> tuple[int, int]:
-    """First place of an index of a tile, and that behind its last."""
+    """Return start and stop of an index into a tile."""
     if hasattr(index, "span"):
         return index.span()
     if not isinstance(index, slice):
@@ -168,7 +168,7 @@ def _span(index: Any, size: int) -> tuple[int, int]:
 
 
 def core() -> TileCore:
-    """The running core."""
+    """Return the running core."""
     return cast(TileCore, current())
 
 
@@ -190,7 +190,7 @@ def _common_dtype(spec: Spec, tiles: Sequence[Tile]) -> str:
         raise fail(
             "dtype",
             f"no {spec.name} of {dtypes[0]} on the vector cores, only of {', '.join(spec.dtypes)}",
-            hint=".float() first, .to() after." if dtypes[0] == "bfloat16" else "Convert it with .to().",
+            hint="Use .float() before and .to() after it." if dtypes[0] == "bfloat16" else "Convert it with .to().",
         )
     return dtypes[0]
 
@@ -202,13 +202,15 @@ def _broadcast(tiles: Sequence[Tile]) -> tuple[int, ...]:
         sizes = {t.shape[dim] for t in tiles if len(t.shape) >= -dim} - {1}
         if len(sizes) > 1:
             shapes = " and ".join(str(list(t.shape)) for t in tiles)
-            raise fail("shape", f"tiles of {shapes} do not fit", hint="Sizes are equal, or 1 to be repeated.")
+            raise fail("shape", f"tiles of {shapes} do not fit", hint="Sizes must be equal, or 1 to be broadcast.")
         shape.append(sizes.pop() if sizes else 1)
     return tuple(shape)
 
 
 def _elements(shape: tuple[int, ...], tiles: Sequence[Tile]) -> float:
-    """Elements that an instruction goes over: rows that are no dense block of memory begin new repeats of 256 bytes."""
+    """Return the elements that an instruction processes: rows that are not contiguous start new repeats of 256
+    bytes.
+    """
     rows, columns = rows_and_columns(shape)
     size = DTYPE_BYTES[tiles[0].dtype]
     dense = all(t.shape == shape for t in tiles) and (columns * size % 32 == 0 or rows == 1 or columns == 1)
@@ -218,7 +220,7 @@ def _elements(shape: tuple[int, ...], tiles: Sequence[Tile]) -> float:
 
 
 def _inherit(tile: Tile, tiles: Sequence[Tile]) -> None:
-    """Padding stays padding."""
+    """Mark the result's padding like that of the sources."""
     import torch
 
     for source in tiles:
@@ -229,7 +231,7 @@ def _inherit(tile: Tile, tiles: Sequence[Tile]) -> None:
 
 
 def _elementwise(name: str, first: Any, *others: Any) -> Tile:
-    """An instruction of the table, on tiles of whichever kind the program has."""
+    """Apply an instruction of the table, to tiles of the program's kind."""
     if isinstance(first, Operators):
         tile: Any = first.instruction(name, *others)
         return tile
@@ -258,34 +260,34 @@ copy = _unary("copy", "The same in other memory of UB")
 
 
 def tanh(t: Tile) -> Tile:
-    """1 - 2 / (exp(2 t) + 1), in five instructions."""
+    """Return tanh as 1 - 2 / (exp(2 t) + 1), in five instructions."""
     return 1.0 - 2.0 / (exp(t * 2.0) + 1.0)
 
 
 def maximum(a: Tile, b: Tile | float) -> Tile:
-    """The larger of two. TMAX, TMAXS."""
+    """Return the elementwise maximum. TMAX, TMAXS."""
     return _elementwise("max", a, b)
 
 
 def minimum(a: Tile, b: Tile | float) -> Tile:
-    """The smaller of two. TMIN, TMINS."""
+    """Return the elementwise minimum. TMIN, TMINS."""
     return _elementwise("min", a, b)
 
 
 def sigmoid(t: Tile) -> Tile:
-    """1 / (1 + exp(-t)), in four instructions."""
+    """Return 1 / (1 + exp(-t)), in four instructions."""
     return reciprocal(exp(-t) + 1.0)
 
 
 def silu(t: Tile) -> Tile:
-    """t / (1 + exp(-t)), in four instructions."""
+    """Return t / (1 + exp(-t)), in four instructions."""
     return t / (exp(-t) + 1.0)
 
 
 def compare(a: Tile, how: str, b: Tile | float) -> Tile:
-    """A mask of bool where `a how b` holds; `how` is <, <=, >, >=, == or !=. TCMP."""
+    """Return a bool mask of `a how b`; `how` is <, <=, >, >=, == or !=. TCMP."""
     if how not in table.COMPARE:
-        raise fail("program", f"{how!r} compares nothing", hint=f"One of {' '.join(table.COMPARE)}.")
+        raise fail("program", f"{how!r} compares nothing", hint=f"Use one of {' '.join(table.COMPARE)}.")
     on = core()
     operands = [on.operand(t, "comparison") for t in (a, b) if isinstance(t, Tile)]
     dtype = _common_dtype(VECTOR["compare"], operands)
@@ -300,22 +302,22 @@ def compare(a: Tile, how: str, b: Tile | float) -> Tile:
 
 
 def where(mask: Tile, a: Tile, b: Tile | float) -> Tile:
-    """`a` where the mask holds, else `b`. TSEL."""
+    """Return `a` where the mask is True, otherwise `b`. TSEL."""
     on = core()
     if mask.dtype != "bool":
-        raise fail("dtype", f"a mask of {mask.dtype}", hint="tile.compare makes one of bool.")
+        raise fail("dtype", f"a mask of {mask.dtype}", hint="tile.compare makes a bool tile.")
     other = b if isinstance(b, Tile) else full((1, 1) if len(a.shape) > 1 else (1,), b, a.dtype)
     return on.elementwise("select", mask, a, other)
 
 
 def full(shape: Sequence[int], value: float, dtype: Any = "float32") -> Tile:
-    """A tile in UB of one number. TEXPANDS."""
+    """Return a tile in UB filled with one number. TEXPANDS."""
     on = _on_vector("full")
     name = _named(dtype)
     tile = on.new_tile(shape, name)
     spec = VECTOR["fill"]
     if name not in spec.dtypes:
-        raise fail("dtype", f"no fill of {name} on the vector cores", hint="Fill float32 and convert.")
+        raise fail("dtype", f"no fill of {name} on the vector cores", hint="Fill a float32 tile and convert it.")
     on.vector("fill", on.cycles(spec.start, spec.slope, prod(tile.shape), name), [], tile)
     if on.values:
         import torch
@@ -325,19 +327,19 @@ def full(shape: Sequence[int], value: float, dtype: Any = "float32") -> Tile:
 
 
 def tril(shape: Sequence[int], dtype: Any = "float32", *, diagonal: int = 0) -> Tile:
-    """A tile in UB of ones where the column is the row plus `diagonal` at most, and zeros above."""
+    """Return a tile in UB of ones where column <= row + `diagonal`, and zeros above."""
     rows, columns = shape
     lower = compare(arange(columns, "float32"), "<=", arange(rows, "float32", start=diagonal).view(-1, 1))
     return where(lower, full((1, 1), 1.0), 0.0).to(dtype)
 
 
 def zeros(shape: Sequence[int], dtype: Any = "float32") -> Tile:
-    """A tile in UB of zeros."""
+    """Return a tile of zeros in UB."""
     return full(shape, 0, dtype)
 
 
 def arange(count: int, dtype: Any = "int32", *, start: Any = 0) -> Tile:
-    """start, start + 1, ... in one row of `count`. TCI."""
+    """Return start, start + 1, ... in one row of `count` elements. TCI."""
     on = _on_vector("arange")
     name = _named(dtype)
     if name not in ("int32", "int16", "float32", "float16"):
@@ -353,7 +355,7 @@ def arange(count: int, dtype: Any = "int32", *, start: Any = 0) -> Tile:
 
 
 def empty(shape: Sequence[int], dtype: Any = "float32") -> Tile:
-    """Memory of UB that holds nothing yet; `insert` writes parts of it."""
+    """Return uninitialized memory in UB; `insert` writes parts of it."""
     on = _on_vector("empty")
     tile = on.new_tile(shape, _named(dtype))
     if on.values:
@@ -399,7 +401,7 @@ def insert(into: Tile, t: Tile, *, row: int = 0, column: int = 0) -> None:
 def _on_vector(what: str) -> TileCore:
     on = core()
     if on.unit == "cube":
-        raise fail("path", f"{what} on the cube core", hint="Put it into `for half in tile.vectors(rows)`.")
+        raise fail("path", f"{what} on the cube core", hint="Put it inside `for half in tile.vectors(rows)`.")
     return on
 
 
@@ -446,7 +448,7 @@ col_sum, col_max = _statistic("col_sum"), _statistic("col_max")
 
 
 def row_cumsum(t: Tile) -> Tile:
-    """Sums of each row up to each place: [r, c] to [r, c]. Additions of the row shifted by 1, 2, 4 and so on."""
+    """Return the cumulative sum of each row: [r, c] to [r, c]. Adds the row shifted by 1, 2, 4 and so on."""
     on = core()
     on.operand(t, "row_cumsum")
     dtype = _common_dtype(VECTOR["exp"], [t])
@@ -464,7 +466,7 @@ def row_expand(t: Tile, columns: int) -> Tile:
     on = core()
     on.operand(t, "row_expand")
     if t.shape[-1] != 1:
-        raise fail("shape", f"row_expand of a tile of {list(t.shape)}", hint="It takes one column.")
+        raise fail("shape", f"row_expand of a tile of {list(t.shape)}", hint="It must have one column.")
     tile = on.new_tile((*t.shape[:-1], columns), t.dtype, t)
     rows = rows_and_columns(t.shape)[0]
     cycles = on.cycles(table.EXPAND_START + table.EXPAND_ROW * rows, table.ONE, rows * up(columns, 64), t.dtype)
@@ -480,7 +482,7 @@ def col_expand(t: Tile, rows: int) -> Tile:
     on = core()
     on.operand(t, "col_expand")
     if prod(t.shape[:-1]) != 1:
-        raise fail("shape", f"col_expand of a tile of {list(t.shape)}", hint="It takes one row.")
+        raise fail("shape", f"col_expand of a tile of {list(t.shape)}", hint="It must have one row.")
     tile = on.new_tile((rows, t.shape[-1]), t.dtype, t)
     on.vector("col_expand", on.cycles(20.0, table.ONE, rows * up(t.shape[-1], 64), t.dtype), [t], tile)
     if on.values:
@@ -490,11 +492,11 @@ def col_expand(t: Tile, rows: int) -> Tile:
 
 
 def transpose(t: Tile) -> Tile:
-    """Rows and columns of a matrix in UB exchanged. TTRANS."""
+    """Swap rows and columns of a matrix in UB. TTRANS."""
     on = core()
     on.operand(t, "transpose")
     if len(t.shape) != 2:
-        raise fail("shape", f"transpose of a tile of {list(t.shape)}", hint="It takes a matrix.")
+        raise fail("shape", f"transpose of a tile of {list(t.shape)}", hint="It must be a matrix.")
     if DTYPE_BYTES[t.dtype] not in (2, 4):
         raise fail("dtype", f"no transpose of {t.dtype} in UB")
     tile = on.new_tile((t.shape[1], t.shape[0]), t.dtype, t)
@@ -508,7 +510,9 @@ def transpose(t: Tile) -> Tile:
 
 
 def gather(t: Tile, index: Tile) -> Tile:
-    """Elements of each row by number: out[i, j] = t[i, index[i, j]]; one row of numbers serves all rows. TGATHER."""
+    """Return elements of each row by index: out[i, j] = t[i, index[i, j]]; one row of indices applies to all rows.
+    TGATHER.
+    """
     on = core()
     on.operand(t, "gather")
     on.operand(index, "gather")
@@ -531,22 +535,22 @@ def gather(t: Tile, index: Tile) -> Tile:
 
 
 def sort32(keys: Tile, numbers: Tile) -> tuple[Tile, Tile]:
-    """Runs of 32 of a row sorted by falling key, each key with its number (int32). TSORT32.
+    """Sort runs of 32 in a row by descending key, each key with its number (int32). TSORT32.
 
-    A row of n keys; a last run may be shorter. `merge4` joins runs.
+    Takes a row of n keys; the last run may be shorter. `merge4` merges runs.
     """
     return _sorted(keys, numbers, 32, "sort32", table.SORT_START, table.SORT_SLOPE)
 
 
 def merge4(keys: Tile, numbers: Tile, run: int) -> tuple[Tile, Tile]:
-    """Up to four neighbouring runs of length `run`, each sorted, merged into one of 4 * run. TMRGSORT."""
+    """Merge up to four neighbouring sorted runs of length `run` into one of 4 * run. TMRGSORT."""
     on = core()
     if on.values and keys.data is not None:
         row = keys.data.reshape(-1)
         for at in range(0, row.numel(), run):
             piece = row[at : at + run]
             if bool((piece[1:] > piece[:-1]).any()):
-                raise fail("program", f"merge4 of runs of {run} that are not sorted", hint="sort32 makes runs of 32.")
+                raise fail("program", f"merge4 of runs of {run} that are not sorted", hint="sort32 sorts runs of 32.")
     return _sorted(keys, numbers, 4 * run, "merge4", table.MERGE_START, table.MERGE_SLOPE)
 
 

@@ -1,5 +1,5 @@
 # pyright: strict
-"""Programs that ship: examples, tests of the language and what its accuracy is measured with."""
+"""Shipped programs: examples, tests of the language, and programs for measuring its accuracy."""
 
 from opreplay.replay.tile.programs.decode import mla_decode, moe_combine, paged_decode
 from opreplay.replay.tile.programs.elementwise import add, cast, gelu, rope, swiglu

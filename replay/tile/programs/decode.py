@@ -1,4 +1,4 @@
-"""Kernels of serving: attention of one query to pages of keys (also latent ones), outputs of experts put together."""
+"""Kernels for serving: attention of one query to pages of keys (also latent ones), and combining of expert outputs."""
 
 from __future__ import annotations
 
@@ -8,7 +8,9 @@ from opreplay.replay import tile
 
 
 def _begun(rows, widths):
-    """By half: the largest score of each row so far, sums of weights, and of weighted values by piece of columns."""
+    """Return the initial state of each half: row maxima of scores, sums of weights, and weighted sums by piece of
+    columns.
+    """
     states = {}
     for half in tile.vectors(rows):
         states[half.index] = {
@@ -20,7 +22,7 @@ def _begun(rows, widths):
 
 
 def _page_step(queries, keys, values, states, scale):
-    """Go on by a page of keys in L1, and its values in pieces of columns."""
+    """Process a page of keys in L1, and its values in pieces of columns."""
     rows, count = queries.shape[0], keys.shape[0]
     scores = tile.scratch((rows, count))
     tile.store(scores, tile.matmul(queries, keys.T))
@@ -55,7 +57,7 @@ def _paged(q, k, v, table, lengths):
 
 
 def _in_pages(pages, table, lengths, size):
-    """Pages in another order than they lie, and lengths that end within them."""
+    """Return pages in shuffled order, and lengths that end within pages."""
     order = torch.arange(table.numel()).mul(7).add(3).remainder(pages)
     ends = torch.arange(1, len(lengths) + 1).mul(37).remainder(table.shape[1] * size).add(1)
     return {"table": order.reshape(table.shape).to(table.dtype), "lengths": ends.to(lengths.dtype)}
@@ -75,9 +77,9 @@ def _in_pages(pages, table, lengths, size):
     dtypes=("float16", "bfloat16"),
 )
 def paged_decode(q, k, v, table, lengths, out: tile.Out):
-    """Attention of a query a sequence to keys and values in pages [pages, places, heads, channels].
+    """Attention of one query per sequence to keys and values in pages [pages, places, heads, channels].
 
-    Heads of queries share those of keys. table[b] has the pages of sequence b, of which it has lengths[b] places.
+    Query heads share key heads. table[b] lists the pages of sequence b, which uses lengths[b] of their places.
     """
     size, heads = k.shape[1], k.shape[2]
     queries, results = (x.view(x.shape[0], heads, -1, x.shape[2]) for x in (q, out))
@@ -118,9 +120,9 @@ def _latent(q, cache, table, lengths, rank=512, scale=192**-0.5):
     dtypes=("float16", "bfloat16"),
 )
 def mla_decode(q, cache, table, lengths, out: tile.Out, rank=512, scale=192**-0.5, *, heads=32, columns=128):
-    """Attention of a query a sequence to latent keys in pages; their first `rank` channels are the values too.
+    """Attention of one query per sequence to latent keys in pages; their first `rank` channels are the values too.
 
-    Queries [sequences, heads, channels] have been brought into the latent space, with the rotated channels behind.
+    Queries [sequences, heads, channels] are already in the latent space, followed by the rotary channels.
     """
     size = cache.shape[1]
     widths = [min(columns, rank - first) for first in range(0, rank, columns)]
@@ -160,7 +162,7 @@ def _combined(y, slots, weights):
     choices={"rows": (2, 4, 8), "columns": (512, 1024, 2048)},
 )
 def moe_combine(y, slots, weights, out: tile.Out, *, rows=4, columns=2048):
-    """Tokens' weighted sums of what their experts gave, which lies by expert: row slots[token, j] of y."""
+    """Weighted sums of each token's expert outputs, which are stored by expert: row slots[token, j] of y."""
     for r, c in tile.grid(out.shape, (rows, columns)):
         total = tile.zeros((r.size, c.size))
         for j in tile.steps(slots.shape[1], 1):

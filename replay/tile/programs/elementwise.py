@@ -1,4 +1,4 @@
-"""Elementwise kernels: add, cast, GELU, SwiGLU, rope; any number of dimensions, rows of the last or one row."""
+"""Elementwise kernels: add, cast, GELU, SwiGLU, rope; any rank, as one row or as rows of the last dimension."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from opreplay.replay import tile
 
 
 def _flat(*refs):
-    """Views of tensors as one row each."""
+    """Return views of tensors as one row each."""
     return tuple(ref.view(-1) for ref in refs)
 
 
@@ -100,7 +100,7 @@ def _rope(x, cos, sin):
     choices={"rows": (2, 4, 8, 16)},
 )
 def rope(x, cos, sin, y: tile.Out, *, rows=4):
-    """x * cos + (second half negated before the first) * sin, of each row: rotary embedding of halves."""
+    """x * cos + (negated second half, first half) * sin for each row: rotary embedding of halves."""
     half = x.shape[-1] // 2
     for r in tile.blocks(x.shape[0], rows):
         for first in (True, False):

@@ -15,7 +15,9 @@ from opreplay.replay import tile
     reference=lambda a, b: (a.float() @ b.float()).to(a.dtype),
 )
 def matmul(a, b, c: tile.Out, *, bm=128, bn=256, bk=256, buffers=2):
-    """c = a @ b; either may lie transposed. `bk` counts 2-byte numbers; with one buffer products wait for loads."""
+    """c = a @ b; either may be stored transposed. `bk` counts 2-byte numbers; with one buffer, products wait for
+    loads.
+    """
     bk = bk // 2 if a.dtype == "float32" else bk
     for m, n in tile.grid(c.shape, (bm, bn)):
         acc = None
@@ -44,7 +46,7 @@ def _grouped(x, w, counts=None):
     choices={"bm": (64, 128), "bn": (128, 256), "bk": (128, 256)},
 )
 def grouped_matmul(x, w, y: tile.Out, counts=None, *, bm=128, bn=256, bk=256):
-    """Rows of x in groups, each times its own matrix: the next counts[g] rows by w[g]; equal shares without counts."""
+    """Multiply groups of rows of x by one matrix each: the next counts[g] rows by w[g]; equal groups without counts."""
     bk = bk // 2 if x.dtype == "float32" else bk
     counts = counts or [x.shape[0] // w.shape[0]] * w.shape[0]
     blocks, row = [], 0
@@ -76,8 +78,11 @@ def _times_int4(a, w):
     dtypes=("float16",),
 )
 def matmul_int4(a, w, c: tile.Out, *, bm=128, bn=128, bk=64):
-    """a @ whole numbers of 4 bits: the low halves of w's bytes are the upper rows of the matrix, the high ones the
-    lower. Vector cores unpack, the cube core multiplies."""
+    """a times a matrix of 4-bit integers: the low nibbles of w's bytes are its upper rows, the high nibbles the lower
+    rows.
+
+    Vector cores unpack, the cube core multiplies.
+    """
     lower = w.shape[0]
     for m, n in tile.grid(c.shape, (bm, bn)):
         acc = None
@@ -111,9 +116,9 @@ def _convolved(x, w):
     dtypes=("float16", "bfloat16"),
 )
 def conv2d(x, w, y: tile.Out, *, bm=128, bn=256, bc=128):
-    """Convolution with stride 1 of an input that is padded already: images, rows, columns, channels.
+    """Convolution with stride 1 of an already padded input: images, rows, columns, channels.
 
-    A block of rows lies in L1 once; products read it shifted by each place of the window, which is im2col.
+    A block of rows is loaded to L1 once; products read it shifted by each window position, which is im2col.
     """
     images, height, width, _ = y.shape
     window, across = w.shape[:2]
@@ -130,7 +135,9 @@ def conv2d(x, w, y: tile.Out, *, bm=128, bn=256, bc=128):
 
 
 def _patch(height, width, limit):
-    """Rows and columns of an image in a block of up to `most` places: fewest blocks, then the squarest."""
+    """Return rows and columns of an image for a block of up to `limit` positions: fewest blocks, then closest to a
+    square.
+    """
     shapes = [(rows, min(width, limit // rows)) for rows in range(1, min(height, limit) + 1)]
     return min(shapes, key=lambda s: (-(-height // s[0]) * -(-width // s[1]), (s[0] + 2) * (s[1] + 2)))
 
@@ -156,9 +163,10 @@ def _attention(q, k, v, scale=0.0, causal=False):
     dtypes=("float16", "bfloat16"),
 )
 def flash_attention(q, k, v, out: tile.Out, scale=0.0, causal=False, *, bq=128, bkv=512, chunk=128, ahead=2):
-    """Attention of heads, queries, channels without its matrix of weights: softmax goes on as keys come in.
+    """Attention over (heads, queries, channels) without storing the weight matrix: softmax is updated as keys arrive.
 
-    The cube core takes values with weights `ahead` blocks of keys later, so that it and the vector cores work at once.
+    The cube core multiplies weights by values `ahead` key blocks later, so that it and the vector cores work in
+    parallel.
     """
     scale = scale or q.shape[2] ** -0.5
     for h, m in tile.grid(q.shape[:2], (tile.EACH, bq)):
@@ -176,13 +184,13 @@ def flash_attention(q, k, v, out: tile.Out, scale=0.0, causal=False, *, bq=128, 
 
 
 def _rows(half, size=16):
-    """Pieces of the rows of a half that UB holds with all keys of a block."""
+    """Yield pieces of a half's rows that fit into UB with all keys of a block."""
     first, last = half.span()
     return [slice(at, min(last, at + size)) for at in range(first, last, size)]
 
 
 def _softmax_step(queries, keys, halves, scale, chunk, ahead, causal):
-    """Weights of a block of keys, not yet divided by their sum, and by how much earlier results shrink."""
+    """Compute the unnormalized weights of a block of keys, and the factor by which earlier results shrink."""
     rows, columns = queries.shape[0], keys.shape[0]
     scores = tile.scratch((rows, columns), buffers=2 * ahead)
     for c in tile.steps(columns, chunk):
@@ -210,7 +218,7 @@ def _softmax_step(queries, keys, halves, scale, chunk, ahead, causal):
 
 
 def _masked(s, row, column):
-    """Scores with those of later keys far below all others."""
+    """Return the scores with those of later keys set far below all others."""
     keys = tile.arange(s.shape[1], "float32", start=column)
     for i in range(s.shape[0]):
         later = tile.compare(keys, ">", row + i)
@@ -219,7 +227,7 @@ def _masked(s, row, column):
 
 
 def _divided(out, halves):
-    """Store the results: sums of values over sums of weights."""
+    """Store the results: weighted sums of values divided by the sums of weights."""
     for half in tile.vectors(out.shape[0]):
         for i, r in enumerate(_rows(half)):
             state = halves[half.index][i]
@@ -227,7 +235,7 @@ def _divided(out, halves):
 
 
 def _weighted_step(weights, values, halves, chunk, buffers=2):
-    """Add a block of values with their weights to the result so far."""
+    """Add a weighted block of values to the result so far."""
     rows, channels = weights.shape[0], values.shape[1]
     acc = None
     for c in tile.steps(weights.shape[1], chunk):

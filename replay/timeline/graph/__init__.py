@@ -1,2 +1,2 @@
 # pyright: strict
-"""A step as a graph of what waited for what: found in a trace, and scheduled."""
+"""The dependency graph of a step: built from a trace, and scheduled."""

@@ -1,5 +1,5 @@
 # pyright: strict
-"""Trace → the execution graph of one of its steps: threads, tasks and waits put together; owns no rule of its own."""
+"""Builds the execution graph of one step of a trace from threads, tasks and waits; owns no rule of its own."""
 
 from __future__ import annotations
 
@@ -51,19 +51,23 @@ _WOKEN_US = 1000.0
 
 
 def step_graph(trace: Trace, step: Step) -> StepGraph:
-    """The graph of one step. The trace must have been read with its activity. Raises TraceError: nothing ran in it."""
+    """Return the graph of one step. The trace must have been read with its activity. Raises TraceError if nothing ran
+    in it.
+    """
     if trace.activity is None:
         raise TraceError(
-            f"{trace.info.path} does not say what each device task waited for",
-            hint="A timeline needs a profile of torch.profiler: ExecutionTraces, Chakra files and plans do not tell "
-            "which call launched each device task, even where they hold times.",
+            f"{trace.info.path} does not record what each device task waited for",
+            hint=(
+                "A timeline needs a profile of torch.profiler: ExecutionTraces, Chakra files and plans "
+                "do not record which call launched each device task, even if they have times."
+            ),
         )
     main = main_track(trace, step)
     home = homes(trace, main)
     threads = host_events(trace, step, main, home) if main >= 0 else []
     tasks, earlier = tasks_of(trace, step, home)
     if not len(tasks) and not any(len(events.op) for events in threads):
-        raise NothingRan(f"nothing ran in {step.name} of {trace.info.path}", hint="Choose another one with --step N.")
+        raise NothingRan(f"nothing ran in {step.name} of {trace.info.path}", hint="Choose another step with --step N.")
     end_us = (step.end_ns - step.start_ns) / 1e3
     device = task_edges(trace, tasks, earlier, step)
     waits, blocked_us = device_waits(trace, threads, tasks, earlier)
@@ -83,10 +87,10 @@ def step_graph(trace: Trace, step: Step) -> StepGraph:
 
 
 def _recorded_us(trace: Trace, graph: StepGraph) -> float:
-    """The step's length as recorded.
+    """Return the step's length as recorded.
 
-    From the completion of the step before where the trace tells when that was; else the longer of what the host needed
-    and of the time from the first to the last of the step's device work.
+    It starts at the completion of the previous step if the trace shows it; otherwise it is the larger of the host time
+    and the time from the first to the last device work of the step.
     """
     nodes, step, begin = graph.nodes, graph.step, graph.begin_us
     ends = nodes.start_us + nodes.dur_us
@@ -101,7 +105,7 @@ def _recorded_us(trace: Trace, graph: StepGraph) -> float:
 
 @dataclass(frozen=True, slots=True)
 class _Start:
-    """Another thread begins to work at `at_us` because of a point on a thread; it idled since `idle_us`."""
+    """Another thread starts work at `at_us` because of a point on a thread; it was idle since `idle_us`."""
 
     track: int
     idle_us: float
@@ -123,7 +127,7 @@ class _Thread:
 def _between_threads(
     trace: Trace, step: Step, threads: list[HostEvents], end_us: float
 ) -> tuple[list[HostWait], list[_Start]]:
-    """Waits of the main thread for others, and what made the others begin after being idle."""
+    """Return waits of the main thread for other threads, and what started the other threads after they were idle."""
     if not threads:
         return [], []
     main, others = threads[0], threads[1:]
@@ -140,7 +144,7 @@ def _starts_of(
     arrows: Mapping[tuple[int, float], tuple[int, float]],
     released: Mapping[tuple[int, float], Handover],
 ) -> Iterator[_Start]:
-    """What made a thread go on after each time at which it had nothing to do."""
+    """Yield what made a thread resume after each time at which it was idle."""
     begins, ends = top_level(events)
     latest = np.concatenate([[-np.inf], np.maximum.accumulate(ends)])[:-1]
     calls = [arrows.get((events.track, begin)) for begin in begins.tolist()]
@@ -164,7 +168,7 @@ def _starts_of(
 def _blocks(
     events: HostEvents, tasks: Tasks, waits: list[HostWait], starts: list[_Start], end_us: float, main: int
 ) -> Blocks:
-    """One thread cut at its launches, its waits and the points that others wait for."""
+    """Return one thread split at its launches, its waits and the points for which others wait."""
     points = tasks.launch_us[tasks.launch_track == events.track].tolist()
     points += [start.source[1] for start in starts if start.source[0] == events.track]
     points += [wait.thread[1] for wait in waits if wait.thread is not None and wait.thread[0] == events.track]
@@ -183,9 +187,10 @@ def _blocks(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Parts:
-    """What a graph is put together from, and where each part's nodes stand before they are put in order.
+    """The parts of a graph, with the node numbers of each part before sorting.
 
-    First the blocks of all threads, then the tasks, then those of the step before that something waits for.
+    Nodes are first the blocks of all threads, then the tasks, then tasks of the previous step for which something
+    waits.
     """
 
     threads: list[_Thread]
@@ -281,7 +286,7 @@ def _assemble(
 
 
 def _nodes(parts: _Parts, place: Ints) -> Nodes:
-    """The nodes in order."""
+    """Return the nodes in order."""
     tasks, streams = parts.tasks, np.array([stream for stream, _ in parts.earlier.asked], np.int64)
     blocks = [thread.blocks for thread in parts.threads]
     base = np.concatenate([[0], np.cumsum([len(b.parts.dur_us) for b in blocks])]).astype(np.int64)
@@ -310,7 +315,7 @@ def _nodes(parts: _Parts, place: Ints) -> Nodes:
 
 
 def _launch_edges(parts: _Parts, thread: _Thread, edges: EdgeList) -> None:
-    """From the block that ends with the launch to each task that the thread launched."""
+    """Add edges from the block that ends with a launch to each task that the thread launched."""
     tasks, blocks = parts.tasks, thread.blocks
     launched = np.flatnonzero(tasks.launch_track == thread.events.track)
     # A launch before the thread's first block ends waits for none of it.
@@ -324,7 +329,7 @@ def _launch_edges(parts: _Parts, thread: _Thread, edges: EdgeList) -> None:
 
 
 def _wait_edges(parts: _Parts, waits: list[HostWait], starts: list[_Start], edges: EdgeList) -> None:
-    """What threads wait for, and what sets idle ones to work."""
+    """Add edges for what threads wait for, and for what makes idle threads resume."""
     by_track = {thread.events.track: thread for thread in parts.threads}
     first = parts.first_block
     for wait in waits:
@@ -346,7 +351,7 @@ def _wait_edges(parts: _Parts, waits: list[HostWait], starts: list[_Start], edge
 
 
 def _earlier_edges(parts: _Parts, edges: EdgeList) -> None:
-    """The first task of each stream after the last one that the stream had of the step before."""
+    """Add edges to the first task of each stream from the stream's last task of the previous step."""
     tasks, device, earlier = parts.tasks, parts.device, parts.earlier
     first_of = dict(zip(*(column.tolist() for column in np.unique(tasks.stream, return_index=True)), strict=True))
     for at, (stream, back) in enumerate(earlier.asked):
@@ -361,7 +366,7 @@ def _earlier_edges(parts: _Parts, edges: EdgeList) -> None:
 
 
 def _thread_edges(thread: _Thread, base: int, starts: list[_Start], edges: EdgeList) -> None:
-    """Each block after the one before; a thread that was idle and then woken does not wait for its own past."""
+    """Add an edge from each block to the next one; a thread woken from idle does not wait for its own past."""
     n = len(thread.blocks.start_us)
     if n < 2:
         return
@@ -380,12 +385,12 @@ def _thread_edges(thread: _Thread, base: int, starts: list[_Start], edges: EdgeL
 
 
 def _starting_at(blocks: Blocks, base: int, time_us: float) -> int:
-    """The first block that starts no earlier than a time."""
+    """Return the first block that starts no earlier than a time."""
     return base + min(int(np.searchsorted(blocks.start_us, time_us - 1e-6)), len(blocks.start_us) - 1)
 
 
 def _ending_at(blocks: Blocks, base: int, time_us: float) -> int:
-    """The last block that ends no later than a time, else the first."""
+    """Return the last block that ends no later than a time, else the first block."""
     return base + max(0, int(np.searchsorted(blocks.end_us, time_us + 1e-6, side="right")) - 1)
 
 

@@ -1,5 +1,5 @@
 # pyright: strict
-"""The execution graph of one step as arrays: what ran, what it waited for, whether that was recorded or inferred."""
+"""The execution graph of one step as arrays: nodes, dependencies, and whether each was recorded or inferred."""
 
 from __future__ import annotations
 
@@ -41,9 +41,9 @@ NO_OP = -1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Nodes:
-    """One row a stretch of a host thread between two points that matter, or a device task.
+    """One row per interval of a host thread between two relevant points, or per device task.
 
-    Rows stand in an order in which each edge leads to a later row. Times are µs after the step's start.
+    Rows are sorted so that each edge leads to a later row. Times are µs after the step's start.
     """
 
     kind: npt.NDArray[np.uint8]
@@ -91,7 +91,7 @@ class Edges:
 
 @dataclass(slots=True)
 class EdgeList:
-    """Columns of `Edges` before these are put in order."""
+    """Columns of `Edges` before sorting."""
 
     source: list[int] = field(default_factory=list[int])
     target: list[int] = field(default_factory=list[int])
@@ -104,7 +104,7 @@ class EdgeList:
     def add(
         self, source: int, target: int, lag_us: float, kind: int, *, recorded: bool, possible: bool = False
     ) -> None:
-        """One more edge; a `possible` one binds nothing unless it is asked what if it did."""
+        """Add an edge; a `possible` edge has no effect unless a what-if includes it."""
         self.extend([source], [target], [NEVER if possible else lag_us], kind, recorded=recorded)
         self.possible_us[-1] = lag_us if possible else np.nan
 
@@ -118,7 +118,7 @@ class EdgeList:
         recorded: bool = True,
         unknown_us: Sequence[float] | None = None,
     ) -> None:
-        """Edges of one kind."""
+        """Add edges of one kind."""
         self.source += source
         self.target += target
         self.lag_us += lag_us
@@ -128,7 +128,7 @@ class EdgeList:
         self.possible_us += [np.nan] * len(source)
 
     def join(self, other: EdgeList, offset: int) -> None:
-        """Adds others, between rows that stand so many further on here."""
+        """Append the edges of another list, with rows shifted by `offset`."""
         self.source += [row + offset for row in other.source]
         self.target += [row + offset for row in other.target]
         self.lag_us += other.lag_us
@@ -138,7 +138,7 @@ class EdgeList:
         self.possible_us += other.possible_us
 
     def in_order(self, source: Ints, target: Ints, chosen: Ints) -> Edges:
-        """The chosen ones, in that order, with the rows that theirs have become."""
+        """Return the chosen edges in the given order, with their new row numbers."""
         return Edges(
             source=source[chosen],
             target=target[chosen],
@@ -152,7 +152,7 @@ class EdgeList:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Slices:
-    """Host time by what ran innermost, in the order of the threads."""
+    """Host time by the innermost running event, in the order of the threads."""
 
     dur_us: Floats
     op: Ints
@@ -174,7 +174,7 @@ class Lane:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Carried:
-    """What a step waits for of the step before: node `node[i]` ends when `source[i]` of that one has ended."""
+    """Dependencies on the previous step: node `node[i]` ends when `source[i]` of the previous step has ended."""
 
     node: Ints
     source: Ints
@@ -182,7 +182,7 @@ class Carried:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Unexplained:
-    """Waiting in the recording that no dependency explains, which re-timing keeps as it was."""
+    """Recorded waiting that no dependency explains; re-timing leaves it unchanged."""
 
     waits: int = 0
     us: float = 0.0
@@ -190,7 +190,7 @@ class Unexplained:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepGraph:
-    """All of one step."""
+    """The complete graph of one step."""
 
     step: Step
     nodes: Nodes
@@ -227,11 +227,11 @@ class StepGraph:
 
     @property
     def on_device(self) -> bool:
-        """Whether a device worked; collectives that the host runs are none of its work."""
+        """Whether a device worked; collectives that the host runs do not count."""
         return bool((self.nodes.row >= 0).any())
 
     def edge_counts(self) -> dict[str, tuple[int, int]]:
-        """Kind → (recorded, inferred) number of edges."""
+        """Return kind → (recorded, inferred) number of edges."""
         out: dict[str, tuple[int, int]] = {}
         for index, kind in enumerate(EDGE_KINDS):
             rows = self.edges.kind == index

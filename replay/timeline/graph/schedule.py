@@ -1,5 +1,5 @@
 # pyright: strict
-"""List scheduling over a step's graph: when each node starts, what it waited for last, and how late it could be."""
+"""List scheduling over a step's graph: when each node starts, what it waited for last, and its slack."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Schedule:
 
 
 def completion(graph: StepGraph, end_us: Floats) -> float:
-    """When the marking thread and all device work of the step are done."""
+    """Return when the marking thread and all device work of the step are done."""
     nodes = graph.nodes
     if graph.main_lane < 0:
         return float(end_us.max(initial=0.0))
@@ -41,7 +41,7 @@ def completion(graph: StepGraph, end_us: Floats) -> float:
 
 
 def host_need(graph: StepGraph, start_us: Floats, end_us: Floats, begin_us: float) -> float:
-    """What the marking thread needs, without what it waited while the device was at work on the step before."""
+    """Return the time that the marking thread needs, without waiting while the device worked on the previous step."""
     main = np.flatnonzero(graph.nodes.lane == graph.main_lane)
     if graph.main_lane < 0 or not len(main):
         return 0.0
@@ -51,11 +51,11 @@ def host_need(graph: StepGraph, start_us: Floats, end_us: Floats, begin_us: floa
 
 
 def step_length(graph: StepGraph, start_us: Floats, end_us: Floats, begin_us: float) -> float:
-    """How long one such step takes when steps follow each other, µs.
+    """Return the length of a step when identical steps follow each other, µs.
 
-    The longer of two: what the marking thread needs, without what it waited while the device was still at work on the
-    step before (`begin_us`); and what passes between the completion of that work and of this step's. Without work
-    from before that is the time until the last thing of the step has ended.
+    It is the larger of two times: what the marking thread needs, without waiting while the device was still working on
+    the previous step (`begin_us`); and the time between the completion of that work and of this step's. Without
+    previous work it is the time until everything in the step has ended.
     """
     nodes = graph.nodes
     if not len(nodes):
@@ -68,7 +68,7 @@ def step_length(graph: StepGraph, start_us: Floats, end_us: Floats, begin_us: fl
 
 
 class _Scheduler:
-    """One graph with its durations and lags, to be scheduled with different releases."""
+    """One graph with its durations and lags, for scheduling with different release times."""
 
     def __init__(self, graph: StepGraph, durations_us: Floats | None, lags_us: Floats | None) -> None:
         nodes, edges = graph.nodes, graph.edges
@@ -80,11 +80,13 @@ class _Scheduler:
         self.kinds: list[int] = edges.kind.tolist()
 
     def schedule(self, release_us: Floats) -> tuple[Floats, Floats, Ints, Ints]:
-        """Starts, ends and what was waited for, by the rule that the device keeps."""
+        """Return starts, ends and last dependencies, by the scheduling rule of the device."""
         return self.times_in_turns(release_us) if self.graph.kernels_take_turns else self.times(release_us)
 
     def times(self, release_us: Floats) -> tuple[Floats, Floats, Ints, Ints]:
-        """(starts, ends, node and kind of edge that each node waited for last): no node starts before its release."""
+        """Return (starts, ends, node and edge kind of each node's last dependency): no node starts before its
+        release.
+        """
         durations, lags, sources, bounds, kinds = self.durations, self.lags, self.sources, self.bounds, self.kinds
         start: list[float] = release_us.tolist()
         end = [0.0] * len(start)
@@ -100,7 +102,7 @@ class _Scheduler:
         return np.array(start, np.float64), np.array(end, np.float64), np.array(cause), np.array(kind)
 
     def times_in_turns(self, release_us: Floats) -> tuple[Floats, Floats, Ints, Ints]:
-        """As `times`, but that kernels run one at a time, in the order in which they are ready."""
+        """Return the same as `times`, but with kernels running one at a time, in the order in which they are ready."""
         graph = self.graph
         takes_turns = (graph.nodes.kind == KERNEL).tolist()
         start: list[float] = release_us.tolist()
@@ -133,9 +135,10 @@ class _Scheduler:
 
 
 def retimed(graph: StepGraph, durations_us: Floats | None = None, *, lags_us: Floats | None = None) -> Schedule:
-    """When everything starts if each node takes `durations_us` (default: as recorded) and starts as soon as it may.
+    """Return the schedule if each node takes `durations_us` (default: as recorded) and starts as early as possible.
 
-    The step before leaves what it left in the recording. `lags_us` replaces those of the edges. Shapes: nodes, edges.
+    The state left by the previous step is that of the recording. `lags_us` replaces the lags of the edges. Shapes:
+    nodes, edges.
     """
     scheduler = _Scheduler(graph, durations_us, lags_us)
     starts, ends, cause, kind = scheduler.schedule(graph.release_us)
@@ -150,10 +153,10 @@ def retimed(graph: StepGraph, durations_us: Floats | None = None, *, lags_us: Fl
 
 
 def paced(graph: StepGraph, durations_us: Floats | None = None, lags_us: Floats | None = None) -> Schedule:
-    """The schedule of a step that follows others like it: copies one after another until their pace is steady.
+    """Return the schedule of a step in steady state: copies of the step are scheduled until their length is constant.
 
-    Each copy finds the device as the one before left it, the first one as it was recorded. Of a trace that marks no
-    steps it is `retimed`.
+    Each copy starts from the device state left by the previous copy, the first from the recorded state. For a trace
+    without marked steps it is `retimed`.
     """
     carried = graph.carried
     schedule = retimed(graph, durations_us, lags_us=lags_us)
@@ -183,10 +186,10 @@ def paced(graph: StepGraph, durations_us: Floats | None = None, lags_us: Floats 
 
 
 def lag_bounds(graph: StepGraph, lags_us: Floats) -> tuple[Floats, Floats]:
-    """Lags without the waiting that nothing explains, and with every dependency that may exist; `lags_us` itself where
-    there is none.
+    """Return two sets of lags: without unexplained waiting, and with every possible dependency; `lags_us` if there are
+    none.
 
-    What a change gains lies between what it gains with these and with `lags_us`.
+    The gain of a change is between its gain with these and with `lags_us`.
     """
     edges = graph.edges
     possible = ~np.isnan(edges.possible_us)
@@ -198,7 +201,9 @@ def lag_bounds(graph: StepGraph, lags_us: Floats) -> tuple[Floats, Floats]:
 
 
 def critical_path(graph: StepGraph, schedule: Schedule) -> tuple[Ints, Floats]:
-    """(nodes from first to last, wait of each after the end of the one before): why the last node ends when it does."""
+    """Return (nodes from first to last, wait of each after the end of the previous node) that determine the last node's
+    end.
+    """
     if not len(graph.nodes):
         return np.empty(0, np.int64), np.empty(0)
     node = int(np.argmax(schedule.end_us))
@@ -216,7 +221,7 @@ def critical_path(graph: StepGraph, schedule: Schedule) -> tuple[Ints, Floats]:
 
 
 def slack_us(graph: StepGraph, schedule: Schedule, lags_us: Floats | None = None) -> Floats:
-    """How much longer each node could take without the step taking longer, all else being as scheduled."""
+    """Return how much longer each node could take without lengthening the step, with everything else as scheduled."""
     edges = graph.edges
     finish = float(schedule.end_us.max(initial=0.0))
     latest = [finish] * len(graph.nodes)

@@ -1,8 +1,9 @@
 # pyright: strict
-"""What kernels lose beside collectives, as a recording of several steps tells it, and what they take beside others.
+"""Slowdown of kernels during collectives, estimated from a recording of several steps, and their times at other
+overlap.
 
-Other kernels of one name need not take the same time, so what is compared is one kernel at its place in several steps:
-how much longer it took where more of it ran beside a collective.
+Different kernels of one name need not take the same time, so the estimate compares one kernel at its position in
+several steps: how much longer it took when more of it overlapped a collective.
 """
 
 from __future__ import annotations
@@ -49,13 +50,13 @@ class Beside:
         self._before: Floats = np.concatenate([[0.0], np.cumsum(self.ends - self.begins)])
 
     def until(self, time_us: Floats) -> Floats:
-        """For how long collectives ran before each time."""
+        """Return how long collectives ran before each time."""
         at = np.searchsorted(self.begins, time_us, side="right")
         last_end = np.append(0.0, self.ends)[at]
         return self._before[at] - np.maximum(0.0, np.where(at > 0, last_end - time_us, 0.0))
 
     def lasting(self, start_us: float, work_us: float, lost: float) -> float:
-        """How long work takes from then on that goes on at 1 - `lost` of its speed beside collectives."""
+        """Return how long work takes from a start time if it runs at 1 - `lost` of its speed during collectives."""
         now, rest = start_us, work_us
         for at in range(int(np.searchsorted(self.ends, start_us, side="right")), len(self.begins)):
             begin, end = float(self.begins[at]), float(self.ends[at])
@@ -71,10 +72,9 @@ class Beside:
 
 
 def slowed_schedule(graph: StepGraph, durations_us: Floats, lags_us: Floats, *, apart: bool = False) -> Schedule:
-    """The schedule of other durations, in which kernels lose beside collectives as they did in the recording.
+    """Return the schedule for other durations, in which kernels slow down during collectives as in the recording.
 
-    `durations_us` are those that hold where as much of each runs beside collectives as was recorded; `apart`: nothing
-    is lost.
+    `durations_us` are for the recorded overlap of each kernel with collectives; `apart`: there is no slowdown.
     """
     nodes, lost = graph.nodes, graph.lost_beside_collectives
     talking = nodes.kind == COLLECTIVE
@@ -102,21 +102,23 @@ def slowed_schedule(graph: StepGraph, durations_us: Floats, lags_us: Floats, *, 
 
 
 def with_losses(trace: Trace, graph: StepGraph) -> StepGraph:
-    """The graph with the share of its speed that a kernel loses beside collectives, and the bounds of that share."""
+    """Return the graph with the share of speed that kernels lose during collectives, and the bounds of that share."""
     lost, low, high = _lost(trace, graph)
     return replace(graph, lost_beside_collectives=lost, lost_bounds=(low, high))
 
 
 def loss_bounds(graph: StepGraph) -> tuple[StepGraph, ...]:
-    """The graph with the least and the most that kernels may lose beside collectives; () where that is certain."""
+    """Return the graph with the smallest and the largest possible loss of kernels during collectives; () if it is
+    certain.
+    """
     low, high = graph.lost_bounds
     return () if high <= low else tuple(replace(graph, lost_beside_collectives=lost) for lost in (low, high))
 
 
 def _lost(trace: Trace, graph: StepGraph) -> tuple[float, float, float]:
-    """(share of its time beside collectives that a kernel loses, its bounds), as the steps of the trace show it.
+    """Return (share of its overlapped time that a kernel loses, its bounds), estimated from the steps of the trace.
 
-    What is lost is 0 with a standard deviation of `USUAL_LOST` before anything is known; the bounds are those of 90 %.
+    The prior loss is 0 with a standard deviation of `USUAL_LOST`; the bounds are those of 90 %.
     """
     if not _runs_beside_collectives(graph):
         return 0.0, 0.0, 0.0
@@ -132,7 +134,7 @@ def _lost(trace: Trace, graph: StepGraph) -> tuple[float, float, float]:
 
 
 def _runs_beside_collectives(graph: StepGraph) -> bool:
-    """Whether kernels of the step ran while a collective ran on another stream."""
+    """Check whether kernels of the step ran while a collective ran on another stream."""
     nodes = graph.nodes
     talking, kernels = nodes.kind == COLLECTIVE, nodes.kind == KERNEL
     if not talking.any() or not kernels.any():
@@ -143,7 +145,9 @@ def _runs_beside_collectives(graph: StepGraph) -> bool:
 
 
 def _measured_loss(place: Ints, took: Floats, beside: Floats) -> tuple[float, float] | None:
-    """(loss, its standard error) by least squares over kernels at the same place in several steps; None: no such."""
+    """Return (loss, its standard error) by least squares over kernels at the same position in several steps; else
+    None.
+    """
     if not len(took):
         return None
     _, place, count = np.unique(place, return_inverse=True, return_counts=True)
@@ -165,10 +169,11 @@ def _measured_loss(place: Ints, took: Floats, beside: Floats) -> tuple[float, fl
 
 
 def _observations(trace: Trace, graph: StepGraph) -> tuple[Ints, Floats, Floats]:
-    """(place, time, time beside collectives) of kernels that ran in several steps at the same place of their stream.
+    """Return (position, time, overlapped time) of kernels that ran in several steps at the same position in their
+    stream.
 
-    What runs beside a collective to its end is there for longer because it takes longer, which proves nothing; all of
-    it beside one counts where it ran without in another step.
+    A kernel that overlaps a collective at its end overlaps more because it takes longer, which proves nothing; a kernel
+    that overlaps completely counts if it ran without overlap in another step.
     """
     steps = sorted(busy_steps(trace), key=lambda step: abs(step.start_ns - graph.step.start_ns))[:MOST_STEPS]
     known: dict[tuple[tuple[int, int], tuple[int, ...]], int] = {}
@@ -206,7 +211,9 @@ def _observations(trace: Trace, graph: StepGraph) -> tuple[Ints, Floats, Floats]
 
 
 def _streams(tasks: Tasks) -> Iterator[tuple[tuple[int, int], Ints, Beside]]:
-    """Each stream with kernels: its key, its tasks in order, and when collectives run on others of the device."""
+    """Yield each stream with kernels: its key, its tasks in order, and when collectives run on the device's other
+    streams.
+    """
     talking = tasks.kind == COLLECTIVE
     for index, key in enumerate(tasks.streams):
         rows = np.flatnonzero((tasks.stream == index) & ~talking)

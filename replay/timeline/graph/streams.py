@@ -1,5 +1,5 @@
 # pyright: strict
-"""What device tasks wait for: their launch, the task before on their stream, tasks of other streams."""
+"""Dependencies of device tasks: their launch, the previous task on their stream, tasks of other streams."""
 
 from __future__ import annotations
 
@@ -48,7 +48,9 @@ _EVENT_RECORDS = ("eventrecord",)
 
 @dataclass(slots=True)
 class TaskEdges:
-    """Edges into tasks. `launch_*` come from the thread at the task's launch; sources as `Earlier.number` has them."""
+    """Edges into tasks. `launch_*` come from the thread at the task's launch; source ids are those of
+    `Earlier.number`.
+    """
 
     launch_lag_us: Floats
     """Per task; NaN where no launch is known."""
@@ -64,7 +66,7 @@ class TaskEdges:
 
 
 def task_edges(trace: Trace, tasks: Tasks, earlier: Earlier, step: Step) -> TaskEdges:
-    """Dependencies of all tasks of a step, those on work of the step before among them."""
+    """Return the dependencies of all tasks of a step, including those on work of the previous step."""
     n = len(tasks)
     out = TaskEdges(launch_lag_us=np.full(n, np.nan), launch_unknown_us=np.zeros(n))
     if not n:
@@ -139,7 +141,7 @@ def task_edges(trace: Trace, tasks: Tasks, earlier: Earlier, step: Step) -> Task
 
 
 def _busy_before(tasks: Tasks, previous: Ints, ended: Floats, earlier: Earlier, out: TaskEdges) -> None:
-    """Streams whose first task starts long after its launch, while the device does nothing that is recorded."""
+    """Handle streams whose first task starts long after its launch, while the device has no recorded work."""
     for task in np.flatnonzero((previous < 0) & ~np.isnan(tasks.launch_us)).tolist():
         launch, start = float(np.fmax(tasks.launch_us[task], ended[task])), float(tasks.start_us[task])
         if any(launch < until <= start + _SKEW_US for until in earlier.until_us.values()):
@@ -156,9 +158,10 @@ _BESIDE = 0.02
 
 
 def _waited_for_kernels(tasks: Tasks, ready_us: Floats) -> Bools:
-    """Which kernels began as one of another stream ended, though ready before; none where the device runs several.
+    """Return a mask of kernels that were ready but started only as a kernel of another stream ended.
 
-    It runs one at a time if some waited so, and kernels hardly ever ran beside each other.
+    Empty if the device runs several kernels at once: it runs one at a time if some kernels waited this way, and kernels
+    hardly ever overlapped.
     """
     waited = np.zeros(len(tasks), bool)
     rows = np.flatnonzero(tasks.kind == KERNEL)
@@ -184,7 +187,7 @@ def _median(values: Floats) -> float:
 
 
 def _previous(tasks: Tasks) -> Ints:
-    """Per task the one that started before it on its stream, or -1."""
+    """Return, for each task, the task that started before it on its stream, or -1."""
     out = np.full(len(tasks), -1, np.int64)
     order = np.argsort(tasks.stream, kind="stable")
     same = tasks.stream[order][1:] == tasks.stream[order][:-1]
@@ -193,7 +196,7 @@ def _previous(tasks: Tasks) -> Ints:
 
 
 def _first_of_launch(tasks: Tasks) -> Bools:
-    """Whether each task is the first of its launch: a captured graph is one launch of many."""
+    """Return whether each task is the first of its launch: a captured graph launches many tasks at once."""
     _, first = np.unique(tasks.correlation, return_index=True)
     out = tasks.correlation < 0
     out[first] = True
@@ -201,7 +204,7 @@ def _first_of_launch(tasks: Tasks) -> Bools:
 
 
 class _StreamWaits:
-    """Streams that wait for events: where the trace says of which stream, and where only the calls are recorded."""
+    """Streams that wait for events: recorded with the stream waited for, or recorded only as calls."""
 
     def __init__(
         self, trace: Trace, tasks: Tasks, earlier: Earlier, ended: Floats, origin_ns: int, out: TaskEdges
@@ -216,13 +219,13 @@ class _StreamWaits:
         self.all_launches = (tasks.launch_us[known], known)
 
     def add_all(self) -> None:
-        """The edges of all waits."""
+        """Add the edges of all waits."""
         if len(self.tasks.streams) > 1:
             recorded = self._recorded()
             self._inferred(recorded)
 
     def _recorded(self) -> set[int]:
-        """Edges of waits of which the trace says for what they are; their rows among the calls."""
+        """Add the edges of waits whose target is recorded; return their rows among the calls."""
         calls, waits = self.activity.calls, self.activity.waits
         row_of = {c: i for i, c in enumerate(calls.correlation.tolist()) if c >= 0} if len(waits) else {}
         numbers = {stream: index for index, (_, stream) in enumerate(self.tasks.streams)}
@@ -243,7 +246,9 @@ class _StreamWaits:
         return rows
 
     def _inferred(self, recorded: set[int]) -> None:
-        """Edges of waits of which only the call is recorded: what the times show, else what they allow."""
+        """Add the edges of waits recorded only as calls: dependencies that the times show, else those that they
+        allow.
+        """
         waiting, marking = self._calls(_STREAM_WAITS), self._calls(_EVENT_RECORDS)
         marks_us = np.sort(self.call_us[marking])
         for row in waiting:
@@ -261,11 +266,11 @@ class _StreamWaits:
                 self.out.edges.add(before, after, self._lag(before, after), CROSS_STREAM, recorded=False, possible=True)
 
     def add_unrecorded(self) -> None:
-        """Add dependencies that may exist in a profile that records no waits, at most one a task.
+        """Add possible dependencies for a profile that records no waits, at most one per task.
 
         Each is on the task that ended last among those last launched on the other streams, as far as the times allow.
-        They delay nothing, and count in the ranges of what-ifs alone; of several tasks of a stream that could wait for
-        the same task, the first one does.
+        They delay nothing, and count only in the ranges of what-ifs; if several tasks of a stream could wait for the
+        same task, the first one does.
         """
         if len(self.tasks.streams) < 2 or self._calls((*_STREAM_WAITS, *_EVENT_RECORDS, "synchronize")):
             return
@@ -280,20 +285,24 @@ class _StreamWaits:
                 self.out.edges.add(before, after, lag_us, CROSS_STREAM, recorded=False, possible=True)
 
     def _calls(self, words: tuple[str, ...]) -> list[int]:
-        """Rows of the calls whose names hold one of the words, by time."""
+        """Return the rows of calls whose names contain one of the words, by time."""
         names = np.array([any(w in name.lower() for w in words) for name in self.activity.names] or [False])
         calls = self.activity.calls
         rows = np.flatnonzero(names[calls.name]) if len(calls) else np.empty(0, np.int64)
         return rows[np.argsort(self.call_us[rows], kind="stable")].tolist()
 
     def _pairs(self, marked_us: float, asked_us: float) -> list[tuple[int, int]]:
-        """(last task of a stream before the event was recorded, first task of another one after the wait was asked)."""
+        """Return (last task of a stream before the event was recorded, first task of another stream after the wait
+        call).
+        """
         before = [(s, task) for s in self._near(marked_us, -1) if (task := self._last(s, marked_us)) is not None]
         after = [(s, task) for s in self._near(asked_us, 1) if (task := self._first(s, asked_us)) is not None]
         return [(a, b) for s, a in before for t, b in after if s != t and self._in_order(a, b)]
 
     def _near(self, time_us: float, direction: int) -> Sequence[int]:
-        """Streams on which work was launched next after a time, or last before it (`direction` -1): all of a few."""
+        """Return streams with the next launch after a time, or the last before it (`direction` -1); all if there are
+        few.
+        """
         count = len(self.tasks.streams)
         if count <= _FEW_STREAMS:
             return range(count)
@@ -303,13 +312,13 @@ class _StreamWaits:
         return list(dict.fromkeys(self.tasks.stream[near].tolist()))[:_FEW_STREAMS]
 
     def _last(self, stream: int, time_us: float) -> int | None:
-        """Number of the last task of a stream that was launched before a time, in the step or before it."""
+        """Return the number of a stream's last task launched before a time, in the step or before it."""
         launches, rows = self.launches[stream]
         at = int(np.searchsorted(launches, time_us)) - 1
         return int(rows[at]) if at >= 0 else self.earlier.last_before(stream, time_us)
 
     def _first(self, stream: int, time_us: float) -> int | None:
-        """The first task of a stream that was launched after a time."""
+        """Return the first task of a stream that was launched after a time."""
         launches, rows = self.launches[stream]
         at = int(np.searchsorted(launches, time_us))
         return int(rows[at]) if at < len(rows) else None
@@ -321,17 +330,17 @@ class _StreamWaits:
         return min(max(self._delay_us(before, after), 0.0), _EVENT_US)
 
     def _in_order(self, before: int, after: int) -> bool:
-        """Whether the times allow the dependency."""
+        """Check whether the times allow the dependency."""
         return self._delay_us(before, after) >= -_SKEW_US and (before >= len(self.tasks) or before < after)
 
     def _shown(self, before: int, after: int) -> bool:
-        """Whether the later task, ready before, started as the earlier one ended."""
+        """Check whether the later task was ready, but started only as the earlier one ended."""
         follows = self._delay_us(before, after) <= _FOLLOWS_US
         return follows and float(self.ready_us[after]) < self.earlier.ended_us(before) - _SKEW_US
 
 
 class _LatestEnds:
-    """The last task launched on each stream so far, by when it ended, while tasks are gone through by launch."""
+    """The last task launched on each stream so far, sorted by end, while tasks are processed in launch order."""
 
     def __init__(self, tasks: Tasks, earlier: Earlier) -> None:
         self.tasks, self.earlier = tasks, earlier
@@ -354,8 +363,9 @@ class _LatestEnds:
         self._of_stream[entry[1]] = entry
 
     def before(self, task: int) -> int | None:
-        """Number of the task of another stream, launched before this one, that ended last before it started; None:
-        there is none. Tasks must be asked for by launch.
+        """Return the task of another stream, launched before this one, that ended last before it started; None if none.
+
+        Call it for tasks in launch order.
         """
         launch_us, stream = float(self.tasks.launch_us[task]), int(self.tasks.stream[task])
         while float(self.tasks.launch_us[self.order[self._launched]]) < launch_us:
@@ -371,7 +381,7 @@ class _LatestEnds:
 
 
 def _waits_of_collectives(tasks: Tasks, out: TaskEdges) -> None:
-    """A collective on a stream of its own waits for what was launched before it: its input."""
+    """Make a collective on its own stream wait for what was launched before it: its input."""
     talking = np.flatnonzero((tasks.kind == COLLECTIVE) & ~np.isnan(tasks.launch_us))
     if len(tasks.streams) < 2:
         return
@@ -395,7 +405,7 @@ _LOOK_BACK = 200
 
 
 class _Ends:
-    """Ends of all tasks in order: what a task that starts late may have waited for on other streams."""
+    """Ends of all tasks in order: candidates on other streams for which a late task may have waited."""
 
     def __init__(self, tasks: Tasks, earlier: Earlier) -> None:
         self.tasks, self.earlier = tasks, earlier
@@ -403,7 +413,7 @@ class _Ends:
         self.sorted_us = tasks.end_us[self.finished]
 
     def just_before(self, task: int, ready_us: float) -> int:
-        """Number of the task of another stream whose end a late start follows, or -1: none ended just before it."""
+        """Return the task of another stream that ended just before a late start, or -1 if none did."""
         start = float(self.tasks.start_us[task])
         at = int(np.searchsorted(self.sorted_us, start + _SKEW_US, side="right")) - 1
         cause, latest = -1, max(ready_us, start - _LATENCY_MARGIN_US)
@@ -418,10 +428,10 @@ class _Ends:
         return cause
 
     def in_the_way(self, task: int, ready_us: float) -> int:
-        """The task of another stream that kept the device busy while this one was ready, or -1.
+        """Return the task of another stream that kept the device busy while this task was ready, or -1.
 
-        Streams share one device: a kernel starts when blocks of another one leave, a little before that one's end.
-        Tasks of other streams must have filled most of the wait; the one whose end is nearest to the start is the one.
+        Streams share one device: a kernel starts when blocks of another one finish, a little before that one's end.
+        Tasks of other streams must have filled most of the wait; the one that ended nearest to the start is returned.
         """
         tasks, start = self.tasks, float(self.tasks.start_us[task])
         first = int(np.searchsorted(self.sorted_us, ready_us))

@@ -1,5 +1,5 @@
 # pyright: strict
-"""Device tasks of one step: which were launched in it, by which thread and when; knows no dependencies."""
+"""Device tasks of one step: which tasks it launched, from which thread and when; no dependencies."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ track."""
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tasks:
-    """Device work launched in a step, or that runs in it and of which no launch is known, by start. µs as elsewhere."""
+    """Device work launched in a step, or running in it with unknown launch, sorted by start. Times in µs."""
 
     kind: Ints
     name: Ints
@@ -48,11 +48,11 @@ class Tasks:
 
     @property
     def on_device(self) -> Bools:
-        """Whether each runs on a device, and is no collective of a thread of the host."""
+        """Whether each task runs on a device and is not a collective on a host thread."""
         return np.array([device != HOST_DEVICE for device, _ in self.streams], bool)[self.stream]
 
     def by_launch(self) -> list[tuple[Floats, Ints]]:
-        """(launches, rows) of the tasks of each stream whose launch is known, by launch."""
+        """Return (launches, rows) of each stream's tasks with known launch, in launch order."""
         rows = np.flatnonzero(~np.isnan(self.launch_us))
         rows = rows[np.lexsort((rows, self.launch_us[rows], self.stream[rows]))]
         parts = np.split(rows, np.searchsorted(self.stream[rows], np.arange(1, len(self.streams))))
@@ -60,9 +60,9 @@ class Tasks:
 
 
 class Earlier:
-    """Tasks launched before the step, by stream and by how many of their stream were launched after them ("back").
+    """Tasks launched before the step, by stream and by how many later tasks their stream had ("back").
 
-    A step follows one like it, so each stands for the task of the step that is as far from its stream's last one.
+    Steps are assumed to be alike, so each stands for the step's task at the same distance from its stream's last task.
     """
 
     def __init__(
@@ -81,27 +81,27 @@ class Earlier:
         """(stream, back) in the order of their numbers."""
 
     def number(self, stream: int, back: int = 0) -> int:
-        """The number by which edges name such a task; positions in `Tasks` come before."""
+        """Return the id of an earlier task in edges; lower ids are positions in `Tasks`."""
         number = self._numbers.setdefault((stream, back), len(self.tasks) + len(self.asked))
         if number == len(self.tasks) + len(self.asked):
             self.asked.append((stream, back))
         return number
 
     def last_before(self, stream: int, time_us: float) -> int | None:
-        """Number of the last such task of a stream that was launched before a time; None: none is known."""
+        """Return the id of a stream's last earlier task launched before a time; None if none is known."""
         launches = self._launches.get(stream)
         if launches is None or not (before := int(np.searchsorted(launches[0], time_us))):
             return None
         return self.number(stream, len(launches[0]) - before)
 
     def last_end_us(self, stream: int) -> float | None:
-        """When the last such task of a stream was done; None: none is known."""
+        """Return when a stream's last earlier task was done; None if none is known."""
         if stream in self.until_us:
             return self.until_us[stream]
         return float(self._launches[stream][1][-1]) if stream in self._launches else None
 
     def ended_us(self, number: int) -> float:
-        """When a task of the step or before was done; the lowest number where that is not recorded."""
+        """Return when a task of the step or before it was done; the lowest number if that is not recorded."""
         if number < len(self.tasks):
             return float(self.tasks.end_us[number])
         stream, back = self.asked[number - len(self.tasks)]
@@ -111,7 +111,7 @@ class Earlier:
         return float(ends[-1 - back]) if back < len(ends) else NEVER
 
     def alike(self, number: int) -> int:
-        """Position in `Tasks` of the step's own task that is as far from its stream's last one."""
+        """Return the position in `Tasks` of the step's own task at the same distance from its stream's last task."""
         stream, back = self.asked[number - len(self.tasks)]
         rows = np.flatnonzero(self.tasks.stream == stream)
         launch = self.tasks.launch_us[rows]
@@ -120,7 +120,9 @@ class Earlier:
 
 
 def tasks_of(trace: Trace, step: Step, home: Ints) -> tuple[Tasks, Earlier]:
-    """The step's device work, and what it found running. `home` [tracks]: thread of each track, or -1 if not of it."""
+    """Return the step's device work, and work that was running before. `home` [tracks]: thread of each track, -1 if
+    foreign.
+    """
     activity, kernels = trace.activity, trace.kernels
     assert activity is not None
     n, spans = len(kernels), activity.spans
@@ -184,7 +186,7 @@ def tasks_of(trace: Trace, step: Step, home: Ints) -> tuple[Tasks, Earlier]:
 def _by_stream(
     device: Ints, stream: Ints, launch_us: Floats, end_us: Floats, chosen: Bools
 ) -> dict[tuple[int, int], tuple[Floats, Floats]]:
-    """(launches, ends) of the chosen tasks of each stream, in order of launch."""
+    """Return (launches, ends) of the chosen tasks of each stream, in launch order."""
     rows = np.flatnonzero(chosen)
     rows = rows[np.lexsort((end_us[rows], launch_us[rows], stream[rows], device[rows]))]
     if not len(rows):
@@ -197,7 +199,9 @@ def _by_stream(
 
 
 def _first_start(device: Ints, stream: Ints, start: Ints, inside: Bools) -> Ints:
-    """Per task: start of the first task that the step launched on its stream, else on its device; else the lowest."""
+    """Return, per task, the start of the step's first task on its stream, else on its device; else the lowest
+    number.
+    """
     first = np.full(len(start), np.iinfo(np.int64).min)
     for key in np.unique(device[inside]):
         on = device == key
@@ -209,16 +213,16 @@ def _first_start(device: Ints, stream: Ints, start: Ints, inside: Bools) -> Ints
 
 
 def _own_device(device: Ints, inside: Bools) -> Bools:
-    """Whether tasks without a launch are on a device that the step launched on (all are, where it launched nothing)."""
+    """Return whether tasks without a launch are on a device that the step launched on (all if it launched nothing)."""
     used = np.unique(device[inside])
     return np.isin(device, used) if len(used) else np.ones(len(device), bool)
 
 
 def _launches(trace: Trace, home: Ints, correlation: Ints, start: Ints, end: Ints) -> tuple[Ints, Ints]:
-    """(time, thread) of the call that launched each task; thread -1: none known, or one of another process.
+    """Return (time, thread) of the call that launched each task; thread -1 if it is unknown or of another process.
 
-    A correlation id that several calls share belongs to the last that began before the task did: ids repeat in files
-    that were merged. An outer call is preferred to the driver's call inside it.
+    If several calls share a correlation id, the last one that started before the task counts: ids repeat in merged
+    files. An outer call is preferred to the driver's call inside it.
     """
     activity = trace.activity
     assert activity is not None
@@ -262,7 +266,9 @@ _REPEATED_NS = 50_000_000
 
 
 def _home_of_launch(trace: Trace, home: Ints) -> Ints:
-    """As `home`, and threads of a process that has no ops (CANN's under another number) by their thread id."""
+    """Return `home`, extended by threads of a process without ops (CANN's under another number), matched by thread
+    id.
+    """
     by_thread = {trace.tracks[index][1]: int(home[index]) for index in range(len(trace.tracks)) if home[index] >= 0}
     busy: set[str] = {trace.tracks[int(track)][0] for track in np.unique(trace.ops.track)} if len(trace.ops) else set()
     out = home.copy()
@@ -273,7 +279,7 @@ def _home_of_launch(trace: Trace, home: Ints) -> Ints:
 
 
 def _kinds(trace: Trace, name: Ints, collective: Ints) -> Ints:
-    """Index into `NODE_KINDS` of each task, by its category and name."""
+    """Return the index into `NODE_KINDS` of each task, by its category and name."""
     category = trace.kernels.category.astype(np.int64)
     kind = np.full(len(name), COLLECTIVE, np.int64)
     kind[: len(category)] = _KIND_OF_CATEGORY[category]

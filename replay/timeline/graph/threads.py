@@ -1,5 +1,5 @@
 # pyright: strict
-"""Host threads of one step: which events ran on each, cut into slices by what ran innermost; knows no device."""
+"""Host threads of one step: the events on each, split into slices by the innermost event; independent of devices."""
 
 from __future__ import annotations
 
@@ -23,7 +23,9 @@ _FRAMES = (CALL_KINDS.index("frame"), CALL_KINDS.index("python"))
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostEvents:
-    """What ran on one thread within a step: ops and calls, an outer one before those inside it. µs after its start."""
+    """Events on one thread within a step: ops and calls, an outer event before those inside it. µs after the step's
+    start.
+    """
 
     track: int
     start_us: Floats
@@ -36,13 +38,13 @@ class HostEvents:
     """Row in `Activity.calls`, or -1 where the event is an op."""
 
     def enclosing_op(self) -> Ints:
-        """Per event: row of the op that it is, or that is innermost around it; `NO_OP` for none."""
+        """Return, per event, the row of the op that it is, or that is innermost around it; `NO_OP` if none."""
         around = innermost_of(self.parent, self.op >= 0)
         return np.where(around >= 0, self.op[around], NO_OP) if len(around) else around
 
 
 def host_events(trace: Trace, step: Step, main: int, home: Ints) -> list[HostEvents]:
-    """The threads of the step's process that ran anything within it, the one that marks it (`main`) first."""
+    """Return the threads of the step's process with events in the step; the marking thread (`main`) comes first."""
     activity, ops = trace.activity, trace.ops
     assert activity is not None
     calls = activity.calls
@@ -78,7 +80,7 @@ def host_events(trace: Trace, step: Step, main: int, home: Ints) -> list[HostEve
 
 
 def _is_mark(trace: Trace, ops: Ints) -> Bools:
-    """Whether ops are torch_npu's marks of steps, which are no work."""
+    """Return whether ops are torch_npu's step marks, which are not work."""
     marks = np.array([s.name.startswith("ProfilerStep") for s in trace.signatures] or [False])
     return marks[trace.ops.signature[ops]] if len(trace.ops) else np.zeros(len(ops), bool)
 
@@ -93,7 +95,7 @@ def _within(start: Ints, dur: npt.NDArray[Any], step: Step) -> Bools:
 
 
 def homes(trace: Trace, main: int) -> Ints:
-    """Track → the track of the main process that it belongs to, or -1: CANN's threads are those of another process."""
+    """Map each track to its track in the main process, or -1: CANN's threads appear under another process."""
     assert trace.activity is not None
     if main < 0:
         return np.full(len(trace.tracks), -1, np.int64)
@@ -109,9 +111,10 @@ def homes(trace: Trace, main: int) -> Ints:
 
 
 def main_track(trace: Trace, step: Step) -> int:
-    """The thread that marks the step, else the one with most time in ops that is not autograd's; -1: none.
+    """Return the thread that marks the step, else the one with the most time in ops outside autograd; -1 if there is
+    none.
 
-    Where there are no ops, the one with most calls of the runtime.
+    If there are no ops, return the one with the most runtime calls.
     """
     if step.track >= 0:
         return step.track
@@ -131,9 +134,9 @@ _AUTOGRAD = "autograd::engine::evaluate_function"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Blocks:
-    """One thread's time in slices, and those in blocks between the points at which others wait for it or it for them.
+    """One thread's time as slices, and as blocks between the points at which it waits or others wait for it.
 
-    Times in µs after the step's start; blocks leave out what the thread spent waiting.
+    Times in µs after the step's start; blocks exclude the thread's waiting.
     """
 
     start_us: Floats
@@ -150,9 +153,9 @@ def blocks_of(
     points_us: Iterable[float],
     waits_us: Sequence[tuple[float, float]],
 ) -> Blocks:
-    """The thread from `begin_us` to `end_us`, cut at `points_us`, without what it waited: `waits_us` (from, until).
+    """Return the thread from `begin_us` to `end_us`, split at `points_us`, without its waits `waits_us` (from, until).
 
-    A block of no length stands at the end, so that something can wait for the last point.
+    The last block has zero length, so that something can wait for the last point.
     """
     bound, owner = _tiles(events, begin_us, end_us)
     waits = _merged(waits_us, begin_us, end_us)
@@ -186,7 +189,7 @@ def blocks_of(
 
 
 def _tiles(events: HostEvents, begin_us: float, end_us: float) -> tuple[Floats, Ints]:
-    """(starts of stretches in which one event runs innermost, position of that event or -1), from begin to end."""
+    """Return (starts of intervals with the same innermost event, position of that event or -1), from begin to end."""
     n = len(events.start_us)
     position = np.flatnonzero(events.end_us > events.start_us)
     times = np.concatenate([[begin_us], events.start_us[position], events.end_us[position]])
@@ -199,7 +202,7 @@ def _tiles(events: HostEvents, begin_us: float, end_us: float) -> tuple[Floats, 
 
 
 def _merged(waits: Sequence[tuple[float, float]], begin_us: float, end_us: float) -> list[tuple[float, float]]:
-    """Waits within the range, in order, overlapping ones as one."""
+    """Return the waits within the range, in order, with overlapping ones merged."""
     out: list[tuple[float, float]] = []
     for start, end in sorted((max(a, begin_us), min(b, end_us)) for a, b in waits):
         if end <= start:

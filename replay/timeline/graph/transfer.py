@@ -1,5 +1,5 @@
 # pyright: strict
-"""The durations of one step put into the graph of another step of the same program: a test that a graph can fail."""
+"""Applies the durations of one step to the graph of another step of the same program, as a test of the graph."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from opreplay.replay.timeline.graph.model import HOST, LAUNCH, STREAM, Floats, I
 
 
 def transferred(graph: StepGraph, other: StepGraph) -> tuple[Floats, Floats]:
-    """(durations of `graph`'s nodes, lags of its edges) with the work of `other`, and no time of `graph`'s own.
+    """Return (durations of `graph`'s nodes, lags of its edges) with the times of `other` in place of `graph`'s own.
 
-    Tasks take the times of those that match them on their stream, in order and by kernel; tasks that `graph` has not
-    are added to the one before. Host threads take the times between the launches of matched tasks. Waiting that nothing
-    explains is that of `other`; latencies and gaps are those of `graph`.
+    Tasks take the times of matching tasks on their stream, in order and by kernel; tasks missing from `graph` are added
+    to the previous one. Host threads take the times between the launches of matched tasks. Unexplained waiting is that
+    of `other`; latencies and gaps are those of `graph`.
     """
     pairs = _matched_tasks(graph, other)
     durations = np.zeros(len(graph.nodes))
@@ -35,7 +35,7 @@ def transferred(graph: StepGraph, other: StepGraph) -> tuple[Floats, Floats]:
 
 
 def _lanes(graph: StepGraph, other: StepGraph) -> list[tuple[int, int]]:
-    """Lanes of the same name in both."""
+    """Return pairs of threads or streams with the same name in both graphs."""
     number = {lane.name: index for index, lane in enumerate(other.lanes)}
     return [(index, number[lane.name]) for index, lane in enumerate(graph.lanes) if lane.name in number]
 
@@ -45,7 +45,7 @@ def _tasks_of_lane(graph: StepGraph, lane: int) -> Ints:
 
 
 def _matched_tasks(graph: StepGraph, other: StepGraph) -> Ints:
-    """[n, 2]: tasks of both that are the same kernel at the same place of their stream."""
+    """Return [n, 2]: tasks of both graphs that are the same kernel at the same position in their stream."""
     pairs: list[tuple[int, int]] = []
     for lane, theirs in _lanes(graph, other):
         ours, their = _tasks_of_lane(graph, lane), _tasks_of_lane(other, theirs)
@@ -56,7 +56,7 @@ def _matched_tasks(graph: StepGraph, other: StepGraph) -> Ints:
 
 
 def _task_durations(graph: StepGraph, other: StepGraph, lane: int, theirs: int, pairs: Ints) -> Floats:
-    """Of the tasks of one stream."""
+    """Return the durations of the tasks of one stream."""
     out = np.zeros(len(graph.nodes))
     ours, their = _tasks_of_lane(graph, lane), _tasks_of_lane(other, theirs)
     here = pairs[np.isin(pairs[:, 0], ours)]
@@ -70,7 +70,9 @@ def _task_durations(graph: StepGraph, other: StepGraph, lane: int, theirs: int, 
 
 
 def _host_durations(graph: StepGraph, other: StepGraph, lane: int, theirs: int, pairs: Ints) -> Floats:
-    """Of the stretches of one thread: its working time between launches of matched tasks is that of the other."""
+    """Return the durations of one thread's intervals: its work between launches of matched tasks is the other
+    graph's.
+    """
     ours, done = _work(graph, lane)
     their, their_done = _work(other, theirs)
     points, their_points = _launches(graph, ours, done, pairs[:, 0]), _launches(other, their, their_done, pairs[:, 1])
@@ -89,13 +91,13 @@ def _host_durations(graph: StepGraph, other: StepGraph, lane: int, theirs: int, 
 
 
 def _work(graph: StepGraph, lane: int) -> tuple[Ints, Floats]:
-    """(the stretches of a thread in order, how long it had worked when each ended)."""
+    """Return (the intervals of a thread in order, how long it had worked at the end of each)."""
     nodes = np.flatnonzero(graph.nodes.lane == lane)
     return nodes, np.cumsum(graph.nodes.dur_us[nodes])
 
 
 def _launches(graph: StepGraph, stretches: Ints, done: Floats, tasks: Ints) -> Floats:
-    """Per task: how long the thread had worked when it launched the task; NaN for tasks that it did not launch."""
+    """Return, per task, how long the thread had worked when it launched it; NaN for tasks that it did not launch."""
     edges = graph.edges
     launch = edges.kind == LAUNCH
     source_of = np.full(len(graph.nodes), -1, np.int64)

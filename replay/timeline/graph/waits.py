@@ -1,5 +1,5 @@
 # pyright: strict
-"""What host threads wait for: synchronising calls, blocking copies, full queues, other threads; rules on times.
+"""What host threads wait for: synchronizing calls, blocking copies, full queues, other threads; rules based on times.
 
 Each rule says whether the trace records the dependency or the times only suggest it.
 """
@@ -45,7 +45,7 @@ _BLOCKING_OPS = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostWait:
-    """One thread waits from `start_us` until `until_us` for tasks, or for a point on another thread."""
+    """A wait of one thread from `start_us` until `until_us` for tasks, or for a point on another thread."""
 
     track: int
     start_us: float
@@ -61,7 +61,7 @@ class HostWait:
 
 
 class Launched:
-    """The tasks by stream in the order of their launches: which was the last one launched before a given time."""
+    """The tasks by stream in launch order, to find the last one launched before a given time."""
 
     def __init__(self, tasks: Tasks, earlier: Earlier) -> None:
         self.tasks, self.earlier = tasks, earlier
@@ -74,34 +74,34 @@ class Launched:
         self._sorted_ends: list[float] = tasks.end_us[self._order].tolist() if len(tasks) else []
 
     def ended_us(self, number: int) -> float:
-        """When a task of the step, or one before it, was done."""
+        """Return when a task of the step, or an earlier one, was done."""
         return self.earlier.ended_us(number)
 
     def last_on(self, stream: int, time_us: float) -> int:
-        """Number of the last task launched on a stream before a time; of the step before where this one has none."""
+        """Return the last task launched on a stream before a time; a task of the previous step if this one has none."""
         launches, rows = self._by_stream[stream]
         at = bisect_left(launches, time_us) - 1
         return rows[at] if at >= 0 else self.earlier.number(stream)
 
     def last_of_all(self, time_us: float) -> list[int]:
-        """The last task on each stream of a device that was launched before a time."""
+        """Return the last task launched before a time, for each stream of a device."""
         streams = enumerate(self.tasks.streams)
         return [self.last_on(stream, time_us) for stream, (device, _) in streams if device != HOST_DEVICE]
 
     def ended_by(self, time_us: float) -> int:
-        """The task of the step that ended last before a time, or -1."""
+        """Return the task of the step that ended last before a time, or -1."""
         at = bisect_right(self._sorted_ends, time_us) - 1
         return self._order[at] if at >= 0 else -1
 
     def waiting(self, time_us: float) -> int:
-        """How many tasks were launched but had not started."""
+        """Return how many tasks were launched but had not started."""
         return bisect_right(self._all_launches, time_us) - bisect_right(self._all_starts, time_us)
 
 
 def device_waits(
     trace: Trace, threads: list[HostEvents], tasks: Tasks, earlier: Earlier
 ) -> tuple[list[HostWait], float]:
-    """(every wait of a host thread for the device, µs in calls that wait for it and of which nothing says for what)."""
+    """Return (every wait of a host thread for the device, µs in synchronizing calls with an unknown target)."""
     if not tasks.on_device.any():
         return [], 0.0
     of_trace = _DeviceWaits(trace, tasks, earlier)
@@ -112,7 +112,7 @@ def device_waits(
 
 @dataclass(frozen=True, slots=True)
 class _Call:
-    """A call of the runtime that may wait for the device."""
+    """A runtime call that may wait for the device."""
 
     track: int
     kind: int
@@ -125,12 +125,12 @@ class _Call:
 
     @property
     def waits(self) -> bool:
-        """Whether it waits by its nature."""
+        """Whether this kind of call always waits."""
         return self.kind in _WAITING
 
     @property
     def blocks(self) -> bool:
-        """Whether it took so long that it must have waited."""
+        """Whether the call took so long that it must have waited."""
         return self.end - self.start >= BLOCKED_US and (self.waits or (self.kind == _COPY and self.copied < 0))
 
 
@@ -151,7 +151,7 @@ class _DeviceWaits:
         self.blocked_us = 0.0
 
     def add(self, events: HostEvents) -> None:
-        """Those of one thread."""
+        """Add the waits of one thread."""
         at = np.flatnonzero(events.call >= 0)
         calls, rows = self.activity.calls, events.call[at]
         runtime = calls.kind[rows] == 0
@@ -190,7 +190,7 @@ class _DeviceWaits:
 
 
 def _last_inside(track: int, start: float, end: float, launched: Launched) -> HostWait | None:
-    """The wait of a blocking call for the last task that ended inside it; None: nothing did."""
+    """Return the wait of a blocking call for the last task that ended during it; None if no task did."""
     last = launched.ended_by(end)
     if last < 0 or launched.ended_us(last) <= start:
         return None
@@ -203,7 +203,7 @@ _WAITING = (_STREAM, _DEVICE, _EVENT)
 
 
 def _wait_kind(name: str) -> int:
-    """What a call of a runtime waits for, by its name in any of the runtimes."""
+    """Return what a runtime call waits for, by its name in any of the runtimes."""
     text = name.lower()
     if "synchronize" in text:
         if "event" in text:
@@ -217,13 +217,13 @@ def _wait_kind(name: str) -> int:
 
 
 def _within_device(name: str) -> bool:
-    """Whether a copy's name says that no host memory takes part: such a copy never holds the host."""
+    """Check whether a copy's name excludes host memory: this kind of copy never blocks the host."""
     text = name.lower().replace(" ", "")
     return "dtod" in text or "device->device" in text or "devicetodevice" in text or "ptop" in text
 
 
 def _recorded_streams(trace: Trace, tasks: Tasks) -> dict[int, int]:
-    """Correlation of a synchronising call → the stream that it waits for, where the trace says so (-1: all)."""
+    """Map the correlation of a synchronizing call to the stream that it waits for, if recorded (-1: all)."""
     assert trace.activity is not None
     waits = trace.activity.waits
     numbers = {stream: index for index, (_, stream) in enumerate(tasks.streams)}
@@ -236,7 +236,7 @@ def _recorded_streams(trace: Trace, tasks: Tasks) -> dict[int, int]:
 
 
 def _one_wait(call: _Call, launched: Launched) -> HostWait | None:
-    """The wait that one call is, or None: it waited for nothing that is known."""
+    """Return the wait of one call, or None if it waited for nothing known."""
     sources, recorded = _SOURCES[call.kind](call, launched)
     full = call.kind == _NONE and bool(sources) and launched.waiting(call.start) >= _FULL_QUEUE
     if call.kind == _NONE and not full and call.copied >= 0:
@@ -272,7 +272,9 @@ def _of_event(call: _Call, launched: Launched) -> tuple[list[int], bool]:
 
 
 def _of_times(call: _Call, launched: Launched) -> tuple[list[int], bool]:
-    """What a call that does not say that it waits (cudaMalloc, cudaFree, cudaHostAlloc, a launch) ends with."""
+    """Return the tasks at whose end a call ended that is not a synchronization (cudaMalloc, cudaFree, cudaHostAlloc, a
+    launch).
+    """
     last, tasks = launched.ended_by(call.end), launched.tasks
     if last < 0 or launched.ended_us(last) <= call.start or call.end - launched.ended_us(last) > _RETURN_US:
         return [], False
@@ -297,7 +299,9 @@ _SOURCES = {
 
 
 def _likely_stream(launched: Launched, start: float, end: float) -> list[int]:
-    """The last task of the stream that a synchronisation most likely waited for: it ended nearest the call's end."""
+    """Return the last task of the stream that a synchronization most likely waited for: it ended nearest the call's
+    end.
+    """
     done = [task for task in launched.last_of_all(start) if launched.ended_us(task) <= end + _SKEW_US]
     return [max(done, key=launched.ended_us)] if done else []
 
@@ -305,8 +309,10 @@ def _likely_stream(launched: Launched, start: float, end: float) -> list[int]:
 def _waits_of_ops(
     trace: Trace, events: HostEvents, launched: Launched, known: list[float]
 ) -> tuple[list[HostWait], float]:
-    """(waits within ops that are known to block, in a trace that does not record the calls that do, µs in long ones
-    during which no task ended); none where a wait that ends inside is `known`."""
+    """Return waits in ops that are known to block, for a trace that does not record the blocking calls.
+
+    Also returns the µs in long ones during which no task ended. No wait is added if a `known` one ends inside the op.
+    """
     blocking = np.array([s.name in _BLOCKING_OPS for s in trace.signatures], bool)
     rows = np.flatnonzero(events.op >= 0)
     rows = rows[blocking[trace.ops.signature[events.op[rows]]] & ~np.isin(rows, events.parent[rows])]
@@ -327,7 +333,7 @@ def _waits_of_ops(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Handover:
-    """The main thread idles from `start_us` to `end_us` while another one works from `first_us` to `last_us`."""
+    """The main thread is idle from `start_us` to `end_us` while another thread works from `first_us` to `last_us`."""
 
     track: int
     start_us: float
@@ -337,9 +343,9 @@ class Handover:
 
 
 def handovers(main: HostEvents, others: list[HostEvents], begin_us: float, end_us: float) -> list[Handover]:
-    """Gaps of the main thread that another thread's work fills: backward, run by autograd's own thread.
+    """Return gaps of the main thread that another thread's work fills: backward, run by autograd's own thread.
 
-    The other thread must have been idle when the gap began and be idle again when it ends.
+    The other thread must be idle when the gap starts and idle again when it ends.
     """
     out: list[Handover] = []
     top = main.parent < 0
@@ -380,7 +386,7 @@ _RESUMED_US = 500.0
 
 
 def collective_waits(threads: list[HostEvents], tasks: Tasks) -> list[HostWait]:
-    """Idle threads that go on just after a collective of the host ends, for which they had nothing else to do."""
+    """Return waits of idle threads that resume just after a host collective ends and had nothing else to do."""
     rows = np.flatnonzero(~tasks.on_device)
     rows = rows[np.argsort(tasks.end_us[rows], kind="stable")]
     ends = tasks.end_us[rows]
@@ -401,7 +407,7 @@ def collective_waits(threads: list[HostEvents], tasks: Tasks) -> list[HostWait]:
 
 
 def as_wait(handover: Handover, main: int) -> HostWait:
-    """What the main thread waits for in a handover."""
+    """Return the main thread's wait in a handover."""
     return HostWait(
         track=main,
         start_us=handover.start_us,
@@ -413,7 +419,7 @@ def as_wait(handover: Handover, main: int) -> HostWait:
 
 
 def queue_arrows(trace: Trace, step: Step, tracks: set[int]) -> dict[tuple[int, float], tuple[int, float]]:
-    """(thread, start) of what was taken from an NPU's task queue → (thread, time) at which it was handed in."""
+    """Map (thread, start) of work taken from an NPU's task queue to (thread, time) at which it was queued."""
     assert trace.activity is not None
     arrows = trace.activity.arrows
     rows = np.flatnonzero((arrows.kind == 1) & (arrows.start_ns >= step.start_ns) & (arrows.start_ns < step.end_ns))
@@ -431,6 +437,6 @@ def queue_arrows(trace: Trace, step: Step, tracks: set[int]) -> dict[tuple[int, 
 
 
 def top_level(events: HostEvents) -> tuple[Floats, Floats]:
-    """(starts, ends) of what encloses all else on a thread."""
+    """Return (starts, ends) of the outermost events on a thread."""
     top = events.parent < 0
     return events.start_us[top], events.end_us[top]

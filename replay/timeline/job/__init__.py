@@ -1,2 +1,2 @@
 # pyright: strict
-"""One step of several ranks: their graphs put together where collectives hold them together."""
+"""One step of several ranks: their graphs, joined at collectives."""

@@ -1,7 +1,7 @@
 # pyright: strict
-"""Graphs of one step on several ranks → one graph: a collective goes on when all its known members have begun.
+"""Joins the graphs of one step on several ranks: a collective continues when all its known members have started.
 
-A collective's node becomes two: an arrival, where the rank begins to wait, and the transfer after the last arrival.
+A collective's node becomes two: an arrival, when the rank starts to wait, and the transfer after the last arrival.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from opreplay.traces.joins.matched import JobCollectives, Matched, Member
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankGraph:
-    """One rank's step."""
+    """The graph of one rank's step."""
 
     rank: int
     graph: StepGraph
@@ -42,7 +42,7 @@ class RankGraph:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobGraph:
-    """The graphs of all ranks as one; `whole` has times after the job's zero."""
+    """The joined graph of all ranks; times in `whole` are relative to the job's zero."""
 
     ranks: tuple[RankGraph, ...]
     whole: StepGraph
@@ -66,7 +66,7 @@ class JobGraph:
     """Of those: left out again, because they contradict the order of others."""
 
     def lags(self, by_rank: Sequence[Floats] | None = None) -> Floats:
-        """Lags of all edges, from those of each rank's graph (default: recorded)."""
+        """Return the lags of all edges, from those of each rank's graph (default: recorded)."""
         out = np.zeros(len(self.whole.edges))
         for index, rank in enumerate(self.ranks):
             mine = self.edge_rank == index
@@ -74,10 +74,10 @@ class JobGraph:
         return out
 
     def durations(self, by_rank: Sequence[Floats] | None = None, waitless: Sequence[Floats] | None = None) -> Floats:
-        """Durations of all nodes, from those of each rank's graph (default: recorded).
+        """Return the durations of all nodes, from those of each rank's graph (default: recorded).
 
-        Of a collective that others take part in the share that is no waiting; of those in `waitless` [by rank, nodes,
-        1.0 or 0.0] all of it: their time is a prediction, which holds no waiting.
+        For a collective with other members only the share without waiting counts; for collectives in `waitless` [by
+        rank, nodes, 1.0 or 0.0] all of it: their time is a prediction, which includes no waiting.
         """
         out = np.zeros(len(self.whole.nodes))
         for index, rank in enumerate(self.ranks):
@@ -95,7 +95,7 @@ class JobGraph:
         lags_us: Floats | None = None,
         held_together: bool = True,
     ) -> Schedule:
-        """The whole job's schedule; `held_together=False`: no rank waits for another."""
+        """Return the whole job's schedule; with `held_together=False` no rank waits for another."""
         durations = self.durations() if durations_us is None else durations_us
         lags = self.lags() if lags_us is None else lags_us
         if not held_together:
@@ -103,7 +103,7 @@ class JobGraph:
         return retimed(self.whole, durations, lags_us=lags)
 
     def steps_us(self, schedule: Schedule) -> list[float]:
-        """The step of each rank in a schedule of the whole."""
+        """Return the step length of each rank in a schedule of the whole job."""
         out: list[float] = []
         for index, rank in enumerate(self.ranks):
             start, end = self.of_rank(index, schedule)
@@ -111,20 +111,20 @@ class JobGraph:
         return out
 
     def waiting_us(self, schedule: Schedule) -> float:
-        """For other ranks, all ranks together."""
+        """Return the time spent waiting for other ranks, summed over all ranks."""
         return sum(
             float((schedule.start_us[node] - schedule.end_us[arrival])[node != arrival].sum())
             for node, arrival in zip(self.node, self.arrival, strict=True)
         )
 
     def of_rank(self, index: int, schedule: Schedule) -> tuple[Floats, Floats]:
-        """(starts, ends) of one rank's own nodes, on its own clock; a collective starts with its waiting."""
+        """Return (starts, ends) of one rank's own nodes, on its own clock; a collective starts with its waiting."""
         at = self.ranks[index].at_us
         return schedule.start_us[self.arrival[index]] - at, schedule.end_us[self.node[index]] - at
 
 
 class _Joined:
-    """Nodes and edges of all ranks before they are put in order."""
+    """Nodes and edges of all ranks before sorting."""
 
     def __init__(self, ranks: Sequence[RankGraph]) -> None:
         self.ranks = ranks
@@ -153,7 +153,7 @@ class _Joined:
         self.meeting: list[bool] = [False] * total
 
     def node(self, *, rank: int, lane: int, start: float) -> int:
-        """One more node of no length."""
+        """Add a node of zero length."""
         self.rank.append(rank)
         self.local.append(-1)
         self.start.append(start)
@@ -164,7 +164,7 @@ class _Joined:
         return len(self.rank) - 1
 
     def edge(self, source: int, target: int, *, kind: int = MEMBERS, recorded: bool = True) -> None:
-        """One more edge, between members unless it is of another kind."""
+        """Add an edge, by default between members of a collective."""
         self.source.append(source)
         self.target.append(target)
         self.kind.append(kind)
@@ -173,7 +173,7 @@ class _Joined:
         self.edge_local.append(-1)
 
     def meet(self, matched: Matched, members: Sequence[tuple[int, Member]]) -> None:
-        """Members of one collective wait for each other: (index of the rank, member)."""
+        """Make the members of one collective wait for each other; members are (index of the rank, member)."""
         arrived: dict[int, int] = {}
         nodes: list[int] = []
         for index, member in members:
@@ -197,7 +197,7 @@ class _Joined:
             self.edge(meeting, node, recorded=recorded)
 
     def redirect(self) -> None:
-        """What a collective waited for on its own rank holds back its arrival."""
+        """Move a collective's dependencies on its own rank to its arrival."""
         self.target = [
             target if rank < 0 else self.arrival[target]
             for target, rank in zip(self.target, self.edge_rank, strict=True)
@@ -205,7 +205,7 @@ class _Joined:
 
 
 def job_graph(ranks: Sequence[RankGraph], collectives: JobCollectives) -> JobGraph:
-    """The graphs of several ranks as one. A collective with fewer than two members in these steps is left as it is."""
+    """Join the graphs of several ranks. A collective with fewer than two members in these steps stays unchanged."""
     place = {rank_graph.rank: index for index, rank_graph in enumerate(ranks)}
     joined = _Joined(ranks)
     met: list[int] = []
@@ -224,9 +224,10 @@ def job_graph(ranks: Sequence[RankGraph], collectives: JobCollectives) -> JobGra
 
 
 def _order(joined: _Joined) -> tuple[list[int], list[bool], int]:
-    """(nodes in an order in which each edge leads on, whether each edge is kept, meetings that were left out).
+    """Return (nodes in topological order, whether each edge is kept, number of dropped collectives).
 
-    By time as far as edges allow. Where matches contradict each other, the earliest meeting that cannot come is let go.
+    Nodes are sorted by time as far as edges allow. If matches contradict each other, the earliest collective that
+    blocks the order is dropped.
     """
     total = len(joined.rank)
     waits = [0] * total

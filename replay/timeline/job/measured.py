@@ -1,5 +1,7 @@
 # pyright: strict
-"""A job's step with times that a run measured here: ops of each rank, and collectives where it has them."""
+"""A job's step with times measured in a run on this machine: ops of each rank, and collectives if they were
+measured.
+"""
 
 from __future__ import annotations
 
@@ -21,10 +23,11 @@ from opreplay.traces.links.collectives import RankCall
 def measured_job(
     job: JobGraph, names: Sequence[Names], calls: Sequence[Sequence[RankCall]], results: MeasuredOps
 ) -> JobMeasured:
-    """The step of the job with measured times in place of recorded ones, by rank; ranks wait for each other anew.
+    """Return the job's step with measured times in place of recorded ones, by rank; waiting between ranks is
+    recomputed.
 
-    A collective takes its measured transfer, which holds no waiting; one that was not measured the recorded one. Raises
-    TraceError for ranks with device work, and Unmatched where no op of any rank was measured.
+    A collective takes its measured transfer time, which includes no waiting; the recorded one if it was not measured.
+    Raises TraceError for ranks with device work, and Unmatched if no op of any rank was measured.
     """
     durations: list[Floats] = []
     waitless: list[Floats] = []
@@ -34,7 +37,10 @@ def measured_job(
     for rank, named, of_rank in zip(job.ranks, names, calls, strict=True):
         graph = rank.graph
         if graph.on_device:
-            raise TraceError("measured times are for ranks on their hosts", hint="These have device work: try --soc.")
+            raise TraceError(
+                "measured times apply only to ranks that ran on their hosts",
+                hint="These ranks have device work: try --soc.",
+            )
         taken, lag = graph.nodes.dur_us.copy(), graph.edges.lag_us.copy()
         try:
             step = with_measured(named, graph, results)

@@ -1,5 +1,5 @@
 # pyright: strict
-"""`job_timeline`: traces of several ranks → one step of the job: who waits for whom, and what would change that."""
+"""`job_timeline`: analyses one step of a job from traces of several ranks: who waits for whom, and what-ifs."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ from opreplay.traces.sums import summed
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankStudy:
-    """One rank, for views that draw it."""
+    """Data of one rank for plotting."""
 
     rank: int
     trace: Trace
@@ -57,7 +57,7 @@ class RankStudy:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobStudy:
-    """What was looked at."""
+    """The analysed step of a job."""
 
     timeline: JobTimeline
     graph: JobGraph
@@ -76,14 +76,14 @@ def job_timeline(
     host_scale: float = 1.0,
     measured: MeasuredOps | None = None,
 ) -> JobStudy:
-    """Look at one step of several ranks: (rank, trace read with its activity). `plans`: of each, for `devices`;
-    `measured` has times of a run of one of the traces, or of a batch of all.
+    """Analyse one step of several ranks: (rank, trace read with its activity).
 
-    Raises UsageError for fewer than two ranks, for two of one rank, and for traces that share no collective;
+    `plans` are those of each rank, for `devices`; `measured` has times of a run of one of the traces, or of a batch of
+    all. Raises UsageError for fewer than two ranks, for duplicate ranks, and for traces that share no collective;
     TraceError as `timeline` does.
     """
     if len(traces) < 2:
-        raise UsageError("one rank waits for nobody", hint="Give the traces of two ranks or more.")
+        raise UsageError("a single rank waits for no other rank", hint="Give the traces of at least two ranks.")
     order = sorted(range(len(traces)), key=lambda at: traces[at][0])
     plans = [plans[at] for at in order if plans]
     job, ranks, matches, zero = _job([traces[at] for at in order], step)
@@ -99,7 +99,7 @@ def job_timeline(
 def _job(
     traces: Sequence[tuple[int, Trace]], step: int | None
 ) -> tuple[JobGraph, tuple[RankStudy, ...], JobCollectives, int]:
-    """(the step of all ranks, each rank, how their collectives match, ns at which the step begins)."""
+    """Return (the step of all ranks, each rank, how their collectives match, ns at which the step starts)."""
     calls = [collectives_of(trace) for _, trace in traces]
     origins = _origins([trace for _, trace in traces])
     matches = _matched(
@@ -133,22 +133,23 @@ def _matched(calls: Sequence[RankCalls]) -> JobCollectives:
     try:
         matches = match(calls)
     except ValueError as error:
-        raise UsageError(str(error), hint="Give one recording of each rank.") from None
+        raise UsageError(str(error), hint="Give one recording per rank.") from None
     if not matches.matched:
         raise UsageError(
-            "these traces share no collective", hint="Give traces of ranks of one job, recorded at the same time."
+            "these traces have no collective in common",
+            hint="Give traces of ranks of one job, recorded at the same time.",
         )
     return matches
 
 
 def _origins(traces: Sequence[Trace]) -> list[int]:
-    """What the zero of each trace's clock is on that of the first."""
+    """Return the zero of each trace's clock on the clock of the first trace."""
     bases = [trace.info.base_ns for trace in traces]
     return [base - bases[0] for base in bases]
 
 
 def _steps(traces: Sequence[Trace], moved_ns: Sequence[int], number: int | None) -> list[Step]:
-    """The step of the first rank, and of the others the one of that number, else the one at the same time."""
+    """Return the step of the first rank; for other ranks the step with that number, else the one at the same time."""
     first = chosen_step(traces[0], number)
     out = [first]
     for trace, ahead in zip(traces[1:], moved_ns[1:], strict=True):
@@ -164,12 +165,12 @@ def _steps(traces: Sequence[Trace], moved_ns: Sequence[int], number: int | None)
 
 
 def _common(step: Step, step_ns: int, other: Step, other_ns: int) -> int:
-    """Time that two steps have in common, negative where they lie apart."""
+    """Return the overlap of two steps, negative if there is a gap between them."""
     return min(step.end_ns + step_ns, other.end_ns + other_ns) - max(step.start_ns + step_ns, other.start_ns + other_ns)
 
 
 def _nodes_of_calls(graph: StepGraph, rank: RankStudy) -> dict[int, int]:
-    """Position of each collective of the step among the rank's calls → its node."""
+    """Map the position of each collective of the step among the rank's calls to its node."""
     nodes = graph.nodes
     rows = {int(row): node for node, row in enumerate(nodes.row.tolist()) if row >= 0}
     starts = {
@@ -192,11 +193,11 @@ def _predicted(
     contents: ContentsOf | None,
     host_scale: float,
 ) -> dict[str, list[Predicted]]:
-    """By device, of each rank. Raises UsageError for ranks that ran on their hosts."""
+    """Return predictions by device, for each rank. Raises UsageError for ranks that ran on their hosts."""
     if devices and not all(rank.graph.on_device for rank in job.ranks):
         raise UsageError(
-            "these ranks ran on their hosts: such steps are put on a simulated device one at a time",
-            hint="`opreplay timeline TRACE --soc` takes one of them.",
+            "these ranks ran on their hosts: their steps can be predicted only one at a time",
+            hint="Use `opreplay timeline TRACE --soc` for one of them.",
         )
     ops = [{op.id: op for op in plan.ops} for plan in plans] or [{}] * len(ranks)
     return {
@@ -209,7 +210,7 @@ def _predicted(
 
 
 def _waitless(predicted: Predicted) -> Floats:
-    """1.0 for tasks that have a prediction: a predicted collective is transfer alone."""
+    """Return 1.0 for tasks with a prediction: a predicted collective includes only the transfer."""
     out = np.zeros(len(predicted.durations_us))
     for us in predicted.families.values():
         out[us > 0.0] = 1.0
@@ -217,7 +218,7 @@ def _waitless(predicted: Predicted) -> Floats:
 
 
 def _on(job: JobGraph, predicted: Sequence[Predicted], changes: Sequence[Edited] | None = None) -> Schedule:
-    """The job on one kind of simulated device, with changes of each rank's step."""
+    """Return the job's schedule on one kind of simulated device, with changes of each rank's step."""
     durations = [rank.durations_us for rank in (predicted if changes is None else changes)]
     lags = [rank.lags_us for rank in (predicted if changes is None else changes)]
     return job.scheduled(job.durations(durations, [_waitless(rank) for rank in predicted]), lags_us=job.lags(lags))
@@ -317,7 +318,7 @@ def _collective(matched: Matched, zero_ns: int) -> StepCollective:
 
 
 def _path(job: JobGraph, ranks: Sequence[RankStudy], schedule: Schedule, step_us: float) -> list[RankPathPart]:
-    """Why the rank that ends last ends when it does, across ranks; longest first."""
+    """Return what determines the end of the last rank, across ranks; longest first."""
     path, waits = critical_path(job.whole, schedule)
     us: defaultdict[tuple[int | None, str, str], float] = defaultdict(float)
     times: defaultdict[tuple[int | None, str, str], int] = defaultdict(int)
@@ -345,7 +346,7 @@ def _path(job: JobGraph, ranks: Sequence[RankStudy], schedule: Schedule, step_us
 
 
 def _work_of(rank: RankStudy, graph: StepGraph, node: int) -> list[tuple[str, str, float]]:
-    """What a node consists of: (task or op, "device" or "host", share)."""
+    """Return the contents of a node: (task or op, "device" or "host", share)."""
     if graph.lanes[int(graph.nodes.lane[node])].device:
         return [(rank.names.task(node), "device" if graph.on_device else "host", 1.0)]
     low, count = int(graph.nodes.first_slice[node]), int(graph.nodes.slices[node])
@@ -361,7 +362,7 @@ def _work_of(rank: RankStudy, graph: StepGraph, node: int) -> list[tuple[str, st
 def _change(
     job: JobGraph, ranks: Sequence[RankStudy], change: str, before: float, predicted: dict[str, list[Predicted]]
 ) -> JobChange:
-    """A change on every rank that it means something on; one that matches nothing where that is none."""
+    """Apply a change to every rank that it applies to; the result says that it matches nothing if there is none."""
     edits = [_edited(rank.names, of_rank.graph, change) for rank, of_rank in zip(ranks, job.ranks, strict=True)]
     matching = [edit for edit in edits if edit.matched]
     step_us, gains = _gains(job, edits, before) if matching else (before, [0.0])
@@ -378,15 +379,16 @@ def _change(
 
 
 def _step_on(job: JobGraph, ranks: Sequence[RankStudy], change: str, predicted: Sequence[Predicted]) -> float:
-    """The step after a change on one kind of simulated device, in µs."""
+    """Return the step length after a change on one kind of simulated device, in µs."""
     of_ranks = zip(ranks, job.ranks, predicted, strict=True)
     edits = [_edited(rank.names, of_rank.graph, change, on_device) for rank, of_rank, on_device in of_ranks]
     return max(job.steps_us(_on(job, predicted, edits)))
 
 
 def _gains(job: JobGraph, changed: Sequence[Edited], before: float) -> tuple[float, list[float]]:
-    """The step after a change, and what that gains, also if the waits and dependencies that are not known were others
-    on all ranks."""
+    """Return the step length after a change, and its gains, also for other assumptions about unknown waits and
+    dependencies on all ranks.
+    """
     durations_us = job.durations([rank.durations_us for rank in changed])
     step_us = max(job.steps_us(job.scheduled(durations_us, lags_us=job.lags([rank.lags_us for rank in changed]))))
     recorded = [lag_bounds(rank.graph, rank.graph.edges.lag_us) for rank in job.ranks]
@@ -400,9 +402,9 @@ def _gains(job: JobGraph, changed: Sequence[Edited], before: float) -> tuple[flo
 
 
 def _edited(names: Names, graph: StepGraph, change: str, predicted: Predicted | None = None) -> Edited:
-    """A rank's graph after a change; as it was, with the reason as its note, where the change means nothing on it.
+    """Return a rank's graph after a change; unchanged, with the reason as its note, if the change does not apply to it.
 
-    Raises UsageError for a change that is for one rank alone.
+    Raises UsageError for a change that is only for a single rank.
     """
     unchanged = Edited.unchanged(graph)
     if predicted is not None:
@@ -413,7 +415,7 @@ def _edited(names: Names, graph: StepGraph, change: str, predicted: Predicted | 
         unchanged.notes.append(f"{nothing}. {nothing.hint}")
         return unchanged
     if out.overlap:
-        raise UsageError("'overlap comm' is for one rank", hint="`timeline` on one of the traces takes it.")
+        raise UsageError("'overlap comm' applies to a single rank", hint="Use `timeline` on one of the traces.")
     return out
 
 
@@ -429,7 +431,7 @@ def _soc(job: JobGraph, predicted: Sequence[Predicted]) -> JobSoc:
 
 
 class _Apart(msgspec.Struct, frozen=True, kw_only=True):
-    """The two ranks whose steps on the host lie farthest apart."""
+    """The two ranks whose host steps are farthest apart."""
 
     first: RankStudy
     last: RankStudy
@@ -452,7 +454,7 @@ def _apart(job: JobGraph, ranks: Sequence[RankStudy]) -> _Apart:
 
 
 def _apart_notes(apart: _Apart) -> list[str]:
-    """A line where ranks' steps hardly overlap: what one waits for the other there says nothing of a step."""
+    """Return a note if ranks' steps hardly overlap: waiting between them then says nothing about the step."""
     if apart.common >= LEAST_COMMON:
         return []
     return [
@@ -476,7 +478,7 @@ def _notes(job: JobGraph, ranks: Sequence[RankStudy], matches: JobCollectives, i
 
 
 def _matching_notes(ranks: Sequence[RankStudy], inside: Sequence[Matched]) -> Iterator[str]:
-    """What the match of the step's collectives rests on, and what ranks it lacks."""
+    """Yield notes on how the step's collectives were matched, and which ranks are missing."""
     ways = Counter(item.how for item in inside if item.how != "sequence")
     if ways:
         yield (
@@ -501,7 +503,7 @@ def _matching_notes(ranks: Sequence[RankStudy], inside: Sequence[Matched]) -> It
 
 
 def _clock_notes(clocks: Sequence[Clock]) -> Iterator[str]:
-    """How far the clock of each rank was moved, and which share no collective with the first."""
+    """Yield notes on how far each rank's clock was shifted, and which ranks share no collective with the first."""
     for clock in clocks:
         if clock.corrected:
             yield (

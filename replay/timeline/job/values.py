@@ -1,5 +1,5 @@
 # pyright: strict
-"""What `timeline --ranks` says of one step of a job, as values; see docs/timeline.md."""
+"""The result of `timeline --ranks` for one step of a job, as values; see docs/timeline.md."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class RankStep(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CollectiveMember(msgspec.Struct, frozen=True, kw_only=True):
-    """One rank's part of one collective, µs after the first rank's step began."""
+    """One rank's part of one collective, µs after the start of the first rank's step."""
 
     rank: int
     start_us: float
@@ -78,7 +78,7 @@ class StepCollective(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RankPathPart(msgspec.Struct, frozen=True, kw_only=True):
-    """What one op, or one kind of waiting, of one rank adds to the step of the job."""
+    """Contribution of one op, or one kind of waiting, of one rank to the step of the job."""
 
     rank: int | None
     name: str
@@ -89,7 +89,7 @@ class RankPathPart(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class JobSoc(msgspec.Struct, frozen=True, kw_only=True):
-    """The step of the job on simulated devices, one a rank."""
+    """The step of the job on simulated devices, one per rank."""
 
     step_us: float
     by_rank_us: dict[str, float]
@@ -99,7 +99,7 @@ class JobSoc(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class JobMeasured(msgspec.Struct, frozen=True, kw_only=True):
-    """The step of the job with times that a run measured on this machine."""
+    """The step of the job with times measured in a run on this machine."""
 
     step_us: float
     by_rank_us: dict[str, float]
@@ -115,7 +115,7 @@ class JobMeasured(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class JobChange(msgspec.Struct, frozen=True, kw_only=True):
-    """One change on all ranks and what the step would take."""
+    """One change on all ranks, with the resulting step length."""
 
     change: str
     step_us: float
@@ -129,7 +129,7 @@ class JobChange(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class JobTimeline(msgspec.Struct, frozen=True, kw_only=True):
-    """One step of all ranks given. Times in µs."""
+    """One step of all given ranks. Times in µs."""
 
     schema_version: int = SCHEMA_VERSION
     world_size: int | None

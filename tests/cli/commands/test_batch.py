@@ -181,7 +181,7 @@ def test_a_file_that_is_refused_costs_itself(ranks: Path, tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     ("args", "code", "says"),
     [
-        (["-"], 2, "a batch reads files"),
+        (["-"], 2, "several traces cannot be read from stdin"),
         (["EMPTY"], 2, "there is no .json"),
         (["no*such"], 3, "no file matches"),
         (["RANKS", "--address", "auto"], 2, "--engine ray"),
@@ -341,7 +341,7 @@ def test_each_trace_gets_the_execution_trace_of_its_rank(ranks: Path, tmp_path: 
     assert [(trace.rank, trace.source) for trace in file.traces] == [(1, "node6.json"), (0, "node7.json")]
     none = batch(ranks, "--execution-trace", folder / "et_rank5.json", "--dry-run")
     assert none.exit_code == 2
-    assert "no trace has an ExecutionTrace" in none.stderr
+    assert "no trace matches an ExecutionTrace" in none.stderr
 
 
 def test_values_and_checks_are_those_of_run(ranks: Path, tmp_path: Path) -> None:

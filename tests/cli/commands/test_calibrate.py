@@ -139,7 +139,7 @@ def test_calls_are_of_one_device_and_no_kernels(tmp_path: Path) -> None:
     path.write_text(CALLS)
     assert "Give --soc once" in invoke(path, "-o", out).stderr
     kernels = profile(tmp_path / "k.csv", {("Relu", 64): 3.0})
-    assert "one after the other" in invoke(path, kernels, "--soc", "910b3", "-o", out).stderr
+    assert "must be calibrated separately" in invoke(path, kernels, "--soc", "910b3", "-o", out).stderr
     path.write_text(CALLS.replace("910b3", "910b2"))
     refused = invoke(path, "--soc", "910b3", "-o", out)
     assert refused.exit_code == 3

@@ -165,13 +165,13 @@ def test_initializers_of_the_user_make_the_values(tmp_path: Path) -> None:
     ("arguments", "said"),
     [
         (("nowhere::op",), "nothing that was loaded registers it"),
-        (("no op",), "names no op"),
-        (("aten::mm", "--set", "points=beauty"), "is no point of a check"),
+        (("no op",), "is not the name of an op"),
+        (("aten::mm", "--set", "points=beauty"), "is not a point of a check"),
         (("aten::mm", "--shapes", "f32[4,5], f32[5,6], f32[7], f32[8]"), "no overload of aten::mm takes"),
-        (("aten::mm", "--against", "everything"), "is no reference"),
+        (("aten::mm", "--against", "everything"), "is not a reference"),
         (("aten::mm", "--against", "torch.no_such"), "torch has no"),
-        (("aten::mm", "--against", "missing.py:f"), "there is no file"),
-        (("aten::mm", "--against", "stand-in"), "there is no stand-in"),
+        (("aten::mm", "--against", "missing.py:f"), "does not exist"),
+        (("aten::mm", "--against", "stand-in"), "has no reference implementation"),
         (("missing.py:f",), "there is no file"),
     ],
 )
@@ -190,9 +190,9 @@ def test_stand_ins_are_compared_with_themselves_in_float64() -> None:
 
 
 def test_a_library_has_to_be_there() -> None:
-    assert "--set library goes with --stand-ins" in invoke("_C::gelu_quick", "--set", "library=vllm", code=2).stderr
+    assert "--set library needs --stand-ins" in invoke("_C::gelu_quick", "--set", "library=vllm", code=2).stderr
     assert "vllm is not installed" in invoke("_C::gelu_quick", "--stand-ins", "--set", "library=vllm", code=4).stderr
-    assert "no stand-in is called" in invoke("nothing*", "--stand-ins", code=2).stderr
+    assert "no reference implementation matches" in invoke("nothing*", "--stand-ins", code=2).stderr
     assert "no op is named" in invoke(code=2).stderr
 
 
@@ -236,15 +236,15 @@ def test_a_given_call_that_is_refused_is_never_a_pass(tmp_path: Path) -> None:
     plugin.write_text(GATED)
     own = ("given::gate", "--plugin", str(plugin), "--against", f"{plugin}:reference", "--shapes")
     both = invoke(*own, "4x8, 4x9", "--set", "points=correctness", code=2)
-    assert "refuses the given call given::gate(f32[4,8], f32[4,9]), and so does the reference" in both.stderr
+    assert "rejects the given call given::gate(f32[4,8], f32[4,9]), and so does the reference" in both.stderr
     assert "--shapes" in both.stderr
     theirs = invoke(*own, "4x8, 8x4", "--set", "points=correctness", code=2)
-    assert "gate.py:reference refuses the given call" in theirs.stderr
+    assert "gate.py:reference rejects the given call" in theirs.stderr
     for points in ("correctness", "CPU fallback"):
         mine = invoke(*own, "4x6", "--set", f"points={points}", "--format", "json", code=1)
         (point,) = json.loads(mine.stdout)["points"]
         assert point["verdict"] == "fail"
-        assert "refuses the given call: ValueError: six columns" in point["cases"][0]["detail"]
+        assert "rejects the given call: ValueError: six columns" in point["cases"][0]["detail"]
 
 
 ENDING = """

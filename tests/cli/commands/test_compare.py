@@ -338,7 +338,7 @@ def test_a_build_can_fail_on_what_it_could_not_have_seen(before: Path) -> None:
 def test_what_was_not_reached_passes_no_condition(before: Path, tmp_path: Path) -> None:
     """A run that its time budget ended passed `slower>5%` by the ops that it came to."""
     late = write(tmp_path / "late.jsonl", names=NAMES[:3])
-    reason = Reason("out of time", "the run's 1 s are spent (--set total_time)")
+    reason = Reason("out of time", "the run's 1 s were used up (--set total_time)")
     with late.open("ab") as stream:
         told = OpResult(id=f"{3:012x}", name=NAMES[3], count=3, status="skipped", reason=reason)
         stream.write(msgspec.json.encode(told) + b"\n")

@@ -202,7 +202,7 @@ def test_a_step_for_astra_sim(trace: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "why"),
     [
-        (("--format", "chakra", "-o", "step.json"), "no suffix of --format chakra"),
+        (("--format", "chakra", "-o", "step.json"), "has no suffix of --format chakra"),
         (("--format", "tritonbench", "-o", "ops.json", "--clock", "910b3"), "--clock says nothing"),
         (("--format", "tracelens", "-o", "ops.json", "--keep-names"), "--keep-names says nothing"),
         (("-o", "b", "--capture", "nowhere"), "nowhere"),
@@ -349,4 +349,4 @@ def test_a_script_that_measures_is_of_one_device_and_a_file(tmp_path: Path) -> N
     assert ".py" in export(trace, "--format", "measure", "--soc", "910b3", "-o", str(tmp_path / "m.txt")).stderr
     for option in (["--soc", "910b3"], ["--budget", "1min"], ["--fused", "ascend"]):
         wrong = export(trace, *option, "-o", str(tmp_path / "bundle"))
-        assert f"{option[0]} says nothing of --format bundle" in wrong.stderr
+        assert f"{option[0]} has no effect with --format bundle" in wrong.stderr

@@ -82,7 +82,7 @@ def test_a_build_can_fail_on_it(nights: str, tmp_path: Path) -> None:
         (("a.jsonl",), "BEFORE does not go with --history"),
         (("--times", "recorded:910b3"), "--times does not go"),
         (("--output", "x.html"), "--output does not go"),
-        (("--fail-if", "total>3%"), "is for two runs"),
+        (("--fail-if", "total>3%"), "needs two runs"),
     ],
 )
 def test_what_is_for_two_runs_is_refused(nights: str, more: tuple[str, ...], wrong: str) -> None:
@@ -95,7 +95,7 @@ def test_a_file_that_is_no_history(tmp_path: Path) -> None:
     (tmp_path / "x.sqlite").write_text("text")
     done = compare("--history", str(tmp_path / "x.sqlite"))
     assert done.exit_code == 3
-    assert "is no history of opreplay" in done.stderr
+    assert "is not an opreplay history" in done.stderr
     assert compare().exit_code == 2
 
 

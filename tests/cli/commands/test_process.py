@@ -202,4 +202,4 @@ def test_many_traces_of_one_process(command: str, tmp_path: Path) -> None:
     assert sum(op["count"] * op["recorded_device_us"] for op in one) == 240.0
     result = invoke(command, MERGED, CASES / "duration_overflow.json", *options, "--process", "2")
     assert result.exit_code == ExitCode.REFUSED
-    assert "is of one process" in result.stderr
+    assert "contains only one process" in result.stderr

@@ -199,7 +199,7 @@ def test_a_dry_run_shows_the_plan(trace: Path) -> None:
 def test_two_devices_of_one_name_are_refused(trace: Path) -> None:
     result = run(trace, "--soc", "910b3", "--soc", "Ascend910B3")
     assert result.exit_code == 2
-    assert "two simulated devices are called 910b3" in result.stderr
+    assert "two simulated devices have the name 910b3" in result.stderr
 
 
 def test_an_interrupted_run_is_resumed(trace: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -251,7 +251,7 @@ def test_resume_begins_where_there_is_nothing_and_needs_one_file(trace: Path, tm
     for arguments in ([], ["-o", tmp_path / "r.csv"], ["-o", path, "-o", tmp_path / "s.jsonl"]):
         result = run(trace, "--resume", *arguments)
         assert result.exit_code == 2
-        assert "--resume needs one --output FILE.jsonl" in result.stderr
+        assert "--resume needs exactly one --output FILE.jsonl" in result.stderr
     (tmp_path / "full.csv").write_text("mine\n")
     assert run(trace, "--resume", "-o", path, "-o", tmp_path / "full.csv").exit_code == 2
 
@@ -268,4 +268,4 @@ def test_a_device_in_use_is_refused_unless_it_is_shared(trace: Path, monkeypatch
         assert run(trace, "--device", "cuda", "--set", "shared_device=true").exit_code == 0
         beside = run(trace)
         assert beside.exit_code == 0
-        assert "going on beside another job on cpu" in beside.stderr
+        assert "another job is measuring on cpu" in beside.stderr

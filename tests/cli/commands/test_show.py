@@ -139,7 +139,7 @@ def test_a_table_in_a_file_holds_all_rows(tmp_path: Path) -> None:
     assert "aten::op59" in (tmp_path / "all.txt").read_text()
     assert "20 more ops" in run(many).stdout
     refused = run(many, "-o", tmp_path / "again.jsonl")
-    assert (refused.exit_code, "no report is a .jsonl" in refused.stderr) == (2, True)
+    assert (refused.exit_code, "no report format for the suffix .jsonl" in refused.stderr) == (2, True)
 
 
 def test_parquet_keeps_types_and_nulls(saved: Path, tmp_path: Path) -> None:

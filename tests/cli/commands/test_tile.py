@@ -83,7 +83,7 @@ def test_sizes_are_swept(file: Path) -> None:
     assert found[0]["time_us"] < found[1]["time_us"]
     assert found[1]["cores"] == 20
     assert found[0]["values"] is None
-    assert "no case names the size m" in run(file, *CASE, "--shapes", "m=1").stderr
+    assert "no case uses the size m" in run(file, *CASE, "--shapes", "m=1").stderr
 
 
 def test_settings_are_swept_best_first_and_say_why_they_do_not_fit(file: Path) -> None:
@@ -94,7 +94,7 @@ def test_settings_are_swept_best_first_and_say_why_they_do_not_fit(file: Path) -
     assert [case["settings"]["rows"] for case in found] == [8, 1, 64]
     assert found[-1]["error"]["limit"] == "UB"
     assert found[-1]["error"]["line"] in (9, 10, 11)
-    assert "lines is no setting" in run(file, *CASE, "--set", "lines=1").stderr
+    assert "lines is not a setting" in run(file, *CASE, "--set", "lines=1").stderr
 
 
 def test_tuning_finds_the_best(file: Path) -> None:
@@ -243,11 +243,11 @@ def test_a_timeline_and_a_page_are_written(file: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("--case", "norm x=bf16[8,8]"), "'norm' is no kernel of this file"),
-        (("--case", "rms_norm x=bf16[8,8]"), "rms_norm wants tensor w"),
+        (("--case", "norm x=bf16[8,8]"), "'norm' is not a kernel of this file"),
+        (("--case", "rms_norm x=bf16[8,8]"), "rms_norm needs the tensor w"),
         (("--case", "rms_norm x=bf16[8,8] w=bf16[8] v=1"), "rms_norm has no argument v"),
         (("--case", "rms_norm x=bf16[8,8] w=bf16[9]"), "the reference of rms_norm refuses these shapes"),
-        (("--shapes", "n=3"), "--shapes without --case"),
+        (("--shapes", "n=3"), "--shapes is given without --case"),
         (("--timeline", "core.txt"), "no timeline format"),
     ],
 )

@@ -63,7 +63,7 @@ def test_histogram(tmp_path: Path) -> None:
     initialize("vllm::outplace_fused_experts", args, "distribution=histogram", f"histogram={file}")
     assert set(args["topk_ids"].unique().tolist()) == {0, 2}
     file.write_text("[1, 2]")
-    with pytest.raises(InitializerError, match="2 experts, the op 4"):
+    with pytest.raises(InitializerError, match="2 experts, but the op has 4"):
         initialize("vllm::outplace_fused_experts", args, "distribution=histogram", f"histogram={file}")
 
 
@@ -203,7 +203,7 @@ def test_settings_of_unknown_initializers_and_repeated_ones() -> None:
 
 def test_numbers_of_experts_that_no_model_has_are_refused_at_once() -> None:
     args = {**experts(tokens=30, topk=2, count=4), "global_num_experts": 1 << 24}
-    with pytest.raises(InitializerError, match="16777216 experts, limit"):
+    with pytest.raises(InitializerError, match="16777216 experts exceed the limit"):
         initialize("vllm::outplace_fused_experts", args)
-    with pytest.raises(InitializerError, match="600 experts for each token, limit"):
+    with pytest.raises(InitializerError, match="600 experts per token exceed the limit"):
         choose_experts(10, 600, probabilities(4096, "uniform", 0.0, ""), torch.Generator())

@@ -65,7 +65,7 @@ def test_without_a_batch_positions_are_in_the_table() -> None:
 
 
 def test_a_call_without_a_table_is_refused() -> None:
-    with pytest.raises(InitializerError, match="no table"):
+    with pytest.raises(InitializerError, match="no sine/cosine table"):
         initialize("_C::rotary_embedding", {"positions": torch.zeros(4, dtype=torch.int64)})
 
 

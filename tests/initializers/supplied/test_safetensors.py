@@ -76,7 +76,7 @@ def test_lengths_are_checked_before_anything_is_read(tmp_path: Path, monkeypatch
     with pytest.raises(FormatError, match="a header of 18446744073709551615 bytes"):
         SafetensorsFile(write(tmp_path / "a.safetensors", {}, length=2**64 - 1))
     monkeypatch.setattr(safetensors, "HEADER_BYTES", 1)
-    with pytest.raises(FormatError, match="2 bytes, limit 1"):
+    with pytest.raises(FormatError, match="2 bytes, over the limit of 1"):
         SafetensorsFile(write(tmp_path / "b.safetensors", {}))
     (tmp_path / "short").write_bytes(b"abc")
     with pytest.raises(FormatError, match="in a file of 3"):
@@ -100,7 +100,7 @@ def test_a_file_that_shrinks_is_noticed(tmp_path: Path) -> None:
     path = write(tmp_path / "v.safetensors", {"a": entry("U8", [4], 0, 4)}, b"abcd")
     file = SafetensorsFile(path)
     path.write_bytes(path.read_bytes()[:-1])
-    with pytest.raises(FormatError, match="ends inside 'a'"):
+    with pytest.raises(FormatError, match="ends within tensor 'a'"):
         file.read("a")
 
 

@@ -75,14 +75,14 @@ INDEX_LIST = ReplayOp(
 @pytest.mark.parametrize(
     ("key", "tensor", "said"),
     [
-        ("aten::mm.self", ("I64", (2,), longs(1, 2)), "an op that the plan does not hold"),
+        ("aten::mm.self", ("I64", (2,), longs(1, 2)), "an op that is not in the plan"),
         ("aten::embedding.offsets", ("I64", (2,), longs(1, 2)), "no tensor argument 'offsets'"),
         ("aten::embedding.padding_idx", ("I64", (2,), longs(1, 2)), "no tensor argument 'padding_idx'"),
         ("aten::embedding.indices", ("I64", (1,), longs(1)), r"is int64\[1\], but indices of aten::embedding"),
         ("aten::embedding.indices", ("I32", (2,), bytes(8)), r"is int32\[2\], but .* is int64\[2\]"),
         ("aten::embedding.indices.0", ("I64", (2,), longs(1, 2)), "does not fit Tensor indices"),
         ("aten::index.indices", ("I64", (2,), longs(1, 2)), r"does not fit Tensor\[\] indices"),
-        ("aten::index.indices.0", ("I64", (2,), longs(1, 2)), r"indices\[0\] of aten::index .* is no tensor"),
+        ("aten::index.indices.0", ("I64", (2,), longs(1, 2)), r"indices\[0\] of aten::index .* is not a tensor"),
         ("aten::index.indices.7", ("I64", (2,), longs(1, 2)), "it has 2 elements"),
     ],
 )

@@ -39,9 +39,9 @@ def test_the_recorded_rank_tells_where_names_do_not() -> None:
 
 
 def test_two_that_fit_equally_well_are_refused() -> None:
-    with pytest.raises(UsageError, match="both fit rank0"):
+    with pytest.raises(UsageError, match="both match rank0"):
         pair(["rank0.json", "rank1.json"], ["x/et_rank0.json", "y/et_rank0.json"])
-    with pytest.raises(UsageError, match="fits both"):
+    with pytest.raises(UsageError, match="matches both"):
         pair(["x/rank0.json", "y/rank0.json"], ["et_rank0.json"])
 
 

@@ -118,7 +118,7 @@ def test_a_step_that_draws_without_the_seed_is_refused() -> None:
         return (lambda: torch.rand(3, generator=generator)), ()
 
     plan = capture_made(make, source="here", real=True)
-    with pytest.raises(UsageError, match="two runs of the step with one seed differ"):
+    with pytest.raises(UsageError, match="two runs of the step with the same seed differ"):
         check_made(make, plan)
 
 

@@ -257,7 +257,7 @@ def test_an_op_without_a_fake_kernel_says_how_to_register_one() -> None:
         ((lambda: 1, (), {"optimizer": None}), "needs a module"),
         ((net(), (), {"optimiser": 1}), "options"),
         ((net(), (torch.ones(1, 8),), {"optimizer": "adam"}), "optimizer a str is none"),
-        ((net(), (torch.ones(1, 8),), {"optimizer": torch.optim.SGD}), "loss is no tensor of one element"),
+        ((net(), (torch.ones(1, 8),), {"optimizer": torch.optim.SGD}), "loss is not a tensor with one element"),
     ],
 )
 def test_what_is_no_step_says_what_one_is(made: Any, message: str | None) -> None:
@@ -361,7 +361,7 @@ def test_a_step_of_ranks_says_how_to_be_one() -> None:
 
 
 def test_lazy_modules_are_refused_by_name() -> None:
-    with pytest.raises(UsageError, match="a lazy module has no sizes yet"):
+    with pytest.raises(UsageError, match="a lazy module has unknown sizes"):
         capture_made(lambda: (nn.LazyLinear(8), (torch.randn(2, 4),)), source="here")
 
 

@@ -83,7 +83,7 @@ def test_progress_names_each_op_and_ends_with_none() -> None:
 def test_ops_beyond_the_time_of_the_run_are_skipped_with_that_reason() -> None:
     sink = MemorySink()
     run_plan(plan_of(fake_op("1us")), RunOptions(executor="fake", isolation="none", total_time_s=0.0), sink=sink)
-    assert str(sink.results[0].reason) == "out of time: the run's 0 s are spent (--set total_time)"
+    assert str(sink.results[0].reason) == "out of time: the run's 0 s were used up (--set total_time)"
 
 
 def test_no_more_time_is_left_than_the_run_may_take(monkeypatch: pytest.MonkeyPatch) -> None:

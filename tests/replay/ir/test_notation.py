@@ -87,18 +87,18 @@ def test_sizes_of_a_sweep(text: str, name: str, values: tuple[int, ...]) -> None
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ("mm(f32[1])", "no call of an op"),
+        ("mm(f32[1])", "not a call of an op"),
         ("aten::mm(f32[n])", "n in .* has no value"),
-        ("aten::mm(f31[2])", "f31 is no dtype"),
+        ("aten::mm(f31[2])", "f31 is not a dtype"),
         ("aten::mm(f32[2]", "expected"),
-        ("aten::mm(f32[2]) + 1", "the end expected"),
+        ("aten::mm(f32[2]) + 1", "expected the end"),
         ("aten::mm(f32[2//0])", "divides by zero"),
-        ("aten::mm(f32[2^63])", "no size"),
+        ("aten::mm(f32[2^63])", "not a valid size"),
         ("aten::mm(f32[2^40*2^40])", "beyond 2\\^63"),
         ("aten::mm(f32[-2])", "negative"),
         ("aten::mm(f32[2,3]{1})", "1 strides for 2 sizes"),
-        ("aten::mm(a=1, 2)", "name=value expected"),
-        ("aten::mm(a=1, a=2)", "a stands twice"),
+        ("aten::mm(a=1, 2)", "expected name=value"),
+        ("aten::mm(a=1, a=2)", "a occurs twice"),
         ("aten::mm(" + "[" * 40 + ")", "nested deeper"),
         ("aten::mm(__import__)", "has no value"),
     ],
@@ -173,7 +173,7 @@ def test_any_text_is_read_or_refused(text: str) -> None:
 
 def test_a_call_without_namespace_is_told_what_to_write() -> None:
     for read in (parse_call, size_names):
-        with pytest.raises(UsageError, match="no call of an op") as raised:
+        with pytest.raises(UsageError, match="not a call of an op") as raised:
             read("mm(bf16[n,n], bf16[n,n])")
         assert "aten::mm" in raised.value.hint
 

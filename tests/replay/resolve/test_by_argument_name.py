@@ -72,10 +72,10 @@ def test_arguments_take_the_schemas_form(resolved: Any) -> None:
 @pytest.mark.parametrize(
     ("entry", "reason"),
     [
-        (call("os::system", command=("str", "true")), "policy: namespace os is on no list"),
+        (call("os::system", command=("str", "true")), "policy: namespace os is on no allow-list"),
         (call("detach"), "label, not an op"),
-        (call("aten::relu", input=T), "metadata missing: no overload takes arguments of these names and types"),
-        (call("aten::relu"), "metadata missing: no overload takes arguments of these names and types"),
+        (call("aten::relu", input=T), "metadata missing: no overload accepts arguments of these names and types"),
+        (call("aten::relu"), "metadata missing: no overload accepts arguments of these names and types"),
         (call("aten::from_file", filename=("str", "/etc/passwd")), "policy: "),
         (call("prim::Print"), "policy: namespace prim"),
     ],

@@ -38,7 +38,7 @@ def test_one_that_overrides_goes_before_torchs_own(override: bool) -> None:
 
 
 def test_one_runs_an_op_whose_library_was_missing() -> None:
-    missing = Reason("library missing", "no module")
+    missing = Reason("library missing", "not name a module")
     assert resolved(CALL, missing).reason == missing
     register_executor("aten::tanh")(lambda x: x)
     op = resolved(CALL, missing)

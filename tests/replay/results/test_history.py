@@ -77,14 +77,14 @@ def test_only_the_latest_runs_are_read(three: Path, monkeypatch: pytest.MonkeyPa
 def test_other_files_are_refused(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "other.sqlite"
     path.write_bytes(content)
-    with pytest.raises(FormatError, match="no history"):
+    with pytest.raises(FormatError, match="not an opreplay history"):
         read_history(str(path))
-    with pytest.raises(UsageError, match="no history"):
+    with pytest.raises(UsageError, match="not an opreplay history"):
         check_history(str(path))
     assert path.read_bytes() == content
     with pytest.raises(FormatError, match="cannot read"):
         read_history(str(tmp_path / "none.sqlite"))
-    with pytest.raises(UsageError, match="no such folder"):
+    with pytest.raises(UsageError, match="the folder does not exist"):
         check_history(str(tmp_path / "none" / "h.sqlite"))
 
 

@@ -115,7 +115,7 @@ def test_damage_inside_is_no_partial_last_line(tmp_path: Path) -> None:
     with pytest.raises(FormatError, match="line 2"):
         read_results(path)
     path.write_bytes(lines[0] + lines[2] + lines[1])
-    with pytest.raises(FormatError, match="after the summary"):
+    with pytest.raises(FormatError, match="a line follows the summary"):
         read_results(path)
     with pytest.raises(FormatError, match="cannot read"):
         read_results(tmp_path / "absent.jsonl")

@@ -98,7 +98,7 @@ def heavier() -> ReplayPlan:
     [
         (heavier(), {}, {}, "another trace"),
         (PLAN, {"seed": 3}, {}, r"seed \(0 before, 3 now\)"),
-        (PLAN, {"op_time_s": 0.5}, {}, r"continuation: --set op_time \(0.2 before, 0.5 now\) differ"),
+        (PLAN, {"op_time_s": 0.5}, {}, r"cannot resume: --set op_time \(0.2 before, 0.5 now\) differ"),
         (PLAN, {}, {"devices": ("910b3 2",)}, r"devices \(none before, 910b3 2 now\)"),
     ],
 )
@@ -129,7 +129,7 @@ def test_an_op_that_took_a_runs_time_comes_last_in_each_that_goes_on(tmp_path: P
     assert runner.measured == ["fake::1us"]
     go_on(path, PLAN, msgspec.structs.replace(OPTIONS, total_time_s=0.0))
     first = read_result_file(path).results[0]
-    assert str(first.reason) == f"out of time: {WHILE_IT_RAN} before, and the run's 0 s are spent (--set total_time)"
+    assert str(first.reason) == f"out of time: {WHILE_IT_RAN} before, and the run's 0 s were used up (--set total_time)"
     assert go_on(path).measured == ["fake::2us", "fake::3us", "fake::4us", "fake::1us"]
     assert [result.name for result in read_result_file(path).results] == [op.name for op in PLAN.ops]
 

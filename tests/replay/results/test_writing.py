@@ -72,7 +72,7 @@ def test_an_op_done_again_counts_once_with_its_last_result(path: Path) -> None:
 def test_a_line_after_the_summary_needs_a_process_that_continued(path: Path) -> None:
     with path.open("ab") as stream:
         stream.write(b'{"record":"op","id":"b","name":"x","count":1,"status":"replayed"}\n')
-    with pytest.raises(FormatError, match="there is a line after the summary"):
+    with pytest.raises(FormatError, match="a line follows the summary"):
         read_result_file(path)
 
 

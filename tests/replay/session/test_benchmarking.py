@@ -60,12 +60,12 @@ def test_where_it_computes_must_be_sure() -> None:
     assert device_of([A], "cpu") == "cpu"
     with pytest.raises(UsageError, match="cpu and meta"):
         device_of([A, there], None)
-    with pytest.raises(UsageError, match="lie on cpu, not on cuda:0"):
+    with pytest.raises(UsageError, match="are on cpu, not on cuda:0"):
         device_of([A], "cuda:0")
 
 
 def test_without_a_tensor_an_accelerator_must_be_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    with pytest.raises(UsageError, match="whether cuda is to be waited for"):
+    with pytest.raises(UsageError, match="whether to synchronise cuda"):
         device_of([], None)
     assert device_of([], "cpu") == "cpu"

@@ -92,7 +92,7 @@ def test_an_exported_op_is_in_the_bundle(op: opreplay.Op, tmp_path: Path) -> Non
 
 
 def test_options_for_another_device_are_refused(op: opreplay.Op) -> None:
-    with pytest.raises(UsageError, match="resolved for cpu, the options say cuda"):
+    with pytest.raises(UsageError, match="resolved for cpu, but the options name cuda"):
         op.measure(options=opreplay.RunOptions(device="cuda"))
 
 

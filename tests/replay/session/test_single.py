@@ -118,8 +118,8 @@ def test_contents_are_not_taken_over_nor_is_the_tensor_written_to() -> None:
 @pytest.mark.parametrize(
     ("name", "args", "why"),
     [
-        ("aten::mm", (), "no overload of aten::mm takes"),
-        ("aten::add", (T, object()), "an op takes no object"),
+        ("aten::mm", (), "no overload of aten::mm accepts"),
+        ("aten::add", (T, object()), "an op does not accept object"),
         ("aten::save", (T,), "cannot be called"),
         ("nowhere::op", (4,), "policy"),
         ("no op", (T,), "cannot be called"),
@@ -135,7 +135,7 @@ def test_what_cannot_be_called_is_refused(name: str, args: tuple[Any, ...], why:
 @pytest.mark.parametrize(
     ("name", "args", "why"),
     [
-        ("aten::mm", (T,), "no overload of aten::mm takes"),
+        ("aten::mm", (T,), "no overload of aten::mm accepts"),
         ("aten::mm", (T, T, T, T), "no overload"),
         ("aten::mm", (T, "text"), "no overload"),
         ("nowhere::op", (T,), "policy"),

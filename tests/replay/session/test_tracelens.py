@@ -319,5 +319,5 @@ def test_every_module_of_a_namespace_is_imported(monkeypatch: pytest.MonkeyPatch
 
 @pytest.mark.parametrize("modules", [[], [3], "os; import x", ["a", None], {"a": "b"}])
 def test_what_names_no_module_is_refused_when_it_is_registered(modules: Any) -> None:
-    with pytest.raises(UsageError, match="names no module"):
+    with pytest.raises(UsageError, match="does not name a module"):
         EventReplayer.register_namespace("lens_wrong", modules or [""])

@@ -103,9 +103,9 @@ def test_ops_that_cannot_be_replayed_fail_the_test(tmp_path: Path) -> None:
     assert "collective" in str(raised.value) or "label" in str(raised.value)
     with pytest.raises(OpsNotAsExpected, match="no baseline"):
         ours.replay(trace, top=1, baseline="none.jsonl")
-    with pytest.raises(UsageError, match="is no condition"):
+    with pytest.raises(UsageError, match="is not a condition"):
         ours.replay(trace, top=1, fail_if="slow")
-    with pytest.raises(UsageError, match="open already"):
+    with pytest.raises(UsageError, match="already open"):
         ours.replay(ours.open(trace), top=1)
 
 

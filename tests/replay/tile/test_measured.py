@@ -168,14 +168,14 @@ HEAD = "program,soc,shape,tiling,time_us\n"
     ("text", "says"),
     [
         ("program,soc,shape\n", "no column time_us"),
-        ("program,kernel,soc,shape,time_us\n", "columns program and kernel tell the same"),
-        (HEAD + "double,910b4,x=f16[8,8],,3.0\n", "times.csv:2: not as many cells"),
-        (HEAD + 'double,910b4,"x=f16[8,8]",,fast\n', "'fast' is no time"),
-        (HEAD + 'double,910b4,"x=f16[8,8]",,-1\n', "'-1' is no time"),
-        (HEAD + 'double,910b4,"x=f16[8,8]",,inf\n', "'inf' is no time"),
-        ('program,soc,case,time_us,cores\ndouble,910b4,"x=f16[8,8]",3,all\n', "'all' is no number of cores"),
-        ('kernel,soc,case,time_us,l2\ndouble,910b4,"x=f16[8,8]",3,hot\n', "'hot' is no state of L2"),
-        (HEAD + 'double,910b4,"x=f16[8,8',  "not as many cells"),
+        ("program,kernel,soc,shape,time_us\n", "columns program and kernel have the same meaning"),
+        (HEAD + "double,910b4,x=f16[8,8],,3.0\n", "times.csv:2: the number of cells differs"),
+        (HEAD + 'double,910b4,"x=f16[8,8]",,fast\n', "'fast' is not a time"),
+        (HEAD + 'double,910b4,"x=f16[8,8]",,-1\n', "'-1' is not a time"),
+        (HEAD + 'double,910b4,"x=f16[8,8]",,inf\n', "'inf' is not a time"),
+        ('program,soc,case,time_us,cores\ndouble,910b4,"x=f16[8,8]",3,all\n', "'all' is not a number of cores"),
+        ('kernel,soc,case,time_us,l2\ndouble,910b4,"x=f16[8,8]",3,hot\n', "'hot' is not a state of L2"),
+        (HEAD + 'double,910b4,"x=f16[8,8',  "the number of cells differs"),
     ],
 )  # fmt: skip
 def test_a_table_that_is_none_is_refused_with_its_line(text: str, says: str, tmp_path: Path) -> None:
@@ -191,7 +191,7 @@ def test_a_table_that_is_none_is_refused_with_its_line(text: str, says: str, tmp
     ("changes", "says"),
     [
         ({"case": "z=f16[8,8]"}, "times.csv:512: double has no argument z"),
-        ({"settings": "rows"}, "times.csv:512: 'rows' is no argument"),
+        ({"settings": "rows"}, "times.csv:512: 'rows' is not an argument"),
         ({"settings": "rows=4096"}, "UB: "),
     ],
 )

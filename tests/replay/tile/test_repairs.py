@@ -321,7 +321,7 @@ def test_values_are_checked_with_inputs_that_are_given(programs_of: Callable[[st
         checked((program,), "x=f32[19,8] t=i32[20]")
     case = parse_case("k x=f32[20,8] t=i32[20]", [program])
     bound = bind(program, case.arguments)
-    with pytest.raises(UsageError, match=r"t is i32\[7\], the case has i32\[20\]"):
+    with pytest.raises(UsageError, match=r"t is i32\[7\], but the case has i32\[20\]"):
         check(bound, load_device("910b3"), inputs={"t": torch.arange(7).int()})
 
 

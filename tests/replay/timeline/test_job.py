@@ -133,7 +133,7 @@ def test_some_ranks_of_a_job(tmp_path: Path) -> None:
 
 def test_what_is_refused(tmp_path: Path) -> None:
     trace = read_trace(data_parallel().write(tmp_path)[0], activity=True)
-    with pytest.raises(UsageError, match="waits for nobody"):
+    with pytest.raises(UsageError, match="waits for no other rank"):
         job_timeline([(0, trace)])
     with pytest.raises(UsageError, match="more than once"):
         job_timeline([(0, trace), (0, trace)])

@@ -146,7 +146,7 @@ def test_ids_of_another_run_are_no_evidence(recorded: tuple[Trace, Trace]) -> No
 
 def test_only_an_execution_trace_with_arguments_can_donate(recorded: tuple[Trace, Trace]) -> None:
     kineto, donor = recorded
-    with pytest.raises(UsageError, match="is no ExecutionTrace"):
+    with pytest.raises(UsageError, match="is not an ExecutionTrace"):
         join_shapes(kineto, kineto)
     with pytest.raises(UsageError, match="records no arguments"):
         join_shapes(kineto, replace(donor, info=replace(donor.info, metadata_level="none")))

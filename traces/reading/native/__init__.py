@@ -1,2 +1,2 @@
 # pyright: strict
-"""The compiled half of reading, Python and C together."""
+"""The compiled part of the reader, in Python and C."""

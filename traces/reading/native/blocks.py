@@ -1,8 +1,8 @@
 # pyright: strict
-"""The compiled reader of blocks behind the Python one: what it takes, in the same tables; absent without a C compiler.
+"""Interface to the compiled reader of blocks, which fills the same tables; missing without a C compiler.
 
-Owns what the compiled half is told (categories, where names are interned) and how its rows reach the tables. It takes
-a block whole or leaves it whole to `decoding`, so what is unusual is judged in one place only.
+Owns what the compiled part is given (categories, where names are interned) and how its rows reach the tables. It takes
+a block completely or leaves it completely to `decoding`, so that unusual input is judged in only one place.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _ROW_FORMAT = 3
 
 
 def compiled_scanner() -> Callable[..., EventScanner] | None:
-    """The compiled half, or None where it was not built, or built from sources with other columns."""
+    """Return the compiled scanner, or None if it was not built, or was built from sources with other columns."""
     try:
         from opreplay.traces.reading.native import _events
     except ImportError:
@@ -54,10 +54,10 @@ def compiled_scanner() -> Callable[..., EventScanner] | None:
 
 
 class CompiledBlocks:
-    """Reads blocks of one file into the tables of a collector."""
+    """Reads the blocks of one file into the tables of a collector."""
 
     def __init__(self, decoder: EventDecoder, collector: Collector, *, usable: bool = True) -> None:
-        """`usable`: False where columns are wanted that the compiled half does not fill."""
+        """Create a reader; `usable` is False if columns are requested that the compiled part does not fill."""
         self._decoder, self._collector = decoder, collector
         self._make = compiled_scanner() if usable else None
         self._scanner: EventScanner | None = None
@@ -66,7 +66,9 @@ class CompiledBlocks:
         self._refused = 0
 
     def read(self, data: bytearray, start: int, stop: int) -> bool:
-        """Keep the events of data[start:stop], which commas separate; False: nothing was done. Raises TooLarge."""
+        """Add the events of data[start:stop], separated by commas; return False if nothing was done. Raises
+        TooLarge.
+        """
         scanner = self._ready()
         if scanner is None:
             return False
@@ -85,7 +87,7 @@ class CompiledBlocks:
         return True
 
     def flush(self) -> None:
-        """Hand over the rows read so far: before anything else adds rows, and at the end. Raises TooLarge."""
+        """Transfer the rows read so far; needed before anything else adds rows, and at the end. Raises TooLarge."""
         if self._scanner is None:
             return
         got = self._collector
@@ -100,7 +102,7 @@ class CompiledBlocks:
         got.check_rows()
 
     def _ready(self) -> EventScanner | None:
-        """A scanner that knows the decoder's present categories."""
+        """Return a scanner that knows the decoder's current categories."""
         if self._make is None or self._decoder.old_spelling:
             return None
         bases = self._decoder.bases
@@ -126,10 +128,10 @@ class CompiledBlocks:
 
 
 class CompiledPlaces:
-    """Where each event of a block stands, and what decides whether it is copied."""
+    """Finds the position of each event of a block, and what decides whether it is copied."""
 
     def __init__(self, kinds: Mapping[str, type[Any]], tracks: Tracks) -> None:
-        """`kinds`: of the categories that device work, its launches and its arrows have."""
+        """Create a scanner; `kinds` are the categories of device work, its launches and its arrows."""
         make = compiled_scanner()
         track = partial(_track, tracks)
         self._scanner = make and make(
@@ -146,7 +148,9 @@ class CompiledPlaces:
         )
 
     def read(self, text: bytes | memoryview, *, exact: bool) -> Array | None:
-        """Columns track, start (ns), role, id, first and last byte of the events of a closed array; None: not read."""
+        """Return columns track, start (ns), role, id, first and last byte of the events of a closed array; None if not
+        read.
+        """
         if self._scanner is None or self._scanner.scan(text, 1, len(text) - 1, exact) is None:
             return None
         return np.frombuffer(self._scanner.take()[1][-1], np.int64).reshape(_COLUMNS[-1], -1)

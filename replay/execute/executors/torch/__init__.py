@@ -1,2 +1,2 @@
 # pyright: strict
-"""Executors that run ops by torch."""
+"""Executors that run ops through torch."""

@@ -1,4 +1,4 @@
-"""Cold caches and the gauge on a device of torch: copies of arguments, a buffer that evicts them, a fixed work."""
+"""Cold caches and reference workloads on a torch device: copies of arguments, an eviction buffer, a fixed workload."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ GAUGE_DEVICE_ROWS, GAUGE_DEVICE_STEPS = 1024, 4
 
 
 class Caches:
-    """The last cache of a device and what it takes to flush it; the buffer is made when it is first needed."""
+    """The last-level cache of a device, and the buffer that flushes it; the buffer is allocated on first use."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -48,14 +48,15 @@ class Caches:
         self.evicted_bytes = min(self.cache_bytes, MAX_EVICTED_BYTES)
 
     def evict(self) -> None:
-        """Read and write as many bytes as are to be flushed, on all threads or cores that run ops."""
+        """Read and write enough bytes to flush the cache, on all threads or cores that run ops."""
         self._whole().add_(1.0)
 
     def as_in_step(self, call: partial[Any], recency: Recency, spare_bytes: int) -> Callable[[], None] | None:
-        """What touches tensors of a call as long ago as a step did, the farthest first; None where that is not known.
+        """Return a function that accesses a call's tensors as long ago as the step did, farthest first; None if
+        unknown.
 
-        What a step touched in between is memory that is read here. `spare_bytes` is what a second set of arguments may
-        take.
+        It reads other memory in place of what the step used in between. `spare_bytes` is the memory available for a
+        second set of arguments.
         """
         tensors = tensors_in([*call.args, *call.keywords.values()])
         if self._device.type != "cpu" or not self.evicted_bytes or len(tensors) != len(recency.arguments):
@@ -91,7 +92,7 @@ class Caches:
         return restore
 
     def _pass(self, size: int) -> None:
-        """Read so many bytes of memory that nothing else uses; the caches need not write it back."""
+        """Read this many bytes of otherwise unused memory; the caches need not write it back."""
         whole = self._whole()
         remaining = max(0, size) // whole.element_size()
         while remaining > 0:
@@ -101,7 +102,9 @@ class Caches:
             self._at = (self._at + part.numel()) % whole.numel()
 
     def gauge(self) -> Gauge:
-        """The device's gauges; that of memory goes through the buffer, and needs a cache of known size."""
+        """Return the device's reference workloads; the memory workload uses the buffer, and needs a cache of known
+        size.
+        """
         return Gauge(_arithmetic(self._device), self._stream if self.evicted_bytes else None)
 
     def _stream(self) -> None:
@@ -119,7 +122,9 @@ class Caches:
 
 
 def _arithmetic(device: torch.device) -> Callable[[], Any]:
-    """Some 0.2 ms of the same arithmetic in every run: on one core of a host, on all of an accelerator."""
+    """Return a function with some 0.2 ms of the same arithmetic in every run: on one core of a host, on all cores of an
+    accelerator.
+    """
     if device.type != "cpu":
         rows = torch.ones(GAUGE_DEVICE_ROWS, GAUGE_DEVICE_ROWS, device=device)
         return partial(_repeat, torch.mm, rows, torch.empty_like(rows), GAUGE_DEVICE_STEPS)
@@ -134,14 +139,14 @@ def _repeat(product: Callable[..., Any], values: torch.Tensor, out: torch.Tensor
 
 
 def touch(call: partial[Any]) -> None:
-    """Read the memory that the dense tensor arguments of a call span."""
+    """Read the memory spanned by the dense tensor arguments of a call."""
     for tensor in tensors_in([*call.args, *call.keywords.values()]):
         if tensor.layout is torch.strided and tensor.numel():
             _read(tensor)
 
 
 def _read(tensor: torch.Tensor) -> None:
-    """Read a byte of each line of the memory that a tensor spans."""
+    """Read one byte of each cache line of the memory that a tensor spans."""
     first = tensor.storage_offset() * tensor.element_size()
     size = fill.span(tensor).numel() * tensor.element_size()
     step = LINE_BYTES if tensor.device.type == "cpu" else SECTOR_BYTES
@@ -151,12 +156,12 @@ def _read(tensor: torch.Tensor) -> None:
 
 
 def _take(size: int) -> torch.Tensor:
-    """Memory of this size, written."""
+    """Allocate memory of this size and write to it."""
     return torch.empty(size, dtype=torch.uint8).fill_(1)
 
 
 def argument_bytes(call: partial[Any]) -> int:
-    """Memory that the tensor arguments of a call span, shared memory once."""
+    """Return the bytes spanned by the tensor arguments of a call; shared memory counts once."""
     spans = {}
     for tensor in tensors_in([*call.args, *call.keywords.values()]):
         span = fill.span(tensor)
@@ -165,7 +170,9 @@ def argument_bytes(call: partial[Any]) -> int:
 
 
 def copies(call: partial[Any], count: int) -> list[Callable[[], Any]]:
-    """The call and `count` - 1 more, their tensors in memory of their own, shared among arguments as before."""
+    """Return the call and `count` - 1 copies with separate tensor memory; arguments that shared memory still share
+    it.
+    """
     calls: list[Callable[[], Any]] = [call]
     for _ in range(count - 1):
         memo: dict[int, Any] = {}
@@ -176,7 +183,7 @@ def copies(call: partial[Any], count: int) -> list[Callable[[], Any]]:
 
 
 def copied(value: Any, memo: dict[int, Any]) -> Any:
-    """A value with its tensors in memory of their own, shared among them as before by way of `memo`."""
+    """Return a copy of a value with separate tensor memory; `memo` keeps memory shared among its tensors shared."""
     if isinstance(value, torch.Tensor):
         return copy.deepcopy(value, memo)
     if type(value) in (list, tuple):
@@ -185,7 +192,7 @@ def copied(value: Any, memo: dict[int, Any]) -> Any:
 
 
 def _cache_bytes(device: torch.device) -> int:
-    """Size of the last cache: of the host from the system, of a GPU from torch; 0 where neither says."""
+    """Return the size of the last-level cache: of the host from the system, of a GPU from torch; 0 if unknown."""
     if device.type == "cpu":
         return environment.last_cache_bytes()
     if device.type != "cuda":

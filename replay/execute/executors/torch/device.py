@@ -1,4 +1,6 @@
-"""Runs plan ops through torch on the CPU or an accelerator; owns the arguments' life, not their values or times."""
+"""Runs plan ops through torch on the CPU or an accelerator; owns the lifetime of arguments, not their values or
+times.
+"""
 
 from __future__ import annotations
 
@@ -105,12 +107,14 @@ class TorchPrepared(Prepared):
         """Whether calls after the first one leave everything that the op writes to as the first one left it."""
 
     def copies(self, count: int) -> Sequence[Callable[[], Any]]:
-        """One for an op that writes to its arguments: only those that were saved can be reset."""
+        """Return copies of the call; only the call itself for an op that writes to its arguments, as only saved
+        arguments can be reset.
+        """
         room = self.spare_bytes // max(self.argument_bytes, 1)
         return [self.call] if self.mutates else copies(self.python_call, max(1, min(count, 1 + room)))
 
     def reset(self) -> None:
-        """Write the first values back into everything that the op writes to, and give it its first shape back."""
+        """Restore the initial values and shapes of everything that the op writes to."""
         for tensor, saved in self._saved:
             tensor.copy_(saved)
         for tensor, storage, form in self._forms:
@@ -118,16 +122,16 @@ class TorchPrepared(Prepared):
                 tensor.set_(storage, *form)
 
     def call_first(self) -> None:
-        """The first call, timed on the host."""
+        """Make the first call, timed on the host."""
         started = perf_counter()
         self.call()
         self.first_call_us = (perf_counter() - started) * 1e6
 
     def find_settling(self, random_state: Callable[[], None]) -> None:
-        """Call the op again after its first call and set `settles`; nothing is done where memory for that is lacking.
+        """Call the op again after its first call and set `settles` if the written values stay the same.
 
-        `random_state` restores the state of the random generator before the first call, so that an op that fills its
-        argument with random numbers settles, too.
+        Does nothing if memory is short. `random_state` restores the random generator's state before the first call, so
+        that an op that fills its argument with random numbers settles, too.
         """
         size = sum(t.numel() * t.element_size() for t, _ in self._saved)
         if not size or 2 * size > self.spare_bytes:
@@ -139,7 +143,7 @@ class TorchPrepared(Prepared):
 
     @property
     def reshaped(self) -> bool:
-        """Whether something that the op writes to no longer has its first shape: squeeze_, t_, resize_ and others."""
+        """Whether a tensor that the op writes to has lost its initial shape: squeeze_, t_, resize_ and others."""
         return any(_form(tensor) != form for tensor, _, form in self._forms)
 
     @property
@@ -148,17 +152,19 @@ class TorchPrepared(Prepared):
 
     @property
     def moved_by_reset(self) -> bool:
-        """Whether a reset copies anything, and so goes through the caches."""
+        """Whether a reset copies any data, and so changes the caches."""
         return bool(self._saved)
 
     def finite(self) -> bool:
-        """Whether all floats that the op writes to are still finite."""
+        """Check whether all floats that the op writes to are still finite."""
         floats = (t for t, _ in self._saved if t.is_floating_point() and t.itemsize > 1 and t.numel())
         return all(bool(torch.stack(t.aminmax()).isfinite().all()) for t in floats)
 
 
 class TorchExecutor(Executor):
-    """One device of torch. Raises EnvironmentRefused when it is not there; never falls back to another."""
+    """An executor on one torch device. Raises EnvironmentRefused if the device is missing; never falls back to
+    another.
+    """
 
     def __init__(
         self,
@@ -196,7 +202,7 @@ class TorchExecutor(Executor):
         self._profiler_event_us = profiler_event_us() if profiler_cost else None
 
     def facts(self) -> dict[str, object]:
-        """torch's version, threads, and the device's name."""
+        """Return torch's version, the thread count, and the device's name."""
         facts: dict[str, object] = {
             "device": self.device,
             "torch": str(torch.__version__),
@@ -217,7 +223,7 @@ class TorchExecutor(Executor):
         return facts
 
     def prepare(self, op: ReplayOp, *, seed: int) -> TorchPrepared:
-        """Resolve, check the budget, allocate and fill. Raises NotReplayable with the reason.
+        """Resolve the op, check the budget, allocate and fill the arguments. Raises NotReplayable with the reason.
 
         The same seed and op give the same bytes in every argument, whatever ran before.
         """
@@ -232,7 +238,7 @@ class TorchExecutor(Executor):
             return self._ready(self._within_budget(op, separate_args), function, seed, notes + assumptions)
 
     def resolve(self, op: ReplayOp) -> tuple[ReplayOp, Callable[..., Any], tuple[Assumption, ...]]:
-        """The op as this device runs it, what to call, and what was changed. Raises NotReplayable."""
+        """Return the op as this device runs it, the function to call, and a list of changes. Raises NotReplayable."""
         if op.reason is not None:
             raise NotReplayable(op.reason)
         if (reason := budget.over_budget(op, self._memory_bytes)) is not None:
@@ -277,9 +283,9 @@ class TorchExecutor(Executor):
         )
 
     def _with_sizes(self, function: Callable[..., Any], op: ReplayOp) -> Callable[..., Any]:
-        """A layer without weights among its arguments, called where the sizes it is taken to have can be found.
+        """Wrap a layer without weights among its arguments, so that it can look up its assumed sizes when called.
 
-        Raises NotReplayable where nothing tells them and nothing bounds them: any size would be a time of its own.
+        Raises NotReplayable if the sizes are unknown and unbounded: each choice of size would give another time.
         """
         words = self._registry.options_of(self._registry[MoeRoutingInit.name]) if op.called in EXPERT_LAYERS else {}
         sizes = sizes_of(op, words)
@@ -317,14 +323,16 @@ class TorchExecutor(Executor):
         return prepared
 
     def _said_work(self, context: InitContext) -> Work | None:
-        """What the user's initializer says of it. Raises NotReplayable where that cannot be."""
+        """Return the work that the user's initializer reports. Raises NotReplayable if the initializer fails."""
         try:
             return self._registry.work(context)
         except InitializerError as error:
             raise NotReplayable(Reason("failed", f"initializer {error}")) from error
 
     def _first_with_gradients(self, prepared: TorchPrepared, args: dict[str, Any]) -> tuple[Assumption, ...]:
-        """The first call, again without the gradients of what torch has none for: running means, weights of a loss."""
+        """Make the first call; retry without gradients for arguments that torch has none for: running means, loss
+        weights.
+        """
         notes: tuple[Assumption, ...] = ()
         while True:
             try:
@@ -340,7 +348,7 @@ class TorchExecutor(Executor):
                 return notes
 
     def _within_budget(self, op: ReplayOp, args: tuple[ReplayArg, ...]) -> ReplayOp:
-        """The op with arguments that need more memory, or NotReplayable."""
+        """Return the op with arguments that need more memory; raise NotReplayable if they exceed the budget."""
         op = msgspec.structs.replace(op, args=args)
         if (reason := budget.over_budget(op, self._memory_bytes)) is not None:
             raise NotReplayable(reason)
@@ -365,7 +373,9 @@ class TorchExecutor(Executor):
         )
 
     def _resolve_for_sequence(self, op: ReplayOp) -> tuple[ReplayOp, Callable[..., Any], tuple[Assumption, ...]]:
-        """As `resolve`: a sequence hands results on from call to call, so that gradients would keep them all alive."""
+        """Resolve as `resolve` does, but without gradients: a sequence passes results from call to call, so gradients
+        would keep all of them alive.
+        """
         op, function, notes = self.resolve(op)
         off = (Assumption(argument="*", what="gradients off in a sequence, unlike recorded"),) if op.gradients else ()
         return op, function, notes + off
@@ -413,7 +423,7 @@ class TorchExecutor(Executor):
         self._caches.evict()
 
     def as_in_step(self, prepared: TorchPrepared, recency: Recency) -> Callable[[], None] | None:
-        """None on an accelerator, and where the call has other tensors than the recorded one."""
+        """Return None on an accelerator, and if the call has other tensors than the recorded one."""
         return self._caches.as_in_step(prepared.overload_call, recency, prepared.spare_bytes)
 
     def synchronize(self) -> None:
@@ -421,7 +431,7 @@ class TorchExecutor(Executor):
             _backend(self._device.type).synchronize(self._device)
 
     def close(self) -> None:
-        """Give cached device memory back, and torch's settings their old values."""
+        """Free cached device memory, and restore torch's settings."""
         threads, grad = self._before
         torch.set_num_threads(threads)
         torch.set_grad_enabled(grad)
@@ -440,7 +450,9 @@ class TorchExecutor(Executor):
         return init_context(op, args, seed, name=canonical_name(op.called), device=self._device)
 
     def _initialize(self, context: InitContext, rule: CustomInit | None) -> tuple[str, list[InitReport]]:
-        """Plain values for all tensors, then the op's own rule; the name of the rule and what was assumed."""
+        """Fill all tensors with plain values, then apply the op's own rule; return the rule's name and the
+        assumptions.
+        """
         plain = DenseInit().initialize(context)
         reports = [plain]
         if rule is None:
@@ -461,7 +473,7 @@ class TorchExecutor(Executor):
     def _supply(
         self, op: ReplayOp, args: dict[str, Any], name: str, reports: list[InitReport]
     ) -> tuple[str, list[InitReport]]:
-        """Values that the user has for this op, in place of what was made up; name and reports say so."""
+        """Replace generated values by the user's values for this op; update name and reports accordingly."""
         if self._values is None:
             return name, reports
         try:
@@ -477,9 +489,9 @@ class TorchExecutor(Executor):
         return f"{name} + {RECORDED}", [*remaining, InitReport(assumed=supplied)]
 
     def _probe(self, prepared: TorchPrepared, op: ReplayOp) -> None:
-        """Find how many calls in a row keep the written values finite, so that no sample holds more.
+        """Find how many consecutive calls keep the written values finite, to limit the calls per sample.
 
-        There is no limit and no reset for an op of torch's that settles (`relu_`, `copy_`, `mul_` by 1, out=).
+        A torch op that settles (`relu_`, `copy_`, `mul_` by 1, out=) needs no limit and no reset.
         """
         if not prepared.resettable:
             prepared.assumptions += (Assumption(argument="self", what="not reset between calls: no memory for a copy"),)
@@ -519,7 +531,9 @@ class TorchExecutor(Executor):
         prepared.reset()
 
     def _time_goes_by_values(self, prepared: TorchPrepared) -> bool:
-        """Whether calls on values that the op has written take another time than calls on the first ones."""
+        """Check whether calls on values that the op has written take a different time than calls on the initial
+        values.
+        """
         first_us: list[float] = []
         for _ in range(VALUE_CALLS - 1):
             prepared.reset()
@@ -540,28 +554,30 @@ class TorchExecutor(Executor):
 
 
 def open_device(text: str) -> torch.device:
-    """The device that `text` names, made current. Raises UsageError for nonsense, EnvironmentRefused when absent."""
+    """Return the device named by `text` and make it current. Raises UsageError for invalid text, EnvironmentRefused if
+    the device is missing.
+    """
     if text.partition(":")[0] == "npu":
         if importlib.util.find_spec("torch_npu") is None:
             raise EnvironmentRefused(
-                f"device {text} is not here: torch_npu is not installed",
-                hint="Install torch_npu and CANN on a machine with an NPU, or predict its times with --soc 910b3.",
+                f"device {text} is not available: torch_npu is not installed",
+                hint="Install torch_npu and CANN on a machine with an NPU, or predict times with --soc 910b3.",
             )
         importlib.import_module("torch_npu")
     try:
         device = torch.device(text)
     except RuntimeError:
-        raise UsageError(f"{text!r} names no device", hint="Name one like cpu, cuda, cuda:1 or npu.") from None
+        raise UsageError(f"{text!r} is not a device", hint="Use a name such as cpu, cuda, cuda:1 or npu.") from None
     if device.type == "cpu":
         return torch.device("cpu")
     if device.type == "meta":
-        raise UsageError("the meta device computes nothing", hint="Name one like cpu, cuda, cuda:1 or npu.")
+        raise UsageError("the meta device computes nothing", hint="Use a name such as cpu, cuda, cuda:1 or npu.")
     backend = getattr(torch, device.type, None)
     count = backend.device_count() if backend is not None and backend.is_available() else 0
     index = device.index or 0
     if index >= count:
         raise EnvironmentRefused(
-            f"device {text} is not here: torch {torch.__version__} sees {count} of type {device.type}",
+            f"device {text} is not available: torch {torch.__version__} sees {count} of type {device.type}",
             hint="Use --device cpu, or install a torch build and driver for that device; `opreplay doctor` shows both.",
         )
     chosen = torch.device(device.type, index)
@@ -570,18 +586,18 @@ def open_device(text: str) -> torch.device:
 
 
 def _backend(kind: str) -> Any:
-    """torch.cuda, torch.npu, torch.xpu, ...: they share the few functions used here."""
+    """Return torch.cuda, torch.npu, torch.xpu, ...: they share the few functions used here."""
     return getattr(torch, kind)
 
 
 def _hold(duration_us: float) -> None:
-    """Keep the CUDA device busy for about this long, at 2 GHz."""
+    """Keep the CUDA device busy for about this long, assuming 2 GHz."""
     with suppress(AttributeError):
         torch.cuda._sleep(math.ceil(duration_us * 2000))
 
 
 def _filling(op: ReplayOp, rule: CustomInit | None, reports: Sequence[InitReport]) -> Filling | None:
-    """What is to be said of the contents; `reports` begin with that on plain values."""
+    """Return the description of the contents; `reports` starts with the report on plain values."""
     if rule is not None:
         said = reports[1].summary
         return Filling(summary=said) if said else None
@@ -593,7 +609,7 @@ def _filling(op: ReplayOp, rule: CustomInit | None, reports: Sequence[InitReport
 
 
 def _with_lengths(function: Callable[..., Any], lengths: BatchLengths | None) -> Callable[..., Any]:
-    """The op, called where the batch's lengths can be found, for one that has no argument for them."""
+    """Wrap an op that has no argument for the batch's lengths, so that it can look them up when called."""
     if lengths is None:
         return function
     layout = BatchLayout(query_lens=lengths.query, kv_lens=lengths.kv)
@@ -603,13 +619,13 @@ def _with_lengths(function: Callable[..., Any], lengths: BatchLengths | None) ->
 
 
 def _written(op: ReplayOp, args: dict[str, Any]) -> tuple[torch.Tensor, ...]:
-    """The tensors that the schema says the op writes to."""
+    """Return the tensors that the op writes to according to its schema."""
     values = [args[arg.name] for arg in op.args if arg.mutated]
     return tuple(value for value in tensors.flattened(values) if isinstance(value, torch.Tensor))
 
 
 def _random_state(device: torch.device) -> Callable[[], None]:
-    """Return a function that sets the random generator of `device` to the state that it has now."""
+    """Return a function that restores the current state of the random generator of `device`."""
     generator = torch if device.type == "cpu" else getattr(torch, device.type, None)
     if generator is None or not hasattr(generator, "get_rng_state"):
         return lambda: None
@@ -617,14 +633,14 @@ def _random_state(device: torch.device) -> Callable[[], None]:
 
 
 def _same_bytes(a: torch.Tensor, b: torch.Tensor) -> bool:
-    """Whether two contiguous tensors hold the same bytes; those that are not numbers are equal to themselves."""
+    """Check whether two contiguous tensors hold the same bytes; a NaN equals itself."""
     if a.is_quantized:
         return torch.equal(a, b)
     return torch.equal(a.view(torch.uint8), b.view(torch.uint8))
 
 
 def _form(tensor: torch.Tensor) -> tuple[int, torch.Size, tuple[int, ...]]:
-    """Where a tensor lies in its storage: offset, shape, strides."""
+    """Return the position of a tensor in its storage: offset, shape, strides."""
     return int(tensor.storage_offset()), tensor.shape, tensor.stride()
 
 
@@ -633,16 +649,16 @@ def _first_line(error: BaseException) -> str:
 
 
 def _set_numbers(op: ReplayOp, args: dict[str, Any]) -> None:
-    """Give tensors that torch made of a Python number the value that a captured plan has for them."""
+    """Fill tensors that torch made from a Python number with the value in the captured plan."""
     for arg in op.args:
         if arg.type == "Tensor" and arg.value is not None and args[arg.name] is not None:
             args[arg.name].fill_(tensors.wrapped_number(arg))
 
 
 def _captured(calls: Sequence[Callable[[], Any]], device: torch.device) -> Callable[[], Any] | None:
-    """Something that launches all these calls at once; None where the device has no graphs.
+    """Return a function that launches all these calls at once; None if the device has no graphs.
 
-    Raises RuntimeError for calls that cannot be captured, such as those that wait for the device.
+    Raises RuntimeError for calls that cannot be captured, such as calls that wait for the device.
     """
     if device.type != "cuda":
         return None
@@ -660,12 +676,14 @@ def _captured(calls: Sequence[Callable[[], Any]], device: torch.device) -> Calla
 
 
 def _load_compiler_for_users() -> None:
-    """Import torch's compiler, as a custom op's first call does in some seconds, where plugins have registered some."""
+    """Import torch's compiler if plugins registered custom ops, whose first call imports it, which takes some
+    seconds.
+    """
     if any(not op._init_fn.__module__.startswith("torch.") for op in custom_ops.OPDEFS.values()):
         importlib.import_module("torch._dynamo")
 
 
 def _load_compiler_for(function: Callable[..., Any]) -> None:
-    """Import torch's compiler where this overload is a custom op, perhaps of a library that was imported just now."""
+    """Import torch's compiler if this overload is a custom op, perhaps of a library that was just imported."""
     if isinstance(function, torch._ops.OpOverload) and function._schema.name in custom_ops.OPDEFS:
         importlib.import_module("torch._dynamo")

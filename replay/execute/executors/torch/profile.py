@@ -1,5 +1,7 @@
 # pyright: strict
-"""One call of an op under torch.profiler: its kernels and child ops; measures nothing that is reported as a time."""
+"""Runs one call of an op under torch.profiler: its kernels and child ops; its times are never reported as
+measurements.
+"""
 
 from __future__ import annotations
 
@@ -31,9 +33,9 @@ def profiled(*, device: str = "cpu", record_shapes: bool = False, memory: bool =
 
 
 def profile_call(call: Callable[[], Any], device: torch.device, synchronize: Callable[[], None], name: str) -> Profile:
-    """What one call of the op `name` launches; the children of the op itself, or all that a stand-in calls.
+    """Return what one call of the op `name` launches: the op's children, or all ops that a substitute for it calls.
 
-    Raises RuntimeError where the profiler cannot start.
+    Raises RuntimeError if the profiler cannot start.
     """
     synchronize()
     profiler = profiled(device=device.type)
@@ -48,7 +50,9 @@ def profile_call(call: Callable[[], Any], device: torch.device, synchronize: Cal
 
 
 def _ops_below(top: list[Any], name: str) -> tuple[tuple[str, ...], tuple[str, ...] | None]:
-    """Names of the ops right below the op `name`, those on top where it is not there, and of all below it."""
+    """Return the names of the direct children of op `name`, or the top-level ops if it is missing, and of all ops below
+    it.
+    """
     op_event = next((event for event in top if event.name == name), None)
     if op_event is None:
         return tuple(event.name for event in top), None
@@ -57,7 +61,7 @@ def _ops_below(top: list[Any], name: str) -> tuple[tuple[str, ...], tuple[str, .
 
 
 def _kernels(events: list[Any]) -> tuple[RecordedKernel, ...]:
-    """CUDA kernels by name: how often each ran, and its time in microseconds."""
+    """Return CUDA kernels by name: how often each ran, and its time in microseconds."""
     times_us: defaultdict[str, list[float]] = defaultdict(list)
     for event in events:
         if event.device_type.name == "CUDA":
@@ -66,9 +70,9 @@ def _kernels(events: list[Any]) -> tuple[RecordedKernel, ...]:
 
 
 def profiler_event_us() -> float:
-    """What torch.profiler with `record_shapes=True` adds to an op on the host for each op that it calls, microseconds.
+    """Return the host overhead of torch.profiler with `record_shapes=True` per child op of an op, in microseconds.
 
-    Raises RuntimeError where the profiler cannot start.
+    Raises RuntimeError if the profiler cannot start.
     """
     row = torch.ones(4)
 

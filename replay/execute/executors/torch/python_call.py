@@ -1,5 +1,7 @@
-"""The call that a Python program makes of an ATen op: by torch's own binding, not by `torch.ops`, whose boxed arguments
-cost 1 to 4 us a call. Owns no tensor and no time."""
+"""Calls ATen ops as a Python program does: through torch's own binding.
+
+Calls through `torch.ops` box their arguments, which costs 1 to 4 us a call. Owns no tensor and no time.
+"""
 
 from __future__ import annotations
 
@@ -20,11 +22,11 @@ _Spelling = tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]
 
 
 def python_call(call: partial[Any]) -> partial[Any]:
-    """The same call by a binding of torch, without arguments that have their default value.
+    """Return the same call through a torch binding, without arguments that have their default value.
 
-    `call` is an overload of torch.ops, perhaps inside `with_gradients`, with its arguments. A binding is taken only
-    where it asks the dispatcher for the same overload with the same arguments; nothing is run to find out. Without one,
-    as of ops that are not ATen's, `call` is the result.
+    `call` is an overload of torch.ops, perhaps inside `with_gradients`, with its arguments. A binding is used only if
+    it dispatches to the same overload with the same arguments; nothing is run to find out. Without a binding, e.g. for
+    ops outside ATen, the result is `call`.
     """
     function, args, named = call.func, call.args, call.keywords
     gradients = function is with_gradients
@@ -43,7 +45,7 @@ def python_call(call: partial[Any]) -> partial[Any]:
 
 
 def _spellings(overload: torch._ops.OpOverload, args: tuple[Any, ...], named: dict[str, Any]) -> Iterator[_Spelling]:
-    """Functions and methods of torch with the op's name and their arguments, what programs write most often first."""
+    """Yield torch functions and methods with the op's name and their arguments, most common form first."""
     if overload is torch.ops.aten.slice.Tensor and len(args) == len(overload._schema.arguments):
         tensor, dim, start, end, step = args
         if dim >= 0:
@@ -67,9 +69,9 @@ def _by_name(overload: torch._ops.OpOverload, args: tuple[Any, ...], named: dict
 
 
 def _as_number(value: Any, args: tuple[Any, ...]) -> Any:
-    """The Python number that became this tensor on its way to the dispatcher, as in `x * 2.0`; else the value.
+    """Return the Python number that the dispatcher turned into this tensor, as in `x * 2.0`; otherwise the value.
 
-    A float is recorded as float64 and an int as int64 without dimensions, whatever the type beside it.
+    A float is recorded as 0-dim float64 and an int as 0-dim int64, whatever the dtype of the other argument.
     """
     if not isinstance(value, torch.Tensor) or value.dim() or value.device.type != "cpu" or value.requires_grad:
         return value
@@ -81,7 +83,7 @@ def _as_number(value: Any, args: tuple[Any, ...]) -> Any:
 def _without_defaults(
     overload: torch._ops.OpOverload, args: tuple[Any, ...], named: dict[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Arguments without the last positional ones, and the named ones, that equal the schema's default."""
+    """Return the arguments without trailing positional and named ones that equal the schema's default."""
     schema = overload._schema.arguments
     count = len(args)
     while count and _is_default(schema[count - 1], args[count - 1]):
@@ -99,7 +101,7 @@ def _is_default(argument: Any, value: Any) -> bool:
 
 
 def _without_usual_options(named: dict[str, Any]) -> dict[str, Any]:
-    """Named arguments without those that say of a new tensor what it is when nothing is said."""
+    """Return the named arguments without new-tensor options that equal torch's defaults."""
     usual = {
         "dtype": torch.get_default_dtype(),
         "layout": torch.strided,
@@ -114,7 +116,7 @@ _Dispatched = tuple[Any, tuple[Any, ...], dict[str, Any]]
 
 
 class _Stop(Exception):
-    """Raised in place of the call that the dispatcher was asked for."""
+    """Raised in place of running the dispatched call."""
 
     def __init__(self, dispatched: _Dispatched) -> None:
         super().__init__()
@@ -122,11 +124,11 @@ class _Stop(Exception):
 
 
 class _Stopper(TorchDispatchMode):
-    """Raises `_Stop` at the first call."""
+    """Raises `_Stop` at the first dispatched call."""
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        """No: to keep torch's compiler out it would be imported, which takes a second and more."""
+        """Return False: keeping torch's compiler out would import it, which takes more than a second."""
         return False
 
     def __torch_dispatch__(
@@ -136,7 +138,7 @@ class _Stopper(TorchDispatchMode):
 
 
 def _first_dispatch(function: Callable[..., Any], args: tuple[Any, ...], named: dict[str, Any]) -> _Dispatched | None:
-    """What the dispatcher is asked for first; None where the function refuses the arguments, or asks for nothing."""
+    """Return the first call to the dispatcher; None if the function refuses the arguments or dispatches nothing."""
     try:
         with _Stopper():
             function(*args, **named)
@@ -152,7 +154,7 @@ def _same(dispatched: _Dispatched | None, wanted: _Dispatched) -> bool:
 
 
 def _equal(value: Any, other: Any) -> bool:
-    """Whether two arguments are the same tensor, or equal."""
+    """Check whether two arguments are the same tensor, or equal."""
     if isinstance(value, torch.Tensor):
         return value is other
     if isinstance(other, torch.Tensor):  # a number is handed to the dispatcher's modes as the number
@@ -168,7 +170,7 @@ _NO_GRADIENT = re.compile(r"not differentiable with respect to argument '(\w+)'"
 
 
 def with_gradients(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """One call with gradients on; the mode is as before afterwards. Costs 0.3 µs."""
+    """Make one call with gradients enabled and restore the mode afterwards. Costs 0.3 µs."""
     before = torch.is_grad_enabled()
     torch._C._set_grad_enabled(True)  # pyright: ignore[reportPrivateUsage]
     try:
@@ -178,7 +180,7 @@ def with_gradients(function: Callable[..., Any], *args: Any, **kwargs: Any) -> A
 
 
 def require_gradients(values: Iterable[Any]) -> None:
-    """Make every floating tensor among the arguments of a call, or in their lists, require gradients."""
+    """Enable gradients for every floating tensor among a call's arguments, including lists."""
     for value in values:
         items: list[Any] = list(value) if isinstance(value, list | tuple) else [value]  # pyright: ignore
         for tensor in items:
@@ -187,6 +189,6 @@ def require_gradients(values: Iterable[Any]) -> None:
 
 
 def without_gradient(error: RuntimeError) -> str | None:
-    """The argument for which torch says that it must require no gradient; None where that is not what it says."""
+    """Return the argument that must not require a gradient according to torch's error; None for other errors."""
     match = _NO_GRADIENT.search(str(error))
     return match[1] if match else None

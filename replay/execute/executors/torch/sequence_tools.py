@@ -1,5 +1,5 @@
 # pyright: strict
-"""What the passes of a sequence do with torch's tensors; owns no order and no lifetimes."""
+"""Operations on torch tensors for the passes of a sequence; owns no order and no lifetimes."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ CHECKED_BYTES = 2
 
 
 class TorchTools(Tools):
-    """Tools for tensors of torch on one device."""
+    """Tools for torch tensors on one device."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -39,7 +39,7 @@ class TorchTools(Tools):
         return list(flattened(returned))
 
     def fits(self, result: Any, meta: TensorMeta) -> bool:
-        """Also on another device: a scalar that was copied to the host is no tensor for this one."""
+        """Check whether a result is the expected tensor on this device: a scalar copied to the host does not count."""
         if not isinstance(result, torch.Tensor) or result.layout is not torch.strided or result.device != self._device:
             return False
         name = _NAMES.get(result.dtype)
@@ -80,7 +80,7 @@ class TorchTools(Tools):
 
 
 def timer_on(device: torch.device, synchronize: Callable[[], None], hold: Callable[[float], None]) -> Timer:
-    """The timer of a device; `hold(us)` keeps a CUDA device busy."""
+    """Return the timer of a device; `hold(us)` keeps a CUDA device busy."""
     if device.type == "cpu":
         return HostTimer()
     backend = getattr(torch, device.type)
@@ -88,7 +88,7 @@ def timer_on(device: torch.device, synchronize: Callable[[], None], hold: Callab
 
 
 def free_bytes_of(device: torch.device) -> int | None:
-    """Memory that can be had on a device; None where it does not say."""
+    """Return the memory available on a device; None if the device does not report it."""
     if device.type == "cpu":
         return environment.free_memory_bytes()
     ask = getattr(getattr(torch, device.type), "mem_get_info", None)

@@ -1,5 +1,5 @@
 # pyright: strict
-"""What a user's executor returned, against what the op returns: a wrong number is an error, shared memory is said."""
+"""Checks the results of a user's executor against the op: a wrong number is an error, shared memory is a note."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ if TYPE_CHECKING:
 
 
 def result_notes(op: ReplayOp, returned: Any, args: Mapping[str, Any]) -> tuple[Assumption, ...]:
-    """Return what to say of the results of a user's executor.
+    """Return notes on the results of a user's executor.
 
-    Results that share memory with an argument or each other, where no schema says so, are told: a copy would take
-    longer. Raises NotReplayable where a function (inputs, attrs) returns another number of tensors than the schema or
-    the recording has.
+    A note says if results share memory with an argument or each other without a schema that allows it: a copy would
+    take longer. Raises NotReplayable if a function (inputs, attrs) returns a different number of tensors than the
+    schema or the recording.
     """
     results = tensors_in(returned)
     returns = _returns(op)
@@ -44,7 +44,7 @@ def result_notes(op: ReplayOp, returned: Any, args: Mapping[str, Any]) -> tuple[
 
 
 def _returns(op: ReplayOp) -> Sequence[Any] | None:
-    """The results that the schema of the call declares; None without a schema."""
+    """Return the results that the schema of the call declares; None without a schema."""
     if op.schema is None:
         return None
     import torch
@@ -56,14 +56,14 @@ def _returns(op: ReplayOp) -> Sequence[Any] | None:
 
 
 def _expected(op: ReplayOp, returns: Sequence[Any] | None) -> int | None:
-    """How many tensors the op returns; None where that is not known, or any number."""
+    """Return how many tensors the op returns; None if unknown or variable."""
     if returns is not None:
         return len(returns) if all(str(each.type) == "Tensor" for each in returns) else None
     return None if op.recorded_outputs is None else len(op.recorded_outputs)
 
 
 def _place(tensor: torch.Tensor) -> int:
-    """Address of the memory that a tensor lies in."""
+    """Return the memory address of a tensor's storage."""
     import torch
 
     return tensor.untyped_storage().data_ptr() if tensor.layout == torch.strided else id(tensor)

@@ -1,5 +1,5 @@
 # pyright: strict
-"""Results of a call beside those of another on the same arguments: tolerances by type, and where they differ."""
+"""Compares the results of two calls on the same arguments: tolerances by dtype, and where they differ."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ EIGHT_BIT_FLOATS = 0.25
 
 
 class Verdict(NamedTuple):
-    """What a comparison came to."""
+    """The outcome of a comparison."""
 
     differs: str
     """Where the first difference is; "" where there is none."""
@@ -43,9 +43,9 @@ class Verdict(NamedTuple):
 
 
 def values_of_call(call: partial[Any], op: ReplayOp, own_call: OwnCall, function: Callable[..., Any]) -> ValueCheck:
-    """Results of `call`, which runs `op`, beside those of `function`, its own implementation, on the same arguments.
+    """Compare the results of `call`, which runs `op`, with those of `function`, the op's own implementation.
 
-    Arguments that the call writes to hold what it wrote afterwards.
+    Both use the same arguments. Arguments that the call writes to keep what it wrote.
     """
     if torch.Tag.nondeterministic_seeded in getattr(function, "tags", ()):
         return not_compared("its results are random")
@@ -67,7 +67,7 @@ def values_of_call(call: partial[Any], op: ReplayOp, own_call: OwnCall, function
 
 
 def _copies(op: ReplayOp, arguments: Sequence[Any]) -> dict[str, Any]:
-    """Arguments of `op` by name: tensors copied from those in order, numbers as the plan has them."""
+    """Return the arguments of `op` by name: copies of the tensors, matched in order, and numbers from the plan."""
     memo: dict[int, Any] = {}
     device = next((t.device for t in flattened(arguments) if isinstance(t, torch.Tensor)), torch.device("cpu"))
     return {
@@ -79,13 +79,13 @@ def _copies(op: ReplayOp, arguments: Sequence[Any]) -> dict[str, Any]:
 
 
 def _in_order(call: partial[Any], op: ReplayOp) -> list[Any]:
-    """The values that a prepared op is called with, in the order of the plan's arguments."""
+    """Return the values passed to a prepared op, in the order of the plan's arguments."""
     positional = iter(call.args)
     return [call.keywords[arg.name] if arg.keyword_only else next(positional) for arg in op.args]
 
 
 def compared(expected: Any, actual: Any, written: Sequence[tuple[Any, Any]]) -> Verdict:
-    """Results of the own implementation and of the replay, and pairs of what both wrote into arguments."""
+    """Compare the results of the own implementation and of the replay, and pairs of what both wrote into arguments."""
     expected_results, actual_results = list(flattened(expected)), list(flattened(actual))
     if len(actual_results) < len(expected_results):
         return Verdict(f"{len(actual_results)} of {len(expected_results)} results are returned", 0)
@@ -98,7 +98,7 @@ def compared(expected: Any, actual: Any, written: Sequence[tuple[Any, Any]]) -> 
 
 
 def difference(expected: Any, actual: Any) -> str:
-    """How two results differ beyond the tolerance of their type; "" where they do not."""
+    """Describe how two results differ beyond the tolerance of their dtype; "" if they do not."""
     if isinstance(expected, torch.Tensor) != isinstance(actual, torch.Tensor):
         return f"{type(actual).__name__} in place of {type(expected).__name__}"
     if not isinstance(expected, torch.Tensor):
@@ -132,7 +132,7 @@ def _of_values(expected: torch.Tensor, actual: torch.Tensor) -> str:
 
 
 def _mismatches(expected: torch.Tensor, actual: torch.Tensor, allowed_share: float) -> torch.Tensor:
-    """Which elements differ by more than is allowed, as bools."""
+    """Return a bool mask of elements that differ by more than the tolerance."""
     wide = torch.complex128 if expected.is_complex() else torch.float64
     is_integer = not (expected.is_floating_point() or expected.is_complex())
     if is_integer and not allowed_share:  # a float would round 64-bit integers

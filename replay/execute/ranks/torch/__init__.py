@@ -1,2 +1,2 @@
 # pyright: strict
-"""What a rank does with torch.distributed: tensors, calls and their times; imports torch."""
+"""The torch.distributed code of a rank: tensors, calls and their times; imports torch."""

@@ -1,4 +1,4 @@
-"""Tensors of a collective on one rank, the call on them, and whether it left what it must; imports torch."""
+"""Tensors of a collective on one rank, the call on them, and a check of its results; imports torch."""
 
 from __future__ import annotations
 
@@ -34,7 +34,9 @@ Issue = Callable[[bool], Any]
 
 
 def carried_as(dtype: str, backend: str, *, reduces: bool) -> str:
-    """The dtype that a message of `dtype` is moved in: its own where the back-end knows it, else one as wide."""
+    """Return the dtype used to move a message of `dtype`: its own if the back-end supports it, else one of the same
+    width.
+    """
     if dtype in KNOWN.get(backend, KNOWN["gloo"]):
         return dtype
     size = ITEMSIZE_BYTES.get(dtype, 1)
@@ -42,7 +44,7 @@ def carried_as(dtype: str, backend: str, *, reduces: bool) -> str:
 
 
 class Buffers:
-    """What one member of a group needs for a collective, and its call."""
+    """Tensors that one member of a group needs for a collective, and its call."""
 
     def __init__(self, share: Share, rank: int, group: Any, *, backend: str, device: str) -> None:
         """`rank` is one of the members."""
@@ -69,7 +71,7 @@ class Buffers:
         return share.inputs
 
     def _out_elements(self) -> int:
-        """0 where the result lies in the input."""
+        """Return the number of elements of the output; 0 if the result is written to the input."""
         share, me = self.share, self.me
         if share.matrix:
             return sum(row[me] for row in share.matrix)
@@ -81,18 +83,18 @@ class Buffers:
         return torch.zeros(count, dtype=self.dtype, device=self.device)
 
     def call(self) -> Any:
-        """Run it once and wait for it. Raises what torch.distributed does."""
+        """Run the collective once and wait for it. Raises what torch.distributed raises."""
         work = self._call(self.share.asynchronous)
         if work is not None and self.share.asynchronous:
             work.wait()
 
     def issue(self) -> Any:
-        """Start it and return at once; the work to wait for."""
+        """Start the collective and return its work handle at once."""
         return self._call(True)
 
     @property
     def bytes(self) -> int:
-        """Of its tensors."""
+        """Total bytes of the tensors."""
         return sum(tensor.nbytes for tensor in {id(tensor): tensor for tensor in (self.input, self.output)}.values())
 
     def _operation(self) -> Any:
@@ -148,7 +150,7 @@ class Buffers:
         return lambda later: dist.scatter(output, parts, root, group=group, async_op=later)
 
     def _send(self) -> Issue:
-        """Both sides of a send or receive: the first member sends."""
+        """Return the call for either side of a send or receive: the first member sends."""
         tensor, group, other = self.input, self.group, self.share.members[1 - self.me]
         move: Callable[..., Any] = dist.isend if self.me == 0 else dist.irecv
         return lambda later: _wait_all([move(tensor, other, group=group)], later)
@@ -162,7 +164,7 @@ class Buffers:
     # What must come out, from what went in.
 
     def fill(self) -> None:
-        """The values that a check expects: a pattern along the elements, moved on by each rank."""
+        """Fill the tensors with the values that the check expects: a pattern along the elements, shifted by rank."""
         flat = self.input
         for start in range(0, flat.numel(), CHUNK):
             part = flat[start : start + CHUNK]
@@ -171,7 +173,7 @@ class Buffers:
             self.output.fill_(LARGEST_SUM + 1)
 
     def wrong(self) -> str:
-        """What is not as it must be after a call on filled buffers; "" where all is."""
+        """Describe what is wrong after a call on filled buffers; "" if everything is correct."""
         checked = self.output
         if self.share.kind == "barrier" or (self.share.kind in ("reduce", "gather") and self.me != self.share.root):
             return ""
@@ -184,7 +186,7 @@ class Buffers:
         return ""
 
     def _pattern(self, who: int, start: int, count: int) -> torch.Tensor:
-        """Whole numbers in 0..modulus - 1, as int64 on the CPU."""
+        """Return the integer pattern in 0..modulus - 1, as int64 on the CPU."""
         return ((torch.arange(start, start + count) % PERIOD) * 3 + 5 * who) % self._modulus
 
     def _reduced(self, start: int, count: int) -> torch.Tensor:
@@ -214,7 +216,7 @@ class Buffers:
         return self._gathered(start, count)
 
     def _gathered(self, start: int, count: int) -> torch.Tensor:
-        """Of what is gathered or exchanged: pieces of each rank one after the other."""
+        """Return the expected result of a gather or exchange: the pieces of all ranks in order."""
         share, me = self.share, self.me
         if share.matrix:
             pieces = [(who, sum(row[:me]), row[me]) for who, row in enumerate(share.matrix)]
@@ -239,7 +241,7 @@ def _wait_all(works: list[Any], later: bool) -> Any:
 
 
 class _Together:
-    """Several works as one."""
+    """Several work handles combined in one."""
 
     def __init__(self, works: list[Any]) -> None:
         self._works = works
@@ -250,5 +252,5 @@ class _Together:
 
     @property
     def works(self) -> list[Any]:
-        """Each by itself."""
+        """The individual work handles."""
         return self._works

@@ -1,7 +1,7 @@
-"""A recorded step on one rank: calls in order, collectives asked for and waited for where they were; imports torch.
+"""A recorded step on one rank: calls in order, collectives issued and awaited at their recorded places; imports torch.
 
-By turns passes of three kinds: calls with the collectives beside them, calls alone, collectives alone. What overlap
-hides, and how much longer each takes beside the other, follows from passes that lie next to each other in time.
+Passes of three kinds alternate: calls with overlapping collectives, calls alone, collectives alone. The time hidden by
+overlap, and the slowdown of each kind by the other, follow from passes that are adjacent in time.
 """
 
 from __future__ import annotations
@@ -37,8 +37,11 @@ Groups = Mapping[tuple[int, ...], Any]
 def run_step(
     step: SharedStep, rank: int, groups: Groups, *, backend: str, device: str, host: str, check: bool, op_bytes: int
 ) -> SharedStepOutcome:
-    """This rank's part of the step, with `op_bytes` for tensors of collectives. Every rank makes the same number of
-    passes of each kind. Raises Raised for calls that raise once they have run."""
+    """Run this rank's part of the step, with `op_bytes` for tensors of collectives.
+
+    Every rank makes the same number of passes of each kind. Raises Raised for calls that raise although they have run
+    before.
+    """
     options = step.config.options
     executor = make_executor(step.config)
     parts = executor.for_sequences()
@@ -76,16 +79,16 @@ def run_step(
 
 
 class Raised(Exception):
-    """Calls raised after all, on this rank or on another: times are those of fewer calls."""
+    """A call that had run before raised, on this or another rank: the times are those of fewer calls."""
 
     def __init__(self, errors: Mapping[int, Exception]) -> None:
-        """By index of the op in the task; none where they were another rank's."""
+        """`errors` are by index of the op in the task; empty if another rank's calls raised."""
         super().__init__("a call raised on another rank")
         self.errors = errors
 
 
 class _Flight:
-    """One call of a collective while it is on."""
+    """One call of a collective in flight."""
 
     __slots__ = ("asked_ns", "buffers", "ended_ns", "issue_ns", "left", "work")
 
@@ -98,7 +101,7 @@ class _Flight:
 
 
 class StepCollectives:
-    """The collectives of the step on this rank: called with each place of a pass, it asks for and waits for them."""
+    """The collectives of the step on this rank; called at each place of a pass to issue them and wait for them."""
 
     def __init__(
         self,
@@ -112,9 +115,9 @@ class StepCollectives:
         device: str,
         budget_bytes: int,
     ) -> None:
-        """`places` are those of the program for each of the task; `at` is told the op that is next.
+        """`places` gives the program's place for each place of the task; `at` gets the next op.
 
-        Raises NotReplayable where the tensors need more than `budget_bytes`.
+        Raises NotReplayable if the tensors need more than `budget_bytes`.
         """
         self._calls, self._rank, self._at = calls, rank, at
         self._issue: defaultdict[int, list[int]] = defaultdict(list)
@@ -137,7 +140,7 @@ class StepCollectives:
         """By op: µs that it was on, when it was asked for and had ended, µs until the call returned."""
 
     def __call__(self, place: int) -> None:
-        """What is to be done before the call at this place."""
+        """Issue and await the collectives that are due before the call at this place."""
         for number in self._issue.get(place, ()):
             self._ask(number)
             if self._calls[number].at_once:
@@ -147,25 +150,25 @@ class StepCollectives:
 
     @property
     def unseen(self) -> int:
-        """Calls of a pass whose end is only seen when they are waited for."""
+        """Number of calls in a pass whose end is only observed when they are awaited."""
         return len(self._unseen)
 
     def __len__(self) -> int:
         return len(self._calls)
 
     def begin(self, *, checking: bool = False) -> None:
-        """A pass begins."""
+        """Start a pass."""
         self._flights = [_Flight() for _ in self._calls]
         self._checking, self.waits = checking, []
 
     def alone(self) -> None:
-        """All collectives one after the other."""
+        """Run all collectives one after the other."""
         for number in range(len(self._calls)):
             self._ask(number)
             self._await(number)
 
     def on(self) -> list[Span]:
-        """Of the last pass: when at least one was on, in order."""
+        """Return the time spans in the last pass with at least one collective in flight, in order."""
         spans: list[Span] = []
         for flight in sorted((f for f in self._flights if f.buffers is not None), key=lambda f: f.asked_ns):
             if spans and flight.asked_ns <= spans[-1][1]:
@@ -175,7 +178,7 @@ class StepCollectives:
         return spans
 
     def keep(self) -> None:
-        """The times of the last pass count."""
+        """Record the times of the last pass."""
         for call, flight in zip(self._calls, self._flights, strict=True):
             if flight.buffers is None:
                 continue
@@ -186,12 +189,12 @@ class StepCollectives:
             issued.append(flight.issue_ns / 1e3)
 
     def zero(self) -> None:
-        """Sums of sums would grow without end."""
+        """Zero the input buffers, because sums of sums would grow without limit."""
         for buffers in {id(candidate): candidate for candidate in self._buffers if candidate is not None}.values():
             buffers.input.zero_()
 
     def replies(self, rank: int, host: str, *, checked: bool) -> tuple[RankReply, ...]:
-        """What is known of each distinct collective."""
+        """Return the reply for each distinct collective."""
         return tuple(
             RankReply(
                 number=op,
@@ -241,7 +244,7 @@ class StepCollectives:
             self._wrong.setdefault(call.op, wrong)
 
     def _listen(self, number: int, flight: _Flight) -> None:
-        """Note when it ends, which a thread of the back-end tells."""
+        """Record the end time of a collective, which a thread of the back-end reports."""
         works: list[Any] = getattr(flight.work, "works", [flight.work])
 
         def ended(_: Any) -> None:
@@ -258,7 +261,7 @@ class StepCollectives:
             self._unseen.add(number)
 
     def _made(self, groups: Groups, backend: str, device: str, budget_bytes: int) -> list[Buffers | None]:
-        """Tensors of each call; calls of one op share them where the first has been waited for before the next."""
+        """Return the tensors of each call; calls of one op share tensors if each is awaited before the next."""
         pools: defaultdict[int, list[tuple[int, Buffers]]] = defaultdict(list)
         by_call: list[Buffers | None] = []
         used_bytes = 0
@@ -278,7 +281,9 @@ class StepCollectives:
                 if used_bytes > budget_bytes:
                     limit = readable(budget_bytes)
                     raise NotReplayable(
-                        Reason("budget", f"the step's collectives need more than {limit} a rank (--set max_op_memory)")
+                        Reason(
+                            "budget", f"the step's collectives need more than {limit} per rank (--set max_op_memory)"
+                        )
                     )
                 by_call.append(buffers)
             else:
@@ -288,7 +293,7 @@ class StepCollectives:
 
 
 class _Passes:
-    """The passes of one rank, as many as of every other."""
+    """The passes of one rank; every rank makes the same number."""
 
     def __init__(self, run: SequenceRun, program: Program, timer: Any, beside: StepCollectives) -> None:
         self._run, self._program, self._timer, self._beside = run, program, timer, beside
@@ -299,13 +304,13 @@ class _Passes:
         self.refilled = 0
 
     def checked(self) -> None:
-        """A pass that does not count, in which results of collectives are looked at. Raises what a call raises."""
+        """Make a pass that does not count and check the results of collectives. Raises what a call raises."""
         self._beside.begin(checking=True)
         self._program.run_pass(self._timer, self._run.at_call, self._beside)
         self._timer.end()
 
     def measured(self, options: MeasureOptions, time_s: float) -> None:
-        """Rounds of one pass of each kind until all ranks have had enough."""
+        """Make rounds of one pass of each kind until all ranks have enough."""
         max_passes = max(MIN_PASSES, min(options.max_samples, MOST_STAMPS // max(1, len(self._beside))))
         with garbage_collection_off():
             self._round(counts=False)
@@ -349,7 +354,7 @@ class _Passes:
             self.refilled = max(self.refilled, program.refilled - before)
 
     def _timed(self, what: Callable[[], None]) -> float:
-        """Wall time, less what went into making tensors anew."""
+        """Return the wall time in microseconds, without the time for refilling tensors."""
         aside_s, begun = self._program.aside_s, perf_counter()
         what()
         return (perf_counter() - begun - (self._program.aside_s - aside_s)) * 1e6
@@ -363,7 +368,10 @@ class _Passes:
 
 
 def hidden_ns(on: Sequence[Span], waits: Sequence[Span]) -> int:
-    """How long collectives were on while nothing waited for them; either are in order, and do not overlap."""
+    """Return how long collectives were in flight while nothing waited for them.
+
+    The spans in `on` and in `waits` are in order, and do not overlap each other.
+    """
     hidden = sum(end - begin for begin, end in on)
     at = 0
     for begin, end in waits:
@@ -377,7 +385,7 @@ def hidden_ns(on: Sequence[Span], waits: Sequence[Span]) -> int:
 
 
 def _any(mine: bool) -> bool:
-    """Whether it is so on any rank."""
+    """Return whether the condition is true on any rank."""
     flag = torch.tensor([int(mine)])
     dist.all_reduce(flag, dist.ReduceOp.MAX)
     return bool(flag.item())

@@ -1,4 +1,4 @@
-"""The measuring loop of a collective on one rank: as plain as a loop by hand, and stamps apart from it."""
+"""The measuring loop of a collective on one rank: a plain timing loop, and separate calls with time stamps."""
 
 from __future__ import annotations
 
@@ -27,8 +27,7 @@ OVERRUN = 3.0
 
 
 def measured(buffers: Buffers, options: MeasureOptions, wait: Callable[[], None], reply: RankReply) -> RankReply:
-    """The reply with times of a collective that ran once already. `wait` returns when the device has done what it was
-    given.
+    """Return the reply with times of a collective that ran once already. `wait` returns when the device has finished.
 
     All ranks take the same number of calls and samples, by the slowest rank's estimate.
     """
@@ -61,7 +60,7 @@ def measured(buffers: Buffers, options: MeasureOptions, wait: Callable[[], None]
 
 
 def _warm(buffers: Buffers, options: MeasureOptions, wait: Callable[[], None]) -> float:
-    """Microseconds of a call once it is warm, as this rank sees it; the same number of calls on every rank."""
+    """Return the microseconds of a warm call as seen by this rank; every rank makes the same number of calls."""
     took: list[float] = []
     for _ in range(max(2, options.warmup_calls)):
         started = perf_counter_ns()
@@ -72,14 +71,14 @@ def _warm(buffers: Buffers, options: MeasureOptions, wait: Callable[[], None]) -
 
 
 def _agreed(call_us: float, buffers: Buffers) -> float:
-    """The longest estimate of all members."""
+    """Return the longest estimate of all members."""
     slowest = torch.tensor([call_us], dtype=torch.float32, device=buffers.device)
     dist.all_reduce(slowest, dist.ReduceOp.MAX, group=buffers.group)
     return float(slowest.item())
 
 
 def _stamps(buffers: Buffers, count: int, wait: Callable[[], None]) -> tuple[list[float], list[int], list[int]]:
-    """Of so many calls: microseconds until one that is asynchronous returned, when each began, and when it was done."""
+    """Time `count` calls: microseconds until an asynchronous call returned, and the begin and end time of each call."""
     issue_us: list[float] = []
     arrived_ns: list[int] = []
     done_ns: list[int] = []

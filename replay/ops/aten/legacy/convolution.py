@@ -1,9 +1,9 @@
 # pyright: strict
-"""Backward of convolutions under the names that torch had for each library and gradient until 1.10.
+"""Backward ops of convolutions under the names that torch used for each library and gradient until 1.10.
 
-Each is one `convolution_backward` with the mask of the gradients that its name stands for. Arguments are as in the old
-schemas (`legacy`): gradients [N, O, *out], inputs [N, C, *in], weights [O, C / groups, *k], where transposed
-[C, O / groups, *k]; sizes of what is not given are those that the call names.
+Each op calls `convolution_backward` with the gradient mask that its name implies. Arguments follow the old schemas
+(`legacy`): gradients [N, O, *out], inputs [N, C, *in], weights [O, C / groups, *k], or [C, O / groups, *k] if
+transposed; the sizes of tensors that the op does not receive come from the call's size arguments.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def _backward(
     mask: Mask,
     output_padding: Sizes | None = None,
 ) -> tuple[Maybe, Maybe, Maybe]:
-    """`output_padding` given: of a transposed convolution."""
+    """Return the gradients of input, weight and bias; a given `output_padding` means a transposed convolution."""
     transposed = output_padding is not None
     extra = list(output_padding) if output_padding is not None else [0] * len(stride)
     wanted = [*(bool(m) for m in mask), False][:3]
@@ -43,7 +43,7 @@ def _backward(
 
 
 def _shaped(like: Tensor, size: Sizes) -> Tensor:
-    """A tensor of which only the size is looked at, in the memory format of another one."""
+    """Return a tensor of which only the size is used, in the memory format of `like`."""
     last = {4: torch.channels_last, 5: torch.channels_last_3d}.get(like.dim())
     channels_last = last is not None and not like.is_contiguous() and like.is_contiguous(memory_format=last)
     memory_format = torch.contiguous_format if not channels_last or last is None else last
@@ -55,35 +55,38 @@ def _asked(mask: Mask, gradients: tuple[Maybe, Maybe, Maybe]) -> tuple[Maybe, ..
 
 
 def backward(c: Call) -> tuple[Maybe, ...]:
-    """Gradients of input and weight, and of the bias where the mask asks for three; with output padding transposed."""
+    """Return the gradients of input and weight, and of the bias if the mask has three entries.
+
+    With an output padding, the convolution is transposed.
+    """
     sizes = (c.stride, c.padding, c.dilation, c.groups, c.output_mask, getattr(c, "output_padding", None))
     return _asked(c.output_mask, _backward(c.grad_output, c.self, c.weight, *sizes))
 
 
 def slow(c: Call) -> tuple[Maybe, ...]:
-    """As backward, without groups, and without dilation where there is none; what the forward has left is not read."""
+    """Same as `backward`, without groups; dilation only if the op has it; the forward's buffers are not read."""
     return backward(but(c, groups=1, dilation=getattr(c, "dilation", None) or [1] * len(c.stride)))
 
 
 def depthwise(c: Call) -> tuple[Maybe, ...]:
-    """As backward, one group a channel."""
+    """Same as `backward`, with one group per channel."""
     return backward(but(c, groups=c.self.shape[1]))
 
 
 def to_input(c: Call) -> Maybe:
-    """The gradient of an input of this size."""
+    """Return the gradient of the input, whose size is an argument."""
     x = _shaped(c.grad_output, c.self_size)
     return _backward(c.grad_output, x, c.weight, c.stride, c.padding, c.dilation, c.groups, _INPUT)[0]
 
 
 def to_weight(c: Call) -> Maybe:
-    """The gradient of a weight of this size."""
+    """Return the gradient of the weight, whose size is an argument."""
     weight = _shaped(c.self, c.weight_size)
     return _backward(c.grad_output, c.self, weight, c.stride, c.padding, c.dilation, c.groups, _WEIGHT)[1]
 
 
 def to_weight_and_bias(c: Call) -> tuple[Maybe, Maybe]:
-    """As to_weight, and of the bias where the convolution has one."""
+    """Return the gradient of the weight as `to_weight` does, and of the bias if the convolution has one."""
     weight, mask = _shaped(c.self, c.weight_size), (False, True, c.bias_defined)
     return _backward(c.grad_output, c.self, weight, c.stride, c.padding, c.dilation, c.groups, mask)[1:]
 
@@ -94,7 +97,7 @@ def to_bias(grad_output: Tensor) -> Tensor:
 
 
 def _rest(grad: Tensor, x: Tensor, weight_size: Sizes, stride: Sizes, padding: Sizes, dilation: Sizes) -> list[int]:
-    """The output padding with which a transposed convolution of `x` makes something as large as `grad`."""
+    """Return the output padding for which a transposed convolution of `x` has the size of `grad`."""
     return [
         out - ((size - 1) * s - 2 * p + d * (k - 1) + 1)
         for out, size, k, s, p, d in zip(
@@ -104,13 +107,13 @@ def _rest(grad: Tensor, x: Tensor, weight_size: Sizes, stride: Sizes, padding: S
 
 
 def transpose_to_input(c: Call) -> Tensor:
-    """The gradient of a transposed convolution's input is the convolution of the result's."""
+    """Return the input gradient of a transposed convolution: the convolution of the output gradient."""
     sizes = (c.stride, c.padding, c.dilation, False, [0] * len(c.stride), c.groups)
     return torch.ops.aten.convolution.default(c.grad_output, c.weight, None, *sizes)
 
 
 def transpose_to_weight(c: Call) -> Maybe:
-    """As to_weight, of a transposed convolution."""
+    """Return the weight gradient of a transposed convolution, as `to_weight` does."""
     grad, x = c.grad_output, c.self
     extra = _rest(grad, x, c.weight_size, c.stride, c.padding, c.dilation)
     sizes = (c.stride, c.padding, c.dilation, c.groups, _WEIGHT, extra)
@@ -118,15 +121,15 @@ def transpose_to_weight(c: Call) -> Maybe:
 
 
 def nnpack(c: Call) -> tuple[Maybe, ...]:
-    """Of a convolution of stride 1 without groups."""
+    """Return the gradients of a convolution with stride 1 and without groups."""
     return _backward(c.grad_output, c.input, c.weight, [1, 1], c.padding, [1, 1], 1, c.output_mask)
 
 
 def nnpack_to_input(c: Call) -> Maybe:
-    """As nnpack, one gradient."""
+    """Return only the input gradient of `nnpack`."""
     return nnpack(but(c, output_mask=_INPUT))[0]
 
 
 def nnpack_to_weight(c: Call) -> Maybe:
-    """As nnpack, one gradient."""
+    """Return only the weight gradient of `nnpack`."""
     return nnpack(but(c, weight=_shaped(c.input, c.weightsize), output_mask=_WEIGHT))[1]

@@ -1,10 +1,11 @@
 # pyright: strict
-"""Ops and argument lists of torch 1.8 to 1.13 that torch has no more, and what does the same work today, as data.
+"""Table of ops and overloads of torch 1.8 to 1.13 that torch has removed, with their present equivalents.
 
 The schemas are facts, read from the operator registries of the released torch 1.8.1, 1.9.1, 1.10.2, 1.11.0, 1.12.1 and
-1.13.1. Names that only changed, with all their overloads, are in `RENAMED`; functional forms that need more than that
-have a row here; what has neither is in `WITHOUT`, with the reason. Variants with `out=` of removed ops have no row:
-autograd and the public functions of these versions call the functional ones. Imports torch only when a row is used.
+1.13.1. Ops that were only renamed, with all their overloads, are in `RENAMED`; functional forms that need more than a
+new name have a row here; ops without an equivalent are in `WITHOUT`, with the reason. `out=` variants of removed ops
+have no row: autograd and the public functions of these versions call the functional ones. torch is imported only when
+a row is used.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from opreplay.replay.ops.calls import by_schema
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Legacy:
-    """One overload that torch had until some version, and its equivalent."""
+    """One overload that torch removed after some version, and its equivalent."""
 
     schema: str
     """Without namespace. The overload is torch's own, or `until_1_10` where torch has another one of that name now."""
@@ -44,7 +45,7 @@ class Legacy:
         return self.schema.partition("(")[0].partition(".")[2]
 
     def load(self) -> Callable[..., Any]:
-        """The function; it takes the arguments of `schema`, keyword-only ones by name."""
+        """Return the function; it takes the arguments of `schema`, keyword-only arguments by name."""
         if self.function:
             module, _, function = self.function.rpartition(".")
             run = getattr(import_module(f"opreplay.replay.ops.aten.{module}"), function)
@@ -54,7 +55,10 @@ class Legacy:
 
 @lru_cache(maxsize=256)
 def _by_name(row: Legacy) -> Callable[..., Any]:
-    """Calls the overload of `row.via` that has all arguments which the old schema shares with it, and those given."""
+    """Return a function that calls the overload of `row.via` which accepts the given arguments.
+
+    The overload has all arguments that the old schema shares with it, and all arguments that the call gives.
+    """
     import torch
 
     arguments = parse_schema(f"aten::{row.schema}").arguments
@@ -301,10 +305,10 @@ def _by_op() -> dict[str, tuple[Legacy, ...]]:
 
 
 def legacy_of(name: str) -> tuple[Legacy, ...]:
-    """The old overloads of "aten::op"; () for an op that never changed."""
+    """Return the old overloads of "aten::op", or () if the op never changed."""
     return _by_op().get(name, ())
 
 
 def legacy_form(name: str, overload: str | None) -> Legacy | None:
-    """The row of one old overload, or None where "aten::op" has no such one."""
+    """Return the row of one old overload, or None if "aten::op" has no old overload of that name."""
     return next((row for row in legacy_of(name) if row.overload == (overload or "")), None)

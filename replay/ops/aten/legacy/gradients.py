@@ -1,5 +1,5 @@
 # pyright: strict
-"""Gradients that torch 1.8 to 1.13 had ops for, or had with other arguments; each as the old schema has it."""
+"""Gradient ops of torch 1.8 to 1.13 that torch removed or whose arguments it changed, with their old schemas."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ _MEAN = 1
 
 
 def softmax_backward_data(grad_output: Tensor, output: Tensor, dim: int, source: Tensor) -> Tensor:
-    """`source` is the softmax's input, of which only the dtype is used: a narrow one gets a narrow gradient."""
+    """Gradient of softmax; `source`, the softmax's input, only gives the dtype: 16-bit input, 16-bit gradient."""
     grad = torch.ops.aten._softmax_backward_data.default(grad_output, output, dim, grad_output.dtype)
     return grad if grad.dtype == source.dtype else grad.to(source.dtype)
 
 
 def log_softmax_backward_data(grad_output: Tensor, output: Tensor, dim: int, source: Tensor) -> Tensor:
-    """As softmax_backward_data."""
+    """Gradient of log_softmax, with the arguments of softmax_backward_data."""
     grad = torch.ops.aten._log_softmax_backward_data.default(grad_output, output, dim, grad_output.dtype)
     return grad if grad.dtype == source.dtype else grad.to(source.dtype)
 
@@ -32,7 +32,7 @@ def log_softmax_backward_data(grad_output: Tensor, output: Tensor, dim: int, sou
 def batch_norm_elemt(
     grad: Tensor, x: Tensor, mean: Tensor, invstd: Tensor, weight: Maybe, mean_dy: Tensor, mean_dy_xmu: Tensor
 ) -> Tensor:
-    """x [N, C, *], the others [C]: means of the gradient and of its product with x - mean."""
+    """x [N, C, *], all others [C]; mean_dy is the mean gradient, mean_dy_xmu the mean of gradient · (x - mean)."""
     shape = [1, -1, *[1] * (x.dim() - 2)]
     scale = invstd if weight is None else invstd * weight
     projected = (x - mean.reshape(shape)) * (mean_dy_xmu * invstd.square()).reshape(shape)
@@ -40,12 +40,12 @@ def batch_norm_elemt(
 
 
 def cumprod_backward(grad: Tensor, x: Tensor, dim: int) -> Tensor:
-    """The product itself was computed again."""
+    """Gradient of cumprod; the cumulative product is recomputed."""
     return torch.ops.aten.cumprod_backward.default(grad, x, dim, x.cumprod(dim))
 
 
 def _resampled(op: str, corners: bool) -> Callable[..., Tensor]:
-    """The backward of a resampling whose scales came as a list: one for each spatial dimension, or None."""
+    """Return the backward of a resampling op whose scales are a list, one per spatial dimension, or None."""
 
     def backward(grad: Tensor, output_size: Sizes | None, input_size: Sizes, *rest: Any) -> Tensor:
         scales = rest[-1]
@@ -84,7 +84,7 @@ def binary_cross_entropy_with_logits_backward(
     pos_weight: Maybe = None,
     reduction: int = _MEAN,
 ) -> Tensor:
-    """sigmoid(x) - target, with the positive class weighted where asked for, times the gradient."""
+    """(sigmoid(x) - target) · gradient, with the positive class weighted if `pos_weight` is given."""
     if pos_weight is None:
         grad = (x.sigmoid() - target).mul_(grad_output)
     else:
@@ -97,14 +97,14 @@ def binary_cross_entropy_with_logits_backward(
 def kl_div_backward(
     grad_output: Tensor, x: Tensor, target: Tensor, reduction: int = _MEAN, *, log_target: bool = False
 ) -> Tensor:
-    """-target, or -exp(target), times the gradient; 0 where the target has no mass."""
+    """-target, or -exp(target), times the gradient; 0 if the target is 0."""
     if log_target:
         return _reduced(-target.exp() * grad_output, x, reduction)
     return _reduced(torch.where(target > 0, -target * grad_output, torch.zeros_like(target)), x, reduction)
 
 
 def l1_loss_backward(grad_output: Tensor, x: Tensor, target: Tensor, reduction: int) -> Tensor:
-    """The sign of the difference, times the gradient."""
+    """sign(x - target) · gradient."""
     return (x - target).sign_().mul_(_reduced(grad_output, x, reduction))
 
 
@@ -129,7 +129,9 @@ def im2col_backward(
 
 
 def diag_backward(grad: Tensor, input_sizes: Sizes, diagonal: int) -> Tensor:
-    """Of a vector that became a matrix the diagonal, else a matrix that is 0 elsewhere."""
+    """Gradient of diag: the diagonal of grad if the input was a vector, otherwise a matrix that is 0 off the
+    diagonal.
+    """
     if len(input_sizes) == 1:
         return grad.diag(diagonal)
     matrix = grad.new_zeros(list(input_sizes))
@@ -138,7 +140,7 @@ def diag_backward(grad: Tensor, input_sizes: Sizes, diagonal: int) -> Tensor:
 
 
 def take_backward(grad: Tensor, x: Tensor, index: Tensor) -> Tensor:
-    """Sums the gradients of each place that was taken."""
+    """Sum the gradients per index of the input."""
     return torch.ops.aten.put_.default(torch.zeros_like(x), index, grad, True)
 
 
@@ -159,13 +161,13 @@ def linear_to_input(input_size: Sizes, grad_output: Tensor, weight: Tensor) -> T
 
 
 def linear_to_weights(grad: Tensor, x: Tensor, weight: Tensor, bias_defined: bool) -> tuple[Tensor, Maybe]:
-    """[*, O] and [*, I] → [O, I], and [O] where there is a bias."""
+    """[*, O] and [*, I] → [O, I], and [O] if there is a bias."""
     rows = grad.reshape(-1, weight.shape[0])
     return rows.t().mm(x.reshape(-1, weight.shape[1])), rows.sum(0) if bias_defined else None
 
 
 def linear_backward(x: Tensor, grad: Tensor, weight: Tensor, mask: Sequence[bool]) -> tuple[Maybe, Maybe, Maybe]:
-    """Gradients of input, weight and bias."""
+    """Return the gradients of input, weight and bias."""
     to_x = linear_to_input(x.shape, grad, weight) if mask[0] else None
     to_weight, to_bias = linear_to_weights(grad, x, weight, mask[2]) if mask[1] or mask[2] else (None, None)
     return to_x, to_weight if mask[1] else None, to_bias
@@ -180,7 +182,7 @@ def max_pool2d_backward(
     dilation: Sizes = (1, 1),
     ceil_mode: bool = False,
 ) -> Tensor:
-    """The places of the maxima were found again."""
+    """Gradient of max_pool2d; the indices of the maxima are recomputed."""
     window = (list(kernel_size), list(stride), list(padding), list(dilation), ceil_mode)
     _, indices = functional.max_pool2d_with_indices(x, window[0], window[1] or None, *window[2:])
     return torch.ops.aten.max_pool2d_with_indices_backward.default(grad, x, *window, indices)

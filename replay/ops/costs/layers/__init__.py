@@ -1,2 +1,2 @@
 # pyright: strict
-"""Lowering of whole layers: attention, experts, recurrence."""
+"""Lowering of whole layers: attention, mixture of experts, recurrent layers."""

@@ -1,5 +1,5 @@
 # pyright: strict
-"""Lowering of mixture-of-experts ops: gating, routing, grouped products, whole fused layers; and low-rank adapters."""
+"""Lowering of mixture-of-experts ops: gating, routing, grouped products, whole fused layers; also low-rank adapters."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ ADAPTER_WEIGHTS = ("lora_a_weights", "lora_b_weights", "weight", "w")
 
 
 def gating(op: OpView) -> Iterable[KernelCall]:
-    """MoeGatingTopK over router logits: the widest two-dimensional float tensor."""
+    """MoeGatingTopK over the router logits, which are the widest two-dimensional float tensor."""
     metas = [t for t in op.tensors if len(t.shape) == 2 and t.dtype not in ("int32", "int64")]
     metas = metas or [t for t in op.tensors if t.shape]
     if not metas:
@@ -32,7 +32,7 @@ def gating(op: OpView) -> Iterable[KernelCall]:
 
 
 def routing(op: OpView) -> Iterable[KernelCall]:
-    """MoeInitRouting: tokens sorted by expert and, where hidden states are given, copied in that order."""
+    """MoeInitRouting: sort tokens by expert and, if hidden states are given, copy them in that order."""
     index = [t for t in op.tensors if t.dtype in ("int32", "int64")]
     hidden = next((t for t in op.tensors if len(t.shape) == 2 and t.dtype in ("bfloat16", "float16", "float32")), None)
     n = elements(index[0]) if index else (hidden.shape[0] if hidden is not None else 1)
@@ -42,7 +42,7 @@ def routing(op: OpView) -> Iterable[KernelCall]:
 
 
 def re_routing(op: OpView) -> Iterable[KernelCall]:
-    """MoeReRouting of tokens (T, H) that arrive by rank and leave by expert, a block of rows for each of both."""
+    """MoeReRouting of tokens (T, H) from rank order to expert order; each (rank, expert) pair is one block of rows."""
     tokens = op.need("tokens", at=0, rank=2)
     out, counts = spec(tokens.shape, tokens.dtype), op.need("expert_token_num_per_rank", at=1)
     size = elements(tokens) * itemsize(tokens.dtype)
@@ -51,19 +51,19 @@ def re_routing(op: OpView) -> Iterable[KernelCall]:
 
 
 def combining(op: OpView) -> Iterable[KernelCall]:
-    """MoeFinalizeRouting: experts' outputs weighted and summed per token."""
+    """MoeFinalizeRouting: weighted sum of the experts' outputs per token."""
     source = op.widest()
     width = source.shape[-1] if source.shape else 1
     return [combining_call(elements(source) // max(1, width), width, source.dtype)]
 
 
 def routing_call(rows: int, width: int, dtype: str) -> KernelCall:
-    """MoeInitRouting of so many rows."""
+    """Return MoeInitRouting of `rows` rows."""
     return _moved("MoeInitRouting", rows, width, dtype)
 
 
 def combining_call(rows: int, width: int, dtype: str) -> KernelCall:
-    """MoeFinalizeRouting of so many rows."""
+    """Return MoeFinalizeRouting of `rows` rows."""
     return _moved("MoeFinalizeRouting", rows, width, dtype)
 
 
@@ -75,10 +75,10 @@ def _moved(kind: str, rows: int, width: int, dtype: str) -> KernelCall:
 def grouped(
     op: OpView, rows: int, weight: TensorMeta, k: int, n: int, *, fixed: bool = False, weight_bits: int = 0
 ) -> KernelCall:
-    """GroupedMatmul: rows spread evenly over the experts, and how many the busiest expert has where that is known.
+    """Return GroupedMatmul with rows spread evenly over the experts, and the busiest expert's row count if it is known.
 
-    `fixed`: contents tell how rows are spread, not how many there are. `weight_bits`: of an element of the weights in
-    memory, where they are packed.
+    `fixed`: the contents determine the distribution of rows over experts, not the number of rows. `weight_bits`: bits
+    per weight element in memory, if the weights are packed.
     """
     loads = op.contents.expert_rows if op.contents is not None else None
     if loads is not None and fixed and sum(loads):
@@ -120,20 +120,20 @@ def fused_experts(op: OpView) -> Iterable[KernelCall]:
 
 
 def routed(rows: int, width: int, dtype: str, *products: KernelCall, out_dtype: str = "") -> list[KernelCall]:
-    """These kernels between the sorting of rows of a width by expert and the summing of their results."""
+    """Return the kernels `products` between MoeInitRouting and MoeFinalizeRouting of `rows` rows."""
     return [routing_call(rows, width, dtype), *products, combining_call(rows, width, out_dtype or dtype)]
 
 
 def swiglu(rows: int, inner: int, dtype: str, gate: int = 0) -> KernelCall:
-    """SwiGlu of (rows, `gate`, or twice `inner`) to (rows, inner)."""
+    """Return SwiGlu from (rows, `gate`) to (rows, inner); `gate` defaults to 2 · inner."""
     return kernel("SwiGlu", [spec((rows, gate or 2 * inner), dtype)], [spec((rows, inner), dtype)])
 
 
 def opaque_layer(op: OpView) -> Iterable[KernelCall]:
-    """A whole layer whose weights are the module's own and in no argument: hidden states (T, H), router logits (T, E).
+    """A whole MoE layer whose weights are not arguments of the op: hidden states (T, H), router logits (T, E).
 
-    Their sizes are what the user says, else at most what the recorded time allows (`expert_sizes`); where neither is
-    known nothing is predicted.
+    The experts' sizes come from the user; otherwise they are the largest that the recorded time allows
+    (`expert_sizes`). If neither is known, nothing is predicted.
     """
     hidden, logits = op.meta("hidden_states", at=0), op.meta("router_logits", at=1)
     if hidden is None or logits is None or len(hidden.shape) < 2 or not logits.shape:
@@ -181,7 +181,7 @@ def grouped_product(op: OpView) -> Iterable[KernelCall]:
     if not weights and len(flat) > 1:
         return _gradients_of_weights(op, flat[0], flat[1])
     if not weights or not flat:
-        raise DoesNotFit("needs rows and the experts' weights")
+        raise DoesNotFit("rows and the experts' weights are needed")
     weight, rows = weights[0], flat[0]
     k = rows.shape[1]
     n = weight.shape[2] if weight.shape[1] == k else weight.shape[1]
@@ -197,7 +197,7 @@ def adapters(op: OpView) -> Iterable[KernelCall]:
     x = op.need("inputs", "x", rank=2)
     name = next((name for name in ADAPTER_WEIGHTS if name in op.args), None)
     if name is None:
-        raise DoesNotFit("needs the adapters' weights")
+        raise DoesNotFit("the adapters' weights are needed")
     return [_adapter_product(op, x, weight) for weight in op.metas(name) if len(weight.shape) >= 2]
 
 
@@ -209,7 +209,7 @@ def _adapter_product(op: OpView, x: TensorMeta, weight: TensorMeta) -> KernelCal
 
 
 def _gradients_of_weights(op: OpView, a: TensorMeta, b: TensorMeta) -> list[KernelCall]:
-    """(M, T) with (T, N), the T tokens dealt out over as many groups as offsets tell: a product a group."""
+    """Weight gradients (M, T) @ (T, N): one product per group; the offsets give the number of groups."""
     offsets = next((t for t in op.tensors if len(t.shape) == 1 and t.dtype in ("int32", "int64")), None)
     groups = max(1, offsets.shape[0] if offsets is not None else 1)
     op.note(f"routing is contents: {a.shape[1]} rows taken as spread evenly over {groups} groups")
@@ -226,7 +226,7 @@ def _gradients_of_weights(op: OpView, a: TensorMeta, b: TensorMeta) -> list[Kern
     """
 )
 def distributed(op: OpView) -> Iterable[KernelCall]:
-    """Tokens sent to their experts' ranks, or back: each as often as it has experts."""
+    """MoeDistributeDispatch or -Combine: send each token to the ranks of its top-k experts, or back."""
     dispatch = "dispatch" in op.op.name
     hidden = op.meta("x", "expand_x", at=0)
     if hidden is None or len(hidden.shape) < 2:
@@ -244,7 +244,7 @@ def distributed(op: OpView) -> Iterable[KernelCall]:
 
 
 def stages(op: OpView) -> Iterable[KernelCall]:
-    """GroupedMatmul of every token's slots: stage 1 (T, H) with w1 (E, 2I, H), SwiGlu; stage 2 (T, k, I) with w2."""
+    """GroupedMatmul over each token's slots: stage 1 (T, H) with w1 (E, 2I, H), SwiGlu; stage 2 (T, k, I) with w2."""
     first = "stage1" in op.op.name
     hidden = op.meta("hidden_states" if first else "inter_states", at=0)
     weight = op.meta("w1" if first else "w2", at=1 if first else 2)

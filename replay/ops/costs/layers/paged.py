@@ -1,5 +1,5 @@
 # pyright: strict
-"""Lowering of attention over a paged cache to FusedInferAttentionScore: vLLM, SGLang, aiter and torch_npu names."""
+"""Lowering of attention over a paged cache to FusedInferAttentionScore: ops of vLLM, SGLang, aiter and torch_npu."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ LATENT = ("kv_cache", "src_cache", "kv_c_and_k_pe_cache")
 
 
 def paged(op: OpView) -> Iterable[KernelCall]:
-    """Attention over a cache, of as many context tokens as the batch or the arguments say."""
+    """Attention over a paged cache; the batch or the arguments give the number of context tokens."""
     q = op.meta(*QUERY) or next((t for t in op.tensors if len(t.shape) >= 3), None)
     if q is None or not q.shape:
         raise DoesNotFit("attention needs a query")
@@ -40,7 +40,7 @@ def paged(op: OpView) -> Iterable[KernelCall]:
 
 
 def _query(op: OpView, q: TensorMeta) -> tuple[int, int, int]:
-    """(heads, head size, query tokens)."""
+    """Return (heads, head size, query tokens)."""
     said, layout, k = op.integer("num_heads", "num_query_heads", default=0), layout_of(op), op.meta("key")
     if len(q.shape) == 4:
         heads_first = said == q.shape[1] != q.shape[2]
@@ -57,7 +57,7 @@ def _query(op: OpView, q: TensorMeta) -> tuple[int, int, int]:
 
 
 def _bytes_of_token(op: OpView, q: TensorMeta) -> float:
-    """Bytes of one context token's key and value."""
+    """Return the bytes of one context token's key and value."""
     paged_cache = page_of(op)
     if paged_cache is not None:
         cache, page = paged_cache

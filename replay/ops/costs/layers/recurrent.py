@@ -1,5 +1,5 @@
 # pyright: strict
-"""Lowering of recurrent layers and cells: one product for all inputs, then a product and gates for each step."""
+"""Lowering of recurrent layers and cells: one product for all inputs, then one product and the gates per step."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from opreplay.traces.model import TensorMeta
 
 
 def _mode_gates(op: OpView) -> int:
-    """Gates of a cell: 4 of an LSTM, 3 of a GRU, 1 of a plain one."""
+    """Return the number of gates of a cell: 4 for an LSTM, 3 for a GRU, 1 for a plain RNN."""
     name = op.op.name
     if "rnn" in name and "cudnn" not in name and "miopen" not in name and "mkldnn" not in name:
         return 1
@@ -33,7 +33,7 @@ def _step(rows: int, hidden: int, gates: int, dtype: str, count: int) -> list[Ke
 
 
 def _sequence(op: OpView) -> tuple[int, int, int, str]:
-    """(steps, batch, width, dtype) of the input."""
+    """Return (steps, batch, width, dtype) of the input."""
     source = op.meta("input", "self", "data", at=0)
     if source is None or len(source.shape) < 2:
         raise DoesNotFit("a recurrent layer needs a sequence")
@@ -53,7 +53,7 @@ def _hidden(op: OpView, gates: int) -> int:
         return hidden_size if hidden_size > 0 else states[0].shape[-1]
     weights = [t for t in _weights(op) if len(t.shape) == 2]
     if not weights:
-        raise DoesNotFit("the size of the state is not recorded")
+        raise DoesNotFit("the size of the state was not recorded")
     return max(1, weights[0].shape[0] // gates)
 
 
@@ -84,7 +84,7 @@ def _layers(op: OpView, *, factor: int) -> list[KernelCall]:
     """
 )
 def layers(op: OpView) -> Iterable[KernelCall]:
-    """All layers, directions and steps."""
+    """All layers, directions and steps of the forward."""
     return _layers(op, factor=1)
 
 
@@ -95,7 +95,7 @@ def layers(op: OpView) -> Iterable[KernelCall]:
     """
 )
 def layers_backward(op: OpView) -> Iterable[KernelCall]:
-    """Twice the forward pass's products: gradients to inputs and to weights."""
+    """Twice the forward's products: gradients of the inputs and of the weights."""
     return _layers(op, factor=2)
 
 
@@ -107,7 +107,7 @@ def layers_backward(op: OpView) -> Iterable[KernelCall]:
     """
 )
 def cell(op: OpView) -> Iterable[KernelCall]:
-    """One step: products of input and state, and the gates."""
+    """One step: the products with input and state, and the gates."""
     gates = _mode_gates(op)
     source, weight = op.meta("input", at=0), op.meta("w_ih", at=2)
     if source is None or weight is None or len(weight.shape) != 2:
@@ -127,7 +127,7 @@ def cell(op: OpView) -> Iterable[KernelCall]:
     """
 )
 def gates_alone(op: OpView) -> Iterable[KernelCall]:
-    """The gates of a cell, after or before its products: every tensor passes once."""
+    """Only the gates of a cell, without its products: every tensor is read or written once."""
     if not op.tensors:
         raise DoesNotFit("gates need tensors")
     inputs = [op.packed(t) for t in op.tensors]

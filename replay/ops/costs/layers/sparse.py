@@ -1,5 +1,5 @@
 # pyright: strict
-"""Lowering of attention to keys that an indexer chose, of the indexer, and of projections to and from a latent."""
+"""Lowering of sparse attention to the keys that an indexer selects, of the indexer, and of latent (MLA) projections."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def _is_heads_second(op: OpView) -> bool:
 
 
 def _rows_and_keys(op: OpView, q: TensorMeta, k: TensorMeta) -> tuple[int, int, int]:
-    """(queries of all heads and sequences, query heads, keys of a sequence at most)."""
+    """Return (queries of all heads and sequences, query heads, maximum keys per sequence)."""
     heads_second = _is_heads_second(op) and len(q.shape) == 4
     heads = q.shape[1] if heads_second else q.shape[-2]
     paged = op.meta("block_table", "ori_block_table")
@@ -32,7 +32,7 @@ def _rows_and_keys(op: OpView, q: TensorMeta, k: TensorMeta) -> tuple[int, int, 
 
 
 def chosen_keys(op: OpView) -> Iterable[KernelCall]:
-    """Each query meets as many keys as its row of indices has, or blocks of them; read row by row."""
+    """Attention of each query to the keys, or blocks of keys, in its row of indices; keys are read row by row."""
     q = op.need("query", "q", at=0, rank=3)
     k = op.need("key", "ori_kv", at=1, rank=3)
     rows, heads, keys = _rows_and_keys(op, q, k)
@@ -57,7 +57,7 @@ def chosen_keys(op: OpView) -> Iterable[KernelCall]:
 
 
 def _parted(op: OpView, operands: list[TensorSpec], size: int) -> list[KernelCall]:
-    """What lays tensors as the kernel takes them: rotated and other parts apart, tokens before heads."""
+    """Return the kernels that prepare tensors: Slice separates the rotary part, Transpose moves tokens first."""
     parted = [t for t in operands if _value_in_key(t, size)]
     turned = [t for t in operands if _is_heads_second(op) and len(t.shape) == 4 and min(t.shape[1:3]) > 1]
     slices = [kernel("Slice", [t], [t]) for t in parted if op.meta("query_rope", "key_rope") is None]
@@ -65,12 +65,12 @@ def _parted(op: OpView, operands: list[TensorSpec], size: int) -> list[KernelCal
 
 
 def _value_in_key(tensor: TensorSpec, size: int) -> bool:
-    """Whether a latent and what is rotated of it lie in one row: 512 and 64 of 576."""
+    """Check whether the latent and its rotary part share one row, e.g. 512 + 64 = 576."""
     return size >= LATENT and tensor.shape[-1] > size
 
 
 def choice_of_keys(op: OpView) -> Iterable[KernelCall]:
-    """Scores of all heads, weighted and added up, then the largest of each query: a product on the cube and TopKV2."""
+    """Indexer: weighted sum of all heads' scores, then top-k per query: a product on the cube and TopKV2."""
     q, k = op.need("query", at=0, rank=3), op.need("key", at=1, rank=3)
     rows, heads, keys = _rows_and_keys(op, q, k)
     queries = rows // heads
@@ -88,8 +88,11 @@ def choice_of_keys(op: OpView) -> Iterable[KernelCall]:
 
 
 def latent_projections(op: OpView) -> Iterable[KernelCall]:
-    """The four products of MLA before attention in one kernel: to the query's latent and up, into keys' space, and to
-    the keys' latent. Weights of so few tokens decide: each passes once."""
+    """MLA's four products before attention in one kernel: query to latent, latent to query, into key space, key to
+    latent.
+
+    For so few tokens the weights dominate: each weight is read once.
+    """
     x = op.need("token_x", at=0, rank=2)
     down, up = op.need("weight_dq", at=1, rank=2), op.need("weight_uq_qr", at=2, rank=2)
     keys, latent = op.need("weight_uk", at=3, rank=3), op.need("weight_dkv_kr", at=4, rank=2)

@@ -1,7 +1,7 @@
 # pyright: strict
 """Lowering of state-space layers: causal convolutions over a few steps, and selective scans.
 
-CANN has no kernel of these: they are costed as passes over all rows, one for each tap or state.
+CANN has no kernels for them: the cost is one pass over all rows per tap or state.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ PASSES = "no kernel of CANN does this: costed as a pass over all rows for each"
 
 
 def causal_convolution(op: OpView) -> Iterable[KernelCall]:
-    """A product and sum for each tap, and the activation: x (..., D, L), weight (D, taps), or both turned on NPUs."""
+    """A multiply-add per tap, and the activation: x (..., D, L), weight (D, taps), or both transposed on NPUs."""
     x, weight = op.need("x", at=0, rank=1), op.need("weight", rank=2)
     tap_count = max(1, min(weight.shape[-2:]))
     op.assume(f"{PASSES} of {tap_count} taps")
@@ -26,7 +26,7 @@ def causal_convolution(op: OpView) -> Iterable[KernelCall]:
 
 
 def selective_scan(op: OpView) -> Iterable[KernelCall]:
-    """A decay, a product with the input and one with the output for each state: u (..., D, L), A (D, states)."""
+    """Per state, a decay, a product with the input and a product with the output: u (..., D, L), A (D, states)."""
     u, decay = op.need("u", at=0, rank=2), op.need("A", rank=2)
     states = max(1, decay.shape[-1])
     op.assume(f"{PASSES} of {states} states")
@@ -39,8 +39,11 @@ CHUNK = 64
 
 
 def delta_rule(op: OpView) -> Iterable[KernelCall]:
-    """The gated delta rule: step by step every sequence's state passes once; in chunks products within each and with
-    the states between them, at the pace of attention."""
+    """Gated delta rule, recurrent or chunked.
+
+    Recurrent: every sequence's state is read and written at each step. Chunked: products within each chunk and with the
+    states between chunks, at the speed of attention.
+    """
     q, v = op.need("query", "q", at=0, rank=3), op.need("value", "v", "u", at=2, rank=3)
     k = op.need("key", "k", at=1, rank=3)
     rows, out = prod(v.shape[:-1]), op.output(spec(v.shape, v.dtype))
@@ -58,7 +61,7 @@ def delta_rule(op: OpView) -> Iterable[KernelCall]:
 
 
 def mixed_streams(op: OpView) -> Iterable[KernelCall]:
-    """Hyper-connections: streams (..., n, D) mixed into one, or one spread over them; every tensor passes once."""
+    """Hyper-connections: mix streams (..., n, D) into one, or spread one over them; one pass per tensor."""
     x = op.widest(rank=2)
     wide = spec(x.shape, x.dtype)
     one = spec((*x.shape[:-2], x.shape[-1]), x.dtype)

@@ -30,13 +30,13 @@ def _indices(op: OpView, *names: str) -> list[TensorMeta]:
 def _index(op: OpView, *names: str) -> TensorMeta:
     indices = _indices(op, *names)
     if not indices:
-        raise DoesNotFit("no indices are recorded")
+        raise DoesNotFit("no indices were recorded")
     return indices[0]
 
 
 @costs("aten::embedding aten::index_select aten::embedding_renorm")
 def rows_of_table(op: OpView) -> Iterable[KernelCall]:
-    """GatherV2: whole rows; those shorter than a block are picked in the memory of cores, as GatherElements does."""
+    """GatherV2: whole rows; rows shorter than a block are picked in the cores' memory, as GatherElements does."""
     table = op.need("weight", "self", at=0)
     index = _indices(op, "indices", "index")
     picked = index[0].shape if index else (1,)
@@ -56,8 +56,11 @@ def rows_of_table(op: OpView) -> Iterable[KernelCall]:
 
 @costs("aten::gather aten::take_along_dim aten::take")
 def single_elements(op: OpView) -> Iterable[KernelCall]:
-    """GatherElements: single elements of rows; along another dimension than the last all is turned before and after,
-    unless fewer blocks are read than the table has."""
+    """GatherElements: single elements of rows.
+
+    For a dimension other than the last, the data is transposed before and after, unless fewer blocks are read than the
+    table has.
+    """
     table = op.need("self", at=0)
     index = _index(op, "index")
     out = op.output(spec(index.shape, table.dtype))
@@ -81,14 +84,14 @@ def single_elements(op: OpView) -> Iterable[KernelCall]:
 
 
 def _turned(tensor: TensorSpec, dim: int, *, back: bool) -> KernelCall:
-    """A dimension made innermost, or put back, where cores do not load single elements."""
+    """Return the transpose that makes `dim` innermost (or restores it), if cores cannot load single elements."""
     pair, sizes = [tensor, _innermost(tensor, dim)], (tensor.shape[dim], prod(tensor.shape[dim + 1 :]))
     before, after = reversed(pair) if back else pair
     return kernel("Transpose", [before], [after], forward=True, swapped=sizes[::-1] if back else sizes)
 
 
 def _along(op: OpView, table: TensorMeta) -> tuple[int, ...]:
-    """The dimension that indices are of, and those inside of it; the whole table as one without one."""
+    """Return the sizes of the indexed dimension and those inside it; the flat table's size if there is none."""
     if not table.shape or op.op.name.split(".")[0].rstrip("_") in ("aten::take", "aten::put"):
         return (prod(table.shape),)
     return table.shape[op.integer("dim", default=0) % len(table.shape) :]
@@ -103,33 +106,38 @@ on a 910B2, hicann/cann-bench)."""
 
 
 def _accesses(n: int, along: int, dtype: str, together: int = TOGETHER) -> int:
-    """What n single elements count as: each by itself that lies outside the part of the dimension which the memory of a
-    core holds, so that it is fetched from or put into the device's, which is assumed; else `together` of them as one.
+    """Return the number of memory accesses for n single elements.
+
+    Elements in the part of the dimension that fits in a core's memory count as one access per `together` elements (this
+    size is assumed). Each element outside that part is fetched from or written to device memory by its own access.
     """
     outside = 1.0 - UNIFIED_BUFFER / 2 / max(1, along * itemsize(dtype))
     return max(n // together + 1, round(n * outside))
 
 
 def _picks(op: OpView, table: TensorMeta, index: TensorMeta) -> int:
-    """Elements that an index picks along the dimension that it is of; all of them where the table counts as one."""
+    """Return the number of elements that an index picks along its dimension; all elements if the table counts as
+    flat.
+    """
     along = _along(op, table)
     is_flat = len(along) != len(table.shape) - op.integer("dim", default=0) % max(1, len(table.shape))
     return elements(index) if is_flat or len(index.shape) != len(table.shape) else index.shape[-len(along)]
 
 
 def _span(along: int, picks: int, dtype: str) -> int:
-    """Elements of a dimension that a core must hold to reach `picks` of them: the blocks in which they lie, however
-    long the dimension is."""
+    """Return how many elements of a dimension a core must hold to reach `picks` of them: the elements of their blocks,
+    at most the dimension's length.
+    """
     return min(along, picks * max(1, BLOCK // itemsize(dtype)))
 
 
 def _is_few(count: int, table: TensorMeta) -> bool:
-    """Whether single elements lie in fewer blocks than the table has, so that most of it is not touched."""
+    """Check whether single elements touch fewer blocks than the table has, so that most of it is not read."""
     return count * BLOCK < elements(table) * itemsize(table.dtype)
 
 
 class _Picked(NamedTuple):
-    """What an indexed call picks of a table."""
+    """Elements of a table that an indexed call picks."""
 
     rows: int
     """Places that it picks."""
@@ -142,7 +150,7 @@ class _Picked(NamedTuple):
 
 
 def _picked(op: OpView, table: TensorMeta) -> _Picked:
-    """Places and elements at each. A mask covers as many dimensions as it has."""
+    """Return the number of picked positions and the elements at each. A mask covers as many dimensions as it has."""
     arg = op.args.get("indices")
     places = arg.tensors if arg is not None and any(arg.tensors) else tuple(_indices(op, "indices"))
     covered = _covered(places)
@@ -156,7 +164,7 @@ def _picked(op: OpView, table: TensorMeta) -> _Picked:
 
 
 def _covered(places: Sequence[TensorMeta | None]) -> set[int]:
-    """Dimensions of the table that indices and masks are of; the first where no list was recorded."""
+    """Return the table dimensions that indices and masks cover; the first dimension if no list was recorded."""
     covered: set[int] = set()
     dim = 0
     for meta in places:
@@ -167,7 +175,7 @@ def _covered(places: Sequence[TensorMeta | None]) -> set[int]:
 
 
 def _true_rows(op: OpView, masks: Sequence[TensorMeta], inner: int) -> int:
-    """How many elements of masks are true, by the result or what is put; else half of them, which is said."""
+    """Return the number of True mask elements, from the result or the values; otherwise assume and note half."""
     moved = op.op.outputs[0] if op.op.outputs else None
     if "values" in op.args:
         values = op.meta("values")
@@ -196,7 +204,7 @@ def index(op: OpView) -> Iterable[KernelCall]:
     """
 )
 def index_put(op: OpView) -> Iterable[KernelCall]:
-    """IndexPutV2: values written where indices say."""
+    """IndexPutV2: write values at the indices."""
     table = op.need("self", at=0)
     picked = _picked(op, table)
     moved = picked.rows * picked.inner * itemsize(table.dtype)
@@ -208,7 +216,7 @@ def index_put(op: OpView) -> Iterable[KernelCall]:
 
 
 def copied(op: OpView, table: TensorSpec) -> list[KernelCall]:
-    """Return the copy that an op makes of the tensor it writes to; none where it works in place."""
+    """Return the copy that an out-of-place op makes of the tensor it writes to; empty for in-place ops."""
     in_place = op.op.name.split(".")[0].endswith(("_", "_impl")) or any(arg.mutated for arg in op.op.args)
     return [] if in_place else [kernel("TensorMove", [table], [table])]
 
@@ -219,7 +227,7 @@ def copied(op: OpView, table: TensorSpec) -> list[KernelCall]:
     """
 )
 def scatter(op: OpView) -> Iterable[KernelCall]:
-    """ScatterElements: single elements put where an index says; the rest of the table is not touched."""
+    """ScatterElements: write single elements at an index; the rest of the table is not touched."""
     table = op.need("self", at=0)
     index = _indices(op, "index")
     source = op.meta("src", "source", "value", "updates")
@@ -239,10 +247,10 @@ def scatter(op: OpView) -> Iterable[KernelCall]:
 
 @costs("aten::index_add aten::index_copy aten::index_fill aten::index_reduce")
 def rows_put(op: OpView) -> Iterable[KernelCall]:
-    """ScatterUpdate: rows along a dimension put where an index says; the rest of the table is not touched.
+    """ScatterUpdate: write rows along a dimension at an index; the rest of the table is not touched.
 
-    Rows shorter than a block are put one element at a time. If that takes as many blocks as the table has, the table is
-    turned instead, so that they lie together.
+    Rows shorter than a block are written one element at a time. If that takes as many blocks as the table has, the
+    table is transposed instead, so that each row is contiguous.
     """
     table = op.need("self", at=0)
     index = _indices(op, "index")
@@ -271,7 +279,9 @@ def rows_put(op: OpView) -> Iterable[KernelCall]:
 
 @costs("aten::masked_scatter")
 def masked_scatter(op: OpView) -> Iterable[KernelCall]:
-    """The places of the mask's true elements, which AI cores have no kernel for, and what is put there."""
+    """Find the mask's True elements and write the source elements there, on AI CPUs: AI cores have no kernel for
+    this.
+    """
     table = op.need("self", at=0)
     work = elements(op.need("mask", at=1)) + prod(table.shape)
     op.assume("that no AI core does it was never measured")
@@ -285,7 +295,7 @@ def masked_scatter(op: OpView) -> Iterable[KernelCall]:
     """
 )
 def gather_backward(op: OpView) -> Iterable[KernelCall]:
-    """A cleared tensor, and the gradient added where indices say."""
+    """Clear a tensor, then add the gradient at the indices."""
     grad = op.need("grad", "grad_output", at=0)
     base = op.meta("self")
     sizes = base.shape if base is not None else op.integers("self_sizes", "sizes") or grad.shape
@@ -305,7 +315,7 @@ def gather_backward(op: OpView) -> Iterable[KernelCall]:
     """
 )
 def embedding_backward(op: OpView) -> Iterable[KernelCall]:
-    """Sort of the indices, a cleared table, and EmbeddingDenseGradV2."""
+    """Sort the indices, clear the table, and run EmbeddingDenseGradV2."""
     grad = op.need("grad_output", "grad", at=0)
     index = _index(op, "indices")
     width = grad.shape[-1] if grad.shape else 1
@@ -325,7 +335,7 @@ def embedding_backward(op: OpView) -> Iterable[KernelCall]:
 
 @costs("aten::_embedding_bag aten::embedding_bag aten::_embedding_bag_forward_only")
 def embedding_bag(op: OpView) -> Iterable[KernelCall]:
-    """EmbeddingBag: rows gathered and summed."""
+    """EmbeddingBag: gather and sum rows."""
     table = op.need("weight", at=0)
     index = _index(op, "indices")
     width = table.shape[-1] if table.shape else 1
@@ -339,7 +349,7 @@ def embedding_bag(op: OpView) -> Iterable[KernelCall]:
 
 @costs("aten::_embedding_bag_per_sample_weights_backward")
 def bag_weights_backward(op: OpView) -> Iterable[KernelCall]:
-    """For each index the product of a row with its bag's gradient."""
+    """For each index, the dot product of a row with its bag's gradient."""
     grad, index = op.need("grad", at=0), _index(op, "indices")
     rows = spec((max(1, elements(index)), grad.shape[-1] if grad.shape else 1), grad.dtype)
     moved = elements(rows) * itemsize(rows.dtype)
@@ -350,7 +360,7 @@ def bag_weights_backward(op: OpView) -> Iterable[KernelCall]:
 
 @costs("aten::topk aten::sort aten::argsort aten::msort")
 def sort(op: OpView) -> Iterable[KernelCall]:
-    """Sort or TopKV2 along one dimension, turned innermost where it is not."""
+    """Sort or TopKV2 along one dimension; a dimension that is not innermost is transposed first."""
     source = op.packed(op.need("self", "input", at=0))
     rank = max(1, len(source.shape))
     dim = (0 if "msort" in op.op.name else op.integer("dim", default=-1)) % rank
@@ -371,7 +381,7 @@ def _innermost(tensor: TensorSpec, dim: int) -> TensorSpec:
 
 @costs("aten::nonzero aten::argwhere aten::masked_select aten::nonzero_static aten::nonzero_numpy")
 def nonzero(op: OpView) -> Iterable[KernelCall]:
-    """NonZero; how many there are is contents: half is taken."""
+    """NonZero; the number of nonzeros depends on the contents: half is assumed."""
     source = op.need("self", at=0)
     n = elements(source)
     op.note("number of nonzeros not recorded: half of the elements assumed")

@@ -77,7 +77,7 @@ def pad(op: OpView) -> Iterable[KernelCall]:
 
 @costs(*(f"aten::{kind}_pad{n}d_backward" for kind in ("reflection", "replication") for n in (1, 2, 3)))
 def pad_backward(op: OpView) -> Iterable[KernelCall]:
-    """The gradient without its border, to which what lay in the border is added."""
+    """Copy the gradient without its border, and add the border's gradient to it."""
     grad, base = op.dense("grad_output", at=0), op.meta("self", at=1)
     if grad is None or base is None:
         return []
@@ -106,7 +106,7 @@ def repeat(op: OpView) -> Iterable[KernelCall]:
     """
 )
 def rearranged(op: OpView) -> Iterable[KernelCall]:
-    """The same elements in another order."""
+    """Copy all elements in another order."""
     source = op.dense("self", at=0)
     if source is None:
         return []
@@ -125,7 +125,7 @@ def rearranged(op: OpView) -> Iterable[KernelCall]:
     """
 )
 def into_zeros(op: OpView) -> Iterable[KernelCall]:
-    """A cleared tensor and a copy into part of it."""
+    """Clear a tensor, then copy into part of it."""
     grad = op.meta("grad_output", "src", "grad", at=0)
     if grad is None:
         return []
@@ -139,14 +139,14 @@ def into_zeros(op: OpView) -> Iterable[KernelCall]:
 
 @costs("aten::slice_scatter aten::select_scatter aten::as_strided_scatter aten::diagonal_scatter")
 def into_copy(op: OpView) -> Iterable[KernelCall]:
-    """A copy of the tensor, and one into part of it."""
+    """Copy the tensor, then copy into part of the copy."""
     base, part = op.packed(op.need("self", "input", at=0)), op.packed(op.need("src", at=1))
     return [kernel("TensorMove", [base], [op.output(base)]), kernel("ViewCopy", [part], [part])]
 
 
 @costs("aten::diag aten::diag_embed aten::diagflat")
 def diagonal(op: OpView) -> Iterable[KernelCall]:
-    """A cleared tensor and a copy to its diagonal; of a matrix `diag` copies the diagonal out."""
+    """Clear a tensor, then copy to its diagonal; `diag` of a matrix copies the diagonal out."""
     source = op.dense("self", "input", at=0)
     if source is None:
         return []
@@ -171,7 +171,7 @@ def diagonal(op: OpView) -> Iterable[KernelCall]:
     """
 )
 def copied_view(op: OpView) -> Iterable[KernelCall]:
-    """A view that is copied out: Transpose where dimensions change places, Slice where it is a part."""
+    """Copy a view: Transpose for permuted dimensions, Slice for a part."""
     meta = op.meta("self", at=0)
     if meta is None:
         return []
@@ -191,7 +191,7 @@ def copied_view(op: OpView) -> Iterable[KernelCall]:
 
 
 def _turned(op: OpView, meta: TensorMeta) -> TensorMeta | None:
-    """The view with its dimensions in the order that the call asks for; None for views of other kinds."""
+    """Return the view with the permuted dimensions of the call, or None for other kinds of views."""
     kind, rank = op.op.name.partition(".")[0].removeprefix("aten::"), len(meta.shape)
     order = list(range(rank))
     if kind == "t_copy":
@@ -205,7 +205,7 @@ def _turned(op: OpView, meta: TensorMeta) -> TensorMeta | None:
     else:
         return None
     if sorted(order) != list(range(rank)):
-        raise DoesNotFit(f"dimensions {order} of a tensor of {rank}")
+        raise DoesNotFit(f"dimensions {order} do not fit a tensor of rank {rank}")
     strides = meta.strides or contiguous_strides(meta.shape)
     return TensorMeta(
         shape=tuple(meta.shape[i] for i in order), dtype=meta.dtype, strides=tuple(strides[i] for i in order)
@@ -214,12 +214,12 @@ def _turned(op: OpView, meta: TensorMeta) -> TensorMeta | None:
 
 @costs("aten::_foreach_clone")
 def clones(op: OpView) -> Iterable[KernelCall]:
-    """One copy for each tensor."""
+    """One copy per tensor."""
     return [kernel("TensorMove", [tensor], [tensor]) for tensor in map(op.packed, op.metas("self"))]
 
 
 def cache_write(op: OpView) -> Iterable[KernelCall]:
-    """New keys and values written to their slots of the cache: one row a token, whatever the size of the cache."""
+    """Write new keys and values to their slots of the cache: one row per token, whatever the cache size."""
     key = op.meta("key", "k", "updates", at=0)
     if key is None or not key.shape:
         return []
@@ -229,9 +229,9 @@ def cache_write(op: OpView) -> Iterable[KernelCall]:
 
 
 def slices_written(op: OpView) -> Iterable[KernelCall]:
-    """Scatter, or ScatterNdUpdate: slices, each lying together, put into a tensor where indices say.
+    """Scatter, or ScatterNdUpdate: write contiguous slices into a tensor at the indices.
 
-    Out of place the tensor is copied first; in place the rest of it is not touched.
+    Out of place, the tensor is copied first; in place, the rest of the tensor is not touched.
     """
     table, updates = op.need("self", at=0), op.need("updates", "update")
     index = op.need("indices", "indice")
@@ -249,7 +249,7 @@ def slices_written(op: OpView) -> Iterable[KernelCall]:
 
 
 def cache_copy(op: OpView) -> Iterable[KernelCall]:
-    """Blocks moved within or between caches: by the smallest operand, as lists of blocks are contents."""
+    """Move blocks within or between caches; the size is the smallest operand's, as block lists are contents."""
     metas = [t for t in op.tensors if t.dtype not in ("int64", "int32")]
     if not metas:
         return []

@@ -1,5 +1,5 @@
 # pyright: strict
-"""Ops that move nothing: views, metadata, allocation, and host-side bookkeeping."""
+"""Ops that move no data: views, metadata, allocation, and host-side bookkeeping."""
 
 from __future__ import annotations
 
@@ -53,5 +53,5 @@ _VIEWS = """
 )
 @costs_like(r"prim::")
 def view(op: OpView) -> Iterable[KernelCall]:
-    """Nothing runs on the device."""
+    """No device kernel."""
     return ()

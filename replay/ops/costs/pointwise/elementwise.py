@@ -26,7 +26,7 @@ ROW = 4096
 
 
 def one_kernel(kind: str, *, boolean: bool = False) -> Cost:
-    """A rule for one kernel that reads all tensors once and writes what they broadcast to."""
+    """Return a rule for one kernel that reads all tensors once and writes their broadcast shape."""
 
     def rule(op: OpView) -> Iterable[KernelCall]:
         inputs = [op.packed(t) for t in op.tensors]
@@ -77,21 +77,21 @@ costs_by_kernel(
 
 
 def over_the_bus(op: OpView) -> bool:
-    """Whether the recorded device spent most of an op's time on copies from or to the host."""
+    """Check whether the recorded device spent most of an op's time on copies from or to the host."""
     kernels = op.op.recorded.kernels
     copied = sum(k.total_us for k in kernels if _HOST_COPY.search(k.name))
     return copied > 0.5 * sum(k.total_us for k in kernels)
 
 
 def host_copy(op: OpView, source: TensorSpec, target: TensorSpec) -> list[KernelCall]:
-    """A copy between host and device, which the bus decides."""
+    """Return a copy between host and device, whose time depends on the bus."""
     pageable = any("pageable" in k.name.lower() for k in op.op.recorded.kernels)
     op.note("copied between host and device" + (", from or to the host's pageable memory" if pageable else ""))
     return [kernel("MemcpyAsync", [source], [target], core="HOST", pageable=pageable)]
 
 
 def cast_or_copy(op: OpView, source_name: tuple[str, ...], target_dtype: str | None) -> list[KernelCall]:
-    """A change of dtype, of layout, or a plain copy."""
+    """Return a dtype cast, a layout change, or a plain copy."""
     meta = op.meta(*source_name, at=0)
     if meta is None:
         return []
@@ -135,7 +135,7 @@ def _wanted_dtype(op: OpView) -> str | None:
     *(f"aten::_cast_{name}" for name in CASTS),
 )
 def cast(op: OpView) -> Iterable[KernelCall]:
-    """Cast to the dtype asked for; TensorMove where only device or memory format change."""
+    """Cast to the requested dtype; TensorMove if only device or memory format changes."""
     other = op.meta("other")
     named = CASTS.get(op.op.name.removeprefix("aten::_cast_"))
     wanted = other.dtype if other is not None else named or _wanted_dtype(op)
@@ -150,7 +150,7 @@ def cast(op: OpView) -> Iterable[KernelCall]:
 
 @costs("aten::copy_ aten::copy aten::_copy_from aten::_copy_from_and_resize")
 def copy(op: OpView) -> Iterable[KernelCall]:
-    """Copy src over self: Cast where dtypes differ, a strided copy where layouts do."""
+    """Copy src to self: Cast if the dtypes differ, a strided copy if the layouts differ."""
     target, source = op.meta("self", at=0), op.meta("src", at=1)
     if target is None or source is None:
         return []
@@ -170,7 +170,7 @@ def copy(op: OpView) -> Iterable[KernelCall]:
 
 @costs("aten::clone aten::contiguous aten::reshape aten::ravel")
 def clone(op: OpView) -> Iterable[KernelCall]:
-    """A copy; nothing where a view does."""
+    """A copy; no kernel if a view is enough."""
     meta = op.meta("self", "input", at=0)
     if meta is None or (op.op.name != "aten::clone" and is_contiguous(meta)):
         return []
@@ -181,7 +181,7 @@ def _halves(op: OpView, kind: str) -> list[KernelCall]:
     # vLLM names the output first, SGLang and aiter vary: the wider tensor is the input.
     metas = sorted((t for t in op.tensors if t.shape), key=lambda t: -t.shape[-1])
     if not metas:
-        raise DoesNotFit("no tensor has halves")
+        raise DoesNotFit("no tensor can be split into halves")
     source = metas[0]
     halved = op.integer("dim", default=-1) % len(source.shape)
     shape = (*source.shape[:halved], source.shape[halved] // 2, *source.shape[halved + 1 :])
@@ -196,7 +196,7 @@ BLOCK_BYTES = 32
 def swiglu(op: OpView) -> Iterable[KernelCall]:
     """SwiGlu on a tensor whose halves are gate and value.
 
-    A 910B cuts off a half first where the halves are rows that do not fill blocks (hicann/cann-bench names a Slice).
+    A 910B runs a Slice first if the halves are rows that do not fill blocks (hicann/cann-bench names it).
     """
     (glu,) = _halves(op, "SwiGlu")
     source, half = glu.inputs[0], glu.outputs[0]
@@ -217,20 +217,20 @@ def geglu(op: OpView) -> Iterable[KernelCall]:
 def swiglu_backward(op: OpView) -> Iterable[KernelCall]:
     """SwiGluGrad or GeGluGradV2."""
     if not op.tensors:
-        raise DoesNotFit("no tensor is recorded")
+        raise DoesNotFit("no tensor was recorded")
     inputs = [op.packed(t) for t in op.tensors]
     kind = "SwiGluGrad" if "swiglu" in op.op.name else "GeGluGradV2"
     return [kernel(kind, inputs, [max(inputs, key=lambda s: len(s.shape) and s.shape[-1])])]
 
 
 def vendor_activation(op: OpView) -> Iterable[KernelCall]:
-    """An activation under another name."""
+    """An activation under a vendor's name."""
     source = op.packed(op.need(at=max(0, len(op.tensors) - 1)))
     return [kernel("Gelu" if "gelu" in op.op.name else "Swish", [source], [source])]
 
 
 def rope(op: OpView) -> Iterable[KernelCall]:
-    """Rotary embedding of queries and, where given, keys: one kernel each."""
+    """Rotary embedding of queries and, if given, keys: one kernel each."""
     metas = [t for t in op.tensors if t.dtype not in ("int64", "int32") and len(t.shape) >= 2]
     named = [t for t in (op.meta("query", "q", "self", "x"), op.meta("key", "k")) if t is not None]
     turned = named or metas[:2]
@@ -246,7 +246,7 @@ def rope_backward(op: OpView) -> Iterable[KernelCall]:
 
 def _rope_of(op: OpView, kind: str, source: TensorSpec) -> KernelCall:
     if not source.shape:
-        raise DoesNotFit("nothing of a scalar can be turned")
+        raise DoesNotFit("a scalar cannot be rolled or flipped")
     table = spec((source.shape[0], source.shape[-1]), source.dtype)
     return kernel(kind, [source, table, table], [source])
 
@@ -258,7 +258,7 @@ def _rope_of(op: OpView, kind: str, source: TensorSpec) -> KernelCall:
     """
 )
 def quantize(op: OpView) -> Iterable[KernelCall]:
-    """AscendQuantV2: a given scale."""
+    """AscendQuantV2 with a given scale."""
     source = _wide_float(op)
     return [kernel("AscendQuantV2", [source], [spec(source.shape, "int8")])]
 
@@ -271,7 +271,7 @@ def quantize(op: OpView) -> Iterable[KernelCall]:
     """
 )
 def dynamic_quantize(op: OpView) -> Iterable[KernelCall]:
-    """DynamicQuant: a scale per row is computed."""
+    """DynamicQuant: compute a scale per row, and quantise."""
     source = _wide_float(op)
     return [kernel("DynamicQuant", [source], [spec(source.shape, "int8"), spec(source.shape[:-1], "float32")])]
 
@@ -288,7 +288,7 @@ MX_BLOCK = 32
 
 
 def quantised(op: OpView, source: TensorSpec) -> TensorSpec:
-    """The numbers that a quantisation to the argument `dst_type` writes."""
+    """Return the quantised output, in the dtype of the argument `dst_type`."""
     code = op.integer("dst_type", default=36)
     if code in FP4_CODES and source.shape:
         return spec((*source.shape[:-1], -(-source.shape[-1] // 2)), "uint8")
@@ -296,7 +296,7 @@ def quantised(op: OpView, source: TensorSpec) -> TensorSpec:
 
 
 def mx_quantised(op: OpView, source: TensorSpec) -> tuple[TensorSpec, TensorSpec]:
-    """These numbers, and a scale of a byte for each block."""
+    """Return the quantised output and its scales, one byte per block."""
     return quantised(op, source), spec((-(-prod(source.shape) // MX_BLOCK),), "uint8")
 
 
@@ -306,7 +306,7 @@ cores (950PR, hicann/cann-bench)."""
 
 
 def both_axes_quantize(op: OpView) -> Iterable[KernelCall]:
-    """DynamicMxQuantWithDualAxis: a tile after the other, quantised along rows and along columns."""
+    """DynamicMxQuantWithDualAxis: quantise along rows and along columns, tile by tile."""
     meta = op.need("input", "x", at=0, rank=2)
     source = spec(meta.shape, meta.dtype)
     height, width = meta.shape[-2:]
@@ -325,7 +325,7 @@ def both_axes_quantize(op: OpView) -> Iterable[KernelCall]:
 
 
 def _row_groups(op: OpView, rows: int) -> tuple[int, int]:
-    """Groups of rows, and the rows of the largest: as the argument says, else of groups of one size."""
+    """Return the number of row groups and the rows of the largest group, from the argument or with equal groups."""
     ends = op.integers("group_list")
     if ends:
         counted = op.integer("group_list_type", default=0) != 0
@@ -336,12 +336,12 @@ def _row_groups(op: OpView, rows: int) -> tuple[int, int]:
 
 
 def grouped_block_quantize(op: OpView) -> Iterable[KernelCall]:
-    """GroupedDynamicBlockQuant: a core takes the columns of blocks of a group and walks down its rows of blocks."""
+    """GroupedDynamicBlockQuant: a core takes the block columns of a group and iterates over its block rows."""
     meta = op.need("x", "input", at=0, rank=2)
     groups, rows = _row_groups(op, meta.shape[-2])
     height, width = op.integer("row_block_size", default=1), op.integer("col_block_size", default=128)
     if height < 1 or width < 1:
-        raise DoesNotFit("blocks without elements")
+        raise DoesNotFit("blocks have no elements")
     source = spec(meta.shape, meta.dtype)
     columns = max(1, prod(meta.shape[:-2]) * groups * -(-meta.shape[-1] // width))
     steps = -(-rows // height)
@@ -361,12 +361,12 @@ def grouped_block_quantize(op: OpView) -> Iterable[KernelCall]:
 def _wide_float(op: OpView) -> TensorSpec:
     floats = [t for t in op.tensors if t.dtype in ("float16", "bfloat16", "float32") and t.shape]
     if not op.tensors:
-        raise DoesNotFit("no tensor is recorded")
+        raise DoesNotFit("no tensor was recorded")
     meta = max(floats or op.tensors, key=lambda t: (len(t.shape) > 0, prod(t.shape)))
     return in_rows(spec(meta.shape, meta.dtype))
 
 
 def in_rows(tensor: TensorSpec) -> TensorSpec:
-    """A long vector in rows: kernels that work by rows and keep no value of a whole row deal it out to all cores."""
+    """Return a long vector reshaped to rows: row kernels without per-row values split a vector over all cores."""
     n = prod(tensor.shape)
     return spec((-(-n // ROW), ROW), tensor.dtype) if len(tensor.shape) == 1 and n > ROW else tensor

@@ -31,7 +31,7 @@ def _full(op: OpView, inputs: list[TensorSpec]) -> TensorSpec:
     """
 )
 def pointwise_loss(op: OpView) -> Iterable[KernelCall]:
-    """An elementwise difference and, unless elements are kept, its mean or sum."""
+    """An elementwise difference and its mean or sum, unless the loss is unreduced."""
     inputs = [op.packed(t) for t in op.tensors]
     full = _full(op, inputs)
     kernels = [kernel("Sub", inputs, [full])]
@@ -48,7 +48,7 @@ def pointwise_loss(op: OpView) -> Iterable[KernelCall]:
     """
 )
 def pointwise_loss_backward(op: OpView) -> Iterable[KernelCall]:
-    """The gradient of every element in one kernel; that of the loss is written out for each of them first."""
+    """All elements' gradients in one kernel, after the loss gradient is broadcast to every element."""
     inputs = [op.packed(t) for t in op.tensors]
     kind, full = "SigmoidGrad" if "cross_entropy" in op.op.name else "Sub", op.output(_full(op, inputs))
     if "mse_loss" in op.op.name:
@@ -63,7 +63,7 @@ def pointwise_loss_backward(op: OpView) -> Iterable[KernelCall]:
     """
 )
 def nll_loss(op: OpView) -> Iterable[KernelCall]:
-    """NLLLoss touches one score a sample, the margin losses all of them; what it adds up is cleared before."""
+    """NLLLoss reads one score per sample, margin losses read all scores; the accumulator is cleared first."""
     x = op.need("self", at=0)
     samples = prod(x.shape) // max(1, x.shape[1]) if len(x.shape) > 1 else 1  # scores are (N, C, ...)
     labels, loss = spec((samples,), "int64"), spec((), x.dtype)
@@ -80,7 +80,7 @@ READ_TOGETHER = 128
 
 
 def _picked(x: TensorMeta, samples: int, labels: TensorSpec, loss: TensorSpec) -> KernelCall:
-    """NLLLoss of one score a sample, each read by itself."""
+    """Return NLLLoss of one score per sample, each read separately."""
     apart = x.shape[1] * itemsize(x.dtype) if len(x.shape) == 2 else itemsize(x.dtype)
     reads = max(1, -(-samples * min(apart, READ_TOGETHER) // READ_TOGETHER))
     scores = spec((samples, 1), x.dtype)
@@ -94,7 +94,7 @@ def _picked(x: TensorMeta, samples: int, labels: TensorSpec, loss: TensorSpec) -
     """
 )
 def nll_loss_backward(op: OpView) -> Iterable[KernelCall]:
-    """The gradient writes all scores."""
+    """Write the gradient of all scores."""
     x = op.need("self", at=1)
     full = spec(x.shape, x.dtype)
     return [kernel("NLLLossGrad", [full], [full])]
@@ -104,8 +104,9 @@ def nll_loss_backward(op: OpView) -> Iterable[KernelCall]:
 def cross_entropy(op: OpView) -> Iterable[KernelCall]:
     """LogSoftmaxV2 over the classes and NLLLoss of labels, or the sum of the products with probabilities.
 
-    Weights of 1 are written for labels, and the classes of images are turned to the end (the kernels that
-    hicann/cann-bench names). Smoothed labels add the sums of all classes (aten/src/ATen/native/LossNLL.cpp of PyTorch).
+    For labels, weights of 1 are written; for images, the class dimension is moved last (the kernels that
+    hicann/cann-bench names). Label smoothing adds the sums of all classes (aten/src/ATen/native/LossNLL.cpp of
+    PyTorch).
     """
     x, target, weight = op.need("self", "input", at=0), op.meta("target", at=1), op.meta("weight")
     source, smoothing = spec(x.shape, x.dtype), op.number("label_smoothing")
@@ -134,7 +135,7 @@ def cross_entropy(op: OpView) -> Iterable[KernelCall]:
 
 
 def fused_cross_entropy(op: OpView) -> Iterable[KernelCall]:
-    """CrossEntropyLoss: (N, C) scores once in, their log-softmax out."""
+    """CrossEntropyLoss: read (N, C) scores once, write their log-softmax."""
     x = op.need("input", "self", at=0)
     source = spec(x.shape, x.dtype)
     return [kernel("CrossEntropyLoss", [source], [source])]

@@ -1,5 +1,5 @@
 # pyright: strict
-"""Lowering of tensors made from nothing: constants, ranges, random numbers and dropout."""
+"""Lowering of generated tensors: constants, ranges, random numbers and dropout."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ SHAPED = frozenset({"self", "generator"})
 
 
 def _parameters(op: OpView, name: str) -> list[TensorSpec]:
-    """Tensors whose values say what is drawn: probabilities, rates, counts, means, deviations."""
+    """Return the tensors of distribution parameters: probabilities, rates, counts, means, deviations."""
     if name not in (
         "bernoulli",
         "normal",
@@ -95,8 +95,10 @@ def _parameters(op: OpView, name: str) -> list[TensorSpec]:
 
 @costs(*(f"aten::{name}" for name in RANDOM))
 def random(op: OpView) -> Iterable[KernelCall]:
-    """Random numbers: tensors of probabilities or rates are read by the kernel that draws; means and deviations are
-    applied to numbers drawn before. A Dirichlet distribution's are gammas over their sum."""
+    """Random numbers: the drawing kernel reads probabilities or rates; means and deviations are applied afterwards.
+
+    A Dirichlet distribution consists of gammas divided by their sum.
+    """
     name = op.op.name.removeprefix("aten::").split(".")[0].rstrip("_")
     kind = RANDOM[name]
     out = spec((op.integer("n", default=1),), "int64") if kind == "StatelessRandperm" else _made(op)
@@ -113,7 +115,7 @@ def random(op: OpView) -> Iterable[KernelCall]:
 
 @costs("aten::native_dropout aten::dropout aten::feature_dropout aten::alpha_dropout aten::feature_alpha_dropout")
 def dropout(op: OpView) -> Iterable[KernelCall]:
-    """DSAGenBitMask (a bit an element) and DropOutDoMask; nothing when not training."""
+    """DSAGenBitMask (one bit per element) and DropOutDoMask; no kernel outside training."""
     meta = op.meta("input", "self", at=0)
     training = op.value("train", "training")
     if meta is None or training is False or op.number("p") == 0:

@@ -1,4 +1,4 @@
-"""Lowering of products beyond plain ones: contractions, packed and sparse weights, pairwise distances, chains."""
+"""Lowering of other matrix products: contractions, packed and sparse weights, pairwise distances, chains."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def outer_sum(op: OpView) -> Iterable[KernelCall]:
     """
 )
 def same_as_matmul(op: OpView) -> Iterable[KernelCall]:
-    """A @ B; these cores have no sparse products, so zeros are multiplied too."""
+    """A @ B, dense: these cores have no sparse products, so zeros are multiplied as well."""
     a, b = _pair(op)
     if "sparse" in op.op.name or op.op.name in ("aten::smm", "aten::hspmm", "aten::spmm"):
         op.note("no sparse products on this SoC: costed as a dense one")
@@ -59,7 +59,7 @@ def sparse_sum(op: OpView) -> Iterable[KernelCall]:
         for b in metas:
             if a is not b and a.shape[1] == b.shape[0] and (not out or out[0].shape == (a.shape[0], b.shape[1])):
                 return [product(op, a, b)]
-    raise DoesNotFit("no two operands fit each other")
+    raise DoesNotFit("no two operands match")
 
 
 def _gemm(batch: int, m: int, n: int, k: int, dtype: str) -> KernelCall:
@@ -76,7 +76,7 @@ has it) and four squarings, which depend on contents and are assumed."""
 
 @costs("aten::matrix_exp aten::linalg_matrix_exp aten::matrix_exp_backward")
 def matrix_exponential(op: OpView) -> Iterable[KernelCall]:
-    """Products of the matrix with itself; the gradient is a part of the exponential of one twice as large."""
+    """Products of the matrix with itself; the gradient is a block of the exponential of a matrix of twice the size."""
     source = op.need("self", at=0, rank=2)
     size = source.shape[-1] * (2 if "backward" in op.op.name else 1)
     op.assume("how often the matrix is squared depends on its contents: four times assumed")
@@ -86,7 +86,7 @@ def matrix_exponential(op: OpView) -> Iterable[KernelCall]:
 
 @costs("aten::einsum")
 def einsum(op: OpView) -> Iterable[KernelCall]:
-    """Products of two operands at a time, from left to right; sizes from the equation, where it is known."""
+    """Pairwise products from left to right, with sizes from the equation if it is known."""
     equation = op.value("equation")
     metas = op.metas("tensors" if "tensors" in op.args else "operands")
     if not isinstance(equation, str) or "." in equation:
@@ -114,7 +114,7 @@ def einsum(op: OpView) -> Iterable[KernelCall]:
 
 @costs("aten::tensordot")
 def tensordot(op: OpView) -> Iterable[KernelCall]:
-    """One product over the dimensions that are named, or the one that the result tells."""
+    """One product over the given dimensions, or over the dimension derived from the result's shape."""
     a, b = _pair(op, rank=0)
     dims = [dim for dim in op.integers("dims_self") if -len(a.shape) <= dim < len(a.shape)]
     if not dims and op.outputs():
@@ -125,7 +125,7 @@ def tensordot(op: OpView) -> Iterable[KernelCall]:
 
 @costs("aten::bilinear")
 def bilinear(op: OpView) -> Iterable[KernelCall]:
-    """(N, I) by weights (O, I, J) as one product; its (N, O, J) times (N, 1, J), summed over J."""
+    """One product of (N, I) and weights (O, I, J); the result (N, O, J) times (N, 1, J), summed over J."""
     a, b, weight = op.need("input1", at=0, rank=1), op.need("input2", at=1), op.need("weight", at=2, rank=3)
     rows, (out, inner, other) = prod(a.shape[:-1]), weight.shape[:3]
     full, result = spec((rows, out, other), a.dtype), spec((rows, out), a.dtype)
@@ -135,11 +135,11 @@ def bilinear(op: OpView) -> Iterable[KernelCall]:
 
 @costs("aten::_trilinear")
 def contraction(op: OpView) -> Iterable[KernelCall]:
-    """One product of the first two operands: leading sizes that all have are a batch, inner ones are summed over."""
+    """One product of the first two operands: shared leading sizes are the batch, inner sizes are summed over."""
     a, b = _pair(op)
     sizes = op.outputs()
     if not sizes:
-        raise DoesNotFit("the result is not known")
+        raise DoesNotFit("the result is unknown")
     batch, matrices = 1, max(len(a.shape), len(b.shape)) <= 2  # which are multiplied, not a batch of rows
     for size_a, size_b, size_out in zip(a.shape, b.shape, sizes[0].shape, strict=False):
         if matrices or not size_a == size_b == size_out:
@@ -175,10 +175,10 @@ def power(op: OpView) -> Iterable[KernelCall]:
 
 @costs("aten::matmul_backward")
 def matmul_backward(op: OpView) -> Iterable[KernelCall]:
-    """Gradients to both operands."""
+    """Gradients of both operands."""
     grad, a, b = op.meta("grad", at=0), op.meta("self", at=1), op.meta("other", at=2)
     if grad is None or a is None or b is None or len(a.shape) < 2 or len(b.shape) < 2:
-        raise DoesNotFit("needs a gradient and two matrices")
+        raise DoesNotFit("a gradient and two matrices are needed")
     turned_a, turned_b = (_turned(t) for t in (a, b))
     return [product(op, grad, turned_b), product(op, turned_a, grad)]
 
@@ -191,14 +191,14 @@ def _turned(meta: TensorMeta) -> TensorMeta:
 
 @costs("aten::_foreach_mm")
 def list_of_products(op: OpView) -> Iterable[KernelCall]:
-    """A product for each pair of two lists."""
+    """One product per pair of two lists."""
     lhs, rhs = op.metas("self"), op.metas("mat2")
     return [product(op, a, b) for a, b in zip(lhs, rhs, strict=False)]
 
 
 @costs("aten::_euclidean_dist")
 def euclidean(op: OpView) -> Iterable[KernelCall]:
-    """All distances between two sets of rows: a product, and the squares added."""
+    """All distances between two sets of rows: one product, plus the sums of squares."""
     batch, m, n, k, dtype = _rows_compared(op)
     out = spec((*((batch,) if batch > 1 else ()), m, n), dtype)
     return [_gemm(batch, m, n, k, dtype), kernel("Sqrt", [out, out], [out])]
@@ -206,7 +206,7 @@ def euclidean(op: OpView) -> Iterable[KernelCall]:
 
 @costs("aten::cdist aten::_cdist_forward aten::pdist aten::_pdist_forward")
 def distances(op: OpView) -> Iterable[KernelCall]:
-    """Cdist: each row of one set beside each of the other, both written out for it, and the differences added up."""
+    """Cdist: write out all pairs of rows of the two sets, then sum the differences."""
     batch, m, n, k, dtype = _rows_compared(op)
     pairs = spec((batch, m, n, k), dtype)
     return [*_pairs_written(op, pairs), kernel("ReduceSum", [pairs, pairs], [spec((batch, m, n), dtype)])]
@@ -214,7 +214,7 @@ def distances(op: OpView) -> Iterable[KernelCall]:
 
 @costs("aten::_cdist_backward aten::_pdist_backward")
 def distances_backward(op: OpView) -> Iterable[KernelCall]:
-    """The same pairs, of which the gradient of each is added up over the rows of one set."""
+    """Write out all pairs of rows as for the forward, then sum the pairs' gradients over the rows of one set."""
     batch, m, n, k, dtype = _rows_compared(op, at=1)
     pairs, gradient = spec((batch, m, n, k), dtype), spec((batch, m, k), dtype)
     product_of_pairs = kernel("Mul", [pairs, pairs], [pairs])
@@ -222,14 +222,16 @@ def distances_backward(op: OpView) -> Iterable[KernelCall]:
 
 
 def _pairs_written(op: OpView, pairs: TensorSpec) -> list[KernelCall]:
-    """The rows of both sets, each beside each: (batch, rows, rows of the other, length)."""
+    """Return the kernels that write out all pairs of rows: (batch, rows of the first set, rows of the second,
+    length).
+    """
     op.assume("all pairs of rows are written out, as torch_npu is taken to do: never measured")
     batch, m, _, k = pairs.shape
     return [kernel("Tile", [spec((batch, m, 1, k), pairs.dtype)], [pairs])] * 2
 
 
 def _rows_compared(op: OpView, at: int = 0) -> tuple[int, int, int, int, str]:
-    """(batch, rows of one set, rows of the other, their length, dtype)."""
+    """Return (batch, rows of the first set, rows of the second set, row length, dtype)."""
     a = op.need("x1", "self", at=at, rank=2)
     b = op.meta("x2", at=at + 1) or a
     if len(b.shape) < 2:

@@ -1,5 +1,5 @@
 # pyright: strict
-"""Lowering of convolutions, forward and backward: layout conversions around the cube's own kernel."""
+"""Lowering of convolutions, forward and backward: layout conversions around the cube's kernel."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ FORWARD = (
 
 
 def c0_of(dtype: str) -> int:
-    """Channels that the cube's layout keeps together: 32 bytes of them, but 16 for 2-byte floats and 8 for float32."""
+    """Return the channels per block of the cube's layout: 32 bytes, but 16 for 2-byte floats and 8 for float32."""
     return 16 if dtype in HALF else 32 if dtype in ("int8", "uint8") else 8
 
 
@@ -39,7 +39,7 @@ def _pad(values: tuple[int, ...], n: int, default: int) -> tuple[int, ...]:
 
 
 class Sizes:
-    """A convolution as one over images: (N, C, H, W), other ranks folded into it."""
+    """Sizes of a convolution as a 2-D one: (N, C, H, W), other ranks folded into these four dimensions."""
 
     def __init__(self, op: OpView, source: TensorMeta, weight: TensorMeta, grad: TensorMeta | None = None) -> None:
         space = len(weight.shape) - 2
@@ -64,7 +64,7 @@ class Sizes:
         self.result = (batch, outs, *(max(1, x) for x in result))
 
     def _groups(self, source: TensorMeta, weight: TensorMeta, space: int) -> int:
-        """Of ops without that argument, such as depthwise ones: channels of the images over those of one filter."""
+        """Return the groups; without that argument (depthwise ops), image channels / channels of one filter."""
         return 1 if self.transposed else source.shape[-space - 1] // max(1, weight.shape[1])
 
     def _extent(self, op: OpView, extent: tuple[int, ...], space: int) -> tuple[int, ...]:
@@ -80,7 +80,7 @@ class Sizes:
         return tuple((x + 2 * p - d * (k - 1) - 1) // max(1, s) + 1 for x, k, s, p, d in rows)
 
     def plain(self, shape: tuple[int, ...]) -> TensorSpec:
-        """A feature map in torch's layout, depth folded into the batch and length into the width."""
+        """Return a feature map in torch's layout, depth folded into the batch and length into the width."""
         n, c, *extent = shape
         if len(extent) == 3:
             return spec((n * extent[0], c, extent[1], extent[2]), self.dtype, "NCHW")
@@ -88,35 +88,35 @@ class Sizes:
         return spec((n, c, height, width), self.dtype, "NCHW")
 
     def blocked(self, shape: tuple[int, ...]) -> TensorSpec:
-        """The same feature map in NC1HWC0."""
+        """Return a feature map in NC1HWC0."""
         n, c, height, width = self.plain(shape).shape
         c0 = c0_of(self.dtype)
         return spec((n, -(-c // c0), height, width, c0), self.dtype, "NC1HWC0")
 
     def weight(self) -> TensorSpec:
-        """The weight in torch's layout."""
+        """Return the weight in torch's layout."""
         return spec((self.cout, self.cin // self.groups or 1, prod(self.kernel)), self.dtype, "NCHW")
 
     def fractal(self) -> TensorSpec:
-        """The weight in FRACTAL_Z: (C1*Kh*Kw, N1, 16, C0)."""
+        """Return the weight in FRACTAL_Z: (C1*Kh*Kw, N1, 16, C0)."""
         c0 = c0_of(self.dtype)
         c1 = -(-max(1, self.cin // self.groups) // c0)
         return spec((c1 * prod(self.kernel), -(-self.cout // 16), 16, c0), self.dtype, "FRACTAL_Z")
 
 
 def trans_data(source: TensorSpec, target: TensorSpec) -> KernelCall:
-    """A change of layout."""
+    """Return a layout conversion."""
     return kernel("TransData", [source], [target])
 
 
 def _for_forward(source: TensorSpec, target: TensorSpec) -> KernelCall:
-    """A change of layout for a convolution forward, which cubes that read plain layouts do without."""
+    """Return a layout conversion for a forward convolution; cubes that read plain layouts do not need it."""
     return kernel("TransData", [source], [target], forward=True)
 
 
 @costs(*FORWARD)
 def forward(op: OpView) -> Iterable[KernelCall]:
-    """TransData of input and weight, the convolution, TransData of the result; bias rides along."""
+    """TransData of input and weight, the convolution, TransData of the result; the bias adds no kernel."""
     source, weight = op.need("input", "self", "grad_output", at=0), op.need("weight", at=1)
     sizes = Sizes(op, source, weight)
     bias = op.meta("bias")
@@ -164,13 +164,13 @@ BACKWARD = (
 
 
 def _of_size(op: OpView, name: str, like: TensorMeta | None) -> TensorMeta | None:
-    """What a call for one gradient names by its size alone."""
+    """Return a tensor that a single-gradient op describes only by its size, or None without a size."""
     sizes = op.integers(name)
     return TensorMeta(shape=sizes, dtype=like.dtype) if sizes and like is not None else None
 
 
 def _wanted(op: OpView) -> tuple[bool, bool, bool]:
-    """Which of the gradients to input, weight and bias are computed."""
+    """Return whether the gradients of input, weight and bias are computed."""
     name = op.op.name
     if name in TO_INPUT:
         return True, False, False
@@ -185,7 +185,7 @@ def _wanted(op: OpView) -> tuple[bool, bool, bool]:
 
 @costs(*BACKWARD, *TO_INPUT, *TO_WEIGHT)
 def backward(op: OpView) -> Iterable[KernelCall]:
-    """Gradients to input, weight and bias, as `output_mask` or the op's name asks for."""
+    """Gradients of input, weight and bias, as `output_mask` or the op's name requests."""
     grad = op.meta("grad_output", "grad")
     source = op.meta("input", "self") or _of_size(op, "self_size", grad)
     weight = op.meta("weight") or _of_size(op, "weight_size", grad) or _of_size(op, "weightsize", grad)
@@ -222,10 +222,10 @@ def backward(op: OpView) -> Iterable[KernelCall]:
 
 @costs("aten::conv_tbc")
 def time_batch_channels(op: OpView) -> Iterable[KernelCall]:
-    """A convolution of (T, B, C) with (K, C, O): a product over the time steps for each place of the window."""
+    """Convolution of (T, B, C) with (K, C, O): one product over the time steps per window position."""
     source, weight = op.meta("self", at=0), op.meta("weight", at=1)
     if source is None or weight is None or len(source.shape) != 3 or len(weight.shape) != 3:
-        raise DoesNotFit("needs a sequence and a weight")
+        raise DoesNotFit("a sequence and a weight are needed")
     rows, (window, ins, outs) = prod(source.shape[:2]), weight.shape
     a, b = spec((rows, ins), source.dtype), spec((ins, outs), weight.dtype)
     out = spec((rows, outs), source.dtype)

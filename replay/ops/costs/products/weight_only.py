@@ -1,7 +1,7 @@
 # pyright: strict
-"""Lowering of products whose weights alone are quantised: AWQ, GPTQ, Marlin, machete, allspark, torch's packed weights.
+"""Lowering of products with only the weights quantised: AWQ, GPTQ, Marlin, machete, allspark, torch's packed weights.
 
-The weights are read packed and unpacked to the dtype of the activations on the vector cores, beside the product.
+The weights are read packed; the vector cores unpack them to the dtype of the activations in parallel with the product.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ MARLIN_ROWS = 16
 
 
 def bits_of(weight: TensorMeta, unpacked: int) -> int:
-    """Bits of an element of packed weights that stand for `unpacked` elements."""
+    """Return the bits per element of packed weights that represent `unpacked` elements."""
     return max(1, round(8 * elements(weight) * itemsize(weight.dtype) / max(1, unpacked)))
 
 
 def _columns(op: OpView, weight: TensorMeta, inner: int) -> int:
-    """Columns of the result: said, those of the result, of the scales, or as many as the weights' bytes hold."""
+    """Return the result's columns: from an argument, the result, the scales, or the size of the weights."""
     said = op.integer(*COLUMNS, default=0)
     if said > 0:
         return said
@@ -58,12 +58,12 @@ def weight_only(op: OpView) -> Iterable[KernelCall]:
 
 
 def four_by_eight(op: OpView) -> Iterable[KernelCall]:
-    """The same of 8-bit activations: the cube multiplies int8."""
+    """WeightQuantBatchMatmulV2 with 8-bit activations: the cube multiplies int8."""
     return [packed_product(op, op.need("a", at=0, rank=1), op.need("b_q_weight", at=1), "int8")]
 
 
 def packed_product(op: OpView, x: TensorMeta, weight: TensorMeta, dtype: str) -> KernelCall:
-    """One product of x, on the cube in `dtype`, with packed weights."""
+    """Return one product of x with packed weights; the cube computes in `dtype`."""
     rows, inner = prod(x.shape[:-1]), x.shape[-1]
     cols = _columns(op, weight, inner)
     op.assume("weights are unpacked on the vector cores beside the product, which costs nothing: never measured")
@@ -78,7 +78,7 @@ def packed_product(op: OpView, x: TensorMeta, weight: TensorMeta, dtype: str) ->
 
 
 def experts_product(op: OpView) -> Iterable[KernelCall]:
-    """GroupedMatmul of every token's slots with packed weights of all experts."""
+    """GroupedMatmul of all tokens' slots with the packed weights of all experts."""
     x, weight = op.need("input", "a", at=0, rank=2), op.need("b_qweight", "b_q_weight", rank=3)
     inner = x.shape[-1]
     cols = op.integer("size_n", default=0) or max(1, weight.shape[1])
@@ -93,7 +93,9 @@ def _experts(op: OpView, rows: int, weight: TensorMeta, k: int, n: int, dtype: s
 
 
 def marlin_layer(op: OpView) -> Iterable[KernelCall]:
-    """Routing, GroupedMatmul, SwiGlu, GroupedMatmul, summing: w1 (E, H / 16, packed), w2 (E, I / 16, packed)."""
+    """Routing, GroupedMatmul, SwiGlu, GroupedMatmul, sum over experts: w1 (E, H / 16, packed), w2 (E, I / 16,
+    packed).
+    """
     hidden = op.need("hidden_states", at=0, rank=2)
     w1, w2 = op.need("w1", rank=3), op.need("w2", rank=3)
     chosen = op.meta("topk_ids")
@@ -101,7 +103,7 @@ def marlin_layer(op: OpView) -> Iterable[KernelCall]:
     tokens, width = hidden.shape[0], hidden.shape[-1]
     inner = MARLIN_ROWS * w2.shape[1]
     if inner <= 0:
-        raise DoesNotFit("weights hold no rows")
+        raise DoesNotFit("the weights have no rows")
     rows, dtype = tokens * top_k, hidden.dtype
     up, down = _experts(op, rows, w1, width, 2 * inner, dtype), _experts(op, rows, w2, inner, width, dtype)
     return routed(rows, width, dtype, up, swiglu(rows, inner, dtype), down)

@@ -1,2 +1,2 @@
 # pyright: strict
-"""Lowering of ops that work along rows: norms, reductions, pooling, transforms."""
+"""Lowering of ops along rows: norms, reductions, pooling, transforms."""

@@ -1,5 +1,5 @@
 # pyright: strict
-"""Lowering of normalisations and softmaxes, forward and backward, with vendors' fused variants."""
+"""Lowering of normalisations and softmaxes, forward and backward, including vendors' fused variants."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def layer_norm(op: OpView) -> Iterable[KernelCall]:
 
 @costs("aten::native_layer_norm_backward")
 def layer_norm_backward(op: OpView) -> Iterable[KernelCall]:
-    """LayerNormGradV3: gradients to input, weight and bias in one kernel."""
+    """LayerNormGradV3: gradients of input, weight and bias in one kernel."""
     grad, x = op.need("grad_out", at=0), op.need("input", at=1)
     cols = _columns(op, x)
     stats = spec((prod(x.shape) // cols,), "float32")
@@ -71,7 +71,7 @@ def rms_norm_backward(op: OpView) -> Iterable[KernelCall]:
 
 
 def vendor_rms_norm(op: OpView) -> Iterable[KernelCall]:
-    """RmsNorm under other libraries' names: (out,) input, weight."""
+    """RmsNorm ops of other libraries, with arguments (out,) input, weight."""
     x = op.need("input", "x", at=0)
     source = op.packed(x, row_major=True)
     weight = op.meta("weight", "w", "gamma")
@@ -80,7 +80,7 @@ def vendor_rms_norm(op: OpView) -> Iterable[KernelCall]:
 
 
 def add_rms_norm(op: OpView) -> Iterable[KernelCall]:
-    """AddRmsNorm: the sum with the residual, and its norm."""
+    """AddRmsNorm: the sum with the residual, and the norm of the sum."""
     x = op.need("input", "x", "x1", at=0)
     source = spec(x.shape, x.dtype)
     weight = op.meta("weight", "w", "gamma")
@@ -89,7 +89,7 @@ def add_rms_norm(op: OpView) -> Iterable[KernelCall]:
 
 
 def add_rms_norm_mx(op: OpView) -> Iterable[KernelCall]:
-    """AddRmsNormDynamicMxQuant: the norm is written in 8 or 4 bits, with a scale for each block."""
+    """AddRmsNormDynamicMxQuant: the norm is written in 8 or 4 bits, with one scale per block."""
     (plain,) = add_rms_norm(op)
     source = spec(op.need("x1", at=0).shape, op.need("x1", at=0).dtype)
     return [kernel("AddRmsNormDynamicMxQuant", plain.inputs, [source, *mx_quantised(op, source)])]
@@ -133,7 +133,7 @@ def batch_norm(op: OpView) -> Iterable[KernelCall]:
     """
 )
 def batch_norm_backward(op: OpView) -> Iterable[KernelCall]:
-    """BNTrainingUpdateGrad (to weight and bias) and BNTrainingReduceGrad (to input)."""
+    """BNTrainingUpdateGrad (gradients of weight and bias) and BNTrainingReduceGrad (gradient of input)."""
     x = op.need("input", at=0)
     channels = _channels(x)
     cols = max(1, prod(x.shape) // max(1, channels))
@@ -156,7 +156,7 @@ SYNCHRONISED = {
 
 @costs(*SYNCHRONISED)
 def synchronised_batch_norm(op: OpView) -> Iterable[KernelCall]:
-    """One pass over the images, which are the largest tensors."""
+    """One pass over the images, the largest tensors."""
     images = op.widest()
     channels = _channels(images)
     source, stats = spec(images.shape, images.dtype), spec((channels,), "float32")
@@ -168,7 +168,7 @@ def synchronised_batch_norm(op: OpView) -> Iterable[KernelCall]:
 
 @costs("aten::batch_norm_gather_stats aten::batch_norm_gather_stats_with_counts")
 def gathered_statistics(op: OpView) -> Iterable[KernelCall]:
-    """Statistics of all devices put together: (devices, channels)."""
+    """Combine the statistics of all devices: (devices, channels)."""
     counts = op.need("mean", at=1)
     source = spec(counts.shape, counts.dtype)
     return [kernel("ReduceMean", [source], [spec(counts.shape[-1:], counts.dtype)], 2)]
@@ -181,7 +181,7 @@ def gathered_statistics(op: OpView) -> Iterable[KernelCall]:
     """
 )
 def weight_norm(op: OpView) -> Iterable[KernelCall]:
-    """A norm of each row, and the weights scaled by it."""
+    """The norm of each row, and the weights scaled by it."""
     weight = op.widest()
     source = op.packed(weight)
     norms = spec(weight.shape[:1], "float32")
@@ -225,7 +225,7 @@ def _along(op: OpView, x: TensorMeta, kind: str, inputs: int) -> list[KernelCall
     """
 )
 def softmax(op: OpView) -> Iterable[KernelCall]:
-    """SoftmaxV2 along one dimension: one kernel wherever it lies (hicann/cann-bench, CANN 9.0)."""
+    """SoftmaxV2 along one dimension: one kernel for any dimension (hicann/cann-bench, CANN 9.0)."""
     return _along(op, op.need("self", "input", "x", at=0), "SoftmaxV2", 1)
 
 

@@ -14,17 +14,17 @@ from opreplay.traces.model import TensorMeta
 
 
 def space_of(op: OpView, meta: TensorMeta) -> int:
-    """Dimensions that are pooled or resampled: as the name says, else two."""
+    """Return the number of pooled or resampled dimensions, from the op's name or 2 by default."""
     name = op.op.name.split(".")[0]
     said = next((n for n in (1, 2, 3) if f"{n}d" in name), 2)
     return min(said, len(meta.shape))
 
 
 def images(meta: TensorMeta, space: int) -> TensorSpec:
-    """A feature map as (N, C, H, W): a third dimension folded into the batch, a single one taken for the width."""
+    """Return a feature map as (N, C, H, W): depth is folded into the batch, a single dimension is the width."""
     shape = meta.shape
     if len(shape) < space:
-        raise DoesNotFit(f"no image of {space} dimensions has the sizes {list(shape)}")
+        raise DoesNotFit(f"no image with {space} dimensions has the sizes {list(shape)}")
     extent = shape[len(shape) - space :]
     lead = shape[: len(shape) - space]
     channels = lead[-1] if lead else 1
@@ -36,7 +36,7 @@ def images(meta: TensorMeta, space: int) -> TensorSpec:
 
 
 def blocked(plain: TensorSpec) -> TensorSpec:
-    """The same in blocks of sixteen channels."""
+    """Return the feature map in blocks of 16 channels."""
     n, c, h, w = plain.shape
     return spec((n, -(-c // 16), h, w, 16), plain.dtype, "NC1HWC0")
 
@@ -46,7 +46,7 @@ def _each(values: tuple[int, ...], space: int, default: int) -> tuple[int, ...]:
 
 
 def result_of(op: OpView, meta: TensorMeta, space: int) -> TensorSpec:
-    """The first output as (N, C, H, W): as known, else by output size, scale, or window."""
+    """Return the first output as (N, C, H, W): as recorded, or computed from output size, scale, or window."""
     if op.op.outputs and op.op.outputs[0] is not None:
         return images(op.op.outputs[0], space)
     lead, extent = meta.shape[: len(meta.shape) - space], meta.shape[len(meta.shape) - space :]
@@ -73,7 +73,7 @@ def _input(op: OpView, at: int = 0) -> TensorMeta:
     """
 )
 def max_pool(op: OpView) -> Iterable[KernelCall]:
-    """MaxPoolWithArgmaxV1 between two changes of layout."""
+    """MaxPoolWithArgmaxV1 between two layout conversions."""
     meta = _input(op)
     space = space_of(op, meta)
     plain, result = images(meta, space), result_of(op, meta, space)
@@ -90,7 +90,7 @@ def max_pool(op: OpView) -> Iterable[KernelCall]:
     """
 )
 def max_pool_backward(op: OpView) -> Iterable[KernelCall]:
-    """MaxPoolGradWithArgmaxV1 between changes of layout."""
+    """MaxPoolGradWithArgmaxV1 between layout conversions."""
     grad = op.need("grad_output", at=0)
     plain, result = images(_input(op, 1), 2), images(grad, 2)
     x, y = blocked(plain), blocked(result)
@@ -110,7 +110,7 @@ def max_pool_backward(op: OpView) -> Iterable[KernelCall]:
     """
 )
 def plain_pool(op: OpView) -> Iterable[KernelCall]:
-    """AvgPoolV2 or MaxPool3D on torch's layout."""
+    """AvgPoolV2 or MaxPool3D in torch's layout."""
     meta = _input(op)
     space = space_of(op, meta)
     kind = "AvgPoolV2" if "avg" in op.op.name else "MaxPool3D"
@@ -124,7 +124,7 @@ def plain_pool(op: OpView) -> Iterable[KernelCall]:
     """
 )
 def plain_pool_backward(op: OpView) -> Iterable[KernelCall]:
-    """The gradient on torch's layout."""
+    """Gradient of AvgPoolV2 or MaxPool3D in torch's layout."""
     meta, grad = _input(op, 1), op.meta("grad_output", at=0)
     space = space_of(op, meta)
     plain = images(meta, space)
@@ -134,7 +134,7 @@ def plain_pool_backward(op: OpView) -> Iterable[KernelCall]:
 
 @costs("aten::max_unpool2d aten::max_unpool3d")
 def unpool(op: OpView) -> Iterable[KernelCall]:
-    """A cleared tensor, and single elements written where the recorded positions say."""
+    """Clear a tensor, then write single elements at the recorded positions."""
     meta = _input(op)
     space = space_of(op, meta)
     plain, result = images(meta, space), result_of(op, meta, space)
@@ -152,7 +152,7 @@ def unpool(op: OpView) -> Iterable[KernelCall]:
     """
 )
 def adaptive(op: OpView) -> Iterable[KernelCall]:
-    """A reduction for a global pool, else AdaptiveAvgPool3d on channels-last data, turned before and after."""
+    """A reduction for a global pool, otherwise AdaptiveAvgPool3d on channels-last data between transposes."""
     meta = _input(op)
     space = space_of(op, meta)
     plain, result = images(meta, space), result_of(op, meta, space)
@@ -179,7 +179,9 @@ def _adaptive_sizes(op: OpView, meta: TensorMeta, space: int) -> tuple[int, ...]
 
 
 def visits(extent: tuple[int, ...], wanted: tuple[int, ...]) -> int:
-    """Positions that adaptive windows cover, all together: where sizes do not divide, neighbours overlap."""
+    """Return the total number of positions in all adaptive windows; windows overlap if the sizes do not divide
+    evenly.
+    """
     return prod(
         sum(-(-(place + 1) * size // count) - place * size // count for place in range(count)) if count > 0 else 0
         for size, count in zip(extent, wanted, strict=True)
@@ -187,7 +189,7 @@ def visits(extent: tuple[int, ...], wanted: tuple[int, ...]) -> int:
 
 
 def channels_last(plain: TensorSpec) -> TensorSpec:
-    """Images with their channels innermost."""
+    """Return images with channels innermost."""
     n, c, h, w = plain.shape
     return spec((n, h, w, c), plain.dtype)
 
@@ -199,7 +201,7 @@ def channels_last(plain: TensorSpec) -> TensorSpec:
     """
 )
 def adaptive_backward(op: OpView) -> Iterable[KernelCall]:
-    """The gradient, on channels-last data."""
+    """Gradient of adaptive pooling, in channels-last layout."""
     meta, grad = _input(op, 1), op.meta("grad_output", at=0)
     space = space_of(op, meta)
     plain = images(meta, space)

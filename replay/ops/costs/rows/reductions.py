@@ -12,7 +12,7 @@ from opreplay.replay.ops.table import Cost, costs, costs_by_kernel
 
 
 def reduced(op: OpView) -> tuple[int, ...]:
-    """Shape after reducing over `dim`, or over everything."""
+    """Return the shape after reducing over `dim`, or over all dimensions."""
     meta = op.need("self", "input", at=0)
     rank = max(1, len(meta.shape))
     dims = {d % rank for d in op.integers("dim", "dims", "axis")} or set(range(rank))
@@ -22,7 +22,7 @@ def reduced(op: OpView) -> tuple[int, ...]:
 
 
 def inside(shape: tuple[int, ...], dim: int | None) -> dict[str, int]:
-    """The attribute `inner`: elements of one place along a dimension that is not the innermost; else nothing."""
+    """Return the attribute `inner`, the elements inside one index of `dim`; empty if `dim` is innermost."""
     if dim is None:
         return {}
     inner = prod(shape[dim + 1 :])
@@ -30,7 +30,7 @@ def inside(shape: tuple[int, ...], dim: int | None) -> dict[str, int]:
 
 
 def across(op: OpView, shape: tuple[int, ...]) -> dict[str, bool]:
-    """The attribute `across`: whether a dimension is kept inside of one that is reduced; nothing where all are."""
+    """Return the attribute `across`: whether a kept dimension lies inside a reduced one; empty if all are reduced."""
     dims = {d % len(shape) for d in op.integers("dim", "dims", "axis")} if shape else set[int]()
     if not dims:
         return {}
@@ -82,7 +82,7 @@ costs_by_kernel(
 
 @costs("aten::equal aten::allclose")
 def same_values(op: OpView) -> Iterable[KernelCall]:
-    """Both tensors compared, and whether all elements are equal."""
+    """Compare both tensors elementwise, then reduce to whether all elements are equal."""
     compared = spec(broadcast([meta.shape for meta in op.tensors[:2]]), "bool")
     equal = kernel("Equal", [op.packed(meta) for meta in op.tensors[:2]], [compared])
     return [equal, kernel("ReduceAll", [compared], [spec((), "bool")])]

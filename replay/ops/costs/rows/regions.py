@@ -1,5 +1,5 @@
 # pyright: strict
-"""Lowering of regions of images and of boxes: RoI alignment and pooling, overlaps, non-maximum suppression."""
+"""Lowering of ops on image regions and boxes: RoI alignment and pooling, overlaps, non-maximum suppression."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ alike take 3.8, 5.1, 9.3, 17.5 and 18.1 ms on a 950PR at 0.05, 0.1, 0.3, 0.7 and
 
 
 def _bins(op: OpView, rois: TensorMeta, channels: int) -> TensorSpec:
-    """All samples of all regions and channels: (regions, bins and samples, channels)."""
+    """Return all samples of all regions and channels: (regions, bins and samples, channels)."""
     sides = (op.integer(side, "group_size", default=USUAL_BINS) for side in ("pooled_height", "pooled_width"))
     samples = max(ADAPTIVE, op.integer("sampling_ratio", "sample_num", default=2))
     per_region = prod(sides) * samples**2
@@ -32,7 +32,7 @@ def _bins(op: OpView, rois: TensorMeta, channels: int) -> TensorSpec:
 
 
 def aligned(op: OpView) -> Iterable[KernelCall]:
-    """ROIAlign of blocked images in float32: bilinear samples of every bin and channel, averaged."""
+    """ROIAlign of blocked float32 images: bilinear samples of every bin and channel, averaged."""
     source, rois = op.need("input", "self", "x", at=0, rank=4), op.need("rois", at=1, rank=2)
     plain = images(TensorMeta(shape=source.shape, dtype="float32"), 2)
     samples = _bins(op, rois, source.shape[1])
@@ -46,7 +46,7 @@ def aligned(op: OpView) -> Iterable[KernelCall]:
 
 
 def aligned_backward(op: OpView) -> Iterable[KernelCall]:
-    """A cleared gradient of the images, and the samples added to it."""
+    """Clear the images' gradient, then add the samples' gradients to it."""
     grad, rois = op.need("grad", "self", at=0, rank=2), op.need("rois", at=1, rank=2)
     channels = grad.shape[1]
     by_name = tuple(op.integer(name, default=0) for name in ("batch_size", "channels", "height", "width"))
@@ -57,7 +57,7 @@ def aligned_backward(op: OpView) -> Iterable[KernelCall]:
 
 
 def suppressed(op: OpView) -> Iterable[KernelCall]:
-    """NMSWithMask: each box that is kept is compared with all after it, one after the other."""
+    """NMSWithMask: the kept boxes are processed sequentially, each compared with all later boxes."""
     boxes = op.need("dets", "boxes", "input", "self", at=0, rank=1)
     n = max(1, boxes.shape[-2:][0])
     threshold = op.number("iou_threshold")
@@ -71,7 +71,7 @@ def suppressed(op: OpView) -> Iterable[KernelCall]:
 
 
 def overlaps(op: OpView) -> Iterable[KernelCall]:
-    """Iou: every box with every other one, some dozen passes over the table of results."""
+    """Iou of all pairs of boxes: about a dozen passes over the result matrix."""
     a, b = op.need("bboxes", "self", at=0, rank=1), op.need("gtboxes", "query_boxes", at=1, rank=1)
     out = op.output(spec((elements(a) // 4, elements(b) // 4), a.dtype))
     return [kernel("Iou", [out, out], [out])]

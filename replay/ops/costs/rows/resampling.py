@@ -1,5 +1,5 @@
 # pyright: strict
-"""Lowering of interpolation, grid sampling, and windows laid out as columns."""
+"""Lowering of interpolation, grid sampling, and windows to columns (im2col)."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def _source(op: OpView, *names: str, at: int = 0) -> TensorMeta:
 
 @costs(*(f"aten::{name}" for name in UPSAMPLE))
 def upsample(op: OpView) -> Iterable[KernelCall]:
-    """Interpolation: every output element from its neighbours, or a repeated one where that is the nearest."""
+    """Interpolation: every output element is computed from its neighbours; nearest repeats input elements."""
     meta = _source(op, "self", "input")
     space = space_of(op, meta)
     plain = images(meta, space)
@@ -60,7 +60,7 @@ def upsample(op: OpView) -> Iterable[KernelCall]:
 
 @costs(*(f"aten::{name}_backward" for name in UPSAMPLE))
 def upsample_backward(op: OpView) -> Iterable[KernelCall]:
-    """The gradient: every input element from the outputs it had a part in."""
+    """Gradient of interpolation: every input element sums over the outputs that it contributed to."""
     meta = _source(op, "grad_output", "grad")
     space = space_of(op, meta)
     source = images(meta, space)
@@ -82,8 +82,10 @@ def upsample_backward(op: OpView) -> Iterable[KernelCall]:
     """
 )
 def grid_sample(op: OpView) -> Iterable[KernelCall]:
-    """GridSampler2D: images and a grid of positions in, one element a position and channel out. Channels are turned
-    innermost before, unless cores load single elements."""
+    """GridSampler2D: reads images and a grid of positions, writes one element per position and channel.
+
+    Channels are transposed to innermost first, unless cores load single elements.
+    """
     meta, grid = _source(op, "input", "self"), op.meta("grid", at=1)
     space = len(meta.shape) - 2
     if grid is None or not 1 <= space <= 3:
@@ -105,7 +107,7 @@ def grid_sample(op: OpView) -> Iterable[KernelCall]:
     """
 )
 def grid_sample_backward(op: OpView) -> Iterable[KernelCall]:
-    """A cleared gradient, single elements added to it, and the gradient of the grid."""
+    """Clear a gradient and add single elements to it; compute the gradient of the grid."""
     grad, meta = _source(op, "grad_output", at=0), _source(op, "input", at=1)
     grid = op.meta("grid", at=2)
     out, source = spec(meta.shape, meta.dtype), spec(grad.shape, grad.dtype)
@@ -119,7 +121,7 @@ def grid_sample_backward(op: OpView) -> Iterable[KernelCall]:
 
 @costs("aten::im2col aten::col2im")
 def columns(op: OpView) -> Iterable[KernelCall]:
-    """Windows laid out as columns, or added back from them."""
+    """Copy windows to columns (im2col), or sum columns back into windows (col2im)."""
     meta = _source(op, "self", "input")
     outs = op.outputs()
     if not outs:

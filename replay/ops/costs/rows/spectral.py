@@ -1,5 +1,5 @@
 # pyright: strict
-"""Lowering of Fourier transforms, windows and short-time transforms: passes over complex data, one a dimension."""
+"""Lowering of Fourier transforms, windows and short-time transforms: one pass over complex data per dimension."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ COMPLEX = {"float64": "complex128", "complex128": "complex128"}
 
 @costs(*(f"aten::{name}" for name in TRANSFORMS))
 def transform(op: OpView) -> Iterable[KernelCall]:
-    """A pass over all data for each transformed dimension."""
+    """One pass over all data per transformed dimension."""
     source = op.need("self", "input", at=0)
     dims = op.integers("dim")
     name = op.op.name.split(".")[0]
@@ -48,6 +48,6 @@ WINDOWS = ("hann_window", "hamming_window", "blackman_window", "bartlett_window"
 
 @costs("aten::fft_fftfreq aten::fft_rfftfreq", *(f"aten::{name}" for name in WINDOWS))
 def window(op: OpView) -> Iterable[KernelCall]:
-    """A range, and the window's function of it."""
+    """A range, and the window function applied to it."""
     out = op.output(spec((max(1, op.integer("window_length", "n", default=1)),), "float32"))
     return [kernel("Range", [], [out]), kernel("Cos", [out], [out])]

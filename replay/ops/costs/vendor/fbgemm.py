@@ -1,5 +1,7 @@
 # pyright: strict
-"""Lowering of recommendation models' tables (FBGEMM), of generated kernels, and of single values read by the host."""
+"""Lowering of embedding tables of recommendation models (FBGEMM), of generated kernels, and of values read by the
+host.
+"""
 
 from __future__ import annotations
 
@@ -18,10 +20,10 @@ USUAL_WIDTH = 128
 
 @costs_like(r"fbgemm::(split|dense)_embedding\w*codegen_lookup_\w+")
 def tables(op: OpView) -> Iterable[KernelCall]:
-    """EmbeddingBag over all tables, which lie behind each other: rows gathered and summed bag by bag."""
+    """EmbeddingBag over all tables, which are concatenated: rows are gathered and summed per bag."""
     index = op.meta("indices") or max((t for t in op.tensors if t.dtype in _INTEGERS), key=elements, default=None)
     if index is None:
-        raise DoesNotFit("no indices are recorded")
+        raise DoesNotFit("no indices were recorded")
     stored = op.meta("dev_weights", "uvm_weights")
     tables_of = op.meta("weights_offsets", "hash_size_cumsum")
     count = max(1, length(tables_of))
@@ -38,14 +40,17 @@ def tables(op: OpView) -> Iterable[KernelCall]:
 
 
 def permuted(op: OpView) -> Iterable[KernelCall]:
-    """Runs of data in another order: everything read and written once, a copy for each tensor."""
+    """Segments of data in another order: all data is read and written once, one copy per tensor."""
     moved = [t for t in op.tensors if t.shape and elements(t) * 8 >= max(elements(tensor) for tensor in op.tensors)]
     return [kernel("ConcatD", [spec(t.shape, t.dtype)], [spec(t.shape, t.dtype)]) for t in moved]
 
 
 def scanned(op: OpView) -> Iterable[KernelCall]:
-    """A scan of one long row by a kernel of its own, as libraries of recommendation models for NPUs have it: sums of
-    blocks, then the blocks. CANN's cumulative sum, which goes step by step, would take thousands of times as long."""
+    """Scan of one long row by a dedicated kernel, as in NPU libraries for recommendation models: block sums, then the
+    blocks.
+
+    CANN's sequential cumulative sum would take thousands of times as long.
+    """
     source = op.dense(at=0)
     if source is None:
         return []
@@ -54,7 +59,7 @@ def scanned(op: OpView) -> Iterable[KernelCall]:
 
 
 def checked(op: OpView) -> Iterable[KernelCall]:
-    """Every index compared with the size of its table."""
+    """Compare every index with the size of its table."""
     index = op.need("indices", at=1)
     source = spec(index.shape, index.dtype)
     return [kernel("Less", [source], [source])]
@@ -62,7 +67,7 @@ def checked(op: OpView) -> Iterable[KernelCall]:
 
 @costs_like(r"fbgemm::\w*(Quantized|Quantize|ToFloat|ToHalf|ToFP8|ToHFP8|ToFused|Padded)\w*")
 def converted(op: OpView) -> Iterable[KernelCall]:
-    """Rows changed to or from few bits: read once, written once."""
+    """Convert rows to or from a few bits per element: one read, one write."""
     source = op.widest()
     plain = in_rows(spec(source.shape, source.dtype))
     if source.dtype in ("uint8", "int8"):
@@ -75,7 +80,7 @@ _INDICES = ("int32", "int64")
 
 @costs_like(r"triton_", r"triton::")
 def generated(op: OpView) -> Iterable[KernelCall]:
-    """A kernel that a compiler made: each tensor moved once, the last one written, as far as arguments tell."""
+    """A compiler-generated kernel: each tensor in the arguments is moved once; the last one is written."""
     metas = op.tensors
     if not metas:
         raise DoesNotFit("needs tensors")
@@ -86,8 +91,11 @@ def generated(op: OpView) -> Iterable[KernelCall]:
 
 
 def looked_up(op: OpView, table: TensorMeta, metas: list[TensorMeta]) -> int:
-    """Rows of a tensor that are read: as many as there are indices for a table whose rows no other tensor has, where
-    another tensor has a row an index; all of them else."""
+    """Return the number of table rows that are read.
+
+    It is the number of indices if no other tensor has as many rows as the table and another tensor has one row per
+    index; otherwise all rows.
+    """
     rows = table.shape[0]
     others = [t for t in metas if t is not table]
     row_counts = {elements(t) // max(1, t.shape[-1]) for t in others if len(t.shape) > 1 and t.dtype not in _INDICES}
@@ -102,6 +110,6 @@ def looked_up(op: OpView, table: TensorMeta, metas: list[TensorMeta]) -> int:
 
 @costs("aten::_local_scalar_dense aten::item aten::is_nonzero aten::Bool aten::Int aten::Float")
 def read_by_host(op: OpView) -> Iterable[KernelCall]:
-    """One value copied to the host, which waits for the device until then: the step's time, and no kernel's."""
+    """Copy of one value to the host, which waits for the device: it costs step time, but no kernel time."""
     op.note("hands a value to the host, which waits for the device: no kernel (`opreplay timeline` follows such waits)")
     return ()

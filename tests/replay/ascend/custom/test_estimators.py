@@ -283,7 +283,7 @@ def test_the_folder_is_loaded_in_order_and_one_failing_file_hides_no_other(tmp_p
     (tmp_path / "c.py").unlink()
     assert load_custom_ops(tmp_path) == [], "loaded files are not run again"
     assert load_custom_ops(None) == []
-    with pytest.raises(UsageError, match="no folder"):
+    with pytest.raises(UsageError, match="not a folder"):
         load_custom_ops(tmp_path / "nowhere")
 
 

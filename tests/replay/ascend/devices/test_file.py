@@ -100,14 +100,14 @@ def test_a_file_may_start_from_a_shipped_device(tmp_path: Path) -> None:
         (("schema_version = 1", "schema_version = 9"), "schema_version is 9"),
         (("schema_version = 1", ""), "schema_version is None"),
         (("[datasheet.aic_cores]", "[datasheet.aic_core]"), "unknown name in .datasheet.: aic_core"),
-        (('unit = "core"', 'unit = "Hz"'), "datasheet.aic_cores is in 'Hz', expected 'core'"),
+        (('unit = "core"', 'unit = "Hz"'), "datasheet.aic_cores has unit 'Hz', expected 'core'"),
         (("value = 10", "value = -1"), "must be above 0"),
         (("value = 10", "value = nan"), "finite"),
         (("value = 10", 'value = "ten"'), r"datasheet.aic_cores: Expected `float`, got `str`"),
         (('confidence = "measured"', 'confidence = "sure"'), "confidence"),
         (('source = "my own machine"', ""), r"datasheet.aic_cores: .*missing required field `source`"),
         (("value = 10", "value = "), "line 6"),
-        (('base = "910b3"', ""), "lacks"),
+        (('base = "910b3"', ""), "is missing"),
         (('base = "910b3"', 'colour = "red"'), "colour"),
     ],
 )
@@ -188,7 +188,7 @@ def test_broken_sections(section: str, message: str) -> None:
 def test_unknown_base(tmp_path: Path) -> None:
     path = tmp_path / "mine.toml"
     path.write_text(MINIMAL.replace('"910b3"', '"910z"'))
-    with pytest.raises(FormatError, match="no shipped device"):
+    with pytest.raises(FormatError, match="not a shipped device"):
         load_device(path)
 
 

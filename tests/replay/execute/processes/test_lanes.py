@@ -92,5 +92,5 @@ def test_each_lane_has_a_device_of_its_own_unless_they_share() -> None:
     assert lane_devices("cuda", 2, shared=False) == ["cuda:0", "cuda:1"]
     assert lane_devices("cuda:1", 1, shared=False) == ["cuda:1"]
     assert lane_devices("cuda:1", 2, shared=True) == ["cuda:1", "cuda:1"]
-    with pytest.raises(UsageError, match="2 lanes would measure on npu:0"):
+    with pytest.raises(UsageError, match="2 workers would measure on npu:0"):
         lane_devices("npu:0", 2, shared=False)

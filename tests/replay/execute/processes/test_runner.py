@@ -118,7 +118,7 @@ def test_missing_device_is_refused_and_no_child_stays() -> None:
     config = WorkerConfig(options=RunOptions(executor="torch", device="xpu:7"), memory_bytes=10**6)
     with pytest.raises(EnvironmentRefused, match="xpu:7"):
         ChildProcess(config, limit_s=5).start()
-    with pytest.raises(UsageError, match="names no device"):
+    with pytest.raises(UsageError, match="is not a device"):
         ChildProcess(WorkerConfig(options=RunOptions(device="toaster"), memory_bytes=10**6), limit_s=5).start()
 
 

@@ -162,7 +162,8 @@ def test_tensors_take_no_more_than_the_budget(executor: Watched) -> None:
 def test_an_op_that_needs_more_than_all_may_take_is_left_out(executor: Watched) -> None:
     outcome = served(executor, [RELU], [0], budget_bytes=100)
     assert (
-        str(reasons_of(outcome)[RELU.id]) == "budget: needs 512 B, all tensors may take 100 B (--set max_live_memory)"
+        str(reasons_of(outcome)[RELU.id])
+        == "budget: needs 512 B, but all tensors together may take 100 B (--set max_live_memory)"
     )
     assert outcome.sums_us == ()
 

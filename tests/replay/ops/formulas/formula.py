@@ -55,7 +55,7 @@ def formula(names: str, call: str) -> Callable[[Callable[[Values], Any]], Callab
 
 
 def formulas(table: str) -> Callable[[Callable[[Values], Any]], Callable[[Values], Any]]:
-    """Decorator: as `formula`, for lines "names | call"; names may go over several lines."""
+    """Decorator: same as `formula`, for lines "names | call"; names may span several lines."""
 
     def add(compute: Callable[[Values], Any]) -> Callable[[Values], Any]:
         names = ""
@@ -71,18 +71,18 @@ def formulas(table: str) -> Callable[[Callable[[Values], Any]], Callable[[Values
 
 
 def expressions(call: str, computes: Mapping[str, Callable[[Values], Any]]) -> None:
-    """Ops that are called alike: names, apart by space → what they compute, where that is one expression."""
+    """Declare formulas that are one expression, for ops with the same call: space-separated names → expression."""
     for names, compute in computes.items():
         formula(names, call)(compute)
 
 
 def of(values: Values, *names: str, otherwise: Any = None) -> Any:
-    """The first of these arguments that was given."""
+    """Return the first of these arguments that the call gives, or `otherwise`."""
     return next((values[name] for name in names if name in values), otherwise)
 
 
 def covers(condition: object, what: str) -> None:
-    """Refuse a call that a formula is not for. Raises ValueError."""
+    """Reject a call that a formula does not cover. Raises ValueError."""
     if not condition:
         raise ValueError(f"the formula is for {what}")
 
@@ -92,7 +92,10 @@ def epsilon(values: Values, otherwise: float = 1e-6) -> float:
 
 
 def gradients(forward: Callable[..., Tensor], inputs: Sequence[Tensor], grad: Tensor) -> tuple[Tensor, ...]:
-    """Of the inputs of `forward`, by autograd, from that of its result. Refuses a gradient of other sizes."""
+    """Return the gradients of the inputs of `forward` by autograd, from the gradient of its result.
+
+    Rejects a gradient whose size differs from the result's.
+    """
     leaves = [x.detach().clone().requires_grad_() for x in inputs]
     with torch.enable_grad():
         y = forward(*leaves)
@@ -105,17 +108,17 @@ def halves(values: Values) -> tuple[Tensor, Tensor]:
 
 
 def numbers(tensor: Tensor) -> list[int]:
-    """Whole numbers of a vector."""
+    """Return an integer vector as a list."""
     return cast("list[int]", tensor.tolist())  # pyright: ignore[reportUnknownMemberType]
 
 
 def split(x: Tensor, dim: int, sizes: tuple[int, int]) -> Tensor:
-    """With one dimension as two; -1 for what is left."""
+    """Return x with one dimension split into two; a size of -1 is inferred."""
     return cast("Tensor", x.unflatten(dim, sizes))
 
 
 def wide(x: Tensor) -> Tensor:
-    """In float32, or float64 where it is: kernels compute so."""
+    """Return x in float32, or in float64 if it is float64, as kernels compute in these dtypes."""
     return x if x.dtype is torch.float64 else x.float()
 
 
@@ -124,7 +127,7 @@ def rms(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 
 
 def scale_of(x: Tensor, eps: float) -> Tensor:
-    """What a row is multiplied with by a root-mean-square norm."""
+    """Return the factor by which a root-mean-square norm multiplies a row."""
     return torch.rsqrt(wide(x).pow(2).mean(-1, keepdim=True) + eps)
 
 
@@ -137,32 +140,32 @@ SMALLEST = 1e-36
 
 
 def eight(x: Tensor) -> Tensor:
-    """Rounded to float8 e4m3fn, the largest number in place of larger ones."""
+    """Return x rounded to float8 e4m3fn, saturated at the largest number."""
     return x.clamp(-FP8, FP8).to(torch.float8_e4m3fn)
 
 
 def largest(x: Tensor) -> Tensor:
-    """Magnitude of each row [.., 1]; none of rows so small that their scale is no normal number."""
+    """Return the maximum magnitude of each row [.., 1], ignoring rows so small that their scale would be subnormal."""
     magnitude = wide(x).abs().amax(-1, keepdim=True)
     covers(not bool((magnitude < SMALLEST).any()), "rows that are not nearly zero")
     return magnitude
 
 
 def grouped(x: Tensor, size: int, eps: float) -> tuple[Tensor, Tensor]:
-    """Rows in groups [.., groups, size], and the magnitude of each, at least eps."""
+    """Return rows in groups [.., groups, size], and the maximum magnitude of each group, at least eps."""
     groups = split(wide(x), -1, (-1, size))
     return groups, groups.abs().amax(-1).clamp(min=eps)
 
 
 def token_int8(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Whole numbers of 8 bits, and the scale of each row [.., 1]."""
+    """Return int8 numbers and the scale of each row [.., 1]."""
     covers(x.numel(), "rows")
     scale = largest(x) / 127
     return (wide(x) / scale).round().clamp(-128, 127).to(torch.int8), scale.float()
 
 
 def quantised_groups(x: Tensor, size: int, dtype: torch.dtype, eps: float = 1e-10) -> tuple[Tensor, Tensor]:
-    """Numbers of 8 bits in the shape of x [.., columns], and scales [.., columns / size]."""
+    """Return 8-bit numbers in the shape of x [.., columns], and scales [.., columns / size]."""
     covers(dtype in (torch.int8, torch.float8_e4m3fn), "these dtypes")
     covers(x.numel() and size > 0 and x.shape[-1] % size == 0, "whole groups")
     groups, magnitude = grouped(x, size, eps)
@@ -173,7 +176,7 @@ def quantised_groups(x: Tensor, size: int, dtype: torch.dtype, eps: float = 1e-1
 
 
 def quantised_rows(x: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Numbers of 8 bits, and the scale of each row [.., 1]."""
+    """Return 8-bit numbers and the scale of each row [.., 1]."""
     covers(dtype in (torch.int8, torch.float8_e4m3fn) and x.numel(), "rows in these dtypes")
     if dtype is torch.int8:
         return token_int8(x)

@@ -11,7 +11,7 @@ import pytest
 from opreplay.replay.ascend import load_device
 from opreplay.replay.ir.model import ReplayOp
 from opreplay.replay.ir.reasons import refuses_arguments
-from opreplay.replay.job.predicting import Predictor
+from opreplay.replay.job.predicting import OpPredictor
 from opreplay.replay.plan.make import make_plan
 from opreplay.replay.plan.selection import Selection
 from opreplay.traces import read_trace
@@ -47,7 +47,7 @@ def planned(folder: Path, name: str, dims: list[Any], concrete: list[str], types
 
 
 def is_predicted(op: ReplayOp) -> bool:
-    return bool(Predictor(devices={"910b3": load_device("910b3")})(op).simulated)
+    return bool(OpPredictor(devices={"910b3": load_device("910b3")})(op).simulated)
 
 
 REFUSED: list[tuple[str, list[Any], list[str]]] = [

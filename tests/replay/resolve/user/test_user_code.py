@@ -170,7 +170,7 @@ def test_a_conversion_may_lead_to_an_executor(tmp_path: Path) -> None:
         ("aten::relu", "returned str in place of a Conversion"),
         (Conversion(op="aten::relu", args=[object()], note=""), "can be no argument"),
         (Conversion(op="aten::no_such_op", args=[], note=""), "has no aten::no_such_op"),
-        (Conversion(op="os.system", args=[], note=""), "is no op"),
+        (Conversion(op="os.system", args=[], note=""), "is not an op"),
         (Conversion(op="prim::x", args=[], note=""), "policy: namespace prim"),
         (Conversion(op="aten::mm", args=[1], note=""), "aten::mm takes (scalar)"),
         (Conversion(op="aten::cudnn_convolution_relu", args=[], note=""), "aten::cudnn_convolution_relu"),
@@ -213,7 +213,7 @@ def test_arguments_that_an_executor_cannot_get_are_reasons(tmp_path: Path) -> No
     def typed(x: torch.Tensor, *, n: int) -> torch.Tensor:
         return x * n
 
-    assert "do not fit" in str(one(tmp_path, "mylib::typed", ([], "Scalar", [], "1.5")).reason)
+    assert "do not match" in str(one(tmp_path, "mylib::typed", ([], "Scalar", [], "1.5")).reason)
     made = one(tmp_path, "mylib::typed", X)
     assert [(arg.name, arg.value, arg.keyword_only) for arg in made.args] == [("x", None, False), ("n", 2, True)]
 
@@ -267,13 +267,13 @@ def test_registrations_are_checked() -> None:
             with pytest.raises(UsageError, match=f"has a user {what} already, from .*test_user_code"):
                 register(taken)(lambda call: None)
         for bad in ("f", "my*::f", "mylib::f.Tensor", "mylib::", "os.system"):
-            with pytest.raises(UsageError, match="is no op"):
+            with pytest.raises(UsageError, match="is not an op"):
                 register(bad)(f)
         with pytest.raises(UsageError, match="at least one op"):
             register()(f)
-    with pytest.raises(UsageError, match="is no schema"):
+    with pytest.raises(UsageError, match="is not a schema"):
         register_executor("mylib::h", schema="nonsense(")(f)
-    with pytest.raises(UsageError, match="is no argument"):
+    with pytest.raises(UsageError, match="is not an argument"):
         register_executor("mylib::h", mutates=("y",))(f)
 
 
@@ -289,7 +289,7 @@ def test_an_exact_name_goes_before_a_pattern_and_two_patterns_are_ambiguous(tmp_
 
     assert "a_1 (" in whats(one(tmp_path, "mylib::a_1", X))
     assert "all_a (" in whats(one(tmp_path, "mylib::a_9", X))
-    assert "has two user executors: mylib::a_* and mylib::*_2" in str(one(tmp_path, "mylib::a_2", X).reason)
+    assert "matches two user executors: mylib::a_* and mylib::*_2" in str(one(tmp_path, "mylib::a_2", X).reason)
 
 
 def test_plugins_of_packages_are_loaded_and_listed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -320,7 +320,7 @@ def test_plugins_of_packages_are_loaded_and_listed(monkeypatch: pytest.MonkeyPat
 @pytest.mark.parametrize("ops", [(None,), (len,)])
 def test_an_executor_is_for_named_ops(ops: Any) -> None:
     """`@register_executor` without parentheses gets the function itself."""
-    with pytest.raises(UsageError, match="takes the names of the ops"):
+    with pytest.raises(UsageError, match="needs the names of the ops"):
         register_executor(*ops)
 
 

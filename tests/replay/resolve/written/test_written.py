@@ -72,8 +72,8 @@ def test_values_have_the_types_of_the_schema() -> None:
     ("text", "why"),
     [
         ("aten::mm()", "no overload of aten::mm takes"),
-        ("aten::cat([f32[2], 3])", "holds tensors and something else"),
-        ("aten::view(f32[4], [[2, 2]])", "takes no such list"),
+        ("aten::cat([f32[2], 3])", "contains tensors and other values"),
+        ("aten::view(f32[4], [[2, 2]])", "takes a list like this"),
         ("aten::no_such_op(f32[4])", "cannot be called"),
         ("nowhere::op(4)", "policy"),
     ],
@@ -89,11 +89,11 @@ def test_what_cannot_be_called_is_refused(text: str, why: str) -> None:
     [
         (
             "aten::mm(f32[2,2])",
-            "metadata missing: no overload of aten::mm takes these arguments; it is aten::mm(",
+            "metadata missing: no overload of aten::mm accepts these arguments; its schema: aten::mm(",
         ),
         ("aten::mm(f32[2,2], f32[2,2], 3)", "metadata missing: no overload"),
         ("aten::mm(f32[2,2], other=f32[2,2])", "metadata missing: no overload"),
-        ("nowhere::op(f32[4])", "policy: namespace nowhere is on no list"),
+        ("nowhere::op(f32[4])", "policy: namespace nowhere is on no allow-list"),
         ("npu::npu_no_such_matmul(f16[64,32], f16[32,16])", "library missing: torch_npu"),
         ("aten::from_file('/etc/passwd')", "policy: argument 'filename'"),
     ],
@@ -143,7 +143,7 @@ def test_a_file_of_calls(tmp_path: Path) -> None:
         with pytest.raises(UsageError):
             calls_of_file(str(path))
     file.write_bytes(b"\xff\xfe")
-    with pytest.raises(UsageError, match="no text"):
+    with pytest.raises(UsageError, match="not text"):
         calls_of_file(str(file))
 
 
@@ -239,7 +239,7 @@ def test_flags_that_lack_are_false_and_a_tensor_stands_for_a_list() -> None:
 def test_what_only_a_stand_in_refuses_is_predicted_all_the_same() -> None:
     op, refused = predicted("npu::npu_rms_norm(f16[8,64], f16[32])"), predicted("aten::mm(f32[4,8], f32[9,3])")
     assert (op.unfit, is_refused(op), is_refused(refused)) == (True, False, True)
-    assert "the reference does not take this call" in str(op.reason)
+    assert "the reference does not accept this call" in str(op.reason)
     types = predicted("npu::npu_dynamic_quant(bf16[8,64], dst_type=torch.quint4x2)")
     assert (types.resolved_by, is_refused(types)) == (None, False)
     assert simulate_op(types, load_device("910b2"), l2="cold").time_us > 1

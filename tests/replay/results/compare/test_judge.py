@@ -251,7 +251,7 @@ def test_conditions() -> None:
     "text", ["", "slower", "slower>", "slower<5%", "slower>5", "lost>5%", "eval>1%", "unclear>3", "slower>-1%"]
 )
 def test_other_conditions_are_usage_errors(text: str) -> None:
-    with pytest.raises(UsageError, match="no condition"):
+    with pytest.raises(UsageError, match="not a condition"):
         parse_condition(text)
 
 

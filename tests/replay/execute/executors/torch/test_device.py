@@ -338,7 +338,7 @@ def test_initializer_that_raises_stops_its_op(executor: TorchExecutor) -> None:
     broken = op("index_select", t("self", 3, 4), t("index", 2, dtype="int64"))
     outcome = attempt(executor, broken, seed=0, options=FAST)
     assert outcome.status == "failed"
-    assert str(outcome.reason).startswith("failed: initializer index: aten::index_select: dim is not known")
+    assert str(outcome.reason).startswith("failed: initializer index: aten::index_select: dim is unknown")
 
 
 def test_wrong_arguments_are_a_reason(executor: TorchExecutor) -> None:

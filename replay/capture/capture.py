@@ -79,7 +79,7 @@ def capture_made(
     """
     job: dict[str, Any] = {} if world_size is None else {"world_size": world_size, "rank": rank}
     if decompose and via != "export":
-        raise UsageError("--decompose needs graphs of torch.export", hint="Add --via export.")
+        raise UsageError("decompose needs graphs of torch.export", hint="Add --via export.")
     real = real or via == "compile"
     with _job(world_size, rank):
         recording = record(step_maker(make), real=real, seed=seed, via=via, decompose=decompose, device=device)

@@ -104,8 +104,8 @@ def test_values_that_decide_need_real_tensors(console: Console, train: Path) -> 
 
 def test_what_is_no_target_says_what_one_is(console: Console, train: Path, tmp_path: Path) -> None:
     assert "does not name a function" in console("capture", train, code=2).stderr
-    assert "It has branches, make." in console("capture", f"{train}:mak", code=2).stderr
-    assert "no file" in console("capture", "nothing.py:make", code=2).stderr
+    assert "Its functions: branches, make." in console("capture", f"{train}:mak", code=2).stderr
+    assert "does not exist" in console("capture", "nothing.py:make", code=2).stderr
     broken = tmp_path / "broken.py"
     broken.write_text("raise ValueError('x')")
     assert "cannot be run: ValueError: x" in console("capture", f"{broken}:make", code=2).stderr
@@ -297,7 +297,7 @@ def test_an_op_whose_library_is_not_here_would_not_replay(console: Console, trai
     for command in ("plan", "run"):
         shown = console(command, plan, "--op-filter", "elsewhere::*", "--max-failed", "0", code=1).stdout
         assert "0 of 1 op, no times recorded; 1 skipped: 1 policy" in shown
-        assert "namespace elsewhere is on no list" in shown
+        assert "namespace elsewhere is on no" in shown
     rewritten = tmp_path / "again.plan.json"
     console("plan", plan, "-o", rewritten)
     rewritten.write_text(rewritten.read_text().replace("elsewhere::relu", "aten::relu"))

@@ -83,7 +83,7 @@ def test_a_finished_run_says_so(console: Console, tmp_path: Path) -> None:
     arguments = ("run", sample_path("transformer_infer"), "--top", 2, *QUICK, "-o", out)
     console(*arguments)
     done = console(*arguments, "--resume")
-    assert "that run was finished: nothing of its 2 ops was measured again" in done.stderr
+    assert "that run was complete: none of its 2 ops was measured again" in done.stderr
 
 
 def test_a_module_that_is_not_found_says_where_it_is_looked_for(

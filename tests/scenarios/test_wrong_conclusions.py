@@ -180,7 +180,7 @@ def test_results_beyond_any_memory_are_refused_in_words(console: Console, trace_
         assert not any(one.get("simulated") or one.get("simulated_us") for one in facts["unique_ops"]), command
     assert "100.0 % not predicted" in console("simulate", trace, "--soc", "910b3").stdout.splitlines()[0]
     told = flat(console("plan", trace).stdout)
-    assert "sizes beyond any memory: the number of elements of a result exceeds 64 bits" in told
+    assert "sizes beyond any memory: a result exceeds 2^63 elements" in told
     assert "sizes beyond any memory: result 0 of 1.07e+09 x 1.07e+09" in told
     assert " PB" not in console("timeline", trace, "--soc", "910b3").stdout
     assert "nothing to export" in console("export", trace, "-o", trace.parent / "b", code=2).stderr

@@ -120,9 +120,14 @@ def _view_us(trace: Trace) -> float:
 
 
 def _zero_ops(trace: Trace) -> int:
-    """Return how many ops have duration 0, where most have, in a file that records when they ran."""
+    """Return how many ops have duration 0, if most have, in a file that records when they ran.
+
+    Ops that the capture of a graph adds to a trace take no host time, so such a trace says nothing.
+    """
+    joined = trace.info.graphs is not None and trace.info.graphs.told_launches > 0
     zero = int((trace.ops.dur_ns == 0).sum())
-    return zero if trace.info.starts_recorded and zero > ZERO_SHARE * len(trace.ops) else 0
+    counts = trace.info.starts_recorded and not joined and zero > ZERO_SHARE * len(trace.ops)
+    return zero if counts else 0
 
 
 def _displaced(trace: Trace) -> bool:

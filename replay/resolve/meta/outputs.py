@@ -85,7 +85,7 @@ def _encoded_outputs(op: ReplayOp, policy: Policy) -> bytes:
         results = meta_outputs(op, policy)
     except Exception as error:  # decompositions in Python raise anything for arguments that do not fit
         if any(text in str(error) for text in _OVERFLOW):
-            results = Reason("metadata missing", f"{ABSURD}: the number of elements of a result exceeds 64 bits")
+            results = Reason("metadata missing", f"{ABSURD}: a result exceeds 2^63 elements")
         else:
             results = refused_sizes(op, error)
     return msgspec.msgpack.encode(results)

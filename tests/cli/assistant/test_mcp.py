@@ -188,7 +188,7 @@ def test_no_tool_opens_a_trace_elsewhere(tool: str, parameter: str, folder: Path
     for name in names:
         answer = ask(folder, tool, **{**rest, parameter: name})
         assert answer.failed, name
-        assert "no file" in answer.text, answer.text
+        assert "does not exist" in answer.text, answer.text
     # Whether there is such a file outside is not told.
     there = ask(folder, tool, **{**rest, parameter: str(secret)}).text
     missing = ask(folder, tool, **{**rest, parameter: str(secret.with_name("nosuch.json.gz"))}).text
@@ -215,7 +215,7 @@ def test_device_files_lie_in_the_folders(folder: Path) -> None:
         for tool, rest in (("sweep", calls), ("predict", {"trace": NAME}), ("op_detail", {"trace": NAME, "op": "#1"})):
             answer = ask(folder, tool, soc=[name], **rest)
             assert answer.failed
-            assert "no file" in answer.text
+            assert "does not exist" in answer.text
 
 
 def test_a_kernel_table_beside_a_trace_that_is_a_link_to_elsewhere_is_not_read(
@@ -284,7 +284,7 @@ def test_functions_and_plugins_of_check_lie_in_the_folders(folder: Path) -> None
             ask(folder, "check", op="aten::silu", against=f"{name}:silu", **common),
             ask(folder, "check", op="aten::silu", plugins=[name], **common),
         ]
-        assert all(answer.failed and "no file" in answer.text for answer in answers), name
+        assert all(answer.failed and "does not exist" in answer.text for answer in answers), name
     assert ask(folder, "check", op="aten::silu", plugins=["os"], **common).failed
     assert not outside.with_suffix(".ran").exists()
     value = asked(folder, "check", op="aten::silu", against="good.py:silu", **common)

@@ -182,10 +182,10 @@ def test_a_file_that_is_refused_costs_itself(ranks: Path, tmp_path: Path) -> Non
     ("args", "code", "says"),
     [
         (["-"], 2, "several traces cannot be read from stdin"),
-        (["EMPTY"], 2, "there is no .json"),
+        (["EMPTY"], 2, "contains no .json"),
         (["no*such"], 3, "no file matches"),
         (["RANKS", "--address", "auto"], 2, "--engine ray"),
-        (["RANKS", "--device", "cuda:0", "--lanes", "2"], 2, "lanes"),
+        (["RANKS", "--device", "cuda:0", "--lanes", "2"], 2, "workers"),
         (["RANKS", "--max-failed", "0", "--op-filter", "aten::relu"], 0, ""),
     ],
 )
@@ -407,7 +407,7 @@ def test_a_trace_that_changed_is_named_each_time_and_its_plan_stays_that_of_the_
         again = batch(ranks, "-o", path, "--resume")
         assert again.exit_code == 2
         assert "plans of 1 of 2 traces" in again.stderr
-        assert f"not as the run to continue had them: {changed}\n" in again.stderr
+        assert f"changed since the run to resume: {changed}\n" in again.stderr
 
 
 def test_a_batch_interrupted_while_reading_goes_on_there(

@@ -203,8 +203,8 @@ def test_a_step_for_astra_sim(trace: Path, tmp_path: Path) -> None:
     ("arguments", "why"),
     [
         (("--format", "chakra", "-o", "step.json"), "has no suffix of --format chakra"),
-        (("--format", "tritonbench", "-o", "ops.json", "--clock", "910b3"), "--clock says nothing"),
-        (("--format", "tracelens", "-o", "ops.json", "--keep-names"), "--keep-names says nothing"),
+        (("--format", "tritonbench", "-o", "ops.json", "--clock", "910b3"), "--clock has no effect"),
+        (("--format", "tracelens", "-o", "ops.json", "--keep-names"), "--keep-names has no effect"),
         (("-o", "b", "--capture", "nowhere"), "nowhere"),
         (("-o", "b", "--kernel-details", "nowhere.csv"), "a kernel table completes"),
     ],
@@ -280,7 +280,7 @@ def test_tile_programs_are_left_out_and_disturb_nobody(tmp_path: Path) -> None:
     path.write_text(json.dumps({"traceEvents": [op("export_test::double", 100, 9), op("export_test::scale", 200, 9)]}))
     result = export(path, "-o", out, "--plugin", plugin, "--with-plugins")
     assert result.exit_code == 0, result.stderr
-    assert "it runs through a tile program, which needs opreplay" in result.stdout
+    assert "runs through a tile program, which needs opreplay" in result.stdout
     done = subprocess.run(
         [sys.executable, "-I", "-W", "ignore", str(out / "replay.py"), "--json", "--iterations", "2"],
         capture_output=True,
@@ -300,7 +300,7 @@ def test_ops_with_the_plugin_that_runs_them(tmp_path: Path) -> None:
     path.write_text(json.dumps({"traceEvents": events}))
     without, whole = tmp_path / "without", tmp_path / "with"
     result = export(path, "-o", without, "--plugin", plugin)
-    assert result.stdout.count("it runs through an executor of a plugin (--with-plugins)") == 2
+    assert result.stdout.count("runs through an executor of a plugin (--with-plugins)") == 2
     result = export(path, "-o", whole, "--plugin", plugin, "--with-plugins")
     assert result.exit_code == 0, result.stderr
     assert (whole / "plugins" / "own_ops.py").read_text() == PLUGIN

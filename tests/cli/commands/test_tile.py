@@ -246,7 +246,7 @@ def test_a_timeline_and_a_page_are_written(file: Path, tmp_path: Path) -> None:
         (("--case", "norm x=bf16[8,8]"), "'norm' is not a kernel of this file"),
         (("--case", "rms_norm x=bf16[8,8]"), "rms_norm needs the tensor w"),
         (("--case", "rms_norm x=bf16[8,8] w=bf16[8] v=1"), "rms_norm has no argument v"),
-        (("--case", "rms_norm x=bf16[8,8] w=bf16[9]"), "the reference of rms_norm refuses these shapes"),
+        (("--case", "rms_norm x=bf16[8,8] w=bf16[9]"), "the reference of rms_norm rejects these shapes"),
         (("--shapes", "n=3"), "--shapes is given without --case"),
         (("--timeline", "core.txt"), "no timeline format"),
     ],

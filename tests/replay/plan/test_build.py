@@ -116,7 +116,7 @@ def test_shares_of_a_host_are_of_its_outermost_calls(select: str, host_us: float
 
 
 def test_an_unknown_selection_is_refused() -> None:
-    with pytest.raises(UsageError, match="no selection"):
+    with pytest.raises(UsageError, match="unknown selection"):
         build_plan(trace(TWO_CALLS), select="none")
 
 

@@ -190,7 +190,7 @@ def test_a_conversion_that_fits_no_overload_fails_that_op(tmp_path: Path) -> Non
 
     reason = one(tmp_path, "custom::norm", X).reason
     assert reason is not None
-    assert "no overload of aten::relu takes arguments named slope" in reason.detail
+    assert "no overload of aten::relu accepts arguments named slope" in reason.detail
 
 
 def test_other_signatures_are_sent_to_the_other_decorator() -> None:

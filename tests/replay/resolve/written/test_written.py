@@ -71,7 +71,7 @@ def test_values_have_the_types_of_the_schema() -> None:
 @pytest.mark.parametrize(
     ("text", "why"),
     [
-        ("aten::mm()", "no overload of aten::mm takes"),
+        ("aten::mm()", "no overload of aten::mm accepts"),
         ("aten::cat([f32[2], 3])", "contains tensors and other values"),
         ("aten::view(f32[4], [[2, 2]])", "takes a list like this"),
         ("aten::no_such_op(f32[4])", "cannot be called"),

@@ -27,6 +27,9 @@ from opreplay.replay.ir.model import Recorded, ReplayArg, ReplayOp, ReplayPlan
 from opreplay.replay.results.reading import read_result_file
 from opreplay.replay.results.writing import JsonLinesSink
 from opreplay.traces.model import TensorMeta
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # a script finds only its own folder
+
 from tests.running import run_plan
 
 RANKS = 20

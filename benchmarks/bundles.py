@@ -31,6 +31,9 @@ from opreplay.replay.resolve.policy import Policy
 from opreplay.replay.results.reading import MemorySink
 from opreplay.traces import read_trace
 from opreplay.traces.errors import TraceError
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # a script finds only its own folder
+
 from tests.running import run_plan
 
 SHARED = Path(__file__).resolve().parents[1].parent / "shared" / "traces"

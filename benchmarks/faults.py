@@ -51,6 +51,9 @@ from opreplay.replay.results.reading import MemorySink, read_result_file
 from opreplay.replay.results.records import OpResult, Record
 from opreplay.replay.results.writing import JsonLinesSink
 from opreplay.traces.errors import OpReplayError
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # a script finds only its own folder
+
 from tests.running import run_plan
 
 OPS = 12

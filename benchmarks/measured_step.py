@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import sys
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -21,13 +22,16 @@ import numpy as np
 import torch
 from torch import nn
 
-from benchmarks import record_samples as record
 from opreplay.replay.execute.options import RunOptions
 from opreplay.replay.plan.build import build_plan, signature_id
 from opreplay.replay.results.reading import MemorySink
 from opreplay.replay.timeline.measured import MeasuredOps
 from opreplay.replay.timeline.timeline import timeline
 from opreplay.traces import innermost_parent, read_trace
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # a script finds only its own folder
+
+from benchmarks import record_samples as record
 from tests.running import run_plan
 
 Step = Callable[[], None]

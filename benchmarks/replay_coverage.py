@@ -16,6 +16,7 @@ the device time of each trace, within 1 GB an op; with --meta no trace takes mor
 from __future__ import annotations
 
 import argparse
+import sys
 from collections import Counter
 from pathlib import Path
 from time import perf_counter
@@ -30,6 +31,9 @@ from opreplay.replay.resolve.meta.outputs import with_outputs
 from opreplay.replay.results.reading import MemorySink
 from opreplay.replay.results.records import OpResult, Summary
 from opreplay.traces import read_trace
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # a script finds only its own folder
+
 from tests.running import run_plan
 
 SHARED = Path(__file__).resolve().parents[1].parent / "shared" / "traces"

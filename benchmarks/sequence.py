@@ -11,6 +11,8 @@ recorded on another one, and other load shows at once.
 from __future__ import annotations
 
 import argparse
+import sys
+from pathlib import Path
 
 from opreplay.replay.execute.options import RunOptions
 from opreplay.replay.plan.build import build_plan
@@ -19,6 +21,9 @@ from opreplay.replay.resolve.meta.outputs import with_outputs
 from opreplay.replay.results.reading import MemorySink
 from opreplay.traces import read_trace
 from opreplay.traces.samples import SAMPLES, sample_path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # a script finds only its own folder
+
 from tests.running import run_plan
 
 COLUMNS = ("step rec.", "calls rec.", "sequence", "pass", "one by one")

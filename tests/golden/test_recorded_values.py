@@ -38,7 +38,6 @@ PUBLIC = (
     "mi300_resnet_ddp_act_checkpoint",
     "mi300_sglang_prefilldecode",
     "mi300_torch_compile_triton",
-    "mi300_vllm_piecewise_exec",
     "npu_alexnet_trace_view",
     "nvidia_nccl_parser",
     "param_linear_et",

@@ -252,11 +252,11 @@ def test_an_op_without_a_fake_kernel_says_how_to_register_one() -> None:
 @pytest.mark.parametrize(
     ("made", "message"),
     [
-        (3, "no step"),
+        (3, "not a step"),
         ((net(), ()), None),
         ((lambda: 1, (), {"optimizer": None}), "needs a module"),
         ((net(), (), {"optimiser": 1}), "options"),
-        ((net(), (torch.ones(1, 8),), {"optimizer": "adam"}), "optimizer a str is none"),
+        ((net(), (torch.ones(1, 8),), {"optimizer": "adam"}), "optimizer a str is not an optimizer"),
         ((net(), (torch.ones(1, 8),), {"optimizer": torch.optim.SGD}), "loss is not a tensor with one element"),
     ],
 )

@@ -200,7 +200,7 @@ def lines_that_ran(path: Path, called: set[tuple[int, str]]) -> int:
 
 
 def callers(name: str, trees: dict[Path, ast.Module]) -> int:
-    """Places outside of `replay/job/` that call a function of this name, those that call another room's apart."""
+    """Count the calls of a function of this name outside of `replay/job/` and `replay/capture/`."""
     return sum(
         isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == name
         for path, tree in trees.items()

@@ -55,7 +55,7 @@ def open_job(
 ) -> Job:
     """Load users' code, then open the job. Raises UsageError and FormatError for what the user gave.
 
-    The plugins of the settings are those that the user named; the job's are the files for other processes to load.
+    `settings.plugins` holds what the user named; `job.settings.plugins` holds the files to load from.
     """
     import msgspec
 

@@ -119,8 +119,8 @@ def answered(path: Path) -> Result:
 def steps(path: Path) -> Result:
     """Public times of steps of servers, ms a token; needs transformers.
 
-    Targets of recipes are upper bounds, not measurements: `targets` is their number, `targets_in_reach` the number of
-    those that the band allows.
+    Targets of recipes are upper bounds, not measurements: `targets` counts them, `targets_in_reach` counts how many the
+    band allows.
     """
     found, _, rows = steps_of_configs.compared(path)
     measured = [

@@ -70,7 +70,7 @@ def run_many(
 
     if address is not None and engine != "ray":
         raise UsageError(
-            "--set address needs --engine ray", hint="Add --engine ray: the address is that of a Ray cluster."
+            "--set address needs --engine ray", hint="Add --engine ray: --set address names a Ray cluster."
         )
     showing.refuse_unusable()
     selection, measuring = quick_look(selection, measuring) if quick else (selection, measuring)
@@ -94,7 +94,7 @@ def run_many(
             code = show_dry_run(job, showing)
             return _first(source.refused, _damaged(source.batch, allow_damaged), code)
         with stored_plans(outputs, source.how) as source.store:
-            job.plan  # noqa: B018
+            _ = job.plan  # fills source.batch
             if not source.batch.rank_ops and selection.narrows:
                 raise UsageError(
                     "the filters leave no op in any trace",

@@ -33,7 +33,7 @@ class Interrupts:
         self._terminals = [descriptor for descriptor in (0, 1, 2) if os.isatty(descriptor)]
 
     def install(self) -> None:
-        """Handle the signals that would end the process, except those that are ignored, as by nohup."""
+        """Handle the signals that would end the process, unless the caller ignores them, as nohup does."""
         for name in ("SIGINT", "SIGTERM", "SIGHUP"):
             number = getattr(signal, name, None)
             if number is not None and signal.getsignal(number) in (signal.SIG_DFL, signal.default_int_handler):

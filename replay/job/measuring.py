@@ -29,7 +29,7 @@ from opreplay.replay.ir.step import StepReport
 from opreplay.replay.job.consumers import Events
 from opreplay.replay.job.events import Ended, Event, Failed, Planned, Progress, Started, Sum, finished
 from opreplay.replay.job.predicting import Predict, no_prediction
-from opreplay.replay.plan.step.of_step import step_plan
+from opreplay.replay.plan.step.of_step import lacks_order, step_plan
 from opreplay.replay.plan.step.recency import Recency, recency
 from opreplay.replay.resolve.meta.outputs import with_outputs
 from opreplay.replay.results.of_plan import result_of, summarize
@@ -334,8 +334,5 @@ def _recency(plan: ReplayPlan, options: RunOptions) -> dict[str, Recency]:
         )
     by_op = recency(with_outputs(plan))
     if not by_op:
-        raise UsageError(
-            f"{plan.source} does not say in which order its ops ran",
-            hint=("--cache step needs a trace, or a plan written by this version's `opreplay plan TRACE --output`."),
-        )
+        raise lacks_order(plan, "--cache step")
     return by_op

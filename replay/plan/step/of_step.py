@@ -13,6 +13,14 @@ from opreplay.replay.plan.passes import by_recorded_time
 from opreplay.traces.errors import UsageError
 
 
+def lacks_order(plan: ReplayPlan, option: str) -> UsageError:
+    """Return the error for an option that needs the order of the ops, with a plan that does not hold it."""
+    return UsageError(
+        f"{plan.source} does not record the order of its ops",
+        hint=f"{option} needs a trace, or a plan written by this version's `opreplay plan TRACE --output`.",
+    )
+
+
 def step_plan(plan: ReplayPlan) -> ReplayPlan:
     """Return the plan with only the ops of its step: counts, times and totals are those of the step.
 
@@ -21,10 +29,7 @@ def step_plan(plan: ReplayPlan) -> ReplayPlan:
     """
     sequence = plan.sequence
     if sequence is None:
-        raise UsageError(
-            f"{plan.source} does not record the order of its ops",
-            hint=("--mode sequence needs a trace, or a plan written by this version's `opreplay plan TRACE --output`."),
-        )
+        raise lacks_order(plan, "--mode sequence")
     host, device = _times(sequence, sequence.host_us), _times(sequence, sequence.device_us)
     on_device = bool(sequence.device_us)
     for collective in sequence.collectives:

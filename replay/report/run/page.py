@@ -23,9 +23,7 @@ from opreplay.replay.report.page.parts import (
 from opreplay.replay.report.run import batch, facts, ops, sequence
 from opreplay.replay.report.run.tables import Run, tables
 from opreplay.replay.report.step.verdict import page_facts, verdict
-from opreplay.replay.report.table import (
-    heaviest,
-)
+from opreplay.replay.report.table import heaviest
 from opreplay.replay.report.text import plural, share_text, time_text
 from opreplay.replay.results.records import Header, OpResult
 

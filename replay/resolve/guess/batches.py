@@ -10,11 +10,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import cache, partial
 from typing import Any
 
 from opreplay.replay.ir.model import ReplayArg
 from opreplay.replay.ir.recorded_call import MISSING, recorded_args
-from opreplay.replay.resolve.guess.values import Context, Guess, Known, Relatives, Shape, first_tensor
+from opreplay.replay.resolve.guess.values import Context, Guess, Known, Shape, first_tensor
 from opreplay.replay.resolve.match import Match, best_match
 from opreplay.replay.resolve.schema import ArgSpec, OpSpec, specs_of
 from opreplay.traces.literals import is_whole_numbers
@@ -45,22 +46,12 @@ def of_one_sample(spec: OpSpec, arg: ArgSpec, known: Known, context: Context, us
     sample = first_tensor(sample_known)
     if sample is None or not own.shape or own.shape[1:] != sample.shape or own.dtype != sample.dtype:
         return None
-    guessed = _of_sample(match.spec, arg, sample_known, replace(context, relatives=_surroundings(around)), usual)
+    of_sample = replace(context, relatives=cache(partial(around.above, 0)))
+    guessed = _of_sample(match.spec, arg, sample_known, of_sample, usual)
     if guessed is None:
         return None
     batched = _with_batch(spec.name, arg, guessed.value, sample.shape, own.shape[0])
     return None if batched is MISSING else replace(guessed, value=batched, why=f"as for one sample: {guessed.why}")
-
-
-def _surroundings(around: Relatives) -> Callable[[], Relatives]:
-    found: list[Relatives] = []
-
-    def surroundings() -> Relatives:
-        if not found and around.above is not None:
-            found.append(around.above(0))
-        return found[0]
-
-    return surroundings
 
 
 def _of_sample(

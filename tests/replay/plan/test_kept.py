@@ -8,6 +8,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from opreplay.replay import plugins
 from opreplay.replay.ir.model import ReplayPlan
 from opreplay.replay.job.job import Job
 from opreplay.replay.job.settings import Settings
@@ -41,7 +42,9 @@ def made(monkeypatch: pytest.MonkeyPatch, trace: Trace) -> list[str]:
         return plan_of(self.read, self.selection, device=self.settings.device, in_order=self.settings.order)
 
     monkeypatch.setattr(Job, "_planned", counted)
-    monkeypatch.setattr(forked, "any_lost", lambda: False)  # tests before may have lost ops on meta tensors
+    # Tests before may have lost ops on meta tensors and registered functions; neither lets a plan be kept.
+    monkeypatch.setattr(forked, "any_lost", lambda: False)
+    monkeypatch.setattr(plugins, "registrations", tuple)
     return calls
 
 

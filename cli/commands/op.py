@@ -114,7 +114,8 @@ def command(
         l2=l2,
         keep=not no_cache,
     )
-    job = open_job(Calls(over_sizes(texts, varied)), None, settings, soc)
+    source = Calls(over_sizes(texts, varied), skip_invalid=bool(files))
+    job = open_job(source, None, settings, soc)
     prepare(job, plugin)
     faults = Faults()
     if measure:
@@ -123,6 +124,9 @@ def command(
     else:
         cases = cases_of(job, faults)
     conclude(job, unused=False)
+    for text, error in source.invalid.items():
+        console.narrate(f"left out: {text}: {error}")
+    refused = refused or bool(source.invalid)
     view = sweep.view(cases)
     write_view(view, output, force=force)
     console.show_view(view, format_)

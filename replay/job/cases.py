@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
 from opreplay.replay.ir.notation import call_text
@@ -14,6 +15,7 @@ from opreplay.replay.job.predicting import Faults
 from opreplay.replay.results.cases import Case, Cases
 from opreplay.replay.results.of_plan import result_of
 from opreplay.replay.results.outcome import Outcome, unable
+from opreplay.traces.errors import UsageError
 
 if TYPE_CHECKING:
     from opreplay.replay.ascend import DeviceProfile
@@ -31,18 +33,38 @@ def _too_large_for(op: ReplayOp, devices: Mapping[str, DeviceProfile]) -> tuple[
 class Calls:
     """Written calls as the source of a job."""
 
-    def __init__(self, written: Sequence[Written]) -> None:
+    def __init__(self, written: Sequence[Written], *, skip_invalid: bool = False) -> None:
+        """`skip_invalid` leaves out texts that are no calls of a known op, unless all are."""
         self.written = tuple(written)
+        self.skip_invalid = skip_invalid
         self.ids: tuple[str, ...] = ()
         """The id of each call's op, once they are planned."""
+        self.invalid: dict[str, UsageError] = {}
+        """Why a text was left out, once the calls are planned."""
 
     def make_plan(self, job: Job) -> ReplayPlan:
-        """Return the ops of the calls, each once. Raises UsageError for texts that are no calls."""
+        """Return the ops of the calls, each once. Raises UsageError for texts that are no calls, see `skip_invalid`."""
         from opreplay.replay.plan.kept import kept_plan_of_calls
-        from opreplay.replay.resolve.written.sweep import plan_of_calls
+        from opreplay.replay.resolve.written.sweep import invalid_calls, plan_of_calls
 
-        make = kept_plan_of_calls if job.keeps else plan_of_calls
-        plan, self.ids = make(self.written, allow_imports=job.settings.allow_imports, device=job.settings.device)
+        make = partial(
+            kept_plan_of_calls if job.keeps else plan_of_calls,
+            allow_imports=job.settings.allow_imports,
+            device=job.settings.device,
+        )
+        try:
+            plan, self.ids = make(self.written)
+        except UsageError:
+            if not self.skip_invalid:
+                raise
+            self.invalid = invalid_calls(
+                self.written, allow_imports=job.settings.allow_imports, device=job.settings.device
+            )
+            valid = tuple(call for call in self.written if call.text not in self.invalid)
+            if not valid:
+                raise
+            self.written = valid
+            plan, self.ids = make(valid)
         return plan
 
     def leaves_out(self, op: ReplayOp) -> bool:

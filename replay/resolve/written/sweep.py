@@ -103,6 +103,23 @@ def _values_of(sweeps: Sequence[str], known: list[str]) -> dict[str, tuple[int, 
     return values
 
 
+def invalid_calls(
+    cases: Sequence[Written], *, allow_imports: Mapping[str, str] | None = None, device: str = "cpu"
+) -> dict[str, UsageError]:
+    """Return the texts for which `plan_of_calls` raises UsageError, with the error."""
+    from opreplay.replay.resolve.policy import Policy
+    from opreplay.replay.resolve.written.call import op_of_written
+
+    policy = Policy(allow_imports=dict(allow_imports or {}))
+    invalid: dict[str, UsageError] = {}
+    for case in cases:
+        try:
+            op_of_written(parse_call(case.text, sizes=case.sizes), policy, device=device)
+        except UsageError as error:
+            invalid[case.text] = error
+    return invalid
+
+
 def plan_of_calls(
     cases: Sequence[Written], *, allow_imports: Mapping[str, str] | None = None, device: str = "cpu"
 ) -> tuple[ReplayPlan, tuple[str, ...]]:

@@ -321,3 +321,18 @@ def test_defaults_in_schemas_have_the_digits_that_somebody_wrote(call: str) -> N
     assert "accepts these arguments; its schema: aten::" in case["reason"]
     assert "00001e-05" not in case["reason"]
     assert ("eps=1e-05" in case["reason"]) == ("native" not in call)
+
+
+def test_lines_of_a_file_that_are_no_calls_are_left_out(tmp_path: Path) -> None:
+    calls = tmp_path / "calls.txt"
+    calls.write_text("aten::mm(f32[64,32], f32[32,8])\naten::no_such_op(f32[3])\naten::relu(f32[3\n")
+    arguments = ["op", "--from", str(calls), "--no-measure", "--soc", "910b3", "--format", "json"]
+    done = invoke("--from", str(calls), "--no-measure", "--soc", "910b3", "--format", "json")
+    assert done.exit_code == 1
+    assert [case["call"] for case in json.loads(done.stdout)["cases"]] == ["aten::mm(f32[64,32], f32[32,8])"]
+    assert [line.split(": ")[1] for line in done.stderr.splitlines()] == [
+        "aten::no_such_op(f32[3])",
+        "aten::relu(f32[3",
+    ]
+    calls.write_text("aten::no_such_op(f32[3])\n")
+    assert invoke("--from", str(calls), "--no-measure").exit_code == 2

@@ -3,8 +3,8 @@
 
     python -m benchmarks.document_pictures [NAME ...]
 
-Needs Chromium. Each picture is a part of a page that a command writes, 1,200 pixels wide, with at most 64 colours so that
-it stays small.
+Needs Chromium. Each picture is a part of a page that a command writes, 1,200 pixels wide and with at most 64 colours,
+so that it stays small.
 """
 
 from __future__ import annotations

@@ -78,10 +78,16 @@ def make_kit(
             break
         refused |= failed
     left_out = tuple((ops[id_], reason) for id_, reason in refused.items())
+    if not calls and len(refused) < len(timed):
+        shortest_s = min(cost_s(*us) for part, us in zip(timed, alone, strict=True) if part.id not in refused)
+        raise UsageError(
+            f"a budget of {budget_s:.3g} s is too short to measure any call",
+            hint=f"The shortest takes {shortest_s:.2g} s.",
+        )
     if not calls:
         raise UsageError(
             f"nothing to measure: a script can call none of the {len(timed)} ops with a prediction",
-            hint="; ".join(left_out_lines(left_out)[:3]) or "A longer --budget may help.",
+            hint="; ".join(left_out_lines(left_out)[:3]),
         )
     kit = Kit(
         text="",

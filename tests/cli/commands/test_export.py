@@ -336,6 +336,8 @@ def test_a_script_that_measures_says_what_its_calls_are_worth(tmp_path: Path) ->
     assert result.exit_code == 0, result.stderr
     assert "of the variance of the predicted total" in result.stdout
     compile(out.read_text(), str(out), "exec")
+    short = export(trace, "--format", "measure", "--soc", "910b3", "--budget", "1ms", "-o", str(out), "--force")
+    assert (short.exit_code, "1.5 s" in short.stderr) == (2, True)
     few = export(trace, "--format", "measure", "--soc", "910b3", "--budget", "4s", "-o", str(out), "--force")
     assert int(few.stdout.split()[1]) < int(result.stdout.split()[1])
 

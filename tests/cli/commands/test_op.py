@@ -326,7 +326,6 @@ def test_defaults_in_schemas_have_the_digits_that_somebody_wrote(call: str) -> N
 def test_lines_of_a_file_that_are_no_calls_are_left_out(tmp_path: Path) -> None:
     calls = tmp_path / "calls.txt"
     calls.write_text("aten::mm(f32[64,32], f32[32,8])\naten::no_such_op(f32[3])\naten::relu(f32[3\n")
-    arguments = ["op", "--from", str(calls), "--no-measure", "--soc", "910b3", "--format", "json"]
     done = invoke("--from", str(calls), "--no-measure", "--soc", "910b3", "--format", "json")
     assert done.exit_code == 1
     assert [case["call"] for case in json.loads(done.stdout)["cases"]] == ["aten::mm(f32[64,32], f32[32,8])"]

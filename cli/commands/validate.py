@@ -113,4 +113,4 @@ def _of_calls(paths: Sequence[str], soc: Sequence[str], l2: L2State | None) -> V
     from opreplay.replay.ascend.calibrate.calls import read_call_tables, validate_calls
 
     measured = read_call_tables(paths, load_device(soc[0]).name if soc else None)
-    return validate_calls(measured, l2=l2)
+    return validate_calls(measured, soc=soc[0] if soc else None, l2=l2)

@@ -8,7 +8,7 @@ from functools import lru_cache
 
 from opreplay.replay.ascend.calibrate.validate import Validation, figures_of, total_counts
 from opreplay.replay.ascend.cost.correction import Learned, learned_calls
-from opreplay.replay.ascend.devices.file import load_device
+from opreplay.replay.ascend.devices.file import canonical_name, load_device, load_file
 from opreplay.replay.ascend.measured.accuracy import Compared, errors_of
 from opreplay.replay.ascend.measured.call_tables import CallTable, MeasuredCall, read_call_table
 from opreplay.replay.ascend.profile import DeviceProfile
@@ -29,17 +29,22 @@ ASSUMED_L2: L2State = "loop"
 def validate_calls(
     tables: Sequence[CallTable],
     *,
+    soc: str | None = None,
     l2: L2State | None = None,
 ) -> Validation:
-    """Compare predictions with measured calls; `l2` is what caches hold where a row does not say.
+    """Compare predictions with measured calls, each on the device that its row names.
 
-    Raises Malformed where no call of the tables has a prediction.
+    If `soc` is a device file, rows of its base device are predicted on that file's device. `l2` is what caches hold
+    where a row does not say. Raises Malformed where no call of the tables has a prediction.
     """
     from opreplay.replay.ops.work.expected import expected_contents
 
     calls = [call for table in tables for call in table.calls]
     known, contents = {row.key for row in learned_calls()}, expected_contents()
-    compared = [(call, row) for call in calls if (row := _compared(call, l2, known, contents)) is not None]
+    device_of = _devices_of_rows(soc)
+    compared = [
+        (call, row) for call in calls if (row := _compared(call, device_of(call.soc), l2, known, contents)) is not None
+    ]
     if not compared:
         raise Malformed("no call of these tables has a prediction", hint="opreplay op CALL --soc NAME says why.")
     socs = {soc: [row for call, row in compared if call.soc == soc] for soc in dict.fromkeys(c.soc for c in calls)}
@@ -59,13 +64,24 @@ def validate_calls(
     )
 
 
-def _compared(call: MeasuredCall, l2: L2State | None, known: Set[str], contents: ContentsOf) -> Compared | None:
+def _devices_of_rows(soc: str | None) -> Callable[[str], DeviceProfile]:
+    """Return what gives the device for the name in a row: that of the file `soc` for its base device."""
+    if soc is None or canonical_name(soc) is not None:
+        return load_device
+    device = load_device(soc)
+    names = {device.name, load_file(soc).base}
+    return lambda name: device if name in names else load_device(name)
+
+
+def _compared(
+    call: MeasuredCall, device: DeviceProfile, l2: L2State | None, known: Set[str], contents: ContentsOf
+) -> Compared | None:
     """Return a call's predicted and measured times; None if a part of the call has no prediction.
 
     A call that the correction was learned from is predicted by what was learned from other sources; `shipped_us` is
     then the time that `op` reports.
     """
-    device, state = load_device(call.soc), call.l2 or l2 or ASSUMED_L2
+    state = call.l2 or l2 or ASSUMED_L2
     parts = _predicted(call, device, state, contents)
     if parts is None or call.key not in known:
         return None if parts is None else row_of(call, parts)

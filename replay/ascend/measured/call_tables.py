@@ -150,7 +150,7 @@ def _unusable(row: Mapping[str, str], column: str, soc: str | None) -> str:
         return f"column l2 says {said[:20]!r}, not cold, loop or warm"
     if (row.get("exact") or "yes").strip().lower() not in ("yes", "1", "true"):
         return "not the very call that was timed (column exact)"
-    if _soc_of(row, soc) not in list_devices():
+    if _soc_of(row, soc) not in {*list_devices(), soc}:
         return f"device {row.get('soc') or 'not told'}: not one of {', '.join(list_devices())}"
     return ""
 

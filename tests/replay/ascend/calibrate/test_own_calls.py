@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from opreplay.replay.ascend import load_device, simulate_op
+from opreplay.replay.ascend.calibrate.calls import validate_calls
 from opreplay.replay.ascend.calibrate.own_calls import OwnFit, fit_calls, in_network_us, median_error, own_text
 from opreplay.replay.ascend.cost.predictor import Predictor
 from opreplay.replay.ascend.measured.call_tables import read_call_table
@@ -154,3 +155,17 @@ def test_the_band_of_a_total_narrows_with_the_calls_that_are_measured(tmp_path: 
     assert after.total_us == pytest.approx(before.total_us, rel=0.05)
     assert log(after.high_us / after.low_us) < 0.75 * log(before.high_us / before.low_us)
     assert after.measured["call"] > 0.5
+
+
+def test_validation_on_a_device_file_uses_its_measurements(tmp_path: Path) -> None:
+    fit = fitted(tmp_path, row(MM, 5000.0))
+    file = tmp_path / "mine.toml"
+    file.write_text(own_text(fit, name="mine"))
+    table = tmp_path / "again.csv"
+    table.write_text(HEAD + row(MM, 5000.0) + row(OTHER_MM, 900.0, soc=""))
+    found = read_call_table(table, soc="mine")
+    device = load_device(file)
+    compared = validate_calls([found], soc=str(file)).compared
+    expected = [simulate_op(op_of(text), device, l2="cold").time_us for text in (MM, OTHER_MM)]
+    assert [one.predicted_us for one in compared] == pytest.approx(expected)
+    assert compared[0].predicted_us == pytest.approx(5000.0, rel=0.03)

@@ -201,7 +201,8 @@ def test_sizes_alone_tell_what_is_called(case: str, tmp_path: Path) -> None:
 
 def test_what_is_told_by_a_composite_stays_an_assumption(tmp_path: Path) -> None:
     _, guessed = plans(lambda: torch.matmul(X, torch.randn(4, 8, 5)), tmp_path)
-    notes = {n.what for op in guessed.ops if op.name == "aten::reshape" for n in op.assumptions if n.argument == "shape"}
+    reshapes = [op for op in guessed.ops if op.name == "aten::reshape"]
+    notes = {note.what for op in reshapes for note in op.assumptions if note.argument == "shape"}
     assert "aten::bmm reads [4, 6, 8] inside aten::matmul" in notes
 
 

@@ -77,7 +77,8 @@ def output_of(command: str, files: dict[str, str]) -> str:
     """Run a command as a reader in a checkout does, and return what it prints. Raises CalledProcessError."""
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)
-        (folder / "traces").symlink_to(ROOT / "traces")
+        for name in ("docs", "traces"):
+            (folder / name).symlink_to(ROOT / name)
         for name, text in files.items():
             (folder / name).write_text(text, encoding="utf-8")
         environment = os.environ | {

@@ -26,7 +26,7 @@ PICTURES = ROOT / "docs" / "pictures"
 WIDTH = 1200
 COLOURS = 64
 SAMPLES = "traces/samples"
-CONFIG = f"hf:{SAMPLES}/llama3_8b.json"
+CONFIG = "hf:docs/examples/llama3_8b.json"
 
 
 class Picture(NamedTuple):
@@ -72,7 +72,8 @@ def main() -> None:
     PICTURES.mkdir(exist_ok=True)
     with tempfile.TemporaryDirectory() as scratch, tab(Path(scratch) / "profile") as browser:
         # The page names its command: with paths as a reader types them.
-        (Path(scratch) / "traces").symlink_to(ROOT / "traces")
+        for folder in ("docs", "traces"):
+            (Path(scratch) / folder).symlink_to(ROOT / folder)
         for name in sys.argv[1:] or ALL:
             opreplay = [sys.executable, "-c", "from opreplay.cli.start import main; main()"]
             arguments = [*ALL[name].command.split(), "--output", f"{name}.html"]

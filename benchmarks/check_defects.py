@@ -4,6 +4,8 @@
 
 A defect is found when one of the points that show it fails or is missing, with the case; points beyond those that fail
 as well are listed. `--here` checks in this process, all but the ops that crash it: faster, the same verdicts.
+
+Bar: 58 of 60 planted defects found.
 """
 
 from __future__ import annotations

@@ -3,6 +3,9 @@
     python benchmarks/check_speed.py [--repetitions N] [--time SECONDS] [--load PROCESSES]
 
 The slower one does the same work and then a tenth of it again. `--load` starts processes that keep processors busy.
+
+Bars: equal implementations called different in at most 1 %, one that is 10 % slower found in at least 90 %, within
+60 s.
 """
 
 from __future__ import annotations

@@ -6,6 +6,8 @@
 50 real ops of 100 us and more are measured in two runs, N times. In a third run 5 of them spin for a share of their
 time after the call: these are to be found, and the others are to be left alone. `--load` starts so many processes that
 compute, stream through memory and sleep, for random times, as users' machines do other work.
+
+Bars, on a quiet machine: at most 1 % of the ops of equal runs called slower; slowdowns of 10 % found.
 """
 
 from __future__ import annotations

@@ -7,6 +7,8 @@ both meet the same load; one thread. Predicted is the ratio of the step after th
 quickest step as it is; recorded is that of the quickest ones, which no other program broke off. A pair is recorded
 again until the 95 % interval of the median ratio is narrower than --noise either way, for --seconds at most: what is
 still wider is undecided. Exit status 1: a pair is more than 10 % off; 2: one is undecided.
+
+Bar: within 10 %.
 """
 
 from __future__ import annotations

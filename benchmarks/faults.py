@@ -12,6 +12,8 @@ forked from this process, not executed, one of several signals at a moment from 
 lost, and no op blamed. "Kill the worker" does so to one that is executed.
 Afterwards no process may be left, every op whose result was reported must be in the file, and continuing must complete
 the file with each op exactly once. Prints one line a kind; exits with 1 when anything was wrong.
+
+Bar: 200 broken runs lose nothing but the op in flight, `--resume` completes them, and no process is left.
 """
 
 from __future__ import annotations

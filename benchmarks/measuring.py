@@ -9,6 +9,9 @@ turns; the least medians of all rounds count.
 blocked_autorange times blocks of milliseconds, which a busy machine interrupts; samples here are half of one long. The
 medians can be held against each other on a quiet machine only. On others, --cpu-time has both read the processor time
 of the thread, which leaves interruptions out, and tests all but the counter itself.
+
+Bars, on a quiet machine: medians within 3 % of torch.utils.benchmark for 90 % of 40 ops; at most 0.3 us for an
+empty op.
 """
 
 from __future__ import annotations

@@ -3,6 +3,9 @@
     python benchmarks/tile_time_mode.py [--every]
 
 `--every` runs all iterations of loops: what the times must be equal to.
+
+Bar: 1 s for causal attention of 32,768 x 32,768 and cross entropy of 4,096 x 128,256, with the same times as
+`--every`.
 """
 
 from __future__ import annotations

@@ -5,6 +5,9 @@
 The big file repeats the trace's events with shifted times and ids. Each reader runs in a fresh process, which reports
 its own peak resident memory (VmHWM) and processor time (which on a busy machine tells more than the rate), that of its
 worker processes beside it. Nothing is kept: the big file goes to a temporary folder and is deleted.
+
+Bars: 600 MB/s a process, 450 for traces dense in ops, 5 times `orjson`; two processes 1 GB/s; gzip at most 30 %
+more time; at most 250 MB of memory for 1 GB of trace, 400 MB for 4 GB.
 """
 
 from __future__ import annotations

@@ -64,8 +64,13 @@ def executor_on(options: RunOptions) -> Generator[TorchExecutor, None, None]:
         executor.close()
 
 
+def several(given: str | Sequence[str]) -> tuple[str, ...]:
+    """Return one text or several as a tuple: a single text is one value, not its letters."""
+    return (given,) if isinstance(given, str) else tuple(given)
+
+
 def devices_of(soc: str | Sequence[str]) -> dict[str, DeviceProfile]:
     """Simulated devices by name or device file. Raises UsageError for an unknown one."""
     from opreplay.replay.ascend.simulate.devices import load_socs
 
-    return load_socs([soc] if isinstance(soc, str) else list(soc))
+    return load_socs(several(soc))

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from opreplay.replay.execute.options import RunOptions
 from opreplay.replay.results.cases import Case, Cases
 from opreplay.replay.session.display import Shown
-from opreplay.replay.session.setting import DEFAULT_SOC
+from opreplay.replay.session.setting import DEFAULT_SOC, several
 
 if TYPE_CHECKING:
     import pandas  # pyright: ignore[reportMissingTypeStubs]
@@ -47,7 +47,7 @@ class Sweep(Shown):
 def sweep(
     calls: str | Sequence[str],
     *,
-    vary: Sequence[str] = (),
+    vary: str | Sequence[str] = (),
     soc: str | Sequence[str] = DEFAULT_SOC,
     options: RunOptions | None = None,
 ) -> Sweep:
@@ -55,7 +55,7 @@ def sweep(
 
     Args:
         calls: as `opreplay op` takes them.
-        vary: values of sizes: "n=1,47,128", "n=2^7..2^14".
+        vary: values of sizes, one text a size: "n=1,47,128", "n=2^7..2^14".
         soc: names of simulated devices, or device files.
         options: how to measure; without, calls are predicted alone.
 
@@ -67,8 +67,8 @@ def sweep(
     from opreplay.replay.job.settings import Settings
     from opreplay.replay.resolve.written.sweep import over_sizes
 
-    written = over_sizes([calls] if isinstance(calls, str) else calls, vary)
-    job = Job.open(Calls(written), None, Settings.of(options or RunOptions()), [soc] if isinstance(soc, str) else soc)
+    written = over_sizes(several(calls), several(vary))
+    job = Job.open(Calls(written), None, Settings.of(options or RunOptions()), several(soc))
     faults = Faults()
     cases = cases_of(job, faults, measure=options is not None)
     faults.conclude()

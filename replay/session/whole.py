@@ -18,11 +18,12 @@ from opreplay.replay.results.reading import ResultFile, read_result_file
 from opreplay.replay.results.records import Header, OpResult, Summary
 from opreplay.replay.session.display import Shown
 from opreplay.replay.session.setting import DEFAULT_SOC, devices_of
-from opreplay.replay.session.trace import OpenTrace, Source, opened
+from opreplay.replay.session.trace import Files, OpenTrace, Selecting, Source, opened
 
 if TYPE_CHECKING:
     import pandas  # pyright: ignore[reportMissingTypeStubs]
     from rich.console import RenderableType
+    from typing_extensions import Unpack
 
     from opreplay.replay.ascend.profile import DeviceProfile
     from opreplay.replay.ascend.simulate.step import Step
@@ -78,25 +79,32 @@ def run(
     *,
     soc: str | Sequence[str] = (),
     options: RunOptions | None = None,
+    workers: int | None = None,
+    repeats: int | None = None,
     output: str | os.PathLike[str] | None = None,
     force: bool = False,
     on_progress: Callable[[Progress], None] | None = None,
+    **selecting: Unpack[Selecting],
 ) -> Results:
-    """Measure each op of a trace on this machine and predict it on each named simulated device.
+    """Measure each op of one or several traces on this machine and predict it on each named simulated device.
 
-    Runs in worker processes unless the options say otherwise.
+    Runs in worker processes unless the options say otherwise. An op that several traces share is measured once.
 
     Args:
-        trace: a file, or the result of `open`, which has the selection options.
+        trace: a file, a glob or a folder, a list of them, or the result of `open`.
         soc: names of simulated devices, or device files.
         options: how to measure; a file is opened for their device.
+        workers: ops that are measured at the same time, in a process each; one by default.
+        repeats: times that each op is measured, far apart in the run; by default more on a busy CPU.
         output: a .jsonl file, written line by line as `opreplay run --output` does.
         force: whether that file may exist.
         on_progress: called before each op.
+        selecting: options of `open`, such as `include` and `top`, for a trace that is not open yet.
 
     Raises UsageError if worker processes lack what this program registered, EnvironmentRefused if the device is
     missing.
     """
+    from opreplay.replay.execute.processes.lanes import lane_devices
     from opreplay.replay.host.device_lock import held
     from opreplay.replay.job.consumers import deliver, writing
     from opreplay.replay.job.events import Event, Progress
@@ -104,7 +112,10 @@ def run(
     from opreplay.replay.session.registered import refuse_what_workers_lack
 
     wanted = options or RunOptions()
-    read = opened(trace, device=wanted.device, plugins=wanted.plugins)
+    wanted = msgspec.structs.replace(wanted, lanes=workers or wanted.lanes, visits=repeats or wanted.visits)
+    if not isinstance(trace, OpenTrace):
+        selecting = {"device": wanted.device, "plugins": wanted.plugins, **selecting}
+    read = opened(trace, **selecting)
     job = read.job(read.setting.of_run(wanted), soc)
     if not job.settings.check_kernels:
         job.plan = read.plan  # resolved once for several questions
@@ -116,7 +127,9 @@ def run(
 
     with contextlib.ExitStack() as stack:
         file = None if output is None else stack.enter_context(JsonLinesSink.open(os.fspath(output), force=force))
-        beside = stack.enter_context(held([] if job.settings.shared_device else [job.settings.device]))
+        settings = job.settings
+        devices = lane_devices(settings.device, settings.lanes, shared=settings.shared_device)
+        beside = stack.enter_context(held([] if settings.shared_device else devices))
         deliver(job.run(beside=bool(beside)), *([] if file is None else [writing(file)]), tell)
     return Results(job.results)
 
@@ -167,20 +180,30 @@ class Simulation(Shown):
 
 
 def simulate(
-    trace: Source | OpenTrace, soc: str | Sequence[str] = DEFAULT_SOC, fused: Fused | None = None
+    trace: Source | OpenTrace,
+    soc: str | Sequence[str] = DEFAULT_SOC,
+    fused: Fused | None = None,
+    **selecting: Unpack[Selecting],
 ) -> Simulation:
-    """Predict the ops of a trace on simulated devices, without running any.
+    """Predict the ops of one or several traces on simulated devices, without running any.
 
-    `fused` says whether a captured plan's calls are replaced by the fused kernels of servers: "ascend" or "none". By
-    default they are for an inference step of a model captured from its config.
+    The contents of the L2 cache follow from the order of calls in a recorded step; ops of several traces find their
+    arguments outside of it.
+
+    Args:
+        trace: as for `run`.
+        soc: names of simulated devices, or device files.
+        fused: whether a captured plan's calls are replaced by the fused kernels of servers, "ascend" or "none"; by
+            default they are for an inference step of a model captured from its config.
+        selecting: options of `open`, for a trace that is not open yet.
 
     Raises UsageError for an unknown device, and if none is named.
     """
-    from opreplay.replay.ops.work.expected import ExpectedContents
     from opreplay.traces.errors import UsageError
 
-    read = opened(trace)
-    job = read.job(RunOptions(device=read.setting.device, l2="sequence"), soc)
+    read = opened(trace, **selecting)
+    l2 = "cold" if isinstance(read.read, Files) else "sequence"
+    job = read.job(RunOptions(device=read.setting.device, l2=l2), soc)
     if not job.devices:
         raise UsageError("no simulated device is given", hint=f'Name one, such as "{DEFAULT_SOC}".')
     job.plan = read.plan
@@ -189,7 +212,8 @@ def simulate(
 
         job.plan = as_served(job.plan, fused)
     steps, contents = job.steps(), job.contents
-    assert isinstance(contents, ExpectedContents)
+    if (keep := getattr(contents, "keep", None)) is not None:
+        keep()
     problems = [f"cannot hold the batch that the trace tells: {problem}" for problem in contents.impossible.values()]
     problems += [f"predicted for less than ran, it may be: {problem}" for problem in contents.unrecorded.values()]
     problems += [f"contents cannot be made, so shapes alone decide: {text}" for text in contents.problems.values()]

@@ -180,6 +180,7 @@ def view(sweep: Cases) -> View:
         render=lambda width: render(sweep, width=width),
         facts=lambda: facts(sweep),
         table=lambda: file_table(sweep),
+        tables={"cases": lambda: file_table(sweep)},
         page=lambda command: page(sweep, command),
     )
 

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
@@ -62,6 +63,11 @@ def executor_on(options: RunOptions) -> Generator[TorchExecutor, None, None]:
         yield executor
     finally:
         executor.close()
+
+
+def warned(line: str) -> None:
+    """Warn of what the command line says on stderr beside its answer."""
+    warnings.warn(line, stacklevel=2)
 
 
 def several(given: str | Sequence[str]) -> tuple[str, ...]:

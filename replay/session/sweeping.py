@@ -12,8 +12,6 @@ from opreplay.replay.session.display import Shown
 from opreplay.replay.session.setting import DEFAULT_SOC, several
 
 if TYPE_CHECKING:
-    import pandas  # pyright: ignore[reportMissingTypeStubs]
-
     from opreplay.replay.report.view import View
 
 
@@ -33,10 +31,6 @@ class Sweep(Shown):
 
     def __len__(self) -> int:
         return len(self.cases)
-
-    def frame(self) -> pandas.DataFrame:
-        """One row a call, with a column a size and the columns of `opreplay op --format csv`; times in microseconds."""
-        return self._frame()
 
     def _view(self) -> View:
         from opreplay.replay.report.sweep import view

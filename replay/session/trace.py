@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import os
 import sys
-import warnings
 from collections.abc import Iterator, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypedDict
@@ -21,13 +20,12 @@ from opreplay.replay.plugins import load_plugins, plugin_files
 from opreplay.replay.resolve.policy import Imports, named_modules
 from opreplay.replay.session.display import Shown
 from opreplay.replay.session.op import Op, alone
-from opreplay.replay.session.setting import Setting, several
+from opreplay.replay.session.setting import Setting, several, warned
 from opreplay.traces import Limits
 from opreplay.traces.errors import UsageError
 from opreplay.traces.model import Trace
 
 if TYPE_CHECKING:
-    import pandas  # pyright: ignore[reportMissingTypeStubs]
     from typing_extensions import Unpack
 
     from opreplay.replay.batch.job import Traces
@@ -74,7 +72,7 @@ class OpenTrace(Shown):
         from opreplay.replay.batch.job import Traces
 
         known = self._merged.get(settings.check_kernels)
-        source = known or Traces(tell=lambda line: warnings.warn(line, stacklevel=2))
+        source = known or Traces(tell=warned)
         job = Job.open(source, self._selection, settings, several(soc))
         if known is None:
             source.find(self.read.patterns, self.read.execution_traces, job, limits=self.read.limits)
@@ -101,10 +99,6 @@ class OpenTrace(Shown):
         does.
         """
         return tuple(alone(self.plan, op, self.setting) for op in find_ops(self.plan, wanted))
-
-    def frame(self) -> pandas.DataFrame:
-        """Return one row per op, with the columns of `Results.frame` and the recorded microseconds per call."""
-        return self._frame()
 
     def _view(self) -> View:
         from opreplay.replay.job.planned import planned_results
@@ -194,10 +188,7 @@ def _read(
     """Read one file; return several by name."""
     if isinstance(source, (Trace, ReplayPlan)):
         return source
-    paths = [source] if isinstance(source, (str, os.PathLike)) else source
-    patterns = tuple(os.fspath(path) for path in paths)
-    if not patterns:
-        raise UsageError("no trace is named", hint="Name a file, a glob or a folder.")
+    patterns = paths_of(source)
     if names_several(patterns):
         if kernel_details is not None:
             raise UsageError("kernel_details is for one trace", hint="A table beside each trace is found by itself.")
@@ -210,6 +201,17 @@ def _read(
         execution_trace=next(iter(execution_traces), None),
         kernel_details=kernel_details,
     )
+
+
+def paths_of(source: Path | Sequence[Path] | Files) -> tuple[str, ...]:
+    """Return what is named as texts. Raises UsageError for nothing."""
+    if isinstance(source, Files):
+        return source.patterns
+    paths = (source,) if isinstance(source, (str, os.PathLike)) else source
+    patterns = tuple(os.fspath(path) for path in paths)
+    if not patterns:
+        raise UsageError("no trace is named", hint="Name a file, a glob or a folder.")
+    return patterns
 
 
 def opened(source: Source | OpenTrace, **selecting: Unpack[Selecting]) -> OpenTrace:

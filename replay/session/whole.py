@@ -11,17 +11,15 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from opreplay.replay.execute.options import RunOptions
-from opreplay.replay.ir.step import StepReport
 from opreplay.replay.results.compare.judge import DEFAULT_THRESHOLD, Method, OpComparison
 from opreplay.replay.results.compare.judge import Comparison as Judged
 from opreplay.replay.results.reading import ResultFile, read_result_file
 from opreplay.replay.results.records import Header, OpResult, Summary
 from opreplay.replay.session.display import Shown
-from opreplay.replay.session.setting import DEFAULT_SOC, devices_of
+from opreplay.replay.session.setting import DEFAULT_SOC
 from opreplay.replay.session.trace import Files, OpenTrace, Selecting, Source, opened
 
 if TYPE_CHECKING:
-    import pandas  # pyright: ignore[reportMissingTypeStubs]
     from rich.console import RenderableType
     from typing_extensions import Unpack
 
@@ -60,10 +58,6 @@ class Results(Shown):
         from opreplay.replay.results.summary import summary_of
 
         return summary_of(self.file)
-
-    def frame(self) -> pandas.DataFrame:
-        """Return one row per op, with the columns of `opreplay show --format csv`; times in microseconds per call."""
-        return self._frame()
 
     def _view(self) -> View:
         from opreplay.replay.report.run.report import view
@@ -158,12 +152,6 @@ class Simulation(Shown):
         """Return the total by device."""
         return {name: step.total_us for name, step in self.steps.items()}
 
-    def frame(self) -> pandas.DataFrame:
-        """Return one row per op, with the columns of `opreplay simulate --format csv`; times in microseconds per
-        call.
-        """
-        return self._frame()
-
     def _view(self) -> View:
         from rich.console import Group
 
@@ -220,37 +208,6 @@ def simulate(
     return Simulation(job.plan, steps, job.devices, tuple(problems))
 
 
-class ShownStep(Shown, StepReport, frozen=True, kw_only=True):
-    """A step that displays itself."""
-
-    _command = "opreplay.step"
-
-    def _view(self) -> View:
-        from opreplay.replay.report.page.parts import view_of_step
-
-        return view_of_step(self)
-
-
-def step(trace: str | os.PathLike[str], soc: str | Sequence[str] = ()) -> StepReport:
-    """Return a trace's step of median length: its duration, what bounds it, and the same on simulated devices.
-
-    Raises UsageError for a file without the times of events, and for an unknown device.
-    """
-    from opreplay.replay.ops.work.expected import expected_contents
-    from opreplay.replay.plan.inputs import open_input
-    from opreplay.replay.timeline.timeline import step_of
-    from opreplay.traces.errors import UsageError
-
-    read = open_input(os.fspath(trace), activity=True)
-    devices = list(devices_of(soc).values())
-    report = step_of(read, devices=devices, contents=expected_contents() if devices else None)
-    if report is None:
-        raise UsageError(
-            f"{os.fspath(trace)} does not record when events ran", hint="Record a profile with event times."
-        )
-    return ShownStep(**{field: getattr(report, field) for field in StepReport.__struct_fields__})
-
-
 class Comparison(Shown):
     """Two runs op by op, largest change of total time first."""
 
@@ -267,10 +224,6 @@ class Comparison(Shown):
     def of(self, *verdicts: str) -> list[OpComparison]:
         """Return the ops with these verdicts: "slower", "faster", "same", "unclear", "lost", "gained", ..."""
         return [op for op in self.ops if op.verdict in verdicts]
-
-    def frame(self) -> pandas.DataFrame:
-        """Return one row per op: verdict, times in microseconds per call, their ratio and its interval."""
-        return self._frame()
 
     def _view(self) -> View:
         from opreplay.replay.report.views.comparison import first_line, view

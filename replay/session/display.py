@@ -132,7 +132,7 @@ class ShownTable(Shown):
 
         table = readable(self._rows)
         return View(
-            lines=[table.title],
+            lines=[table.title if table.rows else f"{table.title}: no rows"],
             render=lambda width: Group(*terminal(table, width, limit=ROWS, rest="frame() has all")[1:]),
             facts=lambda: [[column.value(row) for column in table.columns] for row in table.rows],
         )

@@ -132,7 +132,7 @@ def _recorded(
         source = source.info.path
     paths = paths_of(source)
     if names_several(paths):
-        raise UsageError("inspect takes one trace", hint="`opreplay inspect FOLDER` has a line for each trace.")
+        raise UsageError("inspect takes one trace", hint="Name one file of them; `run` and `timeline` take several.")
     return open_trace(
         paths[0], limits=limits, process=process, kernel_details=kernel_details, capture=capture, activity=True
     )
@@ -167,6 +167,9 @@ class Timeline(Shown):
         self.found = found
         """Everything: the step of a trace, of several ranks, or of a captured plan."""
         self._shown = view
+        for change in found.what_if:
+            if not change.matched:
+                warned(f"what_if {change.change!r} matches nothing of the step")
 
     def _view(self) -> View:
         return self._shown

@@ -200,9 +200,13 @@ def _categories(clocks: Mapping[str, Categories]) -> Table[tuple[str, str, bool]
 
 
 def _changes(changes: Sequence[WhatIf] | Sequence[JobChange], socs: Mapping[str, object]) -> AnyTable:
-    fields = {"change": TEXT, "matched": COUNT, **dict.fromkeys(("step_us", "low_us", "high_us", "gain_us"), TIME)}
-    table = of_fields("What if", changes, fields)
-    return msgspec.structs.replace(table, columns=[*table.columns, *_on_socs(socs)])
+    """Return the step after each change; without times where it changes nothing that the step has."""
+    times = [
+        Column[Any](field, lambda change, field=field: getattr(change, field) if change.matched else None, TIME)
+        for field in ("step_us", "low_us", "high_us", "gain_us")
+    ]
+    table = of_fields("What if", changes, {"change": TEXT, "matched": COUNT})
+    return msgspec.structs.replace(table, columns=[*table.columns, *times, *_on_socs(socs)])
 
 
 def _on_socs(socs: Mapping[str, object]) -> list[Column[Any]]:

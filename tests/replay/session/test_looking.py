@@ -75,6 +75,13 @@ def test_tables_of_a_step_are_those_of_the_command(step: opreplay.Timeline) -> N
     assert step._repr_html_().startswith("<iframe")
 
 
+def test_a_change_of_nothing_gains_no_time_and_is_told() -> None:
+    with pytest.warns(UserWarning, match="nothing_of_the_kind"):
+        found = opreplay.timeline(SAMPLE, what_if=["nothing_of_the_kind=0", "aten::add=0"])
+    changed = found.what_if.frame()
+    assert changed["matched"].gt(0).tolist() == changed["gain_us"].notna().tolist() == [False, True]
+
+
 def test_kernels_of_a_step_add_up_to_its_ops() -> None:
     found = opreplay.timeline(SAMPLE, soc="910b3")
     ops, kernels = found.frame("ops"), found.frame("kernels")

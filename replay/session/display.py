@@ -40,41 +40,6 @@ class Shown:
         """Return the object's view, from which every format is rendered."""
         raise NotImplementedError
 
-    def _tables(self) -> Mapping[str, Callable[[], AnyTable]]:
-        """Return its tables by name; the first is the main one."""
-        return self._view().tables
-
-    @property
-    def tables(self) -> tuple[str, ...]:
-        """Return the names of its tables: `frame` takes them, and each is an attribute."""
-        return tuple(self._tables())
-
-    def frame(self, table: str | None = None) -> pandas.DataFrame:
-        """Return a table as a data frame, by default the first; missing values are those of pandas.
-
-        Times are in microseconds, shares from 0 to 1. Raises UsageError for a table that it does not have.
-        """
-        from opreplay.replay.report.formats import frame
-
-        return frame(self._table(table))
-
-    def _table(self, name: str | None) -> AnyTable:
-        tables = self._tables()
-        table = tables.get(next(iter(tables)) if name is None else name)
-        if table is None:
-            from opreplay.traces.errors import UsageError
-
-            raise UsageError(f"there is no table {name}", hint=f"Its tables are {', '.join(tables)}.")
-        return table()
-
-    def __getattr__(self, name: str) -> ShownTable:
-        if name.startswith("_") or name not in self.tables:
-            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}", name=name, obj=self)
-        return ShownTable(self._table(name))
-
-    def __dir__(self) -> list[str]:
-        return sorted({*super().__dir__(), *self.tables})
-
     def __repr__(self) -> str:
         from rich.console import Console
 
@@ -112,7 +77,46 @@ class Shown:
         return console.export_html(inline_styles=True, code_format=_PRE)
 
 
-class ShownTable(Shown):
+class Tabular(Shown):
+    """Base class of objects with tables, each a data frame as well."""
+
+    def _tables(self) -> Mapping[str, Callable[[], AnyTable]]:
+        """Return its tables by name; the first is the main one."""
+        return self._view().tables
+
+    @property
+    def tables(self) -> tuple[str, ...]:
+        """Return the names of its tables: `frame` takes them, and each is an attribute."""
+        return tuple(self._tables())
+
+    def frame(self, table: str | None = None) -> pandas.DataFrame:
+        """Return a table as a data frame, by default the first; missing values are those of pandas.
+
+        Times are in microseconds, shares from 0 to 1. Raises UsageError for a table that it does not have.
+        """
+        from opreplay.replay.report.formats import frame
+
+        return frame(self._table(table))
+
+    def _table(self, name: str | None) -> AnyTable:
+        tables = self._tables()
+        table = tables.get(next(iter(tables)) if name is None else name)
+        if table is None:
+            from opreplay.traces.errors import UsageError
+
+            raise UsageError(f"there is no table {name}", hint=f"Its tables are {', '.join(tables)}.")
+        return table()
+
+    def __getattr__(self, name: str) -> ShownTable:
+        if name.startswith("_") or name not in self.tables:
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}", name=name, obj=self)
+        return ShownTable(self._table(name))
+
+    def __dir__(self) -> list[str]:
+        return sorted({*super().__dir__(), *self.tables})
+
+
+class ShownTable(Tabular):
     """One table of a result."""
 
     def __init__(self, table: AnyTable) -> None:

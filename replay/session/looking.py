@@ -12,7 +12,7 @@ from opreplay.replay.ir.model import ReplayPlan
 from opreplay.replay.ir.step import StepReport
 from opreplay.replay.plan.inputs import names_several, open_input, open_trace, plan_dialect
 from opreplay.replay.plugins import load_plugins
-from opreplay.replay.session.display import Shown
+from opreplay.replay.session.display import Tabular
 from opreplay.replay.session.setting import devices_of, several, warned
 from opreplay.replay.session.trace import OpenTrace, Path, Source, paths_of
 from opreplay.traces import Limits, Trace, TraceSummary, summarize
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from opreplay.replay.timeline.timeline import Timeline as Step
 
 
-class ShownStep(Shown, StepReport, frozen=True, kw_only=True):
+class ShownStep(Tabular, StepReport, frozen=True, kw_only=True):
     """A step that displays itself."""
 
     _command = "opreplay.step"
@@ -53,7 +53,7 @@ class ShownStep(Shown, StepReport, frozen=True, kw_only=True):
         return view_of_step(self)
 
 
-class Inspection(Shown):
+class Inspection(Tabular):
     """What a trace holds: a summary, and tables of where the time goes."""
 
     _command = "opreplay.inspect"
@@ -158,7 +158,7 @@ def step(trace: str | os.PathLike[str], soc: str | Sequence[str] = ()) -> ShownS
     return ShownStep.of(report)
 
 
-class Timeline(Shown):
+class Timeline(Tabular):
     """One step: what the device did and why it was idle, the critical path, and what changes would gain."""
 
     _command = "opreplay.timeline"

@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING
 
 from opreplay.replay.execute.options import RunOptions
 from opreplay.replay.results.cases import Case, Cases
-from opreplay.replay.session.display import Shown
+from opreplay.replay.session.display import Tabular
 from opreplay.replay.session.setting import DEFAULT_SOC, several
 
 if TYPE_CHECKING:
     from opreplay.replay.report.view import View
 
 
-class Sweep(Shown):
+class Sweep(Tabular):
     """What calls take, one a size."""
 
     _command = "opreplay.sweep"

@@ -5,8 +5,8 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator, Sequence
-from functools import cached_property
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypedDict
 
 from opreplay.replay.execute.options import RunOptions
@@ -18,7 +18,7 @@ from opreplay.replay.plan.make import find_ops
 from opreplay.replay.plan.selection import Selection
 from opreplay.replay.plugins import load_plugins, plugin_files
 from opreplay.replay.resolve.policy import Imports, named_modules
-from opreplay.replay.session.display import Shown
+from opreplay.replay.session.display import Tabular
 from opreplay.replay.session.op import Op, alone
 from opreplay.replay.session.setting import Setting, several, warned
 from opreplay.traces import Limits
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
     from opreplay.replay.batch.job import Traces
+    from opreplay.replay.report.table import AnyTable
     from opreplay.replay.report.view import View
     from opreplay.traces.links.annotations import Phase
 
@@ -45,7 +46,7 @@ class Files(NamedTuple):
     limits: Limits
 
 
-class OpenTrace(Shown):
+class OpenTrace(Tabular):
     """The ops of a trace, a plan or several traces, those with most recorded time first; resolved on first use."""
 
     def __init__(self, read: Trace | ReplayPlan | Files, selection: Selection, setting: Setting) -> None:
@@ -99,6 +100,14 @@ class OpenTrace(Shown):
         does.
         """
         return tuple(alone(self.plan, op, self.setting) for op in find_ops(self.plan, wanted))
+
+    def _tables(self) -> Mapping[str, Callable[[], AnyTable]]:
+        """Return its tables, for which ops are resolved once one is asked for."""
+
+        def table(name: str) -> AnyTable:
+            return self._view().tables[name]()
+
+        return {name: partial(table, name) for name in ("ops", "reasons")}
 
     def _view(self) -> View:
         from opreplay.replay.job.planned import planned_results

@@ -15,7 +15,7 @@ from opreplay.replay.results.compare.judge import DEFAULT_THRESHOLD, Method, OpC
 from opreplay.replay.results.compare.judge import Comparison as Judged
 from opreplay.replay.results.reading import ResultFile, read_result_file
 from opreplay.replay.results.records import Header, OpResult, Summary
-from opreplay.replay.session.display import Shown
+from opreplay.replay.session.display import Tabular
 from opreplay.replay.session.setting import DEFAULT_SOC
 from opreplay.replay.session.trace import Files, OpenTrace, Selecting, Source, opened
 
@@ -34,7 +34,7 @@ LOSERS = 10
 """Ops that a simulation lists as those that would lose most."""
 
 
-class Results(Shown):
+class Results(Tabular):
     """The results of a run, from `run` or from a file."""
 
     _command = "opreplay.run"
@@ -133,7 +133,7 @@ def read_results(path: str | os.PathLike[str]) -> Results:
     return Results(read_result_file(os.fspath(path)))
 
 
-class Simulation(Shown):
+class Simulation(Tabular):
     """A step on one or several simulated devices; microseconds over all calls."""
 
     _command = "opreplay.simulate"
@@ -208,7 +208,7 @@ def simulate(
     return Simulation(job.plan, steps, job.devices, tuple(problems))
 
 
-class Comparison(Shown):
+class Comparison(Tabular):
     """Two runs op by op, largest change of total time first."""
 
     _command = "opreplay.compare"

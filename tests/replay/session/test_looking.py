@@ -113,6 +113,15 @@ def test_what_has_no_recorded_times_is_refused(made: Any) -> None:
         opreplay.inspect(made())
 
 
+def test_asking_for_names_resolves_no_ops() -> None:
+    trace = opreplay.open(SAMPLE, top=3)
+    assert trace.tables == ("ops", "reasons")
+    assert not hasattr(trace, "kernels")
+    assert {"ops", "plan"} <= set(dir(trace))
+    assert "plan" not in vars(trace)
+    assert not hasattr(trace[0], "frame")
+
+
 def test_other_results_have_tables() -> None:
     trace = opreplay.open(SAMPLE, top=3)
     fake = opreplay.RunOptions(executor="fake", isolation="none", op_time_s=0.001)

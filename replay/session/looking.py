@@ -226,6 +226,8 @@ def timeline(
         raise UsageError("host and fused need a captured step", hint="Scale recorded host times with host_scale.")
     source = trace.read if isinstance(trace, OpenTrace) else trace
     if not isinstance(source, (Trace, ReplayPlan)) and (ranks or names_several(paths_of(source))):
+        if process is not None or kernel_details is not None:
+            raise UsageError("process and kernel_details are for one trace", hint="Remove them, or name one trace.")
         return _of_ranks(paths_of(source), how, limits)
     read = _recorded(trace, process=process, kernel_details=kernel_details, limits=limits)
     part = one_process(read)
@@ -302,12 +304,7 @@ def _planned(trace: Trace, devices: list[DeviceProfile]) -> tuple[ReplayPlan | N
     return job.plan, job.contents
 
 
-def _of_captured(
-    plan: ReplayPlan,
-    how: _How,
-    host: Results | Path | None,
-    fused: Fused | None,
-) -> Timeline:
+def _of_captured(plan: ReplayPlan, how: _How, host: Results | Path | None, fused: Fused | None) -> Timeline:
     from opreplay.replay.ascend.simulate.devices import simulate_plan
     from opreplay.replay.job.job import served
     from opreplay.replay.ops.work.expected import expected_contents

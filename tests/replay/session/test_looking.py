@@ -8,6 +8,7 @@ from typing import Any
 
 import pandas
 import pytest
+import torch
 from click.testing import CliRunner
 
 import opreplay
@@ -105,6 +106,19 @@ def test_a_read_trace_and_an_open_one_will_do(inspected: opreplay.Inspection) ->
     assert opreplay.timeline(inspected.trace).frame("modules").shape[1] == 5
     assert inspected.step is not None
     assert inspected.step.frame()["time_us"].sum() == pytest.approx(inspected.step.window.step_us)
+
+
+def test_a_captured_step_has_simulated_times() -> None:
+    net = torch.nn.Sequential(torch.nn.Linear(64, 128), torch.nn.ReLU())
+    plan = opreplay.capture(net, torch.randn(32, 64))
+    found = opreplay.timeline(plan, soc=["910b3", "910b1"], what_if="aten::relu=0")
+    assert found.simulated.frame()["device"].tolist() == ["910b3", "910b1"]
+    assert found.what_if.frame().columns.tolist() == ["change", "calls", "step_us_910b3", "step_us_910b1"]
+    for refused in ({}, {"soc": "910b3", "step": 1}):
+        with pytest.raises(UsageError):
+            opreplay.timeline(plan, **refused)
+    with pytest.raises(UsageError, match="for one trace"):
+        opreplay.timeline(RANKS, process="one")
 
 
 @pytest.mark.parametrize("made", [lambda: opreplay.plan(SAMPLE), lambda: RANKS])

@@ -169,7 +169,8 @@ class Timeline(Tabular):
         self._shown = view
         for change in found.what_if:
             if not change.matched:
-                warned(f"what_if {change.change!r} matches nothing of the step")
+                told = getattr(change, "assumptions", ()) or ("matches no call of the step",)
+                warned(f"what_if {change.change!r} {told[0]}")
 
     def _view(self) -> View:
         return self._shown

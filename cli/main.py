@@ -136,7 +136,7 @@ class OpReplayGroup(click.Group):
             from opreplay.traces.errors import OpReplayError
 
             if isinstance(error, OpReplayError):
-                return show_error(str(error), error.hint, error.exit_code)
+                return show_error(error.problem, error.hint, error.exit_code)
             if isinstance(error, OSError) and (error.errno in FULL or error.filename is not None):
                 return _show_full_disk(error)
             if isinstance(error, BlockingIOError) or str(error) == NO_THREAD:
@@ -237,7 +237,7 @@ def opreplay(ctx: click.Context, config: str | None) -> None:
     except Exception as error:
         if ctx.invoked_subcommand not in ("doctor", "trust") or not refused(error):
             raise
-        ctx.obj = settings = Settings(problem=str(error))  # doctor is who reports it
+        ctx.obj = settings = Settings(problem=error.problem)  # doctor is who reports it
     refuse_untrusted(settings, ctx.invoked_subcommand or "")
     ctx.default_map = {name: dict(values) for name, values in settings.values.items()}
     used = settings.used.get(ctx.invoked_subcommand or "", ())

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from difflib import get_close_matches
 from hashlib import sha256
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, TypeGuard, cast
 
 import click
 
@@ -369,7 +369,7 @@ def _shown(value: Any) -> str:
     return text if len(text) <= _SHOWN else f"{text[: _SHOWN // 2]}…{text[-_SHOWN // 2 :]}"
 
 
-def refused(error: Exception) -> bool:
+def refused(error: Exception) -> TypeGuard[UsageError]:
     """Check whether an error is about an options file."""
     from opreplay.traces.errors import UsageError
 

@@ -26,13 +26,17 @@ from types import CodeType, FunctionType, TracebackType
 
 
 class OpReplayError(Exception):
-    """An error for the user: `str()` says what is wrong, `hint` says what to do next."""
+    """An error for the user: `problem` says what is wrong, `hint` what to do next, and `str()` both."""
 
     exit_code: int = 1
 
     def __init__(self, message: str, *, hint: str = "") -> None:
         super().__init__(message)
+        self.problem = message
         self.hint = hint
+
+    def __str__(self) -> str:
+        return f"{self.problem}\nhint: {self.hint}" if self.hint else self.problem
 
 
 class UsageError(OpReplayError):

@@ -55,7 +55,7 @@ def _guarded(tool: Callable[..., Any], folders: Folders, *, allow_run: bool) -> 
                     limits.enter_context(without_user_code())
                 return fitted(tool(**arguments), arguments.get("max_bytes", MAX_BYTES))
         except OpReplayError as error:
-            text = safe(" ".join(filter(None, [str(error), error.hint])))
+            text = safe(" ".join(filter(None, [error.problem, error.hint])))
             raise ToolError(text[:MOST_ERROR]) from error
 
     return call

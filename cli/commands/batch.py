@@ -95,11 +95,6 @@ def run_many(
             return _first(source.refused, _damaged(source.batch, allow_damaged), code)
         with stored_plans(outputs, source.how) as source.store:
             _ = job.plan  # fills source.batch
-            if not source.batch.rank_ops and selection.narrows:
-                raise UsageError(
-                    "the filters leave no op in any trace",
-                    hint="`opreplay plan` on one trace lists the names of its ops.",
-                )
             devices_held = [] if engine == "ray" else lane_devices(device, lanes or 1, shared=settings.shared_device)
             on_ray = engine_of(job.settings.run_options(), engine=engine, lanes=lanes, address=address)
             faults = run_and_show(job, outputs, showing, devices_held=devices_held, engine=on_ray)

@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from opreplay.replay.report.view import View
     from opreplay.traces import Trace
     from opreplay.traces.times.breakdown import By
-    from opreplay.traces.times.peaks import Peak
 
 TOP = 30
 
@@ -58,9 +57,10 @@ def command(
     """Show what is in TRACE: events, ops, how busy its device was and with what, how complete the ops' recorded
     arguments are, and what was lost. --by prints one table of where the time goes. For a folder, one line per trace.
     """
-    from opreplay.cli.opening import open_trace, tells_step
+    from opreplay.cli.opening import open_trace, parse_limits, tells_step
     from opreplay.cli.plan_views import captured_file, show_captured
     from opreplay.cli.terminal import console
+    from opreplay.replay.report.inspected import view_by
     from opreplay.traces.times.peaks import peak_named
 
     if os.path.isdir(trace):
@@ -84,10 +84,8 @@ def command(
         gradients=False,
         activity=by in ("step", "launch") or (by in (None, "category") and tells_step(trace)),
     )
-    if by == "step" or by == "launch":
-        view = _with_doubts(_times_of(read, by, top), read)
-    elif by is not None or format_ == "csv" or top is not None or named is not None:
-        view = _with_doubts(_breakdown_of(read, by or "op", top, named, limit), read)
+    if by is not None or format_ == "csv" or top is not None or named is not None:
+        view = view_by(read, by or "op", top=top, peak=named, limits=parse_limits(limit))
     else:
         view = _summary_of(read)
     console.show_view(view, format_)
@@ -107,47 +105,6 @@ def _folder_of(folder: str, limit: tuple[tuple[str, str], ...]) -> View:
 
         raise UsageError(f"{folder} contains no trace", hint="Name a trace, or a folder that contains traces.")
     return ranks.view(files)
-
-
-def _with_doubts(view: View, read: Trace) -> View:
-    """Return a table of times, preceded by a warning if they are not usable timings."""
-    import msgspec
-
-    from opreplay.replay.report.text import coarse_text
-    from opreplay.traces.times.clock import coarse_unit_us
-
-    unit_us = coarse_unit_us(read)
-    return view if unit_us is None else msgspec.structs.replace(view, lines=[f"! {coarse_text(unit_us)}", *view.lines])
-
-
-def _times_of(read: Trace, by: Literal["step", "launch"], top: int | None) -> View:
-    """Return the table of all steps, or of how kernels were launched."""
-    import msgspec
-
-    from opreplay.replay.report import steps
-    from opreplay.replay.report.text import safe
-    from opreplay.traces.processes.select import one_process
-    from opreplay.traces.times.steps import launch_table, step_table
-
-    if by == "launch":
-        return steps.view(launch_table(read), top, TOP)
-    part = one_process(read)
-    view = steps.view(step_table(part), top, TOP)
-    if part is read:
-        return view
-    told = f"the steps of process {safe(str(part.info.process))}, one of {part.info.processes:,} in the file: "
-    return msgspec.structs.replace(view, lines=[f"{told}--process takes another", *view.lines])
-
-
-def _breakdown_of(read: Trace, by: By, top: int | None, peak: Peak | None, limit: tuple[tuple[str, str], ...]) -> View:
-    """Return the table of where the time goes."""
-    from opreplay.cli.opening import parse_limits
-    from opreplay.replay.report import breakdown as views
-    from opreplay.traces.times.breakdown import breakdown
-    from opreplay.traces.times.modules import modules_of_ops
-
-    modules = modules_of_ops(read, read.info.path, limits=parse_limits(limit)) if by == "module" else ()
-    return views.view(breakdown(read, by, modules=modules, peak=peak), top, TOP)
 
 
 def _summary_of(read: Trace) -> View:

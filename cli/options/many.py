@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -71,12 +70,9 @@ def is_many(traces: Sequence[str]) -> bool:
     """
     if is_given("engine") or is_given("lanes"):
         return True
-    from opreplay.replay.plan.inputs import is_plan_folder
-    from opreplay.traces.reader import expand_paths
+    from opreplay.replay.plan.inputs import names_several
 
-    if len(traces) == 1 and os.path.isdir(traces[0]):
-        return not is_plan_folder(traces[0])
-    return len(traces) > 1 or len(expand_paths(traces)) > 1
+    return names_several(traces)
 
 
 def refuse_options_of_one() -> None:

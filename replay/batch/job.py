@@ -6,7 +6,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from itertools import islice, takewhile
 from pathlib import PurePath
 
@@ -27,6 +27,10 @@ NAMED = 3
 """Files that one line names."""
 
 
+def _ignored(done: int, files: int) -> None:
+    pass
+
+
 class Traces:
     """Several traces as the source of one job: found, paired, read and merged."""
 
@@ -37,7 +41,7 @@ class Traces:
         engine: str = "local",
         address: str | None = None,
         tell: Tell = lambda line: None,
-        progress: Callable[[], AbstractContextManager[Callable[[int, int], None]]],
+        progress: Callable[[], AbstractContextManager[Callable[[int, int], None]]] = lambda: nullcontext(_ignored),
     ) -> None:
         """`lanes`, `engine` and `address` are those of `read_batch`; `progress` makes what it is told of files in."""
         self._lanes, self._engine, self._address, self._tell, self._progress = lanes, engine, address, tell, progress
@@ -70,7 +74,7 @@ class Traces:
         )
 
     def make_plan(self, job: Job) -> ReplayPlan:
-        """Read the files; return their merged plan. Raises as `read_batch` does."""
+        """Read the files; return their merged plan. Raises as `read_batch`, and UsageError if no op is selected."""
         with self._progress() as progress:
             self.batch, self.refused = read_batch(
                 self._files,
@@ -81,6 +85,10 @@ class Traces:
                 address=self._address,
                 tell=self._tell,
                 progress=progress,
+            )
+        if not self.batch.rank_ops and job.selection.narrows:
+            raise UsageError(
+                "the filters leave no op in any trace", hint="`opreplay plan` on one trace lists the names of its ops."
             )
         return self.batch.plan()
 
@@ -194,7 +202,7 @@ def read_batch(
         batch.leave_out(plan.path, plan.message, refused=is_refused)
         refused += [plan] if is_refused else []
     if not len(batch) and unreadable:
-        error = TraceError("none of the files could be read", hint=unreadable[0].hint)
+        error = TraceError(f"none of the files could be read: {unreadable[0].message}", hint=unreadable[0].hint)
         error.exit_code = unreadable[0].exit_code
         raise error
     return batch, refused

@@ -270,7 +270,7 @@ def _read(path: str, *, how: HowToRead) -> bytes:
         return encoded(
             Unreadable(
                 path=printable(path),
-                message=printable(str(error)),
+                message=printable(error.problem),
                 hint=error.hint,
                 exit_code=error.exit_code,
                 no_trace=isinstance(error, UnknownDialect),
@@ -376,7 +376,7 @@ def readable_traces(
         except TraceError as error:
             if file.named:
                 raise
-            tell(f"{file.path} left out: {error}")
+            tell(f"{file.path} left out: {error.problem}")
 
 
 def _one_job(paths: Sequence[str], traces: Sequence[Trace], patterns: Sequence[str]) -> None:

@@ -96,7 +96,9 @@ def _replayed(
     try:
         replay.run(look)
     except CannotReplay as stopped:
-        return Check(outputs=(), parameters=(), equal=False, largest_error=0.0, calls=0, seed=seed, reason=str(stopped))
+        return Check(
+            outputs=(), parameters=(), equal=False, largest_error=0.0, calls=0, seed=seed, reason=stopped.problem
+        )
     outputs = [
         compared(name, tensor, replay.output(output))
         for (name, tensor), output in zip(theirs, plan.capture.outputs, strict=True)

@@ -106,7 +106,7 @@ def _checked(name: str, executor: TorchExecutor, seed: int, library: str | None)
     except EnvironmentRefused:
         raise
     except OpReplayError as error:
-        return StandIn(op=name, against="", detail=str(error))
+        return StandIn(op=name, against="", detail=error.problem)
     add_compact(bench)
     return _judged(name, bench)
 

@@ -66,11 +66,11 @@ def attempt(
         except NotReplayable as stopped:
             return unable(stopped.reason)
         except PolicyError as refused:
-            return unable(Reason("policy", str(refused)))
+            return unable(Reason("policy", refused.problem))
         except InternalError as error:
             return unable(reason_for(error))
         except OpReplayError as error:
-            return unable(Reason("failed", str(error)))
+            return unable(Reason("failed", error.problem))
         except Exception as error:
             again = without_kernel(op, error)
             if again is not None:

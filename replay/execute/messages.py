@@ -128,7 +128,7 @@ class Refused(msgspec.Struct, frozen=True, kw_only=True, tag="refused"):
     @classmethod
     def of(cls, error: OpReplayError) -> Refused:
         """Return the message that reports an error raised here to the other process."""
-        return cls(message=str(error), hint=error.hint, exit_code=error.exit_code)
+        return cls(message=error.problem, hint=error.hint, exit_code=error.exit_code)
 
     def error(self) -> OpReplayError:
         """Return the error to raise in the receiving process."""

@@ -146,9 +146,9 @@ def reason_for(error: Exception) -> Reason:
     A fault of opreplay itself becomes an internal error.
     """
     if isinstance(error, InternalError):
-        return Reason("internal error", str(error))
+        return Reason("internal error", error.problem)
     if is_own_fault(error):
-        return Reason("internal error", str(internal_error("its replay", error)))
+        return Reason("internal error", internal_error("its replay", error).problem)
     text = str(error)
     line = next((line.strip() for line in text.splitlines() if line.strip()), "")[:DETAIL_CHARS]
     if lacks_memory(error):

@@ -3,14 +3,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 import msgspec
 
 from opreplay.traces.times.doubts import Doubts
 
 if TYPE_CHECKING:
-    import pandas  # pyright: ignore[reportMissingTypeStubs]
+    pass  # pyright: ignore[reportMissingTypeStubs]
 
 PYTHON = "(Python, between ops)"
 """Name of the host's time outside of ops."""
@@ -121,17 +121,3 @@ class StepReport(msgspec.Struct, frozen=True, kw_only=True):
     """Whose step this is, of a file that the profiles of several processes were merged into."""
     processes: int = 1
     """In that file."""
-
-    def frame(self) -> pandas.DataFrame:
-        """Return one row per segment of the step; segments add up to the step: `segment`, `time_us`, `share`."""
-        import pandas  # pyright: ignore[reportMissingTypeStubs]
-
-        segments = {
-            "computing": self.busy_us - self.communication_us,
-            "communication": self.communication_us,
-            **{f"idle: {cause}": us for cause, us in self.idle_us.items()},
-        }
-        data: Any = pandas.DataFrame({"segment": list(segments), "time_us": list(segments.values())})
-        total_us = sum(segments.values())
-        data["share"] = data["time_us"] / total_us if total_us else 0.0
-        return data.astype({"segment": "string", "time_us": "float64", "share": "float64"})

@@ -54,7 +54,7 @@ class OpPredictor:
                 prediction = simulate_op(op, device, None if self.contents is None else self.contents(op), self.l2)
             except (CustomOpError, InternalError) as error:
                 errors.append(error)
-                why.append(f"no prediction for {name}: {error}")
+                why.append(f"no prediction for {name}: {error.problem}")
             else:
                 if is_predicted(op, prediction):
                     simulated[name] = prediction
@@ -108,4 +108,4 @@ class Faults:
         if self.by_op:
             first = next(iter(self.by_op.values()))
             more = f"; and {len(self.by_op) - 1} more ops" if len(self.by_op) > 1 else ""
-            raise InternalError(f"{first}{more}", hint=first.hint)
+            raise InternalError(f"{first.problem}{more}", hint=first.hint)

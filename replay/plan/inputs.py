@@ -7,7 +7,7 @@ Chooses the reader, joins other files of the same run, and makes the plan.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING
 from zipfile import is_zipfile
@@ -16,7 +16,7 @@ import msgspec
 
 from opreplay.replay.plan.make import make_plan
 from opreplay.replay.plan.selection import Selection
-from opreplay.traces import Limits, the_one_path
+from opreplay.traces import Limits, expand_paths, the_one_path
 from opreplay.traces.dialects.dialect import Dialect, Want
 from opreplay.traces.errors import Malformed, UsageError
 from opreplay.traces.losses import loss_text
@@ -89,6 +89,16 @@ PLANS = (RESULTS, PLAN, TRACELENS, COMMS, BACKENDBENCH)
 def is_plan_folder(path: str) -> bool:
     """Check whether this is a folder of FlashInfer-Trace definitions and workloads, which form one plan."""
     return all(os.path.isdir(os.path.join(path, part)) for part in ("definitions", "workloads"))
+
+
+def names_several(patterns: Sequence[str]) -> bool:
+    """Check whether these are several traces: several paths, a folder, or a glob that matches several files.
+
+    Raises TraceError for a glob that matches none.
+    """
+    if len(patterns) == 1 and os.path.isdir(patterns[0]):
+        return not is_plan_folder(patterns[0])
+    return len(patterns) > 1 or len(expand_paths(patterns)) > 1
 
 
 def plan_dialect(path: str) -> Dialect[ReplayPlan] | None:

@@ -140,7 +140,7 @@ def _arguments(entries: list[tuple[Any, bool]]) -> tuple[tuple[ReplayArg, ...], 
         except Unknown as error:
             unknown = unknown or error
         except FormatError as error:  # a value of another type than declared
-            unknown = unknown or Unknown(str(error))
+            unknown = unknown or Unknown(error.problem)
     if len({argument.name for argument in args}) < len(args):
         raise Refused("an argument name occurs twice")
     if unknown is not None:

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from opreplay.replay.results.measurement import Measurement
     from opreplay.replay.session.benchmarking import benchmark
     from opreplay.replay.session.checking import check
+    from opreplay.replay.session.looking import Inspection, Timeline, inspect, step, timeline
     from opreplay.replay.session.op import Op, PreparedCall
     from opreplay.replay.session.single import op, op_of_call, op_of_event
     from opreplay.replay.session.sweeping import Sweep, sweep
@@ -46,7 +47,6 @@ if TYPE_CHECKING:
         read_results,
         run,
         simulate,
-        step,
     )
     from opreplay.traces.errors import OpReplayError
     from opreplay.traces.reader import read_trace
@@ -62,6 +62,7 @@ __all__ = [
     "InitContext",
     "InitReport",
     "InitializerError",
+    "Inspection",
     "Measurement",
     "NotReplayable",
     "Op",
@@ -76,11 +77,13 @@ __all__ = [
     "RunOptions",
     "Simulation",
     "Sweep",
+    "Timeline",
     "Work",
     "benchmark",
     "capture",
     "check",
     "compare",
+    "inspect",
     "op",
     "op_of_call",
     "op_of_event",
@@ -98,6 +101,7 @@ __all__ = [
     "step",
     "sweep",
     "tile",
+    "timeline",
 ]
 
 _HOMES = {
@@ -118,11 +122,12 @@ _HOMES = {
         "replay.results.measurement": "Measurement",
         "replay.session.benchmarking": "benchmark",
         "replay.session.checking": "check",
+        "replay.session.looking": "Inspection Timeline inspect step timeline",
         "replay.session.op": "Op PreparedCall",
         "replay.session.single": "op op_of_call op_of_event",
         "replay.session.sweeping": "Sweep sweep",
         "replay.session.trace": "OpenTrace open plan",
-        "replay.session.whole": "Comparison Results Simulation compare read_results run simulate step",
+        "replay.session.whole": "Comparison Results Simulation compare read_results run simulate",
         "traces.errors": "OpReplayError",
         "traces.reader": "read_trace",
     }.items()

@@ -10,7 +10,20 @@ import msgspec
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from opreplay.replay.report.table import COUNT, SHARE, TIME, Column, Table, names_room, number, terminal
+from opreplay.replay.report.table import (
+    COUNT,
+    NUMBER,
+    SHARE,
+    TEXT,
+    TIME,
+    Column,
+    Table,
+    Unit,
+    names_room,
+    number,
+    of_fields,
+    terminal,
+)
 from opreplay.replay.report.text import listed, plural, safe, share_text, time_text
 from opreplay.replay.report.view import View
 from opreplay.traces.times.breakdown import Breakdown, Row
@@ -18,18 +31,18 @@ from opreplay.traces.times.peaks import TF32
 from opreplay.traces.times.steps import LaunchTable, StepTable
 
 _OfRow = Column[Row]
-COLUMNS = (
-    "name",
-    "calls",
-    "time_us",
-    "share",
-    "median_us",
-    "kind",
-    "tflops_per_s",
-    "gb_per_s",
-    "peak_share",
-    "peak_kind",
-)
+COLUMNS: dict[str, Unit] = {
+    "name": TEXT,
+    "calls": COUNT,
+    "time_us": TIME,
+    "share": SHARE,
+    "median_us": TIME,
+    "kind": TEXT,
+    "tflops_per_s": NUMBER,
+    "gb_per_s": NUMBER,
+    "peak_share": SHARE,
+    "peak_kind": TEXT,
+}
 
 
 MOST_OF_PEAK = 1.0
@@ -58,8 +71,7 @@ def view(breakdown: Breakdown, top: int | None, shown: int) -> View:
 
 def file_table(breakdown: Breakdown, top: int | None) -> Table[Row]:
     """Return the first `top` rows with all CSV columns; times in microseconds, shares from 0 to 1."""
-    columns = [_OfRow(name, lambda row, name=name: getattr(row, name)) for name in COLUMNS]
-    return Table("Rows", columns, breakdown.rows[:top])
+    return of_fields(f"Time by {breakdown.by}", breakdown.rows[:top], COLUMNS)
 
 
 def render(breakdown: Breakdown, top: int | None, *, width: int) -> RenderableType:

@@ -180,6 +180,7 @@ def view(sweep: Cases) -> View:
         render=lambda width: render(sweep, width=width),
         facts=lambda: facts(sweep),
         table=lambda: file_table(sweep),
+        tables={"cases": lambda: file_table(sweep)},
         page=lambda command: page(sweep, command),
     )
 
@@ -236,7 +237,7 @@ def foot_lines(sweep: Cases) -> list[str]:
         f"{note.argument}: {note.what}"
         for case in sweep.cases
         for note in case.result.assumptions
-        if case.result.measured_us
+        if case.result.measured_us and not note.what.startswith(RESULTS_UNKNOWN)
     )
     lines += [f"assumed for what was measured, {text}" for text in list(assumed)[:8]]
     lines += [f"and {len(assumed) - 8} more assumptions"] if len(assumed) > 8 else []

@@ -6,7 +6,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, Generic, Literal, TypeVar, cast
 
 import msgspec
@@ -137,6 +138,39 @@ class Table(msgspec.Struct, Generic[Row], frozen=True):
 
 
 AnyTable = Table[Any]
+
+
+def of_fields(
+    title: str,
+    rows: Sequence[Any],
+    fields: Mapping[str, Unit],
+    keys: Mapping[str, str] = MappingProxyType({}),
+    noun: str = "row",
+) -> AnyTable:
+    """Return rows with these fields as columns, for files and data frames; `keys` names some of them differently."""
+    columns = [
+        Column[Any](keys.get(field, field), lambda row, field=field: getattr(row, field), unit)
+        for field, unit in fields.items()
+    ]
+    return Table(title, columns, rows, noun=noun)
+
+
+def readable(table: AnyTable) -> AnyTable:
+    """Return a table of a file for reading: without columns that are empty, with titles in place of keys, and the first
+    text with the room that is left.
+    """
+    columns = [column for column in table.columns if any(column.value(row) not in (None, "") for row in table.rows)]
+    first = next((column for column in columns if column.unit.kind == "text"), None)
+    shown = [
+        msgspec.structs.replace(
+            column,
+            title=(column.key or column.title).replace("_us", "").replace("_", " "),
+            form="name" if column is first else column.form,
+            drop=0 if column is first else 1 + place / 100,
+        )
+        for place, column in enumerate(columns)
+    ]
+    return msgspec.structs.replace(table, columns=shown)
 
 
 def heaviest(

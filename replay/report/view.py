@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -29,6 +29,8 @@ class View(msgspec.Struct, frozen=True, kw_only=True):
     """Everything, for JSON."""
     table: Callable[[], AnyTable] | None = None
     """One row an item with all its values, for CSV and data frames."""
+    tables: Mapping[str, Callable[[], AnyTable]] = {}
+    """All tables for data frames by name, with all rows and plain values."""
     markdown: Callable[[], str] | None = None
     page: Callable[[str], Page] | None = None
     """Of the command line that made it."""

@@ -82,7 +82,7 @@ def _executed(op: ReplayOp, policy: Policy) -> ReplayOp:
             return op
         return _by_user(msgspec.structs.replace(op, reason=None), Reason("failed", "no executor"))
     except UsageError as error:
-        return msgspec.structs.replace(op, reason=Reason("failed", str(error)))
+        return msgspec.structs.replace(op, reason=Reason("failed", error.problem))
     except Unbound as stopped:
         return msgspec.structs.replace(op, reason=stopped.reason)
 
@@ -137,7 +137,7 @@ def _by_user(op: ReplayOp, reason: Reason) -> ReplayOp:
     try:
         entry = EXECUTORS.find(op.name)
     except UsageError as error:
-        raise Unbound(Reason("failed", str(error))) from None
+        raise Unbound(Reason("failed", error.problem)) from None
     if entry is None:
         raise Unbound(reason)
     args = tuple(msgspec.structs.replace(arg, mutated=arg.mutated or arg.name in entry.mutates) for arg in op.args)
@@ -201,7 +201,7 @@ def _adopted(spec: OpSpec, args: tuple[ReplayArg, ...]) -> tuple[ReplayArg, ...]
         for arg in adopted:
             verify_argument(f"argument {arg.name}", arg)
     except FormatError as error:
-        raise Unbound(Reason("metadata missing", str(error))) from None
+        raise Unbound(Reason("metadata missing", error.problem)) from None
     return named_after_gaps(spec, adopted)
 
 

@@ -331,7 +331,7 @@ def _registered(name: str) -> tuple[OpFunction | None, UserExecutor | None]:
     try:
         return CONVERSIONS.find(name), EXECUTORS.find(name)
     except UsageError as error:
-        raise Unbound(Reason("failed", str(error))) from None
+        raise Unbound(Reason("failed", error.problem)) from None
 
 
 def _allowed_match(name: str, specs: tuple[OpSpec, ...], recorded: Recordeds, overload: str | None) -> Match:

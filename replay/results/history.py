@@ -94,7 +94,7 @@ def check_history(path: str) -> None:
             with _reading(file) as connection:
                 connection.execute("SELECT 1")
         except FormatError as error:
-            raise UsageError(str(error), hint="Name another file for --history.") from None
+            raise UsageError(error.problem, hint="Name another file for --history.") from None
     elif not file.absolute().parent.is_dir():
         raise UsageError(f"cannot write {path}: the folder does not exist", hint="Create it, or name another file.")
 

@@ -13,7 +13,6 @@ from opreplay.replay.check.model import POINTS, CheckResult, Setup, point_named
 from opreplay.replay.host import environment
 from opreplay.replay.ir.model import ReplayOp, ReplayPlan
 from opreplay.replay.ir.sizes import need_of
-from opreplay.replay.plan.inputs import open_input
 from opreplay.replay.plugins import load_plugins
 from opreplay.replay.session.trace import OpenTrace, Source
 from opreplay.replay.session.trace import open as open_trace
@@ -137,10 +136,10 @@ def _notes_on(calls: Sequence[ReplayOp], sound: int, fits: int) -> Iterator[str]
 
 def _opened(trace: Source, name: str, device: str) -> OpenTrace:
     """Open the calls of an op in a trace, at any nesting, or the ops of a plan."""
-    read = trace if isinstance(trace, (Trace, ReplayPlan)) else open_input(os.fspath(trace))
-    if isinstance(read, ReplayPlan):
-        return open_trace(read, device=device)
-    return open_trace(read, device=device, select="all", include=(name,))
+    whole = open_trace(trace, device=device)
+    if isinstance(whole.read, ReplayPlan):
+        return whole
+    return open_trace(whole.read if isinstance(whole.read, Trace) else trace, device=device, select="all", include=name)
 
 
 def _refuse_what_workers_lack(op: str) -> None:

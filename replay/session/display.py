@@ -8,8 +8,11 @@ import shutil
 from typing import TYPE_CHECKING, ClassVar
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
     import pandas  # pyright: ignore[reportMissingTypeStubs]
 
+    from opreplay.replay.report.table import AnyTable
     from opreplay.replay.report.view import View
 
 PROMPT_WIDTH, NOTEBOOK_WIDTH = 100, 120
@@ -18,6 +21,10 @@ _PRE = '<pre style="white-space:pre;overflow-x:auto;line-height:normal;font-fami
 
 _STYLE = "width:100%;height:44rem;border:0"
 _FRAME = f'<iframe sandbox="allow-scripts" srcdoc="{{page}}" title="opreplay" style="{_STYLE}"></iframe>'
+
+
+ROWS = 40
+"""Of a table at a prompt and in a notebook."""
 
 
 class Shown:
@@ -32,14 +39,6 @@ class Shown:
     def _view(self) -> View:
         """Return the object's view, from which every format is rendered."""
         raise NotImplementedError
-
-    def _frame(self) -> pandas.DataFrame:
-        """Return its table; missing values are those of pandas."""
-        from opreplay.replay.report.formats import frame
-
-        table = self._view().table
-        assert table is not None
-        return frame(table())
 
     def __repr__(self) -> str:
         from rich.console import Console
@@ -76,3 +75,68 @@ class Shown:
             console.print(Text(line, style="bold"), soft_wrap=True)
         console.print(view.render(NOTEBOOK_WIDTH))
         return console.export_html(inline_styles=True, code_format=_PRE)
+
+
+class Tabular(Shown):
+    """Base class of objects with tables, each a data frame as well."""
+
+    def _tables(self) -> Mapping[str, Callable[[], AnyTable]]:
+        """Return its tables by name; the first is the main one."""
+        return self._view().tables
+
+    @property
+    def tables(self) -> tuple[str, ...]:
+        """Return the names of its tables: `frame` takes them, and each is an attribute."""
+        return tuple(self._tables())
+
+    def frame(self, table: str | None = None) -> pandas.DataFrame:
+        """Return a table as a data frame, by default the first; missing values are those of pandas.
+
+        Times are in microseconds, shares from 0 to 1. Raises UsageError for a table that it does not have.
+        """
+        from opreplay.replay.report.formats import frame
+
+        return frame(self._table(table))
+
+    def _table(self, name: str | None) -> AnyTable:
+        tables = self._tables()
+        table = tables.get(next(iter(tables)) if name is None else name)
+        if table is None:
+            from opreplay.traces.errors import UsageError
+
+            raise UsageError(f"there is no table {name}", hint=f"Its tables are {', '.join(tables)}.")
+        return table()
+
+    def __getattr__(self, name: str) -> ShownTable:
+        if name.startswith("_") or name not in self.tables:
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}", name=name, obj=self)
+        return ShownTable(self._table(name))
+
+    def __dir__(self) -> list[str]:
+        return sorted({*super().__dir__(), *self.tables})
+
+
+class ShownTable(Tabular):
+    """One table of a result."""
+
+    def __init__(self, table: AnyTable) -> None:
+        self._rows = table
+
+    def __len__(self) -> int:
+        return len(self._rows.rows)
+
+    def _tables(self) -> Mapping[str, Callable[[], AnyTable]]:
+        return {"rows": lambda: self._rows}
+
+    def _view(self) -> View:
+        from rich.console import Group
+
+        from opreplay.replay.report.table import readable, terminal
+        from opreplay.replay.report.view import View
+
+        table = readable(self._rows)
+        return View(
+            lines=[table.title if table.rows else f"{table.title}: no rows"],
+            render=lambda width: Group(*terminal(table, width, limit=ROWS, rest="frame() has all")[1:]),
+            facts=lambda: [[column.value(row) for column in table.columns] for row in table.rows],
+        )

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
@@ -64,8 +65,18 @@ def executor_on(options: RunOptions) -> Generator[TorchExecutor, None, None]:
         executor.close()
 
 
+def warned(line: str) -> None:
+    """Warn of what the command line says on stderr beside its answer."""
+    warnings.warn(line, stacklevel=2)
+
+
+def several(given: str | Sequence[str]) -> tuple[str, ...]:
+    """Return one text or several as a tuple: a single text is one value, not its letters."""
+    return (given,) if isinstance(given, str) else tuple(given)
+
+
 def devices_of(soc: str | Sequence[str]) -> dict[str, DeviceProfile]:
     """Simulated devices by name or device file. Raises UsageError for an unknown one."""
     from opreplay.replay.ascend.simulate.devices import load_socs
 
-    return load_socs([soc] if isinstance(soc, str) else list(soc))
+    return load_socs(several(soc))

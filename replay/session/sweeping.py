@@ -8,16 +8,14 @@ from typing import TYPE_CHECKING
 
 from opreplay.replay.execute.options import RunOptions
 from opreplay.replay.results.cases import Case, Cases
-from opreplay.replay.session.display import Shown
-from opreplay.replay.session.setting import DEFAULT_SOC
+from opreplay.replay.session.display import Tabular
+from opreplay.replay.session.setting import DEFAULT_SOC, several
 
 if TYPE_CHECKING:
-    import pandas  # pyright: ignore[reportMissingTypeStubs]
-
     from opreplay.replay.report.view import View
 
 
-class Sweep(Shown):
+class Sweep(Tabular):
     """What calls take, one a size."""
 
     _command = "opreplay.sweep"
@@ -34,10 +32,6 @@ class Sweep(Shown):
     def __len__(self) -> int:
         return len(self.cases)
 
-    def frame(self) -> pandas.DataFrame:
-        """One row a call, with a column a size and the columns of `opreplay op --format csv`; times in microseconds."""
-        return self._frame()
-
     def _view(self) -> View:
         from opreplay.replay.report.sweep import view
 
@@ -47,7 +41,7 @@ class Sweep(Shown):
 def sweep(
     calls: str | Sequence[str],
     *,
-    vary: Sequence[str] = (),
+    vary: str | Sequence[str] = (),
     soc: str | Sequence[str] = DEFAULT_SOC,
     options: RunOptions | None = None,
 ) -> Sweep:
@@ -55,7 +49,7 @@ def sweep(
 
     Args:
         calls: as `opreplay op` takes them.
-        vary: values of sizes: "n=1,47,128", "n=2^7..2^14".
+        vary: values of sizes, one text a size: "n=1,47,128", "n=2^7..2^14".
         soc: names of simulated devices, or device files.
         options: how to measure; without, calls are predicted alone.
 
@@ -67,8 +61,8 @@ def sweep(
     from opreplay.replay.job.settings import Settings
     from opreplay.replay.resolve.written.sweep import over_sizes
 
-    written = over_sizes([calls] if isinstance(calls, str) else calls, vary)
-    job = Job.open(Calls(written), None, Settings.of(options or RunOptions()), [soc] if isinstance(soc, str) else soc)
+    written = over_sizes(several(calls), several(vary))
+    job = Job.open(Calls(written), None, Settings.of(options or RunOptions()), several(soc))
     faults = Faults()
     cases = cases_of(job, faults, measure=options is not None)
     faults.conclude()

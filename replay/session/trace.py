@@ -4,43 +4,57 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
-from functools import cached_property
-from typing import TYPE_CHECKING, Any, Literal
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cached_property, partial
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypedDict
 
 from opreplay.replay.execute.options import RunOptions
 from opreplay.replay.ir.model import ReplayPlan
 from opreplay.replay.job.job import Job
 from opreplay.replay.job.settings import Settings
-from opreplay.replay.plan.inputs import open_input
+from opreplay.replay.plan.inputs import names_several, open_input
 from opreplay.replay.plan.make import find_ops
 from opreplay.replay.plan.selection import Selection
 from opreplay.replay.plugins import load_plugins, plugin_files
 from opreplay.replay.resolve.policy import Imports, named_modules
-from opreplay.replay.session.display import Shown
+from opreplay.replay.session.display import Tabular
 from opreplay.replay.session.op import Op, alone
-from opreplay.replay.session.setting import Setting
+from opreplay.replay.session.setting import Setting, several, warned
+from opreplay.traces import Limits
+from opreplay.traces.errors import UsageError
 from opreplay.traces.model import Trace
 
 if TYPE_CHECKING:
-    import pandas  # pyright: ignore[reportMissingTypeStubs]
+    from typing_extensions import Unpack
 
+    from opreplay.replay.batch.job import Traces
+    from opreplay.replay.report.table import AnyTable
     from opreplay.replay.report.view import View
-    from opreplay.traces import Limits
     from opreplay.traces.links.annotations import Phase
 
-Source = str | os.PathLike[str] | Trace | ReplayPlan
-"""A file, or what was read from one."""
+Path = str | os.PathLike[str]
+Source = Path | Sequence[Path] | Trace | ReplayPlan
+"""A file, a glob or a folder, several of them, or what was read from one file."""
 
 
-class OpenTrace(Shown):
-    """The ops of a trace or plan, those with most recorded time first; they are resolved on first use."""
+class Files(NamedTuple):
+    """Several traces whose equal ops are merged: paths, globs and folders, and the ExecutionTraces of some."""
 
-    def __init__(self, read: Trace | ReplayPlan, selection: Selection, setting: Setting) -> None:
+    patterns: tuple[str, ...]
+    execution_traces: tuple[str, ...]
+    limits: Limits
+
+
+class OpenTrace(Tabular):
+    """The ops of a trace, a plan or several traces, those with most recorded time first; resolved on first use."""
+
+    def __init__(self, read: Trace | ReplayPlan | Files, selection: Selection, setting: Setting) -> None:
         self.read = read
-        """What the file held: a trace, or a plan."""
+        """What the file held, a trace or a plan; or which files are read when their ops are needed."""
         self.setting = setting
         self._selection = selection
+        self._merged: dict[bool, Traces] = {}
 
     @cached_property
     def plan(self) -> ReplayPlan:
@@ -48,9 +62,23 @@ class OpenTrace(Shown):
         return self.job(RunOptions(device=self.setting.device)).plan
 
     def job(self, options: RunOptions, soc: str | Sequence[str] = (), **more: Any) -> Job:
-        """Return the job of these ops with options of a run and `more` settings, on simulated devices."""
-        settings = Settings.of(options, order=True, **more)
-        return Job.open(self.read, self._selection, settings, [soc] if isinstance(soc, str) else soc)
+        """Return the job of these ops with options of a run and `more` settings, on simulated devices.
+
+        A plan that an earlier process kept is used only while torch is not loaded: a program that has torch may have
+        registered ops with it.
+        """
+        settings = Settings.of(options, order=True, keep="torch" not in sys.modules, **more)
+        if not isinstance(self.read, Files):
+            return Job.open(self.read, self._selection, settings, several(soc))
+        from opreplay.replay.batch.job import Traces
+
+        known = self._merged.get(settings.check_kernels)
+        source = known or Traces(tell=warned)
+        job = Job.open(source, self._selection, settings, several(soc))
+        if known is None:
+            source.find(self.read.patterns, self.read.execution_traces, job, limits=self.read.limits)
+            self._merged[settings.check_kernels] = source
+        return job
 
     def __len__(self) -> int:
         return len(self.plan.ops)
@@ -73,9 +101,13 @@ class OpenTrace(Shown):
         """
         return tuple(alone(self.plan, op, self.setting) for op in find_ops(self.plan, wanted))
 
-    def frame(self) -> pandas.DataFrame:
-        """Return one row per op, with the columns of `Results.frame` and the recorded microseconds per call."""
-        return self._frame()
+    def _tables(self) -> Mapping[str, Callable[[], AnyTable]]:
+        """Return its tables, for which ops are resolved once one is asked for."""
+
+        def table(name: str) -> AnyTable:
+            return self._view().tables[name]()
+
+        return {name: partial(table, name) for name in ("ops", "reasons")}
 
     def _view(self) -> View:
         from opreplay.replay.job.planned import planned_results
@@ -84,27 +116,48 @@ class OpenTrace(Shown):
         return view(self.plan, planned_results(self.plan), ranked=True)
 
 
+class Selecting(TypedDict, total=False):
+    """The options of `open`, which functions that take a file take as well."""
+
+    device: str
+    select: Literal["owner", "leaf", "top", "all"]
+    include: str | Sequence[str]
+    exclude: str | Sequence[str]
+    top: int | None
+    min_share: float | None
+    phase: Phase | None
+    allow_imports: Imports | None
+    plugins: str | Sequence[str]
+    custom_op_dirs: str | Sequence[str]
+    execution_trace: str | Sequence[str] | None
+    kernel_details: str | None
+    limits: Limits | None
+
+
 def open(
     source: Source,
     *,
     device: str = "cpu",
     select: Literal["owner", "leaf", "top", "all"] = "owner",
-    include: Sequence[str] = (),
-    exclude: Sequence[str] = (),
+    include: str | Sequence[str] = (),
+    exclude: str | Sequence[str] = (),
     top: int | None = None,
     min_share: float | None = None,
     phase: Phase | None = None,
     allow_imports: Imports | None = None,
-    plugins: Sequence[str] = (),
-    custom_op_dirs: Sequence[str] = (),
-    execution_trace: str | None = None,
+    plugins: str | Sequence[str] = (),
+    custom_op_dirs: str | Sequence[str] = (),
+    execution_trace: str | Sequence[str] | None = None,
     kernel_details: str | None = None,
     limits: Limits | None = None,
 ) -> OpenTrace:
     """Open a profile (.json, .json.gz), a plan, or TraceLens's IR, told by content; plugins that are installed count.
 
+    Several files are merged as `opreplay run` merges them: an op that they share is one op, and options select ops of
+    each file separately. Options that take several texts also take one.
+
     Args:
-        source: the file, a glob that matches one, "-" for stdin; or a trace or plan that was read already.
+        source: the file, a glob or a folder, a list of them, "-" for stdin; or a trace or plan that was read already.
         device: of torch, that ops are resolved for and run on.
         select: ops that own device time, innermost ops, outermost ops, or all.
         include: names or globs of the ops to take; all where empty.
@@ -115,25 +168,21 @@ def open(
         allow_imports: namespace → module that may be imported to find its ops, or a list of modules.
         plugins: files and modules to run first, here and in the workers of `run`, as `--plugin` names them.
         custom_op_dirs: folders whose .py files are run first.
-        execution_trace: an ExecutionTrace of the same run, which completes arguments.
-        kernel_details: an NPU's kernel table.
+        execution_trace: an ExecutionTrace of the same run, which completes arguments; for several traces, several.
+        kernel_details: an NPU's kernel table, for one trace.
         limits: bounds of the reader.
 
     Raises TraceError for a file that cannot be read, UsageError for arguments that make no sense together.
     """
     imports = named_modules(allow_imports)
-    load_plugins((*plugins, *custom_op_dirs))
-    plugin_names = plugin_files((*plugins, *custom_op_dirs))
-    if isinstance(source, (Trace, ReplayPlan)):
-        read: Trace | ReplayPlan = source
-    else:
-        read = open_input(
-            os.fspath(source), limits=limits, execution_trace=execution_trace, kernel_details=kernel_details
-        )
+    named = (*several(plugins), *several(custom_op_dirs))
+    load_plugins(named)
+    plugin_names = plugin_files(named)
+    read = _read(source, several(execution_trace or ()), kernel_details, limits)
     selection = Selection(
         select=select,
-        include=tuple(include),
-        exclude=tuple(exclude),
+        include=several(include),
+        exclude=several(exclude),
         top=top,
         min_share=min_share,
         allow_imports=imports,
@@ -142,15 +191,54 @@ def open(
     return OpenTrace(read, selection, Setting(device=device, allow_imports=imports, plugins=plugin_names))
 
 
-def opened(source: Source | OpenTrace, *, device: str = "cpu", plugins: Sequence[str] = ()) -> OpenTrace:
-    """Return the trace, opening it only if it is not open already."""
-    return source if isinstance(source, OpenTrace) else open(source, device=device, plugins=plugins)
+def _read(
+    source: Source, execution_traces: tuple[str, ...], kernel_details: str | None, limits: Limits | None
+) -> Trace | ReplayPlan | Files:
+    """Read one file; return several by name."""
+    if isinstance(source, (Trace, ReplayPlan)):
+        return source
+    patterns = paths_of(source)
+    if names_several(patterns):
+        if kernel_details is not None:
+            raise UsageError("kernel_details is for one trace", hint="A table beside each trace is found by itself.")
+        return Files(patterns, execution_traces, limits or Limits())
+    if len(execution_traces) > 1:
+        raise UsageError("one trace takes one ExecutionTrace", hint="Name the traces that the others belong to.")
+    return open_input(
+        patterns[0],
+        limits=limits,
+        execution_trace=next(iter(execution_traces), None),
+        kernel_details=kernel_details,
+    )
 
 
-def plan(source: Source | OpenTrace, *, device: str = "cpu") -> ReplayPlan:
+def paths_of(source: Path | Sequence[Path] | Files) -> tuple[str, ...]:
+    """Return what is named as texts. Raises UsageError for nothing."""
+    if isinstance(source, Files):
+        return source.patterns
+    paths = (source,) if isinstance(source, (str, os.PathLike)) else source
+    patterns = tuple(os.fspath(path) for path in paths)
+    if not patterns:
+        raise UsageError("no trace is named", hint="Name a file, a glob or a folder.")
+    return patterns
+
+
+def opened(source: Source | OpenTrace, **selecting: Unpack[Selecting]) -> OpenTrace:
+    """Return the trace, opened with these options if it is not open already.
+
+    Raises UsageError for options of a trace that is open.
+    """
+    if not isinstance(source, OpenTrace):
+        return open(source, **selecting)
+    if given := [name for name, value in selecting.items() if value]:
+        raise UsageError(f"{given[0]} is for a file, and the trace is open", hint="Give it to opreplay.open.")
+    return source
+
+
+def plan(source: Source | OpenTrace, **selecting: Unpack[Selecting]) -> ReplayPlan:
     """Return each unique op of a trace with its arguments by name, or the reason why it cannot be replayed; runs
     nothing.
 
-    `opreplay.open` has the selection options. Raises as it does.
+    Takes the options of `opreplay.open`, and raises as it does.
     """
-    return opened(source, device=device).plan
+    return opened(source, **selecting).plan

@@ -11,18 +11,17 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from opreplay.replay.execute.options import RunOptions
-from opreplay.replay.ir.step import StepReport
 from opreplay.replay.results.compare.judge import DEFAULT_THRESHOLD, Method, OpComparison
 from opreplay.replay.results.compare.judge import Comparison as Judged
 from opreplay.replay.results.reading import ResultFile, read_result_file
 from opreplay.replay.results.records import Header, OpResult, Summary
-from opreplay.replay.session.display import Shown
-from opreplay.replay.session.setting import DEFAULT_SOC, devices_of
-from opreplay.replay.session.trace import OpenTrace, Source, opened
+from opreplay.replay.session.display import Tabular
+from opreplay.replay.session.setting import DEFAULT_SOC
+from opreplay.replay.session.trace import Files, OpenTrace, Selecting, Source, opened
 
 if TYPE_CHECKING:
-    import pandas  # pyright: ignore[reportMissingTypeStubs]
     from rich.console import RenderableType
+    from typing_extensions import Unpack
 
     from opreplay.replay.ascend.profile import DeviceProfile
     from opreplay.replay.ascend.simulate.step import Step
@@ -35,7 +34,7 @@ LOSERS = 10
 """Ops that a simulation lists as those that would lose most."""
 
 
-class Results(Shown):
+class Results(Tabular):
     """The results of a run, from `run` or from a file."""
 
     _command = "opreplay.run"
@@ -60,10 +59,6 @@ class Results(Shown):
 
         return summary_of(self.file)
 
-    def frame(self) -> pandas.DataFrame:
-        """Return one row per op, with the columns of `opreplay show --format csv`; times in microseconds per call."""
-        return self._frame()
-
     def _view(self) -> View:
         from opreplay.replay.report.run.report import view
         from opreplay.replay.report.run.tables import run_of
@@ -78,25 +73,32 @@ def run(
     *,
     soc: str | Sequence[str] = (),
     options: RunOptions | None = None,
+    workers: int | None = None,
+    repeats: int | None = None,
     output: str | os.PathLike[str] | None = None,
     force: bool = False,
     on_progress: Callable[[Progress], None] | None = None,
+    **selecting: Unpack[Selecting],
 ) -> Results:
-    """Measure each op of a trace on this machine and predict it on each named simulated device.
+    """Measure each op of one or several traces on this machine and predict it on each named simulated device.
 
-    Runs in worker processes unless the options say otherwise.
+    Runs in worker processes unless the options say otherwise. An op that several traces share is measured once.
 
     Args:
-        trace: a file, or the result of `open`, which has the selection options.
+        trace: a file, a glob or a folder, a list of them, or the result of `open`.
         soc: names of simulated devices, or device files.
         options: how to measure; a file is opened for their device.
+        workers: ops that are measured at the same time, in a process each; one by default.
+        repeats: times that each op is measured, far apart in the run; by default more on a busy CPU.
         output: a .jsonl file, written line by line as `opreplay run --output` does.
         force: whether that file may exist.
         on_progress: called before each op.
+        selecting: options of `open`, such as `include` and `top`, for a trace that is not open yet.
 
     Raises UsageError if worker processes lack what this program registered, EnvironmentRefused if the device is
     missing.
     """
+    from opreplay.replay.execute.processes.lanes import lane_devices
     from opreplay.replay.host.device_lock import held
     from opreplay.replay.job.consumers import deliver, writing
     from opreplay.replay.job.events import Event, Progress
@@ -104,7 +106,10 @@ def run(
     from opreplay.replay.session.registered import refuse_what_workers_lack
 
     wanted = options or RunOptions()
-    read = opened(trace, device=wanted.device, plugins=wanted.plugins)
+    wanted = msgspec.structs.replace(wanted, lanes=workers or wanted.lanes, visits=repeats or wanted.visits)
+    if not isinstance(trace, OpenTrace):
+        selecting = {"device": wanted.device, "plugins": wanted.plugins, **selecting}
+    read = opened(trace, **selecting)
     job = read.job(read.setting.of_run(wanted), soc)
     if not job.settings.check_kernels:
         job.plan = read.plan  # resolved once for several questions
@@ -116,7 +121,9 @@ def run(
 
     with contextlib.ExitStack() as stack:
         file = None if output is None else stack.enter_context(JsonLinesSink.open(os.fspath(output), force=force))
-        beside = stack.enter_context(held([] if job.settings.shared_device else [job.settings.device]))
+        settings = job.settings
+        devices = lane_devices(settings.device, settings.lanes, shared=settings.shared_device)
+        beside = stack.enter_context(held([] if settings.shared_device else devices))
         deliver(job.run(beside=bool(beside)), *([] if file is None else [writing(file)]), tell)
     return Results(job.results)
 
@@ -126,7 +133,7 @@ def read_results(path: str | os.PathLike[str]) -> Results:
     return Results(read_result_file(os.fspath(path)))
 
 
-class Simulation(Shown):
+class Simulation(Tabular):
     """A step on one or several simulated devices; microseconds over all calls."""
 
     _command = "opreplay.simulate"
@@ -145,12 +152,6 @@ class Simulation(Shown):
         """Return the total by device."""
         return {name: step.total_us for name, step in self.steps.items()}
 
-    def frame(self) -> pandas.DataFrame:
-        """Return one row per op, with the columns of `opreplay simulate --format csv`; times in microseconds per
-        call.
-        """
-        return self._frame()
-
     def _view(self) -> View:
         from rich.console import Group
 
@@ -167,20 +168,30 @@ class Simulation(Shown):
 
 
 def simulate(
-    trace: Source | OpenTrace, soc: str | Sequence[str] = DEFAULT_SOC, fused: Fused | None = None
+    trace: Source | OpenTrace,
+    soc: str | Sequence[str] = DEFAULT_SOC,
+    fused: Fused | None = None,
+    **selecting: Unpack[Selecting],
 ) -> Simulation:
-    """Predict the ops of a trace on simulated devices, without running any.
+    """Predict the ops of one or several traces on simulated devices, without running any.
 
-    `fused` says whether a captured plan's calls are replaced by the fused kernels of servers: "ascend" or "none". By
-    default they are for an inference step of a model captured from its config.
+    The contents of the L2 cache follow from the order of calls in a recorded step; ops of several traces find their
+    arguments outside of it.
+
+    Args:
+        trace: as for `run`.
+        soc: names of simulated devices, or device files.
+        fused: whether a captured plan's calls are replaced by the fused kernels of servers, "ascend" or "none"; by
+            default they are for an inference step of a model captured from its config.
+        selecting: options of `open`, for a trace that is not open yet.
 
     Raises UsageError for an unknown device, and if none is named.
     """
-    from opreplay.replay.ops.work.expected import ExpectedContents
     from opreplay.traces.errors import UsageError
 
-    read = opened(trace)
-    job = read.job(RunOptions(device=read.setting.device, l2="sequence"), soc)
+    read = opened(trace, **selecting)
+    l2 = "cold" if isinstance(read.read, Files) else "sequence"
+    job = read.job(RunOptions(device=read.setting.device, l2=l2), soc)
     if not job.devices:
         raise UsageError("no simulated device is given", hint=f'Name one, such as "{DEFAULT_SOC}".')
     job.plan = read.plan
@@ -189,45 +200,15 @@ def simulate(
 
         job.plan = as_served(job.plan, fused)
     steps, contents = job.steps(), job.contents
-    assert isinstance(contents, ExpectedContents)
+    if (keep := getattr(contents, "keep", None)) is not None:
+        keep()
     problems = [f"cannot hold the batch that the trace tells: {problem}" for problem in contents.impossible.values()]
     problems += [f"predicted for less than ran, it may be: {problem}" for problem in contents.unrecorded.values()]
     problems += [f"contents cannot be made, so shapes alone decide: {text}" for text in contents.problems.values()]
     return Simulation(job.plan, steps, job.devices, tuple(problems))
 
 
-class ShownStep(Shown, StepReport, frozen=True, kw_only=True):
-    """A step that displays itself."""
-
-    _command = "opreplay.step"
-
-    def _view(self) -> View:
-        from opreplay.replay.report.page.parts import view_of_step
-
-        return view_of_step(self)
-
-
-def step(trace: str | os.PathLike[str], soc: str | Sequence[str] = ()) -> StepReport:
-    """Return a trace's step of median length: its duration, what bounds it, and the same on simulated devices.
-
-    Raises UsageError for a file without the times of events, and for an unknown device.
-    """
-    from opreplay.replay.ops.work.expected import expected_contents
-    from opreplay.replay.plan.inputs import open_input
-    from opreplay.replay.timeline.timeline import step_of
-    from opreplay.traces.errors import UsageError
-
-    read = open_input(os.fspath(trace), activity=True)
-    devices = list(devices_of(soc).values())
-    report = step_of(read, devices=devices, contents=expected_contents() if devices else None)
-    if report is None:
-        raise UsageError(
-            f"{os.fspath(trace)} does not record when events ran", hint="Record a profile with event times."
-        )
-    return ShownStep(**{field: getattr(report, field) for field in StepReport.__struct_fields__})
-
-
-class Comparison(Shown):
+class Comparison(Tabular):
     """Two runs op by op, largest change of total time first."""
 
     _command = "opreplay.compare"
@@ -243,10 +224,6 @@ class Comparison(Shown):
     def of(self, *verdicts: str) -> list[OpComparison]:
         """Return the ops with these verdicts: "slower", "faster", "same", "unclear", "lost", "gained", ..."""
         return [op for op in self.ops if op.verdict in verdicts]
-
-    def frame(self) -> pandas.DataFrame:
-        """Return one row per op: verdict, times in microseconds per call, their ratio and its interval."""
-        return self._frame()
 
     def _view(self) -> View:
         from opreplay.replay.report.views.comparison import first_line, view

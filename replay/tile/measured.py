@@ -259,7 +259,7 @@ def _device_name(row: Row) -> str:
     try:
         return load_device(device_file if row.soc.endswith(".toml") else row.soc).name
     except OpReplayError as error:
-        raise UsageError(f"{row.place}: {error}", hint=error.hint) from error
+        raise UsageError(f"{row.place}: {error.problem}", hint=error.hint) from error
 
 
 def _compare(program: Program, device: DeviceProfile, row: Row) -> tuple[Compared, Bound, TileTime]:
@@ -269,9 +269,11 @@ def _compare(program: Program, device: DeviceProfile, row: Row) -> tuple[Compare
         bound = bind(program, case.arguments, settings)
         time = estimate(bound, device, state=state_of(row.l2), cores=row.cores)
     except TileError as error:
-        raise UsageError(f"{row.place}: {program.name} {row.case} {row.settings}: {error}", hint=error.hint) from error
+        raise UsageError(
+            f"{row.place}: {program.name} {row.case} {row.settings}: {error.problem}", hint=error.hint
+        ) from error
     except UsageError as error:
-        raise UsageError(f"{row.place}: {error}", hint=error.hint or _HINT) from error
+        raise UsageError(f"{row.place}: {error.problem}", hint=error.hint or _HINT) from error
     compared = Compared(
         case=Case(program=program, arguments=case.arguments, settings=settings),
         place=row.place,

@@ -98,7 +98,7 @@ def bound_to(program: Program, op: ReplayOp) -> Bound | None:
         return bind(program, {name: value for name, value in metas.items() if value is not None})
     except UsageError as error:
         raise CustomOpError(
-            f"{program.place}: {program.name} does not fit this call of {op.name}: {error}",
+            f"{program.place}: {program.name} does not fit this call of {op.name}: {error.problem}",
             hint="@tile.kernel(arguments=...) makes its arguments of the call's, when=... leaves calls out.",
         ) from error
 
@@ -221,7 +221,7 @@ def cached_estimate(bound: Bound, device: DeviceProfile, state: State) -> TileTi
         except TileError as error:
             shapes = ", ".join(f"{n}={m.dtype}{list(m.shape)}" for n, m in bound.tensors.items())
             raise CustomOpError(
-                f"{error} (limit {error.limit}), for {bound.program.op} of {shapes}",
+                f"{error.problem} (limit {error.limit}), for {bound.program.op} of {shapes}",
                 hint=f"{error.hint} With @tile.kernel(when=...), other calls use the built-in rule.".strip(),
             ) from error
         time = with_measured(time, bound, device, state, calibration_of(bound.program, device))

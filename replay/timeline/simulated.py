@@ -461,7 +461,7 @@ def _on_device(
     try:
         simulated, families = simulate_by_family(op, predictor.device, predictor, amounts, resident.get(op.id, ()))
     except CustomOpError as error:
-        notes.append(f"{op.name} is not predicted: {error}")
+        notes.append(f"{op.name} is not predicted: {error.problem}")
         return None
     if simulated.time_us > 0.0 or (op.reason is None and simulated.by != "nothing"):
         return _OnDevice(op, simulated, families)

@@ -308,7 +308,7 @@ def what_if_of(
     try:
         changed = edited(names, graph, change)
     except Unmatched as nothing:
-        why = f"{nothing}. {nothing.hint}"
+        why = f"{nothing.problem}. {nothing.hint}"
         if simulated and not graph.on_device and change.split()[0] == "fuse":
             # The advice to name a simulated device was followed: what is said there counts.
             why = "changes nothing: the step ran on a host" if on_devices.matched else ""

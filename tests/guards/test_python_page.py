@@ -33,7 +33,8 @@ def test_examples_run(tmp_path: Path) -> None:
 
 def test_every_public_name_is_at_work_on_the_page() -> None:
     code = "\n".join(BLOCKS)
-    returned = {"Comparison", "Measurement", "OpenTrace", "Op", "PreparedCall", "Results", "Simulation", "Sweep"}
+    returned = {"Comparison", "Inspection", "Measurement", "OpenTrace", "Op", "PreparedCall", "Results", "Simulation"}
+    returned |= {"Sweep", "Timeline"}
     raised = {"NotReplayable", "OpReplayError"}
     absent = [n for n in opreplay.__all__ if n not in returned | raised and f"opreplay.{n}" not in code]
     assert not absent, absent

@@ -78,6 +78,26 @@ def test_reading_a_trace_brings_in_neither_torch_nor_pandas() -> None:
     assert done.returncode == 0, done.stderr
 
 
+def test_looking_into_a_trace_loads_no_torch() -> None:
+    """Opening, inspecting and explaining one; its ops as a data frame load it once, and then their plan is kept."""
+    code = (
+        "import sys, opreplay\n"
+        "from opreplay.traces.samples import sample_path\n"
+        "SAMPLE = sample_path('transformer_infer')\n"
+        "trace = opreplay.open(SAMPLE, include='aten::*norm*')\n"
+        "assert len(opreplay.inspect(SAMPLE).kernels.frame().columns) == 10\n"
+        "assert len(opreplay.timeline(SAMPLE).frame('critical_path'))\n"
+        "assert 'torch' not in sys.modules\n"
+        "assert len(trace.frame())\n"
+        "print('torch' in sys.modules)\n"
+    )
+    told = [
+        subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip()
+        for _ in range(2)
+    ]
+    assert told == ["True", "False"]
+
+
 def test_import_of_opreplay_is_quick() -> None:
     def spent(code: str) -> float:
         before = os.times()

@@ -81,7 +81,7 @@ def with_table_beside(trace: Trace) -> Trace:
         name = Path(path).name
         return join_kernel_details(trace, path, discovered=True)
     except (TraceError, UsageError) as error:
-        return _informed(trace, DetailsJoin(file=name, discovered=True, problem=str(error)))
+        return _informed(trace, DetailsJoin(file=name, discovered=True, problem=error.problem))
 
 
 def join_kernel_details(trace: Trace, path: str, *, discovered: bool = False, max_rows: int = MAX_ROWS) -> Trace:

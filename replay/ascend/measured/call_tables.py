@@ -191,7 +191,7 @@ def ops_of_texts(texts: Sequence[str]) -> dict[str, ReplayOp | str]:
         plan, ids = plan_of_calls([Written(text=text) for text in texts])
     except OpReplayError as error:
         if len(texts) == 1:
-            return {texts[0]: f"{texts[0].split('(')[0]}: {error}"}
+            return {texts[0]: f"{texts[0].split('(')[0]}: {error.problem}"}
         half = len(texts) // 2
         return ops_of_texts(texts[:half]) | ops_of_texts(texts[half:])
     ops = {op.id: op for op in plan.ops}

@@ -146,7 +146,7 @@ def simulate_step(
         try:
             simulated, families = simulate_by_family(op, device, predict, amounts, of_kernels, l2)
         except CustomOpError as error:
-            failed[op.id] = f"no prediction for {device.name}: {error}"
+            failed[op.id] = f"no prediction for {device.name}: {error.problem}"
             continue
         if simulated.by == "nothing" and simulated.source:
             failed[op.id] = f"not predicted: {simulated.source}"

@@ -200,7 +200,7 @@ def answer_of(child: Child) -> Answer:
     try:
         reply = child.receive()
     except EnvironmentRefused as error:
-        return Gone(why=str(error))
+        return Gone(why=error.problem)
     if isinstance(reply, Ready | RankReply):
         return reply
     cause = child.cause_of_death().detail.removeprefix("memory: ")

@@ -145,7 +145,7 @@ class SequenceRun:
             except NotReplayable as stopped:
                 self.reasons[op.id] = stopped.reason
             except OpReplayError as error:
-                self.reasons[op.id] = Reason("failed", str(error))
+                self.reasons[op.id] = Reason("failed", error.problem)
             except Exception as error:
                 self._check_device(error)
                 self.reasons[op.id] = reason_for(error)

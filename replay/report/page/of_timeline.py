@@ -22,7 +22,7 @@ from opreplay.replay.report.page.step_parts import (
     spread_table,
     tasks_by_op,
 )
-from opreplay.replay.report.step import ranks, text
+from opreplay.replay.report.step import ranks, tables, text
 from opreplay.replay.report.step.text import (
     CATEGORY_ROWS,
     band_text,
@@ -54,6 +54,7 @@ def view(study: Study, *, everything: bool) -> View:
         render=lambda width: text.render(study.timeline, width, everything=everything),
         facts=lambda: text.facts(study.timeline),
         page=lambda command: page(study, command),
+        tables=tables.tables(study),
     )
 
 
@@ -64,6 +65,7 @@ def view_of_ranks(study: JobStudy, *, everything: bool) -> View:
         render=lambda width: ranks.render(study.timeline, width, everything=everything),
         facts=lambda: ranks.facts(study.timeline),
         page=lambda command: page_of_ranks(study, command),
+        tables=tables.tables_of_ranks(study.timeline),
     )
 
 

@@ -92,19 +92,17 @@ def host_by_op(study: Study) -> dict[str, float]:
     return summed((study.names.op(row), us) for row, us in by_row if row != NO_OP)
 
 
-def _device_us(op: StepOp, title: str) -> float | None:
+def device_us(op: StepOp, title: str) -> float | None:
     return op.device[title].us if title in op.device else None
 
 
-def ops_table(study: Study, tasks: dict[str, dict[str, Tasks]]) -> Opened:
-    """Return the ops of a step; a row expands to the kernels of each timeline. `tasks`: `tasks_by_op` of each
-    timeline.
-    """
+def ops_of_step(study: Study, tasks: dict[str, dict[str, Tasks]]) -> list[StepOp]:
+    """Return the ops of a step. `tasks`: `tasks_by_op` of each timeline."""
     timeline, host = study.timeline, host_by_op(study)
     path = summed((part.name, part.us) for part in timeline.critical_path)
     slack = {entry.name: entry.slack_us for entry in timeline.slack}
     names = dict.fromkeys([*(name for ops in tasks.values() for name in ops), *host])
-    rows = [
+    return [
         StepOp(
             name=name,
             device={title: ops[name] for title, ops in tasks.items() if name in ops},
@@ -114,21 +112,27 @@ def ops_table(study: Study, tasks: dict[str, dict[str, Tasks]]) -> Opened:
         )
         for name in names
     ]
+
+
+def ops_table(study: Study, tasks: dict[str, dict[str, Tasks]]) -> Opened:
+    """Return the ops of a step, of which each expands to the kernels of each timeline."""
+    timeline, rows = study.timeline, ops_of_step(study, tasks)
     column, step_us = Column[StepOp], timeline.step.window.step_us
     columns = [
         column("op", lambda op: op.name, form="name"),
         column("critical path", lambda op: op.path_us, TIME),
         column("share", lambda op: quotient(op.path_us, step_us), SHARE),
-        *(column(f"device, {title}", partial(_device_us, title=title), TIME) for title, ops in tasks.items() if ops),
+        *(column(f"device, {title}", partial(device_us, title=title), TIME) for title, ops in tasks.items() if ops),
         column("launches", lambda op: op.launches or None, COUNT),
         column("host", lambda op: op.host_us or None, TIME),
         column("least slack", lambda op: op.slack_us, TIME),
     ]
-    table = heaviest("Ops of the step", columns, rows, _weight, MOST_ROWS)
+    table = heaviest("Ops of the step", columns, rows, weight, MOST_ROWS)
     return Opened(table=table, key=lambda op: op.name, details=lambda op: _details(op, timeline.source))
 
 
-def _weight(op: StepOp) -> float:
+def weight(op: StepOp) -> float:
+    """Return the time by which an op is ranked: the longest of those on the path, the host and the devices."""
     return max(op.path_us, op.host_us, *(tasks.us for tasks in op.device.values()), 0.0)
 
 

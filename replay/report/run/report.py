@@ -12,7 +12,7 @@ from rich.text import Text
 
 from opreplay.replay.report import doubts, first_screen, formats, suspects
 from opreplay.replay.report.run import batch, facts, ops, sequence
-from opreplay.replay.report.run.tables import Run, tables
+from opreplay.replay.report.run.tables import Run, file_tables, tables
 from opreplay.replay.report.step.verdict import step_facts
 from opreplay.replay.report.table import (
     Table,
@@ -105,6 +105,7 @@ def view(run: Run, *, everything: bool = True, rows: int | None = MAX_ROWS) -> V
         table=lambda: file_table(run.results),
         markdown=lambda: markdown(run),
         page=lambda command: _page(run, command),
+        tables={"ops": lambda: file_table(run.results), **file_tables(run)},
     )
 
 

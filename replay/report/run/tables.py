@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import msgspec
 
@@ -16,10 +17,13 @@ from opreplay.replay.report.table import (
     COUNT,
     RATIO,
     SHARE,
+    TEXT,
     TIME,
     AnyTable,
     Column,
     Table,
+    Unit,
+    of_fields,
 )
 from opreplay.replay.report.text import quotient, time_text
 from opreplay.replay.results.reading import MemorySink, ResultFile
@@ -90,6 +94,36 @@ def tables(run: Run) -> list[AnyTable]:
 
 _Clock = tuple[str, Callable[[facts.Totals], float | None]]
 """Its title, and what it reads in a sum."""
+
+
+def file_tables(run: Run) -> dict[str, Callable[[], AnyTable]]:
+    """Return the tables of a run beside its ops, by name, with plain values."""
+    times = ("recorded_us", "total_us", "measured_us")
+    traces = {"source": TEXT, "job": TEXT, "rank": COUNT, "ops": COUNT, "shared": COUNT, "replayed": COUNT}
+    jobs = {"job": TEXT, "world_size": COUNT, "ops": COUNT, "rank_ops": COUNT, "replayed": COUNT}
+    return {
+        "reasons": lambda: reasons_file_table(run.summary),
+        "traces": lambda: _with_socs("Traces", run.traces, {**traces, **dict.fromkeys(times, TIME)}, run),
+        "jobs": lambda: _with_socs(
+            "Jobs", run.jobs, {**jobs, **dict.fromkeys(("recorded_us", "measured_us", "slowest_rank_us"), TIME)}, run
+        ),
+    }
+
+
+def _with_socs(
+    title: str, rows: Sequence[TraceResult] | Sequence[JobResult], fields: dict[str, Unit], run: Run
+) -> AnyTable:
+    table = of_fields(title, rows, {**fields, "covered_share": SHARE})
+    socs = [
+        Column[Any](f"simulated_us_{soc}", lambda row, soc=soc: row.simulated_us.get(soc), TIME)
+        for soc in facts.socs_of(run.results)
+    ]
+    return msgspec.structs.replace(table, columns=[*table.columns, *socs])
+
+
+def reasons_file_table(summary: Summary) -> AnyTable:
+    """Return why ops are not replayed, by kind, with plain values."""
+    return of_fields("Reasons", summary.not_replayed, {"kind": TEXT, "ops": COUNT, "calls": COUNT, "share": SHARE})
 
 
 def totals_table(run: Run) -> Table[_Clock]:

@@ -9,6 +9,7 @@ import msgspec
 from rich.console import Group, RenderableType
 
 from opreplay.replay.ir.step import ModuleTime
+from opreplay.replay.report.step.tables import tables_of_captured
 from opreplay.replay.report.step.text import MODULES_SHOWN, large_modules
 from opreplay.replay.report.table import COUNT, SHARE, TIME, Column, Table, notes_lines, terminal
 from opreplay.replay.report.text import fusing, quotient, safe, share_text, time_text
@@ -29,6 +30,7 @@ def view(timeline: CapturedTimeline) -> View:
         lines=[verdict(timeline)],
         render=lambda width: render(timeline, width),
         facts=lambda: facts(timeline),
+        tables=tables_of_captured(timeline),
     )
 
 

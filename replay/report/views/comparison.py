@@ -28,6 +28,7 @@ from opreplay.replay.report.table import (
     heaviest,
     more_line,
     notes_lines,
+    of_fields,
     terminal,
 )
 from opreplay.replay.report.text import DASH, doubt_lines, plural, ratio_text, safe, share_text, time_text
@@ -64,6 +65,15 @@ def view(
         table=lambda: file_table(comparison),
         markdown=lambda: markdown(comparison, steps, everything=everything),
         page=lambda command: page(comparison, steps, command),
+        tables={
+            "ops": lambda: file_table(comparison),
+            "classes": lambda: of_fields(
+                "Classes of work",
+                comparison.classes,
+                {"name": TEXT, "before_us": TIME, "after_us": TIME, "matched_ops": COUNT, "ratio": _RATIO},
+            ),
+            "replaced": lambda: _replaced_file_table(comparison),
+        },
     )
 
 
@@ -385,6 +395,21 @@ def replaced_table(comparison: Comparison) -> Table[Replaced]:
         column("change", lambda one: one.change_us, _CHANGE, key="step_change_us"),
     ]
     return Table("Replaced", columns, comparison.replaced[:MOST_REPLACED])
+
+
+def _replaced_file_table(comparison: Comparison) -> Table[Replaced]:
+    """Return all replaced calls, with plain values."""
+    column = Column[Replaced]
+    columns = [
+        column("before", lambda one: _called(one.before)),
+        column("after", lambda one: _called(one.after)),
+        column("places", lambda one: one.places, COUNT),
+        *(
+            column(field, lambda one, field=field: getattr(one, field), TIME)
+            for field in ("before_us", "after_us", "change_us")
+        ),
+    ]
+    return Table("Replaced", columns, comparison.replaced)
 
 
 def _called(names: Sequence[str]) -> str:

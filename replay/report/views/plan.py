@@ -25,7 +25,7 @@ from opreplay.replay.report.run.facts import (
 )
 from opreplay.replay.report.run.ops import OpColumn, op_column, predictions, recordings
 from opreplay.replay.report.run.report import MAX_ROWS, file_table, no_ops, rest_line
-from opreplay.replay.report.run.tables import reasons_table
+from opreplay.replay.report.run.tables import reasons_file_table, reasons_table
 from opreplay.replay.report.table import Table, decisive, notes_lines, terminal
 from opreplay.replay.report.text import DASH, end, plural, safe
 from opreplay.replay.report.view import View
@@ -63,6 +63,7 @@ def view(
         render=lambda width: render(plan, results, width=width, ranked=ranked, where=where, everything=everything),
         facts=lambda: facts(plan, results, summary, where, l2),
         table=lambda: file_table(results),
+        tables={"ops": lambda: file_table(results), "reasons": lambda: reasons_file_table(summary)},
     )
 
 

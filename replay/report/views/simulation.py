@@ -42,6 +42,7 @@ from opreplay.replay.report.table import (
     heaviest,
     names_room,
     notes_lines,
+    of_fields,
     terminal,
 )
 from opreplay.replay.report.text import DASH, fusing, quotient, safe, share_text, time_text
@@ -205,7 +206,27 @@ def view(
         facts=lambda: facts(plan, steps, losers=losers, where=where, report=report),
         table=lambda: file_table(plan, steps),
         page=lambda command: page(plan, steps, command, devices=devices, report=shown),
+        tables={
+            "ops": lambda: file_table(plan, steps),
+            "devices": lambda: of_fields(
+                "Devices", steps, {"device": TEXT, "total_us": TIME, "low_us": TIME, "high_us": TIME}
+            ),
+            "bounds": lambda: _sums_table("bound", {step.device: step.by_bound for step in steps}),
+            "families": lambda: _sums_table("family", {step.device: step.by_family for step in steps}),
+        },
     )
+
+
+def _sums_table(what: str, sums_us: Mapping[str, Mapping[str, float]]) -> Table[tuple[str, str, float]]:
+    """Return the parts of each device's total."""
+    rows = [(device, name, us) for device, parts in sums_us.items() for name, us in parts.items()]
+    column = Column[tuple[str, str, float]]
+    columns = [
+        column("device", lambda row: row[0]),
+        column(what, lambda row: row[1]),
+        column("total_us", lambda row: row[2], TIME),
+    ]
+    return Table(f"Total by {what}", columns, rows)
 
 
 def file_table(plan: ReplayPlan, steps: Sequence[Step]) -> Table[ReplayOp]:

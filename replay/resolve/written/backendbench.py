@@ -87,7 +87,7 @@ def read_backendbench(path: str | Path) -> ReplayPlan:
         try:
             op = _op(name, overload, int(call[1]), call[2])
         except UsageError as error:
-            raise FormatError(f"{path}: line {number}: {error}", hint=_HINT) from None
+            raise FormatError(f"{path}: line {number}: {error.problem}", hint=_HINT) from None
         before = calls.get(op.id)
         if before is not None:
             count = before.count * (before.origin is None) + int(call[1])

@@ -167,7 +167,7 @@ RESULTS_UNKNOWN = "sizes of results unknown"
 
 
 def _of_unknown_results(op: ReplayOp, why: str) -> ReplayOp:
-    note = Assumption(argument="*", what=f"{RESULTS_UNKNOWN}, predicted without them: {why}")
+    note = Assumption(argument="*", what=f"{RESULTS_UNKNOWN}, which only the prediction needs: {why}")
     return msgspec.structs.replace(op, assumptions=(*op.assumptions, note))
 
 

@@ -79,7 +79,7 @@ def _of_right_ranks(program: Program, device: DeviceProfile) -> tuple[list[Case]
         try:
             wrong = first_wrong([case, *_around(program, [case])], device, every=True)
         except UsageError as error:  # ranks that the reference refuses
-            wrong = Broken(line=_line_of(program), limit="ranks", message=str(error), file="")
+            wrong = Broken(line=_line_of(program), limit="ranks", message=error.problem, file="")
         if wrong is None:
             right.append(case)
         first = first or wrong

@@ -412,7 +412,7 @@ def _edited(names: Names, graph: StepGraph, change: str, predicted: Predicted | 
     try:
         out = edited(names, graph, change, unchanged)
     except Unmatched as nothing:
-        unchanged.notes.append(f"{nothing}. {nothing.hint}")
+        unchanged.notes.append(f"{nothing.problem}. {nothing.hint}")
         return unchanged
     if out.overlap:
         raise UsageError("'overlap comm' applies to a single rank", hint="Use `timeline` on one of the traces.")

@@ -1,0 +1,80 @@
+# pyright: strict
+"""What `inspect` shows of a trace: its summary, and each table of where the time goes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Literal, get_args
+
+import msgspec
+
+from opreplay.replay.report import breakdown as breakdowns
+from opreplay.replay.report import steps
+from opreplay.replay.report.table import AnyTable
+from opreplay.replay.report.text import coarse_text, safe
+from opreplay.replay.report.view import View
+from opreplay.traces import Limits, Trace
+from opreplay.traces.processes.select import one_process
+from opreplay.traces.times.breakdown import By, breakdown
+from opreplay.traces.times.clock import coarse_unit_us
+from opreplay.traces.times.modules import modules_of_ops
+from opreplay.traces.times.peaks import Peak
+from opreplay.traces.times.steps import launch_table, step_table
+
+Grouping = By | Literal["step", "launch"]
+"""What a table has a row for."""
+TOP = 30
+"""Rows of a table in a terminal."""
+PLURALS = {
+    "op": "ops",
+    "category": "categories",
+    "module": "modules",
+    "kernel": "kernels",
+    "phase": "phases",
+    "step": "steps",
+    "launch": "launches",
+}
+"""Grouping → the name of its table, where that differs."""
+
+
+def view_by(
+    trace: Trace, by: Grouping, *, top: int | None = None, peak: Peak | None = None, limits: Limits | None = None
+) -> View:
+    """Return one table, preceded by a warning if its times are not usable timings."""
+    view = _times_of(trace, by, top) if by in ("step", "launch") else _breakdown_of(trace, by, top, peak, limits)
+    unit_us = coarse_unit_us(trace)
+    return view if unit_us is None else msgspec.structs.replace(view, lines=[f"! {coarse_text(unit_us)}", *view.lines])
+
+
+Tables = Mapping[str, Callable[[], AnyTable]]
+
+
+def tables(trace: Trace, *, peak: Peak | None = None, limits: Limits | None = None) -> Tables:
+    """Return every table of a trace by its name."""
+    every: tuple[Grouping, ...] = (*get_args(By), "step", "launch")
+    return {PLURALS.get(by, by): partial(_table, trace, by, peak, limits) for by in every}
+
+
+def _table(trace: Trace, by: Grouping, peak: Peak | None, limits: Limits | None) -> AnyTable:
+    table = view_by(trace, by, peak=peak, limits=limits).table
+    assert table is not None
+    return table()
+
+
+def _times_of(trace: Trace, by: Literal["step", "launch"], top: int | None) -> View:
+    """Return the table of all steps, or of how kernels were launched."""
+    if by == "launch":
+        return steps.view(launch_table(trace), top, TOP)
+    part = one_process(trace)
+    view = steps.view(step_table(part), top, TOP)
+    if part is trace:
+        return view
+    told = f"the steps of process {safe(str(part.info.process))}, one of {part.info.processes:,} in the file: "
+    return msgspec.structs.replace(view, lines=[f"{told}--process takes another", *view.lines])
+
+
+def _breakdown_of(trace: Trace, by: By, top: int | None, peak: Peak | None, limits: Limits | None) -> View:
+    """Return the table of where the time goes."""
+    modules = modules_of_ops(trace, trace.info.path, limits=limits or Limits()) if by == "module" else ()
+    return breakdowns.view(breakdown(trace, by, modules=modules, peak=peak), top, TOP)

@@ -1,0 +1,323 @@
+# pyright: strict
+"""Recorded traces looked into: what one holds, and why its step takes as long as it does; loads no torch by itself."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
+from typing import TYPE_CHECKING, NamedTuple
+
+from opreplay.replay.ir.model import ReplayPlan
+from opreplay.replay.ir.step import StepReport
+from opreplay.replay.plan.inputs import names_several, open_input, open_trace, plan_dialect
+from opreplay.replay.plugins import load_plugins
+from opreplay.replay.session.display import Tabular
+from opreplay.replay.session.setting import devices_of, several, warned
+from opreplay.replay.session.trace import OpenTrace, Path, Source, paths_of
+from opreplay.traces import Limits, Trace, TraceSummary, summarize
+from opreplay.traces.errors import UsageError
+from opreplay.traces.processes.select import of_process, one_process
+
+if TYPE_CHECKING:
+    from opreplay.replay.ascend.profile import DeviceProfile
+    from opreplay.replay.capture.serving.form import Fused
+    from opreplay.replay.report.table import AnyTable
+    from opreplay.replay.report.view import View
+    from opreplay.replay.results.reading import ResultFile
+    from opreplay.replay.session.whole import Results
+    from opreplay.replay.timeline.captured import CapturedTimeline
+    from opreplay.replay.timeline.job.values import JobTimeline
+    from opreplay.replay.timeline.measured import MeasuredOps
+    from opreplay.replay.timeline.simulated import ContentsOf
+    from opreplay.replay.timeline.timeline import Timeline as Step
+
+
+class ShownStep(Tabular, StepReport, frozen=True, kw_only=True):
+    """A step that displays itself."""
+
+    _command = "opreplay.step"
+
+    @classmethod
+    def of(cls, report: StepReport) -> ShownStep:
+        return cls(**{field: getattr(report, field) for field in StepReport.__struct_fields__})
+
+    def _tables(self) -> Mapping[str, Callable[[], AnyTable]]:
+        from opreplay.replay.report.step.tables import segments
+
+        return {"segments": lambda: segments(self)}
+
+    def _view(self) -> View:
+        from opreplay.replay.report.page.parts import view_of_step
+
+        return view_of_step(self)
+
+
+class Inspection(Tabular):
+    """What a trace holds: a summary, and tables of where the time goes."""
+
+    _command = "opreplay.inspect"
+
+    def __init__(self, trace: Trace, *, peak: str | None = None, limits: Limits | None = None) -> None:
+        from opreplay.traces.times.peaks import peak_named
+
+        self.trace = trace
+        """Its columns, as `read_trace` gives them."""
+        self._peak, self._limits = None if peak is None else peak_named(peak), limits
+
+    @cached_property
+    def summary(self) -> TraceSummary:
+        """Return counts, times and losses of the file."""
+        return summarize(self.trace)
+
+    @cached_property
+    def step(self) -> ShownStep | None:
+        """Return the step of median length; None if the trace has no times."""
+        from opreplay.replay.timeline.timeline import step_of
+
+        found = step_of(self.trace)
+        return None if found is None else ShownStep.of(found)
+
+    def _tables(self) -> Mapping[str, Callable[[], AnyTable]]:
+        from opreplay.replay.report.inspected import tables
+
+        return tables(self.trace, peak=self._peak, limits=self._limits)
+
+    def _view(self) -> View:
+        from opreplay.replay.report.views.trace import view
+
+        return view(self.summary, self.step)
+
+
+def inspect(
+    trace: Source | OpenTrace,
+    *,
+    process: str | None = None,
+    kernel_details: str | None = None,
+    capture: str | None = None,
+    peak: str | None = None,
+    limits: Limits | None = None,
+) -> Inspection:
+    """Summarize a trace, and where its time goes: by op, kernel, module and others, see `Inspection.tables`.
+
+    Args:
+        trace: a profile, or one that was read or opened already.
+        process: the process to take of a file into which the profiles of several were merged.
+        kernel_details: an NPU's kernel table.
+        capture: the recording made while the CUDA graphs of a trace were captured, or a folder of recordings.
+        peak: the device whose peak rates shares refer to, such as "MI300X", if the trace does not name its device.
+        limits: bounds of the reader.
+
+    Raises UsageError for a plan, which has no recorded times, and TraceError for a file that cannot be read.
+    """
+    read = _recorded(trace, process=process, kernel_details=kernel_details, capture=capture, limits=limits)
+    return Inspection(read, peak=peak, limits=limits)
+
+
+def _recorded(
+    trace: Source | OpenTrace,
+    *,
+    process: str | None,
+    kernel_details: str | None,
+    capture: str | None = None,
+    limits: Limits | None,
+) -> Trace:
+    """Return one trace with all its times, read again if it was opened without them."""
+    source = trace.read if isinstance(trace, OpenTrace) else trace
+    if isinstance(source, ReplayPlan):
+        raise UsageError(f"{source.source} is a plan, which has no recorded times", hint="Name the trace.")
+    if isinstance(source, Trace):
+        if source.activity is not None:
+            return source if process is None else of_process(source, process)
+        source = source.info.path
+    paths = paths_of(source)
+    if names_several(paths):
+        raise UsageError("inspect takes one trace", hint="Name one file of them; `run` and `timeline` take several.")
+    return open_trace(
+        paths[0], limits=limits, process=process, kernel_details=kernel_details, capture=capture, activity=True
+    )
+
+
+def step(trace: str | os.PathLike[str], soc: str | Sequence[str] = ()) -> ShownStep:
+    """Return a trace's step of median length: its duration, what bounds it, and the same on simulated devices.
+
+    Raises UsageError for a file without the times of events, and for an unknown device.
+    """
+    from opreplay.replay.ops.work.expected import expected_contents
+    from opreplay.replay.plan.inputs import open_input
+    from opreplay.replay.timeline.timeline import step_of
+    from opreplay.traces.errors import UsageError
+
+    read = open_input(os.fspath(trace), activity=True)
+    devices = list(devices_of(soc).values())
+    report = step_of(read, devices=devices, contents=expected_contents() if devices else None)
+    if report is None:
+        raise UsageError(
+            f"{os.fspath(trace)} does not record when events ran", hint="Record a profile with event times."
+        )
+    return ShownStep.of(report)
+
+
+class Timeline(Tabular):
+    """One step: what the device did and why it was idle, the critical path, and what changes would gain."""
+
+    _command = "opreplay.timeline"
+
+    def __init__(self, found: Step | JobTimeline | CapturedTimeline, view: View) -> None:
+        self.found = found
+        """Everything: the step of a trace, of several ranks, or of a captured plan."""
+        self._shown = view
+        for change in found.what_if:
+            if not change.matched:
+                told = getattr(change, "assumptions", ()) or ("matches no call of the step",)
+                warned(f"what_if {change.change!r} {told[0]}")
+
+    def _view(self) -> View:
+        return self._shown
+
+
+def timeline(
+    trace: Source | OpenTrace,
+    *,
+    ranks: bool = False,
+    process: str | None = None,
+    kernel_details: str | None = None,
+    step: int | None = None,
+    what_if: str | Sequence[str] = (),
+    soc: str | Sequence[str] = (),
+    cluster: str | None = None,
+    host_scale: float = 1.0,
+    measured: Results | Path | None = None,
+    host: Results | Path | None = None,
+    fused: Fused | None = None,
+    plugins: str | Sequence[str] = (),
+    limits: Limits | None = None,
+) -> Timeline:
+    """Explain the duration of one step, and estimate what changes would gain, as `opreplay timeline` does.
+
+    Args:
+        trace: a trace or a captured plan; several traces are the ranks of one job.
+        ranks: whether the processes of one file are the ranks of a job.
+        process: the process to take of a file into which the profiles of several were merged.
+        kernel_details: an NPU's kernel table.
+        step: N of ProfilerStep#N, or the Nth iteration of a server; by default the step of median length.
+        what_if: changes: "aten::mm*=0.5x", "nccl*=0", "fuse aten::add,aten::mul", "dtype bf16", "cudagraph".
+        soc: names of simulated devices, or device files, that the step is predicted on as well.
+        cluster: the simulated cluster, such as "2x8x910b3".
+        host_scale: multiplies recorded host times on simulated devices.
+        measured: results of a run with times for the ops of a step of the CPU, or for a job.
+        host: results of a run with host times for the calls of a captured plan.
+        fused: the kernels of servers that stand for calls of a captured plan, as for `simulate`.
+        plugins: files and modules to run first.
+        limits: bounds of the reader.
+
+    Raises UsageError for options that make no sense together, TraceError for a missing step and for an unknown change.
+    """
+    from opreplay.replay.ascend.simulate.devices import load_socs
+
+    load_plugins(several(plugins))
+    devices = list((load_socs(several(soc), cluster) if cluster else devices_of(soc)).values())
+    how = _How(step, several(what_if), devices, host_scale, _measured(measured))
+    captured = _captured(trace)
+    if captured is not None:
+        if step is not None or measured is not None or ranks:
+            raise UsageError("a captured step has no recorded times", hint="Remove step, measured and ranks.")
+        return _of_captured(captured, how, host, fused)
+    if host is not None or fused == "ascend":
+        raise UsageError("host and fused need a captured step", hint="Scale recorded host times with host_scale.")
+    source = trace.read if isinstance(trace, OpenTrace) else trace
+    if not isinstance(source, (Trace, ReplayPlan)) and (ranks or names_several(paths_of(source))):
+        if process is not None or kernel_details is not None:
+            raise UsageError("process and kernel_details are for one trace", hint="Remove them, or name one trace.")
+        return _of_ranks(paths_of(source), how, limits)
+    read = _recorded(trace, process=process, kernel_details=kernel_details, limits=limits)
+    part = one_process(read)
+    if part is not read:
+        warned(f"{read.info.path} holds {part.info.processes} processes; this is {part.info.process!r}, see `process`")
+    return _of_step(part, how)
+
+
+class _How(NamedTuple):
+    """What is asked of a step, of one trace or of several ranks."""
+
+    step: int | None
+    what_if: tuple[str, ...]
+    devices: list[DeviceProfile]
+    host_scale: float
+    measured: MeasuredOps | None
+
+
+def _captured(trace: Source | OpenTrace) -> ReplayPlan | None:
+    """Return a captured plan, or None for a trace."""
+    source = trace.read if isinstance(trace, OpenTrace) else trace
+    if isinstance(source, (str, os.PathLike)) and plan_dialect(os.fspath(source)) is not None:
+        read = open_input(os.fspath(source))
+        assert isinstance(read, ReplayPlan)
+        source = read
+    if not isinstance(source, ReplayPlan):
+        return None
+    if not source.captured:
+        raise UsageError(f"{source.source} is the plan of a trace, without its times", hint="Name the trace.")
+    return source
+
+
+def _measured(results: Results | Path | None) -> MeasuredOps | None:
+    from opreplay.replay.timeline.measured import measured_ops
+
+    return None if results is None else measured_ops(_file(results))
+
+
+def _file(results: Results | Path) -> ResultFile:
+    from opreplay.replay.results.reading import read_result_file
+
+    return read_result_file(os.fspath(results)) if isinstance(results, (str, os.PathLike)) else results.file
+
+
+def _of_step(trace: Trace, how: _How) -> Timeline:
+    from opreplay.replay.report.page.of_timeline import view
+    from opreplay.replay.timeline.timeline import timeline
+
+    plan, contents = _planned(trace, how.devices)
+    study = timeline(trace, plan=plan, contents=contents, others=True, **how._asdict())
+    return Timeline(study.timeline, view(study, everything=True))
+
+
+def _of_ranks(paths: tuple[str, ...], how: _How, limits: Limits | None) -> Timeline:
+    from opreplay.replay.batch.reading import open_ranks
+    from opreplay.replay.report.page.of_timeline import view_of_ranks
+    from opreplay.replay.timeline.job.study import job_timeline
+
+    traces = open_ranks(paths, lambda path: open_trace(path, limits=limits, activity=True), warned)
+    planned = [_planned(trace, how.devices) for _, trace in traces]
+    plans = [plan for plan, _ in planned if plan is not None]
+    study = job_timeline(traces, plans=plans, contents=planned[-1][1], **how._asdict())
+    return Timeline(study.timeline, view_of_ranks(study, everything=True))
+
+
+def _planned(trace: Trace, devices: list[DeviceProfile]) -> tuple[ReplayPlan | None, ContentsOf | None]:
+    """Return the ops to predict and the contents of their arguments, if there are devices to predict for."""
+    if not devices:
+        return None, None
+    from opreplay.replay.job.job import Job
+    from opreplay.replay.job.settings import Settings
+
+    job = Job(trace, settings=Settings(order=True))
+    return job.plan, job.contents
+
+
+def _of_captured(plan: ReplayPlan, how: _How, host: Results | Path | None, fused: Fused | None) -> Timeline:
+    from opreplay.replay.ascend.simulate.devices import simulate_plan
+    from opreplay.replay.job.job import served
+    from opreplay.replay.ops.work.expected import expected_contents
+    from opreplay.replay.report.step.captured_times import view
+    from opreplay.replay.timeline.captured import captured_timeline
+    from opreplay.replay.timeline.measured import measured_host
+
+    if not how.devices:
+        raise UsageError("a captured step has times on simulated devices alone", hint='Name one: soc="910b3".')
+    served_plan = served(plan, fused)
+    assert isinstance(served_plan, ReplayPlan)
+    steps = simulate_plan(served_plan, how.devices, expected_contents())
+    times = None if host is None else measured_host(_file(host))
+    found = captured_timeline(served_plan, steps, host_scale=how.host_scale, what_if=how.what_if, host=times)
+    return Timeline(found, view(found))

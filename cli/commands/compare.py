@@ -14,9 +14,9 @@ from opreplay.cli.options.types import Share
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from opreplay.replay.ir.step import StepReport
     from opreplay.replay.plan.recorded.comparing import Operand
     from opreplay.replay.results.compare.judge import Method
+    from opreplay.replay.timeline.compared import StepChange
 
 
 @click.command("compare", short_help="Compare two runs or traces, op by op.")
@@ -191,15 +191,12 @@ def _concluded(broken: Sequence[str], untested: Sequence[str]) -> ExitCode:
     return ExitCode.UNTESTED if untested else ExitCode.OK
 
 
-def _steps(before: Sequence[Operand], after: Sequence[Operand]) -> dict[str, StepReport]:
-    """Return the step of each side that is a trace; empty for results and plans."""
-    from opreplay.replay.timeline.timeline import step_of
+def _steps(before: Sequence[Operand], after: Sequence[Operand]) -> StepChange:
+    """Return the steps of the sides that are traces; none for results and plans."""
+    from opreplay.replay.timeline.compared import step_change
     from opreplay.traces import Trace
 
-    traces = {
-        which: operand
-        for which, side in (("before", before), ("after", after))
-        for operand in side
-        if isinstance(operand, Trace)
-    }
-    return {which: step for which, trace in traces.items() if (step := step_of(trace)) is not None}
+    def trace_of(side: Sequence[Operand]) -> Trace | None:
+        return next((one for one in side if isinstance(one, Trace) and one.activity is not None), None)
+
+    return step_change(trace_of(before), trace_of(after))

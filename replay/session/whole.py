@@ -249,9 +249,9 @@ class Comparison(Shown):
         return self._frame()
 
     def _view(self) -> View:
-        from opreplay.replay.report.views.comparison import first_line, view
+        from opreplay.replay.report.views.comparison import view
 
-        return msgspec.structs.replace(view(self.found, {}), lines=[first_line(self.found)])
+        return view(self.found)
 
 
 def compare(

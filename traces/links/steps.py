@@ -14,6 +14,7 @@ import numpy.typing as npt
 from opreplay.traces.activity import CALL_KINDS
 from opreplay.traces.errors import NothingRan, TraceError
 from opreplay.traces.links.annotations import AnnotationTable, batch_context, step_number
+from opreplay.traces.losses import without_copies
 from opreplay.traces.model import Annotation, Trace
 from opreplay.traces.reading.fields import GRAPH_CALL, KERNEL_CALL, call_kind
 
@@ -40,7 +41,7 @@ class Step:
 
 PairedBy = Literal["number", "median", "whole"]
 """"number": the i-th steps of both traces have the same number. "median": no number is in both, so only medians can be
-compared. "whole": a trace marks no steps, so each recording counts as one step."""
+compared. "whole": a trace marks no steps, or some of its calls are lost, so each recording counts as one step."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,7 +56,8 @@ class ComparedSteps:
 def compared_steps(before: Trace, after: Trace) -> ComparedSteps:
     """Return which steps of two traces to compare. Raises NothingRan for a trace that contains nothing that ran."""
     first, second = busy_steps(before), busy_steps(after)
-    if not first or not second:
+    lost = any(without_copies(trace.info.report.losses) for trace in (before, after))
+    if not first or not second or lost:
         return ComparedSteps(by="whole", before=(_whole(before),), after=(_whole(after),))
     was, now = _by_number(first), _by_number(second)
     if common := [key for key in was if key in now][:MOST_COMPARED]:

@@ -144,7 +144,9 @@ def _times(
 
 
 def _timed(times: Times) -> Times:
-    """Return the times. Raises UsageError if there are none."""
+    """Return the times. Raises NothingRan if there are no ops, UsageError if they have no times."""
+    if not times.ops:
+        raise NothingRan(f"{times.source} contains no ops to compare", hint="Record with ProfilerActivity.CPU.")
     if not times.doubts.mistimed and not any(op.us for op in times.ops):
         raise UsageError(
             f"{times.source} contains no times", hint="An ExecutionTrace records what ran, but not how long."

@@ -35,6 +35,7 @@ from opreplay.replay.report.view import View
 from opreplay.replay.results.compare.by_name import OpGroup, by_name
 from opreplay.replay.results.compare.judge import Comparison, OpComparison, Side, Total, Verdict, is_within
 from opreplay.replay.results.compare.replaced import Replaced
+from opreplay.replay.results.compare.sides import UNNAMED
 from opreplay.replay.timeline.compared import StepChange, StepParts
 from opreplay.replay.timeline.flames import compared_frames, frames_of
 from opreplay.traces.sums import summed
@@ -57,6 +58,8 @@ WORD_FROM = 0.005
 """Change from which the first line says "slower" or "faster"."""
 ORDER: tuple[Verdict, ...] = (*SHOWN, "same", "unclear")
 NO_STEPS = StepChange()
+IDLE = "idle "
+"""How the names of a step's parts begin in which the device is idle."""
 
 
 def view(
@@ -113,12 +116,14 @@ def head_lines(comparison: Comparison, steps: StepChange) -> list[str]:
         bounds = [f"{which}: {verdict(step)}" for which, step in steps.reports.items() if step.marked]
         return [first_line(comparison), *bounds, *side_lines(comparison)]
     lines = [headline(comparison, steps), paired_line(comparison, steps)]
+    lines += [_shared_text(comparison.shared)] if _is_shared_shown(comparison) else []
     if not any(side.is_total_known for side in comparison.sides):
         return [*lines, *side_lines(comparison)]
     for which, side in zip(("before", "after"), comparison.sides, strict=True):
         report = steps.reports.get(which)
-        bound = f": {verdict(report)}" if report is not None and report.marked else ""
-        lines.append(f"{which}, {safe(side.on)}{bound}")
+        bound = f": {verdict(report)}" if report is not None and comparison.paired != "whole" else ""
+        named = f", {safe(side.on)}" if side.on != UNNAMED else ""
+        lines += [f"{which}{named}{bound}"] if named or bound else []
     return lines
 
 
@@ -423,7 +428,7 @@ def ops_table(comparison: Comparison, *last: _OfRow, everything: bool = False) -
     columns = [
         _VERDICT,
         _OfRow("ratio", lambda row: row.op.ratio, _RATIO, style=_style),
-        _OfRow(level(comparison), lambda row: interval(row.op) or DASH, right=True, style="dim", drop=4),
+        *_interval_column(comparison),
         *_times(comparison),
         _CALLS if comparison.paired is None else _STEP_CALLS,
         *last,
@@ -431,8 +436,15 @@ def ops_table(comparison: Comparison, *last: _OfRow, everything: bool = False) -
     return Table("Ops", columns, rows(comparison, everything=everything), noun="op")
 
 
+def _interval_column(comparison: Comparison) -> list[_OfRow]:
+    """Return the column of intervals; none if no op has one."""
+    if not any(op.low is not None for op in comparison.ops):
+        return []
+    return [_OfRow(level(comparison), lambda row: interval(row.op) or DASH, right=True, style="dim", drop=4)]
+
+
 def _calls_text(row: OpGroup) -> str:
-    was, now = (f"{calls or 0.0:.3g}" for calls in (row.op.before_calls, row.op.after_calls))
+    was, now = (f"{calls or 0.0:,.1f}".removesuffix(".0") for calls in (row.op.before_calls, row.op.after_calls))
     return was if was == now else f"{was} → {now}"
 
 
@@ -493,7 +505,7 @@ def page_table(comparison: Comparison) -> Table[OpGroup]:
         _VERDICT,
         *_times(comparison)[-2:],
         _OfRow("ratio", lambda row: row.op.ratio, _RATIO),
-        _OfRow(level(comparison), lambda row: interval(row.op)),
+        *_interval_column(comparison),
     ]
     if comparison.paired is not None:
         return heaviest("Ops", columns, by_name(comparison), lambda row: row.op.weight_us)
@@ -545,7 +557,7 @@ def render(comparison: Comparison, steps: StepChange, *, width: int, everything:
     op = _OfRow("op", lambda row: _cell(comparison, row.op, inside=id(row.op) in inside), OP)
     table = ops_table(comparison, op, everything=everything)
     replaced = replaced_table(comparison, None if everything else FEW_REPLACED)
-    said = notes(comparison) if everything else _decisive_notes(comparison, len(table.rows))
+    said = notes(comparison) if everything else _decisive_notes(comparison, table.rows)
     return Group(
         *terminal(parts_table(steps)),
         *terminal(replaced, width, rest="--all lists them"),
@@ -563,11 +575,14 @@ def _cell(comparison: Comparison, op: OpComparison, *, inside: bool) -> OpCell:
     return OpCell(name=f"  {op.name}" if inside else op.name, detail=detail_of(comparison, op))
 
 
-def _decisive_notes(comparison: Comparison, listed: int) -> list[str]:
+def _decisive_notes(comparison: Comparison, listed: Sequence[OpGroup]) -> list[str]:
     """Return the notes without which the rows above would be misread, and how many others there are."""
     every = notes(comparison)
-    rest = len(by_name(comparison)) - listed
-    lines = [line for line in every if line.startswith(("ratios are relative", "unclear: "))]
+    unclear = ["unclear: "] if any(row.op.verdict == "unclear" for row in listed) else []
+    rest = len(by_name(comparison)) - len(listed)
+    raised = ["threshold: "] if comparison.applied > comparison.threshold else []
+    begins = ("ratios are relative", "no op has a time", "ops are matched", *unclear, *raised)
+    lines = [line for line in every if line.startswith(begins)]
     more = [f"{plural(rest, 'more row')}"] if rest else []
     more += [plural(len(every) - len(lines), "more note")]
     return [counts_line(comparison), *lines, f"{' and '.join(more)} with --all"]
@@ -696,11 +711,14 @@ def _flames(steps: StepChange) -> Flames | None:
 
 
 def _waterfall(comparison: Comparison, steps: StepChange, series: Mapping[str, Mapping[str, float]]) -> Waterfall:
-    """Return each op's contribution to the difference of two traces' steps, else to that of the sums of all calls."""
+    """Return the contributions of ops and idle time to the difference of two traces' steps, else of ops to the
+    difference of the sums of all calls.
+    """
     if not steps.is_known or comparison.paired is None:
         title = "From before to after"
         return waterfall(title, *((side, times) for side, times in series.items()), note="all calls added up")
     changes = summed((op.name, op.step_change_us or 0.0) for op in comparison.ops)
+    changes |= {name: after - before for name, before, after in _parts(steps) if name.startswith(IDLE)}
     was, now = steps.step_us
     return waterfall_of("From the step before to the step after", ("before", was), changes, ("after", now))
 

@@ -90,7 +90,8 @@ class OpComparison(msgspec.Struct, frozen=True, kw_only=True):
 
     before_step_us: float | None = None
     after_step_us: float | None = None
-    """Between two traces: all calls of a step, the mean over the compared steps."""
+    """Between two recordings: all calls of a step, the mean over the compared steps; without steps as many typical
+    calls as before."""
     before_calls: float | None = None
     after_calls: float | None = None
     """Calls in a step, the mean over the compared steps."""
@@ -207,7 +208,7 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
     classes: tuple[ClassTotal, ...] = ()
     """By class of work, most time first, where not both are measurements."""
     paired: PairedBy | None = None
-    """How the steps of two traces were paired; None for other comparisons."""
+    """How the steps of two recordings were paired; None for other comparisons."""
     replaced: tuple[Replaced, ...] = ()
     """Between the steps of two traces: which calls stand in place of which."""
 

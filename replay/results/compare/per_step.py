@@ -19,7 +19,11 @@ _NONE = (0.0, 0.0)
 
 
 class PerStep(msgspec.Struct, frozen=True, kw_only=True):
-    """What each op takes in the compared steps of two traces, by id: µs and calls of a step, means over the steps."""
+    """What each op takes in the compared steps of two traces, by id: µs and calls of a step, means over the steps.
+
+    Recordings without steps may be of different lengths. There, both sides have the times of typical calls, as many as
+    before.
+    """
 
     paired: PairedBy
     before: dict[str, tuple[float, float]]
@@ -28,10 +32,8 @@ class PerStep(msgspec.Struct, frozen=True, kw_only=True):
     """The calls of one step on each side: the pair whose change is the median one, or the steps of median length."""
 
     @classmethod
-    def of(cls, paired: PairedBy | None, before: Sequence[Calls], after: Sequence[Calls]) -> PerStep | None:
-        """Return the steps of two traces; None if a side is not a trace."""
-        if paired is None or not before or not after:
-            return None
+    def of(cls, paired: PairedBy, before: Sequence[Calls], after: Sequence[Calls]) -> PerStep:
+        """Return the means over the compared steps."""
         return cls(
             paired=paired,
             before=_mean_of_steps(before),
@@ -42,7 +44,7 @@ class PerStep(msgspec.Struct, frozen=True, kw_only=True):
     def with_calls(self, op: OpComparison) -> OpComparison:
         """Return the op with the ratio of its typical calls multiplied by the change of their number in a step."""
         (_, was), (_, now) = self.before.get(op.id, _NONE), self.after.get(op.id, _NONE)
-        if op.ratio is None or not was or not now or was == now:
+        if self.paired == "whole" or op.ratio is None or not was or not now or was == now:
             return op
         low, high = (None if bound is None else bound * now / was for bound in (op.low, op.high))
         return msgspec.structs.replace(op, ratio=op.ratio * now / was, low=low, high=high)

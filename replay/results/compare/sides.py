@@ -220,7 +220,7 @@ def compare_times(before: Times, after: Times, *, threshold: float = DEFAULT_THR
     """
     before, after = _without_wrong_times(before), _without_wrong_times(after)
     unknown = before.doubts.mistimed or after.doubts.mistimed
-    per_step = PerStep.of(before.paired or after.paired, before.in_steps, after.in_steps)
+    per_step = None if unknown else _per_step(before, after)
     first, second = ({op.id: op for op in side.ops} for side in (before, after))
     both = [(op, second[op.id]) for op in before.ops if op.id in second]
     idle = {a.id for a, b in both if _is_idle(before, a) or _is_idle(after, b)}
@@ -265,6 +265,21 @@ def compare_times(before: Times, after: Times, *, threshold: float = DEFAULT_THR
         unreached=(before.unreached, after.unreached),
         sides=sides,
         classes=() if unknown else _classes(before, after),
+    )
+
+
+def _per_step(before: Times, after: Times) -> PerStep | None:
+    """Return what ops take in the compared steps, or in all of two recordings; None if a side is no recording."""
+    if before.what != "recorded" or after.what != "recorded":
+        return None
+    if before.paired not in (None, "whole") and before.paired == after.paired:
+        return PerStep.of(before.paired, before.in_steps, after.in_steps)
+    counts = {op.id: op.count for op in before.ops}
+    return PerStep(
+        paired="whole",
+        before={op.id: ((op.us or 0.0) * op.count, op.count) for op in before.ops},
+        after={op.id: ((op.us or 0.0) * counts.get(op.id, op.count), op.count) for op in after.ops},
+        typical=(next(iter(before.in_steps), ()), next(iter(after.in_steps), ())),
     )
 
 

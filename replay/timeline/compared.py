@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Callable, Sequence
 
@@ -71,7 +72,27 @@ class StepChange(msgspec.Struct, frozen=True, kw_only=True):
         if self.paired != "number":
             return []
         pairs = zip(self.before, self.after, strict=True)
-        return sorted(after.step_us / before.step_us for before, after in pairs if before.step_us)
+        return sorted(after.step_us / before.step_us for before, after in pairs if before.step_us and after.step_us)
+
+    @property
+    def is_clear(self) -> bool:
+        """Check whether the change is larger than the variation of the steps, where there are enough to tell."""
+        if self.paired == "number":
+            logs = [math.log(ratio) for ratio in self.pair_ratios]
+            if len(logs) < LEAST_STEPS:
+                return True
+            return abs(statistics.fmean(logs)) > ERRORS * statistics.stdev(logs) / math.sqrt(len(logs))
+        first, second = (sorted(step.step_us for step in steps) for steps in (self.before, self.after))
+        if min(len(first), len(second)) < LEAST_STEPS:
+            return True
+        was, now = self.step_us
+        return not (second[0] <= was <= second[-1] and first[0] <= now <= first[-1])
+
+
+LEAST_STEPS = 3
+"""Fewer steps say nothing of their variation."""
+ERRORS = 2.0
+"""A change of paired steps is clear above so many standard errors."""
 
 
 def step_change(before: Trace | None, after: Trace | None) -> StepChange:

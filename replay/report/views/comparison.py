@@ -95,7 +95,8 @@ def headline(comparison: Comparison, steps: StepChange) -> str:
         return first_line(comparison)
     ratio = now / was if was else None
     names = " → ".join(safe(middle(side.source, NAME_WIDTH)) for side in sides)
-    return f"{what} {precise(ratio)}{_word(ratio)}: {time_text(was)} → {time_text(now)}, {names}"
+    word = _word(ratio) if not steps.is_known or steps.is_clear else " (within the spread of the steps)"
+    return f"{what} {precise(ratio)}{word}: {time_text(was)} → {time_text(now)}, {names}"
 
 
 def _word(ratio: float | None) -> str:
@@ -136,7 +137,7 @@ def paired_line(comparison: Comparison, steps: StepChange) -> str:
         return f"{why}: {kind}"
     if steps.paired == "number":
         names = list(dict.fromkeys((steps.before[0].name, steps.before[-1].name)))
-        if len(names) == 1:
+        if len(names) == 1 or not steps.pair_ratios:
             return f"{safe(names[0])} of both"
         low, high = steps.pair_ratios[0], steps.pair_ratios[-1]
         first, last = safe(names[0]), safe(names[1].rpartition("#")[2])

@@ -52,7 +52,7 @@ def _together(ops: Sequence[OpComparison], comparison: Comparison) -> OpComparis
         name=ops[0].name,
         inputs=f"{shapes[0]} → {shapes[1]} shapes" if all(shapes) else f"{max(shapes)} shapes",
         count=sum(op.count for op in ops),
-        verdict=ops[0].verdict if ops[0].verdict in ALONE else "same",
+        verdict="same",
         before_step_us=was,
         after_step_us=now,
         before_calls=calls[0],

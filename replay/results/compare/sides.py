@@ -252,7 +252,7 @@ def compare_times(before: Times, after: Times, *, threshold: float = DEFAULT_THR
         after_us=after_us,
         differences=(),
         notes=(
-            *_notes(timed, before, after, threshold),
+            *_notes(timed, before, after, threshold, None if per_step is None else per_step.paired),
             *_idle_notes(len(idle)),
             *_outside_notes(len(ops) - len(listed)),
             *before.notes,
@@ -472,19 +472,17 @@ def _side(times: Times, other: dict[str, OpTime]) -> Side:
     )
 
 
-def _notes(timed: Sequence[OpComparison], before: Times, after: Times, threshold: float) -> list[str]:
+def _notes(
+    timed: Sequence[OpComparison], before: Times, after: Times, threshold: float, paired: PairedBy | None
+) -> list[str]:
     if before.doubts.mistimed or after.doubts.mistimed:
         return []
     if not timed:
         return ["no op has a time on both sides: other models, other sizes, or ops selected in another way (--select)"]
-    notes = [
-        "ratio: of the medians of an op's calls; typical calls: these, with the number of calls before, of the ops on "
-        "both sides"
-    ]
-    if before.what == after.what == "recorded":
-        notes.append(
-            "total: of the sums of all calls as recorded, each side with its own ops and its own number of calls"
-        )
+    notes = ["ratio: of the medians of an op's calls; total: of these, with the number of calls before"]
+    if paired is not None:
+        each = "as many typical calls as before" if paired == "whole" else "all its calls in a step"
+        notes = [f"ratio, before and after of an op: {each}; judged by the medians of its calls"]
     notes += _interval_notes(timed, before, after)
     notes += [note for side in (before, after) for note in _interrupted(side, threshold)]
     counts = Counter(op.note for op in timed if op.note and op.verdict != "unclear")

@@ -322,7 +322,7 @@ def _unit(most_us: float) -> tuple[float, str]:
 def curve(model: Curve, name: str) -> Drawn:
     """Draw both axes logarithmic, so that time proportional to the size is a straight line."""
     models = _models()
-    plot = _figure(_zoom_tools("both"), 320, x_axis_type="log", y_axis_type="log", y_axis_label="µs")
+    plot = _figure(_zoom_tools("both"), 320, x_axis_type="log", y_axis_type="log", y_axis_label=model.unit)
     plot.xaxis.axis_label = _plain(model.across)
     marks: list[Any] = []
     for index, line in enumerate(model.lines):
@@ -332,11 +332,12 @@ def curve(model: Curve, name: str) -> Drawn:
             x=[x for x, _ in line.points],
             y=[y for _, y in line.points],
             name=[safe(line.name)] * len(line.points),
-            time=[time_text(y) for _, y in line.points],
+            value=[time_text(y) if model.unit == "µs" else f"{y:,.3g} {model.unit}" for _, y in line.points],
         )
-        plot.line(x="x", y="y", source=source, line_color=colour, line_width=1.5)
+        dash = "dashed" if line.is_limit else "solid"
+        plot.line(x="x", y="y", source=source, line_color=colour, line_width=1.5, line_dash=dash)
         marks.append(plot.scatter(x="x", y="y", size=7, source=source, fill_color=colour, line_color=colour))
-    plot.add_tools(models.HoverTool(renderers=marks, tooltips=[("", "@name"), ("size", "@x"), ("time", "@time")]))
+    plot.add_tools(models.HoverTool(renderers=marks, tooltips=[("", "@name"), ("size", "@x"), ("", "@value")]))
     return _drawn(
         plot,
         name,

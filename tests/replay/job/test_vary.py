@@ -10,7 +10,8 @@ from click.testing import CliRunner, Result
 
 from opreplay.cli.main import opreplay
 from opreplay.replay.ascend import load_device
-from opreplay.replay.capture.sweep import sizes_of, swept, swept_file
+from opreplay.replay.capture.sizes import sizes_of
+from opreplay.replay.job.vary import vary_config, vary_file
 from opreplay.traces.errors import UsageError
 
 MAKE = """
@@ -45,12 +46,12 @@ def test_a_function_makes_a_step_of_each_size(target: str) -> None:
 
 def test_sizes_that_the_function_does_not_take_are_refused(target: str) -> None:
     with pytest.raises(UsageError, match="batch"):
-        swept_file(target, {}, sizes_of(["batch=1,8"]), [load_device("910b3")], lambda plan: plan)
+        vary_file(target, {}, sizes_of(["batch=1,8"]), [load_device("910b3")], lambda plan: plan)
 
 
 def test_a_config_has_batches_and_contexts_alone() -> None:
     with pytest.raises(UsageError, match="rows"):
-        swept("hf:config.json", {}, sizes_of(["rows=1,8"]), [], lambda plan: plan)
+        vary_config("hf:config.json", {}, sizes_of(["rows=1,8"]), [], lambda plan: plan)
 
 
 @pytest.mark.parametrize("text", ["rows", "rows=", "rows=0", "rows=a", "1=2", "rows=1,2 rows=4"])
@@ -102,4 +103,4 @@ def test_options_that_sizes_leave_without_effect_are_refused(target: str, option
 
 def test_a_size_is_given_once() -> None:
     with pytest.raises(UsageError, match="batch"):
-        swept("hf:config.json", {"batch": 2}, sizes_of(["batch=1,8"]), [], lambda plan: plan)
+        vary_config("hf:config.json", {"batch": 2}, sizes_of(["batch=1,8"]), [], lambda plan: plan)

@@ -185,7 +185,6 @@ def command(
     Exits with 1 if --check finds a difference.
     """
     from opreplay.cli.exit_codes import ExitCode
-    from opreplay.cli.outputs import check_outputs, check_writable, write_file, write_view
     from opreplay.cli.terminal import console
     from opreplay.replay.capture.sizes import check_sizes, sizes_of
     from opreplay.replay.capture.target import check_target, target_of
@@ -214,10 +213,13 @@ def command(
     if vary:
         refuse_given(("check",), "{} is of one plan", "Leave --vary out.")
         refuse_given(("trust",), "{} is for FILE.pt2, which has no sizes to vary")
-        check_outputs([output], TABLES, force=force)
         wanted = sizes_of((*vary, *sizes))
         check_sizes(target, shape, wanted)
         check_target(target)
+
+        from opreplay.cli.outputs import check_outputs, write_view
+
+        check_outputs([output], TABLES, force=force)
         view = _vary(target, shape, wanted, soc, cluster, fused, weights, **options)
         write_view(view, [output], force=force)
         console.show_view(view, format_)
@@ -229,9 +231,12 @@ def command(
         )
     if soc or cluster:
         raise UsageError("--soc and --cluster need --vary", hint="To simulate one plan, run `opreplay timeline PLAN`.")
+    check_target(target)
+
+    from opreplay.cli.outputs import check_writable, write_file
+
     if output is not None:
         check_writable(Path(output), force=force)
-    check_target(target)
 
     from opreplay.replay.capture.capture import capture_target, check_made
     from opreplay.replay.capture.serving.form import as_served

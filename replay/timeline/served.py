@@ -53,7 +53,7 @@ class ServedStep(msgspec.Struct, frozen=True, kw_only=True):
     unfused: tuple[str, ...] = ()
     """Parts of a fused step that no fused kernel replaced."""
     limit: str = ""
-    """As of `captured.limit_of`; "server" where the server's host takes half of the time."""
+    """As of `captured.limit_of`; "server host" where the server's host takes more than half of the time."""
     hbm_bytes: float | None = None
     """Memory of the device."""
 
@@ -120,7 +120,7 @@ def served(
                 unpredicted_calls=called.unpredicted_calls,
                 fused=None if plan.capture is None else plan.capture.fused,
                 unfused=() if plan.capture is None else plan.capture.unfused,
-                limit="server" if 2 * server_ms > token_ms else limit_of(called.socs[step.device], step),
+                limit="server host" if 2 * server_ms > token_ms else limit_of(called.socs[step.device], step),
                 hbm_bytes=step.hbm_bytes,
             )
         )

@@ -43,6 +43,8 @@ FRAME_CHANGES = {"more": 4, "less": 2, "same": 0}
 """How a frame of two steps changed → its colour, as in a waterfall."""
 FRAME_SAME = 0.05
 """Share by which a frame may change and count as the same."""
+MOST_TICKS = 6
+"""Sizes of a curve that are all named below it."""
 LANES_LEFT = 110
 """Pixels left of lanes, and of lines on the same axis."""
 STEPS_NAMED = 16
@@ -324,6 +326,10 @@ def curve(model: Curve, name: str) -> Drawn:
     models = _models()
     plot = _figure(_zoom_tools("both"), 320, x_axis_type="log", y_axis_type="log", y_axis_label=model.unit)
     plot.xaxis.axis_label = _plain(model.across)
+    sizes = sorted({x for line in model.lines for x, _ in line.points})
+    if len(sizes) <= MOST_TICKS:
+        plot.xaxis.ticker = models.FixedTicker(ticks=sizes)
+        plot.xaxis.major_label_overrides = {size: f"{size:,.0f}" for size in sizes}
     marks: list[Any] = []
     for index, line in enumerate(model.lines):
         colour = COLOURS[index % len(COLOURS)]

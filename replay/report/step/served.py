@@ -8,7 +8,15 @@ from collections.abc import Sequence
 import msgspec
 
 from opreplay.replay.report.page.model import Answer
-from opreplay.replay.report.step.sizes import curves_over, file_columns, fits_text, memory_columns, notes_of, view_of
+from opreplay.replay.report.step.sizes import (
+    curves_over,
+    device_column,
+    file_columns,
+    fits_text,
+    memory_columns,
+    notes_of,
+    view_of,
+)
 from opreplay.replay.report.table import COUNT, Column, Table, number
 from opreplay.replay.report.text import listed, plural, safe
 from opreplay.replay.report.view import View
@@ -102,7 +110,7 @@ def table(rows: Sequence[ServedStep]) -> Table[ServedStep]:
     columns = [
         column("batch", lambda row: row.batch, COUNT),
         column("context", lambda row: row.context, COUNT),
-        column("device", lambda row: row.soc, style="bold"),
+        device_column(ServedStep, rows),
         column(
             "ms a token (80 %)",
             lambda row: f"{_ms(row.token_ms)} ({_ms(row.low_ms, 2)}–{_ms(row.high_ms, 2)})",

@@ -8,7 +8,15 @@ from collections.abc import Sequence
 import msgspec
 
 from opreplay.replay.report.page.model import Answer
-from opreplay.replay.report.step.sizes import curves_over, file_columns, fits_text, memory_columns, notes_of, view_of
+from opreplay.replay.report.step.sizes import (
+    curves_over,
+    device_column,
+    file_columns,
+    fits_text,
+    memory_columns,
+    notes_of,
+    view_of,
+)
 from opreplay.replay.report.table import COUNT, TIME, Column, Table
 from opreplay.replay.report.text import listed, safe, time_text
 from opreplay.replay.report.view import View
@@ -76,7 +84,7 @@ def table(rows: Sequence[SizedStep]) -> Table[SizedStep]:
     names = list(dict.fromkeys(name for row in rows for name in row.sizes))
     columns = [
         *(column(safe(name), lambda row, name=name: row.sizes.get(name), COUNT, key=SIZE) for name in names),
-        column("device", lambda row: row.soc, style="bold"),
+        device_column(SizedStep, rows),
         column("step", lambda row: row.step_us, TIME),
         column("80 % band", lambda row: f"{time_text(row.low_us)} to {time_text(row.high_us)}", right=True, drop=1),
         column("as a graph", lambda row: row.graph_us, TIME, drop=5),

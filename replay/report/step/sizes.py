@@ -40,7 +40,7 @@ def fit_text(row: AnyStep) -> str:
 
 def memory_text(row: AnyStep) -> str:
     """Return "50.4 of 68.7", in GB; the memory alone if the device's is not known."""
-    memory = f"{row.memory_bytes / 1e9:.3g}"
+    memory = f"{row.memory_bytes / 1e9:.3g}" if row.memory_bytes >= 1e8 else "<0.1"
     return memory if not row.hbm_bytes else f"{memory} of {row.hbm_bytes / 1e9:.3g}"
 
 
@@ -53,6 +53,12 @@ def fits_text(rows: Sequence[AnyStep]) -> str:
     if no:
         return f"{no} of {len(rows)} do not fit in memory"
     return f"all fit in memory, {tight} with less than {RESERVE:.0%} spare" if tight else "all fit in memory"
+
+
+def device_column(kind: type[Row], rows: Sequence[Row]) -> Column[Row]:
+    """Return the column of devices, which gives way first if there is only one: the first line names it."""
+    is_single = len({row.soc for row in rows}) == 1
+    return Column[kind]("device", lambda row: row.soc, style="bold", drop=6 if is_single else 0, named=not is_single)
 
 
 def memory_columns(kind: type[Row]) -> list[Column[Row]]:

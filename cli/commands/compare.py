@@ -14,9 +14,7 @@ from opreplay.cli.options.types import Share
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from opreplay.replay.plan.recorded.comparing import Operand
     from opreplay.replay.results.compare.judge import Method
-    from opreplay.replay.timeline.compared import StepChange
 
 
 @click.command("compare", short_help="Compare two runs or traces, op by op.")
@@ -123,6 +121,7 @@ def command(
     from opreplay.replay.plan.recorded.comparing import compare_operands, open_operand
     from opreplay.replay.report.views import comparison as views
     from opreplay.replay.results.compare.regressions import parse_condition, unchecked, violations, warnings_of
+    from opreplay.replay.timeline.compared import steps_of_sides
     from opreplay.traces.errors import UsageError
 
     if history is not None:
@@ -150,7 +149,7 @@ def command(
     broken, untested = violations(conditions, comparison), unchecked(conditions, comparison)
     warnings = warnings_of(conditions, comparison)
     verdicts = {"violations": broken, "unchecked": untested, "warnings": warnings}
-    view = views.view(comparison, _steps(first, second), everything=everything, verdicts=verdicts)
+    view = views.view(comparison, steps_of_sides(first, second), everything=everything, verdicts=verdicts)
     write_view(view, [output], force=force or overwrite)
     console.show_view(view, format_)
     for line in warnings:
@@ -189,14 +188,3 @@ def _concluded(broken: Sequence[str], untested: Sequence[str]) -> ExitCode:
     if broken:
         return ExitCode.REGRESSION
     return ExitCode.UNTESTED if untested else ExitCode.OK
-
-
-def _steps(before: Sequence[Operand], after: Sequence[Operand]) -> StepChange:
-    """Return the steps of the sides that are traces; none for results and plans."""
-    from opreplay.replay.timeline.compared import step_change
-    from opreplay.traces import Trace
-
-    def trace_of(side: Sequence[Operand]) -> Trace | None:
-        return next((one for one in side if isinstance(one, Trace) and one.activity is not None), None)
-
-    return step_change(trace_of(before), trace_of(after))

@@ -95,6 +95,15 @@ ERRORS = 2.0
 """A change of paired steps is clear above so many standard errors."""
 
 
+def steps_of_sides(before: Sequence[object], after: Sequence[object]) -> StepChange:
+    """Return the steps of two sides of a comparison, of which traces read with their activity have some."""
+    first, second = (
+        next((one for one in side if isinstance(one, Trace) and one.activity is not None), None)
+        for side in (before, after)
+    )
+    return step_change(first, second)
+
+
 def step_change(before: Trace | None, after: Trace | None) -> StepChange:
     """Return the steps of both sides; None stands for a side that is not a trace with its activity."""
     traces = {which: trace for which, trace in (("before", before), ("after", after)) if trace is not None}

@@ -6,6 +6,7 @@ The script in this folder handles clicks on a figure, and its colours in dark mo
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Sequence
 from importlib import import_module
 from typing import Any
@@ -252,7 +253,7 @@ def waterfall(model: Waterfall, name: str) -> Drawn:
         at += us
     rows.append((*_whole(model.end), 0))
     most = max(high for _, _, high, _, _ in rows) or 1.0
-    begin = _begin_of(rows)
+    begin = axis_begin(model.begin[1], [us for _, us in model.changes], model.end[1])
     rows = [(text, max(low, begin), high, label, colour) for text, low, high, label, colour in rows]
     scale, unit = _unit(most)
     places = np.arange(len(rows), 0, -1, dtype=np.float64)
@@ -303,10 +304,11 @@ def waterfall(model: Waterfall, name: str) -> Drawn:
     )
 
 
-def _begin_of(rows: Sequence[tuple[str, float, float, str, int]]) -> float:
+def axis_begin(begin: float, changes: Sequence[float], end: float) -> float:
     """Return where the axis of a waterfall begins: at 0, or, if all changes lie far from it, a little before them."""
-    least, most = min(min(low, high) if low else high for _, low, high, _, _ in rows), max(row[2] for row in rows)
-    return max(0.0, least - (most - least) * 0.25) if least > 0.5 * most else 0.0
+    levels = [end, *itertools.accumulate(changes, initial=begin)]
+    least, most = min(levels), max(levels)
+    return least - (most - least) * 0.25 if 0.5 * most < least < most else 0.0
 
 
 _TEXT: dict[str, Any] = {"text_baseline": "middle", "text_color": _GREY, "x_offset": 2}

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from opreplay.cli.terminal.console import plain_text
 from opreplay.replay.plan.recorded.comparing import compare_operands
 from opreplay.replay.report.views import comparison as views
 from opreplay.replay.results.compare.by_name import by_name
@@ -118,6 +119,7 @@ def test_public_pairs(shared_traces: Path) -> None:
         comparison = compare_operands([before], [after])
         check(comparison)
         steps = step_change(before, after)
+        assert plain_text(views.view(comparison, steps), 80).count("\n") <= 40
         assert steps.is_known == (comparison.paired != "whole")
         if steps.is_known:
             ratio = steps.step_us[1] / steps.step_us[0]

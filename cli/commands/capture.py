@@ -14,13 +14,11 @@ from opreplay.cli.options.shared import cluster_option, force_option, format_opt
 from opreplay.cli.options.types import Count, SocName
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from opreplay.cli.exit_codes import ExitCode
     from opreplay.replay.capture.serving.form import Fused
     from opreplay.replay.capture.serving.quantised import Weights
     from opreplay.replay.ir.captured import LikeDevice, Via
-    from opreplay.replay.ir.model import ReplayPlan
+    from opreplay.replay.report.view import View
 
 
 @click.command("capture", cls=Command, short_help="Extract the ops of a model, without a profile.")
@@ -138,7 +136,15 @@ if TYPE_CHECKING:
 )
 @cluster_option
 @format_option("table", "json")
-@click.option("--output", "-o", metavar="FILE", help="Write the plan as JSON, for every command that takes a trace.")
+@click.option(
+    "--output",
+    "-o",
+    metavar="FILE",
+    help=(
+        "Write the plan as JSON, for every command that takes a trace. With --vary: write the table as .html, .csv "
+        "or .md."
+    ),
+)
 @force_option
 def command(
     target: str,
@@ -179,16 +185,11 @@ def command(
     Exits with 1 if --check finds a difference.
     """
     from opreplay.cli.exit_codes import ExitCode
-    from opreplay.cli.outputs import check_writable, write_file
     from opreplay.cli.terminal import console
-    from opreplay.replay.capture.capture import capture_target, check_made
-    from opreplay.replay.capture.serving.form import as_served
-    from opreplay.replay.capture.target import target_of
-    from opreplay.replay.report.step import captured
+    from opreplay.replay.capture.sizes import check_sizes, sizes_of
+    from opreplay.replay.capture.target import check_target, target_of
     from opreplay.traces.errors import UsageError
 
-    if output is not None:
-        check_writable(Path(output), force=force)
     shape = {
         "phase": phase,
         "batch": batch,
@@ -210,10 +211,18 @@ def command(
         "device": device,
     }
     if vary:
-        refuse_given(("output", "force", "check"), "{} is of one plan", "Leave --vary out.")
+        refuse_given(("check",), "{} is of one plan", "Leave --vary out.")
         refuse_given(("trust",), "{} is for FILE.pt2, which has no sizes to vary")
-        form = partial(as_served, fused=fused, weights=weights)
-        _show_sizes(target, shape, (*vary, *sizes), soc, cluster, form, format_, **options)
+        wanted = sizes_of((*vary, *sizes))
+        check_sizes(target, shape, wanted)
+        check_target(target)
+
+        from opreplay.cli.outputs import check_outputs, write_view
+
+        check_outputs([output], TABLES, force=force)
+        view = _vary(target, shape, wanted, soc, cluster, fused, weights, **options)
+        write_view(view, [output], force=force)
+        console.show_view(view, format_)
         return ExitCode.OK
     if sizes:
         raise UsageError(
@@ -222,6 +231,17 @@ def command(
         )
     if soc or cluster:
         raise UsageError("--soc and --cluster need --vary", hint="To simulate one plan, run `opreplay timeline PLAN`.")
+    check_target(target)
+
+    from opreplay.cli.outputs import check_writable, write_file
+
+    if output is not None:
+        check_writable(Path(output), force=force)
+
+    from opreplay.replay.capture.capture import capture_target, check_made
+    from opreplay.replay.capture.serving.form import as_served
+    from opreplay.replay.report.step import captured
+
     named = target_of(target, shape, trust=trust)
     plan = capture_target(named, **options)
     check_result = check_made(named.make, plan, seed=seed, device=device) if check else None
@@ -233,26 +253,34 @@ def command(
     return ExitCode.OK if check_result is None or check_result.equal else ExitCode.INCOMPLETE
 
 
-def _show_sizes(
+TABLES = (".html", ".csv", ".md")
+"""Suffixes of --output with --vary."""
+
+
+def _vary(
     target: str,
     shape: dict[str, Any],
-    vary: tuple[str, ...],
+    sizes: dict[str, tuple[int, ...]],
     soc: tuple[str, ...],
     cluster: str | None,
-    form: Callable[[ReplayPlan], ReplayPlan],
-    format_: str,
+    fused: Fused | None,
+    weights: Weights | None,
     **options: Any,
-) -> None:
-    """Print the table of --vary; `options` are those of `capture_target`."""
-    from opreplay.cli.terminal import console
+) -> View:
+    """Return the table of --vary; `options` are those of `capture_target`."""
+    from opreplay.cli.terminal.progress import SizesProgress
     from opreplay.replay.ascend.simulate.devices import load_socs
-    from opreplay.replay.capture.from_config import PREFIX
-    from opreplay.replay.capture.sweep import sizes_of, swept, swept_file
-    from opreplay.replay.report.step import served, sized
 
     devices = list(load_socs(soc or (() if cluster else ("910b3",)), cluster).values())
-    if target.startswith(PREFIX):
-        view = served.view(*swept(target, shape, sizes_of(vary), devices, form, **options))
-    else:
-        view = sized.view(*swept_file(target, shape, sizes_of(vary), devices, form, **options))
-    console.show_view(view, format_)
+
+    from opreplay.replay.capture.config_file import PREFIX
+    from opreplay.replay.capture.serving.form import as_served
+    from opreplay.replay.job.vary import vary_config, vary_file
+    from opreplay.replay.report.step import served, sized
+
+    form = partial(as_served, fused=fused, weights=weights)
+    with SizesProgress() as tell:
+        if target.startswith(PREFIX):
+            steps = vary_config(target, shape, sizes, devices, form, weights=weights, tell=tell, **options)
+            return served.view(steps)
+        return sized.view(vary_file(target, shape, sizes, devices, form, tell=tell, **options))

@@ -14,8 +14,6 @@ from opreplay.cli.options.types import Share
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from opreplay.replay.ir.step import StepReport
-    from opreplay.replay.plan.recorded.comparing import Operand
     from opreplay.replay.results.compare.judge import Method
 
 
@@ -123,6 +121,7 @@ def command(
     from opreplay.replay.plan.recorded.comparing import compare_operands, open_operand
     from opreplay.replay.report.views import comparison as views
     from opreplay.replay.results.compare.regressions import parse_condition, unchecked, violations, warnings_of
+    from opreplay.replay.timeline.compared import steps_of_sides
     from opreplay.traces.errors import UsageError
 
     if history is not None:
@@ -150,7 +149,7 @@ def command(
     broken, untested = violations(conditions, comparison), unchecked(conditions, comparison)
     warnings = warnings_of(conditions, comparison)
     verdicts = {"violations": broken, "unchecked": untested, "warnings": warnings}
-    view = views.view(comparison, _steps(first, second), everything=everything, verdicts=verdicts)
+    view = views.view(comparison, steps_of_sides(first, second), everything=everything, verdicts=verdicts)
     write_view(view, [output], force=force or overwrite)
     console.show_view(view, format_)
     for line in warnings:
@@ -189,17 +188,3 @@ def _concluded(broken: Sequence[str], untested: Sequence[str]) -> ExitCode:
     if broken:
         return ExitCode.REGRESSION
     return ExitCode.UNTESTED if untested else ExitCode.OK
-
-
-def _steps(before: Sequence[Operand], after: Sequence[Operand]) -> dict[str, StepReport]:
-    """Return the step of each side that is a trace; empty for results and plans."""
-    from opreplay.replay.timeline.timeline import step_of
-    from opreplay.traces import Trace
-
-    traces = {
-        which: operand
-        for which, side in (("before", before), ("after", after))
-        for operand in side
-        if isinstance(operand, Trace)
-    }
-    return {which: step for which, trace in traces.items() if (step := step_of(trace)) is not None}

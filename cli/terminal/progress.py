@@ -105,6 +105,19 @@ class FilesProgress(_Bar):
         return tell
 
 
+class SizesProgress(_Bar):
+    """Progress in sizes of a step, each with a line of its own where stderr is not a terminal."""
+
+    def __enter__(self) -> Callable[[int, int, str], None]:
+        super().__enter__()
+
+        def tell(done: int, total: int, size: str) -> None:
+            self._next_line = 0.0
+            self._tell(done, total, "capturing", f"{done + 1:,} of {total:,}: {size}")
+
+        return tell
+
+
 class CheckProgress(_Bar):
     """Progress in trials of a check, with the current point."""
 

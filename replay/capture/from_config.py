@@ -5,7 +5,6 @@ Owns the phases and their inputs. Nothing is downloaded, and no code that a conf
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Generator, Iterable
 from contextlib import contextmanager, nullcontext
 from copy import deepcopy
@@ -19,21 +18,17 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._pytree import tree_leaves
 
 from opreplay.replay.capture import latent
+from opreplay.replay.capture.config_file import config_fields, config_file, transformers_library
 from opreplay.replay.capture.experts import spread_experts
 from opreplay.replay.capture.failures import is_of_fakes
 from opreplay.replay.capture.parallel import Stage, split_model
 from opreplay.replay.capture.serving.fused import UNFUSED
 from opreplay.replay.capture.step import Step
-from opreplay.traces.errors import EnvironmentRefused, OpReplayError, UsageError
-from opreplay.traces.folders import read_regular
+from opreplay.traces.errors import OpReplayError, UsageError
 
-PREFIX = "hf:"
 ModelPhase = Literal["prefill", "decode", "train"]
 Mla = Literal["absorbed", "expanded"]
 DTYPES = ("bfloat16", "float16", "float32")
-MAX_CONFIG_BYTES = 1 << 20
-OLDEST_TRANSFORMERS = 5
-"""Version, as in pyproject.toml."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,38 +95,11 @@ def notes_of(path_text: str, shape: Shape) -> tuple[str, ...]:
     return tuple(notes)
 
 
-def config_file(text: str) -> Path:
-    """Return a local file, or the config.json of a model in the hub's cache ("Qwen/Qwen2.5-0.5B"); never downloads."""
-    path = Path(text)
-    if path.exists() or text.count("/") != 1 or text.endswith(".json"):
-        return path
-    _transformers()
-    from huggingface_hub import try_to_load_from_cache  # pyright: ignore
-
-    cached = try_to_load_from_cache(text, "config.json")
-    if not isinstance(cached, str):
-        raise UsageError(
-            f"{text} is neither a file nor a model in the hub's cache",
-            hint=f"opreplay downloads nothing: run `hf download {text} config.json`, or name a local file.",
-        )
-    return Path(cached)
-
-
 def config_of(path: Path) -> Any:
     """Return the config that transformers reads from a file."""
-    try:
-        fields = json.loads(read_regular(path, MAX_CONFIG_BYTES))
-    except OSError as error:
-        raise UsageError(
-            f"cannot read {path}: {error.strerror}",
-            hint="Write hf:CONFIG.json, a local file, or a model in the hub's cache.",
-        ) from None
-    except (ValueError, RecursionError):
-        raise UsageError(f"{path} is not a model config: not JSON", hint="Use the model's config.json.") from None
-    kind = fields.get("model_type") if isinstance(fields, dict) else None
-    if not isinstance(kind, str):
-        raise UsageError(f"{path} is not a model config: it has no model_type", hint="Use the model's config.json.")
-    transformers = _transformers()
+    fields = config_fields(path)
+    kind = fields["model_type"]
+    transformers = transformers_library()
     if kind not in transformers.CONFIG_MAPPING:
         raise UsageError(
             f"transformers {transformers.__version__} does not know model_type {kind!r}",
@@ -143,21 +111,6 @@ def config_of(path: Path) -> Any:
         return transformers.CONFIG_MAPPING[kind].from_dict(architecture)
     except Exception as error:
         raise UsageError(f"{path}: {type(error).__name__}: {error}", hint="Is this the model's config.json?") from error
-
-
-def _transformers() -> Any:
-    try:
-        import transformers  # pyright: ignore[reportMissingImports]
-    except ImportError as error:
-        is_there = getattr(error, "name", None) != "transformers"
-        why = f", which is installed and cannot be imported: {error}" if is_there else ""
-        raise EnvironmentRefused(f"hf: needs transformers{why}", hint="pip install -U 'opreplay[hf]'") from None
-    if int(transformers.__version__.partition(".")[0]) < OLDEST_TRANSFORMERS:
-        raise EnvironmentRefused(
-            f"hf: needs transformers {OLDEST_TRANSFORMERS} or newer, but {transformers.__version__} is installed",
-            hint="pip install -U 'opreplay[hf]'",
-        )
-    return transformers
 
 
 _TURNED = ("rope_parameters", "rope_scaling", "rope_theta")
@@ -203,7 +156,7 @@ def _model(config: Any, shape: Shape) -> Any:
 
 def class_of(config: Any) -> Any:
     """Return the transformers class that the config names; else the text generation class of its type."""
-    transformers = _transformers()
+    transformers = transformers_library()
     for name in getattr(config, "architectures", None) or ():
         model_class = getattr(transformers, str(name), None)
         if isinstance(model_class, type) and issubclass(model_class, transformers.PreTrainedModel):
@@ -422,4 +375,4 @@ def cache_inputs(model: Any, cache: Any) -> dict[str, Any]:
 
 def _cache(config: Any, tokens: int) -> Any:
     """Return a cache of fixed size, as servers use: a growing cache is copied with each token."""
-    return _transformers().StaticCache(config=config, max_cache_len=tokens)
+    return transformers_library().StaticCache(config=config, max_cache_len=tokens)

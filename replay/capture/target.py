@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from opreplay.replay.capture.config_file import PREFIX, config_fields, config_file
 from opreplay.replay.ir.captured import Via
 from opreplay.traces.errors import UsageError
 
@@ -32,6 +33,14 @@ class Target:
     """Whether a library builds the model from its config: servers have kernels of their own for it."""
 
 
+def check_target(text: str) -> None:
+    """Raise UsageError if the file of a target is missing or no config, before torch is loaded."""
+    if text.startswith(PREFIX):
+        config_fields(config_file(text.removeprefix(PREFIX)))
+    elif not Path(path := text if text.endswith(".pt2") else text.rpartition(":")[0] or text).is_file():
+        raise UsageError(f"file {path} does not exist", hint=FORM)
+
+
 def target_of(text: str, shape: Mapping[str, Any], *, trust: bool = False) -> Target:
     """Return the target for "FILE.py:make", "hf:CONFIG.json" or "FILE.pt2"; `shape` has fields of `from_config.Shape`.
 
@@ -39,7 +48,7 @@ def target_of(text: str, shape: Mapping[str, Any], *, trust: bool = False) -> Ta
     library is missing.
     """
     from opreplay.replay.capture.experts import NOTE
-    from opreplay.replay.capture.from_config import PREFIX, Shape, maker, notes_of
+    from opreplay.replay.capture.from_config import Shape, maker, notes_of
 
     if not text.startswith(PREFIX):
         if shape:

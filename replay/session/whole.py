@@ -213,9 +213,10 @@ class Comparison(Tabular):
 
     _command = "opreplay.compare"
 
-    def __init__(self, judged: Judged) -> None:
+    def __init__(self, judged: Judged, sides: Sequence[Sequence[object]] = ((), ())) -> None:
         self.found = judged
         """Everything: totals, spread, differences of machines and options."""
+        self._sides = sides
 
     @property
     def ops(self) -> tuple[OpComparison, ...]:
@@ -226,9 +227,10 @@ class Comparison(Tabular):
         return [op for op in self.ops if op.verdict in verdicts]
 
     def _view(self) -> View:
-        from opreplay.replay.report.views.comparison import first_line, view
+        from opreplay.replay.report.views.comparison import view
+        from opreplay.replay.timeline.compared import steps_of_sides
 
-        return msgspec.structs.replace(view(self.found, {}), lines=[first_line(self.found)])
+        return view(self.found, steps_of_sides(*self._sides))
 
 
 def compare(
@@ -262,10 +264,14 @@ def compare(
     sides = [
         []
         if operand is None
-        else [operand.file if isinstance(operand, Results) else open_operand(str(operand), progress=nullcontext)]
+        else [
+            operand.file
+            if isinstance(operand, Results)
+            else open_operand(str(operand), progress=nullcontext, activity=True)
+        ]
         for operand in (before, after)
     ]
-
-    return Comparison(
-        compare_operands(*sides, times=times, threshold=threshold, method=method, force=force, simulate=simulated_times)
+    judged = compare_operands(
+        *sides, times=times, threshold=threshold, method=method, force=force, simulate=simulated_times
     )
+    return Comparison(judged, sides)

@@ -268,6 +268,21 @@ def _bound(calls: _Calls, step_us: float) -> str:
     return "host" if host_alone_us > device_alone_us else "device"
 
 
+WORK = {"hbm": "memory", "l2": "memory", "link": "communication", "launch": "kernel launches"}
+"""What bounds a kernel → what limits a step of such kernels; "compute" for the others."""
+
+
+def limit_of(times: CapturedTimes, step: Step) -> str:
+    """Return what limits a step: "host", "compute", "memory", "communication", "kernel launches", or "host and ..."."""
+    if times.bound == "host":
+        return "host"
+    by_limit = summed((WORK.get(bound, "compute"), us) for bound, us in step.by_bound.items())
+    limit = max(by_limit, key=by_limit.__getitem__, default="compute")
+    if times.communication_us > times.computing_us:
+        limit = "communication"
+    return limit if times.bound == "device" else f"host and {limit}"
+
+
 def _bands(called: Sequence[ReplayOp], step: Step) -> tuple[Floats, Floats]:
     """Return the device times of all calls at both ends of the step's band: errors in a kernel family are
     correlated.

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Literal
 
 import msgspec
@@ -35,6 +35,43 @@ class Frame(msgspec.Struct, frozen=True, kw_only=True):
     start_us: float
     """In the sum of all calls, where callees lie below their callers, not in time."""
     us: float
+    before_us: float | None = None
+    after_us: float | None = None
+    """In a comparison: the time on each side, of which `us` is the longer."""
+
+
+def compared_frames(before: Sequence[Frame], after: Sequence[Frame]) -> tuple[Frame, ...]:
+    """Return the stacks of two steps in one flame graph, each frame as wide as on the side where it takes longer."""
+    first, second = _by_stack(before), _by_stack(after)
+    stacks: dict[tuple[int, str], int] = {}
+    kinds: dict[int, Kind] = {}
+    numbers: dict[Stack, int] = {(): -1}
+    both: dict[int, tuple[float, float]] = {}
+    for stack in sorted({**first, **second}, key=len):
+        kind = (first.get(stack) or second[stack])[0]
+        number = stacks.setdefault((numbers[stack[:-1]], stack[-1]), len(stacks))
+        numbers[stack], kinds[number] = number, kind
+        both[number] = first.get(stack, (kind, 0.0))[1], second.get(stack, (kind, 0.0))[1]
+    us = defaultdict[int, float](float, {number: max(times) for number, times in both.items()})
+    inner = defaultdict[int, float](float)
+    for (caller, _), number in reversed(stacks.items()):  # callees come after their callers
+        us[number] = max(us[number], inner[number])
+        inner[caller] += us[number]
+    return _laid_out(stacks, kinds, us, both)
+
+
+Stack = tuple[str, ...]
+"""Names of callers, outermost first, and of the frame itself."""
+
+
+def _by_stack(frames: Sequence[Frame]) -> dict[Stack, tuple[Kind, float]]:
+    """Return the kind and time of each stack; callers come before their callees, as `frames_of` returns them."""
+    out: dict[Stack, tuple[Kind, float]] = {}
+    stack: Stack = ()
+    for frame in frames:
+        stack = (*stack[: frame.depth], frame.name)
+        out[stack] = frame.kind, frame.us
+    return out
 
 
 def frames_of(trace: Trace, graph: StepGraph) -> tuple[Frame, ...]:
@@ -75,7 +112,10 @@ def _named(name: str) -> tuple[str, Kind]:
 
 
 def _laid_out(
-    stacks: dict[tuple[int, str], int], kinds: dict[int, Kind], us: defaultdict[int, float]
+    stacks: dict[tuple[int, str], int],
+    kinds: dict[int, Kind],
+    us: defaultdict[int, float],
+    both: Mapping[int, tuple[float, float]] | None = None,
 ) -> tuple[Frame, ...]:
     inner: defaultdict[int, list[tuple[float, str, int]]] = defaultdict(list)
     for (caller, name), stack in stacks.items():
@@ -87,7 +127,9 @@ def _laid_out(
         for part, name, stack in sorted(inner[caller]):
             if -part < least_us or depth >= DEEPEST:
                 break
-            out.append(Frame(name=name, kind=kinds[stack], depth=depth, start_us=at, us=-part))
+            was, now = (None, None) if both is None else both[stack]
+            frame = Frame(name=name, kind=kinds[stack], depth=depth, start_us=at, us=-part, before_us=was, after_us=now)
+            out.append(frame)
             lay(stack, depth + 1, at)
             at -= part
 

@@ -10,7 +10,7 @@ import msgspec
 
 from opreplay.replay.ascend.simulate.step import Step
 from opreplay.replay.ir.model import ReplayPlan
-from opreplay.replay.timeline.captured import CapturedTimes, captured_timeline
+from opreplay.replay.timeline.captured import CapturedTimes, captured_timeline, limit_of
 from opreplay.replay.timeline.offload import HOST_RATIO
 
 SERVER_MS = 5.0 * HOST_RATIO
@@ -52,6 +52,27 @@ class ServedStep(msgspec.Struct, frozen=True, kw_only=True):
     """Whether fused kernels of servers were predicted; None for a step of the user's own code."""
     unfused: tuple[str, ...] = ()
     """Parts of a fused step that no fused kernel replaced."""
+    limit: str = ""
+    """As of `captured.limit_of`; "server host" where the server's host takes more than half of the time."""
+    hbm_bytes: float | None = None
+    """Memory of the device."""
+
+
+class ServedSteps(msgspec.Struct, frozen=True, kw_only=True):
+    """A model in several sizes on devices."""
+
+    model: str
+    """Name of its config file."""
+    phase: str
+    dtype: str
+    weights: str | None = None
+    """Their quantisation."""
+    tensor_parallel: int = 1
+    pipeline_parallel: int = 1
+    expert_parallel: int = 1
+    rows: tuple[ServedStep, ...]
+    notes: tuple[str, ...]
+    """Assumptions common to all rows."""
 
 
 def served(
@@ -99,6 +120,8 @@ def served(
                 unpredicted_calls=called.unpredicted_calls,
                 fused=None if plan.capture is None else plan.capture.fused,
                 unfused=() if plan.capture is None else plan.capture.unfused,
+                limit="server host" if 2 * server_ms > token_ms else limit_of(called.socs[step.device], step),
+                hbm_bytes=step.hbm_bytes,
             )
         )
     return rows

@@ -9,7 +9,7 @@ import msgspec
 
 from opreplay.replay.ascend.simulate.step import Step
 from opreplay.replay.ir.model import ReplayPlan
-from opreplay.replay.timeline.captured import captured_timeline
+from opreplay.replay.timeline.captured import captured_timeline, limit_of
 
 
 class SizedStep(msgspec.Struct, frozen=True, kw_only=True):
@@ -31,6 +31,19 @@ class SizedStep(msgspec.Struct, frozen=True, kw_only=True):
     fits: bool | None
     """None for a device whose memory is not known."""
     unpredicted_calls: int
+    limit: str = ""
+    """As of `captured.limit_of`."""
+    hbm_bytes: float | None = None
+    """Memory of the device."""
+
+
+class SizedSteps(msgspec.Struct, frozen=True, kw_only=True):
+    """A step of the user's own code in several sizes on devices."""
+
+    source: str
+    rows: tuple[SizedStep, ...]
+    notes: tuple[str, ...]
+    """Assumptions common to all rows."""
 
 
 def sized(plan: ReplayPlan, steps: Sequence[Step], sizes: Mapping[str, int]) -> list[SizedStep]:
@@ -51,6 +64,8 @@ def sized(plan: ReplayPlan, steps: Sequence[Step], sizes: Mapping[str, int]) -> 
             memory_bytes=memory,
             fits=None if step.hbm_bytes is None else memory <= step.hbm_bytes,
             unpredicted_calls=called.unpredicted_calls,
+            limit=limit_of(called.socs[step.device], step),
+            hbm_bytes=step.hbm_bytes,
         )
         for step in steps
     ]

@@ -3,8 +3,10 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -12,10 +14,13 @@ import numpy.typing as npt
 from opreplay.traces.activity import CALL_KINDS
 from opreplay.traces.errors import NothingRan, TraceError
 from opreplay.traces.links.annotations import AnnotationTable, batch_context, step_number
+from opreplay.traces.losses import without_copies
 from opreplay.traces.model import Annotation, Trace
 from opreplay.traces.reading.fields import GRAPH_CALL, KERNEL_CALL, call_kind
 
 RUNTIME = CALL_KINDS.index("runtime")
+MOST_COMPARED = 32
+"""Steps of a trace that are compared with those of another, the first ones: each costs as much as a timeline."""
 _HINT = "Record with torch.profiler and call profiler.step(), or cut with `opreplay trim TRACE --between A..B`."
 
 
@@ -32,6 +37,45 @@ class Step:
     """Index into `Trace.tracks`; -1 where nothing is marked."""
     marked: bool
     """False: no step is marked, the whole trace stands for one."""
+
+
+PairedBy = Literal["number", "median", "whole"]
+""""number": the i-th steps of both traces have the same number. "median": no number is in both, so only medians can be
+compared. "whole": a trace marks no steps, or some of its calls are lost, so each recording counts as one step."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ComparedSteps:
+    """The steps of two traces that are compared with each other."""
+
+    by: PairedBy
+    before: tuple[Step, ...]
+    after: tuple[Step, ...]
+
+
+def compared_steps(before: Trace, after: Trace) -> ComparedSteps:
+    """Return which steps of two traces to compare. Raises NothingRan for a trace that contains nothing that ran."""
+    first, second = busy_steps(before), busy_steps(after)
+    lost = any(without_copies(trace.info.report.losses) for trace in (before, after))
+    if not first or not second or lost:
+        return ComparedSteps(by="whole", before=(_whole(before),), after=(_whole(after),))
+    was, now = _by_number(first), _by_number(second)
+    if common := [key for key in was if key in now][:MOST_COMPARED]:
+        return ComparedSteps(
+            by="number", before=tuple(was[key] for key in common), after=tuple(now[key] for key in common)
+        )
+    return ComparedSteps(by="median", before=first[:MOST_COMPARED], after=second[:MOST_COMPARED])
+
+
+def _by_number(steps: Sequence[Step]) -> dict[tuple[int, int], Step]:
+    """Return the numbered steps by number and occurrence: a number may be used again."""
+    seen: Counter[int] = Counter()
+    out: dict[tuple[int, int], Step] = {}
+    for step in steps:
+        if step.number is not None:
+            out[step.number, seen[step.number]] = step
+            seen[step.number] += 1
+    return out
 
 
 def steps_of(trace: Trace) -> tuple[Step, ...]:

@@ -12,7 +12,8 @@ from opreplay.replay.results.compare.judge import DEFAULT_THRESHOLD, Comparison,
 from opreplay.replay.results.compare.pooling import pool
 from opreplay.replay.results.compare.sides import WHATS, Times, compare_times, times_of_results
 from opreplay.replay.results.reading import ResultFile, read_result_file
-from opreplay.traces.errors import UsageError
+from opreplay.traces.errors import NothingRan, UsageError
+from opreplay.traces.links.steps import ComparedSteps, compared_steps
 from opreplay.traces.model import MetadataLevel, Trace
 from opreplay.traces.names import file_name
 from opreplay.traces.processes.select import one_process
@@ -77,8 +78,25 @@ def compare_operands(
         )
     pair = [side[0] for side in (before, after)]
     level = _common_level(pair)
+    steps = recorded_steps(pair) if all(clock in (None, "recorded") for clock in which) else None
+    if steps is not None:
+        first, second = (operand for operand in pair if isinstance(operand, Trace))
+        before_times = _timed(times_of_trace(first, select, level=level, steps=steps.before, paired=steps.by))
+        after_times = _timed(times_of_trace(second, select, level=level, steps=steps.after, paired=steps.by))
+        return compare_times(before_times, after_times, threshold=threshold)
     sides = [_times(side, clock, select, level, simulate) for side, clock in zip(pair, which, strict=True)]
     return compare_times(*sides, threshold=threshold)
+
+
+def recorded_steps(pair: Sequence[Operand]) -> ComparedSteps | None:
+    """Return which steps of two traces to compare; None if a side is not a trace, or nothing ran in it."""
+    if len(pair) != 2 or not all(isinstance(operand, Trace) for operand in pair):
+        return None
+    before, after = (operand for operand in pair if isinstance(operand, Trace))
+    try:
+        return compared_steps(before, after)
+    except NothingRan:
+        return None
 
 
 def _common_level(pair: Sequence[Operand]) -> MetadataLevel | None:
@@ -114,15 +132,22 @@ def _times(
         return times_of_results(operand, what, soc)
     if which not in (None, "recorded"):
         return _simulated(operand, which, select, level, simulate)
-    times = times_of_trace(operand, select, level=level) if isinstance(operand, Trace) else times_of_plan(operand)
+    if isinstance(operand, Trace):
+        return _timed(times_of_trace(operand, select, level=level))
+    times = times_of_plan(operand)
+    if operand.capture is not None and not any(op.us for op in times.ops):
+        raise UsageError(
+            f"{times.source} was captured and contains no times",
+            hint="Compare its predictions with --times 910b3, or results of `opreplay run PLAN --output A.jsonl`.",
+        )
+    return _timed(times)
+
+
+def _timed(times: Times) -> Times:
+    """Return the times. Raises NothingRan if there are no ops, UsageError if they have no times."""
+    if not times.ops:
+        raise NothingRan(f"{times.source} contains no ops to compare", hint="Record with ProfilerActivity.CPU.")
     if not times.doubts.mistimed and not any(op.us for op in times.ops):
-        if isinstance(operand, ReplayPlan) and operand.capture is not None:
-            raise UsageError(
-                f"{times.source} was captured and contains no times",
-                hint=(
-                    "Compare its predictions with --times 910b3, or results of `opreplay run PLAN --output A.jsonl`."
-                ),
-            )
         raise UsageError(
             f"{times.source} contains no times", hint="An ExecutionTrace records what ran, but not how long."
         )

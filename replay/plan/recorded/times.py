@@ -22,7 +22,7 @@ from opreplay.replay.results.compare.replaced import StepCall
 from opreplay.replay.results.compare.sides import UNNAMED, OpTime, Times
 from opreplay.replay.results.stats import median_interval
 from opreplay.traces.links.iterations import BatchIndex
-from opreplay.traces.links.steps import busy_steps, chosen_step
+from opreplay.traces.links.steps import PairedBy, Step, busy_steps
 from opreplay.traces.losses import loss_text
 from opreplay.traces.model import MetadataLevel, OpSignature, Trace
 from opreplay.traces.names import file_name
@@ -41,11 +41,19 @@ def _op_time(id_: str, groups: Sequence[CallGroup], *, on_device: bool) -> OpTim
     return _timed(shell, calls[calls > 0], kernels)
 
 
-def times_of_trace(trace: Trace, select: str, *, level: MetadataLevel | None = None) -> Times:
-    """Ops of a trace, calls of one id together; on the device where any op owns device time, or where device times are
-    wrong, else on the host.
+def times_of_trace(
+    trace: Trace,
+    select: str,
+    *,
+    level: MetadataLevel | None = None,
+    steps: Sequence[Step] = (),
+    paired: PairedBy | None = None,
+) -> Times:
+    """Return the times of a trace's ops, with the calls of one id together: device times if any op owns device time or
+    if the device times are wrong, else host times.
 
-    `level`: make ids of no more metadata than that, since the other side has no more.
+    `level`: make ids of no more metadata than that, since the other side has no more. `steps` are the steps to compare
+    with those of another trace, `paired` says how they correspond.
     """
     groups: dict[str, list[CallGroup]] = {}
     for group in recorded_groups(trace, selected_rows(trace, select), select, BatchIndex(trace)):
@@ -67,22 +75,30 @@ def times_of_trace(trace: Trace, select: str, *, level: MetadataLevel | None = N
         ops=ops,
         notes=(*_of_reading(trace), *_of_level(trace, level)),
         steps=_steps(trace),
-        order=_order(trace, select, level, on_device=on_device),
+        paired=paired,
+        in_steps=_calls_in(trace, steps, select, level, on_device=on_device) if steps else (),
         doubts=doubts,
     )
 
 
-def _order(trace: Trace, select: str, level: MetadataLevel | None, *, on_device: bool) -> tuple[StepCall, ...]:
-    """Return the calls of the step of median length, with the times to compare."""
-    step, ops, rows = chosen_step(trace), trace.ops, selected_rows(trace, select)
-    rows = rows[(ops.start_ns[rows] >= step.start_ns) & (ops.start_ns[rows] < step.end_ns)]
+def _calls_in(
+    trace: Trace, steps: Sequence[Step], select: str, level: MetadataLevel | None, *, on_device: bool
+) -> tuple[tuple[StepCall, ...], ...]:
+    """Return the calls of each step in order, with the times to compare."""
+    ops, rows = trace.ops, selected_rows(trace, select)
     rows = rows[np.argsort(ops.start_ns[rows], kind="stable")]
     us = (device_ns_of(trace, rows, select) if on_device else ops.dur_ns)[rows] / 1e3
     called: list[int] = ops.signature[rows].tolist()
     ids = {index: signature_id(_reduced(trace.signatures[index], level)) for index in set(called)}
+    edges: list[list[int]] = np.searchsorted(
+        ops.start_ns[rows], [(step.start_ns, step.end_ns) for step in steps]
+    ).tolist()
     return tuple(
-        StepCall(id=ids[index], name=trace.signatures[index].name, us=call_us)
-        for index, call_us in zip(called, us.tolist(), strict=True)
+        tuple(
+            StepCall(id=ids[index], name=trace.signatures[index].name, us=call_us)
+            for index, call_us in zip(called[first:last], us[first:last].tolist(), strict=True)
+        )
+        for first, last in edges
     )
 
 

@@ -6,6 +6,7 @@ The script in this folder handles clicks on a figure, and its colours in dark mo
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Sequence
 from importlib import import_module
 from typing import Any
@@ -29,6 +30,7 @@ from opreplay.replay.report.page.model import (
     Waterfall,
 )
 from opreplay.replay.report.text import end, middle, plural, safe, share_text
+from opreplay.replay.timeline.flames import Frame
 
 COLOURS = ("#4269d0", "#c26b05", "#1f8a70", "#9a4fb5", "#b03a48")
 """Readable on white and on black; the style sheet has the same."""
@@ -38,6 +40,12 @@ MOST_TASKS = 30_000
 """Of a timeline, the longest ones: others would be no pixel wide, and the page too large to send."""
 FRAME_KINDS = {"frame": 3, "module": 0, "op": 2}
 """Kind of a frame → its colour."""
+FRAME_CHANGES = {"more": 4, "less": 2, "same": 0}
+"""How a frame of two steps changed → its colour, as in a waterfall."""
+FRAME_SAME = 0.05
+"""Share by which a frame may change and count as the same."""
+MOST_TICKS = 6
+"""Sizes of a curve that are all named below it."""
 LANES_LEFT = 110
 """Pixels left of lanes, and of lines on the same axis."""
 STEPS_NAMED = 16
@@ -245,6 +253,8 @@ def waterfall(model: Waterfall, name: str) -> Drawn:
         at += us
     rows.append((*_whole(model.end), 0))
     most = max(high for _, _, high, _, _ in rows) or 1.0
+    begin = axis_begin(model.begin[1], [us for _, us in model.changes], model.end[1])
+    rows = [(text, max(low, begin), high, label, colour) for text, low, high, label, colour in rows]
     scale, unit = _unit(most)
     places = np.arange(len(rows), 0, -1, dtype=np.float64)
     source = _source(
@@ -253,7 +263,7 @@ def waterfall(model: Waterfall, name: str) -> Drawn:
         above=places + 0.22,
         left=[low / scale for _, low, _, _, _ in rows],
         right=[high / scale for _, _, high, _, _ in rows],
-        zero=[0.0] * len(rows),
+        zero=[begin / scale] * len(rows),
         key=[safe(row[0]) for row in rows],
         name=[middle(safe(row[0]), NAME_WIDTH) for row in rows],
         label=[f"{middle(safe(row[0]), BAR_NAME_WIDTH)}  {row[3]}" for row in rows],
@@ -263,8 +273,8 @@ def waterfall(model: Waterfall, name: str) -> Drawn:
     plot = _figure(
         [],
         _BAR_PIXELS * len(rows) + 50,
-        x_axis_label=unit,
-        x_range=models.Range1d(0, most / scale * 1.04),
+        x_axis_label=f"{unit}, from {time_text(begin)}" if begin else unit,
+        x_range=models.Range1d(begin / scale, (most + (most - begin) * 0.04) / scale),
         y_range=models.Range1d(0.4, len(rows) + 0.6),
     )
     plot.yaxis.visible = False
@@ -294,6 +304,13 @@ def waterfall(model: Waterfall, name: str) -> Drawn:
     )
 
 
+def axis_begin(begin: float, changes: Sequence[float], end: float) -> float:
+    """Return where the axis of a waterfall begins: at 0, or, if all changes lie far from it, a little before them."""
+    levels = [end, *itertools.accumulate(changes, initial=begin)]
+    least, most = min(levels), max(levels)
+    return least - (most - least) * 0.25 if 0.5 * most < least < most else 0.0
+
+
 _TEXT: dict[str, Any] = {"text_baseline": "middle", "text_color": _GREY, "x_offset": 2}
 
 
@@ -309,8 +326,12 @@ def _unit(most_us: float) -> tuple[float, str]:
 def curve(model: Curve, name: str) -> Drawn:
     """Draw both axes logarithmic, so that time proportional to the size is a straight line."""
     models = _models()
-    plot = _figure(_zoom_tools("both"), 320, x_axis_type="log", y_axis_type="log", y_axis_label="µs")
+    plot = _figure(_zoom_tools("both"), 320, x_axis_type="log", y_axis_type="log", y_axis_label=model.unit)
     plot.xaxis.axis_label = _plain(model.across)
+    sizes = sorted({x for line in model.lines for x, _ in line.points})
+    if len(sizes) <= MOST_TICKS:
+        plot.xaxis.ticker = models.FixedTicker(ticks=sizes)
+        plot.xaxis.major_label_overrides = {size: f"{size:,.0f}" for size in sizes}
     marks: list[Any] = []
     for index, line in enumerate(model.lines):
         colour = COLOURS[index % len(COLOURS)]
@@ -319,11 +340,12 @@ def curve(model: Curve, name: str) -> Drawn:
             x=[x for x, _ in line.points],
             y=[y for _, y in line.points],
             name=[safe(line.name)] * len(line.points),
-            time=[time_text(y) for _, y in line.points],
+            value=[time_text(y) if model.unit == "µs" else f"{y:,.3g} {model.unit}" for _, y in line.points],
         )
-        plot.line(x="x", y="y", source=source, line_color=colour, line_width=1.5)
+        dash = "dashed" if line.is_limit else "solid"
+        plot.line(x="x", y="y", source=source, line_color=colour, line_width=1.5, line_dash=dash)
         marks.append(plot.scatter(x="x", y="y", size=7, source=source, fill_color=colour, line_color=colour))
-    plot.add_tools(models.HoverTool(renderers=marks, tooltips=[("", "@name"), ("size", "@x"), ("time", "@time")]))
+    plot.add_tools(models.HoverTool(renderers=marks, tooltips=[("", "@name"), ("size", "@x"), ("", "@value")]))
     return _drawn(
         plot,
         name,
@@ -506,8 +528,10 @@ def flames(model: Flames, name: str) -> Drawn:
     plot.grid.visible = False
     texts = _Texts()
     bars: list[Any] = []
-    for kind, colour in FRAME_KINDS.items():
-        chosen = [frame for frame in model.frames if frame.kind == kind]
+    compared = any(frame.before_us is not None for frame in model.frames)
+    kinds = FRAME_CHANGES if compared else FRAME_KINDS
+    for kind, colour in kinds.items():
+        chosen = [frame for frame in model.frames if (_change_of(frame) if compared else frame.kind) == kind]
         if chosen:
             source = _source(
                 "tasks",
@@ -516,13 +540,22 @@ def flames(model: Flames, name: str) -> Drawn:
                 right=np.array([(frame.start_us + frame.us) / scale for frame in chosen], np.float32),
                 name=texts.column(middle(frame.name, 2 * NAME_WIDTH) for frame in chosen),
                 share=texts.column(share_text(frame.us / until) for frame in chosen),
+                change=texts.column(f"{time_text(frame.before_us)} → {time_text(frame.after_us)}" for frame in chosen),
             )
             bars.append(_draw_tasks(plot, source, fill_color=COLOURS[colour], line_color="#ffffff"))
     _add_labels(plot)
-    tips = [("", "@name"), ("takes", f"@takes{{0,0.000}} {unit}, @share")]
-    plot.add_tools(models.HoverTool(renderers=bars, tooltips=tips), models.TapTool(renderers=bars))
-    legend = tuple((colour, f"{kind}s") for kind, colour in FRAME_KINDS.items())
+    takes = ("", "@change") if compared else ("takes", f"@takes{{0,0.000}} {unit}, @share")
+    plot.add_tools(models.HoverTool(renderers=bars, tooltips=[("", "@name"), takes]), models.TapTool(renderers=bars))
+    legend = tuple((colour, kind if compared else f"{kind}s") for kind, colour in kinds.items())
     return _drawn(plot, name, texts, title=model.title, legend=legend, note=model.note, about=model.title)
+
+
+def _change_of(frame: Frame) -> str:
+    """Return how a frame of two steps changed: which of `FRAME_CHANGES`."""
+    was, now = frame.before_us or 0.0, frame.after_us or 0.0
+    if abs(now - was) <= FRAME_SAME * max(was, now):
+        return "same"
+    return "more" if now > was else "less"
 
 
 def _add_labels(plot: Any) -> None:

@@ -123,19 +123,23 @@ class Roofline(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Line(msgspec.Struct, frozen=True, kw_only=True):
-    """One line of a curve: sizes and microseconds, both above 0, sizes ascending."""
+    """One line of a curve: sizes and values, both above 0, sizes ascending."""
 
     name: str
     points: tuple[tuple[float, float], ...]
+    is_limit: bool = False
+    """Whether it is dashed: what the other lines must not reach."""
 
 
 class Curve(msgspec.Struct, frozen=True, kw_only=True):
-    """Times over a size, both logarithmic."""
+    """Times, or another quantity, over a size, both logarithmic."""
 
     title: str
     across: str
     """The size's name."""
     lines: tuple[Line, ...]
+    unit: str = "µs"
+    """Of the values."""
     left_out: int = 0
     """Lines that there was no room for."""
 

@@ -4,19 +4,19 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import msgspec
 from rich.console import Group, RenderableType
 
-from opreplay.replay.ir.step import StepReport
 from opreplay.replay.report import formats
-from opreplay.replay.report.page.model import Answer, Bars, Opened, Page, Waterfall
-from opreplay.replay.report.page.parts import bars_by_name, step_parts, waterfall, waterfall_of
-from opreplay.replay.report.step.verdict import step_facts, step_rows, verdict
+from opreplay.replay.report.page.model import Answer, Bars, Flames, Opened, Page, Waterfall
+from opreplay.replay.report.page.parts import bars_by_name, waterfall, waterfall_of
+from opreplay.replay.report.step.verdict import CAUSES, step_facts, verdict
 from opreplay.replay.report.table import (
     COUNT,
+    MIN_OP_WIDTH,
     OP,
     TEXT,
     TIME,
@@ -31,10 +31,14 @@ from opreplay.replay.report.table import (
     of_fields,
     terminal,
 )
-from opreplay.replay.report.text import DASH, doubt_lines, plural, ratio_text, safe, share_text, time_text
+from opreplay.replay.report.text import DASH, doubt_lines, middle, plural, ratio_text, safe, share_text, time_text
 from opreplay.replay.report.view import View
-from opreplay.replay.results.compare.judge import Comparison, OpComparison, StepTimes, Total, Verdict, is_within
+from opreplay.replay.results.compare.by_name import OpGroup, by_name
+from opreplay.replay.results.compare.judge import Comparison, OpComparison, Side, Total, Verdict, is_within
 from opreplay.replay.results.compare.replaced import Replaced
+from opreplay.replay.results.compare.sides import UNNAMED
+from opreplay.replay.timeline.compared import StepChange, StepParts
+from opreplay.replay.timeline.flames import compared_frames, frames_of
 from opreplay.traces.sums import summed
 
 SHOWN: tuple[Verdict, ...] = ("slower", "faster", "lost", "gained", "only before", "only after")
@@ -45,22 +49,33 @@ LARGE_RATIO, MOST_UNCLEAR = 2.0, 5
 """Of the ops that are unclear the heaviest are listed, if so many times as long or short."""
 WAYS = 4
 """Notes on ops that were judged which are counted below."""
-OUTLIER = 2.0
-"""Times the median from which the longest step is named."""
-LEAST_CHANGE = 0.001
-"""Of all changes of the step: ops with less are counted, not listed."""
-Steps = Mapping[str, StepReport]
-""""before" and "after", where the side is a trace."""
+LISTED_SHARE, MOST_ROWS = 0.95, 10
+"""Of two traces, the ops are listed that make up so much of all changes, at most so many."""
+LEAST_PART = 0.01
+"""Share of the step from which one of its parts has a row."""
+NAME_WIDTH = 30
+"""Of a trace's name in the first line."""
+WORD_FROM = 0.005
+"""Change from which the first line says "slower" or "faster"."""
 ORDER: tuple[Verdict, ...] = (*SHOWN, "same", "unclear")
+NO_STEPS = StepChange()
+IDLE = "idle "
+"""How the names of a step's parts begin in which the device is idle."""
 
 
 def view(
-    comparison: Comparison, steps: Steps, *, everything: bool = False, verdicts: Mapping[str, object] | None = None
+    comparison: Comparison,
+    steps: StepChange = NO_STEPS,
+    *,
+    everything: bool = False,
+    verdicts: Mapping[str, object] | None = None,
 ) -> View:
-    """Return a comparison in every output format; `verdicts`: additional values for JSON."""
+    """Return a comparison in every output format; `steps` are those of the sides that are traces, `verdicts` additional
+    values for JSON.
+    """
     return View(
-        lines=[*step_lines(steps), first_line(comparison), *side_lines(comparison)],
-        render=lambda width: render(comparison, width=width, everything=everything),
+        lines=head_lines(comparison, steps),
+        render=lambda width: render(comparison, steps, width=width, everything=everything),
         facts=lambda: {**facts(comparison, steps), **(verdicts or {})},
         table=lambda: file_table(comparison),
         markdown=lambda: markdown(comparison, steps, everything=everything),
@@ -77,12 +92,90 @@ def view(
     )
 
 
+def headline(comparison: Comparison, steps: StepChange) -> str:
+    """Return the ratio of the steps of two traces, else of all recorded time; for other comparisons the first line."""
+    sides = comparison.sides
+    if sides is None or comparison.paired is None:
+        return first_line(comparison)
+    if steps.is_known:
+        what, (was, now) = "step", steps.step_us
+    elif comparison.whole is not None:
+        what, (was, now) = f"{_clock(comparison)} time", (sides[0].total_us, sides[1].total_us)
+    else:
+        return first_line(comparison)
+    ratio = now / was if was else None
+    names = " → ".join(safe(middle(side.source, NAME_WIDTH)) for side in sides)
+    word = _word(ratio) if not steps.is_known or steps.is_clear else " (within the spread of the steps)"
+    return f"{what} {precise(ratio)}{word}: {time_text(was)} → {time_text(now)}, {names}"
+
+
+def _word(ratio: float | None) -> str:
+    if ratio is None:
+        return ""
+    return " (same)" if is_within(ratio, WORD_FROM) else " (slower)" if ratio > 1.0 else " (faster)"
+
+
+def _clock(comparison: Comparison) -> str:
+    """Return "device" or "host": whose times the ops of two traces have; "" if the sides differ."""
+    clocks = {side.clock for side in comparison.sides or ()}
+    return str(clocks.pop()) if clocks in ({"device"}, {"host"}) else "recorded"
+
+
+def head_lines(comparison: Comparison, steps: StepChange) -> list[str]:
+    """Return the answer, then how it was obtained and what bounds the step on each side."""
+    if comparison.paired is None or comparison.sides is None:
+        bounds = [f"{which}: {verdict(step)}" for which, step in steps.reports.items() if step.marked]
+        return [first_line(comparison), *bounds, *side_lines(comparison)]
+    lines = [headline(comparison, steps), paired_line(comparison, steps)]
+    lines += [_shared_text(comparison.shared)] if _is_shared_shown(comparison) else []
+    if not any(side.is_total_known for side in comparison.sides):
+        return [*lines, *side_lines(comparison)]
+    for which, side in zip(("before", "after"), comparison.sides, strict=True):
+        report = steps.reports.get(which)
+        bound = f": {verdict(report)}" if report is not None and comparison.paired != "whole" else ""
+        named = f", {safe(side.on)}" if side.on != UNNAMED else ""
+        lines += [f"{which}{named}{bound}"] if named or bound else []
+    return lines
+
+
+def paired_line(comparison: Comparison, steps: StepChange) -> str:
+    """Return which steps were compared, and how far they vary."""
+    if not steps.is_known:
+        host = any(side.clock == "host" for side in comparison.sides or ())
+        why = "steps are not marked in both" if comparison.paired == "whole" else "step lengths are not known"
+        kind = "all ops, with whatever else ran on the host" if host else "all recorded ops"
+        return f"{why}: {kind}"
+    if steps.paired == "number":
+        names = list(dict.fromkeys((steps.before[0].name, steps.before[-1].name)))
+        if len(names) == 1 or not steps.pair_ratios:
+            return f"{safe(names[0])} of both"
+        low, high = steps.pair_ratios[0], steps.pair_ratios[-1]
+        first, last = safe(names[0]), safe(names[1].rpartition("#")[2])
+        return (
+            f"mean of {len(steps.before)} steps paired by number, {first} to #{last}; "
+            f"single pairs {precise(low)} to {precise(high)}"
+        )
+    texts = [_spread_text(side) for side in (steps.before, steps.after)]
+    return f"no step number is in both, so medians: {texts[0]} before, {texts[1]} after"
+
+
+def _spread_text(steps: Sequence[StepParts]) -> str:
+    times = [step.step_us for step in steps]
+    spread = f" ({time_text(min(times))} to {time_text(max(times))})" if len(times) > 1 else ""
+    return f"{plural(len(times), 'step')}{spread}"
+
+
 def first_line(comparison: Comparison) -> str:
     """Return "compared 48 ops: 3 slower, 1 faster, 44 same; total 1.020× (1.01 to 1.03)"."""
+    compared = counts_line(comparison) + _total(comparison)
+    return f"{compared}; {_shared_text(comparison.shared)}" if _is_shared_shown(comparison) else compared
+
+
+def counts_line(comparison: Comparison) -> str:
+    """Return "compared 48 ops: 3 slower, 1 faster, 44 same"."""
     judged = comparison.of("slower", "faster", "same", "unclear")
     counts = [f"{len(ops):,} {verdict}" for verdict in ORDER if (ops := comparison.of(verdict))]
-    compared = f"compared {plural(len(judged), 'op')}: {', '.join(counts) or 'none in both runs'}{_total(comparison)}"
-    return f"{compared}; {_shared_text(comparison.shared)}" if _is_shared_shown(comparison) else compared
+    return f"compared {plural(len(judged), 'op')}: {', '.join(counts) or 'none in both runs'}"
 
 
 def _is_shared_shown(comparison: Comparison) -> bool:
@@ -102,8 +195,7 @@ def _total(comparison: Comparison) -> str:
         return _total_of_both(comparison)
     was, now = (time_text(side.total_us) for side in comparison.sides)
     none = ", no interval" if comparison.untold else ""
-    whole = f"; total {precise(comparison.whole)} ({was} to {now}{none})"
-    return whole if comparison.total is None else f"{whole}, typical calls {precise(comparison.total.ratio)}"
+    return f"; total {precise(comparison.whole)} ({was} to {now}{none})"
 
 
 def _total_of_both(comparison: Comparison) -> str:
@@ -118,15 +210,6 @@ def _total_of_both(comparison: Comparison) -> str:
     return total
 
 
-def step_lines(steps: Steps) -> list[str]:
-    """Return the step of median length on both sides, then what bounds it; none if neither side marks steps."""
-    lines = [f"{which}: {verdict(step)}" for which, step in steps.items() if step.marked]
-    if len(lines) == 2 and not any(step.doubts.untimed for step in steps.values()):
-        was, now = (step.window.step_us for step in steps.values())
-        lines.insert(0, f"step: {precise(now / was)} ({time_text(was)} to {time_text(now)}, of median length)")
-    return lines
-
-
 def side_lines(comparison: Comparison) -> list[str]:
     """Return what is compared with what, and how much of each side the other also has; none for two runs."""
     lines: list[str] = []
@@ -136,49 +219,40 @@ def side_lines(comparison: Comparison) -> list[str]:
         known = f"device time is not known: {' and '.join(doubt_lines(side.doubts))}"
         known = known if side.doubts.mistimed else f"on both sides {matched}"
         lines.append(f"{which}: {side.what} on {safe(side.on)} ({safe(side.source)}); {known}")
-    return [*lines, *_step_line(comparison)]
+    return lines
 
 
-def _steps_text(steps: StepTimes, which: str) -> str:
-    """Return the number of marked steps on one side, their median and spread."""
-    spread = f" ({time_text(steps.shortest_us)} to {time_text(steps.longest_us)})" if steps.count > 1 else ""
-    outlier = steps.longest_us > OUTLIER * steps.median_us
-    spread += f", {safe(steps.longest)} the longest by far" if outlier else ""
-    return f"{steps.count} {which}, median {time_text(steps.median_us)}{spread}"
-
-
-def _step_line(comparison: Comparison) -> list[str]:
-    """Return the marked steps of both traces side by side; none if neither marks any."""
-    if comparison.sides is None or not any(side.steps for side in comparison.sides):
-        return []
-    parts: list[str] = []
-    for which, side in zip(("before", "after"), comparison.sides, strict=True):
-        parts.append(f"none marked {which}" if side.steps is None else _steps_text(side.steps, which))
-    was, now = (side.steps for side in comparison.sides)
-    parts += [f"{precise(now.median_us / was.median_us)} of the medians, on the host"] if was and now else []
-    return [f"steps: {'; '.join(parts)}"]
-
-
-def rows(comparison: Comparison, *, everything: bool = False) -> list[OpComparison]:
-    """Return the ops to list: for traces by their part of the step's difference, else by verdict and time gained or
+def rows(comparison: Comparison, *, everything: bool = False) -> list[OpGroup]:
+    """Return the rows to list: of two traces by their part of the step's change, else by verdict and time gained or
     lost.
     """
+    if comparison.paired is not None:
+        return _rows_of_steps(comparison, everything=everything)
     shown = [op for verdict in (ORDER if everything else SHOWN) for op in comparison.of(verdict)]
     if not everything:
         shown += sorted(filter(_stands_out, comparison.of("unclear")), key=lambda op: -op.weight_us)[:MOST_UNCLEAR]
-    if not _of_steps(comparison):
-        return shown
-    smallest_us = 0.0 if everything else LEAST_CHANGE * sum(op.weight_us for op in comparison.ops)
-    return sorted((op for op in shown if op.weight_us >= smallest_us), key=lambda op: -op.weight_us)
+    return [OpGroup(op=op) for op in shown]
+
+
+def _rows_of_steps(comparison: Comparison, *, everything: bool) -> list[OpGroup]:
+    groups = by_name(comparison)
+    if everything:
+        return [row for group in groups for row in (group, *(OpGroup(op=shape) for shape in group.shapes))]
+    changed = [group for group in groups if group.op.verdict != "same"]
+    left_us = sum(group.op.weight_us for group in changed)
+    least_us = (1.0 - LISTED_SHARE) * left_us
+    shown: list[OpGroup] = []
+    for group in changed[:MOST_ROWS]:
+        if left_us <= least_us:
+            break
+        shown.append(group)
+        left_us -= group.op.weight_us
+    return shown
 
 
 def _stands_out(op: OpComparison) -> bool:
     """Check whether a change that may be random would be a large one."""
     return op.ratio is not None and not 1 / LARGE_RATIO < op.ratio < LARGE_RATIO
-
-
-def _of_steps(comparison: Comparison) -> bool:
-    return any(op.step_change_us is not None for op in comparison.ops)
 
 
 def detail_of(comparison: Comparison, op: OpComparison) -> str:
@@ -256,10 +330,7 @@ def notes(comparison: Comparison) -> list[str]:
 
 def _method_lines(comparison: Comparison) -> list[str]:
     """Return the change from which an op counts as slower or faster, and the smallest change that was detectable."""
-    unlisted = len({op.id for op in comparison.of(*SHOWN)} - {op.id for op in rows(comparison)})
     lines = [_threshold_text(comparison)]
-    if unlisted:
-        lines.append(f"not listed: {plural(unlisted, 'op')}, each under 0.1 % of what changed in the step (--all)")
     if comparison.shared is not None:
         lines.append(
             f"ratios are relative to the change that all ops share, {precise(comparison.shared)}; times are not"
@@ -289,13 +360,34 @@ def _unclear_lines(comparison: Comparison) -> list[str]:
     return [f"unclear: {plural(len(unclear), 'op')}: {'; '.join(part for part, _ in reasons.most_common(6))}"]
 
 
-def facts(comparison: Comparison, steps: Steps) -> dict[str, object]:
+def facts(comparison: Comparison, steps: StepChange) -> dict[str, object]:
     """Return the whole comparison as plain values, for JSON."""
     body: dict[str, object] = msgspec.to_builtins(comparison)
     ops = body.pop("ops")
-    sides = {which: step_facts(steps[which]) if which in steps else None for which in ("before", "after")}
+    reports = {
+        which: step_facts(steps.reports[which]) if which in steps.reports else None for which in ("before", "after")
+    }
     counts = {verdict: len(comparison.of(verdict)) for verdict in ORDER}
-    return {"counts": counts, "whole": comparison.whole, **body, "step": sides, "ops": ops}
+    return {
+        "headline": headline(comparison, steps),
+        "counts": counts,
+        "whole": comparison.whole,
+        **body,
+        "steps": _step_facts(steps),
+        "step": reports,
+        "ops": ops,
+    }
+
+
+def _step_facts(steps: StepChange) -> dict[str, object] | None:
+    """Return the lengths and parts of the compared steps; None if there are none."""
+    if not steps.is_known:
+        return None
+    was, now = steps.step_us
+    parts = {
+        which: msgspec.to_builtins(of_side) for which, of_side in (("before", steps.before), ("after", steps.after))
+    }
+    return {"paired": steps.paired, "before_us": was, "after_us": now, "ratio": now / was if was else None, **parts}
 
 
 MOST_REPLACED = 8
@@ -306,57 +398,104 @@ MAX_ROWS = 50
 STYLES = {"slower": "red", "lost": "red", "faster": "green", "gained": "green", "unclear": "yellow"}
 MARKS = {"slower": "🔴", "lost": "🔴", "faster": "🟢", "gained": "🟢"}
 _OfOp = Column[OpComparison]
+_OfRow = Column[OpGroup]
 _RATIO = Unit(precise)
-
-
-def _style(op: OpComparison) -> str:
-    return STYLES.get(op.verdict, "")
-
-
-_VERDICT = _OfOp("verdict", lambda op: op.verdict, style=_style)
-_NAME = _OfOp("op", lambda op: op.name, form="code")
-_TIMES = [
-    _OfOp("before", lambda op: op.before_us, TIME, key="before_us", drop=2),
-    _OfOp("after", lambda op: op.after_us, TIME, key="after_us"),
-]
 _CHANGE = Unit(lambda us: "" if us is None else f"{'+' if us > 0 else '−' if us < 0 else ''}{time_text(abs(us))}")
 
 
-def _step_change_title(comparison: Comparison) -> str:
-    """Return what the changes of the ops add up to: a step's device time, which is not its length, or its ops' host
-    time.
+def _style(row: OpGroup) -> str:
+    return STYLES.get(row.op.verdict, "")
+
+
+_VERDICT = _OfRow("verdict", lambda row: row.op.verdict, style=_style)
+_NAME = _OfRow("op", lambda row: row.op.name, form="code")
+_CALLS = _OfRow("count", lambda row: row.op.count, COUNT, style="dim", drop=8)
+
+
+def _per_step(comparison: Comparison) -> str:
+    """Return what the times of an op between two traces are: "device/step", "host/step", "device", ..."""
+    return _clock(comparison) + ("" if comparison.paired == "whole" else "/step")
+
+
+def _times(comparison: Comparison) -> list[_OfRow]:
+    """Return an op's times: between two traces those of all calls of a step, with their change; else those of a
+    call.
     """
-    clocks = {side.clock for side in comparison.sides or ()}
-    return f"Δ {clocks.pop()}/step" if clocks in ({"device"}, {"host"}) else "Δ step"
+    if comparison.paired is None:
+        return [
+            _OfRow("before", lambda row: row.op.before_us, TIME, key="before_us", drop=2),
+            _OfRow("after", lambda row: row.op.after_us, TIME, key="after_us"),
+        ]
+    title = f"Δ {_per_step(comparison)}"
+    return [
+        _OfRow(title, lambda row: row.op.step_change_us, _CHANGE, key="step_change_us", style=_style),
+        _OfRow("before", lambda row: row.op.before_step_us or None, TIME, key="before_step_us", drop=2),
+        _OfRow("after", lambda row: row.op.after_step_us or None, TIME, key="after_step_us", drop=1),
+    ]
 
 
-def _step_change(comparison: Comparison) -> _OfOp:
-    title = _step_change_title(comparison)
-    return _OfOp(title, lambda op: op.step_change_us, _CHANGE, key="step_change_us", style=_style)
-
-
-_CALLS = _OfOp("count", lambda op: op.count, COUNT, style="dim", drop=8)
-
-
-def ops_table(comparison: Comparison, *last: _OfOp, everything: bool = False) -> Table[OpComparison]:
+def ops_table(comparison: Comparison, *last: _OfRow, everything: bool = False) -> Table[OpGroup]:
     """Return the ops that changed, or all, with their intervals and the given last columns."""
     columns = [
         _VERDICT,
-        _OfOp("ratio", lambda op: op.ratio, _RATIO, style=_style),
-        _OfOp(level(comparison), lambda op: interval(op) or DASH, right=True, style="dim", drop=4),
-        *([_step_change(comparison)] if _of_steps(comparison) else []),
-        *_TIMES,
-        _CALLS,
+        _OfRow("ratio", lambda row: row.op.ratio, _RATIO, style=_style),
+        *_interval_column(comparison),
+        *_times(comparison),
+        _CALLS if comparison.paired is None else _STEP_CALLS,
         *last,
     ]
     return Table("Ops", columns, rows(comparison, everything=everything), noun="op")
+
+
+def _interval_column(comparison: Comparison) -> list[_OfRow]:
+    """Return the column of intervals; none if no op has one."""
+    if not any(op.low is not None for op in comparison.ops):
+        return []
+    return [_OfRow(level(comparison), lambda row: interval(row.op) or DASH, right=True, style="dim", drop=4)]
+
+
+def _calls_text(row: OpGroup) -> str:
+    was, now = (f"{calls or 0.0:,.1f}".removesuffix(".0") for calls in (row.op.before_calls, row.op.after_calls))
+    return was if was == now else f"{was} → {now}"
+
+
+_STEP_CALLS = _OfRow("calls", _calls_text, key="calls", right=True, style="dim", drop=5)
+
+
+def parts_table(steps: StepChange) -> Table[tuple[str, float, float]]:
+    """Return the step, its host time and its device time before and after, then what the device does in it."""
+    column = Column[tuple[str, float, float]]
+    columns = [
+        column("one step", lambda part: part[0]),
+        column("before", lambda part: part[1], TIME, key="before_us"),
+        column("after", lambda part: part[2], TIME, key="after_us"),
+        column("change", lambda part: part[2] - part[1], _CHANGE, key="change_us"),
+        column("ratio", lambda part: part[2] / part[1] if part[1] else None, _RATIO),
+    ]
+    return Table("One step", columns, _parts(steps) if steps.is_known else ())
+
+
+def _parts(steps: StepChange) -> list[tuple[str, float, float]]:
+    on_device = any(step.device_sum_us for step in (*steps.before, *steps.after))
+    values: dict[str, Callable[[StepParts], float]] = {
+        "step": lambda step: step.step_us,
+        "host, the marked range": lambda step: step.host_us,
+        "device, tasks added up": lambda step: step.device_sum_us,
+        "computing and copies" if on_device else "in ops": lambda step: step.busy_us - step.communication_us,
+        "communication alone": lambda step: step.communication_us,
+        **{f"idle {text}": lambda step, cause=cause: step.idle_us.get(cause, 0.0) for cause, text in CAUSES.items()},
+    }
+    parts = [(name, *steps.sides(value)) for name, value in values.items()]
+    least_us = LEAST_PART * max(steps.step_us)
+    return [part for part in parts if max(part[1:]) >= least_us]
 
 
 def file_table(comparison: Comparison) -> Table[OpComparison]:
     """Return one row per op, with all data frame columns; times in microseconds per call."""
     texts = ("id", "name", "inputs", "verdict", "before_kernel", "after_kernel", "note")
     numbers = {"count": COUNT, "before_us": TIME, "after_us": TIME, "ratio": _RATIO, "low": _RATIO, "high": _RATIO}
-    units = {**dict.fromkeys(texts[:4], TEXT), **numbers, "step_change_us": TIME, **dict.fromkeys(texts[4:], TEXT)}
+    numbers |= {"step_change_us": TIME, "before_step_us": TIME, "after_step_us": TIME}
+    units = {**dict.fromkeys(texts[:4], TEXT), **numbers, **dict.fromkeys(texts[4:], TEXT)}
     columns = [
         _OfOp(field, lambda op, field=field: getattr(op, field), unit, key=_RATIO_KEYS.get(field, field))
         for field, unit in units.items()
@@ -367,24 +506,29 @@ def file_table(comparison: Comparison) -> Table[OpComparison]:
 _RATIO_KEYS = {"low": "ratio_low", "high": "ratio_high"}
 
 
-def page_table(comparison: Comparison) -> Table[OpComparison]:
+def page_table(comparison: Comparison) -> Table[OpGroup]:
     """Return all ops with both their times, sortable on a page."""
     columns = [
-        *([_step_change(comparison)] if _of_steps(comparison) else []),
+        *(_times(comparison)[:1] if comparison.paired is not None else ()),
         _NAME,
-        _OfOp("inputs", lambda op: op.inputs, form="code"),
-        _CALLS,
+        _OfRow("inputs", lambda row: row.op.inputs, form="code"),
+        _CALLS if comparison.paired is None else _STEP_CALLS,
         _VERDICT,
-        *_TIMES,
-        _OfOp("ratio", lambda op: op.ratio, _RATIO),
-        _OfOp(level(comparison), interval),
+        *_times(comparison)[-2:],
+        _OfRow("ratio", lambda row: row.op.ratio, _RATIO),
+        *_interval_column(comparison),
     ]
-    if _of_steps(comparison):
-        return heaviest("Ops", columns, comparison.ops, lambda op: op.weight_us)
-    return heaviest("Ops", columns, comparison.ops, lambda op: max(op.before_us or 0.0, op.after_us or 0.0) * op.count)
+    if comparison.paired is not None:
+        return heaviest("Ops", columns, by_name(comparison), lambda row: row.op.weight_us)
+    return heaviest(
+        "Ops",
+        columns,
+        by_name(comparison),
+        lambda row: max(row.op.before_us or 0.0, row.op.after_us or 0.0) * row.op.count,
+    )
 
 
-def replaced_table(comparison: Comparison) -> Table[Replaced]:
+def replaced_table(comparison: Comparison, limit: int | None = None) -> Table[Replaced]:
     """Return which calls of the earlier step other calls replace."""
     column = Column[Replaced]
     columns = [
@@ -394,7 +538,7 @@ def replaced_table(comparison: Comparison) -> Table[Replaced]:
         column("after", lambda one: one.after_us, TIME, key="after_us", drop=1),
         column("change", lambda one: one.change_us, _CHANGE, key="step_change_us"),
     ]
-    return Table("Replaced", columns, comparison.replaced[:MOST_REPLACED])
+    return cut(Table("Replaced", columns, comparison.replaced[:MOST_REPLACED], noun="replacement"), limit)
 
 
 def _replaced_file_table(comparison: Comparison) -> Table[Replaced]:
@@ -423,59 +567,85 @@ def classes_table(comparison: Comparison) -> Table[Any]:
         Column[Any]("class of work", lambda total: total.name),
         Column[Any]("before", lambda total: total.before_us or None, TIME, key="before_us"),
         Column[Any]("after", lambda total: total.after_us or None, TIME, key="after_us"),
+        Column[Any]("change", lambda total: total.after_us - total.before_us, _CHANGE, key="change_us"),
         Column[Any]("ops on both", lambda total: total.matched_ops, COUNT, key="matched_ops"),
-        Column[Any]("typical call", lambda total: total.ratio, _RATIO, key="ratio"),
     ]
     return Table("Classes of work", columns, comparison.classes if len(comparison.classes) > 1 else ())
 
 
-def render(comparison: Comparison, *, width: int, everything: bool = False) -> RenderableType:
+def render(comparison: Comparison, steps: StepChange, *, width: int, everything: bool = False) -> RenderableType:
     """Render the ops that changed, or all, in `width` characters, and notes; the first line is printed before."""
-    op = _OfOp("op", lambda op: OpCell(name=op.name, detail=detail_of(comparison, op)), OP)
-    ops = terminal(ops_table(comparison, op, everything=everything), width)
+    if comparison.paired is None:
+        op = _OfRow("op", lambda row: OpCell(name=row.op.name, detail=detail_of(comparison, row.op)), OP)
+        ops = terminal(ops_table(comparison, op, everything=everything), width)
+        return Group(*ops, *terminal(classes_table(comparison)), *notes_lines(notes(comparison)))
+    inside = {id(shape) for group in by_name(comparison) for shape in group.shapes}
+    op = _OfRow("op", lambda row: _cell(comparison, row.op, inside=id(row.op) in inside), OP)
+    table = ops_table(comparison, op, everything=everything)
+    replaced = replaced_table(comparison, None if everything else FEW_REPLACED)
+    said = notes(comparison) if everything else _decisive_notes(comparison, table.rows)
     return Group(
-        *terminal(replaced_table(comparison), width),
-        *ops,
-        *terminal(classes_table(comparison)),
-        *notes_lines(notes(comparison)),
+        *terminal(parts_table(steps)),
+        *terminal(replaced, width, rest="--all lists them"),
+        *terminal(table, width, one_line=True, room=MIN_OP_WIDTH),
+        *(terminal(classes_table(comparison)) if everything else ()),
+        *notes_lines(said),
     )
 
 
-def markdown(comparison: Comparison, steps: Steps, *, everything: bool = False) -> str:
+FEW_REPLACED = 3
+
+
+def _cell(comparison: Comparison, op: OpComparison, *, inside: bool) -> OpCell:
+    """Return the op of a row; shapes of a combined row stand below it."""
+    return OpCell(name=f"  {op.name}" if inside else op.name, detail=detail_of(comparison, op))
+
+
+def _decisive_notes(comparison: Comparison, listed: Sequence[OpGroup]) -> list[str]:
+    """Return the notes without which the rows above would be misread, and how many others there are."""
+    every = notes(comparison)
+    unclear = ["unclear: "] if any(row.op.verdict == "unclear" for row in listed) else []
+    rest = len(by_name(comparison)) - len(listed)
+    raised = ["threshold: "] if comparison.applied > comparison.threshold else []
+    begins = ("ratios are relative", "no op has a time", "ops are matched", *unclear, *raised)
+    lines = [line for line in every if line.startswith(begins)]
+    more = [f"{plural(rest, 'more row')}"] if rest else []
+    more += [plural(len(every) - len(lines), "more note")]
+    return [counts_line(comparison), *lines, f"{' and '.join(more)} with --all"]
+
+
+def markdown(comparison: Comparison, steps: StepChange, *, everything: bool = False) -> str:
     """Return the first line as a heading, the ops that changed, or all, and notes: short enough for a pull request."""
-    detail = _OfOp("inputs", lambda op: detail_of(comparison, op), form="code")
+    detail = _OfRow("inputs", lambda row: detail_of(comparison, row.op), form="code")
     ops = cut(ops_table(comparison, _NAME, detail, everything=everything), MAX_ROWS)
-    marked = _VERDICT.with_text(lambda op: f"{MARKS.get(op.verdict, '')} {op.verdict}".strip())
+    marked = _VERDICT.with_text(lambda row: f"{MARKS.get(row.op.verdict, '')} {row.op.verdict}".strip())
     ops = msgspec.structs.replace(ops, columns=[marked, *ops.columns[1:]])
-    head = [*step_lines(steps), *side_lines(comparison)]
-    lines = [f"### opreplay: {formats.escaped(first_line(comparison))}", *formats.bullets(head)]
-    lines += formats.markdown(replaced_table(comparison))
+    first, *head = head_lines(comparison, steps)
+    if comparison.paired is not None:
+        head.append(counts_line(comparison))
+    lines = [f"### opreplay: {formats.escaped(first)}", *formats.bullets(head)]
+    lines += [*formats.markdown(parts_table(steps)), *formats.markdown(replaced_table(comparison))]
     lines += [*formats.markdown(ops), *(["", more_line(ops, "")] if ops.left_out else [])]
     lines += [*formats.markdown(classes_table(comparison)), *formats.bullets(notes(comparison))]
     return "\n".join(lines) + "\n"
 
 
-def page(comparison: Comparison, steps: Steps, command: str) -> Page:
+def page(comparison: Comparison, steps: StepChange, command: str) -> Page:
     """Return the page of a comparison."""
     ops = comparison.ops
     series = {
         "before": summed((op.name, op.before_us * op.count) for op in ops if op.before_us is not None),
         "after": summed((op.name, op.after_us * op.count) for op in ops if op.after_us is not None),
     }
+    first, *head = head_lines(comparison, steps)
     return Page(
         title="opreplay: two sides compared" if comparison.sides else "opreplay: two runs compared",
-        headline=next(iter(step_lines(steps)), first_line(comparison)),
+        headline=first,
         command=command,
         answers=_answers(comparison, steps),
         facts=(
-            ("compared", first_line(comparison)),
-            *(
-                (f"{which}: {name}", text)
-                for which, step in steps.items()
-                for name, text in (("bound", verdict(step)), *((row[0], row[1]) for row in step_rows(step)))
-            ),
-            *((line.partition(": ")[0], line.partition(": ")[2]) for line in side_lines(comparison)),
-            ("ops on both sides", f"{time_text(comparison.before_us)} before, {time_text(comparison.after_us)} after"),
+            *(_fact(line) for line in head),
+            ("ops", counts_line(comparison)),
             ("an op counts as changed from", share_text(comparison.applied)),
         ),
         bars=(
@@ -488,26 +658,44 @@ def page(comparison: Comparison, steps: Steps, command: str) -> Page:
                 },
                 "class",
             ),
-            bars_by_name("Time by op, all calls", series),
+            *(() if steps.is_known else (bars_by_name("Time by op, all calls", series),)),
         ),
         waterfalls=(_waterfall(comparison, steps, series),),
+        flames=_flames(steps),
         tables=(
+            parts_table(steps),
             replaced_table(comparison),
-            Opened(table=page_table(comparison), key=lambda op: op.id, name=lambda op: op.name, details=_details),
+            Opened(
+                table=page_table(comparison),
+                key=lambda row: row.op.id or row.op.name,
+                name=lambda row: row.op.name,
+                details=_details,
+            ),
             classes_table(comparison),
         ),
         notes=tuple(notes(comparison)),
     )
 
 
-def _answers(comparison: Comparison, steps: Steps) -> tuple[Answer, ...]:
-    """Return the ratio of the steps, else of the ops on both sides with its interval."""
-    if len(steps) == 2 and all(step.marked for step in steps.values()):
-        was, now = (step.window.step_us for step in steps.values())
+def _fact(line: str) -> tuple[str, str]:
+    name, colon, text = line.partition(": ")
+    return (name, text) if colon and len(name) <= NAME_WIDTH else ("compared", line)
+
+
+def _answers(comparison: Comparison, steps: StepChange) -> tuple[Answer, ...]:
+    """Return the ratio of the steps, else of all recorded time, else of the ops on both sides with its interval."""
+    if comparison.paired is not None:
+        if steps.is_known:
+            name, (was, now) = "step, after ÷ before", steps.step_us
+            band = {"number": "mean of steps paired by number", "median": "medians"}.get(steps.paired or "", "")
+        elif comparison.whole is not None and comparison.sides is not None:
+            name, (was, now) = f"{_clock(comparison)} time, after ÷ before", _totals_us(comparison.sides)
+            band = "everything recorded"
+        else:
+            return ()
+        ratio = now / was if was else None
         detail = f"{time_text(was)} before, {time_text(now)} after"
-        return (
-            Answer(name="step, after ÷ before", ratio=precise(now / was), band="steps of median length", detail=detail),
-        )
+        return (Answer(name=name, ratio=precise(ratio), band=band, detail=detail),)
     if comparison.total is None:
         return ()
     sure = interval(comparison.total)
@@ -520,27 +708,64 @@ def _answers(comparison: Comparison, steps: Steps) -> tuple[Answer, ...]:
     )
 
 
-def _bars_of_steps(steps: Steps) -> tuple[Bars, ...]:
-    parts = {which: step_parts(step) for which, step in steps.items() if step.marked}
-    return (bars_by_name("Where the step goes", parts, "part"),) if parts else ()
+def _totals_us(sides: tuple[Side, Side]) -> tuple[float, float]:
+    return sides[0].total_us, sides[1].total_us
 
 
-def _waterfall(comparison: Comparison, steps: Steps, series: Mapping[str, Mapping[str, float]]) -> Waterfall:
-    """Return each op's contribution to the difference of two traces' steps, else to that of the sums of all calls."""
-    if len(steps) < 2 or not _of_steps(comparison):
+def _bars_of_steps(steps: StepChange) -> tuple[Bars, ...]:
+    """Return what the device does in a step on both sides."""
+    if not steps.is_known:
+        return ()
+    lengths = ("step", "host, the marked range", "device, tasks added up")
+    parts = [part for part in _parts(steps) if part[0] not in lengths]
+    series = {"before": {name: was for name, was, _ in parts}, "after": {name: now for name, _, now in parts}}
+    return (bars_by_name("Where the step goes", series, "part"),)
+
+
+def _flames(steps: StepChange) -> Flames | None:
+    """Return the call stacks of both sides in one figure; None unless both record frames or modules."""
+    if len(steps.studies) < 2:
+        return None
+    before, after = (frames_of(study.names.trace, study.graph) for study in steps.studies.values())
+    frames = compared_frames(before, after) if before and after else ()
+    names = [report.name for report in steps.reports.values()]
+    note = (
+        f"host time of {names[0]} before and {names[1]} after by call stack; a frame is as wide as the longer of both, "
+        "a click makes one as wide as the figure"
+    )
+    return Flames(title="Call stacks, before against after", frames=frames, note=note) if frames else None
+
+
+def _waterfall(comparison: Comparison, steps: StepChange, series: Mapping[str, Mapping[str, float]]) -> Waterfall:
+    """Return the contributions of ops and idle time to the difference of two traces' steps, else of ops to the
+    difference of the sums of all calls.
+    """
+    if not steps.is_known or comparison.paired is None:
         title = "From before to after"
         return waterfall(title, *((side, times) for side, times in series.items()), note="all calls added up")
     changes = summed((op.name, op.step_change_us or 0.0) for op in comparison.ops)
-    was, now = (step.window.step_us for step in steps.values())
+    changes |= {name: after - before for name, before, after in _parts(steps) if name.startswith(IDLE)}
+    was, now = steps.step_us
     return waterfall_of("From the step before to the step after", ("before", was), changes, ("after", now))
 
 
-def _details(op: OpComparison) -> list[tuple[str, str]]:
+def _details(row: OpGroup) -> list[tuple[str, str]]:
     """Return the facts of a row that have no column."""
-    rows = [
+    op = row.op
+    shapes = [
+        ("shape", f"{shape.inputs}: {time_text(shape.before_step_us)} → {time_text(shape.after_step_us)}")
+        for shape in row.shapes[:MOST_SHAPES]
+    ]
+    rest = len(row.shapes) - len(shapes)
+    facts = [
         ("id", op.id),
         ("inputs", op.inputs),
+        *shapes,
+        ("others", plural(rest, "more shape") if rest else ""),
         ("kernel before", op.before_kernel),
         ("kernel after", op.after_kernel),
     ]
-    return [(name, text) for name, text in (*rows, ("note", op.note)) if text]
+    return [(name, text) for name, text in (*facts, ("note", op.note)) if text]
+
+
+MOST_SHAPES = 20

@@ -27,6 +27,7 @@ from opreplay.replay.results.records import OpResult
 from opreplay.replay.results.resume import kept_results
 from opreplay.replay.results.stats import log_error, median_ranks, quantile
 from opreplay.traces.errors import EnvironmentRefused
+from opreplay.traces.links.steps import PairedBy
 from opreplay.traces.times.doubts import Doubts
 
 Verdict = Literal["slower", "faster", "same", "unclear", "lost", "gained", "only before", "only after"]
@@ -74,7 +75,8 @@ class OpComparison(msgspec.Struct, frozen=True, kw_only=True):
     before_us: float | None = None
     after_us: float | None = None
     ratio: float | None = None
-    """After to before by the method of the comparison: what is judged. By gauges it is not that of the two times."""
+    """After to before by the method of the comparison: what is judged. By gauges it is not that of the two times;
+    between two traces it is that of the times of a step."""
     low: float | None = None
     high: float | None = None
     """Interval of the ratio, of `level`."""
@@ -86,8 +88,15 @@ class OpComparison(msgspec.Struct, frozen=True, kw_only=True):
     after_kernel: str | None = None
     """Where times of traces are compared: the kernel that took most of the op's device time."""
 
+    before_step_us: float | None = None
+    after_step_us: float | None = None
+    """Between two recordings: all calls of a step, the mean over the compared steps; without steps as many typical
+    calls as before."""
+    before_calls: float | None = None
+    after_calls: float | None = None
+    """Calls in a step, the mean over the compared steps."""
     step_change_us: float | None = None
-    """Between two traces: its part of the difference between the steps of median length, all its calls in them."""
+    """`after_step_us` − `before_step_us`. A verdict never contradicts its sign."""
 
     @property
     def weight_us(self) -> float:
@@ -198,6 +207,8 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
     """Before and after, where not both are measurements; None for two runs."""
     classes: tuple[ClassTotal, ...] = ()
     """By class of work, most time first, where not both are measurements."""
+    paired: PairedBy | None = None
+    """How the steps of two recordings were paired; None for other comparisons."""
     replaced: tuple[Replaced, ...] = ()
     """Between the steps of two traces: which calls stand in place of which."""
 

@@ -36,11 +36,13 @@ from opreplay.replay.results.compare.judge import (
     unclear,
     unreached_of,
 )
+from opreplay.replay.results.compare.per_step import PerStep
 from opreplay.replay.results.compare.replaced import StepCall, replacements
 from opreplay.replay.results.measurement import kind_of
 from opreplay.replay.results.reading import ResultFile
 from opreplay.replay.results.records import OpResult, Simulated
 from opreplay.traces.errors import UsageError
+from opreplay.traces.links.steps import PairedBy
 from opreplay.traces.sums import summed
 from opreplay.traces.times.doubts import Doubts
 from opreplay.traces.times.kernel_classes import class_of_work
@@ -89,8 +91,10 @@ class Times(msgspec.Struct, frozen=True, kw_only=True):
     unreached: int = 0
     """Ops that a run did not come to measure."""
     steps: StepTimes | None = None
-    order: tuple[StepCall, ...] = ()
-    """Of a trace: the calls of the step of median length."""
+    paired: PairedBy | None = None
+    """How the steps below correspond to those of the other trace; None for other times."""
+    in_steps: tuple[tuple[StepCall, ...], ...] = ()
+    """Of a trace: the calls of each compared step, in order."""
     doubts: Doubts = Doubts()
     """What speaks against recorded device times."""
 
@@ -206,7 +210,7 @@ def _without_wrong_times(side: Times) -> Times:
         return side
     replace = msgspec.structs.replace
     ops = tuple(replace(op, us=None, low_us=None, high_us=None, longest_us=None, total_us=None) for op in side.ops)
-    return replace(side, ops=ops, order=())
+    return replace(side, ops=ops, paired=None, in_steps=())
 
 
 def compare_times(before: Times, after: Times, *, threshold: float = DEFAULT_THRESHOLD) -> Comparison:
@@ -216,10 +220,13 @@ def compare_times(before: Times, after: Times, *, threshold: float = DEFAULT_THR
     """
     before, after = _without_wrong_times(before), _without_wrong_times(after)
     unknown = before.doubts.mistimed or after.doubts.mistimed
+    per_step = None if unknown else _per_step(before, after)
     first, second = ({op.id: op for op in side.ops} for side in (before, after))
     both = [(op, second[op.id]) for op in before.ops if op.id in second]
     idle = {a.id for a, b in both if _is_idle(before, a) or _is_idle(after, b)}
     compared = [_compared(a, b, before, after) for a, b in both if a.id not in idle and (a.us or b.us or unknown)]
+    if per_step is not None:
+        compared = [per_step.with_calls(op) for op in compared]
     shared = shared_change(compared) if _same_device(before, after) else None
     if shared is not None:
         compared = [relative_to(op, shared) for op in compared]
@@ -230,6 +237,7 @@ def compare_times(before: Times, after: Times, *, threshold: float = DEFAULT_THR
     before_us, after_us = sums_of(timed)
     ops += [_alone(op, "only before") for op in before.ops if op.us and op.id not in second]
     ops += [_alone(op, "only after") for op in after.ops if op.us and op.id not in first]
+    listed = ops if per_step is None else per_step.judged(ops, applied, shared or 1.0)
     sides = (_side(before, second), _side(after, first))
     told = all(side.is_total_known for side in sides)
     return Comparison(
@@ -243,22 +251,40 @@ def compare_times(before: Times, after: Times, *, threshold: float = DEFAULT_THR
         before_us=before_us,
         after_us=after_us,
         differences=(),
-        notes=(*_notes(timed, before, after, threshold), *_idle_notes(len(idle)), *before.notes, *after.notes),
+        notes=(
+            *_notes(timed, before, after, threshold, None if per_step is None else per_step.paired),
+            *_idle_notes(len(idle)),
+            *_outside_notes(len(ops) - len(listed)),
+            *before.notes,
+            *after.notes,
+        ),
         total=_total([(a, b) for a, b in both if a.us and b.us], before, after) if told else None,
-        ops=tuple(sorted(_of_step(ops, before.order, after.order), key=lambda op: -op.weight_us)),
-        replaced=replacements(before.order, after.order),
+        ops=tuple(sorted(listed, key=lambda op: -op.weight_us)),
+        paired=None if per_step is None else per_step.paired,
+        replaced=() if per_step is None else replacements(*per_step.typical),
         unreached=(before.unreached, after.unreached),
         sides=sides,
         classes=() if unknown else _classes(before, after),
     )
 
 
-def _of_step(ops: Sequence[OpComparison], before: Sequence[StepCall], after: Sequence[StepCall]) -> list[OpComparison]:
-    """Return the ops with their share of the difference between two steps; unchanged if a side is not a step."""
-    if not before or not after:
-        return list(ops)
-    change = summed([*((call.id, -call.us) for call in before), *((call.id, call.us) for call in after)])
-    return [msgspec.structs.replace(op, step_change_us=change.get(op.id, 0.0)) for op in ops]
+def _per_step(before: Times, after: Times) -> PerStep | None:
+    """Return what ops take in the compared steps, or in all of two recordings; None if a side is no recording."""
+    if before.what != "recorded" or after.what != "recorded":
+        return None
+    if before.paired not in (None, "whole") and before.paired == after.paired:
+        return PerStep.of(before.paired, before.in_steps, after.in_steps)
+    counts = {op.id: op.count for op in before.ops}
+    return PerStep(
+        paired="whole",
+        before={op.id: ((op.us or 0.0) * op.count, op.count) for op in before.ops},
+        after={op.id: ((op.us or 0.0) * counts.get(op.id, op.count), op.count) for op in after.ops},
+        typical=(next(iter(before.in_steps), ()), next(iter(after.in_steps), ())),
+    )
+
+
+def _outside_notes(ops: int) -> list[str]:
+    return [f"left out: {ops} {'op takes' if ops == 1 else 'ops take'} no time in the compared steps"] if ops else []
 
 
 def _is_idle(side: Times, op: OpTime) -> bool:
@@ -446,19 +472,17 @@ def _side(times: Times, other: dict[str, OpTime]) -> Side:
     )
 
 
-def _notes(timed: Sequence[OpComparison], before: Times, after: Times, threshold: float) -> list[str]:
+def _notes(
+    timed: Sequence[OpComparison], before: Times, after: Times, threshold: float, paired: PairedBy | None
+) -> list[str]:
     if before.doubts.mistimed or after.doubts.mistimed:
         return []
     if not timed:
         return ["no op has a time on both sides: other models, other sizes, or ops selected in another way (--select)"]
-    notes = [
-        "ratio: of the medians of an op's calls; typical calls: these, with the number of calls before, of the ops on "
-        "both sides"
-    ]
-    if before.what == after.what == "recorded":
-        notes.append(
-            "total: of the sums of all calls as recorded, each side with its own ops and its own number of calls"
-        )
+    notes = ["ratio: of the medians of an op's calls; total: of these, with the number of calls before"]
+    if paired is not None:
+        each = "as many typical calls as before" if paired == "whole" else "all its calls in a step"
+        notes = [f"ratio, before and after of an op: {each}; judged by the medians of its calls"]
     notes += _interval_notes(timed, before, after)
     notes += [note for side in (before, after) for note in _interrupted(side, threshold)]
     counts = Counter(op.note for op in timed if op.note and op.verdict != "unclear")

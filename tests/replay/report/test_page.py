@@ -13,7 +13,7 @@ from click.testing import CliRunner
 
 import opreplay as api
 from opreplay.cli.main import opreplay
-from opreplay.replay.report.page.figures import script
+from opreplay.replay.report.page.figures import axis_begin, script
 from opreplay.replay.report.page.model import (
     Answer,
     Bar,
@@ -441,3 +441,11 @@ def test_a_notebook_shows_the_figures_of_the_page(name: str, tmp_path: Path, chr
         assert chromium.value(CUT) == []
     assert chromium.complaints == []
     assert [url for url in chromium.requests if not url.startswith("about:")] == [notebook.resolve().as_uri()]
+
+
+@pytest.mark.parametrize(
+    ("changes", "end", "begin"), [([-1.0, -0.4], 33.8, 33.45), ([-25.0, 23.6], 33.8, 0.0), ([], 35.2, 0.0)]
+)
+def test_a_waterfall_begins_where_its_changes_do(changes: list[float], end: float, begin: float) -> None:
+    """From 0, a step of 35.2 ms that became one of 33.8 was two full bars with slivers between them."""
+    assert axis_begin(35.2, changes, end) == pytest.approx(begin)

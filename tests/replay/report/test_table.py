@@ -112,7 +112,7 @@ def test_no_number_is_cut() -> None:
 
 @pytest.mark.parametrize("width", [80, 60, 44])
 def test_sizes_that_were_asked_for_stay_where_room_is_short(width: int) -> None:
-    from opreplay.replay.report.step import served, sized
+    from opreplay.replay.report.step import served, sized, sizes
     from opreplay.replay.timeline.served import ServedStep
     from opreplay.replay.timeline.sized import SizedStep
 
@@ -126,8 +126,8 @@ def test_sizes_that_were_asked_for_stay_where_room_is_short(width: int) -> None:
         bound="cube", memory_bytes=6 << 30, fits=True, unpredicted_calls=0,
     )  # fmt: skip
     console = Console(width=width, record=True, file=io.StringIO())
-    console.print(served.render([one], [], width))
-    console.print(sized.render([other], [], width))
+    console.print(sizes.render(served.table([one]), [], width))
+    console.print(sizes.render(sized.table([other]), [], width))
     text = console.export_text()
     assert "2,048" in text
     assert "12,345" in text

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from opreplay.replay.timeline.all_steps import categories_of_steps
-from opreplay.replay.timeline.flames import frames_of
+from opreplay.replay.timeline.flames import Frame, compared_frames, frames_of
 from opreplay.replay.timeline.timeline import timeline
 from opreplay.traces import read_trace
 from tests.replay.timeline.machine import Machine, training
@@ -40,3 +40,28 @@ def test_a_trace_without_frames_has_no_stacks_but_its_steps_are_told(tmp_path: P
     steps = categories_of_steps(study.names.trace)
     assert [name for name, _ in steps] == ["ProfilerStep#0", "ProfilerStep#1"]
     assert steps[0][1] == study.timeline.categories_us
+
+
+def test_the_stacks_of_two_steps_are_one_flame_graph() -> None:
+    """A frame is as wide as on the side where it takes longer; what one side lacks takes no time there."""
+    before = (
+        Frame(name="run", kind="frame", depth=0, start_us=0.0, us=100.0),
+        Frame(name="load", kind="frame", depth=1, start_us=0.0, us=70.0),
+        Frame(name="aten::mm", kind="op", depth=1, start_us=70.0, us=30.0),
+    )
+    after = (
+        Frame(name="run", kind="frame", depth=0, start_us=0.0, us=80.0),
+        Frame(name="aten::mm", kind="op", depth=1, start_us=0.0, us=50.0),
+        Frame(name="aten::mm", kind="op", depth=2, start_us=0.0, us=10.0),
+    )
+    found = {(frame.depth, frame.name): frame for frame in compared_frames(before, after)}
+    times = {key: (frame.us, frame.before_us, frame.after_us) for key, frame in found.items()}
+    assert times == {
+        (0, "run"): (120.0, 100.0, 80.0),
+        (1, "load"): (70.0, 70.0, 0.0),
+        (1, "aten::mm"): (50.0, 30.0, 50.0),
+        (2, "aten::mm"): (10.0, 0.0, 10.0),
+    }
+    assert found[1, "aten::mm"].start_us == 70.0
+    same = compared_frames(before, before)
+    assert [(frame.us, frame.start_us) for frame in same] == [(frame.us, frame.start_us) for frame in before]

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import csv
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -10,7 +13,10 @@ from click.testing import CliRunner, Result
 
 from opreplay.cli.main import opreplay
 from opreplay.replay.ascend import load_device
-from opreplay.replay.capture.sweep import sizes_of, swept, swept_file
+from opreplay.replay.capture.sizes import sizes_of
+from opreplay.replay.job.vary import vary_config, vary_file
+from opreplay.replay.report.step.sizes import fit_text, memory_text
+from opreplay.replay.timeline.sized import SizedStep
 from opreplay.traces.errors import UsageError
 
 MAKE = """
@@ -45,12 +51,12 @@ def test_a_function_makes_a_step_of_each_size(target: str) -> None:
 
 def test_sizes_that_the_function_does_not_take_are_refused(target: str) -> None:
     with pytest.raises(UsageError, match="batch"):
-        swept_file(target, {}, sizes_of(["batch=1,8"]), [load_device("910b3")], lambda plan: plan)
+        vary_file(target, {}, sizes_of(["batch=1,8"]), [load_device("910b3")], lambda plan: plan)
 
 
 def test_a_config_has_batches_and_contexts_alone() -> None:
     with pytest.raises(UsageError, match="rows"):
-        swept("hf:config.json", {}, sizes_of(["rows=1,8"]), [], lambda plan: plan)
+        vary_config("hf:config.json", {}, sizes_of(["rows=1,8"]), [], lambda plan: plan)
 
 
 @pytest.mark.parametrize("text", ["rows", "rows=", "rows=0", "rows=a", "1=2", "rows=1,2 rows=4"])
@@ -92,9 +98,7 @@ def test_options_of_a_capture_are_those_of_each_size(target: str) -> None:
     assert "--via export" in run(*vary, "--set", "decompose=true").stderr
 
 
-@pytest.mark.parametrize(
-    "options", [("--output", "plan.json"), ("--check",), ("--force",), ("--trust",), ("--context", "64")]
-)
+@pytest.mark.parametrize("options", [("--check",), ("--trust",), ("--context", "64")])
 def test_options_that_sizes_leave_without_effect_are_refused(target: str, options: tuple[str, ...]) -> None:
     refused = run(target, "--vary", "rows=64", *options)
     assert (refused.exit_code, options[0] in refused.stderr) == (2, True)
@@ -102,4 +106,57 @@ def test_options_that_sizes_leave_without_effect_are_refused(target: str, option
 
 def test_a_size_is_given_once() -> None:
     with pytest.raises(UsageError, match="batch"):
-        swept("hf:config.json", {"batch": 2}, sizes_of(["batch=1,8"]), [], lambda plan: plan)
+        vary_config("hf:config.json", {"batch": 2}, sizes_of(["batch=1,8"]), [], lambda plan: plan)
+
+
+def test_the_table_is_written_as_page_csv_and_markdown(target: str, tmp_path: Path) -> None:
+    """It was refused after the work was done: "--output is of one plan"."""
+    files = {suffix: tmp_path / f"sizes{suffix}" for suffix in (".html", ".csv", ".md")}
+    for file in files.values():
+        done = run(target, "--vary", "rows=1k,4k", "width=256", "--soc", "910b3", "--output", str(file))
+        assert done.exit_code == 0, done.stderr
+        assert done.stderr.splitlines() == [
+            "capturing  1 of 2: rows 1,024, width 256",
+            "capturing  2 of 2: rows 4,096, width 256",
+        ]
+    rows = list(csv.DictReader(files[".csv"].read_text().splitlines()))
+    assert [(row["rows"], row["width"], row["soc"], row["fits"]) for row in rows] == [
+        ("1024", "256", "910b3", "True"),
+        ("4096", "256", "910b3", "True"),
+    ]
+    assert all(float(row["low_us"]) <= float(row["step_us"]) <= float(row["high_us"]) for row in rows)
+    assert float(rows[0]["hbm_bytes"]) == 64 << 30
+    assert files[".md"].read_text().splitlines()[0].startswith("### opreplay: sized")
+    assert "Memory over rows" in files[".html"].read_text()
+
+
+@pytest.mark.parametrize("file", ["plan.json", "missing/x.html"])
+def test_files_that_cannot_be_written_are_refused_before_any_work(target: str, file: str) -> None:
+    refused = run(target, "--vary", "rows=64", "--output", file)
+    assert (refused.exit_code, "capturing" in refused.stderr) == (2, False)
+
+
+def test_a_missing_config_is_reported_without_torch() -> None:
+    code = (
+        "import sys; sys.argv = ['opreplay', 'capture', 'hf:none.json', '--vary', 'batch=1']\n"
+        "from opreplay.cli.start import main\n"
+        "try: main()\nfinally: print('torch' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout.strip()) == (2, "False")
+    assert "none.json" in done.stderr
+
+
+def step(memory: float) -> SizedStep:
+    """A step with this share of 64 GB."""
+    bytes_ = int(memory * 64e9)
+    return SizedStep(
+        sizes={"rows": 1}, soc="910b3", step_us=1.0, low_us=1.0, high_us=1.0, graph_us=1.0, bound="device",
+        memory_bytes=bytes_, fits=bytes_ <= 64e9, unpredicted_calls=0, hbm_bytes=64e9,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(("memory", "fit"), [(0.5, "yes"), (0.95, "tight"), (1.2, "no")])
+def test_fit_has_a_reserve(memory: float, fit: str) -> None:
+    assert fit_text(step(memory)) == fit
+    assert memory_text(step(memory)) == f"{64 * memory:.3g} of 64"

@@ -11,57 +11,51 @@ import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import Any, TypeVar
 
 from opreplay.replay.ascend.profile import DeviceProfile
-from opreplay.replay.ascend.simulate.devices import simulate_plan
 from opreplay.replay.ascend.simulate.step import Step, inversions
 from opreplay.replay.capture.capture import capture_target
+from opreplay.replay.capture.config_file import PREFIX
 from opreplay.replay.capture.from_config import Shape
+from opreplay.replay.capture.sizes import check_sizes
 from opreplay.replay.capture.target import target_of
 from opreplay.replay.ir.model import ReplayPlan
-from opreplay.replay.ir.notation import parse_sizes
-from opreplay.replay.ops.work.expected import expected_contents
-from opreplay.replay.timeline.served import ServedStep, served
-from opreplay.replay.timeline.sized import SizedStep, sized
+from opreplay.replay.job.job import Job
+from opreplay.replay.job.settings import Settings
+from opreplay.replay.timeline.served import ServedStep, ServedSteps, served
+from opreplay.replay.timeline.sized import SizedSteps, sized
 from opreplay.traces.errors import UsageError
 
 Size = TypeVar("Size")
 Row = TypeVar("Row")
 
-VARIED = ("batch", "context")
-HOW = "Write batch=1,8,32 or context=1k,8k."
+Tell = Callable[[int, int, str], None]
+"""(sizes done, sizes in all, the next one)."""
 
 
-def sizes_of(texts: Sequence[str]) -> dict[str, tuple[int, ...]]:
-    """Parse "batch=1,8" and "context=1k,8k" as numbers. Raises UsageError as `parse_sizes`, and for a value below 1."""
-    sizes: dict[str, tuple[int, ...]] = {}
-    for text in itertools.chain.from_iterable(text.split() for text in texts):
-        name, values = parse_sizes(text)
-        if min(values) < 1 or name in sizes:
-            what = f"{name} is given twice" if name in sizes else f"{text!r} holds a size below 1"
-            raise UsageError(what, hint=HOW)
-        sizes[name] = values
-    return sizes
+def untold(done: int, total: int, size: str) -> None:
+    """Ignore progress."""
 
 
-def swept(
+def vary_config(
     target: str,
     shape: Mapping[str, Any],
     sizes: Mapping[str, Sequence[int]],
     devices: Sequence[DeviceProfile],
     form: Callable[[ReplayPlan], ReplayPlan],
+    *,
+    weights: str | None = None,
+    tell: Tell = untold,
     **options: Any,
-) -> tuple[list[ServedStep], tuple[str, ...]]:
-    """Return the step of each size on each device, in the `form` that is run, and the assumptions common to all.
+) -> ServedSteps:
+    """Return the step of a config's model in each size on each device, in the `form` that is run.
 
-    `shape` has the other fields of `from_config.Shape`, `options` are of `capture_target`. Raises UsageError for sizes
-    not in `VARIED`, and for a size that `shape` already sets.
+    `shape` has the other fields of `from_config.Shape`, `weights` names their quantisation, `options` are of
+    `capture_target`. Raises UsageError for sizes not in `VARIED`, and for a size that `shape` already sets.
     """
-    if other := next((name for name in sizes if name not in VARIED), None):
-        raise UsageError(f"{other!r} is not a size of a config", hint=HOW)
-    if twice := next((name for name in sizes if name in shape), None):
-        raise UsageError(f"--{twice} is given together with --vary {twice}=...", hint="Remove one of them.")
+    check_sizes(target, shape, sizes)
 
     def captured(wanted: Shape) -> ReplayPlan:
         fields = {name: getattr(wanted, name) for name in Shape.__dataclass_fields__}
@@ -78,19 +72,34 @@ def swept(
             replicas=wanted.expert_parallel if wanted.spreads else 1,
         )
 
-    return _rows([Shape(**{**shape, **chosen}) for chosen in _combined(sizes)], captured, rows_of, devices)
+    wanted = [Shape(**{**shape, **chosen}) for chosen in _combined(sizes)]
+    names = [f"batch {one.batch:,}, context {one.context:,}" for one in wanted]
+    rows, notes = _rows(dict(zip(names, wanted, strict=True)), captured, rows_of, devices, tell)
+    first = wanted[0]
+    return ServedSteps(
+        model=Path(target.removeprefix(PREFIX)).name,
+        phase=first.phase,
+        dtype=first.dtype,
+        weights=weights,
+        tensor_parallel=first.tensor_parallel,
+        pipeline_parallel=first.pipeline_parallel,
+        expert_parallel=first.expert_parallel,
+        rows=tuple(rows),
+        notes=notes,
+    )
 
 
-def swept_file(
+def vary_file(
     target: str,
     shape: Mapping[str, Any],
     sizes: Mapping[str, Sequence[int]],
     devices: Sequence[DeviceProfile],
     form: Callable[[ReplayPlan], ReplayPlan],
+    *,
+    tell: Tell = untold,
     **options: Any,
-) -> tuple[list[SizedStep], tuple[str, ...]]:
-    """Return each size on each device for the step of "FILE.py:make", called with the sizes by name, and the
-    assumptions.
+) -> SizedSteps:
+    """Return each size on each device for the step of "FILE.py:make", called with the sizes by name.
 
     `form` is the form that is run; `options` are of `capture_target`. Raises UsageError for sizes that the function
     does not accept, and as `target_of`.
@@ -107,7 +116,9 @@ def swept_file(
     def captured(chosen: dict[str, int]) -> ReplayPlan:
         return form(capture_target(replace(named, make=partial(named.make, **chosen)), **options))
 
-    return _rows(_combined(sizes), captured, lambda chosen, plan, steps: sized(plan, steps, chosen), devices)
+    wanted = {", ".join(f"{name} {n:,}" for name, n in chosen.items()): chosen for chosen in _combined(sizes)}
+    rows, notes = _rows(wanted, captured, lambda chosen, plan, steps: sized(plan, steps, chosen), devices, tell)
+    return SizedSteps(source=named.source, rows=tuple(rows), notes=notes)
 
 
 def _combined(sizes: Mapping[str, Sequence[int]]) -> list[dict[str, int]]:
@@ -116,20 +127,29 @@ def _combined(sizes: Mapping[str, Sequence[int]]) -> list[dict[str, int]]:
 
 
 def _rows(
-    wanted: Sequence[Size],
+    wanted: Mapping[str, Size],
     captured: Callable[[Size], ReplayPlan],
     rows_of: Callable[[Size, ReplayPlan, list[Step]], list[Row]],
     devices: Sequence[DeviceProfile],
+    tell: Tell,
 ) -> tuple[list[Row], tuple[str, ...]]:
     """Return the rows of the step in each size on the devices, and the assumptions common to all."""
     rows: list[Row] = []
     notes: dict[str, None] = {}
     inverted: dict[tuple[str, str], str] = {}
-    for size in wanted:
+    for done, (name, size) in enumerate(wanted.items()):
+        tell(done, len(wanted), name)
         plan = captured(size)
         notes.update(dict.fromkeys(plan.capture.notes if plan.capture is not None else ()))
-        steps = simulate_plan(plan, devices, expected_contents())
+        steps = _predicted(plan, devices)
         rows += rows_of(size, plan, steps)
         for pair in inversions(steps):
             inverted.setdefault((pair.smaller, pair.larger), str(pair))  # one size tells of all
     return rows, (*notes, *inverted.values())
+
+
+def _predicted(plan: ReplayPlan, devices: Sequence[DeviceProfile]) -> list[Step]:
+    """Return the step on each device, with caches that hold what the calls before left there."""
+    job = Job(plan, settings=Settings(l2="sequence"), devices={device.name: device for device in devices})
+    job.plan = plan  # captured plans are complete: nothing is left to resolve
+    return job.steps()

@@ -1,0 +1,37 @@
+# pyright: strict
+"""Parse and check the sizes of `capture --vary`; does not need torch."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from opreplay.replay.capture.config_file import PREFIX
+from opreplay.replay.ir.notation import parse_sizes
+from opreplay.traces.errors import UsageError
+
+VARIED = ("batch", "context")
+HOW = "Write batch=1,8,32 or context=1k,8k."
+
+
+def sizes_of(texts: Sequence[str]) -> dict[str, tuple[int, ...]]:
+    """Parse "batch=1,8" and "context=1k,8k" as numbers. Raises UsageError as `parse_sizes`, and for a value below 1."""
+    sizes: dict[str, tuple[int, ...]] = {}
+    for text in itertools.chain.from_iterable(text.split() for text in texts):
+        name, values = parse_sizes(text)
+        if min(values) < 1 or name in sizes:
+            what = f"{name} is given twice" if name in sizes else f"{text!r} holds a size below 1"
+            raise UsageError(what, hint=HOW)
+        sizes[name] = values
+    return sizes
+
+
+def check_sizes(target: str, shape: Mapping[str, Any], sizes: Mapping[str, Sequence[int]]) -> None:
+    """Raise UsageError for sizes of a config that are not in `VARIED`, and for a size that `shape` already sets."""
+    if not target.startswith(PREFIX):
+        return
+    if other := next((name for name in sizes if name not in VARIED), None):
+        raise UsageError(f"{other!r} is not a size of a config", hint=HOW)
+    if twice := next((name for name in sizes if name in shape), None):
+        raise UsageError(f"--{twice} is given together with --vary {twice}=...", hint="Remove one of them.")

@@ -1,0 +1,187 @@
+# pyright: strict
+"""Captured steps of several sizes on devices in every output format, of configs and of the user's own functions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+from rich.console import Group, RenderableType
+
+from opreplay.replay.ir.sizes import readable
+from opreplay.replay.report import formats
+from opreplay.replay.report.page.model import Answer, Curve, Line, Page
+from opreplay.replay.report.table import FLAG, NUMBER, TEXT, Column, Table, notes_lines, terminal
+from opreplay.replay.report.text import safe
+from opreplay.replay.report.view import View
+from opreplay.replay.timeline.served import ServedStep
+from opreplay.replay.timeline.sized import SizedStep
+
+RESERVE = 0.1
+"""Share of a device's memory that servers leave free by default (vLLM: gpu_memory_utilization 0.9), for workspaces and
+fragmentation, which are not counted."""
+MOST_LINES = 12
+AnyStep = ServedStep | SizedStep
+Row = TypeVar("Row", bound=AnyStep)
+
+
+def spare_share(row: AnyStep) -> float | None:
+    """Return the share of the device's memory that a step leaves free; None if its memory is not known."""
+    return None if not row.hbm_bytes else 1.0 - row.memory_bytes / row.hbm_bytes
+
+
+def fit_text(row: AnyStep) -> str:
+    """Return whether memory holds a step: "yes", "tight" if less than `RESERVE` is left, "no", or "?"."""
+    spare = spare_share(row)
+    if row.fits is None or spare is None:
+        return {True: "yes", False: "no", None: "?"}[row.fits]
+    return "no" if not row.fits else "tight" if spare < RESERVE else "yes"
+
+
+def memory_text(row: AnyStep) -> str:
+    """Return "50.4 of 68.7", in GB; the memory alone if the device's is not known."""
+    memory = f"{row.memory_bytes / 1e9:.3g}" if row.memory_bytes >= 1e8 else "<0.1"
+    return memory if not row.hbm_bytes else f"{memory} of {row.hbm_bytes / 1e9:.3g}"
+
+
+def fits_text(rows: Sequence[AnyStep]) -> str:
+    """Return "all fit in memory", or how many sizes do not."""
+    words = [fit_text(row) for row in rows]
+    no, tight, unknown = (words.count(word) for word in ("no", "tight", "?"))
+    if unknown:
+        return "memory of a device is not known"
+    if no:
+        return f"{no} of {len(rows)} do not fit in memory"
+    return f"all fit in memory, {tight} with less than {RESERVE:.0%} spare" if tight else "all fit in memory"
+
+
+def device_column(kind: type[Row], rows: Sequence[Row]) -> Column[Row]:
+    """Return the column of devices, which gives way first if there is only one: the first line names it."""
+    is_single = len({row.soc for row in rows}) == 1
+    return Column[kind]("device", lambda row: row.soc, style="bold", drop=6 if is_single else 0, named=not is_single)
+
+
+def memory_columns(kind: type[Row]) -> list[Column[Row]]:
+    """Return what a step needs of the device's memory, whether that fits, and what limits the step."""
+    column = Column[kind]
+    return [
+        column("memory, GB", memory_text, right=True, drop=2),
+        column("fit", fit_text, drop=1),
+        column("limit", lambda row: row.limit, drop=3),
+    ]
+
+
+def file_columns(kind: type[Row], fields: Sequence[str]) -> list[Column[Row]]:
+    """Return columns of plain values for files."""
+
+    def unit(field: str) -> Any:
+        if field in ("soc", "limit"):
+            return TEXT
+        return FLAG if field in ("fits", "fused") else NUMBER
+
+    named = [
+        Column[kind](field, lambda row, field=field: getattr(row, field), unit(field), key=field) for field in fields
+    ]
+    return [*named, Column[kind]("spare_share", spare_share, NUMBER)]
+
+
+def notes_of(notes: Sequence[str], rows: Sequence[AnyStep]) -> list[str]:
+    """Return the assumptions, and how memory was judged."""
+    said = [safe(note) for note in notes]
+    devices = {row.soc: row.hbm_bytes for row in rows if row.hbm_bytes}
+    known = ", ".join(
+        f"{safe(soc)} has {size / 2**30:.3g} GiB = {readable(int(size))}" for soc, size in devices.items()
+    )
+    if known:
+        said.insert(
+            0,
+            f"fit: tensors at their peak, without workspaces and fragmentation; tight: less than {RESERVE:.0%} is "
+            f"left, which vLLM keeps free by default; {known}",
+        )
+    if missing := max((row.unpredicted_calls for row in rows), default=0):
+        said.append(f"up to {missing} calls of a step have no prediction and take no time here")
+    return said
+
+
+def view_of(
+    lines: Sequence[str],
+    table: Table[Row],
+    file_table: Table[Row],
+    notes: Sequence[str],
+    facts: Any,
+    answers: tuple[Answer, ...],
+    curves: tuple[Curve, ...],
+) -> View:
+    """Return the sizes in every output format."""
+    title, *others = lines
+
+    def page(command: str) -> Page:
+        return Page(
+            title="opreplay: a step in several sizes",
+            headline=title,
+            command=command,
+            answers=answers,
+            facts=tuple(("setting", line) for line in others),
+            curves=curves,
+            tables=(table,),
+            notes=tuple(notes),
+        )
+
+    def markdown() -> str:
+        head = [f"### opreplay: {formats.escaped(title)}", *formats.bullets(others)]
+        return "\n".join([*head, *formats.markdown(table), *formats.bullets(notes)]) + "\n"
+
+    return View(
+        lines=lines,
+        render=lambda width: render(table, notes, width),
+        facts=lambda: facts,
+        table=lambda: file_table,
+        markdown=markdown,
+        page=page,
+    )
+
+
+def render(table: Table[Row], notes: Sequence[str], width: int) -> RenderableType:
+    """Render one row per size and device, and the assumptions."""
+    return Group(*terminal(table, width), *notes_lines(notes))
+
+
+def curves_over(
+    rows: Sequence[Row],
+    sizes: Callable[[Row], dict[str, int]],
+    what: str,
+    unit: str,
+    value: Callable[[Row], float],
+    limit: Callable[[Row], float | None] = lambda row: None,
+) -> tuple[Curve, ...]:
+    """Return a quantity over each size that has several values, one line for each device and combination of the other
+    sizes, and a line for each device's limit.
+    """
+    names = list(sizes(rows[0])) if rows else []
+    varied = [name for name in names if len({sizes(row)[name] for row in rows}) > 1]
+    curves: list[Curve] = []
+    for across in varied:
+        lines: dict[str, dict[float, float]] = {}
+        limits: dict[str, dict[float, float]] = {}
+        for row in rows:
+            chosen = sizes(row)
+            others = "".join(f", {name} {chosen[name]:,}" for name in varied if name != across)
+            lines.setdefault(f"{row.soc}{others}", {})[float(chosen[across])] = value(row)
+            if (most := limit(row)) is not None:
+                limits.setdefault(f"memory of {row.soc}", {})[float(chosen[across])] = most
+        drawn = [
+            Line(name=name, points=tuple(sorted(points.items()))) for name, points in list(lines.items())[:MOST_LINES]
+        ]
+        bounds = [
+            Line(name=name, points=tuple(sorted(points.items())), is_limit=True) for name, points in limits.items()
+        ]
+        curves.append(
+            Curve(
+                title=f"{what} over {across}",
+                across=across,
+                unit=unit,
+                lines=(*drawn, *bounds),
+                left_out=max(0, len(lines) - MOST_LINES),
+            )
+        )
+    return tuple(curves)

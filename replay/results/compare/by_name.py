@@ -1,0 +1,71 @@
+# pyright: strict
+"""Group the ops of two traces by name where their shapes differ, as those of jagged tensors do in every step."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+
+from opreplay.replay.results.compare.judge import Comparison, OpComparison, is_within, unclear
+from opreplay.replay.results.compare.per_step import agreeing
+
+ALONE = ("only before", "only after")
+
+
+class OpGroup(msgspec.Struct, frozen=True, kw_only=True):
+    """One row: an op, or all shapes of one name together."""
+
+    op: OpComparison
+    shapes: tuple[OpComparison, ...] = ()
+    """Largest change first; empty for a single op."""
+
+
+def by_name(comparison: Comparison) -> list[OpGroup]:
+    """Return the ops of two traces, largest change first, with all shapes of a name combined if each side has shapes of
+    it that the other lacks; shapes on one side only are combined as well. Other comparisons are returned op by op.
+    """
+    if comparison.paired is None:
+        return [OpGroup(op=op) for op in comparison.ops]
+    first, second = ({op.name for op in comparison.of(verdict)} for verdict in ALONE)
+    groups: dict[tuple[str, str], list[OpComparison]] = {}
+    for op in comparison.ops:
+        if op.name in first & second:
+            key = op.name, "differing shapes"
+        else:
+            key = op.name, op.verdict if op.verdict in ALONE else op.id
+        groups.setdefault(key, []).append(op)
+    rows = [
+        OpGroup(op=ops[0]) if len(ops) == 1 else OpGroup(op=_together(ops, comparison), shapes=tuple(ops))
+        for ops in groups.values()
+    ]
+    return sorted(rows, key=lambda row: -row.op.weight_us)
+
+
+def _together(ops: Sequence[OpComparison], comparison: Comparison) -> OpComparison:
+    """Return all shapes of an op as one; its times are those of a step."""
+    was, now = (sum(getattr(op, f"{which}_step_us") or 0.0 for op in ops) for which in ("before", "after"))
+    calls = [sum(getattr(op, f"{which}_calls") or 0.0 for op in ops) for which in ("before", "after")]
+    shapes = [sum(bool(getattr(op, f"{which}_calls")) for op in ops) for which in ("before", "after")]
+    whole = OpComparison(
+        id="",
+        name=ops[0].name,
+        inputs=f"{shapes[0]} → {shapes[1]} shapes" if all(shapes) else f"{max(shapes)} shapes",
+        count=sum(op.count for op in ops),
+        verdict="same",
+        before_step_us=was,
+        after_step_us=now,
+        before_calls=calls[0],
+        after_calls=calls[1],
+        step_change_us=now - was,
+    )
+    if not was or not now:
+        return msgspec.structs.replace(whole, verdict="only before" if was else "only after")
+    ratio = now / was / (comparison.shared or 1.0)
+    whole = msgspec.structs.replace(whole, ratio=ratio)
+    if any(side.clock == "host" for side in comparison.sides or ()):
+        return unclear(whole, "shapes differ, and single calls on a host clock say nothing of how far they scatter")
+    if is_within(ratio, comparison.applied):
+        return whole
+    judged = msgspec.structs.replace(whole, verdict="slower" if ratio > 1.0 else "faster")
+    return agreeing(judged, comparison.applied)

@@ -1,0 +1,104 @@
+# pyright: strict
+"""Compare two traces step by step: what each op takes in a step, with verdicts that agree with its change."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+import msgspec
+
+from opreplay.replay.results.compare.judge import OpComparison, is_within, unclear
+from opreplay.replay.results.compare.replaced import StepCall
+from opreplay.traces.links.steps import PairedBy
+from opreplay.traces.sums import summed
+
+Calls = tuple[StepCall, ...]
+"""Of one step, in order."""
+_NONE = (0.0, 0.0)
+
+
+class PerStep(msgspec.Struct, frozen=True, kw_only=True):
+    """What each op takes in the compared steps of two traces, by id: µs and calls of a step, means over the steps.
+
+    Recordings without steps may be of different lengths. There, both sides have the times of typical calls, as many as
+    before.
+    """
+
+    paired: PairedBy
+    before: dict[str, tuple[float, float]]
+    after: dict[str, tuple[float, float]]
+    typical: tuple[Calls, Calls]
+    """The calls of one step on each side: the pair whose change is the median one, or the steps of median length."""
+
+    @classmethod
+    def of(cls, paired: PairedBy, before: Sequence[Calls], after: Sequence[Calls]) -> PerStep:
+        """Return the means over the compared steps."""
+        return cls(
+            paired=paired,
+            before=_mean_of_steps(before),
+            after=_mean_of_steps(after),
+            typical=_typical_steps(paired, before, after),
+        )
+
+    def with_calls(self, op: OpComparison) -> OpComparison:
+        """Return the op with the ratio of its typical calls multiplied by the change of their number in a step."""
+        (_, was), (_, now) = self.before.get(op.id, _NONE), self.after.get(op.id, _NONE)
+        if self.paired == "whole" or op.ratio is None or not was or not now or was == now:
+            return op
+        low, high = (None if bound is None else bound * now / was for bound in (op.low, op.high))
+        return msgspec.structs.replace(op, ratio=op.ratio * now / was, low=low, high=high)
+
+    def judged(self, ops: Sequence[OpComparison], applied: float, shared: float) -> list[OpComparison]:
+        """Return the ops that take time in the compared steps, with verdicts that agree with their change."""
+        return [
+            self._judged(op, applied, shared)
+            for op in ops
+            if self.before.get(op.id, _NONE)[0] or self.after.get(op.id, _NONE)[0]
+        ]
+
+    def _judged(self, op: OpComparison, applied: float, shared: float) -> OpComparison:
+        (was_us, was), (now_us, now) = self.before.get(op.id, _NONE), self.after.get(op.id, _NONE)
+        op = msgspec.structs.replace(
+            op,
+            before_step_us=was_us,
+            after_step_us=now_us,
+            before_calls=was,
+            after_calls=now,
+            step_change_us=now_us - was_us,
+        )
+        if not was_us or not now_us:
+            ran = msgspec.structs.replace(op, ratio=None, low=None, high=None)
+            return msgspec.structs.replace(ran, verdict="only before" if was_us else "only after") if op.ratio else ran
+        if op.ratio is None:
+            return op
+        ratio, typical = now_us / was_us / shared, op.ratio
+        low, high = (None if bound is None else bound * ratio / typical for bound in (op.low, op.high))
+        return agreeing(msgspec.structs.replace(op, ratio=ratio, low=low, high=high), applied)
+
+
+def agreeing(op: OpComparison, applied: float) -> OpComparison:
+    """Return the op as "unclear" if its verdict, of typical calls, contradicts the change of all calls of a step."""
+    change, ratio = op.step_change_us or 0.0, op.ratio or 1.0
+    signs = {"slower": change > 0 and ratio > 1, "faster": change < 0 and ratio < 1, "same": is_within(ratio, applied)}
+    if signs.get(op.verdict, True):
+        return op
+    return unclear(op, "a typical call changed in another way than all calls of a step together")
+
+
+def _mean_of_steps(steps: Sequence[Calls]) -> dict[str, tuple[float, float]]:
+    us = summed((call.id, call.us) for step in steps for call in step)
+    calls = Counter(call.id for step in steps for call in step)
+    return {id_: (us[id_] / len(steps), calls[id_] / len(steps)) for id_ in calls}
+
+
+def _typical_steps(paired: PairedBy, before: Sequence[Calls], after: Sequence[Calls]) -> tuple[Calls, Calls]:
+    if paired == "number":
+        pairs = sorted(zip(before, after, strict=True), key=lambda pair: _us(pair[1]) - _us(pair[0]))
+        return pairs[(len(pairs) - 1) // 2]
+    was, now = sorted(before, key=_us), sorted(after, key=_us)
+    return was[(len(was) - 1) // 2], now[(len(now) - 1) // 2]
+
+
+def _us(step: Calls) -> float:
+    return sum(call.us for call in step)

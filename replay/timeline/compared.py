@@ -1,0 +1,166 @@
+# pyright: strict
+"""Compare the steps of two traces: their lengths, what the host and the device did in them, and what bounds them."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Callable, Sequence
+
+import msgspec
+
+from opreplay.replay.ir.step import StepReport
+from opreplay.replay.timeline.categories import categories, device_work, without_causes
+from opreplay.replay.timeline.graph.build import step_graph
+from opreplay.replay.timeline.step import IDLE_CAUSES
+from opreplay.replay.timeline.timeline import Study, recorded_schedule, timeline
+from opreplay.traces import Trace
+from opreplay.traces.errors import NothingRan
+from opreplay.traces.links.collectives import with_host_collectives
+from opreplay.traces.links.steps import ComparedSteps, PairedBy, Step, compared_steps
+from opreplay.traces.times.doubts import clock_offset_us
+
+
+class StepParts(msgspec.Struct, frozen=True, kw_only=True):
+    """One step; times in µs."""
+
+    name: str
+    step_us: float
+    """From the completion of the previous step to the completion of this one, as `Window.step_us`."""
+    host_us: float
+    """The marked range on its host thread."""
+    device_sum_us: float
+    """All device tasks added up, whether they overlap or not; 0 without device work."""
+    busy_us: float
+    communication_us: float
+    """Of the busy time: communication that no computing overlaps."""
+    idle_us: dict[str, float]
+    """By cause, as in `StepReport.idle_us`."""
+
+
+class StepChange(msgspec.Struct, frozen=True, kw_only=True):
+    """The compared steps of two traces."""
+
+    paired: PairedBy | None = None
+    """None if a side is not a trace, or if its device times are not known."""
+    before: tuple[StepParts, ...] = ()
+    after: tuple[StepParts, ...] = ()
+    reports: dict[str, StepReport] = {}
+    """"before" and "after", for each side that is a trace: one step as other commands report it."""
+    studies: dict[str, Study] = {}
+    """The same steps with their graphs, for figures; not part of any file."""
+
+    @property
+    def is_known(self) -> bool:
+        """Check whether steps of both sides can be compared."""
+        return self.paired in ("number", "median") and bool(self.before and self.after)
+
+    def sides(self, value: Callable[[StepParts], float]) -> tuple[float, float]:
+        """Return one quantity on both sides: the mean of paired steps, else the median of each side's."""
+        typical = statistics.fmean if self.paired == "number" else statistics.median
+        before, after = (typical([value(step) for step in steps]) for steps in (self.before, self.after))
+        return before, after
+
+    @property
+    def step_us(self) -> tuple[float, float]:
+        """Return the length of a step before and after."""
+        return self.sides(lambda step: step.step_us)
+
+    @property
+    def pair_ratios(self) -> list[float]:
+        """Return the ratio of each pair, smallest first; empty if steps are not paired."""
+        if self.paired != "number":
+            return []
+        pairs = zip(self.before, self.after, strict=True)
+        return sorted(after.step_us / before.step_us for before, after in pairs if before.step_us and after.step_us)
+
+    @property
+    def is_clear(self) -> bool:
+        """Check whether the change is larger than the variation of the steps, where there are enough to tell."""
+        if self.paired == "number":
+            logs = [math.log(ratio) for ratio in self.pair_ratios]
+            if len(logs) < LEAST_STEPS:
+                return True
+            return abs(statistics.fmean(logs)) > ERRORS * statistics.stdev(logs) / math.sqrt(len(logs))
+        first, second = (sorted(step.step_us for step in steps) for steps in (self.before, self.after))
+        if min(len(first), len(second)) < LEAST_STEPS:
+            return True
+        was, now = self.step_us
+        return not (second[0] <= was <= second[-1] and first[0] <= now <= first[-1])
+
+
+LEAST_STEPS = 3
+"""Fewer steps say nothing of their variation."""
+ERRORS = 2.0
+"""A change of paired steps is clear above so many standard errors."""
+
+
+def steps_of_sides(before: Sequence[object], after: Sequence[object]) -> StepChange:
+    """Return the steps of two sides of a comparison, of which traces read with their activity have some."""
+    first, second = (
+        next((one for one in side if isinstance(one, Trace) and one.activity is not None), None)
+        for side in (before, after)
+    )
+    return step_change(first, second)
+
+
+def step_change(before: Trace | None, after: Trace | None) -> StepChange:
+    """Return the steps of both sides; None stands for a side that is not a trace with its activity."""
+    traces = {which: trace for which, trace in (("before", before), ("after", after)) if trace is not None}
+    chosen = None if before is None or after is None else _chosen(before, after)
+    if before is None or after is None or chosen is None:
+        return _change({which: _study(trace) for which, trace in traces.items()})
+    was, now = _parts_of(before, chosen.before), _parts_of(after, chosen.after)
+    numbers: tuple[int | None, int | None] = (None, None)
+    if chosen.by == "number":
+        ratios = [b.step_us / a.step_us if a.step_us else 0.0 for a, b in zip(was, now, strict=True)]
+        at = sorted(range(len(ratios)), key=lambda pair: ratios[pair])[(len(ratios) - 1) // 2]
+        numbers = chosen.before[at].number, chosen.after[at].number
+    studies = {which: _study(traces[which], number) for which, number in zip(("before", "after"), numbers, strict=True)}
+    found = _change(studies)
+    if any(report.doubts.untimed for report in found.reports.values()):
+        return found
+    return msgspec.structs.replace(found, paired=chosen.by, before=was, after=now)
+
+
+def _chosen(before: Trace, after: Trace) -> ComparedSteps | None:
+    """Return the steps to compare; None if a trace marks no steps, or nothing ran in one."""
+    try:
+        chosen = compared_steps(before, after)
+    except NothingRan:
+        return None
+    return None if chosen.by == "whole" else chosen
+
+
+def _change(studies: dict[str, Study | None]) -> StepChange:
+    known = {which: study for which, study in studies.items() if study is not None}
+    return StepChange(reports={which: study.timeline.step for which, study in known.items()}, studies=known)
+
+
+def _study(trace: Trace, number: int | None = None) -> Study | None:
+    """Return a step, by default that of median length; None if nothing ran."""
+    try:
+        return timeline(trace, step=number)
+    except NothingRan:
+        return None
+
+
+def _parts_of(trace: Trace, steps: Sequence[Step]) -> tuple[StepParts, ...]:
+    trace = with_host_collectives(trace)
+    return tuple(_parts(trace, step) for step in steps)
+
+
+def _parts(trace: Trace, step: Step) -> StepParts:
+    graph = step_graph(trace, step)
+    times = categories(graph, recorded_schedule(graph))
+    if graph.on_device and clock_offset_us(trace):
+        times = without_causes(times)
+    return StepParts(
+        name=step.name,
+        step_us=graph.recorded_us,
+        host_us=graph.host_us,
+        device_sum_us=float(graph.nodes.dur_us[device_work(graph)].sum()) if graph.on_device else 0.0,
+        busy_us=max(0.0, graph.recorded_us - times.idle),
+        communication_us=times.communication_not_overlapped,
+        idle_us={cause: getattr(times, field) for cause, field in IDLE_CAUSES.items()},
+    )

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from opreplay.traces.times.peaks import Peak
 
 TOP = 30
+ROOFLINE_ROWS = 20
 
 
 @click.command("inspect", cls=Command, short_help="Summarize a trace, and where its time goes.")
@@ -28,19 +29,17 @@ TOP = 30
 @shared.capture_option
 @click.option(
     "--by",
-    type=click.Choice(["op", "category", "module", "kernel", "phase", "step", "launch"]),
+    type=click.Choice(["roofline", "op", "category", "module", "kernel", "phase", "step", "launch"]),
     help=(
-        "Print one table instead: where the time goes, grouped by this; all steps, with "
-        "outliers; or how kernels are launched: short ones, and how long they wait."
+        "Print one table instead: the roofline of each op and shape (op is the same); where the time goes, grouped by "
+        "this; all steps, with outliers; or how kernels are launched: short ones, and how long they wait."
     ),
 )
 @click.option("--top", type=Count(min=1), metavar="N", help=f"Rows of that table.  [default: {TOP}, all for CSV]")
 @click.option(
     "--peak",
     metavar="NAME",
-    help=(
-        "Compute the shares of --by op against the peak of this device (MI300X), if the trace does not name its device."
-    ),
+    help=("Compute the roofline against the peak of this device (MI300X), if the trace does not name its device."),
 )
 @shared.format_option("table", "json", "csv")
 @shared.limit_option
@@ -49,7 +48,7 @@ def command(
     process: str | None,
     kernel_details: str | None,
     capture: str | None,
-    by: By | Literal["step", "launch"] | None,
+    by: By | Literal["roofline", "step", "launch"] | None,
     top: int | None,
     peak: str | None,
     format_: str,
@@ -71,6 +70,7 @@ def command(
         console.show_view(_folder_of(trace, limit), format_)
         return
     named = None if peak is None else peak_named(peak)
+    by = "op" if by == "roofline" else by
     captured = captured_file(trace)
     if captured is not None:
         show_captured(captured, by=by, format_=format_)
@@ -140,14 +140,20 @@ def _times_of(read: Trace, by: Literal["step", "launch"], top: int | None) -> Vi
 
 
 def _breakdown_of(read: Trace, by: By, top: int | None, peak: Peak | None, limit: tuple[tuple[str, str], ...]) -> View:
-    """Return the table of where the time goes."""
+    """Return the roofline, or the table of where the time goes."""
     from opreplay.cli.opening import parse_limits
     from opreplay.replay.report import breakdown as views
+    from opreplay.replay.report import roofline as rooflines
     from opreplay.traces.times.breakdown import breakdown
     from opreplay.traces.times.modules import modules_of_ops
 
+    if by == "op":
+        from opreplay.replay.ops.recorded.roofline import roofline
+        from opreplay.traces.joins.launch_grids import with_launch_grids
+
+        return rooflines.view(roofline(with_launch_grids(read, parse_limits(limit)), peak), top, ROOFLINE_ROWS)
     modules = modules_of_ops(read, read.info.path, limits=parse_limits(limit)) if by == "module" else ()
-    return views.view(breakdown(read, by, modules=modules, peak=peak), top, TOP)
+    return views.view(breakdown(read, by, modules=modules), top, TOP)
 
 
 def _summary_of(read: Trace) -> View:

@@ -241,6 +241,7 @@ def _calls(got: Collector, launches: dict[str, Any], repairs: Counter[str]) -> R
         names=_names(got.call_names, repairs),
         name=launches["name"],
         kernel=launches["kernel"],
+        grid=launches["grid"].astype(np.int64),
         start_ns=launches["start"],
         track=launches["track"],
     )
@@ -314,8 +315,21 @@ def _kernels(
         device=_int32(table["device"]),
         stream=_int32(table["stream"]),
         owner=owner,
+        grid=_grids(table, launches) if "grid" in table else None,
     )
     return kernels, stats, graph_launches(columns, category), table
+
+
+def _grids(table: dict[str, Any], launches: dict[str, Any]) -> Any:
+    """Return the grid of each kernel: its own (CUDA), or that of the runtime call with its correlation id (ROCm)."""
+    grids, ids = table["grid"].astype(np.int64), launches["corr"].astype(np.int64)
+    order = np.argsort(ids, kind="stable")
+    wanted = table["corr"].astype(np.int64)
+    at = np.minimum(np.searchsorted(ids[order], wanted), max(0, len(ids) - 1))
+    if not len(ids):
+        return grids
+    launch = order[at]
+    return np.where((grids < 0) & (wanted >= 0) & (ids[launch] == wanted), launches["grid"][launch], grids)
 
 
 def _placed_work(table: dict[str, Any], ops: OpTable, launches: dict[str, Any], losses: Counter[str]) -> dict[str, Any]:

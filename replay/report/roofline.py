@@ -12,7 +12,7 @@ from rich.text import Text
 
 from opreplay.replay.ops.recorded.roofline import Roofline, RooflineRow, rated
 from opreplay.replay.ops.recorded.sizes import CallWork
-from opreplay.replay.report.table import COUNT, NUMBER, OP, SHARE, TIME, Column, OpCell, Table, Unit, terminal
+from opreplay.replay.report.table import COUNT, OP, SHARE, TIME, Column, OpCell, Table, Unit, terminal
 from opreplay.replay.report.text import DASH, listed, plural, safe, share_text, time_text
 from opreplay.replay.report.view import View
 from opreplay.replay.results.records import OpResult
@@ -34,7 +34,13 @@ def amount_text(value: float | None) -> str:
     return f"{value / size:.3g} {prefix}".rstrip()
 
 
+def rate_text(value: float | None) -> str:
+    """Format a rate with three significant digits, and no exponent for large ones."""
+    return DASH if value is None else f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
+
+
 AMOUNT = Unit(amount_text)
+RATE = Unit(rate_text)
 LOST = _OfRow("lost", lambda row: row.lost_us, TIME, key="lost_us")
 NUMBERS = (
     LOST,
@@ -43,15 +49,15 @@ NUMBERS = (
     _OfRow("calls", lambda row: row.calls, COUNT, drop=7),
     _OfRow("FLOPs", lambda row: row.flops, AMOUNT, key="flops", drop=5),
     _OfRow("bytes", lambda row: row.bytes, AMOUNT, drop=4),
-    _OfRow("TFLOP/s", lambda row: row.tflops_per_s, NUMBER, key="tflops_per_s", drop=2),
-    _OfRow("GB/s", lambda row: row.gb_per_s, NUMBER, key="gb_per_s", drop=3),
+    _OfRow("TFLOP/s", lambda row: row.tflops_per_s, RATE, key="tflops_per_s", drop=2),
+    _OfRow("GB/s", lambda row: row.gb_per_s, RATE, key="gb_per_s", drop=3),
     _OfRow("of peak", lambda row: row.peak_share, SHARE, key="peak_share"),
     _OfRow("bound", lambda row: row.bound or None, drop=1),
 )
 """Times and amounts are of all calls."""
 NAME = _OfRow("op", lambda row: row.name, key="name", form="code")
 INPUTS = _OfRow("inputs", lambda row: row.inputs, form="code")
-NOTE = _OfRow("not known because; assumed", lambda row: row.why or row.assumed, key="note")
+NOTE = _OfRow("note", lambda row: row.why or row.assumed, key="note")
 _OP = _OfRow("op", lambda row: OpCell(name=row.name, detail=row.why or row.inputs), OP)
 _IN_FILES = (
     _OfRow("peak_kind", lambda row: row.peak_kind),
@@ -89,7 +95,8 @@ def file_table(roofline: Roofline, top: int | None = None) -> Table[RooflineRow]
 
 def page_table(roofline: Roofline) -> Table[RooflineRow]:
     """Return the rows with the columns of a page."""
-    return Table("Roofline", (*_with_values(roofline.rows), NAME, INPUTS, NOTE), roofline.rows)
+    op = _OfRow("op", lambda row: OpCell(name=row.name, detail=row.inputs), OP, key="op")
+    return Table("Roofline", (*_with_values(roofline.rows), op, NOTE), roofline.rows)
 
 
 def _with_values(rows: Sequence[RooflineRow]) -> list[_OfRow]:
@@ -118,7 +125,7 @@ def render(roofline: Roofline, top: int | None, *, width: int) -> RenderableType
     shown = roofline.rows[:top]
     parts: list[RenderableType] = []
     if shown:
-        parts += terminal(Table("Rows", (*_with_values(shown), _OP), shown), width, one_line=True)[1:]
+        parts += terminal(Table("Rows", (*_with_values(shown), _OP), shown), width)[1:]
     below: list[str] = []
     if rest := roofline.rows[len(shown) :]:
         more = share_text(sum(row.share for row in rest))
@@ -141,9 +148,8 @@ def peak_line(roofline: Roofline) -> str:
     rates = listed([f"{'/'.join(dtypes)} {rate:,g}" for rate, dtypes in by_rate.items()], len(by_rate))
     tf32 = "; tf32 where kernel names say so" if TF32 in peak.tflops else ""
     return (
-        f"{share_text(roofline.complete_share)} of the time has all numbers; peak of {peak.device}: TFLOP/s {rates}; "
-        f"{peak.gb_per_s:,g} GB/s (datasheet, dense{tf32}); bytes count arguments and results once, other ops "
-        "than products 1 FLOP an element (norms, softmax 4)"
+        f"{share_text(roofline.complete_share)} of the time has all numbers. Peak of {peak.device}: {rates} TFLOP/s, "
+        f"{peak.gb_per_s:,g} GB/s (datasheet, dense{tf32}). FLOPs of ops without products: 1 an element, norms 4."
     )
 
 

@@ -44,7 +44,7 @@ from opreplay.traces.processes.copies import drop_copies
 from opreplay.traces.processes.ids import count_uncertain, needs_arrows, separate_processes
 from opreplay.traces.reading import fields
 from opreplay.traces.reading.collect import Collector
-from opreplay.traces.reading.columns import smallest
+from opreplay.traces.reading.columns import Array, smallest
 from opreplay.traces.reading.scan import BLOCK_BYTES, Scanned, scan
 from opreplay.traces.reading.signatures import decode_name, decode_signatures
 from opreplay.traces.reading.source import Source
@@ -320,16 +320,14 @@ def _kernels(
     return kernels, stats, graph_launches(columns, category), table
 
 
-def _grids(table: dict[str, Any], launches: dict[str, Any]) -> Any:
+def _grids(table: dict[str, Array], launches: dict[str, Array]) -> Array:
     """Return the grid of each kernel: its own (CUDA), or that of the runtime call with its correlation id (ROCm)."""
-    grids, ids = table["grid"].astype(np.int64), launches["corr"].astype(np.int64)
-    order = np.argsort(ids, kind="stable")
-    wanted = table["corr"].astype(np.int64)
-    at = np.minimum(np.searchsorted(ids[order], wanted), max(0, len(ids) - 1))
+    own, wanted, ids = (column.astype(np.int64) for column in (table["grid"], table["corr"], launches["corr"]))
     if not len(ids):
-        return grids
-    launch = order[at]
-    return np.where((grids < 0) & (wanted >= 0) & (ids[launch] == wanted), launches["grid"][launch], grids)
+        return own
+    order = np.argsort(ids, kind="stable")
+    launch = order[np.minimum(np.searchsorted(ids[order], wanted), len(ids) - 1)]
+    return np.where((own < 0) & (wanted >= 0) & (ids[launch] == wanted), launches["grid"][launch], own)
 
 
 def _placed_work(table: dict[str, Any], ops: OpTable, launches: dict[str, Any], losses: Counter[str]) -> dict[str, Any]:

@@ -134,7 +134,10 @@ def room_of_results_us(trace: Trace) -> npt.NDArray[np.float64]:
     room = np.array([signature.name in _ROOM for signature in trace.signatures] or [False])
     inside = (parents >= 0) & room[signature]
     time = trace.ops.dur_ns[inside] / 1e3
-    return np.bincount(signature[parents[inside]], weights=time, minlength=len(trace.signatures))
+    sums: npt.NDArray[np.float64] = np.bincount(
+        signature[parents[inside]], weights=time, minlength=len(trace.signatures)
+    ).astype(np.float64)
+    return sums
 
 
 def self_time_us(trace: Trace) -> npt.NDArray[np.float64]:

@@ -83,6 +83,10 @@ class Arguments:
         dims = self._dims[place]
         return dims if is_whole_numbers(dims) and min(dims, default=0) >= 0 else None
 
+    def sizes_at(self, place: int) -> tuple[int, ...]:
+        """Return the same; () for what is not a tensor."""
+        return self.shape_at(place) or ()
+
     def dtype_at(self, place: int) -> str:
         """Return the dtype of the argument at a position; "" for what is not a tensor."""
         types = self.signature.types or ()

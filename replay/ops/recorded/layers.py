@@ -72,14 +72,14 @@ class _Sequences:
 
 def _attention(call: Arguments, work: CallWork, evidence: Evidence) -> CallWork:
     """Return the work of attention: two products over all pairs of a new token and a token that it sees."""
-    ranked = [at for at in call.tensors if "float" in call.dtype_at(at) and len(call.shape_at(at) or ()) in (3, 4)]
+    ranked = [at for at in call.tensors if "float" in call.dtype_at(at) and len(call.sizes_at(at)) in (3, 4)]
     query = call.place(*names.QUERY[:3]) if call.named else next(iter(ranked), None)
     keys = call.place(*names.CACHES) if call.named else next(iter(ranked[1:]), None)
     if any(call.place(name) is not None for name in _LATENT) or "mla" in call.signature.name:
         return _unknown(work, "work of latent attention is not counted: its up-projection is in no argument")
     if query is None or keys is None:
         return _unknown(work, "its arguments have no query and keys")
-    q, k = call.shape_at(query) or (), call.shape_at(keys) or ()
+    q, k = call.sizes_at(query), call.sizes_at(keys)
     values = call.place(*_VALUES) if call.named else next(iter(ranked[2:]), None)
     v = (call.shape_at(values) if values is not None else None) or k
     if len(q) not in (3, 4) or len(k) < 3:
@@ -188,23 +188,23 @@ class _Matrices:
 
 def _experts(call: Arguments, work: CallWork, evidence: Evidence) -> CallWork:
     """Return the work of a layer of experts: each token is multiplied with the matrices of its experts."""
-    hidden = next((at for at in call.tensors if len(call.shape_at(at) or ()) == 2), None)
+    hidden = next((at for at in call.tensors if len(call.sizes_at(at)) == 2), None)
     if hidden is None:
         return _unknown(work, "its arguments have no hidden states")
-    tokens, width = call.shape_at(hidden) or (0, 0)
-    others = [call.shape_at(at) or () for at in call.tensors if at != hidden]
+    tokens, width = call.sizes_at(hidden)[:2]
+    others = [call.sizes_at(at) for at in call.tensors if at != hidden]
     chosen = [s for s in others if len(s) == 2 and s[0] == tokens]
-    weights = [at for at in call.tensors if len(call.shape_at(at) or ()) == 3]
+    weights = [at for at in call.tensors if len(call.sizes_at(at)) == 3]
     if len(weights) >= 2:
         ids = call.shape("topk_ids", "topk_indices") or min(chosen, key=lambda shape: shape[1], default=None)
         top_k = ids[1] if ids is not None else None
         matrices = _by_arguments(call, weights[:2], width)
     else:
         experts = max((s[1] for s in chosen if s[1] != width), default=0)
-        top_k = evidence.top_k
         if not experts:
             return _unknown(work, "the number of experts is in no argument")
-        matrices = _by_grids(evidence, tokens, width, experts, top_k)
+        found = _by_grids(evidence, tokens, width, experts)
+        matrices, top_k = (found, None) if isinstance(found, str) else found
     if isinstance(matrices, str):
         return _unknown(work, matrices)
     if top_k is None or not 0 < top_k <= MOST_TOP_K:
@@ -227,12 +227,11 @@ def _experts(call: Arguments, work: CallWork, evidence: Evidence) -> CallWork:
 
 def _by_arguments(call: Arguments, weights: Sequence[int], width: int) -> _Matrices | str:
     """Return the matrices in the arguments: [experts, columns, hidden] and [experts, hidden, inner], or turned."""
-    first, second = (call.shape_at(at) or () for at in weights)
+    first, second = (call.sizes_at(at) for at in weights)
     item = ITEMSIZE_BYTES.get(call.dtype_at(weights[0]), 1)
-    for (e, columns, k), (_, n, inner) in (
-        (first, second),
-        ((first[0], first[2], first[1]), (second[0], second[2], second[1])),
-    ):
+    for turned in (False, True):
+        e, columns, k = (first[0], *first[:0:-1]) if turned else first[:3]
+        _, n, inner = (second[0], *second[:0:-1]) if turned else second[:3]
         packing = width // k if k and not width % k else 0
         bits = item * 8 / packing if packing else 0
         if packing in (1, 2, 8) and n == width and columns in (inner * packing, 2 * inner * packing):
@@ -252,31 +251,36 @@ _BITS = (
 )
 
 
-def _by_grids(evidence: Evidence, tokens: int, width: int, experts: int, top_k: int | None) -> _Matrices | str:
-    """Return the matrices that two launched products of a layer show, checked against the known hidden size."""
+def _by_grids(evidence: Evidence, tokens: int, width: int, experts: int) -> tuple[_Matrices, int] | str:
+    """Return the matrices and the experts per token that the two launched products of a layer show.
+
+    The second product has as many columns as there are hidden states, which tells whether grids are read correctly.
+    """
     products = [(name, grid) for name, grid in evidence.kernels if _PRODUCTS.search(name) and _TILES.search(name)]
-    if top_k is None:
-        return "the number of experts per token is in no argument"
     if len(products) != 2:
         return "sizes of the experts' weights are in no argument"
     if any(grid is None for _, grid in products):
-        return "sizes of the experts' weights are in no argument, and the launch grids are not recorded"
-    columns = up_tile = 0
-    for turned in (False, True):
-        (up, up_tile), (down, down_tile) = (
-            _tiles_of(name, grid, tokens * top_k, experts, turned=turned) for name, grid in products
-        )
-        if up and up != down and (down - 1) * down_tile < width <= down * down_tile:
-            columns = up * up_tile
-            break
-    if not columns:
-        return "the launch grids do not tell the sizes of the experts' weights"
+        return "sizes of the experts' weights are in no argument, and launch grids are not recorded"
+    known = (evidence.top_k,) if evidence.top_k is not None else range(1, min(experts, MOST_TOP_K) + 1)
+    found: set[tuple[int, int, int]] = set()
+    for top_k in known:
+        for turned in (False, True):
+            (up, up_tile), (down, down_tile) = (
+                _tiles_of(name, grid, tokens * top_k, experts, turned=turned) for name, grid in products
+            )
+            if up and up != down and (down - 1) * down_tile < width <= down * down_tile:
+                found.add((up * up_tile, up_tile, top_k))
+    if len(found) != 1:
+        return f"launch grids fit {len(found) or 'no'} sizes of the experts' weights"
+    columns, tile, top_k = found.pop()
     gated = any(_GATED.search(name) for name, _ in evidence.kernels)
     bits = next((bits for pattern, bits in _BITS if pattern.search(products[0][0])), None)
     if bits is None or not gated:
         return "kernel names do not tell the dtype of the weights or the activation"
-    assumed = f"{columns // 2:,} wide experts by launch grids, at most {100 * up_tile / columns:.1f} % too many"
-    return _Matrices(columns, columns // 2, experts, bits, assumed)
+    assumed = f"{columns // 2:,} wide experts by launch grids, at most {100 * tile / columns:.1f} % too many"
+    if evidence.top_k is None:
+        assumed += f"; {top_k} experts a token by them, too"
+    return _Matrices(columns, columns // 2, experts, bits, assumed), top_k
 
 
 def _tiles_of(name: str, grid: Grid | None, rows: int, experts: int, *, turned: bool) -> tuple[int, int]:

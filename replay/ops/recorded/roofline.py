@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from opreplay.replay.ir.describe import describe_signature
 from opreplay.replay.ops.recorded.layers import MOST_TOP_K, Evidence, work_of_call
-from opreplay.replay.ops.recorded.sizes import CallWork, is_layer, work_of
+from opreplay.replay.ops.recorded.sizes import COMMUNICATION, CallWork, is_layer, work_of
 from opreplay.traces.links.iterations import BatchIndex
 from opreplay.traces.literals import is_whole_numbers, parse_literal
 from opreplay.traces.model import OpSignature, Trace
@@ -188,7 +188,9 @@ def _of_device(trace: Trace, peak: Peak | None) -> list[RooflineRow]:
             name, inputs = signature.name, describe_signature(signature)
             calls, total = works[index]
             one = None if total.bytes is None else total.bytes / max(1, calls)
-        if over_link[index] > whole_us / 2:
+        if kinds[index] == "communication":
+            total = CallWork(flops=None, bytes=None, dtype="", why=COMMUNICATION)
+        elif over_link[index] > whole_us / 2:
             total = CallWork(flops=0.0, bytes=None, dtype="", why=COPY_OVER_LINK)
         row = RooflineRow(
             name=name,
@@ -221,7 +223,8 @@ def works_of(trace: Trace) -> dict[int, tuple[int, CallWork]]:
     by_owner = np.argsort(owner, kind="stable")
     first = np.searchsorted(owner[by_owner], calls)
     found: defaultdict[int, list[tuple[int, CallWork]]] = defaultdict(list)
-    for number, key in enumerate(keys.tolist()):
+    numbers: list[int] = keys.tolist()
+    for number, key in enumerate(numbers):
         index, batch = divmod(key, len(batches.contexts) + 1)
         members = by_group[bounds[number] : bounds[number + 1]]
         call = trace.signatures[index]
@@ -259,10 +262,9 @@ def _kernels_of(trace: Trace, rows: Rows, call: int) -> tuple[tuple[str, tuple[i
     kernels = trace.kernels
     mine = rows[kernels.owner[rows] == call]
     mine = mine[np.argsort(kernels.start_ns[mine], kind="stable")]
-    grids = [None] * len(mine) if kernels.grid is None else [grid_sizes(one) for one in kernels.grid[mine].tolist()]
-    return tuple(
-        (trace.kernel_names[name], grid) for name, grid in zip(kernels.name[mine].tolist(), grids, strict=True)
-    )
+    names: list[int] = kernels.name[mine].tolist()
+    grids: list[int] = [-1] * len(mine) if kernels.grid is None else kernels.grid[mine].tolist()
+    return tuple((trace.kernel_names[name], grid_sizes(grid)) for name, grid in zip(names, grids, strict=True))
 
 
 def _sizes_of_layer(signature: OpSignature) -> tuple[int, int]:

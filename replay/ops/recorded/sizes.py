@@ -148,6 +148,7 @@ TABLES_OF_ANGLES = ("cos_sin_cache", "cos_cache", "sin_cache", "cos", "sin")
 ROTATED = ("query", "key", "q", "k", "q_rope", "k_rope")
 """Names of arguments of rotary embeddings."""
 _ROTARY = re.compile(r"rotary|rope(?!r)", re.IGNORECASE)
+COMMUNICATION = "communication: links between devices bound it"
 _CONTENTS = "which rows are read or written depends on index values"
 
 
@@ -220,7 +221,7 @@ def _why_unknown(signature: OpSignature, base: str, shapes: Shapes) -> str:
     """Return why the operations or bytes of a call do not follow from its own arguments."""
     kind = class_of_op(signature.name)
     if kind == "communication":
-        return "communication: links between devices bound it, not this device"
+        return COMMUNICATION
     if not shapes:
         return (
             "no shapes recorded" if not any(signature.dims or ()) else "dtypes of the listed tensors are not recorded"
@@ -235,6 +236,8 @@ def _why_unknown(signature: OpSignature, base: str, shapes: Shapes) -> str:
         return "lengths of the sequences are not recorded"
     if kind == "indexing and sorting":
         return _CONTENTS
+    if kind in ("GEMM", "convolution") and not any(signature.concrete or ()):
+        return "scalar arguments, such as strides, are not recorded"
     if kind in ("GEMM", "convolution"):
         return "its tensors fit no known layout of a product"
     return "its work is not known"
@@ -251,14 +254,17 @@ def _by_sizes(
     reads_all = kind != "indexing and sorting" or base in WHOLE_TENSOR
     if kind == "indexing and sorting" and not reads_all:
         return _selected_rows(base, signature)
-    if kind == "attention" and flops is None:
+    if kind in ("attention", "communication") and flops is None:
         return None, None  # how much of a cache is read, values decide
+    if kind == "other" and flops is None and not signature.name.startswith("triton_"):
+        return None, None  # arguments of an op of an unknown kind need not be what it reads
     if max(*map(prod, shapes), result or 0) > MOST_ELEMENTS:
         return None, None  # no call on any machine
     sizes = _sizes(signature)
     if base in ONLY_WRITES:
         return 0.0, sizes[0]
-    if flops is None and kind in PER_ELEMENT and "::" in signature.name:
+    has_rule = any(base in bases for bases, _ in RULES if bases not in (POOLS, POOLS_BACKWARD))
+    if flops is None and kind in PER_ELEMENT and "::" in signature.name and not has_rule:
         flops = float(PER_ELEMENT[kind] * max(map(prod, shapes)))
     if signature.name.startswith("triton_") and any("int" in dtype for dtype in dtypes):
         return None, None  # it may read a table by index
@@ -333,20 +339,20 @@ def _rotary(signature: OpSignature) -> tuple[float | None, float | None]:
     else:
         whole = [at for at in arguments.tensors if "int" in arguments.dtype_at(at) and arguments.shape_at(at)]
         positions = whole[0] if whole else None
-        tokens = prod(arguments.shape_at(positions) or (0,)) if positions is not None else 0
-        rotated = [at for at in floats if (arguments.shape_at(at) or (0,))[0] == tokens]
+        tokens = prod(arguments.sizes_at(positions)) if positions is not None else 0
+        rotated = [at for at in floats if arguments.sizes_at(at)[0] == tokens]
         tables = [at for at in floats if at not in rotated]
     if not rotated or not tables or not {*rotated, *tables} <= {*floats}:
         return None, None
-    tokens = prod(arguments.shape_at(positions) or (0,)) if positions is not None else None
+    tokens = prod(arguments.sizes_at(positions)) if positions is not None else None
     moved = 0.0 if positions is None or tokens is None else float(tokens * _item(signature, positions))
     for at in tables:
-        rows, *width = arguments.shape_at(at) or (0,)
+        rows, *width = arguments.sizes_at(at)
         moved += float(min(rows, rows if tokens is None else tokens) * prod(width) * _item(signature, at))
-    elements = sum(prod(arguments.shape_at(at) or (0,)) for at in rotated)
-    size, rotary = arguments.integer("head_size"), (arguments.shape_at(tables[0]) or (0,))[-1]
+    elements = sum(prod(arguments.sizes_at(at)) for at in rotated)
+    size, rotary = arguments.integer("head_size"), arguments.sizes_at(tables[0])[-1]
     share = min(1.0, rotary / size) if size and len(tables) == 1 else 1.0
-    moved += 2 * sum(prod(arguments.shape_at(at) or (0,)) * _item(signature, at) for at in rotated) * share
+    moved += 2 * sum(prod(arguments.sizes_at(at)) * _item(signature, at) for at in rotated) * share
     return 3.0 * elements * share, moved
 
 
@@ -359,12 +365,12 @@ def _library_product(signature: OpSignature) -> tuple[float | None, int | None]:
     places = [
         at
         for at in arguments.tensors
-        if len(arguments.shape_at(at) or ()) >= 2
+        if len(arguments.sizes_at(at)) >= 2
         and not (known is not None and (known.all[at].is_result or "scale" in known.all[at].name))
     ]
     if len(places) < 2:
         return None, None
-    first, second = (arguments.shape_at(at) or () for at in places[:2])
+    first, second = (arguments.sizes_at(at) for at in places[:2])
     narrow = [arguments.dtype_at(at) in (PAIRS, "uint8") for at in places[:2]]
     if len(second) != 2 or arguments.dtype_at(places[1]) == "int32":
         return None, None

@@ -77,6 +77,25 @@ class OpenTrace(Shown):
         """Return one row per op, with the columns of `Results.frame` and the recorded microseconds per call."""
         return self._frame()
 
+    def roofline(self, peak: str | None = None) -> pandas.DataFrame:
+        """Return one row per recorded op and shape, those that lose most time below the roof of the device first.
+
+        `peak` names the device, such as "MI300X", if the trace does not. Raises UsageError for a plan, which has no
+        recorded kernels, and for an unknown device.
+        """
+        from opreplay.replay.ops.recorded.roofline import roofline
+        from opreplay.replay.report.formats import frame
+        from opreplay.replay.report.roofline import file_table
+        from opreplay.traces.errors import UsageError
+        from opreplay.traces.joins.launch_grids import with_launch_grids
+        from opreplay.traces.limits import Limits
+        from opreplay.traces.times.peaks import peak_named
+
+        if isinstance(self.read, ReplayPlan):
+            raise UsageError("a plan has no recorded kernels", hint="Open the trace that it was made from.")
+        read = with_launch_grids(self.read, Limits())
+        return frame(file_table(roofline(read, None if peak is None else peak_named(peak))))
+
     def _view(self) -> View:
         from opreplay.replay.job.planned import planned_results
         from opreplay.replay.report.views.plan import view

@@ -16,11 +16,10 @@ import msgspec
 
 from opreplay.initializers.draws import argument_names as names
 from opreplay.replay.ops.recorded.arguments import Arguments
-from opreplay.replay.ops.recorded.sizes import CallWork, is_layer, work_of
+from opreplay.replay.ops.recorded.sizes import CallWork, is_layer, kind_of, work_of
 from opreplay.traces.dtypes import ITEMSIZE_BYTES
 from opreplay.traces.links.annotations import BatchContext
 from opreplay.traces.model import OpSignature
-from opreplay.traces.times.kernel_classes import class_of_op
 
 Grid = tuple[int, int, int]
 SPREAD = 1.5
@@ -29,6 +28,7 @@ MOST_TOP_K = 64
 ALL_READ = 0.001
 """Share of experts that no token chooses, below which all of them count as read."""
 _WINDOWS = ("window_size_left", "window_size", "sliding_window", "window_left")
+_BACKWARD = re.compile(r"backward|bwd|_grad")
 _VALUES = ("value", "v", "value_cache", "v_cache", "V")
 _LATENT = ("kv_c_and_k_pe_cache", "kv_c_normed", "q_nope", "src_cache")
 
@@ -55,7 +55,7 @@ def work_of_call(signature: OpSignature, evidence: Evidence, element_bytes: int 
         return work
     if is_layer(signature):
         return _experts(Arguments(signature), work, evidence)
-    if class_of_op(signature.name) == "attention":
+    if kind_of(signature.name) == "attention":
         return _attention(Arguments(signature), work, evidence)
     return work
 
@@ -75,6 +75,8 @@ def _attention(call: Arguments, work: CallWork, evidence: Evidence) -> CallWork:
     ranked = [at for at in call.tensors if "float" in call.dtype_at(at) and len(call.sizes_at(at)) in (3, 4)]
     query = call.place(*names.QUERY[:3]) if call.named else next(iter(ranked), None)
     keys = call.place(*names.CACHES) if call.named else next(iter(ranked[1:]), None)
+    if _BACKWARD.search(call.signature.name):
+        return _unknown(work, "gradients of packed attention are not counted")
     if any(call.place(name) is not None for name in _LATENT) or "mla" in call.signature.name:
         return _unknown(work, "work of latent attention is not counted: its up-projection is in no argument")
     if query is None or keys is None:

@@ -212,6 +212,21 @@ def work_of(signature: OpSignature, element_bytes: int | None = None) -> CallWor
     return CallWork(flops=flops, bytes=moved, dtype=next(iter(dtypes), ""), why=why)
 
 
+_KINDS = (
+    ("attention", re.compile(r"^(_vllm_fa\d_C|flash_attn\w*|xformers\w*)::\w*(fwd|forward)")),
+    ("GEMM", re.compile(r"::\w*(_mm|_gemm|_linear|bmm_fp8)(_\w+)?$")),
+)
+"""Classes of ops of libraries whose names alone do not tell: `_vllm_fa2_C::varlen_fwd`, `sgl_kernel::fp8_scaled_mm`."""
+
+
+def kind_of(name: str) -> str:
+    """Return the class of work of an op by name and library."""
+    kind = class_of_op(name)
+    if kind != "other" or is_layer_of_experts(name):
+        return kind
+    return next((kind for kind, pattern in _KINDS if pattern.search(name)), kind)
+
+
 def is_layer(signature: OpSignature) -> bool:
     """Check whether a call is that of a whole layer of experts, and not of a generated kernel named after one."""
     return "::" in signature.name and is_layer_of_experts(signature.name)
@@ -219,7 +234,7 @@ def is_layer(signature: OpSignature) -> bool:
 
 def _why_unknown(signature: OpSignature, base: str, shapes: Shapes) -> str:
     """Return why the operations or bytes of a call do not follow from its own arguments."""
-    kind = class_of_op(signature.name)
+    kind = kind_of(signature.name)
     if kind == "communication":
         return COMMUNICATION
     if not shapes:
@@ -247,7 +262,7 @@ def _by_sizes(
     base: str, shapes: Shapes, dtypes: list[str], signature: OpSignature
 ) -> tuple[float | None, float | None]:
     """Return (operations, bytes) of an op that reads its arguments once and writes its result."""
-    kind = class_of_op(signature.name)
+    kind = kind_of(signature.name)
     flops, result = _products(base, shapes, signature)
     if kind == "GEMM" and flops is None and "::" in signature.name:
         flops, result = _library_product(signature)
@@ -256,7 +271,7 @@ def _by_sizes(
         return _selected_rows(base, signature)
     if kind in ("attention", "communication") and flops is None:
         return None, None  # how much of a cache is read, values decide
-    if kind == "other" and flops is None and not signature.name.startswith("triton_"):
+    if kind == "other" and flops is None and not signature.name.startswith(("triton_", "aten::")):
         return None, None  # arguments of an op of an unknown kind need not be what it reads
     if max(*map(prod, shapes), result or 0) > MOST_ELEMENTS:
         return None, None  # no call on any machine

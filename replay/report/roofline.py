@@ -20,6 +20,8 @@ from opreplay.traces.sums import shares, summed
 from opreplay.traces.times.peaks import TF32, Peak, peak_of
 
 _OfRow = Column[RooflineRow]
+LEAST_COVERED = 0.5
+"""Share of the time with a share of the peak below which the first line tells no loss."""
 NOTES_SHOWN = 5
 """Assumptions that a terminal lists below the table."""
 NO_PEAK = "no peak is known of the recorded device: --peak NAME (as MI300X) names it"
@@ -112,6 +114,9 @@ def head_line(roofline: Roofline) -> str:
     known = [row for row in roofline.rows if row.lost_us is not None]
     if roofline.peak is None or not known:
         return f"{total} by op and shape; share of the peak unknown"
+    covered = sum(row.share for row in known)
+    if covered < LEAST_COVERED:
+        return f"only {share_text(covered)} of {total} has a known share of the peak of {roofline.peak.device}"
     lost_us = sum(row.lost_us or 0.0 for row in known)
     most = known[0]
     return (

@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from opreplay.replay.ir.describe import describe_signature
 from opreplay.replay.ops.recorded.layers import MOST_TOP_K, Evidence, work_of_call
-from opreplay.replay.ops.recorded.sizes import COMMUNICATION, CallWork, is_layer, work_of
+from opreplay.replay.ops.recorded.sizes import COMMUNICATION, CallWork, is_layer, kind_of, work_of
 from opreplay.traces.links.iterations import BatchIndex
 from opreplay.traces.literals import is_whole_numbers, parse_literal
 from opreplay.traces.model import OpSignature, Trace
@@ -24,6 +24,7 @@ from opreplay.traces.times.kernel_classes import CLASSES, class_of_op
 from opreplay.traces.times.peaks import TF32, Peak, is_tf32, peak_of
 
 NO_OP = "no op is recorded for this kernel"
+IN_A_GRAPH = "its op is in the recording of the graph's capture, which was not found"
 COPY_OVER_LINK = "copy between host and device: the link between them bounds it"
 DOUBTFUL = 1.05
 """Share of the peak above which a row says why it cannot be right."""
@@ -174,6 +175,10 @@ def _of_device(trace: Trace, peak: Peak | None) -> list[RooflineRow]:
     sums = np.bincount(at, weights=time_us)
     launches = np.bincount(at)
     over_link = np.bincount(at, weights=time_us * _named(trace, _OVER_LINK), minlength=len(sums))
+    of_graph = np.zeros(len(kernels), bool)
+    if trace.graphs is not None:
+        of_graph[trace.graphs.kernels] = True
+    in_graphs = np.bincount(at, weights=time_us * of_graph, minlength=len(sums))
     in_tf32 = _time_in_tf32(trace, at, time_us, len(sums))
     kinds = _kinds(trace, at, len(sums))
     works = works_of(trace)
@@ -182,7 +187,8 @@ def _of_device(trace: Trace, peak: Peak | None) -> list[RooflineRow]:
         whole_us = float(sums[index])
         if index >= count:
             name, inputs, calls = trace.kernel_names[index - count], "", int(launches[index])
-            total, one = CallWork(flops=None, bytes=None, dtype="", why=NO_OP), None
+            why = IN_A_GRAPH if in_graphs[index] > whole_us / 2 else NO_OP
+            total, one = CallWork(flops=None, bytes=None, dtype="", why=why), None
         else:
             signature = trace.signatures[index]
             name, inputs = signature.name, describe_signature(signature)
@@ -214,8 +220,9 @@ def works_of(trace: Trace) -> dict[int, tuple[int, CallWork]]:
     calls, which = np.unique(owner, return_inverse=True)
     call_us = np.bincount(which.reshape(-1), weights=kernels.dur_ns[owned] / 1e3)
     batches = BatchIndex(trace)
-    context = batches.of_row[calls].astype(np.int64)
     signature = ops.signature[calls].astype(np.int64)
+    depends = np.array([kind_of(call.name) == "attention" for call in trace.signatures] or [False])
+    context = np.where(depends[signature], batches.of_row[calls].astype(np.int64), -1)
     keys, group = np.unique(signature * (len(batches.contexts) + 1) + context + 1, return_inverse=True)
     by_group = np.argsort(group.reshape(-1), kind="stable")
     bounds = np.searchsorted(group.reshape(-1)[by_group], np.arange(len(keys) + 1))

@@ -60,7 +60,14 @@ NUMBERS = (
 NAME = _OfRow("op", lambda row: row.name, key="name", form="code")
 INPUTS = _OfRow("inputs", lambda row: row.inputs, form="code")
 NOTE = _OfRow("note", lambda row: row.why or row.assumed, key="note")
-_OP = _OfRow("op", lambda row: OpCell(name=row.name, detail=row.why or row.inputs), OP)
+
+
+def _detail(row: RooflineRow) -> str:
+    """Return the shapes of a row, or why its work is unknown."""
+    return row.inputs if row.flops is not None and row.bytes is not None else row.why or row.inputs
+
+
+_OP = _OfRow("op", lambda row: OpCell(name=row.name, detail=_detail(row)), OP)
 _IN_FILES = (
     _OfRow("peak_kind", lambda row: row.peak_kind),
     _OfRow("kind", lambda row: row.kind),
@@ -98,7 +105,8 @@ def file_table(roofline: Roofline, top: int | None = None) -> Table[RooflineRow]
 def page_table(roofline: Roofline) -> Table[RooflineRow]:
     """Return the rows with the columns of a page."""
     op = _OfRow("op", lambda row: OpCell(name=row.name, detail=row.inputs), OP, key="op")
-    return Table("Roofline", (*_with_values(roofline.rows), op, NOTE), roofline.rows)
+    note = [NOTE] if any(row.why or row.assumed for row in roofline.rows) else []
+    return Table("Roofline", (op, *_with_values(roofline.rows), *note), roofline.rows)
 
 
 def _with_values(rows: Sequence[RooflineRow]) -> list[_OfRow]:

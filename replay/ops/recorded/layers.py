@@ -96,7 +96,9 @@ def _attention(call: Arguments, work: CallWork, evidence: Evidence) -> CallWork:
         return _unknown(work, found)
     heads, width = q[-2], q[-1]
     cache = call.dtype_at(keys)
-    kv_heads = _heads_of_keys(call, keys, k, width)
+    kv_heads = _heads_of_keys(call, k, q)
+    if kv_heads is None:
+        return _unknown(work, "the layout of the cache is not known")
     both = width + (v[-1] if len(v) == len(q) else width)
     moved = found.query * heads * both * ITEMSIZE_BYTES.get(call.dtype_at(query), 1)
     moved += found.seen * kv_heads * both * ITEMSIZE_BYTES.get(cache, 1)
@@ -109,14 +111,21 @@ def _tells_window(call: Arguments) -> bool:
     return any(call.value(name) is not None for name in _WINDOWS)
 
 
-def _heads_of_keys(call: Arguments, keys: int, k: tuple[int, ...], width: int) -> int:
-    """Return the heads of keys [tokens, heads, width] or of a cache [blocks, page, heads, width]."""
+def _heads_of_keys(call: Arguments, k: tuple[int, ...], q: tuple[int, ...]) -> int | None:
+    """Return the heads of keys [tokens, heads, width] or of a cache [blocks, page, heads, width]; None if its two
+    middle sizes may be either.
+    """
     said = call.integer("num_kv_heads")
     if said:
         return said
     if len(k) == 5:  # vLLM's packed keys [blocks, heads, width / x, page, x]
         return k[1]
-    return k[-2] if k[-1] == width else max(1, k[-1] // width)
+    if len(k) == 4 and len(q) == 3 and not call.named:
+        fitting = [size for size in k[1:3] if size and not q[-2] % size]
+        return fitting[0] if len(fitting) == 1 else None
+    if len(k) == 4 and call.value("kv_cache_layout") == "HND":
+        return k[1]
+    return k[-2] if k[-1] == q[-1] else max(1, k[-1] // q[-1])
 
 
 def _sequences(call: Arguments, q: tuple[int, ...], k: tuple[int, ...], evidence: Evidence) -> _Sequences | str:

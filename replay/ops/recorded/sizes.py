@@ -85,7 +85,7 @@ CACHE_WRITES = frozenset(
 )
 """Ops that write their first two arguments to a cache."""
 JOINED = frozenset({"cat", "concat", "concatenate", "_cat", "stack"})
-ONLY_WRITES = frozenset({"fill_", "zero_", "uniform_", "normal_", "random_", "exponential_"})
+ONLY_WRITES = frozenset({"fill_", "zero_", "uniform_", "normal_", "random_", "exponential_", "bernoulli_"})
 """Ops that write what they are given, and read nothing."""
 CONVOLUTIONS: dict[str, tuple[int, int, int | None, int | bool]] = {
     **dict.fromkeys(("convolution", "_convolution", "convolution_overrideable"), (3, 4, 5, 6)),
@@ -147,6 +147,10 @@ WHOLE_TENSOR = frozenset({"where", "cumsum", "cumprod"})
 TABLES_OF_ANGLES = ("cos_sin_cache", "cos_cache", "sin_cache", "cos", "sin")
 ROTATED = ("query", "key", "q", "k", "q_rope", "k_rope")
 """Names of arguments of rotary embeddings."""
+COMPARISONS = frozenset(
+    {"eq", "ne", "lt", "gt", "le", "ge", "isnan", "isinf", "isfinite", "logical_not", "logical_and", "logical_or"}
+)
+"""Ops whose result has a byte an element."""
 _ROTARY = re.compile(r"rotary|rope(?!r)", re.IGNORECASE)
 COMMUNICATION = "communication: links between devices bound it"
 _CONTENTS = "which rows are read or written depends on index values"
@@ -285,6 +289,15 @@ def _by_sizes(
         return None, None  # it may read a table by index
     if base in ("copy_", "copy"):
         return 0.0, sum(sizes)
+    if base in CONVOLUTIONS_BACKWARD and len(sizes) > 2:
+        wanted = _argument(signature, 10)
+        made = [
+            size for size, asked in zip(sizes[1:3], wanted if isinstance(wanted, list) else (), strict=False) if asked
+        ]
+        return flops, sum(sizes) + sum(made) if isinstance(wanted, list) else None
+    if kind == "random":
+        elements = max(map(prod, shapes))
+        return (float(elements), 2 * sizes[0] + elements) if base == "native_dropout" else (None, None)
     return flops, sum(sizes) + _written(signature, base, sizes, kind, result)
 
 
@@ -295,6 +308,8 @@ def _written(signature: OpSignature, base: str, sizes: list[float], kind: str, r
     if known is None:
         if result is not None:
             return float(result) * (item + POOLS.get(base, (None, 0, 0))[2])
+        if base in COMPARISONS:
+            return float(max(map(prod, _tensors(signature)[0])))
         return max(sizes) if kind in LIKE_ITS_INPUT or base in WHOLE_TENSOR else 0.0
     arguments = Arguments(signature)
     written = sum(
@@ -506,7 +521,8 @@ def _shape(signature: OpSignature, place: int | None) -> tuple[int, ...]:
 
 def _item(signature: OpSignature, place: int) -> int:
     """Return the bytes per element of a tensor argument."""
-    return ITEMSIZE_BYTES.get(torch_dtype_name((signature.types or ())[place]) or "", 1)
+    types = signature.types or ()
+    return ITEMSIZE_BYTES.get(torch_dtype_name(types[place]) or "", 1) if place < len(types) else 1
 
 
 def _tensors(signature: OpSignature) -> tuple[Shapes, list[str]]:

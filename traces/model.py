@@ -156,6 +156,8 @@ class KernelTable:
     stream: npt.NDArray[np.int32]
     owner: npt.NDArray[np.int64]
     """Row in `Trace.ops` of the op that owns this device time, or -1."""
+    grid: npt.NDArray[np.int64] | None = None
+    """Launch grid (`reading.grids`), -1 where the file does not give it; None where nobody asked."""
 
     @classmethod
     def none(cls) -> KernelTable:
@@ -196,6 +198,8 @@ class RuntimeCalls:
     """Index into `names`."""
     kernel: npt.NDArray[np.int64]
     """Index into `Trace.kernel_names` of the kernel that the call launches, -1 where it does not say (CUDA)."""
+    grid: npt.NDArray[np.int64]
+    """Of that kernel, -1 where the call does not say."""
     start_ns: npt.NDArray[np.int64]
     track: npt.NDArray[np.integer]
 

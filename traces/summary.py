@@ -127,6 +127,8 @@ class TraceSummary(msgspec.Struct, frozen=True, kw_only=True):
     work: tuple[Row, ...]
     """Time by class of work: GEMM, attention, elementwise, communication, copies, ...; of the device, else the host."""
     top_ops: tuple[TopOp, ...]
+    top_kernels: tuple[Row, ...] = ()
+    """Kernels with most time; only where ops own less than half of the device time."""
     merged: MergedProcesses | None = None
     """The processes of a file that the profiles of several were merged into."""
     npu_ops: tuple[OpKernels, ...]
@@ -187,6 +189,7 @@ def summarize(trace: Trace) -> TraceSummary:
         coarse_unit_us=coarse_unit_us(trace),
         work=breakdown(trace, "category").rows,
         top_ops=_top_ops(trace),
+        top_kernels=_top_kernels(trace),
         merged=info.merged,
         npu_ops=kernels_by_op(trace),
         kernel_details=info.kernel_details,
@@ -218,6 +221,19 @@ def _span_us(trace: Trace) -> float:
         for i in range(0, len(t), 1 << 20)
     )
     return (last - first) / 1000
+
+
+KERNELS_KEPT = 100
+"""Kernels in a summary of a trace whose device time mostly has no op."""
+
+
+def _top_kernels(trace: Trace) -> tuple[Row, ...]:
+    """Return the kernels with most time if most of the device time has no op; otherwise the ops tell more."""
+    kernels = trace.kernels
+    unowned_ns = int(kernels.dur_ns[kernels.owner < 0].sum(dtype=np.int64))
+    if 2 * unowned_ns <= int(kernels.dur_ns.sum(dtype=np.int64)):
+        return ()
+    return breakdown(trace, "kernel").rows[:KERNELS_KEPT]
 
 
 def _top_ops(trace: Trace) -> tuple[TopOp, ...]:

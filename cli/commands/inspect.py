@@ -27,19 +27,17 @@ TOP = 30
 @shared.capture_option
 @click.option(
     "--by",
-    type=click.Choice(["op", "category", "module", "kernel", "phase", "step", "launch"]),
+    type=click.Choice(["roofline", "op", "category", "module", "kernel", "phase", "step", "launch"]),
     help=(
-        "Print one table instead: where the time goes, grouped by this; all steps, with "
-        "outliers; or how kernels are launched: short ones, and how long they wait."
+        "Print one table instead: the roofline of each op and shape (op is the same); where the time goes, grouped by "
+        "this; all steps, with outliers; or how kernels are launched: short ones, and how long they wait."
     ),
 )
 @click.option("--top", type=Count(min=1), metavar="N", help=f"Rows of that table.  [default: {TOP}, all for CSV]")
 @click.option(
     "--peak",
     metavar="NAME",
-    help=(
-        "Compute the shares of --by op against the peak of this device (MI300X), if the trace does not name its device."
-    ),
+    help=("Compute the roofline against the peak of this device (MI300X), if the trace does not name its device."),
 )
 @shared.format_option("table", "json", "csv")
 @shared.limit_option
@@ -48,7 +46,7 @@ def command(
     process: str | None,
     kernel_details: str | None,
     capture: str | None,
-    by: By | Literal["step", "launch"] | None,
+    by: By | Literal["roofline", "step", "launch"] | None,
     top: int | None,
     peak: str | None,
     format_: str,
@@ -71,6 +69,7 @@ def command(
         console.show_view(_folder_of(trace, limit), format_)
         return
     named = None if peak is None else peak_named(peak)
+    by = "op" if by == "roofline" else by
     captured = captured_file(trace)
     if captured is not None:
         show_captured(captured, by=by, format_=format_)

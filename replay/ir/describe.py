@@ -8,7 +8,9 @@ import re
 import struct
 
 from opreplay.replay.ir.model import ReplayArg, ReplayOp
-from opreplay.traces.model import TensorMeta
+from opreplay.traces.dtypes import torch_dtype_name
+from opreplay.traces.literals import is_whole_numbers
+from opreplay.traces.model import OpSignature, TensorMeta
 
 SHORT_DTYPES = {
     "bfloat16": "bf16",
@@ -75,6 +77,21 @@ def describe_inputs(op: ReplayOp) -> str:
     Absent tensors are shown only in lists, where positions matter: `(None, i64[8])` indexes the second dimension.
     """
     return " · ".join(text for arg in op.args if (text := _describe_argument(arg)))
+
+
+def describe_signature(signature: OpSignature) -> str:
+    """Return the tensor arguments of a recorded call as `describe_inputs` does; lists only by their number."""
+    parts: list[str] = []
+    strides = signature.strides or ()
+    for at, (dims, spelled) in enumerate(zip(signature.dims or (), signature.types or (), strict=False)):
+        dtype = torch_dtype_name(spelled) if spelled else None
+        if dtype is not None and is_whole_numbers(dims):
+            steps = strides[at] if at < len(strides) else ()
+            known = tuple(steps) if is_whole_numbers(steps) and len(steps) == len(dims) else None
+            parts.append(describe_tensor(TensorMeta(shape=tuple(dims), dtype=dtype, strides=known)))
+        elif dims and not is_whole_numbers(dims):
+            parts.append(f"({len(dims)} tensors)")
+    return " · ".join(parts)
 
 
 def _describe_argument(arg: ReplayArg) -> str:

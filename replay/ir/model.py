@@ -157,6 +157,12 @@ class ReplayOp(msgspec.Struct, frozen=True, kw_only=True):
     none, as of elementwise ops."""
     moved_bytes: int | None = None
     """Of one recorded call: arguments and result, each once; None where its sizes do not tell."""
+    work_dtype: str = ""
+    """In which a recorded call computes: whose peak it is compared with."""
+    work_unknown: str = ""
+    """Why `flops` or `moved_bytes` of a recorded call are None."""
+    work_assumed: str = ""
+    """What they rest on that the recording does not say."""
     layer: LayerEvidence | None = None
     """What the recording tells of weights that are in no argument; None for an op whose arguments hold all."""
     refuted: bool = False

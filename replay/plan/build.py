@@ -13,6 +13,8 @@ import numpy as np
 
 from opreplay.replay.ir.model import Assumption, ReplayOp, ReplayPlan
 from opreplay.replay.ir.recorded_call import recorded_results
+from opreplay.replay.ops.recorded.roofline import works_of
+from opreplay.replay.ops.recorded.sizes import CallWork, work_of
 from opreplay.replay.plan import passes
 from opreplay.replay.plan.collectives.arguments import ranks_of
 from opreplay.replay.plan.recorded.groups import (
@@ -33,7 +35,6 @@ from opreplay.traces.errors import TooLarge
 from opreplay.traces.links.iterations import BatchIndex, DominantBatch
 from opreplay.traces.model import Trace
 from opreplay.traces.names import file_name
-from opreplay.traces.times.op_work import work_of
 
 _NO_FILTER = OpFilter()
 _DEFAULT_POLICY = Policy()
@@ -73,7 +74,8 @@ def build_plan(
     if not filters.ops:
         _refuse_too_many(trace, len(np.unique(trace.ops.signature[heaviest])))
     groups = recorded_groups(trace, heaviest, select, batches)
-    grouped_ops = [(group, _unresolved(group, trace.info.world_size)) for group in groups]
+    works = {trace.signatures[index]: work for index, work in works_of(trace).items()}
+    grouped_ops = [(group, _unresolved(group, works.get(group.signature), trace.info.world_size)) for group in groups]
     weight = passes.weight_of(shell)
     grouped_ops.sort(key=lambda pair: -weight(pair[1]))
     chosen = keep_heaviest([op for _, op in grouped_ops], filters, total_us, weight)
@@ -125,9 +127,11 @@ def _shell(trace: Trace, rows: Rows, select: str, filters: OpFilter) -> ReplayPl
     )
 
 
-def _unresolved(group: CallGroup, world_size: int | None) -> ReplayOp:
-    """Return the unresolved op of a group of calls."""
-    work = work_of(group.signature)
+def _unresolved(group: CallGroup, recorded: tuple[int, CallWork] | None, world_size: int | None) -> ReplayOp:
+    """Return the unresolved op of a group of calls; `recorded` is the number of calls with device time, and the work of
+    all of them.
+    """
+    calls, work = recorded or (1, work_of(group.signature))
     return ReplayOp(
         id=signature_id(group.signature),
         name=group.signature.name,
@@ -138,8 +142,11 @@ def _unresolved(group: CallGroup, world_size: int | None) -> ReplayOp:
         assumptions=_shared_batch(group.batch) + (COUNTER if group.on_host else ()),
         on_host=group.on_host,
         ranks=ranks_of(group.signature, world_size),
-        flops=None if work.flops is None else round(work.flops),
-        moved_bytes=None if work.bytes is None else round(work.bytes),
+        flops=None if work.flops is None else round(work.flops / calls),
+        moved_bytes=None if work.bytes is None else round(work.bytes / calls),
+        work_dtype=work.dtype,
+        work_unknown=work.why,
+        work_assumed=work.assumed,
     )
 
 

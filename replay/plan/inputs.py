@@ -204,6 +204,7 @@ def open_trace(
     """
     from opreplay.traces.joins.graph_capture import capture_files, with_captures, with_captures_beside
     from opreplay.traces.joins.kernel_details import join_kernel_details, with_table_beside
+    from opreplay.traces.joins.launch_grids import SMALL, with_launch_grids
 
     path = the_one_path(text)
     refuse_program(path)
@@ -219,8 +220,10 @@ def open_trace(
         trace = join_shapes(trace, _read(the_one_path(execution_trace), limits, progress, ids=True))
     trace = with_table_beside(trace) if kernel_details is None else join_kernel_details(trace, kernel_details)
     if capture is None:
-        return with_captures_beside(trace, limits or Limits())
-    return with_captures(trace, capture_files(capture), limits or Limits())
+        trace = with_captures_beside(trace, limits or Limits())
+    else:
+        trace = with_captures(trace, capture_files(capture), limits or Limits())
+    return with_launch_grids(trace, limits or Limits(), most_bytes=SMALL) if gradients else trace
 
 
 def refuse_plan(path: str) -> None:

@@ -9,12 +9,15 @@ from typing import Literal, get_args
 
 import msgspec
 
+from opreplay.replay.ops.recorded.roofline import roofline
 from opreplay.replay.report import breakdown as breakdowns
+from opreplay.replay.report import roofline as rooflines
 from opreplay.replay.report import steps
 from opreplay.replay.report.table import AnyTable
 from opreplay.replay.report.text import coarse_text, safe
 from opreplay.replay.report.view import View
 from opreplay.traces import Limits, Trace
+from opreplay.traces.joins.launch_grids import with_launch_grids
 from opreplay.traces.processes.select import one_process
 from opreplay.traces.times.breakdown import By, breakdown
 from opreplay.traces.times.clock import coarse_unit_us
@@ -26,6 +29,7 @@ Grouping = By | Literal["step", "launch"]
 """What a table has a row for."""
 TOP = 30
 """Rows of a table in a terminal."""
+ROOFLINE_ROWS = 20
 PLURALS = {
     "op": "ops",
     "category": "categories",
@@ -51,9 +55,10 @@ Tables = Mapping[str, Callable[[], AnyTable]]
 
 
 def tables(trace: Trace, *, peak: Peak | None = None, limits: Limits | None = None) -> Tables:
-    """Return every table of a trace by its name."""
+    """Return every table of a trace by its name; the one of ops has two, as on the command line."""
     every: tuple[Grouping, ...] = (*get_args(By), "step", "launch")
-    return {PLURALS.get(by, by): partial(_table, trace, by, peak, limits) for by in every}
+    by_name = {PLURALS.get(by, by): partial(_table, trace, by, peak, limits) for by in every}
+    return {**by_name, "roofline": by_name["ops"]}
 
 
 def _table(trace: Trace, by: Grouping, peak: Peak | None, limits: Limits | None) -> AnyTable:
@@ -75,6 +80,8 @@ def _times_of(trace: Trace, by: Literal["step", "launch"], top: int | None) -> V
 
 
 def _breakdown_of(trace: Trace, by: By, top: int | None, peak: Peak | None, limits: Limits | None) -> View:
-    """Return the table of where the time goes."""
+    """Return the roofline, or the table of where the time goes."""
+    if by == "op":
+        return rooflines.view(roofline(with_launch_grids(trace, limits or Limits()), peak), top, ROOFLINE_ROWS)
     modules = modules_of_ops(trace, trace.info.path, limits=limits or Limits()) if by == "module" else ()
-    return breakdowns.view(breakdown(trace, by, modules=modules, peak=peak), top, TOP)
+    return breakdowns.view(breakdown(trace, by, modules=modules), top, TOP)

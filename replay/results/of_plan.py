@@ -46,17 +46,23 @@ def kernel_classes(op: ReplayOp) -> dict[str, float]:
 
 
 def product_of(op: ReplayOp) -> Product | None:
-    """Return the FLOPs and bytes of one call; None if its sizes do not give them."""
+    """Return the FLOPs and bytes of one call, as recorded or computed from its sizes; None if neither is known."""
+    dtype = op.work_dtype or next((meta.dtype for meta in tensors_of(op)), "")
+    if op.moved_bytes is not None or op.work_unknown:
+        flops = None if op.flops is None else float(op.flops)
+        notes = {"why": op.work_unknown, "assumed": op.work_assumed}
+        return Product(flops=flops, moved_bytes=op.moved_bytes, dtype=dtype, **notes)
     flops = product_flops(op) or float(op.flops or 0)
     if flops <= 0.0:
-        return None if not op.moved_bytes else Product(flops=0.0, moved_bytes=op.moved_bytes)
+        return None
     # Equal views of one memory are read once; queries, keys and values may be slices of one that do not overlap.
     own = {
         (meta.storage, meta.storage_offset, meta.shape) if meta.storage is not None else at: meta
         for at, meta in enumerate(tensors_of(op))
     }
     moved = [*own.values(), *(meta for meta in op.outputs or () if meta is not None)]
-    return Product(flops=flops, moved_bytes=sum(math.prod(meta.shape) * itemsize(meta.dtype) for meta in moved))
+    size_bytes = sum(math.prod(meta.shape) * itemsize(meta.dtype) for meta in moved)
+    return Product(flops=flops, moved_bytes=size_bytes, dtype=dtype)
 
 
 def summarize(plan: ReplayPlan, results: Sequence[OpResult], *, wall_s: float, interrupted: bool) -> Summary:

@@ -100,10 +100,16 @@ class Filling(msgspec.Struct, frozen=True, kw_only=True):
 class Product(msgspec.Struct, frozen=True, kw_only=True):
     """FLOPs and bytes of one call, computed from its sizes."""
 
-    flops: float
-    """Of a product, attention or convolution; 0 of a call that only moves data, as far as is known."""
-    moved_bytes: int
-    """Each argument read once, the result written."""
+    flops: float | None
+    """0 of a call that only moves data; None where they are unknown."""
+    moved_bytes: int | None
+    """Each argument read once, the result written; None where they are unknown."""
+    dtype: str = ""
+    """In which it computes."""
+    why: str = ""
+    """Why a number is unknown."""
+    assumed: str = ""
+    """What the numbers rest on that the recording does not say."""
 
 
 class OpResult(msgspec.Struct, frozen=True, kw_only=True, tag="op", tag_field="record"):

@@ -22,8 +22,11 @@ ARROW_KINDS: tuple[str, ...] = ("forward to backward", "queue", "host to device"
 
 
 def no_rows(table: type[Table]) -> Table:
-    """Return a column dataclass without rows, each column with the element type of its annotation."""
-    kinds = {name: get_args(get_args(column)[1])[0] for name, column in get_type_hints(table).items()}
+    """Return a column dataclass without rows, each column with the element type of its annotation; optional columns
+    are None.
+    """
+    hints = {name: column for name, column in get_type_hints(table).items() if type(None) not in get_args(column)}
+    kinds = {name: get_args(get_args(column)[1])[0] for name, column in hints.items()}
     return table(**{name: np.empty(0, np.int64 if kind is np.integer else kind) for name, kind in kinds.items()})
 
 

@@ -44,7 +44,7 @@ from opreplay.traces.processes.copies import drop_copies
 from opreplay.traces.processes.ids import count_uncertain, needs_arrows, separate_processes
 from opreplay.traces.reading import fields
 from opreplay.traces.reading.collect import Collector
-from opreplay.traces.reading.columns import smallest
+from opreplay.traces.reading.columns import Array, smallest
 from opreplay.traces.reading.scan import BLOCK_BYTES, Scanned, scan
 from opreplay.traces.reading.signatures import decode_name, decode_signatures
 from opreplay.traces.reading.source import Source
@@ -241,6 +241,7 @@ def _calls(got: Collector, launches: dict[str, Any], repairs: Counter[str]) -> R
         names=_names(got.call_names, repairs),
         name=launches["name"],
         kernel=launches["kernel"],
+        grid=launches["grid"].astype(np.int64),
         start_ns=launches["start"],
         track=launches["track"],
     )
@@ -314,8 +315,19 @@ def _kernels(
         device=_int32(table["device"]),
         stream=_int32(table["stream"]),
         owner=owner,
+        grid=_grids(table, launches) if "grid" in table else None,
     )
     return kernels, stats, graph_launches(columns, category), table
+
+
+def _grids(table: dict[str, Array], launches: dict[str, Array]) -> Array:
+    """Return the grid of each kernel: its own (CUDA), or that of the runtime call with its correlation id (ROCm)."""
+    own, wanted, ids = (column.astype(np.int64) for column in (table["grid"], table["corr"], launches["corr"]))
+    if not len(ids):
+        return own
+    order = np.argsort(ids, kind="stable")
+    launch = order[np.minimum(np.searchsorted(ids[order], wanted), len(ids) - 1)]
+    return np.where((own < 0) & (wanted >= 0) & (ids[launch] == wanted), launches["grid"][launch], own)
 
 
 def _placed_work(table: dict[str, Any], ops: OpTable, launches: dict[str, Any], losses: Counter[str]) -> dict[str, Any]:

@@ -72,6 +72,8 @@ class Capture:
     """Category of each launch's work."""
     names: tuple[str | None, ...]
     """Kernel of each launch; None where the runtime call does not say, as CUDA's do not."""
+    grids: Rows
+    """Of each launch, -1 where the runtime call does not say."""
 
     @property
     def named(self) -> bool:
@@ -152,6 +154,7 @@ def _capture(
         owners=owner,
         kinds=tuple(kinds[int(calls.name[row])] for row in launches),
         names=tuple(None if at < 0 else trace.kernel_names[at] for at in named),
+        grids=calls.grid[launches],
     )
 
 
@@ -322,19 +325,22 @@ def _merge(trace: Trace, graphs: GraphLaunches, chosen: Sequence[Capture | None]
     owners_only = rows > MAX_ADDED_ROWS
     table = _Table(trace)
     owner = trace.kernels.owner.copy()
+    grid = np.full(len(owner), -1, np.int64) if trace.kernels.grid is None else trace.kernels.grid.copy()
     for launch, capture in enumerate(chosen):
         if capture is None:
             continue
         kernels = graphs.kernels[graphs.bounds[launch] : graphs.bounds[launch + 1]]
         places = table.add(capture, int(graphs.start_ns[launch]), int(graphs.track[launch]), owners_only=owners_only)
-        at = capture.owners[_order(trace, kernels, capture)]
+        order = _order(trace, kernels, capture)
+        at = capture.owners[order]
+        grid[kernels] = np.where(grid[kernels] < 0, capture.grids[order], grid[kernels])
         known = at >= 0
         owner[kernels[known]] = places[at[known]]
     return replace(
         trace,
         signatures=tuple(table.signatures),
         ops=table.made(),
-        kernels=replace(trace.kernels, owner=owner),
+        kernels=replace(trace.kernels, owner=owner, grid=grid),
         info=replace(trace.info, links=_links(trace, trace.kernels, owner)),
     )
 
@@ -505,10 +511,8 @@ def with_captures_beside(trace: Trace, limits: Limits) -> Trace:
 def _missed_text(join: GraphJoin) -> str:
     """Return why no launch of a graph has ops."""
     if join.read_captures and not join.ambiguous:
-        read = ", ".join(f"{_shown(Path(c.source).name)} holds one of {c.kernels:,}" for c in join.read_captures)
-        other = "another graph" if join.unmatched_kernels != join.read_captures[0].kernels else "other kernels"
-        runs = f"the launch runs {join.unmatched_kernels:,} kernels; of the captures that were read, {read}: {other}"
-        return f"no capture tells: {runs}"
+        read = dict.fromkeys(_shown(Path(capture.source).name) for capture in join.read_captures)
+        return f"are unknown: {', '.join(read)} {'records' if len(read) == 1 else 'record'} other graphs"
     why = f", {join.ambiguous:,} fit several captures" if join.ambiguous else ""
     return f"this recording does not hold{why}: {HINT}"
 

@@ -86,6 +86,7 @@ def _part(trace: Trace, number: int) -> Trace:
             calls,
             name=calls.name[rows],
             kernel=calls.kernel[rows],
+            grid=calls.grid[rows],
             start_ns=calls.start_ns[rows],
             track=new_track[calls.track[rows]],
         )
@@ -137,7 +138,7 @@ def _renumbered(rows: Array, count: int) -> Array:
 def _rows(table: Table, rows: Array) -> Table:
     """Return these rows of a dataclass of columns."""
     columns = {field.name: getattr(table, field.name) for field in dataclasses.fields(cast("Any", table))}
-    return type(table)(**{name: column[rows] for name, column in columns.items()})
+    return type(table)(**{name: None if column is None else column[rows] for name, column in columns.items()})
 
 
 def _on_tracks(table: Table, column: str, new_track: Array) -> Table:

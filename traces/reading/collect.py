@@ -18,10 +18,12 @@ from opreplay.traces.limits import Limits, too_large
 from opreplay.traces.reading import fields
 from opreplay.traces.reading.columns import EXACT_LIMIT_US, FLUSH_ROWS, Columns, Kind, to_ids
 from opreplay.traces.reading.decoding import NOT_JSON
+from opreplay.traces.reading.grids import grid_number
 
 _NUMBER = re.compile(r"\d{1,9}")
 _NUMBERS: dict[str, Kind] = {"rf": "id", "seq": "id"}
-_CALL: dict[str, Kind] = {"name": "id", "kernel": "id"}
+_GRID: dict[str, Kind] = {"grid": "id"}
+_CALL: dict[str, Kind] = {"name": "id", "kernel": "id", **_GRID}
 _ENDS: dict[str, Kind] = {"track": "index", "start": "time", "id": "id", "end": "index"}
 _SPAN: dict[str, Kind] = {"name": "index", "track": "index", "start": "time", "dur": "span"}
 RUNTIME, FRAME, QUEUE, PYTHON = range(4)
@@ -93,6 +95,11 @@ class _CallKinds(dict[bytes, int]):
         return kind
 
 
+def _grids(args: list[Any]) -> list[int]:
+    """Return the grid of each launch as one number, see `grid_number`."""
+    return [grid_number(getattr(arg, "grid", None)) for arg in args]
+
+
 def _hashable(value: Any) -> Any:
     return _track_text(value) if isinstance(value, (list, dict)) else value
 
@@ -139,6 +146,7 @@ class Collector:
             stream="id",
             ext="id",
             corr="id",
+            **(_GRID if "calls" in columns else {}),
             **connection,
             **collective,
         )
@@ -335,6 +343,7 @@ class Collector:
             ext=ext,
             corr=corr,
             **({"collective": self._collectives(events)} if self.timed else {}),
+            **({"grid": _grids(args)} if "grid" in self.kernels.kinds else {}),
         )
 
     def _add_whole(self, events: list[Any]) -> None:
@@ -348,6 +357,7 @@ class Collector:
             kernels, raws = self.kernel_names, [bytes(e.args.kernel) for e in events]
             more["name"] = _indexes(self.call_names, events)
             more["kernel"] = [kernels[raw] if raw.startswith(b'"') else -1 for raw in raws]
+            more["grid"] = _grids([e.args for e in events])
         self._add(self.launches, events, **more)
 
     def _add_calls(self, events: list[Any]) -> None:

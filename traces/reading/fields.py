@@ -17,7 +17,7 @@ from msgspec import Raw, Struct, field
 
 Column = Literal["numbers", "calls", "activity"]
 """Columns that are read where they are wanted: the numbers that torch and autograd gave each op, the names of runtime
-calls, and what else ran when, with collectives and memory."""
+calls and the grids of launches, and what else ran when, with collectives and memory."""
 
 NONE = Raw(b"")
 """The default of an absent raw field."""
@@ -156,6 +156,12 @@ class KernelArgs(Struct, gc=False, frozen=True):
     stream: Any = None
 
 
+class SizedKernelArgs(KernelArgs, gc=False, frozen=True):
+    """Arguments of device work with the grid of the launch, which CUDA's kernels give."""
+
+    grid: Any = None
+
+
 class LaunchArgs(Struct, gc=False, frozen=True):
     """Arguments of a runtime or driver call."""
 
@@ -163,9 +169,10 @@ class LaunchArgs(Struct, gc=False, frozen=True):
 
 
 class CallArgs(LaunchArgs, gc=False, frozen=True):
-    """Arguments with the launched kernel, which only ROCm's runtime calls name; used for the recording of a capture."""
+    """Arguments with the launched kernel and its grid, which only ROCm's runtime calls give."""
 
     kernel: Raw = NONE
+    grid: Any = None
 
 
 class TimedCallArgs(CallArgs, gc=False, frozen=True):
@@ -249,6 +256,12 @@ class OldOp(_Timed, gc=False, frozen=True):
 
 class Kernel(_Timed, gc=False, frozen=True):
     args: KernelArgs = KernelArgs()
+
+
+class SizedKernel(Kernel, gc=False, frozen=True):
+    """Device work with the grid of its launch."""
+
+    args: SizedKernelArgs = SizedKernelArgs()
 
 
 class Note(_Timed, gc=False, frozen=True):
@@ -390,7 +403,7 @@ KIND_BASES: dict[str, type[Struct]] = {
 """Category → the struct that says which fields of such an event are kept."""
 WANTED_BASES: dict[Column, dict[str, type[Struct]]] = {
     "numbers": dict.fromkeys(OP_TAGS, NumberedOp),
-    "calls": dict.fromkeys(LAUNCH_TAGS, Call),
+    "calls": {**dict.fromkeys(LAUNCH_TAGS, Call), **dict.fromkeys(KERNEL_TAGS, SizedKernel)},
     "activity": {
         **dict.fromkeys(OP_TAGS, RecordedOp),
         **dict.fromkeys(NOTE_TAGS, SizedNote),

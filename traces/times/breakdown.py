@@ -7,8 +7,7 @@ ops inside it, so that the sum over all rows is the time that ops took.
 
 from __future__ import annotations
 
-import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, Literal
 
 import msgspec
@@ -19,21 +18,15 @@ from opreplay.traces.links.annotations import PHASES
 from opreplay.traces.links.iterations import BatchIndex
 from opreplay.traces.links.parents import climbs, innermost_parent, outermost_of
 from opreplay.traces.model import KERNEL_CATEGORIES, Trace
-from opreplay.traces.sums import summed
 from opreplay.traces.times.communication import communication_rows
 from opreplay.traces.times.kernel_classes import CLASSES, class_of_op, class_of_work
-from opreplay.traces.times.op_work import work_of
-from opreplay.traces.times.peaks import TF32, Peak, is_tf32, peak_of
 
 By = Literal["op", "category", "module", "kernel", "phase"]
 NO_OP = "(no op recorded)"
 NO_PHASE = "(outside of marked iterations)"
-LEAST_OWN = 0.9
-"""Of a host op's time that is spent outside of the ops inside it, for its rates to be told."""
 _ROOM = frozenset(
     f"aten::{name}" for name in ("empty", "empty_like", "empty_strided", "new_empty", "resize_", "as_strided_")
 )
-_OPAQUE = re.compile(r"CatArrayBatchedCopy\w*<.*?OpaqueType<(\d+)u?")
 _BACKWARD = ("autograd::engine::evaluate_function", "torch::autograd::")
 
 
@@ -50,16 +43,6 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     """Of one call."""
     kind: str = ""
     """Class of work of a kernel or an op."""
-    tflops_per_s: float | None = None
-    """10¹² operations a second over the device time of an op, or over the time of a host's op that does its work
-    itself; None where some call's sizes do not tell."""
-    gb_per_s: float | None = None
-    """10⁹ bytes a second: arguments, and results whose size follows, each moved once."""
-    peak_share: float | None = None
-    """Of the recorded device's peak, the nearer of the two: rate of operations, or of bytes; None where not known."""
-    peak_kind: str = ""
-    """What that is the peak of: "memory", a dtype, "tf32" for products of float32 whose kernels' names say so, or
-    "tf32, float32" where those of some calls do (each for the time that its calls took); "" without a share."""
 
 
 class Breakdown(msgspec.Struct, frozen=True, kw_only=True):
@@ -71,21 +54,16 @@ class Breakdown(msgspec.Struct, frozen=True, kw_only=True):
     rows: tuple[Row, ...]
     note: str = ""
     """What keeps the table from telling more."""
-    peak: Peak | None = None
-    """That shares of the peak are of."""
 
 
-def breakdown(trace: Trace, by: By, *, modules: Sequence[str] = (), peak: Peak | None = None) -> Breakdown:
-    """Sum up a trace. `modules` gives the innermost module around each op, "" for none; unused for other `by`.
-
-    `peak` is the peak of the recorded device, by default according to its recorded name.
-    """
+def breakdown(trace: Trace, by: By, *, modules: Sequence[str] = ()) -> Breakdown:
+    """Sum up a trace. `modules` gives the innermost module around each op, "" for none; unused for other `by`."""
     if len(trace.kernels):
-        return _of_device(trace, by, modules, peak or peak_of(trace.info.device_names))
+        return _of_device(trace, by, modules)
     return _of_host(trace, by, modules)
 
 
-def _of_device(trace: Trace, by: By, modules: Sequence[str], peak: Peak | None) -> Breakdown:
+def _of_device(trace: Trace, by: By, modules: Sequence[str]) -> Breakdown:
     kernels = trace.kernels
     time = kernels.dur_ns.astype(np.float64) / 1e3
     note = ""
@@ -105,103 +83,9 @@ def _of_device(trace: Trace, by: By, modules: Sequence[str], peak: Peak | None) 
             msgspec.structs.replace(row, calls=calls[i], median_us=medians[i])
             for i, row in zip(order, rows, strict=True)
         ]
-    if by == "kernel":
+    if by in ("kernel", "op"):
         rows = _kinds(rows, order, at, trace)
-    if by != "op":
-        return Breakdown(by=by, clock="device", total_us=float(time.sum()), rows=tuple(rows), note=note)
-    in_tf32 = _in_tf32(trace, at, len(names))
-    rated = [
-        _rated(row, work, peak, in_tf32[i])
-        for i, row, work in zip(order, rows, _work_by_op(trace, [row.name for row in rows]), strict=True)
-    ]
-    return Breakdown(
-        by=by, clock="device", total_us=float(time.sum()), rows=_kinds(rated, order, at, trace), note=note, peak=peak
-    )
-
-
-def _work_by_op(trace: Trace, names: Sequence[str]) -> list[tuple[float | None, float | None, str]]:
-    """Return (operations, bytes, dtype) of all calls of each op that own device time; None if a call's work is
-    unknown.
-    """
-    owner = np.unique(trace.kernels.owner[trace.kernels.owner >= 0])
-    calls = np.bincount(trace.ops.signature[owner], minlength=len(trace.signatures))
-    return _work_of_calls(trace, names, calls, _element_bytes(trace))
-
-
-def _element_bytes(trace: Trace) -> dict[int, int]:
-    """Map signatures to the bytes per element that their kernels move, if kernel names agree on it.
-
-    Kernels that concatenate tensors name the size of opaque elements, and profiles lack the types in a list of tensors.
-    """
-    bytes_by_name = {i: int(match[1]) for i, name in enumerate(trace.kernel_names) if (match := _OPAQUE.search(name))}
-    owned = (trace.kernels.owner >= 0) & np.isin(
-        trace.kernels.name, np.array([*bytes_by_name], trace.kernels.name.dtype)
-    )
-    sizes: dict[int, set[int]] = {}
-    pairs = zip(
-        trace.ops.signature[trace.kernels.owner[owned]].tolist(), trace.kernels.name[owned].tolist(), strict=True
-    )
-    for signature, name in set(pairs):
-        sizes.setdefault(signature, set()).add(bytes_by_name[name])
-    return {signature: size.pop() for signature, size in sizes.items() if len(size) == 1}
-
-
-def _work_of_calls(
-    trace: Trace, names: Sequence[str], calls: npt.NDArray[np.int64], element_bytes: Mapping[int, int]
-) -> list[tuple[float | None, float | None, str]]:
-    """Return the same for the given number of calls of each signature."""
-    by_name: dict[str, tuple[float | None, float | None, str]] = {}
-    for i in np.flatnonzero(calls).tolist():
-        signature, n = trace.signatures[i], int(calls[i])
-        work = work_of(signature, element_bytes.get(i))
-        flops, moved, dtype = by_name.get(signature.name, (0.0, 0.0, work.dtype))
-        by_name[signature.name] = (
-            None if flops is None or work.flops is None else flops + n * work.flops,
-            None if moved is None or work.bytes is None else moved + n * work.bytes,
-            dtype if dtype == work.dtype else "",
-        )
-    return [by_name.get(name, (None, None, "")) for name in names]
-
-
-def _in_tf32(trace: Trace, at: npt.NDArray[np.int64], length: int) -> list[float]:
-    """Return, for each label, the device time of calls with a kernel whose name says TF32."""
-    kernels = trace.kernels
-    is_named = np.array([is_tf32(name) for name in trace.kernel_names] or [False], bool)[kernels.name]
-    call = np.where(kernels.owner >= 0, kernels.owner.astype(np.int64), len(trace.ops) + np.arange(len(kernels)))
-    of_call = np.isin(call, call[is_named])
-    time = kernels.dur_ns.astype(np.float64)
-    whole = np.bincount(at, weights=time, minlength=length)
-    return (np.bincount(at, weights=time * of_call, minlength=length) / np.maximum(whole, 1.0)).tolist()
-
-
-def _peak_shares(
-    peak: Peak, tflops: float | None, gb_per_s: float | None, dtype: str, in_tf32: float
-) -> list[tuple[float, str]]:
-    """Return (share of a peak, which peak) for this dtype's arithmetic and for memory, if the rates are known."""
-    shares: list[tuple[float, str]] = []
-    if tflops is not None and dtype in peak.tflops:
-        best, kind = peak.tflops[dtype], dtype
-        if dtype == "float32" and in_tf32 and TF32 in peak.tflops:
-            best = in_tf32 * peak.tflops[TF32] + (1 - in_tf32) * best
-            kind = TF32 if in_tf32 > 1 - 1e-9 else f"{TF32}, {dtype}"
-        shares.append((tflops / best, kind))
-    if gb_per_s is not None:
-        shares.append((gb_per_s / peak.gb_per_s, "memory"))
-    return shares
-
-
-def _rated(row: Row, work: tuple[float | None, float | None, str], peak: Peak | None, in_tf32: float = 0.0) -> Row:
-    """Return the row with rates. `in_tf32` is the part of its time in calls that multiply in TF32, relevant for
-    float32.
-    """
-    flops, moved, dtype = work
-    if row.time_us <= 0:
-        return row
-    tflops = None if flops is None else flops / row.time_us / 1e6
-    speed = None if moved is None else moved / row.time_us / 1e3
-    shares = [] if peak is None else _peak_shares(peak, tflops, speed, dtype, in_tf32)
-    share, kind = max(shares, default=(None, ""))
-    return msgspec.structs.replace(row, tflops_per_s=tflops, gb_per_s=speed, peak_share=share, peak_kind=kind)
+    return Breakdown(by=by, clock="device", total_us=float(time.sum()), rows=tuple(rows), note=note)
 
 
 def _of_host(trace: Trace, by: By, modules: Sequence[str]) -> Breakdown:
@@ -217,7 +101,6 @@ def _of_host(trace: Trace, by: By, modules: Sequence[str]) -> Breakdown:
         note = "; ".join(text for text in (note, more) if text)
     rows = _rows(names, at, time)
     if by == "op":
-        rows = _rated_on_host(trace, rows)
         listed: list[int] = trace.ops.signature[_listed_rows(trace)].tolist()
         transfers = {trace.signatures[index].name for index in listed}
         kinds = ["communication" if row.name in transfers else class_of_op(row.name) for row in rows]
@@ -244,28 +127,17 @@ def _listed_rows(trace: Trace) -> list[int]:
     return [collective.row for collective in trace.collectives if collective.row >= 0]
 
 
-def _rated_on_host(trace: Trace, rows: Sequence[Row]) -> list[Row]:
-    """Return rows with rates for ops that do their work themselves; for others, their own time is not that of the
-    work.
-    """
+def room_of_results_us(trace: Trace) -> npt.NDArray[np.float64]:
+    """Return, for each signature, the time that its calls spend in ops that allocate their results."""
     signature = trace.ops.signature
-    count = len(trace.signatures)
-    calls = np.bincount(signature, minlength=count)
-    time = np.bincount(signature, weights=trace.ops.dur_ns, minlength=count)
-    # Making room for its result is part of an op's work, whatever ops it takes.
-    parents, room = (
-        innermost_parent(trace.ops),
-        np.array([signature.name in _ROOM for signature in trace.signatures] or [False]),
-    )
+    parents = innermost_parent(trace.ops)
+    room = np.array([signature.name in _ROOM for signature in trace.signatures] or [False])
     inside = (parents >= 0) & room[signature]
-    time -= np.bincount(signature[parents[inside]], weights=trace.ops.dur_ns[inside], minlength=count)
-    names = (signature.name for signature in trace.signatures)
-    whole = summed((name, ns / 1e3) for name, ns in zip(names, time.tolist(), strict=False))
-    work = _work_of_calls(trace, [row.name for row in rows], calls, {})
-    return [
-        _rated(row, op_work, None) if row.time_us >= LEAST_OWN * whole[row.name] else row
-        for row, op_work in zip(rows, work, strict=True)
-    ]
+    time = trace.ops.dur_ns[inside] / 1e3
+    sums: npt.NDArray[np.float64] = np.bincount(
+        signature[parents[inside]], weights=time, minlength=len(trace.signatures)
+    ).astype(np.float64)
+    return sums
 
 
 def self_time_us(trace: Trace) -> npt.NDArray[np.float64]:

@@ -66,7 +66,7 @@ _PATTERNS: tuple[tuple[str, str], ...] = (
                     r"|aiCore_(mul|add|sub|div|real|cast|maximum)|tensoropwithscalar|addcmul|addcdiv"),
 )  # fmt: skip
 _COMPILED = tuple((kind, re.compile(pattern, re.IGNORECASE)) for kind, pattern in _PATTERNS)
-_LAYERS = re.compile(r"moe_forward|moe_fwd|(ck|asm|fused)_moe|experts", re.IGNORECASE)
+_LAYERS = re.compile(r"moe_forward|moe_fwd|(ck|asm|fused|marlin|scale)_moe|\bfmoe|experts", re.IGNORECASE)
 """Names of ops that route, multiply and sum up: layers of experts."""
 _NODES = ("autograd::engine::", "torch::autograd::")
 

@@ -25,6 +25,16 @@ class Peak(msgspec.Struct, frozen=True, kw_only=True):
     cache_mib: int = 256
     """Of its last cache; where a data sheet is not at hand, that of the largest."""
 
+    def rate_of(self, dtype: str) -> float | None:
+        """Return the rate of products of a dtype; None if it is not known."""
+        if dtype.startswith("float8") and self.device.startswith(_EIGHT_BITS):
+            return 2 * self.tflops["float16"]
+        return self.tflops.get(dtype)
+
+
+_EIGHT_BITS = ("GB200", "B200", "GH200", "H200", "H100", "L40", "L4", "MI355X", "MI325X", "MI300X", "MI300A")
+"""Devices that multiply 8-bit floats twice as fast as 16-bit ones, by their datasheets."""
+
 
 def _half(device: str, half: float, tf32: float | None, single: float, memory: float, cache: int = 256) -> Peak:
     """Return the peak of a device with equal bfloat16 and float16 rates; `cache` in MiB."""

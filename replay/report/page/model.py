@@ -86,7 +86,7 @@ class Roof(msgspec.Struct, frozen=True, kw_only=True):
         dtypes: dict[float, list[str]] = {}
         for dtype, rate in self.flops_per_s.items():
             dtypes.setdefault(rate, []).append(dtype)
-        rates = [f"{', '.join(names)} {rate / 1e12:,.3g} TFLOP/s" for rate, names in sorted(dtypes.items())[::-1]]
+        rates = [f"{', '.join(names)} {rate / 1e12:,.4g} TFLOP/s" for rate, names in sorted(dtypes.items())[::-1]]
         return ", ".join([*rates, f"{self.bytes_per_s / 1e12:,.3g} TB/s"])
 
 

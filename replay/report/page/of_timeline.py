@@ -10,8 +10,16 @@ import msgspec
 import numpy as np
 
 from opreplay.replay.ir.step import PYTHON
+from opreplay.replay.ops.recorded.roofline import roofline
 from opreplay.replay.report.page.model import Lane, Opened, Page, Stretch, Strip
-from opreplay.replay.report.page.parts import bars_by_name, module_trees, step_answers, waterfall
+from opreplay.replay.report.page.parts import (
+    bars_by_name,
+    module_trees,
+    opened_roofline,
+    roofline_of,
+    step_answers,
+    waterfall,
+)
 from opreplay.replay.report.page.step_parts import (
     MOST_ROWS,
     all_steps,
@@ -40,6 +48,8 @@ from opreplay.replay.timeline.job.study import JobStudy
 from opreplay.replay.timeline.job.values import JobChange, JobTimeline
 from opreplay.replay.timeline.paths import PathPart
 from opreplay.replay.timeline.timeline import Study, Timeline, WhatIf
+from opreplay.traces.joins.launch_grids import with_launch_grids
+from opreplay.traces.limits import Limits
 from opreplay.traces.sums import summed
 
 MOST_LANES = 8
@@ -78,6 +88,7 @@ def page(study: Study, command: str) -> Page:
     strips, zero_us = _strips_of_a_step(drawn)
     steps, steps_tables = all_steps(study)
     launched, launch_tables = launches(study)
+    rates = roofline(with_launch_grids(study.names.trace, Limits()))
     return Page(
         title=f"Timeline of {timeline.step.name}: {timeline.source}",
         headline=head_line(timeline),
@@ -101,6 +112,7 @@ def page(study: Study, command: str) -> Page:
             bars_by_name("Work of the device by op", work, note="times of ops, which may overlap"),
         ),
         trees=module_trees(timeline.step),
+        roofline=roofline_of(rates),
         waterfalls=tuple(
             waterfall(
                 f"From the recorded step to {name}",
@@ -112,6 +124,7 @@ def page(study: Study, command: str) -> Page:
         ),
         tables=(
             ops_table(study, tasks),
+            opened_roofline(rates),
             Opened(table=cut(path_table(timeline), MOST_ROWS), key=lambda part: part.name),
             *steps_tables,
             *launch_tables,

@@ -9,6 +9,7 @@ from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from opreplay.replay.ascend.devices.file import load_device
 from opreplay.replay.ascend.profile import DeviceProfile
 from opreplay.replay.ir.step import StepReport
+from opreplay.replay.ops.recorded.roofline import Roofline as RoofTable
 from opreplay.replay.report.page.model import (
     Answer,
     Bar,
@@ -23,9 +24,10 @@ from opreplay.replay.report.page.model import (
     Tree,
     Waterfall,
 )
+from opreplay.replay.report.roofline import page_table
 from opreplay.replay.report.step.text import large_modules
 from opreplay.replay.report.step.verdict import CAUSES, step_facts, step_rows, verdict
-from opreplay.replay.report.table import AnyTable, Column, facts_grid
+from opreplay.replay.report.table import PAGE_ROWS, AnyTable, Column, cut, facts_grid
 from opreplay.replay.report.text import DASH, middle, quotient, ratio_text, share_text, time_text
 from opreplay.replay.report.view import View
 from opreplay.replay.results.records import OpResult
@@ -220,7 +222,7 @@ def roofline(
     results: Sequence[OpResult], clock: Column[OpResult], recorded: str | None, devices: Mapping[str, Roof | None]
 ) -> Roofline | None:
     """Return the ops at their recorded times and on each simulated device; None if no op's operations are known."""
-    known = [(r, r.product) for r in results if r.product is not None]
+    known = [(r, r.product) for r in results if r.product is not None and r.product.moved_bytes]
     drawn: list[DeviceRoof] = []
 
     def add(device: str, roof: Roof | None, column: Column[OpResult], bound: Callable[[OpResult], str]) -> None:
@@ -233,8 +235,8 @@ def roofline(
                 detail=r.inputs,
                 bound=bound(r),
                 time_us=us,
-                flops=product.flops,
-                moved_bytes=product.moved_bytes,
+                flops=product.flops or 0.0,
+                moved_bytes=float(product.moved_bytes or 0),
                 share=us * r.count / total,
             )
             for r, product, us in timed
@@ -249,6 +251,36 @@ def roofline(
         add(name, roof, us, lambda r, name=name: f"bound by {r.simulated[name].bound}, {r.simulated[name].confidence}")
     left_out = len(results) - len(known)
     return Roofline(devices=tuple(drawn), left_out=left_out) if drawn else None
+
+
+def roofline_of(table: RoofTable) -> Roofline | None:
+    """Return the rows of a roofline table as a figure; None if no row has operations and bytes."""
+    points = tuple(
+        Point(
+            key=row.id or row.name,
+            name=row.name,
+            detail=row.inputs,
+            bound=f"{row.bound}-bound, {share_text(row.peak_share)} of peak" if row.bound else row.why,
+            time_us=row.time_us,
+            flops=row.flops or 0.0,
+            moved_bytes=row.bytes,
+            share=row.share,
+        )
+        for row in table.rows
+        if row.bytes and row.time_us > 0
+    )
+    if not points:
+        return None
+    device = table.peak.device if table.peak is not None else f"{table.clock} time"
+    drawn = DeviceRoof(device=device, roof=roof_of_recorded(table.peak and table.peak.device), points=points)
+    return Roofline(devices=(drawn,), left_out=len(table.rows) - len(points))
+
+
+def opened_roofline(table: RoofTable) -> Opened:
+    """Return the roofline table as a page holds it."""
+    return Opened(
+        table=cut(page_table(table), PAGE_ROWS), key=lambda row: row.id or row.name, name=lambda row: row.name
+    )
 
 
 def opened_ops(table: AnyTable, source: str) -> Opened:
@@ -266,8 +298,10 @@ def op_details(result: OpResult, reproduce: str) -> list[tuple[str, str]]:
     rows += [("kernels", f"{k.type} ×{k.count}, {time_text(k.total_us)}") for k in result.npu_kernels]
     rows += [("work of its kernels", ", ".join(f"{n} {share_text(s)}" for n, s in result.kernel_classes.items()))]
     if (product := result.product) is not None:
-        flops = f"{product.flops / 1e9:,.3g} GFLOP, " if product.flops else ""
-        rows.append(("of a call", f"{flops}{product.moved_bytes / 1e6:,.3g} MB of arguments and results"))
+        flops = f"{product.flops / 1e9:,.3g} GFLOP" if product.flops else ""
+        moved = f"{product.moved_bytes / 1e6:,.3g} MB of arguments and results" if product.moved_bytes else ""
+        rows.append(("of a call", ", ".join(filter(None, (flops, moved)))))
+        rows.append(("its work is unknown", product.why))
     for name, predicted in result.simulated.items():
         band = f"{time_text(predicted.low_us)} to {time_text(predicted.high_us)}"
         rows.append(

@@ -13,6 +13,7 @@ from opreplay.replay.report.page.parts import (
     bars_by_name,
     module_trees,
     opened_ops,
+    opened_roofline,
     roofline,
     roofs_of,
     step_bars,
@@ -20,6 +21,7 @@ from opreplay.replay.report.page.parts import (
     times_by_op,
     waterfall,
 )
+from opreplay.replay.report.roofline import of_results
 from opreplay.replay.report.run import batch, facts, ops, sequence
 from opreplay.replay.report.run.tables import Run, tables
 from opreplay.replay.report.step.verdict import page_facts, verdict
@@ -58,6 +60,7 @@ def page(run: Run, command: str) -> Page:
         roofline=roofline(results, times[0], _device(header), roofs_of(socs, versions)),
         tables=(
             opened_ops(heaviest("Ops", _page_columns(results, device), results, lambda r: r.recorded_share), source),
+            opened_roofline(of_results(results, _device(header), times[0].value)),
             *tables(run),
             *batch.tables(run.traces, run.jobs),
             *([sequence.table(run.sequence)] if run.sequence is not None else []),

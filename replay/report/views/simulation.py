@@ -493,6 +493,7 @@ def page(
         bars_by_name,
         module_trees,
         opened_ops,
+        opened_roofline,
         roof_of_device,
         roofline,
         step_answers,
@@ -501,6 +502,7 @@ def page(
         times_by_op,
         waterfall,
     )
+    from opreplay.replay.report.roofline import of_results
 
     results, clock = results_of(plan, steps), ops.recorded(device=plan.device_us_total > 0)
     simulated = [ops.simulated(step.device) for step in steps]
@@ -539,7 +541,10 @@ def page(
         roofline=roofline(
             results, clock, plan.device, {name: roof_of_device(device) for name, device in devices.items()}
         ),
-        tables=(opened_ops(heaviest("Ops, one call", columns, results, lambda r: r.recorded_share), plan.source),),
+        tables=(
+            opened_ops(heaviest("Ops, one call", columns, results, lambda r: r.recorded_share), plan.source),
+            opened_roofline(of_results(results, plan.device, clock.value)),
+        ),
         notes=(
             *first_screen.capture_lines(plan),
             *notes(results, steps),

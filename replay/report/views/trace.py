@@ -21,6 +21,7 @@ from opreplay.traces.joins.kernel_details import join_text
 from opreplay.traces.losses import copies_text, without_copies
 from opreplay.traces.model import MergedProcesses
 from opreplay.traces.summary import BatchSummary, Interval, TopOp
+from opreplay.traces.times.breakdown import Row
 from opreplay.traces.times.busy import DeviceBusy
 
 MEANING: dict[str, str] = {
@@ -31,6 +32,7 @@ MEANING: dict[str, str] = {
 }
 """What each metadata level means for a replay."""
 OPS_SHOWN = 12
+KERNELS_SHOWN = 20
 ANNOTATIONS_SHOWN = 8
 BATCHES_SHOWN = 12
 CATEGORIES_SHOWN = 12
@@ -54,7 +56,12 @@ def render(summary: TraceSummary, step: StepReport | None = None, *, width: int)
     """Render the step, facts of the file, then the ops with the most device time, annotations and categories."""
     parts: list[RenderableType] = [facts_grid(_facts(summary, step))]
     clock = "device time" if summary.device_time_us or summary.kernels else "own time on the host"
-    parts += _section(f"Ops by {clock}", _top_ops(summary), width)
+    if summary.top_kernels:
+        owned = share_text(summary.owned_device_time_us / summary.device_time_us)
+        title = f"Kernels by device time (ops own {owned} of it)"
+        parts += _section(title, _top_kernels(summary), width, limit=KERNELS_SHOWN)
+    else:
+        parts += _section(f"Ops by {clock}", _top_ops(summary), width)
     parts += _section("NPU kernels by op", npu.kernels_table(summary.npu_ops), width)
     parts += _section("Iterations by batch", _batches(summary), width, limit=BATCHES_SHOWN)
     parts += _section("Annotations by time", _annotations(summary), width)
@@ -223,6 +230,17 @@ def _top_ops(summary: TraceSummary) -> Table[TopOp]:
         _Op("op", lambda op: op.name, form="name"),
     ]
     return Table("Ops", columns, summary.top_ops[:OPS_SHOWN])
+
+
+def _top_kernels(summary: TraceSummary) -> Table[Row]:
+    columns = [
+        Column[Row]("share", lambda row: row.share, SHARE),
+        Column[Row]("time", lambda row: row.time_us, TIME),
+        Column[Row]("calls", lambda row: row.calls, COUNT),
+        Column[Row]("kind", lambda row: row.kind, drop=1),
+        Column[Row]("kernel", lambda row: row.name, form="name"),
+    ]
+    return Table("Kernels", columns, summary.top_kernels, noun="kernel")
 
 
 def _batches(summary: TraceSummary) -> Table[BatchSummary]:

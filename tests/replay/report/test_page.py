@@ -176,8 +176,16 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 def test_every_page_says_what_made_it_and_has_its_parts(pages: dict[str, Path]) -> None:
     parts = {
-        "timeline": ("Critical path", "recorded", "Ops of the step", "All steps", "Kernel launches", "waiting"),
-        "simulate": ("Roofline", "910b4"),
+        "timeline": (
+            "Critical path",
+            "recorded",
+            "Ops of the step",
+            "All steps",
+            "Kernel launches",
+            "waiting",
+            "FLOPs",
+        ),
+        "simulate": ("Roofline", "910b4", "TFLOP/s"),
         "validate": ("Kernels",),
     }
     for name, path in pages.items():

@@ -12,6 +12,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from opreplay.replay.ops.recorded.roofline import roofline
+from opreplay.replay.ops.recorded.sizes import work_of
 from opreplay.traces import read_trace
 from opreplay.traces.limits import Limits
 from opreplay.traces.model import OpSignature
@@ -19,7 +21,6 @@ from opreplay.traces.times.breakdown import NO_OP, breakdown, self_time_us
 from opreplay.traces.times.busy import _at_least_two, _length, _union, device_busy
 from opreplay.traces.times.kernel_classes import class_of
 from opreplay.traces.times.modules import modules_of_ops
-from opreplay.traces.times.op_work import work_of
 from opreplay.traces.times.peaks import PEAKS, peak_of
 
 
@@ -81,7 +82,8 @@ def test_rows_of_every_table_add_up(tmp_path: Path) -> None:
         assert sum(row.share for row in one.rows) == pytest.approx(1)
     assert [(row.name, row.calls) for row in by["op"].rows] == [("aten::mm", 1), (NO_OP, 1), ("aten::add", 1)]
     assert {row.name for row in by["category"].rows} == {"GEMM", "elementwise", "communication"}
-    (mm, *_) = by["op"].rows
+    mm = next(row for row in roofline(trace).rows if row.name == "aten::mm")
+    assert mm.lost_us == pytest.approx(300 * (1 - (mm.peak_share or 0)))
     assert mm.tflops_per_s == pytest.approx(2 * 4096**3 / 300e-6 / 1e12)
     assert mm.gb_per_s == pytest.approx(3 * 4096**2 * 2 / 300e-6 / 1e9)
     assert mm.peak_share == pytest.approx(2 * 4096**3 / 300e-6 / 989e12)
@@ -108,7 +110,7 @@ def test_products_of_float32_have_the_peak_that_their_kernels_tell(
 ) -> None:
     sizes: dict[str, Any] = {**MM, "Input type": ["float"] * 2}
     trace = read_trace(written(tmp_path, host("aten::mm", 10, 5, 1, **sizes), *work(kernel, 1000, 2000, 1)))
-    (mm,) = breakdown(trace, "op").rows
+    (mm,) = roofline(trace).rows
     assert mm.tflops_per_s is not None
     assert (mm.peak_share, mm.peak_kind) == (pytest.approx(mm.tflops_per_s / peak), kind)
 
@@ -117,7 +119,7 @@ def test_calls_of_both_kinds_have_the_peak_of_their_times(tmp_path: Path) -> Non
     sizes: dict[str, Any] = {**MM, "Input type": ["float"] * 2}
     calls = (host("aten::mm", 10, 5, 1, **sizes), host("aten::mm", 48, 5, 2, **sizes))
     trace = read_trace(written(tmp_path, *calls, *work(SGEMM, 1000, 3000, 1), *work(TF32_GEMM, 5000, 1000, 2)))
-    (mm,) = breakdown(trace, "op").rows
+    (mm,) = roofline(trace).rows
     assert mm.peak_share == pytest.approx(4 * 4096**3 / (3000e-6 * 67e12 + 1000e-6 * 495e12))
     assert mm.peak_kind == "tf32, float32"
 
@@ -300,7 +302,7 @@ def test_room_made_for_a_result_is_work_of_the_op_itself(tmp_path: Path) -> None
         "Concrete Inputs": ["", "", "", "[1, 1]", "[1, 1]", "[1, 1]", "1"],
     }
     path = written(tmp_path, host("aten::mkldnn_convolution", 0, 125.0, **sizes), host("aten::empty", 5, 25.0))
-    rows = {row.name: row for row in breakdown(read_trace(path), "op").rows}
+    rows = {row.name: row for row in roofline(read_trace(path)).rows}
     assert rows["aten::mkldnn_convolution"].tflops_per_s == pytest.approx(2 * 4 * 64 * 64 * 64 * 27 / 100e-6 / 1e12)
 
 
@@ -308,7 +310,7 @@ def test_a_host_op_that_does_its_work_itself_has_rates(tmp_path: Path) -> None:
     """An op that only calls others has their work and none of their time."""
     sizes: dict[str, Any] = {"Input Dims": [[1000, 1000]] * 2, "Input type": ["float"] * 2}
     path = written(tmp_path, host("aten::linear", 0, 1010.0, **sizes), host("aten::mm", 5, 1000.0, **sizes))
-    rows = {row.name: row for row in breakdown(read_trace(path), "op").rows}
+    rows = {row.name: row for row in roofline(read_trace(path)).rows}
     assert rows["aten::mm"].tflops_per_s == pytest.approx(2.0)
     assert rows["aten::mm"].gb_per_s == pytest.approx(12.0)
     assert rows["aten::linear"].tflops_per_s is None

@@ -17,8 +17,8 @@ import torch.nn.functional as F
 import opreplay
 from opreplay.replay.arguments.shrink.flops import product_flops
 from opreplay.replay.ir.model import ReplayArg, ReplayOp
+from opreplay.replay.ops.recorded.sizes import work_of
 from opreplay.traces.model import OpSignature
-from opreplay.traces.times.op_work import work_of
 from tests import factories
 
 ones = torch.ones

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from opreplay.traces.times.peaks import PEAKS, TF32
+from opreplay.traces.times.peaks import PEAKS, TF32, peak_named
 
 ROWS = {
     # units, GHz, operations a clock and unit in 16 bits, in TF32 and in float32; bits of the bus, Gbit/s a pin
@@ -33,3 +33,9 @@ def test_a_peak_is_what_the_device_is_made_of(name: str) -> None:
             assert peak.tflops[dtype] == pytest.approx(units * ghz * operations / 1e3, rel=0.013), dtype
     assert (TF32 in peak.tflops) == (tf32 is not None)
     assert peak.gb_per_s == pytest.approx(bits / 8 * gbits, rel=0.025)
+
+
+def test_eight_bit_floats_run_twice_as_fast_where_the_device_has_them() -> None:
+    assert peak_named("H100").rate_of("float8_e4m3fn") == 2 * 989.0
+    assert peak_named("A100").rate_of("float8_e4m3fn") is None
+    assert peak_named("A100").rate_of("bfloat16") == 312.0

@@ -4,22 +4,25 @@
 Formulas: a product [m, k] x [k, n] is 2 m n k operations; attention is two products over all pairs of tokens, halved if
 the call is causal; for packed or paged sequences it is known if their number and the longest one determine each length.
 An expert layer multiplies each token with the matrices of its experts. A convolution is 2 operations for each weight of
-a filter and element of the result, and as many again for each gradient. Bytes count each argument once, and the result
-if its size follows; of a cache, the pages that are read or written. The work of an op whose weights or caches are not
-among its arguments is unknown.
+a filter and element of the result, and as many again for each gradient. Ops without products count `PER_ELEMENT`
+operations for each element. Bytes count each argument once, and the result if its size follows; of a cache, the pages
+that are read or written; of a table, the rows. What an op's own arguments do not tell, `layers` finds elsewhere.
 """
 
 from __future__ import annotations
 
+import re
 from math import prod
 from typing import TypeGuard, cast
 
 import msgspec
 
+from opreplay.replay.ops.recorded.arguments import Arguments, parameters_of
 from opreplay.traces.dtypes import ITEMSIZE_BYTES, torch_dtype_name
 from opreplay.traces.literals import Literal, is_whole_numbers, parse_literal
 from opreplay.traces.model import MOST_ELEMENTS, OpSignature
 from opreplay.traces.times.flops import (
+    attention_backward_flops,
     attention_flops,
     bilinear_flops,
     complex_factor,
@@ -43,6 +46,14 @@ ATTENTION: dict[str, tuple[int, bool]] = {
     "_efficient_attention_forward": (9, True),
 }
 """Op of aten on [batch, heads, tokens, width] → which argument says that it is causal; whether heads follow tokens."""
+
+
+ATTENTION_BACKWARD: dict[str, int] = {
+    "_scaled_dot_product_flash_attention_backward": 11,
+    "_scaled_dot_product_efficient_attention_backward": 11,
+    "_scaled_dot_product_cudnn_attention_backward": 14,
+}
+"""Op of aten, whose first arguments are the gradient, query, key and value → which argument says that it is causal."""
 
 
 class Packed(msgspec.Struct, frozen=True, kw_only=True):
@@ -74,7 +85,7 @@ CACHE_WRITES = frozenset(
 )
 """Ops that write their first two arguments to a cache."""
 JOINED = frozenset({"cat", "concat", "concatenate", "_cat", "stack"})
-ONLY_WRITES = frozenset({"fill_", "zero_", "uniform_", "normal_", "random_", "exponential_"})
+ONLY_WRITES = frozenset({"fill_", "zero_", "uniform_", "normal_", "random_", "exponential_", "bernoulli_"})
 """Ops that write what they are given, and read nothing."""
 CONVOLUTIONS: dict[str, tuple[int, int, int | None, int | bool]] = {
     **dict.fromkeys(("convolution", "_convolution", "convolution_overrideable"), (3, 4, 5, 6)),
@@ -121,6 +132,28 @@ PAIRS = "float4_e2m1fn_x2"
 LINEAR = frozenset({"linear", "_mkldnn_linear"})
 LIKE_ITS_INPUT = frozenset({"elementwise", "normalization", "softmax", "copies"})
 """Classes of ops whose result is as large as their largest argument."""
+PER_ELEMENT = {
+    "elementwise": 1,
+    "normalization": 4,
+    "softmax": 4,
+    "reduction": 1,
+    "copies": 0,
+    "indexing and sorting": 0,
+}
+"""Class of an op without products → operations for each element of its largest tensor, by convention: a sum or product
+has one, normalization and softmax four. They matter little: memory bounds these ops."""
+WHOLE_TENSOR = frozenset({"where", "cumsum", "cumprod"})
+"""Ops among those of indices that read all of their arguments, and return as much."""
+TABLES_OF_ANGLES = ("cos_sin_cache", "cos_cache", "sin_cache", "cos", "sin")
+ROTATED = ("query", "key", "q", "k", "q_rope", "k_rope")
+"""Names of arguments of rotary embeddings."""
+COMPARISONS = frozenset(
+    {"eq", "ne", "lt", "gt", "le", "ge", "isnan", "isinf", "isfinite", "logical_not", "logical_and", "logical_or"}
+)
+"""Ops whose result has a byte an element."""
+_ROTARY = re.compile(r"rotary|rope(?!r)", re.IGNORECASE)
+COMMUNICATION = "communication: links between devices bound it"
+_CONTENTS = "which rows are read or written depends on index values"
 
 
 POOLS: dict[str, tuple[int | None, int, int]] = {
@@ -144,11 +177,15 @@ class CallWork(msgspec.Struct, frozen=True, kw_only=True):
     """None where the recorded sizes do not tell."""
     bytes: float | None
     dtype: str
-    """Of the first tensor."""
+    """Of the first tensor, or in which a layer multiplies."""
+    why: str = ""
+    """Why operations or bytes are None."""
+    assumed: str = ""
+    """What the numbers rest on that the recording does not say."""
 
 
 def work_of(signature: OpSignature, element_bytes: int | None = None) -> CallWork:
-    """Return the work of one call of a recorded op, as far as its sizes determine it.
+    """Return the work of one call of a recorded op, as far as its own arguments determine it.
 
     `element_bytes` is the element size in lists of tensors, if the caller knows it and the signature does not.
     """
@@ -158,38 +195,234 @@ def work_of(signature: OpSignature, element_bytes: int | None = None) -> CallWor
     moved: float | None = None
     if base in JOINED:
         moved = _joined_bytes(signature, element_bytes)
+        flops = None if moved is None else 0.0
     elif not shapes:
         pass
     elif base in CACHE_WRITES and len(shapes) > 1:
-        moved = _cached(shapes, dtypes)
+        flops, moved = 0.0, _cached(shapes, dtypes)
     elif base in PACKED and len(shapes[0]) == 3:
         flops, moved = _packed(signature, PACKED[base])
     elif base in DECODING:
         flops, moved = _decoding(signature, *DECODING[base])
-    elif is_layer_of_experts(signature.name):
+    elif base in ATTENTION_BACKWARD:
+        flops, moved = _attention_backward(base, shapes, dtypes, signature)
+    elif is_layer(signature):
         flops = _experts(shapes)  # which experts are read, values decide
+    elif _ROTARY.search(base) and "::" in signature.name:
+        flops, moved = _rotary(signature)
     else:
         flops, moved = _by_sizes(base, shapes, dtypes, signature)
-    return CallWork(flops=flops, bytes=moved, dtype=next(iter(dtypes), ""))
+    why = _why_unknown(signature, base, shapes) if flops is None or moved is None else ""
+    return CallWork(flops=flops, bytes=moved, dtype=next(iter(dtypes), ""), why=why)
+
+
+_KINDS = (
+    ("attention", re.compile(r"^(_vllm_fa\d_C|flash_attn\w*|xformers\w*)::\w*(fwd|forward)")),
+    ("GEMM", re.compile(r"::\w*(_mm|_gemm|_linear|bmm_fp8)(_\w+)?$")),
+)
+"""Classes of ops of libraries whose names alone do not tell: `_vllm_fa2_C::varlen_fwd`, `sgl_kernel::fp8_scaled_mm`."""
+
+
+def kind_of(name: str) -> str:
+    """Return the class of work of an op by name and library."""
+    kind = class_of_op(name)
+    if kind != "other" or is_layer_of_experts(name):
+        return kind
+    return next((kind for kind, pattern in _KINDS if pattern.search(name)), kind)
+
+
+def is_layer(signature: OpSignature) -> bool:
+    """Check whether a call is that of a whole layer of experts, and not of a generated kernel named after one."""
+    return "::" in signature.name and is_layer_of_experts(signature.name)
+
+
+def _why_unknown(signature: OpSignature, base: str, shapes: Shapes) -> str:
+    """Return why the operations or bytes of a call do not follow from its own arguments."""
+    kind = kind_of(signature.name)
+    if kind == "communication":
+        return COMMUNICATION
+    if not shapes:
+        return (
+            "no shapes recorded" if not any(signature.dims or ()) else "dtypes of the listed tensors are not recorded"
+        )
+    if signature.name.startswith("triton_"):
+        return "what a generated kernel computes is not recorded"
+    if max(map(prod, shapes)) > MOST_ELEMENTS:
+        return "a recorded size is impossible"
+    if is_layer(signature):
+        return "sizes of the experts' weights are in no argument"
+    if kind == "attention":
+        return "lengths of the sequences are not recorded"
+    if kind == "indexing and sorting":
+        return _CONTENTS
+    if kind in ("GEMM", "convolution") and not any(signature.concrete or ()):
+        return "scalar arguments, such as strides, are not recorded"
+    if kind in ("GEMM", "convolution"):
+        return "its tensors fit no known layout of a product"
+    return "its work is not known"
 
 
 def _by_sizes(
     base: str, shapes: Shapes, dtypes: list[str], signature: OpSignature
 ) -> tuple[float | None, float | None]:
     """Return (operations, bytes) of an op that reads its arguments once and writes its result."""
-    kind = class_of_op(signature.name)
+    kind = kind_of(signature.name)
     flops, result = _products(base, shapes, signature)
-    if kind == "indexing and sorting" or (kind == "attention" and flops is None):
-        return None, None  # how much of a table or cache is read, values decide
+    if kind == "GEMM" and flops is None and "::" in signature.name:
+        flops, result = _library_product(signature)
+    reads_all = kind != "indexing and sorting" or base in WHOLE_TENSOR
+    if kind == "indexing and sorting" and not reads_all:
+        return _selected_rows(base, signature)
+    if kind in ("attention", "communication") and flops is None:
+        return None, None  # how much of a cache is read, values decide
+    if kind == "other" and flops is None and not signature.name.startswith(("triton_", "aten::")):
+        return None, None  # arguments of an op of an unknown kind need not be what it reads
     if max(*map(prod, shapes), result or 0) > MOST_ELEMENTS:
         return None, None  # no call on any machine
-    sizes = [float(prod(shape)) * ITEMSIZE_BYTES.get(name, 1) for shape, name in zip(shapes, dtypes, strict=True)]
+    sizes = _sizes(signature)
     if base in ONLY_WRITES:
-        return None, sizes[0]
-    written = max(sizes) if kind in LIKE_ITS_INPUT else 0.0
-    if result is not None:
-        written = float(result) * (ITEMSIZE_BYTES.get(dtypes[0], 1) + POOLS.get(base, (None, 0, 0))[2])
-    return flops, sum(sizes) + written
+        return 0.0, sizes[0]
+    has_rule = any(base in bases for bases, _ in RULES if bases not in (POOLS, POOLS_BACKWARD))
+    if flops is None and kind in PER_ELEMENT and "::" in signature.name and not has_rule:
+        flops = float(PER_ELEMENT[kind] * max(map(prod, shapes)))
+    if signature.name.startswith("triton_") and any("int" in dtype for dtype in dtypes):
+        return None, None  # it may read a table by index
+    if base in ("copy_", "copy"):
+        return 0.0, sum(sizes)
+    if base in CONVOLUTIONS_BACKWARD and len(sizes) > 2:
+        wanted = _argument(signature, 10)
+        made = [
+            size for size, asked in zip(sizes[1:3], wanted if isinstance(wanted, list) else (), strict=False) if asked
+        ]
+        return flops, sum(sizes) + sum(made) if isinstance(wanted, list) else None
+    if kind == "random":
+        elements = max(map(prod, shapes))
+        return (float(elements), 2 * sizes[0] + elements) if base == "native_dropout" else (None, None)
+    return flops, sum(sizes) + _written(signature, base, sizes, kind, result)
+
+
+def _written(signature: OpSignature, base: str, sizes: list[float], kind: str, result: int | None) -> float:
+    """Return the bytes that a call writes beside what its arguments hold once."""
+    item = ITEMSIZE_BYTES.get(_tensors(signature)[1][0], 1)
+    known = parameters_of(signature.name, len(signature.dims or ()))
+    if known is None:
+        if result is not None:
+            return float(result) * (item + POOLS.get(base, (None, 0, 0))[2])
+        if base in COMPARISONS:
+            return float(max(map(prod, _tensors(signature)[0])))
+        return max(sizes) if kind in LIKE_ITS_INPUT or base in WHOLE_TENSOR else 0.0
+    arguments = Arguments(signature)
+    written = sum(
+        size
+        for place, size in zip(arguments.tensors, sizes, strict=False)
+        if known.all[place].is_written and not known.all[place].is_result
+    )
+    if known.returns and result is not None:
+        return written + float(result) * max(item, 2)
+    if known.returns and kind in LIKE_ITS_INPUT:
+        return written + max(sizes) / (2 if "and_mul" in base else 1)
+    return written
+
+
+def _sizes(signature: OpSignature) -> list[float]:
+    """Return the bytes of each tensor; a dimension that was expanded (stride 0) counts once."""
+    out: list[float] = []
+    strides = signature.strides or ()
+    for at, (dims, spelled) in enumerate(zip(signature.dims or (), signature.types or (), strict=False)):
+        dtype = torch_dtype_name(spelled) if spelled else None
+        if dtype is None or not _is_shape(dims):
+            continue
+        steps = strides[at] if at < len(strides) and len(strides[at]) == len(dims) else dims
+        elements = prod(size for size, step in zip(dims, steps, strict=True) if step or not size)
+        out.append(float(elements) * ITEMSIZE_BYTES.get(dtype, 1))
+    return out
+
+
+def _selected_rows(base: str, signature: OpSignature) -> tuple[float | None, float | None]:
+    """Return (operations, bytes) of an op that reads as many elements as it returns, chosen by indices."""
+    first, second, third = (_shape(signature, place) for place in (0, 1, 2))
+    if base == "embedding" and len(first) == 2 and second:
+        chosen, indices = prod(second) * first[1], prod(second) * _item(signature, 1)
+    elif base == "gather" and first and third:
+        chosen, indices = prod(third), prod(third) * _item(signature, 2)
+    elif base == "index_select" and first and len(third) == 1:
+        dim = _integer(signature, 1)
+        if dim is None or not -len(first) <= dim < len(first):
+            return None, None
+        chosen, indices = prod(first) // max(1, first[dim]) * third[0], third[0] * _item(signature, 2)
+    else:
+        return None, None
+    return 0.0, float(2 * chosen * _item(signature, 0) + indices)
+
+
+def _rotary(signature: OpSignature) -> tuple[float | None, float | None]:
+    """Return (operations, bytes) of rotary embeddings: of the table of angles, one row a token is read.
+
+    Queries and keys are read and written. An element takes two multiplications and an addition.
+    """
+    arguments = Arguments(signature)
+    floats = [at for at in arguments.tensors if "float" in arguments.dtype_at(at) and arguments.shape_at(at)]
+    if arguments.named:
+        positions = arguments.place("positions", "pos_ids", "offsets")
+        tables = [at for name in TABLES_OF_ANGLES if (at := arguments.place(name)) is not None]
+        rotated = [at for name in ROTATED if (at := arguments.place(name)) is not None]
+    else:
+        whole = [at for at in arguments.tensors if "int" in arguments.dtype_at(at) and arguments.shape_at(at)]
+        positions = whole[0] if whole else None
+        tokens = prod(arguments.sizes_at(positions)) if positions is not None else 0
+        rotated = [at for at in floats if arguments.sizes_at(at)[0] == tokens]
+        tables = [at for at in floats if at not in rotated]
+    if not rotated or not tables or not {*rotated, *tables} <= {*floats}:
+        return None, None
+    tokens = prod(arguments.sizes_at(positions)) if positions is not None else None
+    moved = 0.0 if positions is None or tokens is None else float(tokens * _item(signature, positions))
+    for at in tables:
+        rows, *width = arguments.sizes_at(at)
+        moved += float(min(rows, rows if tokens is None else tokens) * prod(width) * _item(signature, at))
+    elements = sum(prod(arguments.sizes_at(at)) for at in rotated)
+    size, rotary = arguments.integer("head_size"), arguments.sizes_at(tables[0])[-1]
+    share = min(1.0, rotary / size) if size and len(tables) == 1 else 1.0
+    moved += 2 * sum(prod(arguments.sizes_at(at)) * _item(signature, at) for at in rotated) * share
+    return 3.0 * elements * share, moved
+
+
+def _library_product(signature: OpSignature) -> tuple[float | None, int | None]:
+    """Return (operations, elements of the result) of a library's product of rows [..., k] with weights [n, k] or
+    [k, n], whatever the order of its other arguments; None for packed weights.
+    """
+    arguments = Arguments(signature)
+    known = parameters_of(signature.name, len(signature.dims or ()))
+    places = [
+        at
+        for at in arguments.tensors
+        if len(arguments.sizes_at(at)) >= 2
+        and not (known is not None and (known.all[at].is_result or "scale" in known.all[at].name))
+    ]
+    if len(places) < 2:
+        return None, None
+    first, second = (arguments.sizes_at(at) for at in places[:2])
+    narrow = [arguments.dtype_at(at) in (PAIRS, "uint8") for at in places[:2]]
+    if len(second) != 2 or arguments.dtype_at(places[1]) == "int32":
+        return None, None
+    depth = first[-1] if not narrow[1] or narrow[0] else first[-1] / 2
+    if depth not in second:
+        return None, None
+    width = second[0] if second[1] == depth else second[1]
+    rows = prod(first[:-1])
+    return 2.0 * rows * width * first[-1] * (2 if narrow[0] else 1), rows * width
+
+
+def _attention_backward(
+    base: str, shapes: Shapes, dtypes: list[str], signature: OpSignature
+) -> tuple[float | None, float | None]:
+    """Return (operations, bytes) of the gradients of attention; query, key and value have one each."""
+    if list(map(len, shapes[1:4])) != [4, 4, 4]:
+        return None, None
+    query, key, value = shapes[1:4]
+    flops = float(attention_backward_flops(query, key, value))
+    halved = _argument(signature, ATTENTION_BACKWARD[base]) is True and query[2] == key[2]
+    sizes = _sizes(signature)
+    return flops / (2 if halved else 1), sum(sizes) + sum(sizes[1:4])
 
 
 def _joined_bytes(signature: OpSignature, element_bytes: int | None) -> float | None:
@@ -288,7 +521,8 @@ def _shape(signature: OpSignature, place: int | None) -> tuple[int, ...]:
 
 def _item(signature: OpSignature, place: int) -> int:
     """Return the bytes per element of a tensor argument."""
-    return ITEMSIZE_BYTES.get(torch_dtype_name((signature.types or ())[place]) or "", 1)
+    types = signature.types or ()
+    return ITEMSIZE_BYTES.get(torch_dtype_name(types[place]) or "", 1) if place < len(types) else 1
 
 
 def _tensors(signature: OpSignature) -> tuple[Shapes, list[str]]:

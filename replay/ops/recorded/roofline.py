@@ -1,0 +1,379 @@
+# pyright: strict
+"""The roofline of a trace: work, rates and share of the device's peak of each op and shape, by the time it loses."""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from typing import Literal
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from opreplay.replay.ir.describe import describe_signature
+from opreplay.replay.ops.recorded.layers import MOST_TOP_K, Evidence, work_of_call
+from opreplay.replay.ops.recorded.sizes import COMMUNICATION, CallWork, is_layer, kind_of, work_of
+from opreplay.traces.links.iterations import BatchIndex
+from opreplay.traces.literals import is_whole_numbers, parse_literal
+from opreplay.traces.model import OpSignature, Trace
+from opreplay.traces.reading.grids import grid_sizes
+from opreplay.traces.times.breakdown import classes_of_launches, room_of_results_us, self_time_us
+from opreplay.traces.times.kernel_classes import CLASSES, class_of_op
+from opreplay.traces.times.peaks import TF32, Peak, is_tf32, peak_of
+
+NO_OP = "no op is recorded for this kernel"
+IN_A_GRAPH = "its op is in the recording of the graph's capture, which was not found"
+COPY_OVER_LINK = "copy between host and device: the link between them bounds it"
+DOUBTFUL = 1.05
+"""Share of the peak above which a row says why it cannot be right."""
+LEAST_OWN = 0.9
+"""Of a host op's time that is spent outside of the ops inside it, for its rates to be told."""
+MOST_KERNELS = 64
+_OPAQUE = re.compile(r"CatArrayBatchedCopy\w*<.*?OpaqueType<(\d+)u?")
+_OVER_LINK = re.compile(r"Memcpy (HtoD|DtoH)")
+_ROUTING = re.compile(r"top_?k|gating|sorttokens", re.IGNORECASE)
+Rows = npt.NDArray[np.int64]
+Bound = Literal["compute", "memory", ""]
+
+
+class RooflineRow(msgspec.Struct, frozen=True, kw_only=True):
+    """All calls of one op with the same shapes, or all launches of a kernel without an op."""
+
+    id: str = ""
+    """Of the op in a run or a plan; "" in a trace."""
+    name: str
+    inputs: str
+    calls: int
+    time_us: float
+    share: float
+    """Of all time."""
+    lost_us: float | None = None
+    """Time beyond what the peak of the device allows: time × (1 − share of the peak)."""
+    flops: float | None = None
+    """Of all calls."""
+    bytes: float | None = None
+    """Of all calls: each argument read once, each result written once."""
+    tflops_per_s: float | None = None
+    gb_per_s: float | None = None
+    peak_share: float | None = None
+    """Share of the roof: the larger one of the shares of the arithmetic peak and of the memory bandwidth."""
+    bound: Bound = ""
+    """Which of the two that is."""
+    peak_kind: str = ""
+    """The dtype whose arithmetic peak counts, or "memory"."""
+    kind: str = ""
+    """Class of work."""
+    why: str = ""
+    """Why a number is missing."""
+    assumed: str = ""
+    """What the numbers rest on that is not recorded, or why they cannot be right."""
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether operations, bytes and the share of the peak are all known."""
+        return self.flops is not None and self.bytes is not None and self.peak_share is not None
+
+    @property
+    def rank_us(self) -> float:
+        """The time by which rows are sorted: lost, or all of it where nothing is known."""
+        return self.time_us if self.lost_us is None else self.lost_us
+
+
+class Roofline(msgspec.Struct, frozen=True, kw_only=True):
+    """Rows that lose most time first."""
+
+    clock: Literal["device", "host"]
+    total_us: float
+    rows: tuple[RooflineRow, ...]
+    peak: Peak | None = None
+    note: str = ""
+
+    @property
+    def complete_share(self) -> float:
+        """Share of the time in rows with operations, bytes and share of the peak."""
+        return sum(row.share for row in self.rows if row.is_complete)
+
+
+def roofline(trace: Trace, peak: Peak | None = None) -> Roofline:
+    """Return the roofline of a trace. `peak` is that of the recorded device, by default according to its name."""
+    peak = peak or peak_of(trace.info.device_names)
+    if len(trace.kernels):
+        rows, total_us, note = _of_device(trace, peak), float(trace.kernels.dur_ns.sum(dtype=np.int64)) / 1e3, ""
+    else:
+        rows, total_us = _of_host(trace)
+        peak, note = None, "no device work is recorded: times are those of ops on the host, without the ops inside them"
+    ranked = tuple(sorted(rows, key=lambda row: (-row.rank_us, -row.time_us, row.name)))
+    return Roofline(
+        clock="device" if len(trace.kernels) else "host", total_us=total_us, rows=ranked, peak=peak, note=note
+    )
+
+
+def rated(
+    row: RooflineRow, work: CallWork, peak: Peak | None, *, in_tf32: float = 0.0, call_bytes: float | None = None
+) -> RooflineRow:
+    """Return a row with the rates of its work, that of all calls.
+
+    `in_tf32` is the part of its time in calls that multiply in TF32; `call_bytes` the bytes of one call.
+    """
+    tflops = speed = share = None
+    bound: Bound = ""
+    kind, assumed = "", work.assumed
+    if row.time_us > 0:
+        tflops = None if work.flops is None else work.flops / row.time_us / 1e6
+        speed = None if work.bytes is None else work.bytes / row.time_us / 1e3
+    shares = [] if peak is None else _peak_shares(peak, tflops, speed, work.dtype, in_tf32)
+    # Without its operations, a product may be far nearer to the other roof.
+    if shares and (work.bytes is not None) and (work.flops is not None or row.kind not in ("GEMM", "convolution")):
+        share, bound, kind = max(shares)
+    if share is not None and peak is not None and share > DOUBTFUL:
+        in_cache = call_bytes is not None and call_bytes <= peak.cache_mib << 20
+        doubt = f"its data fits in the {peak.cache_mib} MiB cache" if in_cache else "the count is not reliable"
+        assumed = "; ".join(filter(None, (f"above the peak: {doubt}", assumed)))
+    why = work.why or ("" if peak is not None or work.bytes is None else "the peak of the device is unknown")
+    return msgspec.structs.replace(
+        row,
+        flops=work.flops,
+        bytes=work.bytes,
+        tflops_per_s=tflops,
+        gb_per_s=speed,
+        peak_share=share,
+        lost_us=None if share is None else row.time_us * max(0.0, 1.0 - share),
+        bound=bound,
+        peak_kind=kind,
+        why=why,
+        assumed=assumed,
+    )
+
+
+def _peak_shares(
+    peak: Peak, tflops: float | None, gb_per_s: float | None, dtype: str, in_tf32: float
+) -> list[tuple[float, Bound, str]]:
+    """Return (share of a peak, what it bounds, which peak) for this dtype's arithmetic and for memory, if known."""
+    shares: list[tuple[float, Bound, str]] = []
+    best, kind = peak.rate_of(dtype), dtype
+    if tflops is not None and best is not None:
+        if dtype == "float32" and in_tf32 and TF32 in peak.tflops:
+            best = in_tf32 * peak.tflops[TF32] + (1 - in_tf32) * best
+            kind = TF32 if in_tf32 > 1 - 1e-9 else f"{TF32}, {dtype}"
+        shares.append((tflops / best, "compute", kind))
+    if gb_per_s is not None:
+        shares.append((gb_per_s / peak.gb_per_s, "memory", "memory"))
+    return shares
+
+
+def _of_device(trace: Trace, peak: Peak | None) -> list[RooflineRow]:
+    kernels = trace.kernels
+    time_us = kernels.dur_ns.astype(np.float64) / 1e3
+    total_us = float(time_us.sum()) or 1.0
+    owner = kernels.owner.astype(np.int64)
+    count = len(trace.signatures)
+    # Rows are signatures, then kernels without an op.
+    at = np.where(owner >= 0, trace.ops.signature[np.maximum(owner, 0)] if len(trace.ops) else 0, count + kernels.name)
+    at = at.astype(np.int64)
+    sums = np.bincount(at, weights=time_us)
+    launches = np.bincount(at)
+    over_link = np.bincount(at, weights=time_us * _named(trace, _OVER_LINK), minlength=len(sums))
+    of_graph = np.zeros(len(kernels), bool)
+    if trace.graphs is not None:
+        of_graph[trace.graphs.kernels] = True
+    in_graphs = np.bincount(at, weights=time_us * of_graph, minlength=len(sums))
+    in_tf32 = _time_in_tf32(trace, at, time_us, len(sums))
+    kinds = _kinds(trace, at, len(sums))
+    works = works_of(trace)
+    rows: list[RooflineRow] = []
+    for index in np.flatnonzero(launches).tolist():
+        whole_us = float(sums[index])
+        if index >= count:
+            name, inputs, calls = trace.kernel_names[index - count], "", int(launches[index])
+            why = IN_A_GRAPH if in_graphs[index] > whole_us / 2 else NO_OP
+            total, one = CallWork(flops=None, bytes=None, dtype="", why=why), None
+        else:
+            signature = trace.signatures[index]
+            name, inputs = signature.name, describe_signature(signature)
+            calls, total = works[index]
+            one = None if total.bytes is None else total.bytes / max(1, calls)
+        if kinds[index] == "communication":
+            total = CallWork(flops=None, bytes=None, dtype="", why=COMMUNICATION)
+        elif over_link[index] > whole_us / 2:
+            total = CallWork(flops=0.0, bytes=None, dtype="", why=COPY_OVER_LINK)
+        row = RooflineRow(
+            name=name,
+            inputs=inputs,
+            calls=calls,
+            time_us=whole_us,
+            share=whole_us / total_us,
+            kind=kinds[index],
+        )
+        rows.append(rated(row, total, peak, in_tf32=float(in_tf32[index]), call_bytes=one))
+    return rows
+
+
+def works_of(trace: Trace) -> dict[int, tuple[int, CallWork]]:
+    """Return, for each signature whose calls own device time, their number and the work of all of them."""
+    kernels, ops = trace.kernels, trace.ops
+    owned = np.flatnonzero(kernels.owner >= 0)
+    if not len(owned):
+        return {}
+    owner = kernels.owner[owned].astype(np.int64)
+    calls, which = np.unique(owner, return_inverse=True)
+    call_us = np.bincount(which.reshape(-1), weights=kernels.dur_ns[owned] / 1e3)
+    batches = BatchIndex(trace)
+    signature = ops.signature[calls].astype(np.int64)
+    depends = np.array([kind_of(call.name) == "attention" for call in trace.signatures] or [False])
+    context = np.where(depends[signature], batches.of_row[calls].astype(np.int64), -1)
+    keys, group = np.unique(signature * (len(batches.contexts) + 1) + context + 1, return_inverse=True)
+    by_group = np.argsort(group.reshape(-1), kind="stable")
+    bounds = np.searchsorted(group.reshape(-1)[by_group], np.arange(len(keys) + 1))
+    element_bytes, top_k = _element_bytes(trace), _top_k_by_layer(trace)
+    by_owner = np.argsort(owner, kind="stable")
+    first = np.searchsorted(owner[by_owner], calls)
+    found: defaultdict[int, list[tuple[int, CallWork]]] = defaultdict(list)
+    numbers: list[int] = keys.tolist()
+    for number, key in enumerate(numbers):
+        index, batch = divmod(key, len(batches.contexts) + 1)
+        members = by_group[bounds[number] : bounds[number + 1]]
+        call = trace.signatures[index]
+        begin = int(first[members[0]])
+        call_rows = owned[by_owner[begin : begin + MOST_KERNELS]]
+        evidence = Evidence(
+            batch=batches.contexts[batch - 1] if batch else None,
+            kernels=_kernels_of(trace, call_rows, int(calls[members[0]])),
+            top_k=top_k.get(_sizes_of_layer(call)) if is_layer(call) else None,
+            shortest_us=float(call_us[members].min()),
+            longest_us=float(call_us[members].max()),
+        )
+        found[index].append((len(members), work_of_call(call, evidence, element_bytes.get(index))))
+    return {index: _together(parts) for index, parts in found.items()}
+
+
+def _together(parts: Sequence[tuple[int, CallWork]]) -> tuple[int, CallWork]:
+    """Return the number of calls, and the sum of their work; None where that of some call is unknown."""
+    flops = [None if work.flops is None else n * work.flops for n, work in parts]
+    moved = [None if work.bytes is None else n * work.bytes for n, work in parts]
+    whys = dict.fromkeys(work.why for _, work in parts if work.why)
+    notes = dict.fromkeys(work.assumed for _, work in parts if work.assumed)
+    dtypes = {work.dtype for _, work in parts}
+    return sum(n for n, _ in parts), CallWork(
+        flops=None if None in flops else sum(one or 0.0 for one in flops),
+        bytes=None if None in moved else sum(one or 0.0 for one in moved),
+        dtype=dtypes.pop() if len(dtypes) == 1 else "",
+        why=next(iter(whys), ""),
+        assumed="; ".join([*notes][:2]),
+    )
+
+
+def _kernels_of(trace: Trace, rows: Rows, call: int) -> tuple[tuple[str, tuple[int, int, int] | None], ...]:
+    """Return name and grid of each of these kernels that the call owns, in order of time."""
+    kernels = trace.kernels
+    mine = rows[kernels.owner[rows] == call]
+    mine = mine[np.argsort(kernels.start_ns[mine], kind="stable")]
+    names: list[int] = kernels.name[mine].tolist()
+    grids: list[int] = [-1] * len(mine) if kernels.grid is None else kernels.grid[mine].tolist()
+    return tuple((trace.kernel_names[name], grid_sizes(grid)) for name, grid in zip(names, grids, strict=True))
+
+
+def _sizes_of_layer(signature: OpSignature) -> tuple[int, int]:
+    """Return (tokens, experts) of a layer with hidden states and router logits; (0, 0) for other arguments."""
+    shapes = [dims for dims in signature.dims or () if is_whole_numbers(dims) and len(dims) == 2]
+    return (shapes[0][0], shapes[1][1]) if len(shapes) > 1 and shapes[0][0] == shapes[1][0] else (0, 0)
+
+
+def _top_k_by_layer(trace: Trace) -> dict[tuple[int, int], int]:
+    """Map (tokens, experts) to the experts per token that routing ops of this size choose, if they agree on it."""
+    found: defaultdict[tuple[int, int], set[int]] = defaultdict(set)
+    for signature in trace.signatures:
+        if _ROUTING.search(signature.name):
+            for tokens, experts, chosen in _routings(signature):
+                found[tokens, experts].add(chosen)
+    return {sizes: chosen.pop() for sizes, chosen in found.items() if len(chosen) == 1}
+
+
+def _routings(signature: OpSignature) -> Iterator[tuple[int, int, int]]:
+    """Yield (tokens, experts, experts per token) of a routing op: from a tensor of choices, or from a number."""
+    shapes = [dims for dims in signature.dims or () if is_whole_numbers(dims) and len(dims) == 2]
+    widths = {shape[1] for shape in shapes if shape[0] == shapes[0][0]}
+    if len(widths) == 2 and min(widths) <= MOST_TOP_K:
+        yield shapes[0][0], max(widths), min(widths)
+    elif len(widths) == 1 and shapes:
+        values = [parse_literal(text) for text in signature.concrete or () if text]
+        numbers = [n for n in values if isinstance(n, int) and not isinstance(n, bool) and 0 < n <= MOST_TOP_K]
+        if numbers and numbers[0] < shapes[0][1]:
+            yield shapes[0][0], shapes[0][1], numbers[0]
+
+
+def _named(trace: Trace, pattern: re.Pattern[str]) -> npt.NDArray[np.bool_]:
+    """Return which kernels have a name that matches."""
+    matching = np.array([pattern.search(name) is not None for name in trace.kernel_names] or [False], bool)
+    return matching[trace.kernels.name]
+
+
+def _time_in_tf32(trace: Trace, at: Rows, time_us: npt.NDArray[np.float64], length: int) -> npt.NDArray[np.float64]:
+    """Return, for each row, the share of the time in calls with a kernel whose name says TF32."""
+    kernels = trace.kernels
+    is_named = np.array([is_tf32(name) for name in trace.kernel_names] or [False], bool)[kernels.name]
+    call = np.where(kernels.owner >= 0, kernels.owner.astype(np.int64), len(trace.ops) + np.arange(len(kernels)))
+    of_call = np.isin(call, call[is_named])
+    whole = np.bincount(at, weights=time_us, minlength=length)
+    return np.bincount(at, weights=time_us * of_call, minlength=length) / np.maximum(whole, 1e-3)
+
+
+def _kinds(trace: Trace, at: Rows, length: int) -> list[str]:
+    """Return the class of work that takes most of each row's time."""
+    used, place = np.unique(at, return_inverse=True)
+    time = np.zeros((len(used), len(CLASSES)))
+    np.add.at(time, (place.reshape(-1), classes_of_launches(trace)), trace.kernels.dur_ns + 1.0)
+    kinds = [""] * length
+    for index, best in zip(used.tolist(), time.argmax(axis=1).tolist(), strict=True):
+        kinds[index] = CLASSES[best]
+    return kinds
+
+
+def _element_bytes(trace: Trace) -> dict[int, int]:
+    """Map signatures to the bytes per element that their kernels move, if kernel names agree on it.
+
+    Kernels that concatenate tensors name the size of opaque elements, and profiles lack the types in a list of tensors.
+    """
+    bytes_by_name = {i: int(match[1]) for i, name in enumerate(trace.kernel_names) if (match := _OPAQUE.search(name))}
+    owned = (trace.kernels.owner >= 0) & np.isin(
+        trace.kernels.name, np.array([*bytes_by_name], trace.kernels.name.dtype)
+    )
+    sizes: dict[int, set[int]] = {}
+    pairs = zip(
+        trace.ops.signature[trace.kernels.owner[owned]].tolist(), trace.kernels.name[owned].tolist(), strict=True
+    )
+    for signature, name in set(pairs):
+        sizes.setdefault(signature, set()).add(bytes_by_name[name])
+    return {signature: size.pop() for signature, size in sizes.items() if len(size) == 1}
+
+
+def _of_host(trace: Trace) -> tuple[list[RooflineRow], float]:
+    """Return rows of ops on the host by their own time; rates only of ops that do their work themselves."""
+    signature = trace.ops.signature.astype(np.int64)
+    own = self_time_us(trace)
+    count = len(trace.signatures)
+    time = np.bincount(signature, weights=own, minlength=count)
+    calls = np.bincount(signature, minlength=count)
+    # Making room for its result is part of an op's work, whatever ops it takes.
+    whole = np.bincount(signature, weights=trace.ops.dur_ns / 1e3, minlength=count) - room_of_results_us(trace)
+    total_us = float(own.sum())
+    listed = {int(trace.ops.signature[one.row]) for one in trace.collectives if one.row >= 0}
+    rows: list[RooflineRow] = []
+    for index in np.flatnonzero(calls).tolist():
+        call, n = trace.signatures[index], int(calls[index])
+        kind = "communication" if index in listed else class_of_op(call.name)
+        row = RooflineRow(
+            name=call.name,
+            inputs=describe_signature(call),
+            calls=n,
+            time_us=float(time[index]),
+            share=float(time[index]) / (total_us or 1.0),
+            kind=kind,
+        )
+        if time[index] >= LEAST_OWN * whole[index]:
+            row = rated(row, _together([(n, work_of(call))])[1], None)
+        else:
+            row = msgspec.structs.replace(row, why="its work is done by the ops inside it")
+        rows.append(row)
+    return rows, total_us

@@ -19,10 +19,10 @@ import msgspec
 
 from opreplay.replay.ir.describe import SHORT_DTYPES, shorter_float
 from opreplay.replay.ir.model import ReplayArg, ReplayOp
-from opreplay.traces.dtypes import ITEMSIZE_BYTES
+from opreplay.traces.dtypes import ITEMSIZE_BYTES, torch_dtype_name
 from opreplay.traces.errors import UsageError
 from opreplay.traces.literals import plain_float
-from opreplay.traces.model import TensorMeta, contiguous_strides
+from opreplay.traces.model import OpSignature, TensorMeta, contiguous_strides
 
 MOST_CHARACTERS = 100_000
 MOST_VALUES = 10_000
@@ -422,6 +422,35 @@ def call_text(op: ReplayOp) -> str:
         text = _argument_text(arg)
         parts.append(text if by_place or not named else f"{arg.name}={text}")
     return f"{name}({', '.join(parts)})"
+
+
+def recorded_call_text(signature: OpSignature) -> str:
+    """Return a recorded call in the form that `parse_call` reads, arguments by position; "" where it does not record
+    an argument's value.
+    """
+    dims, spelled = signature.dims, signature.types
+    if dims is None or spelled is None or len(dims) != len(spelled):
+        return ""
+    parts: list[str] = []
+    for place, (shape, kind) in enumerate(zip(dims, spelled, strict=True)):
+        concrete = (signature.concrete or ())[place] if place < len(signature.concrete or ()) else ""
+        strides = (signature.strides or ())[place] if place < len(signature.strides or ()) else None
+        dtype = torch_dtype_name(kind) if kind else None
+        if dtype is not None and all(isinstance(size, int) for size in shape):
+            usable = strides is not None and len(strides) == len(shape)
+            parts.append(tensor_text(TensorMeta(shape=shape, dtype=dtype, strides=strides if usable else None)))  # pyright: ignore[reportArgumentType]
+        elif concrete or not kind:
+            parts.append(concrete or "None")
+        else:
+            return ""
+    while parts and parts[-1] == "None":
+        parts.pop()
+    text = f"{signature.name}({', '.join(parts)})"
+    try:
+        parse_call(text)
+    except UsageError:
+        return ""
+    return text
 
 
 _SINCE = re.compile(r"[._]since_\d{8}(?=\()")

@@ -322,7 +322,7 @@ def what_if_of(
     work_us = float((graph.nodes.dur_us - changed.durations_us).sum())
     others = [named for note, named in on_devices.notes.items() if note not in changed.notes]
     notes = (*changed.notes, *_why_little(graph, before, after, work_us), *others)
-    return _what_if(change, before, changed, after, _gains(graph, changed, before, after), notes, on_devices)
+    return _what_if(change, before, changed, after, gains_of(graph, changed, before, after), notes, on_devices)
 
 
 def _what_if(
@@ -347,7 +347,7 @@ def _what_if(
     )
 
 
-def _gains(graph: StepGraph, changed: Edited, before: Schedule, after: Schedule) -> list[float]:
+def gains_of(graph: StepGraph, changed: Edited, before: Schedule, after: Schedule) -> list[float]:
     """Return the gains of a change for several assumptions.
 
     They are the default, other unknown waits and dependencies, and smaller or larger loss of speed during collectives.
@@ -438,7 +438,7 @@ def _together(
     if changed is None:
         return None
     after = changed.schedule()
-    gains = _gains(graph, changed, before, after)
+    gains = gains_of(graph, changed, before, after)
     return _what_if(" and ".join(changes), before, changed, after, gains, changed.notes, _on_each(changes, simulated))
 
 

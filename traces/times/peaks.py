@@ -82,6 +82,17 @@ def is_tf32(kernel: str) -> bool:
     return by_units or _TF32.search(lower) is not None
 
 
+def roof_us(peak: Peak, flops: float | None, moved: float | None, dtype: str) -> tuple[float, str] | None:
+    """Return (least time of so many operations and bytes, the peak that bounds it: "memory" or the dtype); None if
+    neither is known.
+
+    `dtype` is a key of `Peak.tflops`: "tf32" for products of float32 that are let be less exact.
+    """
+    times = [] if flops is None or dtype not in peak.tflops else [(flops / peak.tflops[dtype] / 1e6, dtype)]
+    times += [] if moved is None else [(moved / peak.gb_per_s / 1e3, "memory")]
+    return max(times, default=None)
+
+
 def peak_of(names: tuple[str, ...]) -> Peak | None:
     """Return the peak of the recorded device; None if it is unknown or several kinds were recorded."""
     matches = [next((peak for word, peak in PEAKS if _is_named(word, name)), None) for name in names]

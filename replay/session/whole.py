@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from opreplay.replay.execute.options import RunOptions
+from opreplay.replay.ir.advice import AdviceList
 from opreplay.replay.ir.step import StepReport
 from opreplay.replay.results.compare.judge import DEFAULT_THRESHOLD, Method, OpComparison
 from opreplay.replay.results.compare.judge import Comparison as Judged
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from opreplay.replay.ir.model import ReplayPlan
     from opreplay.replay.job.events import Progress
     from opreplay.replay.report.view import View
+    from opreplay.replay.timeline.timeline import Study
 
 LOSERS = 10
 """Ops that a simulation lists as those that would lose most."""
@@ -196,10 +198,32 @@ def simulate(
     return Simulation(job.plan, steps, job.devices, tuple(problems))
 
 
+class ShownAdvice(Shown, AdviceList, frozen=True, kw_only=True):
+    """Changes of a step that display themselves."""
+
+    _command = "opreplay.step(...).advice"
+
+    def _view(self) -> View:
+        from opreplay.replay.report.step.advice import view
+
+        return view(self)
+
+
+def advice_of(study: Study) -> ShownAdvice:
+    """Try the usual changes of a step and return them, largest gain first."""
+    from opreplay.replay.timeline.advice import advise
+
+    found = advise(study)
+    return ShownAdvice(**{field: getattr(found, field) for field in AdviceList.__struct_fields__})
+
+
 class ShownStep(Shown, StepReport, frozen=True, kw_only=True):
     """A step that displays itself."""
 
     _command = "opreplay.step"
+
+    advice: ShownAdvice
+    """What to change first: the usual changes, tried and ranked by what the step gains."""
 
     def _view(self) -> View:
         from opreplay.replay.report.page.parts import view_of_step
@@ -207,24 +231,27 @@ class ShownStep(Shown, StepReport, frozen=True, kw_only=True):
         return view_of_step(self)
 
 
-def step(trace: str | os.PathLike[str], soc: str | Sequence[str] = ()) -> StepReport:
-    """Return a trace's step of median length: its duration, what bounds it, and the same on simulated devices.
+def step(trace: str | os.PathLike[str], soc: str | Sequence[str] = ()) -> ShownStep:
+    """Return a trace's step of median length: its duration, what bounds it, what to change first (`advice`), and the
+    same step on simulated devices.
 
     Raises UsageError for a file without the times of events, and for an unknown device.
     """
     from opreplay.replay.ops.work.expected import expected_contents
     from opreplay.replay.plan.inputs import open_input
-    from opreplay.replay.timeline.timeline import step_of
+    from opreplay.replay.timeline.timeline import study_of
     from opreplay.traces.errors import UsageError
 
     read = open_input(os.fspath(trace), activity=True)
     devices = list(devices_of(soc).values())
-    report = step_of(read, devices=devices, contents=expected_contents() if devices else None)
-    if report is None:
+    study = study_of(read, devices=devices, contents=expected_contents() if devices else None)
+    if study is None:
         raise UsageError(
             f"{os.fspath(trace)} does not record when events ran", hint="Record a profile with event times."
         )
-    return ShownStep(**{field: getattr(report, field) for field in StepReport.__struct_fields__})
+    report = study.timeline.step
+    fields = {field: getattr(report, field) for field in StepReport.__struct_fields__}
+    return ShownStep(**fields, advice=advice_of(study))
 
 
 class Comparison(Shown):

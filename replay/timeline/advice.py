@@ -41,6 +41,9 @@ MOST_OPS = 8
 """Op shapes that are tried, those with most time above their roof."""
 MOST_TENSORS = 3
 """Tensors of a call that are told; the command holds all."""
+FEW_CALLS, MOST_SLOW, SLOW, EVEN = 4, 0.2, 3.0, 1.5
+"""Of so many calls at least, at most this share is slow: takes so many times the median, which the others exceed by no
+more than the last factor."""
 WIDE = 0.5
 """Share of a gain: where its range is wider, the gain is less certain."""
 LEAST_ERROR = 0.01
@@ -68,6 +71,14 @@ class _Candidate:
     function: str = ""
     change: str = ""
     command: str = ""
+    lost_us: float = 0.0
+    """What other work loses by it."""
+    least_step_us: float = 0.0
+    """The step is no shorter than this with it."""
+
+    def bounded(self, step_us: float, gain_us: float) -> float:
+        """Return the gain after what other work loses, for a step of this length."""
+        return min(gain_us - self.lost_us, step_us - self.least_step_us)
 
 
 def advise(study: Study) -> AdviceList:
@@ -84,12 +95,12 @@ def advise(study: Study) -> AdviceList:
             continue
         tried += 1
         after = candidate.edit.schedule()
-        gain_us = before.step_us - after.step_us
+        gain_us = candidate.bounded(before.step_us, before.step_us - after.step_us)
         if gain_us < least_us:
             continue
-        gains = gains_of(graph, candidate.edit, before, after)
+        gains = [candidate.bounded(step_us, gain) for gain in gains_of(graph, candidate.edit, before, after)]
         gains += [before.step_us - other.schedule().step_us for other in candidate.others]
-        error_us = max(LEAST_ERROR, _error(study)) * after.step_us
+        error_us = max(LEAST_ERROR, _error(study)) * (step_us - gain_us)
         low_us, high_us = max(0.0, min(gains) - error_us), min(step_us, max(gains) + error_us)
         module, function = ("", candidate.function)
         if candidate.changed is not None:
@@ -117,8 +128,6 @@ def advise(study: Study) -> AdviceList:
 
 def _most_us(graph: StepGraph, candidate: _Candidate) -> float:
     """Return a bound of what the change can gain: the host and device time and the latencies that it removes."""
-    if candidate.edit.overlap:
-        return float(graph.nodes.dur_us[graph.nodes.kind == COLLECTIVE].sum())
     durations = np.maximum(0.0, graph.nodes.dur_us - candidate.edit.durations_us).sum()
     shorter = (graph.edges.lag_us > candidate.edit.lags_us) & (graph.edges.lag_us > 0.0)
     lags = graph.edges.lag_us[shorter] - np.maximum(0.0, candidate.edit.lags_us[shorter])
@@ -150,6 +159,7 @@ def _candidates(names: Names, graph: StepGraph, accelerator: str, least_us: floa
     yield from _of_overlap(names, graph)
     yield from _of_fusion(names, graph)
     yield from _of_copies(names, graph)
+    yield from _of_slow_calls(names, graph)
     peak = peak_of(names.trace.info.device_names)
     if peak is not None and len(names.trace.ops):
         calls = _calls_of(names, graph, peak)
@@ -176,7 +186,7 @@ def _of_host_work(names: Names, graph: StepGraph, device: str, least_us: float) 
                 if work.name
                 else "it is Python work and no wait for another thread: record with_stack=True to see it by name"
             ),
-            certainty="high" if work.name else "medium" if graph.on_device else "low",
+            certainty="high" if work.name else "medium",
             edit=without_work(graph, work),
             function=work.name,
         )
@@ -205,20 +215,34 @@ def _of_cudagraph(names: Names, graph: StepGraph, device: str, change: str) -> I
 
 
 def _of_overlap(names: Names, graph: StepGraph) -> Iterator[_Candidate]:
-    edit = _tried(names, graph, "overlap comm")
-    if edit is not None:
-        talking = graph.nodes.kind == COLLECTIVE
-        total_us = float(graph.nodes.dur_us[talking].sum())
-        yield _Candidate(
-            kind="overlap",
-            what="overlapping communication with computing",
-            why=f"computing waits for collectives, {total_us / 1e3:,.2f} ms in all",
-            basis="the results are not needed before the end of the step; waiting for late ranks is part of them",
-            certainty="medium",
-            edit=edit,
-            changed=talking,
-            change="overlap comm",
-        )
+    """Yield collectives that cost the step nothing but their own time; the worse result is `overlap comm`, which keeps
+    them where they begin.
+    """
+    where_they_are = _tried(names, graph, "overlap comm")
+    if where_they_are is None:
+        return
+    nodes = graph.nodes
+    talking = nodes.kind == COLLECTIVE
+    edit = Edited.unchanged(graph)
+    edit.durations_us[talking] = 0.0
+    of_lane = np.bincount(nodes.lane[talking], weights=nodes.dur_us[talking])
+    total_us = float(of_lane.max(initial=0.0))
+    yield _Candidate(
+        kind="overlap",
+        what="overlapping communication with computing",
+        why=f"computing waits for collectives, {float(of_lane.sum()) / 1e3:,.2f} ms in all",
+        basis=(
+            "collectives are divided, and begin early enough to end beside computing; the least gain is without that; "
+            "waiting for late ranks counts as theirs"
+        ),
+        certainty="medium",
+        edit=edit,
+        others=(where_they_are,),
+        changed=talking,
+        change="overlap comm",
+        lost_us=graph.lost_beside_collectives * total_us,
+        least_step_us=total_us,
+    )
 
 
 def _of_fusion(names: Names, graph: StepGraph) -> Iterator[_Candidate]:
@@ -243,6 +267,45 @@ def _of_fusion(names: Names, graph: StepGraph) -> Iterator[_Candidate]:
         changed=merged,
         change="fuse elementwise",
     )
+
+
+def _of_slow_calls(names: Names, graph: StepGraph) -> Iterator[_Candidate]:
+    """Yield kernels of which a few calls take much longer than the others with the same op, shapes and name."""
+    nodes, trace = graph.nodes, names.trace
+    tasks = np.flatnonzero((nodes.kind == KERNEL) & (nodes.name >= 0))
+    signature = np.full(len(tasks), -1, np.int64)
+    owned = nodes.owner[tasks] >= 0
+    signature[owned] = trace.ops.signature[nodes.owner[tasks[owned]]]
+    _, group = np.unique(np.stack([signature, nodes.name[tasks]]), axis=1, return_inverse=True)
+    group = group.reshape(-1)
+    order = np.argsort(group, kind="stable")
+    for rows in np.split(tasks[order], np.flatnonzero(np.diff(group[order])) + 1):
+        if len(rows) < FEW_CALLS:
+            continue
+        us = nodes.dur_us[rows]
+        usual = float(np.median(us))
+        slow = us > SLOW * max(usual, LEAST_KERNEL_US)
+        if not slow.any() or np.quantile(us, 1.0 - MOST_SLOW) > EVEN * usual:
+            continue
+        changed = np.zeros(len(nodes), bool)
+        changed[rows[slow]] = True
+        edit = Edited.unchanged(graph)
+        edit.durations_us[changed] = usual
+        edit.matched = int(slow.sum())
+        node, few = int(rows[slow][0]), int(slow.sum())
+        has_shapes = nodes.owner[node] >= 0 and bool(trace.signatures[trace.ops.signature[nodes.owner[node]]].dims)
+        yield _Candidate(
+            kind="op",
+            what=f"bringing the slow calls of {names.task(node)} to the time of the others",
+            why=(
+                f"{few:,} of {len(rows):,} calls take {float(np.median(us[slow])):,.1f} µs, the others {usual:,.1f} µs"
+            ),
+            basis="they do the same work" + ("" if has_shapes else ", though their shapes are not recorded"),
+            certainty="medium" if has_shapes else "low",
+            edit=edit,
+            changed=changed,
+            command=_run_command(names, names.task(node)) if nodes.owner[node] >= 0 else "",
+        )
 
 
 _DIRECTIONS = (

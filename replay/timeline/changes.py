@@ -57,6 +57,8 @@ LEAST_GAPS, FEW_GAPS = 0.1, 10
 """The time before an op that a tenth is below, of so many at least, is that of a call from Python."""
 MOST_CALL_US = 2.0
 """A call takes no longer: what is more before all ops is other work of theirs."""
+GRAPH_GAP_US = 1.0
+"""Between two kernels of a captured graph, where the recording shows no gap: the median of public CUDA traces."""
 WORTH = 0.01
 """Share of their speed that kernels lose from which it is told."""
 _RECORDED_WIDTHS = {"float": 4, "double": 8, "c10::BFloat16": 2, "c10::Half": 2}
@@ -542,6 +544,8 @@ def _captured(names: Names, out: Edited) -> None:
     out.lags_us[replayed] = np.minimum(out.lags_us[replayed], edges.unknown_us[replayed])
     order = edges.kind == STREAM
     out.lags_us[order] = np.minimum(out.lags_us[order], graph.stream_gap_us + edges.unknown_us[order])
+    if not graph.stream_gap_us:  # no task had another one waiting behind it
+        out.lags_us[order] = np.where(out.lags_us[order] < 0.0, out.lags_us[order], GRAPH_GAP_US)
     out.matched = len(launches)
     kept_us = float(out.durations_us[kept & between].sum())
     out.notes.append(

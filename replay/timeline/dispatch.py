@@ -27,7 +27,7 @@ from opreplay.traces import Trace
 from opreplay.traces.model import OpSignature
 from opreplay.traces.times.kernel_classes import class_of_work
 
-LONG_US, LONG_TIMES = 500.0, 20.0
+LONG_US, LONG_TIMES = 300.0, 20.0
 """A stretch of host work without a launch is no dispatch if it takes longer than both: this many µs, and this many
 times the median stretch."""
 SOME_LAUNCHES = 2

@@ -194,6 +194,8 @@ def _while_others_work(names: Names, graph: StepGraph, lane: int, begin: Ints, e
 
 def _gaps(names: Names, graph: StepGraph, lane: int, stretches: Stretches, named: Sequence[HostWork]) -> list[HostWork]:
     """Return long gaps between ops that no named function explains, grouped by the ops around them."""
+    if not graph.on_device:
+        return []  # nothing tells Python from waiting for another thread or process
     nodes, slices = graph.nodes, graph.slices
     mine = np.flatnonzero((nodes.lane == lane) & (nodes.slices > 0))
     mine = mine[stretches.is_long[stretches.of_node[mine]]]

@@ -247,13 +247,25 @@ def step_of(
 
     In a merged trace it is a step of the busiest process.
     """
+    study = study_of(read, devices=devices, plan=plan, contents=contents)
+    return None if study is None else study.timeline.step
+
+
+def study_of(
+    read: Trace | ReplayPlan,
+    *,
+    devices: Sequence[DeviceProfile] = (),
+    plan: ReplayPlan | None = None,
+    contents: ContentsOf | None = None,
+) -> Study | None:
+    """Return the analysis of the step that `step_of` reports."""
     if not isinstance(read, Trace) or read.activity is None:
         return None
     read = one_process(read)
     try:
-        return timeline(read, devices=devices, plan=plan, contents=contents).timeline.step
+        return timeline(read, devices=devices, plan=plan, contents=contents)
     except NothingRan:
-        return step_of(read) if devices else None
+        return study_of(read) if devices else None
 
 
 def _on_devices(

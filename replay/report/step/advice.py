@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -13,6 +14,7 @@ from opreplay.replay.ir.advice import Advice, AdviceList
 from opreplay.replay.report.page.model import Answer, Opened
 from opreplay.replay.report.table import SHARE, TIME, Column, Table, Unit, notes_lines, terminal
 from opreplay.replay.report.text import plural, quotient, safe, share_text, time_text
+from opreplay.replay.report.view import View
 
 SHOWN = 8
 ROOM = 40
@@ -23,6 +25,8 @@ _LINES = Unit(str, "lines")
 def head_line(advice: AdviceList) -> str:
     """Return the first advice in a sentence, or that nothing was found."""
     length = f"the {time_text(advice.step_us)} {'step' if advice.marked else 'recording, which marks no steps'}"
+    if not advice.tried:
+        return f"None of the usual changes applies to {length}."
     if not advice.items:
         return f"No change would save 1 % of {length}: {plural(advice.tried, 'change')} tried."
     first = advice.items[0]
@@ -33,6 +37,16 @@ def head_line(advice: AdviceList) -> str:
 def facts(advice: AdviceList) -> dict[str, Any]:
     """Return the `advice` object of the JSON form."""
     return {"line": head_line(advice), **msgspec.to_builtins(advice)}
+
+
+def view(advice: AdviceList) -> View:
+    """Return the changes of a step in every output format."""
+    return View(
+        lines=[head_line(advice)],
+        render=partial(render, advice),
+        facts=partial(facts, advice),
+        table=partial(table, advice),
+    )
 
 
 def render(advice: AdviceList, width: int) -> RenderableType:

@@ -27,8 +27,9 @@ from opreplay.replay.timeline.advice import advise
 from opreplay.replay.timeline.timeline import timeline
 from opreplay.traces import read_trace
 
-sys.path.insert(0, str(Path(__file__).parent))
-from synthetic_steps import GAP_US, STEPS, Machine, Task
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # a script finds only its own folder
+
+from benchmarks.synthetic_steps import GAP_US, STEPS, Machine, Task
 
 ON_TOP_BAR, GAIN_BAR = 19 / 20, 18 / 20
 CLOSE = 0.10

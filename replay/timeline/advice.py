@@ -17,7 +17,18 @@ from opreplay.replay.ir.advice import Advice, AdviceKind, AdviceList, Certainty
 from opreplay.replay.ir.notation import recorded_call_text, tensor_text
 from opreplay.replay.timeline.changes import Edited, Unmatched, edited, leave_out
 from opreplay.replay.timeline.dispatch import copies_of, elementwise_runs, stretches_of
-from opreplay.replay.timeline.graph.model import COLLECTIVE, HOST, KERNEL, SYNC, Bools, Floats, Ints, StepGraph
+from opreplay.replay.timeline.graph.model import (
+    COLLECTIVE,
+    HOST,
+    KERNEL,
+    LAUNCH,
+    NEVER,
+    SYNC,
+    Bools,
+    Floats,
+    Ints,
+    StepGraph,
+)
 from opreplay.replay.timeline.graph.slowed import with_losses
 from opreplay.replay.timeline.host_functions import HostWork, host_work, without_work
 from opreplay.replay.timeline.names import Names
@@ -29,7 +40,7 @@ from opreplay.traces.model import OpSignature, TensorMeta
 from opreplay.traces.times.doubts import Doubts
 from opreplay.traces.times.kernel_classes import class_of_work
 from opreplay.traces.times.op_work import CallWork, work_of
-from opreplay.traces.times.peaks import TF32, Peak, is_tf32, peak_of, roof_us
+from opreplay.traces.times.peaks import TF32, Peak, is_exact_float32, is_tf32, peak_of, roof_us
 
 LEAST_GAIN = 0.01
 """Share of the step that a change has to gain."""
@@ -127,12 +138,15 @@ def advise(study: Study) -> AdviceList:
 
 
 def _most_us(graph: StepGraph, candidate: _Candidate) -> float:
-    """Return a bound of what the change can gain: the host and device time and the latencies that it removes."""
+    """Return a bound of what the change can gain: the time and the latencies that it removes; infinite if it removes
+    waiting of the host.
+    """
+    before, after = graph.edges.lag_us, candidate.edit.lags_us
+    cut = (after <= NEVER / 2) & (before > NEVER / 2)
+    if (cut & (graph.edges.kind != LAUNCH)).any():
+        return np.inf
     durations = np.maximum(0.0, graph.nodes.dur_us - candidate.edit.durations_us).sum()
-    shorter = (graph.edges.lag_us > candidate.edit.lags_us) & (graph.edges.lag_us > 0.0)
-    lags = graph.edges.lag_us[shorter] - np.maximum(0.0, candidate.edit.lags_us[shorter])
-    waited = bool((graph.edges.lag_us > candidate.edit.lags_us).any() and not len(lags))
-    return np.inf if waited else float(durations + lags.sum())
+    return float(durations + np.maximum(0.0, np.maximum(before, 0.0) - np.maximum(after, 0.0)).sum())
 
 
 def _error(study: Study) -> float:
@@ -298,7 +312,8 @@ def _of_slow_calls(names: Names, graph: StepGraph) -> Iterator[_Candidate]:
             kind="op",
             what=f"bringing the slow calls of {names.task(node)} to the time of the others",
             why=(
-                f"{few:,} of {len(rows):,} calls take {float(np.median(us[slow])):,.1f} µs, the others {usual:,.1f} µs"
+                f"{few:,} of {len(rows):,} calls take{'s' if few == 1 else ''} {float(np.median(us[slow])):,.1f} µs, "
+                f"the others {usual:,.1f} µs"
             ),
             basis="they do the same work" + ("" if has_shapes else ", though their shapes are not recorded"),
             certainty="medium" if has_shapes else "low",
@@ -357,7 +372,8 @@ class _Calls:
     command: str
     kind: str
     work: CallWork
-    in_tf32: bool
+    may_be_tf32: bool
+    """No kernel's name says that it multiplies float32 exactly."""
     roof_us: float
     bound: str
     nodes: Ints
@@ -389,7 +405,8 @@ def _calls_of(names: Names, graph: StepGraph, peak: Peak) -> list[_Calls]:
             continue  # a link bounds copies and collectives, no roof of the device
         recorded = trace.signatures[index]
         work = work_of(recorded)
-        in_tf32 = work.dtype == "float32" and any(is_tf32(names.kernel(node)) for node in np.unique(mine).tolist())
+        kernels = {trace.kernel_names[int(name)] for name in np.unique(nodes.name[mine])}
+        in_tf32 = work.dtype == "float32" and any(map(is_tf32, kernels))
         roof = roof_us(peak, work.flops, work.bytes, TF32 if in_tf32 else work.dtype)
         if roof is None or roof[0] <= 0.0:
             continue
@@ -401,7 +418,7 @@ def _calls_of(names: Names, graph: StepGraph, peak: Peak) -> list[_Calls]:
                 command=f"opreplay op {shlex.quote(text)}" if text else _run_command(names, recorded.name),
                 kind=class_of_work(recorded.name, names.kernel(int(mine[0]))),
                 work=work,
-                in_tf32=in_tf32,
+                may_be_tf32=in_tf32 or not any(map(is_exact_float32, kernels)),
                 roof_us=roof[0],
                 bound=roof[1],
                 nodes=mine,
@@ -455,8 +472,8 @@ def _of_ops(graph: StepGraph, calls: Sequence[_Calls], peak: Peak) -> Iterator[_
             kind="op",
             what=f"bringing {one.text} to {_percent(GOOD)} of its roof",
             why=(
-                f"{len(one.us):,} call{'s' if len(one.us) > 1 else ''} of {float(np.median(one.us)):,.1f} µs reach "
-                f"{_percent(reached)} of the {one.bound} peak of {peak.device}"
+                f"{len(one.us):,} call{'s' if len(one.us) > 1 else ''} of {float(np.median(one.us)):,.1f} µs "
+                f"reach{'' if len(one.us) > 1 else 'es'} {_percent(reached)} of the {one.bound} peak of {peak.device}"
             ),
             basis=f"each argument is read once, and {_percent(LOW)} to 100 % of the peak are reached",
             certainty="medium",
@@ -483,14 +500,17 @@ def _of_types(graph: StepGraph, calls: Sequence[_Calls], peak: Peak) -> Iterator
     """Yield narrower types for products of float32 that the device multiplies faster."""
     for dtype, what, width, basis in _TYPES:
         wide = [one for one in calls if one.kind in _PRODUCTS and one.work.dtype == "float32" and one.work.flops]
-        wide = [one for one in wide if dtype in peak.tflops and not (dtype == TF32 and one.in_tf32)]
+        wide = [one for one in wide if dtype in peak.tflops and not (dtype == TF32 and one.may_be_tf32)]
         told: list[tuple[_Calls, Floats]] = []
         low: list[tuple[_Calls, Floats]] = []
         for one in wide:
             moved = None if one.work.bytes is None else width * one.work.bytes
-            roof = roof_us(peak, one.work.flops, moved, dtype)
-            assert roof is not None
-            factor = min(1.0, roof[0] / one.roof_us)
+            is_now = TF32 if one.may_be_tf32 and TF32 in peak.tflops else "float32"
+            now = roof_us(peak, one.work.flops, one.work.bytes, is_now)
+            then = roof_us(peak, one.work.flops, moved, dtype)
+            if now is None or then is None:
+                continue
+            factor = min(1.0, then[0] / now[0])
             told.append((one, one.brought_to_share(factor)))
             low.append((one, one.brought_to_share(min(1.0, 2.0 * factor))))
         if not told:

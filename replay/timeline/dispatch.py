@@ -37,6 +37,8 @@ _DIRECTIONS = {
     "DtoH": ("dtoh", "devicetohost", "device->host"),
     "DtoD": ("dtod", "devicetodevice", "device->device", "ptop"),
 }
+MOST_FUSED = 64
+"""Kernels that become one: the limit of torch.compile (`max_fusion_size`)."""
 FUSABLE = ("elementwise", "copies")
 """Classes of kernels that a compiler merges with their neighbours: one result for each element."""
 
@@ -155,11 +157,15 @@ def elementwise_runs(names: Names, graph: StepGraph) -> Ints:
     joins[edges.target[(edges.kind == CROSS_STREAM) & (edges.lag_us > NEVER / 2)]] = False
     first = np.where(nodes.name >= 0, np.arange(len(nodes)), -1)
     order = np.flatnonzero(edges.kind == STREAM)
+    length = np.ones(len(nodes), np.int64)
     for edge in order[np.argsort(edges.target[order], kind="stable")].tolist():
         before, after = int(edges.source[edge]), int(edges.target[edge])
-        if able[before] and joins[after] and epoch[before] == epoch[after]:
-            alike = size[before] == size[after] or not size[before] or not size[after]
-            first[after] = first[before] if alike else after
+        head = int(first[before])
+        alike = size[before] == size[after] or not size[before] or not size[after]
+        follows = able[before] and joins[after] and epoch[before] == epoch[after]
+        if follows and alike and length[head] < MOST_FUSED:
+            first[after] = head
+            length[head] += 1
     return first
 
 

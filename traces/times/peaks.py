@@ -82,6 +82,14 @@ def is_tf32(kernel: str) -> bool:
     return by_units or _TF32.search(lower) is not None
 
 
+_EXACT = re.compile(r"sgemm|scudnn|simt|ffma|_sb_|_s_b_")
+
+
+def is_exact_float32(kernel: str) -> bool:
+    """Check whether the name of a matrix kernel says that it multiplies float32 without TF32."""
+    return not is_tf32(kernel) and _EXACT.search(kernel.lower()) is not None
+
+
 def roof_us(peak: Peak, flops: float | None, moved: float | None, dtype: str) -> tuple[float, str] | None:
     """Return (least time of so many operations and bytes, the peak that bounds it: "memory" or the dtype); None if
     neither is known.

@@ -7,7 +7,7 @@ profile is written that `timeline --advise` reads, and without it. The differenc
 no figure of the truth comes from the graph. Kinds: a data loader, a host that launches too slowly, communication that
 nothing hides, one kernel far below its roof, runs of small elementwise kernels. Everything else varies by seed: layers,
 host and device times, streams, waits, launch latency, stacks or ranges or neither as names, and a second, smaller
-bottleneck of another kind in half of the cases. Seeds from 1000 on were not looked at while the advice was written.
+bottleneck of another kind in half of the cases. Seeds below 1000 were looked at while the advice was written.
 """
 
 from __future__ import annotations

@@ -443,8 +443,8 @@ def recorded_call_text(signature: OpSignature) -> str:
         dtype = torch_dtype_name(kind) if kind else None
         if dtype is not None and is_whole_numbers(shape):
             apart = strides[place] if place < len(strides) else ()
-            usable = is_whole_numbers(apart) and len(apart) == len(shape)
-            parts.append(tensor_text(TensorMeta(shape=shape, dtype=dtype, strides=apart if usable else None)))
+            usable = apart if is_whole_numbers(apart) and len(apart) == len(shape) else None
+            parts.append(tensor_text(TensorMeta(shape=shape, dtype=dtype, strides=usable)))
         elif value or not kind:
             parts.append(value or "None")
         else:

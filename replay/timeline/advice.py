@@ -133,8 +133,19 @@ def advise(study: Study) -> AdviceList:
                 command=candidate.command,
             )
         )
-    found.sort(key=lambda item: (-round(item.share, 3), _LEVELS.index(item.certainty), item.what))
-    return AdviceList(step_us=step_us, marked=study.timeline.step.marked, tried=tried, items=tuple(found))
+    ranked = _ranked(found, least_us)
+    return AdviceList(step_us=step_us, marked=study.timeline.step.marked, tried=tried, items=tuple(ranked))
+
+
+def _ranked(found: Sequence[Advice], alike_us: float) -> list[Advice]:
+    """Return the largest gain first; of gains that are alike, the more certain one."""
+    rest = sorted(found, key=lambda item: (-item.gain_us, item.what))
+    ranked: list[Advice] = []
+    while rest:
+        alike = [item for item in rest if item.gain_us >= rest[0].gain_us - alike_us]
+        ranked.append(min(alike, key=lambda item: _LEVELS.index(item.certainty)))
+        rest.remove(ranked[-1])
+    return ranked
 
 
 def _most_us(graph: StepGraph, candidate: _Candidate) -> float:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -57,8 +58,8 @@ def shaped(machine: Machine, kernel: str, us: float, dtype: str, dims: list[list
 def test_advice_is_ranked_and_holds_its_gain_in_its_range(tmp_path: Path) -> None:
     found = advice_on(training(), tmp_path)
     assert found.items
-    gains = [item.gain_us for item in found.items]
-    assert gains == sorted(gains, reverse=True)
+    for item, after in pairwise(found.items):
+        assert item.gain_us > after.gain_us - 0.01 * found.step_us
     for item in found.items:
         assert item.low_us <= item.gain_us <= item.high_us
         assert item.share == pytest.approx(item.gain_us / found.step_us)

@@ -38,7 +38,7 @@ _DIRECTIONS = {
     "DtoD": ("dtod", "devicetodevice", "device->device", "ptop"),
 }
 MOST_FUSED = 64
-"""Kernels that become one: the limit of torch.compile (`max_fusion_size`)."""
+"""Kernels that become one: the default limit of torch.compile."""
 FUSABLE = ("elementwise", "copies")
 """Classes of kernels that a compiler merges with their neighbours: one result for each element."""
 

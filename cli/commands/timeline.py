@@ -52,6 +52,14 @@ if TYPE_CHECKING:
     ),
 )
 @click.option(
+    "--advise",
+    is_flag=True,
+    help=(
+        "Try the usual changes (CUDA graphs, data loading, overlap, fusion, slow ops, types, copies) and rank them by "
+        "what the step gains."
+    ),
+)
+@click.option(
     "--soc",
     multiple=True,
     type=SocName(),
@@ -103,6 +111,7 @@ def command(
     kernel_details: str | None,
     step: int | None,
     what_if: tuple[str, ...],
+    advise: bool,
     soc: tuple[str, ...],
     cluster: str | None,
     host_scale: float,
@@ -149,8 +158,14 @@ def command(
         )
     if ranks and kernel_details is not None:
         raise UsageError("--set kernel_details is for one trace and cannot be combined with --ranks")
+    if advise and (ranks or what_if or soc or measured is not None):
+        raise UsageError(
+            "--advise cannot be combined with --ranks, --what-if, --soc or --measured",
+            hint="It tries changes of the recorded step of one trace; run the command again without it for the rest.",
+        )
     if captured is not None and captured.captured:
         refused = {"--step": step, "--timeline": timeline_file, "--measured": measured, "--output": output}
+        refused["--advise"] = advise or None
         if (option := next((name for name, value in refused.items() if value is not None), None)) is not None:
             raise UsageError(
                 f"{option} needs a recorded step", hint=f"{first} was captured, so no times were recorded."
@@ -160,7 +175,7 @@ def command(
     if ranks:
         result = _job(traces, limit, asked, everything=notes)
     else:
-        result = _step(first, limit, kernel_details, asked, process=process, everything=notes)
+        result = _step(first, limit, kernel_details, asked, process=process, everything=notes, advise=advise)
     write_view(result.view, [output], force=force)
     if timeline_file is not None:
         _write_timeline(result.processes(), Path(timeline_file), force=force)
@@ -199,6 +214,7 @@ def _step(
     *,
     process: str | None,
     everything: bool,
+    advise: bool,
 ) -> Looked:
     """Analyse one step of one trace."""
     from opreplay.cli.opening import busiest_of, open_trace
@@ -210,7 +226,7 @@ def _step(
     trace = busiest_of(trace)
     plan, contents = _planned(trace, asked["devices"])
     study = timeline(trace, plan=plan, contents=contents, others=True, **asked)
-    view = of_timeline.view(study, everything=everything)
+    view = (of_timeline.view_of_advice if advise else of_timeline.view)(study, everything=everything)
     return Looked(view, lambda: processes(study), study.timeline.what_if, plan)
 
 

@@ -72,6 +72,12 @@ def not_an_op(signature: OpSignature, *, on_device: bool = False) -> Reason | No
     return _BY_NAMESPACE.get(namespace)
 
 
+def is_label(signature: OpSignature) -> bool:
+    """Check whether a recorded name is a label that a framework or autograd puts around ops."""
+    reason = not_an_op(signature)
+    return reason is not None and "label" in reason.kind
+
+
 def is_collective(signature: OpSignature) -> bool:
     """Check whether a recorded name stands for communication between processes."""
     reason = not_an_op(signature, on_device=True)

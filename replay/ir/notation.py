@@ -19,10 +19,10 @@ import msgspec
 
 from opreplay.replay.ir.describe import SHORT_DTYPES, shorter_float
 from opreplay.replay.ir.model import ReplayArg, ReplayOp
-from opreplay.traces.dtypes import ITEMSIZE_BYTES
+from opreplay.traces.dtypes import ITEMSIZE_BYTES, torch_dtype_name
 from opreplay.traces.errors import UsageError
-from opreplay.traces.literals import plain_float
-from opreplay.traces.model import TensorMeta, contiguous_strides
+from opreplay.traces.literals import is_whole_numbers, plain_float
+from opreplay.traces.model import OpSignature, TensorMeta, contiguous_strides
 
 MOST_CHARACTERS = 100_000
 MOST_VALUES = 10_000
@@ -422,6 +422,44 @@ def call_text(op: ReplayOp) -> str:
         text = _argument_text(arg)
         parts.append(text if by_place or not named else f"{arg.name}={text}")
     return f"{name}({', '.join(parts)})"
+
+
+_TENSORS = {"aten::mm": 2, "aten::bmm": 2}
+"""Arguments of products, which compiled code calls with the tensor for the result after them."""
+
+
+def recorded_call_text(signature: OpSignature) -> str:
+    """Return a recorded call in the form that `parse_call` reads, arguments by position; "" where it does not record
+    an argument's value.
+    """
+    dims, spelled = signature.dims, signature.types
+    if dims is None or spelled is None or len(dims) != len(spelled):
+        return ""
+    places = range(len(dims))
+    concrete, strides = signature.concrete or (), signature.strides or ()
+    parts: list[str] = []
+    for place, shape, kind in zip(places, dims, spelled, strict=True):
+        value = concrete[place] if place < len(concrete) else ""
+        dtype = torch_dtype_name(kind) if kind else None
+        if dtype is not None and is_whole_numbers(shape):
+            apart = strides[place] if place < len(strides) else ()
+            usable = apart if is_whole_numbers(apart) and len(apart) == len(shape) else None
+            parts.append(tensor_text(TensorMeta(shape=shape, dtype=dtype, strides=usable)))
+        elif value or not kind:
+            parts.append(value or "None")
+        else:
+            return ""
+    while parts and parts[-1] == "None":
+        parts.pop()
+    name = signature.name
+    if len(parts) == _TENSORS.get(name, -1) + 1:
+        name, parts[-1] = f"{name}.out", f"out={parts[-1]}"
+    text = f"{name}({', '.join(parts)})"
+    try:
+        parse_call(text)
+    except UsageError:
+        return ""
+    return text
 
 
 _SINCE = re.compile(r"[._]since_\d{8}(?=\()")

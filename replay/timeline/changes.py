@@ -14,13 +14,16 @@ from fnmatch import fnmatchcase
 
 import numpy as np
 
-from opreplay.replay.ir.labels import not_an_op
+from opreplay.replay.ir.labels import is_label
+from opreplay.replay.timeline.dispatch import elementwise_runs, ops_of_tasks, stretches_of
 from opreplay.replay.timeline.graph.model import (
     COLLECTIVE,
     KERNEL,
     LAUNCH,
+    NEVER,
     NO_OP,
     STREAM,
+    SYNC,
     Bools,
     Floats,
     Ints,
@@ -36,7 +39,7 @@ _FACTOR = re.compile(r"^(\d+(?:\.\d+)?|\.\d+)(x|us|ms|s)?$")
 _UNIT_US = {"us": 1.0, "ms": 1e3, "s": 1e6}
 _HINT = (
     "A change is 'PATTERN=0.5x', 'PATTERN=0', 'PATTERN=120us', several of these with commas between, "
-    "'fuse OP,OP', 'dtype bf16', 'cudagraph' or 'overlap comm'."
+    "'fuse OP,OP', 'fuse elementwise', 'dtype bf16', 'cudagraph' or 'overlap comm'."
 )
 _WIDTHS = {
     "bf16": 2,
@@ -54,6 +57,8 @@ LEAST_GAPS, FEW_GAPS = 0.1, 10
 """The time before an op that a tenth is below, of so many at least, is that of a call from Python."""
 MOST_CALL_US = 2.0
 """A call takes no longer: what is more before all ops is other work of theirs."""
+GRAPH_GAP_US = 1.0
+"""Between two kernels of a captured graph, where the recording shows no gap: the median of public CUDA traces."""
 WORTH = 0.01
 """Share of their speed that kernels lose from which it is told."""
 _RECORDED_WIDTHS = {"float": 4, "double": 8, "c10::BFloat16": 2, "c10::Half": 2}
@@ -160,7 +165,7 @@ def _apply(names: Names, out: Edited, text: str) -> None:
     if rest.strip() and word in _RULES:
         _RULES[word](names, out, rest)
     elif text.lower() in ("cudagraph", "graph", "aclgraph"):
-        _captured(out)
+        _captured(names, out)
     elif text.lower() in ("overlap comm", "overlap communication"):
         out.overlap = True
         out.matched = int((out.graph.nodes.kind == COLLECTIVE).sum())
@@ -329,8 +334,7 @@ def _scale_inside(
 
 def _labels(names: Names) -> Bools:
     """Return a mask of op rows that are labels put around ops by a framework or autograd."""
-    labels = np.array([(why := not_an_op(s)) is not None and "label" in why.kind for s in names.trace.signatures])
-    return labels[names.trace.ops.signature]
+    return np.array([is_label(signature) for signature in names.trace.signatures])[names.trace.ops.signature]
 
 
 def _or_above(names: Names, marked: Bools) -> Bools:
@@ -372,11 +376,11 @@ def _scale_host(names: Names, out: Edited, ops: Bools, number: float, factor: bo
                 f"calls are left out with what Python needs for each: {call_us:.2g} µs, the least there is before an op"
             )
     changed = np.flatnonzero(host_durations(graph, inside.astype(np.float64)) > 0.0)
-    _take_slices(out, scaled)
+    take_slices(out, scaled)
     out.matched += len(changed)
 
 
-def _take_slices(out: Edited, slices_us: Floats) -> None:
+def take_slices(out: Edited, slices_us: Floats) -> None:
     """Change the host time of slices to these, and the durations of their nodes by as much, to no less than nothing."""
     gained = host_durations(out.graph, out.slices_us - slices_us)
     out.durations_us = np.maximum(0.0, out.durations_us - gained)
@@ -423,8 +427,44 @@ def fused_patterns(listed: str) -> list[str]:
     return patterns
 
 
+def leave_out(names: Names, out: Edited, tasks: Bools, *, waits: bool) -> None:
+    """Leave out device tasks, their launches, and the host time of ops that launch nothing else.
+
+    `waits`: what the host waited for them is left out, too.
+    """
+    edges = out.graph.edges
+    out.durations_us[tasks] = 0.0
+    launched = (edges.kind == LAUNCH) & tasks[edges.target]
+    out.lags_us[launched & (edges.unknown_us <= 0.0)] = NEVER
+    if waits:
+        out.lags_us[(edges.kind == SYNC) & tasks[edges.source]] = NEVER
+    order = launched | (edges.kind == STREAM) & tasks[edges.target]
+    out.lags_us[order] = np.minimum(out.lags_us[order], edges.unknown_us[order])
+    _scale_host(names, out, ops_of_tasks(names, out.graph, tasks), 0.0, factor=True)
+    out.matched += int(tasks.sum())
+
+
+def _fuse_elementwise(names: Names, out: Edited) -> None:
+    """Merge each run of elementwise kernels into its first, which takes as long as the longest of the run."""
+    first = elementwise_runs(names, out.graph)
+    merged = np.flatnonzero((first >= 0) & (first != np.arange(len(first))))
+    if not len(merged):
+        return
+    np.maximum.at(out.durations_us, first[merged], out.durations_us[merged].copy())
+    tasks = np.zeros(len(first), bool)
+    tasks[merged] = True
+    leave_out(names, out, tasks, waits=False)
+    out.notes.append(
+        f"{len(np.unique(first[merged])):,} runs of elementwise kernels become one kernel each, as long as its longest "
+        "part, with the host time of one op; which of them depend on each other is not recorded"
+    )
+
+
 def _fuse(names: Names, out: Edited, listed: str) -> None:
     """Merge consecutive matching tasks on a stream; the merged duration is that of the longest task."""
+    if listed.strip() == "elementwise":
+        _fuse_elementwise(names, out)
+        return
     patterns = fused_patterns(listed)
     nodes, edges = out.graph.nodes, out.graph.edges
     hit = np.zeros(len(nodes), bool)
@@ -468,7 +508,7 @@ def _dtype(names: Names, out: Edited, wanted: str) -> None:
             scale = np.where(inside, of_op[np.maximum(slices.op, 0)], 1.0)
             narrowed = inside & (scale < 1.0) & (slices.dur_us > 0.0)
             out.matched += int((host_durations(graph, narrowed.astype(np.float64)) > 0.0).sum())
-            _take_slices(out, out.slices_us * scale)
+            take_slices(out, out.slices_us * scale)
     out.width = min(_WIDTHS[wanted], out.width or _WIDTHS[wanted])
     out.notes.append(f"work on wider floats takes {wanted}'s share of their bytes, also where arithmetic bounds it")
 
@@ -476,29 +516,43 @@ def _dtype(names: Names, out: Edited, wanted: str) -> None:
 _RULES = {"fuse": _fuse, "dtype": _dtype}
 
 
-def _captured(out: Edited) -> None:
-    """Launch the whole step once: no host time between launches, and no launch latency except the first."""
-    graph, edges = out.graph, out.graph.edges
+def _captured(names: Names, out: Edited) -> None:
+    """Replay what lies between launches as captured graphs: no host time there, and no launch latency but for the first
+    of each graph.
+
+    What no graph can hold keeps its host time; what waits for the device still waits.
+    """
+    graph, edges, nodes = out.graph, out.graph.edges, out.graph.nodes
     launches = np.flatnonzero(edges.kind == LAUNCH)
     if not len(launches):
         return
     sources = np.unique(edges.source[launches])
-    # Host time from the first launch to the last; what waits for the device in between still waits.
-    first, last = int(sources[0]), int(sources[-1])
-    host = np.zeros(len(graph.nodes), bool)
-    host[first + 1 : last + 1] = ~np.array([lane.device for lane in graph.lanes])[
-        graph.nodes.lane[first + 1 : last + 1]
-    ]
-    out.durations_us[host] = 0.0
+    stretches = stretches_of(names.trace, graph)
+    host = stretches.of_node >= 0
+    kept = host.copy()
+    kept[host] = stretches.outside_graphs[stretches.of_node[host]]
+    # Until the first launch, and from the last one on, the host is outside of all graphs.
+    between = np.zeros(len(nodes), bool)
+    between[int(sources[0]) + 1 : int(sources[-1]) + 1] = True
+    removed = host & between & ~kept
+    out.durations_us[removed] = 0.0
     bounds = np.zeros(len(out.slices_us) + 1, np.int64)
-    np.add.at(bounds, graph.nodes.first_slice[host], 1)
-    np.add.at(bounds, (graph.nodes.first_slice + graph.nodes.slices)[host], -1)
+    np.add.at(bounds, nodes.first_slice[removed], 1)
+    np.add.at(bounds, (nodes.first_slice + nodes.slices)[removed], -1)
     out.slices_us[np.cumsum(bounds)[:-1] > 0] = 0.0
-    out.lags_us[launches[1:]] = np.minimum(out.lags_us[launches[1:]], 0.0)
+    replayed = launches[removed[edges.source[launches]]]
+    out.lags_us[replayed] = np.minimum(out.lags_us[replayed], edges.unknown_us[replayed])
     order = edges.kind == STREAM
-    out.lags_us[order] = np.minimum(out.lags_us[order], graph.stream_gap_us)
+    out.lags_us[order] = np.minimum(out.lags_us[order], graph.stream_gap_us + edges.unknown_us[order])
+    if not graph.stream_gap_us:  # no task had another one waiting behind it
+        out.lags_us[order] = np.where(out.lags_us[order] < 0.0, out.lags_us[order], GRAPH_GAP_US)
     out.matched = len(launches)
-    out.notes.append("everything from the first launch to the last is one captured graph: no host time between")
+    kept_us = float(out.durations_us[kept & between].sum())
+    out.notes.append(
+        "what lies between launches is replayed as captured graphs, without host time; "
+        f"{kept_us / 1e3:,.2f} ms stay on the host: copies from and to it, waits for the device, and long stretches "
+        "without a launch are in no graph"
+    )
 
 
 def _overlapped(graph: StepGraph, durations: Floats, lags: Floats) -> Schedule:

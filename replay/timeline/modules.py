@@ -41,11 +41,16 @@ def module_tree(names: Names, graph: StepGraph, path_us: Mapping[int, float]) ->
     for call, (device, path) in spent.items():
         folded: tuple[str, ...] = ()
         for label in _around(call, labels, parents)[:DEEPEST]:
-            folded = (*folded, _NUMBER.sub("", label))
+            folded = (*folded, unnumbered(label))
             times[folded][0] += device
             times[folded][1] += path
             modules[folded].add(label)
     return as_tree(times, modules)
+
+
+def unnumbered(module: str) -> str:
+    """Return a module's class without the number that torch.profiler gives it: "Linear" for "Linear_9"."""
+    return _NUMBER.sub("", module)
 
 
 def as_tree(

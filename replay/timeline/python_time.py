@@ -73,8 +73,8 @@ def idle_notes(trace: Trace, graph: StepGraph, times: Categories, step_us: float
     return notes
 
 
-def _between_ops(graph: StepGraph, nodes: Ints) -> tuple[Ints, Ints, Ints]:
-    """Return (track, begin, end in ns on the trace's clock) of the parts of host intervals outside ops."""
+def slice_spans(graph: StepGraph, nodes: Ints) -> tuple[Ints, Ints, Ints, Ints]:
+    """Return (row in `graph.slices`, track, begin, end in ns on the trace's clock) of the slices of host intervals."""
     counts = graph.nodes.slices[nodes]
     ahead = np.cumsum(counts) - counts
     rows = np.repeat(graph.nodes.first_slice[nodes] - ahead, counts) + np.arange(int(counts.sum()))
@@ -83,9 +83,15 @@ def _between_ops(graph: StepGraph, nodes: Ints) -> tuple[Ints, Ints, Ints]:
     before = np.append(0.0, until)[ahead] if len(nodes) else np.empty(0)
     end_us = until - np.repeat(before, counts) + np.repeat(graph.nodes.start_us[nodes], counts)
     tracks = np.array([lane.track for lane in graph.lanes] or [-1])[graph.nodes.lane[nodes]]
-    outside = (graph.slices.op[rows] == NO_OP) & (lengths > 0.0)
-    end = graph.step.start_ns + np.round(1e3 * end_us[outside]).astype(np.int64)
-    return np.repeat(tracks, counts)[outside], end - np.round(1e3 * lengths[outside]).astype(np.int64), end
+    end = graph.step.start_ns + np.round(1e3 * end_us).astype(np.int64)
+    return rows, np.repeat(tracks, counts), end - np.round(1e3 * lengths).astype(np.int64), end
+
+
+def _between_ops(graph: StepGraph, nodes: Ints) -> tuple[Ints, Ints, Ints]:
+    """Return (track, begin, end in ns on the trace's clock) of the parts of host intervals outside ops."""
+    rows, track, begin, end = slice_spans(graph, nodes)
+    outside = (graph.slices.op[rows] == NO_OP) & (end > begin)
+    return track[outside], begin[outside], end[outside]
 
 
 def _within(graph: StepGraph, begin: Ints, end: Ints, low_us: float, high_us: float) -> tuple[Ints, Ints]:

@@ -36,6 +36,7 @@ from opreplay.replay.results.records import Simulated
 from opreplay.replay.results.suspects import LARGE_SHARE, suspicions
 from opreplay.replay.timeline.categories import Categories, categories
 from opreplay.replay.timeline.contention import Contention, contended
+from opreplay.replay.timeline.dispatch import copies_of
 from opreplay.replay.timeline.graph.model import (
     COLLECTIVE,
     COPY,
@@ -401,7 +402,7 @@ def _lowered_ops(
     from opreplay.replay.plan.recorded.groups import signature_id
 
     nodes, device = graph.nodes, predictor.device
-    rows = np.flatnonzero((nodes.owner >= 0) & (nodes.name >= 0) & ~done & ~_host_copies(trace, graph))
+    rows = np.flatnonzero((nodes.owner >= 0) & (nodes.name >= 0) & ~done & ~copies_of(trace, graph, "HtoD", "DtoH"))
     # Of an op with tasks that a kernel table describes, the others (fills, copies) are not the whole op again.
     rows = rows[~np.isin(nodes.owner[rows], nodes.owner[done & (nodes.owner >= 0)])]
     by_call: defaultdict[int, list[int]] = defaultdict(list)
@@ -485,16 +486,6 @@ def _doubtful(rows: Sequence[tuple[_OnDevice, Sequence[float]]], device: str, st
         )
         if doubts and max(share, _share(whole, step_us)) >= LARGE_SHARE:
             yield f"{on.op.name} takes {share:.1%} of what is predicted: {'; '.join(doubts)}"
-
-
-def _host_copies(trace: Trace, graph: StepGraph) -> Bools:
-    """Return a mask of tasks that copy between host and device: the machine's link determines their time, not the
-    SoC.
-    """
-    words = ("htod", "dtoh", "hosttodevice", "devicetohost", "host->device", "device->host")
-    names = [name.lower().replace(" ", "") for name in trace.kernel_names] or [""]
-    across = np.array([any(word in name for word in words) for name in names])
-    return (graph.nodes.kind == COPY) & (graph.nodes.name >= 0) & across[np.maximum(graph.nodes.name, 0)]
 
 
 def _rest(trace: Trace, graph: StepGraph, tasks: Ints, out: Predicted, done: Bools) -> None:

@@ -247,13 +247,25 @@ def step_of(
 
     In a merged trace it is a step of the busiest process.
     """
+    study = study_of(read, devices=devices, plan=plan, contents=contents)
+    return None if study is None else study.timeline.step
+
+
+def study_of(
+    read: Trace | ReplayPlan,
+    *,
+    devices: Sequence[DeviceProfile] = (),
+    plan: ReplayPlan | None = None,
+    contents: ContentsOf | None = None,
+) -> Study | None:
+    """Return the analysis of the step that `step_of` reports."""
     if not isinstance(read, Trace) or read.activity is None:
         return None
     read = one_process(read)
     try:
-        return timeline(read, devices=devices, plan=plan, contents=contents).timeline.step
+        return timeline(read, devices=devices, plan=plan, contents=contents)
     except NothingRan:
-        return step_of(read) if devices else None
+        return study_of(read) if devices else None
 
 
 def _on_devices(
@@ -322,7 +334,7 @@ def what_if_of(
     work_us = float((graph.nodes.dur_us - changed.durations_us).sum())
     others = [named for note, named in on_devices.notes.items() if note not in changed.notes]
     notes = (*changed.notes, *_why_little(graph, before, after, work_us), *others)
-    return _what_if(change, before, changed, after, _gains(graph, changed, before, after), notes, on_devices)
+    return _what_if(change, before, changed, after, gains_of(graph, changed, before, after), notes, on_devices)
 
 
 def _what_if(
@@ -347,7 +359,7 @@ def _what_if(
     )
 
 
-def _gains(graph: StepGraph, changed: Edited, before: Schedule, after: Schedule) -> list[float]:
+def gains_of(graph: StepGraph, changed: Edited, before: Schedule, after: Schedule) -> list[float]:
     """Return the gains of a change for several assumptions.
 
     They are the default, other unknown waits and dependencies, and smaller or larger loss of speed during collectives.
@@ -438,7 +450,7 @@ def _together(
     if changed is None:
         return None
     after = changed.schedule()
-    gains = _gains(graph, changed, before, after)
+    gains = gains_of(graph, changed, before, after)
     return _what_if(" and ".join(changes), before, changed, after, gains, changed.notes, _on_each(changes, simulated))
 
 

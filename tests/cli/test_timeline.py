@@ -116,6 +116,20 @@ def _loading(stacks: bool) -> Machine:
     return machine
 
 
+def test_advice_is_the_first_line_and_in_json_and_on_the_page(tmp_path: Path) -> None:
+    path = _loading(True).write(tmp_path / "t.json")
+    page = tmp_path / "page.html"
+    shown = invoke(path, "--advise", "-o", str(page))
+    assert "would save" in shown.stdout.splitlines()[0]
+    assert "dataloader.py(701): __next__" in shown.stdout.splitlines()[0]
+    assert "What to do first" in page.read_text()
+    found = json.loads(invoke(path, "--advise", "--format", "json").stdout)
+    first = found["advice"]["items"][0]
+    assert (first["kind"], first["function"]) == ("python", "dataloader.py(701): __next__")
+    assert found["step"]["window"]["step_us"] > first["gain_us"] > 2900.0
+    assert CliRunner().invoke(opreplay, ["timeline", path, "--advise", "--what-if", "cudagraph"]).exit_code == 2
+
+
 @pytest.mark.parametrize(
     ("stacks", "name"),
     [(True, "data/dataloader.py(701): __next__"), (False, "enumerate(DataLoader)#_Iter.__next__")],

@@ -50,6 +50,7 @@ SESSIONS: dict[str, tuple[str, ...]] = {
         "inspect gpu.json --by kernel --format csv",
     ),
     "timeline": ("timeline gpu.json --what-if aten::mm=0.5x --what-if nccl*=0 --notes",),
+    "timeline_advice": ("timeline gpu.json --advise",),
     "timeline_simulated": ("timeline transformer_infer.json.gz --soc 910b3",),
     "timeline_ranks": ("timeline ranks --ranks",),
     "compare": (

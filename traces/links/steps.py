@@ -11,7 +11,7 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
-from opreplay.traces.activity import CALL_KINDS
+from opreplay.traces.activity import CALL_KINDS, Activity
 from opreplay.traces.errors import NothingRan, TraceError
 from opreplay.traces.links.annotations import AnnotationTable, batch_context, step_number
 from opreplay.traces.losses import without_copies
@@ -160,11 +160,20 @@ def launches_in(trace: Trace, step: Step) -> tuple[int, int]:
     if activity is None or (len(trace.kernels) and not (activity.correlation >= 0).any()):
         return 0, 0
     calls = activity.calls
-    kinds = np.array([call_kind(name.encode()) for name in activity.names] or [0])
-    launching = np.isin(kinds[calls.name], (KERNEL_CALL, GRAPH_CALL)) & (calls.kind == RUNTIME)
-    inside = launching & (calls.correlation >= 0) & (calls.start_ns >= step.start_ns) & (calls.start_ns < step.end_ns)
+    inside = (
+        launching_calls(activity)
+        & (calls.correlation >= 0)
+        & (calls.start_ns >= step.start_ns)
+        & (calls.start_ns < step.end_ns)
+    )
     ids = calls.correlation[inside]
     return len(ids), int((~np.isin(ids, activity.correlation)).sum())
+
+
+def launching_calls(activity: Activity) -> npt.NDArray[np.bool_]:
+    """Return a mask of the calls that launch kernels or graphs."""
+    kinds = np.array([call_kind(name.encode()) for name in activity.names] or [0])
+    return np.isin(kinds[activity.calls.name], (KERNEL_CALL, GRAPH_CALL)) & (activity.calls.kind == RUNTIME)
 
 
 def _calls_in(trace: Trace, steps: Sequence[Step]) -> list[int]:

@@ -92,6 +92,26 @@ def is_tf32(kernel: str) -> bool:
     return by_units or _TF32.search(lower) is not None
 
 
+_EXACT = re.compile(r"sgemm|scudnn|simt|ffma|_sb_|_s_b_")
+
+
+def is_exact_float32(kernel: str) -> bool:
+    """Check whether the name of a matrix kernel says that it multiplies float32 without TF32."""
+    return not is_tf32(kernel) and _EXACT.search(kernel.lower()) is not None
+
+
+def roof_us(peak: Peak, flops: float | None, moved: float | None, dtype: str) -> tuple[float, str] | None:
+    """Return (least time of so many operations and bytes, the peak that bounds it: "memory" or the dtype); None if
+    neither is known.
+
+    `dtype` is a key of `Peak.tflops`: "tf32" for products of float32 that are let be less exact.
+    """
+    rate = peak.rate_of(dtype)
+    times = [] if flops is None or rate is None else [(flops / rate / 1e6, dtype)]
+    times += [] if moved is None else [(moved / peak.gb_per_s / 1e3, "memory")]
+    return max(times, default=None)
+
+
 def peak_of(names: tuple[str, ...]) -> Peak | None:
     """Return the peak of the recorded device; None if it is unknown or several kinds were recorded."""
     matches = [next((peak for word, peak in PEAKS if _is_named(word, name)), None) for name in names]

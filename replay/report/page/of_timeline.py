@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import PurePath
 
 import msgspec
@@ -30,7 +31,7 @@ from opreplay.replay.report.page.step_parts import (
     spread_table,
     tasks_by_op,
 )
-from opreplay.replay.report.step import ranks, tables, text
+from opreplay.replay.report.step import advice, ranks, tables, text
 from opreplay.replay.report.step.text import (
     CATEGORY_ROWS,
     band_text,
@@ -43,6 +44,7 @@ from opreplay.replay.report.step.tracks import Process, host_slices, processes, 
 from opreplay.replay.report.table import cut
 from opreplay.replay.report.text import plural, time_text
 from opreplay.replay.report.view import View
+from opreplay.replay.timeline.advice import advise
 from opreplay.replay.timeline.graph.model import HOST, NODE_KINDS
 from opreplay.replay.timeline.job.study import JobStudy
 from opreplay.replay.timeline.job.values import JobChange, JobTimeline
@@ -68,6 +70,18 @@ def view(study: Study, *, everything: bool) -> View:
     )
 
 
+def view_of_advice(study: Study, *, everything: bool) -> View:
+    """Return what to change first in a step, in every output format; in JSON and on the page with the timeline."""
+    found = advise(study)
+    whole = view(study, everything=everything)
+    return msgspec.structs.replace(
+        whole,
+        lines=[advice.head_line(found), *whole.lines],
+        render=partial(advice.render, found),
+        facts=lambda: {"advice": advice.facts(found), **whole.facts()},
+    )
+
+
 def view_of_ranks(study: JobStudy, *, everything: bool) -> View:
     """Return one step of several ranks in every output format."""
     return View(
@@ -89,11 +103,12 @@ def page(study: Study, command: str) -> Page:
     steps, steps_tables = all_steps(study)
     launched, launch_tables = launches(study)
     rates = roofline(with_launch_grids(study.names.trace, Limits()))
+    changes = advise(study)
     return Page(
         title=f"Timeline of {timeline.step.name}: {timeline.source}",
         headline=head_line(timeline),
         command=command,
-        answers=step_answers(timeline.step),
+        answers=(*step_answers(timeline.step), *advice.answers(changes)),
         facts=(
             *(
                 (name, f"{time_text(simulated.step_us)} with gaps, 80 % band {band_text(simulated)}")
@@ -123,6 +138,7 @@ def page(study: Study, command: str) -> Page:
             for name, simulated in timeline.socs.items()
         ),
         tables=(
+            advice.section(changes),
             ops_table(study, tasks),
             opened_roofline(rates),
             Opened(table=cut(path_table(timeline), MOST_ROWS), key=lambda part: part.name),

@@ -14,6 +14,7 @@ from opreplay.replay.report.step.text import CATEGORY_ROWS
 from opreplay.replay.report.steps import launches_table, steps_table
 from opreplay.replay.report.table import COUNT, FLAG, SHARE, TEXT, TIME, AnyTable, Column, Table, Unit, of_fields
 from opreplay.replay.report.text import quotient
+from opreplay.replay.timeline.advice import advise
 from opreplay.replay.timeline.categories import Categories
 from opreplay.replay.timeline.job.values import JobChange, JobTimeline
 from opreplay.replay.timeline.timeline import Study, WhatIf
@@ -27,6 +28,12 @@ Tables = Mapping[str, Callable[[], AnyTable]]
 
 _PATH = {"name": TEXT, "where": TEXT, "us": TIME, "times": COUNT}
 _KEYS = {"us": "time_us", "times": "stretches"}
+_ADVICE = {
+    **dict.fromkeys(("what", "change"), TEXT),
+    **dict.fromkeys(("gain_us", "low_us", "high_us"), TIME),
+    "share": SHARE,
+    **dict.fromkeys(("certainty", "why", "basis", "module", "function", "command"), TEXT),
+}
 _MODULES = {"depth": COUNT, "label": TEXT, "count": COUNT, "device_us": TIME, "path_us": TIME}
 
 
@@ -51,6 +58,7 @@ def tables(study: Study) -> Tables:
             {"us": "time_us"},
         ),
         "what_if": lambda: _changes(timeline.what_if, timeline.socs),
+        "advice": lambda: of_fields("What to do first", advise(study).items, _ADVICE),
         "simulated": lambda: of_fields(
             "Simulated",
             list(timeline.socs.values()),

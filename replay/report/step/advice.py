@@ -1,0 +1,134 @@
+# pyright: strict
+"""What to change first in a step: as the first line of a report, as a table, and as a section of a page."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import msgspec
+from rich.console import Group, RenderableType
+from rich.text import Text
+
+from opreplay.replay.ir.advice import Advice, AdviceList
+from opreplay.replay.report.page.model import Answer, Opened
+from opreplay.replay.report.table import SHARE, TIME, Column, Table, Unit, notes_lines, terminal
+from opreplay.replay.report.text import plural, quotient, safe, share_text, time_text
+from opreplay.replay.report.view import View
+
+SHOWN = 8
+ROOM = 40
+"""Characters for a change, below which its time is left out: its share says the same."""
+_LINES = Unit(str, "lines")
+
+
+def head_line(advice: AdviceList) -> str:
+    """Return the first advice in a sentence, or that nothing was found."""
+    length = f"the {time_text(advice.step_us)} {'step' if advice.marked else 'recording, which marks no steps'}"
+    if not advice.tried:
+        return f"None of the usual changes applies to {length}."
+    if not advice.items:
+        return f"No change would save 1 % of {length}: {plural(advice.tried, 'change')} tried."
+    first = advice.items[0]
+    what = first.what if first.what == first.change else first.what[0].upper() + first.what[1:]
+    return safe(f"{what} would save {share_text(first.share)} ({_range(first)}) of {length}: {first.why}")
+
+
+def facts(advice: AdviceList) -> dict[str, Any]:
+    """Return the `advice` object of the JSON form."""
+    return {"line": head_line(advice), **msgspec.to_builtins(advice)}
+
+
+def view(advice: AdviceList) -> View:
+    """Return the changes of a step in every output format."""
+    return View(
+        lines=[head_line(advice)],
+        render=partial(render, advice),
+        facts=partial(facts, advice),
+        table=partial(table, advice),
+    )
+
+
+def render(advice: AdviceList, width: int) -> RenderableType:
+    """Return the table of changes for a terminal, the commands that run ops alone, and what has to be true."""
+    if not advice.items:
+        return Text()
+    shown = advice.items[:SHOWN]
+    parts = terminal(table(advice), width, limit=SHOWN, rest="--format json holds all", room=ROOM)
+    commands = [Text(safe(item.command), overflow="fold") for item in shown if item.command]
+    parts += [Text(), Text("to run an op alone:", style="dim"), *commands] if commands else []
+    bases = {item.basis: [other.what for other in shown if other.basis == item.basis] for item in shown}
+    notes = [f"{what[0] if len(what) == 1 else 'ops'}: if {basis}" for basis, what in bases.items()]
+    notes.append(
+        f"gains are of each change alone: they overlap and do not add up; {plural(advice.tried, 'change')} tried, "
+        "those that gain less than 1 % of the step are left out"
+    )
+    return Group(*parts, *notes_lines([safe(note) for note in notes]))
+
+
+def table(advice: AdviceList) -> Table[Advice]:
+    """Return one row per change, largest gain first."""
+    column = Column[Advice]
+    columns = [
+        column("gain", lambda item: item.gain_us, TIME, drop=1, named=False),
+        column("of the step", _share, right=True),
+        column("certain", lambda item: item.certainty),
+        column("what to do first", _text, _LINES, form="fold"),
+    ]
+    return Table("What to do first", columns, advice.items, noun="change")
+
+
+def place(item: Advice) -> str:
+    """Return where in the code a change is: module and function, as far as the trace names them."""
+    return ", ".join(filter(None, (item.module, item.function)))
+
+
+def section(advice: AdviceList) -> Opened:
+    """Return the section of a page: changes that open to what has to be true, and to the command of an op."""
+    column = Column[Advice]
+    columns = [
+        column("change", lambda item: item.what, form="name"),
+        column("gain", lambda item: item.gain_us, TIME),
+        column("of the step", lambda item: item.share, SHARE),
+        column("at least", lambda item: item.low_us, TIME),
+        column("at most", lambda item: item.high_us, TIME),
+        column("certain", lambda item: item.certainty),
+        column("why", lambda item: item.why),
+        column("where", place),
+    ]
+
+    def details(item: Advice) -> list[tuple[str, str]]:
+        typed = f"opreplay timeline TRACE --what-if '{item.change}'" if item.change else ""
+        rows = (("if", item.basis), ("the op alone", item.command), ("the change alone", typed))
+        return [(name, text) for name, text in rows if text]
+
+    return Opened(
+        table=Table("What to do first", columns, advice.items, noun="change"), key=lambda _: "", details=details
+    )
+
+
+def answers(advice: AdviceList) -> tuple[Answer, ...]:
+    """Return the first change as an answer in large type; none without changes."""
+    return tuple(
+        Answer(
+            name=f"of the step saved by {item.what}", ratio=share_text(item.share), band=_range(item), detail=item.why
+        )
+        for item in advice.items[:1]
+    )
+
+
+def _share(item: Advice) -> str:
+    return f"{share_text(item.share)} ({_range(item)})"
+
+
+def _range(item: Advice) -> str:
+    """Return the range of a gain as shares of the step: "28.0 to 35.1 %"."""
+    step_us = item.gain_us / item.share
+    low, high = (share_text(quotient(us, step_us)) for us in (item.low_us, item.high_us))
+    return f"{low.removesuffix(' %')} to {high}"
+
+
+def _text(item: Advice) -> list[str]:
+    """Return a change with its reason and its place in the code, a line each."""
+    where = place(item)
+    return [item.what, item.why, *([f"in {where}"] if where and where not in item.what else [])]

@@ -1,0 +1,224 @@
+# pyright: strict
+"""Host work between launches, and what can be left out together: ops with their tasks, runs of elementwise kernels."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from opreplay.replay.ir.labels import is_label
+from opreplay.replay.timeline.graph.model import (
+    COPY,
+    CROSS_STREAM,
+    HOST,
+    KERNEL,
+    LAUNCH,
+    NEVER,
+    STREAM,
+    SYNC,
+    Bools,
+    Floats,
+    Ints,
+    StepGraph,
+)
+from opreplay.replay.timeline.names import Names, op_parents
+from opreplay.traces import Trace
+from opreplay.traces.model import OpSignature
+from opreplay.traces.times.kernel_classes import class_of_work
+
+LONG_US, LONG_TIMES = 300.0, 20.0
+"""A stretch of host work without a launch is no dispatch if it takes longer than both: this many µs, and this many
+times the median stretch."""
+SOME_LAUNCHES = 2
+"""A thread in whose time others launch so many kernels is taken to wait for them."""
+_DIRECTIONS = {
+    "HtoD": ("htod", "hosttodevice", "host->device"),
+    "DtoH": ("dtoh", "devicetohost", "device->host"),
+    "DtoD": ("dtod", "devicetodevice", "device->device", "ptop"),
+}
+MOST_FUSED = 64
+"""Kernels that become one: the default limit of torch.compile."""
+FUSABLE = ("elementwise", "copies")
+"""Classes of kernels that a compiler merges with their neighbours: one result for each element."""
+
+
+def copy_direction(name: str) -> str:
+    """Return "HtoD", "DtoH" or "DtoD" for a recorded copy's name; "" if it does not say."""
+    text = name.lower().replace(" ", "")
+    return next((to for to, words in _DIRECTIONS.items() if any(word in text for word in words)), "")
+
+
+def copies_of(trace: Trace, graph: StepGraph, *directions: str) -> Bools:
+    """Return a mask of the step's copies in these directions; of those whose name does not say for ""."""
+    found = np.array([copy_direction(name) in directions for name in trace.kernel_names] or [False])
+    nodes = graph.nodes
+    return (nodes.kind == COPY) & (nodes.name >= 0) & found[np.maximum(nodes.name, 0)]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stretches:
+    """Host work of each thread, divided at its launches."""
+
+    of_node: Ints
+    """Stretch of each host node; -1 for device tasks."""
+    us: Floats
+    """Host time of each, without waiting."""
+    ends_in_launch: Bools
+    is_long: Bools
+    """Takes much longer than the dispatch of an op."""
+    least_long_us: float
+    """What a long one takes at least."""
+    outside_graphs: Bools
+    """No captured graph can hold it: it is long, waits for the device, or leads to or from a copy with the host."""
+
+
+def stretches_of(trace: Trace, graph: StepGraph) -> Stretches:
+    """Return the step's host work divided at launches."""
+    nodes, edges, count = graph.nodes, graph.edges, len(graph.nodes)
+    launches = np.flatnonzero(edges.kind == LAUNCH)
+    launching, copying, waiting = (np.zeros(count, bool) for _ in range(3))
+    launching[edges.source[launches]] = True
+    with_host = copies_of(trace, graph, "HtoD", "DtoH", "")
+    copying[edges.source[launches[with_host[edges.target[launches]]]]] = True
+    waiting[edges.target[(edges.kind == SYNC) & (edges.lag_us > NEVER / 2)]] = True
+    device = np.array([lane.device for lane in graph.lanes] or [False])[nodes.lane]
+    rows = np.flatnonzero((nodes.kind == HOST) & ~device)
+    rows = rows[np.argsort(nodes.lane[rows], kind="stable")]
+    first = np.ones(len(rows), bool)
+    first[1:] = (nodes.lane[rows[1:]] != nodes.lane[rows[:-1]]) | launching[rows[:-1]]
+    number = np.cumsum(first) - 1
+    total = int(number[-1]) + 1 if len(rows) else 0
+    of_node = np.full(count, -1, np.int64)
+    of_node[rows] = number
+
+    def among(marked: Bools) -> Bools:
+        return np.bincount(number, weights=marked[rows], minlength=total) > 0
+
+    us: Floats = np.bincount(number, weights=nodes.dur_us[rows], minlength=total).astype(np.float64)
+    launched, copied = among(launching), among(copying)
+    typical = float(np.median(us[launched])) if launched.any() else 0.0
+    least_long_us = max(LONG_US, LONG_TIMES * typical)
+    begin, end = np.full(total, np.inf), np.zeros(total)
+    np.minimum.at(begin, number, nodes.start_us[rows])
+    np.maximum.at(end, number, nodes.start_us[rows] + nodes.dur_us[rows])
+    long = us > least_long_us
+    lanes = nodes.lane[rows[first]]
+    for lane in np.unique(lanes[long]).tolist():
+        of_lane = np.flatnonzero(long & (lanes == lane))
+        long[of_lane] = ~while_others_launch(graph, lane, begin[of_lane], end[of_lane])
+    after_copy = np.append(False, copied[:-1]) & ~_begins_thread(nodes.lane[rows], first)
+    return Stretches(
+        of_node=of_node,
+        us=us,
+        ends_in_launch=launched,
+        is_long=long,
+        least_long_us=least_long_us,
+        outside_graphs=long | among(waiting) | copied | after_copy,
+    )
+
+
+def while_others_launch(graph: StepGraph, lane: int, begin_us: Floats, end_us: Floats) -> Bools:
+    """Return, for each interval of a thread, whether other threads launch kernels in it: it waits for their work, as
+    the caller of a backward pass does.
+    """
+    nodes, edges = graph.nodes, graph.edges
+    launches = edges.source[(edges.kind == LAUNCH) & (nodes.kind[edges.target] == KERNEL)]
+    launches = np.unique(launches[nodes.lane[launches] != lane])
+    at = np.sort(nodes.start_us[launches] + nodes.dur_us[launches])
+    return np.searchsorted(at, end_us) - np.searchsorted(at, begin_us) >= SOME_LAUNCHES
+
+
+def _begins_thread(lanes: Ints, first: Bools) -> Bools:
+    """Return, for each stretch, whether it is the first of its thread."""
+    starts = np.append(True, lanes[1:] != lanes[:-1]) if len(lanes) else np.zeros(0, bool)
+    return starts[first]
+
+
+def elementwise_runs(names: Names, graph: StepGraph) -> Ints:
+    """Return, for each task, the first task of its run of elementwise kernels; the task itself outside of runs, -1 for
+    the host.
+
+    Kernels of a run follow each other on a stream without waiting for another one, the host does not wait in between,
+    and their largest tensors have the same number of elements where that is recorded.
+    """
+    nodes, edges, trace = graph.nodes, graph.edges, names.trace
+    elements = np.array([_elements(signature) for signature in trace.signatures] or [0], np.int64)
+    size = np.zeros(len(nodes), np.int64)
+    if len(trace.ops):
+        size = np.where(nodes.owner >= 0, elements[trace.ops.signature[np.maximum(nodes.owner, 0)]], 0)
+    waits = np.zeros(len(nodes), np.int64)
+    waits[edges.target[(edges.kind == SYNC) & (edges.lag_us > NEVER / 2)]] = 1
+    launches = np.flatnonzero(edges.kind == LAUNCH)
+    epoch = np.full(len(nodes), -1, np.int64)
+    epoch[edges.target[launches]] = np.cumsum(waits)[edges.source[launches]]
+    able = _fusable(names, graph)
+    joins = able.copy()
+    joins[edges.target[(edges.kind == CROSS_STREAM) & (edges.lag_us > NEVER / 2)]] = False
+    first = np.where(nodes.name >= 0, np.arange(len(nodes)), -1)
+    order = np.flatnonzero(edges.kind == STREAM)
+    length = np.ones(len(nodes), np.int64)
+    for edge in order[np.argsort(edges.target[order], kind="stable")].tolist():
+        before, after = int(edges.source[edge]), int(edges.target[edge])
+        head = int(first[before])
+        alike = size[before] == size[after] or not size[before] or not size[after]
+        follows = able[before] and joins[after] and epoch[before] == epoch[after]
+        if follows and alike and length[head] < MOST_FUSED:
+            first[after] = head
+            length[head] += 1
+    return first
+
+
+def _fusable(names: Names, graph: StepGraph) -> Bools:
+    """Return a mask of kernels that compute each element of their result from elements of their arguments."""
+    nodes = graph.nodes
+    out = np.zeros(len(nodes), bool)
+    known: dict[tuple[int, int], bool] = {}
+    for node in np.flatnonzero((nodes.kind == KERNEL) & (nodes.name >= 0)).tolist():
+        owner = int(nodes.owner[node])
+        key = (int(names.trace.ops.signature[owner]) if owner >= 0 else -1, int(nodes.name[node]))
+        if key not in known:
+            op = names.op(owner) if owner >= 0 else ""
+            known[key] = class_of_work(op, names.kernel(node)) in FUSABLE
+        out[node] = known[key]
+    return out
+
+
+def _elements(signature: OpSignature) -> int:
+    """Return the number of elements of the call's largest tensor, or of its first list of tensors; 0 if unknown."""
+    largest = 0
+    for dims in signature.dims or ():
+        shapes = dims if dims and isinstance(dims[0], tuple) else (dims,)
+        sizes = [int(np.prod(np.array(shape, np.float64))) for shape in shapes if shape]
+        largest = max(largest, sum(sizes))
+    return largest
+
+
+def ops_of_tasks(names: Names, graph: StepGraph, tasks: Bools) -> Bools:
+    """Return a mask of ops that launch these tasks and no others, with the ops around them that launch nothing else."""
+    trace, owner = names.trace, graph.nodes.owner
+    chosen = np.zeros(len(trace.ops), bool)
+    owned = np.flatnonzero((owner >= 0) & (graph.nodes.name >= 0))
+    if not len(owned):
+        return chosen
+    parents = op_parents(trace)
+    everything, removed = (_within(parents, owner[rows]) for rows in (owned, owned[tasks[owned]]))
+    labels = np.array([is_label(signature) for signature in trace.signatures], bool)[trace.ops.signature]
+    top = np.unique(owner[owned[tasks[owned]]])
+    top = top[removed[top] == everything[top]]
+    while len(top):
+        chosen[top] = True
+        above = parents[top]
+        above = np.unique(above[above >= 0])
+        top = above[(removed[above] == everything[above]) & ~labels[above] & ~chosen[above]]
+    return chosen
+
+
+def _within(parents: Ints, rows: Ints) -> Ints:
+    """Return how many of these rows each op contains, itself included."""
+    out = np.zeros(len(parents), np.int64)
+    while len(rows):
+        np.add.at(out, rows, 1)
+        rows = parents[rows]
+        rows = rows[rows >= 0]
+    return out

@@ -1,0 +1,59 @@
+# pyright: strict
+"""Where in the code device tasks were launched: the module and the Python function with most of their time."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+
+import numpy as np
+
+from opreplay.replay.timeline.graph.model import Bools, Ints, StepGraph
+from opreplay.replay.timeline.modules import unnumbered
+from opreplay.replay.timeline.names import MODULE, OUTSIDE, Names, named_ranges, without_folders
+from opreplay.replay.timeline.python_time import FRAMES
+from opreplay.traces.links.parents import innermost_at
+
+_LIBRARY = ("torch/", "<built-in", MODULE)
+"""Beginnings of frames that are not the user's code."""
+
+
+class Places:
+    """Modules and functions around the ops of one step; looked up when first asked for."""
+
+    def __init__(self, names: Names, graph: StepGraph) -> None:
+        self.names, self.graph = names, graph
+        self._functions: tuple[list[str], Ints] | None = None
+
+    def of_tasks(self, tasks: Bools) -> tuple[str, str]:
+        """Return (module, function) with most of the tasks' time; "" for what the trace does not name."""
+        nodes = self.graph.nodes
+        rows = np.flatnonzero(tasks & (nodes.owner >= 0))
+        texts, function = self._of_ops()
+        modules: defaultdict[str, float] = defaultdict(float)
+        functions: defaultdict[str, float] = defaultdict(float)
+        for owner, us in zip(nodes.owner[rows].tolist(), nodes.dur_us[rows].tolist(), strict=True):
+            module = self.names.module_of_op(owner)
+            modules["" if module == OUTSIDE else unnumbered(module)] += us
+            functions[texts[function[owner]] if function[owner] >= 0 else ""] += us
+        return _most(modules), _most(functions)
+
+    def _of_ops(self) -> tuple[list[str], Ints]:
+        """Return (names of functions, by op row the innermost of the user's functions around it or -1)."""
+        if self._functions is None:
+            trace = self.names.trace
+            ranges = named_ranges(trace, FRAMES)
+            texts = [without_folders(text) for text in ranges.names]
+            own = np.array([".py(" in text and not text.startswith(_LIBRARY) for text in ranges.names] or [False])
+            out = np.full(len(trace.ops), -1, np.int64)
+            for track in np.unique(ranges.track).tolist():
+                asked = np.flatnonzero(trace.ops.track == track)
+                rows = np.flatnonzero((ranges.track == track) & own[ranges.label])
+                if len(asked) and len(rows):
+                    start, dur = ranges.start_ns[rows], ranges.dur_ns[rows]
+                    out[asked] = innermost_at(trace.ops.start_ns[asked], ranges.label[rows], start, dur)
+            self._functions = texts, out
+        return self._functions
+
+
+def _most(us_by_name: dict[str, float]) -> str:
+    return max(us_by_name, key=lambda name: us_by_name[name], default="")

@@ -344,7 +344,7 @@ def _selected_rows(base: str, signature: OpSignature) -> tuple[float | None, flo
     if base == "embedding" and len(first) == 2 and second:
         chosen, indices = prod(second) * first[1], prod(second) * _item(signature, 1)
     elif base == "gather" and first and third:
-        chosen, indices = prod(third), prod(third) * _item(signature, 2)
+        chosen, indices = prod(third), _sizes(signature)[1]
     elif base == "index_select" and first and len(third) == 1:
         dim = _integer(signature, 1)
         if dim is None or not -len(first) <= dim < len(first):

@@ -16,7 +16,7 @@ import msgspec
 
 from opreplay.initializers.draws import argument_names as names
 from opreplay.replay.ops.recorded.arguments import Arguments
-from opreplay.replay.ops.recorded.sizes import CallWork, is_layer, kind_of, work_of
+from opreplay.replay.ops.recorded.sizes import IMPOSSIBLE, CallWork, is_layer, kind_of, work_of
 from opreplay.traces.dtypes import ITEMSIZE_BYTES
 from opreplay.traces.links.annotations import BatchContext
 from opreplay.traces.model import OpSignature
@@ -51,7 +51,7 @@ class Evidence:
 def work_of_call(signature: OpSignature, evidence: Evidence, element_bytes: int | None = None) -> CallWork:
     """Return the work of one call, from its arguments and then from `evidence`."""
     work = work_of(signature, element_bytes)
-    if work.flops is not None and work.bytes is not None:
+    if (work.flops is not None and work.bytes is not None) or work.why == IMPOSSIBLE:
         return work
     if is_layer(signature):
         return _experts(Arguments(signature), work, evidence)
@@ -125,7 +125,7 @@ def _heads_of_keys(call: Arguments, k: tuple[int, ...], q: tuple[int, ...]) -> i
         return fitting[0] if len(fitting) == 1 else None
     if len(k) == 4 and call.value("kv_cache_layout") == "HND":
         return k[1]
-    return k[-2] if k[-1] == q[-1] else max(1, k[-1] // q[-1])
+    return k[-2] if k[-1] == q[-1] else max(1, k[-1] // max(1, q[-1]))
 
 
 def _sequences(call: Arguments, q: tuple[int, ...], k: tuple[int, ...], evidence: Evidence) -> _Sequences | str:
@@ -208,7 +208,7 @@ def _experts(call: Arguments, work: CallWork, evidence: Evidence) -> CallWork:
     weights = [at for at in call.tensors if len(call.sizes_at(at)) == 3]
     if len(weights) >= 2:
         ids = call.shape("topk_ids", "topk_indices") or min(chosen, key=lambda shape: shape[1], default=None)
-        top_k = ids[1] if ids is not None else None
+        top_k = ids[1] if ids is not None and len(ids) == 2 else None
         matrices = _by_arguments(call, weights[:2], width)
     else:
         experts = max((s[1] for s in chosen if s[1] != width), default=0)

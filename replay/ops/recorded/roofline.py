@@ -28,6 +28,8 @@ IN_A_GRAPH = "its op is in the recording of the graph's capture, which was not f
 COPY_OVER_LINK = "copy between host and device: the link between them bounds it"
 DOUBTFUL = 1.05
 """Share of the peak above which a row says why it cannot be right."""
+MOST_CACHES = 4
+"""Times the last cache that a call may move for a part of it to come from there."""
 LEAST_OWN = 0.9
 """Of a host op's time that is spent outside of the ops inside it, for its rates to be told."""
 MOST_KERNELS = 64
@@ -128,8 +130,10 @@ def rated(
     if shares and (work.bytes is not None) and (work.flops is not None or row.kind not in ("GEMM", "convolution")):
         share, bound, kind = max(shares)
     if share is not None and peak is not None and share > DOUBTFUL:
-        in_cache = call_bytes is not None and call_bytes <= peak.cache_mib << 20
-        doubt = f"its data fits in the {peak.cache_mib} MiB cache" if in_cache else "the count is not reliable"
+        caches = None if call_bytes is None else call_bytes / (peak.cache_mib << 20)
+        doubt = "the count is not reliable"
+        if caches is not None and bound == "memory" and caches <= MOST_CACHES:
+            doubt = f"{'its data fits' if caches <= 1 else 'part of its data fits'} in the {peak.cache_mib} MiB cache"
         assumed = "; ".join(filter(None, (f"above the peak: {doubt}", assumed)))
     why = work.why or ("" if peak is not None or work.bytes is None else "the peak of the device is unknown")
     return msgspec.structs.replace(

@@ -152,6 +152,7 @@ COMPARISONS = frozenset(
 )
 """Ops whose result has a byte an element."""
 _ROTARY = re.compile(r"rotary|rope(?!r)", re.IGNORECASE)
+IMPOSSIBLE = "a recorded size is impossible"
 COMMUNICATION = "communication: links between devices bound it"
 _CONTENTS = "which rows are read or written depends on index values"
 
@@ -193,6 +194,8 @@ def work_of(signature: OpSignature, element_bytes: int | None = None) -> CallWor
     base = signature.name.rpartition("::")[2].split(".")[0]
     flops: float | None = None
     moved: float | None = None
+    if shapes and max(map(prod, shapes)) > MOST_ELEMENTS:
+        return CallWork(flops=None, bytes=None, dtype=dtypes[0], why=IMPOSSIBLE)
     if base in JOINED:
         moved = _joined_bytes(signature, element_bytes)
         flops = None if moved is None else 0.0
@@ -247,8 +250,6 @@ def _why_unknown(signature: OpSignature, base: str, shapes: Shapes) -> str:
         )
     if signature.name.startswith("triton_"):
         return "what a generated kernel computes is not recorded"
-    if max(map(prod, shapes)) > MOST_ELEMENTS:
-        return "a recorded size is impossible"
     if is_layer(signature):
         return "sizes of the experts' weights are in no argument"
     if kind == "attention":
@@ -343,8 +344,8 @@ def _selected_rows(base: str, signature: OpSignature) -> tuple[float | None, flo
     first, second, third = (_shape(signature, place) for place in (0, 1, 2))
     if base == "embedding" and len(first) == 2 and second:
         chosen, indices = prod(second) * first[1], prod(second) * _item(signature, 1)
-    elif base == "gather" and first and third:
-        chosen, indices = prod(third), prod(third) * _item(signature, 2)
+    elif base == "gather" and first and third and len(sizes := _sizes(signature)) > 1:
+        chosen, indices = prod(third), sizes[1]
     elif base == "index_select" and first and len(third) == 1:
         dim = _integer(signature, 1)
         if dim is None or not -len(first) <= dim < len(first):
@@ -493,7 +494,7 @@ def _decoding(signature: OpSignature, at: int, longest_at: int) -> tuple[float |
 def _experts(shapes: Shapes) -> float | None:
     """Return the operations of an expert layer with its matrices as arguments: tokens, weights, then expert scores."""
     weights = [shape for shape in shapes if len(shape) == 3][:2]
-    chosen = next((shape for shape in shapes[1:] if len(shape) == 2 and shape[0] == shapes[0][0]), None)
+    chosen = next((shape for shape in shapes[1:] if len(shape) == 2 and shape[:1] == shapes[0][:1]), None)
     if len(weights) != 2 or chosen is None or len(shapes[0]) != 2:
         return None
     (experts, _, columns), (others, rows, _) = weights

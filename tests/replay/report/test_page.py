@@ -183,7 +183,7 @@ def test_every_page_says_what_made_it_and_has_its_parts(pages: dict[str, Path]) 
             "All steps",
             "Kernel launches",
             "waiting",
-            "FLOPs",
+            "Roofline",
         ),
         "simulate": ("Roofline", "910b4", "TFLOP/s"),
         "validate": ("Kernels",),

@@ -8,8 +8,8 @@ A run is `Planned`, `Started`, then for each op `Progress`, `Predicted` and one 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from opreplay.replay.ascend.custom.estimators import CustomOpError
 from opreplay.replay.ir.model import ReplayOp, ReplayPlan
 from opreplay.replay.results.records import (
     Header,
@@ -22,6 +22,9 @@ from opreplay.replay.results.records import (
     TraceResult,
 )
 from opreplay.traces.errors import InternalError
+
+if TYPE_CHECKING:
+    from opreplay.replay.ascend.custom.registrations import CustomOpError
 
 Sum = TraceResult | JobResult | SequenceResult
 """A record that follows from all results together."""

@@ -7,13 +7,12 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from opreplay.replay.ascend.custom.estimators import CustomOpError
-from opreplay.replay.ascend.simulate.op import is_predicted, simulate_op
 from opreplay.replay.job.events import Event, Predicted
 from opreplay.replay.results.records import Simulated
 from opreplay.traces.errors import InternalError
 
 if TYPE_CHECKING:
+    from opreplay.replay.ascend.custom.registrations import CustomOpError
     from opreplay.replay.ascend.profile import DeviceProfile
     from opreplay.replay.ir.model import ReplayOp
     from opreplay.replay.ops.work.contents import Contents
@@ -44,8 +43,11 @@ class OpPredictor:
         A label, an op without arguments, and an op that is left out have no prediction, nor has one whose estimator
         fails.
         """
-        if self.leaves_out is not None and self.leaves_out(op):
+        if not self.devices or (self.leaves_out is not None and self.leaves_out(op)):
             return no_prediction(op)
+        from opreplay.replay.ascend.custom.registrations import CustomOpError
+        from opreplay.replay.ascend.simulate.op import is_predicted, simulate_op
+
         simulated: dict[str, Simulated] = {}
         why: list[str] = []
         errors: list[CustomOpError | InternalError] = []

@@ -213,10 +213,8 @@ def timeline(
 
     Raises UsageError for options that make no sense together, TraceError for a missing step and for an unknown change.
     """
-    from opreplay.replay.ascend.simulate.devices import load_socs
-
     load_plugins(several(plugins))
-    devices = list((load_socs(several(soc), cluster) if cluster else devices_of(soc)).values())
+    devices = list(devices_of(soc, cluster).values())
     how = _How(step, several(what_if), devices, host_scale, _measured(measured))
     captured = _captured(trace)
     if captured is not None:

@@ -75,8 +75,8 @@ def several(given: str | Sequence[str]) -> tuple[str, ...]:
     return (given,) if isinstance(given, str) else tuple(given)
 
 
-def devices_of(soc: str | Sequence[str]) -> dict[str, DeviceProfile]:
+def devices_of(soc: str | Sequence[str], cluster: str | None = None) -> dict[str, DeviceProfile]:
     """Simulated devices by name or device file. Raises UsageError for an unknown one."""
     from opreplay.replay.ascend.simulate.devices import load_socs
 
-    return load_socs(several(soc))
+    return load_socs(several(soc), cluster)

@@ -114,7 +114,11 @@ def step_change(before: Trace | None, after: Trace | None) -> StepChange:
     numbers: tuple[int | None, int | None] = (None, None)
     if chosen.by == "number":
         ratios = [b.step_us / a.step_us if a.step_us else 0.0 for a, b in zip(was, now, strict=True)]
-        at = sorted(range(len(ratios)), key=lambda pair: ratios[pair])[(len(ratios) - 1) // 2]
+        order = sorted(
+            range(len(ratios)),
+            key=lambda pair: (ratios[pair], chosen.before[pair].end_ns - chosen.before[pair].start_ns),
+        )
+        at = order[(len(order) - 1) // 2]
         numbers = chosen.before[at].number, chosen.after[at].number
     studies = {which: _study(traces[which], number) for which, number in zip(("before", "after"), numbers, strict=True)}
     found = _change(studies)

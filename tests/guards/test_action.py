@@ -85,7 +85,7 @@ def test_the_verdict_is_commented_once_and_then_edited(commenting: Path) -> None
     around = {"PULL_REQUEST": "7", "GH_REPO": "a/b", "GH_TOKEN": "secret"}
     code, text = step("Comment", commenting, **around)
     assert (code, text) == (0, "")
-    assert (commenting / "posted.md").read_text().startswith("### opreplay: compared ")
+    assert (commenting / "posted.md").read_text().startswith("### opreplay: step 1.000× (same): ")
     assert step("Comment", commenting, **around)[0] == 0
     asked = (commenting / "calls").read_text().splitlines()
     edit, new = "pr comment 7 --body-file comparison.md --edit-last", "pr comment 7 --body-file comparison.md"

@@ -125,7 +125,7 @@ def command(
         cases = cases_of(job, faults)
     conclude(job, unused=False)
     for text, error in source.invalid.items():
-        console.narrate(f"left out: {text}: {error}")
+        console.narrate(f"left out: {text}: {error.problem}")
     refused = refused or bool(source.invalid)
     view = sweep.view(cases)
     write_view(view, output, force=force)

@@ -32,7 +32,7 @@ GROUPS = {
         "measure",
     ),
     "Plugins": ("plugin", "allow_import", "with_plugins"),
-    "Output": ("output", "history", "force", "format_", "rows", "notes", "timeline_file"),
+    "Output": ("output", "history", "force", "format_", "rows", "all_rows", "notes", "timeline_file"),
 }
 """Sections of --help → names of parameters; the others stand last, or alone where there are few."""
 UNGROUPED = 12

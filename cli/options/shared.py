@@ -61,6 +61,12 @@ notes_option = click.option("--notes", is_flag=True, help="Print all notes.")
 """--notes: all that is to be known of the numbers, not only what may change a decision."""
 
 
+all_option = click.option(
+    "--all", "all_rows", is_flag=True, help="Print all rows, not only those with 95 % of the time."
+)
+"""--all: every row of every table."""
+
+
 cache_option = setting(
     "--no-cache",
     is_flag=True,

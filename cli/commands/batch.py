@@ -118,6 +118,7 @@ def run_showing(
     dry_run: bool,
     rows: bool | None = None,
     notes: bool = True,
+    all_rows: bool = True,
     **others: Any,
 ) -> Showing:
     """Return what becomes of the results, of the options of a command that runs."""
@@ -134,6 +135,7 @@ def run_showing(
         dry_run=dry_run,
         rows=rows,
         notes=notes,
+        all_rows=all_rows,
     )
 
 

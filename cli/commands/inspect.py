@@ -42,6 +42,8 @@ TOP = 30
         "Compute the shares of --by op against the peak of this device (MI300X), if the trace does not name its device."
     ),
 )
+@shared.all_option
+@shared.notes_option
 @shared.format_option("table", "json", "csv")
 @shared.limit_option
 def command(
@@ -52,6 +54,8 @@ def command(
     by: By | Literal["step", "launch"] | None,
     top: int | None,
     peak: str | None,
+    all_rows: bool,
+    notes: bool,
     format_: str,
     limit: tuple[tuple[str, str], ...],
 ) -> None:
@@ -89,7 +93,7 @@ def command(
     elif by is not None or format_ == "csv" or top is not None or named is not None:
         view = _with_doubts(_breakdown_of(read, by or "op", top, named, limit), read)
     else:
-        view = _summary_of(read)
+        view = _summary_of(read, everything=notes, all_rows=all_rows)
     console.show_view(view, format_)
 
 
@@ -150,10 +154,10 @@ def _breakdown_of(read: Trace, by: By, top: int | None, peak: Peak | None, limit
     return views.view(breakdown(read, by, modules=modules, peak=peak), top, TOP)
 
 
-def _summary_of(read: Trace) -> View:
+def _summary_of(read: Trace, *, everything: bool, all_rows: bool) -> View:
     """Return the summary of the file."""
     from opreplay.replay.report.views import trace as views
     from opreplay.replay.timeline.timeline import step_of
     from opreplay.traces import summarize
 
-    return views.view(summarize(read), step_of(read))
+    return views.view(summarize(read), step_of(read), everything=everything, all_rows=all_rows)

@@ -65,6 +65,7 @@ if TYPE_CHECKING:
 @shared.values_option
 @checking_options
 @history_options
+@shared.all_option
 @shared.notes_option
 def command(
     source: Source | None,

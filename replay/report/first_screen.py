@@ -17,7 +17,8 @@ from opreplay.replay.ascend.simulate.coverage import share_of_confidence
 from opreplay.replay.ir.model import ReplayPlan
 from opreplay.replay.plan.recorded.where import LabelWork, Where
 from opreplay.replay.report.coverage import CONFIDENCE, coverage_by_share, coverage_text, rough_text
-from opreplay.replay.report.text import coarse_text, middle, plural, safe, share_text, time_text
+from opreplay.replay.report.table import rows_that_matter
+from opreplay.replay.report.text import coarse_text, middle, plural, ratio_text, safe, share_text, time_text
 from opreplay.replay.results.records import L2State, OpResult
 
 CLASSES_SHOWN = 6
@@ -56,6 +57,41 @@ def capture_lines(plan: ReplayPlan) -> list[str]:
     return [f"captured: {safe(note)}" for note in notes]
 
 
+def heavy_text(where: Where | None, results: Sequence[OpResult]) -> str:
+    """Return which ops matter: "20 of 89 ops are 93 % of the time; GEMM 68 %"; "" if no time is recorded."""
+    shares = sorted((r.recorded_share for r in results), reverse=True)
+    if not sum(shares):
+        return ""
+    count = rows_that_matter(shares)
+    verb = "is" if count == 1 else "are"
+    text = f"{count:,} of {plural(len(results), 'op')} {verb} {share_text(sum(shares[:count]))} of the time"
+    name, share = next(iter(where.classes.items()), ("", 0.0)) if where is not None else ("", 0.0)
+    return f"{text}; {safe(name)} {share_text(share)}" if share >= LEAST else text
+
+
+def predicted_line(soc: str, results: Sequence[OpResult], recorded_us: float | None) -> str:
+    """Return "910b3 would take 1.35 ms (1.06 ms to 1.95 ms) for these calls, 0.05× the recorded time; ..."."""
+    total, low, high = predicted_total(soc, results)
+    predicted = [r for r in results if soc in r.simulated]
+    if not predicted:
+        return f"{safe(soc)}: nothing is predicted"
+    text = f"{safe(soc)} would take {time_text(total)} ({time_text(low)} to {time_text(high)}) for all calls"
+    if recorded_us and len(predicted) == len(results):
+        text += f", {ratio_text(total, recorded_us)} the recorded time"
+    parts = [text, *([] if len(predicted) == len(results) else [f"{len(predicted):,} of {len(results):,} ops"])]
+    weights = [(r.simulated[soc].confidence, r.simulated[soc].time_us * r.count) for r in predicted]
+    for confidence, what in CONFIDENCE.items():
+        if (share := share_of_confidence(weights, confidence)) >= LEAST:
+            parts.append(f"{share_text(share)} {what}")
+    parts.append(rough_text((r.name, r.simulated[soc], r.count) for r in predicted))
+    return "; ".join(filter(None, parts))
+
+
+def warning_lines(where: Where | None) -> list[str]:
+    """Return the lines of the head that speak against the recorded times."""
+    return [] if where is None or where.coarse_unit_us is None else [f"! {coarse_text(where.coarse_unit_us)}"]
+
+
 def lines(where: Where | None, device: str | None, results: Sequence[OpResult]) -> list[str]:
     """Return the head of a report on `results`; `device` is the recorded one as the trace names it."""
     head = [] if where is None else where_lines(where, device)
@@ -67,7 +103,7 @@ def _device_lines(where: Where, device: str | None) -> list[str]:
     line = f"recorded on {safe(device or 'an unnamed device')}: {time_text(where.total_us)} of device work"
     if where.busy_share is not None:
         line += f", busy {share_text(where.busy_share)} of {time_text(where.span_us)}"
-    return [line, *([] if where.coarse_unit_us is None else [f"! {coarse_text(where.coarse_unit_us)}"])]
+    return [line, *warning_lines(where)]
 
 
 def _host_lines(where: Where) -> list[str]:

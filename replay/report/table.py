@@ -229,11 +229,7 @@ def terminal(
         grid.add_row(*(_cell(column, row, space, one_line=one_line) for column in shown))
     below = [more_line(table, rest, share)] if table.left_out and rest else []
     below += [f"no room at {width} columns for: {', '.join(hidden)}"] if hidden else []
-    return [Text(), grid, *_dim(below)]
-
-
-def _dim(lines: Iterable[str]) -> list[Text]:
-    return [Text(line, style="dim", overflow="fold") for line in lines]
+    return [Text(), grid, *([Text("; ".join(below), style="dim", overflow="fold")] if below else [])]
 
 
 def _total_width(columns: Sequence[Column[Row]], widths: dict[int, int]) -> int:

@@ -60,7 +60,7 @@ def verdict(step: StepReport) -> str:
         text = f"Device-bound: {device} is busy {busy} of {took}"
     else:
         text = f"{device[0].upper()}{device[1:]} is busy {busy} of {took}: neither it nor the host alone bounds it"
-    devices = [f"{safe(name)} {_on_device(on_device, step)}" for name, on_device in step.socs.items()]
+    devices = [f"{safe(name)} {soc_text(on_device, step)}" for name, on_device in step.socs.items()]
     return "; ".join([text, *devices]) + "." + _largest(step) + _lost(step) + _of_process(step)
 
 
@@ -149,7 +149,8 @@ def _largest(step: StepReport) -> str:
     return f" Largest {'cause' if len(named) == 1 else 'causes'}: {', '.join(named)}."
 
 
-def _on_device(step: StepOnDevice, report: StepReport) -> str:
+def soc_text(step: StepOnDevice, report: StepReport) -> str:
+    """Return the step on a simulated device: "would take 5.3 ms (3.3 ms to 10.3 ms), 0.18×"."""
     step_us = report.window.step_us
     if step.low_us is None or step.high_us is None:
         return f"is not predicted: {share_text(step.predicted_share)} of the device time has a prediction"
@@ -157,7 +158,7 @@ def _on_device(step: StepOnDevice, report: StepReport) -> str:
     host = "; host-bound, and the band has no error of the host's time" if step.host_bound else ""
     lost = report.launches_without_kernel
     unknown = f"; without the work of {lost:,} of {report.launches:,} launches, which is not known" if lost else ""
-    return f"would take {time_text(step.step_us)} ({band}{host}{unknown}), {ratio_text(step.step_us, step_us)}"
+    return f"would take {time_text(step.step_us)} ({band}{host}{unknown}), {ratio_text(step.step_us, step_us)} the recorded step"
 
 
 def step_facts(step: StepReport) -> dict[str, Any]:

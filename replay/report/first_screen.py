@@ -18,12 +18,14 @@ from opreplay.replay.ir.model import ReplayPlan
 from opreplay.replay.plan.recorded.where import LabelWork, Where
 from opreplay.replay.report.coverage import CONFIDENCE, coverage_by_share, coverage_text, rough_text
 from opreplay.replay.report.table import rows_that_matter
-from opreplay.replay.report.text import coarse_text, middle, plural, ratio_text, safe, share_text, time_text
+from opreplay.replay.report.text import coarse_text, middle, plural, quotient, ratio_text, safe, share_text, time_text
 from opreplay.replay.results.records import L2State, OpResult
 
 CLASSES_SHOWN = 6
-LEAST = 0.01
-"""Classes and labels below this share change no conclusion."""
+LEAST_SHARE = 0.0005
+"""Shares of a prediction below this print as 0.0 %."""
+LEAST, LARGE = 0.01, 0.1
+"""Classes and labels below the first share change no conclusion; from the second on they may."""
 LABELS_SHOWN = 3
 LABEL_CHARS = 48
 SOCS_SHOWN = 3
@@ -80,16 +82,29 @@ def predicted_line(soc: str, results: Sequence[OpResult], recorded_us: float | N
         text += f", {ratio_text(total, recorded_us)} the recorded time"
     parts = [text, *([] if len(predicted) == len(results) else [f"{len(predicted):,} of {len(results):,} ops"])]
     weights = [(r.simulated[soc].confidence, r.simulated[soc].time_us * r.count) for r in predicted]
-    for confidence, what in CONFIDENCE.items():
-        if (share := share_of_confidence(weights, confidence)) >= LEAST:
-            parts.append(f"{share_text(share)} {what}")
+    _, covered, _ = coverage_by_share(soc, results)
+    shares = [(share_of_confidence(weights, confidence), what) for confidence, what in CONFIDENCE.items()]
+    shares += [(covered.invented, "on invented sizes"), (covered.bytes, "by bytes only")]
+    shares += [(covered.nothing - covered.elsewhere, "not predicted")]
+    parts += [f"{share_text(share)} {what}" for share, what in shares if share >= LEAST_SHARE]
     parts.append(rough_text((r.name, r.simulated[soc], r.count) for r in predicted))
     return "; ".join(filter(None, parts))
 
 
 def warning_lines(where: Where | None) -> list[str]:
     """Return the lines of the head that speak against the recorded times."""
-    return [] if where is None or where.coarse_unit_us is None else [f"! {coarse_text(where.coarse_unit_us)}"]
+    if where is None:
+        return []
+    coarse = [] if where.coarse_unit_us is None else [f"! {coarse_text(where.coarse_unit_us)}"]
+    return [*coarse, *_outside_lines(where, LARGE)]
+
+
+def _outside_lines(where: Where, least: float) -> list[str]:
+    """Return lines on work launched before the recording, and on labels, from this share of the time on."""
+    before = quotient(where.launched_before_us, where.total_us) or 0.0
+    labels = quotient(where.labels_us, where.total_us) or 0.0
+    early = f"launched before the recording: {share_text(before)} of device time; its ops are not in it"
+    return [*([early] if before >= least else []), *([_labels(where, labels)] if labels >= least else [])]
 
 
 def lines(where: Where | None, device: str | None, results: Sequence[OpResult]) -> list[str]:
@@ -103,7 +118,7 @@ def _device_lines(where: Where, device: str | None) -> list[str]:
     line = f"recorded on {safe(device or 'an unnamed device')}: {time_text(where.total_us)} of device work"
     if where.busy_share is not None:
         line += f", busy {share_text(where.busy_share)} of {time_text(where.span_us)}"
-    return [line, *warning_lines(where)]
+    return [line, *([] if where.coarse_unit_us is None else [f"! {coarse_text(where.coarse_unit_us)}"])]
 
 
 def _host_lines(where: Where) -> list[str]:
@@ -126,13 +141,7 @@ def where_lines(where: Where, device: str | None) -> list[str]:
     shown = [(name, share) for name, share in where.classes.items() if share >= LEAST][:CLASSES_SHOWN]
     if shown:
         head.append("time: " + ", ".join(f"{safe(name)} {share_text(share)}" for name, share in shown))
-    before = where.launched_before_us / where.total_us if where.total_us else 0.0
-    if before >= LEAST:
-        head.append(f"launched before the recording: {share_text(before)} of device time; its ops are not in it")
-    share = where.labels_us / where.total_us if where.total_us else 0.0
-    if share >= LEAST:
-        head.append(_labels(where, share))
-    return head
+    return [*head, *_outside_lines(where, LEAST)]
 
 
 def _labels(where: Where, share: float) -> str:

@@ -75,9 +75,9 @@ def head_line(plan: ReplayPlan) -> str:
     graphs = ""
     if capture.graphs is not None:
         graphs = f"; {plural(capture.graphs, 'graph')}, {plural(len(capture.graph_breaks), 'break')}"
-    phases = " and ".join(dict.fromkeys(peak.phase for peak in capture.peaks))
+    phases = ", ".join(dict.fromkeys(peak.phase for peak in capture.peaks))
     return (
-        f"{safe(plan.source)}: {phases + ' of ' if phases else ''}{plural(calls, 'call')} of "
+        f"{safe(plan.source)}: {phases + ': ' if phases else ''}{plural(calls, 'call')} of "
         f"{plural(len(plan.ops), 'op')}{fusing(capture.fused, capture.unfused)} "
         f"by {capture.via} on {on}{where}{graphs}"
     ).replace("\n", " ")

@@ -135,7 +135,7 @@ def _largest(step: StepReport) -> str:
     """Return the host work that the step waited for, if the step is host-bound."""
     if step.bound not in ("host", "host alone") or _lost_device_work(step) or _untimed(step):
         return ""
-    if named_function(step) is not None:
+    if step.bound == "host" and named_function(step) is not None:
         return ""
     causes = [(name, us / step.window.step_us) for name, us in step.largest[:2] if step.window.step_us]
     causes = [(name, share) for name, share in causes if share >= _LEAST_SHARE]
@@ -158,7 +158,8 @@ def soc_text(step: StepOnDevice, report: StepReport) -> str:
     host = "; host-bound, and the band has no error of the host's time" if step.host_bound else ""
     lost = report.launches_without_kernel
     unknown = f"; without the work of {lost:,} of {report.launches:,} launches, which is not known" if lost else ""
-    return f"would take {time_text(step.step_us)} ({band}{host}{unknown}), {ratio_text(step.step_us, step_us)} the recorded step"
+    ratio = f"{ratio_text(step.step_us, step_us)} the recorded step"
+    return f"would take {time_text(step.step_us)} ({band}{host}{unknown}), {ratio}"
 
 
 def step_facts(step: StepReport) -> dict[str, Any]:

@@ -14,16 +14,16 @@ from rich.console import RenderableType
 from rich.text import Text
 
 from opreplay.replay.ascend.simulate.coverage import share_of_confidence
+from opreplay.replay.ir.kernel import Confidence
 from opreplay.replay.ir.model import ReplayPlan
 from opreplay.replay.plan.recorded.where import LabelWork, Where
-from opreplay.replay.report.coverage import CONFIDENCE, coverage_by_share, coverage_text, rough_text
+from opreplay.replay.report.coverage import CONFIDENCE, coverage_by_share, coverage_text, rough_text, weak_parts
+from opreplay.replay.report.coverage import LEAST as LEAST_COVERED
 from opreplay.replay.report.table import rows_that_matter
 from opreplay.replay.report.text import coarse_text, middle, plural, quotient, ratio_text, safe, share_text, time_text
 from opreplay.replay.results.records import L2State, OpResult
 
 CLASSES_SHOWN = 6
-LEAST_SHARE = 0.0005
-"""Shares of a prediction below this print as 0.0 %."""
 LEAST, LARGE = 0.01, 0.1
 """Classes and labels below the first share change no conclusion; from the second on they may."""
 LABELS_SHOWN = 3
@@ -81,12 +81,14 @@ def predicted_line(soc: str, results: Sequence[OpResult], recorded_us: float | N
     if recorded_us and len(predicted) == len(results):
         text += f", {ratio_text(total, recorded_us)} the recorded time"
     parts = [text, *([] if len(predicted) == len(results) else [f"{len(predicted):,} of {len(results):,} ops"])]
-    weights = [(r.simulated[soc].confidence, r.simulated[soc].time_us * r.count) for r in predicted]
+    weights: list[tuple[Confidence, float]] = [
+        (r.simulated[soc].confidence, r.simulated[soc].time_us * r.count) for r in predicted
+    ]
     _, covered, _ = coverage_by_share(soc, results)
-    shares = [(share_of_confidence(weights, confidence), what) for confidence, what in CONFIDENCE.items()]
-    shares += [(covered.invented, "on invented sizes"), (covered.bytes, "by bytes only")]
-    shares += [(covered.nothing - covered.elsewhere, "not predicted")]
-    parts += [f"{share_text(share)} {what}" for share, what in shares if share >= LEAST_SHARE]
+    for confidence, what in CONFIDENCE.items():
+        if (share := share_of_confidence(weights, confidence)) >= LEAST_COVERED:
+            parts.append(f"{share_text(share)} {what}")
+    parts += weak_parts(covered)
     parts.append(rough_text((r.name, r.simulated[soc], r.count) for r in predicted))
     return "; ".join(filter(None, parts))
 

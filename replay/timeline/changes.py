@@ -353,12 +353,12 @@ def _class_meant(names: Names, pattern: str) -> str | None:
 
 def _classes(names: Names, graph: StepGraph) -> list[str]:
     """Return the classes of work in a step: of its device tasks, else of its host ops."""
-    rows = graph.nodes.row[graph.nodes.row >= 0]
-    if len(rows):
-        return [CLASSES[index].lower() for index in np.unique(classes_of_launches(names.trace)[rows]).tolist()]
-    classes, of_op = classes_on_host(names.trace)
-    there = np.unique(of_op[graph.slices.op[graph.slices.op >= 0]]).tolist()
-    return [classes[index].lower() for index in there]
+    classes, index = list(CLASSES), classes_of_launches(names.trace)[graph.nodes.row[graph.nodes.row >= 0]]
+    if not len(index):
+        classes, of_op = classes_on_host(names.trace)
+        index = of_op[graph.slices.op[graph.slices.op >= 0]]
+    there: list[int] = np.unique(index).tolist()
+    return [classes[place].lower() for place in there]
 
 
 def _scale_inside(

@@ -199,7 +199,7 @@ def test_step_counters_of_an_optimizer_stay_on_the_host(console: Console, tmp_pa
         assert {soc["time_us"] for soc in one["simulated"].values()} <= {0.0}
     told = console("plan", path, "--explain", counters[0]["id"]).stdout
     assert "step counter of an optimizer" in " ".join(told.split())
-    named = {"plan": "all calls added up", "simulate": "sum of", "timeline": "step with gaps"}
+    named = {"plan": "for all calls", "simulate": "sum of", "timeline": "step with gaps"}
     for command, figure in named.items():
         soc = ("--soc", "910b3") if command == "timeline" else ()
         assert figure in " ".join(console(command, path, *soc).stdout.split()), "what each total is"

@@ -20,7 +20,7 @@ from opreplay.replay.ir.sizes import readable
 from opreplay.replay.ir.step import StepReport
 from opreplay.replay.plan.recorded.where import Where
 from opreplay.replay.report import first_screen, suspects
-from opreplay.replay.report.coverage import HELD, coverage_facts, coverage_text, rough_text
+from opreplay.replay.report.coverage import HELD, coverage_facts, coverage_text, rough_text, weak_parts
 from opreplay.replay.report.run import npu, ops
 from opreplay.replay.report.run.facts import assumption_notes, confidence_notes, telling_notes
 from opreplay.replay.report.run.ops import ID_CHARS, RATIO_TITLE, beside_numbers, telling_sizes
@@ -95,7 +95,8 @@ def first_lines(plan: ReplayPlan, steps: Sequence[Step], report: StepReport | No
     if report is not None and report.marked:
         recorded = msgspec.structs.replace(report, socs={})
         shown = [named(trace_name(plan.source), verdict(recorded))]
-    return [f"{safe(trace_name(plan.source))}: {'; '.join(texts)}", *shown, head_line(plan, steps)]
+    head = "; ".join([*texts, *weak_parts(covered(plan, steps[0]))])
+    return [f"{safe(trace_name(plan.source))}: {head}", *shown, head_line(plan, steps)]
 
 
 def _step_text(plan: ReplayPlan, step: Step, report: StepReport | None) -> str:

@@ -45,7 +45,7 @@ def run_many(
     selection: Selection,
     plugin: tuple[str, ...],
     quick: bool,
-    lanes: int | None,
+    workers: int | None,
     engine: str,
     address: str | None,
     measuring: RunOptions,
@@ -81,10 +81,10 @@ def run_many(
         allow_imports=selection.allow_imports,
         plugins=plugin,
         init_args=init_arg,
-        lanes=lanes or 1,
+        lanes=workers or 1,
         values=values,
     )
-    source = Traces(lanes=lanes, engine=engine, address=address, tell=narrate, progress=FilesProgress)
+    source = Traces(lanes=workers, engine=engine, address=address, tell=narrate, progress=FilesProgress)
     job = open_job(source, selection, settings, soc)
     with Outputs(showing.output, force=showing.force, resume=showing.resume) as outputs:
         source.find(traces, execution_trace, job, limits=parse_limits(limit), process=process)
@@ -100,8 +100,8 @@ def run_many(
                     "the filters leave no op in any trace",
                     hint="`opreplay plan` on one trace lists the names of its ops.",
                 )
-            devices_held = [] if engine == "ray" else lane_devices(device, lanes or 1, shared=settings.shared_device)
-            on_ray = engine_of(job.settings.run_options(), engine=engine, lanes=lanes, address=address)
+            devices_held = [] if engine == "ray" else lane_devices(device, workers or 1, shared=settings.shared_device)
+            on_ray = engine_of(job.settings.run_options(), engine=engine, lanes=workers, address=address)
             faults = run_and_show(job, outputs, showing, devices_held=devices_held, engine=on_ray)
     return _first(source.refused, _damaged(source.batch, allow_damaged), showing.conclude(outputs, faults))
 

@@ -143,7 +143,7 @@ def test_a_plan_is_taken_back_and_stays_the_same(trace: Path, tmp_path: Path) ->
     assert opreplay_("plan", trace, "--output", first).exit_code == 0
     assert opreplay_("plan", first, "--output", second).exit_code == 0
     assert load_plan(first) == load_plan(second)
-    ran = opreplay_("run", first, "--op-filter", "aten::mm", "--set", "op_time=1ms")
+    ran = opreplay_("run", first, "--include", "aten::mm", "--set", "op_time=1ms")
     assert ran.exit_code == 0, ran.stderr
     assert "replayed 1 of 1 op = " in ran.stdout
 
@@ -163,7 +163,7 @@ def test_a_plan_cannot_smuggle_in_what_a_trace_may_not(trace: Path, tmp_path: Pa
     opreplay_("plan", trace, "--output", saved_plan)
     plan = json.loads(saved_plan.read_text())
     plan["ops"][0] |= {"name": "aten::from_file", "via": None, "overload": "", "args": []}
-    ran = opreplay_("run", saved(tmp_path / "evil.json", plan), "--op-filter", "aten::from_file")
+    ran = opreplay_("run", saved(tmp_path / "evil.json", plan), "--include", "aten::from_file")
     assert "replayed 0 of 1 op" in ran.stdout, ran.output
 
 

@@ -99,7 +99,7 @@ def test_stdin_and_stdout_make_a_pipe() -> None:
     done = opreplay(
         "run",
         "-",
-        "--op-filter",
+        "--include",
         "aten::add*",
         "--exclude",
         "aten::addmm",

@@ -89,7 +89,7 @@ def test_a_plan_file_holds_the_order_of_a_step(tmp_path: Path) -> None:
     plan = tmp_path / "plan.json"
     assert opreplay("plan", sample_path("ddp_step_rank0"), "-o", plan).returncode == 0
     path = tmp_path / "r.jsonl"
-    done = opreplay("run", plan, *QUICK, "--op-filter", "aten::*", "--set", "total_time=5s", "-o", path)
+    done = opreplay("run", plan, *QUICK, "--include", "aten::*", "--set", "total_time=5s", "-o", path)
     assert done.returncode == 0, done.stderr
     found = read_result_file(path).sequence
     assert found is not None

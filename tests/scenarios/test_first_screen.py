@@ -41,7 +41,7 @@ def test_rows_appear_while_they_are_measured(console: Console) -> None:
 
 def test_a_quick_look(console: Console, tmp_path: Path) -> None:
     out = tmp_path / "r.jsonl"
-    console("run", SAMPLE, "--quick", "--set", "threads=1", "--op-filter", "aten::linear", "-o", out)
+    console("run", SAMPLE, "--quick", "--set", "threads=1", "--include", "aten::linear", "-o", out)
     header = json.loads(out.read_text().splitlines()[0])
     assert header["options"]["op_time_s"] == 0.02
     assert header["trace"]["ops"] <= 20

@@ -137,7 +137,7 @@ def test_benchmark_takes_arguments_by_name() -> None:
 def test_a_bundle_chooses_its_threads_and_takes_gradients(console: Console, tmp_path: Path) -> None:
     """On a busy machine as many threads as are idle; batch_norm with gradients, whose running means have none."""
     folder = tmp_path / "bundle"
-    console("export", sample_path("cnn_train"), "-o", folder, "--select", "top", "--op-filter", "aten::batch_norm")
+    console("export", sample_path("cnn_train"), "-o", folder, "--select", "top", "--include", "aten::batch_norm")
     command = [sys.executable, str(folder / "replay.py"), "--iterations", "2", "--json"]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     facts = json.loads(done.stdout)
@@ -245,7 +245,7 @@ def test_few_samples_have_no_interval_and_say_how_many_they_are(console: Console
         console(
             "run",
             trace,
-            "--op-filter",
+            "--include",
             "aten::silu",
             "--set",
             "op_time=1ms",

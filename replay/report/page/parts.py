@@ -255,7 +255,7 @@ def opened_ops(table: AnyTable, source: str) -> Opened:
     """Return rows of ops that expand to their kernels, assumptions, and commands to reproduce them."""
 
     def details(result: OpResult) -> list[tuple[str, str]]:
-        return op_details(result, f"opreplay run {source} --op-filter {result.id}")
+        return op_details(result, f"opreplay run {source} --include {result.id}")
 
     return Opened(table=table, key=lambda r: r.id, name=lambda r: r.name, details=details)
 

@@ -133,7 +133,7 @@ def _weight(op: StepOp) -> float:
 
 def _details(op: StepOp, source: str) -> list[tuple[str, str]]:
     kernels = [(f"kernels, {title}", tasks.text) for title, tasks in op.device.items()]
-    replay = [("reproduce", f"opreplay run {source} --op-filter '{op.name}'")] if "::" in op.name else []
+    replay = [("reproduce", f"opreplay run {source} --include '{op.name}'")] if "::" in op.name else []
     return [*kernels, ("host", time_text(op.host_us)), *replay]
 
 

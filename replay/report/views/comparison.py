@@ -266,7 +266,7 @@ def _alone_lines(comparison: Comparison) -> list[str]:
         return []
     return [
         f"{share_text(comparison.alone_share)} of the ops are on one side only: --quick, --top and a time budget "
-        "pick ops by their time, others each time; name them with --op-filter, or use one plan for both"
+        "pick ops by their time, others each time; name them with --include, or use one plan for both"
     ]
 
 

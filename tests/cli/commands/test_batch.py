@@ -123,7 +123,7 @@ def test_filters_and_options_are_those_of_run(ranks: Path) -> None:
         ranks / "*.json*",
         "--top",
         "1",
-        "--op-filter",
+        "--include",
         "aten::*",
         "--exclude",
         "aten::mm",
@@ -185,8 +185,8 @@ def test_a_file_that_is_refused_costs_itself(ranks: Path, tmp_path: Path) -> Non
         (["EMPTY"], 2, "contains no .json"),
         (["no*such"], 3, "no file matches"),
         (["RANKS", "--address", "auto"], 2, "--engine ray"),
-        (["RANKS", "--device", "cuda:0", "--lanes", "2"], 2, "workers"),
-        (["RANKS", "--max-failed", "0", "--op-filter", "aten::relu"], 0, ""),
+        (["RANKS", "--device", "cuda:0", "--workers", "2"], 2, "workers"),
+        (["RANKS", "--max-failed", "0", "--include", "aten::relu"], 0, ""),
     ],
 )
 def test_usage(
@@ -243,7 +243,7 @@ def test_an_interrupted_batch_is_resumed(ranks: Path, tmp_path: Path, monkeypatc
 def test_several_processes_read_the_files(ranks: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("opreplay.replay.batch.reading.POOL_FROM_BYTES", 1)
     (ranks / "rank0_a.json").write_bytes(b"")
-    result = batch(ranks, "--lanes", "2", "--dry-run")
+    result = batch(ranks, "--workers", "2", "--dry-run")
     assert result.exit_code == 3, result.stderr
     assert "refused: " in result.stderr, "a bad file in the middle costs itself"
     assert "would replay 3 of 3 ops" in result.stdout
@@ -357,7 +357,7 @@ def test_values_and_checks_are_those_of_run(ranks: Path, tmp_path: Path) -> None
         ranks / "rank0.json",
         "--set",
         f"values={values}",
-        "--op-filter",
+        "--include",
         "aten::relu",
         "--top",
         "1",

@@ -115,7 +115,7 @@ def test_values_of_options_reach_the_library(trace: Path) -> None:
         "mine=my.ops",
         "--select",
         "leaf",
-        "--op-filter",
+        "--include",
         "aten::*",
         "--exclude",
         "aten::a*",

@@ -162,7 +162,7 @@ def test_selection_and_custom_ops_are_passed_on(trace: Path, tmp_path: Path) -> 
     args = (
         "--select",
         "all",
-        "--op-filter",
+        "--include",
         "aten::*",
         "--exclude",
         "x",

@@ -234,7 +234,6 @@ def test_phase_takes_calls_of_one_phase_from_a_trace_and_from_a_plan(tmp_path: P
     for file in (trace, plan):
         done = CliRunner().invoke(opreplay, [command, str(file), "--phase", "decode", *fast])
         assert done.exit_code == 0, done.output
-        assert "1 of 1 op" in done.output
         assert "aten::mm" not in done.output
         refused = CliRunner().invoke(opreplay, [command, str(file), "--phase", "mixed", *fast])
         assert refused.exit_code == 2

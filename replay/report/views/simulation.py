@@ -470,7 +470,7 @@ def render(
         *_warnings(map(_streaming_line, (step for step in steps if step.beyond_hbm is not None))),
         *_warnings(safe(str(pair)) for pair in inversions(steps)),
         *_warnings(line for step in steps for line in telling_notes(step.device, results)),
-        *(_cache_line(plan, steps[0].l2) if everything else []),
+        *(_cache_line(plan, steps[0].l2) if everything or steps[0].l2 != "sequence" else []),
     ]
     predicted = [step for step in steps if step.ops]
     if everything and predicted:

@@ -78,10 +78,10 @@ def test_a_folder_of_ranks_is_reported_by_trace_and_by_job(ranks: Path, tmp_path
     assert result.exit_code == 0, result.stderr
     lines = result.stdout.splitlines()
     assert "replayed 3 of 3 ops = " in "\n".join(lines)
-    assert lines[1] == "2 traces with 4 ops are 3 unique ops"
+    assert "2 traces with 4 ops are 3 unique ops" in lines
     assert any(line.split()[:3] == ["rank0", "0", "2"] for line in lines)
     assert any(line.split()[:6] == ["rank*", "2", "of", "2", "4", "3"] for line in lines)
-    assert max(map(len, lines[2:])) <= 100
+    assert max(map(len, lines[4:])) <= 100
     file = read_result_file(path)
     assert [op.count for op in file.results] == [4, 1, 1]
     assert [(trace.source, trace.rank, trace.shared) for trace in file.traces] == [

@@ -26,8 +26,8 @@ from opreplay.traces.links.parents import innermost_at
 FRAMES = tuple(CALL_KINDS.index(kind) for kind in ("frame", "python"))
 LEAST_IDLE = 0.05
 """Of the step, from which on idle time at its ends is explained."""
-LOADER = "enumerate(DataLoader)"
-"""Begin of the range in which torch's DataLoader makes a batch."""
+LOADER, LOADER_FILES = "enumerate(DataLoader)", "torch/utils/data/"
+"""Begin of the range in which torch's DataLoader makes a batch, and the folder of its code."""
 LEAST_NAMED = 0.3
 """Of such a time, that one function must take to be named."""
 
@@ -49,7 +49,9 @@ def python_on_path(
     inside = _in_loader(trace, track, begin, end)
     loading = _by_name(trace, track[inside], begin[inside], end[inside])
     named = [
-        PythonTime(name=name, us=us * total / spent, data_loading=loading.get(name, 0.0) > us / 2)
+        PythonTime(
+            name=name, us=us * total / spent, data_loading=LOADER_FILES in name or loading.get(name, 0.0) > us / 2
+        )
         for name, us in us_by_name.items()
         if name
     ]

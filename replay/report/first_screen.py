@@ -78,6 +78,8 @@ def predicted_line(soc: str, results: Sequence[OpResult], recorded_us: float | N
     if not predicted:
         return f"{safe(soc)}: nothing is predicted"
     text = f"{safe(soc)} would take {time_text(total)} ({time_text(low)} to {time_text(high)}) for all calls"
+    states = {r.simulated[soc].l2 for r in predicted}
+    text = ", ".join([text, *(holding for state, holding in HOLDING.items() if state in states)])
     if recorded_us and len(predicted) == len(results):
         text += f", {ratio_text(total, recorded_us)} the recorded time"
     parts = [text, *([] if len(predicted) == len(results) else [f"{len(predicted):,} of {len(results):,} ops"])]

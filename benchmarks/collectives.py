@@ -95,7 +95,7 @@ def coverage(folder: Path, ranks: list[int], memory: str) -> bool:
                     "--set",
                     f"max_op_memory={memory}",
                 ]
-                command += [part for name in NAMES for part in ("--op-filter", name)]
+                command += [part for name in NAMES for part in ("--include", name)]
                 subprocess.run(command, check=True, capture_output=True)
                 results = [r for r in read_result_file(out).results if r.collective is not None]
             for result in results:

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from opreplay.replay.ops.recorded.roofline import COPY_OVER_LINK, DOUBTFUL, Roofline, roofline
 from opreplay.replay.ops.recorded.sizes import COMMUNICATION
-from opreplay.replay.report.views.trace import KERNELS_SHOWN, OPS_SHOWN
+from opreplay.replay.report.table import ROWS_SHOWN
 from opreplay.traces import Trace, read_trace, summarize
 from opreplay.traces.errors import TraceError
 from opreplay.traces.joins.graph_capture import with_captures_beside
@@ -32,8 +32,8 @@ def shown_share(trace: Trace) -> float:
     """Return the share of the device time in the rows of `inspect`'s first table."""
     summary = summarize(trace)
     if summary.top_kernels:
-        return sum(row.share for row in summary.top_kernels[:KERNELS_SHOWN])
-    return sum(op.device_us for op in summary.top_ops[:OPS_SHOWN]) / summary.device_time_us
+        return sum(row.share for row in summary.top_kernels[:ROWS_SHOWN])
+    return sum(op.device_us for op in summary.top_ops[:ROWS_SHOWN]) / summary.device_time_us
 
 
 def unexplained(table: Roofline) -> int:

@@ -39,7 +39,12 @@ def save(plan: ReplayPlan, output: str, *, force: bool) -> None:
 
 
 def show_plan(
-    job: Job, *, format_: str = "table", checks: Mapping[str, MetaCheck] | None = None, everything: bool = False
+    job: Job,
+    *,
+    format_: str = "table",
+    checks: Mapping[str, MetaCheck] | None = None,
+    everything: bool = False,
+    all_rows: bool = False,
 ) -> None:
     """Print the coverage that a run would have, the results on meta tensors, then the ops.
 
@@ -51,7 +56,8 @@ def show_plan(
 
     results, predictions = job.expected_results(checks)
     where, l2 = where_of(job.read), job.settings.cache_state()
-    console.show_view(views.view(job.plan, results, where=where, l2=l2, everything=everything), format_)
+    view = views.view(job.plan, results, where=where, l2=l2, everything=everything, all_rows=all_rows)
+    console.show_view(view, format_)
     faults = Faults()
     faults.add(predictions)
     faults.conclude()
@@ -124,7 +130,7 @@ def show_dry_run(job: Job, showing: Showing) -> ExitCode:
         from opreplay.replay.arguments.supplied import check_values_file
 
         check_values_file(job.plan, job.settings.values)
-    show_plan(job, format_=showing.format_, everything=showing.notes)
+    show_plan(job, format_=showing.format_, everything=showing.notes, all_rows=showing.all_rows)
     return plan_code(job, None, max_failed=showing.max_failed)
 
 

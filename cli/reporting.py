@@ -42,7 +42,7 @@ def show_json(outputs: Outputs) -> None:
         console.show_view(report.view(run), "json")
 
 
-def show_report(outputs: Outputs, *, everything: bool = True) -> None:
+def show_report(outputs: Outputs, *, everything: bool = True, all_rows: bool = True) -> None:
     """Print the coverage, then the tables; for a batch, tables of traces and jobs before those of ops.
 
     If stdout gets the results themselves, only the coverage is printed, to stderr.
@@ -58,7 +58,7 @@ def show_report(outputs: Outputs, *, everything: bool = True) -> None:
     if outputs.to_stdout:
         console.narrate(run.first_line)
         return
-    console.show_view(report.view(run, everything=everything), "table")
+    console.show_view(report.view(run, everything=everything, all_rows=all_rows), "table")
 
 
 def outcome_code(outputs: Outputs, max_failed: int | None, faults: Faults) -> ExitCode:
@@ -188,6 +188,7 @@ class Showing:
     rows: bool | None = None
     """Whether each op is printed where there is no terminal; None for never."""
     notes: bool = True
+    all_rows: bool = True
 
     def refuse_unusable(self) -> None:
         """Raise UsageError for what cannot be written, before anything is read."""
@@ -225,5 +226,8 @@ def run_and_show(
         outputs.forget()  # refused: what the file holds is of another run
         raise
     finally:
-        show_json(outputs) if showing.format_ == "json" else show_report(outputs, everything=showing.notes)
+        if showing.format_ == "json":
+            show_json(outputs)
+        else:
+            show_report(outputs, everything=showing.notes, all_rows=showing.all_rows)
     return faults

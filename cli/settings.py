@@ -36,7 +36,7 @@ PER_PROCESSOR = 4
 """Threads and processes that a found file may ask for without trust, times the processors of this machine."""
 LONGEST_S = 60.0
 """Time that a found file may give one op or case without trust."""
-_PARALLEL = frozenset({"threads", "lanes", "ranks"})
+_PARALLEL = frozenset({"threads", "workers", "ranks"})
 _PER_OP = frozenset({"op_time", "speed_time"})
 _SIZES = frozenset({"batch", "context", "world_size", "cores"}) | {
     f"{kind}_parallel" for kind in ("expert", "tensor", "pipeline")

@@ -45,3 +45,8 @@ def _escaped(match: re.Match[str]) -> str:
 def file_name(path: str) -> str:
     """Return the last part of a path, printable."""
     return printable(PurePath(path).name)
+
+
+def trace_name(path: str) -> str:
+    """Return the name of a trace or plan for headlines: its file name without .json and .gz."""
+    return file_name(path).removesuffix(".gz").removesuffix(".json")

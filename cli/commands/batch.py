@@ -45,7 +45,7 @@ def run_many(
     selection: Selection,
     plugin: tuple[str, ...],
     quick: bool,
-    lanes: int | None,
+    workers: int | None,
     engine: str,
     address: str | None,
     measuring: RunOptions,
@@ -81,10 +81,10 @@ def run_many(
         allow_imports=selection.allow_imports,
         plugins=plugin,
         init_args=init_arg,
-        lanes=lanes or 1,
+        lanes=workers or 1,
         values=values,
     )
-    source = Traces(lanes=lanes, engine=engine, address=address, tell=narrate, progress=FilesProgress)
+    source = Traces(lanes=workers, engine=engine, address=address, tell=narrate, progress=FilesProgress)
     job = open_job(source, selection, settings, soc)
     with Outputs(showing.output, force=showing.force, resume=showing.resume) as outputs:
         source.find(traces, execution_trace, job, limits=parse_limits(limit), process=process)
@@ -95,8 +95,8 @@ def run_many(
             return _first(source.refused, _damaged(source.batch, allow_damaged), code)
         with stored_plans(outputs, source.how) as source.store:
             _ = job.plan  # fills source.batch
-            devices_held = [] if engine == "ray" else lane_devices(device, lanes or 1, shared=settings.shared_device)
-            on_ray = engine_of(job.settings.run_options(), engine=engine, lanes=lanes, address=address)
+            devices_held = [] if engine == "ray" else lane_devices(device, workers or 1, shared=settings.shared_device)
+            on_ray = engine_of(job.settings.run_options(), engine=engine, lanes=workers, address=address)
             faults = run_and_show(job, outputs, showing, devices_held=devices_held, engine=on_ray)
     return _first(source.refused, _damaged(source.batch, allow_damaged), showing.conclude(outputs, faults))
 
@@ -113,6 +113,7 @@ def run_showing(
     dry_run: bool,
     rows: bool | None = None,
     notes: bool = True,
+    all_rows: bool = True,
     **others: Any,
 ) -> Showing:
     """Return what becomes of the results, of the options of a command that runs."""
@@ -129,6 +130,7 @@ def run_showing(
         dry_run=dry_run,
         rows=rows,
         notes=notes,
+        all_rows=all_rows,
     )
 
 

@@ -39,6 +39,8 @@ TOP = 30
     metavar="NAME",
     help=("Compute the roofline against the peak of this device (MI300X), if the trace does not name its device."),
 )
+@shared.all_option
+@shared.notes_option
 @shared.format_option("table", "json", "csv")
 @shared.limit_option
 def command(
@@ -49,6 +51,8 @@ def command(
     by: By | Literal["roofline", "step", "launch"] | None,
     top: int | None,
     peak: str | None,
+    all_rows: bool,
+    notes: bool,
     format_: str,
     limit: tuple[tuple[str, str], ...],
 ) -> None:
@@ -86,7 +90,7 @@ def command(
     if by is not None or format_ == "csv" or top is not None or named is not None:
         view = view_by(read, by or "op", top=top, peak=named, limits=parse_limits(limit))
     else:
-        view = _summary_of(read)
+        view = _summary_of(read, everything=notes, all_rows=all_rows)
     console.show_view(view, format_)
 
 
@@ -106,10 +110,10 @@ def _folder_of(folder: str, limit: tuple[tuple[str, str], ...]) -> View:
     return ranks.view(files)
 
 
-def _summary_of(read: Trace) -> View:
+def _summary_of(read: Trace, *, everything: bool, all_rows: bool) -> View:
     """Return the summary of the file."""
     from opreplay.replay.report.views import trace as views
     from opreplay.replay.timeline.timeline import step_of
     from opreplay.traces import summarize
 
-    return views.view(summarize(read), step_of(read))
+    return views.view(summarize(read), step_of(read), everything=everything, all_rows=all_rows)

@@ -49,6 +49,7 @@ if TYPE_CHECKING:
     help="Exit with 1 if more ops would not be replayed or are wrong on meta tensors.",
 )
 @click.option("--explain", metavar="OP", help="Explain one op in full: a name, a glob, an id, or a rank such as #4.")
+@shared.all_option
 @shared.notes_option
 @shared.format_option("table", "json")
 @click.option(
@@ -71,6 +72,7 @@ def command(
     meta: bool,
     max_failed: int | None,
     explain: str | None,
+    all_rows: bool,
     notes: bool,
     format_: str,
     output: str | None,
@@ -111,7 +113,7 @@ def command(
     if explain is not None:
         show_explanation(job, explain, format_=format_, checks=checks)
     elif output != "-":
-        show_plan(job, format_=format_, checks=checks, everything=notes)
+        show_plan(job, format_=format_, checks=checks, everything=notes, all_rows=all_rows)
     elif checks is not None:
         narrate_checks(plan, checks)
     conclude(job)

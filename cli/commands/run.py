@@ -24,7 +24,7 @@ from opreplay.cli.options.measuring import (
 )
 from opreplay.cli.options.ranks import ranks_options, served_as_rank
 from opreplay.cli.options.sequence import sequence_options
-from opreplay.cli.options.settings import Command
+from opreplay.cli.options.settings import Command, setting
 from opreplay.cli.options.source import Source, sources_options
 
 if TYPE_CHECKING:
@@ -51,7 +51,9 @@ if TYPE_CHECKING:
 )
 @shared.force_option
 @shared.format_option("table", "json")
-@click.option("--rows", is_flag=True, help="Print each op to stderr as it is measured (always on a terminal).")
+@setting(
+    "--rows", flag_stays=True, is_flag=True, help="Print each op to stderr as it is measured (always on a terminal)."
+)
 @many_options
 @quick_option("the 20 heaviest ops, 20 ms each and at most 10 s, unless --top, op_time and op_limit say otherwise")
 @dry_run_option
@@ -65,6 +67,7 @@ if TYPE_CHECKING:
 @shared.values_option
 @checking_options
 @history_options
+@shared.all_option
 @shared.notes_option
 def command(
     source: Source | None,

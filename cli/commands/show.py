@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 
 from opreplay.cli.options.settings import is_default
-from opreplay.cli.options.shared import force_option, format_option, notes_option
+from opreplay.cli.options.shared import all_option, force_option, format_option, notes_option
 
 SUFFIXES = {".csv": "csv", ".md": "markdown", ".html": "html", ".json": "json", ".parquet": "parquet"}
 """What a file is written as where no --format is given."""
@@ -29,8 +29,9 @@ TABLES = (".txt", ".log", "")
     ),
 )
 @force_option
+@all_option
 @notes_option
-def command(result: str, format_: str, output: str | None, force: bool, notes: bool) -> None:
+def command(result: str, format_: str, output: str | None, force: bool, all_rows: bool, notes: bool) -> None:
     """Show the results in RESULT, a .jsonl file of `opreplay run` or `batch --output`; nothing is measured.
 
     A file that was cut short is shown as far as it goes and marked as interrupted.
@@ -53,7 +54,7 @@ def command(result: str, format_: str, output: str | None, force: bool, notes: b
     file = read_result_file(result)
     run = run_of(file, summary_of(file))
     assert run is not None
-    view = report.view(run, everything=notes or in_file, rows=None if in_file else report.MAX_ROWS)
+    view = report.view(run, everything=notes or in_file, all_rows=all_rows or in_file)
     if format_ == "parquet" and in_file:
         write_bytes(Path(output), report.parquet(run), force=force)
     elif format_ == "parquet":

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from opreplay.replay.ir.model import ReplayPlan
     from opreplay.replay.report.step.tracks import Process
     from opreplay.replay.report.view import View
+    from opreplay.replay.timeline.captured import CapturedChange
     from opreplay.replay.timeline.job.values import JobChange
     from opreplay.replay.timeline.measured import MeasuredOps
     from opreplay.replay.timeline.simulated import ContentsOf
@@ -100,6 +101,7 @@ if TYPE_CHECKING:
 @shared.captured_fused_option
 @shared.plugin_option
 @shared.page_option
+@shared.all_option
 @shared.notes_option
 @shared.format_option("table", "json")
 @shared.force_option
@@ -121,6 +123,7 @@ def command(
     fused: Fused | None,
     plugin: tuple[str, ...],
     output: str | None,
+    all_rows: bool,
     notes: bool,
     format_: str,
     force: bool,
@@ -173,16 +176,19 @@ def command(
         return _of_captured(captured, devices, (host_scale, host), what_if, format_)
     asked = Asked(step=step, what_if=what_if, devices=devices, host_scale=host_scale, measured=_measured(measured))
     if ranks:
-        result = _job(traces, limit, asked, everything=notes)
+        result = _job(traces, limit, asked, everything=notes, all_rows=all_rows)
     else:
-        result = _step(first, limit, kernel_details, asked, process=process, everything=notes, advise=advise)
+        result = _step(
+            first, limit, kernel_details, asked, process=process, everything=notes, all_rows=all_rows, advise=advise
+        )
+    _refuse_unmatched(result.what_if)
     write_view(result.view, [output], force=force)
     if timeline_file is not None:
         _write_timeline(result.processes(), Path(timeline_file), force=force)
     console.show_view(result.view, format_)
     if result.plan is not None:
         tell_unused(socs, result.plan.ops)
-    return _code(result.what_if)
+    return ExitCode.OK
 
 
 class Asked(TypedDict):
@@ -214,6 +220,7 @@ def _step(
     *,
     process: str | None,
     everything: bool,
+    all_rows: bool,
     advise: bool,
 ) -> Looked:
     """Analyse one step of one trace."""
@@ -226,11 +233,16 @@ def _step(
     trace = busiest_of(trace)
     plan, contents = _planned(trace, asked["devices"])
     study = timeline(trace, plan=plan, contents=contents, others=True, **asked)
-    view = (of_timeline.view_of_advice if advise else of_timeline.view)(study, everything=everything)
+    if advise:
+        view = of_timeline.view_of_advice(study, everything=everything)
+    else:
+        view = of_timeline.view(study, everything=everything, all_rows=all_rows)
     return Looked(view, lambda: processes(study), study.timeline.what_if, plan)
 
 
-def _job(traces: tuple[str, ...], limit: tuple[tuple[str, str], ...], asked: Asked, *, everything: bool) -> Looked:
+def _job(
+    traces: tuple[str, ...], limit: tuple[tuple[str, str], ...], asked: Asked, *, everything: bool, all_rows: bool
+) -> Looked:
     """Analyse one step of several ranks of one job."""
     from opreplay.cli.opening import open_trace
     from opreplay.cli.terminal import console
@@ -243,7 +255,7 @@ def _job(traces: tuple[str, ...], limit: tuple[tuple[str, str], ...], asked: Ask
     planned = [_planned(trace, asked["devices"]) for _, trace in rank_traces]
     plans = [plan for plan, _ in planned if plan is not None]
     study = job_timeline(rank_traces, plans=plans, contents=planned[-1][1] if planned else None, **asked)
-    view = of_timeline.view_of_ranks(study, everything=everything)
+    view = of_timeline.view_of_ranks(study, everything=everything, all_rows=all_rows)
     return Looked(view, lambda: rank_processes(study), study.timeline.what_if)
 
 
@@ -269,11 +281,9 @@ def _of_captured(
     scale, file = host
     times = None if file is None else measured_host(read_result_file(file))
     timeline = captured_timeline(plan, steps, host_scale=scale, what_if=what_if, host=times)
+    _refuse_unmatched(timeline.what_if)
     console.show_view(captured_times.view(timeline), format_)
-    nothing = [change.change for change in timeline.what_if if not change.matched]
-    for change in nothing:
-        console.narrate(f"opreplay: --what-if {change!r} matches no call of the step")
-    return ExitCode.USAGE if nothing else ExitCode.OK
+    return ExitCode.OK
 
 
 def _measured(path: str | None) -> MeasuredOps | None:
@@ -286,16 +296,16 @@ def _measured(path: str | None) -> MeasuredOps | None:
     return measured_ops(read_result_file(path))
 
 
-def _code(changes: Sequence[WhatIf | JobChange]) -> int:
-    """Return the exit code of filters that select nothing if a change matches nothing in the step; also say so on
-    stderr.
-    """
-    from opreplay.cli.terminal import console
+def _refuse_unmatched(changes: Sequence[WhatIf | JobChange | CapturedChange]) -> None:
+    """Raise UsageError for changes that match nothing in the step, before anything is printed."""
+    from opreplay.traces.errors import UsageError
 
     nothing = [change for change in changes if not change.matched]
-    for change in nothing:
-        console.narrate(f"opreplay: --what-if {change.change!r} {change.assumptions[0]}")
-    return ExitCode.USAGE if nothing else ExitCode.OK
+    if nothing:
+        notes = [getattr(change, "assumptions", None) or ["matches no call of the step"] for change in nothing]
+        why = [reasons[0].partition(". ") for reasons in notes]
+        told = [f"--what-if {change.change!r} {what}" for change, (what, _, _) in zip(nothing, why, strict=True)]
+        raise UsageError("; ".join(told), hint=why[0][2] or "`opreplay plan` lists the ops.")
 
 
 def _check_timeline(path: Path, *, force: bool) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import click
 
-from opreplay.cli.options.settings import Command
+from opreplay.cli.options.settings import Command, Named
 from opreplay.cli.options.shared import force_option, limit_option, trace_argument
 
 
@@ -21,7 +21,9 @@ from opreplay.cli.options.shared import force_option, limit_option, trace_argume
     ),
 )
 @click.option(
-    "--op-filter",
+    "--include",
+    cls=Named,
+    former=["--op-filter"],
     multiple=True,
     metavar="PATTERN",
     help=("Keep ops with these names, everything that runs inside them, and their device work. Repeatable."),
@@ -35,14 +37,14 @@ def command(
     trace: str,
     step: int | None,
     between: str | None,
-    op_filter: tuple[str, ...],
+    include: tuple[str, ...],
     output: str,
     force: bool,
     limit: tuple[tuple[str, str], ...],
 ) -> None:
     """Write a part of TRACE as a separate trace that other viewers can open too: its unchanged events, the device
     work that they launched, and all metadata. TRACE is streamed, so its size does not matter. Give one of --step,
-    --between and --op-filter.
+    --between and --include.
     """
     from pathlib import Path
 
@@ -54,8 +56,8 @@ def command(
     from opreplay.traces.errors import UsageError
     from opreplay.traces.trim import Wanted, op_spans, step_span, trim
 
-    if (step is not None) + (between is not None) + bool(op_filter) != 1:
-        raise UsageError("give one of --step, --between and --op-filter", hint="For example --step 12.")
+    if (step is not None) + (between is not None) + bool(include) != 1:
+        raise UsageError("give one of --step, --between and --include", hint="For example --step 12.")
     path, limits = the_one_path(trace), parse_limits(limit)
     refuse_plan(path)
     if path == "-":
@@ -66,7 +68,7 @@ def command(
     elif between is not None:
         wanted = Wanted(spans=(_between(between, path, limits),))
     else:
-        wanted = Wanted(of_threads=op_spans(path, op_filter, limits))
+        wanted = Wanted(of_threads=op_spans(path, include, limits))
     with ReadProgress() as progress:
         trimmed = trim(path, output, wanted, limits=limits, progress=progress, force=force)
     device_work = f"{trimmed.device_events:,} of them device work"

@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from opreplay.cli.options.settings import is_given, refuse_given, setting
+from opreplay.cli.options.settings import Named, is_given, refuse_given, setting
 from opreplay.cli.options.shared import with_options
 from opreplay.cli.options.types import Count
 
@@ -31,7 +31,7 @@ OF_ONE_TRACE = {
 
 
 def many_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add --engine and --lanes, and the settings address and allow_damaged."""
+    """Add --engine and --workers, and the settings address and allow_damaged."""
     return with_options(command, _OPTIONS)
 
 
@@ -46,7 +46,9 @@ _OPTIONS = [
         ),
     ),
     click.option(
-        "--lanes",
+        "--workers",
+        cls=Named,
+        former=["--lanes"],
         type=Count(min=1),
         metavar="N",
         help=(
@@ -68,7 +70,7 @@ def is_many(traces: Sequence[str]) -> bool:
 
     Raises TraceError for a glob that matches none.
     """
-    if is_given("engine") or is_given("lanes"):
+    if is_given("engine") or is_given("workers"):
         return True
     from opreplay.replay.plan.inputs import names_several
 

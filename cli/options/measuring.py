@@ -50,7 +50,8 @@ _MEASURING = [
         help="Timeout of one op.  [default: 60s, or 30 times op_time]",
     ),
     setting(
-        "--visits",
+        "--repeats",
+        former=["--visits"],
         type=Count(1, 16),
         metavar="N",
         help=(
@@ -107,7 +108,7 @@ def measuring_options(command: Callable[..., Any]) -> Callable[..., Any]:
         over_budget: Literal["shrink", "skip"],
         op_time: float,
         op_limit: float | None,
-        visits: int | None,
+        repeats: int | None,
         cache: RunCache,
         cuda_graph: bool,
         total_time: float | None,
@@ -123,7 +124,7 @@ def measuring_options(command: Callable[..., Any]) -> Callable[..., Any]:
             over_budget=over_budget,
             op_time_s=op_time,
             limit_s=op_limit,
-            visits=visits,
+            visits=repeats,
             cache=cache,
             cuda_graph=cuda_graph,
             total_time_s=total_time,
@@ -164,8 +165,8 @@ def quick_times(measuring: RunOptions) -> RunOptions:
     return msgspec.structs.replace(measuring, op_time_s=QUICK_OP_TIME_S, limit_s=limit_s, visits=measuring.visits or 1)
 
 
-dry_run_option = click.option("--dry-run", is_flag=True, help="Show what would run, without running it.")
-"""--dry-run: the plan alone."""
+dry_run_option = click.option("--dry-run", is_flag=True, hidden=True, help="Show what would run, without running it.")
+"""--dry-run: what `opreplay plan` shows."""
 
 
 max_failed_option = click.option(
@@ -174,8 +175,11 @@ max_failed_option = click.option(
 """--max-failed: what a build tolerates."""
 
 
-stop_on_error_option = click.option(
-    "--stop-on-error", is_flag=True, help="Stop the run after the first op that fails, with exit code 1."
+stop_on_error_option = setting(
+    "--stop-on-error",
+    flag_stays=True,
+    is_flag=True,
+    help="Stop the run after the first op that fails, with exit code 1.",
 )
 """--stop-on-error: the first failure is what is looked for."""
 

@@ -7,7 +7,7 @@ a line on stderr.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from difflib import get_close_matches
 from typing import Any
 
@@ -16,8 +16,8 @@ from click.core import ParameterSource
 
 OTHERS = "Options"
 GROUPS = {
-    "Input": ("execution_trace", "trace", "file", "files", "engine", "lanes"),
-    "Selection": ("select", "op_filter", "exclude", "top", "op", "step"),
+    "Input": ("execution_trace", "trace", "file", "files", "engine", "workers"),
+    "Selection": ("select", "include", "exclude", "top", "op", "step"),
     "Devices": ("device", "soc", "cluster", "l2"),
     "Measuring": (
         "quick",
@@ -32,7 +32,7 @@ GROUPS = {
         "measure",
     ),
     "Plugins": ("plugin", "allow_import", "with_plugins"),
-    "Output": ("output", "history", "force", "format_", "rows", "notes", "timeline_file"),
+    "Output": ("output", "history", "force", "format_", "rows", "all_rows", "notes", "timeline_file"),
 }
 """Sections of --help → names of parameters; the others stand last, or alone where there are few."""
 UNGROUPED = 12
@@ -40,8 +40,25 @@ _CHOSEN = "opreplay.settings"
 """Of a context's `meta`: names of settings that --set gave."""
 
 
-class Renamed(click.Option):
-    """A former flag, which works for one more version; `now` is its new spelling."""
+class Named(click.Option):
+    """An option that also takes the `former` flags that it had, of which --help says nothing."""
+
+    def __init__(self, *names: Any, former: Sequence[str] = (), **attributes: Any) -> None:
+        super().__init__(*names, **attributes)
+        self.shown = [*self.opts]
+        self.opts += former
+
+    def get_help_record(self, ctx: click.Context) -> tuple[str, str] | None:
+        """Return the flags and the description without former flags."""
+        opts, self.opts = self.opts, self.shown
+        try:
+            return super().get_help_record(ctx)
+        finally:
+            self.opts = opts
+
+
+class Renamed(Named):
+    """A former flag, which works for one more version; `now` is its new spelling, "" if the flag stays."""
 
     def __init__(self, *names: Any, now: str, **attributes: Any) -> None:
         super().__init__(*names, **attributes, hidden=True)
@@ -53,17 +70,19 @@ class Renamed(click.Option):
         """Parse like click, and report the flag's new spelling on stderr."""
         value, args = super().handle_parse_result(ctx, opts, args)
         assert self.name is not None
-        if ctx.get_parameter_source(self.name) is ParameterSource.COMMANDLINE:
+        if self.now and ctx.get_parameter_source(self.name) is ParameterSource.COMMANDLINE:
             say_renamed(self.opts[-1], self.now)
         return value, args
 
 
 class Setting(Renamed):
-    """An option that --help lists as NAME=VALUE; its flag is a former one."""
+    """An option that --help lists as NAME=VALUE; its flag is a former one, unless `flag_stays`."""
 
-    def __init__(self, *names: Any, **attributes: Any) -> None:
+    def __init__(self, *names: Any, flag_stays: bool = False, **attributes: Any) -> None:
         super().__init__(*names, **attributes, now="")
-        self.now = f"--set {self.name}={'true' if self.is_flag else self.metavar or 'VALUE'}"
+        self.flag_stays = flag_stays
+        if not flag_stays:
+            self.now = f"--set {self.name}={'true' if self.is_flag else self.metavar or 'VALUE'}"
 
     def handle_parse_result(
         self, ctx: click.Context, opts: Mapping[str, Any], args: list[str]
@@ -178,6 +197,7 @@ def _set(ctx: click.Context, option: click.Parameter, values: tuple[str, ...]) -
     for text in values:
         name, sign, value = text.partition("=")
         name = name.strip().replace("-", "_")
+        name = next((now for now, option in known.items() if f"--{name.replace('_', '-')}" in option.opts), name)
         if name not in known or not sign:
             near = get_close_matches(name, known, n=1)
             what = f"no setting {name!r}" if name not in known else f"{name} has no value"

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from opreplay.cli.options.settings import Renamed, is_default, setting
+from opreplay.cli.options.settings import Named, Renamed, is_default, setting
 from opreplay.cli.options.types import Assignments, Count, FileName, Share, SocName
 
 if TYPE_CHECKING:
@@ -29,8 +29,9 @@ trace_argument = click.argument("trace", metavar="TRACE", type=FileName())
 """TRACE: a profile, a glob that matches one, or "-"."""
 
 
-execution_trace_option = click.option(
+execution_trace_option = setting(
     "--execution-trace",
+    flag_stays=True,
     type=FileName(),
     metavar="FILE",
     help="Take shapes missing in TRACE from this ExecutionTrace of the same run.",
@@ -38,8 +39,9 @@ execution_trace_option = click.option(
 """--execution-trace: where the arguments of a trace without shapes come from."""
 
 
-execution_traces_option = click.option(
+execution_traces_option = setting(
     "--execution-trace",
+    flag_stays=True,
     type=FileName(),
     multiple=True,
     metavar="FILE|GLOB|FOLDER",
@@ -59,6 +61,12 @@ kernel_details_option = setting(
 
 notes_option = click.option("--notes", is_flag=True, help="Print all notes.")
 """--notes: all that is to be known of the numbers, not only what may change a decision."""
+
+
+all_option = click.option(
+    "--all", "all_rows", is_flag=True, help="Print all rows, not only those with 95 % of the time."
+)
+"""--all: every row of every table."""
 
 
 cache_option = setting(
@@ -84,8 +92,9 @@ capture_option = setting(
 """capture: from which ops the graphs were captured."""
 
 
-process_option = click.option(
+process_option = setting(
     "--process",
+    flag_stays=True,
     metavar="NAME",
     help=("Select one process of a TRACE into which the profiles of several were merged, by its name in `inspect`."),
 )
@@ -102,8 +111,9 @@ limit_option = setting(
 """limit, which raises the bounds that protect against hostile files."""
 
 
-allow_import_option = click.option(
+allow_import_option = setting(
     "--allow-import",
+    flag_stays=True,
     type=Assignments(_NAMESPACE, _MODULE, "myops=my_package.ops"),
     multiple=True,
     metavar="NS=MODULE",
@@ -129,7 +139,7 @@ def selection_options(command: Callable[..., Any]) -> Callable[..., Any]:
     def taking_selection(
         *,
         select: str,
-        op_filter: tuple[str, ...],
+        include: tuple[str, ...],
         exclude: tuple[str, ...],
         phase: Phase | None,
         top: int | None,
@@ -141,10 +151,10 @@ def selection_options(command: Callable[..., Any]) -> Callable[..., Any]:
         from opreplay.replay.plan.selection import Selection
         from opreplay.replay.resolve.policy import named_modules
 
-        by_place = tuple(text for text in op_filter if _PLACE.fullmatch(text))
+        by_place = tuple(text for text in include if _PLACE.fullmatch(text))
         selection = Selection(
             select=select,
-            include=tuple(text for text in op_filter if text not in by_place),
+            include=tuple(text for text in include if text not in by_place),
             exclude=exclude,
             phase=phase,
             top=top,
@@ -155,16 +165,18 @@ def selection_options(command: Callable[..., Any]) -> Callable[..., Any]:
         return command(selection=selection, **others)
 
     options = [
-        click.option(
+        setting(
             "--select",
+            flag_stays=True,
             type=click.Choice(["owner", "leaf", "top", "all"]),
             default="owner",
             show_default=True,
             help="Ops that own device time, innermost ops, outermost ops, or all.",
         ),
         click.option(
-            "--op-filter",
-            "op_filter",
+            "--include",
+            cls=Named,
+            former=["--op-filter"],
             multiple=True,
             metavar="GLOB|ID|#N",
             help=(
@@ -181,7 +193,7 @@ def selection_options(command: Callable[..., Any]) -> Callable[..., Any]:
             help=("Take only calls in iterations with this kind of batch: only prefill, only decode, or both."),
         ),
         click.option("--top", type=Count(min=1), metavar="N", help="Take the N ops with most recorded time."),
-        click.option("--op", multiple=True, metavar="ID|NAME|GLOB|#N", cls=Renamed, now="--op-filter"),
+        click.option("--op", multiple=True, metavar="ID|NAME|GLOB|#N", cls=Renamed, now="--include"),
         setting(
             "--min-share",
             type=Share(),
@@ -248,8 +260,9 @@ def l2_option(default: str | None, *, otherwise: str = "as --cache measures here
     """Add --l2, the contents of a simulated device's caches when an op starts; `otherwise` describes a missing
     default.
     """
-    return click.option(
+    return setting(
         "--l2",
+        flag_stays=True,
         type=click.Choice(["cold", "loop", "warm", "sequence"]),
         default=default,
         show_default=default is not None,

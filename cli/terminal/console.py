@@ -8,6 +8,7 @@ unchanged. Colours are added after that.
 from __future__ import annotations
 
 import contextlib
+import os
 import shlex
 import sys
 from collections.abc import Callable, Generator, Iterable
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
 
 
 _results: list[TextIO] = []
+PIPED_WIDTH = 10_000
+"""Characters of a line where no terminal limits it, so that pipes and files get every column."""
 
 
 @contextlib.contextmanager
@@ -43,7 +46,7 @@ def stdout() -> TextIO:
 def make_console(*, stderr: bool = False) -> Console:
     """Return a console that prints every string literally: no markup, no emoji, no automatic colours.
 
-    Width comes from COLUMNS or the terminal, 80 otherwise; NO_COLOR and TERM=dumb are respected.
+    Width comes from COLUMNS or the terminal; a pipe or a file gets all columns. NO_COLOR and TERM=dumb are respected.
     """
     from rich.console import Console
     from rich.segment import Segment
@@ -61,8 +64,14 @@ def make_console(*, stderr: bool = False) -> Console:
             """Ignore that the reader has left, which is not a failure; rich itself would exit with code 1."""
             raise BrokenPipeError
 
+    file = sys.stderr if stderr else stdout()
     return PipeConsole(
-        file=sys.stderr if stderr else stdout(), markup=False, emoji=False, highlight=False, soft_wrap=False
+        file=file,
+        width=None if stderr or file.isatty() or os.environ.get("COLUMNS") else PIPED_WIDTH,
+        markup=False,
+        emoji=False,
+        highlight=False,
+        soft_wrap=False,
     )
 
 
@@ -90,7 +99,7 @@ def show_fitted(render: Callable[[int], RenderableType]) -> None:
         console.print(render(console.width))
 
 
-def show_line(text: str) -> None:
+def show_line(text: str, style: str = "bold") -> None:
     """Print one line to stdout, with line breaks escaped.
 
     It is wrapped between words on a terminal and nowhere else, so that scripts get one line.
@@ -99,7 +108,7 @@ def show_line(text: str) -> None:
 
     console = make_console()
     with naming_stdout():
-        console.print(Text(one_line(text), style="bold"), soft_wrap=not console.file.isatty())
+        console.print(Text(one_line(text), style=style), soft_wrap=not console.file.isatty())
 
 
 def show_view(view: View, form: str) -> None:
@@ -107,8 +116,8 @@ def show_view(view: View, form: str) -> None:
     if form != "table":
         write(view.text(form, command_line()))
         return
-    for line in view.lines:
-        show_line(line)
+    for place, line in enumerate(view.lines):
+        show_line(line, "" if place else "bold")
     show_fitted(view.render)
 
 

@@ -176,7 +176,7 @@ class _Reader(Workers):
         if isinstance(answer, Death):
             raise OpReplayError(
                 f"a process reading traces died at {path}: {answer.cause}",
-                hint="Most likely memory ran out: read fewer traces at a time with --lanes.",
+                hint="Most likely memory ran out: read fewer traces at a time with --workers.",
             )
         if answer is None:
             return None

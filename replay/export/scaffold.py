@@ -75,7 +75,7 @@ def scaffold(
     about = f"{kind} of {op.called}: {describe_inputs(op)}, {op.count:,} calls recorded."
     about = escape_controls(about).translate(_PLAIN)
     command = f"opreplay {'simulate' if kind in ('estimator', 'tile') else 'run'}"
-    flags = "--soc 910b3 --plugin" if kind in ("estimator", "tile") else f"--op-filter {op.id} --plugin"
+    flags = "--soc 910b3 --plugin" if kind in ("estimator", "tile") else f"--include {op.id} --plugin"
     return f'''"""{about[:1].upper()}{about[1:]}
 
     python -m pytest FILE

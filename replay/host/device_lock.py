@@ -105,7 +105,8 @@ def _locked(descriptor: int, name: str, wait_s: float, on_wait: Callable[[str], 
             if monotonic() >= deadline:
                 return False
         if not announced and on_wait is not None:
-            on_wait(f"waiting up to {wait_s:g} s for another opreplay{_holder(descriptor)} on {name}")
+            other = f"another opreplay{_holder(descriptor)} on {name}"
+            on_wait(f"waiting up to {wait_s:g} s for {other}; --set shared_device=true does not wait")
         announced = True
         sleep(POLL_S)
 

@@ -14,6 +14,15 @@ if TYPE_CHECKING:
 
 PYTHON = "(Python, between ops)"
 """Name of the host's time outside of ops."""
+IDLE_CAUSES = {
+    "before_first_task": "before the first task",
+    "waiting_for_host": "waiting for the host",
+    "launch_latency": "launch latency",
+    "gaps_between_tasks": "gaps between tasks",
+    "after_last_task": "after the last task",
+    "unknown_cause": "unknown cause",
+}
+"""The causes of idle time: key in `StepReport.idle_us` (with `idle_` before it in `Categories`) → name for people."""
 Bound = Literal["host", "communication", "device", "mixed", "host alone", "unknown"]
 """"unknown": the device times that it would follow from are not possible, or the clocks of host and device differ."""
 
@@ -63,6 +72,24 @@ class ModuleTime(msgspec.Struct, frozen=True, kw_only=True):
         return f"{self.name} ×{self.count}" if self.count > 1 else self.name
 
 
+class PythonTime(msgspec.Struct, frozen=True, kw_only=True):
+    """Time of the critical path between ops in one Python function or marked range, µs."""
+
+    name: str
+    """As recorded: "transformers/image_utils.py(301): resize"."""
+    us: float
+    data_loading: bool = False
+    """Most of it is spent while a DataLoader makes the next batch."""
+
+    @property
+    def label(self) -> str:
+        """Return the name without folders and line: "image_utils.resize", with "(data loading)" if it is that."""
+        place, colon, function = self.name.partition("): ")
+        module = place.rpartition("(")[0].rpartition("/")[2].removesuffix(".py")
+        text = f"{module}.{function}" if colon and module else self.name.strip("<>").removeprefix("nn.Module: ")
+        return f"{text} (data loading)" if self.data_loading else text
+
+
 class StepReport(msgspec.Struct, frozen=True, kw_only=True):
     """A step; times in µs."""
 
@@ -100,9 +127,11 @@ class StepReport(msgspec.Struct, frozen=True, kw_only=True):
     communication_us: float
     """Of the step: communication beside which nothing computes."""
     idle_us: dict[str, float]
-    """The rest of the step, by what the device waited for; they add up to it."""
+    """The rest of the step by key of `IDLE_CAUSES`."""
     largest: tuple[tuple[str, float], ...]
     """What the host did on the critical path: names and times, longest first; at most three."""
+    python: tuple[PythonTime, ...] = ()
+    """The same of the time between ops by Python function; empty where the trace names none."""
     copied_host_share: float
     """Of the critical path: host time, which re-timing copies from the recording."""
     unknown_wait_us: float

@@ -305,7 +305,7 @@ def _refuse_vain_visits(options: RunOptions, *, one_by_one: bool) -> None:
         return
     else:
         where = "where several ops run side by side"
-    raise UsageError(f"--set visits={options.visits} has no effect {where}", hint="Remove --set visits.")
+    raise UsageError(f"--set repeats={options.visits} has no effect {where}", hint="Remove --set repeats.")
 
 
 def _refuse_vain_stop(options: RunOptions) -> None:

@@ -40,7 +40,7 @@ _NO_FILTER = OpFilter()
 _DEFAULT_POLICY = Policy()
 MOST_OPS = 50_000
 """Different ops of one plan: resolving, checking and measuring each takes time, a real model has some hundreds."""
-_HINT_OPS = "Take a part of them: --top N, --set min_share=SHARE or --op-filter PATTERN."
+_HINT_OPS = "Take a part of them: --top N, --set min_share=SHARE or --include PATTERN."
 
 
 def build_plan(

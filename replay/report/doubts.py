@@ -107,7 +107,7 @@ def thread_notes(environment: Mapping[str, object]) -> list[str]:
     looked = f"{idle:g} of {plural(cpus, 'processor') if isinstance(cpus, int) else 'the processors'} idle at the start"
     visits = environment.get("visits")
     often = (
-        f"; each op measured {visits} times, far apart (--set visits=1 for once)"
+        f"; each op measured {visits} times, far apart (--set repeats=1 for once)"
         if isinstance(visits, int) and visits > 1
         else ""
     )

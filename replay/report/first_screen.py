@@ -14,15 +14,18 @@ from rich.console import RenderableType
 from rich.text import Text
 
 from opreplay.replay.ascend.simulate.coverage import share_of_confidence
+from opreplay.replay.ir.kernel import Confidence
 from opreplay.replay.ir.model import ReplayPlan
 from opreplay.replay.plan.recorded.where import LabelWork, Where
-from opreplay.replay.report.coverage import CONFIDENCE, coverage_by_share, coverage_text, rough_text
-from opreplay.replay.report.text import coarse_text, middle, plural, safe, share_text, time_text
+from opreplay.replay.report.coverage import CONFIDENCE, coverage_by_share, coverage_text, rough_text, weak_parts
+from opreplay.replay.report.coverage import LEAST as LEAST_COVERED
+from opreplay.replay.report.table import rows_that_matter
+from opreplay.replay.report.text import coarse_text, middle, plural, quotient, ratio_text, safe, share_text, time_text
 from opreplay.replay.results.records import L2State, OpResult
 
 CLASSES_SHOWN = 6
-LEAST = 0.01
-"""Classes and labels below this share change no conclusion."""
+LEAST, LARGE = 0.01, 0.1
+"""Classes and labels below the first share change no conclusion; from the second on they may."""
 LABELS_SHOWN = 3
 LABEL_CHARS = 48
 SOCS_SHOWN = 3
@@ -54,6 +57,58 @@ def capture_lines(plan: ReplayPlan) -> list[str]:
         return []
     notes = (*plan.capture.notes, "predictions are of kernels alone, without the host's time to launch them")
     return [f"captured: {safe(note)}" for note in notes]
+
+
+def heavy_text(where: Where | None, results: Sequence[OpResult]) -> str:
+    """Return which ops matter: "20 of 89 ops are 93 % of the time; GEMM 68 %"; "" if no time is recorded."""
+    shares = sorted((r.recorded_share for r in results), reverse=True)
+    if not sum(shares):
+        return ""
+    count = rows_that_matter(shares)
+    verb = "is" if count == 1 else "are"
+    text = f"{count:,} of {plural(len(results), 'op')} {verb} {share_text(sum(shares[:count]))} of the time"
+    name, share = next(iter(where.classes.items()), ("", 0.0)) if where is not None else ("", 0.0)
+    return f"{text}; {safe(name)} {share_text(share)}" if share >= LEAST else text
+
+
+def predicted_line(soc: str, results: Sequence[OpResult], recorded_us: float | None) -> str:
+    """Return "910b3 would take 1.35 ms (1.06 ms to 1.95 ms) for these calls, 0.05× the recorded time; ..."."""
+    total, low, high = predicted_total(soc, results)
+    predicted = [r for r in results if soc in r.simulated]
+    if not predicted:
+        return f"{safe(soc)}: nothing is predicted"
+    text = f"{safe(soc)} would take {time_text(total)} ({time_text(low)} to {time_text(high)}) for all calls"
+    states = {r.simulated[soc].l2 for r in predicted}
+    text = ", ".join([text, *(holding for state, holding in HOLDING.items() if state in states)])
+    if recorded_us and len(predicted) == len(results):
+        text += f", {ratio_text(total, recorded_us)} the recorded time"
+    parts = [text, *([] if len(predicted) == len(results) else [f"{len(predicted):,} of {len(results):,} ops"])]
+    weights: list[tuple[Confidence, float]] = [
+        (r.simulated[soc].confidence, r.simulated[soc].time_us * r.count) for r in predicted
+    ]
+    _, covered, _ = coverage_by_share(soc, results)
+    for confidence, what in CONFIDENCE.items():
+        if (share := share_of_confidence(weights, confidence)) >= LEAST_COVERED:
+            parts.append(f"{share_text(share)} {what}")
+    parts += weak_parts(covered)
+    parts.append(rough_text((r.name, r.simulated[soc], r.count) for r in predicted))
+    return "; ".join(filter(None, parts))
+
+
+def warning_lines(where: Where | None) -> list[str]:
+    """Return the lines of the head that speak against the recorded times."""
+    if where is None:
+        return []
+    coarse = [] if where.coarse_unit_us is None else [f"! {coarse_text(where.coarse_unit_us)}"]
+    return [*coarse, *_outside_lines(where, LARGE)]
+
+
+def _outside_lines(where: Where, least: float) -> list[str]:
+    """Return lines on work launched before the recording, and on labels, from this share of the time on."""
+    before = quotient(where.launched_before_us, where.total_us) or 0.0
+    labels = quotient(where.labels_us, where.total_us) or 0.0
+    early = f"launched before the recording: {share_text(before)} of device time; its ops are not in it"
+    return [*([early] if before >= least else []), *([_labels(where, labels)] if labels >= least else [])]
 
 
 def lines(where: Where | None, device: str | None, results: Sequence[OpResult]) -> list[str]:
@@ -90,13 +145,7 @@ def where_lines(where: Where, device: str | None) -> list[str]:
     shown = [(name, share) for name, share in where.classes.items() if share >= LEAST][:CLASSES_SHOWN]
     if shown:
         head.append("time: " + ", ".join(f"{safe(name)} {share_text(share)}" for name, share in shown))
-    before = where.launched_before_us / where.total_us if where.total_us else 0.0
-    if before >= LEAST:
-        head.append(f"launched before the recording: {share_text(before)} of device time; its ops are not in it")
-    share = where.labels_us / where.total_us if where.total_us else 0.0
-    if share >= LEAST:
-        head.append(_labels(where, share))
-    return head
+    return [*head, *_outside_lines(where, LEAST)]
 
 
 def _labels(where: Where, share: float) -> str:

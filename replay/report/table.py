@@ -33,6 +33,8 @@ LEAST_NAME = 18
 GAP = 2
 """Characters between two columns."""
 PAGE_ROWS = 500
+SHARE_SHOWN, ROWS_SHOWN = 0.95, 20
+"""A terminal shows the rows that hold this share of the weight, and at most so many, before one line for the rest."""
 
 
 class OpCell(msgspec.Struct, frozen=True, kw_only=True):
@@ -135,6 +137,8 @@ class Table(msgspec.Struct, Generic[Row], frozen=True):
     """Rows that there was no room for, the least heavy ones."""
     noun: str = "row"
     """What a row is."""
+    weight: Callable[[Row], float | None] | None = None
+    """What the rows are sorted by, largest first; None if no row matters more than others."""
 
 
 AnyTable = Table[Any]
@@ -198,9 +202,31 @@ def cut(table: Table[Row], limit: int | None) -> Table[Row]:
     return msgspec.structs.replace(table, rows=rows, left_out=table.left_out + len(table.rows) - len(rows))
 
 
-def more_line(table: Table[Row], where: str) -> str:
-    """Return how many rows are left out and where to find them: "… 3 more ops; --output FILE holds all"."""
-    return f"… {plural(table.left_out, f'more {table.noun}')}" + (f"; {where}" if where else "")
+def rows_that_matter(weights: Sequence[float | None]) -> int:
+    """Return how many of the first rows hold 95 % of the weight, at most 20; never all but one."""
+    total, held = sum(weight or 0.0 for weight in weights), 0.0
+    for count, weight in enumerate(weights, 1):
+        held += weight or 0.0
+        if held >= SHARE_SHOWN * total > 0 or count == ROWS_SHOWN:
+            return count if count < len(weights) - 1 else len(weights)
+    return len(weights)
+
+
+def heaviest_rows(table: Table[Row]) -> tuple[Table[Row], float | None]:
+    """Return the rows that hold 95 % of the weight, and the share of the weight that the others hold."""
+    if table.weight is None:
+        return table, None
+    weights = [table.weight(row) for row in table.rows]
+    shown = rows_that_matter(weights)
+    total = sum(weight or 0.0 for weight in weights)
+    rest = sum(weight or 0.0 for weight in weights[shown:])
+    return cut(table, shown), rest / total if total else None
+
+
+def more_line(table: Table[Row], where: str, share: float | None = None) -> str:
+    """Return how many rows are left out and where to find them: "… 71 more ops, 7.0 %; --all shows them"."""
+    held = "" if share is None else f", {share_text(share)}"
+    return f"… {plural(table.left_out, f'more {table.noun}')}{held}" + (f"; {where}" if where else "")
 
 
 def terminal(
@@ -208,16 +234,19 @@ def terminal(
     width: int = 0,
     *,
     limit: int | None = None,
-    rest: str = "--output FILE holds all",
+    rest: str = "--all shows them",
+    all_rows: bool = True,
     one_line: bool = False,
     room: int = 0,
 ) -> list[RenderableType]:
     """Return the first rows of the table in `width` characters, after an empty line; nothing without rows.
 
-    Below it are the columns and the number of rows that did not fit; `rest` says where to find them. A column of ops
+    Without `all_rows` only rows that hold 95 % of the weight are shown. Below the table are the columns and the
+    number of rows that are not shown; `rest` says where to find them. A column of ops
     takes the remaining width: `one_line` keeps it to one line, with only the details that distinguish an op from others
     of its name, and columns are dropped until `room` characters are left for it. With `width` 0 no column is dropped.
     """
+    table, share = (table, None) if all_rows else heaviest_rows(table)
     table = cut(table, limit)
     if not table.rows:
         return []
@@ -232,13 +261,9 @@ def terminal(
         _add_column(grid, column, widths.get(id(column)) if has_names else None)
     for row in table.rows:
         grid.add_row(*(_cell(column, row, space, one_line=one_line) for column in shown))
-    below = [f"no room at {width} columns for: {', '.join(hidden)}"] if hidden else []
-    below += [more_line(table, rest)] if table.left_out and rest else []
-    return [Text(), grid, *_dim(below)]
-
-
-def _dim(lines: Iterable[str]) -> list[Text]:
-    return [Text(line, style="dim", overflow="fold") for line in lines]
+    below = [more_line(table, rest, share)] if table.left_out and rest else []
+    below += [f"no room at {width} columns for: {', '.join(hidden)}"] if hidden else []
+    return [Text(), grid, *([Text("; ".join(below), style="dim", overflow="fold")] if below else [])]
 
 
 def _total_width(columns: Sequence[Column[Row]], widths: dict[int, int]) -> int:
@@ -332,6 +357,11 @@ def facts_grid(facts: Iterable[Fact]) -> RichTable:
         if text:
             grid.add_row(Text(title), Text(safe(text), style=style))
     return grid
+
+
+def warnings_of(facts: Iterable[Fact]) -> list[Fact]:
+    """Return the facts that are printed in a colour, because they may change a decision."""
+    return [fact for fact in facts if fact[1] and fact[2] in ("yellow", "red", "bold red")]
 
 
 def decisive(lines: Sequence[str], chosen: Sequence[str]) -> list[str]:

@@ -83,7 +83,7 @@ FOUND_BY_CALLS = frozenset({"budget", "failed", "worker lost"})
 FLAGS = {
     "op_time_s": "--set op_time",
     "max_op_bytes": "--set max_op_memory",
-    "visits": "--set visits",
+    "visits": "--set repeats",
     "over_budget": "--set over_budget",
     "cuda_graph": "--set cuda_graph",
     "backend": "--set backend",

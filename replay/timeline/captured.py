@@ -20,7 +20,13 @@ from opreplay.replay.ascend.simulate.coverage import measured_text
 from opreplay.replay.ascend.simulate.step import OpStep, Step
 from opreplay.replay.ir.model import RecordedSequence, ReplayOp, ReplayPlan
 from opreplay.replay.ir.step import ModuleTime
-from opreplay.replay.timeline.changes import AS_LONG_AS_LONGEST, fused_patterns, parsed_value
+from opreplay.replay.timeline.changes import (
+    AS_LONG_AS_LONGEST,
+    fused_patterns,
+    parsed_value,
+    refuse_combination,
+    scalings,
+)
 from opreplay.replay.timeline.graph.model import Floats
 from opreplay.replay.timeline.measured import MeasuredHost
 from opreplay.replay.timeline.modules import DEEPEST, as_tree
@@ -28,6 +34,7 @@ from opreplay.replay.timeline.offload import BLOCKING, DISPATCH_BAND, DISPATCH_U
 from opreplay.replay.timeline.simulated import LATENCY_BAND, LAUNCH_LATENCY_US, TASK_GAP_US
 from opreplay.traces.errors import TraceError, UsageError
 from opreplay.traces.sums import summed
+from opreplay.traces.times.kernel_classes import class_named, class_of_op
 
 SCHEMA_VERSION = 1
 BOUND_SHARE = 0.9
@@ -344,19 +351,25 @@ def _scaled(
     text: str, called: Sequence[ReplayOp], calls: dict[str, _Calls]
 ) -> tuple[dict[str, _Calls], npt.NDArray[np.bool_]]:
     """Return the calls with other times for ops whose names match, and a mask of these calls. Raises TraceError."""
-    pattern, equals, value = text.strip().rpartition("=")
-    if not equals or not pattern:
+    if "=" not in text:
         raise TraceError(f"{text!r} is not a change of a captured step", hint=CHANGES)
-    number, is_factor = parsed_value(value)
-    hit = np.array([fnmatchcase(op.name, pattern.strip()) for op in called], bool)
-    us = {name: soc.device_us * number if is_factor else number for name, soc in calls.items()}
-    replace = msgspec.structs.replace
-    return {name: replace(soc, device_us=np.where(hit, us[name], soc.device_us)) for name, soc in calls.items()}, hit
+    any_hit, replace = np.zeros(len(called), bool), msgspec.structs.replace
+    for pattern, value in scalings(text):
+        number, is_factor = parsed_value(value)
+        kind = class_named(pattern)
+        hit = np.array(
+            [fnmatchcase(op.name, pattern) if kind is None else class_of_op(op.name) == kind for op in called], bool
+        )
+        us = {name: soc.device_us * number if is_factor else number for name, soc in calls.items()}
+        calls = {name: replace(soc, device_us=np.where(hit, us[name], soc.device_us)) for name, soc in calls.items()}
+        any_hit |= hit
+    return calls, any_hit
 
 
 def _change(text: str, called: Sequence[ReplayOp], calls: dict[str, _Calls]) -> CapturedChange:
     """Apply a change: a captured graph, calls fused into one kernel, or other times for ops whose names match."""
     replace, hit = msgspec.structs.replace, np.ones(len(called), bool)
+    refuse_combination(text)
     word, _, listed = text.strip().partition(" ")
     if text.strip().lower() in GRAPH:
         changed = {name: replace(soc, host_us=np.zeros(len(called))) for name, soc in calls.items()}

@@ -6,6 +6,7 @@ from __future__ import annotations
 import msgspec
 import numpy as np
 
+from opreplay.replay.ir.step import IDLE_CAUSES
 from opreplay.replay.timeline.graph.model import COLLECTIVE, COPY, KERNEL, LAUNCH, SET, Bools, Floats, StepGraph
 from opreplay.replay.timeline.graph.schedule import Schedule
 
@@ -25,31 +26,30 @@ class Categories(msgspec.Struct, frozen=True, kw_only=True):
     copies: float
     """Copies and fills beside which nothing computes or communicates."""
     idle: float
-    idle_before_first: float = 0.0
+    idle_before_first_task: float = 0.0
     """Until the step's first device task starts."""
-    idle_host_bound: float = 0.0
+    idle_waiting_for_host: float = 0.0
     """The next task was launched too late."""
     idle_launch_latency: float = 0.0
     """The next task was launched, and the device took its time to start it: of a host that never waited for the device
     only what this took longer than for the task before, for launches behind each other delay all tasks alike."""
-    idle_dependency: float = 0.0
+    idle_gaps_between_tasks: float = 0.0
     """The next task waited for another stream or for a gap between tasks of its own."""
-    idle_after_last: float = 0.0
+    idle_after_last_task: float = 0.0
     """From the last device task to the end of the step."""
-    idle_unexplained: float = 0.0
+    idle_unknown_cause: float = 0.0
     """Why is not certain, as the clocks of host and device differ; then all idle time is here."""
 
     @property
     def idle_for_host(self) -> float:
         """Idle time because the host launched too late, had not started to launch, or continued after the last task."""
-        return self.idle_host_bound + self.idle_before_first + self.idle_after_last
+        return self.idle_waiting_for_host + self.idle_before_first_task + self.idle_after_last_task
 
     def host_idle_text(self, step_us: float) -> str:
         """Return that time as a share of the step, with its parts, in the terms of the category tables."""
         parts = {
-            "host-bound": self.idle_host_bound,
-            "before the first task": self.idle_before_first,
-            "after the last task": self.idle_after_last,
+            IDLE_CAUSES[cause]: getattr(self, f"idle_{cause}")
+            for cause in ("waiting_for_host", "before_first_task", "after_last_task")
         }
         named = [f"{_percent(us / step_us)} {name}" for name, us in parts.items() if us >= _TOLD * step_us]
         return f"{_percent(self.idle_for_host / step_us)} of the step for the host ({', '.join(named)})"
@@ -99,12 +99,12 @@ def without_causes(times: Categories) -> Categories:
     """Return the categories with all idle time unexplained."""
     return msgspec.structs.replace(
         times,
-        idle_before_first=0.0,
-        idle_host_bound=0.0,
+        idle_before_first_task=0.0,
+        idle_waiting_for_host=0.0,
         idle_launch_latency=0.0,
-        idle_dependency=0.0,
-        idle_after_last=0.0,
-        idle_unexplained=times.idle,
+        idle_gaps_between_tasks=0.0,
+        idle_after_last_task=0.0,
+        idle_unknown_cause=times.idle,
     )
 
 
@@ -142,25 +142,25 @@ def _of_host(graph: StepGraph, schedule: Schedule, step_us: float) -> Categories
         communication_not_overlapped=either - computing,
         copies=0.0,
         idle=max(0.0, step_us - either),
-        idle_host_bound=max(0.0, step_us - either),
+        idle_waiting_for_host=max(0.0, step_us - either),
     )
 
 
 def _idle_causes(graph: StepGraph, schedule: Schedule, work: Bools, busy: Floats, window: tuple[float, float]):
     """Return idle time by what the task that ended each idle interval had waited for."""
     out = {
-        "idle_before_first": 0.0,
-        "idle_host_bound": 0.0,
+        "idle_before_first_task": 0.0,
+        "idle_waiting_for_host": 0.0,
         "idle_launch_latency": 0.0,
-        "idle_dependency": 0.0,
-        "idle_after_last": 0.0,
+        "idle_gaps_between_tasks": 0.0,
+        "idle_after_last_task": 0.0,
     }
     begin, until = window
     if not len(busy):
-        out["idle_after_last"] = until - begin
+        out["idle_after_last_task"] = until - begin
         return out
-    out["idle_before_first"] = float(busy[0, 0]) - begin
-    out["idle_after_last"] = until - float(busy[-1, 1])
+    out["idle_before_first_task"] = float(busy[0, 0]) - begin
+    out["idle_after_last_task"] = until - float(busy[-1, 1])
     rows = np.flatnonzero(work)
     rows = rows[np.argsort(schedule.start_us[rows], kind="stable")]
     ended_by = rows[np.minimum(np.searchsorted(schedule.start_us[rows], busy[1:, 0] - 1e-6), len(rows) - 1)]
@@ -170,13 +170,13 @@ def _idle_causes(graph: StepGraph, schedule: Schedule, work: Bools, busy: Floats
         gap = float(high - low)
         latency = _latency(schedule, int(task))
         if latency is None:
-            out["idle_dependency"] += gap
+            out["idle_gaps_between_tasks"] += gap
             continue
         waited = _host_waited(graph, schedule, int(task), float(low))
         delay = min(gap, latency if waited else max(0.0, latency - before))
         before = latency
         out["idle_launch_latency"] += delay
-        out["idle_host_bound"] += gap - delay
+        out["idle_waiting_for_host"] += gap - delay
     return out
 
 

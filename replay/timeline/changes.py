@@ -6,6 +6,7 @@ assumptions.
 from __future__ import annotations
 
 import re
+import shlex
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -34,13 +35,19 @@ from opreplay.replay.timeline.graph.slowed import slowed_schedule
 from opreplay.replay.timeline.names import Names, matches_kernel, op_parents
 from opreplay.traces.errors import TraceError
 from opreplay.traces.links.parents import among_or_around, among_or_inside, outermost_of
+from opreplay.traces.times.breakdown import classes_of_launches, classes_on_host
+from opreplay.traces.times.kernel_classes import CLASSES, class_named
 
 _FACTOR = re.compile(r"^(\d+(?:\.\d+)?|\.\d+)(x|us|ms|s)?$")
 _UNIT_US = {"us": 1.0, "ms": 1e3, "s": 1e6}
 _HINT = (
     "A change is 'PATTERN=0.5x', 'PATTERN=0', 'PATTERN=120us', several of these with commas between, "
-    "'fuse OP,OP', 'fuse elementwise', 'dtype bf16', 'cudagraph' or 'overlap comm'."
+    "'fuse OP,OP', 'fuse elementwise', 'dtype bf16', 'cudagraph' or 'overlap comm'. PATTERN is the name of ops or "
+    f"kernels, or a class of work: {', '.join(name.lower() for name in CLASSES)}."
 )
+_GRAPH = ("cudagraph", "graph", "aclgraph")
+_WHOLE = re.compile(rf"({'|'.join(_GRAPH)}|overlap comm(unication)?|dtype .*|fuse .*)", re.IGNORECASE)
+"""Changes of the whole step, which cannot be combined with others by commas."""
 _WIDTHS = {
     "bf16": 2,
     "bfloat16": 2,
@@ -161,10 +168,11 @@ def _loss_text(graph: StepGraph) -> str:
 
 def _apply(names: Names, out: Edited, text: str) -> None:
     """Apply the change in a text. Raises TraceError for text that is not a change."""
+    refuse_combination(text)
     word, _, rest = text.partition(" ")
     if rest.strip() and word in _RULES:
         _RULES[word](names, out, rest)
-    elif text.lower() in ("cudagraph", "graph", "aclgraph"):
+    elif text.lower() in _GRAPH:
         _captured(names, out)
     elif text.lower() in ("overlap comm", "overlap communication"):
         out.overlap = True
@@ -173,13 +181,37 @@ def _apply(names: Names, out: Edited, text: str) -> None:
             "no task waits for a collective, and collectives cost others nothing; the step still ends last"
         )
     elif "=" in text:
-        for part in text.split(","):
-            pattern, equals, value = part.strip().rpartition("=")
-            if not equals or not pattern:
-                raise TraceError(f"{part.strip()!r} is not a change", hint=_HINT)
-            _scale(names, out, pattern.strip(), value.strip())
+        for pattern, value in scalings(text):
+            _scale(names, out, pattern, value)
     else:
         raise TraceError(f"{text!r} is not a change", hint=_HINT)
+
+
+def refuse_combination(text: str) -> None:
+    """Raise TraceError if commas combine a change of the whole step with another change."""
+    parts = [part.strip() for part in text.split(",")]
+    whole = next((part for part in parts if _WHOLE.fullmatch(part)), "")
+    is_list = whole.startswith("fuse ")
+    others = [part for part in parts if part != whole and ("=" in part or not is_list)]
+    if not whole or not others:
+        return
+    raise TraceError(
+        f"{whole!r} cannot be combined with {', '.join(map(repr, others))} by commas: commas join only "
+        "PATTERN=VALUE changes, and this one changes the whole step",
+        hint="Repeat the option, which also shows all changes together: "
+        + " ".join(f"--what-if {shlex.quote(part)}" for part in (whole, *others)),
+    )
+
+
+def scalings(text: str) -> list[tuple[str, str]]:
+    """Return the (pattern, value) pairs of a change like "aten::mm=0.5x,nccl*=0". Raises TraceError for other text."""
+    pairs: list[tuple[str, str]] = []
+    for part in text.split(","):
+        pattern, equals, value = part.strip().rpartition("=")
+        if not equals or not pattern:
+            raise TraceError(f"{part.strip()!r} is not a change", hint=_HINT)
+        pairs.append((pattern.strip(), value.strip()))
+    return pairs
 
 
 def _unmatched(names: Names, graph: StepGraph, text: str, notes: Sequence[str]) -> Unmatched:
@@ -189,11 +221,15 @@ def _unmatched(names: Names, graph: StepGraph, text: str, notes: Sequence[str]) 
         return Unmatched("changes nothing in this step", hint=hint)
     if notes:
         return Unmatched("changes nothing in this step", hint=". ".join(notes))
+    if _class_meant(names, text.partition("=")[0].strip()) is not None:
+        listed = ", ".join(_classes(names, graph))
+        return Unmatched("matches nothing in this step", hint=f"Classes of work here: {listed}.")
     heaviest = ", ".join(map(repr, heaviest_names(names, graph)))
     near = ", ".join(map(repr, nearest_names(names, graph, text)))
     near = f"the nearest here: {near}; " if near else ""
     accepted = (
-        "Patterns are matched with op and kernel names, not with labels (record_function), modules or Python functions"
+        "Patterns are matched with op and kernel names and classes of work such as gemm, not with labels "
+        "(record_function), modules or Python functions"
     )
     hint = f"{accepted}; {near}those with most time: {heaviest}."
     return Unmatched("matches nothing in this step", hint=hint)
@@ -275,12 +311,11 @@ def _scale(names: Names, out: Edited, pattern: str, value: str) -> None:
     """Set tasks of matching ops or kernels to `value`; if there are none, the host time of matching ops."""
     number, factor = parsed_value(value)
     nodes = out.graph.nodes
-    ops = matching_ops(names, pattern)
-    kernels = np.array([matches_kernel(name, pattern) for name in names.trace.kernel_names], bool)
     device = np.flatnonzero(nodes.name >= 0)
-    hit = kernels[nodes.name[device]]
-    owner = nodes.owner[device]
-    hit[owner >= 0] |= ops[owner[owner >= 0]]
+    kind = _class_meant(names, pattern)
+    ops, hit = (
+        _of_pattern(names, out.graph, device, pattern) if kind is None else _of_class(names, out.graph, device, kind)
+    )
     chosen = device[hit]
     out.durations_us[chosen] = out.durations_us[chosen] * number if factor else number
     out.matched += len(chosen)
@@ -296,6 +331,39 @@ def _scale(names: Names, out: Edited, pattern: str, value: str) -> None:
     _scale_host(names, out, ops & ~launching, number, factor)
     if out.matched > before and out.graph.on_device and not out.offloaded:
         out.notes.append(f"{pattern} starts no device work here: its time on the host is changed")
+
+
+def _of_pattern(names: Names, graph: StepGraph, device: Ints, pattern: str) -> tuple[Bools, Bools]:
+    """Return masks of the op rows and of the device tasks whose names match a pattern."""
+    nodes, ops = graph.nodes, matching_ops(names, pattern)
+    kernels = np.array([matches_kernel(name, pattern) for name in names.trace.kernel_names], bool)
+    hit, owner = kernels[nodes.name[device]], nodes.owner[device]
+    hit[owner >= 0] |= ops[owner[owner >= 0]]
+    return ops, hit
+
+
+def _of_class(names: Names, graph: StepGraph, device: Ints, kind: str) -> tuple[Bools, Bools]:
+    """Return masks of the op rows and of the device tasks of a class of work, as `inspect` counts them."""
+    nodes, (classes, of_op) = graph.nodes, classes_on_host(names.trace)
+    ops = of_op == classes.index(kind) if kind in classes else np.zeros(len(names.trace.ops), bool)
+    rows, of_kernel = nodes.row[device], np.append(classes_of_launches(names.trace), CLASSES.index("communication"))
+    return ops, of_kernel[rows] == CLASSES.index(kind)  # row -1 is an NPU's whole collective
+
+
+def _class_meant(names: Names, pattern: str) -> str | None:
+    """Return the class of work that a pattern names; None if it is the name of an op or kernel of the trace."""
+    is_name = pattern in names.trace.kernel_names or any(s.name == pattern for s in names.trace.signatures)
+    return None if is_name else class_named(pattern)
+
+
+def _classes(names: Names, graph: StepGraph) -> list[str]:
+    """Return the classes of work in a step: of its device tasks, else of its host ops."""
+    classes, index = list(CLASSES), classes_of_launches(names.trace)[graph.nodes.row[graph.nodes.row >= 0]]
+    if not len(index):
+        classes, of_op = classes_on_host(names.trace)
+        index = of_op[graph.slices.op[graph.slices.op >= 0]]
+    there: list[int] = np.unique(index).tolist()
+    return [classes[place].lower() for place in there]
 
 
 def _scale_inside(

@@ -9,10 +9,9 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 
-from opreplay.replay.ir.step import StepReport
+from opreplay.replay.ir.step import IDLE_CAUSES, StepReport
 from opreplay.replay.timeline.categories import categories, device_work, without_causes
 from opreplay.replay.timeline.graph.build import step_graph
-from opreplay.replay.timeline.step import IDLE_CAUSES
 from opreplay.replay.timeline.timeline import Study, recorded_schedule, timeline
 from opreplay.traces import Trace
 from opreplay.traces.errors import NothingRan
@@ -166,5 +165,5 @@ def _parts(trace: Trace, step: Step) -> StepParts:
         device_sum_us=float(graph.nodes.dur_us[device_work(graph)].sum()) if graph.on_device else 0.0,
         busy_us=max(0.0, graph.recorded_us - times.idle),
         communication_us=times.communication_not_overlapped,
-        idle_us={cause: getattr(times, field) for cause, field in IDLE_CAUSES.items()},
+        idle_us={cause: getattr(times, f"idle_{cause}") for cause in IDLE_CAUSES},
     )

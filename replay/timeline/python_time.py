@@ -12,38 +12,50 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from opreplay.replay.ir.step import PYTHON
+from opreplay.replay.ir.step import IDLE_CAUSES, PYTHON, PythonTime
 from opreplay.replay.timeline.categories import Categories
-from opreplay.replay.timeline.graph.model import NO_OP, Ints, StepGraph
+from opreplay.replay.timeline.graph.model import NO_OP, Bools, Ints, StepGraph
 from opreplay.replay.timeline.graph.schedule import Schedule, critical_path
 from opreplay.replay.timeline.names import Ranges, named_ranges
 from opreplay.replay.timeline.paths import PathPart
 from opreplay.traces import Trace
 from opreplay.traces.activity import CALL_KINDS
+from opreplay.traces.links.annotations import AnnotationTable
 from opreplay.traces.links.parents import innermost_at
 
 FRAMES = tuple(CALL_KINDS.index(kind) for kind in ("frame", "python"))
 LEAST_IDLE = 0.05
 """Of the step, from which on idle time at its ends is explained."""
+LOADER, LOADER_FILES = "enumerate(DataLoader)", "torch/utils/data/"
+"""Begin of the range in which torch's DataLoader makes a batch, and the folder of its code."""
 LEAST_NAMED = 0.3
 """Of such a time, that one function must take to be named."""
 
 
 def python_on_path(
     trace: Trace, graph: StepGraph, schedule: Schedule, parts: Sequence[PathPart]
-) -> tuple[tuple[str, float], ...]:
-    """Return (function or range, µs of the critical path between ops), longest first; the sum is at most that time.
+) -> tuple[PythonTime, ...]:
+    """Return the critical path's time between ops by function or range, longest first; the sum is at most that time.
 
     Empty if the trace names none.
     """
     total = sum(part.us for part in parts if part.name == PYTHON)
     path, _ = critical_path(graph, schedule)
-    us_by_name = _by_name(trace, *_between_ops(graph, path[graph.nodes.slices[path] > 0]))
+    track, begin, end = _between_ops(graph, path[graph.nodes.slices[path] > 0])
+    us_by_name = _by_name(trace, track, begin, end)
     spent = sum(us_by_name.values())
     if not any(us_by_name) or spent <= 0.0:
         return ()
-    named = {name: us * total / spent for name, us in us_by_name.items() if name}
-    return tuple(sorted(named.items(), key=lambda item: (-item[1], item[0])))
+    inside = _in_loader(trace, track, begin, end)
+    loading = _by_name(trace, track[inside], begin[inside], end[inside])
+    named = [
+        PythonTime(
+            name=name, us=us * total / spent, data_loading=LOADER_FILES in name or loading.get(name, 0.0) > us / 2
+        )
+        for name, us in us_by_name.items()
+        if name
+    ]
+    return tuple(sorted(named, key=lambda function: (-function.us, function.name)))
 
 
 def idle_notes(trace: Trace, graph: StepGraph, times: Categories, step_us: float) -> list[str]:
@@ -58,8 +70,8 @@ def idle_notes(trace: Trace, graph: StepGraph, times: Categories, step_us: float
     track, begin, end = _between_ops(graph, rows)
     notes: list[str] = []
     for where, idle_us, low, high in (
-        ("before the first task", times.idle_before_first, first - times.idle_before_first, first),
-        ("after the last task", times.idle_after_last, last, last + times.idle_after_last),
+        (IDLE_CAUSES["before_first_task"], times.idle_before_first_task, first - times.idle_before_first_task, first),
+        (IDLE_CAUSES["after_last_task"], times.idle_after_last_task, last, last + times.idle_after_last_task),
     ):
         if idle_us < LEAST_IDLE * step_us:
             continue
@@ -67,7 +79,7 @@ def idle_notes(trace: Trace, graph: StepGraph, times: Categories, step_us: float
         name, us = max(us_by_name.items(), key=lambda item: (bool(item[0]), item[1]), default=("", 0.0))
         if name and us >= LEAST_NAMED * idle_us:
             notes.append(
-                f"{where} the device idles {100 * idle_us / step_us:.1f} % of the step, the host is then mostly in "
+                f"the device idles {100 * idle_us / step_us:.1f} % of the step {where}, with the host mostly in "
                 f"{name} ({us / 1e3:,.2f} of {idle_us / 1e3:,.2f} ms)"
             )
     return notes
@@ -92,6 +104,20 @@ def _between_ops(graph: StepGraph, nodes: Ints) -> tuple[Ints, Ints, Ints]:
     rows, track, begin, end = slice_spans(graph, nodes)
     outside = (graph.slices.op[rows] == NO_OP) & (end > begin)
     return track[outside], begin[outside], end[outside]
+
+
+def _in_loader(trace: Trace, track: Ints, begin: Ints, end: Ints) -> Bools:
+    """Return a mask of the intervals whose middle is inside a DataLoader's making of a batch."""
+    out, notes = np.zeros(len(track), bool), trace.annotations
+    if not isinstance(notes, AnnotationTable) or not len(notes):
+        return out
+    rows = np.flatnonzero(np.array([name.startswith(LOADER) for name in notes.names])[notes.name])
+    middle = begin + (end - begin) // 2
+    for at in np.unique(track).tolist():
+        mine, ranges = np.flatnonzero(track == at), rows[notes.track[rows] == at]
+        if len(ranges):
+            out[mine] = innermost_at(middle[mine], ranges, notes.start_ns[ranges], notes.dur_ns[ranges]) >= 0
+    return out
 
 
 def _within(graph: StepGraph, begin: Ints, end: Ints, low_us: float, high_us: float) -> tuple[Ints, Ints]:

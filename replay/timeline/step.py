@@ -7,7 +7,15 @@ from typing import Literal
 
 import numpy as np
 
-from opreplay.replay.ir.step import Bound, ModuleTime, StepOnDevice, StepReport, Window
+from opreplay.replay.ir.step import (
+    IDLE_CAUSES,
+    Bound,
+    ModuleTime,
+    PythonTime,
+    StepOnDevice,
+    StepReport,
+    Window,
+)
 from opreplay.replay.timeline.categories import Categories, device_work
 from opreplay.replay.timeline.graph.model import HOST, LAUNCH, STREAM, StepGraph
 from opreplay.replay.timeline.graph.schedule import Schedule, critical_path
@@ -24,16 +32,6 @@ COMMUNICATION_SHARE = 0.3
 BUSY_SHARE = 0.7
 """Share of the step in which the device works from which a step is bound by the device."""
 
-IDLE_CAUSES = {
-    "before_first": "idle_before_first",
-    "host": "idle_host_bound",
-    "launch_latency": "idle_launch_latency",
-    "dependency": "idle_dependency",
-    "after_last": "idle_after_last",
-    "unexplained": "idle_unexplained",
-}
-"""Key of `StepReport.idle_us` → field of `Categories`."""
-
 
 def step_report(
     trace: Trace,
@@ -42,6 +40,7 @@ def step_report(
     schedule: Schedule,
     times: Categories,
     path: tuple[PathPart, ...],
+    python: tuple[PythonTime, ...],
     modules: tuple[ModuleTime, ...],
     socs: dict[str, StepOnDevice],
     *,
@@ -81,11 +80,12 @@ def step_report(
         busy_us=max(0.0, graph.recorded_us - times.idle),
         communication_us=times.communication_not_overlapped,
         idle_us={
-            cause: getattr(times, field)
-            for cause, field in IDLE_CAUSES.items()
-            if cause != "unexplained" or times.idle_unexplained
+            cause: getattr(times, f"idle_{cause}")
+            for cause in IDLE_CAUSES
+            if cause != "unknown_cause" or times.idle_unknown_cause
         },
         largest=tuple((part.name, part.us) for part in host[:3]),
+        python=python[:3],
         copied_host_share=sum(part.us for part in host) / path_us if path_us else 0.0,
         unknown_wait_us=_unknown_on_path(graph, schedule),
         blocked_us=graph.blocked_us,

@@ -181,6 +181,7 @@ def timeline(
     typical = relative(paced(graph, lags_us=typical_lags(graph)).step_us, graph.recorded_us)
     simulated = _on_devices(trace, graph, names, devices, plan, contents, max(abs(error), abs(typical)), host_scale)
     with_times = None if measured is None else with_measured(names, graph, measured)
+    python = python_on_path(trace, graph, schedule, parts)
     memory = memory_of(trace, chosen, devices, plan)
     if memory is None and plan is not None:
         memory = inferred_memory(plan, devices, on_device=graph.on_device)
@@ -197,6 +198,7 @@ def timeline(
                 schedule,
                 times,
                 tuple(parts),
+                python,
                 module_tree(names, graph, {row: us for row, us in by_row.items() if isinstance(row, int)}),
                 _steps_on(simulated),
                 asked=step is not None,
@@ -209,7 +211,7 @@ def timeline(
             categories_us=times,
             critical_path=tuple(parts),
             critical_path_modules_us=path_modules(names, by_row),
-            critical_path_python_us=dict(python_on_path(trace, graph, schedule, parts)),
+            critical_path_python_us={function.name: function.us for function in python},
             slack=tuple(slack_of_ops(names, graph, schedule)),
             edges=edge_counts(graph),
             unexplained_waits=graph.unexplained.waits,

@@ -26,9 +26,11 @@ def test_the_page_is_in_step_with_a_command(page: str, name: str) -> None:
     (part,) = [one for one in page.split(".SS ") if one.startswith(f'"opreplay {name}"')]
     plain = part.replace(r"\-", "-")
     missing = [
-        option.opts[-1]
+        flag
         for option in command.params
-        if isinstance(option, click.Option) and not option.hidden and option.opts[-1] not in plain
+        if isinstance(option, click.Option)
+        and not option.hidden
+        and (flag := getattr(option, "shown", option.opts)[-1]) not in plain
     ]
     assert not missing
 

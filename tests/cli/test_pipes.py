@@ -49,7 +49,7 @@ def test_standard_input_and_substituted_processes_are_read(tmp_path: Path) -> No
     for line in (f"{script} inspect <(cat {trace})", f"cat {trace} | {script} inspect -"):
         done = subprocess.run(["bash", "-c", line], capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stderr
-        assert "3 events" in done.stdout
+        assert "ops: 3 (3 with shapes)" in done.stdout
 
 
 def test_what_is_no_regular_file_in_a_folder_is_said(tmp_path: Path) -> None:

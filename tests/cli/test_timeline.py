@@ -11,6 +11,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from opreplay.cli.main import opreplay
+from opreplay.replay.ir.step import IDLE_CAUSES
 from opreplay.traces.samples import sample_path
 from tests.replay.timeline.job_machine import Job
 from tests.replay.timeline.machine import Machine, training
@@ -52,7 +53,7 @@ def test_json_keeps_its_contract(trace: str) -> None:
 
 
 def test_step_is_chosen(trace: str) -> None:
-    assert "for ProfilerStep#1, 1 of 2" in invoke(trace, "--step", "1").stdout
+    assert "for ProfilerStep#1, 1 of 2" in invoke(trace, "--step", "1", "--notes").stdout
     result = invoke(trace, "--step", "5")
     assert result.exit_code == 3
     assert "has no step 5" in result.stderr
@@ -88,8 +89,8 @@ def test_a_note_on_idle_time_names_the_rows_of_the_table(tmp_path: Path) -> None
     found = json.loads(invoke(path, "--soc", "910b3", "--format", "json").stdout)["socs"]["910b3"]
     parts = found["categories_us"]
     (note,) = [line for line in found["notes"] if line.startswith("host-bound: ")]
-    for name, field in (("before the first task", "idle_before_first"), ("after the last task", "idle_after_last")):
-        assert f"{100 * parts[field] / found['step_us']:.1f} % {name}" in note
+    for cause in ("before_first_task", "after_last_task"):
+        assert f"{100 * parts[f'idle_{cause}'] / found['step_us']:.1f} % {IDLE_CAUSES[cause]}" in note
     shown = invoke(path, "--soc", "910b3").stdout
     assert "more note" in shown
     assert "launch latency 44" not in shown
@@ -142,7 +143,7 @@ def test_what_python_did_before_the_first_task_is_named(stacks: bool, name: str,
     assert sum(found["critical_path_python_us"].values()) <= python * 1.001
     assert not any("short" in one for one in found["critical_path_python_us"])
     text = " ".join(invoke(path).stdout.split())
-    assert f"the host is then mostly in {name} (3.00 of 3.1" in text
+    assert f"with the host mostly in {name} (3.00 of 3.1" in text
     assert "of it Python, between ops" in text
     assert "critical_path_python_us" in found
     assert not json.loads(invoke(training().write(tmp_path / "u.json"), "--format", "json").stdout)[
@@ -238,15 +239,12 @@ def test_names_of_a_trace_cannot_act_on_the_terminal(tmp_path: Path) -> None:
     assert "\u202e" not in result.stdout
 
 
-def test_a_change_that_matches_nothing_costs_its_own_line_only(tmp_path: Path) -> None:
+def test_a_change_that_matches_nothing_is_the_only_thing_printed(tmp_path: Path) -> None:
     path = training().write(tmp_path / "t.json")
     result = invoke(path, "--what-if", "aten::conv2d=0.5x", "--what-if", "aten::mm=0.5x")
     assert result.exit_code == 2, "as filters that select nothing"
-    assert "no match" in result.stdout
-    assert "critical path" in result.stdout
+    assert not result.stdout
     assert "'aten::conv2d=0.5x' matches nothing" in result.stderr
-    found = json.loads(invoke(path, "--what-if", "aten::conv2d=0.5x", "--format", "json").stdout)
-    assert found["what_if"][0]["matched"] == 0
 
 
 @pytest.mark.parametrize("width", [60, 70, 80])
@@ -263,7 +261,7 @@ def test_tables_of_changes_and_ranks_are_whole_on_narrow_terminals(
     ):
         assert shown.exit_code == 0, shown.stderr
         assert "…" not in "".join(
-            line for line in shown.stdout.splitlines() if "::" not in line and " more part" not in line
+            line for line in shown.stdout.splitlines() if "::" not in line and " more " not in line
         )
         table = shown.stdout[shown.stdout.index("what if") :].partition("\n\n")[0]
         first = [line.partition("  ")[0] for line in table.splitlines()[2:]]

@@ -51,7 +51,7 @@ def test_between_times(trace: str, tmp_path: Path) -> None:
 
 def test_ops(trace: str, tmp_path: Path) -> None:
     target = tmp_path / "small.json"
-    assert invoke(trace, "--op-filter", "aten::_foreach*", "-o", str(target)).exit_code == 0
+    assert invoke(trace, "--include", "aten::_foreach*", "-o", str(target)).exit_code == 0
     names = {event["name"] for event in json.loads(target.read_text())["traceEvents"]}
     assert names == {"aten::_foreach_add_", "cudaLaunchKernel", "foreach"}
 

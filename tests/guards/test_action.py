@@ -44,7 +44,7 @@ def step(name: str, folder: Path, **environment: str) -> tuple[int, str]:
 
 
 def test_the_scripts_of_the_action(tmp_path: Path) -> None:
-    trace, few = str(sample_path("transformer_infer")), "--op-filter aten::silu --op-time 200ms --threads 1"
+    trace, few = str(sample_path("transformer_infer")), "--include aten::silu --op-time 200ms --threads 1"
     for results in ("before.jsonl", "after.jsonl"):
         code, text = step("Measure", tmp_path, TRACE=trace, ARGUMENTS=few, RESULTS=results)
         assert code == 0, text
@@ -121,7 +121,7 @@ def test_arguments_may_be_quoted_and_files_may_begin_with_a_dash(tmp_path: Path)
     (tmp_path / "evil.py").write_text("open('ran', 'w').close()\n")
     (tmp_path / "shlex.py").write_text("open('ran', 'w').close()\n")
     (tmp_path / "-x.json").write_bytes(gzip.decompress(sample_path("transformer_infer").read_bytes()))
-    given = "--op-filter 'aten::silu' --op-time \"200 ms\""
+    given = "--include 'aten::silu' --op-time \"200 ms\""
     code, text = step("Measure", tmp_path, TRACE="-x.json", ARGUMENTS=given, RESULTS="-r.jsonl", OPREPLAY_CONFIG="none")
     assert code == 0, text
     assert (tmp_path / "-r.jsonl").exists()

@@ -39,6 +39,7 @@ def is_old(option: click.Parameter) -> bool:
 def test_messages_name_flags_of_today() -> None:
     root = Path(__file__).parents[2]
     shown = {flag for _, option in flags() if not getattr(option, "hidden", False) for flag in option.opts}
+    shown |= {flag for _, option in flags() if getattr(option, "flag_stays", False) for flag in option.opts}
     old = {flag for _, option in flags() if getattr(option, "hidden", False) for flag in option.opts} - shown
     sources = [path for room in ("replay", "traces", "initializers") for path in (root / room).rglob("*.py")]
     named = [

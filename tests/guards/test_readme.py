@@ -63,7 +63,7 @@ def test_command_runs(command: str, tmp_path: Path) -> None:
     assert done.stdout
     if arguments[0] != "run":
         return
-    assert re.match(COVERAGE, done.stdout)
+    assert re.search(COVERAGE, done.stdout)
     shown, printed = (
         {op or trace: of_op or of_trace for op, of_op, trace, of_trace in SIMULATED.findall(text)}
         for text in (shown_by(command), done.stdout)

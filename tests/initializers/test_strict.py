@@ -100,9 +100,9 @@ def test_a_run_with_a_slip_ends_as_an_internal_error(
     )  # where the slip is
     measured = tmp_path / "run.jsonl"
     chosen = [
-        "--op-filter",
+        "--include",
         "aten::embedding",
-        "--op-filter",
+        "--include",
         "aten::rms_norm",
         "--set",
         "op_time=10ms",

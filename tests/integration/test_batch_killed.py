@@ -25,7 +25,7 @@ def command(path: Path, *more: str) -> list[str]:
         str(SCRIPT),
         "batch",
         *traces,
-        "--lanes",
+        "--workers",
         "2",
         "--top",
         "6",

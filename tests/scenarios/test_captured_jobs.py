@@ -125,7 +125,7 @@ def test_what_a_rank_exchanges_is_predicted_on_a_cluster(console: Console, tmp_p
     if form == "fsdp":
         return
     out = tmp_path / "out.jsonl"
-    console("run", plan, "--ranks", "2", "--set", "backend=gloo", "--op-filter", "*all*reduce*", "--quick", "-o", out)
+    console("run", plan, "--ranks", "2", "--set", "backend=gloo", "--include", "*all*reduce*", "--quick", "-o", out)
     lines = [json.loads(line) for line in out.read_text().splitlines()]
     (ran,) = [line for line in lines if line.get("collective")]
     assert ran["status"] == "replayed"

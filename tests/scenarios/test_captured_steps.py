@@ -295,10 +295,10 @@ def test_an_op_whose_library_is_not_here_would_not_replay(console: Console, trai
     console("capture", f"{train}:make", "-o", plan)
     plan.write_text(plan.read_text().replace("aten::relu", "elsewhere::relu"))
     for command in ("plan", "run"):
-        shown = console(command, plan, "--op-filter", "elsewhere::*", "--max-failed", "0", code=1).stdout
+        shown = console(command, plan, "--include", "elsewhere::*", "--max-failed", "0", code=1).stdout
         assert "0 of 1 op, no times recorded; 1 skipped: 1 policy" in shown
         assert "namespace elsewhere is on no" in shown
     rewritten = tmp_path / "again.plan.json"
     console("plan", plan, "-o", rewritten)
     rewritten.write_text(rewritten.read_text().replace("elsewhere::relu", "aten::relu"))
-    assert "1 of 1 op" in console("plan", rewritten, "--op-filter", "aten::relu").stdout
+    assert "1 of 1 op" in console("plan", rewritten, "--include", "aten::relu").stdout

@@ -38,7 +38,7 @@ def distributed_step(group: range = range(16)) -> list[dict[str, Any]]:
 def test_more_servers_take_longer(console: Console, trace_of: Trace) -> None:
     trace, times = trace_of(*distributed_step()), {}
     for cluster in ("1x16x910b3", "2x8x910b3"):
-        done = console("simulate", trace, "--cluster", cluster, "--op-filter", "c10d*", "--format", "json")
+        done = console("simulate", trace, "--cluster", cluster, "--include", "c10d*", "--format", "json")
         facts = json.loads(done.stdout)["socs"]
         assert list(facts) == ["910b3"]
         assert cluster in facts["910b3"]["version"]
@@ -49,21 +49,21 @@ def test_more_servers_take_longer(console: Console, trace_of: Trace) -> None:
 
 def test_a_cluster_smaller_than_the_groups_is_told(console: Console, trace_of: Trace, tmp_path: Path) -> None:
     trace, out = trace_of(*distributed_step()), tmp_path / "out.jsonl"
-    done = console("simulate", trace, "--cluster", "1x8x910b3", "--op-filter", "c10d*")
+    done = console("simulate", trace, "--cluster", "1x8x910b3", "--include", "c10d*")
     assert "smaller than the groups of 1 of 1 collectives (up to 16 ranks on 8 dies)" in done.stderr
-    done = console("run", trace, "--cluster", "1x1x910b3", "--op-filter", "c10d*", "-o", out)
+    done = console("run", trace, "--cluster", "1x1x910b3", "--include", "c10d*", "-o", out)
     assert "up to 16 ranks on 1 die" in done.stderr
     (one,) = read_result_file(out).results
     made = one.simulated["910b3"]
     assert (made.algorithm, made.extrapolated) == ("no link, 16 ranks on 1 die", True)
     told = json.loads(console("timeline", trace, "--cluster", "1x8x910b3", "--format", "json").stdout)
     assert "1 collectives are of larger groups than the cluster (16 ranks on 8 dies)" in str(told["socs"])
-    assert "smaller" not in console("simulate", trace, "--cluster", "2x8x910b3", "--op-filter", "c10d*").stderr
+    assert "smaller" not in console("simulate", trace, "--cluster", "2x8x910b3", "--include", "c10d*").stderr
 
 
 def test_a_run_stores_rates_of_the_cluster(console: Console, trace_of: Trace, tmp_path: Path) -> None:
     out = tmp_path / "out.jsonl"
-    console("run", trace_of(*distributed_step()), "--cluster", "2x8x910b2", "--op-filter", "c10d*", "-o", out)
+    console("run", trace_of(*distributed_step()), "--cluster", "2x8x910b2", "--include", "c10d*", "-o", out)
     (one,) = read_result_file(out).results
     assert one.reason is not None
     assert one.reason.kind == "collective"

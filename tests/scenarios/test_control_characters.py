@@ -164,7 +164,7 @@ def readers() -> Iterator[tuple[str, ...]]:
     yield "simulate", "a.json", "--select", "all", "-o", "s.html"
     yield "plan", "a.json", "--select", "all", "-o", "plan.json"
     yield "trim", "a.json", "--step", "1", "-o", "trimmed.json"
-    yield "trim", "a.json", "--op-filter", f"*{EVIL}*", "-o", "trimmed2.json"
+    yield "trim", "a.json", "--include", f"*{EVIL}*", "-o", "trimmed2.json"
     yield "new", "op", f"aten::{EVIL}", "--trace", "a.json", "-o", "new.py"
 
 

@@ -104,7 +104,7 @@ def test_the_users_word_goes_before_all(console: Console, b200: Path, unknown: P
 def test_a_replay_takes_the_same_sizes_as_a_prediction(console: Console, b200: Path, tmp_path: Path) -> None:
     out = tmp_path / "r.jsonl"
     quick = ("--set", "op_time=1ms", "--set", "threads=1", "--soc", "910b3")
-    console("run", b200, *quick, "--op-filter", "vllm::moe_forward", "-o", out)
+    console("run", b200, *quick, "--include", "vllm::moe_forward", "-o", out)
     (found,) = [json.loads(line) for line in out.read_text().splitlines() if '"record":"op"' in line]
     (weights,) = [one["what"] for one in found["assumptions"] if one["argument"] == "weights"]
     assert weights.startswith("invented: 128 experts of ")
@@ -115,7 +115,7 @@ def test_what_nothing_bounds_is_not_replayed_until_sizes_are_named(
     console: Console, unknown: Path, tmp_path: Path
 ) -> None:
     """It ran with an intermediate size equal to the hidden one: 7 GB of weights that no one has."""
-    quick = ("--set", "op_time=1ms", "--set", "threads=1", "--set", "visits=1", "--op-filter", "vllm::moe_forward")
+    quick = ("--set", "op_time=1ms", "--set", "threads=1", "--set", "visits=1", "--include", "vllm::moe_forward")
     results = []
     for said in ((), ("--set", "init_arg=moe_routing.intermediate=64", "--set", "init_arg=moe_routing.experts=4")):
         out = tmp_path / f"{len(said)}.jsonl"

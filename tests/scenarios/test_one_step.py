@@ -84,9 +84,9 @@ def told_alike(trace: str, step: StepReport, folder: Path, *, shown: bool = True
             assert figures(side) == figures(msgspec.to_builtins(step)), name
         if not shown:
             continue
-        text = " ".join(invoked(*command).split())
-        opening = verdict(step).partition(". ")[0].rstrip(".")
-        assert opening in text, name
+        text = " ".join(invoked(*command, *(["--notes"] if name != "compare" else [])).split())
+        bound, colon, opening = verdict(step).partition(". ")[0].rstrip(".").partition(": ")
+        assert (opening if colon else bound) in text, name
         if name == "compare":  # has the parts of both steps in a table
             continue
         for row, words in rows:

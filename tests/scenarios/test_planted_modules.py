@@ -51,7 +51,7 @@ SHOTS: dict[str, tuple[str, ...]] = {
     "run in order": ("run", "trace.json", "--mode", "sequence", "--top", "2", "--set", "op_time=5ms"),
     "run ranks": ("run", "trace.json", "--ranks", "2", "--top", "2", "--set", "op_time=5ms"),
     "check": ("check", "aten::relu", "--against", "aten::relu", "--shapes", "f32[8]", "--set", "speed_time=10ms"),
-    "batch": ("batch", "many", "--top", "1", "--set", "op_time=5ms", "--lanes", "2", "--output", "batch.jsonl"),
+    "batch": ("batch", "many", "--top", "1", "--set", "op_time=5ms", "--workers", "2", "--output", "batch.jsonl"),
     "inspect": ("inspect", "trace.json"),
     "inspect of a large file": ("inspect", "large.json"),
     "plan": ("plan", "trace.json", "--meta"),
@@ -160,7 +160,7 @@ def test_the_runner_would_see_them(folder: Path, tmp_path: Path) -> None:
 @pytest.mark.skipif(find_spec("ray") is None, reason="Ray is not installed")
 def test_nor_on_a_ray_cluster_of_this_machine(folder: Path) -> None:
     done = said(
-        folder, "batch", "many", "--set", "op_time=5ms", "--engine", "ray", "--lanes", "1", "--output", "ray.jsonl"
+        folder, "batch", "many", "--set", "op_time=5ms", "--engine", "ray", "--workers", "1", "--output", "ray.jsonl"
     )
     assert not (folder / "planted.log").exists(), (folder / "planted.log").read_text()
     assert done.returncode == 0, done.stderr

@@ -59,7 +59,7 @@ def test_results_stay_json(tmp_path: Path, lanes: str) -> None:
     plugin.write_text(PLUGIN)
     command = [
         *(sys.executable, "-c", "from opreplay.cli.main import main; main()", "run", str(trace(tmp_path))),
-        *("--plugin", str(plugin), "--quick", "--select", "all", "--format", "json", "--lanes", lanes),
+        *("--plugin", str(plugin), "--quick", "--select", "all", "--format", "json", "--workers", lanes),
     ]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False, cwd=tmp_path)
     assert done.returncode == 0, done.stderr

@@ -137,7 +137,7 @@ def test_benchmark_takes_arguments_by_name() -> None:
 def test_a_bundle_chooses_its_threads_and_takes_gradients(console: Console, tmp_path: Path) -> None:
     """On a busy machine as many threads as are idle; batch_norm with gradients, whose running means have none."""
     folder = tmp_path / "bundle"
-    console("export", sample_path("cnn_train"), "-o", folder, "--select", "top", "--op-filter", "aten::batch_norm")
+    console("export", sample_path("cnn_train"), "-o", folder, "--select", "top", "--include", "aten::batch_norm")
     command = [sys.executable, str(folder / "replay.py"), "--iterations", "2", "--json"]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     facts = json.loads(done.stdout)
@@ -199,7 +199,7 @@ def test_step_counters_of_an_optimizer_stay_on_the_host(console: Console, tmp_pa
         assert {soc["time_us"] for soc in one["simulated"].values()} <= {0.0}
     told = console("plan", path, "--explain", counters[0]["id"]).stdout
     assert "step counter of an optimizer" in " ".join(told.split())
-    named = {"plan": "all calls added up", "simulate": "sum of", "timeline": "step with gaps"}
+    named = {"plan": "for all calls", "simulate": "sum of", "timeline": "step with gaps"}
     for command, figure in named.items():
         soc = ("--soc", "910b3") if command == "timeline" else ()
         assert figure in " ".join(console(command, path, *soc).stdout.split()), "what each total is"
@@ -245,7 +245,7 @@ def test_few_samples_have_no_interval_and_say_how_many_they_are(console: Console
         console(
             "run",
             trace,
-            "--op-filter",
+            "--include",
             "aten::silu",
             "--set",
             "op_time=1ms",

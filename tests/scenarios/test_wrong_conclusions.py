@@ -87,9 +87,9 @@ def test_the_headline_tells_stand_ins_by_their_share_of_time(console: Console, t
 @pytest.mark.parametrize(
     ("selection", "hint"),
     [
-        (("--op-filter", "mm"), "The nearest names are aten::mm, aten::addmm"),
-        (("--op-filter", "aten::mn"), "The nearest names are aten::mm"),
-        (("--op-filter", "#9"), "The selection holds 2 ops, #1 to #2."),
+        (("--include", "mm"), "The nearest names are aten::mm, aten::addmm"),
+        (("--include", "aten::mn"), "The nearest names are aten::mm"),
+        (("--include", "#9"), "The selection holds 2 ops, #1 to #2."),
         (("--exclude", "*"), "The heaviest ops are aten::"),
     ],
 )
@@ -110,13 +110,13 @@ def test_one_op_is_taken_by_place_id_name_or_glob(console: Console, trace_of: Ca
 
     (mm, add) = json.loads(console("plan", trace, "--format", "json").stdout)["unique_ops"]
     assert (
-        names("--op-filter", "#2")
-        == names("--op-filter", "aten::add")
-        == names("--op-filter", add["id"][:6])
+        names("--include", "#2")
+        == names("--include", "aten::add")
+        == names("--include", add["id"][:6])
         == ["aten::add"]
     )
-    assert names("--op-filter", "*m") == ["aten::mm"] == names("--op-filter", mm["id"])
-    assert names("--op-filter", "#1", "--op-filter", "#2") == ["aten::mm", "aten::add"]
+    assert names("--include", "*m") == ["aten::mm"] == names("--include", mm["id"])
+    assert names("--include", "#1", "--include", "#2") == ["aten::mm", "aten::add"]
 
 
 def test_an_empty_bundle_is_an_error(console: Console, trace_of: Callable[..., Path], tmp_path: Path) -> None:

@@ -94,7 +94,7 @@ def _of_host(trace: Trace, by: By, modules: Sequence[str]) -> Breakdown:
     if by == "kernel":
         return Breakdown(by=by, clock="host", total_us=0.0, rows=(), note="no device work is recorded: no kernels")
     if by == "category":
-        names, at = _classes_on_host(trace)
+        names, at = classes_on_host(trace)
         note = "no device work is recorded: times are those of ops on the host, by the outermost op whose name tells"
     else:
         at, names, more = _labels(trace, by, modules)
@@ -108,7 +108,7 @@ def _of_host(trace: Trace, by: By, modules: Sequence[str]) -> Breakdown:
     return Breakdown(by=by, clock="host", total_us=float(time.sum()), rows=tuple(rows), note=note)
 
 
-def _classes_on_host(trace: Trace) -> tuple[list[str], npt.NDArray[np.int64]]:
+def classes_on_host(trace: Trace) -> tuple[list[str], npt.NDArray[np.int64]]:
     """Return classes, and each call's index into them: that of the outermost enclosing library op with a known class.
 
     Products inside an attention op, for example, count as attention.

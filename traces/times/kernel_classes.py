@@ -30,6 +30,8 @@ CLASSES = (
 )
 """All classes, in the order in which they are listed where times are equal."""
 
+_BY_LOWER_CASE = {name.lower(): name for name in CLASSES}
+
 _PATTERNS: tuple[tuple[str, str], ...] = (
     ("copies", r"^memcpy|^memset|^\[?memcpy|_copy_from|^aten::(copy_|_to_copy|to|clone|contiguous)$|^dma\b|tensormove"
                r"|memset|^fill_?buffer|copybuffer|transpose|nchwtonhwc|nhwctonchw|_transdata_"),
@@ -69,6 +71,11 @@ _COMPILED = tuple((kind, re.compile(pattern, re.IGNORECASE)) for kind, pattern i
 _LAYERS = re.compile(r"moe_forward|moe_fwd|(ck|asm|fused|marlin|scale)_moe|\bfmoe|experts", re.IGNORECASE)
 """Names of ops that route, multiply and sum up: layers of experts."""
 _NODES = ("autograd::engine::", "torch::autograd::")
+
+
+def class_named(text: str) -> str | None:
+    """Return the class that a user names, in any case: "gemm" is "GEMM"; None if there is none."""
+    return _BY_LOWER_CASE.get(text.strip().lower())
 
 
 @lru_cache(maxsize=65536)

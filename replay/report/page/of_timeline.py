@@ -59,11 +59,11 @@ MOST_STRIPS = 16
 """Ranks that are drawn; the table has all."""
 
 
-def view(study: Study, *, everything: bool) -> View:
+def view(study: Study, *, everything: bool, all_rows: bool = True) -> View:
     """Return a step's timeline in every output format."""
     return View(
-        lines=[head_line(study.timeline)],
-        render=lambda width: text.render(study.timeline, width, everything=everything),
+        lines=text.first_lines(study.timeline),
+        render=lambda width: text.render(study.timeline, width, everything=everything, all_rows=all_rows),
         facts=lambda: text.facts(study.timeline),
         page=lambda command: page(study, command),
         tables=tables.tables(study),
@@ -82,11 +82,11 @@ def view_of_advice(study: Study, *, everything: bool) -> View:
     )
 
 
-def view_of_ranks(study: JobStudy, *, everything: bool) -> View:
+def view_of_ranks(study: JobStudy, *, everything: bool, all_rows: bool = True) -> View:
     """Return one step of several ranks in every output format."""
     return View(
-        lines=[ranks.head_line(study.timeline)],
-        render=lambda width: ranks.render(study.timeline, width, everything=everything),
+        lines=ranks.first_lines(study.timeline),
+        render=lambda width: ranks.render(study.timeline, width, everything=everything, all_rows=all_rows),
         facts=lambda: ranks.facts(study.timeline),
         page=lambda command: page_of_ranks(study, command),
         tables=tables.tables_of_ranks(study.timeline),
@@ -106,17 +106,18 @@ def page(study: Study, command: str) -> Page:
     changes = advise(study)
     return Page(
         title=f"Timeline of {timeline.step.name}: {timeline.source}",
-        headline=head_line(timeline),
+        headline=text.answer(timeline),
         command=command,
         answers=(*step_answers(timeline.step), *advice.answers(changes)),
         facts=(
+            *_what_if_facts(timeline),
+            *([("verdict", head_line(timeline))] if timeline.what_if else []),
             *(
                 (name, f"{time_text(simulated.step_us)} with gaps, 80 % band {band_text(simulated)}")
                 for name, simulated in timeline.socs.items()
             ),
             *((name, text) for name, text, _ in head_facts(timeline) if text),
             *([("launches", launched)] if launched else []),
-            *_what_if_facts(timeline),
         ),
         strips=strips,
         over_time=over_time(study, zero_us),
@@ -155,7 +156,7 @@ def _by_category(timeline: Timeline) -> dict[str, dict[str, float]]:
     }
     # What is part of a row above stands in its place: idle by cause.
     parts = [
-        (f"idle: {title}" if part else title, field)
+        (f"idle: {title}" if part and field.startswith("idle") else title, field)
         for title, field, part in CATEGORY_ROWS
         if field not in ("idle", "communication_overlapped")
     ]

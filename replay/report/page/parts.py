@@ -8,7 +8,7 @@ from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 
 from opreplay.replay.ascend.devices.file import load_device
 from opreplay.replay.ascend.profile import DeviceProfile
-from opreplay.replay.ir.step import StepReport
+from opreplay.replay.ir.step import IDLE_CAUSES, StepReport
 from opreplay.replay.ops.recorded.roofline import Roofline as RoofTable
 from opreplay.replay.report.page.model import (
     Answer,
@@ -26,7 +26,7 @@ from opreplay.replay.report.page.model import (
 )
 from opreplay.replay.report.roofline import page_table
 from opreplay.replay.report.step.text import large_modules
-from opreplay.replay.report.step.verdict import CAUSES, step_facts, step_rows, verdict
+from opreplay.replay.report.step.verdict import step_facts, step_rows, verdict
 from opreplay.replay.report.table import PAGE_ROWS, AnyTable, Column, cut, facts_grid
 from opreplay.replay.report.text import DASH, middle, quotient, ratio_text, share_text, time_text
 from opreplay.replay.report.view import View
@@ -112,7 +112,7 @@ def step_parts(step: StepReport) -> dict[str, float]:
     working = step.busy_us - step.communication_us
     times = {"computing and copies" if step.bound != "host alone" else "in ops": working}
     times |= {"communication alone": step.communication_us}
-    times |= {f"idle {CAUSES[cause]}": us for cause, us in step.idle_us.items()}
+    times |= {f"idle: {IDLE_CAUSES[cause]}": us for cause, us in step.idle_us.items()}
     return {name: us for name, us in times.items() if us > 0}
 
 
@@ -287,7 +287,7 @@ def opened_ops(table: AnyTable, source: str) -> Opened:
     """Return rows of ops that expand to their kernels, assumptions, and commands to reproduce them."""
 
     def details(result: OpResult) -> list[tuple[str, str]]:
-        return op_details(result, f"opreplay run {source} --op-filter {result.id}")
+        return op_details(result, f"opreplay run {source} --include {result.id}")
 
     return Opened(table=table, key=lambda r: r.id, name=lambda r: r.name, details=details)
 

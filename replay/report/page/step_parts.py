@@ -10,9 +10,9 @@ from functools import partial
 import msgspec
 import numpy as np
 
+from opreplay.replay.ir.step import IDLE_CAUSES
 from opreplay.replay.report.page.model import Flames, Opened, OverTime, Steps
 from opreplay.replay.report.step.tracks import Process
-from opreplay.replay.report.step.verdict import CAUSES
 from opreplay.replay.report.steps import launch_line, launches_table, step_line, steps_table
 from opreplay.replay.report.table import COUNT, SHARE, TIME, Column, Table, cut, heaviest
 from opreplay.replay.report.text import quotient, ratio_text, time_text
@@ -21,7 +21,6 @@ from opreplay.replay.timeline.categories import Categories
 from opreplay.replay.timeline.flames import frames_of
 from opreplay.replay.timeline.graph.model import NO_OP
 from opreplay.replay.timeline.memory import memory_over_step
-from opreplay.replay.timeline.step import IDLE_CAUSES
 from opreplay.replay.timeline.timeline import Study
 from opreplay.traces.errors import NothingRan
 from opreplay.traces.sums import summed
@@ -138,7 +137,7 @@ def weight(op: StepOp) -> float:
 
 def _details(op: StepOp, source: str) -> list[tuple[str, str]]:
     kernels = [(f"kernels, {title}", tasks.text) for title, tasks in op.device.items()]
-    replay = [("reproduce", f"opreplay run {source} --op-filter '{op.name}'")] if "::" in op.name else []
+    replay = [("reproduce", f"opreplay run {source} --include '{op.name}'")] if "::" in op.name else []
     return [*kernels, ("host", time_text(op.host_us)), *replay]
 
 
@@ -188,9 +187,10 @@ def _points(at_us: np.ndarray, values: np.ndarray) -> tuple[tuple[float, float],
 _PARTS: tuple[tuple[str, Callable[[Categories], float]], ...] = (
     ("computing and copies", lambda times: times.computing + times.copies),
     ("communication alone", lambda times: times.communication_not_overlapped),
-    ("idle for the host", lambda times: times.idle_for_host),
-    ("launch latency", lambda times: times.idle_launch_latency),
-    ("idle between tasks", lambda times: times.idle_dependency),
+    *(
+        (f"idle: {name}", lambda times, field=f"idle_{cause}": getattr(times, field))
+        for cause, name in IDLE_CAUSES.items()
+    ),
 )
 
 
@@ -204,20 +204,21 @@ def all_steps(study: Study) -> tuple[Steps | None, tuple[Opened, ...]]:
     column = Column[StepRow]
     causes = [
         column(
-            f"idle {CAUSES[cause]}",
-            lambda row, field=field: getattr(times[row.name], field) if row.name in times else None,
+            f"idle: {name}",
+            lambda row, field=f"idle_{cause}": getattr(times[row.name], field) if row.name in times else None,
             TIME,
         )
-        for cause, field in IDLE_CAUSES.items()
-        if any(getattr(step, field) for step in times.values())
+        for cause, name in IDLE_CAUSES.items()
+        if any(getattr(step, f"idle_{cause}") for step in times.values())
     ]
     table = steps_table(marked)
     *before, name = table.columns
     table = msgspec.structs.replace(table, columns=[name, *before, *causes])
+    parts = [part for part in _PARTS if any(part[1](step) > 0.0 for step in times.values())]
     figure = Steps(
         title="All steps",
-        parts=tuple(name for name, _ in _PARTS),
-        steps=tuple((name, tuple(us(step) for _, us in _PARTS)) for name, step in times.items()),
+        parts=tuple(name for name, _ in parts),
+        steps=tuple((name, tuple(us(step) for _, us in parts)) for name, step in times.items()),
         outliers={row.name: ratio_text(row.over_median, 1.0) for row in marked.rows if row.outlier},
         note=step_line(marked) + (f"; the first {MOST_STEPS} are drawn" if len(marked.rows) > MOST_STEPS else ""),
     )

@@ -18,7 +18,7 @@ from opreplay.replay.ir.reasons import ReasonTotal
 from opreplay.replay.ops.invented import WEIGHTS
 from opreplay.replay.report import collectives
 from opreplay.replay.report.coverage import CONFIDENCE, ELSEWHERE, LEAST, coverage_by_share, coverage_text
-from opreplay.replay.report.doubts import busy_notes, doubt_notes, marked_notes, value_notes
+from opreplay.replay.report.doubts import doubt_notes, marked_notes, value_notes
 from opreplay.replay.report.text import end, listed, plural, safe, share_text, time_text
 from opreplay.replay.results import stats
 from opreplay.replay.results.measurement import Measurement, kind_of
@@ -251,7 +251,6 @@ def decisive_notes(header: Header | None, results: Sequence[OpResult], summary: 
     """Return the `notes` that may change a decision: misleading times, missing parts, requested information."""
     lines = [*marked_notes(results), *value_notes(results), *_trace_notes(header), *fidelity_notes(results)]
     lines += [note for soc in socs_of(results) for note in telling_notes(soc, results)]
-    lines += busy_notes({} if header is None else header.environment)
     return [*lines, INTERRUPTED] if summary.interrupted else lines
 
 

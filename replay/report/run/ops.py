@@ -103,7 +103,7 @@ def predictions(socs: Sequence[str], *, ratios: bool = False, device: bool = Fal
 
 
 def recordings(results: Sequence[OpResult], *, device: bool) -> list[OpColumn]:
-    """Return columns: the id prefix that --op-filter takes, share, count and recorded times, if there are any."""
+    """Return columns: the id prefix that --include takes, share, count and recorded times, if there are any."""
     if results and all(map(is_untimed, results)):
         return [ID, CALLS]
     return [ID, RECORDED_SHARE, CALLS, recorded(device=device)]

@@ -12,36 +12,33 @@ from rich.text import Text
 
 from opreplay.replay.report import doubts, first_screen, formats, suspects
 from opreplay.replay.report.run import batch, facts, ops, sequence
-from opreplay.replay.report.run.tables import Run, file_tables, tables
+from opreplay.replay.report.run.tables import TOTALS, Run, file_tables, tables
 from opreplay.replay.report.step.verdict import step_facts
 from opreplay.replay.report.table import (
+    ROWS_SHOWN,
     Table,
-    cut,
     decisive,
-    more_line,
     notes_lines,
+    rows_that_matter,
     terminal,
 )
-from opreplay.replay.report.text import share_text
 from opreplay.replay.report.view import View
 from opreplay.replay.results.records import OpResult
 
 if TYPE_CHECKING:
     from opreplay.replay.report.page.model import Page
 
-MAX_ROWS = 40
-"""Rows printed before the rest is summed up; files hold all of them."""
 RATIOS_FROM = 110
 """Terminal width from which ratios to the recorded time are shown."""
 
 
-def render(run: Run, width: int, *, everything: bool = True, rows: int | None = MAX_ROWS) -> RenderableType:
-    """Render all but the first line in `width` characters: traces and jobs, the sequence, ops, totals and notes.
+def render(run: Run, width: int, *, everything: bool = True, all_rows: bool = True) -> RenderableType:
+    """Render all but the first lines in `width` characters: traces and jobs, the sequence, ops, totals and notes.
 
-    Without `everything` only notes that may change a decision, with the number of others. `rows`: maximum rows of a
-    table, None for all.
+    Without `everything` only notes that may change a decision, with the number of others; without `all_rows` only the
+    rows that hold most of the time.
     """
-    results, device = run.results, run.by_device
+    results, device, rows = run.results, run.by_device, None if all_rows else ROWS_SHOWN
     parts: list[RenderableType] = []
     if run.traces:
         parts += [Text(batch.sharing_line(run.traces, len(results)))]
@@ -50,9 +47,10 @@ def render(run: Run, width: int, *, everything: bool = True, rows: int | None = 
     parts += [] if results or run.summary.interrupted else [no_ops()]
     name = run.header.trace.get("device")
     where = first_screen.where_in(run.header.trace)
-    parts += first_screen.rendered(first_screen.lines(where, str(name) if name else None, results))
+    head = first_screen.lines(where, str(name) if name else None, results)
+    parts += first_screen.rendered(head if everything else first_screen.warning_lines(where))
     parts += suspects.rendered(suspects.lines(results))
-    shown = results[:rows]
+    shown = results if all_rows else results[: rows_that_matter([r.recorded_share for r in results])]
     ratios = width >= RATIOS_FROM and not all(map(facts.is_untimed, shown))
     measured = [ops.MEASURED, *([ops.ratio(ops.MEASURED, device=device)] if ratios else [])]
     columns = [
@@ -61,10 +59,11 @@ def render(run: Run, width: int, *, everything: bool = True, rows: int | None = 
         *ops.predictions(facts.socs_of(shown), ratios=ratios, device=device),
         ops.op_column(shown),
     ]
-    parts += terminal(Table("Ops", columns, shown), width, one_line=True)
-    parts += rest_line(results, rows)
+    table = Table("Ops", columns, results, noun="op", weight=lambda r: r.recorded_share)
+    parts += terminal(table, width, all_rows=all_rows, one_line=True)
     for table in tables(run):
-        parts += terminal(table, width, limit=rows)
+        if everything or table.title != TOTALS:
+            parts += terminal(table, width, limit=rows)
     warnings = facts.work_notes(results)
     chosen = [*warnings, *facts.decisive_notes(run.header, results, run.summary)]
     parts += notes_lines(run.notes if everything else decisive(run.notes, chosen))
@@ -96,11 +95,11 @@ def markdown(run: Run) -> str:
     return "\n".join(lines) + "\n"
 
 
-def view(run: Run, *, everything: bool = True, rows: int | None = MAX_ROWS) -> View:
-    """Return a run in every output format; `everything` and `rows` as in `render`."""
+def view(run: Run, *, everything: bool = True, all_rows: bool = True) -> View:
+    """Return a run in every output format; `everything` and `all_rows` as in `render`."""
     return View(
         lines=list(filter(None, [*run.first_lines, suspects.not_comparable(run.header)])),
-        render=lambda width: render(run, width, everything=everything, rows=rows),
+        render=lambda width: render(run, width, everything=everything, all_rows=all_rows),
         facts=lambda: facts_of(run),
         table=lambda: file_table(run.results),
         markdown=lambda: markdown(run),
@@ -157,12 +156,3 @@ def no_ops() -> Text:
     return Text(
         "no op to replay: the trace records none, or the selection leaves none", style="yellow", overflow="fold"
     )
-
-
-def rest_line(results: Sequence[OpResult], rows: int | None) -> list[RenderableType]:
-    """Return a line with the total of the ops that are not printed."""
-    table = cut(Table("Ops", (), results, noun="op"), rows)
-    if not table.left_out:
-        return []
-    share = share_text(sum(r.recorded_share for r in results[rows:]))
-    return [Text(more_line(table, f"{share} of the time; --output FILE holds all"), style="dim")]

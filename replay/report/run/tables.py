@@ -10,7 +10,7 @@ import msgspec
 
 from opreplay.replay.ir.reasons import ReasonTotal
 from opreplay.replay.ir.step import StepReport
-from opreplay.replay.report import collectives, doubts, first_screen
+from opreplay.replay.report import collectives, doubts, first_screen, suspects
 from opreplay.replay.report.run import facts, npu, ops
 from opreplay.replay.report.step.verdict import verdict
 from opreplay.replay.report.table import (
@@ -25,11 +25,16 @@ from opreplay.replay.report.table import (
     Unit,
     of_fields,
 )
-from opreplay.replay.report.text import quotient, time_text
+from opreplay.replay.report.text import plural, quotient, ratio_text, safe, time_text
 from opreplay.replay.results.reading import MemorySink, ResultFile
 from opreplay.replay.results.records import Header, JobResult, OpResult, SequenceResult, Summary, TraceResult
 from opreplay.replay.results.summary import reasons_of
+from opreplay.traces.names import trace_name
 
+LEAST_SLOWEST = 0.01
+"""Share of the time that an op must have to be named as the slowest."""
+SLOWEST_CHARS = 40
+TOTALS = "All calls"
 KIND_CHARS = 20
 """Longer than every kind of reason; only a damaged file has longer ones."""
 
@@ -62,9 +67,67 @@ class Run(msgspec.Struct, frozen=True):
         return step if step is not None and step.marked else None
 
     @property
+    def name(self) -> str:
+        """The name of the trace, for headlines; of several traces their number."""
+        if len(self.traces) > 1:
+            return plural(len(self.traces), "trace")
+        return trace_name(str(self.header.trace.get("source") or "")) or "this run"
+
+    @property
     def first_lines(self) -> list[str]:
-        """Return what bounds the recorded step, if the run has one, and the first line."""
-        return [*([] if self.step is None else [verdict(self.step)]), self.first_line]
+        """Return which ops matter and which is slowest, all times together, the coverage, and the step's verdict."""
+        where = first_screen.where_in(self.header.trace)
+        parts = [first_screen.heavy_text(where, self.results), self._slowest]
+        head = "" if self.summary.interrupted else "; ".join(filter(None, parts))
+        head = head or self.first_line
+        lines = [f"{safe(self.name)}: {head}", self._all_calls]
+        lines += [first_screen.predicted_line(soc, self.results, self._recorded_us) for soc in self._socs]
+        lines += [self.first_line] if head != self.first_line else []
+        return list(filter(None, [*lines, "" if self.step is None else verdict(self.step)]))
+
+    @property
+    def _socs(self) -> tuple[str, ...]:
+        return facts.socs_of(self.results)[: first_screen.SOCS_SHOWN]
+
+    @property
+    def _recorded_us(self) -> float | None:
+        """The recorded time of all calls; None if it is unknown of some."""
+        us = [facts.recorded_us(r, device=self.by_device) for r in self.results]
+        known = [one * r.count for one, r in zip(us, self.results, strict=True) if one is not None]
+        return sum(known) if len(known) == len(us) else None
+
+    @property
+    def _slowest(self) -> str:
+        """The op whose measured time is the largest multiple of its recorded time, if these can be compared."""
+        if suspects.not_comparable(self.header) is not None:
+            return ""
+        ratios = [
+            (ratio, r)
+            for r in self.results
+            if r.recorded_share >= LEAST_SLOWEST
+            and (ratio := quotient(r.measured_us, facts.recorded_us(r, device=self.by_device))) is not None
+        ]
+        if not ratios:
+            return ""
+        ratio, slowest = max(ratios, key=lambda pair: pair[0])
+        if ratio <= 1.0:
+            return ""
+        cell = ops.op_column(self.results).value(slowest)
+        what = ops.op_line(cell, SLOWEST_CHARS).plain
+        return f"slowest against the recording: {what} {ratio:.2g}×"
+
+    @property
+    def _all_calls(self) -> str:
+        """The recorded and the measured time of all calls."""
+        total = next(iter(self.totals), None)
+        if total is None or total.measured_us is None:
+            return ""
+        measured = f"{time_text(total.measured_us)}{doubts.mark(self.results)}"
+        if total.recorded_us is None:
+            return f"{total.label}: measured {measured} for all calls"
+        ratio = ratio_text(total.measured_us, total.recorded_us)
+        title = ops.recorded_title(device=self.by_device)
+        return f"{total.label}: {title} {time_text(total.recorded_us)}, measured {measured}, {ratio}"
 
     @property
     def totals(self) -> list[facts.Totals]:
@@ -136,7 +199,7 @@ def totals_table(run: Run) -> Table[_Clock]:
     clocks: list[_Clock] = [(title, lambda total: total.recorded_us)] if timed else []
     clocks.append((ops.MEASURED.title, lambda total: total.measured_us))
     clocks.extend((soc, lambda total, soc=soc: total.simulated_us.get(soc)) for soc in facts.socs_of(results))
-    return Table("All calls", columns, clocks if results else [])
+    return Table(TOTALS, columns, clocks if results else [])
 
 
 def _total_columns(total: facts.Totals, mark: str, *, recorded: str | None) -> list[Column[_Clock]]:

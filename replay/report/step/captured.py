@@ -14,7 +14,7 @@ from opreplay.replay.ir.captured import Capture, Check, PhasePeak
 from opreplay.replay.ir.model import ReplayPlan
 from opreplay.replay.ir.sizes import readable
 from opreplay.replay.report.table import Column, Table, terminal
-from opreplay.replay.report.text import DASH, digits, plural, safe
+from opreplay.replay.report.text import DASH, digits, fusing, plural, safe
 from opreplay.replay.report.view import View
 from opreplay.traces.sums import summed
 
@@ -75,10 +75,12 @@ def head_line(plan: ReplayPlan) -> str:
     graphs = ""
     if capture.graphs is not None:
         graphs = f"; {plural(capture.graphs, 'graph')}, {plural(len(capture.graph_breaks), 'break')}"
+    phases = ", ".join(dict.fromkeys(peak.phase for peak in capture.peaks))
     return (
-        f"{safe(plan.source)}: {plural(calls, 'call')} of {plural(len(plan.ops), 'op')} "
+        f"{safe(plan.source)}: {phases + ': ' if phases else ''}{plural(calls, 'call')} of "
+        f"{plural(len(plan.ops), 'op')}{fusing(capture.fused, capture.unfused)} "
         f"by {capture.via} on {on}{where}{graphs}"
-    )
+    ).replace("\n", " ")
 
 
 def _refused(plan: ReplayPlan) -> list[tuple[str, float]]:

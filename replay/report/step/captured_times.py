@@ -27,7 +27,7 @@ _OfDevice = Column[tuple[str, CapturedTimes]]
 def view(timeline: CapturedTimeline) -> View:
     """Return a captured step on simulated devices in every output format."""
     return View(
-        lines=[verdict(timeline)],
+        lines=[*_changes_lines(timeline), verdict(timeline)],
         render=lambda width: render(timeline, width),
         facts=lambda: facts(timeline),
         tables=tables_of_captured(timeline),
@@ -43,6 +43,18 @@ def verdict(timeline: CapturedTimeline) -> str:
         bound = BOUNDS[times.bound].format(idle=idle)
         parts.append(f"{safe(name)} would take {time_text(times.step_us)} a step ({band}), {bound}")
     return "; ".join(parts) + "."
+
+
+def _changes_lines(timeline: CapturedTimeline) -> list[str]:
+    """Return a line on each change: the step that each device would take."""
+    return [
+        f"with {safe(change.change)} "
+        + "; ".join(
+            f"{safe(name)} would take {time_text(us)} instead of {time_text(timeline.socs[name].step_us)} a step"
+            for name, us in change.socs_us.items()
+        )
+        for change in timeline.what_if
+    ]
 
 
 def facts(timeline: CapturedTimeline) -> dict[str, Any]:

@@ -11,14 +11,13 @@ from rich.text import Text
 
 from opreplay.replay.report.run.ops import RATIO_TITLE
 from opreplay.replay.report.step.text import (
-    PATH_SHOWN,
     WHAT_IF_WIDTH,
+    change_texts,
     changes_table,
     edges_text,
     measured_text,
     of_changes,
     of_devices,
-    rest_of_path,
     telling,
 )
 from opreplay.replay.report.table import (
@@ -45,7 +44,6 @@ from opreplay.replay.timeline.job.values import (
 )
 
 RANKS_SHOWN = 32
-COLLECTIVES_SHOWN = 12
 DISAGREEMENTS_SHOWN = 10
 NOTHING_MET = "nothing can be said of it: no collective of this step was found on two of these ranks"
 
@@ -67,25 +65,26 @@ def head_line(timeline: JobTimeline) -> str:
     )
 
 
-def render(timeline: JobTimeline, width: int = 80, *, everything: bool = True) -> RenderableType:
-    """Render ranks, collectives, disagreements, the path across ranks, and the gains of changes.
+def first_lines(timeline: JobTimeline) -> list[str]:
+    """Return the step after the changes that were asked for, then the step as recorded."""
+    return [*map(safe, change_texts(timeline)), head_line(timeline)]
 
-    Without `everything` only notes that may change a decision, with the number of others.
+
+def render(timeline: JobTimeline, width: int = 80, *, everything: bool = True, all_rows: bool = True) -> RenderableType:
+    """Render changes, ranks, collectives, disagreements, and the path across ranks.
+
+    Without `everything` only notes that may change a decision, with the number of others; without `all_rows` only the
+    rows that hold most of the time.
     """
-    collectives = collectives_table(timeline)
-    waited = time_text(sum(collective.waiting_us for collective in collectives.rows[COLLECTIVES_SHOWN:]))
-    parts: list[RenderableType] = [
-        facts_grid(sum_facts(timeline)),
-        *terminal(ranks_table(timeline), width, limit=RANKS_SHOWN),
-    ]
-    parts += terminal(collectives, width, limit=COLLECTIVES_SHOWN, rest=f"{waited} of waiting")
+    changes = [(change.change, change) for change in timeline.what_if]
+    table = changes_table("what if, on every rank", changes, timeline.retimed_step_us, timeline.socs)
+    parts: list[RenderableType] = [facts_grid(sum_facts(timeline)), *terminal(table, width, room=WHAT_IF_WIDTH)]
+    parts += terminal(ranks_table(timeline), width, limit=None if all_rows else RANKS_SHOWN)
+    parts += terminal(collectives_table(timeline), width, all_rows=all_rows)
     lines = [Text(safe(line), style="bold red") for line in disagreements(timeline)]
     parts += [Text(), *lines] if lines else []
     parts += terminal(_socs(timeline))
-    parts += terminal(path_table(timeline), width, limit=PATH_SHOWN, rest=rest_of_path(timeline.critical_path))
-    changes = [(change.change, change) for change in timeline.what_if]
-    table = changes_table("what if, on every rank", changes, timeline.retimed_step_us, timeline.socs)
-    parts += terminal(table, width, room=WHAT_IF_WIDTH)
+    parts += terminal(path_table(timeline), width, all_rows=all_rows)
     notes = note_lines(timeline) if everything else decisive(note_lines(timeline), _decisive_lines(timeline))
     parts += notes_lines([safe(line) for line in notes])
     return Group(*parts)
@@ -172,6 +171,7 @@ def collectives_table(timeline: JobTimeline) -> Table[StepCollective]:
         columns,
         sorted(timeline.collectives, key=lambda collective: -collective.waiting_us),
         noun="collective",
+        weight=lambda collective: collective.waiting_us,
     )
 
 
@@ -218,9 +218,11 @@ def path_table(timeline: JobTimeline) -> Table[RankPathPart]:
         column("where", lambda part: part.where, style="dim"),
         column("time", lambda part: part.us, TIME),
         column("share", lambda part: quotient(part.us, total), SHARE),
-        column("stretches", lambda part: part.times, COUNT, drop=1),
+        column("times", lambda part: part.times, COUNT, drop=1),
     ]
-    return Table("Critical path across ranks", columns, timeline.critical_path, noun="part")
+    return Table(
+        "Critical path across ranks", columns, timeline.critical_path, noun="part", weight=lambda part: part.us
+    )
 
 
 def note_lines(timeline: JobTimeline) -> list[str]:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from opreplay.replay.ir.step import ModuleTime, StepReport
+from opreplay.replay.ir.step import IDLE_CAUSES, ModuleTime, StepReport
 from opreplay.replay.report.step.text import CATEGORY_ROWS
 from opreplay.replay.report.steps import launches_table, steps_table
 from opreplay.replay.report.table import COUNT, FLAG, SHARE, TEXT, TIME, AnyTable, Column, Table, Unit, of_fields
@@ -47,7 +47,9 @@ def tables(study: Study) -> Tables:
         "critical_path": lambda: of_fields("Critical path", timeline.critical_path, _PATH, _KEYS),
         "python": lambda: _times("Python on the critical path", "function", timeline.critical_path_python_us),
         "modules": lambda: _modules(timeline.step.modules),
-        "idle": lambda: _times("Causes of idle time", "cause", timeline.step.idle_us),
+        "idle": lambda: _times(
+            "Causes of idle time", "cause", {IDLE_CAUSES[cause]: us for cause, us in timeline.step.idle_us.items()}
+        ),
         "categories": lambda: _categories(
             {"recorded": timeline.categories_us, **{name: soc.categories_us for name, soc in timeline.socs.items()}}
         ),
@@ -119,7 +121,7 @@ def segments(step: StepReport) -> Table[tuple[str, float]]:
     times_us = {
         "computing": step.busy_us - step.communication_us,
         "communication": step.communication_us,
-        **{f"idle: {cause}": us for cause, us in step.idle_us.items()},
+        **{f"idle: {IDLE_CAUSES[cause]}": us for cause, us in step.idle_us.items()},
     }
     total_us = sum(times_us.values())
     table = _times("Segments of the step", "segment", times_us)

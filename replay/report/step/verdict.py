@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from opreplay.replay.ir.step import PYTHON, StepOnDevice, StepReport
+from opreplay.replay.ir.step import IDLE_CAUSES, PYTHON, PythonTime, StepOnDevice, StepReport
 from opreplay.replay.report.table import Fact
 from opreplay.replay.report.text import doubt_lines, middle, quotient, ratio_text, safe, share_text, time_text
 from opreplay.traces.losses import copies_text, without_copies
@@ -15,16 +15,12 @@ from opreplay.traces.losses import copies_text, without_copies
 _NAME_WIDTH = 40
 _LEAST_SHARE = 0.005
 """Share of the step from which a cause is named."""
+_LEAST_NAMED = 0.2
+"""Share of the idle time that a function must take to be named."""
+_NAMED = 0.3
+"""Share of the Python time from which the verdict names one function."""
 _UNEVEN = 1.25
 """Steps of one trace that differ by more than this have something to be told."""
-CAUSES = {
-    "before_first": "before its first task",
-    "host": "for the host to launch",
-    "launch_latency": "launch latency",
-    "dependency": "between tasks",
-    "after_last": "after its last task",
-    "unexplained": "for reasons that differing clocks hide",
-}
 
 
 def verdict(step: StepReport) -> str:
@@ -34,6 +30,7 @@ def verdict(step: StepReport) -> str:
     device = f"the {step.accelerator}"
     idle = share_text(quotient(sum(step.idle_us.values()), step_us))
     busy = share_text(quotient(step.busy_us, step_us))
+    function = named_function(step)
     if step.bound == "host alone" and without_copies(step.losses):
         text = f"No device work in what is left of the trace: {took}, ops run {busy} of it on the host"
     elif _untimed(step):
@@ -52,8 +49,10 @@ def verdict(step: StepReport) -> str:
         text += f"; {_lost_kernels(step)[0]}"
     elif step.bound == "host alone":
         text = f"On the host alone: {took}, ops run {busy} of it"
+        text += "" if function is None else f", and {time_text(function.us)} pass in {_function(function)}"
     elif step.bound == "host":
         text = f"Host-bound: {device} idles {idle} of {took}"
+        text += "" if function is None else f" and waits {time_text(function.us)} for {_function(function)}"
     elif step.bound == "communication":
         share = share_text(quotient(step.communication_us, step_us))
         text = f"Communication-bound: {share} of {took} is communication that no computing hides"
@@ -61,8 +60,41 @@ def verdict(step: StepReport) -> str:
         text = f"Device-bound: {device} is busy {busy} of {took}"
     else:
         text = f"{device[0].upper()}{device[1:]} is busy {busy} of {took}: neither it nor the host alone bounds it"
-    devices = [f"{safe(name)} {_on_device(on_device, step)}" for name, on_device in step.socs.items()]
+    devices = [f"{safe(name)} {soc_text(on_device, step)}" for name, on_device in step.socs.items()]
     return "; ".join([text, *devices]) + "." + _largest(step) + _lost(step) + _of_process(step)
+
+
+def named(name: str, text: str) -> str:
+    """Return a verdict that begins with the name of its trace: "step_7 is host-bound: the GPU idles 53.2 % of ..."."""
+    bound, colon, rest = text.partition(": ")
+    return f"{safe(name)} is {bound.lower()}: {rest}" if colon and bound.endswith("-bound") else f"{safe(name)}: {text}"
+
+
+def idle_line(step: StepReport) -> str:
+    """Return the idle time by cause: "idle 53.2 %: 41.6 % waiting for the host, 10.6 % before the first task"."""
+    step_us = step.window.step_us
+    causes = [(IDLE_CAUSES[cause], us) for cause, us in step.idle_us.items() if us >= _LEAST_SHARE * step_us]
+    if step.bound == "host alone" or not causes:
+        return ""
+    shown = ", ".join(f"{share_text(quotient(us, step_us))} {cause}" for cause, us in sorted(causes, key=_us)[::-1])
+    return f"idle {_share(sum(step.idle_us.values()), step_us)}: {shown}"
+
+
+def _us(named_time: tuple[str, float]) -> float:
+    return named_time[1]
+
+
+def named_function(step: StepReport) -> PythonTime | None:
+    """Return the Python function that a step waits for longest; None if it is short, or others matter as much."""
+    if step.bound not in ("host", "host alone") or not step.python or _lost_device_work(step) or _untimed(step):
+        return None
+    (first, us), function = step.largest[0], step.python[0]
+    is_large = function.us >= _NAMED * us and function.us >= _LEAST_NAMED * sum(step.idle_us.values())
+    return function if first == PYTHON and is_large else None
+
+
+def _function(function: PythonTime) -> str:
+    return safe(middle(function.label, 2 * _NAME_WIDTH))
 
 
 def _untimed(step: StepReport) -> bool:
@@ -103,6 +135,8 @@ def _largest(step: StepReport) -> str:
     """Return the host work that the step waited for, if the step is host-bound."""
     if step.bound not in ("host", "host alone") or _lost_device_work(step) or _untimed(step):
         return ""
+    if step.bound == "host" and named_function(step) is not None:
+        return ""
     causes = [(name, us / step.window.step_us) for name, us in step.largest[:2] if step.window.step_us]
     causes = [(name, share) for name, share in causes if share >= _LEAST_SHARE]
     if not causes:
@@ -115,7 +149,8 @@ def _largest(step: StepReport) -> str:
     return f" Largest {'cause' if len(named) == 1 else 'causes'}: {', '.join(named)}."
 
 
-def _on_device(step: StepOnDevice, report: StepReport) -> str:
+def soc_text(step: StepOnDevice, report: StepReport) -> str:
+    """Return the step on a simulated device: "would take 5.3 ms (3.3 ms to 10.3 ms), 0.18×"."""
     step_us = report.window.step_us
     if step.low_us is None or step.high_us is None:
         return f"is not predicted: {share_text(step.predicted_share)} of the device time has a prediction"
@@ -123,7 +158,8 @@ def _on_device(step: StepOnDevice, report: StepReport) -> str:
     host = "; host-bound, and the band has no error of the host's time" if step.host_bound else ""
     lost = report.launches_without_kernel
     unknown = f"; without the work of {lost:,} of {report.launches:,} launches, which is not known" if lost else ""
-    return f"would take {time_text(step.step_us)} ({band}{host}{unknown}), {ratio_text(step.step_us, step_us)}"
+    ratio = f"{ratio_text(step.step_us, step_us)} the recorded step"
+    return f"would take {time_text(step.step_us)} ({band}{host}{unknown}), {ratio}"
 
 
 def step_facts(step: StepReport) -> dict[str, Any]:
@@ -140,15 +176,13 @@ def step_rows(step: StepReport) -> list[Fact]:
         return [("step", lengths, ""), ("in ops", _share(step.busy_us, step_us), "")]
     if _untimed(step):
         return [("step", lengths, ""), *(("times", line, "yellow") for line in doubt_lines(step.doubts))]
-    causes = [(CAUSES[cause], us) for cause, us in step.idle_us.items() if us >= _LEAST_SHARE * step_us]
-    idle = [f"{share_text(quotient(us, step_us))} {cause}" for cause, us in sorted(causes, key=lambda one: -one[1])]
     if window.host_us > step_us and step.begin_us >= _LEAST_SHARE * step_us:
-        lengths += f", for its first {time_text(step.begin_us)} beside device work from before"
-    lengths += f", from the first to the last device task {time_text(window.device_us)}"
+        lengths += f"; {step.accelerator} busy with the previous step for its first {time_text(step.begin_us)}"
+    lengths += f"; {time_text(window.device_us)} from the first to the last device task"
     return [
-        ("step", lengths, ""),
-        ("busy", f"{_share(step.busy_us, step_us)} of the step; tasks added up {time_text(step.device_sum_us)}", ""),
-        ("idle", "; ".join([_share(sum(step.idle_us.values()), step_us), *idle]), ""),
+        ("step", lengths, "yellow" if _is_uneven(step) else ""),
+        ("busy", f"{_share(step.busy_us, step_us)} of the step; sum of task times {time_text(step.device_sum_us)}", ""),
+        ("idle", idle_line(step).removeprefix("idle "), ""),
         ("known", _known(step), "yellow" if step.unknown_wait_us > 0.1 * step_us else ""),
         *(("times", line, "yellow") for line in doubt_lines(step.doubts)),
     ]
@@ -170,9 +204,13 @@ def _chosen(step: StepReport) -> str:
     text = f" for {safe(middle(step.name, _NAME_WIDTH))}"
     if step.steps > 1:
         text += f", 1 of {step.steps:,}" if step.asked else f", {_which(step)}"
-    if step.all_host_us is not None and step.all_host_us[1] > _UNEVEN * step.all_host_us[0]:
+    if step.all_host_us is not None and _is_uneven(step):
         text += f" ({time_text(step.all_host_us[0])} to {time_text(step.all_host_us[1])} on the host)"
     return text
+
+
+def _is_uneven(step: StepReport) -> bool:
+    return step.all_host_us is not None and step.all_host_us[1] > _UNEVEN * step.all_host_us[0]
 
 
 def _which(step: StepReport) -> str:

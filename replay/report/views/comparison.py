@@ -10,10 +10,11 @@ from typing import Any
 import msgspec
 from rich.console import Group, RenderableType
 
+from opreplay.replay.ir.step import IDLE_CAUSES
 from opreplay.replay.report import formats
 from opreplay.replay.report.page.model import Answer, Bars, Flames, Opened, Page, Waterfall
 from opreplay.replay.report.page.parts import bars_by_name, waterfall, waterfall_of
-from opreplay.replay.report.step.verdict import CAUSES, step_facts, verdict
+from opreplay.replay.report.step.verdict import step_facts, verdict
 from opreplay.replay.report.table import (
     COUNT,
     MIN_OP_WIDTH,
@@ -347,7 +348,7 @@ def _alone_lines(comparison: Comparison) -> list[str]:
         return []
     return [
         f"{share_text(comparison.alone_share)} of the ops are on one side only: --quick, --top and a time budget "
-        "pick ops by their time, others each time; name them with --op-filter, or use one plan for both"
+        "pick ops by their time, others each time; name them with --include, or use one plan for both"
     ]
 
 
@@ -483,7 +484,10 @@ def _parts(steps: StepChange) -> list[tuple[str, float, float]]:
         "device, tasks added up": lambda step: step.device_sum_us,
         "computing and copies" if on_device else "in ops": lambda step: step.busy_us - step.communication_us,
         "communication alone": lambda step: step.communication_us,
-        **{f"idle {text}": lambda step, cause=cause: step.idle_us.get(cause, 0.0) for cause, text in CAUSES.items()},
+        **{
+            f"idle: {text}": lambda step, cause=cause: step.idle_us.get(cause, 0.0)
+            for cause, text in IDLE_CAUSES.items()
+        },
     }
     parts = [(name, *steps.sides(value)) for name, value in values.items()]
     least_us = LEAST_PART * max(steps.step_us)

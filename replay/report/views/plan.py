@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rich.console import Group, RenderableType
-from rich.text import Text
 
 from opreplay.replay.ascend.simulate.coverage import clock_of
 from opreplay.replay.ir.model import ReplayOp, ReplayPlan
@@ -24,15 +23,16 @@ from opreplay.replay.report.run.facts import (
     unowned_notes,
 )
 from opreplay.replay.report.run.ops import OpColumn, op_column, predictions, recordings
-from opreplay.replay.report.run.report import MAX_ROWS, file_table, no_ops, rest_line
+from opreplay.replay.report.run.report import file_table, no_ops
 from opreplay.replay.report.run.tables import reasons_file_table, reasons_table
-from opreplay.replay.report.table import Table, decisive, notes_lines, terminal
+from opreplay.replay.report.table import Table, decisive, notes_lines, rows_that_matter, terminal
 from opreplay.replay.report.text import DASH, end, plural, safe
 from opreplay.replay.report.view import View
 from opreplay.replay.report.views import meta
 from opreplay.replay.resolve.defining_files import registered_by
 from opreplay.replay.results.of_plan import summarize
 from opreplay.replay.results.records import L2State, OpResult, Summary
+from opreplay.traces.names import trace_name
 
 SCHEMA_VERSION = 1
 """Of the JSON form. Changes of format: 1 first version."""
@@ -51,16 +51,24 @@ def view(
     where: Where | None = None,
     l2: L2State | None = None,
     everything: bool = True,
+    all_rows: bool = True,
 ) -> View:
     """Return a plan in every output format; `l2`: the cache state assumed in predictions."""
     summary = planned_summary(plan, results)
     processes = 1 if where is None else where.processes
-    lines = [coverage_line(None, results, summary, verb="would replay", processes=processes, selection=plan.selection)]
+    covered = coverage_line(None, results, summary, verb="would replay", processes=processes, selection=plan.selection)
+    recorded_us = sum(r.recorded_share for r in results) * (plan.device_us_total or plan.host_us_total)
+    lines = [f"{safe(trace_name(plan.source))}: {covered}"]
+    socs = socs_of(results)[: first_screen.SOCS_SHOWN]
+    lines += [first_screen.predicted_line(soc, results, recorded_us) for soc in socs]
+    lines += filter(None, [first_screen.heavy_text(where, results)])
     if any(result.meta is not None for result in results):
         lines.append(meta.line(results))
     return View(
         lines=lines,
-        render=lambda width: render(plan, results, width=width, ranked=ranked, where=where, everything=everything),
+        render=lambda width: render(
+            plan, results, width=width, ranked=ranked, where=where, everything=everything, all_rows=all_rows
+        ),
         facts=lambda: facts(plan, results, summary, where, l2),
         table=lambda: file_table(results),
         tables={"ops": lambda: file_table(results), "reasons": lambda: reasons_file_table(summary)},
@@ -75,12 +83,15 @@ def render(
     ranked: bool = False,
     where: Where | None = None,
     everything: bool = True,
+    all_rows: bool = True,
 ) -> RenderableType:
     """Render the head, and one row per op with how it would run, in `width` characters; `ranked` numbers rows from 1.
 
-    Without `everything` only notes that may change a decision, with the number of others.
+    Without `everything` only notes that may change a decision, with the number of others; without `all_rows` only the
+    rows that hold most of the time.
     """
-    shown, by_id = results[:MAX_ROWS], {op.id: op for op in plan.ops}
+    shown = results if all_rows else results[: rows_that_matter([r.recorded_share for r in results])]
+    by_id = {op.id: op for op in plan.ops}
     ranks = {result.id: str(place) for place, result in enumerate(shown, 1)}
     columns = [
         *([OpColumn("#", lambda r: ranks[r.id], right=True, style="dim")] if ranked else []),
@@ -91,13 +102,14 @@ def render(
         *([meta.COLUMN] if any(r.meta is not None for r in results) else []),
         op_column(shown, meta.op_cell),
     ]
-    parts = terminal(Table("Ops", columns, shown), width, one_line=True)[1:] or [no_ops()]
-    head = first_screen.rendered([*first_screen.capture_lines(plan), *first_screen.lines(where, plan.device, results)])
+    table = Table("Ops", columns, results, noun="op", weight=lambda r: r.recorded_share)
+    parts = terminal(table, width, all_rows=all_rows, one_line=True) or [no_ops()]
+    known = first_screen.lines(where, plan.device, results) if everything else first_screen.warning_lines(where)
+    head = first_screen.rendered([*first_screen.capture_lines(plan), *known])
     head += suspects.rendered(suspects.lines(results))
-    parts = [*head, Text(), *parts] if head else parts
     tables = [*terminal(reasons_table(results)), *terminal(meta.problems(results))]
     notes = _notes(plan, results, where, everything=everything)
-    return Group(*parts, *rest_line(results, MAX_ROWS), *tables, *notes_lines(notes))
+    return Group(*head, *parts, *tables, *notes_lines(notes))
 
 
 def unread_notes(unread: Mapping[str, int]) -> list[str]:

@@ -20,11 +20,11 @@ from opreplay.replay.ir.sizes import readable
 from opreplay.replay.ir.step import StepReport
 from opreplay.replay.plan.recorded.where import Where
 from opreplay.replay.report import first_screen, suspects
-from opreplay.replay.report.coverage import HELD, coverage_facts, coverage_text, rough_text
+from opreplay.replay.report.coverage import HELD, coverage_facts, coverage_text, rough_text, weak_parts
 from opreplay.replay.report.run import npu, ops
 from opreplay.replay.report.run.facts import assumption_notes, confidence_notes, telling_notes
 from opreplay.replay.report.run.ops import ID_CHARS, RATIO_TITLE, beside_numbers, telling_sizes
-from opreplay.replay.report.step.verdict import page_facts, step_facts, step_rows, verdict
+from opreplay.replay.report.step.verdict import named, page_facts, soc_text, step_facts, step_rows, verdict
 from opreplay.replay.report.table import (
     COUNT,
     FLAG,
@@ -45,11 +45,12 @@ from opreplay.replay.report.table import (
     of_fields,
     terminal,
 )
-from opreplay.replay.report.text import DASH, fusing, quotient, safe, share_text, time_text
+from opreplay.replay.report.text import DASH, fusing, quotient, ratio_text, safe, share_text, time_text
 from opreplay.replay.report.view import View
 from opreplay.replay.results.of_plan import call_of, result_of
 from opreplay.replay.results.outcome import Outcome
 from opreplay.replay.results.records import OpResult, Simulated
+from opreplay.traces.names import trace_name
 
 if TYPE_CHECKING:
     from opreplay.replay.report.page.model import Answer, Page
@@ -61,6 +62,7 @@ MOST_FAMILIES = 12
 MOST_DOUBTS = 3
 """Suspect rows in the summary of a page."""
 MOST_OPS = 40
+DEVICE_CHARS = 18
 SHARES_SHOWN = 5
 """Bounds and families of a device on the first screen."""
 _OfOp = Column[ReplayOp]
@@ -85,6 +87,29 @@ def head_line(plan: ReplayPlan, steps: Sequence[Step]) -> str:
     "simulated 41.0 % of device time by rules, 52.0 % by bytes only, 7.0 % not predicted"
     """
     return f"simulated {coverage_text(covered(plan, steps[0]), clock_of(plan))}"
+
+
+def first_lines(plan: ReplayPlan, steps: Sequence[Step], report: StepReport | None) -> list[str]:
+    """Return what the devices would take, what bounds the recorded step, and how much of it is predicted."""
+    texts = [_step_text(plan, step, report) for step in steps]
+    shown: list[str] = []
+    if report is not None and report.marked:
+        recorded = msgspec.structs.replace(report, socs={})
+        shown = [named(trace_name(plan.source), verdict(recorded))]
+    head = "; ".join([*texts, *weak_parts(covered(plan, steps[0]))])
+    return [f"{safe(trace_name(plan.source))}: {head}", *shown, head_line(plan, steps)]
+
+
+def _step_text(plan: ReplayPlan, step: Step, report: StepReport | None) -> str:
+    """Return what a device would take for the step with its gaps, else for all calls added up."""
+    on_device = report.socs.get(step.device) if report is not None and report.marked else None
+    if report is not None and on_device is not None:
+        return f"{safe(step.device)} {soc_text(on_device, report)}"
+    if not step.ops:
+        return f"{safe(step.device)}: {band_text(step)}"
+    text = f"{safe(step.device)} would take {time_text(step.total_us)} ({band_text(step)}) for all calls"
+    recorded = _recorded_us(plan, step)
+    return f"{text}, {ratio_text(step.total_us, recorded)} the recorded time" if recorded else text
 
 
 _SIMULATED = ("bound", "confidence", "kernels", "by", "source", "l2", "extrapolated", "no_path", "taken_for")
@@ -199,7 +224,7 @@ def view(
     """
     shown = report if report is not None and report.marked else None
     return View(
-        lines=[*map(verdict, filter(None, [shown])), head_line(plan, steps)],
+        lines=first_lines(plan, steps, report),
         render=lambda width: render(
             plan, steps, losers=losers, width=width, where=where, report=shown, everything=everything
         ),
@@ -293,7 +318,12 @@ def _totals_table(plan: ReplayPlan, steps: Sequence[Step], *, names_device: bool
         return recorded if step is None else step.total_us if step.ops else None
 
     columns = [
-        column("device", lambda step: name if step is None else step.device, style=lambda step: "bold" if step else ""),
+        column(
+            "device",
+            lambda step: name if step is None else step.device,
+            style=lambda step: "bold" if step else "",
+            chars=DEVICE_CHARS,
+        ),
         column(covers(plan, steps), total, TIME),
         column("80 % band", lambda step: DASH if step is None else band_text(step), right=True),
         *([] if plan.captured else [column(RATIO_TITLE, lambda step: step and quotient(total(step), recorded), RATIO)]),
@@ -447,12 +477,13 @@ def render(
     """
     results = results_of(plan, steps)
     counted = Text(f"{len(steps[0].ops):,} of {len(plan.ops):,} ops; nothing was executed", style="dim")
+    recording = [] if where is None else first_screen.where_lines(where, plan.device)
     parts: list[RenderableType] = [
-        counted,
-        *([] if report is None else [facts_grid(step_rows(report))]),
-        *first_screen.rendered([] if where is None else first_screen.where_lines(where, plan.device)),
+        *([counted] if everything else []),
+        *([facts_grid(step_rows(report))] if everything and report is not None else []),
+        *first_screen.rendered(recording if everything else first_screen.warning_lines(where)),
         *suspects.rendered(suspects.lines(results)),
-        *terminal(_totals_table(plan, steps, names_device=where is None or where.clock != "device"))[1:],
+        *terminal(_totals_table(plan, steps, names_device=not everything or where is None or where.clock != "device")),
         *_warnings(first_screen.capture_lines(plan)),
         *_warnings(_cut_lines(plan)),
         *memory_lines(plan, steps),
@@ -460,7 +491,7 @@ def render(
         *_warnings(map(_streaming_line, (step for step in steps if step.beyond_hbm is not None))),
         *_warnings(safe(str(pair)) for pair in inversions(steps)),
         *_warnings(line for step in steps for line in telling_notes(step.device, results)),
-        *_cache_line(plan, steps[0].l2),
+        *(_cache_line(plan, steps[0].l2) if everything or steps[0].l2 != "sequence" else []),
     ]
     predicted = [step for step in steps if step.ops]
     if everything and predicted:

@@ -12,14 +12,26 @@ from rich.text import Text
 from opreplay.replay.ir.sizes import readable
 from opreplay.replay.ir.step import StepReport
 from opreplay.replay.report.run import npu
-from opreplay.replay.report.step.verdict import step_facts, step_rows, verdict
-from opreplay.replay.report.table import COUNT, SHARE, TIME, AnyTable, Column, Fact, Table, facts_grid, terminal
+from opreplay.replay.report.step.verdict import idle_line, named, step_facts, step_rows, verdict
+from opreplay.replay.report.table import (
+    COUNT,
+    SHARE,
+    TIME,
+    AnyTable,
+    Column,
+    Fact,
+    Table,
+    facts_grid,
+    terminal,
+    warnings_of,
+)
 from opreplay.replay.report.text import coarse_text, doubt_lines, end, listed, plural, safe, share_text, time_text
 from opreplay.replay.report.view import View
 from opreplay.traces import TraceSummary
 from opreplay.traces.joins.kernel_details import join_text
 from opreplay.traces.losses import copies_text, without_copies
 from opreplay.traces.model import MergedProcesses
+from opreplay.traces.names import trace_name
 from opreplay.traces.summary import BatchSummary, Interval, TopOp
 from opreplay.traces.times.breakdown import Row
 from opreplay.traces.times.busy import DeviceBusy
@@ -31,48 +43,69 @@ MEANING: dict[str, str] = {
     "full": "shapes, types, scalars and strides: ops can be replayed as they were",
 }
 """What each metadata level means for a replay."""
-OPS_SHOWN = 12
-KERNELS_SHOWN = 20
-ANNOTATIONS_SHOWN = 8
 BATCHES_SHOWN = 12
 CATEGORIES_SHOWN = 12
 CLASSES_SHOWN = 8
 LEAST_CLASS = 0.001
 """Share from which a class of work is named."""
+LEAST_NAMED = 0.01
+"""The same in the first lines."""
 DEVICES_SHOWN = 8
 
 
-def view(summary: TraceSummary, step: StepReport | None) -> View:
+def view(summary: TraceSummary, step: StepReport | None, *, everything: bool = True, all_rows: bool = True) -> View:
     """Return a trace's contents in every output format; `step`: the recorded one, only in JSON if no step is marked."""
     shown = step if step is not None and step.marked else None
     return View(
-        lines=[verdict(shown)] if shown is not None else (),
-        render=lambda width: render(summary, shown, width=width),
+        lines=first_lines(summary, shown),
+        render=lambda width: render(summary, shown, width=width, everything=everything, all_rows=all_rows),
         facts=lambda: {**msgspec.to_builtins(summary), "step": None if step is None else step_facts(step)},
     )
 
 
-def render(summary: TraceSummary, step: StepReport | None = None, *, width: int) -> RenderableType:
-    """Render the step, facts of the file, then the ops with the most device time, annotations and categories."""
-    parts: list[RenderableType] = [facts_grid(_facts(summary, step))]
+def first_lines(summary: TraceSummary, step: StepReport | None) -> list[str]:
+    """Return what bounds the step, or how busy the device was if no step is marked; classes of work; what ops need."""
+    name, work = trace_name(summary.path), _work(summary, LEAST_NAMED)
+    if step is not None:
+        lines = [named(name, verdict(step)), idle_line(step)]
+    else:
+        busy = "; ".join(f"busy {_busy(device, len(summary.busy))}" for device in _told_devices(summary)[:1])
+        lines = [f"{safe(name)}: {'; '.join(filter(None, [_device_work(summary), busy]))}"]
+    shown = f"; metadata {summary.metadata_level}" if summary.cpu_ops else ""
+    return [*filter(None, [*lines, work and f"work: {work}"]), f"ops: {_ops(summary)}{shown}"]
+
+
+def render(
+    summary: TraceSummary,
+    step: StepReport | None = None,
+    *,
+    width: int,
+    everything: bool = True,
+    all_rows: bool = True,
+) -> RenderableType:
+    """Render the ops with the most device time; with `everything` facts of the file, annotations and categories."""
+    facts = _facts(summary, step)
+    parts: list[RenderableType] = [facts_grid(facts if everything else warnings_of(facts))]
     clock = "device time" if summary.device_time_us or summary.kernels else "own time on the host"
     if summary.top_kernels:
         owned = share_text(summary.owned_device_time_us / summary.device_time_us)
         title = f"Kernels by device time (ops own {owned} of it)"
-        parts += _section(title, _top_kernels(summary), width, limit=KERNELS_SHOWN)
+        parts += _section(title, _top_kernels(summary), width, all_rows=all_rows)
     else:
-        parts += _section(f"Ops by {clock}", _top_ops(summary), width)
+        parts += _section(f"Ops by {clock}", _top_ops(summary), width, all_rows=all_rows)
     parts += _section("NPU kernels by op", npu.kernels_table(summary.npu_ops), width)
-    parts += _section("Iterations by batch", _batches(summary), width, limit=BATCHES_SHOWN)
-    parts += _section("Annotations by time", _annotations(summary), width)
-    if summary.categories:
+    parts += _section("Iterations by batch", _batches(summary), width, limit=None if all_rows else BATCHES_SHOWN)
+    parts += _section("Annotations by time", _annotations(summary), width, all_rows=all_rows)
+    if summary.categories and everything:
         parts += [Text(), Text("Events by category", style="bold"), Text(_categories(summary.categories), style="dim")]
     return Group(*parts)
 
 
-def _section(title: str, table: AnyTable, width: int, limit: int | None = None) -> list[RenderableType]:
+def _section(
+    title: str, table: AnyTable, width: int, limit: int | None = None, *, all_rows: bool = True
+) -> list[RenderableType]:
     """Return the table under its title; nothing without rows."""
-    parts = terminal(table, width, limit=limit, rest="--format json holds all")
+    parts = terminal(table, width, limit=limit, all_rows=all_rows)
     return [Text(), Text(title, style="bold"), *parts[1:]] if parts else []
 
 
@@ -107,7 +140,7 @@ def _ops(summary: TraceSummary) -> str:
     if not summary.cpu_ops:
         return f"none recorded, but {collectives}" if collectives else "none recorded, so there is nothing to replay"
     return (
-        f"{summary.cpu_ops:,}, {summary.cpu_ops_with_shapes:,} of them with shapes; "
+        f"{summary.cpu_ops:,} ({summary.cpu_ops_with_shapes:,} with shapes), "
         f"{summary.unique_ops:,} unique, {summary.owner_ops:,} own device time"
     ) + (f"; {collectives}" if collectives else "")
 
@@ -180,9 +213,9 @@ def _told_devices(summary: TraceSummary) -> tuple[DeviceBusy, ...]:
     return () if summary.doubts.untimed else summary.busy[:DEVICES_SHOWN]
 
 
-def _work(summary: TraceSummary) -> str:
-    """Return classes of work with their shares, largest first."""
-    shown = [row for row in summary.work if row.share >= LEAST_CLASS][:CLASSES_SHOWN]
+def _work(summary: TraceSummary, least: float = LEAST_CLASS) -> str:
+    """Return classes of work with at least this share, largest first."""
+    shown = [row for row in summary.work if row.share >= least][:CLASSES_SHOWN]
     return ", ".join(f"{row.name} {share_text(row.share)}" for row in shown)
 
 
@@ -229,7 +262,7 @@ def _top_ops(summary: TraceSummary) -> Table[TopOp]:
         _Op("unique", lambda op: op.signatures, COUNT),
         _Op("op", lambda op: op.name, form="name"),
     ]
-    return Table("Ops", columns, summary.top_ops[:OPS_SHOWN])
+    return Table("Ops", columns, summary.top_ops, noun="op", weight=lambda op: op.device_us or op.host_us)
 
 
 def _top_kernels(summary: TraceSummary) -> Table[Row]:
@@ -270,7 +303,8 @@ def _annotations(summary: TraceSummary) -> Table[Interval]:
         column("count", lambda interval: interval.count, COUNT),
         column("name", lambda interval: interval.name, form="name"),
     ]
-    return Table("Annotations", columns, summary.annotations[:ANNOTATIONS_SHOWN])
+    rows = summary.annotations
+    return Table("Annotations", columns, rows, noun="name", weight=lambda interval: interval.total_us)
 
 
 def _categories(categories: Mapping[str, int]) -> str:

@@ -56,7 +56,7 @@ OVERLOADED = 1.0
 
 ONCE = (
     "each op was measured in one go on a busy machine: its interval holds how samples scatter, not how slow it was "
-    "just then, and the same code may differ by 1.5 times and more; measure both runs with `--set visits=8`"
+    "just then, and the same code may differ by 1.5 times and more; measure both runs with `--set repeats=8`"
 )
 """Note on runs of which no interval tells the error."""
 

@@ -77,11 +77,11 @@ def test_a_folder_of_ranks_is_reported_by_trace_and_by_job(ranks: Path, tmp_path
     result = batch(ranks, "-o", path, "-o", tmp_path / "r.md", "-o", tmp_path / "r.csv")
     assert result.exit_code == 0, result.stderr
     lines = result.stdout.splitlines()
-    assert lines[0].startswith("replayed 3 of 3 ops = ")
-    assert lines[1] == "2 traces with 4 ops are 3 unique ops"
+    assert "replayed 3 of 3 ops = " in "\n".join(lines)
+    assert "2 traces with 4 ops are 3 unique ops" in lines
     assert any(line.split()[:3] == ["rank0", "0", "2"] for line in lines)
     assert any(line.split()[:6] == ["rank*", "2", "of", "2", "4", "3"] for line in lines)
-    assert max(map(len, lines[2:])) <= 100
+    assert max(map(len, lines[4:])) <= 100
     file = read_result_file(path)
     assert [op.count for op in file.results] == [4, 1, 1]
     assert [(trace.source, trace.rank, trace.shared) for trace in file.traces] == [
@@ -91,7 +91,7 @@ def test_a_folder_of_ranks_is_reported_by_trace_and_by_job(ranks: Path, tmp_path
     assert [(job.ranks, job.world_size) for job in file.jobs] == [((0, 1), 2)]
     assert str(tmp_path) not in path.read_text()
     page = (tmp_path / "r.md").read_text()
-    assert page.startswith("replayed 3 of 3 ops")
+    assert "replayed 3 of 3 ops" in page
     assert "| rank0.json | 0 | 2 | 2 |" in page
     assert "| rank\\*.json | 2 of 2 | 4 | 3 |" in page
 
@@ -104,7 +104,7 @@ def test_one_trace_under_several_names_counts_once(ranks: Path, tmp_path: Path) 
     path = tmp_path / "r.jsonl"
     result = batch(ranks, "-o", path)
     assert result.exit_code == 0, result.stderr
-    assert result.stdout.splitlines()[1] == "2 traces with 4 ops are 3 unique ops"
+    assert "2 traces with 4 ops are 3 unique ops" in result.stdout.splitlines()
     told = "latest.json.gz: the same trace as rank1.json.gz, which counts once"
     assert told in result.stderr
     assert f"left out: {told}" in result.stdout
@@ -123,7 +123,7 @@ def test_filters_and_options_are_those_of_run(ranks: Path) -> None:
         ranks / "*.json*",
         "--top",
         "1",
-        "--op-filter",
+        "--include",
         "aten::*",
         "--exclude",
         "aten::mm",
@@ -160,7 +160,7 @@ def test_a_file_that_is_refused_costs_itself(ranks: Path, tmp_path: Path) -> Non
     assert named.exit_code == 3
     assert named.stderr.count("refused: ") == 2
     assert "absent.json" in named.stderr
-    assert named.stdout.startswith("replayed 3 of 3 ops")
+    assert "replayed 3 of 3 ops" in named.stdout
     assert "refused: absent.json: " in named.stdout
     assert str(ranks) not in named.stdout
     told = batch(ranks, ranks / "absent.json", "--format", "json", "--quick")
@@ -185,8 +185,8 @@ def test_a_file_that_is_refused_costs_itself(ranks: Path, tmp_path: Path) -> Non
         (["EMPTY"], 2, "contains no .json"),
         (["no*such"], 3, "no file matches"),
         (["RANKS", "--address", "auto"], 2, "--engine ray"),
-        (["RANKS", "--device", "cuda:0", "--lanes", "2"], 2, "workers"),
-        (["RANKS", "--max-failed", "0", "--op-filter", "aten::relu"], 0, ""),
+        (["RANKS", "--device", "cuda:0", "--workers", "2"], 2, "workers"),
+        (["RANKS", "--max-failed", "0", "--include", "aten::relu"], 0, ""),
     ],
 )
 def test_usage(
@@ -211,7 +211,7 @@ def test_a_link_to_nothing_in_a_folder_is_a_missing_trace(ranks: Path) -> None:
 def test_a_dry_run_shows_the_merged_plan(ranks: Path) -> None:
     result = batch(ranks, "--dry-run")
     assert result.exit_code == 0, result.stderr
-    assert result.stdout.startswith("would replay 3 of 3 ops")
+    assert "would replay 3 of 3 ops" in result.stdout
 
 
 def test_an_interrupted_batch_is_resumed(ranks: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -227,7 +227,7 @@ def test_an_interrupted_batch_is_resumed(ranks: Path, tmp_path: Path, monkeypatc
     monkeypatch.setattr(InProcess, "measure", interrupted)
     first = batch(ranks, "-o", path)
     assert first.exit_code == 130
-    assert first.stdout.startswith("replayed 1 of 3 ops")
+    assert "replayed 1 of 3 ops" in first.stdout
     again = batch(ranks, "-o", path, "--resume")
     assert again.exit_code == 0, again.stderr
     assert calls[0] not in calls[2:]
@@ -243,10 +243,10 @@ def test_an_interrupted_batch_is_resumed(ranks: Path, tmp_path: Path, monkeypatc
 def test_several_processes_read_the_files(ranks: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("opreplay.replay.batch.reading.POOL_FROM_BYTES", 1)
     (ranks / "rank0_a.json").write_bytes(b"")
-    result = batch(ranks, "--lanes", "2", "--dry-run")
+    result = batch(ranks, "--workers", "2", "--dry-run")
     assert result.exit_code == 3, result.stderr
     assert "refused: " in result.stderr, "a bad file in the middle costs itself"
-    assert result.stdout.startswith("would replay 3 of 3 ops")
+    assert "would replay 3 of 3 ops" in result.stdout
 
 
 def test_bad_files_in_the_middle_lose_nothing_else(ranks: Path, tmp_path: Path) -> None:
@@ -357,7 +357,7 @@ def test_values_and_checks_are_those_of_run(ranks: Path, tmp_path: Path) -> None
         ranks / "rank0.json",
         "--set",
         f"values={values}",
-        "--op-filter",
+        "--include",
         "aten::relu",
         "--top",
         "1",
@@ -432,7 +432,7 @@ def test_a_batch_interrupted_while_reading_goes_on_there(
     other = batch(ranks, "-o", tmp_path / "s.jsonl", "--top", "1", "--resume")
     assert other.exit_code == 0, other.stderr
     assert "plans of 2 of 2 traces" in other.stderr
-    assert other.stdout.startswith("replayed 1 of 1 op ")
+    assert "replayed 1 of 1 op " in other.stdout
     assert other.stdout.count("aten::relu") == 1
 
 

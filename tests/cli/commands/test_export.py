@@ -100,7 +100,7 @@ def test_a_folder_with_three_files_and_a_list_of_what_was_left_out(trace: Path, 
 
 def test_filters_and_plans_as_in_run(trace: Path, tmp_path: Path) -> None:
     first, second = tmp_path / "a.zip", tmp_path / "b"
-    assert export(trace, "--output", first, "--op-filter", "aten::*", "--top", 1).exit_code == 0
+    assert export(trace, "--output", first, "--include", "aten::*", "--top", 1).exit_code == 0
     with zipfile.ZipFile(first) as archive:
         text = archive.read("a/ops.json")
     plan = tmp_path / "ops.json"

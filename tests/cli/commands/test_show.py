@@ -80,7 +80,7 @@ def run(*args: object) -> Result:
 def test_table(saved: Path) -> None:
     result = run(saved)
     assert result.exit_code == 0, result.stderr
-    assert result.stdout.splitlines()[0] == "replayed 1 of 2 ops = 60.0 % of device time; 1 skipped: 1 collective"
+    assert "replayed 1 of 2 ops = 60.0 % of device time; 1 skipped: 1 collective" in result.stdout
     assert "aten::mm" in result.stdout
 
 
@@ -109,7 +109,7 @@ def test_a_run_that_was_killed_is_shown_as_far_as_it_goes(saved: Path) -> None:
     result = run(saved)
     assert result.exit_code == 0, result.stderr
     first = result.stdout.splitlines()[0]
-    assert first.startswith("replayed 1 of 3 ops = 60.0 % of device time; 1 skipped")
+    assert "replayed 1 of 3 ops = 60.0 % of device time; 1 skipped" in first
     assert first.endswith("interrupted, 1 not reached")
     summary = json.loads(run(saved, "--format", "json").stdout)["summary"]
     assert (summary["interrupted"], summary["not_reached"], summary["wall_s"]) == (True, 1, None)
@@ -137,7 +137,7 @@ def test_a_table_in_a_file_holds_all_rows(tmp_path: Path) -> None:
     sink.close()
     assert run(many, "-o", tmp_path / "all.txt").exit_code == 0
     assert "aten::op59" in (tmp_path / "all.txt").read_text()
-    assert "20 more ops" in run(many).stdout
+    assert "40 more ops" in run(many).stdout
     refused = run(many, "-o", tmp_path / "again.jsonl")
     assert (refused.exit_code, "no report format for the suffix .jsonl" in refused.stderr) == (2, True)
 

@@ -116,7 +116,7 @@ def test_every_custom_op_folder_counts(way: str, tmp_path: Path, monkeypatch: py
 @pytest.mark.parametrize(
     ("old", "new"),
     [
-        (("--op", "aten::silu"), ("--op-filter", "aten::silu")),
+        (("--op", "aten::silu"), ("--include", "aten::silu")),
         (("--check-work",), ("--check", "work")),
         (("--check-kernels",), ("--check", "kernels")),
         (("--check-values",), ("--check", "values")),
@@ -144,7 +144,7 @@ def test_an_op_filter_takes_ids_and_places() -> None:
         return listed
 
     every = ops()
-    assert [op["id"] for op in ops("--op-filter", "#2")] == [every[1]["id"]]
-    assert [op["id"] for op in ops("--op-filter", every[3]["id"][:8])] == [every[3]["id"]]
-    filtered = ops("--op-filter", "aten::silu", "--op-filter", "#1")
+    assert [op["id"] for op in ops("--include", "#2")] == [every[1]["id"]]
+    assert [op["id"] for op in ops("--include", every[3]["id"][:8])] == [every[3]["id"]]
+    filtered = ops("--include", "aten::silu", "--include", "#1")
     assert [op["name"] for op in filtered] == ["aten::silu"]

@@ -200,4 +200,4 @@ def test_visits_that_would_have_no_effect_are_refused(tmp_path: Path) -> None:
     trace, out = str(sample_path("transformer_infer")), str(tmp_path / "r.jsonl")
     result = CliRunner().invoke(opreplay, ["run", trace, "--mode", "sequence", "--set", "visits=3", "-o", out])
     assert result.exit_code == 2
-    assert "--set visits=3 has no effect in a sequence" in result.stderr
+    assert "--set repeats=3 has no effect in a sequence" in result.stderr

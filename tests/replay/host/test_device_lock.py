@@ -41,7 +41,8 @@ def test_an_accelerator_has_one_job_and_the_next_gets_it_afterwards(tmp_path: Pa
             held(["cuda"], folder=tmp_path, wait_s=0.2, on_wait=told.append),
         ):
             pass
-    assert told == [f"waiting up to 0.2 s for another opreplay (process {os.getpid()}) on cuda-0"]
+    waiting = f"waiting up to 0.2 s for another opreplay (process {os.getpid()}) on cuda-0"
+    assert told == [f"{waiting}; --set shared_device=true does not wait"]
     with held(["cuda"], folder=tmp_path, wait_s=0):
         pass
 

@@ -26,5 +26,5 @@ def test_a_number_of_threads_that_was_asked_for_hides_no_busy_machine() -> None:
     assert thread_notes(quiet) == ["threads: 1 as asked; 2 of 2 processors idle at the start"]
     assert busy_notes(quiet) == []
     told = "threads: 1 as asked; 0 of 2 processors idle at the start"
-    assert busy_notes(busy) == [f"{told}; each op measured 8 times, far apart (--set visits=1 for once)"]
+    assert busy_notes(busy) == [f"{told}; each op measured 8 times, far apart (--set repeats=1 for once)"]
     assert busy_notes({**busy, "visits": 1}) == [told]

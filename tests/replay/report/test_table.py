@@ -10,7 +10,19 @@ import pytest
 from rich.console import Console
 
 from opreplay.replay.report import formats
-from opreplay.replay.report.table import COUNT, OP, SHARE, TIME, Column, OpCell, Table, cut, heaviest, terminal
+from opreplay.replay.report.table import (
+    COUNT,
+    OP,
+    SHARE,
+    TIME,
+    Column,
+    OpCell,
+    Table,
+    cut,
+    heaviest,
+    rows_that_matter,
+    terminal,
+)
 
 EVIL = "=a|b`c\x1b[31m"
 Row = tuple[str, int, float | None]
@@ -58,7 +70,7 @@ def test_a_column_of_ops_takes_what_is_left(width: int) -> None:
 
 
 def test_rows_that_are_left_out_are_counted() -> None:
-    assert shown(TABLE, 60, limit=1)[-1] == "… 1 more row; --output FILE holds all"
+    assert shown(TABLE, 60, limit=1)[-1] == "… 1 more row; --all shows them"
     assert cut(TABLE, None).left_out == 0
     first = heaviest("Rows", COLUMNS, ROWS[::-1], lambda row: row[1], limit=1)
     assert (list(first.rows), first.left_out) == ([ROWS[0]], 1)
@@ -132,3 +144,11 @@ def test_sizes_that_were_asked_for_stay_where_room_is_short(width: int) -> None:
     assert "2,048" in text
     assert "12,345" in text
     assert "67,890" in text
+
+
+def test_rows_that_hold_95_percent_of_the_weight_are_shown() -> None:
+    assert rows_that_matter([60.0, 30.0, 6.0, 2.0, 1.0, 1.0]) == 3
+    assert rows_that_matter([90.0, 6.0, 4.0]) == 3, "one more row costs no more than the line that replaces it"
+    assert rows_that_matter([1.0] * 100) == 20
+    assert rows_that_matter([0.0] * 3) == 3
+    assert rows_that_matter([]) == 0

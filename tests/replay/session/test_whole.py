@@ -42,7 +42,7 @@ def test_results_are_those_of_the_file(tmp_path: Path) -> None:
     assert list(frame["measured_us"]) == [op.measured_us for op in results.ops]
     assert list(frame["simulated_us_910b1"]) == [op.simulated_us["910b1"] for op in results.ops]
     assert frame.dtypes[["name", "count", "recorded_device_us"]].astype(str).tolist() == ["string", "Int64", "float64"]
-    assert repr(results).splitlines()[0].startswith("replayed 4 of 4 ops")
+    assert "replayed 4 of 4 ops" in repr(results)
     assert results._repr_html_().startswith("<iframe")
     with pytest.raises(UsageError, match="exists"):
         opreplay.run(trace, options=FAKE, output=path)

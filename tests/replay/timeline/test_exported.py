@@ -94,7 +94,7 @@ def test_kernels_of_a_call_share_its_arguments_and_are_read_back(tmp_path: Path)
 def test_a_selection_of_ops_is_a_chain_as_before(tmp_path: Path) -> None:
     path, file = training().write(tmp_path / "t.json"), tmp_path / "step.0.et"
     done = CliRunner().invoke(
-        opreplay, ["export", path, "--format", "chakra", "--op-filter", "aten::mm", "-o", str(file)]
+        opreplay, ["export", path, "--format", "chakra", "--include", "aten::mm", "-o", str(file)]
     )
     assert "waits for the one before" in done.stdout
     _, nodes = parsed(file.read_bytes())

@@ -69,21 +69,21 @@ def test_flows_numbered_otherwise_than_tasks_tell_their_launches(tmp_path: Path)
     made = found(tmp_path)
     assert made.edges["launch"].recorded == 8
     categories = made.categories_us
-    assert categories.idle_host_bound == pytest.approx(3 * 2500, rel=0.02)
-    assert categories.idle_dependency == 0
+    assert categories.idle_waiting_for_host == pytest.approx(3 * 2500, rel=0.02)
+    assert categories.idle_gaps_between_tasks == 0
     assert abs(made.structure_error) < 0.001
 
 
 def test_one_stream_waits_for_no_other(tmp_path: Path) -> None:
     stream = io.StringIO()
     Console(file=stream, width=100).print(render(found(tmp_path), 100))
-    assert "host-bound" in stream.getvalue()
+    assert "waiting for the host" in stream.getvalue()
     assert "another stream" not in stream.getvalue()
 
 
 def test_a_recorded_step_that_compiles_is_bound_by_its_host(shared_traces: Path) -> None:
     made = timeline(read_trace(shared_traces / "npu_timeline_trace_view.json.gz", activity=True)).timeline
     assert made.edges["launch"].recorded == 274
-    assert made.categories_us.idle_host_bound > 0.9 * 9480
+    assert made.categories_us.idle_waiting_for_host > 0.9 * 9480
     assert made.unexplained_us < 100
     assert abs(made.structure_error) < 0.001

@@ -21,6 +21,7 @@ from opreplay.replay.timeline.timeline import Study, timeline
 from opreplay.traces import read_trace
 from opreplay.traces.errors import TraceError
 from opreplay.traces.links.steps import chosen_step, steps_of
+from opreplay.traces.samples import sample_path
 from tests.replay.timeline.machine import Machine, training
 
 
@@ -145,16 +146,16 @@ def test_categories_and_path_add_up_to_the_step(tmp_path: Path) -> None:
     total = made.computing + made.communication_not_overlapped + made.copies + made.idle
     assert total == pytest.approx(found.recorded_step_us)
     causes = (
-        made.idle_before_first
-        + made.idle_host_bound
+        made.idle_before_first_task
+        + made.idle_waiting_for_host
         + made.idle_launch_latency
-        + made.idle_dependency
-        + made.idle_after_last
+        + made.idle_gaps_between_tasks
+        + made.idle_after_last_task
     )
     assert causes == pytest.approx(made.idle)
     assert sum(part.us for part in found.critical_path) == pytest.approx(found.retimed_step_us)
     assert made.communication == pytest.approx(900.0)
-    assert made.idle_host_bound > 500.0  # the first half
+    assert made.idle_waiting_for_host > 500.0  # the first half
 
 
 def test_what_has_slack_can_grow_by_it(tmp_path: Path) -> None:
@@ -407,7 +408,7 @@ def test_launch_latency_counts_where_the_host_waits_for_the_device(tmp_path: Pat
     machine.end()
     made = study(machine, tmp_path).timeline.categories_us
     assert made.idle_launch_latency == pytest.approx(49 * 6.0 if waits else 0.0, abs=1.0)
-    assert made.idle_host_bound > 49 * 4.0
+    assert made.idle_waiting_for_host > 49 * 4.0
 
 
 @pytest.mark.parametrize(("recorded_us", "doubted"), [(100.0, True), (1e6, False)])
@@ -527,3 +528,17 @@ def test_a_label_is_refused_with_the_kinds_of_names_that_are_accepted(tmp_path: 
     (change,) = study(machine, tmp_path, what_if=["dataloader=0.5x"]).timeline.what_if
     assert change.matched == 0
     assert "not with labels (record_function), modules or Python functions" in change.assumptions[0]
+
+
+def test_a_class_of_work_is_a_pattern() -> None:
+    """Classes are named in any case; an op or kernel of the trace with just that name comes first."""
+    sample = read_trace(sample_path("transformer_infer"), activity=True)
+    found = timeline(sample, what_if=["GEMM=0", "gemm=0.5x,normalization=0.5x"]).timeline.what_if
+    assert all(change.matched for change in found)
+    assert 0.0 < found[1].gain_us < found[0].gain_us
+
+
+@pytest.mark.parametrize("change", ["cudagraph,aten::mm=0.5x", "dtype bf16,aten::mm=0.5x"])
+def test_a_change_of_the_whole_step_stands_alone(tmp_path: Path, change: str) -> None:
+    with pytest.raises(TraceError, match="cannot be combined"):
+        study(training(), tmp_path, what_if=[change])

@@ -32,7 +32,7 @@ def test_differing_clocks_give_no_split_of_idle_time() -> None:
     report = step("kernels_before_launch")
     assert report.bound == "unknown"
     assert report.doubts.clock_offset_us == 55.0
-    assert report.idle_us.pop("unexplained") == pytest.approx(550.0)
+    assert report.idle_us.pop("unknown_cause") == pytest.approx(550.0)
     assert set(report.idle_us.values()) == {0.0}
 
 

@@ -177,7 +177,7 @@ def test_the_command_reads_and_measures_on_the_cluster(cluster: Any, tmp_path: P
         (tmp_path / f"rank{rank}.json.gz").write_bytes(gzip.compress(json.dumps(content).encode()))
     path = tmp_path / "r.jsonl"
     result = CliRunner().invoke(
-        opreplay, ["batch", str(tmp_path), "--engine", "ray", "--lanes", "1", "--set", "op_time=5ms", "-o", str(path)]
+        opreplay, ["batch", str(tmp_path), "--engine", "ray", "--workers", "1", "--set", "op_time=5ms", "-o", str(path)]
     )
     assert result.exit_code == 0, result.stderr
     file = read_result_file(path)

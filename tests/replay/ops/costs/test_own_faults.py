@@ -167,7 +167,7 @@ def test_a_command_ends_with_an_error_and_keeps_what_was_done(
     measured = tmp_path / "run.jsonl"
     more: list[str] = ["--set", "no_cache=true"] if command[0] in ("simulate", "op") else []
     if command[0] == "run":
-        more = ["--op-filter", "aten::rms_norm", "--op-filter", "aten::mul", "--output", str(measured)]
+        more = ["--include", "aten::rms_norm", "--include", "aten::mul", "--output", str(measured)]
     inputs = "aten::mm(f32[64,32], f32[32,16])" if command[0] == "op" else sample_path("transformer_infer")
     result = CliRunner().invoke(opreplay, [*command, str(inputs), *more])
     assert result.exit_code == ExitCode.INTERNAL, result.output

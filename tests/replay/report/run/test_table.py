@@ -57,9 +57,10 @@ def test_markup_and_control_characters_stay_text(made: SimpleNamespace) -> None:
 
 
 def test_rows_beyond_the_limit_are_summed_up(made: SimpleNamespace) -> None:
-    results = [made.replayed(f"aten::op{i}", recorded_share=0.01) for i in range(report.MAX_ROWS + 5)]
-    text = shown(report.render(Run(made.header, results, made.summary), 80), 80)
-    assert "… 5 more ops; 5.0 % of the time" in text
+    results = [made.replayed(f"aten::op{i}", recorded_share=0.01) for i in range(25)]
+    run = Run(made.header, results, made.summary)
+    assert "… 5 more ops, 20.0 %; --all" in shown(report.render(run, 80, all_rows=False), 80)
+    assert "more ops" not in shown(report.render(run, 80), 80)
 
 
 def test_host_times_are_called_so(made: SimpleNamespace) -> None:

@@ -75,7 +75,7 @@ def test_a_run_reports_coverage_first_and_writes_every_format(tmp_path: Path) ->
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()
     assert "replayed 3 of 3 ops = " in "\n".join(lines)
-    assert max(map(len, lines[1:])) <= 80
+    assert max(map(len, lines[5:])) <= 80
     assert "3/3 ops in" in done.stderr
     header, results, summary = read_results(files[0])
     assert header.options["seed"] == 7
@@ -89,7 +89,7 @@ def test_a_run_reports_coverage_first_and_writes_every_format(tmp_path: Path) ->
         assert result.measured_us
         assert list(result.simulated_us) == ["910b3", "910b2"]
     assert len(files[1].read_text().splitlines()) == 4
-    assert files[2].read_text().splitlines()[0] == lines[0]
+    assert "replayed 3 of 3 ops = " in files[2].read_text()
     again = opreplay("run", SAMPLE, "--output", files[0])
     assert again.returncode == 2
     assert "--force" in again.stderr

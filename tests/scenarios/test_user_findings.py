@@ -285,7 +285,7 @@ def test_the_head_counts_what_an_attention_calls_as_the_rows_do(
         device=None,
     )
     for command in ("plan", "inspect"):
-        told = " ".join(console(command, trace).stdout.split())
+        told = " ".join(console(command, trace, "--notes").stdout.split())
         assert "attention 60.0 %, GEMM 40.0 %" in told, command
     table = console("inspect", trace, "--by", "category", "--format", "csv").stdout
     assert [line.split(",")[0] for line in table.splitlines()[1:]] == ["attention", "GEMM"]

@@ -1,7 +1,7 @@
 # pyright: strict
 """Writes what commands print into the documents that show it.
 
-    python -m benchmarks.document_outputs [--check] [DOCUMENT ...]
+    python -m benchmarks.document_outputs [--check] [--no-measure] [DOCUMENT ...]
 
 A block of a document is generated if a comment with the numbers of the lines to show stands above it:
 
@@ -11,8 +11,8 @@ A block of a document is generated if a comment with the numbers of the lines to
     ```
 
 Commands run in a folder that holds the bundled samples and the files that the document writes before, at 100 columns.
-Lines left out are marked by "…". `--check` changes nothing and exits with 1 where a document differs; it leaves out
-commands that measure.
+Lines left out are marked by "…". `--check` changes nothing and exits with 1 where a document differs. With it and with
+`--no-measure`, the blocks of commands that measure stay as they are.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCUMENTS = ("README.md",)
-BLOCK = re.compile(r"(<!-- shown: ([\d -]+) -->\n```console\n\$ (.+)\n)(.*?)(^```)", re.MULTILINE | re.DOTALL)
+BLOCK = re.compile(r"(<!-- shown: ([\d -]+) -->\n```console\n\$ ([^\n]+)\n)(.*?)(^```)", re.MULTILINE | re.DOTALL)
 FILE = re.compile(r"^`([\w.]+)`:\n\n```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
 MEASURING = ("run", "op", "check")
 """Commands that print what they measured, which differs from run to run."""
@@ -106,11 +106,12 @@ def rewritten(text: str, *, measuring: bool = True) -> str:
 def main() -> int:
     """Write or check documents; return the exit status."""
     check = "--check" in sys.argv
+    measuring = not check and "--no-measure" not in sys.argv
     changed = 0
-    for name in [name for name in sys.argv[1:] if name != "--check"] or DOCUMENTS:
+    for name in [name for name in sys.argv[1:] if not name.startswith("--")] or DOCUMENTS:
         path = ROOT / name
         text = path.read_text(encoding="utf-8")
-        new = rewritten(text, measuring=not check)
+        new = rewritten(text, measuring=measuring)
         if new != text:
             changed += 1
             print(f"{name}: {'differs from what is printed' if check else 'written'}")

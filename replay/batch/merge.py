@@ -18,6 +18,7 @@ from opreplay.replay.batch.ranks import Member, labels, recognised
 from opreplay.replay.batch.stamps import Stamp
 from opreplay.replay.ir.model import ReplayOp, ReplayPlan
 from opreplay.replay.plan import passes
+from opreplay.replay.report.text import plural
 from opreplay.replay.results.records import CollectivesResult, JobResult, OpResult, TraceResult
 from opreplay.replay.results.resume import digest
 from opreplay.replay.results.summary import whole
@@ -159,7 +160,7 @@ class Batch:
     def plan(self) -> ReplayPlan:
         """Return one op for each distinct call, with the counts and times of all traces added, heaviest first."""
         merged = ReplayPlan(
-            source=f"{len(self)} traces",
+            source=plural(len(self), "trace"),
             selection=self._first.selection if self._first is not None else "owner",
             device=", ".join(self._devices) or None,
             device_us_total=self._device_us,

@@ -50,6 +50,7 @@ def facts(table: Breakdown | StepTable | LaunchTable, top: int | None) -> dict[s
 def view(breakdown: Breakdown, top: int | None, shown: int) -> View:
     """Return the breakdown in every form, with the first `top` rows, in a terminal the first `shown`."""
     return View(
+        lines=[f"{time_text(breakdown.total_us)} of {breakdown.clock} time by {breakdown.by}"],
         render=lambda width: render(breakdown, top or shown, width=width),
         facts=lambda: facts(breakdown, top),
         table=lambda: file_table(breakdown, top),
@@ -64,7 +65,7 @@ def file_table(breakdown: Breakdown, top: int | None) -> Table[Row]:
 def render(breakdown: Breakdown, top: int | None, *, width: int) -> RenderableType:
     """Return a table with the first `top` rows, the sum of the rest, and a note."""
     shown = breakdown.rows[:top]
-    parts: list[RenderableType] = [Text(f"{time_text(breakdown.total_us)} of {breakdown.clock} time by {breakdown.by}")]
+    parts: list[RenderableType] = []
     if shown:
         room = names_room(row.name for row in shown)
         parts += terminal(Table("Rows", columns_of(breakdown, shown), shown), width, room=room)[1:]

@@ -68,7 +68,7 @@ def heavy_text(where: Where | None, results: Sequence[OpResult]) -> str:
     verb = "is" if count == 1 else "are"
     text = f"{count:,} of {plural(len(results), 'op')} {verb} {share_text(sum(shares[:count]))} of the time"
     name, share = next(iter(where.classes.items()), ("", 0.0)) if where is not None else ("", 0.0)
-    return f"{text}; {safe(name)} {share_text(share)}" if share >= LEAST else text
+    return f"{text}; {safe(name)} {share_text(share)}" if LEAST <= share <= sum(shares) else text
 
 
 def predicted_line(soc: str, results: Sequence[OpResult], recorded_us: float | None) -> str:
@@ -100,7 +100,8 @@ def warning_lines(where: Where | None) -> list[str]:
     if where is None:
         return []
     coarse = [] if where.coarse_unit_us is None else [f"! {coarse_text(where.coarse_unit_us)}"]
-    return [*coarse, *_outside_lines(where, LARGE)]
+    lacking = _host_lines(where)[:1] if where.clock != "device" and (where.cut or where.launches) else []
+    return [*coarse, *lacking, *_beside_lines(where, LARGE), *_outside_lines(where, LARGE)]
 
 
 def _outside_lines(where: Where, least: float) -> list[str]:
@@ -130,13 +131,17 @@ def _host_lines(where: Where) -> list[str]:
     if where.launches:
         count = f"{where.launches:,}"
         what = f"no device work recorded ({count} of {count} launches without a kernel), times are of the host"
-    head = [f"{what}: {time_text(where.total_us)} in outermost calls"]
-    if where.beside_us >= LEAST * where.total_us:
-        head.append(
-            f"beside them, on gloo's own threads: {time_text(where.beside_us)} of collectives, the times of their "
-            "rows with --ranks; rows then sum up to more"
-        )
-    return head
+    return [f"{what}: {time_text(where.total_us)} in outermost calls", *_beside_lines(where, LEAST)]
+
+
+def _beside_lines(where: Where, least: float) -> list[str]:
+    """Return a line on collectives of gloo's own threads from this share of the time on."""
+    if where.clock == "device" or where.beside_us <= 0.0 or where.beside_us < least * where.total_us:
+        return []
+    return [
+        f"beside them, on gloo's own threads: {time_text(where.beside_us)} of collectives, the times of their "
+        "rows with --ranks; rows then sum up to more"
+    ]
 
 
 def where_lines(where: Where, device: str | None) -> list[str]:

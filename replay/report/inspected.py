@@ -18,6 +18,7 @@ from opreplay.replay.report.text import coarse_text, safe
 from opreplay.replay.report.view import View
 from opreplay.traces import Limits, Trace
 from opreplay.traces.joins.launch_grids import with_launch_grids
+from opreplay.traces.names import trace_name
 from opreplay.traces.processes.select import one_process
 from opreplay.traces.times.breakdown import By, breakdown
 from opreplay.traces.times.clock import coarse_unit_us
@@ -45,10 +46,12 @@ PLURALS = {
 def view_by(
     trace: Trace, by: Grouping, *, top: int | None = None, peak: Peak | None = None, limits: Limits | None = None
 ) -> View:
-    """Return one table, preceded by a warning if its times are not usable timings."""
+    """Return one table below the name of the trace, with a warning if its times are not usable timings."""
     view = _times_of(trace, by, top) if by in ("step", "launch") else _breakdown_of(trace, by, top, peak, limits)
+    answer, *others = view.lines
     unit_us = coarse_unit_us(trace)
-    return view if unit_us is None else msgspec.structs.replace(view, lines=[f"! {coarse_text(unit_us)}", *view.lines])
+    doubts = [] if unit_us is None else [f"! {coarse_text(unit_us)}"]
+    return msgspec.structs.replace(view, lines=[f"{safe(trace_name(trace.info.path))}: {answer}", *doubts, *others])
 
 
 Tables = Mapping[str, Callable[[], AnyTable]]
@@ -76,7 +79,7 @@ def _times_of(trace: Trace, by: Literal["step", "launch"], top: int | None) -> V
     if part is trace:
         return view
     told = f"the steps of process {safe(str(part.info.process))}, one of {part.info.processes:,} in the file: "
-    return msgspec.structs.replace(view, lines=[f"{told}--process takes another", *view.lines])
+    return msgspec.structs.replace(view, lines=[*view.lines, f"{told}--process takes another"])
 
 
 def _breakdown_of(trace: Trace, by: By, top: int | None, peak: Peak | None, limits: Limits | None) -> View:

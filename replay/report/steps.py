@@ -6,7 +6,6 @@ from __future__ import annotations
 from typing import Any
 
 from rich.console import Group, RenderableType
-from rich.text import Text
 
 from opreplay.replay.report.breakdown import facts
 from opreplay.replay.report.table import COUNT, RATIO, SHARE, TIME, Column, Table, cut, names_room, terminal
@@ -53,6 +52,7 @@ def launches_table(table: LaunchTable) -> Table[LaunchRow]:
 def view(table: StepTable | LaunchTable, top: int | None, shown: int) -> View:
     """Return all steps or launches in every output format, the first `top` rows, in a terminal the first `shown`."""
     return View(
+        lines=[step_line(table) if isinstance(table, StepTable) else launch_line(table)],
         render=lambda width: render(table, top or shown, width=width),
         facts=lambda: facts(table, top),
         table=lambda: cut(_table(table), top),
@@ -64,11 +64,10 @@ def _table(table: StepTable | LaunchTable) -> Table[Any]:
 
 
 def render(table: StepTable | LaunchTable, top: int | None, *, width: int) -> RenderableType:
-    """Render a summary of the rows, and the first `top` of them."""
+    """Render the first `top` rows."""
     shown = cut(_table(table), top)
-    line = step_line(table) if isinstance(table, StepTable) else launch_line(table)
     room = min(NAME_ROOM, names_room(row.name for row in shown.rows))
-    return Group(Text(line), *terminal(shown, width, room=room, rest="--top N shows more")[1:])
+    return Group(*terminal(shown, width, room=room, rest="--top N shows more")[1:])
 
 
 def step_line(table: StepTable) -> str:

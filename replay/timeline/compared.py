@@ -137,7 +137,9 @@ def _chosen(before: Trace, after: Trace) -> ComparedSteps | None:
 
 def _change(studies: dict[str, Study | None]) -> StepChange:
     known = {which: study for which, study in studies.items() if study is not None}
-    return StepChange(reports={which: study.timeline.step for which, study in known.items()}, studies=known)
+    # The pair was chosen here, and not asked for by number.
+    reports = {which: msgspec.structs.replace(study.timeline.step, asked=False) for which, study in known.items()}
+    return StepChange(reports=reports, studies=known)
 
 
 def _study(trace: Trace, number: int | None = None) -> Study | None:

@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-import os
 import re
-import shlex
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+
+from benchmarks.document_outputs import FILE, Shown, excerpt, output_of, shown_in
 
 pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text()
+BLOCKS = list(shown_in(README))
 COMMANDS = re.findall(r"^\$ opreplay (.+)$", README, re.MULTILINE)
-FILES = re.findall(r"^`([\w.]+)`:\n\n```python\n(.*?)^```", README, re.MULTILINE | re.DOTALL)
+FILES = dict(FILE.findall(README))
 SIMULATED = re.compile(
     r"^([0-9a-f]{6}) .*?(~?[\d.]+ [mµn]?s  \w[\w ]*?)  +aten::|^(\w+) .*% .* ([\d.]+ [mµn]?s)$", re.MULTILINE
 )
@@ -38,36 +37,24 @@ def test_the_demo_is_the_command_that_the_readme_shows() -> None:
     assert re.search(COVERAGE, README)
 
 
-def shown_by(command: str) -> str:
-    """What the README prints below a command."""
-    return README.partition(f"$ opreplay {command}\n")[2].partition("\n```")[0]
+def test_all_blocks_are_generated() -> None:
+    assert [block.command.removeprefix("opreplay ") for block in BLOCKS] == COMMANDS
 
 
-@pytest.mark.parametrize("command", COMMANDS)
-def test_command_runs(command: str, tmp_path: Path) -> None:
-    (tmp_path / "traces").symlink_to(ROOT / "traces")
-    for name, text in FILES:
-        (tmp_path / name).write_text(text)
-    arguments = shlex.split(command)
-    if arguments[0] == "run":
-        arguments += ["--top", "4", "--set", "op_time=5ms"]  # the same path through the program, in less time
-    done = subprocess.run(
-        [sys.executable, "-c", "from opreplay.cli.main import main; main()", *arguments],
-        cwd=tmp_path,
-        env=os.environ | {"COLUMNS": "100"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    assert done.stdout
-    if arguments[0] != "run":
-        return
-    assert re.search(COVERAGE, done.stdout)
-    shown, printed = (
+@pytest.mark.parametrize("block", [block for block in BLOCKS if not block.measures], ids=lambda block: block.command)
+def test_what_is_shown_is_printed(block: Shown) -> None:
+    assert excerpt(output_of(block.command, FILES), block.lines) == block.text, "run benchmarks.document_outputs"
+
+
+@pytest.mark.parametrize("block", [block for block in BLOCKS if block.measures], ids=lambda block: block.command)
+def test_a_command_that_measures_runs(block: Shown) -> None:
+    """The same path through the program, in less time."""
+    printed = output_of(f"{block.command} --top 4 --set op_time=5ms", FILES)
+    assert re.search(COVERAGE, printed)
+    shown, found = (
         {op or trace: of_op or of_trace for op, of_op, trace, of_trace in SIMULATED.findall(text)}
-        for text in (shown_by(command), done.stdout)
+        for text in (block.text, printed)
     )
-    both = shown.keys() & printed.keys()
-    assert {op: shown[op] for op in both} == {op: printed[op] for op in both}
+    both = shown.keys() & found.keys()
+    assert {op: shown[op] for op in both} == {op: found[op] for op in both}
     assert both

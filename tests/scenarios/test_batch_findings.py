@@ -102,9 +102,9 @@ def test_a_report_is_written_as_its_file_is_named(
     begins = {
         "html": "<!doctype html>",
         "csv": "id,name,count",
-        "md": "replayed 1 of 1",
+        "md": "1 trace: 1 of 1 op",
         "json": "{",
-        "txt": "replayed 1",
+        "txt": "1 trace: 1 of 1 op",
     }
     for suffix, begin in begins.items():
         console("show", out, "-o", tmp_path / f"r.{suffix}")

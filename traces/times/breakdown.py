@@ -78,7 +78,7 @@ def _of_device(trace: Trace, by: By, modules: Sequence[str]) -> Breakdown:
     rows, order = _rows(names, at, time), _order(names, at, time)
     if by in ("op", "module", "phase"):
         calls = _calls_of_owners(trace, at, len(names))
-        medians = _median_of_calls(trace, at, len(names))
+        medians = median_us_of_calls(trace, at, len(names))
         rows = [
             msgspec.structs.replace(row, calls=calls[i], median_us=medians[i])
             for i, row in zip(order, rows, strict=True)
@@ -247,7 +247,7 @@ def _calls_of_owners(trace: Trace, at: npt.NDArray[np.int64], length: int) -> di
     return {i: int(calls[i] + alone[i]) for i in range(length)}
 
 
-def _median_of_calls(trace: Trace, at: npt.NDArray[np.int64], length: int) -> dict[int, float]:
+def median_us_of_calls(trace: Trace, at: npt.NDArray[np.int64], length: int) -> dict[int, float]:
     """Return the median device time per call of each label, over all its launches; a launch without an op is a call."""
     owner = trace.kernels.owner.astype(np.int64)
     time = trace.kernels.dur_ns.astype(np.float64) / 1e3

@@ -19,7 +19,7 @@ from opreplay.traces.links.iterations import BatchIndex
 from opreplay.traces.literals import is_whole_numbers, parse_literal
 from opreplay.traces.model import OpSignature, Trace
 from opreplay.traces.reading.grids import grid_sizes
-from opreplay.traces.times.breakdown import classes_of_launches, room_of_results_us, self_time_us
+from opreplay.traces.times.breakdown import classes_of_launches, median_us_of_calls, room_of_results_us, self_time_us
 from opreplay.traces.times.kernel_classes import CLASSES, class_of_op
 from opreplay.traces.times.peaks import TF32, Peak, is_tf32, peak_of
 
@@ -49,6 +49,8 @@ class RooflineRow(msgspec.Struct, frozen=True, kw_only=True):
     inputs: str
     calls: int
     time_us: float
+    median_us: float | None = None
+    """Of the calls, each with all its launches."""
     share: float
     """Of all time."""
     lost_us: float | None = None
@@ -186,6 +188,7 @@ def _of_device(trace: Trace, peak: Peak | None) -> list[RooflineRow]:
     in_tf32 = _time_in_tf32(trace, at, time_us, len(sums))
     kinds = _kinds(trace, at, len(sums))
     works = works_of(trace)
+    medians = median_us_of_calls(trace, at, len(sums))
     rows: list[RooflineRow] = []
     for index in np.flatnonzero(launches).tolist():
         whole_us = float(sums[index])
@@ -207,6 +210,7 @@ def _of_device(trace: Trace, peak: Peak | None) -> list[RooflineRow]:
             inputs=inputs,
             calls=calls,
             time_us=whole_us,
+            median_us=medians[index],
             share=whole_us / total_us,
             kind=kinds[index],
         )

@@ -98,7 +98,7 @@ def markdown(run: Run) -> str:
 def view(run: Run, *, everything: bool = True, all_rows: bool = True) -> View:
     """Return a run in every output format; `everything` and `all_rows` as in `render`."""
     return View(
-        lines=list(filter(None, [*run.first_lines, suspects.not_comparable(run.header)])),
+        lines=run.first_lines,
         render=lambda width: render(run, width, everything=everything, all_rows=all_rows),
         facts=lambda: facts_of(run),
         table=lambda: file_table(run.results),

@@ -80,7 +80,7 @@ class Run(msgspec.Struct, frozen=True):
         parts = [first_screen.heavy_text(where, self.results), self._slowest]
         head = "" if self.summary.interrupted else "; ".join(filter(None, parts))
         head = head or self.first_line
-        lines = [f"{safe(self.name)}: {head}", self._all_calls]
+        lines = [f"{safe(self.name)}: {head}", suspects.not_comparable(self.header), self._all_calls]
         lines += [first_screen.predicted_line(soc, self.results, self._recorded_us) for soc in self._socs]
         lines += [self.first_line] if head != self.first_line else []
         return list(filter(None, [*lines, "" if self.step is None else verdict(self.step)]))
@@ -125,9 +125,11 @@ class Run(msgspec.Struct, frozen=True):
         measured = f"{time_text(total.measured_us)}{doubts.mark(self.results)}"
         if total.recorded_us is None:
             return f"{total.label}: measured {measured} for all calls"
-        ratio = ratio_text(total.measured_us, total.recorded_us)
         title = ops.recorded_title(device=self.by_device)
-        return f"{total.label}: {title} {time_text(total.recorded_us)}, measured {measured}, {ratio}"
+        text = f"{total.label}: {title} {time_text(total.recorded_us)}, measured {measured}"
+        if suspects.not_comparable(self.header) is not None:
+            return text
+        return f"{text}, {ratio_text(total.measured_us, total.recorded_us)}"
 
     @property
     def totals(self) -> list[facts.Totals]:

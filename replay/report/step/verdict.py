@@ -12,6 +12,7 @@ from opreplay.replay.report.table import Fact
 from opreplay.replay.report.text import doubt_lines, middle, quotient, ratio_text, safe, share_text, time_text
 from opreplay.traces.losses import copies_text, without_copies
 
+_HOST_ALONE = "On the host alone"
 _NAME_WIDTH = 40
 _LEAST_SHARE = 0.005
 """Share of the step from which a cause is named."""
@@ -48,7 +49,7 @@ def verdict(step: StepReport) -> str:
         text = f"No device work of this step {found}: {took}, ops run {busy} of it on the host"
         text += f"; {_lost_kernels(step)[0]}"
     elif step.bound == "host alone":
-        text = f"On the host alone: {took}, ops run {busy} of it"
+        text = f"{_HOST_ALONE}: {took}, ops run {busy} of it"
         text += "" if function is None else f", and {time_text(function.us)} pass in {_function(function)}"
     elif step.bound == "host":
         text = f"Host-bound: {device} idles {idle} of {took}"
@@ -66,8 +67,10 @@ def verdict(step: StepReport) -> str:
 
 def named(name: str, text: str) -> str:
     """Return a verdict that begins with the name of its trace: "step_7 is host-bound: the GPU idles 53.2 % of ..."."""
-    bound, colon, rest = text.partition(": ")
-    return f"{safe(name)} is {bound.lower()}: {rest}" if colon and bound.endswith("-bound") else f"{safe(name)}: {text}"
+    bound, _, rest = text.partition(": ")
+    if rest and bound.endswith("-bound"):
+        return f"{safe(name)} is {bound.lower()}: {rest}"
+    return f"{safe(name)} ran on the host alone: {rest}" if bound == _HOST_ALONE else f"{safe(name)}: {text}"
 
 
 def idle_line(step: StepReport) -> str:

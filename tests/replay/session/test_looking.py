@@ -13,6 +13,7 @@ from click.testing import CliRunner
 
 import opreplay
 from opreplay.cli.main import opreplay as command
+from opreplay.replay.ir.step import IDLE_CAUSES
 from opreplay.traces.errors import UsageError
 from opreplay.traces.samples import sample_path
 
@@ -65,7 +66,7 @@ def test_tables_of_a_step_are_those_of_the_command(step: opreplay.Timeline) -> N
         (part["name"], pytest.approx(part["us"])) for part in facts["critical_path"]
     ]
     assert dict(zip(step.idle.frame()["cause"], step.idle.frame()["time_us"], strict=True)) == pytest.approx(
-        facts["idle_us"]
+        {IDLE_CAUSES[cause]: us for cause, us in facts["idle_us"].items()}
     )
     categories = step.frame("categories")
     whole = categories[~categories["part"]]["time_us"].sum()

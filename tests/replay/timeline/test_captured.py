@@ -244,7 +244,7 @@ def test_the_command(tmp_path: Path) -> None:
     assert facts["socs"]["910b3"]["step_us"] > 0
     shown = run("--soc", "910b3", "--what-if", "aten::addmm=0")
     assert shown.exit_code == 0
-    assert max(map(len, shown.stdout.splitlines()[1:])) <= 80
+    assert max(map(len, shown.stdout.splitlines()[2:])) <= 80
     assert run("--soc", "910b3", "--what-if", "aten::conv2d=0").exit_code == 2
     assert run().exit_code == 2
     results = str(tmp_path / "host.jsonl")

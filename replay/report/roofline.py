@@ -69,7 +69,7 @@ def _detail(row: RooflineRow) -> str:
 
 _OP = _OfRow("op", lambda row: OpCell(name=row.name, detail=_detail(row)), OP)
 _IN_FILES = (
-    _OfRow("median_us", lambda row: row.median_us),
+    _OfRow("median", lambda row: row.median_us, TIME, key="median_us"),
     _OfRow("peak_kind", lambda row: row.peak_kind),
     _OfRow("kind", lambda row: row.kind),
     _OfRow("why", lambda row: row.why),

@@ -102,6 +102,6 @@ def test_a_command_says_first_how_much_is_not_predicted(
 ) -> None:
     more = (*QUICK, "-o", tmp_path / "r.jsonl") if command == "run" else ()
     lines = console(command, trace, *SOC, *more).stdout.splitlines()
-    text = " ".join(" ".join(lines[:3]).split())
+    text = " ".join(" ".join(lines[:4]).split())
     assert "60.0 %" in text
     assert "not predicted" in text

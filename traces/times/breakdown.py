@@ -254,10 +254,14 @@ def median_us_of_calls(trace: Trace, at: npt.NDArray[np.int64], length: int) -> 
     call = np.where(owner >= 0, owner, len(trace.ops) + np.arange(len(owner)))
     _, first, which = np.unique(call, return_index=True, return_inverse=True)
     sums = np.bincount(which, weights=time, minlength=len(first))
-    label = at[first]
+    return medians_of(sums, at[first], length)
+
+
+def medians_of(values: npt.NDArray[np.float64], label: npt.NDArray[np.int64], length: int) -> dict[int, float]:
+    """Return the median of the values of each label below `length`, 0 where there is none."""
     order = np.argsort(label, kind="stable")
     bounds = np.searchsorted(label[order], np.arange(length + 1))
-    parts = [sums[order[bounds[i] : bounds[i + 1]]] for i in range(length)]
+    parts = [values[order[bounds[i] : bounds[i + 1]]] for i in range(length)]
     return {i: _median(part) if len(part) else 0.0 for i, part in enumerate(parts)}
 
 

@@ -19,7 +19,13 @@ from opreplay.traces.links.iterations import BatchIndex
 from opreplay.traces.literals import is_whole_numbers, parse_literal
 from opreplay.traces.model import OpSignature, Trace
 from opreplay.traces.reading.grids import grid_sizes
-from opreplay.traces.times.breakdown import classes_of_launches, median_us_of_calls, room_of_results_us, self_time_us
+from opreplay.traces.times.breakdown import (
+    classes_of_launches,
+    median_us_of_calls,
+    medians_of,
+    room_of_results_us,
+    self_time_us,
+)
 from opreplay.traces.times.kernel_classes import CLASSES, class_of_op
 from opreplay.traces.times.peaks import TF32, Peak, is_tf32, peak_of
 
@@ -50,7 +56,7 @@ class RooflineRow(msgspec.Struct, frozen=True, kw_only=True):
     calls: int
     time_us: float
     median_us: float | None = None
-    """Of the calls, each with all its launches."""
+    """Of the calls, each with all its launches; on the host of its own time."""
     share: float
     """Of all time."""
     lost_us: float | None = None
@@ -363,6 +369,7 @@ def _of_host(trace: Trace) -> tuple[list[RooflineRow], float]:
     count = len(trace.signatures)
     time = np.bincount(signature, weights=own, minlength=count)
     calls = np.bincount(signature, minlength=count)
+    medians = medians_of(own, signature, count)
     # Making room for its result is part of an op's work, whatever ops it takes.
     whole = np.bincount(signature, weights=trace.ops.dur_ns / 1e3, minlength=count) - room_of_results_us(trace)
     total_us = float(own.sum())
@@ -376,6 +383,7 @@ def _of_host(trace: Trace) -> tuple[list[RooflineRow], float]:
             inputs=describe_signature(call),
             calls=n,
             time_us=float(time[index]),
+            median_us=medians[index],
             share=float(time[index]) / (total_us or 1.0),
             kind=kind,
         )

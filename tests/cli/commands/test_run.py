@@ -66,7 +66,7 @@ def test_the_report_starts_with_coverage_and_shows_every_op(trace: Path) -> None
     result = run(trace)
     assert result.exit_code == 0, result.stderr
     lines = result.stdout.splitlines()
-    assert lines[2] == "replayed 2 of 4 ops = 80.0 % of device time; 1 skipped: 1 collective; 1 failed"
+    assert "replayed 2 of 4 ops = 80.0 % of device time; 1 skipped: 1 collective; 1 failed" in lines[:4]
     assert "fake::30us" in result.stdout
     assert "RuntimeError: the fake op raised" in result.stdout
     assert "collective: all_reduce" in result.stdout

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 import re
+import statistics
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -170,12 +171,14 @@ def steps(results: Results) -> str:
 
 
 def bounds(results: Results) -> str:
-    """Captured steps beside their physical bounds."""
-    rows = [
-        (name.replace(" x ", " × "), number(one["ms"]), number(one["bound_ms"]), f"{one['ms'] / one['bound_ms']:.2f}")
-        for name, one in results["details"]["bounds"].items()
-    ]
-    return table("step | predicted on a 910B3, ms | bound, ms | ratio", rows)
+    """Return how far captured steps are above their physical bounds: the range and the median of each phase."""
+    parts: list[str] = []
+    for phase in ("decode", "prefill"):
+        of_phase = {name: one for name, one in results["details"]["bounds"].items() if f" {phase} " in name}
+        ratios = sorted(one["ms"] / one["bound_ms"] for one in of_phase.values())
+        middle = f"median {statistics.median(ratios):.2f}"
+        parts.append(f"{phase} {ratios[0]:.2f} to {ratios[-1]:.2f} times its bound ({middle})")
+    return f"On a 910B3 a step takes: {'; '.join(parts)}."
 
 
 def tiles(results: Results) -> str:

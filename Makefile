@@ -29,7 +29,7 @@ help:
 	@echo "make sanitize  the compiled reader under the address and undefined-behaviour sanitizers"
 	@echo "make lint    ruff and pyright;  make format rewrites"
 	@echo "make docs    the documentation, in docs/_build/html"
-	@echo "make docs-figures  figures of the documents that the program knows, accuracies and counts"
+	@echo "make docs-figures  figures and outputs in the documents that the program knows, but for what it measures"
 	@echo "make clean   remove what was built, .venv too"
 
 demo: $(VENV)/.installed
@@ -60,8 +60,9 @@ format: $(VENV)/.installed-lint
 docs: $(VENV)/.installed-docs
 	$(BIN)/python -m sphinx -W --keep-going -q -b html docs docs/_build/html
 
-docs-figures: $(VENV)/.installed
+docs-figures: $(VENV)/.installed-test
 	$(BIN)/python -m benchmarks.document_figures
+	$(BIN)/python -m benchmarks.document_outputs --no-measure
 
 clean:
 	rm -rf $(VENV) build dist docs/_build .pytest_cache .ruff_cache .hypothesis *.egg-info

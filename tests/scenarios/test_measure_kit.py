@@ -13,8 +13,9 @@ from math import log
 from pathlib import Path
 
 import pytest
-from click.testing import Result
+from click.testing import CliRunner, Result
 
+from opreplay.cli.main import opreplay
 from opreplay.traces.samples import sample_path
 from tests.scenarios.conftest import Console
 
@@ -42,10 +43,19 @@ def rows(folder: Path) -> list[dict[str, str]]:
         return list(csv.DictReader(file))
 
 
+@pytest.fixture(scope="module")
+def written(tmp_path_factory: pytest.TempPathFactory) -> str:
+    path = tmp_path_factory.mktemp("kit") / "measure.py"
+    options = ("--format", "measure", "--soc", "910b3", "--budget", "2min", "-o", str(path))
+    done = CliRunner().invoke(opreplay, ["export", str(SAMPLE), *options])
+    assert done.exit_code == 0, done.output
+    return path.read_text()
+
+
 @pytest.fixture
-def script(console: Console, tmp_path: Path) -> Path:
+def script(written: str, tmp_path: Path) -> Path:
     path = tmp_path / "measure.py"
-    console("export", SAMPLE, "--format", "measure", "--soc", "910b3", "--budget", "2min", "-o", path)
+    path.write_text(written)
     return path
 
 
@@ -110,7 +120,7 @@ def test_a_device_that_is_not_there_is_an_error(script: Path) -> None:
 def test_what_is_measured_is_kept_when_the_user_stops(script: Path) -> None:
     # So many samples of each call that the script is still at work when the signal arrives.
     process = subprocess.Popen(
-        [sys.executable, "-I", script.name, *QUICK, "--samples", "300"],
+        [sys.executable, "-I", script.name, *QUICK, "--samples", "60"],
         cwd=script.parent,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,

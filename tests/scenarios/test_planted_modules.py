@@ -50,7 +50,7 @@ SHOTS: dict[str, tuple[str, ...]] = {
     "run": ("run", "trace.json", "--top", "2", "--set", "op_time=5ms"),
     "run in order": ("run", "trace.json", "--mode", "sequence", "--top", "2", "--set", "op_time=5ms"),
     "run ranks": ("run", "trace.json", "--ranks", "2", "--top", "2", "--set", "op_time=5ms"),
-    "check": ("check", "aten::relu", "--against", "aten::relu", "--shapes", "f32[8]", "--set", "speed_time=10ms"),
+    "check": ("check", "aten::relu", "--against", "aten::relu", "--shapes", "f32[8]", "--set", "points=schema,speed"),
     "batch": ("batch", "many", "--top", "1", "--set", "op_time=5ms", "--workers", "2", "--output", "batch.jsonl"),
     "inspect": ("inspect", "trace.json"),
     "inspect of a large file": ("inspect", "large.json"),

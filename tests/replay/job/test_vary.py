@@ -176,7 +176,8 @@ def test_a_model_without_text_has_times_of_a_step_and_no_context(tmp_path: Path)
     table = tmp_path / "sizes.csv"
     done = run(f"hf:{config}", "--vary", "batch=1,2", "--format", "json", "-o", str(table), "-o", f"{table}.md")
     assert [row["sizes"] for row in json.loads(done.stdout)["rows"]] == [{"batch": 1}, {"batch": 2}]
-    assert len(table.read_text().splitlines()) == 3 and Path(f"{table}.md").exists(), "each --output is written"
+    assert len(table.read_text().splitlines()) == 3
+    assert Path(f"{table}.md").exists(), "each --output is written"
     for options in (("--context", "64"), ("--vary", "context=64")):
         refused = run(f"hf:{config}", *options)
         assert (refused.exit_code, "context" in refused.stderr) == (2, True)

@@ -139,10 +139,12 @@ if TYPE_CHECKING:
 @click.option(
     "--output",
     "-o",
+    "outputs",
+    multiple=True,
     metavar="FILE",
     help=(
         "Write the plan as JSON, for every command that takes a trace. With --vary: write the table as .html, .csv "
-        "or .md."
+        "or .md. Repeatable."
     ),
 )
 @force_option
@@ -172,7 +174,7 @@ def command(
     soc: tuple[str, ...],
     cluster: str | None,
     format_: str,
-    output: str | None,
+    outputs: tuple[str, ...],
     force: bool,
 ) -> ExitCode:
     """Run TARGET once on fake tensors, which have no memory, and record every call: a plan with exact arguments, the
@@ -219,9 +221,9 @@ def command(
 
         from opreplay.cli.outputs import check_outputs, write_view
 
-        check_outputs([output], TABLES, force=force)
+        check_outputs(outputs, TABLES, force=force)
         view = _vary(target, shape, wanted, soc, cluster, fused, weights, **options)
-        write_view(view, [output], force=force)
+        write_view(view, outputs, force=force)
         console.show_view(view, format_)
         return ExitCode.OK
     if sizes:
@@ -235,7 +237,7 @@ def command(
 
     from opreplay.cli.outputs import check_writable, write_file
 
-    if output is not None:
+    for output in outputs:
         check_writable(Path(output), force=force)
 
     from opreplay.replay.capture.capture import capture_target, check_made
@@ -247,7 +249,7 @@ def command(
     check_result = check_made(named.make, plan, seed=seed, device=device) if check else None
     if fused is not None or weights is not None:
         plan = as_served(plan, fused, weights)
-    if output is not None:
+    for output in outputs:
         write_file(Path(output), console.json_text(plan), force=force)
     console.show_view(captured.view(plan, check_result), format_)
     return ExitCode.OK if check_result is None or check_result.equal else ExitCode.INCOMPLETE
@@ -277,10 +279,12 @@ def _vary(
     from opreplay.replay.capture.serving.form import as_served
     from opreplay.replay.job.vary import vary_config, vary_file
     from opreplay.replay.report.step import served, sized
+    from opreplay.replay.timeline.served import ServedSteps
 
     form = partial(as_served, fused=fused, weights=weights)
     with SizesProgress() as tell:
         if target.startswith(PREFIX):
             steps = vary_config(target, shape, sizes, devices, form, weights=weights, tell=tell, **options)
-            return served.view(steps)
-        return sized.view(vary_file(target, shape, sizes, devices, form, tell=tell, **options))
+        else:
+            steps = vary_file(target, shape, sizes, devices, form, tell=tell, **options)
+    return served.view(steps) if isinstance(steps, ServedSteps) else sized.view(steps)

@@ -81,6 +81,12 @@ def maker(path_text: str, shape: Shape) -> Callable[[], Step]:
     return lambda: _step(config, shape)
 
 
+def has_context(path_text: str) -> bool:
+    """Return whether a step of a model's config file depends on how many tokens its sequences have."""
+    config = config_of(config_file(path_text))
+    return takes_tokens(class_of(config), config)
+
+
 def notes_of(path_text: str, shape: Shape) -> tuple[str, ...]:
     """Return notes on how transformers computes a model, as far as they affect times."""
     notes = [UNFUSED]
@@ -181,6 +187,7 @@ def inputs_of(model: Any, shape: Shape) -> dict[str, torch.Tensor]:
     Raises UsageError for a model whose input sizes are not in its config.
     """
     config, taken = model.config, signature(model.forward).parameters
+    takes_ids = takes_tokens(type(model), config)
     inputs: dict[str, torch.Tensor] = {}
     sees = hasattr(config, "vision_config") or (hasattr(config, "image_size") and hasattr(config, "vocab_size"))
     for name, size_of in _SIZES.items():
@@ -189,7 +196,7 @@ def inputs_of(model: Any, shape: Shape) -> dict[str, torch.Tensor]:
             inputs[name] = torch.zeros(shape.batch, *size, dtype=model.dtype)
     if "image_grid_thw" in taken:
         inputs |= _patches(config.vision_config, shape.batch, model.dtype)
-    if "input_ids" in taken and (model.main_input_name == "input_ids" or hasattr(config, "text_config")):
+    if takes_ids:
         inputs["input_ids"] = _ids(shape.batch, shape.context)
         if "pixel_values" in inputs and hasattr(config, "image_token_id"):
             _place_image(model, inputs)
@@ -199,8 +206,14 @@ def inputs_of(model: Any, shape: Shape) -> dict[str, torch.Tensor]:
             hint=_BY_HAND,
         )
     if getattr(config, "is_encoder_decoder", False):
-        inputs["decoder_input_ids"] = _ids(shape.batch, shape.context if "input_ids" in inputs else 1)
+        inputs["decoder_input_ids"] = _ids(shape.batch, shape.context if takes_ids else 1)
     return inputs
+
+
+def takes_tokens(model_class: Any, config: Any) -> bool:
+    """Return whether a model reads text: others read what has the sizes of their config, however long the context."""
+    reads = "input_ids" in signature(model_class.forward).parameters
+    return reads and (model_class.main_input_name == "input_ids" or hasattr(config, "text_config"))
 
 
 SAMPLES = 16000

@@ -48,7 +48,7 @@ def target_of(text: str, shape: Mapping[str, Any], *, trust: bool = False) -> Ta
     library is missing.
     """
     from opreplay.replay.capture.experts import NOTE
-    from opreplay.replay.capture.from_config import Shape, maker, notes_of
+    from opreplay.replay.capture.from_config import Shape, has_context, maker, notes_of
 
     if not text.startswith(PREFIX):
         if shape:
@@ -69,7 +69,13 @@ def target_of(text: str, shape: Mapping[str, Any], *, trust: bool = False) -> Ta
         return Target(make=make, source=source)
     path = text.removeprefix(PREFIX)
     wanted = Shape(**shape)
-    form = f"{wanted.phase}, {wanted.batch} x {wanted.context}, {wanted.dtype}"
+    reads_text = wanted.phase != "prefill" or has_context(path)
+    if "context" in shape and not reads_text:
+        raise UsageError(
+            f"{Path(path).name} has no context: its inputs have the sizes of its config", hint="Leave context out."
+        )
+    size = f"{wanted.batch} x {wanted.context}" if reads_text else f"batch {wanted.batch}"
+    form = f"{wanted.phase}, {size}, {wanted.dtype}"
     return Target(
         make=maker(path, wanted),
         source=f"{Path(path).name} ({form})",

@@ -18,14 +18,14 @@ from opreplay.replay.ascend.profile import DeviceProfile
 from opreplay.replay.ascend.simulate.step import Step, inversions
 from opreplay.replay.capture.capture import capture_target
 from opreplay.replay.capture.config_file import PREFIX
-from opreplay.replay.capture.from_config import Shape
+from opreplay.replay.capture.from_config import Shape, has_context
 from opreplay.replay.capture.sizes import check_sizes
 from opreplay.replay.capture.target import target_of
 from opreplay.replay.ir.model import ReplayPlan
 from opreplay.replay.job.job import Job
 from opreplay.replay.job.settings import Settings
 from opreplay.replay.timeline.served import ServedStep, ServedSteps, served
-from opreplay.replay.timeline.sized import SizedSteps, sized
+from opreplay.replay.timeline.sized import SizedStep, SizedSteps, sized
 from opreplay.traces.errors import UsageError
 
 Size = TypeVar("Size")
@@ -49,19 +49,20 @@ def vary_config(
     weights: str | None = None,
     tell: Tell = untold,
     **options: Any,
-) -> ServedSteps:
-    """Return the step of a config's model in each size on each device, in the `form` that is run.
+) -> ServedSteps | SizedSteps:
+    """Return the step of a config's model in each size on each device, in the `form` that is run: per token, or per
+    step for a model that reads no text.
 
     `shape` has the other fields of `from_config.Shape`, `weights` names their quantisation, `options` are of
     `capture_target`. Raises UsageError for sizes not in `VARIED`, and for a size that `shape` already sets.
     """
     check_sizes(target, shape, sizes)
 
-    def captured(wanted: Shape) -> ReplayPlan:
-        fields = {name: getattr(wanted, name) for name in Shape.__dataclass_fields__}
+    def captured(fields: dict[str, Any]) -> ReplayPlan:
         return form(capture_target(target_of(target, fields), **options))
 
-    def rows_of(wanted: Shape, plan: ReplayPlan, steps: list[Step]) -> list[ServedStep]:
+    def rows_of(fields: dict[str, Any], plan: ReplayPlan, steps: list[Step]) -> list[ServedStep]:
+        wanted = Shape(**fields)
         return served(
             plan,
             steps,
@@ -72,12 +73,20 @@ def vary_config(
             replicas=wanted.expert_parallel if wanted.spreads else 1,
         )
 
-    wanted = [Shape(**{**shape, **chosen}) for chosen in _combined(sizes)]
-    names = [f"batch {one.batch:,}, context {one.context:,}" for one in wanted]
-    rows, notes = _rows(dict(zip(names, wanted, strict=True)), captured, rows_of, devices, tell)
-    first = wanted[0]
+    wanted = {_name(chosen): {**shape, **chosen} for chosen in _combined(sizes)}
+    first = Shape(**next(iter(wanted.values())))
+    path = target.removeprefix(PREFIX)
+    if first.phase == "prefill" and not has_context(path):
+
+        def sized_rows(fields: dict[str, Any], plan: ReplayPlan, steps: list[Step]) -> list[SizedStep]:
+            return sized(plan, steps, {name: fields[name] for name in sizes})
+
+        rows, notes = _rows(wanted, captured, sized_rows, devices, tell)
+        ways = [first.phase, first.dtype, *([f"weights {weights}"] if weights else [])]
+        return SizedSteps(source=f"{Path(path).name} ({', '.join(ways)})", rows=tuple(rows), notes=notes)
+    rows, notes = _rows(wanted, captured, rows_of, devices, tell)
     return ServedSteps(
-        model=Path(target.removeprefix(PREFIX)).name,
+        model=Path(path).name,
         phase=first.phase,
         dtype=first.dtype,
         weights=weights,
@@ -116,9 +125,13 @@ def vary_file(
     def captured(chosen: dict[str, int]) -> ReplayPlan:
         return form(capture_target(replace(named, make=partial(named.make, **chosen)), **options))
 
-    wanted = {", ".join(f"{name} {n:,}" for name, n in chosen.items()): chosen for chosen in _combined(sizes)}
+    wanted = {_name(chosen): chosen for chosen in _combined(sizes)}
     rows, notes = _rows(wanted, captured, lambda chosen, plan, steps: sized(plan, steps, chosen), devices, tell)
     return SizedSteps(source=named.source, rows=tuple(rows), notes=notes)
+
+
+def _name(sizes: Mapping[str, int]) -> str:
+    return ", ".join(f"{name} {size:,}" for name, size in sizes.items())
 
 
 def _combined(sizes: Mapping[str, Sequence[int]]) -> list[dict[str, int]]:

@@ -315,7 +315,7 @@ def _calls_on(
 
 def _unpredicted(called: Sequence[ReplayOp], step: Step) -> list[ReplayOp]:
     predicted = {op.id for op in step.ops}
-    return [op for op in called if op.id not in predicted and not op.name.endswith("::wait_tensor")]
+    return [op for op in called if op.id not in predicted]
 
 
 def _phases(sequence: RecordedSequence, calls: _Calls) -> dict[str, float]:

@@ -119,9 +119,9 @@ class Predicted:
     lags_us: Floats
     families: dict[str, Floats] = field(default_factory=dict[str, Floats])
     """Family → µs of each node; they add up to the predicted nodes' durations."""
-    bands: dict[str, float] = field(default_factory=dict[str, float])
-    """Family → 80 % factor; `above` where it is another one upwards."""
-    above: dict[str, float] = field(default_factory=dict[str, float])
+    longer_us: dict[str, Floats] = field(default_factory=dict[str, Floats])
+    shorter_us: dict[str, Floats] = field(default_factory=dict[str, Floats])
+    """Family → µs by which each node is longer or shorter at the ends of the 80 % band."""
     confidences: list[tuple[Confidence, float]] = field(default_factory=list[tuple[Confidence, float]])
     """Of each prediction, and its time in microseconds."""
     measured: list[tuple[str, float]] = field(default_factory=list[tuple[str, float]])
@@ -265,12 +265,22 @@ def step_on(
 
 
 def _add(out: Predicted, nodes: Sequence[int], family: str, band: float, us: Floats | float) -> None:
-    """Add time of one kernel family to nodes."""
-    if family not in out.families:
-        out.families[family] = np.zeros(len(out.durations_us))
-    out.families[family][nodes] += us
-    out.bands[family] = max(out.bands.get(family, 1.0), band)
-    out.above[family] = max(out.bands[family], MOST_BY_BYTES if family == UNKNOWN else 1.0)
+    """Add time of one kernel family, known within a factor, to nodes."""
+    _put(out.families, out, nodes, family, us)
+    _doubt(out, nodes, family, (band, max(band, MOST_BY_BYTES if family == UNKNOWN else 1.0)), us)
+
+
+def _doubt(out: Predicted, nodes: Sequence[int], family: str, factors: tuple[float, float], us: Floats | float) -> None:
+    """Add the error of nodes' time, by factors down and up, to those of a kernel family."""
+    down, up = factors
+    _put(out.shorter_us, out, nodes, family, us * (1.0 - 1.0 / down))
+    _put(out.longer_us, out, nodes, family, us * (up - 1.0))
+
+
+def _put(into: dict[str, Floats], out: Predicted, nodes: Sequence[int], family: str, us: Floats | float) -> None:
+    if family not in into:
+        into[family] = np.zeros(len(out.durations_us))
+    into[family][nodes] += us
 
 
 def _finish(graph: StepGraph, out: Predicted, done: Bools, nodes: Sequence[int], us: Floats | float) -> None:
@@ -426,8 +436,13 @@ def _lowered_ops(
         share = recorded / total if total else np.full(len(of_it), 1.0 / len(of_it))
         more = TASK_GAP_US * max(0, max(1, len(simulated.kernels)) - len(of_it))
         for name, us in prediction.families.items():
+            _put(out.families, out, of_it, name, us * share)
+        if prediction.families and simulated.time_us > 0.0:
+            # As in `simulate`: an op is known as well as its own prediction, and errs with the family of most of it.
+            name = max(prediction.families, key=prediction.families.__getitem__)
             band = HOST_COPY.band if name == HOST_COPY.name else total_band(device, name)
-            _add(out, of_it, name, band, us * share)
+            own = simulated.time_us / (simulated.low_us or simulated.time_us), simulated.high_us / simulated.time_us
+            _doubt(out, of_it, name, (max(band, own[0]), max(band, own[1])), simulated.time_us * share)
         _finish(graph, out, done, of_it, (simulated.time_us + more) * share)
         recorded_us[signature].append(total)
         out.confidences.append((simulated.confidence, simulated.time_us))
@@ -533,13 +548,13 @@ def _band(graph: StepGraph, on: Predicted, step_us: float) -> tuple[float, float
     """Return the 80 % band of the step: each family's error is propagated through the graph, effects add in
     quadrature.
     """
-    order = sorted(on.families, key=lambda name: -float(on.families[name].sum()) * math.log(on.above[name]))
+    order = sorted(on.longer_us, key=lambda name: -float(on.longer_us[name].sum()))
     groups = [[name] for name in order[:MOST_FAMILIES]]
     us, lags_us = on.durations_us, on.lags_us
     changes: list[tuple[Floats, Floats, Floats, Floats]] = []  # longer and shorter durations, each with lags
     for group in filter(None, [*groups, order[MOST_FAMILIES:]]):
-        more = sum((on.families[name] * (on.above[name] - 1.0) for name in group), us)
-        less = sum((on.families[name] * (1.0 / on.bands[name] - 1.0) for name in group), us)
+        more = sum((on.longer_us[name] for name in group), us)
+        less = us - sum(on.shorter_us[name] for name in group)
         changes.append((more, lags_us, np.maximum(less, 0.0), lags_us))
     if on.dispatch_us is not None:
         more = us + on.dispatch_us * (DISPATCH_BAND - 1.0)

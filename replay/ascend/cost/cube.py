@@ -201,9 +201,11 @@ def _result_bytes(a: TensorSpec, out: TensorSpec | None) -> int:
 
 def mac_rate(dtype: str, device: DeviceProfile, hf32: bool) -> float:
     """Return the multiply-accumulates per cycle of one cube core; unknown dtypes run at the float32 rate, never for
-    free.
+    free, and a complex one is four of them.
     """
     rates = device.macs_per_cycle
+    if dtype.startswith("complex"):
+        return rates["float32"] / 4
     return rates["hf32"] if hf32 and dtype == "float32" else rates.get(dtype, rates["float32"])
 
 

@@ -78,8 +78,7 @@ def head_line(plan: ReplayPlan) -> str:
     phases = ", ".join(dict.fromkeys(peak.phase for peak in capture.peaks))
     return (
         f"{safe(plan.source)}: {phases + ': ' if phases else ''}{plural(calls, 'call')} of "
-        f"{plural(len(plan.ops), 'op')}{fusing(capture.fused, capture.unfused)} "
-        f"by {capture.via} on {on}{where}{graphs}"
+        f"{plural(len(plan.ops), 'op')} by {capture.via} on {on}{where}{graphs}{fusing(capture.fused, capture.unfused)}"
     ).replace("\n", " ")
 
 

@@ -174,11 +174,8 @@ def _prediction(predicted: Predicted, node: int) -> dict[str, Any]:
     if not families:
         return {"prediction": "none: as recorded"}
     total = sum(families.values())
-    below, above = (
-        sum(factors[name] * us for name, us in families.items()) / total
-        for factors in (predicted.bands, predicted.above)
-    )
-    return {"families": families, "low_us": total / below, "high_us": total * above}
+    less, more = (sum(float(us[name][node]) for name in families) for us in (predicted.shorter_us, predicted.longer_us))
+    return {"families": families, "low_us": total - less, "high_us": total + more}
 
 
 def _meta(name: str, pid: int, tid: int, args: Event) -> Event:

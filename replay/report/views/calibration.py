@@ -16,7 +16,7 @@ from opreplay.replay.ascend.calibrate.own_calls import OwnError, OwnFit, median_
 from opreplay.replay.ascend.calibrate.recalibrate import Recalibration
 from opreplay.replay.ascend.measured.accuracy import Compared, Errors, errors_by_type, errors_of
 from opreplay.replay.report.table import COUNT, RATIO, Column, Table, Unit, terminal
-from opreplay.replay.report.text import safe
+from opreplay.replay.report.text import plural, safe
 from opreplay.replay.report.view import View
 from opreplay.replay.report.views.validation import errors_facts
 
@@ -81,7 +81,11 @@ def render(recalibration: Recalibration, *, output: str) -> RenderableType:
         Column[_Row]("after", lambda row: row[2].wape, percent),
     ]
     parts: list[RenderableType] = [
-        Text(f"{safe(recalibration.before.name)} → {safe(output)}", style="bold"),
+        Text(
+            f"{safe(recalibration.before.name)} → {safe(output)}: median error "
+            f"{100 * rows[-1][1].median_ape:.1f} % before, {100 * rows[-1][2].median_ape:.1f} % after",
+            style="bold",
+        ),
         Text(verdict(recalibration)),
     ]
     if len(recalibration.compared_before) < FEW:
@@ -124,6 +128,11 @@ class _OwnOp(NamedTuple):
     errors: tuple[OwnError, ...]
 
 
+_WORSE = (
+    "calls that were not measured are predicted worse than before: measure more calls, or check the largest factors"
+)
+
+
 def render_calls(fit: OwnFit, *, output: str, width: int) -> RenderableType:
     """Render a line for each measured op: its factor, and errors before and when predicted from the other calls."""
     by_op: dict[str, list[OwnError]] = {}
@@ -138,13 +147,15 @@ def render_calls(fit: OwnFit, *, output: str, width: int) -> RenderableType:
         Column[_OwnOp]("error", lambda op: median_error([error.before for error in op.errors]), percent),
         Column[_OwnOp]("left out", lambda op: median_error([error.held_out for error in op.errors]), percent),
     ]
+    times = plural(len(fit.errors), "measured time")
     before, held_out = (median_error(logs) for logs in zip(*((e.before, e.held_out) for e in fit.errors), strict=True))
     parts: list[RenderableType] = [
-        Text(f"{safe(fit.before.name)} → {safe(output)}", style="bold"),
         Text(
-            f"{len(fit.errors)} measured times: the median error of their predictions was {100 * before:.1f} %; "
-            f"{100 * held_out:.1f} % where each call is left out and predicted from the others"
+            f"{safe(fit.before.name)} → {safe(output)}: median error {100 * before:.1f} % before; "
+            f"{100 * held_out:.1f} % where each of {times} is left out and predicted from the others",
+            style="bold",
         ),
+        *([Text(_WORSE)] if held_out > before else []),
         *(Text(f"not used: {count} rows: {safe(reason)}") for reason, count in fit.dropped.items()),
     ]
     told = "÷ pred.: measured over predicted; error: of the prediction, in percent; left out: the same from other calls"

@@ -141,6 +141,15 @@ def kernels_table(validation: Validation) -> Table[Compared]:
     )
 
 
+def head_line(overall: Errors) -> str:
+    """Return how far predictions are from what was measured, and how often their bands hold."""
+    way = "long" if overall.total_error > 0 else "short"
+    return (
+        f"median error {share_text(overall.median_ape)}; {share_text(overall.in_band)} of {overall.n:,} kernels lie in "
+        f"their 80 % band; the total is predicted {share_text(abs(overall.total_error))} too {way}"
+    )
+
+
 def render(validation: Validation, *, worst: int, width: int) -> RenderableType:
     """Figures by type and overall in percent, and the worst kernels."""
     dropped = "".join(f"; {n} dropped: {safe(reason)}" for reason, n in validation.dropped.items())
@@ -156,7 +165,8 @@ def render(validation: Validation, *, worst: int, width: int) -> RenderableType:
             "measured"
         )
     parts: list[RenderableType] = [
-        Text(f"{validation.figures.overall.n} unique kernels in {rows}{dropped}", style="bold"),
+        Text(head_line(validation.figures.overall), style="bold"),
+        Text(f"{validation.figures.overall.n} unique kernels in {rows}{dropped}"),
         *(Text(note, style="dim") for note in notes),
         *terminal(errors_table("kernel type", [*validation.figures.families.items(), *socs, *overall]), width),
     ]
@@ -173,8 +183,7 @@ def page(validation: Validation, command: str) -> Page:
     }
     return Page(
         title="opreplay: predictions against measured kernels",
-        headline=f"{overall.n:,} unique kernels: error {share_text(overall.mape)} on average, "
-        f"{share_text(overall.median_ape)} in the middle, {share_text(overall.wape)} weighted by time",
+        headline=head_line(overall),
         command=command,
         answers=(
             Answer(

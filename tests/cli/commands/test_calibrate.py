@@ -128,7 +128,7 @@ def test_a_table_of_calls_makes_a_device_of_measured_calls(tmp_path: Path) -> No
     path.write_text(CALLS)
     result = invoke(path, "--soc", "910b3", "-o", out, "--name", "ours")
     assert result.exit_code == 0, result.stderr
-    assert "1 measured times" in result.stdout
+    assert "1 measured time " in " ".join(result.stdout.split())
     mine = load_device(out)
     assert (mine.name, mine.rates) == ("ours", DEVICE.rates)
     assert [row.measured_us for row in mine.measured] == [900.0]

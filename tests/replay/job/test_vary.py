@@ -160,3 +160,24 @@ def step(memory: float) -> SizedStep:
 def test_fit_has_a_reserve(memory: float, fit: str) -> None:
     assert fit_text(step(memory)) == fit
     assert memory_text(step(memory)) == f"{64 * memory:.3g} of 64"
+
+
+VIT = {
+    "model_type": "vit", "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1, "num_attention_heads": 2,
+    "image_size": 32, "patch_size": 8,
+}  # fmt: skip
+
+
+def test_a_model_without_text_has_times_of_a_step_and_no_context(tmp_path: Path) -> None:
+    """A ViT got "ms a token" and tokens/s that grew with a context that it does not have."""
+    pytest.importorskip("transformers")
+    config = tmp_path / "vit.json"
+    config.write_text(json.dumps(VIT))
+    table = tmp_path / "sizes.csv"
+    done = run(f"hf:{config}", "--vary", "batch=1,2", "--format", "json", "-o", str(table), "-o", f"{table}.md")
+    assert [row["sizes"] for row in json.loads(done.stdout)["rows"]] == [{"batch": 1}, {"batch": 2}]
+    assert len(table.read_text().splitlines()) == 3
+    assert Path(f"{table}.md").exists(), "each --output is written"
+    for options in (("--context", "64"), ("--vary", "context=64")):
+        refused = run(f"hf:{config}", *options)
+        assert (refused.exit_code, "context" in refused.stderr) == (2, True)

@@ -85,7 +85,7 @@ def test_a_sweep_is_measured_where_options_are_given() -> None:
     assert list(frame["n"]) == [8, 16]
     assert list(frame["measured_us"]) == [case.result.measured_us for case in sweep.cases]
     assert frame["measured_us"].notna().all()
-    assert repr(sweep).startswith("2 calls: 2 measured on cpu")
+    assert repr(sweep).startswith("2 calls: 910b3 would take ")
 
 
 def test_what_says_no_times_has_no_step(tmp_path: Path) -> None:

@@ -65,7 +65,7 @@ class Results(Tabular):
 
         run = run_of(self.file, self.summary)
         assert run is not None
-        return msgspec.structs.replace(view(run), lines=[run.first_line])
+        return view(run)
 
 
 def run(

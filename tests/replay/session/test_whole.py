@@ -6,8 +6,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
 import opreplay
+from opreplay.cli.main import opreplay as command
 from opreplay.replay.plugins import clear_registrations
 from opreplay.traces.errors import UsageError
 from opreplay.traces.samples import sample_path
@@ -43,6 +45,8 @@ def test_results_are_those_of_the_file(tmp_path: Path) -> None:
     assert list(frame["simulated_us_910b1"]) == [op.simulated_us["910b1"] for op in results.ops]
     assert frame.dtypes[["name", "count", "recorded_device_us"]].astype(str).tolist() == ["string", "Int64", "float64"]
     assert "replayed 4 of 4 ops" in repr(results)
+    shown = CliRunner().invoke(command, ["show", str(path)], catch_exceptions=False).stdout
+    assert repr(results).splitlines()[:3] == shown.splitlines()[:3]
     assert results._repr_html_().startswith("<iframe")
     with pytest.raises(UsageError, match="exists"):
         opreplay.run(trace, options=FAKE, output=path)

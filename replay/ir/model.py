@@ -96,6 +96,11 @@ class Recorded(msgspec.Struct, frozen=True, kw_only=True):
     below: tuple[str, ...] | None = None
     """Names of all ops below it, each before those that it calls; None as for `children`."""
 
+    @property
+    def on_device(self) -> bool:
+        """Check whether any of the calls has device work."""
+        return self.device_us_total > 0 or bool(self.kernels)
+
 
 NOT_RECORDED = Recorded(host_us_total=0.0, host_us_median=0.0)
 """Of calls that come from no trace."""

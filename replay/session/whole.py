@@ -6,6 +6,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Callable, Mapping, Sequence
+from functools import cache
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -27,7 +28,10 @@ if TYPE_CHECKING:
     from opreplay.replay.ascend.simulate.step import Step
     from opreplay.replay.capture.serving.form import Fused
     from opreplay.replay.ir.model import ReplayPlan
+    from opreplay.replay.ir.step import StepReport
     from opreplay.replay.job.events import Progress
+    from opreplay.replay.job.job import Job
+    from opreplay.replay.plan.recorded.where import Where
     from opreplay.replay.report.view import View
 
 LOSERS = 10
@@ -139,9 +143,14 @@ class Simulation(Tabular):
     _command = "opreplay.simulate"
 
     def __init__(
-        self, plan: ReplayPlan, steps: Sequence[Step], devices: Mapping[str, DeviceProfile], problems: tuple[str, ...]
+        self,
+        plan: ReplayPlan,
+        steps: Sequence[Step],
+        devices: Mapping[str, DeviceProfile],
+        problems: tuple[str, ...],
+        recorded: Callable[[], tuple[Where | None, StepReport | None]],
     ) -> None:
-        self.plan, self._devices = plan, devices
+        self.plan, self._devices, self._recorded = plan, devices, cache(recorded)
         self.steps = {step.device: step for step in steps}
         """By device: total with its band, times by bound and family, each op."""
         self.problems = problems
@@ -159,7 +168,8 @@ class Simulation(Tabular):
         from opreplay.replay.report.text import safe
         from opreplay.replay.report.views.simulation import view
 
-        whole = view(self.plan, list(self.steps.values()), self._devices, losers=LOSERS)
+        where, step = self._recorded()
+        whole = view(self.plan, list(self.steps.values()), self._devices, losers=LOSERS, where=where, report=step)
 
         def render(width: int) -> RenderableType:
             return Group(whole.render(width), *notes_lines([safe(problem) for problem in self.problems]))
@@ -205,7 +215,29 @@ def simulate(
     problems = [f"cannot hold the batch that the trace tells: {problem}" for problem in contents.impossible.values()]
     problems += [f"predicted for less than ran, it may be: {problem}" for problem in contents.unrecorded.values()]
     problems += [f"contents cannot be made, so shapes alone decide: {text}" for text in contents.problems.values()]
-    return Simulation(job.plan, steps, job.devices, tuple(problems))
+    return Simulation(job.plan, steps, job.devices, tuple(problems), lambda: _recorded_part(job))
+
+
+def _recorded_part(job: Job) -> tuple[Where | None, StepReport | None]:
+    """Return where a job's trace spends its time, and its step with gaps on the job's devices, as the command shows.
+
+    A trace that was opened without activity is read again; of a large one, and of several, there is no step.
+    """
+    from opreplay.replay.plan.inputs import tells_step
+    from opreplay.replay.plan.recorded.where import where_of
+    from opreplay.replay.session.looking import recorded_trace
+    from opreplay.traces.errors import TraceError
+
+    trace, where = job.trace, where_of(job.read)
+    if trace is None or trace.info.merged is not None or job.selection.narrows:
+        return where, None
+    if trace.activity is None and not tells_step(trace.info.path):
+        return where, None
+    try:
+        timed = recorded_trace(trace)
+    except TraceError:
+        return where, None  # the file is not there any more
+    return where, job.step(list(job.devices.values()), timed)
 
 
 class Comparison(Tabular):

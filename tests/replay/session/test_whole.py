@@ -69,6 +69,14 @@ def test_a_simulation_is_fitted_to_the_prompt(monkeypatch: pytest.MonkeyPatch) -
     assert widths == [60]
 
 
+def test_a_simulation_begins_with_the_answer_of_the_command() -> None:
+    trace = sample_path("cnn_train")
+    shown = CliRunner().invoke(command, ["simulate", str(trace)], catch_exceptions=False).stdout
+    simulated = opreplay.simulate(trace)
+    assert repr(simulated).splitlines()[:3] == shown.splitlines()[:3]
+    assert simulated.frame()["recorded_device_us"].isna().all(), "it ran on the host alone"
+
+
 def test_a_simulation_is_that_of_its_ops() -> None:
     trace = opreplay.open(SAMPLE, top=4)
     step = opreplay.simulate(trace)

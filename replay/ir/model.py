@@ -280,6 +280,11 @@ class ReplayPlan(msgspec.Struct, frozen=True, kw_only=True):
     losses: dict[str, int] = {}
     """What reading the trace lost, by reason, such as "truncated file": the plan is of the rest."""
 
+    def __repr__(self) -> str:
+        """Return one line: all fields together are megabytes."""
+        replayable = sum(op.reason is None for op in self.ops)
+        return f"ReplayPlan of {self.source!r}: {len(self.ops):,} ops, {replayable:,} replayable"
+
 
 MAX_RANKS = 1 << 24
 """More than any job has; a larger number is no number of ranks."""

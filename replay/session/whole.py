@@ -19,6 +19,7 @@ from opreplay.replay.results.records import Header, OpResult, Summary
 from opreplay.replay.session.display import Tabular
 from opreplay.replay.session.setting import DEFAULT_SOC
 from opreplay.replay.session.trace import Files, OpenTrace, Selecting, Source, opened
+from opreplay.traces.errors import TraceError, UsageError
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -99,18 +100,27 @@ def run(
         on_progress: called before each op.
         selecting: options of `open`, such as `include` and `top`, for a trace that is not open yet.
 
-    Raises UsageError if worker processes lack what this program registered, EnvironmentRefused if the device is
-    missing.
+    Raises UsageError if worker processes lack what this program registered and for another output, EnvironmentRefused
+    if the device is missing.
     """
     from opreplay.replay.execute.processes.lanes import lane_devices
     from opreplay.replay.host.device_lock import held
     from opreplay.replay.job.consumers import deliver, writing
     from opreplay.replay.job.events import Event, Progress
-    from opreplay.replay.results.writing import JsonLinesSink
+    from opreplay.replay.results.writing import LINES, JsonLinesSink
     from opreplay.replay.session.registered import refuse_what_workers_lack
 
     wanted = options or RunOptions()
-    wanted = msgspec.structs.replace(wanted, lanes=workers or wanted.lanes, visits=repeats or wanted.visits)
+    wanted = msgspec.structs.replace(
+        wanted,
+        lanes=wanted.lanes if workers is None else workers,
+        visits=wanted.visits if repeats is None else repeats,
+    )
+    if output is not None and not os.fspath(output).lower().endswith(LINES):
+        raise UsageError(
+            f"{os.fspath(output)} is not named {' or '.join(LINES)}",
+            hint="Results are written as JSON Lines; `results.frame().to_csv(...)` writes a table.",
+        )
     if not isinstance(trace, OpenTrace):
         selecting = {"device": wanted.device, "plugins": wanted.plugins, **selecting}
     read = opened(trace, **selecting)
@@ -197,8 +207,6 @@ def simulate(
 
     Raises UsageError for an unknown device, and if none is named.
     """
-    from opreplay.traces.errors import UsageError
-
     read = opened(trace, **selecting)
     l2 = "cold" if isinstance(read.read, Files) else "sequence"
     job = read.job(RunOptions(device=read.setting.device, l2=l2), soc)
@@ -226,7 +234,6 @@ def _recorded_part(job: Job) -> tuple[Where | None, StepReport | None]:
     from opreplay.replay.plan.inputs import tells_step
     from opreplay.replay.plan.recorded.where import where_of
     from opreplay.replay.session.looking import recorded_trace
-    from opreplay.traces.errors import TraceError
 
     trace, where = job.trace, where_of(job.read)
     if trace is None or trace.info.merged is not None or job.selection.narrows:

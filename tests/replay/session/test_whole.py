@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -50,6 +50,22 @@ def test_results_are_those_of_the_file(tmp_path: Path) -> None:
     assert results._repr_html_().startswith("<iframe")
     with pytest.raises(UsageError, match="exists"):
         opreplay.run(trace, options=FAKE, output=path)
+
+
+@pytest.mark.parametrize(
+    "how",
+    [
+        lambda: opreplay.RunOptions(op_time_s=-1),
+        lambda: opreplay.RunOptions(op_time_s=float("nan")),
+        lambda: opreplay.run(SAMPLE, top=1, options=FAKE, workers=0),
+        lambda: opreplay.run(SAMPLE, top=1, options=FAKE, repeats=0),
+        lambda: opreplay.run(SAMPLE, top=0, options=FAKE),
+        lambda: opreplay.run(SAMPLE, top=1, options=FAKE, output="results.csv"),
+    ],
+)
+def test_what_the_command_line_refuses_is_refused(how: Callable[[], object]) -> None:
+    with pytest.raises(UsageError):
+        how()
 
 
 def test_two_runs_are_compared(tmp_path: Path) -> None:

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -82,12 +81,6 @@ def open_trace(
     )
 
 
-STEP_BYTES = 256 << 20
-"""Larger traces are read without what ran when, in a third of the time: of those `timeline` alone tells the step."""
-PACKED = 12
-"""How many times smaller a packed trace is, roughly."""
-
-
 def busiest_of(trace: Trace) -> Trace:
     """Return the process with most device time of a merged trace, and say so; another trace as it is."""
     if trace.info.merged is None:
@@ -101,14 +94,6 @@ def busiest_of(trace: Trace) -> Trace:
         "--process takes another one, `timeline --ranks` compares them"
     )
     return part
-
-
-def tells_step(text: str) -> bool:
-    """Check whether a command that is not about the step also reads what is needed to describe it."""
-    if not os.path.isfile(text):
-        return True
-    unpacked = os.path.getsize(text) * (PACKED if text.lower().endswith(".gz") else 1)
-    return unpacked <= STEP_BYTES
 
 
 def parse_limits(pairs: Sequence[tuple[str, str]]) -> Limits:

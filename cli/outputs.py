@@ -16,15 +16,13 @@ from opreplay.replay.report.run.tables import run_of
 from opreplay.replay.report.view import View
 from opreplay.replay.results.reading import MemorySink, ResultFile
 from opreplay.replay.results.records import OpResult, Record
-from opreplay.replay.results.writing import JsonLinesSink
+from opreplay.replay.results.writing import LINES, JsonLinesSink
 from opreplay.traces.errors import EnvironmentRefused, UsageError
 
 FORMS = {".csv": "csv", ".md": "markdown", ".html": "html", ".json": "json"}
 """Suffix → form of a view."""
 PAGES = (".csv", ".md", ".html")
 """Suffixes that a run writes as a whole at the end."""
-LINES = (".jsonl", ".ndjson")
-"""Suffixes of JSON Lines, which are written op by op."""
 
 
 class Outputs:

@@ -86,14 +86,29 @@ def load_user_code(name: str, *, flag: str) -> None:
             else:
                 with _found_in(Path.cwd(), name):
                     _without_libraries(lambda: importlib.import_module(name))
-    except UsageError:
+    except UsageError as error:
+        if hint := _imported_hint(name):
+            raise UsageError(error.problem, hint=hint) from error
         raise
     except (Exception, SystemExit) as error:  # user code may raise anything
         place = failed_at(error)
+        hint = missing_op_hint(error) or _beside_hint(name, error) or _imported_hint(name)
         raise UsageError(
             f"{flag} {name} fails: {f'{place}: ' if place else ''}{type(error).__name__}: {error}",
-            hint=missing_op_hint(error) or _beside_hint(name, error) or _fallback_hint(name, error),
+            hint=hint or _fallback_hint(name, error),
         ) from error
+
+
+def _imported_hint(name: str) -> str:
+    """Return a hint for a file that the program has imported: what it registers is registered by then."""
+    if not name.endswith(".py"):
+        return ""
+    file = Path(name).resolve()
+    for module, known in tuple(sys.modules.items()):
+        origin = getattr(known, "__dict__", {}).get("__file__")
+        if module != "__main__" and isinstance(origin, str) and Path(origin) == file:
+            return f"The program imports the file as {module} already, and opreplay runs it: leave the import out."
+    return ""
 
 
 def _beside_hint(name: str, error: BaseException) -> str:

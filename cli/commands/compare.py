@@ -113,11 +113,11 @@ def command(
     measured:simulated) are compared by their plain times: medians of an op's recorded or measured calls, or one
     predicted time with its 80 % band. A single trace can be compared with its prediction by --times recorded:910b3.
     """
-    from opreplay.cli.opening import tells_step
     from opreplay.cli.outputs import check_outputs, write_view
     from opreplay.cli.terminal import console
     from opreplay.cli.terminal.progress import ReadProgress
     from opreplay.replay.job.times import simulated_times
+    from opreplay.replay.plan.inputs import tells_step
     from opreplay.replay.plan.recorded.comparing import compare_operands, open_operand
     from opreplay.replay.report.views import comparison as views
     from opreplay.replay.results.compare.regressions import parse_condition, unchecked, violations, warnings_of

@@ -59,9 +59,10 @@ def command(
     """Show what is in TRACE: events, ops, how busy its device was and with what, how complete the ops' recorded
     arguments are, and what was lost. --by prints one table of where the time goes. For a folder, one line per trace.
     """
-    from opreplay.cli.opening import open_trace, parse_limits, tells_step
+    from opreplay.cli.opening import open_trace, parse_limits
     from opreplay.cli.plan_views import captured_file, show_captured
     from opreplay.cli.terminal import console
+    from opreplay.replay.plan.inputs import tells_step
     from opreplay.replay.report.inspected import view_by
     from opreplay.traces.times.peaks import peak_named
 

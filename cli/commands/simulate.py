@@ -71,11 +71,11 @@ def command(
     """
     from dataclasses import replace
 
-    from opreplay.cli.opening import tells_step
     from opreplay.cli.outputs import check_outputs, write_view
     from opreplay.cli.setup import conclude, open_job, prepare, warn_of_small_cluster
     from opreplay.cli.terminal import console
     from opreplay.replay.job.settings import Settings
+    from opreplay.replay.plan.inputs import tells_step
     from opreplay.replay.plan.recorded.where import where_of
     from opreplay.replay.report.views import simulation
 

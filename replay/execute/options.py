@@ -13,6 +13,7 @@ from opreplay.replay.plan.step.recency import Recency
 from opreplay.replay.results.measurement import RunCache
 from opreplay.replay.results.records import L2State
 from opreplay.replay.results.resume import SHARE_TAKEN
+from opreplay.traces.errors import UsageError
 
 LIMIT_S = 60.0
 """Wall time of one op, set-up included, before its process is killed; more when `op_time_s` asks for more."""
@@ -112,6 +113,13 @@ class RunOptions(MeasureOptions, frozen=True, kw_only=True):
     max_live_bytes: int | None = None
     """All tensors of a sequence together; None for half of the memory of the device that is free at the start."""
 
+    def __post_init__(self) -> None:
+        """Raise UsageError for a time below 0 and for a number of nothing: a run would do something else instead."""
+        for name, least in _LEAST.items():
+            value = getattr(self, name)
+            if value is not None and not value >= least:
+                raise UsageError(f"{name} is {value}", hint=f"It must be at least {least}.")
+
     def hard_limit_s(self) -> float:
         """Return the seconds as in `MeasureOptions`, but at most an op's share of the run's time, which is at least a
         second.
@@ -126,6 +134,13 @@ class RunOptions(MeasureOptions, frozen=True, kw_only=True):
         if self.total_time_s is not None and limit_s < MeasureOptions.hard_limit_s(self):
             return Reason("out of time", f"{SHARE_TAKEN} {limit_s:g} s, its share of the run's time (--set total_time)")
         return Reason("budget", f"time: no result after {limit_s:g} s (--set op_limit)")
+
+
+_LEAST = {
+    **dict.fromkeys(("op_time_s", "limit_s", "total_time_s"), 0),
+    **dict.fromkeys(("min_samples", "max_samples", "visits", "threads", "lanes", "ranks"), 1),
+}
+"""Options with a least value."""
 
 
 class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True, tag="config"):

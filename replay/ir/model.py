@@ -96,6 +96,11 @@ class Recorded(msgspec.Struct, frozen=True, kw_only=True):
     below: tuple[str, ...] | None = None
     """Names of all ops below it, each before those that it calls; None as for `children`."""
 
+    @property
+    def on_device(self) -> bool:
+        """Check whether any of the calls has device work."""
+        return self.device_us_total > 0 or bool(self.kernels)
+
 
 NOT_RECORDED = Recorded(host_us_total=0.0, host_us_median=0.0)
 """Of calls that come from no trace."""
@@ -274,6 +279,11 @@ class ReplayPlan(msgspec.Struct, frozen=True, kw_only=True):
     """What a captured plan knows beyond a trace's."""
     losses: dict[str, int] = {}
     """What reading the trace lost, by reason, such as "truncated file": the plan is of the rest."""
+
+    def __repr__(self) -> str:
+        """Return one line: all fields together are megabytes."""
+        replayable = sum(op.reason is None for op in self.ops)
+        return f"ReplayPlan of {self.source!r}: {len(self.ops):,} ops, {replayable:,} replayable"
 
 
 MAX_RANKS = 1 << 24

@@ -222,15 +222,19 @@ class Job:
 
         return simulate_plan(self.plan, list(self.devices.values()), self.contents, self.settings.cache_state())
 
-    def step(self, devices: Sequence[DeviceProfile]) -> StepReport | None:
-        """Return the step of the trace as `timeline` has it; None where the plan holds a part of its ops."""
+    def step(self, devices: Sequence[DeviceProfile], timed: Trace | None = None) -> StepReport | None:
+        """Return the step of the trace as `timeline` has it; None where the plan holds a part of its ops.
+
+        `timed`: the same trace with its activity, if it was read without.
+        """
         from opreplay.replay.timeline.timeline import step_of
 
-        if self.trace is None or self.selection.narrows:
+        trace = timed or self.trace
+        if trace is None or self.selection.narrows:
             return None
         every = Selection(select="owner", allow_imports=self.selection.allow_imports)
-        whole = self if self.selection == every else Job(self.trace, every, Settings(order=True))
-        return step_of(self.trace, devices=devices, plan=whole.plan, contents=self.contents)
+        whole = self if self.selection == every else Job(trace, every, Settings(order=True))
+        return step_of(trace, devices=devices, plan=whole.plan, contents=self.contents)
 
     def run(self, engine: Engine | None = None, *, earlier: ResultFile | None = None, beside: bool = False) -> Events:
         """Measure and predict every op; yield each step, as `run_events` does.

@@ -17,6 +17,7 @@ from opreplay.replay.report.table import AnyTable
 from opreplay.replay.report.text import coarse_text, safe
 from opreplay.replay.report.view import View
 from opreplay.traces import Limits, Trace
+from opreplay.traces.errors import NothingRan
 from opreplay.traces.joins.launch_grids import with_launch_grids
 from opreplay.traces.names import trace_name
 from opreplay.traces.processes.select import one_process
@@ -58,14 +59,22 @@ Tables = Mapping[str, Callable[[], AnyTable]]
 
 
 def tables(trace: Trace, *, peak: Peak | None = None, limits: Limits | None = None) -> Tables:
-    """Return every table of a trace by its name; the one of ops has two, as on the command line."""
+    """Return every table of a trace by its name; the one of ops has two, as on the command line.
+
+    Without marked steps, or without launches, theirs have no rows.
+    """
     every: tuple[Grouping, ...] = (*get_args(By), "step", "launch")
     by_name = {PLURALS.get(by, by): partial(_table, trace, by, peak, limits) for by in every}
     return {**by_name, "roofline": by_name["ops"]}
 
 
 def _table(trace: Trace, by: Grouping, peak: Peak | None, limits: Limits | None) -> AnyTable:
-    table = view_by(trace, by, peak=peak, limits=limits).table
+    try:
+        table = view_by(trace, by, peak=peak, limits=limits).table
+    except NothingRan:
+        if by in ("step", "launch"):
+            return steps.no_rows(by)
+        raise
     assert table is not None
     return table()
 

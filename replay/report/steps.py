@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 from rich.console import Group, RenderableType
 
@@ -47,6 +47,11 @@ def steps_table(table: StepTable) -> Table[StepRow]:
 def launches_table(table: LaunchTable) -> Table[LaunchRow]:
     """Return how each kernel was launched."""
     return Table("Kernel launches", _LAUNCHES, table.rows, noun="task")
+
+
+def no_rows(by: Literal["step", "launch"]) -> Table[Any]:
+    """Return the table of a trace that has no marked steps, or no launches."""
+    return Table("Steps", _STEPS, (), noun="step") if by == "step" else Table("Kernel launches", _LAUNCHES, ())
 
 
 def view(table: StepTable | LaunchTable, top: int | None, shown: int) -> View:

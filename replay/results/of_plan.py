@@ -102,7 +102,6 @@ def result_of(
     recorded = op.recorded
     total = plan.device_us_total or plan.host_us_total
     first = next(iter(simulated.values()), None)
-    on_device = recorded.device_us_total > 0 or bool(recorded.kernels)
     share = _recorded_us(plan, op) / total if total else 0.0
     measured_us = None if outcome.measurement is None else outcome.measurement.median_us
     alike = device is not None and kind_of_device(device) == recorded_kind(plan)
@@ -119,7 +118,7 @@ def result_of(
         via=op.via,
         inputs=describe_inputs(op),
         call=call_of(op),
-        recorded_device_us=recorded.device_us_total / op.count if on_device else None,
+        recorded_device_us=recorded.device_us_total / op.count if recorded.on_device else None,
         recorded_host_us=None if plan.captured else recorded.host_us_total / op.count,
         recorded_share=share,
         measured_us=measured_us,

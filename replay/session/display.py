@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     import pandas  # pyright: ignore[reportMissingTypeStubs]
+    from rich.console import Console
 
     from opreplay.replay.report.table import AnyTable
     from opreplay.replay.report.view import View
@@ -41,11 +42,9 @@ class Shown:
         raise NotImplementedError
 
     def __repr__(self) -> str:
-        from rich.console import Console
-
         view, width = self._view(), shutil.get_terminal_size((PROMPT_WIDTH, 24)).columns
         out = io.StringIO()
-        console = Console(file=out, markup=False, emoji=False, highlight=False, width=width, no_color=True)
+        console = _console(out, width, plain=True)
         console.print(view.render(width))
         return "\n".join(line.rstrip() for line in (*view.lines, *out.getvalue().splitlines()))
 
@@ -64,17 +63,30 @@ class Shown:
         return f"{frame}<details><summary>as text</summary>{table}</details>"
 
     def _html_table(self) -> str:
-        from rich.console import Console
         from rich.text import Text
 
-        console = Console(
-            file=io.StringIO(), record=True, markup=False, emoji=False, highlight=False, width=NOTEBOOK_WIDTH
-        )
+        console = _console(io.StringIO(), NOTEBOOK_WIDTH, record=True)
         view = self._view()
         for line in view.lines:
             console.print(Text(line, style="bold"), soft_wrap=True)
         console.print(view.render(NOTEBOOK_WIDTH))
         return console.export_html(inline_styles=True, code_format=_PRE)
+
+
+def _console(out: io.StringIO, width: int, *, record: bool = False, plain: bool = False) -> Console:
+    """Return a console that writes to `out` alone: in a notebook, rich would also display each thing that it prints."""
+    from rich.console import Console
+
+    return Console(
+        file=out,
+        width=width,
+        record=record,
+        no_color=plain,
+        markup=False,
+        emoji=False,
+        highlight=False,
+        force_jupyter=False,
+    )
 
 
 class Tabular(Shown):

@@ -110,17 +110,17 @@ def inspect(
 
     Raises UsageError for a plan, which has no recorded times, and TraceError for a file that cannot be read.
     """
-    read = _recorded(trace, process=process, kernel_details=kernel_details, capture=capture, limits=limits)
+    read = recorded_trace(trace, process=process, kernel_details=kernel_details, capture=capture, limits=limits)
     return Inspection(read, peak=peak, limits=limits)
 
 
-def _recorded(
+def recorded_trace(
     trace: Source | OpenTrace,
     *,
-    process: str | None,
-    kernel_details: str | None,
+    process: str | None = None,
+    kernel_details: str | None = None,
     capture: str | None = None,
-    limits: Limits | None,
+    limits: Limits | None = None,
 ) -> Trace:
     """Return one trace with all its times, read again if it was opened without them."""
     source = trace.read if isinstance(trace, OpenTrace) else trace
@@ -228,7 +228,7 @@ def timeline(
         if process is not None or kernel_details is not None:
             raise UsageError("process and kernel_details are for one trace", hint="Remove them, or name one trace.")
         return _of_ranks(paths_of(source), how, limits)
-    read = _recorded(trace, process=process, kernel_details=kernel_details, limits=limits)
+    read = recorded_trace(trace, process=process, kernel_details=kernel_details, limits=limits)
     part = one_process(read)
     if part is not read:
         warned(f"{read.info.path} holds {part.info.processes} processes; this is {part.info.process!r}, see `process`")

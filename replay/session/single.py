@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from operator import index
 from typing import TYPE_CHECKING, Any
 
 from opreplay.replay.ir.model import ReplayPlan
@@ -49,14 +50,25 @@ def op(
     `reason` and can be simulated; to call or measure it raises NotReplayable.
     Raises UsageError for a text that is no call, shapes that do not go together, and names that are probably misspelt.
     """
-    from opreplay.replay.resolve.written.sweep import Written, is_refused, plan_of_calls
+    from opreplay.replay.ir.notation import size_names
+    from opreplay.replay.resolve.written.sweep import Written, is_refused, plan_of_calls, refuse_unknown_sizes
 
+    refuse_unknown_sizes(sizes, size_names(text))
+    sizes = {name: _whole(name, value) for name, value in sizes.items()}
     load_plugins(plugins)
     imports = named_modules(allow_imports)
     plan, _ = plan_of_calls([Written(text=text, sizes=sizes)], allow_imports=imports, device=device)
     if is_refused(plan.ops[0]):
         raise UsageError(f"{text} cannot be called: {plan.ops[0].reason}", hint="Pass arguments that match each other.")
     return Op(plan, Setting(device=device, allow_imports=imports, plugins=tuple(plugins)))
+
+
+def _whole(name: str, value: object) -> int:
+    """Return a size as an int, also of numpy and torch. Raises UsageError for any other value."""
+    try:
+        return index(value)  # pyright: ignore[reportArgumentType]
+    except TypeError:
+        raise UsageError(f"{name} is {value!r}, which is no whole number", hint=f"Write {name}=128.") from None
 
 
 def op_of_call(name: str, *args: Any, device: str | None = None, **kwargs: Any) -> Op:
@@ -71,6 +83,8 @@ def op_of_call(name: str, *args: Any, device: str | None = None, **kwargs: Any) 
     from opreplay.replay.resolve.policy import Policy
     from opreplay.replay.resolve.written.call import op_of_written
 
+    if not isinstance(name, str):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise UsageError(f"{name!r} is no name of an op", hint='Write it as "aten::mm" or "aten::add.Tensor".')
     load_plugins()
     policy = Policy()
     metas = _Metas([*args, *kwargs.values()])

@@ -174,6 +174,8 @@ def open(
 
     Raises TraceError for a file that cannot be read, UsageError for arguments that make no sense together.
     """
+    if top is not None and top < 1:
+        raise UsageError(f"top is {top}", hint="It must be at least 1; None takes all.")
     imports = named_modules(allow_imports)
     named = (*several(plugins), *several(custom_op_dirs))
     load_plugins(named)

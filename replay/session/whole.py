@@ -6,6 +6,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Callable, Mapping, Sequence
+from functools import cache
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -18,6 +19,7 @@ from opreplay.replay.results.records import Header, OpResult, Summary
 from opreplay.replay.session.display import Tabular
 from opreplay.replay.session.setting import DEFAULT_SOC
 from opreplay.replay.session.trace import Files, OpenTrace, Selecting, Source, opened
+from opreplay.traces.errors import TraceError, UsageError
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -27,7 +29,10 @@ if TYPE_CHECKING:
     from opreplay.replay.ascend.simulate.step import Step
     from opreplay.replay.capture.serving.form import Fused
     from opreplay.replay.ir.model import ReplayPlan
+    from opreplay.replay.ir.step import StepReport
     from opreplay.replay.job.events import Progress
+    from opreplay.replay.job.job import Job
+    from opreplay.replay.plan.recorded.where import Where
     from opreplay.replay.report.view import View
 
 LOSERS = 10
@@ -65,7 +70,7 @@ class Results(Tabular):
 
         run = run_of(self.file, self.summary)
         assert run is not None
-        return msgspec.structs.replace(view(run), lines=[run.first_line])
+        return view(run)
 
 
 def run(
@@ -95,18 +100,27 @@ def run(
         on_progress: called before each op.
         selecting: options of `open`, such as `include` and `top`, for a trace that is not open yet.
 
-    Raises UsageError if worker processes lack what this program registered, EnvironmentRefused if the device is
-    missing.
+    Raises UsageError if worker processes lack what this program registered and for another output, EnvironmentRefused
+    if the device is missing.
     """
     from opreplay.replay.execute.processes.lanes import lane_devices
     from opreplay.replay.host.device_lock import held
     from opreplay.replay.job.consumers import deliver, writing
     from opreplay.replay.job.events import Event, Progress
-    from opreplay.replay.results.writing import JsonLinesSink
+    from opreplay.replay.results.writing import LINES, JsonLinesSink
     from opreplay.replay.session.registered import refuse_what_workers_lack
 
     wanted = options or RunOptions()
-    wanted = msgspec.structs.replace(wanted, lanes=workers or wanted.lanes, visits=repeats or wanted.visits)
+    wanted = msgspec.structs.replace(
+        wanted,
+        lanes=wanted.lanes if workers is None else workers,
+        visits=wanted.visits if repeats is None else repeats,
+    )
+    if output is not None and not os.fspath(output).lower().endswith(LINES):
+        raise UsageError(
+            f"{os.fspath(output)} is not named {' or '.join(LINES)}",
+            hint="Results are written as JSON Lines; `results.frame().to_csv(...)` writes a table.",
+        )
     if not isinstance(trace, OpenTrace):
         selecting = {"device": wanted.device, "plugins": wanted.plugins, **selecting}
     read = opened(trace, **selecting)
@@ -139,9 +153,14 @@ class Simulation(Tabular):
     _command = "opreplay.simulate"
 
     def __init__(
-        self, plan: ReplayPlan, steps: Sequence[Step], devices: Mapping[str, DeviceProfile], problems: tuple[str, ...]
+        self,
+        plan: ReplayPlan,
+        steps: Sequence[Step],
+        devices: Mapping[str, DeviceProfile],
+        problems: tuple[str, ...],
+        recorded: Callable[[], tuple[Where | None, StepReport | None]],
     ) -> None:
-        self.plan, self._devices = plan, devices
+        self.plan, self._devices, self._recorded = plan, devices, cache(recorded)
         self.steps = {step.device: step for step in steps}
         """By device: total with its band, times by bound and family, each op."""
         self.problems = problems
@@ -159,7 +178,8 @@ class Simulation(Tabular):
         from opreplay.replay.report.text import safe
         from opreplay.replay.report.views.simulation import view
 
-        whole = view(self.plan, list(self.steps.values()), self._devices, losers=LOSERS)
+        where, step = self._recorded()
+        whole = view(self.plan, list(self.steps.values()), self._devices, losers=LOSERS, where=where, report=step)
 
         def render(width: int) -> RenderableType:
             return Group(whole.render(width), *notes_lines([safe(problem) for problem in self.problems]))
@@ -187,8 +207,6 @@ def simulate(
 
     Raises UsageError for an unknown device, and if none is named.
     """
-    from opreplay.traces.errors import UsageError
-
     read = opened(trace, **selecting)
     l2 = "cold" if isinstance(read.read, Files) else "sequence"
     job = read.job(RunOptions(device=read.setting.device, l2=l2), soc)
@@ -205,7 +223,28 @@ def simulate(
     problems = [f"cannot hold the batch that the trace tells: {problem}" for problem in contents.impossible.values()]
     problems += [f"predicted for less than ran, it may be: {problem}" for problem in contents.unrecorded.values()]
     problems += [f"contents cannot be made, so shapes alone decide: {text}" for text in contents.problems.values()]
-    return Simulation(job.plan, steps, job.devices, tuple(problems))
+    return Simulation(job.plan, steps, job.devices, tuple(problems), lambda: _recorded_part(job))
+
+
+def _recorded_part(job: Job) -> tuple[Where | None, StepReport | None]:
+    """Return where a job's trace spends its time, and its step with gaps on the job's devices, as the command shows.
+
+    A trace that was opened without activity is read again; of a large one, and of several, there is no step.
+    """
+    from opreplay.replay.plan.inputs import tells_step
+    from opreplay.replay.plan.recorded.where import where_of
+    from opreplay.replay.session.looking import recorded_trace
+
+    trace, where = job.trace, where_of(job.read)
+    if trace is None or trace.info.merged is not None or job.selection.narrows:
+        return where, None
+    if trace.activity is None and not tells_step(trace.info.path):
+        return where, None
+    try:
+        timed = recorded_trace(trace)
+    except TraceError:
+        return where, None  # the file is not there any more
+    return where, job.step(list(job.devices.values()), timed)
 
 
 class Comparison(Tabular):

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from opreplay.cli import opening
 from opreplay.cli.main import opreplay
 from opreplay.replay.host import idle
+from opreplay.replay.plan import inputs
 from opreplay.replay.plan.inputs import MOST_READERS, reading_processes
 from opreplay.traces.reading import parallel
 from tests.scenarios.events import owner
@@ -56,7 +56,7 @@ def said(*arguments: object) -> str:
 def test_two_processes_print_the_same(
     trace: Path, split: list[bool], monkeypatch: pytest.MonkeyPatch, command: tuple[str, ...]
 ) -> None:
-    monkeypatch.setattr(opening, "STEP_BYTES", 50_000)
+    monkeypatch.setattr(inputs, "STEP_BYTES", 50_000)
     monkeypatch.setattr(idle, "idle_cpus", lambda: 0.4)
     alone = said(*command, trace)
     assert split == [], "a busy machine is not made busier"

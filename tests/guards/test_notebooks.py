@@ -39,10 +39,15 @@ def published(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("notebook", NOTEBOOKS, ids=lambda path: path.stem)
-def test_a_notebook_runs(notebook: Path, published: list[dict[str, Any]]) -> None:
+def test_a_notebook_runs(
+    notebook: Path, published: list[dict[str, Any]], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from bokeh.io import curdoc
     from bokeh.io.state import curstate
 
+    monkeypatch.setattr("rich.console._is_jupyter", lambda: True)
+    displayed: list[Any] = []
+    monkeypatch.setattr("rich.jupyter.display", lambda segments, text: displayed.append(text))
     names: dict[str, Any] = {}
     try:
         shown = [shown_by(cell, names) for cell in code_of(notebook)]
@@ -52,6 +57,8 @@ def test_a_notebook_runs(notebook: Path, published: list[dict[str, Any]]) -> Non
     assert any(html.startswith("<iframe") for html in shown)
     assert any("<table" in html or "<pre" in html for html in shown)
     assert sum("text/html" in data for data in published) >= 3
+    assert not displayed, "rich displays what a cell's value shows once more"
+    assert not [record.message for record in caplog.records if record.name.startswith("bokeh")]
 
 
 @pytest.mark.parametrize("notebook", NOTEBOOKS, ids=lambda path: path.stem)

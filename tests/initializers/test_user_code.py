@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -198,3 +199,16 @@ def test_a_file_that_looks_whether_an_op_is_there_is_told_that_it_is_not(tmp_pat
     )
     load_plugins([str(tmp_path / "user_module.py")], installed=False)
     assert [entry.ops for entry in ESTIMATORS] == [("absent_lib::First",)]
+
+
+def test_a_file_that_the_program_imports_as_well_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "user_module_twice.py").write_text(
+        "from opreplay import CustomInit, register_initializer\n"
+        "@register_initializer\nclass Twice(CustomInit):\n    name, op_patterns = 'twice', ('mylib::twice',)\n"
+        "    def initialize(self, context):\n        return None\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    importlib.import_module("user_module_twice")
+    with pytest.raises(UsageError) as caught:
+        load_plugins([str(tmp_path / "user_module_twice.py")])
+    assert "user_module_twice already" in caught.value.hint

@@ -17,7 +17,7 @@ from opreplay.replay.check import variants
 from opreplay.replay.check.calling.calls import Arguments, Bench, NotApplicable, with_finite_results
 from opreplay.replay.check.cases import Case
 from opreplay.replay.check.model import Finding
-from opreplay.replay.check.points.promises import opcheck
+from opreplay.replay.check.points.promises import opcheck, without_fake
 from opreplay.replay.check.points.trials import Attempt, attempt, failed, passed
 
 OTHER_SIZES = 3
@@ -27,10 +27,20 @@ def dynamic_shapes(bench: Bench) -> list[Attempt]:
     """Return the trials of export, compilation and opcheck."""
     base = with_finite_results(bench, bench.compact_bases[0])
     return [
-        attempt(bench, base, _exported, "torch.export"),
-        attempt(bench, base, _compiled, "torch.compile"),
+        attempt(bench, base, _unless_no_fake(_exported), "torch.export"),
+        attempt(bench, base, _unless_no_fake(_compiled), "torch.compile"),
         Attempt(f"opcheck: {base.text}", lambda: opcheck(bench, base, "test_aot_dispatch_dynamic")),
     ]
+
+
+def _unless_no_fake(judge: Callable[[Bench, Case], Finding]) -> Callable[[Bench, Case], Finding]:
+    """Say that an op has no fake kernel, rather than what torch makes of it."""
+
+    def judged(bench: Bench, case: Case) -> Finding:
+        finding = judge(bench, case)
+        return (without_fake(bench, case) if finding.verdict == "fail" else None) or finding
+
+    return judged
 
 
 def _function(bench: Bench, case: Case, arguments: Arguments) -> Callable[..., Any]:

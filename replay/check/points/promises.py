@@ -151,7 +151,15 @@ def _opcheck(bench: Bench, case: Case, test: str) -> Finding:
     if said in ("SUCCESS", "SKIPPED"):
         return passed()
     lines = [line.strip() for line in said.splitlines() if line.strip()]
-    return failed(" ".join(lines[:3])[:400])
+    return without_fake(bench, case) or failed(" ".join(lines[:3])[:400])
+
+
+def without_fake(bench: Bench, case: Case) -> Finding | None:
+    """Return the finding that an op has no fake kernel, which is why other tests fail; None if it has one."""
+    if bench.operator(case) is None:
+        return None
+    fake = _fake_results(bench, case, arguments_for(bench, case))
+    return fake if isinstance(fake, Finding) and fake.verdict == "missing" else None
 
 
 def shape_inference(bench: Bench) -> list[Attempt]:
@@ -233,10 +241,15 @@ def _fake_results(bench: Bench, case: Case, arguments: Arguments) -> list[Any] |
     except (DynamicOutputShapeException, DataDependentOutputException) as error:
         return nothing(f"sizes of results depend on values: {words(error)}")
     except (UnsupportedOperatorException, NotImplementedError) as error:
-        return missing(f"no fake kernel: {words(error)}")
+        return missing(_no_fake(case, error))
     except Exception as error:  # fake kernels raise anything
-        there = not any(part in str(error) for part in NO_FAKE)
-        return (failed if there else missing)(f"the fake kernel raises {words(error)}")
+        if any(part in str(error) for part in NO_FAKE):
+            return missing(_no_fake(case, error))
+        return failed(f"the fake kernel raises {words(error)}")
+
+
+def _no_fake(case: Case, error: Exception) -> str:
+    return f'no fake kernel: register one with @torch.library.register_fake("{case.op.name}") ({words(error)})'
 
 
 def _other_form(which: str, fake: torch.Tensor, real: torch.Tensor) -> str | None:

@@ -145,7 +145,9 @@ def paired_line(comparison: Comparison, steps: StepChange) -> str:
         host = any(side.clock == "host" for side in comparison.sides or ())
         why = "steps are not marked in both" if comparison.paired == "whole" else "step lengths are not known"
         kind = "all ops, with whatever else ran on the host" if host else "all recorded ops"
-        return f"{why}: {kind}"
+        # Recordings of different lengths have no common step: see `PerStep`.
+        typical = "; times of an op are its median call × calls" if comparison.paired == "whole" else ""
+        return f"{why}: {kind}{typical}"
     if steps.paired == "number":
         names = list(dict.fromkeys((steps.before[0].name, steps.before[-1].name)))
         if len(names) == 1 or not steps.pair_ratios:

@@ -257,15 +257,15 @@ def _sums_table(what: str, sums_us: Mapping[str, Mapping[str, float]]) -> Table[
 def file_table(plan: ReplayPlan, steps: Sequence[Step]) -> Table[ReplayOp]:
     """Return one row per op, with all columns of CSV and data frames; times in microseconds per call."""
 
-    def recorded(key: str, total_us: Callable[[ReplayOp], float]) -> _OfOp:
-        return _OfOp(key, lambda op: None if plan.captured else total_us(op) / op.count, TIME)
+    def recorded(key: str, total_us: Callable[[ReplayOp], float | None]) -> _OfOp:
+        return _OfOp(key, lambda op: None if plan.captured else quotient(total_us(op), op.count), TIME)
 
     columns = [
         _OfOp("id", lambda op: op.id),
         _OfOp("name", lambda op: op.name),
         _OfOp("count", lambda op: op.count, COUNT),
         _OfOp("inputs", describe_inputs),
-        recorded("recorded_device_us", lambda op: op.recorded.device_us_total),
+        recorded("recorded_device_us", lambda op: op.recorded.device_us_total if op.recorded.on_device else None),
         recorded("recorded_host_us", lambda op: op.recorded.host_us_total),
         *(column for step in steps for column in _predictions(step)),
     ]

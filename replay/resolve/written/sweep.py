@@ -8,7 +8,7 @@ from __future__ import annotations
 import itertools
 import re
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from difflib import get_close_matches
 from pathlib import Path
 
@@ -95,12 +95,17 @@ def _values_of(sweeps: Sequence[str], known: list[str]) -> dict[str, tuple[int, 
         if name in values:
             raise UsageError(f"{name} is given twice", hint=f"Give all values at once: {name}=1,47,128.")
         values[name] = sizes
-    for name in values:
+    refuse_unknown_sizes(values, known, "--vary ")
+    return values
+
+
+def refuse_unknown_sizes(names: Iterable[str], known: Sequence[str], option: str = "") -> None:
+    """Raise UsageError for a size that no call has; `option` precedes its name."""
+    for name in names:
         if name not in known:
             near = get_close_matches(name, known, n=1)
             hint = f"Did you mean {near[0]}?" if near else f"Its sizes are {', '.join(known) or 'all numbers'}."
-            raise UsageError(f"--vary {name}: no call has a size with this name", hint=hint)
-    return values
+            raise UsageError(f"{option}{name}: no call has a size with this name", hint=hint)
 
 
 def invalid_calls(

@@ -70,6 +70,17 @@ def test_a_defect_is_found_with_its_case(defects, op: str) -> None:
 
 
 @pytest.mark.filterwarnings("ignore")
+@pytest.mark.usefixtures("defects")
+def test_an_op_without_a_fake_kernel_is_told_to_register_one() -> None:
+    op = "planted::fake_is_missing"
+    found = check(op, shapes=["16x32"], points=["shape inference", "dynamic shapes"], isolation="none")
+    assert [point.verdict for point in found.points] == ["missing", "missing"]
+    for point in found.points:
+        assert not point.of("fail")
+        assert all(f'register_fake("{op}")' in case.detail for case in point.of("missing"))
+
+
+@pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize(
     ("op", "kind"),
     {

@@ -45,6 +45,13 @@ def test_tables_of_inspect_are_those_of_the_command(inspected: opreplay.Inspecti
         assert here[column].tolist() == pytest.approx(there[column].tolist(), nan_ok=True)
 
 
+def test_every_table_of_a_trace_without_steps_and_launches_is_a_frame() -> None:
+    found = opreplay.inspect(sample_path("transformer_infer"))
+    sizes = {name: found.frame(name).shape for name in found.tables}
+    assert all(columns for _, columns in sizes.values())
+    assert sizes["launches"][0] == 0 < sizes["ops"][0]
+
+
 def test_a_table_is_an_attribute(inspected: opreplay.Inspection) -> None:
     assert set(inspected.tables) <= set(dir(inspected))
     assert inspected.frame().equals(inspected.ops.frame())

@@ -148,3 +148,14 @@ def test_what_nothing_here_runs_says_so_when_it_is_called(name: str, args: tuple
     assert op.simulate("910b3").time_us > 0
     with pytest.raises(NotReplayable, match=why):
         op()
+
+
+@pytest.mark.parametrize("sizes", [{}, {"n": 2, "m": 3}, {"n": 2.5}, {"n": "2"}, {"n": -1}])
+def test_sizes_are_those_of_the_call(sizes: dict[str, Any]) -> None:
+    with pytest.raises(UsageError):
+        opreplay.op("aten::mm(f32[4,n], f32[n,2])", **sizes)
+
+
+def test_an_overload_of_torch_is_no_name() -> None:
+    with pytest.raises(UsageError, match="no name of an op"):
+        opreplay.op_of_call(torch.ops.aten.mm.default, T, T)  # pyright: ignore[reportArgumentType]

@@ -85,3 +85,9 @@ def test_a_plan_and_a_trace_that_were_read_can_be_opened(trace: opreplay.OpenTra
     assert opreplay.open(trace.plan)["aten::mm"].id == trace["aten::mm"].id
     assert opreplay.open(trace.read)["aten::mm"].id == trace["aten::mm"].id
     assert opreplay.plan(trace) is trace.plan
+
+
+def test_a_plan_is_one_line_at_a_prompt() -> None:
+    plan = opreplay.plan(sample_path("transformer_infer"))
+    assert repr(plan).startswith("ReplayPlan of 'transformer_infer.json.gz': 89 ops")
+    assert len(repr(plan)) < 100

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
 import opreplay
+from opreplay.cli.main import opreplay as command
 from opreplay.replay.plugins import clear_registrations
 from opreplay.traces.errors import UsageError
 from opreplay.traces.samples import sample_path
@@ -43,9 +45,27 @@ def test_results_are_those_of_the_file(tmp_path: Path) -> None:
     assert list(frame["simulated_us_910b1"]) == [op.simulated_us["910b1"] for op in results.ops]
     assert frame.dtypes[["name", "count", "recorded_device_us"]].astype(str).tolist() == ["string", "Int64", "float64"]
     assert "replayed 4 of 4 ops" in repr(results)
+    shown = CliRunner().invoke(command, ["show", str(path)], catch_exceptions=False).stdout
+    assert repr(results).splitlines()[:3] == shown.splitlines()[:3]
     assert results._repr_html_().startswith("<iframe")
     with pytest.raises(UsageError, match="exists"):
         opreplay.run(trace, options=FAKE, output=path)
+
+
+@pytest.mark.parametrize(
+    "how",
+    [
+        lambda: opreplay.RunOptions(op_time_s=-1),
+        lambda: opreplay.RunOptions(op_time_s=float("nan")),
+        lambda: opreplay.run(SAMPLE, top=1, options=FAKE, workers=0),
+        lambda: opreplay.run(SAMPLE, top=1, options=FAKE, repeats=0),
+        lambda: opreplay.run(SAMPLE, top=0, options=FAKE),
+        lambda: opreplay.run(SAMPLE, top=1, options=FAKE, output="results.csv"),
+    ],
+)
+def test_what_the_command_line_refuses_is_refused(how: Callable[[], object]) -> None:
+    with pytest.raises(UsageError):
+        how()
 
 
 def test_two_runs_are_compared(tmp_path: Path) -> None:
@@ -63,6 +83,14 @@ def test_a_simulation_is_fitted_to_the_prompt(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setenv("COLUMNS", "60")
     repr(opreplay.simulate(opreplay.open(SAMPLE, top=1)))
     assert widths == [60]
+
+
+def test_a_simulation_begins_with_the_answer_of_the_command() -> None:
+    trace = sample_path("cnn_train")
+    shown = CliRunner().invoke(command, ["simulate", str(trace)], catch_exceptions=False).stdout
+    simulated = opreplay.simulate(trace)
+    assert repr(simulated).splitlines()[:3] == shown.splitlines()[:3]
+    assert simulated.frame()["recorded_device_us"].isna().all(), "it ran on the host alone"
 
 
 def test_a_simulation_is_that_of_its_ops() -> None:

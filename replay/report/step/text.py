@@ -29,7 +29,17 @@ from opreplay.replay.report.table import (
     terminal,
     warnings_of,
 )
-from opreplay.replay.report.text import DASH, coarse_text, plural, quotient, ratio_text, safe, share_text, time_text
+from opreplay.replay.report.text import (
+    DASH,
+    coarse_text,
+    doubt_lines,
+    plural,
+    quotient,
+    ratio_text,
+    safe,
+    share_text,
+    time_text,
+)
 from opreplay.replay.timeline.categories import Categories
 from opreplay.replay.timeline.job.values import JobChange, JobSoc, JobTimeline
 from opreplay.replay.timeline.memory import MemoryUse
@@ -38,6 +48,7 @@ from opreplay.replay.timeline.paths import PathPart, Slack
 from opreplay.replay.timeline.simulated import ASSUMED, SocStep
 from opreplay.replay.timeline.timeline import Timeline, WhatIf
 from opreplay.traces.names import trace_name
+from opreplay.traces.times.doubts import Doubts
 
 PATH_NAMED = 3
 """Parts of the critical path in the first lines."""
@@ -120,7 +131,9 @@ def change_texts(timeline: Timeline | JobTimeline) -> list[str]:
     """Return a sentence on each of the first changes; one on all of them together comes first."""
     together = timeline.what_if_together if isinstance(timeline, Timeline) else None
     changes = [*([] if together is None else [together]), *timeline.what_if]
-    return [change_text(change, timeline.retimed_step_us) for change in changes[:CHANGES_SHOWN]]
+    doubts = timeline.step.doubts if isinstance(timeline, Timeline) and timeline.step.is_untimed else Doubts()
+    reasons = f"; not reliable: {' and '.join(doubt_lines(doubts))}" if doubts != Doubts() else ""
+    return [change_text(change, timeline.retimed_step_us) + reasons for change in changes[:CHANGES_SHOWN]]
 
 
 def change_text(change: WhatIf | JobChange, step_us: float) -> str:

@@ -33,6 +33,7 @@ from opreplay.replay.report.text import (
     DASH,
     coarse_text,
     doubt_lines,
+    middle,
     plural,
     quotient,
     ratio_text,
@@ -52,6 +53,8 @@ from opreplay.traces.times.doubts import Doubts
 
 PATH_NAMED = 3
 """Parts of the critical path in the first lines."""
+PATH_WIDTH = 40
+"""Columns of each of their names."""
 CHANGES_SHOWN = 3
 """Changes with a line of their own; the table has all."""
 MODULES_SHOWN = 16
@@ -118,7 +121,8 @@ def first_lines(timeline: Timeline) -> list[str]:
 def _path_line(timeline: Timeline) -> str:
     """Return what takes most of the critical path: "critical path: aten::mm 18.2 %, host 9.3 %"."""
     path, total = timeline.critical_path, sum(part.us for part in timeline.critical_path)
-    shown = [f"{safe(part.name)} {share_text(quotient(part.us, total))}" for part in path[:PATH_NAMED]]
+    names = [safe(middle(part.name, PATH_WIDTH)) for part in path[:PATH_NAMED]]
+    shown = [f"{name} {share_text(quotient(part.us, total))}" for name, part in zip(names, path, strict=False)]
     return f"critical path: {', '.join(shown)}" if shown else ""
 
 

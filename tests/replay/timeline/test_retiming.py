@@ -268,6 +268,14 @@ def test_a_trace_without_steps_is_taken_whole(tmp_path: Path) -> None:
     assert any("marks no steps" in note for note in found.notes)
 
 
+def test_a_host_that_ends_before_the_device_is_not_on_the_path(tmp_path: Path) -> None:
+    machine = Machine()
+    machine.op("aten::mm", 10.0, ("gemm", 500.0))
+    found = study(machine, tmp_path, what_if=["aten::mm=0.5x"]).timeline
+    assert found.critical_path[0].where == "device"
+    assert found.what_if[0].gain_us == pytest.approx(250.0, abs=6.0)
+
+
 @pytest.mark.parametrize("text", ["", "nonsense", "mm=fast", "=0.5x", "mm=3", "dtype int77", "fuse aten::mm"])
 def test_text_that_is_no_change_says_what_one_is(tmp_path: Path, text: str) -> None:
     trace = read_trace(training().write(tmp_path / "t.json"), activity=True)

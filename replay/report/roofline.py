@@ -134,7 +134,8 @@ def head_line(roofline: Roofline) -> str:
         return f"{total} by op and shape, without rates: {' and '.join(doubts)}"
     known = [row for row in roofline.rows if row.lost_us is not None]
     if roofline.peak is None or not known:
-        return f"{total} by op and shape; share of the peak unknown"
+        above = any(row.peak_share is not None for row in roofline.rows)
+        return f"{total} by op and shape; share of the peak {'above what is possible' if above else 'unknown'}"
     covered = sum(row.share for row in known)
     if covered < LEAST_COVERED:
         return f"only {share_text(covered)} of {total} has a known share of the peak of {roofline.peak.device}"
@@ -160,7 +161,7 @@ def render(roofline: Roofline, top: int | None, *, width: int) -> RenderableType
     noted = {f"! {safe(row.name)}: {safe(note)}": None for row in shown if (note := _unseen(roofline, row))}
     below += [*noted][:NOTES_SHOWN]
     below.append(peak_line(roofline))
-    below.append(roofline.note)
+    below.append(safe(roofline.note))
     parts += [Text(line, style="dim", overflow="fold") for line in below if line]
     return Group(*parts)
 
@@ -169,7 +170,7 @@ def peak_line(roofline: Roofline) -> str:
     """Return the peak rates of the recorded device and how much of the time has all numbers."""
     peak = roofline.peak
     if peak is None:
-        return NO_PEAK if roofline.clock == "device" else ""
+        return NO_PEAK if roofline.clock == "device" and not roofline.note else ""
     by_rate: dict[float, list[str]] = {}
     for dtype, rate in peak.tflops.items():
         by_rate.setdefault(rate, []).append(dtype)

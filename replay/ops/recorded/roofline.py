@@ -118,6 +118,9 @@ def roofline(trace: Trace, peak: Peak | None = None) -> Roofline:
     else:
         rows, total_us = _of_host(trace)
         peak, note = None, "no device work is recorded: times are those of ops on the host, without the ops inside them"
+    kinds = [*dict.fromkeys(trace.info.device_names)]
+    if peak is None and len(trace.kernels) and len(kinds) > 1:
+        note = f"calls on devices of several kinds share a row: {', '.join(kinds)}; --peak NAME takes one for all"
     doubts = doubts_of(trace)
     if doubts.mistimed or (not len(trace.kernels) and doubts.zero_ops):
         rows = [_without_rates(row) for row in rows]

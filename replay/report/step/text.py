@@ -115,7 +115,9 @@ def first_lines(timeline: Timeline) -> list[str]:
     """Return the answer: the step after the changes that were asked for, what bounds it, and how long it idles."""
     name = trace_name(timeline.source)
     lines = [f"{safe(name)}: {text}" for text in change_texts(timeline)]
-    return [*lines, named(name, head_line(timeline)), *filter(None, [idle_line(timeline.step), _path_line(timeline)])]
+    step = timeline.step
+    path = "" if step.is_untimed else _path_line(timeline)
+    return [*lines, named(name, head_line(timeline)), *filter(None, [idle_line(step), path])]
 
 
 def _path_line(timeline: Timeline) -> str:
@@ -394,7 +396,7 @@ def note_lines(timeline: Timeline) -> list[str]:
     """Return notes needed to trust the numbers, one line each."""
     lines = [*timeline.notes, *of_devices(timeline.socs)]
     lines += [f"memory: {note}" for note in (timeline.memory.notes if timeline.memory is not None else ())]
-    lines += of_changes(timeline.what_if)
+    lines += [*of_changes(timeline.what_if), *_of_all_changes(timeline)]
     if timeline.dropped_edges:
         single = timeline.dropped_edges == 1
         dependencies = "1 dependency" if single else f"{timeline.dropped_edges:,} dependencies"
@@ -407,8 +409,17 @@ def decisive_lines(timeline: Timeline) -> list[str]:
     return [
         *timeline.notes,
         *of_changes(timeline.what_if),
+        *_of_all_changes(timeline),
         *telling(of_devices(timeline.socs)),
     ]
+
+
+def _of_all_changes(timeline: Timeline) -> list[str]:
+    """Return the assumptions of all changes together that none of them has alone."""
+    alone = {note for change in timeline.what_if for note in change.assumptions}
+    together = timeline.what_if_together
+    notes = () if together is None else dict.fromkeys(together.assumptions)
+    return [f"all of these: {note}" for note in notes if note not in alone]
 
 
 def of_changes(changes: Sequence[WhatIf | JobChange]) -> list[str]:

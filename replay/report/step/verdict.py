@@ -77,7 +77,7 @@ def idle_line(step: StepReport) -> str:
     """Return the idle time by cause: "idle 53.2 %: 41.6 % waiting for the host, 10.6 % before the first task"."""
     step_us = step.window.step_us
     causes = [(IDLE_CAUSES[cause], us) for cause, us in step.idle_us.items() if us >= _LEAST_SHARE * step_us]
-    if step.bound == "host alone" or not causes:
+    if step.bound == "host alone" or step.is_untimed or not causes:
         return ""
     shown = ", ".join(f"{share_text(quotient(us, step_us))} {cause}" for cause, us in sorted(causes, key=_us)[::-1])
     return f"idle {_share(sum(step.idle_us.values()), step_us)}: {shown}"

@@ -12,7 +12,7 @@ from opreplay.replay.plan.build import signature_id
 from opreplay.replay.plan.inputs import plan_of
 from opreplay.replay.plan.selection import Selection
 from opreplay.replay.report.step.text import band_text, memory_text
-from opreplay.replay.timeline.changes import Unmatched, edited
+from opreplay.replay.timeline.changes import TWICE, Unmatched, edited
 from opreplay.replay.timeline.graph.build import step_graph
 from opreplay.replay.timeline.graph.schedule import critical_path, retimed, slack_us
 from opreplay.replay.timeline.measured import MeasuredOps
@@ -283,6 +283,16 @@ def test_text_that_is_no_change_says_what_one_is(tmp_path: Path, text: str) -> N
     with pytest.raises(TraceError) as error:
         edited(Names(trace, graph), graph, text)
     assert error.value.hint
+
+
+@pytest.mark.parametrize("changes", [["aten::mm=0.5x,gemm=0.1x"], ["aten::mm=0.5x", "gemm=0.1x"]])
+def test_changes_of_the_same_work_say_that_they_multiply(tmp_path: Path, changes: list[str]) -> None:
+    machine = Machine()
+    machine.op("aten::mm", 10.0, ("gemm", 500.0))
+    found = study(machine, tmp_path, what_if=changes).timeline
+    told = found.what_if_together or found.what_if[0]
+    assert TWICE in told.assumptions
+    assert told.gain_us == pytest.approx(475.0, abs=6.0)
 
 
 def test_a_change_of_nothing_is_an_error(tmp_path: Path) -> None:

@@ -7,6 +7,8 @@ from typing import Literal
 
 import msgspec
 
+from opreplay.traces.times.doubts import Doubts
+
 AdviceKind = Literal["cudagraph", "python", "overlap", "fusion", "op", "dtype", "copies"]
 Certainty = Literal["high", "medium", "low"]
 
@@ -49,3 +51,5 @@ class AdviceList(msgspec.Struct, frozen=True, kw_only=True):
     tried: int
     """Changes whose gain was computed."""
     items: tuple[Advice, ...]
+    doubts: Doubts = Doubts()
+    """Why times are no timings, so that nothing was tried."""

@@ -150,3 +150,8 @@ class StepReport(msgspec.Struct, frozen=True, kw_only=True):
     """Whose step this is, of a file that the profiles of several processes were merged into."""
     processes: int = 1
     """In that file."""
+
+    @property
+    def is_untimed(self) -> bool:
+        """Whether no share and no verdict can be told, for want of times."""
+        return self.doubts.untimed or (self.bound == "host alone" and self.doubts.zero_ops > 0)

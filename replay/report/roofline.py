@@ -13,15 +13,18 @@ from rich.text import Text
 from opreplay.replay.ops.recorded.roofline import Roofline, RooflineRow, rated
 from opreplay.replay.ops.recorded.sizes import CallWork
 from opreplay.replay.report.table import COUNT, OP, SHARE, TIME, Column, OpCell, Table, Unit, terminal
-from opreplay.replay.report.text import DASH, listed, plural, safe, share_text, time_text
+from opreplay.replay.report.text import DASH, doubt_lines, listed, plural, safe, share_text, time_text
 from opreplay.replay.report.view import View
 from opreplay.replay.results.records import OpResult
 from opreplay.traces.sums import shares, summed
+from opreplay.traces.times.doubts import Doubts
 from opreplay.traces.times.peaks import TF32, Peak, peak_of
 
 _OfRow = Column[RooflineRow]
 LEAST_COVERED = 0.5
 """Share of the time with a share of the peak below which the first line tells no loss."""
+LEAST_UNKNOWN = 0.05
+"""Share of the time without a share of the peak from which the first line says so."""
 NOTES_SHOWN = 5
 """Assumptions that a terminal lists below the table."""
 NO_PEAK = "no peak is known of the recorded device: --peak NAME (as MI300X) names it"
@@ -65,6 +68,13 @@ NOTE = _OfRow("note", lambda row: row.why or row.assumed, key="note")
 def _detail(row: RooflineRow) -> str:
     """Return the shapes of a row, or why its work is unknown."""
     return row.inputs if row.flops is not None and row.bytes is not None else row.why or row.inputs
+
+
+def _unseen(roofline: Roofline, row: RooflineRow) -> str:
+    """Return what no cell of a row tells: what its numbers rest on, or why its share of the peak is missing."""
+    has_work = row.flops is not None and row.bytes is not None
+    told = roofline.peak is None or roofline.doubts != Doubts()
+    return row.assumed or (row.why if has_work and not told else "")
 
 
 _OP = _OfRow("op", lambda row: OpCell(name=row.name, detail=_detail(row)), OP)
@@ -120,17 +130,21 @@ def head_line(roofline: Roofline) -> str:
     total = f"{time_text(roofline.total_us)} of {roofline.clock} time"
     if not roofline.rows:
         return f"{total}: no rows"
+    if doubts := doubt_lines(roofline.doubts):
+        return f"{total} by op and shape, without rates: {' and '.join(doubts)}"
     known = [row for row in roofline.rows if row.lost_us is not None]
     if roofline.peak is None or not known:
-        return f"{total} by op and shape; share of the peak unknown"
+        above = any(row.peak_share is not None for row in roofline.rows)
+        return f"{total} by op and shape; share of the peak {'above what is possible' if above else 'unknown'}"
     covered = sum(row.share for row in known)
     if covered < LEAST_COVERED:
         return f"only {share_text(covered)} of {total} has a known share of the peak of {roofline.peak.device}"
+    unknown = f"; unknown for {share_text(1.0 - covered)} of it" if covered <= 1.0 - LEAST_UNKNOWN else ""
     lost_us = sum(row.lost_us or 0.0 for row in known)
     most = known[0]
     return (
         f"{time_text(lost_us)} of {total} lost below the roof of {roofline.peak.device}, "
-        f"{time_text(most.lost_us)} in {safe(most.name)} ({share_text(most.peak_share)} of peak)"
+        f"{time_text(most.lost_us)} in {safe(most.name)} ({share_text(most.peak_share)} of peak){unknown}"
     )
 
 
@@ -144,9 +158,10 @@ def render(roofline: Roofline, top: int | None, *, width: int) -> RenderableType
     if rest := roofline.rows[len(shown) :]:
         more = share_text(sum(row.share for row in rest))
         below.append(f"… {plural(len(rest), 'more row')}, {more} of the time; --top N shows more")
-    below += [f"! {safe(row.name)}: {safe(row.assumed)}" for row in shown if row.assumed][:NOTES_SHOWN]
+    noted = {f"! {safe(row.name)}: {safe(note)}": None for row in shown if (note := _unseen(roofline, row))}
+    below += [*noted][:NOTES_SHOWN]
     below.append(peak_line(roofline))
-    below.append(roofline.note)
+    below.append(safe(roofline.note))
     parts += [Text(line, style="dim", overflow="fold") for line in below if line]
     return Group(*parts)
 
@@ -155,7 +170,7 @@ def peak_line(roofline: Roofline) -> str:
     """Return the peak rates of the recorded device and how much of the time has all numbers."""
     peak = roofline.peak
     if peak is None:
-        return NO_PEAK if roofline.clock == "device" else ""
+        return NO_PEAK if roofline.clock == "device" and not roofline.note else ""
     by_rate: dict[float, list[str]] = {}
     for dtype, rate in peak.tflops.items():
         by_rate.setdefault(rate, []).append(dtype)

@@ -17,7 +17,7 @@ from rich.console import RenderableType
 from rich.table import Table as RichTable
 from rich.text import Text
 
-from opreplay.replay.report.text import DASH, end, middle, plural, ratio_text, safe, share_text, time_text
+from opreplay.replay.report.text import DASH, cells, end, middle, plural, ratio_text, safe, share_text, time_text
 
 Row = TypeVar("Row")
 
@@ -326,11 +326,11 @@ def names_room(names: Iterable[str]) -> int:
 def op_line(op: OpCell, space: int) -> Text:
     """Return name and detail on one line: the detail if it fits, else its short form; the name gets the rest."""
     name, detail, short = safe(op.name), safe(op.detail), safe(op.short or op.detail)
-    if len(name) + 2 + len(detail) <= space or not detail:
+    if cells(name) + 2 + cells(detail) <= space or not detail:
         return Text.assemble(middle(name, space), ("  " + detail if detail else "", op.style), no_wrap=True)
-    name_chars = max(min(len(name), LEAST_NAME), space - 1 - len(short))
+    name_chars = max(min(cells(name), LEAST_NAME), space - 1 - cells(short))
     name = middle(name, min(name_chars, space))
-    return Text.assemble(name, (" " + end(short, space - len(name) - 1), op.style), no_wrap=True)
+    return Text.assemble(name, (" " + end(short, space - cells(name) - 1), op.style), no_wrap=True)
 
 
 def op_text(op: OpCell, space: int) -> Text:
@@ -338,8 +338,8 @@ def op_text(op: OpCell, space: int) -> Text:
     name, detail = safe(op.name), safe(op.detail)
     if not detail:
         return Text(middle(name, space), no_wrap=True)
-    room = space - len(name) - 2
-    if len(detail) <= room or (space >= 2 * MIN_OP_WIDTH and room >= MIN_OP_WIDTH):
+    room = space - cells(name) - 2
+    if cells(detail) <= room or (space >= 2 * MIN_OP_WIDTH and room >= MIN_OP_WIDTH):
         return Text.assemble(name, "  ", (end(detail, room), op.style), no_wrap=True)
     return Text.assemble(middle(name, space), "\n", (end(detail, space), op.style), no_wrap=True)
 

@@ -6,6 +6,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from rich.cells import cell_len
+
 from opreplay.replay.ir.describe import DASH, digits, time_text
 from opreplay.replay.ir.plain_json import plain_json
 from opreplay.replay.results.summary import whole
@@ -14,6 +16,7 @@ from opreplay.traces.times.doubts import Doubts
 
 __all__ = [
     "DASH",
+    "cells",
     "digits",
     "end",
     "listed",
@@ -50,21 +53,38 @@ def shown_json(value: Any) -> str:
     return plain_json(msgspec.json.format(msgspec.json.encode(value), indent=2)).decode() + "\n"
 
 
+def cells(text: str) -> int:
+    """Return the columns that `text` takes in a terminal: two for each wide character."""
+    return len(text) if text.isascii() else cell_len(text)
+
+
+def _fitting(text: str, width: int) -> str:
+    """Return the longest beginning of `text` in at most `width` columns."""
+    if text.isascii():
+        return text[: max(width, 0)]
+    taken = 0
+    for place, char in enumerate(text):
+        taken += cell_len(char)
+        if taken > width:
+            return text[:place]
+    return text
+
+
 def middle(text: str, width: int) -> str:
-    """Shorten `text` to at most `width` characters by omitting the middle: both ends of an op's name are
+    """Shorten `text` to at most `width` columns of a terminal by omitting the middle: both ends of an op's name are
     informative.
     """
-    if len(text) <= width:
+    if cells(text) <= width:
         return text
     if width < 3:
-        return text[: max(width, 0)]
+        return _fitting(text, width)
     tail = (width - 1) // 2
-    return f"{text[: width - 1 - tail]}…{text[len(text) - tail :]}"
+    return f"{_fitting(text, width - 1 - tail)}…{_fitting(text[::-1], tail)[::-1]}"
 
 
 def end(text: str, width: int) -> str:
-    """Shorten `text` to at most `width` characters by omitting the end."""
-    return text if len(text) <= width else text[: max(width - 1, 0)] + "…"[: max(width, 0)]
+    """Shorten `text` to at most `width` columns of a terminal by omitting the end."""
+    return text if cells(text) <= width else _fitting(text, width - 1) + "…"[: max(width, 0)]
 
 
 def share_text(share: float | None) -> str:

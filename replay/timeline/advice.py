@@ -39,7 +39,7 @@ from opreplay.traces.dtypes import torch_dtype_name
 from opreplay.traces.literals import is_whole_numbers
 from opreplay.traces.model import OpSignature, TensorMeta
 from opreplay.traces.times.doubts import Doubts
-from opreplay.traces.times.kernel_classes import class_of_work
+from opreplay.traces.times.kernel_classes import class_of_work, may_multiply
 from opreplay.traces.times.peaks import TF32, Peak, is_exact_float32, is_tf32, peak_of, roof_us
 
 LEAST_GAIN = 0.01
@@ -93,15 +93,19 @@ class _Candidate:
 
 
 def advise(study: Study) -> AdviceList:
-    """Try the usual changes of a step; return those that gain 1 % of it or more, largest gain first."""
-    names, before = study.names, study.schedule
+    """Try the usual changes of a step; return those that gain 1 % of it or more, largest gain first; none where
+    its times are no timings.
+    """
+    names, before, step = study.names, study.schedule, study.timeline.step
+    if step.is_untimed:
+        return AdviceList(step_us=before.step_us, marked=step.marked, tried=0, items=(), doubts=step.doubts)
     graph = with_losses(names.trace, study.graph)
     step_us = before.step_us
     least_us = LEAST_GAIN * step_us
     places = Places(names, graph)
     tried = 0
     found: list[Advice] = []
-    for candidate in _candidates(names, graph, study.timeline.step.accelerator, least_us):
+    for candidate in _candidates(names, graph, step.accelerator, least_us):
         if _most_us(graph, candidate) < least_us:
             continue
         tried += 1
@@ -134,7 +138,7 @@ def advise(study: Study) -> AdviceList:
             )
         )
     ranked = _ranked(found, least_us)
-    return AdviceList(step_us=step_us, marked=study.timeline.step.marked, tried=tried, items=tuple(ranked))
+    return AdviceList(step_us=step_us, marked=step.marked, tried=tried, items=tuple(ranked))
 
 
 def _ranked(found: Sequence[Advice], alike_us: float) -> list[Advice]:
@@ -418,8 +422,10 @@ def _calls_of(names: Names, graph: StepGraph, peak: Peak) -> list[_Calls]:
         work = work_of(recorded)
         kernels = {trace.kernel_names[int(name)] for name in np.unique(nodes.name[mine])}
         in_tf32 = work.dtype == "float32" and any(map(is_tf32, kernels))
-        roof = roof_us(peak, work.flops, work.bytes, TF32 if in_tf32 else work.dtype)
-        if roof is None or roof[0] <= 0.0:
+        kind = class_of_work(recorded.name, names.kernel(int(mine[0])))
+        multiplies = may_multiply(kind, recorded.name)
+        roof = roof_us(peak, work.flops, work.bytes, TF32 if in_tf32 else work.dtype, multiplies=multiplies)
+        if roof is None or roof[0] <= 0.0 or not nodes.dur_us[mine].any():
             continue
         _, call_of = np.unique(nodes.owner[mine], return_inverse=True)
         text = recorded_call_text(recorded)
@@ -427,7 +433,7 @@ def _calls_of(names: Names, graph: StepGraph, peak: Peak) -> list[_Calls]:
             _Calls(
                 text=_shapes_text(recorded),
                 command=f"opreplay op {shlex.quote(text)}" if text else _run_command(names, recorded.name),
-                kind=class_of_work(recorded.name, names.kernel(int(mine[0]))),
+                kind=kind,
                 work=work,
                 may_be_tf32=in_tf32 or not any(map(is_exact_float32, kernels)),
                 roof_us=roof[0],

@@ -182,9 +182,15 @@ def _apply(names: Names, out: Edited, text: str) -> None:
         )
     elif "=" in text:
         for pattern, value in scalings(text):
+            was_us = out.durations_us.copy()
             _scale(names, out, pattern, value)
+            if ((was_us != out.graph.nodes.dur_us) & (out.durations_us != was_us)).any() and TWICE not in out.notes:
+                out.notes.append(TWICE)
     else:
         raise TraceError(f"{text!r} is not a change", hint=_HINT)
+
+
+TWICE = "some work is meant by several of the changes: its factors multiply"
 
 
 def refuse_combination(text: str) -> None:

@@ -78,18 +78,19 @@ class StepChange(msgspec.Struct, frozen=True, kw_only=True):
         """Check whether the change is larger than the variation of the steps, where there are enough to tell."""
         if self.paired == "number":
             logs = [math.log(ratio) for ratio in self.pair_ratios]
-            if len(logs) < LEAST_STEPS:
+            if len(logs) < LEAST_STEPS or max(map(abs, logs)) < LEAST_CHANGE:
                 return True
             return abs(statistics.fmean(logs)) > ERRORS * statistics.stdev(logs) / math.sqrt(len(logs))
         first, second = (sorted(step.step_us for step in steps) for steps in (self.before, self.after))
-        if min(len(first), len(second)) < LEAST_STEPS:
-            return True
         was, now = self.step_us
-        return not (second[0] <= was <= second[-1] and first[0] <= now <= first[-1])
+        inside = [side[0] <= us <= side[-1] for side, us in ((first, now), (second, was)) if len(side) >= LEAST_STEPS]
+        return not (inside and all(inside))
 
 
 LEAST_STEPS = 3
 """Fewer steps say nothing of their variation."""
+LEAST_CHANGE = 5e-4
+"""Pairs that differ by less are the same."""
 ERRORS = 2.0
 """A change of paired steps is clear above so many standard errors."""
 

@@ -24,7 +24,7 @@ from opreplay.replay.timeline.graph.model import (
 )
 from opreplay.replay.timeline.names import Names, op_parents
 from opreplay.traces import Trace
-from opreplay.traces.model import OpSignature
+from opreplay.traces.model import MOST_ELEMENTS, OpSignature
 from opreplay.traces.times.kernel_classes import class_of_work
 
 LONG_US, LONG_TIMES = 300.0, 20.0
@@ -185,13 +185,15 @@ def _fusable(names: Names, graph: StepGraph) -> Bools:
 
 
 def _elements(signature: OpSignature) -> int:
-    """Return the number of elements of the call's largest tensor, or of its first list of tensors; 0 if unknown."""
+    """Return the number of elements of the call's largest tensor, or of its first list of tensors; 0 if unknown, or
+    more than any machine holds.
+    """
     largest = 0
     for dims in signature.dims or ():
         shapes = dims if dims and isinstance(dims[0], tuple) else (dims,)
         sizes = [int(np.prod(np.array(shape, np.float64))) for shape in shapes if shape]
         largest = max(largest, sum(sizes))
-    return largest
+    return largest if largest <= MOST_ELEMENTS else 0
 
 
 def ops_of_tasks(names: Names, graph: StepGraph, tasks: Bools) -> Bools:

@@ -124,6 +124,14 @@ def class_of_work(op: str, kernel: str) -> str:
     return of_kernel if of_op == "communication" and not tells_nothing(kernel) else of_op
 
 
+_MULTIPLYING = frozenset({"GEMM", "attention", "convolution", "other"})
+
+
+def may_multiply(kind: str, name: str) -> bool:
+    """Check whether arithmetic, and not memory, may bound work of this class: a product, or nobody knows what."""
+    return kind in _MULTIPLYING or name.startswith("triton_tem_")
+
+
 def tells_nothing(kernel: str) -> bool:
     """Check that a kernel's name is no evidence against communication: no known class and no known kernel library."""
     return class_of(kernel) in ("other", "reduction", "Triton") and not computes(kernel)

@@ -100,12 +100,21 @@ def is_exact_float32(kernel: str) -> bool:
     return not is_tf32(kernel) and _EXACT.search(kernel.lower()) is not None
 
 
-def roof_us(peak: Peak, flops: float | None, moved: float | None, dtype: str) -> tuple[float, str] | None:
+def knows_roof(peak: Peak, flops: float | None, dtype: str, *, multiplies: bool) -> bool:
+    """Check whether the bytes of work may tell its roof: not where it may multiply, and the time of that is unknown."""
+    return not multiplies or flops == 0 or (flops is not None and peak.rate_of(dtype) is not None)
+
+
+def roof_us(
+    peak: Peak, flops: float | None, moved: float | None, dtype: str, *, multiplies: bool = True
+) -> tuple[float, str] | None:
     """Return (least time of so many operations and bytes, the peak that bounds it: "memory" or the dtype); None if
-    neither is known.
+    neither is known, or if work that `multiplies` lacks its operations or their rate.
 
     `dtype` is a key of `Peak.tflops`: "tf32" for products of float32 that are let be less exact.
     """
+    if not knows_roof(peak, flops, dtype, multiplies=multiplies):
+        return None
     rate = peak.rate_of(dtype)
     times = [] if flops is None or rate is None else [(flops / rate / 1e6, dtype)]
     times += [] if moved is None else [(moved / peak.gb_per_s / 1e3, "memory")]

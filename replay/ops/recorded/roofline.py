@@ -26,8 +26,9 @@ from opreplay.traces.times.breakdown import (
     room_of_results_us,
     self_time_us,
 )
-from opreplay.traces.times.kernel_classes import CLASSES, class_of_op
-from opreplay.traces.times.peaks import TF32, Peak, is_tf32, peak_of
+from opreplay.traces.times.doubts import Doubts, doubts_of
+from opreplay.traces.times.kernel_classes import CLASSES, class_of_op, may_multiply
+from opreplay.traces.times.peaks import TF32, Peak, is_tf32, knows_roof, peak_of
 
 NO_OP = "no op is recorded for this kernel"
 IN_A_GRAPH = "its op is in the recording of the graph's capture, which was not found"
@@ -60,7 +61,8 @@ class RooflineRow(msgspec.Struct, frozen=True, kw_only=True):
     share: float
     """Of all time."""
     lost_us: float | None = None
-    """Time beyond what the peak of the device allows: time × (1 − share of the peak)."""
+    """Time beyond what the peak of the device allows: time × (1 − share of the peak); None if the share is unknown, or
+    so large that it cannot be right."""
     flops: float | None = None
     """Of all calls."""
     bytes: float | None = None
@@ -82,8 +84,8 @@ class RooflineRow(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_complete(self) -> bool:
-        """Whether operations, bytes and the share of the peak are all known."""
-        return self.flops is not None and self.bytes is not None and self.peak_share is not None
+        """Whether operations, bytes and the lost time are all known."""
+        return self.flops is not None and self.bytes is not None and self.lost_us is not None
 
     @property
     def rank_us(self) -> float:
@@ -99,6 +101,8 @@ class Roofline(msgspec.Struct, frozen=True, kw_only=True):
     rows: tuple[RooflineRow, ...]
     peak: Peak | None = None
     note: str = ""
+    doubts: Doubts = Doubts()
+    """Why times are no timings, so that no row has a rate."""
 
     @property
     def complete_share(self) -> float:
@@ -114,9 +118,37 @@ def roofline(trace: Trace, peak: Peak | None = None) -> Roofline:
     else:
         rows, total_us = _of_host(trace)
         peak, note = None, "no device work is recorded: times are those of ops on the host, without the ops inside them"
+    kinds = [*dict.fromkeys(trace.info.device_names)]
+    if peak is None and len(trace.kernels) and len(kinds) > 1:
+        note = f"calls on devices of several kinds share a row: {', '.join(kinds)}; --peak NAME takes one for all"
+    doubts = doubts_of(trace)
+    if doubts.mistimed or (not len(trace.kernels) and doubts.zero_ops):
+        rows = [_without_rates(row) for row in rows]
+    else:
+        doubts = Doubts()
     ranked = tuple(sorted(rows, key=lambda row: (-row.rank_us, -row.time_us, row.name)))
     return Roofline(
-        clock="device" if len(trace.kernels) else "host", total_us=total_us, rows=ranked, peak=peak, note=note
+        clock="device" if len(trace.kernels) else "host",
+        total_us=total_us,
+        rows=ranked,
+        peak=peak,
+        note=note,
+        doubts=doubts,
+    )
+
+
+def _without_rates(row: RooflineRow) -> RooflineRow:
+    """Return a row whose time is no timing: its work, and no rate."""
+    return msgspec.structs.replace(
+        row,
+        lost_us=None,
+        tflops_per_s=None,
+        gb_per_s=None,
+        peak_share=None,
+        bound="",
+        peak_kind="",
+        why=row.why or "its times are not reliable",
+        assumed="",
     )
 
 
@@ -134,16 +166,25 @@ def rated(
         tflops = None if work.flops is None else work.flops / row.time_us / 1e6
         speed = None if work.bytes is None else work.bytes / row.time_us / 1e3
     shares = [] if peak is None else _peak_shares(peak, tflops, speed, work.dtype, in_tf32)
-    # Without its operations, a product may be far nearer to the other roof.
-    if shares and (work.bytes is not None) and (work.flops is not None or row.kind not in ("GEMM", "convolution")):
+    # Without its operations or their rate, a product may be far nearer to the other roof.
+    multiplies = may_multiply(row.kind, row.name)
+    knows = peak is not None and knows_roof(peak, work.flops, work.dtype, multiplies=multiplies)
+    if shares and work.bytes is not None and knows:
         share, bound, kind = max(shares)
+    lost_us = None if share is None else row.time_us * max(0.0, 1.0 - share)
     if share is not None and peak is not None and share > DOUBTFUL:
         caches = None if call_bytes is None else call_bytes / (peak.cache_mib << 20)
-        doubt = "the count is not reliable"
-        if caches is not None and bound == "memory" and caches <= MOST_CACHES:
+        doubt = "the count or the time is not reliable"
+        if caches is None or bound != "memory" or caches > MOST_CACHES:
+            lost_us = None
+        else:
             doubt = f"{'its data fits' if caches <= 1 else 'part of its data fits'} in the {peak.cache_mib} MiB cache"
         assumed = "; ".join(filter(None, (f"above the peak: {doubt}", assumed)))
-    why = work.why or ("" if peak is not None or work.bytes is None else "the peak of the device is unknown")
+    why = work.why
+    if not why and work.bytes is not None and peak is None:
+        why = "the peak of the device is unknown"
+    elif not why and work.flops is not None and peak is not None and not knows:
+        why = f"the peak of the {peak.device} for {work.dtype or 'several types'} is unknown"
     return msgspec.structs.replace(
         row,
         flops=work.flops,
@@ -151,7 +192,7 @@ def rated(
         tflops_per_s=tflops,
         gb_per_s=speed,
         peak_share=share,
-        lost_us=None if share is None else row.time_us * max(0.0, 1.0 - share),
+        lost_us=lost_us,
         bound=bound,
         peak_kind=kind,
         why=why,

@@ -52,6 +52,7 @@ from opreplay.replay.timeline.paths import PathPart
 from opreplay.replay.timeline.timeline import Study, Timeline, WhatIf
 from opreplay.traces.joins.launch_grids import with_launch_grids
 from opreplay.traces.limits import Limits
+from opreplay.traces.names import trace_name
 from opreplay.traces.sums import summed
 
 MOST_LANES = 8
@@ -76,7 +77,7 @@ def view_of_advice(study: Study, *, everything: bool) -> View:
     whole = view(study, everything=everything)
     return msgspec.structs.replace(
         whole,
-        lines=[advice.head_line(found), *whole.lines],
+        lines=[advice.head_line(found, trace_name(study.timeline.source)), *whole.lines],
         render=partial(advice.render, found),
         facts=lambda: {"advice": advice.facts(found), **whole.facts()},
     )

@@ -13,7 +13,7 @@ from rich.text import Text
 from opreplay.replay.ir.advice import Advice, AdviceList
 from opreplay.replay.report.page.model import Answer, Opened
 from opreplay.replay.report.table import SHARE, TIME, Column, Table, Unit, notes_lines, terminal
-from opreplay.replay.report.text import plural, quotient, safe, share_text, time_text
+from opreplay.replay.report.text import doubt_lines, plural, quotient, safe, share_text, time_text
 from opreplay.replay.report.view import View
 
 SHOWN = 8
@@ -22,16 +22,19 @@ ROOM = 40
 _LINES = Unit(str, "lines")
 
 
-def head_line(advice: AdviceList) -> str:
-    """Return the first advice in a sentence, or that nothing was found."""
+def head_line(advice: AdviceList, name: str = "") -> str:
+    """Return the first advice in a sentence, or why there is none; with the name of the trace."""
     length = f"the {time_text(advice.step_us)} {'step' if advice.marked else 'recording, which marks no steps'}"
-    if not advice.tried:
-        return f"None of the usual changes applies to {length}."
-    if not advice.items:
-        return f"No change would save 1 % of {length}: {plural(advice.tried, 'change')} tried."
-    first = advice.items[0]
-    what = first.what if first.what == first.change else first.what[0].upper() + first.what[1:]
-    return safe(f"{what} would save {share_text(first.share)} ({_range(first)}) of {length}: {first.why}")
+    if doubts := doubt_lines(advice.doubts):
+        text = f"no advice on {length}: {' and '.join(doubts)}"
+    elif not advice.tried:
+        text = f"none of the usual changes applies to {length}"
+    elif not advice.items:
+        text = f"no change would save 1 % of {length}: {plural(advice.tried, 'change')} tried"
+    else:
+        first = advice.items[0]
+        text = f"{first.what} would save {share_text(first.share)} ({_range(first)}) of {length}: {first.why}"
+    return safe(f"{name}: {text}" if name else text)
 
 
 def facts(advice: AdviceList) -> dict[str, Any]:

@@ -12,9 +12,10 @@ from opreplay.replay.ir.step import ModuleTime
 from opreplay.replay.report.step.tables import tables_of_captured
 from opreplay.replay.report.step.text import MODULES_SHOWN, large_modules
 from opreplay.replay.report.table import COUNT, SHARE, TIME, Column, Table, notes_lines, terminal
-from opreplay.replay.report.text import fusing, quotient, safe, share_text, time_text
+from opreplay.replay.report.text import fusing, plural, quotient, safe, share_text, time_text
 from opreplay.replay.report.view import View
 from opreplay.replay.timeline.captured import CapturedChange, CapturedTimeline, CapturedTimes
+from opreplay.traces.names import trace_name
 
 BOUNDS = {
     "host": "host-bound, it idles {idle}",
@@ -27,7 +28,9 @@ _OfDevice = Column[tuple[str, CapturedTimes]]
 def view(timeline: CapturedTimeline) -> View:
     """Return a captured step on simulated devices in every output format."""
     return View(
-        lines=[*_changes_lines(timeline), verdict(timeline)],
+        lines=[
+            f"{safe(trace_name(timeline.source))}: {line}" for line in (*_changes_lines(timeline), verdict(timeline))
+        ],
         render=lambda width: render(timeline, width),
         facts=lambda: facts(timeline),
         tables=tables_of_captured(timeline),
@@ -42,6 +45,8 @@ def verdict(timeline: CapturedTimeline) -> str:
         idle = share_text(quotient(times.idle_us, times.step_us))
         bound = BOUNDS[times.bound].format(idle=idle)
         parts.append(f"{safe(name)} would take {time_text(times.step_us)} a step ({band}), {bound}")
+    if missing := timeline.unpredicted_calls:
+        parts.append(f"without the time of {plural(missing, 'call')} that no prediction covers")
     return "; ".join(parts) + "."
 
 

@@ -14,6 +14,7 @@ from opreplay.replay.report.step.sizes import (
     file_columns,
     fits_text,
     memory_columns,
+    missing_text,
     notes_of,
     view_of,
 )
@@ -82,7 +83,7 @@ def headline(served: ServedSteps) -> str:
     best = max((row for row in rows if row.fits is not False), key=lambda row: row.tokens_per_s, default=None)
     if best is not None:
         text += f", at most {best.tokens_per_s:,.0f} tokens/s ({best.batch:,} × {best.context:,})"
-    return f"{text}; {fits_text(rows)}"
+    return f"{text}{missing_text(rows)}; {fits_text(rows)}"
 
 
 def setting_line(served: ServedSteps) -> str:

@@ -14,6 +14,7 @@ from opreplay.replay.report.step.sizes import (
     file_columns,
     fits_text,
     memory_columns,
+    missing_text,
     notes_of,
     view_of,
 )
@@ -75,7 +76,7 @@ def headline(sized: SizedSteps) -> str:
     low, high = (time_text(end(row.step_us for row in rows)) for end in (min, max))
     socs = listed([safe(soc) for soc in dict.fromkeys(row.soc for row in rows)], 3)
     took = low if low == high else f"{low} to {high}"
-    return f"{safe(sized.source)} on {socs}: {took} a step; {fits_text(rows)}"
+    return f"{safe(sized.source)} on {socs}: {took} a step{missing_text(rows)}; {fits_text(rows)}"
 
 
 def table(rows: Sequence[SizedStep]) -> Table[SizedStep]:

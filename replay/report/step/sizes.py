@@ -12,7 +12,7 @@ from opreplay.replay.ir.sizes import readable
 from opreplay.replay.report import formats
 from opreplay.replay.report.page.model import Answer, Curve, Line, Page
 from opreplay.replay.report.table import FLAG, NUMBER, TEXT, Column, Table, notes_lines, terminal
-from opreplay.replay.report.text import safe
+from opreplay.replay.report.text import plural, safe
 from opreplay.replay.report.view import View
 from opreplay.replay.timeline.served import ServedStep
 from opreplay.replay.timeline.sized import SizedStep
@@ -53,6 +53,13 @@ def fits_text(rows: Sequence[AnyStep]) -> str:
     if no:
         return f"{no} of {len(rows)} do not fit in memory"
     return f"all fit in memory, {tight} with less than {RESERVE:.0%} spare" if tight else "all fit in memory"
+
+
+def missing_text(rows: Sequence[AnyStep]) -> str:
+    """Return how many calls the times lack; "" if every call has a prediction."""
+    missing = max((row.unpredicted_calls for row in rows), default=0)
+    up_to = "up to " if any(row.unpredicted_calls != missing for row in rows) else ""
+    return f"; without the time of {up_to}{plural(missing, 'call')} that no prediction covers" if missing else ""
 
 
 def device_column(kind: type[Row], rows: Sequence[Row]) -> Column[Row]:
@@ -98,8 +105,6 @@ def notes_of(notes: Sequence[str], rows: Sequence[AnyStep]) -> list[str]:
             f"fit: tensors at their peak, without workspaces and fragmentation; tight: less than {RESERVE:.0%} is "
             f"left, which vLLM keeps free by default; {known}",
         )
-    if missing := max((row.unpredicted_calls for row in rows), default=0):
-        said.append(f"up to {missing} calls of a step have no prediction and take no time here")
     return said
 
 

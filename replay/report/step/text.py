@@ -29,7 +29,18 @@ from opreplay.replay.report.table import (
     terminal,
     warnings_of,
 )
-from opreplay.replay.report.text import DASH, coarse_text, plural, quotient, ratio_text, safe, share_text, time_text
+from opreplay.replay.report.text import (
+    DASH,
+    coarse_text,
+    doubt_lines,
+    middle,
+    plural,
+    quotient,
+    ratio_text,
+    safe,
+    share_text,
+    time_text,
+)
 from opreplay.replay.timeline.categories import Categories
 from opreplay.replay.timeline.job.values import JobChange, JobSoc, JobTimeline
 from opreplay.replay.timeline.memory import MemoryUse
@@ -38,9 +49,12 @@ from opreplay.replay.timeline.paths import PathPart, Slack
 from opreplay.replay.timeline.simulated import ASSUMED, SocStep
 from opreplay.replay.timeline.timeline import Timeline, WhatIf
 from opreplay.traces.names import trace_name
+from opreplay.traces.times.doubts import Doubts
 
 PATH_NAMED = 3
 """Parts of the critical path in the first lines."""
+PATH_WIDTH = 40
+"""Columns of each of their names."""
 CHANGES_SHOWN = 3
 """Changes with a line of their own; the table has all."""
 MODULES_SHOWN = 16
@@ -101,13 +115,16 @@ def first_lines(timeline: Timeline) -> list[str]:
     """Return the answer: the step after the changes that were asked for, what bounds it, and how long it idles."""
     name = trace_name(timeline.source)
     lines = [f"{safe(name)}: {text}" for text in change_texts(timeline)]
-    return [*lines, named(name, head_line(timeline)), *filter(None, [idle_line(timeline.step), _path_line(timeline)])]
+    step = timeline.step
+    path = "" if step.is_untimed else _path_line(timeline)
+    return [*lines, named(name, head_line(timeline)), *filter(None, [idle_line(step), path])]
 
 
 def _path_line(timeline: Timeline) -> str:
     """Return what takes most of the critical path: "critical path: aten::mm 18.2 %, host 9.3 %"."""
     path, total = timeline.critical_path, sum(part.us for part in timeline.critical_path)
-    shown = [f"{safe(part.name)} {share_text(quotient(part.us, total))}" for part in path[:PATH_NAMED]]
+    names = [safe(middle(part.name, PATH_WIDTH)) for part in path[:PATH_NAMED]]
+    shown = [f"{name} {share_text(quotient(part.us, total))}" for name, part in zip(names, path, strict=False)]
     return f"critical path: {', '.join(shown)}" if shown else ""
 
 
@@ -120,7 +137,9 @@ def change_texts(timeline: Timeline | JobTimeline) -> list[str]:
     """Return a sentence on each of the first changes; one on all of them together comes first."""
     together = timeline.what_if_together if isinstance(timeline, Timeline) else None
     changes = [*([] if together is None else [together]), *timeline.what_if]
-    return [change_text(change, timeline.retimed_step_us) for change in changes[:CHANGES_SHOWN]]
+    doubts = timeline.step.doubts if isinstance(timeline, Timeline) and timeline.step.is_untimed else Doubts()
+    reasons = f"; not reliable: {' and '.join(doubt_lines(doubts))}" if doubts != Doubts() else ""
+    return [change_text(change, timeline.retimed_step_us) + reasons for change in changes[:CHANGES_SHOWN]]
 
 
 def change_text(change: WhatIf | JobChange, step_us: float) -> str:
@@ -377,7 +396,7 @@ def note_lines(timeline: Timeline) -> list[str]:
     """Return notes needed to trust the numbers, one line each."""
     lines = [*timeline.notes, *of_devices(timeline.socs)]
     lines += [f"memory: {note}" for note in (timeline.memory.notes if timeline.memory is not None else ())]
-    lines += of_changes(timeline.what_if)
+    lines += [*of_changes(timeline.what_if), *_of_all_changes(timeline)]
     if timeline.dropped_edges:
         single = timeline.dropped_edges == 1
         dependencies = "1 dependency" if single else f"{timeline.dropped_edges:,} dependencies"
@@ -390,8 +409,17 @@ def decisive_lines(timeline: Timeline) -> list[str]:
     return [
         *timeline.notes,
         *of_changes(timeline.what_if),
+        *_of_all_changes(timeline),
         *telling(of_devices(timeline.socs)),
     ]
+
+
+def _of_all_changes(timeline: Timeline) -> list[str]:
+    """Return the assumptions of all changes together that none of them has alone."""
+    alone = {note for change in timeline.what_if for note in change.assumptions}
+    together = timeline.what_if_together
+    notes = () if together is None else dict.fromkeys(together.assumptions)
+    return [f"all of these: {note}" for note in notes if note not in alone]
 
 
 def of_changes(changes: Sequence[WhatIf | JobChange]) -> list[str]:

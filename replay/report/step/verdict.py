@@ -34,7 +34,7 @@ def verdict(step: StepReport) -> str:
     function = named_function(step)
     if step.bound == "host alone" and without_copies(step.losses):
         text = f"No device work in what is left of the trace: {took}, ops run {busy} of it on the host"
-    elif _untimed(step):
+    elif step.is_untimed:
         text = f"No verdict on {took}: {' and '.join(doubt_lines(step.doubts))}"
     elif step.bound == "unknown":
         unknown = (
@@ -77,7 +77,7 @@ def idle_line(step: StepReport) -> str:
     """Return the idle time by cause: "idle 53.2 %: 41.6 % waiting for the host, 10.6 % before the first task"."""
     step_us = step.window.step_us
     causes = [(IDLE_CAUSES[cause], us) for cause, us in step.idle_us.items() if us >= _LEAST_SHARE * step_us]
-    if step.bound == "host alone" or not causes:
+    if step.bound == "host alone" or step.is_untimed or not causes:
         return ""
     shown = ", ".join(f"{share_text(quotient(us, step_us))} {cause}" for cause, us in sorted(causes, key=_us)[::-1])
     return f"idle {_share(sum(step.idle_us.values()), step_us)}: {shown}"
@@ -89,7 +89,7 @@ def _us(named_time: tuple[str, float]) -> float:
 
 def named_function(step: StepReport) -> PythonTime | None:
     """Return the Python function that a step waits for longest; None if it is short, or others matter as much."""
-    if step.bound not in ("host", "host alone") or not step.python or _lost_device_work(step) or _untimed(step):
+    if step.bound not in ("host", "host alone") or not step.python or _lost_device_work(step) or step.is_untimed:
         return None
     (first, us), function = step.largest[0], step.python[0]
     is_large = function.us >= _NAMED * us and function.us >= _LEAST_NAMED * sum(step.idle_us.values())
@@ -98,11 +98,6 @@ def named_function(step: StepReport) -> PythonTime | None:
 
 def _function(function: PythonTime) -> str:
     return safe(middle(function.label, 2 * _NAME_WIDTH))
-
-
-def _untimed(step: StepReport) -> bool:
-    """Whether neither verdict nor shares can be told, for want of times."""
-    return step.doubts.untimed or (step.bound == "host alone" and step.doubts.zero_ops > 0)
 
 
 def _lost_kernels(step: StepReport) -> list[str]:
@@ -136,7 +131,7 @@ def _of_process(step: StepReport) -> str:
 
 def _largest(step: StepReport) -> str:
     """Return the host work that the step waited for, if the step is host-bound."""
-    if step.bound not in ("host", "host alone") or _lost_device_work(step) or _untimed(step):
+    if step.bound not in ("host", "host alone") or _lost_device_work(step) or step.is_untimed:
         return ""
     if step.bound == "host" and named_function(step) is not None:
         return ""
@@ -175,9 +170,9 @@ def step_rows(step: StepReport) -> list[Fact]:
     window = step.window
     step_us = window.step_us
     lengths = f"{time_text(step_us)}{_chosen(step)}; on the host {time_text(window.host_us)}"
-    if step.bound == "host alone" and not _untimed(step):
+    if step.bound == "host alone" and not step.is_untimed:
         return [("step", lengths, ""), ("in ops", _share(step.busy_us, step_us), "")]
-    if _untimed(step):
+    if step.is_untimed:
         return [("step", lengths, ""), *(("times", line, "yellow") for line in doubt_lines(step.doubts))]
     if window.host_us > step_us and step.begin_us >= _LEAST_SHARE * step_us:
         lengths += f"; {step.accelerator} busy with the previous step for its first {time_text(step.begin_us)}"

@@ -479,18 +479,22 @@ def parts_table(steps: StepChange) -> Table[tuple[str, float, float]]:
 
 
 def _parts(steps: StepChange) -> list[tuple[str, float, float]]:
-    on_device = any(step.device_sum_us for step in (*steps.before, *steps.after))
-    values: dict[str, Callable[[StepParts], float]] = {
+    on_device = {any(step.device_sum_us for step in side) for side in (steps.before, steps.after)}
+    lengths: dict[str, Callable[[StepParts], float]] = {
         "step": lambda step: step.step_us,
         "host, the marked range": lambda step: step.host_us,
+    }
+    inside: dict[str, Callable[[StepParts], float]] = {
         "device, tasks added up": lambda step: step.device_sum_us,
-        "computing and copies" if on_device else "in ops": lambda step: step.busy_us - step.communication_us,
+        "computing and copies" if True in on_device else "in ops": lambda step: step.busy_us - step.communication_us,
         "communication alone": lambda step: step.communication_us,
         **{
             f"idle: {text}": lambda step, cause=cause: step.idle_us.get(cause, 0.0)
             for cause, text in IDLE_CAUSES.items()
         },
     }
+    # Ops of a host are no part of a step that compares with kernels of a device.
+    values = lengths if len(on_device) > 1 else {**lengths, **inside}
     parts = [(name, *steps.sides(value)) for name, value in values.items()]
     least_us = LEAST_PART * max(steps.step_us)
     return [part for part in parts if max(part[1:]) >= least_us]

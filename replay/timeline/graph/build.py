@@ -78,7 +78,8 @@ def step_graph(trace: Trace, step: Step) -> StepGraph:
     earlier.until_us.update(device.busy_before_us)
     more, starts = _between_threads(trace, step, threads, end_us)
     waits += more
-    lanes = [_Thread(events, _blocks(events, tasks, waits, starts, end_us, main)) for events in threads]
+    host_end_us = end_us if step.marked else None  # what threads did after their last event, nothing says
+    lanes = [_Thread(events, _blocks(events, tasks, waits, starts, host_end_us, main)) for events in threads]
     for stream in range(len(tasks.streams) * step.marked):
         earlier.number(stream)
     parts = _parts(lanes, tasks, device, earlier)
@@ -166,9 +167,12 @@ def _starts_of(
 
 
 def _blocks(
-    events: HostEvents, tasks: Tasks, waits: list[HostWait], starts: list[_Start], end_us: float, main: int
+    events: HostEvents, tasks: Tasks, waits: list[HostWait], starts: list[_Start], end_us: float | None, main: int
 ) -> Blocks:
-    """Return one thread split at its launches, its waits and the points for which others wait."""
+    """Return one thread split at its launches, its waits and the points for which others wait.
+
+    The main thread goes on until `end_us`, others until their last event.
+    """
     points = tasks.launch_us[tasks.launch_track == events.track].tolist()
     points += [start.source[1] for start in starts if start.source[0] == events.track]
     points += [wait.thread[1] for wait in waits if wait.thread is not None and wait.thread[0] == events.track]
@@ -181,6 +185,7 @@ def _blocks(
     if events.track != main:
         starts_here = [*points, *events.start_us.tolist()[:1]]
         begin = min(starts_here, default=0.0)
+    if events.track != main or end is None:
         end = max([*points, float(events.end_us.max(initial=begin))], default=begin)
     return blocks_of(events, begin, end, points, idle)
 

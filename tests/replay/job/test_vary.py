@@ -10,13 +10,15 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner, Result
+from msgspec.structs import replace
 
 from opreplay.cli.main import opreplay
 from opreplay.replay.ascend import load_device
 from opreplay.replay.capture.sizes import sizes_of
 from opreplay.replay.job.vary import vary_config, vary_file
+from opreplay.replay.report.step.sized import headline
 from opreplay.replay.report.step.sizes import fit_text, memory_text
-from opreplay.replay.timeline.sized import SizedStep
+from opreplay.replay.timeline.sized import SizedStep, SizedSteps
 from opreplay.traces.errors import UsageError
 
 MAKE = """
@@ -181,3 +183,9 @@ def test_a_model_without_text_has_times_of_a_step_and_no_context(tmp_path: Path)
     for options in (("--context", "64"), ("--vary", "context=64")):
         refused = run(f"hf:{config}", *options)
         assert (refused.exit_code, "context" in refused.stderr) == (2, True)
+
+
+def test_the_first_line_says_what_its_times_lack() -> None:
+    whole, lacking = step(0.5), replace(step(0.5), unpredicted_calls=2)
+    lines = [headline(SizedSteps(source="a.py:make", rows=(whole, other), notes=())) for other in (whole, lacking)]
+    assert ["2 calls" in line for line in lines] == [False, True]

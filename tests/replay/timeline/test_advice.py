@@ -139,6 +139,26 @@ def test_an_op_far_from_its_roof_is_brought_to_a_share_of_it(tmp_path: Path) -> 
     )
 
 
+def test_a_product_of_unknown_speed_is_not_brought_to_the_bandwidth(tmp_path: Path) -> None:
+    n = 4096
+    machine = one_step(lambda machine: shaped(machine, "dgemm", 3000.0, "double", [[n, n], [n, n]]))
+    assert not [item for item in advice_on(machine, tmp_path).items if item.kind == "op"]
+
+
+def test_times_that_are_none_give_no_advice(tmp_path: Path) -> None:
+    machine = one_step(
+        products(1),
+        lambda machine: shaped(machine, "gemm", 0.0, "c10::BFloat16", [[64, 64], [64, 64]]),
+    )
+    found = advice_on(machine, tmp_path)
+    assert (found.items, found.doubts.zero_durations) == ((), 1)
+
+
+def test_sizes_of_no_machine_are_unknown_to_advice(tmp_path: Path) -> None:
+    machine = one_step(lambda machine: shaped(machine, "gemm", 100.0, "float", [[2**62, 2**62], [2**62, 4]]))
+    assert advice_on(machine, tmp_path).items == ()
+
+
 def test_float32_products_may_use_tf32_where_they_do_not(tmp_path: Path) -> None:
     dims = [[4096, 4096], [4096, 4096]]
     found = advice_on(one_step(lambda m: shaped(m, "ampere_sgemm_128x64_nn", 2500.0, "float", dims)), tmp_path)

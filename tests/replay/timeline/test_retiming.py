@@ -13,7 +13,7 @@ from opreplay.replay.plan.build import signature_id
 from opreplay.replay.plan.inputs import plan_of
 from opreplay.replay.plan.selection import Selection
 from opreplay.replay.report.step.text import band_text, memory_text
-from opreplay.replay.timeline.changes import Unmatched, edited
+from opreplay.replay.timeline.changes import TWICE, Unmatched, edited
 from opreplay.replay.timeline.graph.build import step_graph
 from opreplay.replay.timeline.graph.schedule import critical_path, retimed, slack_us
 from opreplay.replay.timeline.measured import MeasuredOps
@@ -269,6 +269,14 @@ def test_a_trace_without_steps_is_taken_whole(tmp_path: Path) -> None:
     assert any("marks no steps" in note for note in found.notes)
 
 
+def test_a_host_that_ends_before_the_device_is_not_on_the_path(tmp_path: Path) -> None:
+    machine = Machine()
+    machine.op("aten::mm", 10.0, ("gemm", 500.0))
+    found = study(machine, tmp_path, what_if=["aten::mm=0.5x"]).timeline
+    assert found.critical_path[0].where == "device"
+    assert found.what_if[0].gain_us == pytest.approx(250.0, abs=6.0)
+
+
 @pytest.mark.parametrize("text", ["", "nonsense", "mm=fast", "=0.5x", "mm=3", "dtype int77", "fuse aten::mm"])
 def test_text_that_is_no_change_says_what_one_is(tmp_path: Path, text: str) -> None:
     trace = read_trace(training().write(tmp_path / "t.json"), activity=True)
@@ -276,6 +284,16 @@ def test_text_that_is_no_change_says_what_one_is(tmp_path: Path, text: str) -> N
     with pytest.raises(TraceError) as error:
         edited(Names(trace, graph), graph, text)
     assert error.value.hint
+
+
+@pytest.mark.parametrize("changes", [["aten::mm=0.5x,gemm=0.1x"], ["aten::mm=0.5x", "gemm=0.1x"]])
+def test_changes_of_the_same_work_say_that_they_multiply(tmp_path: Path, changes: list[str]) -> None:
+    machine = Machine()
+    machine.op("aten::mm", 10.0, ("gemm", 500.0))
+    found = study(machine, tmp_path, what_if=changes).timeline
+    told = found.what_if_together or found.what_if[0]
+    assert TWICE in told.assumptions
+    assert told.gain_us == pytest.approx(475.0, abs=6.0)
 
 
 def test_a_change_of_nothing_is_an_error(tmp_path: Path) -> None:

@@ -14,10 +14,10 @@ from opreplay.replay.plan.inputs import names_several, open_input, open_trace, p
 from opreplay.replay.plugins import load_plugins
 from opreplay.replay.session.display import Tabular
 from opreplay.replay.session.setting import devices_of, several, warned
-from opreplay.replay.session.trace import OpenTrace, Path, Source, paths_of
+from opreplay.replay.session.trace import OpenTrace, Path, Source, paths_of, recorded_trace
 from opreplay.traces import Limits, Trace, TraceSummary, summarize
 from opreplay.traces.errors import UsageError
-from opreplay.traces.processes.select import of_process, one_process
+from opreplay.traces.processes.select import one_process
 
 if TYPE_CHECKING:
     from opreplay.replay.ascend.profile import DeviceProfile
@@ -112,30 +112,6 @@ def inspect(
     """
     read = recorded_trace(trace, process=process, kernel_details=kernel_details, capture=capture, limits=limits)
     return Inspection(read, peak=peak, limits=limits)
-
-
-def recorded_trace(
-    trace: Source | OpenTrace,
-    *,
-    process: str | None = None,
-    kernel_details: str | None = None,
-    capture: str | None = None,
-    limits: Limits | None = None,
-) -> Trace:
-    """Return one trace with all its times, read again if it was opened without them."""
-    source = trace.read if isinstance(trace, OpenTrace) else trace
-    if isinstance(source, ReplayPlan):
-        raise UsageError(f"{source.source} is a plan, which has no recorded times", hint="Name the trace.")
-    if isinstance(source, Trace):
-        if source.activity is not None:
-            return source if process is None else of_process(source, process)
-        source = source.info.path
-    paths = paths_of(source)
-    if names_several(paths):
-        raise UsageError("inspect takes one trace", hint="Name one file of them; `run` and `timeline` take several.")
-    return open_trace(
-        paths[0], limits=limits, process=process, kernel_details=kernel_details, capture=capture, activity=True
-    )
 
 
 def step(trace: str | os.PathLike[str], soc: str | Sequence[str] = ()) -> ShownStep:

@@ -13,7 +13,7 @@ from opreplay.replay.execute.options import RunOptions
 from opreplay.replay.ir.model import ReplayPlan
 from opreplay.replay.job.job import Job
 from opreplay.replay.job.settings import Settings
-from opreplay.replay.plan.inputs import names_several, open_input
+from opreplay.replay.plan.inputs import names_several, open_input, open_trace
 from opreplay.replay.plan.make import find_ops
 from opreplay.replay.plan.selection import Selection
 from opreplay.replay.plugins import load_plugins, plugin_files
@@ -24,6 +24,7 @@ from opreplay.replay.session.setting import Setting, several, warned
 from opreplay.traces import Limits
 from opreplay.traces.errors import UsageError
 from opreplay.traces.model import Trace
+from opreplay.traces.processes.select import of_process
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -244,3 +245,27 @@ def plan(source: Source | OpenTrace, **selecting: Unpack[Selecting]) -> ReplayPl
     Takes the options of `opreplay.open`, and raises as it does.
     """
     return opened(source, **selecting).plan
+
+
+def recorded_trace(
+    trace: Source | OpenTrace,
+    *,
+    process: str | None = None,
+    kernel_details: str | None = None,
+    capture: str | None = None,
+    limits: Limits | None = None,
+) -> Trace:
+    """Return one trace with all its times, read again if it was opened without them."""
+    source = trace.read if isinstance(trace, OpenTrace) else trace
+    if isinstance(source, ReplayPlan):
+        raise UsageError(f"{source.source} is a plan, which has no recorded times", hint="Name the trace.")
+    if isinstance(source, Trace):
+        if source.activity is not None:
+            return source if process is None else of_process(source, process)
+        source = source.info.path
+    paths = paths_of(source)
+    if names_several(paths):
+        raise UsageError("inspect takes one trace", hint="Name one file of them; `run` and `timeline` take several.")
+    return open_trace(
+        paths[0], limits=limits, process=process, kernel_details=kernel_details, capture=capture, activity=True
+    )

@@ -18,7 +18,7 @@ from opreplay.replay.results.reading import ResultFile, read_result_file
 from opreplay.replay.results.records import Header, OpResult, Summary
 from opreplay.replay.session.display import Tabular
 from opreplay.replay.session.setting import DEFAULT_SOC
-from opreplay.replay.session.trace import Files, OpenTrace, Selecting, Source, opened
+from opreplay.replay.session.trace import Files, OpenTrace, Selecting, Source, opened, recorded_trace
 from opreplay.traces.errors import TraceError, UsageError
 
 if TYPE_CHECKING:
@@ -233,7 +233,6 @@ def _recorded_part(job: Job) -> tuple[Where | None, StepReport | None]:
     """
     from opreplay.replay.plan.inputs import tells_step
     from opreplay.replay.plan.recorded.where import where_of
-    from opreplay.replay.session.looking import recorded_trace
 
     trace, where = job.trace, where_of(job.read)
     if trace is None or trace.info.merged is not None or job.selection.narrows:

@@ -174,7 +174,7 @@ def _prediction(predicted: Predicted, node: int) -> dict[str, Any]:
     if not families:
         return {"prediction": "none: as recorded"}
     total = sum(families.values())
-    less, more = (sum(float(us[name][node]) for name in families) for us in (predicted.shorter_us, predicted.longer_us))
+    less, more = (sum(float(us[node]) for us in of.values()) for of in (predicted.shorter_us, predicted.longer_us))
     return {"families": families, "low_us": total - less, "high_us": total + more}
 
 

@@ -147,13 +147,21 @@ def _largest(step: StepReport) -> str:
     return f" Largest {'cause' if len(named) == 1 else 'causes'}: {', '.join(named)}."
 
 
+NARROW = 0.1
+"""Width of a band, as a share of the step, that no kernel has: most of the step is not predicted, but as recorded."""
+
+
 def soc_text(step: StepOnDevice, report: StepReport) -> str:
     """Return the step on a simulated device: "would take 5.3 ms (3.3 ms to 10.3 ms), 0.18×"."""
     step_us = report.window.step_us
     if step.low_us is None or step.high_us is None:
         return f"is not predicted: {share_text(step.predicted_share)} of the device time has a prediction"
     band = f"{time_text(step.low_us)} to {time_text(step.high_us)}"
-    host = "; host-bound, and the band has no error of the host's time" if step.host_bound else ""
+    host = ""
+    if step.host_bound:
+        host = "; host-bound, and the band has no error of the host's time"
+    elif step.high_us - step.low_us < NARROW * step.step_us:
+        host = "; the band has no error of what stays as recorded, such as the host's time"
     lost = report.launches_without_kernel
     unknown = f"; without the work of {lost:,} of {report.launches:,} launches, which is not known" if lost else ""
     ratio = f"{ratio_text(step.step_us, step_us)} the recorded step"

@@ -69,6 +69,9 @@ def test_a_prediction_says_that_work_of_launches_is_not_in_it() -> None:
     assert "without the work of 2 of 3 launches, which is not known)" in verdict(lost)
     whole = msgspec.structs.replace(lost, launches_without_kernel=0)
     assert "without the work" not in verdict(whole)
+    said = [verdict(msgspec.structs.replace(whole, socs={"910b3": msgspec.structs.replace(
+        socs["910b3"], low_us=low_us, host_bound=False)})) for low_us in (9.0, 10.5)]  # fmt: skip
+    assert ["the band has no error of what stays as recorded" in text for text in said] == [False, True]
 
 
 @pytest.mark.parametrize(("lost", "bound"), [(range(0), "host"), (range(0, 40, 2), "unknown"), (range(1), "host")])

@@ -107,6 +107,18 @@ def test_an_unaligned_float32_product_is_slower() -> None:
     assert odd.bound == "slow path"
 
 
+def test_a_complex_product_is_four_real_ones() -> None:
+    """complex64 took less time than float32."""
+
+    def mm(dtype: str) -> float:
+        square = spec((2048, 2048), dtype)
+        return predict_kernel(KernelCall(type="MatMulV3", inputs=(square, square), outputs=(square,)), DEVICE).time_us
+
+    least_us = 4 * 2048**3 / (DEVICE.macs_per_cycle["float32"] * DEVICE.aic_cores * DEVICE.freq_hz) * 1e6
+    assert mm("complex64") > max(least_us, 2 * mm("float32"))
+    assert mm("complex128") > least_us
+
+
 def test_what_nobody_measured_is_extrapolated_and_has_a_wider_band() -> None:
     known = predict_kernel(call("Relu", (16, 16384)), DEVICE)
     beyond = predict_kernel(call("Relu", (1 << 20, 1 << 14)), DEVICE)

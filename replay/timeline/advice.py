@@ -15,6 +15,7 @@ import numpy as np
 
 from opreplay.replay.ir.advice import Advice, AdviceKind, AdviceList, Certainty
 from opreplay.replay.ir.notation import recorded_call_text, tensor_text
+from opreplay.replay.ir.step import StepReport
 from opreplay.replay.ops.recorded.sizes import CallWork, work_of
 from opreplay.replay.timeline.changes import Edited, Unmatched, edited, leave_out
 from opreplay.replay.timeline.dispatch import copies_of, elementwise_runs, stretches_of
@@ -105,7 +106,7 @@ def advise(study: Study) -> AdviceList:
     places = Places(names, graph)
     tried = 0
     found: list[Advice] = []
-    for candidate in _candidates(names, graph, step.accelerator, least_us):
+    for candidate in _candidates(names, graph, step, least_us):
         if _most_us(graph, candidate) < least_us:
             continue
         tried += 1
@@ -178,13 +179,17 @@ def _certainty(study: Study, best: Certainty, wide: bool) -> Certainty:
     return _LEVELS[min(len(_LEVELS) - 1, _LEVELS.index(best) + lower)]
 
 
-def _candidates(names: Names, graph: StepGraph, accelerator: str, least_us: float) -> Iterator[_Candidate]:
-    """Yield the changes to try."""
-    device = "the device" if accelerator == "device" else f"the {accelerator}"
-    yield from _of_host_work(names, graph, device, least_us)
+def _candidates(names: Names, graph: StepGraph, step: StepReport, least_us: float) -> Iterator[_Candidate]:
+    """Yield the changes to try. Those of the host alone take no busy time from the device: that its streams would
+    overlap more, across steps, nothing recorded says.
+    """
+    device = "the device" if step.accelerator == "device" else f"the {step.accelerator}"
+    for candidate in _of_host_work(names, graph, device, least_us):
+        yield replace(candidate, least_step_us=step.busy_us) if graph.on_device else candidate
     if not graph.on_device:
         return
-    yield from _of_cudagraph(names, graph, device, "aclgraph" if accelerator == "NPU" else "cudagraph")
+    for candidate in _of_cudagraph(names, graph, device, "aclgraph" if step.accelerator == "NPU" else "cudagraph"):
+        yield replace(candidate, least_step_us=step.busy_us)
     yield from _of_overlap(names, graph)
     yield from _of_fusion(names, graph)
     yield from _of_copies(names, graph)

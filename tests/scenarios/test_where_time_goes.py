@@ -45,7 +45,7 @@ def test_a_rate_above_the_peak_is_marked(console: Console, trace_of: Callable[..
     """34 GB through an H100 in 5 µs are other sizes than those of the work; a product in 20 µs is possible."""
     trace = trace_of(*owner("aten::mul", 1, [[2**33], [2**33]], 5.0), *owner("aten::mm", 2, [[512, 512]] * 2, 20.0))
     told = " ".join(console("inspect", trace, "--by", "op").stdout.split())
-    assert "! aten::mul: above the peak: the count is not reliable" in told
+    assert "! aten::mul: above the peak" in told
 
 
 def test_the_recorded_device_can_be_named(console: Console, trace_of: Callable[..., Path]) -> None:

@@ -124,14 +124,13 @@ def head_line(roofline: Roofline) -> str:
     if roofline.peak is None or not known:
         return f"{total} by op and shape; share of the peak unknown"
     covered = sum(row.share for row in known)
-    if covered < LEAST_COVERED:
-        return f"only {share_text(covered)} of {total} has a known share of the peak of {roofline.peak.device}"
     lost_us = sum(row.lost_us or 0.0 for row in known)
     most = known[0]
-    return (
-        f"{time_text(lost_us)} of {total} lost below the roof of {roofline.peak.device}, "
-        f"{time_text(most.lost_us)} in {safe(most.name)} ({share_text(most.peak_share)} of peak)"
-    )
+    where = f"{time_text(most.lost_us)} in {safe(most.name)} ({share_text(most.peak_share)} of peak)"
+    if covered < LEAST_COVERED:
+        device = roofline.peak.device
+        return f"only {share_text(covered)} of {total} has a known share of the peak of {device}; most lost: {where}"
+    return f"{time_text(lost_us)} of {total} lost below the roof of {roofline.peak.device}, {where}"
 
 
 def render(roofline: Roofline, top: int | None, *, width: int) -> RenderableType:

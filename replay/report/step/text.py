@@ -29,7 +29,17 @@ from opreplay.replay.report.table import (
     terminal,
     warnings_of,
 )
-from opreplay.replay.report.text import DASH, coarse_text, plural, quotient, ratio_text, safe, share_text, time_text
+from opreplay.replay.report.text import (
+    DASH,
+    coarse_text,
+    middle,
+    plural,
+    quotient,
+    ratio_text,
+    safe,
+    share_text,
+    time_text,
+)
 from opreplay.replay.timeline.categories import Categories
 from opreplay.replay.timeline.job.values import JobChange, JobSoc, JobTimeline
 from opreplay.replay.timeline.memory import MemoryUse
@@ -41,6 +51,8 @@ from opreplay.traces.names import trace_name
 
 PATH_NAMED = 3
 """Parts of the critical path in the first lines."""
+PATH_NAME_WIDTH = 60
+"""Of each of their names, which may be those of kernels with all template arguments."""
 CHANGES_SHOWN = 3
 """Changes with a line of their own; the table has all."""
 MODULES_SHOWN = 16
@@ -107,7 +119,8 @@ def first_lines(timeline: Timeline) -> list[str]:
 def _path_line(timeline: Timeline) -> str:
     """Return what takes most of the critical path: "critical path: aten::mm 18.2 %, host 9.3 %"."""
     path, total = timeline.critical_path, sum(part.us for part in timeline.critical_path)
-    shown = [f"{safe(part.name)} {share_text(quotient(part.us, total))}" for part in path[:PATH_NAMED]]
+    names = [safe(middle(part.name, PATH_NAME_WIDTH)) for part in path[:PATH_NAMED]]
+    shown = [f"{name} {share_text(quotient(part.us, total))}" for name, part in zip(names, path, strict=False)]
     return f"critical path: {', '.join(shown)}" if shown else ""
 
 

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from typing import TYPE_CHECKING, Literal
 
 import click
@@ -64,17 +65,18 @@ def command(
     from opreplay.cli.terminal import console
     from opreplay.replay.plan.inputs import tells_step
     from opreplay.replay.report.inspected import view_by
+    from opreplay.traces.errors import UsageError
     from opreplay.traces.times.peaks import peak_named
 
     if os.path.isdir(trace):
-        from opreplay.traces.errors import UsageError
-
         if by is not None or top is not None or peak is not None or process is not None or kernel_details or capture:
             raise UsageError("these options need a single trace, not a folder", hint="Name one file in the folder.")
         console.show_view(_folder_of(trace, limit), format_)
         return
     named = None if peak is None else peak_named(peak)
     by = "op" if by == "roofline" else by
+    if named is not None and by not in (None, "op"):
+        raise UsageError(f"--peak changes nothing in --by {by}", hint="Use it with --by roofline.")
     captured = captured_file(trace)
     if captured is not None:
         show_captured(captured, by=by, format_=format_)
@@ -88,7 +90,11 @@ def command(
         gradients=False,
         activity=by in ("step", "launch") or (by in (None, "category") and tells_step(trace)),
     )
+    if named is not None and not len(read.kernels):
+        hint = f"Times on the host are no share of the peak of {named.device}: leave out --peak."
+        raise UsageError(f"{trace} contains no device work to compute a share of the peak of", hint=hint)
     if by is not None or format_ == "csv" or top is not None or named is not None:
+        top = sys.maxsize if all_rows and top is None else top
         view = view_by(read, by or "op", top=top, peak=named, limits=parse_limits(limit))
     else:
         view = _summary_of(read, everything=notes, all_rows=all_rows)

@@ -435,17 +435,27 @@ def plan_of(
     """
     from opreplay.replay.ir.model import ReplayPlan
     from opreplay.replay.plan.collectives.in_plan import with_sizes_missing
-    from opreplay.replay.plan.select import nothing_left
+    from opreplay.replay.plan.select import nothing_left, refuse_lists
 
+    recorded: list[str] = []
     if isinstance(read, ReplayPlan):
         plan, names = restricted(read, selection, device=device), [op.name for op in read.ops]
         plan = with_sizes_missing(plan) if collectives else plan
     else:
         make = _with_collectives if collectives else make_plan
+        refuse_lists(selection.exclude, [signature.name for signature in read.signatures])
         plan = make(read, selection, device=device, in_order=in_order)
-        names = [] if plan.ops else names_by_time(read)
-    if not plan.ops and names and selection.narrows:
-        raise nothing_left(names, include=selection.include, select=selection.select, narrows=selection.narrows)
+        recorded = [] if plan.ops else names_by_time(read)
+        chosen = _selected_names(read, selection.select) if recorded else set[str]()
+        names = [name for name in recorded if name in chosen]
+    if not plan.ops and (names or recorded) and selection.narrows:
+        raise nothing_left(
+            names,
+            recorded=recorded,
+            include=selection.include,
+            select=selection.select,
+            narrows=selection.narrows,
+        )
     return plan
 
 
@@ -457,6 +467,14 @@ def _with_collectives(trace: Trace, selection: Selection, *, device: str, in_ord
     asked = asked_for(trace, calls) if in_order else ()
     plan = make_plan(trace, all_of_it, device=device, in_order=in_order, collectives=asked)
     return with_collectives(plan, calls, selection)
+
+
+def _selected_names(trace: Trace, select: str) -> set[str]:
+    """Return the names of the ops that a selection takes before the filters."""
+    from opreplay.replay.plan.select import selected_rows
+
+    signatures: list[int] = trace.ops.signature[selected_rows(trace, select)].tolist()
+    return {trace.signatures[signature].name for signature in signatures}
 
 
 def names_by_time(trace: Trace) -> list[str]:

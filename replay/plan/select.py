@@ -7,6 +7,7 @@ import re
 from collections.abc import Callable, Iterable, Sequence
 from difflib import get_close_matches
 from fnmatch import fnmatchcase
+from shlex import quote
 from typing import Literal
 
 import numpy as np
@@ -103,12 +104,38 @@ NEAREST = 6
 """Names that a hint lists."""
 
 
-def nothing_left(names: Sequence[str], *, include: Sequence[str], select: str, narrows: bool) -> UsageError:
-    """Return the error for a selection that keeps none of the ops."""
+def nothing_left(
+    names: Sequence[str], *, recorded: Sequence[str] = (), include: Sequence[str], select: str, narrows: bool
+) -> UsageError:
+    """Return the error for a selection that keeps none of the ops; `names` are those selected, `recorded` all."""
     if include:
-        return UsageError(f"no selected op matches {' or '.join(map(repr, include))}", hint=nearest(include, names))
+        hint = _left_out(set(recorded) - set(names), include, select) or _one_by_one("--include", include)
+        message = f"no selected op matches {' or '.join(map(repr, include))}"
+        return UsageError(message, hint=hint or nearest(include, names))
     what = "the filters leave none of them" if narrows else f"none is selected by {select}"
     return UsageError(f"no op is left: there are {len(set(names))} names and {what}", hint=nearest((), names))
+
+
+def refuse_lists(patterns: Sequence[str], recorded: Sequence[str]) -> None:
+    """Raise UsageError for a pattern of --exclude that is a list of names, and therefore matches nothing."""
+    lists = [one for one in patterns if "," in one and not any(fnmatchcase(name, one) for name in recorded)]
+    if lists:
+        raise UsageError(f"no op matches {lists[0]!r}: it is one pattern", hint=_one_by_one("--exclude", lists))
+
+
+def _left_out(names: Iterable[str], include: Sequence[str], select: str) -> str:
+    """Return a hint that the patterns match recorded ops which are not selected; "" if they match none."""
+    there = sorted(name for name in names if any(fnmatchcase(name, pattern) for pattern in include))
+    if not there:
+        return ""
+    listed = ", ".join(there[:NEAREST])
+    return f"Recorded, but left out by --select {select}: {listed}. --select all takes every recorded op."
+
+
+def _one_by_one(option: str, patterns: Sequence[str]) -> str:
+    """Return a hint to repeat the option for each name of a list with commas; "" if no pattern is such a list."""
+    parts = [part.strip() for pattern in patterns if "," in pattern for part in pattern.split(",") if part.strip()]
+    return f"Repeat the option: {' '.join(f'{option} {quote(part)}' for part in parts)}." if parts else ""
 
 
 def refuse_nothing(plan: ReplayPlan) -> None:

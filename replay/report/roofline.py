@@ -137,15 +137,13 @@ def head_line(roofline: Roofline) -> str:
         above = any(row.peak_share is not None for row in roofline.rows)
         return f"{total} by op and shape; share of the peak {'above what is possible' if above else 'unknown'}"
     covered = sum(row.share for row in known)
-    if covered < LEAST_COVERED:
-        return f"only {share_text(covered)} of {total} has a known share of the peak of {roofline.peak.device}"
-    unknown = f"; unknown for {share_text(1.0 - covered)} of it" if covered <= 1.0 - LEAST_UNKNOWN else ""
     lost_us = sum(row.lost_us or 0.0 for row in known)
-    most = known[0]
-    return (
-        f"{time_text(lost_us)} of {total} lost below the roof of {roofline.peak.device}, "
-        f"{time_text(most.lost_us)} in {safe(most.name)} ({share_text(most.peak_share)} of peak){unknown}"
-    )
+    most, device = known[0], roofline.peak.device
+    where = f"{time_text(most.lost_us)} in {safe(most.name)} ({share_text(most.peak_share)} of peak)"
+    if covered < LEAST_COVERED:
+        return f"only {share_text(covered)} of {total} has a known share of the peak of {device}; most lost: {where}"
+    unknown = f"; unknown for {share_text(1.0 - covered)} of it" if covered <= 1.0 - LEAST_UNKNOWN else ""
+    return f"{time_text(lost_us)} of {total} lost below the roof of {device}, {where}{unknown}"
 
 
 def render(roofline: Roofline, top: int | None, *, width: int) -> RenderableType:

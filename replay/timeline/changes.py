@@ -290,12 +290,13 @@ def heaviest_names(names: Names, graph: StepGraph, count: int = 6) -> list[str]:
 
 
 def nearest_names(names: Names, graph: StepGraph, change: str, count: int = 3) -> list[str]:
-    """Return the names of the step's ops and kernels that are most similar to the patterns of a change."""
+    """Return the names of the step's ops, kernels and classes of work that are most similar to a change's patterns."""
     rows = graph.slices.op[graph.slices.op >= 0]
     tasks = np.flatnonzero(graph.nodes.name >= 0).tolist()
     there = {names.op(row) for row in np.unique(rows).tolist()}
     there |= {names.task(node) for node in tasks} | {names.kernel(node) for node in tasks}
     plain = {name.rpartition("::")[2].lower()[:60]: name[:60] for name in sorted(there)}
+    plain |= {name: name for name in _classes(names, graph)}
     near: list[str] = []
     for part in change.removeprefix("fuse ").split(","):
         word = part.partition("=")[0].strip(" *?").rpartition("::")[2].lower()

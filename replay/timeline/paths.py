@@ -9,7 +9,7 @@ from collections.abc import Mapping
 import msgspec
 import numpy as np
 
-from opreplay.replay.timeline.graph.model import Floats, Ints, StepGraph
+from opreplay.replay.timeline.graph.model import NO_OP, Floats, Ints, StepGraph
 from opreplay.replay.timeline.graph.schedule import Schedule, critical_path, slack_us
 from opreplay.replay.timeline.names import Names
 from opreplay.traces.sums import summed
@@ -25,7 +25,7 @@ class PathPart(msgspec.Struct, frozen=True, kw_only=True):
     where: str
     """"device", "host" or "wait" (latencies and gaps, in which neither works)."""
     times: int
-    """Stretches on the path."""
+    """Its calls on the path, or its tasks on the device; of Python between ops and of waiting, the stretches."""
 
 
 class Slack(msgspec.Struct, frozen=True, kw_only=True):
@@ -74,7 +74,8 @@ def path_parts(names: Names, graph: StepGraph, schedule: Schedule) -> tuple[list
     ops, index = np.unique(slices.op[rows], return_inverse=True)
     for op, part, n in zip(ops.tolist(), np.bincount(index, weights=amount), np.bincount(index), strict=True):
         add(names.op(op), HOST, float(part), op)
-        times[names.op(op), HOST] += int(n) - 1
+        if op == NO_OP:
+            times[names.op(op), HOST] += int(n) - 1
     parts = [PathPart(name=n, us=v, where=w, times=times[n, w]) for (n, w), v in us.items() if v > 0.0]
     parts.sort(key=lambda part: (-part.us, part.name))
     return parts, by_row

@@ -270,7 +270,7 @@ def test_few_calls_on_a_host_clock_say_nothing(console: Console, trace_of: Calla
     }
     assert [side["clock"] for side in found["sides"]] == ["host", "host"]
     detach = next(op for op in found["ops"] if op["name"] == "aten::detach")
-    assert detach["note"] == "3 calls on a host clock say nothing of how far they scatter"
+    assert detach["note"] == "so few calls on a host clock do not tell how far they scatter"
     assert detach["ratio"] == pytest.approx(2.0)
     assert (found["total"]["low"], found["total"]["high"]) == (None, None)
     assert "whatever else ran on the host" in console("compare", first, second).stdout.splitlines()[1]
@@ -281,6 +281,18 @@ def test_few_calls_on_a_host_clock_say_nothing(console: Console, trace_of: Calla
     slow = console("compare", first, second, "--fail-if", "slower>5%", code=5).stderr
     assert "aten::add" in slow
     assert "aten::detach" not in slow
+
+
+def test_a_recording_with_more_calls_is_not_called_slower(console: Console, trace_of: Callable[..., Path]) -> None:
+    few, many = (
+        trace_of(*on_host("aten::mm", 1, [100.0] * count, [SHAPE, SHAPE]), device=None, name=f"{count}.json")
+        for count in (2, 6)
+    )
+    head, ways, *_ = console("compare", few, many).stdout.splitlines()
+    assert "3.000× (with 3.000× as many calls)" in head
+    assert "before and" not in ways
+    other = trace_of(*on_host("aten::add", 1, [100.0] * 2, [SHAPE, SHAPE]), device=None, name="other.json")
+    assert "0 % of it before and 0 % after" in console("compare", few, other).stdout.splitlines()[1]
 
 
 def test_plans_of_host_times_keep_no_scatter(console: Console, trace_of: Callable[..., Path], tmp_path: Path) -> None:

@@ -101,6 +101,35 @@ def test_an_empty_selection_is_an_error_with_the_nearest_names(
     assert hint in flat(console(command, trace, *selection, *more, code=2).stderr)
 
 
+@pytest.mark.parametrize("option", ["--include", "--exclude"])
+def test_a_list_of_names_is_one_pattern(console: Console, trace_of: Callable[..., Path], option: str) -> None:
+    trace = trace_of(*owner("aten::mm", 1, [SHAPE, SHAPE], 9.0), *owner("aten::add", 2, [SHAPE, SHAPE], 5.0))
+    told = flat(console("plan", trace, option, "aten::mm,aten::add", code=2).stderr)
+    assert f"{option} aten::mm {option} aten::add" in told
+
+
+def test_a_recorded_op_that_is_not_selected_is_no_nearest_name(console: Console, trace_of: Callable[..., Path]) -> None:
+    inner = op("aten::matmul", 900, [SHAPE, SHAPE], ["float", "float"], dur=0.5)
+    trace = trace_of(*owner("aten::mm", 1, [SHAPE, SHAPE], 9.0), inner)
+    told = flat(console("plan", trace, "--include", "aten::matmul", code=2).stderr)
+    assert "left out by --select owner: aten::matmul" in told
+    assert console("plan", trace, "--include", "aten::matmul", "--select", "all")
+
+
+def test_a_peak_that_changes_nothing_is_refused(console: Console, trace_of: Callable[..., Path]) -> None:
+    trace = trace_of(*owner("aten::mm", 1, [SHAPE, SHAPE], 9.0))
+    assert "--by roofline" in console("inspect", trace, "--by", "kernel", "--peak", "H100", code=2).stderr
+    assert "no device work" in console("inspect", SAMPLE, "--by", "roofline", "--peak", "H100", code=2).stderr
+
+
+def test_all_rows_of_a_table_are_printed_on_request(console: Console) -> None:
+    rows = json.loads(console("inspect", SAMPLE, "--by", "roofline", "--format", "json").stdout)["all_rows"]
+    assert rows > 30
+    printed = console("inspect", SAMPLE, "--by", "roofline", "--all").stdout
+    assert "--top N shows more" not in printed
+    assert "--top N shows more" in console("inspect", SAMPLE, "--by", "roofline").stdout
+
+
 def test_one_op_is_taken_by_place_id_name_or_glob(console: Console, trace_of: Callable[..., Path]) -> None:
     trace = trace_of(*owner("aten::mm", 1, [SHAPE, SHAPE], 9.0), *owner("aten::add", 2, [SHAPE, SHAPE], 5.0))
 

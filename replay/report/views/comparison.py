@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import statistics
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -56,6 +57,10 @@ LEAST_PART = 0.01
 """Share of the step from which one of its parts has a row."""
 NAME_WIDTH = 30
 """Of a trace's name in the first line."""
+MORE_CALLS = 0.02
+"""Change of the calls of the typical op from which two recordings without steps are said to differ in length."""
+MOSTLY_ALIKE = 0.5
+"""Share of a recording's time in ops that the other has too, below which it is said."""
 WORD_FROM = 0.005
 """Change from which the first line says "slower" or "faster"."""
 ORDER: tuple[Verdict, ...] = (*SHOWN, "same", "unclear")
@@ -106,7 +111,12 @@ def headline(comparison: Comparison, steps: StepChange) -> str:
         return first_line(comparison)
     ratio = now / was if was else None
     names = " → ".join(safe(middle(side.source, NAME_WIDTH)) for side in sides)
-    word = _word(ratio) if not steps.is_known or steps.is_clear else " (within the spread of the steps)"
+    spread = steps.is_known and not steps.is_clear and (ratio is None or not is_within(ratio, WORD_FROM))
+    calls = 1.0 if steps.is_known else _calls_ratio(comparison)
+    if not is_within(calls, MORE_CALLS):
+        word = f" (with {precise(calls)} as many calls)"
+    else:
+        word = " (within the spread of the steps)" if spread else _word(ratio)
     return f"{what} {precise(ratio)}{word}: {time_text(was)} → {time_text(now)}, {names}"
 
 
@@ -145,9 +155,7 @@ def paired_line(comparison: Comparison, steps: StepChange) -> str:
         host = any(side.clock == "host" for side in comparison.sides or ())
         why = "steps are not marked in both" if comparison.paired == "whole" else "step lengths are not known"
         kind = "all ops, with whatever else ran on the host" if host else "all recorded ops"
-        # Recordings of different lengths have no common step: see `PerStep`.
-        typical = "; times of an op are its median call × calls" if comparison.paired == "whole" else ""
-        return f"{why}: {kind}{typical}"
+        return f"{why}: {kind}{_little_in_common(comparison)}"
     if steps.paired == "number":
         names = list(dict.fromkeys((steps.before[0].name, steps.before[-1].name)))
         if len(names) == 1 or not steps.pair_ratios:
@@ -160,6 +168,22 @@ def paired_line(comparison: Comparison, steps: StepChange) -> str:
         )
     texts = [_spread_text(side) for side in (steps.before, steps.after)]
     return f"no step number is in both, so medians: {texts[0]} before, {texts[1]} after"
+
+
+def _calls_ratio(comparison: Comparison) -> float:
+    """Return how many times as often the typical op was called after; 1 where no op is on both sides."""
+    calls = [op.after_calls / op.before_calls for op in comparison.ops if op.before_calls and op.after_calls]
+    return statistics.median(calls) if calls else 1.0
+
+
+def _little_in_common(comparison: Comparison) -> str:
+    """Return the share of both recordings' time in the same ops where it is small; "" elsewhere."""
+    if comparison.paired != "whole" or comparison.sides is None:
+        return ""
+    shares = [side.matched_us / side.total_us if side.total_us else 0.0 for side in comparison.sides]
+    if min(shares) >= MOSTLY_ALIKE:
+        return ""
+    return f"; the ops of both are {share_text(shares[0])} of it before and {share_text(shares[1])} after"
 
 
 def _spread_text(steps: Sequence[StepParts]) -> str:
@@ -403,7 +427,20 @@ MARKS = {"slower": "🔴", "lost": "🔴", "faster": "🟢", "gained": "🟢"}
 _OfOp = Column[OpComparison]
 _OfRow = Column[OpGroup]
 _RATIO = Unit(precise)
-_CHANGE = Unit(lambda us: "" if us is None else f"{'+' if us > 0 else '−' if us < 0 else ''}{time_text(abs(us))}")
+LEAST_CHANGE_US = 1e-3
+"""A smaller change than traces' clocks tell is rounding."""
+
+
+def _change_text(us: float | None) -> str:
+    """Return a change with its sign: "+1.20 ms"."""
+    if us is None:
+        return ""
+    if abs(us) < LEAST_CHANGE_US:
+        return time_text(0.0)
+    return f"{'+' if us > 0 else '−'}{time_text(abs(us))}"
+
+
+_CHANGE = Unit(_change_text)
 
 
 def _style(row: OpGroup) -> str:
@@ -617,7 +654,8 @@ def _decisive_notes(comparison: Comparison, listed: Sequence[OpGroup]) -> list[s
     unclear = ["unclear: "] if any(row.op.verdict == "unclear" for row in listed) else []
     rest = len(by_name(comparison)) - len(listed)
     raised = ["threshold: "] if comparison.applied > comparison.threshold else []
-    begins = ("ratios are relative", "no op has a time", "ops are matched", *unclear, *raised)
+    whole = ["times of an op: its median"] if listed else []
+    begins = ("ratios are relative", "no op has a time", "ops are matched", *unclear, *raised, *whole)
     lines = [line for line in every if line.startswith(begins)]
     more = [f"{plural(rest, 'more row')}"] if rest else []
     more += [plural(len(every) - len(lines), "more note")]

@@ -434,9 +434,7 @@ def _too_few(op: OpTime, side: Times) -> str:
         return ""
     if op.calls is None:
         return "of its calls on a host clock the median alone was kept, not how far they scatter"
-    if op.calls == 1:
-        return "1 call on a host clock says nothing of how far calls scatter"
-    return f"{op.calls} calls on a host clock say nothing of how far they scatter"
+    return "so few calls on a host clock do not tell how far they scatter"
 
 
 def _alone(op: OpTime, verdict: Literal["only before", "only after"]) -> OpComparison:
@@ -481,8 +479,11 @@ def _notes(
         return ["no op has a time on both sides: other models, other sizes, or ops selected in another way (--select)"]
     notes = ["ratio: of the medians of an op's calls; total: of these, with the number of calls before"]
     if paired is not None:
-        each = "as many typical calls as before" if paired == "whole" else "all its calls in a step"
-        notes = [f"ratio, before and after of an op: {each}; judged by the medians of its calls"]
+        notes = ["times of an op: all its calls in a step; judged by the medians of its calls"]
+        if paired == "whole":
+            notes = [
+                "times of an op: its median call × its calls before, on both sides; they do not add up to the total"
+            ]
     notes += _interval_notes(timed, before, after)
     notes += [note for side in (before, after) for note in _interrupted(side, threshold)]
     counts = Counter(op.note for op in timed if op.note and op.verdict != "unclear")

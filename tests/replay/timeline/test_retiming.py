@@ -493,6 +493,14 @@ def nested_on_the_host() -> Machine:
     return machine
 
 
+def test_the_path_counts_calls_and_not_the_parts_of_a_call(tmp_path: Path) -> None:
+    parts = study(nested_on_the_host(), tmp_path).timeline.critical_path
+    assert {part.name: part.times for part in parts if part.name.startswith("aten::")} == {
+        "aten::outer": 5,
+        "aten::inner": 5,
+    }
+
+
 @pytest.mark.parametrize(
     ("changes", "gain_us"),
     [

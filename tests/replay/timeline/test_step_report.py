@@ -82,6 +82,12 @@ def test_durations_that_are_no_timings_are_told_in_the_head_of_a_timeline(shared
     assert coarse_text(10.0) in [text for _, text, _ in head_facts(timeline(trace).timeline)]
 
 
+def test_the_line_of_the_path_shortens_names_of_kernels(shared_traces: Path) -> None:
+    shown = CliRunner().invoke(opreplay, ["timeline", str(shared_traces / "mi210_gpu_only.json.gz")]).stdout
+    (path,) = [line for line in shown.splitlines() if line.startswith("critical path: ")]
+    assert len(path) < 250
+
+
 @pytest.mark.parametrize("by", ["op", "kernel", "step"])
 def test_tables_of_times_begin_with_it(shared_traces: Path, by: str) -> None:
     path = str(shared_traces / "npu_alexnet_trace_view.json.gz")

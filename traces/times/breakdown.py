@@ -257,7 +257,7 @@ def median_us_of_calls(trace: Trace, at: npt.NDArray[np.int64], length: int) -> 
     return medians_of(sums, at[first], length)
 
 
-def medians_of(values: npt.NDArray[np.float64], label: npt.NDArray[np.int64], length: int) -> dict[int, float]:
+def medians_of(values: npt.NDArray[Any], label: npt.NDArray[np.int64], length: int) -> dict[int, float]:
     """Return the median of the values of each label below `length`, 0 where there is none."""
     order = np.argsort(label, kind="stable")
     bounds = np.searchsorted(label[order], np.arange(length + 1))

@@ -20,7 +20,7 @@ from opreplay.replay.export.whole import whole_arguments
 from opreplay.replay.ir.model import PlainValue, RecordedSequence, ReplayArg, ReplayOp, ReplayPlan
 from opreplay.replay.ir.recorded_call import CODES
 from opreplay.replay.ir.sizes import tensors_of
-from opreplay.traces.collectives.names import kind_of
+from opreplay.traces.collectives.names import is_wait, kind_of
 from opreplay.traces.dialects.chakra import SOURCE, VERSION, CollectiveType, NodeType
 from opreplay.traces.dtypes import CPP_SPELLINGS, ITEMSIZE_BYTES
 from opreplay.traces.errors import UsageError
@@ -169,7 +169,7 @@ def _kind(op: ReplayOp) -> tuple[NodeType | None, dict[str, bool | int | str]]:
     sizes = list(map(_bytes, tensors_of(op)))
     if op.collective is not None:
         return _communication(op.collective)
-    if op.reason is not None and op.name.endswith("::wait_tensor"):
+    if op.reason is not None and is_wait(op.name):
         return NodeType.COMP, {}
     if op.reason is None or op.reason.kind != "collective":
         flops = round(product_flops(op))

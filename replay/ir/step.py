@@ -153,5 +153,5 @@ class StepReport(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_untimed(self) -> bool:
-        """Whether no share and no verdict can be told, for want of times."""
+        """Check whether missing or wrong times leave the step without shares and without a verdict."""
         return self.doubts.untimed or (self.bound == "host alone" and self.doubts.zero_ops > 0)

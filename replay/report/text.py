@@ -117,6 +117,11 @@ def ratio_text(value: float | None, base: float | None) -> str:
     return f"{ratio:.2f}×" if ratio < 10 else f"{digits(ratio, 2) if ratio < 100 else round(ratio)}×"
 
 
+def lacking_text(calls: int, up_to: str = "") -> str:
+    """Return what a time lacks: "without the time of 2 calls that no prediction covers"."""
+    return f"without the time of {up_to}{plural(calls, 'call')} that no prediction covers"
+
+
 def plural(count: int, word: str) -> str:
     """Return "1 op", "2 ops"."""
     return f"{count:,} {word}" if count == 1 else f"{count:,} {word}s"

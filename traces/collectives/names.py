@@ -67,6 +67,11 @@ def operation_of(name: str) -> Kind | Literal["send_recv"] | None:
     return next((kind for word, kind in WORDS if word in plain), None)
 
 
+def is_wait(name: str) -> bool:
+    """Check whether an op waits for a collective ("_c10d_functional::wait_tensor"), and does no work itself."""
+    return name.endswith("::wait_tensor")
+
+
 def kind_of(name: str) -> Kind | None:
     """Return the operation that a name stands for; the sending one if there are several."""
     operation = operation_of(name)

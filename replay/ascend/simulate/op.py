@@ -36,6 +36,7 @@ from opreplay.replay.ir.model import ReplayOp
 from opreplay.replay.ir.sizes import is_impossible, tensors_of
 from opreplay.replay.ops.work.contents import Contents
 from opreplay.replay.results.records import By, L2State, Simulated
+from opreplay.traces.collectives.names import is_wait
 from opreplay.traces.errors import OpReplayError, internal_error
 from opreplay.traces.model import MOST_ELEMENTS, tensor_text
 from opreplay.traces.sums import summed
@@ -81,7 +82,7 @@ def is_predicted(op: ReplayOp, simulated: Simulated) -> bool:
     """
     if is_impossible(op) or simulated.by == "nothing":
         return False
-    if simulated.by in BY_USER or op.name.endswith("::wait_tensor"):  # a wait for a collective does no work
+    if simulated.by in BY_USER or is_wait(op.name):
         return True
     if simulated.by == "bytes":
         return simulated.time_us > 0 and (op.reason is None or op.reason.kind not in OPAQUE)

@@ -12,7 +12,7 @@ from opreplay.replay.ir.step import ModuleTime
 from opreplay.replay.report.step.tables import tables_of_captured
 from opreplay.replay.report.step.text import MODULES_SHOWN, large_modules
 from opreplay.replay.report.table import COUNT, SHARE, TIME, Column, Table, notes_lines, terminal
-from opreplay.replay.report.text import fusing, plural, quotient, safe, share_text, time_text
+from opreplay.replay.report.text import fusing, lacking_text, quotient, safe, share_text, time_text
 from opreplay.replay.report.view import View
 from opreplay.replay.timeline.captured import CapturedChange, CapturedTimeline, CapturedTimes
 from opreplay.traces.names import trace_name
@@ -46,7 +46,7 @@ def verdict(timeline: CapturedTimeline) -> str:
         bound = BOUNDS[times.bound].format(idle=idle)
         parts.append(f"{safe(name)} would take {time_text(times.step_us)} a step ({band}), {bound}")
     if missing := timeline.unpredicted_calls:
-        parts.append(f"without the time of {plural(missing, 'call')} that no prediction covers")
+        parts.append(lacking_text(missing))
     return "; ".join(parts) + "."
 
 

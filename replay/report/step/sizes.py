@@ -12,7 +12,7 @@ from opreplay.replay.ir.sizes import readable
 from opreplay.replay.report import formats
 from opreplay.replay.report.page.model import Answer, Curve, Line, Page
 from opreplay.replay.report.table import FLAG, NUMBER, TEXT, Column, Table, notes_lines, terminal
-from opreplay.replay.report.text import plural, safe
+from opreplay.replay.report.text import lacking_text, safe
 from opreplay.replay.report.view import View
 from opreplay.replay.timeline.served import ServedStep
 from opreplay.replay.timeline.sized import SizedStep
@@ -59,7 +59,7 @@ def missing_text(rows: Sequence[AnyStep]) -> str:
     """Return how many calls the times lack; "" if every call has a prediction."""
     missing = max((row.unpredicted_calls for row in rows), default=0)
     up_to = "up to " if any(row.unpredicted_calls != missing for row in rows) else ""
-    return f"; without the time of {up_to}{plural(missing, 'call')} that no prediction covers" if missing else ""
+    return f"; {lacking_text(missing, up_to)}" if missing else ""
 
 
 def device_column(kind: type[Row], rows: Sequence[Row]) -> Column[Row]:

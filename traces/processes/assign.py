@@ -9,7 +9,7 @@ file. If two processes remain possible, the device work has no process.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -119,11 +119,13 @@ def _claims(data: EventColumns, of_track: Array) -> _Claims:
 
 
 def _host_units(data: EventColumns) -> tuple[tuple[str, ...], Array]:
-    """Return the processes that ran ops, and each track's process index, or -1 for tracks without ops and launches."""
+    """Return the processes that ran ops, and each track's process index, or -1 for tracks without ops and launches.
+
+    Processes are in the order of their ids, not in that of the tracks: the two readers number tracks differently.
+    """
     of_track = np.full(len(data.tracks), NONE, np.int64)
-    with_ops: list[int] = distinct(data.op_track).tolist()
-    launching: list[int] = distinct(data.launch_track).tolist()
-    host = sorted({*with_ops, *launching})
+    with_ops = _by_id(data, distinct(data.op_track).tolist())
+    host = _by_id(data, {*with_ops, *distinct(data.launch_track).tolist()})
     pids = list(dict.fromkeys(data.tracks[track][0] for track in with_ops or host))
     strays = {data.tracks[track][0] for track in host} - set(pids)
     labels = match_labels(pids, sorted(strays)) if len(pids) > 1 else dict.fromkeys(strays, pids[0] if pids else "")
@@ -137,6 +139,11 @@ def _host_units(data: EventColumns) -> tuple[tuple[str, ...], Array]:
             name = f"{pid} {parts[track]}".strip()
             of_track[track] = names.setdefault(name, len(names))
     return tuple(names), of_track
+
+
+def _by_id(data: EventColumns, tracks: Iterable[int]) -> list[int]:
+    """Return tracks in the order of their process and thread ids: numbers by value, short texts first."""
+    return sorted(tracks, key=lambda track: [(len(text), text) for text in data.tracks[track]])
 
 
 def _pids_with_repeated_ids(data: EventColumns, pid_of: dict[int, str]) -> tuple[set[str], set[str]]:
@@ -203,7 +210,7 @@ def _clusters(data: EventColumns, tids: dict[int, str], *, sure: bool) -> dict[i
 def _label_tracks(data: EventColumns, names: tuple[str, ...], of_track: Array) -> None:
     """Assign tracks without ops by the labels of their process ids, else of their thread ids."""
     known = np.flatnonzero(of_track >= 0).tolist()
-    others = np.flatnonzero(of_track < 0).tolist()
+    others = _by_id(data, np.flatnonzero(of_track < 0).tolist())
     units = distinct(of_track[of_track >= 0]).tolist()
     for part in (0, 1):
         texts = {int(unit): {data.tracks[track][part] for track in known if of_track[track] == unit} for unit in units}
@@ -225,8 +232,10 @@ def _assign_groups(data: EventColumns, of_track: Array, of_kernel: Array, claims
     rows = np.flatnonzero(of_kernel < 0)
     if not len(rows) or units > MOST_UNITS:
         return
-    pid_number: dict[str, int] = {}
-    pids = np.array([pid_number.setdefault(pid, len(pid_number)) for pid, _ in data.tracks], np.int64)
+    numbers: dict[str, int] = {}
+    for track in _by_id(data, range(len(data.tracks))):
+        numbers.setdefault(data.tracks[track][0], len(numbers))
+    pids = np.array([numbers[pid] for pid, _ in data.tracks], np.int64)
     key = np.stack([pids[data.kernel_track[rows]], data.kernel_device[rows].astype(np.int64)], axis=1)
     _, group = np.unique(key, axis=0, return_inverse=True)
     group = group.reshape(-1)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import functools
+import gc
 import math
 import os
 import shutil
@@ -107,6 +108,13 @@ def _cuda_is_available() -> bool:
 
 
 def pytest_collection_finish() -> None:
-    """Tile programs that test modules import are costs of their ops from then on: tests begin without any."""
+    """Let tests begin as in a small process: without tile programs of test modules, and with a quick garbage collector.
+
+    Tile programs that test modules import are costs of their ops from then on. Thousands of collected tests make each
+    walk over all objects slow, the collector's and that of `forget_cached_tensors`.
+    """
     if "opreplay.replay.ascend.custom.programs" in sys.modules:
         sys.modules["opreplay.replay.ascend.custom.programs"].PROGRAMS.clear()
+    if "opreplay.replay.capture.record" in sys.modules:
+        sys.modules["opreplay.replay.capture.record"].forget_cached_tensors()  # which must have seen what is frozen
+        gc.freeze()

@@ -8,6 +8,7 @@ from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
+from weakref import WeakSet
 
 import msgspec
 import torch
@@ -28,6 +29,8 @@ from opreplay.replay.plan.passes import by_recorded_time
 
 Make = Callable[[], Step]
 _CachedFunction = type(lru_cache(str))
+_cached_functions: WeakSet[Any] = WeakSet()
+"""All that were seen before, since objects that `gc.freeze` set aside cannot be listed any more."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,8 +106,9 @@ def forget_cached_tensors() -> None:
     """Empty the function caches (`functools.lru_cache`) that hold tensors: tensors of another run are fake, or were
     computed there.
     """
-    for cached in gc.get_objects():
-        if type(cached) is _CachedFunction and cached.cache_info().currsize and _holds_tensors(cached):
+    _cached_functions.update(each for each in gc.get_referrers(_CachedFunction) if type(each) is _CachedFunction)
+    for cached in list(_cached_functions):
+        if cached.cache_info().currsize and _holds_tensors(cached):
             cached.cache_clear()
 
 

@@ -40,6 +40,8 @@ class OwnError(msgspec.Struct, frozen=True, kw_only=True):
     before: float
     held_out: float
     """With what all other measured calls say."""
+    contradicted: bool
+    """Whether the other calls contradict it, so that it adjusts hardly any of them."""
 
 
 class OwnFit(msgspec.Struct, frozen=True, kw_only=True):
@@ -87,13 +89,18 @@ def fit_calls(tables: Sequence[CallTable], device: DeviceProfile, contents: Cont
         )
     after = msgspec.structs.replace(device, measured=tuple(measured.values()))
     before = [log(row.measured_us / row.predicted_us) for row in after.measured]
-    others = own_measurements(after.measured, in_network=False).leave_one_out()
+    known = own_measurements(after.measured, in_network=False)
     return OwnFit(
         before=device,
         after=after,
         errors=tuple(
-            OwnError(row=row, before=log_ratio, held_out=log_ratio - by_others)
-            for row, log_ratio, by_others in zip(after.measured, before, others, strict=True)
+            OwnError(
+                row=row,
+                before=log_ratio,
+                held_out=log_ratio - by_others,
+                contradicted=row.call in known.contradicted,
+            )
+            for row, log_ratio, by_others in zip(after.measured, before, known.leave_one_out(), strict=True)
         ),
         rows=sum(table.rows for table in tables),
         dropped=dict(dropped),

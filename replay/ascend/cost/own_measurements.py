@@ -9,12 +9,14 @@ covariances say by how much a measurement would narrow the total of a step, and 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property, lru_cache
 from math import exp, inf, log, log2, sqrt
 from typing import TYPE_CHECKING, Literal
 
 import msgspec
+
+from opreplay.replay.ascend.cost.correction import DOUBTED, LOOKS
 
 if TYPE_CHECKING:
     import numpy as np
@@ -124,14 +126,48 @@ class Measured:
         self._calls = list(calls)
         self._logs: Array = np.clip(np.array(logs, dtype=np.float64), -MOST_LOG, MOST_LOG)
         self._noise: Array = REPEAT_ERROR**2 + np.array(spreads, dtype=np.float64) ** 2
+        self._calls_of: dict[str, list[int]] = {}
+        for place, call in enumerate(calls):
+            self._calls_of.setdefault(call.call, []).append(place)
         self._names = {field: {getattr(call, field) for call in calls} for field in ("call", "op", "family")}
 
     @cached_property
     def _inverse(self) -> Array:
+        return self._inverse_with(self.contradicted)
+
+    def _inverse_with(self, variances: Mapping[str, float]) -> Array:
+        """Return the inverse of the covariances, where some calls have a further variance of their own."""
         import numpy as np
 
         noisy: Array = covariances(self._calls, self._calls) + np.diag(self._noise)
+        for call, variance in variances.items():
+            rows = self._calls_of[call]
+            noisy[np.ix_(rows, rows)] += variance * np.array(
+                [self._same_call(self._calls[row].state, rows) for row in rows]
+            )
         return np.linalg.inv(noisy).astype(np.float64)
+
+    @cached_property
+    def contradicted(self) -> dict[str, float]:
+        """Calls that the other calls contradict → further variance of each, which other calls do not share.
+
+        It makes the measured time at most `DOUBTED` times as unlikely as usual. So a wrong row, or a call that differs
+        from all others, is still predicted as measured, and says little of other calls.
+        """
+        import numpy as np
+
+        out: dict[str, float] = {}
+        for _ in range(LOOKS):
+            inverse = self._inverse_with(out)
+            off = self._logs - self._others(inverse)
+            further: dict[str, float] = {}
+            for call, rows in self._calls_of.items():
+                expected = np.diag(np.linalg.inv(inverse[np.ix_(rows, rows)])) - out.get(call, 0.0)
+                more = float((off[rows] ** 2 / DOUBTED - expected).max())
+                if more > 0.0:
+                    further[call] = more
+            out = further
+        return out
 
     @cached_property
     def _scale(self) -> float:
@@ -143,8 +179,12 @@ class Measured:
     def ask(self, estimate: Estimate) -> Adjustment:
         """Return the factor on a predicted time, and the band around the result."""
         alike: Array = covariances([estimate], self._calls)[0]
+        further = self.contradicted.get(estimate.call, 0.0)
+        if further:
+            rows = self._calls_of[estimate.call]
+            alike[rows] += further * self._same_call(estimate.state, rows)
         weights: Array = alike @ self._inverse
-        prior = estimate.deviation**2
+        prior = estimate.deviation**2 + further
         left = max(0.0, prior - float(weights @ alike))
         deviation = sqrt(left * self._scale**2 + REPEAT_ERROR**2)
         explained = 1.0 - left / prior
@@ -156,17 +196,24 @@ class Measured:
 
     def leave_one_out(self) -> list[float]:
         """Return, for each measured call, the log of the factor that follows from all other calls."""
+        return self._others(self._inverse).tolist()
+
+    def _others(self, inverse: Array) -> Array:
+        """Return the log of each row's factor that follows from the rows of other calls."""
         import numpy as np
 
-        pulls: Array = self._inverse @ self._logs
-        places: dict[str, list[int]] = {}
-        for place, call in enumerate(self._calls):
-            places.setdefault(call.call, []).append(place)
+        pulls: Array = inverse @ self._logs
         others: Array = np.zeros(len(self._calls))
-        for rows in places.values():
-            own: Array = self._inverse[np.ix_(rows, rows)]
+        for rows in self._calls_of.values():
+            own: Array = inverse[np.ix_(rows, rows)]
             others[rows] = self._logs[rows] - np.linalg.solve(own, pulls[rows])
-        return others.tolist()
+        return others
+
+    def _same_call(self, state: str, rows: Sequence[int]) -> Array:
+        """Return the correlations of a call's errors in one state of the caches with its measured rows."""
+        import numpy as np
+
+        return np.array([1.0 if self._calls[row].state == state else OTHER_STATE for row in rows])
 
     def _nearest(self, estimate: Estimate) -> Nearest:
         if estimate.call in self._names["call"]:

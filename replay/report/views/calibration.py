@@ -21,6 +21,8 @@ from opreplay.replay.report.view import View
 from opreplay.replay.report.views.validation import errors_facts
 
 _Row = tuple[str, Errors, Errors]
+MOST_CONTRADICTED = 5
+"""Calls that are named as contradicted by the others."""
 FEW = 12
 """Kernels below which figures say little."""
 
@@ -115,10 +117,24 @@ def facts_of_calls(fit: OwnFit, *, output: str) -> dict[str, Any]:
                 **msgspec.to_builtins(error.row),
                 "error_before": median_error([error.before]),
                 "error_held_out": median_error([error.held_out]),
+                "contradicted": error.contradicted,
             }
             for error in fit.errors
         ],
     }
+
+
+def _contradicted(errors: Sequence[OwnError]) -> list[Text]:
+    """Name the calls that the others contradict, that with the largest error first."""
+    off = sorted((error for error in errors if error.contradicted), key=lambda error: -abs(error.held_out))
+    lines = [
+        f"{safe(error.row.call)}, {error.row.l2}: measured {exp(error.held_out):.3g}x what the other calls say"
+        for error in off[:MOST_CONTRADICTED]
+    ]
+    head = (
+        f"Check {plural(len(off), 'measured time')} that the other calls contradict; no other prediction rests on them:"
+    )
+    return [Text(head), *map(Text, lines)] if off else []
 
 
 class _OwnOp(NamedTuple):
@@ -156,6 +172,7 @@ def render_calls(fit: OwnFit, *, output: str, width: int) -> RenderableType:
             style="bold",
         ),
         *([Text(_WORSE)] if held_out > before else []),
+        *_contradicted(fit.errors),
         *(Text(f"not used: {count} rows: {safe(reason)}") for reason, count in fit.dropped.items()),
     ]
     told = "÷ pred.: measured over predicted; error: of the prediction, in percent; left out: the same from other calls"

@@ -76,6 +76,22 @@ def test_one_absurd_measurement_does_not_spread() -> None:
     assert measured((BIG, 1e6)).ask(estimate("add", op="Add", family="Add")).factor < 2.0
 
 
+def test_a_wrong_row_moves_its_own_call_alone() -> None:
+    calls = [(estimate(name), 1.1) for name in "abcdef"]
+    right, wrong = measured(*calls, (BIG, 1.1)), measured(*calls, (BIG, 11.0))
+    assert (list(right.contradicted), list(wrong.contradicted)) == ([], ["big"])
+    for other in (estimate("x"), estimate("y", op="BatchMatMul"), estimate("a")):
+        assert wrong.ask(other).factor == pytest.approx(right.ask(other).factor, rel=0.05)
+    assert wrong.ask(BIG).factor == pytest.approx(11.0, rel=0.02)  # it may be the op's time after all
+    assert wrong.leave_one_out()[-1] == pytest.approx(log(1.1), abs=0.05)
+
+
+def test_calls_that_agree_are_believed_however_far_from_the_prediction() -> None:
+    known = measured(*((estimate(name), 6.0) for name in "abcdef"))
+    assert not known.contradicted
+    assert known.ask(estimate("x")).factor > 4.5
+
+
 def test_a_call_that_is_left_out_is_predicted_by_other_calls_alone() -> None:
     known = measured((BIG, 3.0), (estimate("big", state="warm"), 3.0), (estimate("other"), 1.0))
     big_cold, big_warm, other = known.leave_one_out()

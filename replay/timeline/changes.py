@@ -162,8 +162,12 @@ def edited(names: Names, graph: StepGraph, change: str, before: Edited | None = 
 def _loss_text(graph: StepGraph) -> str:
     """Return text like "20 % of their speed, as the steps of the trace tell (18 to 22 %)"."""
     lost, (low, high) = graph.lost_beside_collectives, graph.lost_bounds
-    loss = f"{lost:.0%} of their speed, as the steps of the trace tell" if lost >= WORTH else "nothing that is known"
-    return loss if high - low < WORTH else f"{loss}; the range holds {low:.0%} to {high:.0%}"
+    loss = (
+        f"{100 * lost:.0f} % of their speed, as the steps of the trace tell"
+        if lost >= WORTH
+        else "nothing that is known"
+    )
+    return loss if high - low < WORTH else f"{loss}; the range holds {100 * low:.0f} % to {100 * high:.0f} %"
 
 
 def _apply(names: Names, out: Edited, text: str) -> None:
@@ -399,8 +403,8 @@ def _scale_inside(
             out.inside_us[rows[ops[slices.op[rows]]]] *= number
             out.matched += len(chosen)
             out.notes.append(
-                f"{where} there, predicted as one: its share of the recorded time, {share.min():.0%} to "
-                f"{share.max():.0%}, is taken for that of the device work"
+                f"{where} there, predicted as one: its share of the recorded time, {100 * (share.min()):.0f} % to "
+                f"{100 * (share.max()):.0f} %, is taken for that of the device work"
             )
         else:
             out.notes.append(f"{where} there, predicted as one: give a factor instead of a time")

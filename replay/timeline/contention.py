@@ -79,7 +79,9 @@ def contended(
     notes: list[str] = []
     total, before = float(shared.sum()), float(durations_us[collectives].sum())
     if total >= WORTH * before > 0:
-        notes.append(f"collectives beside each other share links: {total:.0f} µs = {total / before:.1%} more of them")
+        notes.append(
+            f"collectives beside each other share links: {total:.0f} µs = {100 * (total / before):.1f} % more of them"
+        )
         durations_us = durations_us + shared
     hbm = _of_hbm(graph, durations_us, wants, schedule)
     if hbm is not None:
@@ -107,7 +109,9 @@ def _of_hbm(
     total, before = float(lost.sum()), float(durations_us[compute].sum())
     if total < WORTH * before:
         return None
-    note = f"collectives beside compute take HBM bandwidth: {total:.0f} µs = {total / before:.1%} more computing"
+    note = (
+        f"collectives beside compute take HBM bandwidth: {total:.0f} µs = {100 * (total / before):.1f} % more computing"
+    )
     return Slowed(durations_us=now, note=note)
 
 

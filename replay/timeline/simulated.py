@@ -500,7 +500,7 @@ def _doubtful(rows: Sequence[tuple[_OnDevice, Sequence[float]]], device: str, st
             simulated=[(device, on.simulated)],
         )
         if doubts and max(share, _share(whole, step_us)) >= LARGE_SHARE:
-            yield f"{on.op.name} takes {share:.1%} of what is predicted: {'; '.join(doubts)}"
+            yield f"{on.op.name} takes {100 * share:.1f} % of what is predicted: {'; '.join(doubts)}"
 
 
 def _rest(trace: Trace, graph: StepGraph, tasks: Ints, out: Predicted, done: Bools) -> None:
@@ -522,7 +522,9 @@ def _rest(trace: Trace, graph: StepGraph, tasks: Ints, out: Predicted, done: Boo
     _add(out, others.tolist(), "(not predicted)", UNPREDICTED_BAND, scaled)
     share = out.scaled_recorded_us / out.recorded_us if out.recorded_us else 0.0
     why = "in proportion to the predicted ones" if before else "as recorded, for no computing of this step has one"
-    out.notes.append(f"{len(others)} tasks = {share:.1%} of the recorded device time have no prediction: taken {why}")
+    out.notes.append(
+        f"{len(others)} tasks = {100 * share:.1f} % of the recorded device time have no prediction: taken {why}"
+    )
 
 
 def _latencies(trace: Trace, graph: StepGraph, out: Predicted) -> None:

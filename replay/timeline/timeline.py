@@ -380,7 +380,7 @@ def _why_little(graph: StepGraph, before: Schedule, after: Schedule, work_us: fl
         return []
     times = categories(graph, after)
     waits = times.idle_for_host
-    gain_text = f"the step gains {max(0.0, gain) / work_us:.0%} of what this work does"
+    gain_text = f"the step gains {100 * (max(0.0, gain) / work_us):.0f} % of what this work does"
     if after.step_us and waits > HOST_BOUND_SHARE * after.step_us:
         idles = times.host_idle_text(after.step_us)
         return [f"{gain_text}: with the change the device waits for the host, it idles {idles}"]

@@ -341,7 +341,7 @@ def test_a_call_that_was_interrupted_and_carries_the_total_is_named(
     notes = json.loads(console("compare", first, second, "--format", "json").stdout)["notes"]
     assert (
         "b.json: one call of aten::add took 5,000 µs, 500 times its median: "
-        "85% of the total, which without it is 880 µs"
+        "85 % of the total, which without it is 880 µs"
     ) in notes
     assert not [note for note in notes if note.startswith("a.json: one call")]
 

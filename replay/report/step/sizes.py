@@ -52,7 +52,7 @@ def fits_text(rows: Sequence[AnyStep]) -> str:
         return "memory of a device is not known"
     if no:
         return f"{no} of {len(rows)} do not fit in memory"
-    return f"all fit in memory, {tight} with less than {RESERVE:.0%} spare" if tight else "all fit in memory"
+    return f"all fit in memory, {tight} with less than {100 * RESERVE:.0f} % spare" if tight else "all fit in memory"
 
 
 def missing_text(rows: Sequence[AnyStep]) -> str:
@@ -102,8 +102,8 @@ def notes_of(notes: Sequence[str], rows: Sequence[AnyStep]) -> list[str]:
     if known:
         said.insert(
             0,
-            f"fit: tensors at their peak, without workspaces and fragmentation; tight: less than {RESERVE:.0%} is "
-            f"left, which vLLM keeps free by default; {known}",
+            f"fit: tensors at their peak, without workspaces and fragmentation; tight: less than {100 * RESERVE:.0f} % "
+            f"is left, which vLLM keeps free by default; {known}",
         )
     return said
 

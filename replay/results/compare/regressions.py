@@ -115,7 +115,7 @@ def warnings_of(conditions: Sequence[Condition], comparison: Comparison) -> list
     """Return warnings about conditions stricter than the variation of the ops in these runs allows."""
     if not conditions or comparison.applied <= comparison.threshold:
         return []
-    scatter = f"{comparison.applied:.0%} do not show: the runs scatter so far"
+    scatter = f"{100 * comparison.applied:.0f} % do not show: the runs scatter so far"
     return [f"changes below {scatter} (--fail-if 'power>20%' fails on that)"]
 
 

@@ -527,7 +527,7 @@ def _interrupted(side: Times, threshold: float) -> list[str]:
     ]
     return [
         f"{side.source}: one call of {name} took {longest_us:,.0f} µs, {longest_us / us:,.0f} times its median: "
-        f"{longest_us / total:.0%} of the total, which without it is {total - longest_us + us:,.0f} µs"
+        f"{100 * (longest_us / total):.0f} % of the total, which without it is {total - longest_us + us:,.0f} µs"
         for longest_us, us, name in sorted(longest, key=lambda row: -row[0])
         if longest_us - us > threshold * total
     ][:3]

@@ -460,8 +460,8 @@ def _apart_notes(apart: _Apart) -> list[str]:
     return [
         f"the steps of these ranks hardly overlap: {apart.first.step.name} of rank {apart.first.rank} and "
         f"{apart.last.step.name} of rank {apart.last.rank}, which begins {apart.later_us / 1e3:,.1f} ms later, have "
-        f"{apart.common:.0%} of the shorter one in common: other steps of the job, or clocks that disagree; waiting "
-        "and lateness here are not those of one step (--step N for another)"
+        f"{100 * apart.common:.0f} % of the shorter one in common: other steps of the job, or clocks that disagree; "
+        "waiting and lateness here are not those of one step (--step N for another)"
     ]
 
 

@@ -1,5 +1,5 @@
 # pyright: strict
-"""Make a plan from a trace: group recorded calls into unique ops, sum what was measured, and resolve each op once.
+"""Makes a plan from a trace: groups calls into unique ops, sums recorded times, and resolves each op once.
 
 Owns the order of the steps; `select`, `recorded`, `resolver` and `passes` implement them.
 """
@@ -39,7 +39,7 @@ from opreplay.traces.names import file_name
 _NO_FILTER = OpFilter()
 _DEFAULT_POLICY = Policy()
 MOST_OPS = 50_000
-"""Different ops of one plan: resolving, checking and measuring each takes time, a real model has some hundreds."""
+"""Most unique ops in a plan; a real model has a few hundred."""
 _HINT_OPS = "Take a part of them: --top N, --set min_share=SHARE or --include PATTERN."
 
 
@@ -100,13 +100,13 @@ def build_plan(
 
 
 def _outermost_rows(trace: Trace, batches: BatchIndex, phase: str | None) -> Rows:
-    """The calls with no op around them, of all iterations or of those of a phase."""
+    """Return the calls outside any other op, in all iterations or only in those of `phase`."""
     rows = selected_rows(trace, "top")
     return rows if phase is None else batches.in_phase(rows, phase)
 
 
 def _shell(trace: Trace, rows: Rows, select: str, filters: OpFilter) -> ReplayPlan:
-    """The plan without its ops: totals, of the host's time in these rows, and what is known of the trace."""
+    """Return the plan without ops: totals, the host time of these rows, and facts about the trace."""
     unowned = trace.kernels.owner < 0
     # Where no op owns any of the device's time, ops can only be weighed by the host's.
     on_device = len(trace.kernels) and not (unowned.all() and len(trace.ops))
@@ -128,9 +128,7 @@ def _shell(trace: Trace, rows: Rows, select: str, filters: OpFilter) -> ReplayPl
 
 
 def _unresolved(group: CallGroup, recorded: tuple[int, CallWork] | None, world_size: int | None) -> ReplayOp:
-    """Return the unresolved op of a group of calls; `recorded` is the number of calls with device time, and the work of
-    all of them.
-    """
+    """Return the unresolved op of a group of calls; `recorded`: number of calls with device time, and their work."""
     calls, work = recorded or (1, work_of(group.signature))
     return ReplayOp(
         id=signature_id(group.signature),

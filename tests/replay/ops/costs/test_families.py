@@ -623,3 +623,10 @@ def test_a_whole_layer_multiplies_all_its_weights() -> None:
     layer = lower(op("aten::_transformer_encoder_layer_fwd", src=meta(4, 128, width), num_heads=8, **weights, **half))
     assert macs(layer.kernels) == rows * (4 * width * width + 2 * width * inner)
     assert [call.type for call in layer.kernels].count("FlashAttentionScore") == 1
+
+
+def test_delta_gates_are_one_pass_that_writes_float32_decays() -> None:
+    rows, heads = meta(64, 32), meta(32)
+    (call,) = lower(op("_C_ascend::npu_fused_gdn_gating", A_log=heads, a=rows, b=rows, dt_bias=heads)).kernels
+    assert [tensor and tensor.shape for tensor in call.inputs] == [(32,), (64, 32), (64, 32), (32,)]
+    assert [tensor and tensor.dtype for tensor in call.outputs] == ["float32", "bfloat16"]

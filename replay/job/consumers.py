@@ -59,7 +59,7 @@ def records_of(event: Event) -> tuple[Record, ...]:
             return ()
 
 
-class _Recorded(Generator[Event, None, None]):
+class _Tee(Generator[Event, None, None]):
     """An iterator over events that calls a consumer with each event first."""
 
     def __init__(self, events: Events, consumer: Consumer) -> None:
@@ -79,12 +79,12 @@ class _Recorded(Generator[Event, None, None]):
         return event
 
 
-def recorded(events: Events, consumer: Consumer) -> Events:
+def tee(events: Events, consumer: Consumer) -> Events:
     """Return the same events; `consumer`, which must not raise, gets each event before the caller does."""
-    return _Recorded(events, consumer)
+    return _Tee(events, consumer)
 
 
-def writing(sink: ResultSink) -> Consumer:
+def write_to(sink: ResultSink) -> Consumer:
     """Return a consumer that writes a run's records to a sink."""
 
     def write(event: Event) -> None:

@@ -118,7 +118,7 @@ Finished = Measured | Skipped | Failed
 Event = Planned | Started | Progress | Predicted | Finished | Ended
 
 
-def finished(op: ReplayOp, result: OpResult) -> Finished:
+def outcome_event(op: ReplayOp, result: OpResult) -> Finished:
     """Return the event for an op's outcome."""
     if result.status == "replayed":
         return Measured(op=op, result=result)

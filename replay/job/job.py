@@ -125,7 +125,7 @@ class Job:
             read = open_input(os.fspath(self.source), activity=activity)
         else:
             read = self.source.open(activity=activity)
-        plan = served(read, self.settings.fused)
+        plan = with_fused_kernels(read, self.settings.fused)
         self.unfused = plan is read and self.settings.fused == "ascend"
         return plan
 
@@ -244,7 +244,7 @@ class Job:
         `engine` overrides the engine from the settings. `beside`: another job measures on the same device at the same
         time.
         """
-        from opreplay.replay.job.consumers import recorded, writing
+        from opreplay.replay.job.consumers import tee, write_to
         from opreplay.replay.job.measuring import About, no_sums, run_events
         from opreplay.replay.plan.inputs import trace_facts
         from opreplay.replay.results.reading import MemorySink
@@ -264,7 +264,7 @@ class Job:
         self._memory = MemorySink()
         if earlier is not None:
             self._memory.take(earlier)
-        return recorded(events, writing(self._memory))
+        return tee(events, write_to(self._memory))
 
     @property
     def results(self) -> ResultFile:
@@ -295,7 +295,7 @@ class Job:
         return view(run)
 
 
-def served(read: Read, fused: Fused | None) -> Read | ReplayPlan:
+def with_fused_kernels(read: Read, fused: Fused | None) -> Read | ReplayPlan:
     """Return a captured plan with its calls replaced by fused kernels; other inputs unchanged. Raises UsageError if
     fused kernels are requested for a trace.
     """

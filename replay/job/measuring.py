@@ -27,7 +27,7 @@ from opreplay.replay.ir.model import Reason, ReplayOp, ReplayPlan
 from opreplay.replay.ir.sizes import need_of
 from opreplay.replay.ir.step import StepReport
 from opreplay.replay.job.consumers import Events
-from opreplay.replay.job.events import Ended, Event, Failed, Planned, Progress, Started, Sum, finished
+from opreplay.replay.job.events import Ended, Event, Failed, Planned, Progress, Started, Sum, outcome_event
 from opreplay.replay.job.predicting import Predict, no_prediction
 from opreplay.replay.plan.step.of_step import lacks_order, step_plan
 from opreplay.replay.plan.step.recency import Recency, recency
@@ -100,11 +100,11 @@ def run_events(
         isolation=options.isolation or "process",
     )
     step_recency = _recency(plan, options)
-    _refuse_vain_visits(options, one_by_one=engine is None or isinstance(engine, OneByOne))
+    _refuse_rounds(options, one_by_one=engine is None or isinstance(engine, OneByOne))
     if options.mode == "sequence":
-        _refuse_vain_stop(options)
+        _refuse_stop_on_error(options)
         plan = step_plan(plan)
-    chosen = engine_for(plan, _as_begun(options, earlier), engine, step_recency)
+    chosen = engine_for(plan, _resumed_options(options, earlier), engine, step_recency)
     yield from _Run(plan, options, predict, about, chosen, earlier, begun_at).events()
 
 
@@ -181,7 +181,7 @@ class _Run:
                     device=self._options.device,
                     unpredicted=predicted.why,
                 )
-                event = finished(op, result)
+                event = outcome_event(op, result)
                 self._results.append(result)
                 yield event
                 is_last = len(self._results) >= len(self._plan.ops)
@@ -276,7 +276,7 @@ def _default_op_bytes(options: RunOptions, earlier: ResultFile | None) -> int:
     return before if isinstance(before, int) else environment.default_op_bytes() // options.lanes
 
 
-def _as_begun(options: RunOptions, earlier: ResultFile | None) -> RunOptions:
+def _resumed_options(options: RunOptions, earlier: ResultFile | None) -> RunOptions:
     """Return the options with the thread count and rounds of the resumed run, which its times depend on."""
     if earlier is None or options.lanes > 1:
         return options
@@ -289,7 +289,7 @@ def _as_begun(options: RunOptions, earlier: ResultFile | None) -> RunOptions:
     return options
 
 
-def _refuse_vain_visits(options: RunOptions, *, one_by_one: bool) -> None:
+def _refuse_rounds(options: RunOptions, *, one_by_one: bool) -> None:
     """Raise UsageError if rounds are requested in a mode that measures each op once."""
     if (options.visits or 1) == 1:
         return
@@ -304,7 +304,7 @@ def _refuse_vain_visits(options: RunOptions, *, one_by_one: bool) -> None:
     raise UsageError(f"--set repeats={options.visits} has no effect {where}", hint="Remove --set repeats.")
 
 
-def _refuse_vain_stop(options: RunOptions) -> None:
+def _refuse_stop_on_error(options: RunOptions) -> None:
     """Raise UsageError for `stop_on_error` with a sequence."""
     if options.stop_on_error:
         raise UsageError(

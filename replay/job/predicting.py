@@ -64,7 +64,7 @@ class OpPredictor:
         return Predicted(op=op, simulated=simulated, why=tuple(why), errors=tuple(errors))
 
 
-def raising(predict: Predict) -> Predict:
+def raise_errors(predict: Predict) -> Predict:
     """Wrap a predictor so that it raises CustomOpError and InternalError."""
 
     def predict_or_raise(op: ReplayOp) -> Predicted:

@@ -161,12 +161,12 @@ def calls_per_sample(call_us: float, limit: int) -> int:
 def _plan(
     executor: Executor, prepared: Prepared, calls: int, options: MeasureOptions, recency: Recency | None
 ) -> SamplePlan:
-    """Plan the samples: how arguments are kept out of the caches, if at all.
+    """Plan samples whose arguments are in the requested cache state.
 
-    Arguments that fill the last-level cache twice evict themselves. Smaller ones alternate with copies; if the copies
-    do not fill the cache twice either, it is flushed before each sample, which uses each copy once. To reproduce the
-    caches of a step, a sample is one call, and what the step used before the call is accessed before each sample. A
-    small scalar argument is an exception: fetching it takes less than the timing error of a single call.
+    Cold: arguments that fill the last-level cache twice evict themselves; smaller ones alternate with copies; if the
+    copies do not fill it either, the cache is flushed before each sample, which uses each copy once. Step: a sample is
+    one call, preceded by the memory accesses of the step. A small scalar argument is measured call after call, since
+    fetching it takes less than the timing error.
     """
     size, cache = prepared.argument_bytes, executor.cache_bytes
     warm = _warm_plan(executor, prepared, calls)
@@ -187,12 +187,12 @@ def _plan(
 
 
 def _warm_plan(executor: Executor, prepared: Prepared, calls: int) -> SamplePlan:
-    """Return a sample plan whose calls find their arguments in the caches as the previous call would have left them.
+    """Plan samples whose calls find their arguments in the caches, as the previous call left them.
 
-    A reset copies spare values of what the op has written through the caches. So resets wait until `max_calls` is
-    reached, unless the op's time depends on the values, and arguments that fit into the cache are read again
-    afterwards. An untimed call precedes samples of several calls, and counts for `max_calls`. Before a sample of one
-    call it would change the timed values; only arguments that do not fit need it, since an op may use a part of them.
+    A reset evicts arguments, so resets wait for `max_calls` unless the op's time depends on the values, and arguments
+    that fit into the cache are read again afterwards. An untimed call precedes samples of several calls, and counts for
+    `max_calls`. Before a sample of one call it would change the timed values; it is only made if the arguments do not
+    fit, since the op may use a part of them.
     """
     warm = SamplePlan(calls=(prepared.call,), count=calls, cache="warm", rewarm=prepared.call if calls > 1 else None)
     limit = prepared.max_calls

@@ -135,11 +135,10 @@ class ChildProcess(Workers):
         return msgspec.structs.replace(outcome, measure_s=death.after_s)
 
     def _again(self, outcome: Outcome, death: Death | None) -> bool:
-        """Check whether the op should be retried alone: it failed, and it was not alone in its process.
+        """Check whether to retry the op alone: it failed after other ops in its process, or a signal ended the process.
 
-        A signal may have been meant for another process, so an op that was ended by a signal is retried even if it was
-        alone. A retry of an op that timed out would cost its time limit once more: it happens only if an earlier op
-        failed in the same process.
+        After a timeout it is retried only if an earlier op failed in the same process, since a retry costs the time
+        limit again.
         """
         raised = death is None and outcome.suspect and not outcome.poisoned
         if raised and self._tries > 1:

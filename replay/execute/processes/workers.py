@@ -119,11 +119,10 @@ class Workers:
         interim: type[msgspec.Struct] = PassDone,
         on_interim: Callable[[Any], None] | None = None,
     ) -> None:
-        """Three things end a task: `limit_s` without a message or heartbeat, `until` (monotonic clock), a stopped
-        process.
+        """A task ends after `limit_s` without a message or heartbeat, at `until` (monotonic clock), or if a process is
+        stopped at two checks, `look_s` apart.
 
-        A process counts as stopped if it is stopped at two checks, `look_s` apart. `on_interim` gets the messages that
-        processes send before they reply.
+        `on_interim` gets messages that precede a process's reply.
         """
         self._launch, self.limit_s, self._until, self._look_s = launch, limit_s, until, look_s
         self._listen, self._interim, self._on_interim = listen, interim, on_interim

@@ -114,7 +114,11 @@ def by_name(op: OpView) -> Iterable[KernelCall]:
     kind = operation_of(op.op.name)
     if kind is None:
         raise DoesNotFit("no operation is named")
-    return _with_product(op, OF_KINDS[kind]) if with_product(op.op.name) else _lowered(op, OF_KINDS[kind])
+    if with_product(op.op.name):
+        return _with_product(op, OF_KINDS[kind])
+    if "gmm" in op.op.name:
+        op.assume("the collective alone: its grouped product is left out")
+    return _lowered(op, OF_KINDS[kind])
 
 
 def _with_product(op: OpView, kind: str) -> list[KernelCall]:

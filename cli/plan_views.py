@@ -77,7 +77,7 @@ def show_explanation(job: Job, wanted: str, *, format_: str, checks: Mapping[str
 
     from opreplay.replay.ascend import explain_op
     from opreplay.replay.job.planned import planned_results
-    from opreplay.replay.job.predicting import raising
+    from opreplay.replay.job.predicting import raise_errors
     from opreplay.replay.plan.make import find_ops
     from opreplay.replay.report.views import explain as view
 
@@ -87,7 +87,11 @@ def show_explanation(job: Job, wanted: str, *, format_: str, checks: Mapping[str
     alone = msgspec.structs.replace(plan, ops=(op,))
     op_contents = job.contents(op)
     (result,) = planned_results(
-        alone, raising(job.predict_op), max_op_bytes=settings.max_op_bytes, checks=checks, over=settings.over_budget
+        alone,
+        raise_errors(job.predict_op),
+        max_op_bytes=settings.max_op_bytes,
+        checks=checks,
+        over=settings.over_budget,
     )
     explanations = {
         name: explain_op(op, device, op_contents, settings.cache_state()) for name, device in job.devices.items()

@@ -210,7 +210,7 @@ def run_and_show(
     """
     from opreplay.cli.options.measuring import holding, tell_threads
     from opreplay.cli.terminal.progress import RunProgress
-    from opreplay.replay.job.consumers import deliver, writing
+    from opreplay.replay.job.consumers import deliver, write_to
     from opreplay.replay.job.predicting import Faults
     from opreplay.traces.errors import UsageError
 
@@ -221,7 +221,7 @@ def run_and_show(
             RunProgress(rows=rows) as show_progress,
         ):
             events = job.run(engine, earlier=outputs.earlier, beside=beside)
-            deliver(events, writing(outputs), tell_threads, show_progress, faults)
+            deliver(events, write_to(outputs), tell_threads, show_progress, faults)
     except UsageError:
         outputs.forget()  # refused: what the file holds is of another run
         raise

@@ -110,9 +110,9 @@ def fused_as_asked(read: T, fused: Fused | None) -> T | ReplayPlan:
     """
     from opreplay.cli.terminal import console
     from opreplay.replay.ir.model import ReplayPlan
-    from opreplay.replay.job.job import served
+    from opreplay.replay.job.job import with_fused_kernels
 
-    plan = served(read, fused)
+    plan = with_fused_kernels(read, fused)
     if plan is read and fused == "ascend":
         name = plan.source if isinstance(plan, ReplayPlan) else "it"
         console.narrate(f"opreplay: --fused {fused}: {name} holds no calls that one kernel stands for")

@@ -9,7 +9,7 @@ from opreplay.replay.execute.options import RunOptions
 from opreplay.replay.execute.processes.lanes import Engine, OneByOne, Step
 from opreplay.replay.execute.processes.runner import Runner
 from opreplay.replay.ir.model import ReplayOp, ReplayPlan
-from opreplay.replay.job.consumers import deliver, writing
+from opreplay.replay.job.consumers import deliver, write_to
 from opreplay.replay.job.events import Ended, Event, Predicted, Progress
 from opreplay.replay.job.measuring import About, run_events
 from opreplay.replay.results.outcome import Outcome
@@ -46,7 +46,7 @@ def run_plan(
         engine=engine or (None if runner is None else OneByOne(runner)),
         earlier=earlier,
     )
-    deliver(events, writing(sink), take)
+    deliver(events, write_to(sink), take)
     return ended[0].summary
 
 

@@ -1,5 +1,5 @@
 # pyright: strict
-"""`opreplay run`: the main command; parses options, runs the plan, prints the report."""
+"""`opreplay run`: measure and predict the ops of traces."""
 
 from __future__ import annotations
 

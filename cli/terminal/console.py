@@ -88,15 +88,24 @@ def naming_stdout() -> Generator[None, None, None]:
 
 def show(renderable: RenderableType) -> None:
     """Print to stdout."""
-    with naming_stdout():
-        make_console().print(renderable)
+    _print(make_console(), renderable)
 
 
 def show_fitted(render: Callable[[int], RenderableType]) -> None:
     """Print to stdout what `render` returns for its width."""
     console = make_console()
+    _print(console, render(console.width))
+
+
+def _print(console: Console, renderable: RenderableType) -> None:
+    """Print to stdout, without spaces at the ends of lines unless stdout is a terminal."""
     with naming_stdout():
-        console.print(render(console.width))
+        if console.is_terminal:
+            console.print(renderable)
+            return
+        with console.capture() as captured:
+            console.print(renderable)
+        console.file.write("\n".join(line.rstrip(" ") for line in captured.get().split("\n")))
 
 
 def show_line(text: str, style: str = "bold") -> None:

@@ -31,7 +31,7 @@ from opreplay.replay.results.records import Agreement, Fidelity
 from opreplay.traces.errors import InternalError, OpReplayError, PolicyError
 
 LISTED = 8
-"""Names kept of those that are in one profile only."""
+"""Most names listed of kernels that only one profile has."""
 
 
 def attempt(

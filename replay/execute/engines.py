@@ -1,5 +1,5 @@
 # pyright: strict
-"""Which engine runs the ops of a plan, as the options say: one runner, lanes, ranks, or the sequence of a step."""
+"""Chooses the engine that runs the ops of a plan: one runner, several workers, ranks, or a sequence."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from opreplay.replay.plan.step.recency import Recency
 
 
 def engine_for(plan: ReplayPlan, options: RunOptions, given: Engine | None, recency: dict[str, Recency]) -> Engine:
-    """Return what runs the ops as the options say; `given` runs those that are not collectives, where there is one."""
+    """Return the engine that the options ask for; `given` runs all ops except collectives, if set."""
     if options.mode == "sequence":
         return (sequence_engine if options.ranks is None else sequence_on_ranks)(plan, options)
     alone = given or make_engine(options, recency)
@@ -64,9 +64,9 @@ def make_engine(options: RunOptions, recency: dict[str, Recency] | None = None) 
 
 
 def with_ranks(others: Engine, options: RunOptions) -> WithRanks:
-    """Return an engine that runs collectives on as many ranks as the options say, and leaves other ops to `others`.
+    """Return an engine that runs collectives on ranks, and other ops with `others`.
 
-    The ranks are started here, or by the launcher that started this process as rank 0.
+    The ranks are started here, unless a launcher started this process as rank 0.
     """
     place = launched()
     config = _ranks_of(options, place.local_world if place is not None else options.ranks or 1)
@@ -91,9 +91,9 @@ def _ranks_of(options: RunOptions, here: int) -> RankConfig:
 
 
 def sequence_on_ranks(plan: ReplayPlan, options: RunOptions) -> SequenceOnRanks:
-    """Return the engine that replays a plan's sequence with its collectives, on ranks that are started here.
+    """Return the engine that replays a sequence with collectives on ranks started here.
 
-    Half of an op's time, and of the run's, goes to the passes without ranks, which find out what can be replayed.
+    Passes without ranks, which find out what can be replayed, get half of the time.
     """
     plan, count = calls_alone(plan), options.ranks or 1
     total_s = None if options.total_time_s is None else options.total_time_s / 2
@@ -113,15 +113,13 @@ def sequence_on_ranks(plan: ReplayPlan, options: RunOptions) -> SequenceOnRanks:
 
 
 def worker_config(options: RunOptions, recency: dict[str, Recency] | None = None) -> WorkerConfig:
-    """Return the configuration of a process that runs ops, with the recorded step's data if caches must match the
-    step.
-    """
+    """Return the configuration of a worker, with the recorded step's data if caches must match the step."""
     memory_bytes = options.max_op_bytes or environment.default_op_bytes()
     return WorkerConfig(options=options, memory_bytes=memory_bytes, recency=recency or {})
 
 
 def _end_of(options: RunOptions) -> float:
-    """Return when the run stops the current op, on the monotonic clock; an op of normal length may finish."""
+    """Return the monotonic time at which the run stops the current op; an op of normal length may finish."""
     return inf if options.total_time_s is None else monotonic() + options.total_time_s + max(1.0, 5 * options.op_time_s)
 
 

@@ -23,24 +23,24 @@ from opreplay.replay.results import stats
 from opreplay.replay.results.measurement import Measurement, MeasureWarning
 
 SAMPLE_US = 500.0
-"""Length aimed at for one sample: a thousand times the resolution of common clocks, and 400 fit into the budget."""
+"""Target length of a sample: a thousand times the resolution of common clocks; 400 samples fit into the budget."""
 NOISY_IQR = 0.10
-"""Quartiles further apart than this share of the median are worth a warning."""
+"""A larger ratio of interquartile range to median causes a warning."""
 RESOLUTION_SHARE = 0.01
-"""A sample shorter than the clock's resolution divided by this is worth a warning."""
+"""Samples shorter than the clock's resolution divided by this share cause a warning."""
 ONCE_S, ONCE_PER_OP_TIME = 1.0, 10.0
-"""Where a call takes longer than both this and this many times `op_time_s`, those of the warm-up are the samples."""
+"""If a call takes longer than `ONCE_S` and `ONCE_PER_OP_TIME` · `op_time_s`, the warm-up calls are the samples."""
 WAITED_SHARE = 0.1
-"""A slow op whose thread waited this share of its time for a processor is worth a warning."""
+"""A slow op whose thread waited for a processor longer than this share causes a warning."""
 LEFT_SHARE = 0.8
-"""Of the op's time limit that the warm-up left, what sampling may take."""
+"""Share of the op's remaining time limit that sampling may use."""
 COPIES = 32
-"""Most sets of arguments that a cold sample goes through."""
+"""Most copies of the arguments for cold samples."""
 FEW_BYTES, NEAR_BYTES = 512, 1 << 20
 """Arguments of eight cache lines, of an op whose code the step left in a private cache, are measured call after call:
 fetching them takes some 0.1 us a line, a call of 1 us by itself 3 to 6 us (scalars of AdamW, a busy machine)."""
 COLD_FOOTPRINT = 2.0
-"""Arguments, or copies of them, that fill the last cache this many times have left it when their turn comes again."""
+"""Arguments and copies that fill the last-level cache this many times evict themselves."""
 
 
 def measure(
@@ -161,12 +161,12 @@ def calls_per_sample(call_us: float, limit: int) -> int:
 def _plan(
     executor: Executor, prepared: Prepared, calls: int, options: MeasureOptions, recency: Recency | None
 ) -> SamplePlan:
-    """Plan the samples: how arguments are kept out of the caches, if at all.
+    """Plan samples whose arguments are in the requested cache state.
 
-    Arguments that fill the last-level cache twice evict themselves. Smaller ones alternate with copies; if the copies
-    do not fill the cache twice either, it is flushed before each sample, which uses each copy once. To reproduce the
-    caches of a step, a sample is one call, and what the step used before the call is accessed before each sample. A
-    small scalar argument is an exception: fetching it takes less than the timing error of a single call.
+    Cold: arguments that fill the last-level cache twice evict themselves; smaller ones alternate with copies; if the
+    copies do not fill it either, the cache is flushed before each sample, which uses each copy once. Step: a sample is
+    one call, preceded by the memory accesses of the step. A small scalar argument is measured call after call, since
+    fetching it takes less than the timing error.
     """
     size, cache = prepared.argument_bytes, executor.cache_bytes
     warm = _warm_plan(executor, prepared, calls)
@@ -187,12 +187,12 @@ def _plan(
 
 
 def _warm_plan(executor: Executor, prepared: Prepared, calls: int) -> SamplePlan:
-    """Return a sample plan whose calls find their arguments in the caches as the previous call would have left them.
+    """Plan samples whose calls find their arguments in the caches, as the previous call left them.
 
-    A reset copies spare values of what the op has written through the caches. So resets wait until `max_calls` is
-    reached, unless the op's time depends on the values, and arguments that fit into the cache are read again
-    afterwards. An untimed call precedes samples of several calls, and counts for `max_calls`. Before a sample of one
-    call it would change the timed values; only arguments that do not fit need it, since an op may use a part of them.
+    A reset evicts arguments, so resets wait for `max_calls` unless the op's time depends on the values, and arguments
+    that fit into the cache are read again afterwards. An untimed call precedes samples of several calls, and counts for
+    `max_calls`. Before a sample of one call it would change the timed values; it is only made if the arguments do not
+    fit, since the op may use a part of them.
     """
     warm = SamplePlan(calls=(prepared.call,), count=calls, cache="warm", rewarm=prepared.call if calls > 1 else None)
     limit = prepared.max_calls
@@ -324,21 +324,21 @@ def _host_warnings(host_us: float | None, device_us: float) -> list[MeasureWarni
 
 
 SETTLED = 0.75
-"""Two calls one after the other have settled where the shorter takes at least this share of the longer."""
+"""Two consecutive calls have settled if the shorter takes at least this share of the longer."""
 SECOND_SHARE = 0.9
-"""A second call is made where two as long as the first take at most this share of the op's time limit."""
+"""A second call is made if two calls like the first take at most this share of the op's time limit."""
 SETTLING_SHARE = 1.0 / 3.0
-"""Share of the op's time limit after which no further call waits for times to settle."""
+"""Share of the op's time limit after which warm-up stops waiting for stable times."""
 
 
 class WarmUp(msgspec.Struct, frozen=True, kw_only=True):
-    """Microseconds of the calls before the first sample, in order; at least one."""
+    """Times of the warm-up calls in microseconds, in order; at least one."""
 
     took_us: tuple[float, ...]
     waited_us: tuple[float, ...]
-    """Of that, what the calling thread waited for a processor that another program had."""
+    """Time of each call in which the thread waited for a processor."""
     imported: bool = False
-    """Whether modules were imported during the first call, which is set-up and no part of the op."""
+    """Whether the first call imported modules, which is not part of the op's time."""
 
     @property
     def call_us(self) -> float:

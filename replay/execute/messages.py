@@ -25,15 +25,15 @@ class SequenceTask(msgspec.Struct, frozen=True, kw_only=True, tag="sequence task
     memories: tuple[tuple[tuple[int, ...], tuple[int, ...]], ...] = ()
     """See `opreplay.replay.ir.model.RecordedSequence.memories`."""
     budget_bytes: int | None = None
-    """For all tensors together; None for half of what is free on the device."""
+    """Memory limit of all tensors together; None for half of the free device memory."""
     time_s: float
-    """Wall time for the passes that count; there is at least one."""
+    """Wall time for the measured passes; at least one pass is run."""
     left_s: float | None = None
-    """Wall time after which it is broken off between two calls, whatever is on; None for as long as it takes."""
+    """Wall time after which the sequence is stopped between two calls; None for no limit."""
     heartbeat: str
-    """Path of a file into which the process writes which op it is at."""
+    """Path of the file in which the process records its current op."""
     unshared: tuple[str, ...] = ()
-    """Ids of ops that get no tensor of another one, since they ended a process with them."""
+    """Ids of ops that share no tensors with other ops, because they killed a process with shared ones."""
 
 
 class PassDone(msgspec.Struct, frozen=True, kw_only=True, tag="pass"):
@@ -48,13 +48,13 @@ class SequenceOutcome(msgspec.Struct, frozen=True, kw_only=True, tag="sequence o
     """The outcome of a sequence."""
 
     outcomes: dict[str, Outcome] = {}
-    """By id of the op; none of one that no pass was over for."""
+    """Op id → outcome; ops without a finished pass are missing."""
     calls: int = 0
-    """Of the ops that were replayed."""
+    """Calls of the replayed ops."""
     sums_us: tuple[float, ...] = ()
-    """Of each pass, all its calls."""
+    """Time of all calls of each pass."""
     walls_us: tuple[float, ...] = ()
-    """Of each pass, what happens between the calls included."""
+    """Wall time of each pass, including the time between calls."""
     tensors: Tensors = Tensors()
 
 
@@ -62,13 +62,13 @@ class SharedCall(msgspec.Struct, frozen=True, kw_only=True):
     """A collective in a step that all ranks run."""
 
     op: int
-    """Which of the step's distinct collectives."""
+    """Index of the collective among the step's distinct collectives."""
     share: Share
     at: int
-    """Place of the call before which it is asked for; as many as there are calls: after the last."""
+    """Index of the call before which the collective starts; the number of calls if it starts at the end."""
     wait: int
     at_once: bool
-    """Whether it is waited for before anything else is asked for."""
+    """Whether the collective is waited for immediately."""
 
 
 class SharedStep(msgspec.Struct, frozen=True, kw_only=True, tag="shared step"):
@@ -77,39 +77,39 @@ class SharedStep(msgspec.Struct, frozen=True, kw_only=True, tag="shared step"):
     config: WorkerConfig
     task: SequenceTask
     collectives: tuple[SharedCall, ...]
-    """As they are asked for."""
+    """In the order in which they start."""
 
 
 class SharedPasses(msgspec.Struct, kw_only=True):
     """Times of the passes of a shared step on one rank, in microseconds."""
 
     in_flight_us: list[float] = []
-    """In which at least one collective was on."""
+    """Time in which at least one collective was running."""
     hidden_us: list[float] = []
-    """Of it, in which nothing waited for one."""
+    """Time in which a collective was running and no call waited for it."""
     waited_us: list[float] = []
-    """In which the calls waited for one."""
+    """Time in which calls waited for a collective."""
     alone_sums_us: list[float] = []
-    """Of passes without collectives, all calls."""
+    """Time of all calls in passes without collectives."""
     alone_walls_us: list[float] = []
     collectives_alone_us: list[float] = []
-    """Of passes without calls: one collective after the other."""
+    """Time of passes without calls, one collective after the other."""
 
 
 class SharedStepOutcome(msgspec.Struct, frozen=True, kw_only=True, tag="shared step outcome"):
     """The outcome of a shared step on one rank."""
 
     reason: Reason | None = None
-    """Why it could not."""
+    """Why it failed."""
     raised: dict[int, Reason] = {}
-    """By index of the op in the task: calls that raised once they had run."""
+    """Op index → error of a call that raised."""
     calls: SequenceOutcome = SequenceOutcome()
-    """Of passes with the collectives beside the calls."""
+    """Times of calls in passes with collectives."""
     collectives: tuple[RankReply, ...] = ()
-    """Of each distinct one, from being asked for to its end."""
+    """Times of each distinct collective, from its start to its end."""
     passes: SharedPasses = msgspec.field(default_factory=SharedPasses)
     unseen: int = 0
-    """Collectives of a pass whose end is only seen when they are waited for."""
+    """Collectives whose end is only noticed when they are waited for."""
 
 
 class Ready(msgspec.Struct, frozen=True, kw_only=True, tag="ready"):
@@ -161,12 +161,12 @@ class RankConfig(msgspec.Struct, frozen=True, kw_only=True, tag="rank config"):
     device: str
     """"cpu", or "cuda:1", ..."""
     store: str
-    """Where the ranks find each other: path of a file that they share, or host:port of a TCP store."""
+    """Rendezvous of the ranks: path of a shared file, or host:port of a TCP store."""
     prefix: str = ""
-    """Of the keys in a TCP store."""
+    """Prefix of the keys in a TCP store."""
     threads: int = 1
     memory_bytes: int
-    """For the buffers of this rank."""
+    """Memory for this rank's buffers."""
     measure: MeasureOptions
     check: bool = True
 
@@ -181,26 +181,26 @@ class RankReply(msgspec.Struct, frozen=True, kw_only=True, tag="rank reply"):
     """One rank's result of one collective; times in microseconds per call."""
 
     number: int = 0
-    """Which of the distinct collectives of a step."""
+    """Index of the collective among the step's distinct collectives."""
     rank: int
     took_part: bool = True
     reason: Reason | None = None
-    """Why it could not."""
+    """Why it failed."""
     samples_us: tuple[float, ...] = ()
-    """Of each sample the time of one call, in order."""
+    """Time of one call in each sample, in order."""
     calls: int = 1
-    """In a sample."""
+    """Calls per sample."""
     first_us: float | None = None
     issue_us: tuple[float, ...] = ()
     arrived_ns: tuple[int, ...] = ()
-    """On this host's monotonic clock, of each stamped call: when it began."""
+    """Start of each stamped call on this host's monotonic clock."""
     done_ns: tuple[int, ...] = ()
     host: str = ""
-    """Which clock these are of."""
+    """Host of the clock."""
     wrong: str | None = None
-    """What a check found, "" for nothing; None where nothing was checked."""
+    """The error that a check found, "" if none; None without a check."""
     assumed: str = ""
-    """What differs in the call, such as another dtype."""
+    """Differences from the recorded call, such as another dtype."""
 
 
 Reply = Ready | Refused | Outcome | PassDone | SequenceOutcome | RankReply | SharedStepOutcome

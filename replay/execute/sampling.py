@@ -1,8 +1,7 @@
 # pyright: strict
-"""Takes samples of one op with readings of the reference workloads, and repeats samples that other programs
-interrupted.
+"""Takes samples of one op together with reference workloads, and repeats interrupted samples.
 
-Owns when there are enough samples, not what they amount to.
+Decides when there are enough samples; `measure` summarizes them.
 """
 
 from __future__ import annotations
@@ -23,41 +22,41 @@ if TYPE_CHECKING:
 
 CHECK_EVERY = 4
 OVERTIME = 2.0
-"""So many times `op_time_s` may be spent beyond the budget on an op that is slow, or interrupted again and again."""
+"""Up to this many times `op_time_s` may be spent in addition on a slow or often interrupted op."""
 WALL = 3.0
-"""So many times as long as that it may take by the clock on the wall, where other programs use the processors."""
+"""Wall time may exceed the thread's own time by this factor, if other programs use the CPUs."""
 READINGS = 3
-"""Most times that the gauges are read for one sample, where the readings are interrupted."""
+"""Most readings of the reference workloads per sample, if readings are interrupted."""
 
 
 class SamplePlan(msgspec.Struct, frozen=True, kw_only=True):
     """How one sample is taken."""
 
     calls: Sequence[Callable[[], Any]]
-    """One to be repeated, or as many as a sample has."""
+    """The calls of a sample; one call is repeated."""
     count: int
     evict: bool = False
     before: Callable[[], None] | None = None
-    """Called right before each sample, after the gauges were read."""
+    """Called right before each sample, after the reference workloads."""
     rewarm: Callable[[], Any] | None = None
-    """A call of the op that is not timed, after all that is done between samples, so that these find warm caches."""
+    """An untimed call before each sample, so that the sample finds warm caches."""
     touch: Callable[[], Any] | None = None
-    """Called after each reset, which pushes the arguments out of the caches."""
+    """Called after each reset, which evicts the arguments from the caches."""
     calls_between_resets: int = 0
-    """Calls of the op, those of `rewarm` included, that need no reset between them; 0: a reset after each sample."""
+    """Calls, including `rewarm`, between resets; 0 resets after each sample."""
     cache: RunCache
     graph: Callable[[], Any] | None = None
-    """Launches the whole sample at once."""
+    """Launches a whole sample at once."""
 
 
 class Sample(NamedTuple):
-    """One batch of calls; times in microseconds a call."""
+    """One batch of calls; times in microseconds per call."""
 
     took_us: float
     waited_us: float
-    """Of that, what the thread waited for a processor that another program had."""
+    """Time in which the thread waited for a processor."""
     gauge_us: tuple[float, ...]
-    """Means of the readings of the gauges right before and right after it; empty without a gauge."""
+    """Means of the reference readings before and after the sample; empty without reference workloads."""
 
 
 class Samples:
@@ -66,12 +65,12 @@ class Samples:
     def __init__(self) -> None:
         self.clean: list[Sample] = []
         self.interrupted: list[Sample] = []
-        """Those in which a thread of this process was switched out against its will."""
+        """Samples in which a thread of this process was preempted."""
         self.all: list[Sample] = []
         self.ordered: list[float] = []
-        """Times of the clean ones, ascending."""
+        """Times of the uninterrupted samples, ascending."""
         self.lost_s = 0.0
-        """Time of the interrupted ones."""
+        """Total time of the interrupted samples."""
 
     def add(self, sample: Sample, *, interrupted: bool, spent_s: float) -> None:
         self.all.append(sample)

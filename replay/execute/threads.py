@@ -18,11 +18,11 @@ if TYPE_CHECKING:
     from opreplay.replay.plan.step.recency import Recency
 
 FAR_ABOVE = 3.0
-"""A median so many times the lowest decile is that of threads that wait for each other."""
+"""A median this many times the lowest decile indicates threads that wait for each other."""
 WAITED_SHARE = 0.2
-"""Threads that waited for processors for this share of an op's measuring time, together, have made it longer."""
+"""Threads that waited for processors for this share of the measuring time, in total, have slowed the op."""
 ALONE_SHARE = 0.5
-"""An op is measured again with one thread where this share of its time limit is left."""
+"""An op is measured again with one thread if this share of its time limit is left."""
 
 
 def fitting_threads(wanted: int, idle: float | None) -> int:

@@ -21,12 +21,12 @@ from opreplay.replay.host.idle import is_busy
 from opreplay.replay.results.measurement import MeasuredCache, MeasureWarning
 
 BUSY = 8
-"""Visits where the machine has other work and nobody says how many: in the time of three they find a third more of the
-ops that became slower (`benchmarks/compare_power.py --load 4 --visits 8`)."""
+"""Rounds on a busy machine by default: in the time of three, they reveal a third more of the slower ops
+(`benchmarks/compare_power.py --load 4 --visits 8`)."""
 FEWEST_SAMPLES = 6
-"""Of an op, whatever time it may take: below six there is no interval of the median."""
+"""Fewest samples of an op, whatever its time: the interval of the median needs six."""
 FEWEST = 3
-"""Samples of a visit at least."""
+"""Fewest samples of a round."""
 
 
 class Visit(msgspec.Struct, frozen=True, kw_only=True):
@@ -37,7 +37,7 @@ class Visit(msgspec.Struct, frozen=True, kw_only=True):
 
 
 WHOLE = Visit()
-"""The only one."""
+"""The only round."""
 
 
 def visits_of(asked: int | None, facts: Mapping[str, object]) -> int:
@@ -51,13 +51,13 @@ class VisitSamples(NamedTuple):
     """The samples of one round."""
 
     samples: tuple[Sample, ...]
-    """In the order of time."""
+    """In time order."""
     threads: int | None
     cache: MeasuredCache
     first_call_us: float
     repeated: int
     warnings: tuple[MeasureWarning, ...]
-    """Of this visit alone."""
+    """Warnings of this round."""
 
     def medians(self) -> tuple[float, ...]:
         """Return the medians of the samples, then of the reference workloads."""

@@ -1,2 +1,2 @@
 # pyright: strict
-"""The order of work from a trace to results: opened, planned, predicted, measured; each step told as an event."""
+"""Runs the stages of a job in order: open, plan, predict, measure; each step is an event."""

@@ -1,5 +1,5 @@
 # pyright: strict
-"""Resolves calls given as text, predicts them, and measures them here if requested."""
+"""Resolves calls written as text, predicts them, and measures them on request."""
 
 from __future__ import annotations
 
@@ -34,16 +34,16 @@ class Calls:
     """Written calls as the source of a job."""
 
     def __init__(self, written: Sequence[Written], *, skip_invalid: bool = False) -> None:
-        """`skip_invalid` leaves out texts that are no calls of a known op, unless all are."""
+        """With `skip_invalid`, invalid texts are skipped; if all are invalid, `make_plan` raises."""
         self.written = tuple(written)
         self.skip_invalid = skip_invalid
         self.ids: tuple[str, ...] = ()
-        """The id of each call's op, once they are planned."""
+        """Op id of each call; set by `make_plan`."""
         self.invalid: dict[str, UsageError] = {}
-        """Why a text was left out, once the calls are planned."""
+        """Text of each skipped call → its error; set by `make_plan`."""
 
     def make_plan(self, job: Job) -> ReplayPlan:
-        """Return the ops of the calls, each once. Raises UsageError for texts that are no calls, see `skip_invalid`."""
+        """Return a plan with each distinct op once. Raises UsageError for an invalid text, see `skip_invalid`."""
         from opreplay.replay.plan.kept import kept_plan_of_calls
         from opreplay.replay.resolve.written.sweep import invalid_calls, plan_of_calls
 
@@ -68,18 +68,18 @@ class Calls:
         return plan
 
     def leaves_out(self, op: ReplayOp) -> bool:
-        """Return whether the arguments of a call do not go together, so that no device has a time for it."""
+        """Check whether a call's arguments contradict each other, so that no device can run it."""
         from opreplay.replay.resolve.written.sweep import is_refused
 
         return is_refused(op)
 
 
 def cases_of(job: Job, faults: Faults, *, measure: bool = False, consumers: Sequence[Consumer] = ()) -> Cases:
-    """Return what the calls of a job take: on its simulated devices, and with `measure` here, each op once.
+    """Predict the calls of a job on its simulated devices; with `measure`, also measure each op once on this machine.
 
-    A call whose arguments do not go together has a reason and no times; one that a user's function or program does not
-    fit has no prediction. A call that does not run here, or fails when it does, keeps its prediction. `faults` collects
-    those of opreplay's own, and `consumers` get the events of the run. Raises what `Job.run` does.
+    A call with contradictory arguments has a reason and no times. A call that cannot run here, or fails, keeps its
+    prediction. A call that breaks a user's estimator or tile program has no prediction. `faults` collects internal
+    errors, and `consumers` get the events of the run. Raises what `Job.run` raises.
     """
     calls, plan, devices = job.source, job.plan, job.devices
     assert isinstance(calls, Calls)

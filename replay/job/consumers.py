@@ -1,5 +1,5 @@
 # pyright: strict
-"""Those who take the events of a job: the one loop that hands events out, and the writer of records."""
+"""Consumers of a job's events: the loop that passes events to them, and the one that writes records."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ Events = Generator[Event, None, None]
 
 
 def deliver(events: Events, *consumers: Consumer) -> None:
-    """Hand each event to every consumer, in the order given.
+    """Pass each event to every consumer, in order.
 
-    An error in a consumer ends the job as an error of the job itself does: all consumers get an `Ended` that has it,
-    then it is raised. What a full disk does to writing that last event does not hide the first error.
+    If a consumer raises, all consumers get an `Ended` with the error, and then the error is raised. A second error,
+    such as a full disk while `Ended` is written, is suppressed.
     """
     try:
         while (event := next(events, None)) is not None:
@@ -47,7 +47,7 @@ def _call(event: Event, consumers: Iterable[Consumer]) -> None:
 
 
 def records_of(event: Event) -> tuple[Record, ...]:
-    """Return the records that a result file has of an event."""
+    """Return the result file's records for an event."""
     match event:
         case Started():
             return (event.record,)
@@ -59,8 +59,8 @@ def records_of(event: Event) -> tuple[Record, ...]:
             return ()
 
 
-class _Recorded(Generator[Event, None, None]):
-    """Events on their way to who asked for them, each seen by a consumer first."""
+class _Tee(Generator[Event, None, None]):
+    """An iterator over events that calls a consumer with each event first."""
 
     def __init__(self, events: Events, consumer: Consumer) -> None:
         self._events, self._consumer = events, consumer
@@ -79,13 +79,13 @@ class _Recorded(Generator[Event, None, None]):
         return event
 
 
-def recorded(events: Events, consumer: Consumer) -> Events:
-    """Return the same events; the consumer, which must not fail, sees each before it is handed on."""
-    return _Recorded(events, consumer)
+def tee(events: Events, consumer: Consumer) -> Events:
+    """Return the same events; `consumer`, which must not raise, gets each event before the caller does."""
+    return _Tee(events, consumer)
 
 
-def writing(sink: ResultSink) -> Consumer:
-    """Return a consumer that writes the records of a run to a sink."""
+def write_to(sink: ResultSink) -> Consumer:
+    """Return a consumer that writes a run's records to a sink."""
 
     def write(event: Event) -> None:
         for record in records_of(event):

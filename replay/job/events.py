@@ -1,8 +1,8 @@
 # pyright: strict
-"""What happens in a job, as plain values in the order in which it happens.
+"""The events of a job, in order.
 
-A run is `Planned`, `Started`, then for each op `Progress`, `Predicted` and one of `Measured`, `Skipped` and `Failed`
-(several ops may be in progress at once), then `Ended`. Progress bars, result files and tests consume this one stream.
+A run is `Planned`, `Started`, then for each op `Progress`, `Predicted` and one of `Measured`, `Skipped` and `Failed`,
+then `Ended`. Ops may overlap. Progress bars, result files and tests read this one stream.
 """
 
 from __future__ import annotations
@@ -27,41 +27,41 @@ if TYPE_CHECKING:
     from opreplay.replay.ascend.custom.registrations import CustomOpError
 
 Sum = TraceResult | JobResult | SequenceResult
-"""A record that follows from all results together."""
+"""A record that is computed from all results."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Planned:
-    """The ops of the run are known; nothing was executed."""
+    """The ops of the run are known; nothing has run yet."""
 
     plan: ReplayPlan
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Started:
-    """Host and device are ready, and the first op is next."""
+    """The host and the device are ready; the first op is next."""
 
     record: Header | Resumed
-    """First record of this process: `Resumed` where an earlier run is continued."""
+    """First record of this process; `Resumed` if the run continues an earlier one."""
     environment: dict[str, object]
     """Facts of host and device."""
     kept: tuple[OpResult, ...] = ()
-    """Results of the earlier run that are not measured again."""
+    """Results of the earlier run that are reused."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Progress:
-    """Where a run stands: before each op, and once more at the end with no current op."""
+    """Progress of a run: one before each op, and a last one without a current op."""
 
     done: int
     total: int
     current: str | None
-    """Name of the op that is next, or the pass of a sequence."""
+    """Name of the next op, or the current pass of a sequence."""
     elapsed_s: float
     remaining_s: float | None
-    """Estimate, at most what is left of the run's time budget; None before the first op."""
+    """Estimated time left, at most the rest of the time budget; None before the first op."""
     cut: bool = False
-    """Whether that budget is expected to end before all ops are done."""
+    """Whether the time budget will probably end before the last op."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,16 +70,16 @@ class Predicted:
 
     op: ReplayOp
     simulated: dict[str, Simulated]
-    """Device → prediction, in the order of the devices; none for an op without arguments, which is not free."""
+    """Device → prediction, in the order of the devices; empty for an op without recorded arguments."""
     why: tuple[str, ...] = ()
     """One line for each device without a prediction."""
     errors: tuple[CustomOpError | InternalError, ...] = ()
-    """Errors of the user's functions, and faults of opreplay's own."""
+    """Errors of the user's functions, and internal errors."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measured:
-    """An op was measured, or replayed without its own time, as in a sequence."""
+    """An op was measured, or ran as part of a sequence."""
 
     op: ReplayOp
     result: OpResult
@@ -87,7 +87,7 @@ class Measured:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Skipped:
-    """An op was not executed; the result has the reason."""
+    """An op was not run; the result has the reason."""
 
     op: ReplayOp
     result: OpResult
@@ -95,7 +95,7 @@ class Skipped:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Failed:
-    """An op was executed, or its process started, and gave no time; the result has the reason."""
+    """An op ran, or its process started, without yielding a time; the result has the reason."""
 
     op: ReplayOp
     result: OpResult
@@ -103,23 +103,23 @@ class Failed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ended:
-    """No further op is run."""
+    """The run is over."""
 
     summary: Summary
     records: tuple[Sum, ...] = ()
-    """Sums of traces, jobs or the sequence; none where the run was cut short."""
+    """Sums over traces, jobs or the sequence; empty if the run was interrupted."""
     already: bool = False
-    """Whether the earlier run was complete, so that nothing was added to it."""
+    """Whether the earlier run was already complete, so that nothing was added."""
     error: BaseException | None = None
-    """What cut the run short; raised once this event was taken."""
+    """The error that ended the run; it is raised after this event."""
 
 
 Finished = Measured | Skipped | Failed
 Event = Planned | Started | Progress | Predicted | Finished | Ended
 
 
-def finished(op: ReplayOp, result: OpResult) -> Finished:
-    """Return the event for what became of an op."""
+def outcome_event(op: ReplayOp, result: OpResult) -> Finished:
+    """Return the event for an op's outcome."""
     if result.status == "replayed":
         return Measured(op=op, result=result)
     return (Skipped if result.status == "skipped" else Failed)(op=op, result=result)

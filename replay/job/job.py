@@ -1,5 +1,5 @@
 # pyright: strict
-"""One job: a source, the ops selected of it, the settings and the simulated devices, and each stage on demand."""
+"""One job: a source, the selected ops, the settings and the simulated devices; each stage runs on demand."""
 
 from __future__ import annotations
 
@@ -36,18 +36,18 @@ Read = TypeVar("Read")
 
 
 class Opens(Protocol):
-    """A source that is read when the job first needs it."""
+    """A source that the job opens on demand."""
 
     def open(self, *, activity: bool = False) -> Trace | ReplayPlan: ...
 
 
 @runtime_checkable
 class MakesPlan(Protocol):
-    """A source that is no file to be planned: written calls, or several traces whose plans are merged."""
+    """A source that makes its own plan: written calls, or the merged plans of several traces."""
 
     def make_plan(self, job: Job) -> ReplayPlan: ...
     def leaves_out(self, op: ReplayOp) -> bool:
-        """Return whether an op of the plan is not to be predicted."""
+        """Return whether to skip the prediction of an op."""
         ...
 
 
@@ -56,20 +56,20 @@ class Merges(MakesPlan, Protocol):
     """Several traces as one source."""
 
     def facts(self) -> dict[str, object]:
-        """Return what the header of the results says of the traces."""
+        """Return the facts about the traces for the result header."""
         ...
 
     def sums(self, results: Sequence[OpResult]) -> Sequence[Sum]:
-        """Return the records of each trace and job."""
+        """Return the sums of each trace and each distributed job."""
         ...
 
 
 Source = str | os.PathLike[str] | Trace | ReplayPlan | Opens | MakesPlan
-"""A file, what was read from one, what opens one, or what makes a plan of something else."""
+"""A path, an opened trace or plan, an `Opens`, or a `MakesPlan`."""
 
 
 class Job:
-    """A trace or plan on its way to results. Nothing is read, planned or executed before it is asked for."""
+    """A trace or plan with its settings. Nothing is read, planned or run before it is needed."""
 
     def __init__(
         self,
@@ -78,13 +78,13 @@ class Job:
         settings: Settings | None = None,
         devices: Mapping[str, DeviceProfile] | None = None,
     ) -> None:
-        """`devices` are the simulated ones, loaded."""
+        """`devices`: name → loaded device."""
         self.source = source
         self.selection = selection or Selection()
         self.settings = settings or Settings()
         self.devices: dict[str, DeviceProfile] = dict(devices or {})
         self.unfused = False
-        """Whether fused kernels were asked for, and the source holds no calls that one stands for."""
+        """Whether fused kernels were requested but none applies; set by `read`."""
         self._memory: MemorySink | None = None
 
     @classmethod
@@ -95,10 +95,10 @@ class Job:
         settings: Settings | None = None,
         devices: Sequence[str] = (),
     ) -> Job:
-        """Return the job on simulated devices by name or device file; plugins are loaded by then.
+        """Return a job with its devices loaded, from names or device files. Load plugins first.
 
-        Raises UsageError for an unknown device and for settings of initializers, FormatError for an unsound file of
-        values.
+        Raises UsageError for an unknown device or an invalid initializer setting, FormatError for an invalid values
+        file.
         """
         from opreplay.replay.ascend.simulate.devices import load_socs
 
@@ -110,9 +110,9 @@ class Job:
 
     @cached_property
     def read(self) -> Trace | ReplayPlan:
-        """What the source holds, a captured plan with the kernels that the settings ask for.
+        """The trace or plan; calls of a captured plan are replaced by fused kernels if the settings say so.
 
-        Raises as `opreplay.replay.plan.inputs.open_input` does, and UsageError for fused kernels of a trace.
+        Raises what `opreplay.replay.plan.inputs.open_input` raises, and UsageError for fused kernels of a trace.
         """
         if isinstance(self.source, MakesPlan):
             return self.plan
@@ -125,7 +125,7 @@ class Job:
             read = open_input(os.fspath(self.source), activity=activity)
         else:
             read = self.source.open(activity=activity)
-        plan = served(read, self.settings.fused)
+        plan = with_fused_kernels(read, self.settings.fused)
         self.unfused = plan is read and self.settings.fused == "ascend"
         return plan
 
@@ -136,7 +136,9 @@ class Job:
 
     @cached_property
     def plan(self) -> ReplayPlan:
-        """Each unique op with its arguments, or the reason why it cannot be replayed. Raises as `plan_of` does."""
+        """Each unique op with its arguments, or with the reason why it cannot be replayed. Raises what `plan_of`
+        raises.
+        """
         if isinstance(self.source, MakesPlan):
             return self.source.make_plan(self)
         settings = self.settings
@@ -172,17 +174,17 @@ class Job:
 
     @cached_property
     def keeps(self) -> bool:
-        """Whether the plan may be kept between runs: nothing of the user's decides on it."""
+        """Whether the plan may be cached: it depends on no user code."""
         return self.settings.keep and not self.settings.with_collectives and is_plain(self.settings)
 
     @cached_property
     def contents(self) -> ExpectedContents | KeptContents:
-        """What the arguments of ops will hold."""
+        """The expected contents of the ops' arguments."""
         return contents_of(self.settings, lambda: self.plan if self.keeps else None)
 
     @property
     def registry(self) -> Registry:
-        """The initializers that fill arguments, with the user's."""
+        """The built-in and the user's initializers."""
         from opreplay.replay.ops.work.expected import ExpectedContents
 
         contents = self.contents
@@ -191,18 +193,18 @@ class Job:
 
     @property
     def predict_op(self) -> OpPredictor:
-        """What predicts single ops on the devices."""
+        """The function that predicts one op on every device."""
         leaves_out = self.source.leaves_out if isinstance(self.source, MakesPlan) else None
         return OpPredictor(
             devices=self.devices, contents=self.contents, l2=self.settings.cache_state(), leaves_out=leaves_out
         )
 
     def predict(self) -> Iterator[Predicted]:
-        """Yield the prediction of each op of the plan."""
+        """Yield the predictions of each op."""
         return map(self.predict_op, self.plan.ops)
 
     def expected_results(self, checks: Mapping[str, MetaCheck] | None = None) -> tuple[list[OpResult], list[Predicted]]:
-        """Return the results that a run would start from, with their predictions; `checks` on meta tensors, by id."""
+        """Return the results before any measurement, and their predictions; `checks`: op id → check on meta tensors."""
         from opreplay.replay.job.planned import planned_results
 
         predictions: dict[str, Predicted] = {}
@@ -217,15 +219,15 @@ class Job:
         return results, list(predictions.values())
 
     def steps(self) -> list[Step]:
-        """Predict the whole plan on each device, in the order of the devices."""
+        """Predict the whole step on each device, in the order of the devices."""
         from opreplay.replay.ascend.simulate.devices import simulate_plan
 
         return simulate_plan(self.plan, list(self.devices.values()), self.contents, self.settings.cache_state())
 
     def step(self, devices: Sequence[DeviceProfile], timed: Trace | None = None) -> StepReport | None:
-        """Return the step of the trace as `timeline` has it; None where the plan holds a part of its ops.
+        """Return the recorded step, as `timeline` does; None if the selection leaves out ops.
 
-        `timed`: the same trace with its activity, if it was read without.
+        `timed`: the same trace read with its activity, if this job read it without.
         """
         from opreplay.replay.timeline.timeline import step_of
 
@@ -237,11 +239,12 @@ class Job:
         return step_of(trace, devices=devices, plan=whole.plan, contents=self.contents)
 
     def run(self, engine: Engine | None = None, *, earlier: ResultFile | None = None, beside: bool = False) -> Events:
-        """Measure and predict every op; yield each step, as `run_events` does.
+        """Measure and predict every op; yield events, see `run_events`.
 
-        `engine` replaces the one that the settings choose. `beside`: another job measures on the same device.
+        `engine` overrides the engine from the settings. `beside`: another job measures on the same device at the same
+        time.
         """
-        from opreplay.replay.job.consumers import recorded, writing
+        from opreplay.replay.job.consumers import tee, write_to
         from opreplay.replay.job.measuring import About, no_sums, run_events
         from opreplay.replay.plan.inputs import trace_facts
         from opreplay.replay.results.reading import MemorySink
@@ -261,11 +264,11 @@ class Job:
         self._memory = MemorySink()
         if earlier is not None:
             self._memory.take(earlier)
-        return recorded(events, writing(self._memory))
+        return tee(events, write_to(self._memory))
 
     @property
     def results(self) -> ResultFile:
-        """What was measured so far, as a file of results has it. Raises UsageError before the run has started."""
+        """The results so far. Raises UsageError before the run has started."""
         from opreplay.replay.results.reading import ResultFile
 
         memory = self._memory
@@ -282,7 +285,7 @@ class Job:
         )
 
     def report(self, results: ResultFile) -> View:
-        """Return the report on results in every form."""
+        """Return the report on the results."""
         from opreplay.replay.report.run.report import view
         from opreplay.replay.report.run.tables import run_of
         from opreplay.replay.results.summary import summary_of
@@ -292,10 +295,9 @@ class Job:
         return view(run)
 
 
-def served(read: Read, fused: Fused | None) -> Read | ReplayPlan:
-    """Return a captured plan with the fused kernels that `fused` asks for; anything else as it is.
-
-    Raises UsageError where they are asked for of what was not captured.
+def with_fused_kernels(read: Read, fused: Fused | None) -> Read | ReplayPlan:
+    """Return a captured plan with its calls replaced by fused kernels; other inputs unchanged. Raises UsageError if
+    fused kernels are requested for a trace.
     """
     if isinstance(read, ReplayPlan) and read.captured:
         from opreplay.replay.capture.serving.form import as_served
@@ -313,7 +315,7 @@ def served(read: Read, fused: Fused | None) -> Read | ReplayPlan:
 
 
 def is_plain(settings: Settings) -> bool:
-    """Return whether no code of the user's and no installed plugin may decide on plans."""
+    """Check that the settings name no user code and no plugin is installed, so that plans may be cached."""
     from importlib.metadata import entry_points
 
     from opreplay.initializers import extensions
@@ -324,9 +326,9 @@ def is_plain(settings: Settings) -> bool:
 
 
 def contents_of(settings: Settings, plan_to_keep: Callable[[], ReplayPlan | None]) -> ExpectedContents | KeptContents:
-    """Return what arguments will hold; kept ones where there is a plan to keep them with and no setting decides.
+    """Return the expected contents of arguments; cached ones if `plan` returns a plan.
 
-    Raises UsageError for modules and settings of initializers, FormatError for an unsound file of values.
+    Raises UsageError for an invalid initializer module or setting, FormatError for an invalid values file.
     """
 
     def make() -> ExpectedContents:

@@ -1,7 +1,7 @@
 # pyright: strict
-"""Runs the ops of a plan and tells each step as an event.
+"""Runs the ops of a plan and yields events.
 
-Owns the order of events, the budgets of a whole run and the summary. How one op is run is `execute`.
+Owns the order of events, time budgets and the summary; `execute` runs each op.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from opreplay.replay.ir.model import Reason, ReplayOp, ReplayPlan
 from opreplay.replay.ir.sizes import need_of
 from opreplay.replay.ir.step import StepReport
 from opreplay.replay.job.consumers import Events
-from opreplay.replay.job.events import Ended, Event, Failed, Planned, Progress, Started, Sum, finished
+from opreplay.replay.job.events import Ended, Event, Failed, Planned, Progress, Started, Sum, outcome_event
 from opreplay.replay.job.predicting import Predict, no_prediction
 from opreplay.replay.plan.step.of_step import lacks_order, step_plan
 from opreplay.replay.plan.step.recency import Recency, recency
@@ -50,24 +50,24 @@ Sums = Callable[[Sequence[OpResult]], Sequence[Sum]]
 
 
 def no_sums(results: Sequence[OpResult]) -> Sequence[Sum]:
-    """Return no record."""
+    """Return no records."""
     return ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class About:
-    """What the records of a run say beyond its ops and options."""
+    """Facts for the result file that are not in the ops or the options."""
 
     trace: dict[str, object] = field(default_factory=dict[str, object])
-    """Facts of the trace for the header."""
+    """Facts about the trace, for the header."""
     step: StepReport | None = None
     """The recorded step that a sequence replays."""
     devices: tuple[str, ...] = ()
-    """Names of the simulated devices, with their versions."""
+    """Names and versions of the simulated devices."""
     beside: bool = False
-    """Whether another job measures on the same device."""
+    """Whether another job measures on the same device at the same time."""
     sums: Sums = no_sums
-    """Makes the records that follow from all results: sums of traces and jobs."""
+    """Computes the sums of traces and jobs from all results."""
 
 
 def run_events(
@@ -79,17 +79,16 @@ def run_events(
     engine: Engine | None = None,
     earlier: ResultFile | None = None,
 ) -> Events:
-    """Measure and predict every op of a plan; yield each step.
+    """Measure and predict every op of a plan; yield events.
 
-    `engine` replaces the one that the options would choose. With `earlier` the run goes on where that one ended. In
-    the mode "sequence" the results are those of one recorded step, and one record more sums it up.
+    `engine` overrides the engine from the options. `earlier`: results of an interrupted run to resume. With mode
+    "sequence" the results are those of one recorded step, followed by a record of the whole sequence. The last event is
+    always `Ended`, which has the error if one is raised next. With `stop_on_error` the run ends after the first failed
+    op.
 
-    The stream always ends with `Ended`: after an interrupt and other errors it has the error, which is raised next.
-    Under `stop_on_error` it ends after the first op that fails.
-
-    Raises UsageError or FormatError for values that fit no op and for a plan without the order of its calls before the
-    first event, EnvironmentRefused when the device is missing and UsageError for an `earlier` of another run before
-    the run has `Started`.
+    Before the first event, raises UsageError or FormatError for values that fit no op, and for a sequence without
+    recorded order. Before `Started`, raises EnvironmentRefused if the device is missing, and UsageError if `earlier` is
+    of another run.
     """
     begun_at = monotonic()
     about = about or About()
@@ -101,16 +100,16 @@ def run_events(
         isolation=options.isolation or "process",
     )
     step_recency = _recency(plan, options)
-    _refuse_vain_visits(options, one_by_one=engine is None or isinstance(engine, OneByOne))
+    _refuse_rounds(options, one_by_one=engine is None or isinstance(engine, OneByOne))
     if options.mode == "sequence":
-        _refuse_vain_stop(options)
+        _refuse_stop_on_error(options)
         plan = step_plan(plan)
-    chosen = engine_for(plan, _as_begun(options, earlier), engine, step_recency)
+    chosen = engine_for(plan, _resumed_options(options, earlier), engine, step_recency)
     yield from _Run(plan, options, predict, about, chosen, earlier, begun_at).events()
 
 
 class _Run:
-    """One run: the results so far, and the time that it began."""
+    """State of a run: its results and its start time."""
 
     def __init__(
         self,
@@ -129,7 +128,7 @@ class _Run:
         self._costly: Set[str] = frozenset()
 
     def events(self) -> Events:
-        """Yield the events of the run; close the engine at its end."""
+        """Yield the events of the run; close the engine at the end."""
         begun, stopped = False, False
         records: Sequence[Sum] = ()
         try:
@@ -162,7 +161,7 @@ class _Run:
         yield Ended(summary=summary, records=tuple(records))
 
     def _ops(self) -> Generator[Event, None, bool]:
-        """Yield the events of each op; return whether the run ended at one that failed."""
+        """Yield the events of each op; return whether `stop_on_error` ended the run."""
         left = left_to_do(self._plan.ops, self._results, self._costly)
         for step in self._engine.outcomes(left, self._decide):
             if isinstance(step, ReplayOp):
@@ -182,7 +181,7 @@ class _Run:
                     device=self._options.device,
                     unpredicted=predicted.why,
                 )
-                event = finished(op, result)
+                event = outcome_event(op, result)
                 self._results.append(result)
                 yield event
                 is_last = len(self._results) >= len(self._plan.ops)
@@ -191,9 +190,8 @@ class _Run:
         return False
 
     def _decide(self, op: ReplayOp) -> Outcome | None:
-        """Return the op's outcome where the plan, or the run's time budget, says that it is not to be run.
-
-        Raises KeyboardInterrupt where somebody asked for the end.
+        """Return the outcome of an op that the plan or the time budget rules out; None to run it. Raises
+        KeyboardInterrupt if an interrupt was requested.
         """
         raise_if_asked()
         if op.reason is not None:
@@ -205,7 +203,7 @@ class _Run:
         return None
 
     def _started(self, header: Header) -> Started:
-        """Return the first record of this process, and take the results that are there already."""
+        """Return the first record of this process, and load the results of the earlier run."""
         if self._earlier is None:
             return Started(record=header, environment=header.environment)
         if self._options.mode != "sequence":
@@ -250,7 +248,7 @@ class _Run:
     def _progress(
         self, current: str | None, elapsed_s: float, done_before: int = 0, limit_s: float | None = None
     ) -> Progress:
-        """Return where the run stands that continues one which did `done_before` ops, and may take `limit_s`."""
+        """Return the progress; `done_before` ops were done by the earlier run, and `limit_s` is the time budget."""
         done, total = len(self._results), len(self._plan.ops)
         remaining = elapsed_s / (done - done_before) * (total - done) if done > done_before else None
         limit_left_s = None if limit_s is None else max(0.0, limit_s - elapsed_s)
@@ -265,7 +263,7 @@ class _Run:
         )
 
     def _pass_progress(self, done: PassDone) -> Progress:
-        """Return where a sequence stands; the time of a first pass is not known."""
+        """Return the progress of a sequence; no time is estimated before the first pass."""
         left_s = max(0.0, done.time_s - done.spent_s) if done.passes else None
         current = f"pass {done.passes}" if done.passes else "first pass"
         total = len(self._plan.ops)
@@ -273,15 +271,13 @@ class _Run:
 
 
 def _default_op_bytes(options: RunOptions, earlier: ResultFile | None) -> int:
-    """Return the memory limit of a resumed run, as less memory may be free now; else a worker's share of half the free
-    memory.
-    """
+    """Return the memory limit of one op: the resumed run's, otherwise a worker's share of half the free memory."""
     before = None if earlier is None else earlier.header.options.get("max_op_bytes")
     return before if isinstance(before, int) else environment.default_op_bytes() // options.lanes
 
 
-def _as_begun(options: RunOptions, earlier: ResultFile | None) -> RunOptions:
-    """Return the options with the threads and rounds that the resumed run chose: its times depend on them."""
+def _resumed_options(options: RunOptions, earlier: ResultFile | None) -> RunOptions:
+    """Return the options with the thread count and rounds of the resumed run, which its times depend on."""
     if earlier is None or options.lanes > 1:
         return options
     facts = earlier.header.environment
@@ -293,8 +289,8 @@ def _as_begun(options: RunOptions, earlier: ResultFile | None) -> RunOptions:
     return options
 
 
-def _refuse_vain_visits(options: RunOptions, *, one_by_one: bool) -> None:
-    """Raise UsageError for several rounds in a mode that measures ops only once."""
+def _refuse_rounds(options: RunOptions, *, one_by_one: bool) -> None:
+    """Raise UsageError if rounds are requested in a mode that measures each op once."""
     if (options.visits or 1) == 1:
         return
     if options.device != "cpu":
@@ -308,8 +304,8 @@ def _refuse_vain_visits(options: RunOptions, *, one_by_one: bool) -> None:
     raise UsageError(f"--set repeats={options.visits} has no effect {where}", hint="Remove --set repeats.")
 
 
-def _refuse_vain_stop(options: RunOptions) -> None:
-    """Raise UsageError for a sequence that should stop at the first failure."""
+def _refuse_stop_on_error(options: RunOptions) -> None:
+    """Raise UsageError for `stop_on_error` with a sequence."""
     if options.stop_on_error:
         raise UsageError(
             "--stop-on-error has no effect on a sequence, whose ops get their results together",
@@ -318,9 +314,7 @@ def _refuse_vain_stop(options: RunOptions) -> None:
 
 
 def _recency(plan: ReplayPlan, options: RunOptions) -> dict[str, Recency]:
-    """Return the reuse distances of arguments in the step, if requested. Raises UsageError if they are not
-    available.
-    """
+    """Return the step's reuse distances if `cache` is "step". Raises UsageError if they are unknown."""
     if options.cache != "step":
         return {}
     if options.mode == "sequence":

@@ -1,5 +1,5 @@
 # pyright: strict
-"""The results that a run of a plan would start from: what would be run, what not and why, and every prediction."""
+"""Results of a plan before any measurement: which ops would run, why others would not, and all predictions."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from opreplay.replay.results.outcome import Outcome, unable
 from opreplay.replay.results.records import OpResult
 
 OverBudget = Literal["shrink", "skip"]
-"""What a run does with an op over its budget; see `opreplay.replay.arguments.shrink.choose`."""
+"""What to do with an op over its memory budget, see `opreplay.replay.arguments.shrink.choose`."""
 
 
 def why_not(op: ReplayOp, max_op_bytes: int | None, over: OverBudget = "shrink") -> Reason | None:
-    """Return why the op would not run: the plan's reason, else that it is over the budget and cannot be shrunk."""
+    """Return why an op would not run: the plan's reason, or a memory budget that it exceeds even when shrunk."""
     if op.reason is not None or max_op_bytes is None:
         return op.reason
     return over_budget(op if over == "skip" else fitted(op, max_op_bytes).op, max_op_bytes)
@@ -46,9 +46,9 @@ def planned_results(
     checks: Mapping[str, MetaCheck] | None = None,
     over: OverBudget = "shrink",
 ) -> list[OpResult]:
-    """Return one result an op, "replayed" where a run would try it; nothing is measured.
+    """Return one result per op without measuring; status "replayed" means that a run would try the op.
 
-    `checks`: verdicts of a run on meta tensors, by id.
+    `checks`: op id → check on meta tensors.
     """
     results: list[OpResult] = []
     for op in plan.ops:

@@ -1,5 +1,5 @@
 # pyright: strict
-"""Predictions for single ops on simulated devices, with every failure as a value."""
+"""Predicts single ops on simulated devices; errors are returned as values."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Predict = Callable[["ReplayOp"], Predicted]
 
 
 def no_prediction(op: ReplayOp) -> Predicted:
-    """Return the prediction of an op on no device."""
+    """Return an empty prediction."""
     return Predicted(op=op, simulated={})
 
 
@@ -32,16 +32,15 @@ class OpPredictor:
 
     devices: Mapping[str, DeviceProfile]
     contents: Callable[[ReplayOp], Contents | None] | None = None
-    """What the values of an op's arguments amount to."""
+    """Returns the expected contents of an op's arguments."""
     l2: L2State = "sequence"
     leaves_out: Callable[[ReplayOp], bool] | None = None
-    """Tells ops that are not to be predicted."""
+    """Returns whether to skip an op."""
 
     def __call__(self, op: ReplayOp) -> Predicted:
         """Predict one op on every device.
 
-        A label, an op without arguments, and an op that is left out have no prediction, nor has one whose estimator
-        fails.
+        Labels, ops without recorded arguments, skipped ops, and ops whose estimator fails have no prediction.
         """
         if not self.devices or (self.leaves_out is not None and self.leaves_out(op)):
             return no_prediction(op)
@@ -65,8 +64,8 @@ class OpPredictor:
         return Predicted(op=op, simulated=simulated, why=tuple(why), errors=tuple(errors))
 
 
-def raising(predict: Predict) -> Predict:
-    """Return the same function; it raises CustomOpError and InternalError rather than telling of them."""
+def raise_errors(predict: Predict) -> Predict:
+    """Wrap a predictor so that it raises CustomOpError and InternalError."""
 
     def predict_or_raise(op: ReplayOp) -> Predicted:
         prediction = predict(op)
@@ -79,17 +78,17 @@ def raising(predict: Predict) -> Predict:
 
 @dataclass(slots=True)
 class Faults:
-    """A consumer that collects faults of opreplay's own, to raise them once everything else is done."""
+    """A consumer that collects internal errors and raises the first one at the end."""
 
     by_op: dict[str, InternalError] = field(default_factory=dict[str, InternalError])
-    """Op id → its first fault."""
+    """Op id → its first internal error."""
 
     def __call__(self, event: Event) -> None:
         if isinstance(event, Predicted):
             self.add([event])
 
     def watching(self, predict: Predict) -> Predict:
-        """Return the same function, whose predictions are looked at on their way."""
+        """Wrap a predictor so that its internal errors are collected."""
 
         def watched(op: ReplayOp) -> Predicted:
             prediction = predict(op)
@@ -99,14 +98,14 @@ class Faults:
         return watched
 
     def add(self, predictions: Iterable[Predicted]) -> None:
-        """Take the faults of predictions."""
+        """Collect the internal errors of predictions."""
         for prediction in predictions:
             for error in prediction.errors:
                 if isinstance(error, InternalError):
                     self.by_op.setdefault(prediction.op.id, error)
 
     def conclude(self) -> None:
-        """Raise InternalError with the first fault and the number of the others; return where there is none."""
+        """Raise the first InternalError with the number of others, if there is any."""
         if self.by_op:
             first = next(iter(self.by_op.values()))
             more = f"; and {len(self.by_op) - 1} more ops" if len(self.by_op) > 1 else ""

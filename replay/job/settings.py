@@ -15,36 +15,36 @@ class Settings(RunOptions, frozen=True, kw_only=True):
     """How ops are run, and what the job reads and plans for that."""
 
     cluster: str | None = None
-    """Cluster that is simulated, e.g. "2x8x910b3"; then the plan holds all collectives."""
+    """Simulated cluster, e.g. "2x8x910b3"; the plan then has all collectives."""
     fused: Literal["ascend", "none"] | None = "none"
-    """Which kernels of servers stand for the calls of a captured plan; None for those that serve such a model."""
+    """Fused kernels that replace the calls of a captured plan; None chooses by the model."""
     order: bool = False
-    """Whether the plan says in which order the calls of one step ran, also where no mode needs it."""
+    """Whether the plan records the order of one step's calls even if no mode needs it."""
     activity: bool = False
-    """Whether a trace is read with all its timing, to tell of its step."""
+    """Whether to read all timing of a trace, to describe its step."""
     keep: bool = False
-    """Whether a plan kept from an earlier run may be used, and this one is kept."""
+    """Whether to use and write the plan cache."""
 
     @classmethod
     def of(cls, options: RunOptions, **more: Any) -> Settings:
-        """Return the options of a run with further settings."""
+        """Return the settings from run options and further values."""
         return msgspec.structs.replace(msgspec.convert(options, cls, from_attributes=True), **more)
 
     def run_options(self) -> RunOptions:
-        """Return the part that a run has, with what its predictions take caches to hold."""
+        """Return the run options, with the cache state for predictions."""
         options = msgspec.convert(self, RunOptions, from_attributes=True)
         return msgspec.structs.replace(options, l2=self.cache_state())
 
     def cache_state(self) -> L2State:
-        """Return what simulated devices' caches hold when an op starts: as asked, else as it is measured here."""
+        """Return the cache state of simulated devices: as requested, otherwise the one used for measuring."""
         return self.l2 or ("sequence" if self.mode == "sequence" else self.l2_state())
 
     @property
     def needs_order(self) -> bool:
-        """Whether the order of the calls is needed."""
+        """Whether the plan must record the order of calls."""
         return self.order or self.mode == "sequence" or self.cache == "step"
 
     @property
     def with_collectives(self) -> bool:
-        """Whether each distinct collective is an op of the plan."""
+        """Whether the plan has an op for each distinct collective."""
         return self.ranks is not None or self.cluster is not None

@@ -13,7 +13,7 @@ from opreplay.traces.model import Trace
 
 
 def simulated_times(read: Trace | ReplayPlan, soc: str, select: str = "owner") -> Times:
-    """Return what each op takes on a device, a call, as `simulate` predicts it: caches hold what earlier calls left.
+    """Predict the time of one call of each op on a device, in the order of the step as `simulate` does.
 
     Raises UsageError for an unknown device.
     """

@@ -50,11 +50,11 @@ def vary_config(
     tell: Tell = untold,
     **options: Any,
 ) -> ServedSteps | SizedSteps:
-    """Return the step of a config's model in each size on each device, in the `form` that is run: per token, or per
-    step for a model that reads no text.
+    """Predict a config's model on each device in each size.
 
-    `shape` has the other fields of `from_config.Shape`, `weights` names their quantisation, `options` are of
-    `capture_target`. Raises UsageError for sizes not in `VARIED`, and for a size that `shape` already sets.
+    `form`: per token, or per step for a model that reads no text. `shape`: the other fields of `from_config.Shape`.
+    `weights`: their quantisation. `options`: see `capture_target`. Raises UsageError for sizes not in `VARIED`, and for
+    a size that `shape` already sets.
     """
     check_sizes(target, shape, sizes)
 
@@ -108,10 +108,10 @@ def vary_file(
     tell: Tell = untold,
     **options: Any,
 ) -> SizedSteps:
-    """Return each size on each device for the step of "FILE.py:make", called with the sizes by name.
+    """Predict the step of "FILE.py:make" on each device; `make` is called with each combination of sizes.
 
-    `form` is the form that is run; `options` are of `capture_target`. Raises UsageError for sizes that the function
-    does not accept, and as `target_of`.
+    `options`: see `capture_target`. Raises UsageError for sizes that the function does not accept, and what `target_of`
+    raises.
     """
     named = target_of(target, shape)
     signature = inspect.signature(named.make)
@@ -146,7 +146,7 @@ def _rows(
     devices: Sequence[DeviceProfile],
     tell: Tell,
 ) -> tuple[list[Row], tuple[str, ...]]:
-    """Return the rows of the step in each size on the devices, and the assumptions common to all."""
+    """Return one row per size and device, and the assumptions common to all rows."""
     rows: list[Row] = []
     notes: dict[str, None] = {}
     inverted: dict[tuple[str, str], str] = {}
@@ -162,7 +162,7 @@ def _rows(
 
 
 def _predicted(plan: ReplayPlan, devices: Sequence[DeviceProfile]) -> list[Step]:
-    """Return the step on each device, with caches that hold what the calls before left there."""
+    """Predict the step on each device; each call finds in L2 what earlier calls left."""
     job = Job(plan, settings=Settings(l2="sequence"), devices={device.name: device for device in devices})
     job.plan = plan  # captured plans are complete: nothing is left to resolve
     return job.steps()

@@ -44,7 +44,7 @@ def versions_of(name: str) -> tuple[tuple[str, str], ...]:
     """Return the same as `published`. Raises ValueError for an op that is not in any table."""
     versions = published(name)
     if not versions:
-        raise ValueError(f"no schema of {name} is known")
+        raise ValueError(f"no schema of {name} in replay/ops/schemas/{name.partition('::')[0]}.txt: add a line")
     return versions
 
 
@@ -93,7 +93,11 @@ def stands_for(
                 if wanted <= _words(schema) and not _words(schema) & set(lacking)
             ]
             if not fitting:
-                raise ValueError(f"no version of {name} has all of {', '.join(sorted(wanted))}")
+                absent = sorted(wanted.difference(*(_words(schema) for _, schema in versions_of(name))))
+                raise ValueError(
+                    f"no version of {name} has all of {', '.join(sorted(wanted))}: give {', '.join(absent) or 'one'} a "
+                    "default, or a constant in `families.py`"
+                )
             for since, schema in fitting:
                 text = schema if writes is None else with_writes(schema, [w for w in writes if w in _words(schema)])
                 reference(text, since=since, fake=fake, assumes=assumes, random=random, **bound)(run)

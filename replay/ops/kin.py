@@ -22,6 +22,7 @@ _AFFIXES = re.compile(r"^(_*(npu|aclnn|ai_infra|inplace|foreach)_+|_+)+|(_?v\d+|
 KIN: tuple[tuple[str, str], ...] = (
     (r"metadata|workspace|infer_output|get_.*(shape|format|status)", "aten::empty"),
     (r"adam|lamb|lars|sgd|adagrad|rmsprop|adadelta|ftrl", "aten::_fused_adamw_"),
+    (r"(^|_)i?(fft|stft)(_|$)", "aten::_fft_c2c"),
     (r"(attention|flash|sdpa|\bmha|fia).*(grad|backward)", "npu::npu_fusion_attention_grad"),
     (r"flash_attn|flash_attention_forward", "aten::_flash_attention_forward"),
     (r"sparse.*(attention|attn)", "npu::npu_sparse_flash_attention"),

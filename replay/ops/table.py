@@ -167,7 +167,10 @@ def family(
         kernel, like, into = (texts.pop(key, "") for key in ("kernel", "like", "into"))
         renames = {key: texts.pop(key) for key in texts.keys() - {"inputs", "role"}} if like else {}
         if not texts.keys() <= {"inputs", "role"} or bool(kernel) != (kernels is not None):
-            raise ValueError(f"family {name}: {line.strip()!r} gives what a row does not have, or lacks its kernel")
+            raise ValueError(
+                f"family {name}: {line.strip()!r} sets an unknown key, or needs or may not have kernel= "
+                "(keys: inputs=, role=, kernel=, like=; with like= also into= and renames)"
+            )
         rule = _left_out(uncosted) if uncosted else cost if kernels is None else kernels(kernel)
         for op in names:
             row(op).give(

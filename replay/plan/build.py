@@ -1,5 +1,5 @@
 # pyright: strict
-"""Make a plan from a trace: group recorded calls into unique ops, sum what was measured, and resolve each op once.
+"""Makes a plan from a trace: groups calls into unique ops, sums recorded times, and resolves each op once.
 
 Owns the order of the steps; `select`, `recorded`, `resolver` and `passes` implement them.
 """
@@ -39,7 +39,7 @@ from opreplay.traces.names import file_name
 _NO_FILTER = OpFilter()
 _DEFAULT_POLICY = Policy()
 MOST_OPS = 50_000
-"""Different ops of one plan: resolving, checking and measuring each takes time, a real model has some hundreds."""
+"""Most unique ops in a plan; a real model has a few hundred."""
 _HINT_OPS = "Take a part of them: --top N, --set min_share=SHARE or --include PATTERN."
 
 
@@ -68,22 +68,22 @@ def build_plan(
             raise no_such_phase(batches.contexts, filters.phase)
     # A leaf is a part of a call: what its time is a share of is that of the outermost calls.
     around = _outermost_rows(trace, batches, filters.phase) if select == "leaf" else rows
-    shell = _shell(trace, around, select, filters)
-    total_us = shell.device_us_total or shell.host_us_total
-    heaviest = heaviest_rows(trace, rows, select, filters, total_us, on_device=shell.device_us_total > 0)
+    empty = _plan_without_ops(trace, around, select, filters)
+    total_us = empty.device_us_total or empty.host_us_total
+    heaviest = heaviest_rows(trace, rows, select, filters, total_us, on_device=empty.device_us_total > 0)
     if not filters.ops:
         _refuse_too_many(trace, len(np.unique(trace.ops.signature[heaviest])))
     groups = recorded_groups(trace, heaviest, select, batches)
     works = {trace.signatures[index]: work for index, work in works_of(trace).items()}
     grouped_ops = [(group, _unresolved(group, works.get(group.signature), trace.info.world_size)) for group in groups]
-    weight = passes.weight_of(shell)
+    weight = passes.weight_of(empty)
     grouped_ops.sort(key=lambda pair: -weight(pair[1]))
     chosen = keep_heaviest([op for _, op in grouped_ops], filters, total_us, weight)
     _refuse_too_many(trace, len(chosen))
     ids = {op.id for op in chosen}
     resolver = Resolver(trace, policy, device)
     ops = tuple(resolver.resolve(op, group.signature, group.row) for group, op in grouped_ops if op.id in ids)
-    plan = passes.run(msgspec.structs.replace(shell, ops=ops))
+    plan = passes.run(msgspec.structs.replace(empty, ops=ops))
     if not in_order:
         return plan
     sequence = recorded_sequence(
@@ -100,13 +100,13 @@ def build_plan(
 
 
 def _outermost_rows(trace: Trace, batches: BatchIndex, phase: str | None) -> Rows:
-    """The calls with no op around them, of all iterations or of those of a phase."""
+    """Return the calls outside any other op, in all iterations or only in those of `phase`."""
     rows = selected_rows(trace, "top")
     return rows if phase is None else batches.in_phase(rows, phase)
 
 
-def _shell(trace: Trace, rows: Rows, select: str, filters: OpFilter) -> ReplayPlan:
-    """The plan without its ops: totals, of the host's time in these rows, and what is known of the trace."""
+def _plan_without_ops(trace: Trace, rows: Rows, select: str, filters: OpFilter) -> ReplayPlan:
+    """Return the plan without ops: totals, the host time of these rows, and facts about the trace."""
     unowned = trace.kernels.owner < 0
     # Where no op owns any of the device's time, ops can only be weighed by the host's.
     on_device = len(trace.kernels) and not (unowned.all() and len(trace.ops))
@@ -128,9 +128,7 @@ def _shell(trace: Trace, rows: Rows, select: str, filters: OpFilter) -> ReplayPl
 
 
 def _unresolved(group: CallGroup, recorded: tuple[int, CallWork] | None, world_size: int | None) -> ReplayOp:
-    """Return the unresolved op of a group of calls; `recorded` is the number of calls with device time, and the work of
-    all of them.
-    """
+    """Return the unresolved op of a group of calls; `recorded`: number of calls with device time, and their work."""
     calls, work = recorded or (1, work_of(group.signature))
     return ReplayOp(
         id=signature_id(group.signature),

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 
 Progress = Callable[[], "AbstractContextManager[Callable[[int, int | None], None] | None]"]
-"""Makes what is entered while one file is read and told how far it is: bytes read, of how many."""
+"""Returns a context manager for reading a file; it yields a callback (bytes read, total bytes)."""
 
 
 def _plan(source: Source, want: Want) -> ReplayPlan:
@@ -81,9 +81,9 @@ BACKENDBENCH = Dialect("backendbench", sniff=lambda o: o.data.lstrip().startswit
 FLASHINFER_TRACE = Dialect(
     "flashinfer-trace", sniff=lambda o: False, read=lambda source, want: _flashinfer_trace(source.path)
 )
-"""A folder, see `is_plan_folder`; no file is one."""
+"""A folder, see `is_plan_folder`."""
 PLANS = (RESULTS, PLAN, TRACELENS, COMMS, BACKENDBENCH)
-"""Files that are no profile, in the order in which they are asked."""
+"""Kinds of plan files, in the order in which they are tried."""
 
 
 def is_plan_folder(path: str) -> bool:
@@ -119,7 +119,7 @@ def plan_dialect(path: str) -> Dialect[ReplayPlan] | None:
 
 
 def refuse_program(path: str) -> None:
-    """Raise Malformed for a program of torch.export.save, of which `capture` makes a plan."""
+    """Raise Malformed for a program of torch.export.save; `capture` can make a plan of it."""
     if not path.endswith(".pt2") or not is_zipfile(path):
         return
     name = file_name(path)
@@ -227,9 +227,9 @@ def open_trace(
 
 
 STEP_BYTES = 256 << 20
-"""Larger traces are read without what ran when, in a third of the time: of those `timeline` alone tells the step."""
+"""Larger traces are read without timing, in a third of the time; only `timeline` describes their step."""
 PACKED = 12
-"""How many times smaller a packed trace is, roughly."""
+"""Rough compression ratio of a packed trace."""
 
 
 def tells_step(text: str) -> bool:
@@ -276,7 +276,7 @@ def _read(
 
 
 MOST_READERS = 4
-"""Processes that read one file: their tables come together in one, and each may use some hundred megabytes."""
+"""Most processes that read one file: each may use some hundred megabytes, and one process collects the tables."""
 
 
 def reading_processes(path: str) -> int:
@@ -329,11 +329,11 @@ def join_notes(joined: Trace) -> list[str]:
 
 
 MOST_NAMED = 8
-"""Processes or threads that a warning names."""
+"""Most processes or threads that a warning names."""
 
 
 def impossible_notes(trace: Trace, name: str) -> list[str]:
-    """Warnings where recorded device times cannot be right, none for a sound trace."""
+    """Return warnings about impossible device times; empty for a sound trace."""
     from opreplay.traces.times.doubts import doubts_of
     from opreplay.traces.times.impossible import impossible_kernels, outlying_kernel
 
@@ -360,7 +360,7 @@ def impossible_notes(trace: Trace, name: str) -> list[str]:
 
 
 def collision_notes(trace: Trace, name: str) -> list[str]:
-    """Warnings where colliding ids, or kernels before their launch, leave device work without an owner."""
+    """Return warnings about device work without an owner because ids collide or kernels start before their launch."""
     from opreplay.traces.times.doubts import collided_share
 
     collided, links = trace.info.collided, trace.info.links

@@ -37,15 +37,15 @@ if TYPE_CHECKING:
 _Value = TypeVar("_Value")
 _FILES = (".py", ".txt", ".toml", ".json", ".so")
 _SETTINGS = ("OPREPLAY_", "TORCH", "PYTORCH")
-"""Beginnings of the names of environment variables that may change what a plan says."""
+"""Prefixes of environment variables that may affect a plan."""
 
 
 def kept_plan(
     read: Trace | ReplayPlan, selection: Selection, *, device: str, order: bool, make: Callable[[], ReplayPlan]
 ) -> ReplayPlan:
-    """Return the plan that was kept of the same input, else what `make` gives, which is then kept.
+    """Return the cached plan of the same input, or make it with `make` and cache it.
 
-    For the CPU and without imports only: whether other devices and libraries are there is not part of the key.
+    Only for the CPU without imported libraries: the key does not say which other devices and libraries are available.
     """
     key = None if selection.allow_imports or device != "cpu" else key_of("plan", read, selection, order)
     return _kept(key, ReplayPlan, make)
@@ -57,7 +57,7 @@ def kept_plan_of_calls(
     allow_imports: Mapping[str, str] | None = None,
     device: str = "cpu",
 ) -> tuple[ReplayPlan, tuple[str, ...]]:
-    """As `plan_of_calls`, kept like `kept_plan`."""
+    """Cached version of `plan_of_calls`, see `kept_plan`."""
     from opreplay.replay.resolve.written.sweep import plan_of_calls
 
     key = None if allow_imports or device != "cpu" else key_of("calls", *cases)
@@ -132,7 +132,7 @@ class KeptContents:
 
 
 def key_of(kind: str, *values: Any) -> str | None:
-    """Return a key for these values and this software; None where a value has no known form."""
+    """Return a key for these values and this software; None if a value has no canonical form."""
     hasher = blake2b(digest_size=32)
     try:
         for value in (kind, _software(), *values):

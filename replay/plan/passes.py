@@ -1,5 +1,5 @@
 # pyright: strict
-"""Pure passes over a plan, in the order in which `build` runs them."""
+"""Passes over a plan, pure functions, in the order in which `build` runs them."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def weight_of(plan: ReplayPlan) -> Callable[[ReplayOp], float]:
 
 
 Clock = Literal["device", "host"]
-"""Which of the recorded times a plan counts in."""
+"""The recorded clock on which a plan's times and shares are based."""
 
 
 def clock_of(plan: ReplayPlan) -> Clock | None:
@@ -52,12 +52,12 @@ def total_of(plan: ReplayPlan) -> float:
 
 
 def moved_bytes(op: ReplayOp) -> float:
-    """Bytes of arguments and results of all calls."""
+    """Return the bytes of arguments and results of all calls."""
     return 0.0 if op.name in VIEWS else float(need_of(op).total) * op.count
 
 
 def merge_same_ids(plan: ReplayPlan) -> ReplayPlan:
-    """One op an id: counts and times of ops that are the same are added."""
+    """Merge ops with the same id; counts and times add up."""
     parts: dict[str, list[ReplayOp]] = {}
     for op in plan.ops:
         parts.setdefault(op.id, []).append(op)
@@ -67,8 +67,11 @@ def merge_same_ids(plan: ReplayPlan) -> ReplayPlan:
 
 
 def _together(parts: Sequence[ReplayOp]) -> ReplayOp:
-    """One op for all that are called the same way. Its median is that of the parts' medians, each as often as it was
-    called: of nine parts of one call each the slow first one is not it."""
+    """Merge ops that are called the same way.
+
+    The median is the median of the parts' medians, weighted by calls: if nine parts have one call each, a slow first
+    part does not become the median.
+    """
     if len(parts) == 1:
         return parts[0]
     op = reduce(added, parts)
@@ -125,8 +128,7 @@ def _both(a: int | None, b: int | None) -> int | None:
 
 
 def by_recorded_time(plan: ReplayPlan) -> ReplayPlan:
-    """Heaviest first, ops without device time by host time; those of equal times, or without any, stay in their order,
-    which is that of first appearance."""
+    """Sort the heaviest ops first, ops without device time by host time; ties keep the order of first appearance."""
     weight = weight_of(plan)
     ops = sorted(plan.ops, key=lambda op: (-weight(op), -op.recorded.host_us_total))
     return msgspec.structs.replace(plan, ops=tuple(ops))

@@ -1,8 +1,9 @@
 # pyright: strict
-"""Find ops that would move or compute more than any device could in the recorded time: a size was guessed too large.
+"""Finds ops that would move or compute more than any device could in the recorded time, because a guessed size is too
+large.
 
-Only what a call must touch counts: arguments that it reads in full and results, each memory once. For views, and ops
-that read a part of their arguments, only results count.
+Counts only what a call must touch: arguments read in full and results, each memory once; only results for views and for
+ops that read their arguments in part.
 """
 
 from __future__ import annotations
@@ -20,15 +21,15 @@ from opreplay.traces.model import TensorMeta
 from opreplay.traces.times import peaks
 
 TOLERANCE = 1.3
-"""Of the recorded time: clocks and sizes are not exact."""
+"""Factor by which the recorded time may be wrong: clocks and sizes are not exact."""
 FASTEST = (8.0e12, 256 << 20)
-"""Of a device that is not listed: no other is faster."""
+"""Bytes/s and cache bytes of unlisted devices; no device is faster."""
 FASTEST_FLOPS = 2.5e15
-"""Of a device that is not listed, in 16 bits."""
+"""16-bit FLOP/s assumed for unlisted devices."""
 CACHE_SPEEDUP = 4.0
-"""A last cache moves at most this many times what the memory behind it does."""
+"""The last-level cache is at most this many times faster than the memory."""
 SHORTEST_US = 2.0
-"""A recorded time below this is that of a launch, not of any work."""
+"""Shorter recorded times are launch times, not work."""
 
 _READ_IN_PART = names_in(
     """
@@ -40,14 +41,14 @@ _READ_IN_PART = names_in(
     masked_fill_ native_dropout_backward _flash_attention_forward _flash_attention_backward set_
     """
 )
-"""ATen ops that need not touch all of each argument."""
+"""ATen ops that may read only a part of each argument."""
 _WRITTEN_ONLY = names_in(
     """
     fill_ zero_ normal_ uniform_ random_ bernoulli_ exponential_ fill empty empty_like empty_strided new_empty
     new_empty_strided zeros_like ones_like full_like rand_like randn_like new_zeros new_ones new_full
     """
 )
-"""ATen ops that look at no element of their arguments."""
+"""ATen ops that read no element of their arguments."""
 
 
 def mark_impossible(plan: ReplayPlan) -> ReplayPlan:
@@ -95,8 +96,10 @@ def peak_of(device: str | None) -> tuple[float, int]:
 
 
 def least_flops(op: ReplayOp) -> float:
-    """Operations that a product takes at least: half of an attention may be masked, small filters have shortcuts
-    of four times fewer (Winograd's), and complex numbers can be multiplied with three products in place of four."""
+    """Return the fewest operations that a product can take.
+
+    Half of an attention may be masked, small filters may take a quarter (Winograd), and complex numbers three products.
+    """
     flops = product_flops(op)
     if any("complex" in meta.dtype for meta in tensors_of(op)):
         flops *= 0.75

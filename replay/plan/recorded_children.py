@@ -15,7 +15,7 @@ from opreplay.traces.links.parents import innermost_parent
 from opreplay.traces.model import Trace
 
 MAX_BELOW = 512
-"""Of one op: more are hardly written out in one of torch, and a hostile trace could nest a million."""
+"""Most nested ops of one op: torch ops have far fewer, and a hostile trace could nest a million."""
 
 
 def with_child_ops(plan: ReplayPlan, trace: Trace) -> ReplayPlan:

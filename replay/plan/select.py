@@ -101,7 +101,7 @@ def nearest(patterns: Sequence[str], names: Sequence[str]) -> str:
 
 
 NEAREST = 6
-"""Names that a hint lists."""
+"""Most names in a hint."""
 
 
 def nothing_left(

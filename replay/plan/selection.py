@@ -15,23 +15,23 @@ class OpFilter(msgspec.Struct, frozen=True, kw_only=True):
     """Names or shell globs (`aten::*mm`); empty keeps all."""
     exclude: tuple[str, ...] = ()
     top: int | None = None
-    """The n ops with most recorded time."""
+    """Only the n ops with the most recorded time."""
     min_share: float | None = None
-    """Least share of the recorded time, 0..1."""
+    """Smallest share of the recorded time, 0..1."""
     phase: Phase | None = None
-    """Only calls in iterations of this phase; their counts and times are those of these calls."""
+    """Only calls in iterations of this phase; counts and times cover only these."""
     ops: tuple[str, ...] = ()
-    """Of what the others leave: names, globs, starts of ids, or "#4" for the fourth, heaviest first; empty for all."""
+    """Names, globs, id prefixes, or "#4" for the fourth heaviest, applied after the other filters; empty keeps all."""
 
 
 class Selection(OpFilter, frozen=True, kw_only=True):
     """The values of the selection options."""
 
     select: str = "owner"
-    """Which of the recorded calls: "owner" (ops that own device time), "leaf", "top" or "all"."""
+    """Which calls: "owner" (ops that own device time), "leaf", "top" or "all"."""
     allow_imports: dict[str, str] = {}
 
     @property
     def narrows(self) -> bool:
-        """Check whether it leaves out ops for any reason other than nesting."""
+        """Check whether any filter besides nesting leaves out ops."""
         return bool(self.include or self.exclude or self.ops or self.top or self.min_share or self.phase)

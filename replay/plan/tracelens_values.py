@@ -79,7 +79,7 @@ def kind_of(declared: str) -> str:
 
 
 def read_argument(entry: Any, *, keyword_only: bool) -> ReplayArg:
-    """One element of list_pos_args or list_kwargs. Raises Refused or Unknown."""
+    """Read an element of list_pos_args or list_kwargs. Raises Refused or Unknown."""
     if not isinstance(entry, dict):
         raise Refused("an argument is not an object")
     name, declared = entry.get("arg_name"), entry.get("arg_type")
@@ -142,7 +142,7 @@ def _sizes(value: Any, what: str) -> tuple[int, ...]:
 
 
 def _plain(kind: str, value: Any) -> Value:
-    """A value that is no tensor, checked and JSON-safe; lists may hold lists, no deeper."""
+    """Return a value that is not a tensor, checked and JSON-safe; lists may be nested once."""
     if not isinstance(value, list):
         return _scalar(kind, value)
     return tuple(
@@ -173,7 +173,7 @@ def _scalar(kind: str, value: Any) -> PlainValue:
 
 
 def write_argument(argument: ReplayArg) -> dict[str, Any]:
-    """The argument as TraceLens writes it."""
+    """Return the argument in TraceLens's notation."""
     kind = argument.type
     if kind == "Tensor" and argument.tensors:
         value: Any = _write_tensor(argument.tensors[0])

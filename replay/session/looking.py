@@ -281,7 +281,7 @@ def _planned(trace: Trace, devices: list[DeviceProfile]) -> tuple[ReplayPlan | N
 
 def _of_captured(plan: ReplayPlan, how: _How, host: Results | Path | None, fused: Fused | None) -> Timeline:
     from opreplay.replay.ascend.simulate.devices import simulate_plan
-    from opreplay.replay.job.job import served
+    from opreplay.replay.job.job import with_fused_kernels
     from opreplay.replay.ops.work.expected import expected_contents
     from opreplay.replay.report.step.captured_times import view
     from opreplay.replay.timeline.captured import captured_timeline
@@ -289,7 +289,7 @@ def _of_captured(plan: ReplayPlan, how: _How, host: Results | Path | None, fused
 
     if not how.devices:
         raise UsageError("a captured step has times on simulated devices alone", hint='Name one: soc="910b3".')
-    served_plan = served(plan, fused)
+    served_plan = with_fused_kernels(plan, fused)
     assert isinstance(served_plan, ReplayPlan)
     steps = simulate_plan(served_plan, how.devices, expected_contents())
     times = None if host is None else measured_host(_file(host))

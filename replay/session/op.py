@@ -14,7 +14,7 @@ from opreplay.replay.ir.model import Assumption, Reason, ReplayOp, ReplayPlan
 from opreplay.replay.ir.reasons import NotReplayable
 from opreplay.replay.job.events import Predicted
 from opreplay.replay.job.planned import planned_results
-from opreplay.replay.job.predicting import OpPredictor, raising
+from opreplay.replay.job.predicting import OpPredictor, raise_errors
 from opreplay.replay.results.measurement import Measurement
 from opreplay.replay.results.records import L2State, Simulated
 from opreplay.replay.session.display import Shown
@@ -113,7 +113,7 @@ class Op(Shown):
         """
         from opreplay.replay.ops.work.expected import expected_contents
 
-        predicted = raising(OpPredictor(devices=devices_of(soc), contents=expected_contents(), l2=l2))(self.ir)
+        predicted = raise_errors(OpPredictor(devices=devices_of(soc), contents=expected_contents(), l2=l2))(self.ir)
         if not predicted.simulated:
             raise NotReplayable(
                 self.reason or Reason("metadata missing", "there are no arguments from which to predict a time")

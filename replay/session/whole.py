@@ -105,7 +105,7 @@ def run(
     """
     from opreplay.replay.execute.processes.lanes import lane_devices
     from opreplay.replay.host.device_lock import held
-    from opreplay.replay.job.consumers import deliver, writing
+    from opreplay.replay.job.consumers import deliver, write_to
     from opreplay.replay.job.events import Event, Progress
     from opreplay.replay.results.writing import LINES, JsonLinesSink
     from opreplay.replay.session.registered import refuse_what_workers_lack
@@ -138,7 +138,7 @@ def run(
         settings = job.settings
         devices = lane_devices(settings.device, settings.lanes, shared=settings.shared_device)
         beside = stack.enter_context(held([] if settings.shared_device else devices))
-        deliver(job.run(beside=bool(beside)), *([] if file is None else [writing(file)]), tell)
+        deliver(job.run(beside=bool(beside)), *([] if file is None else [write_to(file)]), tell)
     return Results(job.results)
 
 

@@ -14,6 +14,7 @@ from pathlib import Path
 import click
 import pytest
 from click.testing import CliRunner
+from rich.padding import Padding
 
 from opreplay.cli import main
 from opreplay.cli.exit_codes import ExitCode
@@ -109,6 +110,11 @@ def test_a_table_for_a_closed_pipe_is_no_error(show: Callable[[], None], monkeyp
     monkeypatch.setattr(sys, "stdout", Closed())
     with pytest.raises(BrokenPipeError):  # which the group turns into exit code 0
         show()
+
+
+def test_a_pipe_gets_no_spaces_at_the_ends_of_lines(capsys: pytest.CaptureFixture[str]) -> None:
+    console.show(Padding("first\nsecond line", (0, 0, 0, 2)))  # which rich fills to the width
+    assert capsys.readouterr().out == "  first\n  second line\n"
 
 
 def test_bugs_are_not_hidden() -> None:

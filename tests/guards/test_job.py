@@ -19,7 +19,7 @@ ONE_OP = ("opreplay.replay.session.op",)
 @pytest.mark.parametrize("stage", STAGES)
 def test_the_stages_are_called_by_the_job_alone(sources, stage: str) -> None:
     wrong = [
-        f"{source.path}:{node.lineno} imports {stage}"
+        f"{source.path}:{node.lineno} imports {stage}: get it from a Job (`replay/job/job.py`)"
         for source in sources
         if not source.module.startswith("opreplay.replay.job") and source.module not in ONE_OP
         for node in ast.walk(source.tree)

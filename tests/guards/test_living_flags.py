@@ -50,7 +50,7 @@ def test_messages_name_flags_of_today() -> None:
         for flag in re.findall(r"(?<![\w-])--[a-z][a-z-]+", line)
         if flag in old and "replay.py --" not in line and "benchmarks/" not in line
     ]
-    assert not named, "write them as --set NAME=VALUE or by their new name"
+    assert not named, f"write them as --set NAME=VALUE or by their new name: {named}"
 
 
 def names_read(name: str) -> set[str]:
@@ -90,7 +90,7 @@ def test_every_option_has_a_help_text() -> None:
     silent = [
         f"{name} {p.opts[-1]}" for name, p in flags() if isinstance(p, click.Option) and not (p.help or is_old(p))
     ]
-    assert not silent, silent
+    assert not silent, f"give them a `help=`: {silent}"
 
 
 @pytest.fixture(scope="module")

@@ -45,7 +45,7 @@ def test_all_is_what_can_be_imported_from_the_package(sources) -> None:
             for name, value in vars(package).items()
             if not name.startswith("_") and not inspect.ismodule(value) and name != "annotations"
         }
-        assert public == set(listed), source.module
+        assert public == set(listed), f"add to, or remove from, {source.module}.__all__: {public ^ set(listed)}"
 
 
 def test_the_names_of_opreplay_are_those_that_it_says(sources) -> None:

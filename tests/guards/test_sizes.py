@@ -10,7 +10,7 @@ MOST_LINES_FUNCTION = 100
 def test_functions_are_short(sources) -> None:
     """Their bodies: a command has as many parameters as flags, one a line."""
     too_long = [
-        f"{source.path}:{node.lineno} {node.name}: {lines} lines"
+        f"{source.path}:{node.lineno} {node.name}: {lines} lines, more than {MOST_LINES_FUNCTION}: split it"
         for source in sources
         for node in source.functions()
         if (lines := (node.end_lineno or 0) - node.body[0].lineno + 1) > MOST_LINES_FUNCTION
@@ -20,7 +20,7 @@ def test_functions_are_short(sources) -> None:
 
 def test_every_module_says_what_it_is(sources) -> None:
     silent = [str(source.path) for source in sources if not ast.get_docstring(source.tree)]
-    assert not silent, silent
+    assert not silent, f"begin them with a docstring: {silent}"
 
 
 VAGUE = {"utils", "util", "helpers", "helper", "common", "misc"}
@@ -29,7 +29,8 @@ VAGUE = {"utils", "util", "helpers", "helper", "common", "misc"}
 
 def test_no_module_has_a_vague_name(sources, test_sources) -> None:
     every = (*sources, *test_sources)
-    assert not [source.path for source in every if source.path.stem.removeprefix("test_") in VAGUE]
+    vague = [source.path for source in every if source.path.stem.removeprefix("test_") in VAGUE]
+    assert not vague, f"name them after what they hold: {vague}"
 
 
 def test_the_library_never_prints(sources) -> None:
@@ -41,4 +42,4 @@ def test_the_library_never_prints(sources) -> None:
         for node in ast.walk(source.tree)
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "print"
     ]
-    assert not wrong, wrong
+    assert not wrong, f"return a value, or print in `cli/`: {wrong}"

@@ -13,7 +13,7 @@ from typing import NamedTuple
 from opreplay.traces.errors import Malformed
 from opreplay.traces.reading.protobuf_wire import fields, read_varint
 
-HINT = "opreplay reads what torch.profiler's export_chrome_trace writes: JSON with traceEvents, plain or gzip."
+HINT = "Give what torch.profiler's export_chrome_trace writes (JSON or gzip), or another file of docs/inputs.md."
 HEAD_BYTES = 1 << 16
 """What is looked at of a file at most."""
 _RECORD = (

@@ -239,9 +239,10 @@ def _decode(text: bytes, kind: type[Any], where: str, fitted: tuple[Row, ...] = 
         raise FormatError(f"{where}: invalid TOML: {error}") from error
     version = raw.get("schema_version")
     if not isinstance(version, int) or not 1 <= version <= SCHEMA_VERSION:
+        newer = isinstance(version, int) and version > SCHEMA_VERSION
         raise FormatError(
             f"{where}: schema_version is {version!r}, but this opreplay reads 1 to {SCHEMA_VERSION}",
-            hint="a newer opreplay may read it" if isinstance(version, int) and version > SCHEMA_VERSION else "",
+            hint="A newer opreplay may read it." if newer else f"Begin it with schema_version = {SCHEMA_VERSION}.",
         )
     if fitted:
         raw |= sections_of(
@@ -356,7 +357,10 @@ def _check_names(where: str, section: str, entries: Any, known: set[str], *, com
             f"{where}: unknown name in [{section}]: {', '.join(unknown)}", hint=f"known: {', '.join(sorted(known))}"
         )
     if complete and missing:
-        raise FormatError(f"{where}: [{section}] is missing {', '.join(missing)}")
+        raise FormatError(
+            f"{where}: [{section}] is missing {', '.join(missing)}",
+            hint='Add them, or start from a shipped device: base = "910b3".',
+        )
 
 
 def _checked(file: DeviceFile, where: str) -> DeviceFile:

@@ -36,7 +36,8 @@ def load_socs(names: Sequence[str], cluster: str | None = None) -> dict[str, Dev
     for text in names if cluster is None else ():
         device = load_device(text)
         if device.name in devices:
-            raise UsageError(f"two simulated devices have the name {device.name}", hint="Give each --soc only once.")
+            hint = f"Change `name` in {text}." if text.endswith(".toml") else "Give each --soc only once."
+            raise UsageError(f"two simulated devices have the name {device.name}", hint=hint)
         devices[device.name] = device
     refuse_unknown_devices()
     return devices

@@ -25,9 +25,9 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True):
 
     kernels: tuple[RecordedKernel, ...] = ()
     children: tuple[str, ...] = ()
-    """Names of the ops right below the op, in order."""
+    """Names of the direct child ops, in order."""
     below: tuple[str, ...] | None = None
-    """Names of all ops below the op, each before those that it calls; None where they are not known."""
+    """Names of all nested ops, each before its children; None if unknown."""
     has_device: bool = False
     """Whether the executor's device runs kernels at all."""
 
@@ -38,19 +38,19 @@ class Prepared:
     call: Callable[[], Any]
     """Calls the op once, without waiting for the device."""
     argument_bytes = 0
-    """Memory behind the tensor arguments; 0 where there are none."""
+    """Bytes of the tensor arguments."""
     max_calls: int | None = None
-    """Most calls in a row before `Executor.reset`; None where calls need no reset between them."""
+    """Most consecutive calls before `Executor.reset`; None if no reset is needed."""
     time_goes_by_values = False
-    """Whether the op may take another time with the values that it has written: those of users and vendors may."""
+    """Whether the values that the op has written may change its time; possible for ops of users and vendors."""
     first_call_us: float | None = None
-    """Host time of the first call where preparing the op made it; None where it is still to come."""
+    """Host time of the first call if `prepare` made it, otherwise None."""
     initializer: str | None = None
     filling: Filling | None = None
     assumptions: tuple[Assumption, ...] = ()
-    """What was assumed while the arguments were made, beyond the assumptions of the plan."""
+    """Assumptions made while filling the arguments, in addition to the plan's."""
     work: Work | None = None
-    """What the values of the arguments make the op do; None where that was not asked, or shapes alone decide."""
+    """Work that the argument values cause; None if not requested, or if only shapes matter."""
 
     def copies(self, count: int) -> Sequence[Callable[[], Any]]:
         """Return `call` and up to `count` - 1 copies with separate memory; fewer if memory is short."""
@@ -64,15 +64,15 @@ class Executor:
     """"cpu", "cuda:0", "npu:0"."""
     clock: Clock
     cache_bytes = 0
-    """Size of the device's last cache; 0 where it has none or its size is not known."""
+    """Size of the last-level cache; 0 if unknown or absent."""
     evicted_bytes = 0
-    """How much of it `evict` fills, at most all."""
+    """Bytes of the cache that `evict` overwrites."""
     gauge: Gauge | None = None
-    """The fixed piece of work that tells how fast the device is now."""
+    """The reference workload, which shows how fast the device is at the moment."""
 
     @property
     def threads(self) -> int | None:
-        """Threads that an op may use on the host; None on an accelerator."""
+        """Host threads that an op may use; None on an accelerator."""
         return None
 
     def use_threads(self, count: int) -> None:

@@ -17,23 +17,23 @@ from typing import Any
 from opreplay.replay.host.interruptions import Interruptions, interruptions, threads_waited_us
 
 QUEUE_CALLS = 200
-"""Most calls in one batch on a device with a queue: well below the 1,024 launches that CUDA queues before it blocks."""
+"""Most calls in a batch on a device with a queue; CUDA queues 1,024 launches before it blocks."""
 HOLD_US_PER_CALL = 10.0
-"""How long the device is held back per call of a batch, so that the host has queued the batch before it starts; where
-the host was found to take longer for a launch, `HOLD_MARGIN` times that."""
+"""How long the device is held per call of a batch, so that the host can queue the batch first; `HOLD_MARGIN` times the
+launch time if the host is slower."""
 HOLD_MARGIN = 1.25
 MAX_HOLD_US = 20000.0
 UNSTABLE = 1.15
-"""Readings further apart than this ratio are worth a warning; on a quiet machine they agree within 3 %."""
+"""Readings with a larger ratio cause a warning; on a quiet machine they agree within 3 %."""
 
 
 class Clock:
     """Measures batches of calls; each device has its own kind of clock."""
 
     resolution_us: float
-    """Smallest difference of two readings that is not zero."""
+    """Smallest non-zero difference of two readings."""
     max_calls: int
-    """Most calls that one batch may hold."""
+    """Most calls in one batch."""
 
     def time_calls(self, call: Callable[[], Any], calls: int) -> float:
         """Return the total microseconds of `calls` consecutive calls, never below zero."""
@@ -178,7 +178,7 @@ class Gauge:
     def __init__(self, compute: Callable[[], Any], memory: Callable[[], Any] | None = None) -> None:
         self._compute, self._memory = compute, memory
         self.best_us: float | None = None
-        """The least reading of `compute` so far: the machine at its fastest in this run."""
+        """The lowest reading of `compute` so far: the machine at its fastest in this run."""
 
     def read(self, clock: Clock, *, memory: bool = False) -> tuple[float, ...]:
         """Return the current microseconds of the reference workloads: `compute`, then `memory` if requested and

@@ -70,7 +70,7 @@ class SequenceParts:
     tools: Tools
     timer: Timer
     free_bytes: Callable[[], int | None]
-    """Memory of the device that is free; None where it does not say."""
+    """Free memory of the device; None if unknown."""
     synchronize: Callable[[], None]
 
 
@@ -79,14 +79,14 @@ class Filled:
     """A function and the arguments to call it with."""
 
     op: ReplayOp
-    """As the device runs it: wider types or memory of its own where the recorded one cannot be had."""
+    """The op as it runs on the device: dtypes may be wider, and shared memory may be separate."""
     function: Callable[..., Any]
     args: dict[str, Any]
-    """By name: tensors, lists of tensors and None, numbers, ..."""
+    """Arguments by name: tensors, lists of tensors, None, numbers."""
     initializer: str
     ruled: bool
-    """Whether a rule of its own made the values, as one does where they index."""
+    """Whether an initializer made the values, e.g. because they are indices."""
     assumptions: tuple[Assumption, ...]
     lengths: BatchLengths | None
-    """Of the batch that the values are of, where the initializer knows one."""
+    """Lengths of the batch that the values describe, if the initializer knows them."""
     filling: Filling | None = None

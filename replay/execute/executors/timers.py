@@ -11,7 +11,7 @@ from opreplay.replay.execute.executors.clocks import HOLD_MARGIN, HOLD_US_PER_CA
 from opreplay.replay.host.interruptions import switches
 
 CHUNK = 50
-"""Calls that are queued while the device is held: of a few launches each they stay below the depth of its queue."""
+"""Calls queued while the device is held: few enough for the depth of its queue."""
 
 
 class Timer:

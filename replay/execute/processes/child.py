@@ -26,19 +26,20 @@ from opreplay.replay.ir.model import Reason
 from opreplay.traces.child_process import python_command
 
 START_S = 180.0
-"""Time for a child to load torch and open its device; cold file caches are slow."""
+"""Time limit for loading torch and opening the device; slow with cold file caches."""
 GRACE_S = 5.0
-"""Time for a child to end by itself once its socket is closed."""
+"""Time for a child to exit after its socket is closed."""
 FRAME_S = 10.0
-"""Time for the rest of a frame whose first bytes are there."""
+"""Time limit for the rest of a frame that has begun to arrive."""
 NOISE_BYTES = 2000
-"""How much of what a dying child wrote to stderr is looked at for a reason."""
+"""Bytes of a dying child's stderr that are searched for a reason."""
 LOOK_S = 5.0
-"""How often a child that is not ready is looked at: one that is stopped at two looks in a row never will be."""
+"""Interval of checks for a starting child; a child that is stopped at two checks in a row is given up."""
 STARTS = 3
-"""Children in a row that may die before they are ready, once one was, or where a signal ended or stopped them."""
+"""Consecutive failed starts that are allowed if a child has started before, or if a signal ended or stopped the
+child."""
 OPS, RANK = "execute.processes.worker", "execute.ranks.rank"
-"""What a child does: run ops, or be a rank of a process group; rooms above name what they have instead."""
+"""Modules that a child may run: `OPS` runs ops, `RANK` is one rank of a process group."""
 
 
 def _stderr_or_nothing() -> int:
@@ -66,7 +67,7 @@ class Child:
         """
         self._decoder = msgspec.msgpack.Decoder[Any](replies)
         self.facts: dict[str, object] | None = None
-        """Of its device; None until it is ready."""
+        """Facts about its device; None until it is ready."""
         self._ready_by, self._was_stopped = monotonic() + START_S, False
         self._kills_before = environment.kills_for_memory()
         self._noise = tempfile.TemporaryFile()  # noqa: SIM115 - lives as long as the child

@@ -23,9 +23,9 @@ from opreplay.replay.results.outcome import Outcome, is_lost, unable
 from opreplay.traces.errors import UsageError
 
 Decide = Callable[[ReplayOp], Outcome | None]
-"""Asked right before an op would run: its outcome where it is not to run after all."""
+"""Called right before an op runs; returns an outcome to skip the op."""
 Step = ReplayOp | PassDone | tuple[ReplayOp, Outcome]
-"""What an engine tells: which op is next, that a pass of a sequence is done, or what became of an op."""
+"""An engine's event: the next op, a finished pass of a sequence, or an op's outcome."""
 
 
 class Engine(Protocol):
@@ -38,20 +38,20 @@ class Engine(Protocol):
         ...
 
     def outcomes(self, ops: Iterable[ReplayOp], decide: Decide) -> Iterator[Step]:
-        """Yield each op when it is next, and with what became of it as soon as that is known."""
+        """Yield each op before it runs, and its outcome as soon as it is known."""
         ...
 
     def close(self) -> None:
-        """End everything that is running; leave no process behind."""
+        """Stop all work and leave no process behind."""
         ...
 
 
 TRIES = 2
-"""Lanes that an op may lose before it is given up."""
+"""Workers that an op may lose before it is given up."""
 APART = 16
-"""Ops between two visits to one: some seconds, in which other programs have come and gone."""
+"""Ops between two rounds of one op: some seconds, in which the load of the machine changes."""
 SETUP = 15.0
-"""So many times `op_time_s` may pass around the measuring in all visits to an op."""
+"""Set-up may take this many times `op_time_s`, over all rounds of an op."""
 
 
 class OneByOne:
@@ -167,7 +167,7 @@ class Lane(Protocol):
 
 
 class Waited(Protocol):
-    """An object with a descriptor to wait for, and a deadline."""
+    """An object with a file descriptor to wait for, and a deadline."""
 
     @property
     def deadline(self) -> float: ...

@@ -27,12 +27,12 @@ from opreplay.replay.results.outcome import Outcome
 from opreplay.traces.errors import EnvironmentRefused, OpReplayError, UsageError
 
 POLL_S = 1.0
-"""Seconds between two looks at workers that should have answered."""
+"""Interval of checks for overdue workers, in seconds."""
 LOCAL_IP = "127.0.0.1"
-"""A cluster that opreplay starts itself is not reachable from outside: who reaches one can run anything on it."""
+"""Address of a cluster that opreplay starts: anyone who can reach a cluster can run code on it."""
 LOCAL_ONLY = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
-"""Ray replaces a loopback address that it is given by the machine's own one, unless this variable is 0 when it is
-imported; it is meant for systems where Ray is on one machine only."""
+"""Environment variable that keeps Ray from replacing a loopback address by the machine's own; must be 0 when Ray is
+imported."""
 
 
 class Share(msgspec.Struct, frozen=True, kw_only=True):
@@ -105,9 +105,9 @@ class RayLane:
         self.facts: dict[str, object] = {}
         self.is_starting = False
         self.ref: Any = None
-        """Of what the worker is to answer."""
+        """Reference to the worker's reply."""
         self.deadline = inf
-        """On the monotonic clock: when a worker without an answer is lost."""
+        """Monotonic time after which a silent worker counts as lost."""
 
     def open(self) -> None:
         """Request a worker; it takes ops once it reports that it is ready, which may never happen on a full cluster."""

@@ -1,9 +1,9 @@
 # pyright: strict
-"""Runs each op where it can do no harm: in one child process that is replaced when it dies, or in this process.
+"""Runs each op in a child process, which is replaced when it dies, or in this process.
 
-A hang, a crash, an abort, a lack of memory or a poisoned device costs only the op that caused it. An op is retried
-alone if it was not alone in its process when that happened, or if a signal ended its process. `workers` starts and ends
-the process, `worker` is its code; `lanes` keeps several busy.
+A hang, a crash, an abort, lack of memory or a broken device costs only the op that caused it. An op is retried alone if
+other ops ran in its process before, or if a signal ended the process. `workers` starts and ends processes, `worker` is
+their code, `lanes` runs several at once.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from opreplay.replay.results.outcome import Outcome, is_lost, unable
 from opreplay.replay.results.resume import WHILE_IT_RAN
 
 RAISES_RETRIED = 2
-"""Ops that raise alone as they did among others, after which that is believed at once: each retry is a new process."""
+"""After this many ops failed again when retried alone, failures are no longer retried: each retry starts a process."""
 
 
 class Runner(Protocol):
@@ -79,7 +79,7 @@ class ChildProcess(Workers):
         self._options = config.options
         self._task: Task | None = None
         self._raised_in_start = -1
-        """The child, by its number, in which an op raised last."""
+        """Number of the child in which an op last raised."""
         self._tries = 0
         self._raises = 0
 
@@ -135,11 +135,10 @@ class ChildProcess(Workers):
         return msgspec.structs.replace(outcome, measure_s=death.after_s)
 
     def _again(self, outcome: Outcome, death: Death | None) -> bool:
-        """Check whether the op should be retried alone: it failed, and it was not alone in its process.
+        """Check whether to retry the op alone: it failed after other ops in its process, or a signal ended the process.
 
-        A signal may have been meant for another process, so an op that was ended by a signal is retried even if it was
-        alone. A retry of an op that timed out would cost its time limit once more: it happens only if an earlier op
-        failed in the same process.
+        After a timeout it is retried only if an earlier op failed in the same process, since a retry costs the time
+        limit again.
         """
         raised = death is None and outcome.suspect and not outcome.poisoned
         if raised and self._tries > 1:

@@ -29,7 +29,7 @@ from opreplay.replay.results.records import OpResult, SequenceResult
 from opreplay.replay.results.stats import median_interval, quantile
 
 DEATHS = 10
-"""Processes that may end before the sequence is given up."""
+"""Most processes that may die before the sequence is given up."""
 
 _Answer = TypeVar("_Answer")
 
@@ -47,9 +47,9 @@ class Blame:
 
     def __init__(self) -> None:
         self.unshared: set[str] = set()
-        """Ids of ops that ended a process with tensors of others."""
+        """Ids of ops that killed a process while sharing tensors with other ops."""
         self.reasons: dict[str, Reason] = {}
-        """Why what is left out from now on was not replayed."""
+        """Op id → why the op is left out."""
         self.deaths = 0
         self._deaths_at = Counter[str | None]()
 
@@ -135,7 +135,7 @@ class SequenceEngine:
         """
         self._plan, self._config, self._executor = plan, config, executor
         self._passes: list[PassDone] = []
-        """Told by the process since they were last handed on."""
+        """Passes reported by the process and not yet yielded."""
         self._budget_bytes, self._op_time_s = budget_bytes, op_time_s
         self._total_time_s = total_time_s
         self._deadline = None if total_time_s is None else monotonic() + total_time_s

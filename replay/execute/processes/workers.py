@@ -1,8 +1,8 @@
 # pyright: strict
-"""Processes that start together, get a task each, and end together: one that runs ops, or the ranks of a process group.
+"""Starts processes that work on a task together, one that runs ops or the ranks of a process group.
 
-Owns start, task, reply, death and restart of all of them. The caller decides where they run (`launch` and `listen`),
-and how to handle a task that ended them.
+Owns start, task, reply, death and restart. The caller decides where processes run (`launch` and `listen`), and handles
+a task that killed them.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from opreplay.replay.ir.reasons import Reason
 from opreplay.traces.errors import EnvironmentRefused
 
 POLL_S = 0.5
-"""How often the heartbeats of processes that say nothing are looked at."""
+"""Interval of checks of the heartbeats of silent processes, in seconds."""
 AFTER_ERROR_S = 2.0
-"""How long other processes may still answer once one could not."""
+"""Time for other processes to reply once one has failed."""
 LONGEST_WAIT_S = 3600.0
 
 
 class Peer(Protocol):
-    """A process and the connection to it, like `Child` on this machine."""
+    """A process with its connection, like `Child`."""
 
     facts: dict[str, object] | None
 
@@ -52,19 +52,18 @@ class Death(msgspec.Struct, frozen=True, kw_only=True):
     """Why a task has no result; all its processes have ended."""
 
     how: Literal["died", "hung", "stopped", "over", "said"]
-    """Ended by itself or a signal; silent for too long; so, and stopped by a signal; the run's time is spent; one said
-    that it could not."""
+    """Exited or killed; silent for too long; silent and stopped by a signal; out of time; or it reported a failure."""
     cause: Reason
     ranks: tuple[int, ...] = (0,)
-    """Places of the processes that it is the fault of."""
+    """Ranks of the processes at fault."""
     at: int | None = None
-    """Index of what the first of them was at; None where it was at nothing, or has no heartbeat."""
+    """Index of the first such process's current op; None if it has none or no heartbeat."""
     signalled: bool = False
-    """A signal ended or stopped it, which may have been meant for anybody."""
+    """A signal ended or stopped the process; it may have been meant for another process."""
     raised: dict[int, Reason] = {}
-    """By index of the op: what raised once it had run."""
+    """Op index → error."""
     after_s: float = 0.0
-    """Since the task was handed out."""
+    """Seconds since the task was handed out."""
 
 
 class Heartbeats:
@@ -94,7 +93,7 @@ class Heartbeats:
 
 
 Launch = Callable[[dict[str, object], ExitStack], Iterable[Peer]]
-"""Starts the processes, by the facts of the ones before; what the stack has is closed when they are ended."""
+"""Starts processes, given the facts of earlier ones; the stack is closed when they end."""
 
 
 def readable(peers: Sequence[Peer], timeout_s: float) -> list[Peer]:
@@ -120,11 +119,10 @@ class Workers:
         interim: type[msgspec.Struct] = PassDone,
         on_interim: Callable[[Any], None] | None = None,
     ) -> None:
-        """Three things end a task: `limit_s` without a message or heartbeat, `until` (monotonic clock), a stopped
-        process.
+        """A task ends after `limit_s` without a message or heartbeat, at `until` (monotonic clock), or if a process is
+        stopped at two checks, `look_s` apart.
 
-        A process counts as stopped if it is stopped at two checks, `look_s` apart. `on_interim` gets the messages that
-        processes send before they reply.
+        `on_interim` gets messages that precede a process's reply.
         """
         self._launch, self.limit_s, self._until, self._look_s = launch, limit_s, until, look_s
         self._listen, self._interim, self._on_interim = listen, interim, on_interim
@@ -132,16 +130,16 @@ class Workers:
         self._files = ExitStack()
         self.peers: list[Peer] = []
         self.facts: dict[str, object] = {}
-        """Of the first process, once all were ready."""
+        """Facts of the first process, once all are ready."""
         self.deadline = inf
-        """On the monotonic clock: when to `take` without anything to read."""
+        """Monotonic time at which to call `take` even without messages."""
         self.answers = 0
-        """Tasks that these processes answered."""
+        """Number of tasks that these processes completed."""
         self.starts = 0
-        """How often processes were ready."""
+        """How often processes became ready."""
         self._failed_starts = 0
         self._waiting: list[int] = []
-        """Places of the processes that have not answered."""
+        """Indices of processes that have not replied."""
         self._tasks: Sequence[msgspec.Struct] = ()
         self._beats: Heartbeats | None = None
         self._seen: list[tuple[int, int]] = []
@@ -149,7 +147,7 @@ class Workers:
         self._refused: EnvironmentRefused | None = None
         self._failed: Death | None = None
         self._patient_until = inf
-        """When a task ends of which one process said that it could not."""
+        """When a task ends after one process has reported a failure."""
         self._begun = self._moved = 0.0
 
     @property

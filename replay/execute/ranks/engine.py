@@ -24,7 +24,7 @@ from opreplay.replay.ir.model import Assumption, Reason, ReplayOp
 from opreplay.replay.results.outcome import Outcome, unable
 
 RESOLUTION_US = 0.1
-"""Of the monotonic clock with a Python call around it."""
+"""Resolution of the monotonic clock, including a Python call."""
 
 
 class WithRanks:
@@ -143,7 +143,7 @@ def waiting(share: Share, replies: Sequence[RankReply]) -> tuple[float | None, f
 
 
 Stamps = Sequence[tuple[int, int]]
-"""When each rank came to a call, and when it was done."""
+"""(start, end) of a call on each rank."""
 
 
 def _on_one_clock(call: Stamps) -> tuple[int, int, int]:

@@ -26,9 +26,9 @@ from opreplay.replay.ir.reasons import Reason
 from opreplay.traces.errors import EnvironmentRefused
 
 POLL_S = 0.02
-"""How often the store is looked at while ranks are at work."""
+"""Interval of checks of the store while ranks work, in seconds."""
 ALONE_S = 300.0
-"""How long a rank waits for a command before it takes rank 0 to be gone: as long as an op may take, and more."""
+"""Time without a command after which rank 0 counts as gone; longer than any op may take."""
 PREFIX = "opreplay"
 
 
@@ -36,7 +36,7 @@ class Over(msgspec.Struct, frozen=True, tag="over"):
     """The command that ends a rank's process."""
 
     quits: bool = False
-    """There will be no other one."""
+    """Whether no other command follows."""
 
 
 class Gone(msgspec.Struct, frozen=True, kw_only=True, tag="gone"):
@@ -44,13 +44,13 @@ class Gone(msgspec.Struct, frozen=True, kw_only=True, tag="gone"):
 
     why: str
     killed: bool = False
-    """By a signal."""
+    """Whether a signal killed it."""
 
 
 Command = RankConfig | RankTask | Over
-"""What rank 0 says to another one; the configuration starts a process."""
+"""A command of rank 0 to another rank; a configuration starts a process."""
 Answer = Ready | RankReply | Gone
-"""What a rank says once it is ready, and to each task."""
+"""A rank's reply: once when it is ready, and then to each task."""
 
 
 class MessageStore:
@@ -216,11 +216,11 @@ class _LocalRank:
         self._config: RankConfig | None = None
         self._answers = 0
         self._owes = False
-        """Whether the child is to say something."""
+        """Whether the child owes a reply."""
 
     @property
     def patience_s(self) -> float:
-        """How long rank 0 may be silent."""
+        """Time for which rank 0 may be silent, in seconds."""
         return ALONE_S + (0 if self._child is None else START_S)
 
     def obey(self, command: Command) -> None:

@@ -12,7 +12,7 @@ import msgspec
 from opreplay.traces.errors import EnvironmentRefused
 
 DEFAULT_PORT = 29500
-"""torch's own."""
+"""torch's default port."""
 
 
 class Launched(msgspec.Struct, frozen=True, kw_only=True):
@@ -21,13 +21,13 @@ class Launched(msgspec.Struct, frozen=True, kw_only=True):
     rank: int
     world: int
     local_rank: int
-    """Among those of this machine."""
+    """Rank among the processes on this machine."""
     local_world: int
     address: str
-    """Of the machine of rank 0."""
+    """Address of the machine of rank 0."""
     port: int
     hosted: bool
-    """The launcher keeps the store at that address; else rank 0 does."""
+    """Whether the launcher hosts the store; otherwise rank 0 does."""
 
 
 def launched(variables: Mapping[str, str] = os.environ) -> Launched | None:

@@ -24,7 +24,7 @@ from opreplay.replay.ir.reasons import NotReplayable, reason_for
 from opreplay.traces.errors import EnvironmentRefused
 
 PATIENCE_S = 60.0
-"""Beyond the limit of an op, after which a group gives up by itself: long before, its parent has ended it."""
+"""Time beyond an op's limit after which a group gives up; its parent ends it long before."""
 LOOPBACK = "lo"
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
@@ -206,7 +206,7 @@ def _store(config: RankConfig) -> Any:
 
 
 def _host() -> str:
-    """Return an id that tells one machine's clock from another's."""
+    """Return an id of this machine, since each machine has its own clock."""
     try:
         return BOOT_ID.read_text(encoding="ascii").strip()
     except OSError:

@@ -32,13 +32,13 @@ class MemoryPlan(msgspec.Struct, frozen=True, kw_only=True):
     drops: tuple[tuple[Value, ...], ...]
     """Results that are dropped after each call."""
     peak_bytes: int
-    """Most that all tensors take together at any time, their making included."""
+    """Peak memory of all tensors, including their creation."""
     outside_bytes: int
-    """Of it, tensors from outside, which live all the time."""
+    """Memory of the outside tensors, which exist for the whole sequence."""
     recycled: int = 0
-    """Tensors from outside that lie in the memory of others."""
+    """Outside tensors that share the memory of others."""
     remade: int = 0
-    """Arguments that are made anew for their call, since what they were is gone."""
+    """Arguments recreated for their call, since the original tensor was dropped."""
 
 
 def plan_memory(ops: Sequence[ReplayOp], linked: Linked, budget_bytes: float = math.inf) -> MemoryPlan:

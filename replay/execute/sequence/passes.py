@@ -41,15 +41,14 @@ from opreplay.replay.results.records import Filling, Tensors
 from opreplay.traces.errors import OpReplayError
 
 BEAT = struct.Struct("<qq")
-"""Index of the op, and a number that grows with each call."""
+"""Index of the op, and a counter of calls."""
 ROUNDS = 10
-"""First passes, each linked by what the one before found, in which an op that raises gets another try; two or three are
-usual."""
+"""Most checking passes, each linked with the findings of the previous one; two or three are usual."""
 MIN_PASSES = 3
 SAMPLES = 4_000_000
-"""Times of calls that are kept; a sequence of many calls has fewer passes."""
+"""Most stored times of calls; a sequence of many calls gets fewer passes."""
 DEFAULT_BUDGET = 1 << 30
-"""Where a device does not say what is free."""
+"""Memory limit if the device does not report free memory."""
 
 Tell = Callable[[PassDone], None]
 
@@ -124,7 +123,7 @@ class SequenceRun:
         self._ends = math.inf if task.left_s is None else perf_counter() + task.left_s
         self.reasons: dict[str, Reason] = {}
         self._ops: list[ReplayOp] = list(task.ops)
-        """As the device runs them, where it does."""
+        """Ops as the device runs them, once resolved."""
         self._functions: dict[int, Callable[..., Any]] = {}
         self._forms: dict[int, Form] = {}
         self._fillings: dict[int, tuple[str, Filling | None, tuple[Assumption, ...]]] = {}
@@ -133,7 +132,7 @@ class SequenceRun:
         self._unknown: set[tuple[str, int]] = set()
         self._plan: MemoryPlan | None = None
         self._made_up: dict[int, tuple[Assumption, ...]] = {}
-        """By index in the task: what is said of ops whose values were refilled."""
+        """Op index → note on refilled values."""
         self._pass_s = 0.0
 
     def make_ready(self) -> None:

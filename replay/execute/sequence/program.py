@@ -24,7 +24,7 @@ from opreplay.traces.model import TensorMeta
 PLAIN = ("dense", "domain")
 """Initializers after which arguments without a domain hold any finite values."""
 Fill = Callable[[int], Filled]
-"""Makes all arguments of an op, by its index."""
+"""Makes all arguments of an op, given its index."""
 
 
 class Findings:
@@ -32,9 +32,9 @@ class Findings:
 
     def __init__(self) -> None:
         self.raised: dict[int, Exception] = {}
-        """By index of the op."""
+        """Op index → error."""
         self.unknown: set[tuple[str, int]] = set()
-        """(id, output) of results that something uses, and that are not what the plan expects."""
+        """(id, output) of results that differ from the plan and that a call uses."""
 
     def __bool__(self) -> bool:
         return bool(self.raised or self.unknown)
@@ -59,20 +59,20 @@ class Program:
             ]
             for op in ops
         ]
-        """By op: its arguments that must lie in a domain."""
+        """Op index → arguments that must be in a domain."""
         self._names = [[name for name, _, _ in tensors_of(op)] for op in ops]
         self._readers = self._first_readers()
         self._outside = self._made(fill)
         self._used_outputs = self._outputs_in_use()
         self._refill: dict[int, list[int]] = defaultdict(list)
-        """Results that are not finite by place of their call."""
+        """Position of a call → its results that are not finite."""
         self._unfit: dict[int, list[int]] = {}
-        """Arguments that earlier calls leave outside the domain of their reader, by place of its call."""
+        """Position of a call → arguments that earlier calls leave outside their domain."""
         self.aside_s = 0.0
-        """Wall time that went into making and filling tensors anew during passes: a model does no such thing."""
+        """Wall time spent on creating and filling tensors during passes, which a model does not do."""
         self.refilled = 0
         self.raised: dict[int, Exception] = {}
-        """By index of the op, in any pass but the first one."""
+        """Op index → error, in any pass but the first."""
 
     def first_pass(self, timer: Timer, at: Callable[[int], None]) -> Findings:
         """Run one pass with all checks: calls that raise, results that differ from the plan, values that are not

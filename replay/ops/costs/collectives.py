@@ -11,9 +11,12 @@ import msgspec
 
 from opreplay.replay.collectives.model import POINT_TO_POINT, Collective
 from opreplay.replay.ir.kernel import KernelCall, TensorSpec
+from opreplay.replay.ops.costs.products import matmul
 from opreplay.replay.ops.op_view import DoesNotFit, OpView, kernel, spec
 from opreplay.replay.ops.table import costs, costs_like
 from opreplay.traces.collectives.names import EXPERTS, operation_of
+from opreplay.traces.collectives.tensors import with_product
+from opreplay.traces.model import TensorMeta
 
 OF_KINDS: dict[str, str] = {
     "all_reduce": "hcom_allReduce_",
@@ -111,7 +114,32 @@ def by_name(op: OpView) -> Iterable[KernelCall]:
     kind = operation_of(op.op.name)
     if kind is None:
         raise DoesNotFit("no operation is named")
+    if with_product(op.op.name):
+        return _with_product(op, OF_KINDS[kind])
+    if "gmm" in op.op.name:
+        op.assume("the collective alone: its grouped product is left out")
     return _lowered(op, OF_KINDS[kind])
+
+
+def _with_product(op: OpView, kind: str) -> list[KernelCall]:
+    """Return the product x1 (rows, K) @ x2 (K, N), and the collective that gathers its rows or combines its results."""
+    a, b = op.need("x1", "self", at=0, rank=2), op.need("x2", "mat2", at=1, rank=2)
+    world = op.integer("world_size", "tpRankSize", default=0) or op.op.ranks or 0
+    if world <= 0:
+        op.note("number of ranks not recorded: one server of 8 assumed")
+    op.assume("product and collective added up: how far CANN overlaps them was never measured")
+    rows, ranks = prod(a.shape[:-1]), world if world > 0 else 8
+    gathers = kind == "hcom_allGather_"
+    multiplied = TensorMeta(shape=(rows * ranks if gathers else rows, a.shape[-1]), dtype=a.dtype)
+    product = matmul.product(op, multiplied, b)
+    out = spec((rows, b.shape[-1]), "bfloat16" if a.dtype == "int8" else a.dtype)
+    moved = {
+        "hcom_allGather_": (spec((rows, a.shape[-1]), a.dtype), spec(multiplied.shape, a.dtype)),
+        "hcom_reduceScatter_": (out, spec((max(1, rows // ranks), b.shape[-1]), out.dtype)),
+    }.get(kind, (out, out))
+    attrs = {"world_size": world} if world > 0 else {}
+    collective = kernel(kind, moved[:1], moved[1:], **attrs)
+    return [collective, product] if gathers else [product, collective]
 
 
 @costs("record_param_comms")

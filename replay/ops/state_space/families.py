@@ -38,3 +38,4 @@ family(
     """,
     cost=state_space.mixed_streams,
 )
+family("state_space", "delta gates", "_C_ascend::npu_fused_gdn_gating", cost=state_space.delta_gates)

@@ -1,2 +1,2 @@
 # pyright: strict
-"""The collectives of a trace: which there are, their ranks, and how they become ops of a plan."""
+"""Finds the collectives of a trace and their ranks, and adds them to a plan as ops."""

@@ -14,8 +14,8 @@ from opreplay.traces.model import OpSignature
 
 PARAMETERS = "record_param_comms"
 _NAMING_RANKS = (9, 10)
-"""Its arguments without and with tensors, of torch versions that name the ranks: the last three are the first rank, the
-stride between ranks and their number."""
+"""Arguments of `record_param_comms`, without and with tensors, in torch versions that record ranks: the last three are
+first rank, stride between ranks, and number of ranks."""
 _PLACES = {
     "_c10d_functional::all_gather_into_tensor": 0,
     "_c10d_functional::all_gather_into_tensor_out": 0,
@@ -25,8 +25,8 @@ _PLACES = {
     "vllm::all_gather": 1,
     "vllm::reduce_scatter": 1,
 }
-"""Op → place of the number of ranks among its integers: (input, group_size, name), (tensor, dim, world_size, name),
-(tensors, group, ep_world_size, ep_rank_id, moe_expert_num) of an NPU's experts."""
+"""Op → position of the group size among its integers: (input, group_size, name), (tensor, dim, world_size, name),
+(tensors, group, ep_world_size, ep_rank_id, moe_expert_num) for experts of NPUs."""
 _EXPERTS = re.compile(rf"npu::npu_{EXPERTS}(dispatch|combine)(_v2)?")
 
 

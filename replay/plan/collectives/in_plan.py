@@ -36,7 +36,7 @@ from opreplay.traces.model import TensorMeta, Trace
 from opreplay.traces.names import file_name
 
 WAIT, FUNCTIONAL = "c10d_functional::wait_tensor", "c10d_functional::"
-"""How names end, or are part of, of functional collectives and of what waits for one."""
+"""Parts of the names of functional collectives, and of ops that wait for one."""
 
 
 def chosen_calls(trace: Trace, filters: OpFilter) -> list[Call]:
@@ -115,7 +115,7 @@ def with_collectives(plan: ReplayPlan, calls: Sequence[Call], filters: OpFilter)
 
 
 NO_SIZES = Reason("collective", "this plan does not give its sizes: make it with `opreplay plan --ranks N`")
-"""Of collectives in a plan file that was made without them."""
+"""Reason for collectives in a plan file that was made without sizes."""
 
 
 def naming_collectives(plan: ReplayPlan, trace: Trace | ReplayPlan) -> ReplayPlan:
@@ -206,7 +206,7 @@ def _passes(call: Call, filters: OpFilter) -> bool:
 
 
 _Key = tuple[str, Collective | None, str]
-"""Name, work, what is lacking: calls of one are one op."""
+"""(name, work, missing facts): calls with the same key are one op."""
 
 
 def _key(call: Call) -> _Key:

@@ -38,24 +38,24 @@ class Call:
     """One recorded collective."""
 
     name: str
-    """Of the outermost op that is part of it, of its annotation where there is no op."""
+    """Name of the outermost op of the call, or of the annotation if there is no op."""
     names: tuple[str, ...]
-    """Of all that is part of it."""
+    """Names of all records of the call."""
     rows: tuple[int, ...]
-    """Of `Trace.ops`, outermost first; () for one that is no op."""
+    """Rows of `Trace.ops`, outermost first; empty without an op."""
     collective: Collective | None
     lacks: str = ""
-    """What the trace does not say of it, where `collective` is None."""
+    """The facts that the trace lacks; then `collective` is None."""
     assumed: tuple[str, ...] = ()
-    """What was taken for granted."""
+    """Assumptions about the collective."""
     host_us: float = 0.0
     device_us: float = 0.0
     kernels: tuple[tuple[str, float], ...] = ()
-    """Name and microseconds of the device work that it owns."""
+    """Name and microseconds of each kernel of the call."""
     asked_ns: int = -1
-    """When it was asked for; -1 where the file does not tell."""
+    """When it was requested; -1 if unknown."""
     ended_ns: int | None = None
-    """When its device work ended, else what the back-end annotated on a thread of its own; None without either."""
+    """When its device work ended, or the back-end's annotation on another thread; None without either."""
 
 
 def collective_calls(trace: Trace) -> list[Call]:

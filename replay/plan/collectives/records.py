@@ -36,10 +36,10 @@ class Records:
     """Everything that a trace records about one call, best source first."""
 
     names: list[str] = field(default_factory=list[str])
-    """That may tell the operation."""
+    """Names that may reveal the operation."""
     record: Record | None = None
     signatures: list[OpSignature] = field(default_factory=list[OpSignature])
-    """Of ops, those that say most first."""
+    """Signatures of ops, the most informative first."""
     notes: list[CollectiveNote] = field(default_factory=list[CollectiveNote])
     kernels: list[str] = field(default_factory=list[str])
 

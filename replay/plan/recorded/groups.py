@@ -34,12 +34,12 @@ _ARITHMETIC = (
     "aten::addcmul",
     "aten::lerp",
 )
-"""Beginnings of the names of ops of optimizers, whose numbers change from step to step."""
+"""Name prefixes of optimizer ops, whose numbers change with each step."""
 _PLAIN = frozenset(f"aten::{name}{end}" for name in ("add", "sub", "mul", "div", "rsub") for end in ("", "_"))
-"""The same of an optimizer without lists, and of any scale: to multiply with 0.1 is the work of doing so with 0.2."""
+"""ATen ops that scale or add: the value of the number does not affect their work."""
 _FLOAT = r"[-+]?(?:\d+\.\d*|\.\d+|\d+(?=e))(?:e[-+]?\d+)?"
 _FLOATS = re.compile(rf"\[?{_FLOAT}(?:, {_FLOAT})*\]?")
-"""A floating number or a list of such, as a trace writes them."""
+"""A floating-point number, or a list of them, as written in traces."""
 
 
 def is_arithmetic(name: str) -> bool:
@@ -70,15 +70,15 @@ class CallGroup:
 
     signature: OpSignature
     row: int
-    """One of them, for what surrounds it."""
+    """Row of one of the calls."""
     count: int
     recorded: Recorded
     host_us: npt.NDArray[np.float64]
     device_us: npt.NDArray[np.float64]
-    """Of each call; 0 on the device for one that owns no device time."""
+    """Device time of each call; 0 for a call without device work."""
     batch: DominantBatch | None = None
     on_host: bool = False
-    """Whether all of them count an optimizer's steps."""
+    """Whether all calls only count the steps of an optimizer."""
 
 
 def recorded_groups(trace: Trace, rows: Rows, select: str, batches: BatchIndex) -> list[CallGroup]:

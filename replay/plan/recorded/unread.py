@@ -15,7 +15,7 @@ from opreplay.traces.model import OpSignature, Trace
 
 Shape = tuple[int, ...]
 _SHAPING = ("int", "int[]", "SymInt", "SymInt[]")
-"""Types of arguments whose values decide sizes; so does one flag."""
+"""Argument types whose values determine result sizes; so does one flag."""
 _KEEPS = "keepdim"
 SHOWN = 2
 

@@ -29,21 +29,21 @@ from opreplay.traces.times.doubts import doubts_of
 from opreplay.traces.times.kernel_classes import CLASSES
 
 MOST_LABELS = 20
-"""Labels told by name; the others are in the sums."""
+"""Most labels that are listed; the sums include all."""
 
 
 class LabelWork(msgspec.Struct, frozen=True, kw_only=True):
-    """All calls of one name that is not an op: a compiled region, an autograd node, a library's label."""
+    """All calls of one label: a compiled region, an autograd node, or a library's annotation."""
 
     name: str
     calls: int
-    """That own device time; on a host, all."""
+    """Calls with device time; on a host, all calls."""
     time_us: float
-    """Device time of its kernels; on a host, time outside of the ops inside it."""
+    """Device time of its kernels; on a host, its time outside nested ops."""
     share: float
-    """Of all recorded time of that clock."""
+    """Share of all recorded time on this clock."""
     classes: dict[str, float]
-    """Class of work → share of its kernels' time; empty on a host, where nothing tells."""
+    """Class of work → share of its kernels' time; empty on a host."""
 
 
 class Where(msgspec.Struct, frozen=True, kw_only=True):
@@ -52,33 +52,33 @@ class Where(msgspec.Struct, frozen=True, kw_only=True):
     clock: str
     """"device" or "host"."""
     total_us: float
-    """Of all device work; of all outermost events on a host."""
+    """Total device time; on a host, total time of the outermost events."""
     span_us: float | None = None
-    """From the device's first work to its last, devices added up."""
+    """Time from the first to the last device work, summed over devices."""
     busy_share: float | None = None
-    """Of the span, with any work on the device."""
+    """Share of the span in which the device was busy."""
     coarse_unit_us: float | None = None
-    """Of which all device durations are multiples, where that is too coarse to be timings."""
+    """Unit of all device durations, if it is too coarse for timings."""
     classes: dict[str, float]
     """Class of work → share of the total, most first."""
     launched_before_us: float = 0.0
-    """Device time of work that was launched before the recording began: no op of the file can be its owner."""
+    """Device time of work launched before the recording began, which no recorded op owns."""
     unowned: dict[str, float] = {}
-    """Class of work → share of the total that is in kernels of no recorded op, most first; of a device."""
+    """Class of work → share of the total in kernels without an op, largest first."""
     beside_us: float = 0.0
-    """On a host: of collectives on a back-end's own threads, which plans for ranks have as the time of their rows."""
+    """On a host: time of collectives on the back-end's own threads."""
     labels_us: float
-    """In names that are no ops."""
+    """Time in labels."""
     labels: tuple[LabelWork, ...] = ()
-    """Those with most time."""
+    """The labels with the most time."""
     unread_annotations: dict[str, int] = {}
-    """Annotations that look like a server's iterations though no batch is read from them → how many."""
+    """Annotations that look like server iterations but cannot be parsed → their number."""
     cut: bool = False
-    """On a host: the file was cut short, so that device work may have been recorded all the same."""
+    """On a host: the file is truncated, so device work may be missing."""
     processes: int = 1
-    """Whose times are added up: several of a merged file."""
+    """Number of processes whose times are added up."""
     launches: int = 0
-    """On a host: calls that launch kernels, none of which is recorded."""
+    """On a host: number of kernel launches, although no kernel is recorded."""
 
 
 def where_of(read: Trace | ReplayPlan) -> Where | None:

@@ -21,26 +21,27 @@ from opreplay.replay.ir.model import CollectiveCall, RecordedSequence
 How = Literal["recorded", "order", "unknown"]
 Times = npt.NDArray[np.int64]
 NEVER = np.iinfo(np.int64).max
-"""When a call began on the device that gave it nothing to do."""
+"""Start of device work for a call that launched none."""
 
 
 class AskedFor(msgspec.Struct, frozen=True, kw_only=True):
     """One collective of a trace, with times on the trace's clock."""
 
     id: str
-    """Of its op in the plan."""
+    """Id of the op in the plan."""
     asked_ns: int
     ended_ns: int | None
-    """None where nothing tells."""
+    """End of the collective; None if unknown."""
     on_device: bool
-    """Whether that is when its device work ended."""
+    """Whether `ended_ns` is the end of its device work."""
     blocking: bool
     waited_ns: int | None
-    """When the call began that waits for it, where there is one."""
+    """Start of the call that waits for it; None if there is none."""
     us: float
-    """With the waiting for other ranks."""
+    """Duration, including the wait for other ranks."""
     op_us: float
-    """Of it, what the times of the step hold: the time of the op that asked, the device's where there is one."""
+    """The part of the duration that the step's times include: device time of the op that requested it, otherwise its
+    host time."""
 
 
 def placed(

@@ -19,9 +19,9 @@ class Lifetimes(msgspec.Struct, frozen=True, kw_only=True):
     """Memory assignments of the results of a step."""
 
     until: dict[Value, int]
-    """The last call that needs the memory of a result that was made in memory of its own."""
+    """Result with memory of its own → last call that needs the memory."""
     within: dict[Value, Value | int]
-    """Result → the one in whose memory it lies, itself where that is its own; the number of a tensor from outside."""
+    """Result → the result that owns its memory, or the number of an outside tensor."""
 
     def memory_of(self, source: Source) -> Value | int | None:
         """Return the result, or the number of the outside tensor, whose memory holds an argument; None if unknown."""

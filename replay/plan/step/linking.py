@@ -27,12 +27,12 @@ from opreplay.traces.garbage import collector_off
 from opreplay.traces.model import TensorMeta, contiguous_strides
 
 PARAMETERS = frozenset({"weight", "weights", "bias", "running_mean", "running_var", "gamma", "beta"})
-"""Names of arguments that are a model's own; they come from outside though a result of that size is alive, unless an
-op has just made the result out of a parameter."""
+"""Argument names of model parameters, which come from outside even if a result of that size is alive, unless an op has
+just made the result from a parameter."""
 CASTS = frozenset({"aten::to", "aten::_to_copy", "aten::t", "aten::transpose", "aten::detach", "aten::contiguous"})
-"""What a model does to a parameter before it is used."""
+"""Ops that a model applies to a parameter before using it."""
 NO_VIEWS = PARAMETERS | {"mat2"}
-"""A product's second factor is often a parameter that has as many elements as a result by chance."""
+"""Arguments that are never views of a result: a parameter may have as many elements as a result by chance."""
 PRODUCTS = frozenset({"aten::bmm", "aten::baddbmm", "aten::matmul"})
 """Products of two activations."""
 VIEWS = names_in(
@@ -44,12 +44,12 @@ VIEWS = names_in(
     """,
     "aten::",
 )
-"""Ops whose results lie in the memory of their first argument: it lives as long as they do."""
+"""Ops whose results share the memory of their first argument."""
 
 UNKNOWN = -1
-"""In place of the number of a memory that was not recorded."""
+"""Replaces the number of a memory that was not recorded."""
 Memories = tuple[tuple[int, ...], tuple[int, ...]]
-"""Of the arguments of a call, and of its results; absent tensors are left out."""
+"""Memories of a call's arguments and of its results, without absent tensors."""
 Key = tuple[tuple[int, ...], str, tuple[int, ...]]
 """Shape, dtype, strides."""
 Size = tuple[str, int]
@@ -60,21 +60,21 @@ class Value(msgspec.Struct, frozen=True, order=True, array_like=True, gc=False):
     """One result of a call."""
 
     call: int
-    """Place of the call in the sequence."""
+    """Position of the call in the sequence."""
     output: int
-    """Which result of it, lists flattened."""
+    """Index of the result, lists flattened."""
 
 
 class Source(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """Where one tensor argument comes from."""
 
     kind: Literal["result", "view", "outside", "own", "absent"]
-    """"view": a result seen with the argument's own shape and strides; "own": made for this call and gone after it."""
+    """"view": a result with the argument's shape and strides; "own": made for this call only."""
     value: Value | None = None
     number: int = -1
-    """Of a tensor from outside."""
+    """Number of an outside tensor."""
     seen: bool = False
-    """Whether a tensor from outside is seen with the argument's own shape and strides."""
+    """Whether the outside tensor is viewed with the argument's shape and strides."""
 
 
 _ABSENT = Source("absent")
@@ -86,11 +86,11 @@ class Outside(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     op: int
     """Index of the op whose initializer fills it."""
     argument: int
-    """Which tensor among the op's arguments, lists flattened."""
+    """Index among the op's tensor arguments, lists flattened."""
     occurrence: int
-    """The how-manieth call of that op in the step uses it."""
+    """Index of the first call that uses it, among the step's calls of that op."""
     memory: int = UNKNOWN
-    """Where it lay, where that was recorded."""
+    """Its recorded memory."""
 
 
 class Linked(msgspec.Struct, frozen=True, kw_only=True):
@@ -99,7 +99,7 @@ class Linked(msgspec.Struct, frozen=True, kw_only=True):
     calls: tuple[int, ...]
     """Index of the op of each call."""
     sources: tuple[tuple[Source, ...], ...]
-    """Of each call: one a tensor argument, lists flattened."""
+    """For each call, one source per tensor argument, lists flattened."""
     outside: tuple[Outside, ...]
     recorded: int = 0
     """Arguments whose source follows from a recorded memory."""
@@ -174,13 +174,14 @@ class _Tensor(msgspec.Struct, frozen=True, gc=False):
     meta: TensorMeta | None
     key: int
     size: int
-    """Numbers of what two tensors that are one have in common, and that one and a view of it have; -1: has no size."""
+    """`key` and `size` number the metadata that equal tensors, and a tensor and its views, have in common; -1: no
+    size."""
     linkable: bool
     viewable: bool
     saved: bool = False
-    """Whether it is no gradient, whatever is beside it."""
+    """Whether the argument is never a gradient."""
     made_by: Collection[str] | None = None
-    """The ops whose result it may be; None for any."""
+    """Ops that can have made it; None for any op."""
 
 
 class _Looks(dict[TensorMeta, tuple[int, int]]):
@@ -418,15 +419,15 @@ class _Alive:
         self._sizes: dict[int, list[Value]] = defaultdict(list)
         self._plain_exact: dict[int, list[Value]] = defaultdict(list)
         self._plain_sizes: dict[int, list[Value]] = defaultdict(list)
-        """The same of those that are no gradients."""
+        """Results by size, without gradients."""
         self.gradients: set[Value] = set()
-        """Results that are such, or were made of one by another op than a layer's."""
+        """Gradients, and results computed from gradients by ops other than layers."""
         self.outer: set[Value] = set()
-        """Views and casts of tensors from outside. None of them is seen once more through a view that the sequence does
-        not hold: of two transposed weights, neither is a view of the other."""
+        """Views and casts of outside tensors. They are not viewed again through a missing view: of two transposed
+        weights, neither is a view of the other."""
         self._cast: set[Value] = set()
         self._made: dict[tuple[str, int], Value] = {}
-        """The latest result of an op by its look."""
+        """(op, key) → latest result."""
 
     def add(self, value: Value, tensor: _Tensor, op: str, *, gradient: bool) -> None:
         if gradient:

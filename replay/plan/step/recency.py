@@ -25,11 +25,11 @@ class Recency(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     """The median reuse distance of one op over its calls in the step."""
 
     arguments: tuple[int, ...]
-    """Distance in bytes of each tensor argument that is there, lists flattened."""
+    """Reuse distance of each tensor argument in bytes, lists flattened."""
     results: tuple[tuple[int, int], ...] = ()
-    """(size in bytes, distance in bytes of the memory that it gets) of each result in memory of its own."""
+    """(size, reuse distance of the memory) in bytes, for each result with memory of its own."""
     code: int = 1 << 62
-    """Bytes of memory touched since an op of this name ran before: its code has been in the caches since then."""
+    """Bytes of memory touched since an op of this name last ran."""
 
 
 class Recent:

@@ -19,13 +19,13 @@ MADE_BY: dict[str, dict[str, frozenset[str]]] = {
     "aten::addcmul_": {"self": frozenset({"aten::mul_"})},
     "aten::addcdiv_": {"self": frozenset(), "tensor1": frozenset({"aten::lerp_"})},
 }
-"""Op → argument → the ops whose results it may be; it comes from outside where none made one."""
+"""Op → argument → ops that can have made it; if none of them did, the argument comes from outside."""
 SQUARED = "aten::addcmul_"
-"""Its last two tensors are one, a gradient, where they look alike and `self` is a state."""
+"""Its last two tensors are the same gradient if they look alike and `self` is a state."""
 SCALED, DECAYED = "aten::mul_", frozenset({"aten::lerp_", SQUARED})
-"""What is scaled in place before one of these is a parameter or a state, and is scaled by a number."""
+"""A tensor scaled in place before one of these ops is a parameter or a state."""
 FACTORS = frozenset({"aten::mm", "aten::bmm", "aten::matmul", "aten::mul"})
-"""Ops of which a step of training gives at most one argument a gradient."""
+"""Ops that give a gradient to at most one argument in a training step."""
 
 
 def is_backward(op: str) -> bool:

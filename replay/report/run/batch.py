@@ -18,11 +18,11 @@ from opreplay.traces.losses import loss_text
 
 MOST_DISAGREEMENTS = 10
 MOST_DAMAGED = 10
-"""Traces not read in full that are told one by one."""
+"""Most truncated or damaged traces that are listed."""
 MOST = 0.98
-"""Of the recorded time: sums of less are said to be of a part."""
+"""If a sum covers less than this share of the recorded time, a line says so."""
 MAX_ROWS = 40
-"""Rows printed of each table; the files hold all."""
+"""Rows printed per table; files have all rows."""
 _OfTrace = Column[TraceResult]
 _OfJob = Column[JobResult]
 _OfCollectives = Column[tuple[JobResult, CollectivesResult, RankSum]]

@@ -27,15 +27,15 @@ from opreplay.replay.results.summary import whole
 from opreplay.traces.losses import copies_text, without_copies
 
 DIFFERING = 3
-"""Ops that differ from the recorded ones and are named."""
+"""Most differing ops that are named."""
 LISTED = 4
-"""Kinds that a note names before it says how many more there are."""
+"""Most kinds that a note names."""
 MOST_FILES = 10
-"""That were not read and are told one by one."""
+"""Most unreadable files that are listed."""
 WORK_CHARS = 400
-"""Longer than every text of a counter; only a damaged file has longer ones."""
+"""Longest text of a work counter; only a damaged file has longer ones."""
 DETAIL_CHARS = 60
-"""Of one detail of a reason where several share a line."""
+"""Longest detail of a reason if several share a line."""
 
 
 class Totals(msgspec.Struct, frozen=True, kw_only=True):
@@ -44,12 +44,11 @@ class Totals(msgspec.Struct, frozen=True, kw_only=True):
     label: str
     ops: int
     recorded_us: float | None
-    """None where the traces of a batch were recorded on different clocks, which are not added, and where none
-    of the ops has a time on the clock that is shown."""
+    """None if the ops have no time on the displayed clock, or a batch mixes clocks."""
     measured_us: float | None
-    """None where not every one of the ops was measured."""
+    """None unless every op was measured."""
     simulated_us: dict[str, float]
-    """By SoC; without the SoCs on which not every one of the ops was simulated."""
+    """SoC → time; without SoCs for which any op has no prediction."""
 
 
 def socs_of(results: Iterable[OpResult]) -> tuple[str, ...]:
@@ -84,10 +83,10 @@ def coverage_line(
     processes: int = 1,
     selection: str | None = None,
 ) -> str:
-    """The first line of every report: how much of the trace the run covers, and why not the rest; of a merged file,
-    how many `processes` it adds up. A plan without a header tells its `selection`.
+    """Return the first line of a report: the share of the trace that was replayed, and why not the rest.
 
-    "replayed 412 of 430 ops = 97.8 % of device time; 18 skipped: 9 library missing, 6 policy, 3 budget; 2 failed"
+    "replayed 412 of 430 ops = 97.8 % of device time; 18 skipped: 9 library missing, 6 policy, 3 budget; 2 failed".
+    `processes`: number of processes in a merged file. `selection`: for a plan without a header.
     """
     clock = "device" if has_device_time(header, results) or (header is None and not results) else "host"
     clocks = clock_counts(header)
@@ -121,14 +120,15 @@ def _reason_kinds(status: Status, results: Sequence[OpResult]) -> str:
 
 
 def elsewhere(results: Sequence[OpResult]) -> float:
-    """The share of the recorded time that is in no selected op; 0 where no op has a share of it."""
+    """Return the share of the recorded time outside the selected ops; 0 if no op has a share."""
     selected = sum(result.recorded_share for result in results)
     return 1.0 - min(1.0, whole(selected)) if selected > 0 else 0.0
 
 
 def _unpredicted(summary: Summary, outside: float) -> str:
-    """ "7.0 % for 910b3, 2.0 % for 910b4" without what is `outside`, a share alone where it is that of all devices;
-    "" where all is predicted."""
+    """Return the share without predictions, per device if the devices differ: "7.0 % for 910b3, 2.0 % for 910b4"; "" if
+    all ops are predicted. `outside` is not counted.
+    """
     lacking = {soc: share - outside for soc, share in summary.unpredicted_share.items()}
     shares = {soc: share_text(share) for soc, share in lacking.items() if share >= LEAST}
     if len(set(shares.values())) > 1 or len(shares) < len(summary.unpredicted_share):
@@ -137,7 +137,7 @@ def _unpredicted(summary: Summary, outside: float) -> str:
 
 
 STAND_INS = frozenset({"reference", "equivalent", "executor"})
-"""Ways of resolution in which something else than the recorded op runs."""
+"""Resolutions that run a substitute for the recorded op."""
 
 
 def split_of_share(results: Sequence[OpResult]) -> str:
@@ -255,7 +255,7 @@ def decisive_notes(header: Header | None, results: Sequence[OpResult], summary: 
 
 
 LEAST_CLASS = 0.005
-"""Of the device time, that a class of work without an op must have to be named."""
+"""Smallest share of device time for which a class of work without an op is named."""
 CLASSES_SHOWN = 4
 INTERRUPTED = "interrupted: the results are partial"
 

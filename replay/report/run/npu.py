@@ -33,7 +33,7 @@ _TENSOR_CHARS = 48
 
 
 _OfKernel = Column[tuple[str, OwnedKernel, int]]
-"""Rows: the op, at its first kernel; a kernel; how many types of kernels below it are not shown."""
+"""A table row: the op (on its first kernel's row only), a kernel, and the number of hidden kernel types."""
 
 
 def kernels_table(ops: Sequence[OpKernels]) -> Table[tuple[str, OwnedKernel, int]]:

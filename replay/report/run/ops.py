@@ -17,7 +17,7 @@ from opreplay.replay.results.records import OpResult
 
 OpColumn = Column[OpResult]
 ID_CHARS = 6
-"""Of an id, enough to tell ops of one trace apart."""
+"""Characters of an id that distinguish the ops of one trace."""
 RATIO_TITLE = "÷ rec."
 STYLES = {"skipped": "yellow", "failed": "red"}
 
@@ -172,9 +172,9 @@ def op_column(results: Sequence[OpResult], cell_of: Callable[[OpResult], OpCell]
 
 
 def beside_numbers(cell: OpCell, sizes: str, numbers: str) -> OpCell:
-    """Return a cell with short sizes, and with the numbers that distinguish its call from others on equal tensors.
+    """Return a cell with short sizes, and the numbers that distinguish calls on equal tensors.
 
-    The numbers come first if room is short, because the sizes are then equal.
+    Numbers come first if room is short, since the sizes are equal.
     """
     if not numbers:
         return msgspec.structs.replace(cell, short=sizes)

@@ -1,5 +1,5 @@
 # pyright: strict
-"""A run as a page."""
+"""The HTML page of a run."""
 
 from __future__ import annotations
 

@@ -109,7 +109,7 @@ def view(run: Run, *, everything: bool = True, all_rows: bool = True) -> View:
 
 
 def _page(run: Run, command: str) -> Page:
-    """The page of a run; its parts are imported when one is asked for."""
+    """Return the HTML page of a run."""
     from opreplay.replay.report.run.page import page
 
     return page(run, command)

@@ -16,18 +16,18 @@ from opreplay.replay.report.text import middle, plural, quotient, ratio_text, sa
 from opreplay.replay.results.records import SequenceResult, SharedStepResult, Tensors
 
 STEP_CHARS = 40
-"""Of a step's name in a line."""
+"""Longest step name in a line."""
 ALIKE = 0.02
-"""Two sums that differ by less need no explanation."""
+"""Sums that differ by less are not explained."""
 PAGE_BYTES = 4096
 PAGE_US = (1.3, 1.8)
-"""What the first touch of a page takes, fault and zeroing together: minor faults of a step on 2 shared cores."""
+"""Time of the first touch of a page, including zeroing: minor faults of a step on 2 shared cores."""
 FRESH_SHARE = 0.02
-"""Fresh memory that may add less than this share of the sum is not worth a note."""
+"""If fresh memory adds less than this share of the sum, no note is made."""
 ROUNDING = 1e-9
-"""Less than this share is left out by sums that are rounded."""
+"""Smaller shares may be rounding errors."""
 Row = tuple[str, float | None, float | None, str]
-"""What, its time, the recorded time beside it, and what to know of it."""
+"""(label, time, recorded time, note)."""
 
 
 def rows(sequence: SequenceResult) -> list[Row]:
@@ -66,9 +66,9 @@ def _collective_rows(shared: SharedStepResult) -> list[Row]:
 
 
 FASTER = 0.9
-"""Calls that take less than this share of what they do without collectives were not what made the difference."""
+"""If calls take less than this share of their time without collectives, they did not cause the difference."""
 VARIES = 0.2
-"""Shares of the time in flight that one pass in ten is below, and one above: farther apart, the median is no figure."""
+"""If the lowest and highest deciles of the hidden share are farther apart, the median is not reported alone."""
 
 
 def _scatter(shared: SharedStepResult) -> str:

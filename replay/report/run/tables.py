@@ -1,5 +1,5 @@
 # pyright: strict
-"""What a report on a run is made of, and the tables below its ops: sums, reasons, NPU kernels, work, collectives."""
+"""The data of a run's report, and the tables below its ops: sums, reasons, NPU kernels, work, collectives."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ from opreplay.replay.results.summary import reasons_of
 from opreplay.traces.names import trace_name
 
 LEAST_SLOWEST = 0.01
-"""Share of the time that an op must have to be named as the slowest."""
+"""Smallest share of the time for which an op is named as the slowest."""
 SLOWEST_CHARS = 40
 TOTALS = "All calls"
 KIND_CHARS = 20
-"""Longer than every kind of reason; only a damaged file has longer ones."""
+"""Longest kind of reason; only a damaged file has longer ones."""
 
 
 class Run(msgspec.Struct, frozen=True):
@@ -68,7 +68,7 @@ class Run(msgspec.Struct, frozen=True):
 
     @property
     def name(self) -> str:
-        """The name of the trace, for headlines; of several traces their number."""
+        """Name of the trace, or the number of traces, for headlines."""
         if len(self.traces) > 1:
             return plural(len(self.traces), "trace")
         return trace_name(str(self.header.trace.get("source") or "")) or "this run"
@@ -91,7 +91,7 @@ class Run(msgspec.Struct, frozen=True):
 
     @property
     def _recorded_us(self) -> float | None:
-        """The recorded time of all calls; None if it is unknown of some."""
+        """Recorded time of all calls; None if some are unknown."""
         us = [facts.recorded_us(r, device=self.by_device) for r in self.results]
         known = [one * r.count for one, r in zip(us, self.results, strict=True) if one is not None]
         return sum(known) if len(known) == len(us) else None
@@ -118,7 +118,7 @@ class Run(msgspec.Struct, frozen=True):
 
     @property
     def _all_calls(self) -> str:
-        """The recorded and the measured time of all calls."""
+        """Recorded and measured time of all calls."""
         total = next(iter(self.totals), None)
         if total is None or total.measured_us is None:
             return ""
@@ -133,7 +133,7 @@ class Run(msgspec.Struct, frozen=True):
 
     @property
     def totals(self) -> list[facts.Totals]:
-        """Sums over the calls of the run."""
+        """Sums over all calls of the run."""
         return facts.totals(self.results, device=self.by_device, header=self.header, sequence=self.sequence)
 
     @property
@@ -142,7 +142,7 @@ class Run(msgspec.Struct, frozen=True):
 
 
 def run_of(records: MemorySink | ResultFile, summary: Summary | None = None) -> Run | None:
-    """Return the run in a sink or a file; None if it has no header, or no summary and none is given."""
+    """Return the run from a sink or a file; None without a header or a summary."""
     summary = summary or records.summary
     if records.header is None or summary is None:
         return None
@@ -158,11 +158,11 @@ def tables(run: Run) -> list[AnyTable]:
 
 
 _Clock = tuple[str, Callable[[facts.Totals], float | None]]
-"""Its title, and what it reads in a sum."""
+"""(title, function that returns the clock's time in a sum)."""
 
 
 def file_tables(run: Run) -> dict[str, Callable[[], AnyTable]]:
-    """Return the tables of a run beside its ops, by name, with plain values."""
+    """Return the tables of a run other than the ops, by name, with plain values."""
     times = ("recorded_us", "total_us", "measured_us")
     traces = {"source": TEXT, "job": TEXT, "rank": COUNT, "ops": COUNT, "shared": COUNT, "replayed": COUNT}
     jobs = {"job": TEXT, "world_size": COUNT, "ops": COUNT, "rank_ops": COUNT, "replayed": COUNT}

@@ -200,6 +200,9 @@ def test_two_devices_of_one_name_are_refused(trace: Path) -> None:
     result = run(trace, "--soc", "910b3", "--soc", "Ascend910B3")
     assert result.exit_code == 2
     assert "two simulated devices have the name 910b3" in result.stderr
+    (trace.parent / "mine.toml").write_text('schema_version = 3\nname = "910b3"\nbase = "910b3"\n')
+    result = run(trace, "--soc", "910b3", "--soc", trace.parent / "mine.toml")
+    assert "Change `name` in" in result.stderr
 
 
 def test_an_interrupted_run_is_resumed(trace: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,7 +12,7 @@ from opreplay.replay.execute.options import RunOptions, WorkerConfig
 from opreplay.replay.execute.processes.lanes import OneByOne
 from opreplay.replay.execute.processes.runner import InProcess
 from opreplay.replay.ir.model import Reason, ReplayOp, ReplayPlan
-from opreplay.replay.job.consumers import deliver, records_of, writing
+from opreplay.replay.job.consumers import deliver, records_of, write_to
 from opreplay.replay.job.events import Ended, Event, Failed, Measured, Planned, Predicted, Progress, Skipped, Started
 from opreplay.replay.job.job import Job
 from opreplay.replay.job.settings import Settings
@@ -69,7 +69,7 @@ def test_events_come_in_the_order_of_the_work() -> None:
 def test_the_results_of_a_job_are_those_of_its_file(tmp_path: Path) -> None:
     job, path = job_of(fake("1us"), fake("2us")), tmp_path / "r.jsonl"
     with JsonLinesSink.open(path) as sink:
-        deliver(job.run(), writing(sink))
+        deliver(job.run(), write_to(sink))
     read = msgspec.structs.replace(read_result_file(str(path)), complete_bytes=0)
     assert msgspec.json.encode(read) == msgspec.json.encode(job.results)
 

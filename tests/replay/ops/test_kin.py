@@ -31,6 +31,7 @@ def test_the_stem_leaves_out_libraries_versions_and_overloads(name: str, stem: s
         ("npu::clipped_swiglu", "npu::npu_clipped_swiglu"),
         ("atb::self_attention_prefix", "npu::npu_fused_infer_attention_score"),
         ("atb::some_grouped_matmul_all", "npu::npu_grouped_matmul"),
+        ("npu::stft_backward", "aten::_fft_c2c"),
         ("npu::frobnicate", None),
         ("mylib::gated_scatter", None),
     ],

@@ -16,24 +16,25 @@ from opreplay.replay.host import environment
 from opreplay.replay.plan.step.recency import Recency
 
 MAX_EVICTED_BYTES = 64 << 20
-"""Most of a cache that is flushed: writing more would take longer than the op, and leave fewer samples."""
+"""Most bytes of a cache that are flushed: flushing more would take longer than the op."""
 LINE_BYTES = 64
-"""Of a cache: one byte of each is read to touch memory."""
+"""Bytes of a cache line: reading one byte loads the line."""
 SECTOR_BYTES = 32
-"""Of a GPU's cache: what it loads for one byte (CUDA C++ Best Practices Guide, coalesced access to global memory)."""
+"""Bytes that a GPU's cache loads to read one byte (CUDA C++ Best Practices Guide, coalesced access to global
+memory)."""
 CODE_BYTES = 1 << 20
 """Most of the distance at which an op is called on other memory, so that its code is as near as in a step, in which the
 dispatcher and most kernels run again and again; a private cache holds more. Less where the step had it just before."""
 TWIN_BYTES = 16 << 20
-"""Arguments up to which that is done: what larger ones take is not decided by code."""
+"""Larger arguments are not copied for this: their times do not depend on the caching of code."""
 GAUGE_NUMBERS = 1 << 14
-"""Below the size from which torch splits work among threads (at::internal::GRAIN_SIZE, 32,768): waiting for a second
-thread on a busy machine can take a hundred times as long as the work."""
+"""Small enough that torch uses one thread (at::internal::GRAIN_SIZE is 32,768): on a busy machine, waiting for a second
+thread can take a hundred times as long as the work."""
 GAUGE_STEPS = 64
 GAUGE_PIECES = 16
-"""Pieces of 64 KiB of a reading of the memory gauge: 1 MiB read and written."""
+"""Pieces of 64 KiB per reading of the memory workload: 1 MiB read and written."""
 GAUGE_DEVICE_ROWS, GAUGE_DEVICE_STEPS = 1024, 4
-"""On an accelerator a reading is so many products, or passes over the buffer: events resolve half a microsecond."""
+"""Products, or passes over the buffer, per reading on an accelerator, whose events resolve half a microsecond."""
 
 
 class Caches:

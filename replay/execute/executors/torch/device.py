@@ -63,29 +63,29 @@ from opreplay.traces.dtypes import INTEGERS
 from opreplay.traces.errors import EnvironmentRefused, UsageError
 
 PROBE_CALLS = (1, 2, 4, 8, 16, 32, 64)
-"""Calls in a row after which an op that writes to its arguments may still have finite values."""
+"""Consecutive calls after which an op that writes to its arguments may still have finite values."""
 PROBE_S = 0.1
 """Wall time after which probing stops. Warm samples of the calls that were verified need no reset between them, after
 which the last cache takes some eight calls to hold the arguments again (16 MB of a cache of 32 MB, an AMD EPYC)."""
 
 VALUE_CALLS = 4
-"""Calls in a row that tell whether an op's time goes by the values that it has written."""
+"""Consecutive calls that show whether an op's time depends on the values that it has written."""
 VALUES_RATIO = 1.5
-"""Above this ratio it does; a sort in place takes several times as long on random numbers as on sorted ones."""
+"""A larger ratio shows that it does: an in-place sort is several times faster on sorted numbers."""
 
 SETTLING_US = 1e6
-"""An op whose first call takes longer is not called again to find whether it settles."""
+"""If the first call takes longer, no second call checks whether the op settles."""
 
 WARMUP_CALLS = 3
-"""On the stream of the capture, as torch's documentation of CUDA graphs asks for, so that libraries set up there."""
+"""Calls on the stream of a graph capture, so that libraries initialize there, as torch's documentation requires."""
 
 _OVERLAP = "single memory location"
-"""In what torch says where arguments overlap that must not (ATen/MemoryOverlap.cpp)."""
+"""Part of torch's error for overlapping arguments (ATen/MemoryOverlap.cpp)."""
 
 OwnCallOf = Callable[[ReplayOp], OwnCall | ValueCheck]
 """How the recorded op's own implementation is called."""
 FindOverload = Callable[[ReplayOp], Callable[..., Any]]
-"""What to call for an op; raises NotReplayable."""
+"""Returns what to call for an op; raises NotReplayable."""
 
 
 class TorchPrepared(Prepared):
@@ -104,7 +104,7 @@ class TorchPrepared(Prepared):
         self._saved = [(t, t.clone()) for t in spans] if size <= spare_bytes else []
         self._forms = [(t, t.untyped_storage(), _form(t)) for t in written]
         self.settles = False
-        """Whether calls after the first one leave everything that the op writes to as the first one left it."""
+        """Whether later calls leave the same values in written arguments as the first call."""
 
     def copies(self, count: int) -> Sequence[Callable[[], Any]]:
         """Return copies of the call; only the call itself for an op that writes to its arguments, as only saved

@@ -18,15 +18,15 @@ from opreplay.replay.ir.call_tree import names_below
 from opreplay.replay.ir.model import RecordedKernel
 
 EVENT_ROUNDS, EVENT_CALLS = 5, 200
-"""Of the call whose events are counted: the least of so many rounds, since all that disturbs adds time."""
+"""The child-op overhead is the minimum over this many rounds, since all disturbances add time."""
 MAX_BELOW = 512
-"""Ops below the profiled one that are told at most."""
+"""Most nested ops that are reported."""
 
 
 def profiled(*, device: str = "cpu", record_shapes: bool = False, memory: bool = False) -> profile:
-    """Torch's profiler as a context, of the host and of a device that is `cuda`.
+    """Return torch's profiler as a context manager, for the host and, with `cuda`, the device.
 
-    It is the one that torch.profiler wraps: the wrapper imports torch._inductor first, 1.7 s of processor time.
+    It is the class that torch.profiler wraps: the wrapper imports torch._inductor, 1.7 s of CPU time.
     """
     use_device = "cuda" if device == "cuda" else None
     return profile(use_kineto=True, use_device=use_device, record_shapes=record_shapes, profile_memory=memory)

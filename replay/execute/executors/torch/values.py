@@ -27,18 +27,19 @@ TOLERANCE: dict[torch.dtype, float] = {
     torch.int8: 1.0,
     torch.uint8: 1.0,
 }
-"""Element type → what an element may differ by: a share of itself plus the same share of the root mean square: some
-ten times the rounding of a 16-bit type and a thousand times that of longer ones, since sums may be taken in another
-order; of 8-bit integers, which quantised values are, one step. Other integers and bools must be the same."""
+"""Element type → tolerance, relative to the element plus the root mean square.
+
+It is about ten times the rounding of 16-bit types and a thousand times that of longer ones, since sums may be
+reordered; one step for 8-bit (quantised) integers. Other integers and bools must be equal."""
 EIGHT_BIT_FLOATS = 0.25
-"""The same of float8 types, whose rounding is an eighth."""
+"""Tolerance of float8 types, which round to an eighth."""
 
 
 class Verdict(NamedTuple):
     """The outcome of a comparison."""
 
     differs: str
-    """Where the first difference is; "" where there is none."""
+    """Position of the first difference, "" if none."""
     results: int
 
 

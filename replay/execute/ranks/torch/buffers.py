@@ -13,24 +13,24 @@ from opreplay.replay.collectives.model import REDUCING
 from opreplay.traces.dtypes import ITEMSIZE_BYTES
 
 CHUNK = 1 << 20
-"""Elements that are filled or checked at a time, so that checking needs no memory of its own."""
+"""Elements filled or checked at a time, to limit memory."""
 LARGEST_SUM = 100
-"""Sums of all ranks stay below it: exact in bfloat16 and in 8 bits."""
+"""Sums over all ranks stay below it, exact in bfloat16 and 8 bits."""
 PERIOD = 251
-"""Of the pattern along the elements, a prime: a part in a wrong place is seen."""
+"""Period of the pattern along the elements: a prime, so that a misplaced part is detected."""
 REDUCED_AS = {1: "uint8", 2: "float16", 4: "float32", 8: "int64", 16: "complex64"}
-"""Bytes of an element → dtype in which such elements are reduced where the back-end does not know their own."""
+"""Bytes per element → dtype for reductions if the back-end does not support the element's own dtype."""
 MOVED_AS = {1: "uint8", 2: "float16", 4: "float32", 8: "float64", 16: "complex64"}
 KNOWN = {
     "gloo": frozenset({"float32", "float64", "float16", "bfloat16", "int8", "uint8", "int32", "int64"}),
     "nccl": frozenset({"float32", "float64", "float16", "bfloat16", "int8", "uint8", "int32", "int64"}),
     "hccl": frozenset({"float32", "float64", "float16", "bfloat16", "int8", "uint8", "int16", "int32", "int64"}),
 }
-"""Back-end → dtypes that it moves and reduces."""
+"""Back-end → supported dtypes."""
 
 
 Issue = Callable[[bool], Any]
-"""Starts a collective: asynchronously, then it gives the work to wait for, or until it is done."""
+"""Starts a collective; returns the work to wait for if asynchronous, otherwise waits."""
 
 
 def carried_as(dtype: str, backend: str, *, reduces: bool) -> str:
@@ -52,7 +52,7 @@ class Buffers:
         dtype = carried_as(share.dtype, backend, reduces=share.kind in REDUCING)
         self.dtype: torch.dtype = getattr(torch, dtype)
         self.assumed = "" if dtype == share.dtype else f"moved as {dtype}: {backend} does not know {share.dtype}"
-        """What differs in the call."""
+        """Differences from the recorded call."""
         self.n = len(share.members)
         self._modulus = max(1, min(17, LARGEST_SUM // self.n))
         kind = share.kind

@@ -28,9 +28,9 @@ from opreplay.replay.ir.sizes import readable
 from opreplay.replay.results import stats
 
 MOST_STAMPS = 20_000
-"""Times of collectives that are kept; a step of many has fewer passes."""
+"""Most stored times of collectives; a step with many collectives gets fewer passes."""
 Span = tuple[int, int]
-"""From when until when, on the monotonic clock."""
+"""(start, end) on the monotonic clock."""
 Groups = Mapping[tuple[int, ...], Any]
 
 
@@ -79,7 +79,7 @@ def run_step(
 
 
 class Raised(Exception):
-    """A call that had run before raised, on this or another rank: the times are those of fewer calls."""
+    """A call raised, on this or another rank, although it had run before."""
 
     def __init__(self, errors: Mapping[int, Exception]) -> None:
         """`errors` are by index of the op in the task; empty if another rank's calls raised."""
@@ -95,7 +95,7 @@ class _Flight:
     def __init__(self) -> None:
         self.asked_ns = self.issue_ns = self.ended_ns = 0
         self.left = 0
-        """Works of it whose end is still to be told."""
+        """Its works that have not ended yet."""
         self.work: Any = None
         self.buffers: Buffers | None = None
 
@@ -132,12 +132,12 @@ class StepCollectives:
         self._checking = False
         self._wrong: dict[int, str] = {}
         self.waits: list[Span] = []
-        """Of the last pass: when a call waited for one, in order."""
+        """(start, end) of each wait for a collective in the last pass, in order."""
         self._unseen: set[int] = set()
         self._times: dict[int, tuple[list[float], list[int], list[int], list[float]]] = {
             call.op: ([], [], [], []) for call in calls
         }
-        """By op: µs that it was on, when it was asked for and had ended, µs until the call returned."""
+        """Op → (microseconds in flight, starts, ends, microseconds until the call returned), one entry per call."""
 
     def __call__(self, place: int) -> None:
         """Issue and await the collectives that are due before the call at this place."""

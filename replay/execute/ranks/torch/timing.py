@@ -18,12 +18,12 @@ from opreplay.replay.execute.options import MeasureOptions
 from opreplay.replay.execute.ranks.torch.buffers import Buffers
 
 SAMPLE_US = 2000.0
-"""Length aimed at for one sample."""
+"""Target length of a sample."""
 MOST_CALLS = 1000
 STAMPED = 16
-"""Calls of which each rank notes when it came and when it was done."""
+"""Calls whose start and end each rank records."""
 OVERRUN = 3.0
-"""Times `op_time_s` that slow collectives may take for the least number of samples."""
+"""Slow collectives may take this many times `op_time_s` for the minimum number of samples."""
 
 
 def measured(buffers: Buffers, options: MeasureOptions, wait: Callable[[], None], reply: RankReply) -> RankReply:

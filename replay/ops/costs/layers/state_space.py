@@ -60,6 +60,14 @@ def delta_rule(op: OpView) -> Iterable[KernelCall]:
     return [kernel("FlashAttentionScore", operands, [out], pairs=float(pairs), **attrs)]
 
 
+def delta_gates(op: OpView) -> Iterable[KernelCall]:
+    """Return one pass over a and b (tokens, heads), which writes log decays in float32 and write strengths."""
+    a, b = op.need("a", rank=1), op.need("b", rank=1)
+    op.note("costed as a softplus: the kernel was never measured")
+    gates = op.outputs(spec(a.shape, "float32"), spec(b.shape, b.dtype))
+    return [kernel("SoftplusV2", [op.packed(meta) for meta in op.tensors], gates)]
+
+
 def mixed_streams(op: OpView) -> Iterable[KernelCall]:
     """Hyper-connections: mix streams (..., n, D) into one, or spread one over them; one pass per tensor."""
     x = op.widest(rank=2)

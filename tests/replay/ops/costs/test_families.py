@@ -623,3 +623,26 @@ def test_a_whole_layer_multiplies_all_its_weights() -> None:
     layer = lower(op("aten::_transformer_encoder_layer_fwd", src=meta(4, 128, width), num_heads=8, **weights, **half))
     assert macs(layer.kernels) == rows * (4 * width * width + 2 * width * inner)
     assert [call.type for call in layer.kernels].count("FlashAttentionScore") == 1
+
+
+def test_delta_gates_are_one_pass_that_writes_float32_decays() -> None:
+    rows, heads = meta(64, 32), meta(32)
+    (call,) = lower(op("_C_ascend::npu_fused_gdn_gating", A_log=heads, a=rows, b=rows, dt_bias=heads)).kernels
+    assert [tensor and tensor.shape for tensor in call.inputs] == [(32,), (64, 32), (64, 32), (32,)]
+    assert [tensor and tensor.dtype for tensor in call.outputs] == ["float32", "bfloat16"]
+
+
+@pytest.mark.parametrize(
+    ("name", "rows", "moved"),
+    [
+        ("npu_mm_all_reduce_base", 32, ("hcom_allReduce_", (32, 16), (32, 16))),
+        ("npu_all_gather_base_mm", 4 * 32, ("hcom_allGather_", (32, 64), (128, 64))),
+        ("npu_mm_reduce_scatter_base", 32, ("hcom_reduceScatter_", (32, 16), (8, 16))),
+    ],
+)
+def test_a_product_with_a_collective_has_the_time_of_both(name: str, rows: int, moved: tuple[object, ...]) -> None:
+    made = lower(op(f"npu::{name}", x1=meta(32, 64), x2=meta(64, 16), world_size=4))
+    assert made.assumed
+    assert macs(tuple(call for call in made.kernels if call.type == "MatMulV3")) == rows * 64 * 16
+    (call,) = (call for call in made.kernels if call.type != "MatMulV3")
+    assert (call.type, *(tensor.shape for tensor in (*call.inputs, *call.outputs) if tensor)) == moved

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 Values = Mapping[str, Any]
-"""Arguments of a call, by name."""
+"""Arguments of a call by name; arguments with default values may be missing, see `of`."""
 FP8 = 448.0
 """Largest finite number of float8 e4m3fn."""
 

@@ -51,7 +51,7 @@ FORMS = {
     "op, resolved or not": ("replay/ir", "class ReplayOp"),
     "argument of an op": ("replay/ir", "class ReplayArg"),
     "match": ("replay/resolve", "class Match"),
-    "arguments that a guess knows": ("replay/resolve/guess", "Known = Mapping"),
+    "arguments by name": ("replay/ir", r"class Call\("),
     "view for costs": ("replay/ops", "class OpView"),
     "view for captured steps": ("replay/capture/step.py", "class Call"),
     "kernel": ("replay/ir", "class KernelCall"),

@@ -24,7 +24,7 @@ from typing import Any
 
 from opreplay.replay.ir.advice import Advice
 from opreplay.replay.timeline.advice import advise
-from opreplay.replay.timeline.timeline import timeline
+from opreplay.replay.timeline.timeline import timeline, with_other_steps
 from opreplay.traces import read_trace
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # a script finds only its own folder
@@ -301,7 +301,8 @@ def outcome(kind: str, seed: int, folder: Path) -> Outcome:
     path = folder / "trace.json"
     properties = [{"id": 0, "name": DEVICE}]
     path.write_text(json.dumps({"schemaVersion": 1, "deviceProperties": properties, "traceEvents": machine.events}))
-    found = advise(timeline(read_trace(path, activity=True), others=True))
+    trace = read_trace(path, activity=True)
+    found = advise(with_other_steps(trace, timeline(trace)))
     items = found.items
     return Outcome(
         kind=kind,

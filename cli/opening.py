@@ -71,8 +71,7 @@ def open_trace(
         inputs.open_trace(
             text,
             limits=limited,
-            kernel_details=kernel_details,
-            capture=capture,
+            named=inputs.Named(kernel_details=kernel_details, capture=capture),
             process=process,
             progress=ReadProgress,
             activity=activity,

@@ -45,6 +45,7 @@ def table_of(record: type) -> str:
     rows = [
         f"| `{name}` | `{type_text(kind, sys.modules[record.__module__])}` | {text} |"
         for name, kind, text in fields_of(record)
+        if "UnsetType" not in kind  # in no file
     ]
     return "\n".join(
         [f"**{record.__name__}**: {record.__doc__}", "", "| key | type | meaning |", "|---|---|---|", *rows]

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from opreplay.cli.exit_codes import ExitCode
     from opreplay.replay.capture.serving.form import Fused
     from opreplay.replay.capture.serving.quantised import Weights
-    from opreplay.replay.ir.captured import LikeDevice, Via
+    from opreplay.replay.ir.captured import CaptureOptions, LikeDevice, Via
     from opreplay.replay.report.view import View
 
 
@@ -203,15 +203,17 @@ def command(
         "mla": mla,
     }
     shape = {name: value for name, value in shape.items() if value is not None}
-    options: dict[str, Any] = {
-        "via": via,
-        "decompose": decompose,
-        "real": real,
-        "seed": seed,
-        "world_size": world_size,
-        "rank": rank,
-        "device": device,
-    }
+    from opreplay.replay.ir.captured import CaptureOptions
+
+    options = CaptureOptions(
+        via=via,
+        decompose=decompose,
+        real=real,
+        seed=seed,
+        world_size=world_size,
+        rank=rank,
+        device=device,
+    )
     if vary:
         refuse_given(("check",), "{} is of one plan", "Leave --vary out.")
         refuse_given(("trust",), "{} is for FILE.pt2, which has no sizes to vary")
@@ -222,7 +224,7 @@ def command(
         from opreplay.cli.outputs import check_outputs, write_view
 
         check_outputs(outputs, TABLES, force=force)
-        view = _vary(target, shape, wanted, soc, cluster, fused, weights, **options)
+        view = _vary(target, shape, wanted, soc, cluster, fused, weights, options)
         write_view(view, outputs, force=force)
         console.show_view(view, format_)
         return ExitCode.OK
@@ -245,7 +247,7 @@ def command(
     from opreplay.replay.report.step import captured
 
     named = target_of(target, shape, trust=trust)
-    plan = capture_target(named, **options)
+    plan = capture_target(named, options)
     check_result = check_made(named.make, plan, seed=seed, device=device) if check else None
     if fused is not None or weights is not None:
         plan = as_served(plan, fused, weights)
@@ -267,9 +269,9 @@ def _vary(
     cluster: str | None,
     fused: Fused | None,
     weights: Weights | None,
-    **options: Any,
+    options: CaptureOptions,
 ) -> View:
-    """Return the table of --vary; `options` are those of `capture_target`."""
+    """Return the table of --vary."""
     from opreplay.cli.terminal.progress import SizesProgress
     from opreplay.replay.ascend.simulate.devices import load_socs
 
@@ -284,7 +286,7 @@ def _vary(
     form = partial(as_served, fused=fused, weights=weights)
     with SizesProgress() as tell:
         if target.startswith(PREFIX):
-            steps = vary_config(target, shape, sizes, devices, form, weights=weights, tell=tell, **options)
+            steps = vary_config(target, shape, sizes, devices, form, weights=weights, tell=tell, options=options)
         else:
-            steps = vary_file(target, shape, sizes, devices, form, tell=tell, **options)
+            steps = vary_file(target, shape, sizes, devices, form, tell=tell, options=options)
     return served.view(steps) if isinstance(steps, ServedSteps) else sized.view(steps)

@@ -227,12 +227,12 @@ def _step(
     from opreplay.cli.opening import busiest_of, open_trace
     from opreplay.replay.report.page import of_timeline
     from opreplay.replay.report.step.tracks import processes
-    from opreplay.replay.timeline.timeline import timeline
+    from opreplay.replay.timeline.timeline import timeline, with_other_steps
 
     trace = open_trace(text, limit, process=process, kernel_details=kernel_details, activity=True)
     trace = busiest_of(trace)
     plan, contents = _planned(trace, asked["devices"])
-    study = timeline(trace, plan=plan, contents=contents, others=True, **asked)
+    study = with_other_steps(trace, timeline(trace, plan=plan, contents=contents, **asked))
     if advise:
         view = of_timeline.view_of_advice(study, everything=everything)
     else:

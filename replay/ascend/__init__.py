@@ -8,13 +8,12 @@ from opreplay.replay.ascend.lowering import Lowering, lower
 from opreplay.replay.ascend.measured.kernel_tables import read_kernel_table
 from opreplay.replay.ascend.profile import DeviceProfile
 from opreplay.replay.ascend.simulate.op import Explanation, explain_op, is_predicted, simulate_op
-from opreplay.replay.ir.kernel import KernelCall, KernelPrediction, TensorSpec
+from opreplay.replay.ir.kernel import KernelCall, TensorSpec
 
 __all__ = [
     "DeviceProfile",
     "Explanation",
     "KernelCall",
-    "KernelPrediction",
     "Lowering",
     "Predictor",
     "TensorSpec",

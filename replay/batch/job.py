@@ -16,7 +16,6 @@ from opreplay.replay.batch.ranks import rank_at_start, rank_in_name
 from opreplay.replay.batch.reading import BatchFile, HowToRead, Unreadable, decoded, find_files, read_plans
 from opreplay.replay.ir.model import ReplayOp, ReplayPlan
 from opreplay.replay.job.job import Job
-from opreplay.replay.plan.selection import Selection
 from opreplay.replay.results.records import JobResult, OpResult, TraceResult
 from opreplay.traces import Limits
 from opreplay.traces.errors import TraceError, UsageError
@@ -64,13 +63,10 @@ class Traces:
         self._files, self.how = find_and_pair(
             patterns,
             donors,
-            job.selection,
-            device=job.settings.device,
+            job,
             limits=limits,
-            plugins=job.settings.plugins,
-            children=job.settings.check_kernels,
-            tell=self._tell,
             process=process,
+            tell=self._tell,
         )
 
     def make_plan(self, job: Job) -> ReplayPlan:
@@ -108,14 +104,11 @@ class Traces:
 def find_and_pair(
     patterns: Sequence[str],
     donors: Sequence[str],
-    selection: Selection,
+    job: Job,
     *,
-    device: str,
     limits: Limits,
-    plugins: Sequence[str],
-    children: bool,
+    process: str | None,
     tell: Tell,
-    process: str | None = None,
 ) -> tuple[list[BatchFile], HowToRead]:
     """Return the files to read and how to read them; an ExecutionTrace that is paired with a trace is not read as a
     trace.
@@ -128,12 +121,12 @@ def find_and_pair(
     read = [file.path for file in files if not file.left_out]
     pairs = _paired(read, list(donor_paths.values()), tell) if donors else {}
     return files, HowToRead(
-        selection=selection,
-        device=device,
+        selection=job.selection,
+        device=job.settings.device,
         limits=limits,
-        plugins=tuple(plugins),
+        plugins=tuple(job.settings.plugins),
         execution_traces=pairs,
-        children=children,
+        children=job.settings.check_kernels,
         process=process,
         timed=len(list(islice((file for file in read if rank_at_start(file) is not None), 2))) == 2,
     )

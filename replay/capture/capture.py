@@ -11,11 +11,13 @@ import msgspec
 
 from opreplay.replay.capture.ranks import fake_ranks
 from opreplay.replay.capture.record import Make, plan_of_recording, record
-from opreplay.replay.capture.step import Call, Step, step_of
+from opreplay.replay.capture.step import Step, called_step, step_of
 from opreplay.replay.capture.target import Target
-from opreplay.replay.ir.captured import Check, LikeDevice, Via
+from opreplay.replay.ir.captured import CaptureOptions, Check, LikeDevice, Via
 from opreplay.replay.ir.model import ReplayPlan
 from opreplay.traces.errors import UsageError
+
+DEFAULTS = CaptureOptions()
 
 
 def capture(
@@ -51,73 +53,53 @@ def capture(
 
     Raises UsageError, with the user's line, for a step that cannot be captured.
     """
-    options = {name: value for name, value in {"optimizer": optimizer, "loss": loss}.items() if value is not None}
-    arguments: Any = args if not kwargs else Call(args=args, kwargs=kwargs)
+    training = {name: value for name, value in {"optimizer": optimizer, "loss": loss}.items() if value is not None}
     source = getattr(step, "__name__", type(step).__name__)
-    description = (step, arguments, options) if options else (step, arguments)
-    return capture_made(
-        lambda: description, source=source, via=via, real=real, world_size=world_size, rank=rank, device=device
-    )
+    options = CaptureOptions(via=via, real=real, world_size=world_size, rank=rank, device=device)
+    return capture_made(lambda: called_step(step, args, kwargs, training), source=source, options=options)
 
 
 def capture_made(
     make: Callable[[], Any],
     *,
     source: str,
-    via: Via = "dispatch",
-    decompose: bool = False,
-    real: bool = False,
-    seed: int = 0,
-    world_size: int | None = None,
-    rank: int = 0,
+    options: CaptureOptions = DEFAULTS,
     notes: tuple[str, ...] = (),
-    device: LikeDevice = "cpu",
 ) -> ReplayPlan:
-    """Return the plan of the step from `make()`, which is called with fake tensors enabled; `seed` is for real tensors.
+    """Return the plan of the step from `make()`, which is called with fake tensors enabled.
 
     `notes` are the assumptions made. Raises UsageError.
     """
+    world_size, rank, via = options.world_size, options.rank, options.via
     job: dict[str, Any] = {} if world_size is None else {"world_size": world_size, "rank": rank}
-    if decompose and via != "export":
+    if options.decompose and via != "export":
         raise UsageError("decompose needs graphs of torch.export", hint="Add --via export.")
-    real = real or via == "compile"
+    real = options.real or via == "compile"
     with _job(world_size, rank):
-        recording = record(step_maker(make), real=real, seed=seed, via=via, decompose=decompose, device=device)
+        recording = record(
+            step_maker(make),
+            real=real,
+            seed=options.seed,
+            via=via,
+            decompose=options.decompose,
+            device=options.device,
+        )
         return plan_of_recording(recording, source=source, via=via, real=real, notes=notes, **job)
 
 
-def capture_target(
-    target: Target,
-    *,
-    via: Via = "dispatch",
-    decompose: bool = False,
-    real: bool = False,
-    seed: int = 0,
-    world_size: int | None = None,
-    rank: int = 0,
-    device: LikeDevice = "cpu",
-) -> ReplayPlan:
+def capture_target(target: Target, options: CaptureOptions = DEFAULTS) -> ReplayPlan:
     """Return the plan of the command line's target. Raises UsageError if the ranks differ from those of the target's
     splits.
     """
-    if target.world_size is not None and world_size not in (None, target.world_size):
+    if target.world_size is not None and options.world_size not in (None, target.world_size):
         raise UsageError(
-            f"world_size is {world_size}, but the model is split over {target.world_size} ranks",
+            f"world_size is {options.world_size}, but the model is split over {target.world_size} ranks",
             hint="Remove --set world_size.",
         )
-    ranks = target.world_size or world_size
-    plan = capture_made(
-        target.make,
-        source=target.source,
-        via=target.via or via,
-        decompose=decompose,
-        real=real,
-        seed=seed,
-        world_size=ranks,
-        rank=rank,
-        notes=target.notes,
-        device=device,
+    options = msgspec.structs.replace(
+        options, via=target.via or options.via, world_size=target.world_size or options.world_size
     )
+    plan = capture_made(target.make, source=target.source, options=options, notes=target.notes)
     if not target.of_config or plan.capture is None:
         return plan
     return msgspec.structs.replace(plan, capture=msgspec.structs.replace(plan.capture, fused=False))

@@ -19,14 +19,6 @@ _FORM = (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Call:
-    """Positional and named arguments together."""
-
-    args: tuple[Any, ...]
-    kwargs: Mapping[str, Any]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Step:
     """A function with its arguments, to be run once."""
 
@@ -54,7 +46,18 @@ def step_of(description: Any) -> Step:
         raise UsageError(
             f"make() returned unknown options: {unknown}", hint=f"Options are {', '.join(sorted(OPTIONS))}."
         )
-    args, kwargs = arguments_of(arguments)
+    return called_step(call, *arguments_of(arguments), options)
+
+
+def called_step(
+    call: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], options: Mapping[str, Any]
+) -> Step:
+    """Return the step that calls a function or module; with an optimizer or a loss in `options`, it trains the module.
+
+    Raises UsageError for what cannot be called, and for options without a module.
+    """
+    if not callable(call):
+        raise UsageError(f"{_shown(call)} is not a step", hint=_FORM)
     inputs = (args, kwargs) if args and kwargs else kwargs or args
     root = call if isinstance(call, torch.nn.Module) else None
     if options and root is None:
@@ -83,8 +86,6 @@ def step_of(description: Any) -> Step:
 
 def arguments_of(arguments: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Return positional and named arguments."""
-    if isinstance(arguments, Call):
-        return arguments.args, dict(arguments.kwargs)
     if isinstance(arguments, Mapping):
         return (), {str(name): value for name, value in arguments.items()}
     return (

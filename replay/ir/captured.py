@@ -12,6 +12,23 @@ from opreplay.traces.model import TensorMeta
 Via = Literal["dispatch", "export", "compile"]
 LikeDevice = Literal["cpu", "cuda", "npu"]
 """Whose defaults torch takes while a step is captured."""
+
+
+class CaptureOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """How a step is captured."""
+
+    via: Via = "dispatch"
+    decompose: bool = False
+    """Whether a graph of torch.export is decomposed."""
+    real: bool = False
+    """Whether it runs on real tensors."""
+    seed: int = 0
+    """Of real tensors."""
+    world_size: int | None = None
+    rank: int = 0
+    device: LikeDevice = "cpu"
+
+
 StepPhase = Literal["forward", "backward", "optimizer"]
 Kind = Literal["parameter", "buffer", "gradient", "optimizer state", "input", "constant", "activation"]
 """What a storage holds; "constant": neither module nor caller own it, "activation": a call made it."""

@@ -1,5 +1,5 @@
 # pyright: strict
-"""A CANN kernel call with its shapes, dtypes and formats, its prediction, and shared size helpers."""
+"""A CANN kernel call with its shapes, dtypes and formats, and shared size helpers."""
 
 from __future__ import annotations
 
@@ -33,32 +33,6 @@ class KernelCall(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     attrs: dict[str, int | float | bool | str | tuple[int, ...]] = {}
     """What shapes do not tell: "transpose_a", "causal", "dims", "context_lens", "world_size", ..."""
     count: int = 1
-
-
-class KernelPrediction(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """The cost of one kernel call on one device, in microseconds."""
-
-    time_us: float
-    bound: Bound
-    terms_us: dict[str, float]
-    """Parts of the time by name: "launch", "cube", "vector", "hbm", "l2", "fixpipe", ..."""
-    confidence: Confidence
-    low_us: float
-    high_us: float
-    """80 % band."""
-    evidence: Evidence = "its form"
-    """What is known of its kernel type on the device."""
-    work: WorkKind = "streaming"
-    nearby_factor: float = 1.0
-    """What kernels measured nearby on the same SoC made of the time; the terms have it in them."""
-    extrapolated: bool = False
-    """Sizes, dtype or layout lie far outside what was measured of its family: the band is wide."""
-    slow_path: str = ""
-    """What slow path of the library it takes, where one is known."""
-    state: State = "network"
-    """What the caches are taken to hold when it starts."""
-    algorithm: str = ""
-    """Of a collective: how it runs on the links."""
 
 
 HALF = frozenset({"float16", "bfloat16"})

@@ -16,11 +16,12 @@ from typing import Any, TypeVar
 
 from opreplay.replay.ascend.profile import DeviceProfile
 from opreplay.replay.ascend.simulate.step import Step, inversions
-from opreplay.replay.capture.capture import capture_target
+from opreplay.replay.capture.capture import DEFAULTS, capture_target
 from opreplay.replay.capture.config_file import PREFIX
 from opreplay.replay.capture.from_config import Shape, has_context
 from opreplay.replay.capture.sizes import check_sizes
 from opreplay.replay.capture.target import target_of
+from opreplay.replay.ir.captured import CaptureOptions
 from opreplay.replay.ir.model import ReplayPlan
 from opreplay.replay.job.job import Job
 from opreplay.replay.job.settings import Settings
@@ -48,18 +49,18 @@ def vary_config(
     *,
     weights: str | None = None,
     tell: Tell = untold,
-    **options: Any,
+    options: CaptureOptions = DEFAULTS,
 ) -> ServedSteps | SizedSteps:
     """Predict a config's model on each device in each size.
 
     `form`: per token, or per step for a model that reads no text. `shape`: the other fields of `from_config.Shape`.
-    `weights`: their quantisation. `options`: see `capture_target`. Raises UsageError for sizes not in `VARIED`, and for
+    `weights`: their quantisation. Raises UsageError for sizes not in `VARIED`, and for
     a size that `shape` already sets.
     """
     check_sizes(target, shape, sizes)
 
     def captured(fields: dict[str, Any]) -> ReplayPlan:
-        return form(capture_target(target_of(target, fields), **options))
+        return form(capture_target(target_of(target, fields), options))
 
     def rows_of(fields: dict[str, Any], plan: ReplayPlan, steps: list[Step]) -> list[ServedStep]:
         wanted = Shape(**fields)
@@ -106,11 +107,11 @@ def vary_file(
     form: Callable[[ReplayPlan], ReplayPlan],
     *,
     tell: Tell = untold,
-    **options: Any,
+    options: CaptureOptions = DEFAULTS,
 ) -> SizedSteps:
     """Predict the step of "FILE.py:make" on each device; `make` is called with each combination of sizes.
 
-    `options`: see `capture_target`. Raises UsageError for sizes that the function does not accept, and what `target_of`
+    Raises UsageError for sizes that the function does not accept, and what `target_of`
     raises.
     """
     named = target_of(target, shape)
@@ -123,7 +124,7 @@ def vary_file(
         raise UsageError(f"--vary: {named.source}: {error}", hint=hint) from error
 
     def captured(chosen: dict[str, int]) -> ReplayPlan:
-        return form(capture_target(replace(named, make=partial(named.make, **chosen)), **options))
+        return form(capture_target(replace(named, make=partial(named.make, **chosen)), options))
 
     wanted = {_name(chosen): chosen for chosen in _combined(sizes)}
     rows, notes = _rows(wanted, captured, lambda chosen, plan, steps: sized(plan, steps, chosen), devices, tell)

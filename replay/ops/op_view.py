@@ -8,6 +8,7 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from math import isfinite, prod
 from typing import Any, cast
 
+from opreplay.replay.ir.call import Call
 from opreplay.replay.ir.kernel import KernelCall, TensorSpec, broadcast, itemsize
 from opreplay.replay.ir.model import ReplayArg, ReplayOp
 from opreplay.replay.ops.work.contents import Contents
@@ -110,7 +111,7 @@ class OpView:
         self._by_order = by_order and bool(op.args) and all(_UNNAMED.fullmatch(arg.name) for arg in op.args)
         self.contents = contents
         """What the arguments' values amount to, where known."""
-        self.args: dict[str, ReplayArg] = {arg.name: arg for arg in op.args}
+        self.args = Call({arg.name: arg for arg in op.args})
         self.prologue: list[KernelCall] = []
         self.notes: list[str] = []
         self.placed: dict[str, int] = {}
@@ -173,11 +174,7 @@ class OpView:
     def value(self, *names: str) -> object:
         """Return the value of the first of these arguments that is present, or None."""
         self._take(names, tensor=False)
-        for name in names:
-            arg = self.args.get(name)
-            if arg is not None:
-                return arg.value
-        return None
+        return self.args.value(*names)
 
     def _take(self, names: tuple[str, ...], *, tensor: bool) -> None:
         """Assign the first of `names` to the next unnamed argument, if arguments have no names."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 from zipfile import is_zipfile
 
 import msgspec
@@ -172,25 +172,26 @@ def open_input(
             return _flashinfer_trace(path)
         with Source(path, limits or Limits()) as source:
             return dialect.read(source, Want())
-    return open_trace(
-        path,
-        limits=limits,
-        execution_trace=execution_trace,
-        kernel_details=kernel_details,
-        capture=capture,
-        process=process,
-        progress=progress,
-        activity=activity,
-    )
+    named = Named(execution_trace, kernel_details, capture)
+    return open_trace(path, limits=limits, named=named, process=process, progress=progress, activity=activity)
+
+
+class Named(NamedTuple):
+    """The files that complete a trace, as in `open_input`, where the user named them."""
+
+    execution_trace: str | None = None
+    kernel_details: str | None = None
+    capture: str | None = None
+
+
+NONE_NAMED = Named()
 
 
 def open_trace(
     text: str,
     *,
     limits: Limits | None = None,
-    execution_trace: str | None = None,
-    kernel_details: str | None = None,
-    capture: str | None = None,
+    named: Named = NONE_NAMED,
     process: str | None = None,
     progress: Progress = nullcontext,
     activity: bool = False,
@@ -206,6 +207,7 @@ def open_trace(
     from opreplay.traces.joins.kernel_details import join_kernel_details, with_table_beside
     from opreplay.traces.joins.launch_grids import SMALL, with_launch_grids
 
+    execution_trace, kernel_details, capture = named
     path = the_one_path(text)
     refuse_program(path)
     refuse_plan(path)

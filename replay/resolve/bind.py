@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, cast
 import msgspec
 
 from opreplay.replay.ir import shared_memory as aliasing
+from opreplay.replay.ir.call import Call
 from opreplay.replay.ir.model import Assumption, Reason, ReplayArg, Value
 from opreplay.replay.ir.reasons import IMPOSSIBLE_SHAPE
 from opreplay.replay.ir.recorded_call import CODES, MISSING, RecordedArg
@@ -62,7 +63,7 @@ def bind(
     notes: list[Assumption] = _alignment_notes(match)
     pairs = list(zip(match.spec.args, match.recorded, strict=False))
     _refuse_layouts(pairs)
-    bound: dict[str, ReplayArg] = {}
+    bound = Call()
     for arg, rec in pairs:
         recorded = None if _may_be_a_list(arg, rec, context) else _known(arg, rec)
         if recorded is not None:
@@ -255,7 +256,7 @@ def checking_bounds(arg: ReplayArg, notes: list[Assumption]) -> ReplayArg:
     return msgspec.structs.replace(arg, value=False)
 
 
-def _complete_dtypes(spec: OpSpec, bound: dict[str, ReplayArg], context: Context, notes: list[Assumption]) -> None:
+def _complete_dtypes(spec: OpSpec, bound: Call, context: Context, notes: list[Assumption]) -> None:
     """Fill in dtypes that were not recorded, such as those of a tensor list."""
     # Guesses are many rules, which a plan that is kept needs none of.
     from opreplay.replay.resolve.guess import guess as inference
@@ -287,7 +288,7 @@ def _has_dtypes(arg: ReplayArg) -> bool:
 
 
 def _guessed(
-    arg: ArgSpec, rec: RecordedArg, match: Match, bound: dict[str, ReplayArg], context: Context
+    arg: ArgSpec, rec: RecordedArg, match: Match, bound: Call, context: Context
 ) -> tuple[ReplayArg, str | None]:
     """Return an argument whose value is not in the trace, and the note on it."""
     from opreplay.replay.resolve.guess import guess as inference

@@ -12,7 +12,7 @@ import msgspec
 
 from opreplay.initializers.amounts import Work
 from opreplay.replay.collectives.model import CollectiveFacts
-from opreplay.replay.ir.kernel import Evidence, WorkKind
+from opreplay.replay.ir.kernel import Confidence, Evidence, WorkKind
 from opreplay.replay.ir.model import Assumption, Resolution
 from opreplay.replay.ir.reasons import NOT_GIVEN, Reason, ReasonTotal
 from opreplay.replay.ir.step import StepReport
@@ -39,8 +39,8 @@ L2State = Literal["cold", "loop", "warm", "sequence"]
 benchmarks loop over single calls; its data and its code; what the calls before it leave there."""
 
 
-class Simulated(msgspec.Struct, frozen=True, kw_only=True):
-    """A prediction of one op on one simulated device."""
+class Simulated(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """A prediction of one call of an op, or of one launch of a kernel, on one simulated device."""
 
     time_us: float
     bound: str
@@ -49,7 +49,7 @@ class Simulated(msgspec.Struct, frozen=True, kw_only=True):
     terms_us: dict[str, float]
     kernels: tuple[str, ...]
     """CANN kernel types the op was lowered to."""
-    confidence: Literal["calibrated", "other SoC", "uncalibrated"]
+    confidence: Confidence
     low_us: float
     high_us: float
     """80 % band."""
@@ -77,6 +77,20 @@ class Simulated(msgspec.Struct, frozen=True, kw_only=True):
     measured: Literal["", "call", "op", "family"] = ""
     """The nearest measurement of the user's own (calls of a device file) that the time rests on: of this very call, of
     other calls of the op, of its kernel family; empty where there is none."""
+    slow_path: str | msgspec.UnsetType = msgspec.UNSET
+    """Of a kernel: the slow path of the library that it takes, "" where none is known."""
+    nearby_factor: float | msgspec.UnsetType = msgspec.UNSET
+    """Of a kernel: what kernels measured nearby on the same SoC made of its time."""
+
+    def times(self, factor: float) -> Simulated:
+        """Return the prediction with its time, band and terms multiplied."""
+        return msgspec.structs.replace(
+            self,
+            time_us=self.time_us * factor,
+            low_us=self.low_us * factor,
+            high_us=self.high_us * factor,
+            terms_us={name: us * factor for name, us in self.terms_us.items()},
+        )
 
 
 class NpuKernel(msgspec.Struct, frozen=True, kw_only=True):

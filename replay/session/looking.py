@@ -249,10 +249,10 @@ def _file(results: Results | Path) -> ResultFile:
 
 def _of_step(trace: Trace, how: _How) -> Timeline:
     from opreplay.replay.report.page.of_timeline import view
-    from opreplay.replay.timeline.timeline import timeline
+    from opreplay.replay.timeline.timeline import timeline, with_other_steps
 
     plan, contents = _planned(trace, how.devices)
-    study = timeline(trace, plan=plan, contents=contents, others=True, **how._asdict())
+    study = with_other_steps(trace, timeline(trace, plan=plan, contents=contents, **how._asdict()))
     return Timeline(study.timeline, view(study, everything=True))
 
 

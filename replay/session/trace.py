@@ -13,7 +13,7 @@ from opreplay.replay.execute.options import RunOptions
 from opreplay.replay.ir.model import ReplayPlan
 from opreplay.replay.job.job import Job
 from opreplay.replay.job.settings import Settings
-from opreplay.replay.plan.inputs import names_several, open_input, open_trace
+from opreplay.replay.plan.inputs import Named, names_several, open_input, open_trace
 from opreplay.replay.plan.make import find_ops
 from opreplay.replay.plan.selection import Selection
 from opreplay.replay.plugins import load_plugins, plugin_files
@@ -266,6 +266,5 @@ def recorded_trace(
     paths = paths_of(source)
     if names_several(paths):
         raise UsageError("inspect takes one trace", hint="Name one file of them; `run` and `timeline` take several.")
-    return open_trace(
-        paths[0], limits=limits, process=process, kernel_details=kernel_details, capture=capture, activity=True
-    )
+    named = Named(kernel_details=kernel_details, capture=capture)
+    return open_trace(paths[0], limits=limits, named=named, process=process, activity=True)

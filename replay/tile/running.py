@@ -21,6 +21,7 @@ from opreplay.replay.tile.language.recording import (
     Looked,
     NeedsCube,
     Recording,
+    Skipping,
     Survey,
     Unsteady,
     Unsurveyed,
@@ -185,10 +186,12 @@ def _run_one(
             kind=kind,
             root=bound.program.function.__code__,
             settings=bound.shown_settings,
-            unsteady=frozenset(unsteady),
-            every=every,
-            probing=probing,
-            survey=Survey() if surveying else None,
+            skipping=Skipping(
+                every=every,
+                unsteady=frozenset(unsteady),
+                probing=probing,
+                survey=Survey() if surveying else None,
+            ),
         )
         try:
             _run(bound, core, memories(bound))

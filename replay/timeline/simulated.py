@@ -146,6 +146,23 @@ class Predicted:
     notes: list[str] = field(default_factory=list[str])
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Host:
+    """The host's times of a step that is predicted on a device; None means as recorded."""
+
+    scale: float = 1.0
+    """Factor on all of them."""
+    nodes_us: Floats | None = None
+    """Of each node of the graph."""
+    dispatch_us: Floats | None = None
+    """The part of it that stands for the dispatch of ops that ran on the host."""
+    slices_us: Floats | None = None
+    """Of each slice of the step."""
+
+
+AS_RECORDED = Host()
+
+
 def predict(
     trace: Trace,
     graph: StepGraph,
@@ -154,17 +171,13 @@ def predict(
     *,
     contents: ContentsOf | None = None,
     resident: Mapping[str, Sequence[Held]] | None = None,
-    host_scale: float = 1.0,
-    host_us: Floats | None = None,
-    dispatch_us: Floats | None = None,
-    slices_us: Floats | None = None,
+    host: Host = AS_RECORDED,
     world_size: int | None = None,
 ) -> Predicted:
     """Return the durations of all nodes on `device`.
 
-    `ops` are the plan's by id, `resident` gives the cache contents for them. If ops were offloaded, `host_us` are the
-    nodes' host durations, of which `dispatch_us` is for offloaded ops, and `slices_us` those of the host's slices.
-    Raises NothingRan for a step without device work.
+    `ops` are the plan's by id, `resident` gives the cache contents for them. Raises NothingRan for a step without
+    device work.
     """
     nodes = graph.nodes
     tasks = np.flatnonzero(nodes.name >= 0)
@@ -174,12 +187,11 @@ def predict(
             "with known arguments",
             hint="`opreplay simulate` predicts its ops one by one.",
         )
-    out = Predicted((nodes.dur_us if host_us is None else host_us).copy(), graph.edges.lag_us.copy())
-    out.dispatch_us = None if dispatch_us is None else dispatch_us * host_scale
-    out.slices_us = (graph.slices.dur_us if slices_us is None else slices_us) * host_scale
+    out = Predicted((nodes.dur_us if host.nodes_us is None else host.nodes_us).copy(), graph.edges.lag_us.copy())
+    out.dispatch_us = None if host.dispatch_us is None else host.dispatch_us * host.scale
+    out.slices_us = (graph.slices.dur_us if host.slices_us is None else host.slices_us) * host.scale
     out.recorded_us = float(nodes.dur_us[tasks].sum())
-    host = nodes.kind == HOST
-    out.durations_us[host] *= host_scale
+    out.durations_us[nodes.kind == HOST] *= host.scale
     done = np.zeros(len(nodes), bool)
     predictor = Predictor(device)
     out.contention = Contention.of(len(nodes), device)

@@ -19,9 +19,9 @@ from opreplay.replay.ir.step import (
 from opreplay.replay.timeline.categories import Categories, device_work
 from opreplay.replay.timeline.graph.model import HOST, LAUNCH, STREAM, StepGraph
 from opreplay.replay.timeline.graph.schedule import Schedule, critical_path
+from opreplay.replay.timeline.names import Names
 from opreplay.replay.timeline.paths import PathPart
-from opreplay.traces import Trace
-from opreplay.traces.links.steps import Step, busy_steps, launches_in, steps_of
+from opreplay.traces.links.steps import busy_steps, launches_in, steps_of
 from opreplay.traces.times.clock import coarse_unit_us
 from opreplay.traces.times.doubts import LEAST_SHARE, Doubts, doubts_of
 
@@ -34,9 +34,7 @@ BUSY_SHARE = 0.7
 
 
 def step_report(
-    trace: Trace,
-    chosen: Step,
-    graph: StepGraph,
+    names: Names,
     schedule: Schedule,
     times: Categories,
     path: tuple[PathPart, ...],
@@ -47,7 +45,8 @@ def step_report(
     asked: bool,
 ) -> StepReport:
     """Return the report of a step: its graph, its schedule, what the device did, and the critical path."""
-    nodes = graph.nodes
+    trace, graph = names.trace, names.graph
+    nodes, chosen = graph.nodes, graph.step
     work = device_work(graph) if graph.on_device else nodes.row >= 0
     ends = nodes.start_us + nodes.dur_us
     device_us = float(ends[work].max() - nodes.start_us[work].min()) if work.any() else 0.0

@@ -27,7 +27,7 @@ from opreplay.replay.timeline.names import Names
 from opreplay.replay.timeline.offload import offloaded
 from opreplay.replay.timeline.paths import PathPart, Slack, path_modules, path_parts, slack_of_ops
 from opreplay.replay.timeline.python_time import idle_notes, python_on_path
-from opreplay.replay.timeline.simulated import ContentsOf, Predicted, SocStep, predict, step_on
+from opreplay.replay.timeline.simulated import ContentsOf, Host, Predicted, SocStep, predict, step_on
 from opreplay.replay.timeline.step import HOST_BOUND_SHARE, step_report
 from opreplay.traces import Trace
 from opreplay.traces.errors import NothingRan
@@ -158,14 +158,13 @@ def timeline(
     contents: ContentsOf | None = None,
     host_scale: float = 1.0,
     measured: MeasuredOps | None = None,
-    others: bool = False,
 ) -> Study:
     """Analyse one step of a trace that was read with its activity.
 
     `step` is as in `chosen_step`. `devices` are simulated with the ops of `plan`, which is needed for tasks that no
     kernel table describes; `host_scale` multiplies the host's time there. `measured` has op times of a run, for a step
-    of the host. With `others` the graph is tested on other steps of the trace. Raises TraceError for a missing step,
-    for text that is not a change, and for devices if the step has no device work.
+    of the host. Raises TraceError for a missing step, for text that is not a change, and for devices if the step has no
+    device work.
     """
     trace = with_host_collectives(trace)
     chosen = chosen_step(trace, step)
@@ -192,9 +191,7 @@ def timeline(
         timeline=Timeline(
             source=file_name(trace.info.path),
             step=step_report(
-                trace,
-                chosen,
-                graph,
+                names,
                 schedule,
                 times,
                 tuple(parts),
@@ -207,7 +204,6 @@ def timeline(
             retimed_step_us=schedule.step_us,
             structure_error=error,
             structure_error_typical=typical,
-            other_steps=_on_other_steps(trace, graph) if others else None,
             categories_us=times,
             critical_path=tuple(parts),
             critical_path_modules_us=path_modules(names, by_row),
@@ -236,6 +232,12 @@ def timeline(
         simulated=simulated,
         measured=timed,
     )
+
+
+def with_other_steps(trace: Trace, study: Study) -> Study:
+    """Return the study with its graph tested on other steps of the trace."""
+    other_steps = _on_other_steps(with_host_collectives(trace), study.graph)
+    return msgspec.structs.replace(study, timeline=msgspec.structs.replace(study.timeline, other_steps=other_steps))
 
 
 def step_of(
@@ -284,7 +286,7 @@ def _on_devices(
     caches: list[HeldByOp] | list[None] = [None] * len(devices)
     if devices and plan is not None and plan.sequence is not None:
         caches = held_in_caches(step_kernels(plan.ops, plan.sequence, contents), devices)
-    host_us = dispatch_us = slices_us = None
+    host = Host(scale=host_scale)
     if devices and not graph.on_device:
         trace, host_by_row = offloaded(trace, ops)
         graph = step_graph(trace, graph.step)
@@ -292,21 +294,10 @@ def _on_devices(
         host_us, _ = with_op_times(names, graph, host_by_row)
         slices_us, _ = slices_with_op_times(names, graph, host_by_row)
         without, _ = with_op_times(names, graph, np.where(np.isnan(host_by_row), np.nan, 0.0))
-        dispatch_us = host_us - without
+        host = Host(scale=host_scale, nodes_us=host_us, dispatch_us=host_us - without, slices_us=slices_us)
     out: dict[str, OnDevice] = {}
     for device, resident in zip(devices, caches, strict=True):
-        predicted = predict(
-            trace,
-            graph,
-            device,
-            ops,
-            contents=contents,
-            resident=resident,
-            host_scale=host_scale,
-            host_us=host_us,
-            dispatch_us=dispatch_us,
-            slices_us=slices_us,
-        )
+        predicted = predict(trace, graph, device, ops, contents=contents, resident=resident, host=host)
         step, schedule = step_on(
             trace, graph, names, device, predicted, structure_error=structure_error, host_scale=host_scale
         )

@@ -24,7 +24,7 @@ from opreplay.traces.reading.collect import Collector
 from opreplay.traces.reading.columns import smallest
 from opreplay.traces.reading.decoding import NOT_JSON
 from opreplay.traces.reading.fields import AnyEvent, Column
-from opreplay.traces.reading.scan import Progress, Scanned, Scanner
+from opreplay.traces.reading.scan import Part, Progress, Scanned, Scanner
 from opreplay.traces.reading.source import Source
 
 MIN_PART_BYTES = 128 << 20
@@ -118,7 +118,12 @@ def scan_parallel(
     try:
         with Source(path, limits, stop=cuts[0]) as source:
             scanner = Scanner(
-                source, block_bytes=block_bytes, progress=progress, last=False, columns=columns, arrows=arrows
+                source,
+                block_bytes=block_bytes,
+                progress=progress,
+                part=Part(last=False),
+                columns=columns,
+                arrows=arrows,
             )
             first = scanner.run()
         if not first.complete or not first.collector.events:
@@ -291,9 +296,7 @@ def work(stdin: BinaryIO, stdout: BinaryIO) -> None:
             scanner = Scanner(
                 source,
                 block_bytes=job.block,
-                first=False,
-                last=job.stop is None,
-                layout=job.layout,
+                part=Part(first=False, last=job.stop is None, layout=job.layout),
                 columns=job.columns,
                 arrows=job.arrows,
             )

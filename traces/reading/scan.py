@@ -70,6 +70,21 @@ class Scanned:
     """
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """A part of a file's events; the whole file by default."""
+
+    first: bool = True
+    """It starts with the head."""
+    last: bool = True
+    """It ends with the tail, else just after an event."""
+    layout: str = "object"
+    """Of a part without the head."""
+
+
+WHOLE = Part()
+
+
 class Scanner:
     """Reads one source, or one part of a file's events."""
 
@@ -79,22 +94,18 @@ class Scanner:
         *,
         block_bytes: int = BLOCK_BYTES,
         progress: Progress | None = None,
-        first: bool = True,
-        last: bool = True,
-        layout: str = "object",
+        part: Part = WHOLE,
         columns: frozenset[Column] = frozenset(),
         arrows: bool = True,
         timing: tuple[EventDecoder, Collector] | None = None,
         keep_pairs: bool = False,
     ) -> None:
-        """`first`: the source starts with the head; `last`: it ends with the tail, else just after an event.
-
-        `columns`: what else to keep. `arrows`: keep them all, even where the first kernels have correlation ids.
+        """`columns`: what else to keep. `arrows`: keep them all, even where the first kernels have correlation ids.
         `keep_pairs`: hold all begin and end events and sort them by time.
         `timing`: decoder and tables of the caller's. The compiled half is left out where it does not fill them.
         """
         self.source, self.limits, self.progress = source, source.limits, progress
-        self.first, self.last, self.layout = first, last, layout
+        self.first, self.last, self.layout = part.first, part.last, part.layout
         self.buffer = Buffer(source, block_bytes)
         self.decoder, collector = timing or (EventDecoder(columns), Collector(source.limits, columns))
         self.tally = Tally()

@@ -17,7 +17,8 @@ from opreplay.replay.ascend.cost.slow_paths import is_far, path_of, slow_cycles
 from opreplay.replay.ascend.cost.vector import work_terms
 from opreplay.replay.ascend.cost.vector_work import COUNTERS, SUMS, dtype_factor, summed_alone
 from opreplay.replay.ascend.profile import DeviceProfile, FamilyCost, Rates, SlowPath
-from opreplay.replay.ir.kernel import Bound, Evidence, KernelCall, KernelPrediction, State
+from opreplay.replay.ir.kernel import Bound, Evidence, KernelCall, State
+from opreplay.replay.results.records import Simulated
 
 Terms = Callable[..., dict[str, float]]
 """(call, family, device, resident) -> microseconds by term."""
@@ -309,20 +310,24 @@ MOST_US = 1e15
 """Thirty years: no kernel takes longer."""
 
 
-def _beyond_measure(call: KernelCall, device: DeviceProfile) -> KernelPrediction:
+def _beyond_measure(call: KernelCall, device: DeviceProfile) -> Simulated:
     """Return a prediction for sizes that exceed any memory, for which the formulas give no number: the time of the
     bytes, up to the maximum.
     """
     time_us = float(min(total_bytes(call.inputs) + total_bytes(call.outputs), 10**30)) / device.hbm_bytes_per_s * 1e6
     time_us = min(max(time_us, device.rates.launch_one_us), MOST_US)
     band = device.families["Unknown"].band
-    return KernelPrediction(
+    return Simulated(
         time_us=time_us,
         bound="hbm",
         terms_us={"hbm": time_us},
+        kernels=(call.type,),
         confidence="uncalibrated",
         low_us=time_us / band,
         high_us=time_us * band,
+        evidence="its form",
+        work="streaming",
+        nearby_factor=1.0,
     )
 
 
@@ -357,7 +362,7 @@ def predict_kernel(
     resident: float | None = None,
     state: State = "network",
     loaded: float = 0.0,
-) -> KernelPrediction:
+) -> Simulated:
     """Return the cost of one launch of `call` on `device`, in microseconds; `call.count` is not multiplied in.
 
     `resident` is the share of the kernel's bytes found in L2, if the caller knows it from the preceding kernels; None
@@ -394,10 +399,11 @@ def predict_kernel(
     if extrapolated and RANK[evidence] <= RANK["another SoC"]:
         band = widened(band)  # that of a kernel type which was never measured is as wide as it gets
     above = max(band, MOST_BY_BYTES) if family.name == UNKNOWN else band
-    return KernelPrediction(
+    return Simulated(
         time_us=time_us,
         bound="slow path" if path is not None else BOUNDS.get(longest, "none"),
         terms_us=scaled,
+        kernels=(call.type,),
         confidence=CONFIDENCE[evidence],
         low_us=time_us / band,
         high_us=time_us * above,
@@ -406,6 +412,6 @@ def predict_kernel(
         nearby_factor=near,
         extrapolated=extrapolated,
         slow_path=path.name if path is not None else "",
-        state=state,
+        l2="sequence" if state == "network" else state,
         algorithm=algorithm,
     )

@@ -5,7 +5,8 @@ from __future__ import annotations
 
 from opreplay.replay.ascend.cost.predict import predict_kernel
 from opreplay.replay.ascend.profile import DeviceProfile
-from opreplay.replay.ir.kernel import KernelCall, KernelPrediction, State
+from opreplay.replay.ir.kernel import KernelCall, State
+from opreplay.replay.results.records import Simulated
 
 MAX_CACHED = 200_000
 """Predictions kept; more than that and the cache starts again."""
@@ -21,11 +22,11 @@ class Predictor:
 
     def __init__(self, device: DeviceProfile) -> None:
         self.device = device
-        self._predictions: dict[object, KernelPrediction] = {}
+        self._predictions: dict[object, Simulated] = {}
 
     def __call__(
         self, call: KernelCall, resident: float | None = None, state: State = "network", loaded: float = 0.0
-    ) -> KernelPrediction:
+    ) -> Simulated:
         """Return the cost of one launch; see `predict_kernel`. `resident` and `loaded` are rounded to a hundredth."""
         if resident is not None:
             resident = round(resident, 2)

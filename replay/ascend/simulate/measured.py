@@ -42,9 +42,7 @@ def adjust(simulated: Simulated, estimate: Estimate, device: DeviceProfile) -> t
     time_us = simulated.time_us * own.factor
     is_of_op = own.nearest in ("call", "op")
     return own.factor, msgspec.structs.replace(
-        simulated,
-        time_us=time_us,
-        terms_us={name: us * own.factor for name, us in simulated.terms_us.items()},
+        simulated.times(own.factor),
         low_us=time_us / own.band,
         high_us=time_us * own.band,
         confidence="calibrated" if is_of_op else simulated.confidence,

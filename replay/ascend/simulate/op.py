@@ -31,7 +31,7 @@ from opreplay.replay.ascend.devices.file import REFERENCE, alone, load_device
 from opreplay.replay.ascend.lowering import OPAQUE, Lowering, lower
 from opreplay.replay.ascend.profile import DeviceProfile
 from opreplay.replay.ascend.simulate.measured import adjust, estimate_of
-from opreplay.replay.ir.kernel import Confidence, Evidence, KernelCall, KernelPrediction, State, WorkKind
+from opreplay.replay.ir.kernel import Confidence, Evidence, KernelCall, State, WorkKind
 from opreplay.replay.ir.model import ReplayOp
 from opreplay.replay.ir.sizes import is_impossible, tensors_of
 from opreplay.replay.ops.work.contents import Contents
@@ -41,7 +41,7 @@ from opreplay.traces.errors import OpReplayError, internal_error
 from opreplay.traces.model import MOST_ELEMENTS, tensor_text
 from opreplay.traces.sums import summed
 
-Parts = list[tuple[KernelCall, KernelPrediction]]
+Parts = list[tuple[KernelCall, Simulated]]
 """The kernels of an op, and what each takes."""
 
 
@@ -55,7 +55,7 @@ class KernelExplanation(msgspec.Struct, frozen=True, kw_only=True):
     outputs: tuple[str, ...]
     attrs: dict[str, object]
     count: int
-    prediction: KernelPrediction
+    prediction: Simulated
     samples: int
     """Unique kernels of this family that the device was calibrated on."""
 
@@ -115,7 +115,7 @@ def _combine(parts: Parts, lowering: Lowering, l2: L2State, device: DeviceProfil
     )
 
 
-def _terms_of(call: KernelCall, cost: KernelPrediction, device: DeviceProfile) -> dict[str, float]:
+def _terms_of(call: KernelCall, cost: Simulated, device: DeviceProfile) -> dict[str, float]:
     """Return the microseconds of one call by term; vector pipe time counts as moving if the pipes do nothing else."""
     terms = cost.terms_us
     if "vector" not in terms or not only_moves(family_of(call, device)):
@@ -142,13 +142,14 @@ def _deviation(ratios: list[tuple[float, float]], total_us: float) -> float:
 
 def _weakest(parts: Parts, total_us: float) -> Evidence:
     """Return the weakest evidence among kernels with a significant share of the time."""
-    return weakest(cost.evidence for call, cost in parts if cost.time_us * call.count > EXTRAPOLATED_SHARE * total_us)
+    least_us = EXTRAPOLATED_SHARE * total_us
+    return weakest(cost.evidence for call, cost in parts if cost.evidence and cost.time_us * call.count > least_us)
 
 
 def work_of_parts(parts: Parts) -> WorkKind:
     """Return the kind of work of the kernel that takes longest."""
     longest = max(parts, key=lambda part: part[1].time_us * part[0].count, default=None)
-    return longest[1].work if longest is not None else "streaming"
+    return (longest[1].work if longest is not None else None) or "streaming"
 
 
 def _confidence(evidence: Evidence, lowering: Lowering) -> Confidence:
@@ -167,7 +168,7 @@ def _by(lowering: Lowering) -> By:
 
 def _bound(by_bound: Mapping[str, float], parts: Parts, total: float) -> str:
     """Return what takes most of the time; "slow path" if kernels on slow paths take most of it."""
-    slow = sum(cost.time_us * call.count for call, cost in parts if cost.slow_path)
+    slow = sum(cost.time_us * call.count for call, cost in parts if cost.bound == "slow path")
     if slow > 0.5 * total:
         return "slow path"
     return max(by_bound, key=by_bound.__getitem__) if by_bound else "none"
@@ -312,7 +313,7 @@ def _together(
         return parts, simulated
     families = summed((family_of(call, device).name, cost.time_us * call.count) for call, cost in parts)
     factor, simulated = adjust(simulated, estimate_of(op, families, simulated), device)
-    return [(call, _scaled(cost, factor)) for call, cost in parts], simulated
+    return [(call, cost.times(factor)) for call, cost in parts], simulated
 
 
 def _shipped(
@@ -365,7 +366,7 @@ def _at_least_warm(
     if warm is None or warm[1].time_us <= MOST_BELOW_WARM * simulated.time_us:
         return parts, simulated
     factor = warm[1].time_us / MOST_BELOW_WARM / simulated.time_us
-    return [(call, _scaled(cost, factor)) for call, cost in parts], _times(simulated, factor)
+    return [(call, cost.times(factor)) for call, cost in parts], simulated.times(factor)
 
 
 def started(kernels: Sequence[KernelCall], predict: Predictor, state: State) -> Parts:
@@ -474,9 +475,9 @@ def _corrected(
     for colder in COLDER.get(l2, ()):
         if (other := _uncorrected(op, lowering, device, colder)) is not None:
             most_us = corrected(other, learned.ask(other.traits), device).time_us
-            simulated = _times(simulated, min(1.0, most_us / simulated.time_us))
+            simulated = simulated.times(min(1.0, most_us / simulated.time_us))
     factor = simulated.time_us / bare.simulated.time_us
-    return [(call, _scaled(cost, factor)) for call, cost in bare.parts], simulated
+    return [(call, cost.times(factor)) for call, cost in bare.parts], simulated
 
 
 def corrected(bare: Uncorrected, correction: Correction, device: DeviceProfile) -> Simulated:
@@ -489,22 +490,12 @@ def corrected(bare: Uncorrected, correction: Correction, device: DeviceProfile) 
     if extrapolated and RANK[evidence] <= RANK["another SoC"]:
         band = widened(band)
     return msgspec.structs.replace(
-        _times(simulated, time_us / simulated.time_us),
+        simulated.times(time_us / simulated.time_us),
         low_us=time_us / band,
         high_us=time_us * band,
         evidence=evidence,
         confidence="uncalibrated" if bare.assumed else CONFIDENCE[evidence],
         extrapolated=extrapolated,
-    )
-
-
-def _times(simulated: Simulated, factor: float) -> Simulated:
-    return msgspec.structs.replace(
-        simulated,
-        time_us=simulated.time_us * factor,
-        low_us=simulated.low_us * factor,
-        high_us=simulated.high_us * factor,
-        terms_us={name: us * factor for name, us in simulated.terms_us.items()},
     )
 
 
@@ -566,16 +557,6 @@ def _whole_reads(calls: Sequence[KernelCall], device: DeviceProfile) -> float:
         first_bytes += sum(size for size, distance in reads if distance is None)
         largest_bytes = max(largest_bytes, sum(size for size, _ in reads))
     return max(first_bytes, largest_bytes)
-
-
-def _scaled(cost: KernelPrediction, factor: float) -> KernelPrediction:
-    return msgspec.structs.replace(
-        cost,
-        time_us=cost.time_us * factor,
-        low_us=cost.low_us * factor,
-        high_us=cost.high_us * factor,
-        terms_us={name: us * factor for name, us in cost.terms_us.items()},
-    )
 
 
 def _taken_for(lowering: Lowering, device: DeviceProfile) -> str:

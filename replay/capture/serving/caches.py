@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
 from math import prod
+from typing import NamedTuple
 
 from opreplay.replay.capture.serving.fused import Call, Fusion, Graph, Kernel, New, Tensor, dense, made_by, seen_as
 from opreplay.traces.model import contiguous_strides
@@ -24,6 +25,14 @@ _MOVED_UP = made_by(
 """A full window without its oldest token and with a new one."""
 
 
+class Writes(NamedTuple):
+    """Rows of keys and of values, the caches that they are written to, and the results of these writes."""
+
+    rows: Sequence[Tensor]
+    tables: Sequence[Tensor]
+    written: Sequence[Tensor]
+
+
 def static_cache(graph: Graph, call: Call) -> Fusion | None:
     """Match keys and values written to caches of fixed size at the same positions."""
     if call.name != "aten::index_copy_" or call.values["dim"] != POSITIONS or len(call.values["self"].shape) != 4:
@@ -34,16 +43,16 @@ def static_cache(graph: Graph, call: Call) -> Fusion | None:
         return None
     rows = [each.values["source"] for each in (first, call)]
     tables = [each.values["self"] for each in (first, call)]
-    written = [first.results[0], call.results[0]]
+    writes = Writes(rows, tables, [first.results[0], call.results[0]])
     numbered = graph.maker(index, _ADD)
     if numbered is None or len(set(graph.readers(index))) != 2:
-        return _writing(graph, None, rows, tables, written, calls={first, call}, at=index)
+        return _writing(graph, None, writes, calls={first, call}, at=index)
     numbers, count = graph.maker(numbered.values["self"], "aten::arange"), numbered.values["other"]
     counters = {each for each in graph.readers(count) if each.name == _COUNT} if isinstance(count, Tensor) else set()
     numbering = {numbered, *([] if numbers is None else [numbers])}
     key = "counted", index.shape, tables[0].shape
     return _writing(
-        graph, key, rows, tables, written, calls={first, call, *counters}, at=index, numbering=numbering,
+        graph, key, writes, calls={first, call, *counters}, at=index, numbering=numbering,
         counts=[each.results[0] for each in counters],
     )  # fmt: skip
 
@@ -64,9 +73,9 @@ def full_window(graph: Graph, call: Call) -> Fusion | None:
             rows = [_whole(*both) for both in zip(values, tables, strict=True)]
             if rows[0] is None or rows[1] is None:
                 continue
-            written = [stored.results[0], call.results[0]]
+            writes = Writes([rows[0], rows[1]], tables, [stored.results[0], call.results[0]])
             calls = {*others.values(), *parts.values()}
-            return _writing(graph, ("oldest", tables[0].shape), [rows[0], rows[1]], tables, written, calls=calls)
+            return _writing(graph, ("oldest", tables[0].shape), writes, calls=calls)
     return None
 
 
@@ -96,7 +105,7 @@ def growing_cache(graph: Graph, call: Call) -> Fusion | None:
     tables = [each.results[0] for each in calls]
     key = "last", tables[0].shape, rows[0].shape
     first = tables[0].shape[POSITIONS] - rows[0].shape[POSITIONS]
-    return _writing(graph, key, rows, tables, tables, calls=set(calls), first=first)
+    return _writing(graph, key, Writes(rows, tables, tables), calls=set(calls), first=first)
 
 
 def _grows(joined: Call) -> bool:
@@ -111,9 +120,7 @@ def _grows(joined: Call) -> bool:
 def _writing(
     graph: Graph,
     key: Hashable,
-    rows: Sequence[Tensor],
-    tables: Sequence[Tensor],
-    written: Sequence[Tensor],
+    writes: Writes,
     *,
     calls: set[Call],
     first: int = 0,
@@ -127,6 +134,7 @@ def _writing(
     They are written at positions `at`, else from `first` on. Slots with the same `key` are computed once, by the first
     write; later writes need no `numbering`. `counts` are counters that the host keeps instead.
     """
+    rows, tables, written = writes
     slots = graph.shared.get(key)
     makers: list[Kernel] = []
     if slots is None:

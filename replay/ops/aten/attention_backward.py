@@ -10,21 +10,15 @@ from opreplay.replay.ops.calls import Call, but
 from opreplay.replay.ops.maths.attention import with_elements_side_by_side
 
 Maybe = Tensor | None
+Tensors = tuple[Tensor, Tensor, Tensor, Tensor, Tensor]
+"""Gradient of the result, query, key, value and result."""
 
 
 def gradients(
-    grad: Tensor,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    out: Tensor,
-    lse: Tensor,
-    mask: Maybe,
-    *,
-    causal: bool,
-    scale: float | None,
+    tensors: Tensors, lse: Tensor, mask: Maybe, *, causal: bool, scale: float | None
 ) -> tuple[Tensor, Tensor, Tensor]:
     """q, grad and out [B, H, Sq, D], k and v [B, Hkv, Sk, D], lse float32 [B, H, ≥ Sq] → gradients of q, k and v."""
+    grad, q, k, v, out = tensors
     repeats = q.shape[1] // max(1, k.shape[1])
     if q.device.type != "cpu" or (mask is not None and causal):
         return _by_autograd(grad, q, k, v, mask, causal=causal, scale=scale)
@@ -53,8 +47,9 @@ def _by_autograd(
 
 def scaled_dot_product_flash_attention_backward(c: Call) -> tuple[Tensor, Tensor, Tensor]:
     """Layout [B, H, S, D]."""
-    saved, bias = (c.out, c.logsumexp), getattr(c, "attn_bias", None)
-    grads = gradients(c.grad_out, c.query, c.key, c.value, *saved, bias, causal=c.is_causal, scale=c.scale)
+    tensors = (c.grad_out, c.query, c.key, c.value, c.out)
+    bias = getattr(c, "attn_bias", None)
+    grads = gradients(tensors, c.logsumexp, bias, causal=c.is_causal, scale=c.scale)
     of_query, of_key, of_value = map(_laid_out_as, grads, (c.query, c.key, c.value))
     return of_query, of_key, of_value
 
@@ -82,9 +77,8 @@ def flash_attention_backward(c: Call) -> tuple[Tensor, ...]:
     """Layout [B, S, H, D], or packed [T, H, D] with cumulative lengths."""
     tensors = (c.grad_out, c.query, c.key, c.value, c.out)
     if c.cum_seq_q is not None and c.query.dim() == 3:
-        return _packed(*tensors, c.cum_seq_q, c.cum_seq_k, causal=c.is_causal, scale=c.scale)
-    grad, q, k, v, out = (t.transpose(1, 2) for t in tensors)
-    grads = gradients(grad, q, k, v, out, c.logsumexp, None, causal=c.is_causal, scale=c.scale)
+        return _packed(tensors, c.cum_seq_q, c.cum_seq_k, causal=c.is_causal, scale=c.scale)
+    grads = gradients(_heads_first(tensors), c.logsumexp, None, causal=c.is_causal, scale=c.scale)
     return tuple(g.transpose(1, 2) for g in grads)
 
 
@@ -94,29 +88,26 @@ def efficient_attention_backward(c: Call) -> tuple[Maybe, ...]:
     causal = c.custom_mask_type > 0
     if c.cu_seqlens_q is not None:
         grad, q, k, v, out = (t[0] for t in tensors)
-        packed = _packed(grad, q, k, v, out, c.cu_seqlens_q, c.cu_seqlens_k, causal=causal, scale=c.scale)
+        packed = _packed((grad, q, k, v, out), c.cu_seqlens_q, c.cu_seqlens_k, causal=causal, scale=c.scale)
         return (*(g.unsqueeze(0) for g in packed), None)
-    grad, q, k, v, out = (t.transpose(1, 2) for t in tensors)
-    grads = gradients(grad, q, k, v, out, c.logsumexp, c.bias, causal=causal, scale=c.scale)
+    grads = gradients(_heads_first(tensors), c.logsumexp, c.bias, causal=causal, scale=c.scale)
     return (*(g.transpose(1, 2) for g in grads), None)
 
 
+def _heads_first(tensors: Tensors) -> Tensors:
+    """[B, S, H, D] → [B, H, S, D]."""
+    grad, q, k, v, out = (t.transpose(1, 2) for t in tensors)
+    return grad, q, k, v, out
+
+
 def _packed(
-    grad: Tensor,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    out: Tensor,
-    ends_q: Tensor,
-    ends_k: Maybe,
-    *,
-    causal: bool,
-    scale: float | None,
+    tensors: Tensors, ends_q: Tensor, ends_k: Maybe, *, causal: bool, scale: float | None
 ) -> tuple[Tensor, ...]:
     """Return the gradients of packed sequences [T, H, D].
 
     Log-sum-exps are zeros, as their packed layout differs by library.
     """
+    grad, q, k, v, out = tensors
     starts_q = ends_q.tolist()
     starts_k = starts_q if ends_k is None else ends_k.tolist()
     totals = tuple(torch.zeros_like(t) for t in (q, k, v))
@@ -127,7 +118,7 @@ def _packed(
         parts = (t.transpose(0, 1).unsqueeze(0) for t in (grad[here], q[here], k[there], v[there], out[here]))
         one_grad, one_q, one_k, one_v, one_out = parts
         lse = one_q.new_zeros(one_q.shape[:-1], dtype=torch.float32)
-        grads = gradients(one_grad, one_q, one_k, one_v, one_out, lse, None, causal=causal, scale=scale)
+        grads = gradients((one_grad, one_q, one_k, one_v, one_out), lse, None, causal=causal, scale=scale)
         for target, part, result in zip(totals, (here, there, there), grads, strict=True):
             target[part] = result[0].transpose(0, 1)
     return totals

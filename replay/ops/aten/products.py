@@ -7,12 +7,12 @@ A scale covers the whole tensor, a row or column, or a block. Blocks have float3
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import cast
 
 import torch
 from torch import Tensor
 
+from opreplay.replay.ops.calls import Call
 from opreplay.replay.ops.maths.quantize import expand_scale
 
 E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
@@ -90,26 +90,14 @@ def scaled_mm(
     return _written(factors[0] @ factors[1].t(), bias, scale_result, dtype)
 
 
-def scaled_mm_v2(
-    x: Tensor,
-    mat2: Tensor,
-    scale_a: Sequence[Tensor],
-    recipe_a: Sequence[int],
-    swizzle_a: Sequence[int],
-    scale_b: Sequence[Tensor],
-    recipe_b: Sequence[int],
-    swizzle_b: Sequence[int],
-    bias: Tensor | None = None,
-    out_dtype: torch.dtype | None = None,
-    contraction_dim: Sequence[int] = (),
-    use_fast_accum: bool = False,
-) -> Tensor:
+def scaled_mm_v2(c: Call) -> Tensor:
     """Same as `scaled_mm`; a scale of the whole tensor may follow the block scales."""
+    x: Tensor = c.self
     whole = torch.ones((), device=x.device)
-    for scale in (*scale_a[1:], *scale_b[1:]):
+    for scale in (*c.scale_a[1:], *c.scale_b[1:]):
         whole = whole * scale.float().reshape(())
-    product = scaled_mm(x, mat2, scale_a[0], scale_b[0], out_dtype=torch.float32) * whole
-    return _written(product, bias, None, out_dtype or torch.bfloat16)
+    product = scaled_mm(x, c.mat2, c.scale_a[0], c.scale_b[0], out_dtype=torch.float32) * whole
+    return _written(product, c.bias, None, c.out_dtype or torch.bfloat16)
 
 
 def _grouped_blocks(x: Tensor, mat2: Tensor, scale_a: Tensor, scale_b: Tensor, offs: Tensor | None) -> Tensor:
@@ -140,51 +128,33 @@ def _grouped_blocks(x: Tensor, mat2: Tensor, scale_a: Tensor, scale_b: Tensor, o
     return torch.nn.functional.pad(product, (0, 0, 0, x.shape[0] - product.shape[0]))
 
 
-def scaled_grouped_mm_v2(
-    x: Tensor,
-    mat2: Tensor,
-    scale_a: Sequence[Tensor],
-    recipe_a: Sequence[int],
-    swizzle_a: Sequence[int],
-    scale_b: Sequence[Tensor],
-    recipe_b: Sequence[int],
-    swizzle_b: Sequence[int],
-    offs: Tensor | None = None,
-    bias: Tensor | None = None,
-    out_dtype: torch.dtype | None = None,
-    contraction_dim: Sequence[int] = (),
-    use_fast_accum: bool = False,
-) -> Tensor:
+def scaled_grouped_mm_v2(c: Call) -> Tensor:
     """Same as `scaled_grouped_mm`; one scale per group may follow the block scales."""
-    product = scaled_grouped_mm(x, mat2, scale_a[0], scale_b[0], offs, out_dtype=torch.float32)
-    for scale in (*scale_a[1:], *scale_b[1:]):
+    offs: Tensor | None = c.offs
+    product = _grouped(c.self, c.mat2, c.scale_a[0], c.scale_b[0], offs)
+    for scale in (*c.scale_a[1:], *c.scale_b[1:]):
         by_group = scale.float().reshape(-1)
         if product.dim() == 3 or by_group.numel() == 1:
             product = product * by_group.view(-1, *(1,) * (product.dim() - 1))
         elif offs is not None:
             places = torch.arange(product.shape[0], device=offs.device, dtype=offs.dtype)
             product = product * by_group[torch.searchsorted(offs, places, right=True).clamp_(max=len(offs) - 1), None]
-    return _written(product, bias, None, out_dtype or torch.bfloat16)
+    return _written(product, c.bias, None, c.out_dtype or torch.bfloat16)
 
 
-def scaled_grouped_mm(
-    x: Tensor,
-    mat2: Tensor,
-    scale_a: Tensor,
-    scale_b: Tensor,
-    offs: Tensor | None = None,
-    bias: Tensor | None = None,
-    scale_result: Tensor | None = None,
-    out_dtype: torch.dtype | None = None,
-    use_fast_accum: bool = False,
-) -> Tensor:
+def scaled_grouped_mm(c: Call) -> Tensor:
     """x [M, K] or [G, M, K], mat2 [G, K, N] or [K, N], one scale per row of x and per column of mat2.
 
     If one of the tensors has no group dimension, int32 `offs` [G] splits the dimension that the groups share.
     """
-    del scale_result, use_fast_accum
+    product = _grouped(c.self, c.mat2, c.scale_a, c.scale_b, c.offs)
+    return _written(product, c.bias, None, c.out_dtype or torch.bfloat16)
+
+
+def _grouped(x: Tensor, mat2: Tensor, scale_a: Tensor, scale_b: Tensor, offs: Tensor | None) -> Tensor:
+    """Return the products of groups in float32."""
     if scale_a.dtype in BLOCKS:
-        return _written(_grouped_blocks(x, mat2, scale_a, scale_b, offs), bias, None, out_dtype or torch.bfloat16)
+        return _grouped_blocks(x, mat2, scale_a, scale_b, offs)
     product = torch.ops.aten._grouped_mm.default(x.to(torch.bfloat16), mat2.to(torch.bfloat16), offs=offs).float()
     groups = mat2.shape[0] if mat2.dim() == 3 else x.shape[0] if x.dim() == 3 else product.shape[0]
     if product.dim() == 3:
@@ -195,5 +165,4 @@ def scaled_grouped_mm(
         group = torch.searchsorted(offs, places, right=True).clamp_(max=groups - 1)
         product = product * (scale_a[:, None] if rows else scale_b[None, :])
         product = product * (scale_b[group] if rows else scale_a[group].t())
-    product = product if bias is None else product + bias
-    return product.to(out_dtype or torch.bfloat16)
+    return product

@@ -31,19 +31,10 @@ def _refuse(c: Call, dropout: float, alibi_slopes: Tensor | None) -> None:
             raise ValueError(f"{name} is not implemented in the reference of attention's gradients")
 
 
-def gradients(
-    dout: Tensor,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    out: Tensor,
-    lse: Tensor,
-    cu_q: Tensor | None,
-    cu_k: Tensor | None,
-    scale: float,
-    bounds: tuple[int, int],
-) -> _Four:
+def gradients(c: Call, lengths: tuple[Tensor | None, Tensor | None], scale: float, bounds: tuple[int, int]) -> _Four:
     """Return dq, dk, dv and softmax_d: dense [B, S, H, D] with lse [B, H, S], or packed [T, H, D] with lse [H, T]."""
+    dout, q, k, v, out, lse = c.dout, c.q, c.k, c.v, c.out, c.softmax_lse
+    cu_q, cu_k = lengths
     if cu_q is None or cu_k is None:
         parts = [
             sequence_gradients(dout[i], q[i], k[i], v[i], out[i], lse[i], scale, bounds) for i in range(q.shape[0])
@@ -65,7 +56,7 @@ def _written(c: Call, scale: float, *, causal: bool) -> _Four:
     _refuse(c, c.dropout_p, c.alibi_slopes)
     bounds = (c.window_size_left, 0 if causal else c.window_size_right)
     lengths = getattr(c, "cu_seqlens_q", None), getattr(c, "cu_seqlens_k", None)
-    grads = gradients(c.dout, c.q, c.k, c.v, c.out, c.softmax_lse, *lengths, scale, bounds)
+    grads = gradients(c, lengths, scale, bounds)
     for value, target in zip(grads[:3], (c.dq, c.dk, c.dv), strict=True):
         if target is not None:
             target.copy_(value)
@@ -101,18 +92,9 @@ def xformers_flash_bwd(c: Call) -> tuple[Tensor, Tensor, Tensor]:
     _refuse(c, c.p, None)
     packed = c.query.dim() == 3
     bounds = (c.window_left, 0 if c.is_causal else c.window_right)
-    return gradients(
-        c.grad,
-        c.query,
-        c.key,
-        c.value,
-        c.out,
-        c.lse,
-        c.cu_seqlens_q if packed else None,
-        c.cu_seqlens_k if packed else None,
-        c.softmax_scale,
-        bounds,
-    )[:3]
+    lengths = (c.cu_seqlens_q, c.cu_seqlens_k) if packed else (None, None)
+    tensors = but(c, dout=c.grad, q=c.query, k=c.key, v=c.value, softmax_lse=c.lse)
+    return gradients(tensors, lengths, c.softmax_scale, bounds)[:3]
 
 
 @stands_for("xformers_flash3::flash_bwd", fake=_fake_three)

@@ -35,19 +35,16 @@ def refuse(**arguments: object) -> None:
 
 
 def attend_sequences(
+    c: Call,
     queries: list[Tensor],
     keys: list[Tensor],
     values: list[Tensor],
-    scale: float,
     *,
-    mask: Tensor | None,
-    sparse_mode: int,
-    pre_tokens: int,
-    next_tokens: int,
     need_lse: bool,
     maxima: list[Tensor] | None = None,
 ) -> tuple[list[Tensor], list[Tensor | None]]:
     """Return outputs [S, H, Dv] and log-sum-exps [H, S] per sequence; `maxima` receives the row maxima [H, S]."""
+    scale, mask, sparse_mode = c.scale, c.atten_mask, c.sparse_mode
     outs, sums = [], []
     for i, (q, k, v) in enumerate(zip(queries, keys, values, strict=True)):
         if sparse_mode in (0, 1) and mask is not None:
@@ -59,7 +56,7 @@ def attend_sequences(
             if sparse_mode == 2:
                 # Top-left causal is bottom-right causal on the keys that any query sees.
                 k, v = k[: q.shape[0]], v[: q.shape[0]]
-            before, after = (n if sparse_mode == 4 and n < _LARGE else -1 for n in (pre_tokens, next_tokens))
+            before, after = (n if sparse_mode == 4 and n < _LARGE else -1 for n in (c.pre_tokens, c.next_tokens))
             rules = Rules(scale=scale, causal=sparse_mode in (2, 3), window=(before, after))
             out, lse = attend(q, k, v, rules, need_lse=need_lse)
             if maxima is not None:
@@ -155,17 +152,7 @@ def npu_fused_infer_attention_score(c: Call) -> tuple[Tensor, Tensor]:
         queries = [torch.cat(pair, -1) for pair in zip(queries, ropes, strict=True)]
         ropes = _keys(key_rope, layout_in, kv_heads, c.block_table, c.actual_seq_lengths_kv)
         keys = [torch.cat(pair, -1) for pair in zip(keys, ropes, strict=True)]
-    outs, sums = attend_sequences(
-        queries,
-        keys,
-        values,
-        c.scale,
-        mask=c.atten_mask,
-        sparse_mode=c.sparse_mode,
-        pre_tokens=c.pre_tokens,
-        next_tokens=c.next_tokens,
-        need_lse=c.softmax_lse_flag,
-    )
+    outs, sums = attend_sequences(c, queries, keys, values, need_lse=c.softmax_lse_flag)
     width = values[0].shape[-1] if values else c.query.shape[-1]
     result = from_sequences(outs, c.query, layout_in, width)
     if layout_out != layout_in:

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from opreplay.replay.ops.attention.reference_npu import attend_sequences, refuse
-from opreplay.replay.ops.calls import Call
+from opreplay.replay.ops.calls import Call, but
 from opreplay.replay.ops.declared import stands_for
 from opreplay.replay.ops.maths.npu_layouts import from_sequences, to_sequences
 
@@ -51,14 +51,10 @@ def npu_fusion_attention(c: Call) -> _Fusion:
     values = to_sequences(c.value, layout, kv_heads, c.actual_seq_kvlen)
     maxima: list[Tensor] = []
     outs, sums = attend_sequences(
+        but(c, pre_tokens=c.pre_tockens, next_tokens=c.next_tockens),
         queries,
         keys,
         values,
-        c.scale,
-        mask=c.atten_mask,
-        sparse_mode=c.sparse_mode,
-        pre_tokens=c.pre_tockens,
-        next_tokens=c.next_tockens,
         need_lse=True,
         maxima=maxima,
     )

@@ -62,19 +62,12 @@ def silu_and_mul_per_block_quant(c: Call) -> None:
     c.out.copy_(quantize_groups(value, groups, c.out.dtype))
 
 
-def _by_groups(
-    input: Tensor,
-    output_q: Tensor,
-    output_s: Tensor,
-    group: int,
-    eps: float,
-    limit: float,
-    power_of_two: bool,
-    gate: bool,
-    masked_m: Tensor | None,
-) -> None:
-    value = _gated("silu", input) if gate else input
-    scale = group_scale(value, group, limit, eps=eps, power_of_two=power_of_two)
+def _by_groups(c: Call, limit: float) -> None:
+    """Quantise (the gated halves of) input in groups; only the first masked_m rows."""
+    output_q, output_s = c.output_q, c.output_s
+    masked_m = getattr(c, "masked_m", None)
+    value = _gated("silu", c.input) if getattr(c, "fuse_silu_and_mul", False) else c.input
+    scale = group_scale(value, c.group_size, limit, eps=c.eps, power_of_two=c.scale_ue8m0)
     data = quantize_groups(value, scale, output_q.dtype)
     if output_s.shape != scale.shape:
         if output_s.dtype == torch.int32 or output_s.numel() != scale.numel():
@@ -84,7 +77,7 @@ def _by_groups(
         output_q.copy_(data)
         output_s.copy_(scale)
         return
-    real = (torch.arange(input.shape[1], device=input.device) < masked_m.unsqueeze(1)).unsqueeze(-1)
+    real = (torch.arange(c.input.shape[1], device=c.input.device) < masked_m.unsqueeze(1)).unsqueeze(-1)
     output_q.copy_(torch.where(real, data.float(), output_q.float()))
     output_s.copy_(torch.where(real, scale, output_s.float()))
 
@@ -99,33 +92,13 @@ def per_token_group_quant_8bit(c: Call) -> None:
     """Quantise (the gated halves of) input to 8 bits, one scale per group; only the first masked_m rows."""
     fp8_max = getattr(c, "fp8_max", None)
     limit = fp8_max if fp8_max is not None else getattr(c, "max_8bit", None)
-    _by_groups(
-        c.input,
-        c.output_q,
-        c.output_s,
-        c.group_size,
-        c.eps,
-        limit or largest(c.output_q.dtype),
-        c.scale_ue8m0,
-        getattr(c, "fuse_silu_and_mul", False),
-        getattr(c, "masked_m", None),
-    )
+    _by_groups(c, limit or largest(c.output_q.dtype))
 
 
 @stands_for("sglang::per_token_group_quant")
 def per_token_group_quant(c: Call) -> None:
     """Same as per_token_group_quant_8bit, with the dtype's maximum as limit."""
-    _by_groups(
-        c.input,
-        c.output_q,
-        c.output_s,
-        c.group_size,
-        1e-10,
-        largest(c.output_q.dtype),
-        c.scale_ue8m0,
-        c.fuse_silu_and_mul,
-        c.masked_m,
-    )
+    _by_groups(but(c, eps=1e-10), largest(c.output_q.dtype))
 
 
 @stands_for("sglang::per_tensor_absmax_fp8")

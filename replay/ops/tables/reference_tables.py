@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from opreplay.replay.ops.calls import Call
+from opreplay.replay.ops.calls import Call, but
 from opreplay.replay.ops.declared import stands_for
 from opreplay.replay.ops.quantisation.reference_fbgemm import OUTPUT_DTYPES
 
@@ -31,31 +31,21 @@ def _fake(
 
 
 @stands_for("fbgemm::split_embedding_codegen_forward_cpu", fake=_fake)
-def lookup(
-    weights: Tensor,
-    weights_offsets: Tensor,
-    D_offsets: Tensor,
-    total_D: int,
-    hash_size_cumsum: Tensor,
-    indices: Tensor,
-    offsets: Tensor,
-    pooling_mode: int,
-    indice_weights: Tensor | None,
-    output_dtype: int = 0,
-) -> Tensor:
+def lookup(c: Call) -> Tensor:
     """Look up T tables for a batch of B: [B, total_D], or [indices, D] without pooling.
 
     weights are flat; table t starts at weights_offsets[t], has width D_offsets[t + 1] − D_offsets[t] and
     hash_size_cumsum[t + 1] − hash_size_cumsum[t] rows; offsets [T · B + 1] are the bounds of the bags in indices.
     """
-    tables = D_offsets.numel() - 1
+    weights, indices, offsets, pooling_mode = c.weights, c.indices, c.offsets, c.pooling_mode
+    tables = c.D_offsets.numel() - 1
     batch = (offsets.numel() - 1) // max(tables, 1)
     bags = offsets.to(torch.int64).clamp(0, indices.numel()).cummax(0).values
     edges = bags[:: max(batch, 1)].tolist()
-    dims, starts, hashes = (x.tolist() for x in (D_offsets, weights_offsets, hash_size_cumsum))
-    dtype = OUTPUT_DTYPES.get(output_dtype, torch.float32)
+    dims, starts, hashes = (x.tolist() for x in (c.D_offsets, c.weights_offsets, c.hash_size_cumsum))
+    dtype = OUTPUT_DTYPES.get(getattr(c, "output_dtype", 0), torch.float32)
     pooled = pooling_mode != _NO_POOLING
-    width = total_D if pooled else max((b - a for a, b in pairwise(dims)), default=0)
+    width = c.total_D if pooled else max((b - a for a, b in pairwise(dims)), default=0)
     out = torch.zeros((batch if pooled else indices.numel(), width), dtype=dtype, device=weights.device)
     for t in range(tables):
         dim = dims[t + 1] - dims[t]
@@ -70,7 +60,7 @@ def lookup(
             out[edges[t] : edges[t + 1], :dim] = table[chosen].to(dtype)
             continue
         local = bags[t * batch : (t + 1) * batch] - edges[t]
-        scale = None if indice_weights is None else indice_weights[edges[t] : edges[t + 1]]
+        scale = None if c.indice_weights is None else c.indice_weights[edges[t] : edges[t + 1]]
         out[:, dims[t] : dims[t + 1]] = _pool(table, chosen, local, pooling_mode, scale).to(dtype)
     return out
 
@@ -95,15 +85,4 @@ def _pool(table: Tensor, chosen: Tensor, bags: Tensor, pooling_mode: int, scale:
 def split_lookup(c: Call) -> Tensor:
     """Look up tables owned by a fused optimizer; the forward does not touch the optimizer state."""
     weights = c.dev_weights if c.dev_weights.numel() else c.uvm_weights
-    return lookup(
-        weights.flatten(),
-        c.weights_offsets,
-        c.D_offsets,
-        c.total_D,
-        c.hash_size_cumsum,
-        c.indices,
-        c.offsets,
-        c.pooling_mode,
-        c.indice_weights,
-        getattr(c, "output_dtype", 0),
-    )
+    return lookup(but(c, weights=weights.flatten()))

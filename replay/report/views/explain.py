@@ -214,7 +214,7 @@ def _kernel(kernel: KernelExplanation) -> Text:
     times = f"{kernel.count} × " if kernel.count > 1 else ""
     samples = f", {kernel.samples} measured kernels" if kernel.samples else ""
     factor = prediction.nearby_factor
-    nearby = f"; × {factor:.2f} by neighbours" if abs(factor - 1) >= 0.005 else ""
+    nearby = f"; × {factor:.2f} by neighbours" if factor and abs(factor - 1) >= 0.005 else ""
     path = f" ({safe(prediction.slow_path)})" if prediction.slow_path else ""
     known = f"{prediction.confidence}{', extrapolated' if prediction.extrapolated else ''}"
     return Text.assemble(

@@ -13,14 +13,15 @@ from dataclasses import replace
 from functools import cache, partial
 from typing import Any
 
+from opreplay.replay.ir.call import Call
 from opreplay.replay.ir.model import ReplayArg
 from opreplay.replay.ir.recorded_call import MISSING, recorded_args
-from opreplay.replay.resolve.guess.values import Context, Guess, Known, Shape, first_tensor
+from opreplay.replay.resolve.guess.values import Context, Guess, Shape
 from opreplay.replay.resolve.match import Match, best_match
 from opreplay.replay.resolve.schema import ArgSpec, OpSpec, specs_of
 from opreplay.traces.literals import is_whole_numbers
 
-Usual = Callable[[OpSpec, ArgSpec, Known, Context], Guess | None]
+Usual = Callable[[OpSpec, ArgSpec, Call, Context], Guess | None]
 _DIMS = frozenset({"dim", "dims", "dim0", "dim1", "start_dim", "end_dim", "dimension", "source", "destination"})
 _SIZES = frozenset({"size", "shape", "input_sizes", "self_sizes", "sizes"})
 _NEW_DIMS = frozenset({"aten::unsqueeze", "aten::unsqueeze_", "aten::stack"})
@@ -29,12 +30,12 @@ _PARTS = frozenset({"aten::unflatten"})
 """Ops whose sizes are those of one dimension."""
 
 
-def of_one_sample(spec: OpSpec, arg: ArgSpec, known: Known, context: Context, usual: Usual) -> Guess | None:
+def of_one_sample(spec: OpSpec, arg: ArgSpec, known: Call, context: Context, usual: Usual) -> Guess | None:
     """Return the argument that the call for one sample implies; None for a call that vmap did not make for a batch.
 
     `usual` guesses arguments of the call for one sample that are not recorded.
     """
-    around, own = context.relatives(), first_tensor(known)
+    around, own = context.relatives(), known.first_tensor()
     if around.parent is None or around.parent.name != spec.name or around.above is None or own is None:
         return None
     if arg.kind in ("Tensor", "Tensor[]"):
@@ -43,7 +44,7 @@ def of_one_sample(spec: OpSpec, arg: ArgSpec, known: Known, context: Context, us
     if match is None or match.spec.overload != spec.overload:
         return None
     sample_known = recorded_by_name(match)
-    sample = first_tensor(sample_known)
+    sample = sample_known.first_tensor()
     if sample is None or not own.shape or own.shape[1:] != sample.shape or own.dtype != sample.dtype:
         return None
     of_sample = replace(context, relatives=cache(partial(around.above, 0)))
@@ -54,9 +55,7 @@ def of_one_sample(spec: OpSpec, arg: ArgSpec, known: Known, context: Context, us
     return None if batched is MISSING else replace(guessed, value=batched, why=f"as for one sample: {guessed.why}")
 
 
-def _of_sample(
-    spec: OpSpec, wanted: ArgSpec, known: dict[str, ReplayArg], context: Context, usual: Usual
-) -> Guess | None:
+def _of_sample(spec: OpSpec, wanted: ArgSpec, known: Call, context: Context, usual: Usual) -> Guess | None:
     """The argument of the call for one sample, those before it filled in."""
     for arg in spec.args:
         if arg.name in known:
@@ -71,9 +70,9 @@ def _of_sample(
     return None
 
 
-def recorded_by_name(match: Match) -> dict[str, ReplayArg]:
+def recorded_by_name(match: Match) -> Call:
     """The tensors and numbers that a call was recorded with, by the names of the schema."""
-    known: dict[str, ReplayArg] = {}
+    known = Call()
     for arg, recorded in zip(match.spec.args, match.recorded, strict=False):
         if recorded.tensor is not None:
             known[arg.name] = ReplayArg(name=arg.name, type="Tensor", tensors=(recorded.tensor,))

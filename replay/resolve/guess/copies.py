@@ -9,18 +9,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import chain
 
+from opreplay.replay.ir.call import Call
 from opreplay.replay.ir.recorded_call import recorded_args
-from opreplay.replay.resolve.guess.values import (
-    Context,
-    Guess,
-    Known,
-    Relatives,
-    Rule,
-    Shape,
-    listed_tensors,
-    recorded_shape,
-    tensor,
-)
+from opreplay.replay.resolve.guess.values import Context, Guess, Relatives, Rule, Shape, listed_tensors, recorded_shape
 from opreplay.traces.model import OpSignature
 
 WHY_REPEATED = "as aten::repeat does it"
@@ -81,8 +72,8 @@ def _turns(calls: Sequence[OpSignature]) -> list[tuple[int, int]]:
 def _rolled(which: str) -> Rule:
     """Return the rule for the shifts or the dimensions of a `roll`; no dimensions if the tensor is flattened before."""
 
-    def rule(known: Known, context: Context) -> Guess | None:
-        source, around = tensor(known, "self"), context.relatives()
+    def rule(known: Call, context: Context) -> Guess | None:
+        source, around = known.tensor("self"), context.relatives()
         turns = _turns((*around.children, *around.inner))
         if source is None or not turns:
             return None

@@ -9,15 +9,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import combinations
 
+from opreplay.replay.ir.call import Call
 from opreplay.replay.ir.recorded_call import recorded_args
 from opreplay.replay.resolve.guess.values import (
     Context,
     Guess,
-    Known,
     Shape,
     first_tensor_of,
     first_tensors,
-    list_shapes,
     recorded_numbers,
     recorded_shape,
     tensor_shapes,
@@ -28,9 +27,9 @@ from opreplay.traces.model import OpSignature
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
 
 
-def equation(known: Known, context: Context) -> Guess | None:
+def equation(known: Call, context: Context) -> Guess | None:
     """Return a Guess of the equation, or None if no operand is known."""
-    shapes, around = list_shapes(known, "tensors"), context.relatives()
+    shapes, around = known.shapes("tensors"), context.relatives()
     if not shapes or sum(map(len, shapes)) > len(LETTERS):
         return None
     text = _permuted(shapes, around.children, around.following)

@@ -8,18 +8,8 @@ from __future__ import annotations
 
 import math
 
-from opreplay.replay.resolve.guess.values import (
-    Context,
-    Guess,
-    Known,
-    Rule,
-    Shape,
-    first_tensor_of,
-    first_tensors,
-    shape_of,
-    tensor,
-    value,
-)
+from opreplay.replay.ir.call import Call
+from opreplay.replay.resolve.guess.values import Context, Guess, Rule, Shape, first_tensor_of, first_tensors
 from opreplay.traces.model import TensorMeta
 
 WIDTHS = (128, 64, 32, 16, 8, 4, 2, 1)
@@ -30,9 +20,9 @@ _WEIGHTS = ("dev_weights", "uvm_weights", "host_weights", "weights")
 _ROWS = ("momentum1_dev", "momentum1_uvm", "momentum1_host")
 
 
-def _elements(known: Known, names: tuple[str, ...]) -> int:
+def _elements(known: Call, names: tuple[str, ...]) -> int:
     """Return the number of elements of the largest of these tensors; 0 if there is none."""
-    return max((math.prod(m.shape) for name in names if (m := tensor(known, name)) is not None), default=0)
+    return max((math.prod(m.shape) for name in names if (m := known.tensor(name)) is not None), default=0)
 
 
 def _next_wide(context: Context, rows: int) -> tuple[int, str] | None:
@@ -44,9 +34,9 @@ def _next_wide(context: Context, rows: int) -> tuple[int, str] | None:
     )
 
 
-def _total_width(known: Known, context: Context) -> Guess | None:
+def _total_width(known: Call, context: Context) -> Guess | None:
     """Guess the total width of all tables: from what the next call reads, else from the sizes of the tables."""
-    starts, offsets = shape_of(known, "D_offsets") or (), shape_of(known, "offsets") or ()
+    starts, offsets = known.shape("D_offsets") or (), known.shape("offsets") or ()
     if len(starts) != 1 or starts[0] < 2:
         return None
     tables, weights, rows = starts[0] - 1, _elements(known, _WEIGHTS), _elements(known, _ROWS)
@@ -81,8 +71,8 @@ def _usual_width(weights: int, tables: int) -> Guess | None:
     return None if width is None else Guess(value=width * tables, why=f"{tables} tables of {width} columns")
 
 
-def _widest(known: Known, context: Context) -> Guess | None:
-    starts, total = tensor(known, "D_offsets"), value(known, "total_D")
+def _widest(known: Call, context: Context) -> Guess | None:
+    starts, total = known.tensor("D_offsets"), known.value("total_D")
     if starts is None or not isinstance(total, int) or not starts.shape or starts.shape[0] < 2:
         return None
     tables = starts.shape[0] - 1
@@ -93,8 +83,8 @@ def _widest(known: Known, context: Context) -> Guess | None:
 def _dense_width(first: str, fallback: int) -> Rule:
     """Return the rule for the columns of a result with one row per element of the argument `first`."""
 
-    def rule(known: Known, context: Context) -> Guess | None:
-        rows = tensor(known, first)
+    def rule(known: Call, context: Context) -> Guess | None:
+        rows = known.tensor(first)
         if rows is None or len(rows.shape) != 1:
             return None
         next_read = _next_wide(context, rows.shape[0])
@@ -105,9 +95,9 @@ def _dense_width(first: str, fallback: int) -> Rule:
     return rule
 
 
-def _truncation(known: Known, context: Context) -> Guess | None:
+def _truncation(known: Call, context: Context) -> Guess | None:
     """Guess the maximum length to keep: the mean length, if the next call reads the result."""
-    lengths = tensor(known, "lengths")
+    lengths = known.tensor("lengths")
     if lengths is None or not lengths.shape or not lengths.shape[0]:
         return None
     for call in context.relatives().following:

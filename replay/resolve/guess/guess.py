@@ -13,17 +13,18 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, cast
 
+from opreplay.replay.ir.call import Call
 from opreplay.replay.ir.model import Value
 from opreplay.replay.resolve.guess import lists as lists
 from opreplay.replay.resolve.guess import shapes as shapes
 from opreplay.replay.resolve.guess import texts
 from opreplay.replay.resolve.guess.batches import of_one_sample
 from opreplay.replay.resolve.guess.search import search
-from opreplay.replay.resolve.guess.values import Context, Guess, Known, Relatives, first_tensor
+from opreplay.replay.resolve.guess.values import Context, Guess, Relatives
 from opreplay.replay.resolve.schema import ArgSpec, OpSpec
 from opreplay.traces.dtypes import INTEGERS, ITEMSIZE_BYTES
 
-__all__ = ["Context", "Guess", "Known", "Relatives", "guess", "list_dtype"]
+__all__ = ["Context", "Guess", "Relatives", "guess", "list_dtype"]
 
 STRINGS: dict[str, str] = {
     "kv_cache_dtype": "auto", "kvcache_dtype": "auto", "activation": "silu", "layer_name": "", "quant_method": "",
@@ -77,7 +78,7 @@ _INDEXES = re.compile(
 _OPAQUE_SIZE = re.compile(r"OpaqueType<(\d+)u?>")
 
 
-def guess(spec: OpSpec, arg: ArgSpec, known: Known, context: Context) -> Guess | None:
+def guess(spec: OpSpec, arg: ArgSpec, known: Call, context: Context) -> Guess | None:
     """Return a value for `arg` and why, or None when nothing sensible is known.
 
     A call that vmap makes for a batch has the value of the call for one sample. Others have that of a search on meta
@@ -93,7 +94,7 @@ def guess(spec: OpSpec, arg: ArgSpec, known: Known, context: Context) -> Guess |
     return by_rules(spec, arg, known, context)
 
 
-def by_rules(spec: OpSpec, arg: ArgSpec, known: Known, context: Context) -> Guess | None:
+def by_rules(spec: OpSpec, arg: ArgSpec, known: Call, context: Context) -> Guess | None:
     """Return a value for `arg` by the rules for its op, its name, or its type."""
     op = spec.name.partition("::")[2]
     if arg.kind == "Tensor[]" and op.startswith(("_foreach_", "_fused_")):
@@ -138,7 +139,7 @@ _REQUIRED = {
 _UNNAMED = {"bool": Guess(value=False, why="False"), "Scalar": Guess(value=1, why="1")}
 
 
-def _typed(spec: OpSpec, arg: ArgSpec, known: Known, context: Context) -> Guess | None:
+def _typed(spec: OpSpec, arg: ArgSpec, known: Call, context: Context) -> Guess | None:
     """Guess by the type of the argument, then by the schema's default, then by the table of constants."""
     if arg.kind == "Device":
         return _device(spec, arg, context)
@@ -187,8 +188,8 @@ def _device(spec: OpSpec, arg: ArgSpec, context: Context) -> Guess | None:
     return None
 
 
-def _dtype(known: Known, context: Context) -> Guess:
-    meta = first_tensor(known)
+def _dtype(known: Call, context: Context) -> Guess:
+    meta = known.first_tensor()
     dtype = meta.dtype if meta is not None else context.float_dtype
     return Guess(value=f"torch.{dtype}", why=f"{dtype}: that of the first tensor" if meta else f"{dtype}: most common")
 

@@ -17,11 +17,11 @@ from itertools import chain, combinations
 
 from msgspec.structs import replace
 
+from opreplay.replay.ir.call import Call
 from opreplay.replay.ir.model import ReplayArg, ReplayOp
 from opreplay.replay.resolve.guess.values import (
     Context,
     Guess,
-    Known,
     Relatives,
     Rule,
     Shape,
@@ -30,8 +30,6 @@ from opreplay.replay.resolve.guess.values import (
     first_tensors,
     metas_of,
     recorded_numbers,
-    shape_of,
-    tensor,
     tensor_shapes,
 )
 from opreplay.traces.dtypes import ITEMSIZE_BYTES, MASKS
@@ -86,9 +84,9 @@ def _numbered(arg: ReplayArg, count: int) -> ReplayArg:
     return replace(arg, tensors=tuple(chain.from_iterable(spread)))
 
 
-def index_tensors(known: Known, context: Context) -> Guess | None:
+def index_tensors(known: Call, context: Context) -> Guess | None:
     """Guess the list of index tensors; None if self is not known."""
-    source, values, around = tensor(known, "self"), shape_of(known, "values"), context.relatives()
+    source, values, around = known.tensor("self"), known.shape("values"), context.relatives()
     if source is None:
         return None
     calls, shape = _calls_inside(around), source.shape
@@ -127,7 +125,7 @@ def _index_of_sample(source: TensorMeta, around: Relatives, context: Context) ->
     if inside is None or not metas or metas[0].shape[1:] != source.shape or not metas[0].shape:
         return None
     count, (signature, inner) = metas[0].shape[0], inside
-    known = {"self": ReplayArg(name="self", type="Tensor", tensors=metas[:1])}
+    known = Call({"self": ReplayArg(name="self", type="Tensor", tensors=metas[:1])})
     if len(metas) > 1 and any(put in signature.name for put in ("put", "masked_index")):
         known["values"] = ReplayArg(name="values", type="Tensor", tensors=metas[1:2])
     batch = index_tensors(known, dataclass_replace(context, relatives=lambda: inner))
@@ -369,7 +367,7 @@ def indices_for(shape: Shape, values: Shape) -> Guess | None:
     return Guess(tensors=metas, why=f"{indexed} int64 indices of shape {middle}, from self and values")
 
 
-def _accumulate(known: Known, context: Context) -> Guess | None:
+def _accumulate(known: Call, context: Context) -> Guess | None:
     """Guess True for the gradient of an indexing, which adds up contributions to the same element."""
     parent = context.relatives().parent
     if parent is not None and "IndexBackward" in parent.name:

@@ -11,6 +11,7 @@ import math
 from collections.abc import Iterator, Sequence, Set
 from dataclasses import dataclass
 
+from opreplay.replay.ir.call import Call
 from opreplay.replay.ir.model import ReplayArg
 from opreplay.replay.resolve.guess import copies
 from opreplay.replay.resolve.guess.indices import index_tensors
@@ -225,7 +226,7 @@ def indexing(composite: Composite, viewed: TensorMeta) -> tuple[Shape, Shape] | 
         return None
     tensors = {name: first_tensor_of(composite.call, position) for name, position in (("self", 0), ("values", 2))}
     source = tensors["self"]
-    known = {name: ReplayArg(name=name, type="Tensor", tensors=(meta,)) for name, meta in tensors.items() if meta}
+    known = Call({name: ReplayArg(name=name, type="Tensor", tensors=(meta,)) for name, meta in tensors.items() if meta})
     indices = index_tensors(known, Context(relatives=lambda: composite.above))
     if source is None or indices is None or indices.tensors is None:
         return None

@@ -12,26 +12,22 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from itertools import chain
 
+from opreplay.replay.ir.call import Call
 from opreplay.replay.ir.recorded_call import recorded_args
 from opreplay.replay.resolve.guess.values import (
     Context,
     Guess,
-    Known,
     Relatives,
     Rule,
     Shape,
     broadcast,
     by_shape,
-    dim_of,
     first_tensor_of,
     first_tensors,
-    list_shapes,
     listed_tensors,
     metas_of,
     recorded_numbers,
     recorded_shape,
-    tensor,
-    value,
 )
 from opreplay.replay.resolve.schema import OpSpec
 from opreplay.traces.literals import is_whole_numbers
@@ -55,9 +51,9 @@ def _each(calls: Sequence[OpSignature], op: str) -> tuple[TensorMeta, ...]:
     return metas if len(metas) == sum(call.name == op for call in calls) else ()
 
 
-def _joined(known: Known, context: Context) -> Guess | None:
+def _joined(known: Call, context: Context) -> Guess | None:
     """Guess the parts of cat and concat, as equal in size as possible: nothing shows the size of each."""
-    around, dim, out = context.relatives(), _dim(known), tensor(known, "out")
+    around, dim, out = context.relatives(), _dim(known), known.tensor("out")
     if out is not None and out.shape:
         return _parts(out, 2, dim, "two halves of the output")
     if (stacked := _stacked_inside(around)) is not None:
@@ -69,8 +65,8 @@ def _joined(known: Known, context: Context) -> Guess | None:
     return _read_next(around, dim, context)
 
 
-def _dim(known: Known) -> int:
-    dim = value(known, "dim")
+def _dim(known: Call) -> int:
+    dim = known.value("dim")
     return dim if isinstance(dim, int) else 0
 
 
@@ -121,7 +117,7 @@ def _even(size: int, count: int) -> Shape:
     return tuple(each + (i < rest) for i in range(count))
 
 
-def _stacked(known: Known, context: Context) -> Guess | None:
+def _stacked(known: Call, context: Context) -> Guess | None:
     """Guess the tensors of `stack` from the unsqueeze of each element before `cat`."""
     around, dim = context.relatives(), _dim(known)
     if metas := _each(around.children, "aten::unsqueeze"):
@@ -138,7 +134,7 @@ def _stacked(known: Known, context: Context) -> Guess | None:
     return None
 
 
-def each(known: Known, context: Context, place: int = 0) -> Guess | None:
+def each(known: Call, context: Context, place: int = 0) -> Guess | None:
     """Guess a list of a `_foreach_*` op, argument number `place`.
 
     One call inside per element has the element in the same place; otherwise one tensor for each gradient.
@@ -153,7 +149,7 @@ def each(known: Known, context: Context, place: int = 0) -> Guess | None:
     return parameters(known, context)
 
 
-def read_inside(known: Known, context: Context) -> Guess | None:
+def read_inside(known: Call, context: Context) -> Guess | None:
     """A list whose elements may be None, of which torch's profiler records nothing: the tensors of the calls inside of
     one op, that with the most, that have the sizes of no other argument."""
     others = {meta.shape for arg in known.values() for meta in arg.tensors if meta is not None}
@@ -167,7 +163,7 @@ def read_inside(known: Known, context: Context) -> Guess | None:
     return None
 
 
-def parameters(known: Known, context: Context) -> Guess | None:
+def parameters(known: Call, context: Context) -> Guess | None:
     """Guess a list of a fused optimizer from the gradients.
 
     Calls inside read only its step counters. Gradients come in reverse order in a backward pass.
@@ -183,7 +179,7 @@ ElementTypes = tuple[tuple[str, ...], str]
 
 
 def element_types(
-    shapes: Sequence[Shape], spec: OpSpec, name: str, known: Known, context: Context
+    shapes: Sequence[Shape], spec: OpSpec, name: str, known: Call, context: Context
 ) -> ElementTypes | None:
     """Return the dtypes of the list `name`, whose sizes are recorded and whose dtypes are not; None if nothing shows
     them.
@@ -207,17 +203,17 @@ def element_types(
     return _types_of_sizes(shapes, known, around.inside) or _types_joined_inside(shapes, around.children)
 
 
-def _place_of_list(spec: OpSpec, name: str, known: Known) -> int:
+def _place_of_list(spec: OpSpec, name: str, known: Call) -> int:
     """Return how many lists come before the list `name`: all for a `_foreach_*` op, lists of the same sizes for
     others.
     """
     before = [arg.name for arg in spec.args[: [arg.name for arg in spec.args].index(name)] if arg.kind == "Tensor[]"]
     if spec.name.partition("::")[2].startswith("_foreach_"):
         return len(before)
-    return sum(list_shapes(known, other) == list_shapes(known, name) for other in before)
+    return sum(known.shapes(other) == known.shapes(name) for other in before)
 
 
-def _types_of_joined(shapes: Sequence[Shape], op: str, known: Known, around: Relatives) -> ElementTypes | None:
+def _types_of_joined(shapes: Sequence[Shape], op: str, known: Call, around: Relatives) -> ElementTypes | None:
     """Return the dtypes of tensors that are joined, by conversions inside, else by the pieces or the result."""
     for calls in (around.children, around.inner):
         if (converted := _converted_types(len(shapes), calls)) is not None:
@@ -228,7 +224,7 @@ def _types_of_joined(shapes: Sequence[Shape], op: str, known: Known, around: Rel
             return dtypes, f"the tensors of {name} inside"
     if op in _JOINS and (inside := _types_inside_join(shapes, op, by_name, around)) is not None:
         return inside
-    out = tensor(known, "out")
+    out = known.tensor("out")
     if out is not None and out.dtype:
         return (out.dtype,) * len(shapes), "that of the output"
     read = joined(shapes, op, known, around)
@@ -277,7 +273,7 @@ def _types_in_each_call(
     return found[min(place, len(found) - 1)][1]
 
 
-def _types_of_sizes(shapes: Sequence[Shape], known: Known, calls: Sequence[OpSignature]) -> ElementTypes | None:
+def _types_of_sizes(shapes: Sequence[Shape], known: Call, calls: Sequence[OpSignature]) -> ElementTypes | None:
     """Return the dtypes of the tensors of these sizes that calls inside read, however often; the first if there are
     several.
 
@@ -303,7 +299,7 @@ def _types_joined_inside(shapes: Sequence[Shape], calls: Sequence[OpSignature]) 
         op = call.name.partition("::")[2]
         if op not in _JOINS or [meta and meta.shape for meta in listed_tensors(call)] != list(shapes):
             continue
-        results = _join_results(shapes, op, {})
+        results = _join_results(shapes, op, Call())
         for later in calls[place + 1 :]:
             for meta in metas_of(later):
                 if meta.shape in results and meta.dtype:
@@ -381,14 +377,14 @@ def _broadcast_types(shapes: Sequence[Shape], expanded: Sequence[TensorMeta], ar
     return tuple(map(dtypes.__getitem__, shapes)), "the calls inside and after"
 
 
-def _join_results(shapes: Sequence[Shape], op: str, known: Known) -> dict[Shape, int]:
+def _join_results(shapes: Sequence[Shape], op: str, known: Call) -> dict[Shape, int]:
     """Return the possible sizes of a join's result, each with the first dimension along which the tensors are then
     joined.
     """
     whole = next((shape for shape in shapes if len(shape) != 1), shapes[0])  # cat takes an empty vector beside any
     parts = [shape for shape in shapes if len(shape) == len(whole)]
     rank = len(whole) + (op == "stack")
-    dim = dim_of(known, rank)
+    dim = known.dim(rank)
     results: dict[Shape, int] = {}
     for at in range(rank) if dim is None else (dim,):
         if op == "stack":
@@ -398,7 +394,7 @@ def _join_results(shapes: Sequence[Shape], op: str, known: Known) -> dict[Shape,
     return results
 
 
-def joined(shapes: Sequence[Shape], op: str, known: Known, around: Relatives) -> tuple[int, str, str] | None:
+def joined(shapes: Sequence[Shape], op: str, known: Call, around: Relatives) -> tuple[int, str, str] | None:
     """Return (dimension, dtype, reader) from the first of the next calls that reads the result of a join."""
     results = _join_results(shapes, op, known) if op in _JOINS and shapes else {}
     for call in around.following if results else ():
@@ -413,13 +409,13 @@ def _joined_dim(op: str) -> Rule:
     read next.
     """
 
-    def rule(known: Known, context: Context) -> Guess | None:
-        shapes = list_shapes(known, "tensors")
+    def rule(known: Call, context: Context) -> Guess | None:
+        shapes = known.shapes("tensors")
         columns = zip(*(shape for shape in shapes if shape != (0,)), strict=False) if op != "stack" else ()
         dim = next((dim for dim, sizes in enumerate(columns) if len(set(sizes)) > 1), None)
         if dim is not None:
             return Guess(value=dim, why="where the tensors differ")
-        read = joined(shapes, op, {}, context.relatives())
+        read = joined(shapes, op, Call(), context.relatives())
         if read is not None:
             return Guess(value=read[0], why=f"{read[0]}: {read[2]} reads the result")
         return Guess(value=0, why="dimension 0")
@@ -427,12 +423,12 @@ def _joined_dim(op: str) -> Rule:
     return rule
 
 
-def _other_list(known: Known) -> tuple[TensorMeta | None, ...] | None:
+def _other_list(known: Call) -> tuple[TensorMeta | None, ...] | None:
     """Return another list of the call that is resolved and not empty."""
     return next((arg.tensors for arg in known.values() if arg.type == "Tensor[]" and arg.tensors), None)
 
 
-def _steps(known: Known, context: Context) -> Guess | None:
+def _steps(known: Call, context: Context) -> Guess | None:
     """Guess one 0-dim float32 step counter for each parameter of a fused optimizer."""
     others = _other_list(known)
     if others is None:
@@ -440,15 +436,15 @@ def _steps(known: Known, context: Context) -> Guess | None:
     return Guess(tensors=(TensorMeta(shape=(), dtype="float32"),) * len(others), why="one step counter a parameter")
 
 
-def _no_tensors(known: Known, context: Context) -> Guess | None:
+def _no_tensors(known: Call, context: Context) -> Guess | None:
     return Guess(tensors=(), why="empty: only used with amsgrad")
 
 
 @by_shape
-def _sizes(shape: Shape, known: Known, context: Context) -> Guess | None:
+def _sizes(shape: Shape, known: Call, context: Context) -> Guess | None:
     """Guess sizes of pieces from the views made inside, if they add up to the whole; otherwise equal sizes."""
-    around, recorded = context.relatives(), value(known, "dim") is not None
-    dim = dim_of(known, len(shape)) if recorded else 0
+    around, recorded = context.relatives(), known.value("dim") is not None
+    dim = known.dim(len(shape)) if recorded else 0
     by_name = ([call for call in around.children if call.name == name] for name in _PIECES)
     views = next(filter(None, by_name), None)
     if not shape or dim is None or views is None:
@@ -478,7 +474,7 @@ def _pieces_read(whole: Shape, count: int, around: Relatives) -> tuple[int, Shap
 
 
 @by_shape
-def _split_dim(shape: Shape, known: Known, context: Context) -> Guess | None:
+def _split_dim(shape: Shape, known: Call, context: Context) -> Guess | None:
     around = context.relatives()
     count = next((n for name in _PIECES if (n := sum(call.name == name for call in around.children))), 0)
     read = _pieces_read(shape, count, around)
@@ -496,7 +492,7 @@ def _piece(call: OpSignature, dim: int) -> int | None:
     return bounds[1] if call.name == "aten::narrow" else bounds[1] - bounds[0]
 
 
-def _flattened(known: Known, context: Context) -> Guess | None:
+def _flattened(known: Call, context: Context) -> Guess | None:
     """Guess the tensors of flatten_dense_tensors: each is viewed as one dimension before they are joined."""
     for name in ("aten::view", "aten::reshape", "aten::flatten"):
         if metas := _each(context.relatives().children, name):
@@ -504,11 +500,11 @@ def _flattened(known: Known, context: Context) -> Guess | None:
     return _joined(known, context)
 
 
-def _unflattened(known: Known, context: Context) -> Guess | None:
+def _unflattened(known: Call, context: Context) -> Guess | None:
     """Guess the tensors of unflatten_dense_tensors: each piece is viewed in the shape of one tensor; else the
     pieces.
     """
-    flat, views = tensor(known, "flat"), [c for c in context.relatives().children if c.name == "aten::view"]
+    flat, views = known.tensor("flat"), [c for c in context.relatives().children if c.name == "aten::view"]
     sizes = [size if (size := recorded_numbers(call, 1)) is not None else recorded_shape(call) for call in views]
     shapes = [size for size in sizes if size is not None and min(size, default=0) >= 0]
     if flat is None or not shapes or len(shapes) < len(views):

@@ -9,21 +9,18 @@ from __future__ import annotations
 
 import math
 
+from opreplay.replay.ir.call import Call
 from opreplay.replay.ir.model import Value
 from opreplay.replay.resolve.guess.values import (
     Context,
     Guess,
-    Known,
     Rule,
     Shape,
     always,
     by_shape,
     first_tensors,
     last_dim,
-    list_shapes,
     names,
-    shape_of,
-    value,
 )
 
 GROUPS = (32, 16, 8, 4, 2, 1)
@@ -39,8 +36,8 @@ def _common(constant: Value, why: str = "a common value") -> Rule:
 
 
 @by_shape
-def _group_count(shape: Shape, known: Known, context: Context) -> Guess | None:
-    mean = shape_of(known, "mean")
+def _group_count(shape: Shape, known: Call, context: Context) -> Guess | None:
+    mean = known.shape("mean")
     if mean is not None and len(mean) == 2:
         return Guess(value=mean[1], why="the shape of mean")
     if len(shape) < 2:
@@ -51,7 +48,7 @@ def _group_count(shape: Shape, known: Known, context: Context) -> Guess | None:
 
 def _of_input(which: str) -> Rule:
     @by_shape
-    def rule(shape: Shape, known: Known, context: Context) -> Guess | None:
+    def rule(shape: Shape, known: Call, context: Context) -> Guess | None:
         if len(shape) < 2:
             return None
         sizes = {"N": shape[0], "C": shape[1], "HxW": math.prod(shape[2:])}
@@ -65,8 +62,8 @@ def _recurrent(which: str) -> Rule:
     direction.
     """
 
-    def rule(known: Known, context: Context) -> Guess | None:
-        shapes = list_shapes(known, "params")
+    def rule(known: Call, context: Context) -> Guess | None:
+        shapes = known.shapes("params")
         matrices = [shape for shape in shapes if len(shape) == 2]
         if len(matrices) < 2:
             return None
@@ -82,8 +79,8 @@ def _recurrent(which: str) -> Rule:
     return rule
 
 
-def _head_count(known: Known, context: Context) -> Guess | None:
-    shape = shape_of(known, "query", "qkv", "src")
+def _head_count(known: Call, context: Context) -> Guess | None:
+    shape = known.shape("query", "qkv", "src")
     if not shape:
         return None
     width = shape[-1] // 3 if "qkv" in known else shape[-1]
@@ -91,29 +88,29 @@ def _head_count(known: Known, context: Context) -> Guess | None:
     return Guess(value=count, why=f"{count} (a common value)")
 
 
-def _grouped_heads(known: Known, context: Context) -> Guess | None:
-    query, key = shape_of(known, "query"), shape_of(known, "key")
+def _grouped_heads(known: Call, context: Context) -> Guess | None:
+    query, key = known.shape("query"), known.shape("key")
     if query is None or key is None or len(query) < 4 or len(key) < 4:
         return None
     return Guess(value=query[-3] != key[-3], why="the heads of query and key")
 
 
 @by_shape
-def _spectrum_width(shape: Shape, known: Known, context: Context) -> Guess | None:
-    window = shape_of(known, "window")
+def _spectrum_width(shape: Shape, known: Call, context: Context) -> Guess | None:
+    window = known.shape("window")
     if window is not None and len(window) == 1 and window[0] > 0:
         return Guess(value=window[0], why="the length of the window")
     return Guess(value=max(1, min(400, shape[-1])), why="400, or the length of the signal") if shape else None
 
 
 @by_shape
-def _inverse_width(shape: Shape, known: Known, context: Context) -> Guess | None:
+def _inverse_width(shape: Shape, known: Call, context: Context) -> Guess | None:
     return Guess(value=2 * (shape[-2] - 1), why="the number of frequencies") if len(shape) > 1 else None
 
 
-def _table_rows(known: Known, context: Context) -> Guess | None:
+def _table_rows(known: Call, context: Context) -> Guess | None:
     """Guess the rows of the embedding that a gradient belongs to: those of a parameter with the same width."""
-    grad, around = shape_of(known, "grad_output", "grad"), context.relatives()
+    grad, around = known.shape("grad_output", "grad"), context.relatives()
     if not grad:
         return None
     table = around.forward_shape or ()
@@ -125,19 +122,19 @@ def _table_rows(known: Known, context: Context) -> Guess | None:
     return Guess(value=EMBEDDINGS, why=f"{EMBEDDINGS}: nothing in the trace tells it")
 
 
-def _one_each(known: Known, context: Context) -> Guess | None:
+def _one_each(known: Call, context: Context) -> Guess | None:
     """Guess one number per tensor of a list."""
     count = next((len(arg.tensors) for arg in known.values() if arg.type == "Tensor[]" and arg.tensors), None)
     return None if count is None else Guess(value=(1.0,) * count, why="1 for each tensor")
 
 
-def _hidden_size(known: Known, context: Context) -> Guess | None:
-    weight = shape_of(known, "weight1")
+def _hidden_size(known: Call, context: Context) -> Guess | None:
+    weight = known.shape("weight1")
     return Guess(value=weight[1], why="the shape of the weight") if weight and len(weight) == 2 else None
 
 
 @by_shape
-def _real_length(shape: Shape, known: Known, context: Context) -> Guess | None:
+def _real_length(shape: Shape, known: Call, context: Context) -> Guess | None:
     return Guess(value=max(1, 2 * (shape[-1] - 1)), why="the number of frequencies") if shape else None
 
 
@@ -148,7 +145,7 @@ def _transform(context: Context) -> str:
     return next((name for name in names if name.startswith("fft_")), "")
 
 
-def _scaling(known: Known, context: Context) -> Guess | None:
+def _scaling(known: Call, context: Context) -> Guess | None:
     """Guess the code of `fft_norm_mode` (ATen/native/SpectralOpsUtils.h): an inverse divides by the number of
     elements.
     """
@@ -158,7 +155,7 @@ def _scaling(known: Known, context: Context) -> Guess | None:
     return Guess(value=2 if inverse else 0, why=why)
 
 
-def _one_sided(known: Known, context: Context) -> Guess | None:
+def _one_sided(known: Call, context: Context) -> Guess | None:
     """Guess whether a transform computes one half only: `fft` and `ifft` compute both halves, real-input transforms
     one.
     """
@@ -168,7 +165,7 @@ def _one_sided(known: Known, context: Context) -> Guess | None:
 
 
 @by_shape
-def _transformed_dims(shape: Shape, known: Known, context: Context) -> Guess | None:
+def _transformed_dims(shape: Shape, known: Call, context: Context) -> Guess | None:
     """Guess the last dimension, the last two, or all of them, by the name of the transform."""
     name, rank = _transform(context), len(shape)
     count = min(rank, rank if name.endswith("n") else 2 if name.endswith("2") else 1)
@@ -178,10 +175,10 @@ def _transformed_dims(shape: Shape, known: Known, context: Context) -> Guess | N
 
 
 @by_shape
-def _signal_length(shape: Shape, known: Known, context: Context) -> Guess | None:
+def _signal_length(shape: Shape, known: Call, context: Context) -> Guess | None:
     """Guess the length to which a transform pads its input, from the transform inside or from what is read next."""
     around = context.relatives()
-    if not shape or value(known, "dim") not in (None, -1, len(shape) - 1):
+    if not shape or known.value("dim") not in (None, -1, len(shape) - 1):
         return None
     inverse = around.name.startswith(("aten::fft_ir", "aten::fft_hf"))
     usual, calls = shape[-1], around.children
@@ -196,11 +193,11 @@ def _signal_length(shape: Shape, known: Known, context: Context) -> Guess | None
 
 
 @by_shape
-def _halved(shape: Shape, known: Known, context: Context) -> Guess | None:
+def _halved(shape: Shape, known: Call, context: Context) -> Guess | None:
     """Guess the dimension of a gated unit: the one in which its gradient, or what is read next, is half as large."""
     if not shape:
         return None
-    grad = shape_of(known, "grad_output")
+    grad = known.shape("grad_output")
     read = [meta.shape for meta, _ in first_tensors(context.relatives().following[:2])]
     for half in read if grad is None else [grad]:
         dims = [d for d in range(len(shape)) if half == (*shape[:d], shape[d] // 2, *shape[d + 1 :])]
@@ -209,19 +206,19 @@ def _halved(shape: Shape, known: Known, context: Context) -> Guess | None:
     return last_dim(known, context)
 
 
-def _steps(known: Known, context: Context) -> Guess | None:
-    sizes = shape_of(known, "batch_sizes")
+def _steps(known: Call, context: Context) -> Guess | None:
+    sizes = known.shape("batch_sizes")
     return Guess(value=sizes[0], why="one step for each size of a batch") if sizes else None
 
 
-def _in_training(known: Known, context: Context) -> Guess | None:
+def _in_training(known: Call, context: Context) -> Guess | None:
     """Guess training mode if the trace accumulates gradients, evaluation mode if it has none."""
     trained = bool(context.relatives().gradients)
     why = "gradients are accumulated in this trace" if trained else "no gradient is accumulated in this trace"
     return Guess(value=trained, why=f"{trained}: {why}")
 
 
-def _drops(known: Known, context: Context) -> Guess | None:
+def _drops(known: Call, context: Context) -> Guess | None:
     """Guess whether a dropout is active: an inactive dropout makes no calls inside."""
     calls = bool(context.relatives().children)
     return Guess(value=calls, why=f"{calls}: it calls {'others' if calls else 'nothing'} inside")
@@ -232,8 +229,8 @@ def _full_lengths(name: str, dim: int) -> Rule:
     recorded.
     """
 
-    def rule(known: Known, context: Context) -> Guess | None:
-        scores, longest = shape_of(known, "log_probs"), shape_of(known, name)
+    def rule(known: Call, context: Context) -> Guess | None:
+        scores, longest = known.shape("log_probs"), known.shape(name)
         if scores is None or len(scores) != 3 or longest is None or len(longest) <= dim:
             return None
         return Guess(value=(longest[dim],) * scores[1], why=f"the full length {longest[dim]} of each")
@@ -241,7 +238,7 @@ def _full_lengths(name: str, dim: int) -> Rule:
     return rule
 
 
-def _sparsely(known: Known, context: Context) -> Guess | None:
+def _sparsely(known: Call, context: Context) -> Guess | None:
     """Guess whether the gradient of an embedding is sparse, from the calls inside the node that makes it."""
     around = context.relatives()
     names = [call.name for call in (*around.backward, *around.inside)]
@@ -249,9 +246,9 @@ def _sparsely(known: Known, context: Context) -> Guess | None:
     return None if kind is None else Guess(value="_sparse_" in kind, why=f"{kind} makes the gradient")
 
 
-def _counts_the_end(known: Known, context: Context) -> Guess | None:
+def _counts_the_end(known: Call, context: Context) -> Guess | None:
     """Guess whether offsets end with the number of indices: there is then one bag fewer than offsets."""
-    around, offsets = context.relatives(), shape_of(known, "offsets")
+    around, offsets = context.relatives(), known.shape("offsets")
     read = next((meta.shape for meta, _ in first_tensors(around.following)), None)
     if offsets is None or read is None or len(read) != 2 or len(offsets) != 1:
         return None

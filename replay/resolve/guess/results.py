@@ -10,11 +10,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from itertools import combinations
 
+from opreplay.replay.ir.call import Call
 from opreplay.replay.ir.recorded_call import recorded_args
 from opreplay.replay.resolve.guess.values import (
     Context,
     Guess,
-    Known,
     Relatives,
     Rule,
     Shape,
@@ -23,10 +23,7 @@ from opreplay.replay.resolve.guess.values import (
     first_tensors,
     last_dim,
     names,
-    shape_of,
-    tensor,
     tensor_shapes,
-    value,
 )
 from opreplay.traces.model import OpSignature, TensorMeta
 
@@ -39,10 +36,10 @@ MAX_RANK = 8
 """Of tensors whose reduced dimensions are searched for."""
 
 
-def _results(known: Known, context: Context) -> Iterator[tuple[Shape, str]]:
+def _results(known: Call, context: Context) -> Iterator[tuple[Shape, str]]:
     """Yield possible shapes of the result, with the evidence, most certain first."""
     for name in _RESULTS:
-        meta = tensor(known, name)
+        meta = known.tensor(name)
         if meta is not None:
             yield meta.shape, f"the shape of {name}"
     around = context.relatives()
@@ -56,11 +53,11 @@ Reduction = tuple[tuple[int, ...], bool]
 """(dimensions, keepdim)"""
 
 
-def _reduced(shape: Shape, known: Known, context: Context) -> tuple[Reduction, str] | None:
+def _reduced(shape: Shape, known: Call, context: Context) -> tuple[Reduction, str] | None:
     """Return the reduction of the input that gives the recorded output, or what is read next, with the reason."""
     if len(shape) > MAX_RANK:
         return None
-    out = shape_of(known, "out", "values")
+    out = known.shape("out", "values")
     if out is not None and out != (0,):  # torch gives an empty one its size later
         reduction = reduction_to(shape, out)
         return reduction and (reduction, "the shape of the output")
@@ -74,7 +71,7 @@ def _reduced(shape: Shape, known: Known, context: Context) -> tuple[Reduction, s
     viewed = next(first_tensors(around.following[:1], ("aten::view",)), None) if engine else None
     if viewed is not None and viewed[0].shape == shape and shape[:1] == (1,):
         return ((0,), True), "the sum of a gradient over dimensions in front, viewed next"
-    read = _reduced_to_what_is_read(shape, around, one_dim=isinstance(value(known, "dim"), int))
+    read = _reduced_to_what_is_read(shape, around, one_dim=isinstance(known.value("dim"), int))
     if read is None and inside is not None and 1 in shape:
         dim = max(d for d, n in enumerate(shape) if n == 1)
         return ((dim,), inside[1]), "the last dimension of size 1, as the result has as many elements"
@@ -119,7 +116,7 @@ def reduction_to(shape: Shape, out: Shape) -> Reduction | None:
 
 
 @by_shape
-def _reduced_dims(shape: Shape, known: Known, context: Context) -> Guess | None:
+def _reduced_dims(shape: Shape, known: Call, context: Context) -> Guess | None:
     if (reduced := _reduced(shape, known, context)) is None:
         return None
     (dims, _), why = reduced
@@ -127,8 +124,8 @@ def _reduced_dims(shape: Shape, known: Known, context: Context) -> Guess | None:
     return Guess(value=() if whole else dims, why=why)
 
 
-def _reduced_dim(known: Known, context: Context) -> Guess | None:
-    shape = shape_of(known, "self", "input")
+def _reduced_dim(known: Call, context: Context) -> Guess | None:
+    shape = known.shape("self", "input")
     reduced = None if shape is None else _reduced(shape, known, context)
     if reduced is not None and len(reduced[0][0]) == 1:
         return Guess(value=reduced[0][0][0], why=reduced[1])
@@ -143,7 +140,7 @@ def node_gradient(around: Relatives) -> TensorMeta | None:
     return first_tensor_of(node) if node is not None and "Backward" in node.name and "::" not in node.name else None
 
 
-def _summed_type(known: Known, context: Context) -> Guess | None:
+def _summed_type(known: Call, context: Context) -> Guess | None:
     """Guess the dtype of a sum with an explicit dtype: that of the view of its result, or of its gradient."""
     around = context.relatives()
     metas = [meta for meta, _ in first_tensors(around.children, ("aten::as_strided", "aten::fill_"))]
@@ -152,7 +149,7 @@ def _summed_type(known: Known, context: Context) -> Guess | None:
 
 
 @by_shape
-def _loss_reduction(shape: Shape, known: Known, context: Context) -> Guess | None:
+def _loss_reduction(shape: Shape, known: Call, context: Context) -> Guess | None:
     """Guess 0 for none, 1 for a mean, 2 for a sum, from the calls inside or the gradient of the result."""
     around = context.relatives()
     if any(call.name == "aten::mean" for call in around.inside):
@@ -163,19 +160,19 @@ def _loss_reduction(shape: Shape, known: Known, context: Context) -> Guess | Non
     return None
 
 
-def _loss_back(known: Known, context: Context) -> Guess | None:
+def _loss_back(known: Call, context: Context) -> Guess | None:
     """Guess the reduction in the backward of a loss: its gradient is a scalar, or has one value per element."""
-    grad = tensor(known, "grad_output")
+    grad = known.tensor("grad_output")
     return Guess(value=0, why="0: a gradient for each element") if grad is not None and grad.shape else None
 
 
 @by_shape
-def _keepdim(shape: Shape, known: Known, context: Context) -> Guess | None:
+def _keepdim(shape: Shape, known: Call, context: Context) -> Guess | None:
     reduced = _reduced(shape, known, context)
     return reduced and Guess(value=reduced[0][1], why=reduced[1])
 
 
-def _first_fit(known: Known, context: Context, fits: Callable[[Shape], bool]) -> tuple[Shape, str] | None:
+def _first_fit(known: Call, context: Context, fits: Callable[[Shape], bool]) -> tuple[Shape, str] | None:
     """Return the first possible shape of the result that fits, with the evidence."""
     return next(((shape, why) for shape, why in _results(known, context) if fits(shape)), None)
 
@@ -184,7 +181,7 @@ def _padding(spatial: int | None, *, backward: bool = False) -> Rule:
     """Return the rule for padding pairs, last dimension first; for `spatial` dimensions, or for all that differ."""
 
     @by_shape
-    def rule(shape: Shape, known: Known, context: Context) -> Guess | None:
+    def rule(shape: Shape, known: Call, context: Context) -> Guess | None:
         same = 0 if spatial is None else len(shape) - spatial
         if not shape or same < 0:
             return None
@@ -227,8 +224,8 @@ def _sides(more: int) -> tuple[int, int]:
 def _output_size(spatial: int, fallback: Callable[[int], int]) -> Rule:
     """Return the rule for the last sizes of a result that keeps all other dimensions."""
 
-    def rule(known: Known, context: Context) -> Guess | None:
-        shape, grad = shape_of(known, "self", "input"), shape_of(known, "grad_output")
+    def rule(known: Call, context: Context) -> Guess | None:
+        shape, grad = known.shape("self", "input"), known.shape("grad_output")
         if shape is None:  # the backward of a resampling has the gradient alone
             return None if grad is None else Guess(value=grad[-spatial:], why="the shape of grad_output")
         same = len(shape) - spatial
@@ -250,9 +247,9 @@ def _scale_factors(spatial: int) -> Rule:
     """Return the rule for the scale factors of a resampling that was called without an output size."""
 
     @by_shape
-    def rule(shape: Shape, known: Known, context: Context) -> Guess | None:
+    def rule(shape: Shape, known: Call, context: Context) -> Guess | None:
         size = _output_size(spatial, lambda n: 2 * n)(known, context)
-        if value(known, "output_size") is not None or size is None or not all(shape[-spatial:]):
+        if known.value("output_size") is not None or size is None or not all(shape[-spatial:]):
             return None
         factors = tuple(n / m for n, m in zip(size.value, shape[-spatial:], strict=True))
         return Guess(value=factors, why=size.why)
@@ -265,8 +262,8 @@ def _input_size(spatial: int) -> Rule:
     size.
     """
 
-    def rule(known: Known, context: Context) -> Guess | None:
-        grad, forward = shape_of(known, "grad_output"), context.relatives().forward
+    def rule(known: Call, context: Context) -> Guess | None:
+        grad, forward = known.shape("grad_output"), context.relatives().forward
         if grad is None or len(grad) <= spatial:
             return None
         source = None if forward is None else first_tensor_of(forward)
@@ -278,7 +275,7 @@ def _input_size(spatial: int) -> Rule:
     return rule
 
 
-def _length(known: Known, context: Context) -> Guess | None:
+def _length(known: Call, context: Context) -> Guess | None:
     """Guess the length of a new sequence: from its output, or the first vector that is written or read next."""
     sequence = _first_fit(known, context, lambda shape: len(shape) == 1)
     if sequence is not None:
@@ -294,7 +291,7 @@ def _length(known: Known, context: Context) -> Guess | None:
 def _side_of_matrix(side: int) -> Rule:
     """Return the rule for the rows or columns of an identity matrix."""
 
-    def rule(known: Known, context: Context) -> Guess | None:
+    def rule(known: Call, context: Context) -> Guess | None:
         matrix = _first_fit(known, context, lambda shape: len(shape) == 2)
         return (
             Guess(value=matrix[0][side], why=matrix[1]) if matrix is not None else Guess(value=16, why=f"16: {NOTHING}")
@@ -303,9 +300,9 @@ def _side_of_matrix(side: int) -> Rule:
     return rule
 
 
-def _resized(known: Known, context: Context) -> Guess | None:
+def _resized(known: Call, context: Context) -> Guess | None:
     """Guess the size to which an op resizes its result: the size that the same op, or a later call, gets next."""
-    source, around = tensor(known, "self"), context.relatives()
+    source, around = known.tensor("self"), context.relatives()
     parent = around.parent_name
     if parent == "aten::resize_as_" and around.parent is not None:
         template = first_tensor_of(around.parent, 1)
@@ -365,7 +362,7 @@ _VECTORS = frozenset(f"aten::{name}" for name in ("arange", "range", "linspace",
 
 
 @by_shape
-def _largest_count(shape: Shape, known: Known, context: Context) -> Guess | None:
+def _largest_count(shape: Shape, known: Call, context: Context) -> Guess | None:
     """Guess the `k` of topk: the size of the only dimension in which the result is smaller."""
 
     def fits(result: Shape) -> bool:
@@ -377,7 +374,7 @@ def _largest_count(shape: Shape, known: Known, context: Context) -> Guess | None
 
 
 @by_shape
-def _repeats(shape: Shape, known: Known, context: Context) -> Guess | None:
+def _repeats(shape: Shape, known: Call, context: Context) -> Guess | None:
     def fits(result: Shape) -> bool:
         if len(result) != len(shape) or result == shape:
             return False

@@ -16,23 +16,12 @@ from functools import cache
 from itertools import chain, combinations, islice, product
 from typing import TYPE_CHECKING, Any
 
+from opreplay.replay.ir.call import Call
 from opreplay.replay.ir.model import ReplayArg
 from opreplay.replay.ir.recorded_call import recorded_args
 from opreplay.replay.resolve.guess import copies, inside
 from opreplay.replay.resolve.guess.batches import recorded_by_name
-from opreplay.replay.resolve.guess.values import (
-    NOT_INSIDE,
-    Context,
-    Guess,
-    Known,
-    Relatives,
-    Shape,
-    first_tensor,
-    metas_of,
-    recorded_shape,
-    self_tensor,
-    value,
-)
+from opreplay.replay.resolve.guess.values import NOT_INSIDE, Context, Guess, Relatives, Shape, metas_of, recorded_shape
 from opreplay.replay.resolve.match import Match, best_match
 from opreplay.replay.resolve.schema import ArgSpec, OpSpec, specs_of
 from opreplay.traces.literals import is_whole_numbers
@@ -95,17 +84,17 @@ class Target:
     """It may be that of what the view is taken of, too."""
 
 
-Usual = Callable[[OpSpec, ArgSpec, Known, Context], Guess | None]
+Usual = Callable[[OpSpec, ArgSpec, Call, Context], Guess | None]
 
 
-def search(spec: OpSpec, known: Known, context: Context, usual: Usual) -> Tried | None:
+def search(spec: OpSpec, known: Call, context: Context, usual: Usual) -> Tried | None:
     """Return the first choice of the open arguments whose result appears in the trace; None if there is none.
 
     `usual` guesses the arguments of an enclosing view whose result does not appear either.
     """
     if spec.name in _GRADIENTS:
         return _forward(spec.name.removesuffix("_backward"), known, context)
-    source = self_tensor(known)
+    source = known.subject
     if source is None:
         return None
     if spec.name in _STRIDED:
@@ -119,13 +108,13 @@ def search(spec: OpSpec, known: Known, context: Context, usual: Usual) -> Tried 
     return next((replace(results[t.shape], why=t.why) for t in shown), None)
 
 
-def _forward(name: str, known: Known, context: Context) -> Tried | None:
+def _forward(name: str, known: Call, context: Context) -> Tried | None:
     """Return the view whose result has the size of the gradient passed to its backward."""
-    sizes, grad = value(known, "input_sizes"), first_tensor(known)
+    sizes, grad = known.value("input_sizes"), known.first_tensor()
     spec = next((spec for spec in specs_of(name) if spec.overload in ("int", "Tensor")), None)
     if spec is None or grad is None or not is_whole_numbers(sizes) or len(sizes) > MAX_RANK:
         return None
-    recorded = {name: known[name] for name in ("dim", "end") if name in known}
+    recorded = Call({name: known[name] for name in ("dim", "end") if name in known})
     source = TensorMeta(shape=sizes, dtype=grad.dtype)
     tried = _results(spec, source, recorded, context.relatives(), [grad.shape]).get(grad.shape)
     return tried and replace(tried, why="the size of the gradient")
@@ -151,7 +140,7 @@ def _result_of_parent(source: TensorMeta, context: Context, usual: Usual) -> Tri
 
 
 def _usual_result(
-    match: Match, source: TensorMeta, known: dict[str, ReplayArg], caller: Context, usual: Usual, *, place: int
+    match: Match, source: TensorMeta, known: Call, caller: Context, usual: Usual, *, place: int
 ) -> Tried | None:
     """Return the result of a view with default values for arguments that are not recorded."""
     why, shown = "recorded", True
@@ -170,10 +159,10 @@ def _positional(spec: OpSpec) -> list[ArgSpec]:
     return [arg for arg in spec.args[1:] if not arg.keyword_only]
 
 
-def _plain(known: Known, arg: ArgSpec) -> Any:
+def _plain(known: Call, arg: ArgSpec) -> Any:
     """Return the value of an argument for a call on meta tensors."""
     meta = known[arg.name].tensors[0] if arg.name in known and known[arg.name].tensors else None
-    return value(known, arg.name) if meta is None else _on_meta(meta)
+    return known.value(arg.name) if meta is None else _on_meta(meta)
 
 
 def _on_meta(meta: TensorMeta) -> torch.Tensor:
@@ -203,7 +192,7 @@ def _called(
 
 
 def _results(
-    spec: OpSpec, source: TensorMeta, known: Known, around: Relatives, targets: Sequence[Shape]
+    spec: OpSpec, source: TensorMeta, known: Call, around: Relatives, targets: Sequence[Shape]
 ) -> dict[Shape, Tried]:
     """Return the first choice of arguments for each possible size of the result."""
     choices = [

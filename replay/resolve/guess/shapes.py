@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
+from opreplay.replay.ir.call import Call
 from opreplay.replay.ir.model import ReplayArg
 from opreplay.replay.resolve.guess.copies import COPY_RULES
 from opreplay.replay.resolve.guess.embedding_tables import TABLE_RULES, WIDTH_RULES
@@ -21,23 +22,17 @@ from opreplay.replay.resolve.guess.results import RESULT_RULES
 from opreplay.replay.resolve.guess.values import (
     Context,
     Guess,
-    Known,
     Relatives,
     Rule,
     Shape,
     always,
     by_shape,
-    dim_of,
-    first_tensor,
     first_tensor_of,
     first_tensors,
     last_dim,
     metas_of,
     names,
     recorded_shape,
-    shape_of,
-    tensor,
-    value,
 )
 from opreplay.replay.resolve.guess.views import VIEW_ARGUMENTS, VIEW_RULES
 from opreplay.replay.resolve.guess.windows import WINDOW_RULES
@@ -47,20 +42,20 @@ from opreplay.traces.model import contiguous_strides
 RANGE_READERS = 6
 
 
-def _first_shape(known: Known, context: Context) -> Guess | None:
-    meta = first_tensor(known)
+def _first_shape(known: Call, context: Context) -> Guess | None:
+    meta = known.first_tensor()
     return meta and Guess(value=meta.shape, why="the shape of the first tensor")
 
 
-def _first_strides(known: Known, context: Context) -> Guess | None:
-    meta, size = first_tensor(known), value(known, "size")
+def _first_strides(known: Call, context: Context) -> Guess | None:
+    meta, size = known.first_tensor(), known.value("size")
     if meta is not None and meta.strides is not None and (not is_whole_numbers(size) or size == meta.shape):
         return Guess(value=meta.strides, why="the strides of the first tensor")
     shape = size if is_whole_numbers(size) else None if meta is None else meta.shape
     return None if shape is None else Guess(value=contiguous_strides(shape), why="contiguous")
 
 
-def _factory_size(known: Known, context: Context) -> Guess | None:
+def _factory_size(known: Call, context: Context) -> Guess | None:
     """Guess the size of a new tensor: that of what is next written into it, or of its caller's argument."""
     around, like = context.relatives(), _first_shape(known, context)
     if (sample := _size_without_batch(known, context)) is not None:
@@ -79,14 +74,14 @@ def _factory_size(known: Known, context: Context) -> Guess | None:
     return like or _memory_size(around)
 
 
-def _size_without_batch(known: Known, context: Context) -> Guess | None:
+def _size_without_batch(known: Call, context: Context) -> Guess | None:
     """Under vmap the call for one sample makes the one for the batch, whose size has the batch in front."""
-    around, own = context.relatives(), first_tensor(known)
+    around, own = context.relatives(), known.first_tensor()
     inside = around.batched() if around.batched is not None else None
     batch = None if inside is None else first_tensor_of(inside[0])
     if own is None or inside is None or batch is None or not batch.shape or batch.shape[1:] != own.shape:
         return None
-    given = {"self": ReplayArg(name="self", type="Tensor", tensors=(batch,))}
+    given = Call({"self": ReplayArg(name="self", type="Tensor", tensors=(batch,))})
     guessed = _factory_size(given, replace(context, relatives=lambda: inside[1]))
     if guessed is None or guessed.value[:1] != batch.shape[:1]:
         return None
@@ -106,13 +101,13 @@ def _memory_size(around: Relatives) -> Guess | None:
     return None if shape is None else Guess(value=shape, why=f"the first tensor of the calling {around.parent_name}")
 
 
-def _empty_size(known: Known, context: Context) -> Guess | None:
+def _empty_size(known: Call, context: Context) -> Guess | None:
     """Guess a size for `empty`: allocating without writing takes the same time for all but the largest sizes."""
     return _factory_size(known, context) or Guess(value=(1,), why="[1]: nothing in the trace tells it")
 
 
-def _range_end(known: Known, context: Context) -> Guess | None:
-    out, around = shape_of(known, "out"), context.relatives()
+def _range_end(known: Call, context: Context) -> Guess | None:
+    out, around = known.shape("out"), context.relatives()
     if out is not None and out != (0,):  # torch gives an empty one its size later
         return Guess(value=math.prod(out), why="the length of the output")
     calls = (*around.children, *around.following[:RANGE_READERS])
@@ -123,48 +118,48 @@ def _range_end(known: Known, context: Context) -> Guess | None:
     return next((Guess(value=m.shape[0], why=f"the length of what {name} is given") for m, name in vectors), None)
 
 
-def _dims_list(known: Known, context: Context) -> Guess | None:
-    meta = first_tensor(known)
+def _dims_list(known: Call, context: Context) -> Guess | None:
+    meta = known.first_tensor()
     return meta and Guess(value=(0,) if meta.shape else (), why="dimension 0")
 
 
-def _normalized_shape(known: Known, context: Context) -> Guess | None:
-    weight, shape = shape_of(known, "weight"), shape_of(known, "input", "self")
+def _normalized_shape(known: Call, context: Context) -> Guess | None:
+    weight, shape = known.shape("weight"), known.shape("input", "self")
     if weight is not None:
         return Guess(value=weight, why="the shape of the weight")
     return Guess(value=shape[-1:], why="the last dimension of the input") if shape else None
 
 
-def _gradients_of_norm(known: Known, context: Context) -> Guess | None:
+def _gradients_of_norm(known: Call, context: Context) -> Guess | None:
     """Guess a gradient for the input alone if a normalisation has no weights."""
-    weighted = tensor(known, "weight") is not None
+    weighted = known.tensor("weight") is not None
     return Guess(value=(True, weighted, weighted), why="gradients of the input and of weights that there are")
 
 
 @by_shape
-def _halves(shape: Shape, known: Known, context: Context) -> Guess | None:
-    size = shape[dim_of(known, len(shape)) or 0] if shape else 0
+def _halves(shape: Shape, known: Call, context: Context) -> Guess | None:
+    size = shape[known.dim(len(shape)) or 0] if shape else 0
     return Guess(value=(size - size // 2, size // 2), why="two halves") if shape else None
 
 
 @by_shape
-def _half(shape: Shape, known: Known, context: Context) -> Guess | None:
-    size = shape[dim_of(known, len(shape)) or 0] if shape else 0
+def _half(shape: Shape, known: Call, context: Context) -> Guess | None:
+    size = shape[known.dim(len(shape)) or 0] if shape else 0
     return Guess(value=max(1, (size + 1) // 2), why="half of the dimension") if shape else None
 
 
-def _reduced_shape(known: Known, context: Context) -> Guess | None:
+def _reduced_shape(known: Call, context: Context) -> Guess | None:
     """Guess the input of a max or min whose gradient goes to one position of dimension 0: at least that long."""
-    grad = shape_of(known, "grad")
+    grad = known.shape("grad")
     if grad is None:
         return None
-    return Guess(value=(2, *(grad[1:] if value(known, "keepdim") else grad)), why="dimension 0 of size 2")
+    return Guess(value=(2, *(grad[1:] if known.value("keepdim") else grad)), why="dimension 0 of size 2")
 
 
 @by_shape
-def _where_index_differs(shape: Shape, known: Known, context: Context) -> Guess | None:
+def _where_index_differs(shape: Shape, known: Call, context: Context) -> Guess | None:
     """Guess the dimension of gather and scatter: in every other dimension the index must fit into self."""
-    index = shape_of(known, "index")
+    index = known.shape("index")
     if not shape or index is None or len(shape) != len(index):
         return None
     over = [d for d, (n, m) in enumerate(zip(index, shape, strict=True)) if n > m]
@@ -173,15 +168,15 @@ def _where_index_differs(shape: Shape, known: Known, context: Context) -> Guess 
 
 
 @by_shape
-def _where_source_differs(shape: Shape, known: Known, context: Context) -> Guess | None:
-    source = shape_of(known, "source")
+def _where_source_differs(shape: Shape, known: Call, context: Context) -> Guess | None:
+    source = known.shape("source")
     if not shape or source is None or len(shape) != len(source):
         return None
     dim = next((d for d, (n, m) in enumerate(zip(shape, source, strict=True)) if n != m), 0)
     return Guess(value=dim, why="where source and self differ")
 
 
-def _is_stable(known: Known, context: Context) -> Guess | None:
+def _is_stable(known: Call, context: Context) -> Guess | None:
     """Programs reach the overload `stable` by giving that argument; `aten::sort` calls it with False."""
     parent = context.relatives().parent
     if parent is not None and parent.name in ("aten::sort", "aten::argsort") and len(parent.dims or ()) < 4:
@@ -191,8 +186,8 @@ def _is_stable(known: Known, context: Context) -> Guess | None:
 
 def _dot_dims(side: int) -> Rule:
     @by_shape
-    def rule(shape: Shape, known: Known, context: Context) -> Guess | None:
-        other = shape_of(known, "other")
+    def rule(shape: Shape, known: Call, context: Context) -> Guess | None:
+        other = known.shape("other")
         if other is None:
             return None
         pairs = ((a, b) for a in reversed(range(len(shape))) for b in range(len(other)) if shape[a] == other[b])

@@ -9,22 +9,10 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 
+from opreplay.replay.ir.call import Call
 from opreplay.replay.ir.recorded_call import RecordedArg, recorded_args
 from opreplay.replay.resolve.guess.einsum import equation
-from opreplay.replay.resolve.guess.values import (
-    Context,
-    Guess,
-    Known,
-    Relatives,
-    Rule,
-    first_tensors,
-    list_shapes,
-    names,
-    recorded_numbers,
-    shape_of,
-    tensor,
-    value,
-)
+from opreplay.replay.resolve.guess.values import Context, Guess, Relatives, Rule, first_tensors, names, recorded_numbers
 from opreplay.traces.model import OpSignature, TensorMeta
 
 UNTOLD = "strings are not recorded"
@@ -85,7 +73,7 @@ def _named_in_kernel(context: Context, pattern: re.Pattern[str], texts: Mapping[
     return None if word is None else Guess(value=texts[word], why=f"{texts[word]!r}: named in the recorded kernel")
 
 
-def _padding_mode(known: Known, context: Context) -> Guess | None:
+def _padding_mode(known: Call, context: Context) -> Guess | None:
     for call in context.relatives().inside:
         op = call.name.partition("::")[2]
         for begin, mode in _PADDINGS.items():
@@ -94,32 +82,32 @@ def _padding_mode(known: Known, context: Context) -> Guess | None:
     return None
 
 
-def _spectrum_padding(known: Known, context: Context) -> Guess | None:
-    if value(known, "center") is False:
+def _spectrum_padding(known: Call, context: Context) -> Guess | None:
+    if known.value("center") is False:
         return Guess(value="constant", why="'constant': unused, as nothing is padded")
     return _padding_mode(known, context)
 
 
-def _gelu(known: Known, context: Context) -> Guess | None:
+def _gelu(known: Call, context: Context) -> Guess | None:
     return _named_in_kernel(context, _GELU, {"1": "tanh", "2": "none"})
 
 
-def _rounding_mode(known: Known, context: Context) -> Guess | None:
+def _rounding_mode(known: Call, context: Context) -> Guess | None:
     """Guess from the kernel; integers divided in place must be rounded, as they cannot hold a quotient."""
-    around, dividend = context.relatives(), tensor(known, "self")
+    around, dividend = context.relatives(), known.tensor("self")
     named = _named_in_kernel(context, _DIVISION, _ROUNDINGS)
     return named if named is not None or dividend is None else _rounded(dividend, known, around)
 
 
-def _rounded(dividend: TensorMeta, known: Known, around: Relatives) -> Guess:
+def _rounded(dividend: TensorMeta, known: Call, around: Relatives) -> Guess:
     """Guess the rounding of a quotient from its gradient, its dtypes and the calls that read it."""
     if any(call.name == "aten::div" for call in around.backward):
         return Guess(value=None, why=f"None: {_BY_GRADIENT}")
     if around.backward:  # a step has no gradient
         return Guess(value="floor", why=f"'floor': {_BY_GRADIENT}; {UNTOLD}", evident=False)
-    operands = (dividend, tensor(known, "other"))
+    operands = (dividend, known.tensor("other"))
     whole = all(meta is None or meta.dtype.startswith(("int", "uint")) for meta in operands)
-    if not whole or isinstance(value(known, "other"), float):
+    if not whole or isinstance(known.value("other"), float):
         return Guess(value="floor", why=f"'floor': an overload that takes a mode was called; {UNTOLD}", evident=False)
     reader = next((meta for meta, _ in first_tensors(around.following[:2])), None)
     if reader is not None and reader.shape == dividend.shape and reader.dtype.startswith(("float", "bfloat")):
@@ -146,7 +134,7 @@ def _reduction(names: Mapping[str, str], otherwise: str) -> Rule:
     strings.
     """
 
-    def rule(known: Known, context: Context) -> Guess | None:
+    def rule(known: Call, context: Context) -> Guess | None:
         around, named = context.relatives(), _named_in_kernel(context, _REDUCTION, names)
         usual = Guess(value=otherwise, why=f"{otherwise!r}: {UNTOLD}", evident=False)
         if named is not None or "mean" not in names:
@@ -156,14 +144,14 @@ def _reduction(names: Mapping[str, str], otherwise: str) -> Rule:
         # A mean is a sum, divided by counts that are made of ones.
         if any(call.name in ("aten::div_", "aten::div") for call in around.inside):
             return Guess(value="mean", why="'mean': a division inside")
-        if value(known, "include_self") is False:  # a sum would begin with zeros
+        if known.value("include_self") is False:  # a sum would begin with zeros
             return Guess(value="amax", why=f"'amax': what was there does not count; {UNTOLD}", evident=False)
         return usual
 
     return rule
 
 
-def _named_norm(known: Known, context: Context) -> Guess | None:
+def _named_norm(known: Call, context: Context) -> Guess | None:
     """Guess the norm: "nuc" needs singular values, "fro" a norm of all elements."""
     names = {call.name for call in context.relatives().inside}
     if names & {"aten::linalg_svdvals", "aten::_linalg_svd", "aten::linalg_svd", "aten::svd"}:
@@ -192,7 +180,7 @@ def tells_overload(name: str, context: Context) -> bool:
 
 
 def _fft_norm(*, inverse: bool) -> Rule:
-    def rule(known: Known, context: Context) -> Guess | None:
+    def rule(known: Call, context: Context) -> Guess | None:
         for call in context.relatives().inside:
             modes = [arg.value for arg in recorded_args(call)[2:3]] if call.name in _FFTS else []
             if modes and isinstance(modes[0], int):
@@ -204,9 +192,9 @@ def _fft_norm(*, inverse: bool) -> Rule:
     return rule
 
 
-def _meshgrid_order(known: Known, context: Context) -> Guess | None:
+def _meshgrid_order(known: Call, context: Context) -> Guess | None:
     """Guess the indexing order: "xy" swaps the first two vectors before they are viewed."""
-    shapes = list_shapes(known, "tensors")
+    shapes = known.shapes("tensors")
     view = next((meta.shape for meta, _ in first_tensors(context.relatives().children, ("aten::view",))), None)
     if len(shapes) < 2 or view is None or shapes[0] == shapes[1]:
         return None
@@ -214,13 +202,13 @@ def _meshgrid_order(known: Known, context: Context) -> Guess | None:
     return Guess(value=text, why=f"{text!r}: the order of the views inside")
 
 
-def _qr_mode(known: Known, context: Context) -> Guess | None:
+def _qr_mode(known: Call, context: Context) -> Guess | None:
     """Guess the mode of a QR decomposition.
 
     For a tall matrix only "complete" makes its own R triangular, and only "r" makes the matrix itself triangular first.
     For other matrices "r" cuts nothing off, and "reduced" and "complete" are the same.
     """
-    shape, names = shape_of(known, "A") or (), {call.name for call in context.relatives().children}
+    shape, names = known.shape("A") or (), {call.name for call in context.relatives().children}
     if len(shape) < 2 or not names & {"aten::triu", "aten::triu_"}:
         return None
     if shape[-2] <= shape[-1]:
@@ -228,13 +216,13 @@ def _qr_mode(known: Known, context: Context) -> Guess | None:
     return _by_calls("complete" if "aten::triu_" in names else "r" if "aten::mT" in names else "reduced")
 
 
-def _least_squares_driver(known: Known, context: Context) -> Guess | None:
+def _least_squares_driver(known: Call, context: Context) -> Guess | None:
     """Guess LAPACK's routine by what is allocated for it (ATen/native/BatchLinearAlgebra.cpp).
 
     All but "gels" allocate a rank, and two of them singular values; of these two, "gelsd" needs integers in addition to
     its workspace.
     """
-    calls, matrix = context.relatives().inside, tensor(known, "self")
+    calls, matrix = context.relatives().inside, known.tensor("self")
     names = [call.name for call in calls]
     if "aten::empty_strided" not in names:
         return None
@@ -250,7 +238,7 @@ def _least_squares_driver(known: Known, context: Context) -> Guess | None:
     return Guess(value=text, why=f"{text!r}: what is allocated inside" + (" is for gelsy" if text is None else ""))
 
 
-def _interpolation(known: Known, context: Context) -> Guess | None:
+def _interpolation(known: Call, context: Context) -> Guess | None:
     """Guess the interpolation of a quantile between two elements (ATen/native/Sorting.cpp, quantile_compute).
 
     It is a weighted mean of both elements, or one of them, selected by a rounded rank.
@@ -264,12 +252,12 @@ def _interpolation(known: Known, context: Context) -> Guess | None:
 _RANKS = {"aten::floor_": "lower", "aten::ceil_": "higher", "aten::round_": "nearest"}
 
 
-def _side(known: Known, context: Context) -> Guess | None:
+def _side(known: Call, context: Context) -> Guess | None:
     """Guess the side of a search from the flag `right`, which has the same meaning."""
     return Guess(value=None, why=f"None: `right` says it unless a text did; {UNTOLD}", evident=False)
 
 
-def _convolution_padding(known: Known, context: Context) -> Guess | None:
+def _convolution_padding(known: Call, context: Context) -> Guess | None:
     """Guess "same" if a convolution inside, or its input, is padded; otherwise "valid"."""
     for call in context.relatives().inside:
         if call.name == "aten::constant_pad_nd":

@@ -3,17 +3,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from opreplay.replay.ir.model import ReplayArg
+from opreplay.replay.ir.call import Call
 from opreplay.replay.ir.recorded_call import recorded_args
 from opreplay.traces.literals import is_whole_numbers
 from opreplay.traces.model import OpSignature, TensorMeta
 
-Known = Mapping[str, ReplayArg]
-"""Arguments that are settled, by name."""
 Shape = tuple[int, ...]
 NOT_INSIDE = 99
 """The level of the node of the backward pass that stands first, for the result of the call itself."""
@@ -104,15 +102,15 @@ class Guess:
     """Something in the trace speaks for it; else it is what is usual."""
 
 
-Rule = Callable[[Known, Context], "Guess | None"]
-ShapeRule = Callable[[Shape, Known, Context], "Guess | None"]
+Rule = Callable[[Call, Context], "Guess | None"]
+ShapeRule = Callable[[Shape, Call, Context], "Guess | None"]
 
 
 def by_shape(rule: ShapeRule) -> Rule:
     """Return a rule that uses the shape of the op's tensor; it guesses nothing if the shape is unknown."""
 
-    def guess(known: Known, context: Context) -> Guess | None:
-        source = self_tensor(known)
+    def guess(known: Call, context: Context) -> Guess | None:
+        source = known.subject
         return None if source is None else rule(source.shape, known, context)
 
     return guess
@@ -129,33 +127,6 @@ last_dim = always(-1, "the last dimension")
 def names(text: str) -> tuple[str, ...]:
     """Split names at spaces."""
     return tuple(text.split())
-
-
-def tensor(known: Known, name: str) -> TensorMeta | None:
-    """Return the tensor argument of this name; None if it is absent, unresolved, or a list."""
-    arg = known.get(name)
-    return arg.tensors[0] if arg is not None and arg.type == "Tensor" and arg.tensors else None
-
-
-def shape_of(known: Known, *names: str) -> Shape | None:
-    """Return the shape of the first of these tensor arguments that is resolved."""
-    return next((meta.shape for name in names if (meta := tensor(known, name)) is not None), None)
-
-
-def self_tensor(known: Known) -> TensorMeta | None:
-    """Return the tensor that a torch op works on."""
-    return tensor(known, "self") or tensor(known, "input")
-
-
-def list_shapes(known: Known, name: str) -> list[Shape]:
-    """Return the shapes of the tensors in a list; empty if the list is unresolved."""
-    return [meta.shape for meta in known[name].tensors if meta is not None] if name in known else []
-
-
-def dim_of(known: Known, rank: int) -> int | None:
-    """Return the resolved argument `dim`, counted from the front; None if it is unresolved or out of range."""
-    dim = value(known, "dim")
-    return dim % rank if isinstance(dim, int) and -rank <= dim < rank else None
 
 
 def first_tensor_of(call: OpSignature, position: int = 0) -> TensorMeta | None:
@@ -212,14 +183,3 @@ def recorded_shape(signature: OpSignature) -> Shape | None:
         return None
     first: Any = signature.dims[0]
     return tuple(first) if all(isinstance(n, int) for n in first) else None
-
-
-def first_tensor(known: Known) -> TensorMeta | None:
-    """Return the first tensor of the call, including those in lists."""
-    return next((meta for arg in known.values() for meta in arg.tensors if meta is not None), None)
-
-
-def value(known: Known, name: str) -> Any:
-    """Return the plain value of a resolved argument, or None."""
-    arg = known.get(name)
-    return arg.value if arg is not None else None

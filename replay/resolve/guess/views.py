@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
+from opreplay.replay.ir.call import Call
 from opreplay.replay.ir.recorded_call import recorded_args
 from opreplay.replay.resolve.guess import copies
 from opreplay.replay.resolve.guess.inside import (
@@ -25,20 +26,16 @@ from opreplay.replay.resolve.guess.results import REDUCTIONS
 from opreplay.replay.resolve.guess.values import (
     Context,
     Guess,
-    Known,
     Relatives,
     Rule,
     Shape,
     by_shape,
-    dim_of,
     first_tensor_of,
     first_tensors,
     last_dim,
     metas_of,
     names,
     recorded_shape,
-    self_tensor,
-    value,
 )
 from opreplay.traces.literals import is_whole_numbers
 from opreplay.traces.model import OpSignature, TensorMeta, contiguous_strides
@@ -75,9 +72,9 @@ def _strided_in_place(meta: TensorMeta, composite: Composite) -> Guess:
     return Guess(value=meta.shape, why="as it is")
 
 
-def _strided_size(known: Known, context: Context) -> Guess | None:
+def _strided_size(known: Call, context: Context) -> Guess | None:
     """Guess the size of a view that a composite makes of its argument."""
-    source = self_tensor(known)
+    source = known.subject
     return source and (_strided_inside(source, context) or Guess(value=source.shape, why="as it is"))
 
 
@@ -105,9 +102,9 @@ def _repeats(view: Shape, shape: Shape) -> bool:
     return view[: len(shape)] == shape or [n for n in view if n != 1] == [n for n in shape if n != 1]
 
 
-def _strides(known: Known, context: Context) -> Guess | None:
+def _strides(known: Call, context: Context) -> Guess | None:
     """Guess strides for a view of the resolved size that stay within the memory."""
-    source, size = self_tensor(known), value(known, "size")
+    source, size = known.subject, known.value("size")
     if source is None or not is_whole_numbers(size):
         return None
     shape = source.shape
@@ -135,7 +132,7 @@ def _expanded_strides(shape: Shape, size: Shape, strides: Shape) -> Shape | None
 
 
 @by_shape
-def _view_size(shape: Shape, known: Known, context: Context) -> Guess | None:
+def _view_size(shape: Shape, known: Call, context: Context) -> Guess | None:
     parent = context.relatives().parent
     if parent is not None and parent.name == "aten::flatten":
         return Guess(value=(math.prod(shape),), why="flattened as a whole")
@@ -146,7 +143,7 @@ def _swapped(which: int) -> Rule:
     """Return the rule for one of the two dimensions that a transposition swaps."""
 
     @by_shape
-    def rule(shape: Shape, known: Known, context: Context) -> Guess | None:
+    def rule(shape: Shape, known: Call, context: Context) -> Guess | None:
         parent = context.relatives().parent
         if len(shape) < 2:
             return Guess(value=0, why="the only dimension")
@@ -159,12 +156,12 @@ def _swapped(which: int) -> Rule:
 
 
 @by_shape
-def _reversed(shape: Shape, known: Known, context: Context) -> Guess | None:
+def _reversed(shape: Shape, known: Call, context: Context) -> Guess | None:
     return Guess(value=tuple(reversed(range(len(shape)))), why="all dimensions reversed")
 
 
 @by_shape
-def _squeezed_dim(shape: Shape, known: Known, context: Context) -> Guess | None:
+def _squeezed_dim(shape: Shape, known: Call, context: Context) -> Guess | None:
     ones = [d for d, n in enumerate(shape) if n == 1]
     return Guess(value=ones[-1] if ones else -1, why="the last dimension of size 1") if shape else None
 
@@ -173,18 +170,18 @@ def _sliced(which: str) -> Rule:
     """Return the rule for dimension, start or end of a slice without evidence: all of dimension 0."""
 
     @by_shape
-    def rule(shape: Shape, known: Known, context: Context) -> Guess | None:
+    def rule(shape: Shape, known: Call, context: Context) -> Guess | None:
         if not shape:
             return None
-        bounds = {"end": TO_THE_END, "length": shape[dim_of(known, len(shape)) or 0]}
+        bounds = {"end": TO_THE_END, "length": shape[known.dim(len(shape)) or 0]}
         return Guess(value=bounds.get(which, 0), why="all of the dimension")
 
     return rule
 
 
 @by_shape
-def _unflattened_sizes(shape: Shape, known: Known, context: Context) -> Guess | None:
-    dim = dim_of(known, len(shape))
+def _unflattened_sizes(shape: Shape, known: Call, context: Context) -> Guess | None:
+    dim = known.dim(len(shape))
     return None if dim is None else Guess(value=(shape[dim],), why="as it is")
 
 
@@ -195,7 +192,7 @@ def _diagonal_of(which: str) -> Rule:
     """
 
     @by_shape
-    def rule(shape: Shape, known: Known, context: Context) -> Guess | None:
+    def rule(shape: Shape, known: Call, context: Context) -> Guess | None:
         around = context.relatives()
         if len(shape) < 2:
             return None
@@ -240,8 +237,8 @@ def _windows(source: TensorMeta, context: Context) -> tuple[dict[str, int], str]
 def _unfolded(which: str) -> Rule:
     """Return the rule for dimension, size or step of windows."""
 
-    def rule(known: Known, context: Context) -> Guess | None:
-        source = self_tensor(known)
+    def rule(known: Call, context: Context) -> Guess | None:
+        source = known.subject
         if source is None:
             return None
         if (windows := _windows(source, context)) is not None:
@@ -255,11 +252,11 @@ def _unfolded(which: str) -> Rule:
     return rule
 
 
-def _converted(known: Known, context: Context) -> Guess | None:
+def _converted(known: Call, context: Context) -> Guess | None:
     """Guess the dtype that a conversion writes, its own dtype if it writes nothing, else the dtype that is read
     next.
     """
-    source, calls = self_tensor(known), context.relatives().inside
+    source, calls = known.subject, context.relatives().inside
     if source is None:
         return None
     written = next((meta for meta, _ in first_tensors(calls, ("aten::copy_",))), None)
@@ -271,11 +268,11 @@ def _converted(known: Known, context: Context) -> Guess | None:
     return Guess(value=f"torch.{source.dtype}", why=f"{source.dtype}: as it is, nothing is written inside")
 
 
-def _new_dtype(known: Known, context: Context) -> Guess | None:
+def _new_dtype(known: Call, context: Context) -> Guess | None:
     """Guess the dtype of a new tensor: that of what is written into it, or read next."""
     if (result := _result_dtype(context.relatives())) is not None:
         return result
-    size = value(known, "size")
+    size = known.value("size")
     candidates = (
         (meta.dtype, why)
         for meta, why in _written_or_read(context, size if is_whole_numbers(size) else None)
@@ -309,7 +306,7 @@ def _written_or_read(context: Context, size: Shape | None) -> Iterator[tuple[Ten
             yield meta, f"{reader} reads it next"
 
 
-def _contiguous_format(known: Known, context: Context) -> Guess | None:
+def _contiguous_format(known: Call, context: Context) -> Guess | None:
     around = context.relatives()
     names = [around.name, *(call.name for call in around.ancestors)]
     like_count = next((i for i, name in enumerate(names) if not name.endswith("_like")), len(names))
@@ -323,7 +320,7 @@ def _clones_plainly(call: OpSignature) -> bool:
     return call.name == "aten::clone" and [arg.kind for arg in recorded_args(call)[1:2]] == ["absent"]
 
 
-def _gradient_size(known: Known, context: Context) -> Guess | None:
+def _gradient_size(known: Call, context: Context) -> Guess | None:
     """Guess the input size of a view's backward: it writes into zeros of this size through the same view."""
     views = [f"aten::{name}" for name in ("select", "slice", "narrow", "diagonal", "as_strided")]
     inside = first_tensors(context.relatives().inside, views)

@@ -7,21 +7,10 @@ import math
 from collections.abc import Sequence
 from typing import TypeVar
 
+from opreplay.replay.ir.call import Call
 from opreplay.replay.ir.model import ReplayArg
 from opreplay.replay.ir.recorded_call import recorded_args
-from opreplay.replay.resolve.guess.values import (
-    Context,
-    Guess,
-    Known,
-    Rule,
-    Shape,
-    first_tensor_of,
-    first_tensors,
-    names,
-    shape_of,
-    tensor,
-    value,
-)
+from opreplay.replay.resolve.guess.values import Context, Guess, Rule, Shape, first_tensor_of, first_tensors, names
 from opreplay.traces.literals import is_whole_numbers
 from opreplay.traces.model import TensorMeta
 
@@ -31,8 +20,8 @@ NEXT_READERS = 6
 _EVALUATED = "autograd::engine::evaluate_function: "
 
 
-def _spatial(known: Known, *names: str) -> Shape | None:
-    shapes = (shape_of(known, name) for name in names)
+def _spatial(known: Call, *names: str) -> Shape | None:
+    shapes = (known.shape(name) for name in names)
     return next((shape[2:] for shape in shapes if shape is not None and len(shape) > 2), None)
 
 
@@ -72,13 +61,13 @@ def _transposed_window(size: int, out: int | None, kernel: int) -> tuple[int, in
     return 1, 0, 0
 
 
-def _is_transposed(known: Known, context: Context) -> bool:
+def _is_transposed(known: Call, context: Context) -> bool:
     """Check whether a convolution is transposed: its caller says so, or its filters fit no other way."""
     around = context.relatives()
     calls = (*around.ancestors, *((around.forward,) if around.forward is not None else ()))
     if any("conv_transpose" in name for name in (around.name, *(call.name for call in calls))):
         return True
-    grad, source, weight = (shape_of(known, name) or () for name in ("grad_output", "input", "weight"))
+    grad, source, weight = (known.shape(name) or () for name in ("grad_output", "input", "weight"))
     return min(map(len, (grad, source, weight))) > 2 and _goes_to_many(grad, source, weight)
 
 
@@ -89,17 +78,17 @@ def _goes_to_many(grad: Shape, source: Shape, weight: Shape) -> bool:
     return source[1] == weight[0] and grad[1] % max(1, weight[1]) == 0 and (larger or not plain)
 
 
-def _is_transposed_rule(known: Known, context: Context) -> Guess | None:
+def _is_transposed_rule(known: Call, context: Context) -> Guess | None:
     turned = _is_transposed(known, context)
     return Guess(value=turned, why="transposed, by sizes or its caller" if turned else "not transposed")
 
 
-def _convolved(known: Known, context: Context) -> tuple[Shape, str] | None:
+def _convolved(known: Call, context: Context) -> tuple[Shape, str] | None:
     """Return the result sizes of a convolution without batch and channels, with the evidence."""
     grad = _spatial(known, "grad_output")
     if grad is not None:
         return grad, "fits the recorded gradient"
-    source, weight = shape_of(known, "input", "self"), shape_of(known, "weight")
+    source, weight = known.shape("input", "self"), known.shape("weight")
     if source is None or weight is None:
         return None
     transposed = _is_transposed(known, context)
@@ -113,9 +102,9 @@ def _convolved(known: Known, context: Context) -> tuple[Shape, str] | None:
     return None
 
 
-def _channels(known: Known, weight: Shape) -> int:
+def _channels(known: Call, weight: Shape) -> int:
     """Return the result channels of a transposed convolution: from its gradient, its bias, else those of one group."""
-    grad, bias = (shape_of(known, name) or () for name in ("grad_output", "bias"))
+    grad, bias = (known.shape(name) or () for name in ("grad_output", "bias"))
     if len(grad) > 1:
         return grad[1]
     group_width = weight[1] if len(weight) > 1 else 0
@@ -123,7 +112,7 @@ def _channels(known: Known, weight: Shape) -> int:
 
 
 def _convolution(which: str) -> Rule:
-    def rule(known: Known, context: Context) -> Guess | None:
+    def rule(known: Call, context: Context) -> Guess | None:
         known = _completed(known, context)
         sizes, kernels = _spatial(known, "input", "self"), _spatial(known, "weight")
         if sizes is None or kernels is None or len(sizes) != len(kernels):
@@ -148,9 +137,9 @@ def _padded(values: Sequence[T], fill: T, sizes: Shape) -> tuple[T, ...]:
     return (*values, *(fill,) * len(sizes))[: len(sizes)]
 
 
-def _pooled(known: Known, context: Context) -> Shape | None:
+def _pooled(known: Call, context: Context) -> Shape | None:
     """Return the result sizes of a pooling without batch and channels, from its gradient or what is read next."""
-    outs, source = _spatial(known, "grad_output", "indices"), shape_of(known, "self")
+    outs, source = _spatial(known, "grad_output", "indices"), known.shape("self")
     if outs is not None or source is None or len(source) < 3:
         return outs
     for meta, _ in first_tensors(context.relatives().following[:NEXT_READERS]):
@@ -162,17 +151,17 @@ def _pooled(known: Known, context: Context) -> Shape | None:
 
 
 def _same_rank(fill: int, why: str) -> Rule:
-    def rule(known: Known, context: Context) -> Guess | None:
+    def rule(known: Call, context: Context) -> Guess | None:
         rank = len(_spatial(known, "weight", "self", "input") or ())
         return Guess(value=(fill,) * rank, why=why) if rank else None
 
     return rule
 
 
-def _groups(known: Known, context: Context) -> Guess | None:
+def _groups(known: Call, context: Context) -> Guess | None:
     """Guess the groups: input channels divided by the channels of one filter."""
     known = _completed(known, context)
-    source, weight = shape_of(known, "input", "self"), shape_of(known, "weight")
+    source, weight = known.shape("input", "self"), known.shape("weight")
     if source is None or weight is None or len(source) < 3 or len(weight) < 2 or not weight[1]:
         return None
     if _is_transposed(known, context):
@@ -181,7 +170,7 @@ def _groups(known: Known, context: Context) -> Guess | None:
     return Guess(value=groups, why="channels of input and weight") if groups and not rest else None
 
 
-def _pool_kernel(known: Known, context: Context) -> Guess | None:
+def _pool_kernel(known: Call, context: Context) -> Guess | None:
     sizes, outs = _spatial(known, "self"), _pooled(known, context)
     if sizes is None:
         return None
@@ -206,9 +195,9 @@ def _pool_widths(sizes: Shape, outs: Shape, *, average: bool) -> list[int]:
 
 
 def _pool(which: str) -> Rule:
-    def rule(known: Known, context: Context) -> Guess | None:
+    def rule(known: Call, context: Context) -> Guess | None:
         sizes, outs = _spatial(known, "self"), _pooled(known, context)
-        kernel = value(known, "kernel_size")
+        kernel = known.value("kernel_size")
         if sizes is None or not is_whole_numbers(kernel) or not kernel:
             return None
         windows = zip(sizes, _padded(outs or (), None, sizes), _padded(kernel, kernel[0], sizes), strict=True)
@@ -254,13 +243,13 @@ def _forward_bias(context: Context) -> bool | None:
     return None if len(args) < 3 else args[2].tensor is not None
 
 
-def _slow_mask(known: Known, context: Context) -> Guess | None:
+def _slow_mask(known: Call, context: Context) -> Guess | None:
     biased = _forward_bias(context)
     return None if biased is None else Guess(value=(True, True, biased), why="as the forward call has a bias or none")
 
 
-def _bias_sizes(known: Known, context: Context) -> Guess | None:
-    weight, accumulated = tensor(known, "weight"), _accumulated(context)
+def _bias_sizes(known: Call, context: Context) -> Guess | None:
+    weight, accumulated = known.tensor("weight"), _accumulated(context)
     if _forward_bias(context) is False:
         return Guess(value=(0,), why="[0]: the forward call has no bias")
     if accumulated is not None and accumulated[0] == 1:
@@ -270,9 +259,9 @@ def _bias_sizes(known: Known, context: Context) -> Guess | None:
     return Guess(value=weight.shape[:1], why="one a filter") if weight is not None else None
 
 
-def _convolution_mask(known: Known, context: Context) -> Guess | None:
+def _convolution_mask(known: Call, context: Context) -> Guess | None:
     """Guess which gradients of input, weight and bias are required, as far as autograd's labels show it."""
-    accumulated, sizes = _accumulated(context), value(known, "bias_sizes")
+    accumulated, sizes = _accumulated(context), known.value("bias_sizes")
     allocated = sum(call.name == "aten::resize_" for call in context.relatives().children)
     if accumulated is not None and allocated in (
         accumulated[0],
@@ -294,7 +283,7 @@ _OF_PARENT = {"self_size": 0, "weight_size": 2}
 def _size_of(name: str) -> Rule:
     """Return the rule for the size of a tensor that is an argument only of the enclosing call for all gradients."""
 
-    def rule(known: Known, context: Context) -> Guess | None:
+    def rule(known: Call, context: Context) -> Guess | None:
         parent = context.relatives().parent
         meta = first_tensor_of(parent, _OF_PARENT[name]) if parent is not None else None
         return None if meta is None else Guess(value=meta.shape, why="the size in the call for all gradients")
@@ -302,19 +291,19 @@ def _size_of(name: str) -> Rule:
     return rule
 
 
-def _completed(known: Known, context: Context) -> Known:
+def _completed(known: Call, context: Context) -> Call:
     """Return the arguments with tensors built from the sizes passed in their place."""
-    completed: dict[str, ReplayArg] = {}
+    completed = Call()
     for name, size in (("input", "self_size"), ("weight", "weight_size")):
-        if is_whole_numbers(shape := value(known, size)):
+        if is_whole_numbers(shape := known.value(size)):
             completed[name] = ReplayArg(name=name, type="Tensor", tensors=(TensorMeta(shape=shape, dtype="float32"),))
-    return {**completed, **known}
+    return Call({**completed, **known})
 
 
 def _wanted(count: int) -> Rule:
     """Return the rule for which gradients the calls inside compute; all if there are no calls inside."""
 
-    def rule(known: Known, context: Context) -> Guess | None:
+    def rule(known: Call, context: Context) -> Guess | None:
         inside = [call.name for call in context.relatives().children]
         kinds = ("_backward_input", "_backward_weight", "_backward_bias")
         wanted = tuple(any(kind in name for name in inside) for kind in kinds)[:count]
@@ -323,7 +312,7 @@ def _wanted(count: int) -> Rule:
     return rule
 
 
-def _kernel_of_weight(known: Known, context: Context) -> Guess | None:
+def _kernel_of_weight(known: Call, context: Context) -> Guess | None:
     weight = _spatial(known, "weight")
     return None if weight is None else Guess(value=weight, why="the shape of the weight")
 

@@ -7,7 +7,8 @@ invalid call on meta tensors as well.
 
 from __future__ import annotations
 
-from opreplay.replay.ir.model import ReplayArg, ReplayOp
+from opreplay.replay.ir.call import Call
+from opreplay.replay.ir.model import ReplayOp
 from opreplay.traces.model import TensorMeta
 
 DIM_UNCHECKED = frozenset(
@@ -45,27 +46,27 @@ def refuse_misfits(op: ReplayOp) -> None:
     check = next((check for names, check in _CHECKS if name in names), None)
     first = op.args[0].tensors[0] if op.args and op.args[0].tensors else None
     if check is not None and first is not None:
-        check(name, first.shape, {arg.name: arg for arg in op.args})
+        check(name, first.shape, Call({arg.name: arg for arg in op.args}))
 
 
-def _check_dim(_name: str, shape: tuple[int, ...], args: dict[str, ReplayArg]) -> None:
-    dim = args["dim"].value if "dim" in args else None
+def _check_dim(_name: str, shape: tuple[int, ...], args: Call) -> None:
+    dim = args.value("dim")
     rank = max(1, len(shape))
     if isinstance(dim, int) and not -rank <= dim < rank:
         raise IndexError(f"Dimension out of range (expected to be in range of [{-rank}, {rank - 1}], but got {dim})")
 
 
-def _check_mask(name: str, shape: tuple[int, ...], args: dict[str, ReplayArg]) -> None:
+def _check_mask(name: str, shape: tuple[int, ...], args: Call) -> None:
     mask = next(iter(args["mask"].tensors), None) if "mask" in args else None
     if mask is None:
         return
     if name == "aten::masked_select":
         _broadcast(shape, mask.shape)
-    elif ("mask_type" not in args or args["mask_type"].value in (None, 2)) and shape != mask.shape:
+    elif args.value("mask_type") in (None, 2) and shape != mask.shape:
         raise _unfit(shape, mask.shape)
 
 
-def _check_indices(_name: str, shape: tuple[int, ...], args: dict[str, ReplayArg]) -> None:
+def _check_indices(_name: str, shape: tuple[int, ...], args: Call) -> None:
     if "indices" in args:
         _cover(shape, args["indices"].tensors)
 

@@ -17,6 +17,7 @@ import msgspec
 
 from opreplay.replay.host.dispatcher import parse_schema
 from opreplay.replay.ir import shared_memory as aliasing
+from opreplay.replay.ir.call import Call
 from opreplay.replay.ir.describe import schema_text
 from opreplay.replay.ir.model import BY_PROGRAM, Assumption, Reason, ReplayArg
 from opreplay.replay.ir.recorded_call import MISSING, RecordedArg
@@ -248,7 +249,7 @@ _OPTIONAL_LIST = re.compile(r"^\W*(?:typing\.)?Optional\b|\]\s*\|\s*None\W*$")
 
 def _unrecorded_list(name: str, before: Sequence[ReplayArg], context: Context, notes: list[Assumption]) -> ReplayArg:
     """A list of tensors of which nothing is recorded: as calls inside tell, else empty."""
-    guess = lists.read_inside({arg.name: arg for arg in before}, context)
+    guess = lists.read_inside(Call({arg.name: arg for arg in before}), context)
     tensors = () if guess is None or guess.tensors is None else guess.tensors
     notes.append(Assumption(argument=name, what=NO_ELEMENTS if guess is None else guess.why))
     arg = ReplayArg(name=name, type="Tensor[]", tensors=tensors, value=None if tensors else ())

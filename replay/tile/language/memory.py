@@ -31,7 +31,7 @@ from opreplay.replay.tile.language.positions import (
     whole_part,
 )
 from opreplay.replay.tile.language.recording import UNITS, Core, NeedsCube, current
-from opreplay.replay.tile.language.tiles import Block, Memory, Ref, Tile
+from opreplay.replay.tile.language.tiles import Block, Memory, Ref, Tile, Where
 
 
 class Each:
@@ -65,15 +65,14 @@ def grid(shape: Sequence[int], sizes: Sequence[int | Each]) -> Iterator[tuple[Bl
     partial = [total % step > 0 for total, step in zip(shape, steps, strict=True)]
 
     def placed(places: Sequence[int], numbers: Sequence[Expr]) -> tuple[Block, ...]:
+        notes = None if core.values else core.notes
         return tuple(
             Block(
                 at * step,
                 min(total, (at + 1) * step),
                 at,
                 drop=drop,
-                notes=None if core.values else core.notes,
-                number=number,
-                step=step,
+                where=Where(number, step=step, notes=notes),
                 most=total,
             )
             for at, total, step, drop, number in zip(places, shape, steps, drops, numbers, strict=True)
@@ -137,10 +136,7 @@ def steps(total: int | tuple[int, int], size: int | Each) -> Iterator[Block]:
             stop,
             i,
             drop=drop,
-            notes=None if core.values else core.notes,
-            number=number,
-            first=start,
-            step=step,
+            where=Where(number, start, step, None if core.values else core.notes),
             most=None if expr_of(last).parts else last,
         )
 
@@ -310,7 +306,7 @@ def load(
     moved = prod(source.shape) * DTYPE_BYTES[ref.dtype]
     reads = _written_before(core, source) if rows is None else [*_written_before(core, ref), rows.buffer]
     path, cycles = _read_path(core, place_to, runs, moved)
-    core.emit("load", MTE2, cycles, place, reads=reads, writes=[buffer], path=path, size=moved, memory=ref.memory.name)
+    core.emit("load", MTE2, cycles, place, reads=reads, writes=[buffer], moves=(path, moved, ref.memory.name))
     tile = Tile(core, place_to, core.unit, made_shape, ref.dtype, buffer)  # pyright: ignore[reportArgumentType]
     tile.generation = buffer[1]
     tile.line = core.line(place)
@@ -338,7 +334,7 @@ def scalar(ref: Any, *, most: int, expected: int | None = None) -> int:
             hint="The scalar unit's cache does not see stores: read only inputs.",
         )
     place, size = core.here(), DTYPE_BYTES[ref.dtype]
-    core.emit("scalar", SCALAR, 0.0, place, path="gm_to_scalar", size=size, memory=name)
+    core.emit("scalar", SCALAR, 0.0, place, moves=("gm_to_scalar", size, name))
     if not core.values:
         return most if expected is None else expected
     value = int(ref.memory.data[ref.offset])
@@ -548,7 +544,7 @@ def store(ref: Any, tile: Any, *, add: bool = False, relu: bool = False, rows: T
         low, high = ref.offset, _last(ref)
         before = memory.stored.get(place, (low, high))
         memory.stored[place] = min(before[0], low), max(before[1], high)
-    core.emit("store", pipe, cycles, place, reads=reads, writes=written, path=path, size=moved, memory=memory.name)
+    core.emit("store", pipe, cycles, place, reads=reads, writes=written, moves=(path, moved, memory.name))
     if core.values:
         _write(core, target, tile, add=add, relu=relu, rows=rows, place=place)
 

@@ -171,6 +171,23 @@ class Overflow:
     """The largest that are set aside then."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Skipping:
+    """Which work of a core is left out because it repeats other work."""
+
+    every: bool = False
+    """Nothing is left out."""
+    unsteady: frozenset[Spot] = frozenset()
+    """Loops that do not repeat, so that all of their iterations are run."""
+    probing: bool = False
+    """Some iterations of those left out are run and compared."""
+    survey: Survey | None = None
+    """Blocks are run by what they do, not by core."""
+
+
+REPEATED = Skipping()
+
+
 class Core:
     """The core that runs a program; `current` returns the active core."""
 
@@ -184,23 +201,20 @@ class Core:
         values: bool = False,
         root: CodeType | None = None,
         settings: str = "",
-        unsteady: frozenset[Spot] = frozenset(),
-        every: bool = False,
-        probing: bool = False,
-        survey: Survey | None = None,
+        skipping: Skipping = REPEATED,
     ) -> None:
         self.device, self.number, self.cores, self.values = device, number, cores, values
         self.kind: Kind = kind
-        self.every, self.probing, self.survey = every, probing, survey
+        self.every, self.probing, self.survey = skipping.every, skipping.probing, skipping.survey
         self.notes = Notes()
         self.differs = self.stored_read = False
         """What the program does depends on which core it is on; it loads what it stored."""
         self.env: dict[Atom, Any] = {}
         """The numbers of the loops that are being run."""
-        self._in_full = every
+        self._in_full = skipping.every
         self.unit = "vec0" if kind == "vector" else "cube"
         self.recording = Recording(kind=kind)
-        self._root, self._settings, self._unsteady = root, settings, unsteady
+        self._root, self._settings, self._unsteady = root, settings, skipping.unsteady
         self._places: dict[tuple[Spot, str], int] = {}
         self._spots: list[Spot] = []
         self._uses: list[int] = []
@@ -259,15 +273,13 @@ class Core:
         *,
         reads: Sequence[Buffer] = (),
         writes: Sequence[Buffer] = (),
-        path: str = "",
-        size: int = 0,
-        memory: str = "",
+        moves: tuple[str, int, str] = ("", 0, ""),
     ) -> None:
-        """Add one instruction to the list."""
+        """Add one instruction to the list; `moves` is (path, bytes, tensor) of what moves from or to GM."""
         steps = self.recording.steps
         if len(steps) >= MOST_INSTRUCTIONS:
             raise fail("size", f"more than {MOST_INSTRUCTIONS:,} instructions a core", hint="Use larger tiles.")
-        steps.append(Instruction(name, self.unit, pipe, cycles, path, size, memory, tuple(reads), tuple(writes), place))
+        steps.append(Instruction(name, self.unit, pipe, cycles, *moves, tuple(reads), tuple(writes), place))
         if self.kind == "cube" and self.unit != "cube":
             self.recording.mixed = True
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Sequence
 from math import prod
-from typing import Any, Protocol, Self
+from typing import Any, NamedTuple, Protocol, Self
 
 from opreplay.replay.tile.language.instructions import Buffer
 from opreplay.replay.tile.language.places import DTYPE_BYTES, Place, fail
@@ -69,6 +69,21 @@ class Memory:
         return self.place, self.turn, self.buffers
 
 
+class Where(NamedTuple):
+    """The position of a block as an expression, for programs without values."""
+
+    number: Expr = ZERO
+    """Of the block."""
+    first: Expr = ZERO
+    """Where its loop begins."""
+    step: int = 1
+    notes: Notes | None = None
+    """What the program asks of positions; None where they are numbers."""
+
+
+NUMBERED = Where()
+
+
 class Block:
     """A part of a dimension, as yielded by `blocks`, `grid` and `steps`; indexes tensors like a slice."""
 
@@ -81,17 +96,13 @@ class Block:
         index: int,
         *,
         drop: bool = False,
-        notes: Notes | None = None,
-        number: Expr = ZERO,
-        first: Expr = ZERO,
-        step: int = 1,
+        where: Where = NUMBERED,
         most: int | None = None,
     ) -> None:
         self._start, self._stop, self._index = start, stop, index
         self.drop = drop
         """A single place whose dimension goes, as with a whole number."""
-        # Without values positions are expressions of the number of the block.
-        self._notes, self._number, self._first, self._step = notes, number, first, step
+        self._number, self._first, self._step, self._notes = where
         self._most = most
         # Where its loop ends; None where that is a position itself.
 

@@ -32,7 +32,7 @@ from opreplay.replay.timeline.job.values import (
 )
 from opreplay.replay.timeline.measured import MeasuredOps
 from opreplay.replay.timeline.names import Names
-from opreplay.replay.timeline.simulated import ContentsOf, Predicted, predict
+from opreplay.replay.timeline.simulated import ContentsOf, Host, Predicted, predict
 from opreplay.replay.timeline.timeline import edge_counts, recorded_schedule, relative
 from opreplay.traces import Trace
 from opreplay.traces.errors import UsageError
@@ -202,7 +202,7 @@ def _predicted(
     ops = [{op.id: op for op in plan.ops} for plan in plans] or [{}] * len(ranks)
     return {
         device.name: [
-            predict(rank.trace, of_rank.graph, device, of_plan, contents=contents, host_scale=host_scale)
+            predict(rank.trace, of_rank.graph, device, of_plan, contents=contents, host=Host(scale=host_scale))
             for rank, of_rank, of_plan in zip(ranks, job.ranks, ops, strict=True)
         ]
         for device in devices

@@ -7,6 +7,7 @@ import torch
 
 from opreplay.initializers.base import InitContext, InitializerError
 from opreplay.initializers.rules.embedding_tables import TableBatchedInit
+from opreplay.replay.ops.calls import Call
 from opreplay.replay.ops.tables.reference_tables import lookup
 
 
@@ -46,7 +47,8 @@ def test_the_lookup_reads_rows_of_every_table(tables: int, total: int) -> None:
         own = made["indices"][t * 24 : (t + 1) * 24]  # type: ignore[index]
         assert 0 <= int(own.min()) <= int(own.max()) < rows
     names = ("dev_weights", "weights_offsets", "D_offsets", "total_D", "hash_size_cumsum", "indices", "offsets")
-    out = lookup(*(made[name] for name in names), 0, None, 0)  # type: ignore[arg-type]
+    given = {name.removeprefix("dev_"): made[name] for name in names}
+    out = lookup(Call(**given, pooling_mode=0, indice_weights=None))
     assert out.shape == (6, total)
     assert bool((out != 0).any(0).all()), "every column comes from a table"
 

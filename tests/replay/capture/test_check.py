@@ -13,6 +13,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from opreplay.replay.capture.capture import capture_made, check_made
+from opreplay.replay.ir.captured import CaptureOptions
 from opreplay.replay.ir.model import ReplayPlan
 from opreplay.traces.errors import UsageError
 
@@ -117,7 +118,7 @@ def test_a_step_that_draws_without_the_seed_is_refused() -> None:
     def make() -> tuple[Any, ...]:
         return (lambda: torch.rand(3, generator=generator)), ()
 
-    plan = capture_made(make, source="here", real=True)
+    plan = capture_made(make, source="here", options=CaptureOptions(real=True))
     with pytest.raises(UsageError, match="two runs of the step with the same seed differ"):
         check_made(make, plan)
 

@@ -11,6 +11,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import opreplay
 from opreplay.replay.capture.capture import capture_made, check_made
+from opreplay.replay.ir.captured import CaptureOptions
 from opreplay.replay.ir.model import ReplayPlan
 from opreplay.replay.ir.plan_file import dump_plan, parse_plan
 from opreplay.traces.errors import UsageError
@@ -304,7 +305,7 @@ def test_an_optimizer_takes_lists_where_the_device_does() -> None:
     here = capture_made(training, source="here")
     assert here.capture is not None
     assert any("AdamW takes parameters one by one" in note for note in here.capture.notes)
-    there = capture_made(training, source="there", device="npu")
+    there = capture_made(training, source="there", options=CaptureOptions(device="npu"))
     assert there.capture is not None
     assert there.capture.notes == ()
     optimizer = [op for phase, _, op in calls(there) if phase == "optimizer"]
@@ -323,7 +324,9 @@ def test_what_a_user_says_of_lists_stays() -> None:
         )
 
     for foreach in (True, False):
-        plan = capture_made(lambda foreach=foreach: make(lr=0.1, foreach=foreach), source="said", device="cuda")
+        plan = capture_made(
+            lambda foreach=foreach: make(lr=0.1, foreach=foreach), source="said", options=CaptureOptions(device="cuda")
+        )
         assert plan.capture is not None
         assert plan.capture.notes == ()
         assert ("aten::_foreach_add_" in {op.name for op in plan.ops}) is foreach
@@ -340,7 +343,7 @@ def test_a_graph_may_leave_out_arguments_before_others() -> None:
     def make() -> tuple[Any, ...]:
         return attend, (torch.randn(1, 2, 8, 4),)
 
-    plan = capture_made(make, source="graph", via="export")
+    plan = capture_made(make, source="graph", options=CaptureOptions(via="export"))
     assert "aten::scaled_dot_product_attention" in {op.name for op in plan.ops}
     assert check_made(make, plan).equal
 

@@ -12,7 +12,7 @@ import torch
 from opreplay.initializers.base import CustomInit, InitContext
 from opreplay.initializers.registry import Registry
 from opreplay.replay.execute.attempt import attempt
-from opreplay.replay.execute.executors.torch.device import TorchExecutor
+from opreplay.replay.execute.executors.torch.device import Inputs, TorchExecutor
 from opreplay.replay.execute.options import MeasureOptions
 from opreplay.replay.ops.inputs import built_in
 from opreplay.replay.resolve.names import find_overload
@@ -46,7 +46,7 @@ class Counts(CustomInit):
 def reason(registry: Registry) -> str:
     call = op(NAME, tensor("x", 9), tensor("ids", 500, dtype="int64"), resolved_by="torch.ops", overload="")
     make = partial(TorchExecutor, "cpu", lambda op: find_overload(op, Policy()), memory_bytes=10**8)
-    with closing(make(registry=registry)) as executor:
+    with closing(make(inputs=Inputs(registry=registry))) as executor:
         return str(attempt(executor, call, seed=0, options=MeasureOptions()).reason)
 
 

@@ -15,6 +15,7 @@ from torch.distributed.device_mesh import init_device_mesh
 
 from opreplay.replay.capture.capture import capture_made
 from opreplay.replay.export.chakra import chakra_trace
+from opreplay.replay.ir.captured import CaptureOptions
 from opreplay.replay.ir.model import ReplayPlan
 from opreplay.replay.plan.collectives.in_plan import naming_collectives
 from opreplay.replay.plan.collectives.recorded import collective_calls
@@ -159,7 +160,7 @@ def test_messages_of_a_captured_job_name_group_and_ends(tmp_path: Path) -> None:
 
         return step, (torch.ones(6),)
 
-    captured = capture_made(make, source="job", world_size=8, rank=5)
+    captured = capture_made(make, source="job", options=CaptureOptions(world_size=8, rank=5))
     made = chakra_trace(captured, {op.id: 3.0 for op in captured.ops}, clock="910b3")
     assert made.collectives == 4
     _, nodes = parsed(made.data)

@@ -11,7 +11,7 @@ import pytest
 from opreplay.replay.ir.advice import Advice, AdviceList
 from opreplay.replay.ir.notation import parse_call, recorded_call_text
 from opreplay.replay.timeline.advice import advise
-from opreplay.replay.timeline.timeline import timeline
+from opreplay.replay.timeline.timeline import timeline, with_other_steps
 from opreplay.traces import read_trace
 from opreplay.traces.model import OpSignature, TensorMeta
 from opreplay.traces.times.peaks import is_exact_float32, peak_named, roof_us
@@ -24,7 +24,8 @@ def advice_on(machine: Machine, folder: Path, device: str = H100) -> AdviceList:
     path = folder / "t.json"
     events = {"schemaVersion": 1, "deviceProperties": [{"id": 0, "name": device}], "traceEvents": machine.events}
     path.write_text(json.dumps(events))
-    return advise(timeline(read_trace(path, activity=True), others=True))
+    trace = read_trace(path, activity=True)
+    return advise(with_other_steps(trace, timeline(trace)))
 
 
 def only(found: AdviceList, kind: str) -> Advice:

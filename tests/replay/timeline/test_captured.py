@@ -17,6 +17,7 @@ from opreplay.replay.ascend import load_device
 from opreplay.replay.ascend.simulate.devices import simulate_plan
 from opreplay.replay.capture.capture import capture_made
 from opreplay.replay.capture.serving.form import as_served
+from opreplay.replay.ir.captured import CaptureOptions
 from opreplay.replay.ir.model import ReplayPlan
 from opreplay.replay.ir.plan_file import dump_plan
 from opreplay.replay.ops.work.expected import expected_contents
@@ -46,7 +47,7 @@ def plan_of(layers: int, width: int, tokens: int, *, reads: bool = False) -> Rep
 
         return step, (x,)
 
-    return capture_made(make, source="here", real=reads)
+    return capture_made(make, source="here", options=CaptureOptions(real=reads))
 
 
 def told(plan: ReplayPlan, **how: Any) -> CapturedTimeline:

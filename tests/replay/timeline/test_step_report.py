@@ -15,7 +15,7 @@ from opreplay.replay.ir.step import ModuleTime
 from opreplay.replay.report.step.text import head_facts, large_modules
 from opreplay.replay.report.step.verdict import step_rows, verdict
 from opreplay.replay.report.text import coarse_text, time_text
-from opreplay.replay.timeline.timeline import Timeline, timeline
+from opreplay.replay.timeline.timeline import Timeline, timeline, with_other_steps
 from opreplay.traces import read_trace
 from tests.replay.timeline.machine import Machine, training
 
@@ -214,10 +214,12 @@ def test_the_graph_is_tested_on_other_steps(tmp_path: Path) -> None:
             machine.op("aten::mm", 10.0, ("gemm", us))
         machine.synchronize()
         machine.end()
-    other = told(machine, tmp_path, others=True).other_steps
+    trace = read_trace(machine.write(tmp_path / "t.json"), activity=True)
+    other = with_other_steps(trace, timeline(trace)).timeline.other_steps
     assert other is not None
     assert (other.steps, other.worst_error < 0.02) == (2, True)
-    assert told(host_bound(), tmp_path, others=True).other_steps is None
+    trace = read_trace(host_bound().write(tmp_path / "t.json"), activity=True)
+    assert with_other_steps(trace, timeline(trace)).timeline.other_steps is None
 
 
 def test_layers_of_one_kind_are_one_row_of_the_tree(tmp_path: Path) -> None:

@@ -10,10 +10,10 @@ import math
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from contextvars import copy_context
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from time import perf_counter
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 import torch
@@ -161,6 +161,29 @@ class TorchPrepared(Prepared):
         return all(bool(torch.stack(t.aminmax()).isfinite().all()) for t in floats)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Inputs:
+    """What fills the arguments of ops."""
+
+    registry: Registry | None = None
+    """The initializers; None for the built-in ones."""
+    values: RecordedValues | None = None
+    check_work: bool = False
+    """Whether to report what the values make the op do."""
+
+
+INPUTS = Inputs()
+
+
+class ThreadChoice(NamedTuple):
+    """How a number of threads was chosen."""
+
+    idle_cpus: float
+    """Processors that were idle."""
+    asked: bool
+    """Whether the user gave the number."""
+
+
 class TorchExecutor(Executor):
     """An executor on one torch device. Raises EnvironmentRefused if the device is missing; never falls back to
     another.
@@ -173,11 +196,8 @@ class TorchExecutor(Executor):
         *,
         memory_bytes: int,
         threads: int | None = None,
-        registry: Registry | None = None,
-        values: RecordedValues | None = None,
-        check_work: bool = False,
-        idle_cpus: float | None = None,
-        threads_asked: bool = False,
+        thread_choice: ThreadChoice | None = None,
+        inputs: Inputs = INPUTS,
         profiler_cost: bool = False,
         own_call: OwnCallOf | None = None,
     ) -> None:
@@ -186,10 +206,10 @@ class TorchExecutor(Executor):
         self.device = str(self._device)
         self._find = find_overload
         self._memory_bytes = memory_bytes
-        self._registry = built_in() if registry is None else registry
-        self._values = values
-        self._check_work = check_work
-        self._idle_cpus, self._threads_asked = idle_cpus, threads_asked
+        self._registry = built_in() if inputs.registry is None else inputs.registry
+        self._values = inputs.values
+        self._check_work = inputs.check_work
+        self._thread_choice = thread_choice
         self._own_call = own_call
         self._before = (torch.get_num_threads(), torch.is_grad_enabled())
         if threads is not None:
@@ -213,9 +233,9 @@ class TorchExecutor(Executor):
         }
         if self._profiler_event_us is not None:
             facts["profiler_event_us"] = round(self._profiler_event_us, 3)
-        if self._idle_cpus is not None:
-            facts["idle_cpus"], facts["threads_of_torch"] = round(self._idle_cpus, 1), self._before[0]
-            facts["threads_asked"] = self._threads_asked
+        if self._thread_choice is not None:
+            facts["idle_cpus"], facts["threads_of_torch"] = round(self._thread_choice.idle_cpus, 1), self._before[0]
+            facts["threads_asked"] = self._thread_choice.asked
         if self._device.type != "cpu":
             backend = _backend(self._device.type)
             facts["device_name"] = backend.get_device_name(self._device)

@@ -18,21 +18,16 @@ from opreplay.replay.ops.calls import Call, but
 Sizes = Sequence[int]
 Mask = Sequence[bool]
 Maybe = Tensor | None
+Window = tuple[Sizes, Sizes, Sizes, int]
+"""Stride, padding, dilation and groups."""
 _INPUT, _WEIGHT = (True, False, False), (False, True, False)
 
 
 def _backward(
-    grad: Tensor,
-    x: Tensor,
-    weight: Tensor,
-    stride: Sizes,
-    padding: Sizes,
-    dilation: Sizes,
-    groups: int,
-    mask: Mask,
-    output_padding: Sizes | None = None,
+    grad: Tensor, x: Tensor, weight: Tensor, window: Window, mask: Mask, output_padding: Sizes | None = None
 ) -> tuple[Maybe, Maybe, Maybe]:
     """Return the gradients of input, weight and bias; a given `output_padding` means a transposed convolution."""
+    stride, padding, dilation, groups = window
     transposed = output_padding is not None
     extra = list(output_padding) if output_padding is not None else [0] * len(stride)
     wanted = [*(bool(m) for m in mask), False][:3]
@@ -59,8 +54,9 @@ def backward(c: Call) -> tuple[Maybe, ...]:
 
     With an output padding, the convolution is transposed.
     """
-    sizes = (c.stride, c.padding, c.dilation, c.groups, c.output_mask, getattr(c, "output_padding", None))
-    return _asked(c.output_mask, _backward(c.grad_output, c.self, c.weight, *sizes))
+    extra = getattr(c, "output_padding", None)
+    window = (c.stride, c.padding, c.dilation, c.groups)
+    return _asked(c.output_mask, _backward(c.grad_output, c.self, c.weight, window, c.output_mask, extra))
 
 
 def slow(c: Call) -> tuple[Maybe, ...]:
@@ -76,19 +72,19 @@ def depthwise(c: Call) -> tuple[Maybe, ...]:
 def to_input(c: Call) -> Maybe:
     """Return the gradient of the input, whose size is an argument."""
     x = _shaped(c.grad_output, c.self_size)
-    return _backward(c.grad_output, x, c.weight, c.stride, c.padding, c.dilation, c.groups, _INPUT)[0]
+    return _backward(c.grad_output, x, c.weight, (c.stride, c.padding, c.dilation, c.groups), _INPUT)[0]
 
 
 def to_weight(c: Call) -> Maybe:
     """Return the gradient of the weight, whose size is an argument."""
     weight = _shaped(c.self, c.weight_size)
-    return _backward(c.grad_output, c.self, weight, c.stride, c.padding, c.dilation, c.groups, _WEIGHT)[1]
+    return _backward(c.grad_output, c.self, weight, (c.stride, c.padding, c.dilation, c.groups), _WEIGHT)[1]
 
 
 def to_weight_and_bias(c: Call) -> tuple[Maybe, Maybe]:
     """Return the gradient of the weight as `to_weight` does, and of the bias if the convolution has one."""
     weight, mask = _shaped(c.self, c.weight_size), (False, True, c.bias_defined)
-    return _backward(c.grad_output, c.self, weight, c.stride, c.padding, c.dilation, c.groups, mask)[1:]
+    return _backward(c.grad_output, c.self, weight, (c.stride, c.padding, c.dilation, c.groups), mask)[1:]
 
 
 def to_bias(grad_output: Tensor) -> Tensor:
@@ -116,13 +112,13 @@ def transpose_to_weight(c: Call) -> Maybe:
     """Return the weight gradient of a transposed convolution, as `to_weight` does."""
     grad, x = c.grad_output, c.self
     extra = _rest(grad, x, c.weight_size, c.stride, c.padding, c.dilation)
-    sizes = (c.stride, c.padding, c.dilation, c.groups, _WEIGHT, extra)
-    return _backward(grad, x, _shaped(x, c.weight_size), *sizes)[1]
+    window = (c.stride, c.padding, c.dilation, c.groups)
+    return _backward(grad, x, _shaped(x, c.weight_size), window, _WEIGHT, extra)[1]
 
 
 def nnpack(c: Call) -> tuple[Maybe, ...]:
     """Return the gradients of a convolution with stride 1 and without groups."""
-    return _backward(c.grad_output, c.input, c.weight, [1, 1], c.padding, [1, 1], 1, c.output_mask)
+    return _backward(c.grad_output, c.input, c.weight, ([1, 1], c.padding, [1, 1], 1), c.output_mask)
 
 
 def nnpack_to_input(c: Call) -> Maybe:

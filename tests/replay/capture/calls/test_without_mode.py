@@ -13,6 +13,7 @@ from torch.utils.checkpoint import checkpoint
 
 from benchmarks.capture_models import calls_compared
 from opreplay.replay.capture.capture import capture_made, check_made
+from opreplay.replay.ir.captured import CaptureOptions
 from opreplay.replay.ir.model import ReplayPlan
 
 pytestmark = pytest.mark.slow
@@ -175,7 +176,7 @@ def test_distributed_tensors_take_their_own_way() -> None:
         mesh = init_device_mesh("cpu", (2,))
         return parallelize_module(nn.Linear(8, 4), mesh, ColwiseParallel()), (torch.ones(3, 2, 8).transpose(0, 1),)
 
-    plan = capture_made(make, source="sharded", world_size=2)
+    plan = capture_made(make, source="sharded", options=CaptureOptions(world_size=2))
     assert "aten::add" in names(plan)  # as of a DTensor without a mode
 
 

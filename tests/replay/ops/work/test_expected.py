@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from opreplay.replay.execute.executors.torch.device import TorchExecutor
+from opreplay.replay.execute.executors.torch.device import Inputs, TorchExecutor
 from opreplay.replay.ir.model import ReplayOp
 from opreplay.replay.ops.inputs import built_in
 from opreplay.replay.ops.work.expected import MAX_ELEMENTS, ExpectedContents
@@ -69,7 +69,7 @@ def test_they_are_those_of_a_replay(expected: ExpectedContents) -> None:
     def find(one: ReplayOp) -> Callable[..., Any]:
         return lambda *args, **kwargs: None
 
-    executor = TorchExecutor("cpu", find, memory_bytes=10**9, check_work=True)
+    executor = TorchExecutor("cpu", find, memory_bytes=10**9, inputs=Inputs(check_work=True))
     try:
         work = executor.prepare(VARLEN, seed=0).work
         routed = executor.prepare(EXPERTS, seed=0).work

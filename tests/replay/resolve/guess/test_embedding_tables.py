@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import pytest
 
+from opreplay.replay.ir.call import Call
 from opreplay.replay.ir.model import ReplayArg
 from opreplay.replay.resolve.guess.embedding_tables import TABLE_RULES, WIDTH_RULES
-from opreplay.replay.resolve.guess.values import Context, Known, Relatives
+from opreplay.replay.resolve.guess.values import Context, Relatives
 from opreplay.traces.model import OpSignature, TensorMeta
 
 
-def known(**args: tuple[int, ...] | int) -> Known:
-    return {
-        name: ReplayArg(name=name, type="int", value=value)
-        if isinstance(value, int)
-        else ReplayArg(name=name, type="Tensor", tensors=(TensorMeta(shape=value, dtype="float32"),))
-        for name, value in args.items()
-    }
+def known(**args: tuple[int, ...] | int) -> Call:
+    return Call(
+        {
+            name: ReplayArg(name=name, type="int", value=value)
+            if isinstance(value, int)
+            else ReplayArg(name=name, type="Tensor", tensors=(TensorMeta(shape=value, dtype="float32"),))
+            for name, value in args.items()
+        }
+    )
 
 
 def reading(name: str, *shape: int) -> Context:

@@ -11,6 +11,7 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 from opreplay.replay.ascend.lowering import lower
+from opreplay.replay.ir.call import Call
 from opreplay.replay.ir.model import ReplayArg
 from opreplay.replay.plan.build import build_plan
 from opreplay.replay.resolve.guess.indices import index_tensors, indices_for
@@ -80,7 +81,7 @@ def test_the_recorded_index_tensors_are_found(case: int, columns: tuple[str, ...
 
 def _guessed(shape: tuple[int, ...], context: Context) -> Guess:
     own = ReplayArg(name="self", type="Tensor", tensors=(TensorMeta(shape=shape, dtype="float32"),))
-    found = index_tensors({"self": own}, context)
+    found = index_tensors(Call({"self": own}), context)
     assert found is not None
     return found
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from opreplay.replay.ir.call import Call
 from opreplay.replay.ir.model import ReplayArg
 from opreplay.replay.resolve.guess.guess import by_rules
 from opreplay.replay.resolve.guess.search import search
@@ -21,7 +22,7 @@ def call(name: str, *shapes: tuple[int, ...]) -> OpSignature:
 
 def found(name: str, overload: str, shape: tuple[int, ...], around: Relatives) -> dict[str, Any] | None:
     spec = next(one for one in specs_of(f"aten::{name}") if one.overload == overload)
-    known = {"self": ReplayArg(name="self", type="Tensor", tensors=(TensorMeta(shape=shape, dtype="float32"),))}
+    known = Call({"self": ReplayArg(name="self", type="Tensor", tensors=(TensorMeta(shape=shape, dtype="float32"),))})
     tried = search(spec, known, Context(relatives=lambda: around), by_rules)
     return None if tried is None else dict(tried.values)
 

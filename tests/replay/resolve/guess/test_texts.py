@@ -10,6 +10,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from opreplay.replay.ir.call import Call
 from opreplay.replay.ir.model import ReplayArg, ReplayOp, ReplayPlan
 from opreplay.replay.plan.build import build_plan
 from opreplay.replay.resolve.guess.texts import TEXTS
@@ -104,7 +105,7 @@ def test_an_optional_text_is_an_assumption(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("number", "text"), [(1, "tanh"), (2, "none")])
 def test_the_kernel_of_a_gelu_tells_its_approximation(number: int, text: str) -> None:
-    guess = TEXTS["gelu", "approximate"]({}, Context(kernels=(KERNEL.format(number),)))
+    guess = TEXTS["gelu", "approximate"](Call(), Context(kernels=(KERNEL.format(number),)))
     assert guess is not None
     assert guess.value == text
 
@@ -120,14 +121,14 @@ def test_the_kernel_of_a_gelu_tells_its_approximation(number: int, text: str) ->
     ],
 )
 def test_kernels_name_roundings_and_reductions(op: str, argument: str, kernel: str, text: str | None) -> None:
-    guess = TEXTS[op, argument]({}, Context(kernels=(kernel,)))
+    guess = TEXTS[op, argument](Call(), Context(kernels=(kernel,)))
     assert guess is not None
     assert guess.value == text
     assert "recorded kernel" in guess.why
 
 
 def test_a_quotient_of_integers_that_is_read_as_a_floating_number_is_not_rounded() -> None:
-    known = {"self": ReplayArg(name="self", type="Tensor", tensors=(TensorMeta(shape=(4,), dtype="int64"),))}
+    known = Call({"self": ReplayArg(name="self", type="Tensor", tensors=(TensorMeta(shape=(4,), dtype="int64"),))})
     reader = OpSignature(name="aten::mul", dims=((4,), ()), types=("float", "Scalar"))
     guess = TEXTS["div", "rounding_mode"](known, Context(relatives=lambda: Relatives(following=(reader,))))
     assert guess is not None

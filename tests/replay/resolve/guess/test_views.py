@@ -10,6 +10,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from opreplay.replay.ir.call import Call
 from opreplay.replay.ir.model import ReplayArg
 from opreplay.replay.resolve.guess.values import Context
 from opreplay.replay.resolve.guess.views import VIEW_RULES
@@ -104,10 +105,12 @@ def test_settings_of_inference_and_distances(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("size", [(4, 6), (6, 4), (3, 4, 6), (4,), (2, 6), (24,), (9, 9)])
 def test_a_strided_view_never_reaches_beyond_its_memory(size: tuple[int, ...]) -> None:
-    known = {
-        "self": ReplayArg(name="self", type="Tensor", tensors=(TensorMeta(shape=(4, 6), dtype="float32"),)),
-        "size": ReplayArg(name="size", type="int[]", value=size),
-    }
+    known = Call(
+        {
+            "self": ReplayArg(name="self", type="Tensor", tensors=(TensorMeta(shape=(4, 6), dtype="float32"),)),
+            "size": ReplayArg(name="size", type="int[]", value=size),
+        }
+    )
     guess = VIEW_RULES["as_strided", "stride"](known, Context())
     assert guess is not None
     torch.empty(4, 6).as_strided(size, guess.value)

@@ -51,6 +51,7 @@ Values = Literal[
     "odd",
     "NaN in rows",
     "rows of -inf",
+    "rows far below zero",
     "rows of zeros",
     "positive",
     "signed",
@@ -60,8 +61,8 @@ Values = Literal[
 """Those of the op's initializers; eight times as large; a hundred times as large, whole numbers so large that float32,
 or float64, does not hold them; beyond what float16 holds; a thousand added; a millionth; below the smallest normal
 number; zeros of both signs among them; few different ones; NaN and infinities among them, in rows by themselves; rows
-of zeros; between 0 and 1; whole numbers of both signs without zeros; one that is no place in any tensor, too large or
-negative."""
+of one large negative number, like masked scores; rows of zeros; between 0 and 1; whole numbers of both signs without
+zeros; one that is no place in any tensor, too large or negative."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -113,6 +113,7 @@ VALUES: dict[Values, str] = {
     "odd": "NaN and infinities",
     "NaN in rows": "NaN in rows",
     "rows of -inf": "rows of -inf",
+    "rows far below zero": "rows far below zero",
     "rows of zeros": "rows of zeros",
 }
 """Kinds of values that are tried, and what they are called."""

@@ -82,14 +82,17 @@ def coverage_text(covered: Coverage, clock: str) -> str:
     )
 
 
-def weak_parts(covered: Coverage) -> list[str]:
-    """Return what a prediction lacks, in shares of the recorded time: "52.0 % by bytes only", "7.0 % not predicted"."""
+def weak_parts(covered: Coverage, whole: str = "") -> list[str]:
+    """Return what a prediction lacks, in shares of the recorded time: "52.0 % by bytes only", "7.0 % not predicted".
+
+    `whole` names what the shares are of, such as " of the recorded time".
+    """
     parts = [
         (covered.invented, "on invented sizes"),
         (covered.bytes, "by bytes only"),
         (covered.nothing - covered.elsewhere, "not predicted"),
     ]
-    return [f"{share_text(share)} {how}" for share, how in parts if share >= LEAST]
+    return [f"{share_text(share)}{whole} {how}" for share, how in parts if share >= LEAST]
 
 
 def coverage_by_share(soc: str, results: Sequence[OpResult]) -> tuple[dict[str, float], Coverage, str]:

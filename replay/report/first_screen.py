@@ -90,7 +90,8 @@ def predicted_line(soc: str, results: Sequence[OpResult], recorded_us: float | N
     for confidence, what in CONFIDENCE.items():
         if (share := share_of_confidence(weights, confidence)) >= LEAST_COVERED:
             parts.append(f"{share_text(share)} {what}")
-    parts += weak_parts(covered)
+    # Beside shares of the prediction, which is of the selected ops alone.
+    parts += weak_parts(covered, " of the recorded time" if covered.elsewhere >= LEAST else "")
     parts.append(rough_text((r.name, r.simulated[soc], r.count) for r in predicted))
     return "; ".join(filter(None, parts))
 

@@ -137,7 +137,7 @@ def prediction_notes(prediction: Simulated) -> list[str]:
     if prediction.measured:
         notes = [*notes, f"adjusted by your measurements of {MEASURED_OF[prediction.measured]}"]
     if prediction.by == "bytes" and prediction.measured != "call":
-        notes = [*notes, "by bytes only, which flatters: half of all kernels take 1.5 times that or more"]
+        notes = [*notes, "by bytes only, an underestimate: half of all kernels take at least 1.5 times as long"]
     return notes
 
 

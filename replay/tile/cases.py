@@ -182,16 +182,23 @@ def _float_dtype(metas: Sequence[TensorMeta]) -> str | None:
     return next((meta.dtype for meta in metas if meta.dtype in FLOATS), None)
 
 
-def smaller(case: Case, fits: Callable[[Case], bool]) -> Case | None:
-    """Return the case with its largest size halved everywhere until it fits; None if it never does."""
+def smaller(case: Case, fits: Callable[[Case], bool], keeps: Callable[[Case], bool] | None = None) -> Case | None:
+    """Return the case with its largest size halved everywhere until it fits; None if it never does.
+
+    A size whose half `keeps` refuses stays.
+    """
     sizes = {n: n for meta in _tensors(case) for n in meta.shape}
-    candidate = case
+    open_sizes, candidate = set(sizes), case
     while not fits(candidate):
-        largest = max(sizes, key=lambda n: (sizes[n], n), default=0)
+        largest = max(open_sizes, key=lambda n: (sizes[n], n), default=0)
         if sizes.get(largest, 0) <= 1:
             return None
+        halved = _resized(case, {**sizes, largest: sizes[largest] // 2})
+        if keeps is not None and not keeps(halved):
+            open_sizes.discard(largest)
+            continue
         sizes[largest] //= 2
-        candidate = _resized(case, sizes)
+        candidate = halved
     return candidate
 
 

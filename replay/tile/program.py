@@ -165,7 +165,7 @@ def _results(
             hint=("Pass reference= or results= to @tile.kernel, or give the result in the case: y=bf16[4096,1024]."),
         )
     try:
-        with torch.no_grad():
+        with torch.no_grad(), torch.device("meta"):  # also for tensors that a reference creates, such as masks
             outputs = function(*inputs)
     except OpReplayError:
         raise

@@ -130,9 +130,13 @@ def _blocks_dealt(recording: Recording) -> int:
 
 
 def blocks_of_loops(bound: Bound, device: DeviceProfile) -> list[tuple[int, ...]]:
-    """Return the blocks by dimension, for each loop that is distributed to cores. Raises TileError."""
-    deals = _run_one(bound, device, 0, None, "vector").recording.deals
-    return [tuple(-(-t // s) for t, s in zip(*deal, strict=True)) for deal in deals]
+    """Return the blocks by dimension of each loop that is distributed to cores, then the iterations of the others.
+
+    Raises TileError.
+    """
+    recording = _run_one(bound, device, 0, None, "vector").recording
+    dealt = [tuple(-(-t // s) for t, s in zip(*deal, strict=True)) for deal in recording.deals]
+    return [*dealt, *((count,) for count in recording.longest.values())]
 
 
 def cores_for_values(bound: Bound, device: DeviceProfile) -> int:

@@ -380,16 +380,17 @@ def _values_or_nearest(
     """Return the same as `_values`; for a case too large to run, the result of the same settings at smaller sizes.
 
     If the smaller case exceeds no limit, a note gives its sizes: the largest that fit one of the `parts`, the first
-    that leaves several blocks to each loop that has several.
+    that leaves several iterations to each loop that has several.
     """
     large = _values(case, device, wanted)
     if not isinstance(large, str) or not too_large(_bound(case)):
         return large
-    near: Case | None = None
-    for part in parts:
-        near = smaller(case, partial(_is_small, part=part))
-        if near is None or not _loses_blocks(case, near, device):
-            break
+    loses = partial(_loses_blocks, case, device=device)
+    near, lost = smaller(case, partial(_is_small, part=parts[0])), False
+    if near is not None and loses(near):
+        kept = (smaller(case, partial(_is_small, part=part), lambda half: not loses(half)) for part in parts)
+        whole = next((small for small in kept if small is not None), None)
+        near, lost = whole or smaller(case, partial(_is_small, part=parts[-1])), whole is None
     try:
         nearest = large if near is None else _values(near, device, wanted)
     except UsageError:  # a shape that the program or its reference refuses
@@ -397,8 +398,9 @@ def _values_or_nearest(
     if near is None or isinstance(nearest, str):
         return f"{large}; of these sizes nothing was checked, only the default shapes"
     if isinstance(nearest, Checked):
-        lost = _loses_blocks(case, near, device)
-        several = "; one block of a loop where this has several, so that races are undecided" if lost else ""
+        several = (
+            "; a loop of several iterations has one there, so races and running sums are undecided" if lost else ""
+        )
         return f"{large}; right at {near.text}{several}"
     if nearest.limit in OF_ANY_SIZE:
         return msgspec.structs.replace(nearest, message=f"{nearest.message} (at {near.text})")
@@ -439,7 +441,7 @@ OF_ANY_SIZE = ("race", "stale", "unwritten", "values", "mask")
 
 
 def _loses_blocks(case: Case, near: Case, device: DeviceProfile) -> bool:
-    """Check whether a loop with several blocks along a dimension has only one in the smaller case."""
+    """Check whether a loop with several iterations along a dimension has only one in the smaller case."""
     try:
         blocks, fewer = (blocks_of_loops(_bound(each), device) for each in (case, near))
     except (TileError, UsageError):  # told where the case is looked at

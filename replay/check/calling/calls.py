@@ -45,7 +45,13 @@ OUTSIDE: dict[Values, int] = {"too large": 1_000_003, "negative": -1_000_003}
 OF_WHOLE = frozenset[Values](("signed", *OUTSIDE))
 """Values of whole numbers alone."""
 MOST_ZEROS = 64
-OF_ROWS: dict[Values, float] = {"NaN in rows": float("nan"), "rows of -inf": float("-inf"), "rows of zeros": 0.0}
+OF_ROWS: dict[Values, float] = {
+    "NaN in rows": float("nan"),
+    "rows of -inf": float("-inf"),
+    "rows far below zero": -(2.0**15),
+    "rows of zeros": 0.0,
+}
+"""The value of each such row; the one below zero fits into float16, and sums of it are exact."""
 SIGNS: dict[Trait, Callable[[torch.Tensor], torch.Tensor]] = {
     "conjugated": lambda t: t.conj_physical().conj() if t.is_complex() else t,
     "negated": lambda t: torch.ops.aten._neg_view(-t) if is_float(t) else t,
@@ -249,7 +255,12 @@ class Bench:
         there is no reference.
         """
         function = self.reference.function_for(case.op.overload)
-        return self.call_of(case, arguments) if function is None else adapted(function, arguments)
+        if function is None:
+            return self.call_of(case, arguments)
+        defaults = {
+            arg.name: arg.default for arg in self.spec(case).args if isinstance(arg.default, bool | int | float)
+        }
+        return adapted(function, arguments, defaults)
 
     def refer(self, case: Case, arguments: Arguments) -> Results:
         """Call the reference on these arguments, which it may write to. Exceptions pass through."""
@@ -413,16 +424,19 @@ def contiguous(arguments: Arguments) -> Arguments:
     return arguments.changed(lambda tensor: tensor.detach().clone(memory_format=torch.contiguous_format))
 
 
-def adapted(function: Callable[..., Any], arguments: Arguments) -> Callable[[], Any]:
+def adapted(function: Callable[..., Any], arguments: Arguments, defaults: Mapping[str, Any]) -> Callable[[], Any]:
     """Return a call of a reference: by name if its parameters have the names of the op's arguments, else by position.
 
-    Buffers for results are left out if the reference has no parameter for them.
+    Buffers for results are left out if the reference has no parameter for them. Required parameters that the call
+    leaves out get the op's `defaults`.
     """
     values = arguments.values
     if isinstance(function, OfNames):
         return partial(function, values)
     parameters = _parameters(function)
     if parameters is not None:
+        left_out = {name for name, needed in parameters.items() if needed} - values.keys()
+        values = {**values, **{name: defaults[name] for name in left_out & defaults.keys()}}
         wanted = {name for name, needed in parameters.items() if needed}
         if parameters and wanted <= values.keys():
             named = {name: values[name] for name in parameters if name in values}

@@ -102,6 +102,8 @@ class Recording:
         default_factory=list[tuple[tuple[int, ...], tuple[int, ...]]]
     )
     """(sizes, block sizes) that were dealt out to cores."""
+    longest: dict[int, int] = field(default_factory=dict[int, int])
+    """By place of a loop that a core runs in sequence: its largest number of iterations."""
     index_seen: bool = False
     """What the program does depends on where its blocks lie, so that other cores may do other things."""
     left_out: int = 0
@@ -419,6 +421,8 @@ class Core:
         `cut` says which block sizes of an iteration are smaller; `dealt` that other cores get other items.
         """
         place, notes = self.here("loop"), self.notes
+        if not dealt:
+            self.recording.longest[place] = max(count, self.recording.longest.get(place, 0))
         self._scopes.append([])
         before = len(notes.guards)
         probed = dealt and self.probing and len(self._scopes) == 2 and count >= FEWEST_SURVEYED

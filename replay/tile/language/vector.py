@@ -131,7 +131,10 @@ class TileCore(Core):
             raise fail(
                 "path",
                 f"{what} of a tile in {value.place}: vector instructions take tiles in UB",
-                hint=("Data goes from L0C through GM: tile.store to tile.scratch, then tile.load on the vector cores."),
+                hint=(
+                    "Data goes from L0C through GM: tile.store to tile.scratch, then tile.load inside "
+                    "`for half in tile.vectors(rows)`."
+                ),
             )
         if self.unit == "cube":
             raise fail("path", f"{what} on the cube core", hint="Put it inside `for half in tile.vectors(rows)`.")

@@ -151,12 +151,46 @@ def test_a_race_of_a_case_too_large_to_run_shows_at_smaller_sizes(file: Path) ->
 
 
 def test_where_smaller_sizes_have_one_block_races_are_undecided(file: Path) -> None:
+    """Equal sizes shrink together, so rows cannot make up for columns."""
     file.write_text(RACY)
-    wide = facts(file, "--case", "wide x=f32[8192,16384]")["cases"][0]
-    assert wide["values"] is None
-    assert wide["values_note"].endswith("races are undecided")
-    narrow = facts(file, "--case", "wide x=f32[8192,16384]", "--set", "columns=128")["cases"][0]
-    assert narrow["values_note"].endswith("right at x=f32[1024,512]")
+    square = facts(file, "--case", "wide x=f32[16384,16384]")["cases"][0]
+    assert square["values"] is None
+    assert square["values_note"].endswith("are undecided")
+    for case, smaller in (("", "x=f32[32,16384]"), ("128", "x=f32[1024,512]")):
+        settings = ["--set", f"columns={case}"] if case else []
+        wide = facts(file, "--case", "wide x=f32[8192,16384]", *settings)["cases"][0]
+        assert wide["values_note"].endswith(f"right at {smaller}")
+
+
+def test_a_reference_may_create_tensors_without_a_device(file: Path) -> None:
+    file.write_text(
+        "import torch\nfrom opreplay import tile\n\n\n"
+        "def masked(x):\n"
+        "    return torch.where(torch.ones(x.shape[0], x.shape[1], dtype=torch.bool), x * 2, torch.tensor(0.0))\n\n\n"
+        "@tile.kernel('mylib::masked', reference=masked, dtypes=['float32'], checks=['x=f32[4,64]'])\n"
+        "def kernel(x, y: tile.Out, *, rows=4):\n"
+        "    for r in tile.blocks(x.shape[0], rows):\n"
+        "        tile.store(y[r], tile.load(x[r]) * 2.0)\n"
+    )
+    assert facts(file, "--case", "kernel x=f32[64,64]")["cases"][0]["error"] is None
+
+
+def test_smaller_sizes_keep_a_loop_over_columns(file: Path) -> None:
+    """A kernel that forgets earlier columns is wrong only where its loop has several iterations."""
+    file.write_text(
+        "from opreplay import tile\n\n\n"
+        "@tile.kernel('mylib::last', reference=lambda x: x.sum(1, True), dtypes=['float32'], checks=['x=f32[4,64]'])\n"
+        "def last(x, y: tile.Out, *, rows=4, columns=4096):\n"
+        "    for r in tile.blocks(x.shape[0], rows):\n"
+        "        for c in tile.steps(x.shape[1], columns):\n"
+        "            total = tile.row_sum(tile.load(x[r, c]))\n"
+        "        tile.store(y[r], total)\n"
+    )
+    result = run(file, "--case", "last x=f32[65536,16384]", "--format", "json")
+    assert result.exit_code == 1
+    error = json.loads(result.stdout)["cases"][0]["error"]
+    assert error["limit"] == "values"
+    assert error["message"].endswith("(at x=f32[64,8192])")
 
 
 def test_what_is_wrong_at_large_sizes_alone_is_not_the_best(file: Path) -> None:

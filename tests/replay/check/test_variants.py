@@ -174,6 +174,18 @@ def test_sizes_that_both_refuse_are_tried_as_multiples(tmp_path: Path, step: int
         assert correct.detail.endswith("no uneven row was tried: all are multiples of 128")
 
 
+def test_a_reference_without_a_default_gets_that_of_the_op(tmp_path: Path) -> None:
+    (tmp_path / "scaled.py").write_text(
+        "def scaled(x, factor: float = 3.0):\n    return x * factor\n\n\n"
+        "def reference(x, factor):\n    return x * factor\n"
+    )
+    file = str(tmp_path / "scaled.py")
+    found = check(
+        f"{file}:scaled", against=f"{file}:reference", shapes=["4x8"], points=["correctness"], isolation="none"
+    )
+    assert found.point("correctness").verdict == "pass"
+
+
 def test_a_number_that_equals_a_size_stays_where_the_call_is_refused_otherwise() -> None:
     cases = list(variants.sized(bench_of("aten::narrow(f32[32,8,4,16], 0, 0, 8)").first))
     length = {str(case.op.args[-1].value) for case in cases}

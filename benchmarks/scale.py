@@ -10,7 +10,7 @@ ops: each command on traces and results of 1,000, 10,000 and 100,000 ops. Bars: 
     grows at most 12 times as much as from the first to the second; at most 1.5 GB. Chromium opens each page, if it is
     installed.
 
-A figure with ! misses its bar; then the exit status is 1. `--json FILE` keeps the figures for docs/scaling.md.
+A figure with ! misses its bar; then the exit status is 1. `--write` keeps the figures for docs/scaling.md.
 """
 
 from __future__ import annotations
@@ -36,6 +36,7 @@ from opreplay.replay.results.summary import summary_of
 from opreplay.traces.samples import SAMPLES, sample_path
 
 SCRIPT = Path(sys.executable).parent / "opreplay"
+RECORDED = Path(__file__).with_suffix(".json")
 PUBLIC = Path(__file__).resolve().parents[2] / "shared" / "traces"
 RECORDINGS = ("h100_bert_small", "h100_falconsai_vit", "h100_qwen1.5_0.5b")
 TRACE_S, FOLDER_MB, GROWTH, OPS_MB = 0.6, 600, 12, 1500
@@ -232,21 +233,41 @@ def of_ops(temp: Path, most: int) -> dict[str, Any]:
     return found
 
 
+def markdown(found: Mapping[str, Any]) -> str:
+    """Return the figures as a table."""
+    folder, ops = found["folder"], found["ops"]
+    lines = ["| work | CPU time | memory |", "|---|---|---|"]
+    for turn, how in (("first", "`run --quick`"), ("again", "the same, with cached plans")):
+        one = folder[turn]
+        lines.append(
+            f"| folder of {folder['traces']:,} traces, {folder['gb']:.1f} GB: {how} | {one['trace_s']:.3f} s a trace | "
+            f"{one['largest_mb']:,.0f} MB, all processes {one['all_mb']:,.0f} MB |"
+        )
+    _, middle, large = (f"{ops:,}" for ops in ops["sizes"])
+    for name, costs in ops["commands"].items():
+        seconds, memory = costs["cpu_s"], costs["mb"]
+        lines.append(
+            f"| {middle} → {large} ops: `{name}` | {seconds[1]:.1f} → {seconds[2]:.1f} s | "
+            f"{memory[1]:,.0f} → {memory[2]:,.0f} MB |"
+        )
+    return "\n".join(lines)
+
+
 def main() -> int:
     """Measure the parts that are asked for; return 1 if a bar is missed."""
     parser = argparse.ArgumentParser(description="Time and memory of a folder of traces, and of many different ops.")
     parser.add_argument("--parts", default="folder,ops")
     parser.add_argument("--traces", type=int, default=1000)
     parser.add_argument("--ops", type=int, default=100_000, help="most different ops of a trace or result file")
-    parser.add_argument("--json", type=Path, help="file in which the figures of these parts are replaced")
+    parser.add_argument("--write", action="store_true", help=f"keep the figures of these parts in {RECORDED.name}")
     args = parser.parse_args()
     found: dict[str, Any] = {}
     for part in args.parts.split(","):
         with tempfile.TemporaryDirectory() as temp:
             found[part] = folder(Path(temp), args.traces) if part == "folder" else of_ops(Path(temp), args.ops)
-    if args.json is not None:
-        earlier: dict[str, Any] = json.loads(args.json.read_text()) if args.json.exists() else {}
-        args.json.write_text(json.dumps({**earlier, **found}, indent=1) + "\n")
+    if args.write:
+        earlier: dict[str, Any] = json.loads(RECORDED.read_text()) if RECORDED.exists() else {}
+        RECORDED.write_text(json.dumps({**earlier, **found}, indent=1) + "\n")
     return int(any(part["missed"] for part in found.values()))
 
 

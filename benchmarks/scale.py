@@ -198,7 +198,7 @@ def commands(temp: Path, ops: int) -> dict[str, list[str | Path]]:
     if (browser := shutil.which("chromium")) is not None:
         flags = ["--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={temp / 'browser'}", "--dump-dom"]
         for page in ("show", "compare"):
-            found[f"open {page}"] = [browser, *flags, (temp / f"{page}{ops}.html").as_uri()]
+            found[f"{page} -o, opened by Chromium"] = [browser, *flags, (temp / f"{page}{ops}.html").as_uri()]
     return found
 
 
@@ -234,23 +234,28 @@ def of_ops(temp: Path, most: int) -> dict[str, Any]:
 
 
 def markdown(found: Mapping[str, Any]) -> str:
-    """Return the figures as a table."""
-    folder, ops = found["folder"], found["ops"]
-    lines = ["| work | CPU time | memory |", "|---|---|---|"]
-    for turn, how in (("first", "`run --quick`"), ("again", "the same, with cached plans")):
-        one = folder[turn]
-        lines.append(
-            f"| folder of {folder['traces']:,} traces, {folder['gb']:.1f} GB: {how} | {one['trace_s']:.3f} s a trace | "
-            f"{one['largest_mb']:,.0f} MB, all processes {one['all_mb']:,.0f} MB |"
+    """Return the figures as a sentence on the folder and a table of commands."""
+    of_folder, of_commands = found["folder"], found["ops"]
+    first, again = of_folder["first"], of_folder["again"]
+    head = " | ".join(f"{ops:,} ops" for ops in of_commands["sizes"][1:])
+    rows = [
+        (
+            f"`{name}`",
+            *(f"{s:.1f} s, {mb:,.0f} MB" for s, mb in list(zip(costs["cpu_s"], costs["mb"], strict=True))[1:]),
         )
-    _, middle, large = (f"{ops:,}" for ops in ops["sizes"])
-    for name, costs in ops["commands"].items():
-        seconds, memory = costs["cpu_s"], costs["mb"]
-        lines.append(
-            f"| {middle} → {large} ops: `{name}` | {seconds[1]:.1f} → {seconds[2]:.1f} s | "
-            f"{memory[1]:,.0f} → {memory[2]:,.0f} MB |"
-        )
-    return "\n".join(lines)
+        for name, costs in of_commands["commands"].items()
+    ]
+    return "\n".join(
+        [
+            f"`run --quick` on {of_folder['traces']:,} traces ({of_folder['gb']:.1f} GB): {first['trace_s']:.3f} s of "
+            f"CPU time a trace, {again['trace_s']:.3f} s with cached plans; largest process "
+            f"{first['largest_mb']:,.0f} MB, all {first['all_mb']:,.0f} MB.",
+            "",
+            f"| CPU time and memory | {head} |",
+            "|---|---|---|",
+            *(f"| {' | '.join(row)} |" for row in rows),
+        ]
+    )
 
 
 def main() -> int:

@@ -1,9 +1,11 @@
 """What isolation, lanes, Ray and merging cost or save, on plans of small ops that are all different.
 
-    python benchmarks/batch.py                     # all parts; --parts isolation,lanes,ray,ranks,stored
+    python benchmarks/batch.py                     # all parts; --parts isolation,lanes,ray,nodes,ranks,stored
 
 isolation: wall time of a run of unique ops over the sum of their measuring loops (the bar is 3).
 lanes, ray: ops a second with one and two lanes, and with two Ray workers.
+nodes: `run` on 8 ranks and a Ray cluster of two nodes, also with one node killed halfway, beside the local engine; all
+    three must replay the same ops and give the same sums of traces and jobs.
 ranks: ops and wall time of 20 ranks of one job over those of one rank, reading and merging included.
 stored: time to get a rank's plan back from the file beside the results, over that to read and plan it, and its bytes.
 """
@@ -18,7 +20,7 @@ import sys
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
-from time import perf_counter, process_time
+from time import perf_counter, process_time, sleep
 
 from opreplay.replay.execute.engines import worker_config
 from opreplay.replay.execute.options import RunOptions
@@ -104,6 +106,49 @@ def ray(ops: int) -> None:
         print(f"ray: {count} workers: {ops / (wall - start):.1f} ops/s, start {start:.1f} s")
 
 
+def nodes(ops: int) -> None:
+    """`run` with the local engine, on two Ray nodes, and with one of them killed once half of the ops are measured."""
+    from opreplay.replay.execute.processes.ray import LOCAL_IP, import_ray
+
+    ray = import_ray()  # sets up Ray for this machine only, before the next import
+    from ray.cluster_utils import Cluster
+
+    one_cpu = {"num_cpus": 1, "node_ip_address": LOCAL_IP}
+    found: list[tuple[object, ...]] = []
+    with tempfile.TemporaryDirectory() as folder:
+        for rank in range(8):
+            _write_rank(Path(folder) / f"rank{rank}.json.gz", rank, ops)
+        for how in ("local", "two nodes", "one node lost"):
+            output = Path(folder) / f"{how}.jsonl"
+            command = [SCRIPT, "run", Path(folder) / "*.json.gz", "-o", output, "--set", "shared_device=true"]
+            command += ["--set", "threads=1", "--set", "op_time=50ms"]
+            started = perf_counter()
+            if how == "local":
+                subprocess.run(command, check=True, capture_output=True)
+            else:
+                cluster = Cluster(initialize_head=True, head_node_args={**one_cpu, "include_dashboard": False})
+                lost = cluster.add_node(**one_cpu)
+                command += ["--engine", "ray", "--set", f"address={cluster.address}"]
+                with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
+                    while how == "one node lost" and process.poll() is None:
+                        if output.exists() and output.read_bytes().count(b"\n") > ops // 2:
+                            cluster.remove_node(lost, allow_graceful=False)
+                            break
+                        sleep(0.05)
+                cluster.shutdown()
+                if process.returncode:
+                    raise SystemExit(f"nodes: {how}: exit status {process.returncode}")
+            wall, file = perf_counter() - started, read_result_file(output)
+            retried = sum(result.attempts > 1 for result in file.results)
+            sums = [(trace.source, trace.job, trace.ops, trace.replayed, trace.recorded_us) for trace in file.traces]
+            jobs = [(job.job, job.ranks, job.ops, job.replayed, job.recorded_us) for job in file.jobs]
+            found.append(({(result.id, result.status, result.reason) for result in file.results}, sums, jobs))
+            print(f"nodes: {how}: {len(file.results)} ops, {retried} retried, {wall:.1f} s", flush=True)
+    ray.shutdown()
+    if any(one != found[0] for one in found):
+        raise SystemExit("nodes: the engines give different results")
+
+
 def ranks(ops: int) -> None:
     """The console command on one rank, and on 20 ranks of the same job that share all ops but one."""
     with tempfile.TemporaryDirectory() as folder:
@@ -114,7 +159,7 @@ def ranks(ops: int) -> None:
             output = Path(folder) / f"{name}.jsonl"
             started = perf_counter()
             subprocess.run(
-                [SCRIPT, "batch", Path(folder) / pattern, "-o", output, "--set", "shared_device=true"],
+                [SCRIPT, "run", Path(folder) / pattern, "-o", output, "--set", "shared_device=true"],
                 check=True,
                 capture_output=True,
             )
@@ -192,6 +237,7 @@ PARTS: dict[str, tuple[Callable[[int], None], int]] = {
     "isolation": (isolation, 1000),
     "lanes": (lanes, 120),
     "ray": (ray, 120),
+    "nodes": (nodes, 40),
     "ranks": (ranks, 60),
     "stored": (stored, 200),
 }
@@ -199,7 +245,7 @@ PARTS: dict[str, tuple[Callable[[int], None], int]] = {
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="Measure what isolation, lanes, Ray and merging cost or save.")
-    parser.add_argument("--parts", default=",".join(PARTS), help="of isolation, lanes, ray, ranks, stored")
+    parser.add_argument("--parts", default=",".join(PARTS), help="of isolation, lanes, ray, nodes, ranks, stored")
     parser.add_argument("--ops", type=int, help="unique ops; by default as many as each part has in the documentation")
     args = parser.parse_args()
     for name in args.parts.split(","):

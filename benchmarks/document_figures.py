@@ -1,5 +1,5 @@
 # pyright: strict
-"""Writes figures of documents between marks: accuracies from the results of the exams, counts from the program.
+"""Writes figures of documents between marks: those of the exams, of recorded measurements, and of the program.
 
     python -m benchmarks.document_figures [--check]
 
@@ -24,7 +24,8 @@ from opreplay.replay.ir.kernel import Evidence, WorkKind
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCUMENTS = (
-    "README.md", "docs/ascend-model.md", "docs/capture.md", "docs/collectives.md", "docs/tile.md", "docs/vendor-ops.md",
+    "README.md", "docs/ascend-model.md", "docs/benchmarks.md", "docs/capture.md", "docs/collectives.md",
+    "docs/scaling.md", "docs/tile.md", "docs/vendor-ops.md",
 )  # fmt: skip
 MARK = re.compile(r"(<!-- figures: (\w+) -->\n).*?(<!-- /figures -->)", re.DOTALL)
 
@@ -240,11 +241,27 @@ def vendor_ops(results: Results) -> str:
     return "\n".join([f"{sum(counts.values())} ops by library and namespace:", "", *lines])
 
 
+def other_tools(results: Results) -> str:
+    """Return the figures that `benchmarks/peers.py --write` kept."""
+    from benchmarks.peers import RECORDED, markdown
+
+    del results
+    return markdown(json.loads(RECORDED.read_text(encoding="utf-8")))
+
+
+def scale(results: Results) -> str:
+    """Return the figures that `benchmarks/scale.py --write` kept."""
+    from benchmarks.scale import RECORDED, markdown
+
+    del results
+    return markdown(json.loads(RECORDED.read_text(encoding="utf-8")))
+
+
 BLOCKS: dict[str, Callable[[Results], str]] = {
     block.__name__: block
     for block in (
         blind_sentence, blind, calls_left_out, tables_left_out, later_tables, cells, steps, bounds, tiles, transfers,
-        fitted_constants, vendor_ops,
+        fitted_constants, vendor_ops, other_tools, scale,
     )
 }  # fmt: skip
 

@@ -38,7 +38,7 @@ from opreplay.traces.names import file_name
 
 _NO_FILTER = OpFilter()
 _DEFAULT_POLICY = Policy()
-MOST_OPS = 50_000
+MOST_OPS = 100_000
 """Most unique ops in a plan; a real model has a few hundred."""
 _HINT_OPS = "Take a part of them: --top N, --set min_share=SHARE or --include PATTERN."
 

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from io import BufferedReader
 from pathlib import Path
 from typing import Protocol, TypeAlias, cast
 
@@ -22,7 +24,7 @@ from opreplay.replay.results.records import (
     TraceResult,
 )
 from opreplay.traces.errors import FormatError
-from opreplay.traces.folders import open_regular, read_at_most
+from opreplay.traces.folders import open_regular
 from opreplay.traces.reading.source import open_pipe
 
 UNDECODABLE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
@@ -117,22 +119,30 @@ def read_results(path: str | Path) -> tuple[Header, list[OpResult], Summary | No
     return file.header, list(file.results), file.summary
 
 
-def _complete_lines(path: str | Path) -> list[bytes]:
-    """Return the complete lines, at least one, of which the first is a JSON object. Raises FormatError."""
+def _opened(path: str | Path) -> BufferedReader:
+    return BufferedReader(open_pipe(str(path))) if Path(path).is_fifo() else open_regular(path, MAX_BYTES)
+
+
+def _complete_lines(path: str | Path) -> Iterator[bytes]:
+    """Yield the complete lines, at least one, of which the first is a JSON object. Raises FormatError.
+
+    One line at a time: the text of a large file takes as much memory as the records of it.
+    """
+    seen = 0
     try:
-        with open_pipe(str(path)) if Path(path).is_fifo() else open_regular(path, MAX_BYTES) as stream:
-            head = stream.read(1)
-            data = read_at_most(stream, MAX_BYTES) if head == b"{" else b""
+        with _opened(path) as stream:
+            line = stream.read(1)
+            if line not in (b"{", b""):
+                raise FormatError(f"{path} is not an opreplay result: its first line is not a header", hint=_HEADER)
+            while line := line + stream.readline(MAX_BYTES + 1 - seen):
+                seen += len(line)
+                if seen > MAX_BYTES:
+                    raise FormatError(f"{path} has more than {MAX_BYTES:,} bytes", hint="Compare parts of the run.")
+                if line.endswith(b"\n"):
+                    yield line[:-1]
+                line = b""
     except OSError as error:
         raise FormatError(f"cannot read {path}: {error.strerror}") from None
-    if head not in (b"{", b""):
-        raise FormatError(f"{path} is not an opreplay result: its first line is not a header", hint=_HEADER)
-    if data is None:
-        raise FormatError(f"{path} has more than {MAX_BYTES:,} bytes", hint="Compare parts of the run.")
-    lines = (head + data).split(b"\n")[:-1]
-    if not lines:
-        raise FormatError(f"{path} is not an opreplay result: it has no complete line")
-    return lines
 
 
 def read_result_file(path: str | Path) -> ResultFile:
@@ -140,11 +150,16 @@ def read_result_file(path: str | Path) -> ResultFile:
 
     Raises FormatError for any other fault and for files of a newer version.
     """
-    complete = _complete_lines(path)
-    header = _read_header(complete[0], path)
+    lines = _complete_lines(path)
+    first = next(lines, None)
+    if first is None:
+        raise FormatError(f"{path} is not an opreplay result: it has no complete line")
+    header = _read_header(first, path)
     sink = MemorySink()
     decoder = msgspec.json.Decoder(_Later)
-    for number, line in enumerate(complete[1:], start=2):
+    complete_bytes = len(first) + 1
+    for number, line in enumerate(lines, start=2):
+        complete_bytes += len(line) + 1
         try:
             record = decoder.decode(line) if header.schema_version >= REASONS_ARE_VALUES else _decoded_older(line)
         except UNDECODABLE as error:
@@ -161,7 +176,7 @@ def read_result_file(path: str | Path) -> ResultFile:
         traces=tuple(sink.traces),
         jobs=tuple(sink.jobs),
         sequence=sink.sequence,
-        complete_bytes=sum(map(len, complete)) + len(complete),
+        complete_bytes=complete_bytes,
     )
 
 

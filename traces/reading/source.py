@@ -8,6 +8,7 @@ import stat
 import sys
 import threading
 import zlib
+from io import FileIO
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -61,12 +62,12 @@ def open_binary(path: str) -> BinaryIO:
         raise TraceError(f"cannot read {path!r}: {err}", hint="Check the path.") from err
 
 
-def open_pipe(path: str) -> BinaryIO:
+def open_pipe(path: str) -> FileIO:
     """Open a pipe once a writer has opened its other end; raises TraceError if none does.
 
     Opening blocks, so it runs in a thread, which is released by opening the other end here.
     """
-    opened: list[BinaryIO] = []
+    opened: list[FileIO] = []
 
     def wait() -> None:
         opened.append(open(path, "rb", buffering=0))  # noqa: SIM115 - the caller closes it

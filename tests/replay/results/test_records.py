@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import io
 import json
+import tracemalloc
 from pathlib import Path
 
 import pytest
@@ -61,6 +62,19 @@ def test_every_cut_of_the_file_loses_the_last_line_only(tmp_path: Path) -> None:
         assert header == HEADER
         assert summary is None
         assert len(results) == (2 if size >= second else whole[first:size].count(b"\n"))
+
+
+def test_the_text_of_a_file_is_not_held(tmp_path: Path) -> None:
+    path = write(tmp_path / "r.jsonl", HEADER, RESULT, SUMMARY)
+    header, result, summary = path.read_bytes().splitlines()
+    padded = result[:-1] + b" " * 20_000 + b"}"
+    path.write_bytes(b"\n".join([header, *[padded] * 200, summary, b""]))
+    tracemalloc.start()
+    file = read_result_file(path)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert (len(file.results), file.complete_bytes) == (200, path.stat().st_size)
+    assert peak < file.complete_bytes / 4
 
 
 def test_each_line_is_on_disk_as_soon_as_it_is_written(tmp_path: Path) -> None:

@@ -38,22 +38,22 @@ __all__ = [
 _HOMES = {
     name: module
     for module, names in {
-        "ascend.cost.predict": "predict_kernel",
-        "ascend.cost.predictor": "Predictor",
-        "ascend.devices.file": "list_devices load_device",
-        "ascend.lowering": "Lowering lower",
-        "ascend.measured.kernel_tables": "read_kernel_table",
-        "ascend.profile": "DeviceProfile",
-        "ascend.simulate.op": "Explanation explain_op is_predicted simulate_op",
-        "ir.kernel": "KernelCall KernelPrediction TensorSpec",
+        "replay.ascend.cost.predict": "predict_kernel",
+        "replay.ascend.cost.predictor": "Predictor",
+        "replay.ascend.devices.file": "list_devices load_device",
+        "replay.ascend.lowering": "Lowering lower",
+        "replay.ascend.measured.kernel_tables": "read_kernel_table",
+        "replay.ascend.profile": "DeviceProfile",
+        "replay.ascend.simulate.op": "Explanation explain_op is_predicted simulate_op",
+        "replay.ir.kernel": "KernelCall KernelPrediction TensorSpec",
     }.items()
     for name in names.split()
 }
-"""Where each name is defined, below `opreplay.replay`."""
+"""Where each name is defined, below `opreplay`."""
 
 
 def __getattr__(name: str) -> Any:
     """Import a name when it is first used."""
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"opreplay.replay.{_HOMES[name]}"), name)
+    return getattr(import_module(f"opreplay.{_HOMES[name]}"), name)

@@ -23,6 +23,7 @@ def trace() -> opreplay.OpenTrace:
 
 FRAMES: dict[str, Any] = {
     "trace": lambda: (trace().frame(), 4),
+    "plan": lambda: (trace().frame("plan"), 4),
     "results": lambda: (opreplay.run(trace(), soc="910b3", options=FAKE).frame(), 4),
     "simulation": lambda: (opreplay.simulate(trace(), ("910b3", "910b1")).frame(), 4),
     "comparison": lambda: (opreplay.compare(*(opreplay.run(trace(), options=FAKE) for _ in range(2))).frame(), 4),
@@ -54,6 +55,9 @@ def test_rows_are_those_of_the_trace() -> None:
     assert list(frame["count"]) == [op.count for op in read]
     recorded = [op.ir.recorded.host_us_total / op.count for op in read]
     assert list(frame["recorded_host_us"]) == pytest.approx(recorded)
+    planned = read.frame("plan")
+    for column in ("id", "name", "inputs", "count", "recorded_share"):
+        assert list(frame[column]) == list(planned[column])
 
 
 def test_predictions_are_those_of_the_step() -> None:

@@ -462,17 +462,18 @@ def recorded_plan_of(trace: Trace, selection: Selection) -> RecordedPlan:
 
 def _refuse_none(plan: ReplayPlan, read: Trace | ReplayPlan, selection: Selection) -> None:
     """Raise UsageError, with the nearest names, for filters that keep none of the ops of a file."""
+    from opreplay.replay.ir.model import ReplayPlan
     from opreplay.replay.plan.select import nothing_left
 
     if plan.ops or not selection.narrows:
         return
     recorded: list[str] = []
-    if isinstance(read, Trace):
+    if isinstance(read, ReplayPlan):
+        names = [op.name for op in read.ops]
+    else:
         recorded = names_by_time(read)
         chosen = _selected_names(read, selection.select) if recorded else set[str]()
         names = [name for name in recorded if name in chosen]
-    else:
-        names = [op.name for op in read.ops]
     if names or recorded:
         raise nothing_left(
             names, recorded=recorded, include=selection.include, select=selection.select, narrows=selection.narrows

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 import opreplay
+from opreplay.traces.errors import UsageError
 from opreplay.traces.samples import sample_path
 
 SAMPLE = sample_path("transformer_infer")
@@ -58,6 +59,12 @@ def test_rows_are_those_of_the_trace() -> None:
     planned = read.frame("plan")
     for column in ("id", "name", "inputs", "count", "recorded_share"):
         assert list(frame[column]) == list(planned[column])
+
+
+def test_a_selection_that_keeps_no_op_names_the_nearest() -> None:
+    for table in ("ops", "plan"):
+        with pytest.raises(UsageError, match="no selected op matches"):
+            opreplay.open(SAMPLE, include="aten::mmm").frame(table)
 
 
 def test_predictions_are_those_of_the_step() -> None:

@@ -1,9 +1,33 @@
 # pyright: strict
-"""From a trace to results: the IR, resolution, execution, prediction and reports; here what users' plugins need."""
+"""From a trace to results: the IR, resolution, execution, prediction and reports; here what users' plugins need.
 
-from opreplay.replay.ir.recorded_call import RecordedArg
-from opreplay.replay.resolve.user.conversions import Conversion, RecordedCall, register_conversion
-from opreplay.replay.resolve.user.executors import register_executor
-from opreplay.traces.model import TensorMeta
+The names are looked up when they are first used, since an import of any module in this folder imports this one.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from opreplay.replay.ir.recorded_call import RecordedArg
+    from opreplay.replay.resolve.user.conversions import Conversion, RecordedCall, register_conversion
+    from opreplay.replay.resolve.user.executors import register_executor
+    from opreplay.traces.model import TensorMeta
 
 __all__ = ["Conversion", "RecordedArg", "RecordedCall", "TensorMeta", "register_conversion", "register_executor"]
+
+_HOMES = {
+    "Conversion": "replay.resolve.user.conversions",
+    "RecordedArg": "replay.ir.recorded_call",
+    "RecordedCall": "replay.resolve.user.conversions",
+    "TensorMeta": "traces.model",
+    "register_conversion": "replay.resolve.user.conversions",
+    "register_executor": "replay.resolve.user.executors",
+}
+"""Where each name is defined, below `opreplay`."""
+
+
+def __getattr__(name: str) -> Any:
+    """Import a name when it is first used."""
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"opreplay.{_HOMES[name]}"), name)

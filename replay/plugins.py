@@ -20,7 +20,7 @@ from opreplay.initializers.user_code import load_entry_point, load_user_code, pl
 from opreplay.initializers.user_table import UserFunction
 from opreplay.replay.ir.model import ReplayOp
 from opreplay.replay.ir.reasons import not_needed
-from opreplay.replay.ops.table import Row, load, rows
+from opreplay.replay.ops.table import Row, rows
 from opreplay.replay.resolve.user.conversions import CONVERSIONS
 from opreplay.replay.resolve.user.executors import EXECUTORS
 from opreplay.replay.resolve.user.table import OpFunction, OpTable
@@ -49,7 +49,6 @@ class Registration:
 
 def built_in_ops() -> list[Row]:
     """Return the ops that have a built-in reference implementation, by name. Imports torch."""
-    load("references")
     return [row for row in rows() if row.references]
 
 

@@ -1,14 +1,21 @@
 # pyright: strict
-"""The simulated Ascend device: maps ops to CANN kernels and kernels to microseconds; no torch, executes nothing."""
+"""The simulated Ascend device: maps ops to CANN kernels and kernels to microseconds; no torch, executes nothing.
 
-from opreplay.replay.ascend.cost.predict import predict_kernel
-from opreplay.replay.ascend.cost.predictor import Predictor
-from opreplay.replay.ascend.devices.file import list_devices, load_device
-from opreplay.replay.ascend.lowering import Lowering, lower
-from opreplay.replay.ascend.measured.kernel_tables import read_kernel_table
-from opreplay.replay.ascend.profile import DeviceProfile
-from opreplay.replay.ascend.simulate.op import Explanation, explain_op, is_predicted, simulate_op
-from opreplay.replay.ir.kernel import KernelCall, TensorSpec
+The names are looked up when they are first used, since an import of any module in this folder imports this one.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from opreplay.replay.ascend.cost.predict import predict_kernel
+    from opreplay.replay.ascend.cost.predictor import Predictor
+    from opreplay.replay.ascend.devices.file import list_devices, load_device
+    from opreplay.replay.ascend.lowering import Lowering, lower
+    from opreplay.replay.ascend.measured.kernel_tables import read_kernel_table
+    from opreplay.replay.ascend.profile import DeviceProfile
+    from opreplay.replay.ascend.simulate.op import Explanation, explain_op, is_predicted, simulate_op
+    from opreplay.replay.ir.kernel import KernelCall, TensorSpec
 
 __all__ = [
     "DeviceProfile",
@@ -26,3 +33,26 @@ __all__ = [
     "read_kernel_table",
     "simulate_op",
 ]
+
+_HOMES = {
+    name: module
+    for module, names in {
+        "replay.ascend.cost.predict": "predict_kernel",
+        "replay.ascend.cost.predictor": "Predictor",
+        "replay.ascend.devices.file": "list_devices load_device",
+        "replay.ascend.lowering": "Lowering lower",
+        "replay.ascend.measured.kernel_tables": "read_kernel_table",
+        "replay.ascend.profile": "DeviceProfile",
+        "replay.ascend.simulate.op": "Explanation explain_op is_predicted simulate_op",
+        "replay.ir.kernel": "KernelCall TensorSpec",
+    }.items()
+    for name in names.split()
+}
+"""Where each name is defined, below `opreplay`."""
+
+
+def __getattr__(name: str) -> Any:
+    """Import a name when it is first used."""
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"opreplay.{_HOMES[name]}"), name)

@@ -24,8 +24,8 @@ from opreplay.replay.capture.step import Step, named_tensors
 from opreplay.replay.ir.captured import Capture, CapturedOutput, LikeDevice, StepPhase, Via
 from opreplay.replay.ir.model import MAX_CALLS, RecordedSequence, ReplayOp, ReplayPlan
 from opreplay.replay.ir.sizes import tensors_of
-from opreplay.replay.plan.build import COUNTER
 from opreplay.replay.plan.passes import by_recorded_time
+from opreplay.replay.plan.recorded.ops import COUNTER
 
 Make = Callable[[], Step]
 _CachedFunction = type(lru_cache(str))

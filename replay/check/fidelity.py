@@ -17,7 +17,7 @@ from opreplay.replay.execute.executors.torch.device import TorchExecutor
 from opreplay.replay.execute.options import RunOptions, WorkerConfig
 from opreplay.replay.host import environment
 from opreplay.replay.host.libraries import LIBRARY_OF
-from opreplay.replay.ops.register import implemented, is_reference, register_namespace, stand_in_of
+from opreplay.replay.ops.register import implemented, is_reference, register_op, stand_in_of
 from opreplay.traces.errors import EnvironmentRefused, OpReplayError, UsageError
 
 POINTS = ("schema", "shape inference", "correctness")
@@ -95,7 +95,7 @@ def _checked(name: str, executor: TorchExecutor, seed: int, library: str | None)
     reference = ITSELF
     try:
         if library is None:
-            register_namespace(name.partition("::")[0])
+            register_op(name)
         target = find_target(name)  # imports the library, where one is named
         if library is not None:
             if is_reference(name):

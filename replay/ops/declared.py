@@ -11,13 +11,13 @@ from __future__ import annotations
 import re
 from ast import literal_eval
 from collections.abc import Callable, Collection, Mapping
-from functools import lru_cache
+from functools import lru_cache, partial
 from importlib.resources import files
 from typing import Any
 
 from opreplay.replay.ops.calls import taken
 from opreplay.replay.ops.register import reference
-from opreplay.replay.ops.table import Row, find, load
+from opreplay.replay.ops.table import Row, find, row
 
 _WRITTEN = re.compile(r"Tensor(?:\([^)]*!\)|!)[\[\]?]* (\w+)")
 _CONSTANT = re.compile(r"True|False|None|[-\d'\"]")
@@ -78,59 +78,59 @@ def stands_for(
     Versions without an argument that the function requires (and that is not `optional`) are skipped, and so are
     versions with an argument in `lacking`. `writes` names the arguments that the function writes to, if the vendor's
     marks are missing or wrong; names that a version does not have are ignored. None keeps the vendor's marks.
-    `assumes`, `random`, `bound`: see `reference`. Raises ValueError for an op without a matching version.
+    `assumes`, `random`, `bound`: see `reference`. An op without a matching version raises ValueError once its
+    references are asked for.
     """
-    renames: Mapping[str, str] = bound.get("renames", {})
-    set_here = {*optional, *bound.get("fixed", ())}
 
     def declare(run: Callable[..., Any]) -> Callable[..., Any]:
+        for name in names:
+            row(name).declarations.append(partial(declare_one, name, run))
+        return run
+
+    def declare_one(name: str, run: Callable[..., Any]) -> None:
+        renames: Mapping[str, str] = bound.get("renames", {})
+        set_here = {*optional, *bound.get("fixed", ())}
         needs = (name for name, needed in taken(run).items() if needed and name not in set_here)
         wanted = {_argument(renames.get(name, name)) for name in needs}
-        for name in names:
-            fitting = [
-                (since, schema)
-                for since, schema in versions_of(name)
-                if wanted <= _words(schema) and not _words(schema) & set(lacking)
-            ]
-            if not fitting:
-                absent = sorted(wanted.difference(*(_words(schema) for _, schema in versions_of(name))))
-                raise ValueError(
-                    f"no version of {name} has all of {', '.join(sorted(wanted))}: give {', '.join(absent) or 'one'} a "
-                    "default, or a constant in `families.py`"
-                )
-            for since, schema in fitting:
-                text = schema if writes is None else with_writes(schema, [w for w in writes if w in _words(schema)])
-                reference(text, since=since, fake=fake, assumes=assumes, random=random, **bound)(run)
-        return run
+        fitting = [
+            (since, schema)
+            for since, schema in versions_of(name)
+            if wanted <= _words(schema) and not _words(schema) & set(lacking)
+        ]
+        if not fitting:
+            absent = sorted(wanted.difference(*(_words(schema) for _, schema in versions_of(name))))
+            raise ValueError(
+                f"no version of {name} has all of {', '.join(sorted(wanted))}: give {', '.join(absent) or 'one'} a "
+                "default, or a constant in `families.py`"
+            )
+        for since, schema in fitting:
+            text = schema if writes is None else with_writes(schema, [w for w in writes if w in _words(schema)])
+            reference(text, since=since, fake=fake, assumes=assumes, random=random, **bound)(run)
 
     return declare
 
 
-def declare_like(row: Row) -> None:
-    """Declare the reference implementation of `row.like` for an op; optional arguments that this op lacks are None.
+def declare_like(op: Row) -> None:
+    """Declare the reference implementation of `op.like` for an op; optional arguments that this op lacks are None.
 
-    Raises ValueError if `row.like` has no function of its own, and for a rename of an argument that either op lacks.
+    Raises ValueError if `op.like` has no function of its own, and for a rename of an argument that either op lacks.
     """
-    target = find(row.like)
-    if target is not None and not target.like:
-        load("references", target.folder)
-        if row.references:  # declared on the way
-            return
+    target = find(op.like)
     if target is None or target.like or not target.references:
-        raise ValueError(f"{row.name} is like {row.like}, which has no reference of its own")
+        raise ValueError(f"{op.name} is like {op.like}, which has no reference of its own")
     version = max(target.references, key=lambda known: known.since)
-    ours = set[str]().union(*(_words(schema) for _, schema in versions_of(row.name)))
-    fixed = {name: literal_eval(text) for name, text in row.renames.items() if _CONSTANT.match(text)}
-    renames = {name: text for name, text in row.renames.items() if name not in fixed}
-    into = tuple(filter(None, row.into.split(","))) or tuple(renames.get(name, name) for name in version.into)
+    ours = set[str]().union(*(_words(schema) for _, schema in versions_of(op.name)))
+    fixed = {name: literal_eval(text) for name, text in op.renames.items() if _CONSTANT.match(text)}
+    renames = {name: text for name, text in op.renames.items() if name not in fixed}
+    into = tuple(filter(None, op.into.split(","))) or tuple(renames.get(name, name) for name in version.into)
     theirs = {*taken(version.run), *version.into}
-    absent = [*(row.renames.keys() - theirs), *({*into, *map(_argument, renames.values())} - ours)]
+    absent = [*(op.renames.keys() - theirs), *({*into, *map(_argument, renames.values())} - ours)]
     if absent:
-        raise ValueError(f"{row.name} like={row.like}: no such argument {', '.join(absent)}")
+        raise ValueError(f"{op.name} like={op.like}: no such argument {', '.join(absent)}")
     arguments, _, returns = version.schema.rpartition(" -> ")
     written: list[str] = _WRITTEN.findall(arguments)
     stands_for(
-        row.name,
+        op.name,
         writes=None
         if "!" in returns
         else tuple(dict.fromkeys((*into, *(renames.get(name, name) for name in written)))),

@@ -121,8 +121,8 @@ def _names(text: str) -> frozenset[str]:
 
 @lru_cache(maxsize=4096)
 def _entry(op: str, argument: str, listed: frozenset[str]) -> str | None:
-    """Return the list entry for this argument of "ns::op": its name, or a pattern of op and argument."""
-    return next((e for e in sorted(listed) if e == argument or fnmatchcase(f"{op}.{argument}", e)), None)
+    """Return the list entry for this argument of "ns::op": its name, or a pattern of op and argument with a dot."""
+    return next((e for e in sorted(listed) if e == argument or ("." in e and fnmatchcase(f"{op}.{argument}", e))), None)
 
 
 def inert_entry(op: str, argument: str) -> str | None:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 from opreplay.replay.ops.calls import call_with, taken
 from opreplay.replay.ops.catalog import ALIASES, LIBRARIES, PROFILER_WRAPPERS
 from opreplay.replay.ops.modes import computed, is_computed, untaken_modes
-from opreplay.replay.ops.table import Reference, load, row, rows
+from opreplay.replay.ops.table import Reference, find, row, rows
 from opreplay.traces.dtypes import SCALAR_TYPE_CODES
 
 _NAME = re.compile(r"[A-Za-z_]\w*::[A-Za-z_]\w*(\.[A-Za-z_]\w*)?")
@@ -53,7 +53,7 @@ def reference(
     name, _, overload = qualified.partition(".")
 
     def declare(run: Callable[..., Any]) -> Callable[..., Any]:
-        versions = row(name).references
+        versions = row(name).settled()
         if any((version.overload, version.since) == (overload, since) for version in versions):
             raise ValueError(f"{qualified} of {since or 'no date'} is declared twice")
         versions.append(
@@ -93,7 +93,6 @@ def is_reference(op_name: str) -> bool:
 
 def implemented() -> dict[str, tuple[str, ...]]:
     """Return the op names with a reference implementation, by namespace. Imports torch."""
-    load("references")
     known = [op.name for op in rows() if op.references]
     return {space: tuple(name for name in known if name.startswith(f"{space}::")) for space in LIBRARIES}
 
@@ -105,10 +104,20 @@ def register_namespace(namespace: str) -> tuple[str, ...]:
     The implementations run on any device (CompositeExplicitAutograd) and have fake kernels. Returns () for an unknown
     namespace.
     """
-    for name in _with_references(namespace):
-        if name not in _registered and not _exists(name):
-            _registered[name] = tuple(_define(version, overload) for version, overload in _versions(name))
-    return tuple(sorted(n for n in _registered if n.startswith(f"{namespace}::")))
+    known = [op.name for op in rows() if op.name.startswith(f"{namespace}::")] if namespace in LIBRARIES else []
+    return tuple(name for name in known if register_op(name))
+
+
+def register_op(name: str) -> bool:
+    """Do the same for one op; return whether "namespace::op" runs an implementation of this package."""
+    if name not in _registered and (versions := _versions(name)) and not _exists(name):
+        _registered[name] = tuple(_define(version, overload) for version, overload in versions)
+    return name in _registered
+
+
+def overloads_defined() -> int:
+    """Return how many overloads of references this process has registered with torch."""
+    return sum(map(len, _registered.values()))
 
 
 def stand_in_of(name: str) -> Callable[..., Any] | None:
@@ -118,14 +127,13 @@ def stand_in_of(name: str) -> Callable[..., Any] | None:
     """
     import torch
 
-    versions = _versions(name) if name in _with_references(name.partition("::")[0]) else []
+    versions = _versions(name)
     return _adapt(versions[0][0], torch._C.parse_schema(versions[0][0].schema)) if versions else None
 
 
 def reference_of(name: str, overload: str) -> Reference | None:
     """Return the reference implementation that an overload of "namespace::op" runs, or None. Imports torch."""
-    versions = _versions(name) if name in _with_references(name.partition("::")[0]) else []
-    return next((version for version, spelled in versions if spelled == overload), None)
+    return next((version for version, spelled in _versions(name) if spelled == overload), None)
 
 
 def assumed_by(op_name: str) -> tuple[str, ...]:
@@ -135,27 +143,16 @@ def assumed_by(op_name: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys(what for version in versions for what in version.assumes))
 
 
-def _with_references(namespace: str) -> list[str]:
-    """Return the sorted op names of a namespace with a reference implementation; imports the modules of their
-    families.
-    """
-    if namespace not in LIBRARIES:
-        return []
-    known = [op for op in rows() if op.name.startswith(f"{namespace}::")]
-    for folder in dict.fromkeys(op.folder for op in known if op.folder):
-        load("references", folder)
-    return [op.name for op in known if op.references]
-
-
 def _exists(name: str) -> bool:
     return bool(registered_schemas(name))
 
 
 def _versions(name: str) -> list[tuple[Reference, str]]:
-    """Return (version, overload name) of each version of an op, newest first."""
+    """Return (version, overload name) of each version of an op, newest first; none for an op without references."""
+    op = find(name) if name.partition("::")[0] in LIBRARIES else None
     seen: set[str] = set()
     versions_by_date: list[tuple[Reference, str]] = []
-    for version in sorted(row(name).references, key=lambda version: version.since, reverse=True):
+    for version in sorted(op.references if op is not None else (), key=lambda version: version.since, reverse=True):
         overload = version.overload
         if overload in seen:
             overload = "_".join(part for part in (overload, f"since_{version.since.replace('-', '')}") if part)

@@ -118,7 +118,26 @@ class Row:
     """An argument of `like` → what it is called here, "name.attribute" of one that is here, or a constant."""
     into: str = ""
     """The arguments that the results of `like` are written to, apart by comma."""
-    references: list[Reference] = field(default_factory=list["Reference"])
+    declared: list[Reference] = field(default_factory=list["Reference"])
+    """Its references, as far as their modules are imported and their `declarations` ran."""
+    declarations: list[Callable[[], object]] = field(default_factory=list[Callable[[], object]])
+    """What adds to `declared`: it reads a function's source, and runs only where the op is asked for."""
+
+    @property
+    def references(self) -> list[Reference]:
+        """Return its reference implementations. Imports the reference modules of its folder, and with them torch."""
+        if self.folder:
+            load("references", self.folder)
+        if not self.settled() and self.like:
+            import_module(f"{room.__name__}.declared").declare_like(self)
+        return self.settled()
+
+    def settled(self) -> list[Reference]:
+        """Run what was declared so far; return the references."""
+        waiting, self.declarations = self.declarations, []
+        for declare in waiting:
+            declare()
+        return self.declared
 
     def give(self, **aspects: Any) -> None:
         """Set fields that are not set yet. Raises ValueError for a field that is already set."""
@@ -251,10 +270,6 @@ def load(part: Part, folder: str | None = None) -> None:
         for place, module in _modules()[part]:
             if folder in (None, place):
                 import_module(module)
-        if part == "references":
-            for known in rows():
-                if known.like and not known.references and folder in (None, known.folder):
-                    import_module(f"{room.__name__}.declared").declare_like(known)
 
 
 def rows() -> Iterator[Row]:

@@ -26,6 +26,7 @@ from opreplay.traces.reading.source import Source
 
 if TYPE_CHECKING:
     from opreplay.replay.ir.model import ReplayPlan
+    from opreplay.replay.plan.recorded.ops import RecordedPlan
     from opreplay.traces import Trace
 
 
@@ -437,28 +438,48 @@ def plan_of(
     """
     from opreplay.replay.ir.model import ReplayPlan
     from opreplay.replay.plan.collectives.in_plan import with_sizes_missing
-    from opreplay.replay.plan.select import nothing_left, refuse_lists
+    from opreplay.replay.plan.select import refuse_lists
 
-    recorded: list[str] = []
     if isinstance(read, ReplayPlan):
-        plan, names = restricted(read, selection, device=device), [op.name for op in read.ops]
+        plan = restricted(read, selection, device=device)
         plan = with_sizes_missing(plan) if collectives else plan
     else:
         make = _with_collectives if collectives else make_plan
         refuse_lists(selection.exclude, [signature.name for signature in read.signatures])
         plan = make(read, selection, device=device, in_order=in_order)
-        recorded = [] if plan.ops else names_by_time(read)
+    _refuse_none(plan, read, selection)
+    return plan
+
+
+def recorded_plan_of(trace: Trace, selection: Selection) -> RecordedPlan:
+    """Return the ops of a plan of a trace as they were recorded, without torch. Raises as `plan_of` does."""
+    from opreplay.replay.plan.recorded.ops import recorded_plan
+    from opreplay.replay.plan.select import refuse_lists
+
+    refuse_lists(selection.exclude, [signature.name for signature in trace.signatures])
+    recorded = recorded_plan(trace, selection)
+    _refuse_none(recorded.plan, trace, selection)
+    return recorded
+
+
+def _refuse_none(plan: ReplayPlan, read: Trace | ReplayPlan, selection: Selection) -> None:
+    """Raise UsageError, with the nearest names, for filters that keep none of the ops of a file."""
+    from opreplay.replay.ir.model import ReplayPlan
+    from opreplay.replay.plan.select import nothing_left
+
+    if plan.ops or not selection.narrows:
+        return
+    recorded: list[str] = []
+    if isinstance(read, ReplayPlan):
+        names = [op.name for op in read.ops]
+    else:
+        recorded = names_by_time(read)
         chosen = _selected_names(read, selection.select) if recorded else set[str]()
         names = [name for name in recorded if name in chosen]
-    if not plan.ops and (names or recorded) and selection.narrows:
+    if names or recorded:
         raise nothing_left(
-            names,
-            recorded=recorded,
-            include=selection.include,
-            select=selection.select,
-            narrows=selection.narrows,
+            names, recorded=recorded, include=selection.include, select=selection.select, narrows=selection.narrows
         )
-    return plan
 
 
 def _with_collectives(trace: Trace, selection: Selection, *, device: str, in_order: bool) -> ReplayPlan:

@@ -24,7 +24,7 @@ from opreplay.replay.ir.names import split_name
 from opreplay.replay.ir.reasons import NotReplayable
 from opreplay.replay.ops import aten as portable
 from opreplay.replay.ops.catalog import UNDER_ATEN, library_of
-from opreplay.replay.ops.register import canonical_name, is_reference, register_namespace
+from opreplay.replay.ops.register import canonical_name, is_reference, register_op
 from opreplay.replay.resolve import schema
 from opreplay.replay.resolve.policy import TORCH_NAMESPACES, Policy, refuse_arguments, refuse_name, refuse_value
 from opreplay.replay.resolve.schema import OpSpec
@@ -95,9 +95,9 @@ def _lookup(name: str, policy: Policy) -> Candidates:
     imported = _imported_candidates(name, namespace, policy) if _import_library(namespace, policy) else Candidates()
     if imported.specs or imported.function is not None:
         return imported
-    if register_namespace(namespace):
+    canonical = canonical_name(name)
+    if register_op(canonical):
         schema.forget()
-        canonical = canonical_name(name)
         if specs := schema.specs_of(canonical):
             return Candidates(specs=specs, resolved_by="reference", via=canonical if canonical != name else None)
     return Candidates(reason=imported.reason or _why_unknown(name, namespace, policy))

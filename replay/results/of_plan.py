@@ -67,8 +67,8 @@ def product_of(op: ReplayOp) -> Product | None:
 
 def summarize(plan: ReplayPlan, results: Sequence[OpResult], *, wall_s: float, interrupted: bool) -> Summary:
     """Return counts, shares and totals of the results so far; times in microseconds over all calls."""
-    recorded_us = sum(_recorded_us(plan, op) for op in plan.ops)
-    return summarized(results, ops=len(plan.ops), recorded_us=recorded_us, wall_s=wall_s, interrupted=interrupted)
+    total_us = sum(recorded_us(plan, op) for op in plan.ops)
+    return summarized(results, ops=len(plan.ops), recorded_us=total_us, wall_s=wall_s, interrupted=interrupted)
 
 
 def call_of(op: ReplayOp) -> str:
@@ -102,7 +102,7 @@ def result_of(
     recorded = op.recorded
     total = plan.device_us_total or plan.host_us_total
     first = next(iter(simulated.values()), None)
-    share = _recorded_us(plan, op) / total if total else 0.0
+    share = recorded_us(plan, op) / total if total else 0.0
     measured_us = None if outcome.measurement is None else outcome.measurement.median_us
     alike = device is not None and kind_of_device(device) == recorded_kind(plan)
     compared = simulated if plan.device_us_total > 0 else {}
@@ -140,7 +140,7 @@ def result_of(
         + suspicions(
             op,
             share=max(share, *(us * op.count / total if total else 0.0 for us in other_us)),
-            recorded_us=_recorded_us(plan, op) / op.count,
+            recorded_us=recorded_us(plan, op) / op.count,
             measured_us=measured_us if alike else None,
             simulated=compared.items(),
             refilled=refilled(outcome.assumptions),
@@ -170,13 +170,13 @@ def collective_facts(
     return CollectiveFacts(
         collective=collective,
         size_bytes=size_bytes,
-        recorded=bandwidth(kind, size_bytes, ranks, _recorded_us(plan, op) / op.count),
+        recorded=bandwidth(kind, size_bytes, ranks, recorded_us(plan, op) / op.count),
         measured=measured,
         simulated={soc: rate for soc, rate in rates.items() if rate is not None},
         replayed=ran,
     )
 
 
-def _recorded_us(plan: ReplayPlan, op: ReplayOp) -> float:
+def recorded_us(plan: ReplayPlan, op: ReplayOp) -> float:
     """Return the recorded time of all calls of an op, on the device or, if the trace has none, on the host."""
     return op.recorded.device_us_total if plan.device_us_total > 0 else op.recorded.host_us_total

@@ -10,6 +10,7 @@ from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypedDict
 
 from opreplay.replay.execute.options import RunOptions
+from opreplay.replay.ir.describe import describe_inputs
 from opreplay.replay.ir.model import ReplayPlan
 from opreplay.replay.job.job import Job
 from opreplay.replay.job.settings import Settings
@@ -103,12 +104,21 @@ class OpenTrace(Tabular):
         return tuple(alone(self.plan, op, self.setting) for op in find_ops(self.plan, wanted))
 
     def _tables(self) -> Mapping[str, Callable[[], AnyTable]]:
-        """Return its tables, for which ops are resolved once one is asked for."""
+        """Return its tables: the ops as recorded, how each is replayed, and why the others are not."""
 
-        def table(name: str) -> AnyTable:
+        def of_plan(name: str) -> AnyTable:
             return self._view().tables[name]()
 
-        return {name: partial(table, name) for name in ("ops", "reasons")}
+        return {"ops": self._recorded, "plan": partial(of_plan, "ops"), "reasons": partial(of_plan, "reasons")}
+
+    def _recorded(self) -> AnyTable:
+        """Return the ops of a trace without resolving them, which takes torch."""
+        from opreplay.replay.plan.inputs import recorded_plan_of
+        from opreplay.replay.report.views.recorded import table
+
+        if isinstance(self.read, Trace):
+            return table(*recorded_plan_of(self.read, self._selection))
+        return table(self.plan, {op.id: describe_inputs(op) for op in self.plan.ops})
 
     def _view(self) -> View:
         from opreplay.replay.job.planned import planned_results

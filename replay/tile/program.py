@@ -202,9 +202,9 @@ def reference_of(program: Program) -> Callable[..., Any] | None:
 
     if program.op in OWN_LIBRARY:
         return None
-    if namespace not in ("aten", "prims"):
-        register.register_namespace(namespace)
     name, _, overload = name.partition(".")
+    if namespace not in ("aten", "prims"):
+        register.register_op(f"{namespace}::{name}")
     packet = getattr(getattr(torch.ops, namespace, None), name, None)
     return getattr(packet, overload, None) if overload else packet
 

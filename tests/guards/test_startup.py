@@ -79,7 +79,7 @@ def test_reading_a_trace_brings_in_neither_torch_nor_pandas() -> None:
 
 
 def test_looking_into_a_trace_loads_no_torch() -> None:
-    """Opening, inspecting and explaining one; its ops as a data frame load it once, and then their plan is kept."""
+    """Opening one, its recorded ops as a data frame, inspecting and explaining it; a kept plan needs none either."""
     code = (
         "import sys, opreplay\n"
         "from opreplay.traces.samples import sample_path\n"
@@ -87,8 +87,9 @@ def test_looking_into_a_trace_loads_no_torch() -> None:
         "trace = opreplay.open(SAMPLE, include='aten::*norm*')\n"
         "assert len(opreplay.inspect(SAMPLE).kernels.frame().columns) == 6\n"
         "assert len(opreplay.timeline(SAMPLE).frame('critical_path'))\n"
-        "assert 'torch' not in sys.modules\n"
         "assert len(trace.frame())\n"
+        "assert 'torch' not in sys.modules\n"
+        "assert len(trace.frame('plan'))\n"
         "print('torch' in sys.modules)\n"
     )
     told = [

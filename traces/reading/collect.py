@@ -112,6 +112,14 @@ def _track_text(value: Any) -> str:
     return f"({kind.__name__})" if kind in (list, dict) else str(value)[:200]
 
 
+def _has_large_float(times: list[Any]) -> bool:
+    """Check whether a time is a float too large to be exact to the nanosecond."""
+    numbers = {*map(type, times)} <= {int, float}
+    if numbers and (not times or (max(times) < EXACT_LIMIT_US and min(times) > -EXACT_LIMIT_US)):
+        return False
+    return any(type(time) is float and abs(time) >= EXACT_LIMIT_US for time in times)
+
+
 class Collector:
     """The tables of one file, or of a part of it."""
 
@@ -228,13 +236,11 @@ class Collector:
     @staticmethod
     def wants_exact(groups: dict[type[Struct], list[Any]]) -> bool:
         """Check whether some time is a float too large to be exact to the nanosecond."""
-        for cls, events in groups.items():
-            for name in ("ts", "dur"):
-                if name in cls.__struct_fields__ and any(
-                    type(time) is float and abs(time) >= EXACT_LIMIT_US for time in map(attrgetter(name), events)
-                ):
-                    return True
-        return False
+        return any(
+            name in cls.__struct_fields__ and _has_large_float(list(map(attrgetter(name), events)))
+            for cls, events in groups.items()
+            for name in ("ts", "dur")
+        )
 
     def add(self, events: list[Any], groups: dict[type[Struct], list[Any]]) -> None:
         """Add one block's events, also given by class. Raises TooLarge."""

@@ -13,6 +13,7 @@ from collections.abc import Hashable, Sequence
 from functools import lru_cache
 from importlib import resources
 from math import exp, log2
+from operator import attrgetter
 from typing import TYPE_CHECKING, Literal
 
 import msgspec
@@ -112,6 +113,7 @@ class Correction(msgspec.Struct, frozen=True, kw_only=True):
 KEYS: tuple[tuple[str, ...], ...] = tuple(
     dict.fromkeys([*(key for key, _, _ in COMPONENTS), ("op", "generation"), ("family",)])
 )
+TRAITS = tuple(attrgetter(*key) for key in KEYS)
 FAMILY, OP, OP_HERE = (KEYS.index(key) for key in (("family",), ("op",), ("op", "generation")))
 
 
@@ -124,7 +126,7 @@ class Learned:
         """
         import numpy as np
 
-        self._codes: dict[tuple[str, ...], int] = {}
+        self._codes: list[dict[object, int]] = [{} for _ in KEYS]
         groups = [self._groups_of(call) for call in calls]
         self._groups = np.array(groups, dtype=np.int64).reshape(len(calls), len(KEYS))
         self._at = _places(calls)
@@ -200,9 +202,8 @@ class Learned:
         return np.where(number < FEW, PRIOR * (1 / number - 1 / FEW) / (1 - 1 / FEW), 0.0)
 
     def _groups_of(self, call: Traits) -> list[int]:
-        """Return the group ids of the traits that calls share, in the order of `KEYS`."""
-        names = [(*key, *(getattr(call, name) for name in key)) for key in KEYS]
-        return [self._codes.setdefault(name, len(self._codes)) for name in names]
+        """Return the numbers of the groups that a call is in, one for each of `KEYS`."""
+        return [codes.setdefault(traits(call), len(codes)) for codes, traits in zip(self._codes, TRAITS, strict=True)]
 
     @staticmethod
     def _alike(a: Compared, b: Compared, *, across_states: bool = False) -> Array:

@@ -561,11 +561,10 @@ def _shipped(name: str) -> DeviceFile:
 @lru_cache(maxsize=64)
 def canonical_name(name: str) -> str | None:
     """Return the shipped device for a name or alias, ignoring case; None if there is none."""
-    wanted = _plain(name)
-    for known in list_devices():
-        if wanted in {_plain(known), *map(_plain, _shipped(known).aliases)}:
-            return known
-    return None
+    wanted, names = _plain(name), list_devices()
+    by_name = (known for known in names if _plain(known) == wanted)
+    by_alias = (known for known in names if wanted in map(_plain, _shipped(known).aliases))
+    return next(by_name, None) or next(by_alias, None)
 
 
 def _plain(name: str) -> str:

@@ -25,6 +25,7 @@ from opreplay.replay.host.channel import receive, send
 from opreplay.replay.host.dispatcher import registered_ops
 from opreplay.replay.host.limits import FROM_OUTSIDE, die_with, limit_memory
 from opreplay.replay.ir.model import Reason, ReplayOp
+from opreplay.replay.ops.register import overloads_defined
 from opreplay.replay.resolve.meta.tracing_modules import put_stand_ins
 from opreplay.replay.resolve.policy import Policy
 from opreplay.replay.resolve.user.executors import EXECUTORS
@@ -128,8 +129,11 @@ class _Copy:
 
     @classmethod
     def current(cls) -> _Copy:
-        """Return the child, or a new one if it is gone or lacks ops or functions registered since the fork."""
-        state = (os.getpid(), tuple(FUNCTIONS), tuple(EXECUTORS), len(registered_ops()))
+        """Return the child, or a new one if it is gone or lacks ops or functions registered since the fork.
+
+        Reference implementations it registers by itself.
+        """
+        state = (os.getpid(), tuple(FUNCTIONS), tuple(EXECUTORS), len(registered_ops()) - overloads_defined())
         if cls.running is not None and (cls.running._state != state or cls.running._ended() is not None):
             cls.running.end()
         if cls.running is None:

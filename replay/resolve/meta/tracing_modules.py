@@ -1,9 +1,9 @@
 """Keeps torch from importing its compiler and sympy for calls on meta tensors, which use neither.
 
 torch 2.x imports `torch._dynamo` (some 340 modules) at the first call of a decomposition, only to mark it as not to be
-compiled, and `symbolic_shapes` with sympy (some 490) at the first check of a size, only to find that it is not a
-symbol. That is most of the time that a small plan takes. Light modules replace both: they do these two things as torch
-does them for plain values, and load the real module as soon as another name is used.
+compiled, and `symbolic_shapes` with sympy (some 490) at the first check of a size or promotion of types, only to find
+that there is no symbol. That is most of the time that a small plan takes. Light modules replace them: they do these
+things as torch does them for plain values, and load the real module as soon as another name is used.
 
 For a process that makes only these calls: see `forked`.
 """
@@ -19,13 +19,15 @@ from typing import Any, cast
 
 DYNAMO = "torch._dynamo"
 SYMBOLS = "torch.fx.experimental.symbolic_shapes"
+SYMPY = "sympy"
+PACKAGES = (DYNAMO, SYMPY)
 
 
 class _StandIn(ModuleType):
     """A module with a few names; access to any other name replaces it by the real module."""
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("__") and (name != "__path__" or self.__name__ != DYNAMO):
+        if name.startswith("__") and (name != "__path__" or self.__name__ not in PACKAGES):
             raise AttributeError(name)
         return getattr(_real(self.__name__), name)
 
@@ -40,6 +42,13 @@ def put_stand_ins() -> None:
             importlib.import_module("torch.fx.experimental._config")
         sys.modules[SYMBOLS] = symbols = _StandIn(SYMBOLS)
         symbols.__dict__.update({name: _for_plain(name, of_plain) for name, of_plain in _OF_PLAIN.items()})
+    if SYMPY not in sys.modules:
+        sys.modules[SYMPY] = sympy = _StandIn(SYMPY)
+        sympy.__dict__["Basic"] = _Symbol
+
+
+class _Symbol:
+    """`sympy.Basic` as long as the real one is not loaded: nothing is one."""
 
 
 def _real(name: str) -> ModuleType:
@@ -48,6 +57,7 @@ def _real(name: str) -> ModuleType:
     if not isinstance(there, _StandIn):
         return there if there is not None else importlib.import_module(name)
     del sys.modules[name]
+    there.__dict__.pop("Basic", None)
     parent, _, child = name.rpartition(".")
     if parent in sys.modules and sys.modules[parent].__dict__.get(child) is there:
         delattr(sys.modules[parent], child)

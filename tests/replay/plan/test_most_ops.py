@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from opreplay.replay.plan import build
 from opreplay.replay.plan.build import build_plan
+from opreplay.replay.plan.recorded import ops
 from opreplay.replay.plan.recorded.groups import CallGroup, recorded_groups
 from opreplay.replay.plan.selection import OpFilter
 from opreplay.traces import read_trace
@@ -34,7 +34,7 @@ def test_more_ops_than_are_resolved(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     path.write_text(json.dumps({"schemaVersion": 1, "traceEvents": events}))
     trace = read_trace(path)
     assert len(build_plan(trace).ops) == 6
-    monkeypatch.setattr(build, "MOST_OPS", 5)
+    monkeypatch.setattr(ops, "MOST_OPS", 5)
     with pytest.raises(TooLarge) as raised:
         build_plan(trace)
     assert "--top" in (raised.value.hint or "")
@@ -72,7 +72,7 @@ def test_nothing_is_made_of_ops_that_filters_drop(
         counted.append(len(out))
         return out
 
-    monkeypatch.setattr(build, "recorded_groups", groups)
+    monkeypatch.setattr(ops, "recorded_groups", groups)
     plan = build_plan(trace, filters=filters)
     assert counted == [made]
     times = [op.recorded.device_us_total if on_device else op.recorded.host_us_total for op in plan.ops]

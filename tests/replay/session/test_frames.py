@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 import opreplay
+from opreplay.traces.errors import UsageError
 from opreplay.traces.samples import sample_path
 
 SAMPLE = sample_path("transformer_infer")
@@ -23,6 +24,7 @@ def trace() -> opreplay.OpenTrace:
 
 FRAMES: dict[str, Any] = {
     "trace": lambda: (trace().frame(), 4),
+    "plan": lambda: (trace().frame("plan"), 4),
     "results": lambda: (opreplay.run(trace(), soc="910b3", options=FAKE).frame(), 4),
     "simulation": lambda: (opreplay.simulate(trace(), ("910b3", "910b1")).frame(), 4),
     "comparison": lambda: (opreplay.compare(*(opreplay.run(trace(), options=FAKE) for _ in range(2))).frame(), 4),
@@ -54,6 +56,15 @@ def test_rows_are_those_of_the_trace() -> None:
     assert list(frame["count"]) == [op.count for op in read]
     recorded = [op.ir.recorded.host_us_total / op.count for op in read]
     assert list(frame["recorded_host_us"]) == pytest.approx(recorded)
+    planned = read.frame("plan")
+    for column in ("id", "name", "inputs", "count", "recorded_share"):
+        assert list(frame[column]) == list(planned[column])
+
+
+def test_a_selection_that_keeps_no_op_names_the_nearest() -> None:
+    for table in ("ops", "plan"):
+        with pytest.raises(UsageError, match="no selected op matches"):
+            opreplay.open(SAMPLE, include="aten::mmm").frame(table)
 
 
 def test_predictions_are_those_of_the_step() -> None:

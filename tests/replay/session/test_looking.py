@@ -137,7 +137,7 @@ def test_what_has_no_recorded_times_is_refused(made: Any) -> None:
 
 def test_asking_for_names_resolves_no_ops() -> None:
     trace = opreplay.open(SAMPLE, top=3)
-    assert trace.tables == ("ops", "reasons")
+    assert trace.tables == ("ops", "plan", "reasons")
     assert not hasattr(trace, "kernels")
     assert {"ops", "plan"} <= set(dir(trace))
     assert "plan" not in vars(trace)

@@ -1,0 +1,161 @@
+# pyright: strict
+"""Group the recorded calls that a selection keeps into unique ops with counts, times and work; without torch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import msgspec
+import numpy as np
+
+from opreplay.replay.ir.describe import describe_signature
+from opreplay.replay.ir.model import Assumption, ReplayOp, ReplayPlan
+from opreplay.replay.ir.recorded_call import recorded_results
+from opreplay.replay.ops.recorded.roofline import works_of
+from opreplay.replay.ops.recorded.sizes import CallWork, work_of
+from opreplay.replay.plan import passes
+from opreplay.replay.plan.collectives.arguments import ranks_of
+from opreplay.replay.plan.recorded.groups import (
+    CallGroup,
+    Rows,
+    heaviest_rows,
+    recorded_groups,
+    signature_id,
+)
+from opreplay.replay.plan.select import keep_heaviest, no_such_phase, outermost_us, selected_rows
+from opreplay.replay.plan.selection import OpFilter, Selection
+from opreplay.traces.errors import TooLarge
+from opreplay.traces.links.iterations import BatchIndex, DominantBatch
+from opreplay.traces.model import Trace
+from opreplay.traces.names import file_name
+
+MOST_OPS = 100_000
+"""Most unique ops in a plan; a real model has a few hundred."""
+_HINT_OPS = "Take a part of them: --top N, --set min_share=SHARE or --include PATTERN."
+
+
+class RecordedOps(NamedTuple):
+    """The unique ops of a trace, not resolved."""
+
+    shell: ReplayPlan
+    """Their plan without the ops: totals, and what is known of the trace."""
+    rows: Rows
+    """The selected calls, with those that `top` and `min_share` leave out."""
+    ops: tuple[tuple[CallGroup, ReplayOp], ...]
+    """Heaviest first."""
+
+
+class RecordedPlan(NamedTuple):
+    """Ops as a table of them needs them."""
+
+    plan: ReplayPlan
+    inputs: Mapping[str, str]
+    """Op id → its recorded tensors."""
+
+
+def recorded_plan(trace: Trace, selection: Selection) -> RecordedPlan:
+    """Return the ops of a plan as they were recorded, in its order. Raises as `recorded_ops` does."""
+    recorded = recorded_ops(trace, select=selection.select, filters=selection)
+    plan = passes.run(msgspec.structs.replace(recorded.shell, ops=tuple(op for _, op in recorded.ops)))
+    return RecordedPlan(plan, {op.id: describe_signature(group.signature) for group, op in reversed(recorded.ops)})
+
+
+def recorded_ops(trace: Trace, *, select: str, filters: OpFilter) -> RecordedOps:
+    """Return the ops that a selection and filters keep.
+
+    Raises UsageError for an unknown selection and for a phase without iterations; TooLarge if the filters leave more
+    than `MOST_OPS` ops.
+    """
+    rows = selected_rows(trace, select)
+    batches = BatchIndex(trace)
+    if filters.phase is not None:
+        rows = batches.in_phase(rows, filters.phase)
+        if not len(rows):
+            raise no_such_phase(batches.contexts, filters.phase)
+    # A leaf is a part of a call: what its time is a share of is that of the outermost calls.
+    around = _outermost_rows(trace, batches, filters.phase) if select == "leaf" else rows
+    shell = _shell(trace, around, select, filters)
+    total_us = shell.device_us_total or shell.host_us_total
+    heaviest = heaviest_rows(trace, rows, select, filters, total_us, on_device=shell.device_us_total > 0)
+    if not filters.ops:
+        _refuse_too_many(trace, len(np.unique(trace.ops.signature[heaviest])))
+    groups = recorded_groups(trace, heaviest, select, batches)
+    works = {trace.signatures[index]: work for index, work in works_of(trace).items()}
+    grouped_ops = [(group, _unresolved(group, works.get(group.signature), trace.info.world_size)) for group in groups]
+    weight = passes.weight_of(shell)
+    grouped_ops.sort(key=lambda pair: -weight(pair[1]))
+    chosen = keep_heaviest([op for _, op in grouped_ops], filters, total_us, weight)
+    _refuse_too_many(trace, len(chosen))
+    ids = {op.id for op in chosen}
+    return RecordedOps(shell, rows, tuple((group, op) for group, op in grouped_ops if op.id in ids))
+
+
+def _outermost_rows(trace: Trace, batches: BatchIndex, phase: str | None) -> Rows:
+    """The calls with no op around them, of all iterations or of those of a phase."""
+    rows = selected_rows(trace, "top")
+    return rows if phase is None else batches.in_phase(rows, phase)
+
+
+def _shell(trace: Trace, rows: Rows, select: str, filters: OpFilter) -> ReplayPlan:
+    """The plan without its ops: totals, of the host's time in these rows, and what is known of the trace."""
+    unowned = trace.kernels.owner < 0
+    # Where no op owns any of the device's time, ops can only be weighed by the host's.
+    on_device = len(trace.kernels) and not (unowned.all() and len(trace.ops))
+    device_us = float(trace.kernels.dur_ns.sum(dtype=np.int64)) / 1e3 if on_device else 0.0
+    host_us = float(trace.ops.dur_ns[rows].sum(dtype=np.int64)) / 1e3
+    if select != "all" and filters.phase is None and not device_us:
+        # What labels spend outside of ops is time of the model as well: generated code, a compiler's wrappers.
+        host_us = max(host_us, outermost_us(trace))
+    return ReplayPlan(
+        source=file_name(trace.info.path),
+        selection=select,
+        device=next(iter(trace.info.device_names), None),
+        device_us_total=device_us,
+        host_us_total=host_us,
+        ops=(),
+        unowned_device_us=float(trace.kernels.dur_ns[unowned].sum(dtype=np.int64)) / 1e3,
+        losses=trace.info.report.losses,
+    )
+
+
+def _unresolved(group: CallGroup, recorded: tuple[int, CallWork] | None, world_size: int | None) -> ReplayOp:
+    """Return the unresolved op of a group of calls; `recorded` is the number of calls with device time, and the work of
+    all of them.
+    """
+    calls, work = recorded or (1, work_of(group.signature))
+    return ReplayOp(
+        id=signature_id(group.signature),
+        name=group.signature.name,
+        count=group.count,
+        recorded=group.recorded,
+        recorded_outputs=recorded_results(group.signature),
+        batch=group.batch and group.batch.context,
+        assumptions=_shared_batch(group.batch) + (COUNTER if group.on_host else ()),
+        on_host=group.on_host,
+        ranks=ranks_of(group.signature, world_size),
+        flops=None if work.flops is None else round(work.flops / calls),
+        moved_bytes=None if work.bytes is None else round(work.bytes / calls),
+        work_dtype=work.dtype,
+        work_unknown=work.why,
+        work_assumed=work.assumed,
+    )
+
+
+def _refuse_too_many(trace: Trace, ops: int) -> None:
+    if ops > MOST_OPS:
+        raise TooLarge(
+            f"{file_name(trace.info.path)} has {ops:,} different ops; a plan resolves at most {MOST_OPS:,}",
+            hint=_HINT_OPS,
+        )
+
+
+COUNTER = (Assumption(argument="device", what="a step counter of an optimizer, which a device leaves to the host"),)
+
+
+def _shared_batch(batch: DominantBatch | None) -> tuple[Assumption, ...]:
+    """Return a note if the calls of one op had several batches: all are replayed with the batch that took most time."""
+    if batch is None or not batch.others:
+        return ()
+    what = f"that of {100 * batch.share:.0f} % of the recorded time; {batch.others} others are not replayed"
+    return (Assumption(argument="batch", what=what),)

@@ -55,7 +55,6 @@ FORMS = {
     "view for costs": ("replay/ops", "class OpView"),
     "view for captured steps": ("replay/capture/step.py", "class Call"),
     "kernel": ("replay/ir", "class KernelCall"),
-    "predicted kernel": ("replay/ir", "class KernelPrediction"),
     "prediction": ("replay/results", "class Simulated"),
     "task": ("replay/execute", "class Task"),
     "view for initializers": ("initializers", "class InitContext"),

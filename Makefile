@@ -1,6 +1,7 @@
 # From nothing to a run: `make demo` and `make test` create .venv, install into it and go. Python >= 3.10 is all they need.
 #
 #   PYTHON=python3.12   the interpreter that .venv is made from
+#   PYTHONS=            interpreters that `make packages` builds for: python3.10 to python3.13, as far as they are here
 #   PIP_FLAGS=...       more flags for pip, e.g. --extra-index-url https://download.pytorch.org/whl/cpu
 #   JOBS=2              processes that pytest uses
 #   TESTS=              tests that `make test` runs, as pytest's -m selects them: all if empty, by default 'not slow'
@@ -20,11 +21,12 @@ SAMPLE := traces/samples/transformer_infer.json.gz
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-all fuzz sanitize lint format docs docs-figures clean
+.PHONY: help demo test test-all packages fuzz sanitize lint format docs docs-figures clean
 
 help:
 	@echo "make demo    run opreplay on a bundled trace, beside a simulated Ascend 910B3"
 	@echo "make test    the tests but for the slow ones;  make test-all  these, too"
+	@echo "make packages  sdist and wheels in dist/, for each Python that is here, and each used in an empty environment"
 	@echo "make fuzz    damaged traces through both halves of the reader, then the property tests, new examples each time"
 	@echo "make sanitize  the compiled reader under the address and undefined-behaviour sanitizers"
 	@echo "make lint    ruff and pyright;  make format rewrites"
@@ -40,6 +42,9 @@ test: $(VENV)/.installed-test
 
 test-all:
 	$(MAKE) test TESTS=
+
+packages: $(VENV)/.installed
+	$(BIN)/python .ci/packages.py --link-torch --out dist $(PYTHONS)
 
 fuzz: $(VENV)/.installed-test
 	$(BIN)/python -m tests.traces.reading.native.differential --seconds $(FUZZ_SECONDS)

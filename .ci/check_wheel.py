@@ -1,34 +1,48 @@
-"""Checks what a wheel holds: the package opreplay with its samples and device files, the licence, and nothing else."""
+"""Checks what a wheel holds: every module and data file of the sources, the licence, the compiled reader, and no more.
+
+python check_wheel.py WHEEL [--no-compiler]
+"""
 
 from __future__ import annotations
 
+import re
 import sys
 import zipfile
-from pathlib import PurePosixPath
+from pathlib import Path, PurePosixPath
 
-REQUIRED = (
-    "/LICENSE",
-    "opreplay/__init__.py",
-    "opreplay/tracelens.py",
-    "traces/samples/transformer_infer.json.gz",
-    "replay/ascend/devices/910b3.toml",
-    "replay/ascend/devices/fitted.csv",
-    "cli/main.py",
-)
+ROOT = Path(__file__).parent.parent
+ROOMS = ("traces", "initializers", "replay", "cli")
+KINDS = frozenset({".py", ".j2", ".js", ".toml", ".csv", ".txt", ".gz"})
+COMPILED = re.compile(r"opreplay/traces/reading/native/_events\.[\w.-]+\.so")
 
 
-def problems(names: list[str]) -> list[str]:
+def wanted(root: Path = ROOT) -> frozenset[str]:
+    """The files of the package opreplay, as the sources below `root` have them."""
+    names = [
+        path.relative_to(root).as_posix()
+        for room in ROOMS
+        for path in (root / room).rglob("*")
+        if path.suffix in KINDS and "__pycache__" not in path.parts
+    ]
+    return frozenset(f"opreplay/{name.removeprefix('replay/public/')}" for name in names)
+
+
+def problems(names: list[str], *, compiled: bool = True) -> list[str]:
     """What is wrong with a wheel that holds the files `names`, in words."""
     tops = {PurePosixPath(name).parts[0] for name in names}
     strangers = sorted(top for top in tops if top != "opreplay" and not top.startswith("opreplay-"))
     strangers += sorted(name for name in names if name.startswith("opreplay/replay/public/"))
-    missing = [wanted for wanted in REQUIRED if not any(name.endswith(wanted) for name in names)]
-    return [f"unexpected top-level entry {top}" for top in strangers] + [f"no file {wanted}" for wanted in missing]
+    missing = sorted(wanted() - set(names))
+    if not any(name.endswith("/LICENSE") for name in names):
+        missing.append("LICENSE")
+    if compiled and not any(COMPILED.fullmatch(name) for name in names):
+        missing.append("compiled trace reader")
+    return [f"unexpected {name}" for name in strangers] + [f"no {name}" for name in missing]
 
 
 def main() -> None:
     """Exit with a message unless the wheel named on the command line is sound."""
-    found = problems(zipfile.ZipFile(sys.argv[1]).namelist())
+    found = problems(zipfile.ZipFile(sys.argv[1]).namelist(), compiled="--no-compiler" not in sys.argv[2:])
     if found:
         sys.exit(f"{sys.argv[1]}: {'; '.join(found)}")
 

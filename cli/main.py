@@ -107,13 +107,21 @@ class OpReplayGroup(click.Group):
         sys.exit(self._exit_code(*args, **extra))
 
     def invoke(self, ctx: click.Context) -> Any:
-        """Run the subcommand; click itself would turn a broken pipe into exit code 1."""
+        """Run the subcommand; click itself would turn a broken pipe into exit code 1. Raises EnvironmentRefused without
+        torch if the subcommand needs it.
+        """
         try:
             result = super().invoke(ctx)
             sys.stdout.flush()
         except BrokenPipeError:
             _discard_stdout()
             return ExitCode.OK
+        except ModuleNotFoundError as error:
+            if error.name == "torch":
+                from opreplay.replay.host.needs_torch import require_torch
+
+                require_torch()
+            raise
         return result
 
     def _exit_code(self, *args: Any, **extra: Any) -> int:

@@ -143,8 +143,7 @@ def formulas() -> dict[Any, Callable[..., int]]:
         aten._efficient_attention_backward: _heads_last(
             flops.attention_backward_flops, flop_registry[aten._efficient_attention_backward], 1, 6
         ),
-        aten._grouped_mm: _grouped,
-        aten._scaled_grouped_mm: _grouped,
+        **{getattr(aten, name): _grouped for name in ("_grouped_mm", "_scaled_grouped_mm") if hasattr(aten, name)},
         aten.mkldnn_rnn_layer: _recurrent,
         aten.mkldnn_rnn_layer_backward: _recurrent_backward,
     }

@@ -7,6 +7,7 @@ import json
 from pathlib import Path
 from typing import Any, cast
 
+from opreplay.replay.host.needs_torch import require_torch
 from opreplay.traces.errors import EnvironmentRefused, UsageError
 from opreplay.traces.folders import read_regular
 
@@ -62,5 +63,11 @@ def transformers_library() -> Any:
         raise EnvironmentRefused(
             f"hf: needs transformers {OLDEST_TRANSFORMERS} or newer, but {transformers.__version__} is installed",
             hint="pip install -U 'opreplay[hf]'",
+        )
+    if not transformers.utils.is_torch_available():  # pyright: ignore[reportPrivateImportUsage]
+        require_torch()
+        raise EnvironmentRefused(
+            f"transformers {transformers.__version__} does not work with this torch",
+            hint="Install a newer torch, or an older transformers 5.",
         )
     return transformers

@@ -17,9 +17,19 @@ def _internal() -> Any:
     return getattr(torch, "_C")  # noqa: B009 -- an attribute of this name is private to type checkers
 
 
+_NUMBERS_OF_TYPES = {"int8": 1, "float16": 5, "bfloat16": 15}
+"""Of torch's ScalarType: those that vendors name as defaults."""
+_NAMED_DEFAULT = re.compile(rf"=({'|'.join(_NUMBERS_OF_TYPES)})\b")
+
+
+def with_numbered_types(text: str) -> str:
+    """Return a declaration with numbers for the names of types in its defaults, which torch 2.4 cannot parse."""
+    return _NAMED_DEFAULT.sub(lambda found: f"={_NUMBERS_OF_TYPES[found[1]]}", text)
+
+
 def parse_schema(text: str) -> Any:
     """Parse a declaration such as "ns::op(Tensor x) -> Tensor" to a `FunctionSchema`. Raises RuntimeError."""
-    return _internal().parse_schema(text)
+    return _internal().parse_schema(with_numbered_types(text))
 
 
 def registered_schemas(name: str) -> Sequence[Any]:

@@ -15,9 +15,9 @@ import sys
 import msgspec
 
 from opreplay.replay.host.libraries import LIBRARIES
+from opreplay.replay.host.needs_torch import INSTALL_TORCH, TORCH_AT_LEAST
 from opreplay.traces.reading.native.blocks import compiled_scanner
 
-TORCH_AT_LEAST = (2, 4)
 PYTHON_AT_LEAST = (3, 10)
 
 OPTIONAL: dict[str, str] = {
@@ -51,15 +51,14 @@ def check_python() -> Check:
 
 def check_torch() -> Check:
     """Check torch by importing it, since an installation may exist and be broken."""
-    wanted = ".".join(map(str, TORCH_AT_LEAST))
     try:
         import torch
     except (ImportError, OSError) as error:
         text = str(error).splitlines()[0] if str(error) else type(error).__name__
-        return Check(name="torch", found="", ok=False, required=True, note=f"{text}; pip install 'torch>={wanted}'")
+        return Check(name="torch", found="", ok=False, required=True, note=f"{text}; {INSTALL_TORCH}")
     version = str(torch.__version__)
     ok = version_tuple(version) >= TORCH_AT_LEAST
-    note = "" if ok else f"too old: pip install 'torch>={wanted}'"
+    note = "" if ok else f"too old: {INSTALL_TORCH}"
     return Check(name="torch", found=version, ok=ok, required=True, note=note)
 
 

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Protocol, TypeVar, runtime_checkable
 
+from opreplay.replay.host.needs_torch import require_torch
 from opreplay.replay.ir.model import ReplayPlan
 from opreplay.replay.job.events import Predicted, Sum
 from opreplay.replay.job.predicting import OpPredictor
@@ -157,6 +158,7 @@ class Job:
         return self._planned()
 
     def _planned(self) -> ReplayPlan:
+        require_torch()
         from opreplay.replay.plan.collectives.in_plan import on_ranks
         from opreplay.replay.plan.inputs import plan_of, with_recorded_children
 

@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from opreplay.replay.host.dispatcher import parse_schema, registered_schemas
+from opreplay.replay.host.dispatcher import parse_schema, registered_schemas, with_numbered_types
 
 if TYPE_CHECKING:
     import torch
@@ -125,10 +125,8 @@ def stand_in_of(name: str) -> Callable[..., Any] | None:
 
     The dispatcher does not have to use this implementation for the op. Imports torch.
     """
-    import torch
-
     versions = _versions(name)
-    return _adapt(versions[0][0], torch._C.parse_schema(versions[0][0].schema)) if versions else None
+    return _adapt(versions[0][0], parse_schema(versions[0][0].schema)) if versions else None
 
 
 def reference_of(name: str, overload: str) -> Reference | None:
@@ -172,7 +170,7 @@ def _define(version: Reference, overload: str) -> str:
     if library is None:
         # A Library takes its definitions along when it is collected, so it has to outlive every call.
         library = _libraries[namespace] = torch.library.Library(namespace, "FRAGMENT")
-    library.define(text, tags=(torch.Tag.nondeterministic_seeded,) if version.random else ())
+    library.define(with_numbered_types(text), tags=(torch.Tag.nondeterministic_seeded,) if version.random else ())
     schema = parse_schema(f"{namespace}::{text}")
     library.impl(operator, _adapt(version, schema), "CompositeExplicitAutograd")
     fake = _adapt(version, schema, fake=True) if schema.returns or version.fake else _nothing

@@ -141,7 +141,12 @@ def __getattr__(name: str) -> Any:
     if name == "__version__":
         value: Any = import_module("opreplay.replay.host.environment").opreplay_version()
     elif name in _HOMES:
-        home = import_module(f"opreplay.{_HOMES[name]}")
+        try:
+            home = import_module(f"opreplay.{_HOMES[name]}")
+        except ModuleNotFoundError as error:
+            if error.name == "torch":
+                import_module("opreplay.replay.host.needs_torch").require_torch()
+            raise
         # `tile` is a package of names.
         value = getattr(home, name) if hasattr(home, name) else import_module(f"{home.__name__}.{name}")
     else:

@@ -159,7 +159,7 @@ def _compile_argument(argument: Any) -> ArgSpec:
         has_default=has_default,
         default=_plain(argument.default_value) if has_default else None,
         keyword_only=argument.kwarg_only,
-        mutated=bool(argument.is_write),
+        mutated=argument.alias_info is not None and argument.alias_info.is_write,
         out=argument.is_out,
     )
 

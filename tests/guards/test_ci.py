@@ -85,11 +85,15 @@ def test_ci_accepts_skips_that_lie_in_the_machine(
     assert skips.refused([test], shared=shared, python=python) == ([] if accepted else [test])
 
 
-def test_a_sound_wheel_passes_and_a_bare_folder_in_it_does_not(check_wheel: ModuleType) -> None:
-    sound = [f"opreplay/{name}" for name in check_wheel.REQUIRED[1:]] + ["opreplay-0.1.0.dist-info/licenses/LICENSE"]
+def test_a_sound_wheel_passes_and_one_with_strangers_or_without_a_module_does_not(check_wheel: ModuleType) -> None:
+    compiled = "opreplay/traces/reading/native/_events.cpython-311-x86_64-linux-gnu.so"
+    sound = [*sorted(check_wheel.wanted()), "opreplay-0.1.0.dist-info/licenses/LICENSE", compiled]
+    assert {"opreplay/__init__.py", "opreplay/cli/main.py", "opreplay/replay/ascend/devices/910b3.toml"} <= {*sound}
     assert check_wheel.problems(sound) == []
-    assert check_wheel.problems([*sound, "traces/model.py"]) == ["unexpected top-level entry traces"]
-    assert check_wheel.problems(sound[1:]) == [f"no file {check_wheel.REQUIRED[1]}"]
+    assert check_wheel.problems([*sound, "traces/model.py"]) == ["unexpected traces"]
+    assert check_wheel.problems(sound[1:]) == [f"no {sound[0]}"]
+    assert check_wheel.problems(sound[:-1]) == ["no compiled trace reader"]
+    assert check_wheel.problems(sound[:-1], compiled=False) == []
 
 
 def test_every_direct_dependency_is_pinned(root: Path) -> None:
@@ -100,7 +104,7 @@ def test_every_direct_dependency_is_pinned(root: Path) -> None:
         if "==" in line
     }
     project = (root / "pyproject.toml").read_text()
-    lists = re.findall(r"^(?:dependencies|fast|test|lint|docs) = \[(.*?)\]$", project, re.MULTILINE | re.DOTALL)
+    lists = re.findall(r"^(?:dependencies|torch|test|lint|docs) = \[(.*?)\]$", project, re.MULTILINE | re.DOTALL)
     wanted = {found.lower() for block in lists for found in re.findall(r'"([A-Za-z0-9_-]+)', block)}
     assert wanted
     assert wanted <= pinned, f"pin in constraints.txt: {sorted(wanted - pinned)}"

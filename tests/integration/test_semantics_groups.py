@@ -156,11 +156,13 @@ def test_labels_collectives_and_generated_kernels_are_classes_of_their_own(plann
         ("c10::Float8_e5m2", torch.float8_e5m2),
         ("c10::Float8_e4m3fnuz", torch.float8_e4m3fnuz),
         ("c10::Float8_e5m2fnuz", torch.float8_e5m2fnuz),
-        ("c10::Float8_e8m0fnu", torch.float8_e8m0fnu),
+        ("c10::Float8_e8m0fnu", getattr(torch, "float8_e8m0fnu", None)),  # since 2.7
     ],
 )
 @pytest.mark.filterwarnings("ignore:ComplexHalf")
-def test_every_spelling_of_a_type_is_replayed(replayed: Any, spelled: str, dtype: torch.dtype) -> None:
+def test_every_spelling_of_a_type_is_replayed(replayed: Any, spelled: str, dtype: torch.dtype | None) -> None:
+    if dtype is None:
+        pytest.skip("this torch lacks the type")
     made = replayed("aten::clone", t(3, 5, dtype=spelled), NONE)
     assert (made.dtype, made.shape) == (dtype, (3, 5))
 

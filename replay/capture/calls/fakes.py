@@ -41,6 +41,8 @@ _SUMMARIES, _SAYS_NO = (_aten.all.default, _aten.any.default), (_aten.isnan.defa
 _LOOKS = frozenset((*_SUMMARIES, *_SAYS_NO, _aten.eq.Scalar, _aten.ne.Scalar, _aten.eq.Tensor, _aten.mul.Tensor))
 """Calls of a look for numbers that are not finite."""
 _FINITE = "where the step looks for numbers that are not finite, it is taken to find none"
+_GROUPED_MM: Any = getattr(getattr(_aten, "_grouped_mm", None), "default", None)
+"""None in old torch."""
 _VIEWS = (_aten.view.default, _aten._unsafe_view.default, _aten._reshape_alias.default)
 
 
@@ -72,7 +74,7 @@ class _Corrected(TorchDispatchMode):
         return returned
 
     def _called(self, func: Any, args: Any, kwargs: Any) -> Any:
-        if func is _aten._grouped_mm.default and args[0].dtype not in (torch.bfloat16, None):
+        if func is _GROUPED_MM and args[0].dtype not in (torch.bfloat16, None):
             # torch 2.13 checks bfloat16, which its kernels do not need; sizes and strides are the same.
             return func(args[0].bfloat16(), args[1].bfloat16(), *args[2:], **kwargs).to(args[0].dtype)
         if func is _aten.index.Tensor:

@@ -22,6 +22,7 @@ from opreplay.replay.execute.messages import RankConfig, Ready, Refused, Reply
 from opreplay.replay.host import environment
 from opreplay.replay.host.channel import receive, send
 from opreplay.replay.host.limits import FROM_OUTSIDE
+from opreplay.replay.host.needs_torch import require_torch
 from opreplay.replay.ir.model import Reason
 from opreplay.traces.child_process import python_command
 
@@ -63,8 +64,9 @@ class Child:
 
     def __init__(self, config: msgspec.Struct, *, module: str | None = None, replies: Any = Reply) -> None:
         """`config` is the first message; `module`, below `opreplay.replay`, has a `serve` function and sends
-        `replies`.
+        `replies`. Raises EnvironmentRefused without torch.
         """
+        require_torch()
         self._decoder = msgspec.msgpack.Decoder[Any](replies)
         self.facts: dict[str, object] | None = None
         """Facts about its device; None until it is ready."""

@@ -23,7 +23,8 @@ def attend(q: Tensor, k: Tensor, v: Tensor, mask: Maybe, *, causal: bool, scale:
         seen = torch.ones(q.shape[-2], k.shape[-2], dtype=torch.bool, device=q.device).tril()
         mask, causal = mask.masked_fill(~seen, -torch.inf), False
     grouped = q.shape[-3] != k.shape[-3]
-    return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=causal, scale=scale, enable_gqa=grouped)
+    forms = {"enable_gqa": True} if grouped else {}  # torch 2.4 has no such argument
+    return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=causal, scale=scale, **forms)
 
 
 def _flip(x: Tensor) -> Tensor:

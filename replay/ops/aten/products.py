@@ -17,15 +17,15 @@ from opreplay.replay.ops.maths.quantize import expand_scale
 
 E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 """Magnitudes of 4-bit floats by their lower three bits (OCP microscaling formats)."""
-BLOCKS = {torch.float8_e8m0fnu: 32, torch.float8_e4m3fn: 16}
-"""Type of a block's scale → numbers in the block."""
+BLOCKS = {"torch.float8_e8m0fnu": 32, "torch.float8_e4m3fn": 16}
+"""Type of a block's scale, by name since old torch lacks some → numbers in the block."""
 TILE_ROWS, TILE_COLUMNS = 128, 4
 """Of CUDA's layout of block scales, 32 x 4 x 4 numbers."""
 
 
 def numbers_of(x: Tensor) -> Tensor:
     """Return a matrix as float32 [rows, K]; 4-bit numbers are packed in pairs along K, the first in the low bits."""
-    if x.dtype is not torch.float4_e2m1fn_x2:
+    if str(x.dtype) != "torch.float4_e2m1fn_x2":
         return x.float()
     pairs = x.contiguous().view(torch.uint8)
     codes = torch.stack((pairs & 15, pairs >> 4), -1).flatten(-2).int()
@@ -38,7 +38,8 @@ def block_scales(scale: Tensor, rows: int, width: int) -> Tensor:
 
     Block scales are [rows, blocks], or padded and in CUDA's tiles. Raises ValueError for another number of scales.
     """
-    blocks = -(-width // BLOCKS[scale.dtype])
+    block = BLOCKS[str(scale.dtype)]
+    blocks = -(-width // block)
     numbers = scale.float()
     if scale.shape != (rows, blocks):
         down, across = -(-rows // TILE_ROWS), -(-blocks // TILE_COLUMNS)
@@ -46,14 +47,14 @@ def block_scales(scale: Tensor, rows: int, width: int) -> Tensor:
             raise ValueError(f"{scale.numel()} scales of {blocks} blocks in each of {rows} rows")
         tiles = numbers.reshape(down, across, 32, 4, TILE_COLUMNS).permute(0, 3, 2, 1, 4)
         numbers = tiles.reshape(down * TILE_ROWS, across * TILE_COLUMNS)[:rows, :blocks]
-    return numbers.repeat_interleave(BLOCKS[scale.dtype], 1)[:, :width]
+    return numbers.repeat_interleave(block, 1)[:, :width]
 
 
 def scaled(x: Tensor, scale: Tensor) -> Tensor:
     """Return numbers · scales as float32 [rows, K]."""
     numbers = numbers_of(x)
     rows, width = numbers.shape
-    if scale.dtype in BLOCKS:
+    if str(scale.dtype) in BLOCKS:
         return numbers * block_scales(scale, rows, width)
     if scale.numel() == 1:
         return numbers * scale.float().reshape(())
@@ -83,7 +84,7 @@ def scaled_mm(
 ) -> Tensor:
     """x [M, K], mat2 [K, N]; scales of mat2 have the layout of mat2's rows or, by block, of mat2's transpose."""
     del use_fast_accum
-    of_blocks = scale_b.dtype in BLOCKS or scale_b.dim() < 2
+    of_blocks = str(scale_b.dtype) in BLOCKS or scale_b.dim() < 2
     factors = scaled(x, scale_a), scaled(mat2.t(), scale_b if of_blocks else scale_b.t())
     # As torch: without a type the result has that of x, though for pairs of four bits that of what they are worth.
     dtype = out_dtype or (x.dtype if x.dtype.itemsize == 1 and "float8" in str(x.dtype) else torch.bfloat16)
@@ -153,7 +154,7 @@ def scaled_grouped_mm(c: Call) -> Tensor:
 
 def _grouped(x: Tensor, mat2: Tensor, scale_a: Tensor, scale_b: Tensor, offs: Tensor | None) -> Tensor:
     """Return the products of groups in float32."""
-    if scale_a.dtype in BLOCKS:
+    if str(scale_a.dtype) in BLOCKS:
         return _grouped_blocks(x, mat2, scale_a, scale_b, offs)
     product = torch.ops.aten._grouped_mm.default(x.to(torch.bfloat16), mat2.to(torch.bfloat16), offs=offs).float()
     groups = mat2.shape[0] if mat2.dim() == 3 else x.shape[0] if x.dim() == 3 else product.shape[0]

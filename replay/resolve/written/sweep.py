@@ -14,6 +14,7 @@ from pathlib import Path
 
 import msgspec
 
+from opreplay.replay.host.needs_torch import require_torch
 from opreplay.replay.ir.model import Assumption, Reason, ReplayOp, ReplayPlan
 from opreplay.replay.ir.notation import parse_call, parse_sizes, size_names
 from opreplay.replay.ir.verdicts import META_WRONG
@@ -134,6 +135,7 @@ def plan_of_calls(
     that the arguments are inconsistent, that is its reason (`is_refused`). Raises UsageError for texts that are not
     calls, and as `op_of_written` does.
     """
+    require_torch()
     from opreplay.replay.resolve.meta.check import check_plan
     from opreplay.replay.resolve.meta.outputs import with_outputs
     from opreplay.replay.resolve.meta.refusals import is_torchs

@@ -5,12 +5,15 @@ from __future__ import annotations
 import operator
 from collections.abc import Sequence
 from math import prod
-from typing import Any, NamedTuple, Protocol, Self
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from opreplay.replay.tile.language.instructions import Buffer
 from opreplay.replay.tile.language.places import DTYPE_BYTES, Place, fail
 from opreplay.replay.tile.language.positions import ZERO, Expr, Notes, Position, plain
 from opreplay.traces.model import contiguous_strides
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 
 class Memory:

@@ -50,6 +50,8 @@ def test_expanded_tensor_takes_one_element() -> None:
 
 
 def test_every_dtype_name_is_known_to_this_torch() -> None:
+    if not hasattr(torch, "float4_e2m1fn_x2"):
+        pytest.skip("this torch has no 4-bit floats (2.8 has)")
     assert set(ITEMSIZE_BYTES) - set(tensors.DTYPES) == set()
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 from opreplay.replay.ascend.simulate.coverage import clock_of, recorded_shares
 from opreplay.replay.ir.model import ReplayPlan
@@ -195,6 +196,8 @@ def test_bundled_samples_resolve_in_full(name: str, select: str) -> None:
     ],
 )
 def test_public_traces_resolve(shared_traces: Path, name: str, owners: int, resolved: int) -> None:
+    if name == "mi300_normalization" and not hasattr(torch.ops.aten, "_fused_rms_norm"):
+        pytest.skip("this torch has no aten::_fused_rms_norm (2.9 has)")
     plan = build_plan(read_trace(shared_traces / f"{name}.json.gz"))
     verify(plan)
     assert parse_plan(dump_plan(plan)) == plan

@@ -1,7 +1,5 @@
 """Ops that this program put into torch, in both forms of measuring, and where workers get them from."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Written calls of custom ops whose fake kernel is missing or wrong: they are measured all the same."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import pytest

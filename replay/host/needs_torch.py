@@ -1,0 +1,22 @@
+# pyright: strict
+"""The torch that opreplay needs, and the error where it is not installed: what only reads traces works without it."""
+
+from __future__ import annotations
+
+import sys
+from importlib.util import find_spec
+
+from opreplay.traces.errors import EnvironmentRefused
+
+TORCH_AT_LEAST = (2, 4)
+INSTALL_TORCH = f"pip install 'torch>={'.'.join(map(str, TORCH_AT_LEAST))}'"
+
+
+def require_torch() -> None:
+    """Raise EnvironmentRefused with the command that installs torch if there is none; do not import it."""
+    if "torch" not in sys.modules and find_spec("torch") is None:
+        raise EnvironmentRefused(
+            "this needs torch, which is not installed",
+            hint=f"{INSTALL_TORCH}, or the build for your device: https://pytorch.org/get-started/locally. "
+            "inspect, timeline, compare, show and trim work without it.",
+        )

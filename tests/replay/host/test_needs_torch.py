@@ -1,0 +1,63 @@
+"""Without torch, what only reads works, and what needs torch exits with the command that installs it."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from opreplay.replay.host.needs_torch import INSTALL_TORCH
+from opreplay.traces.samples import sample_path
+
+SAMPLE = str(sample_path("moe_block"))
+WITHOUT_TORCH = """
+import sys
+from importlib.machinery import PathFinder
+
+class WithoutTorch(PathFinder):
+    @classmethod
+    def find_spec(cls, name, path=None, target=None):
+        return None if name.partition(".")[0] == "torch" else super().find_spec(name, path, target)
+
+sys.meta_path = [WithoutTorch if finder is PathFinder else finder for finder in sys.meta_path]
+"""
+COMMAND = WITHOUT_TORCH + "from opreplay.cli.start import main; main()"
+PYTHON = (
+    WITHOUT_TORCH
+    + """
+import opreplay
+uses = (
+    lambda: opreplay.open(sys.argv[1])["#1"],
+    lambda: opreplay.capture,
+    lambda: opreplay.op("aten::mm(f32[2,2], f32[2,2])"),
+)
+for use in uses:
+    try:
+        use()
+    except opreplay.OpReplayError as error:
+        print(type(error).__name__, error.hint)
+"""
+)
+
+
+def run(program: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, "-c", program, *arguments], capture_output=True, text=True, check=False)
+
+
+@pytest.mark.parametrize("arguments", [("plan", SAMPLE), ("check", "aten::mm"), ("list", "initializers")])
+def test_a_command_that_needs_torch_says_how_to_install_it(arguments: tuple[str, ...]) -> None:
+    done = run(COMMAND, *arguments)
+    assert (done.returncode, done.stdout) == (4, "")
+    assert INSTALL_TORCH in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_step_is_explained_without_torch() -> None:
+    assert run(COMMAND, "timeline", SAMPLE, "--advise").returncode == 0
+
+
+def test_the_library_says_how_to_install_it() -> None:
+    lines = run(PYTHON, SAMPLE).stdout.splitlines()
+    assert len(lines) == 3
+    assert all(line.startswith(f"EnvironmentRefused {INSTALL_TORCH}") for line in lines)

@@ -29,7 +29,7 @@ RECORDED = Path(__file__).with_suffix(".json")
 TRACES = ("h100_timesformer", "h100_owlv2_large", "mi300_sglang_prefilldecode")
 STEPS = ("list", "build", "replay")
 LIMIT_S = 900.0
-PACKAGES = ("torch==2.13.0", "numpy", "pandas", "orjson", "networkx>=3.1", "plotly", "pydot")
+PACKAGES = ("torch==2.13.0", "numpy", "pandas", "orjson", "networkx>=3.1", "plotly", "psutil", "pydot", "pyyaml")
 WITHOUT_DEPENDENCIES = ("HolisticTraceAnalysis==0.5.0",)
 """HTA also asks for JupyterLab and pytest, which nothing here uses."""
 

@@ -43,7 +43,7 @@ def done_of(calls, attempt) -> dict[str, int]:
 
 
 def opreplay(step: str, path: str) -> dict[str, int]:
-    """`opreplay.open` lists and resolves, `prepare` builds a call with its tensors, `opreplay run` replays."""
+    """`frame` lists the recorded ops, `prepare` builds a call with its tensors, `opreplay run` replays."""
     if step == "replay":
         with tempfile.TemporaryDirectory() as folder:
             output = Path(folder) / "r.jsonl"
@@ -60,23 +60,9 @@ def opreplay(step: str, path: str) -> dict[str, int]:
 
     trace = opreplay.open(path)
     if step == "list":
-        return {"of": len(trace), "done": len(trace)}
+        count = len(trace.frame())
+        return {"of": count, "done": count}
     return done_of(list(trace), lambda op: op.prepare())
-
-
-def tracelens(step: str, path: str) -> dict[str, int]:
-    """`TreePerfAnalyzer` lists unique arguments, `EventReplayer` builds and replays."""
-    from TraceLens import EventReplayer, TreePerfAnalyzer  # pyright: ignore[reportMissingImports]
-
-    analyzer = TreePerfAnalyzer.from_file(path)
-    launchers = analyzer.get_df_kernel_launchers(include_kernel_details=True)
-    unique = analyzer.get_df_kernel_launchers_unique_args(launchers, include_pct=True)
-    if step == "list":
-        return {"of": len(unique), "done": len(unique)}
-    events = [analyzer.tree.get_UID2event(uid) for uid in unique["ex_UID"]]
-    if step == "build":
-        return done_of(events, lambda event: EventReplayer(event, device="cpu", lazy=False))
-    return done_of(events[:REPLAYED], lambda event: timed(EventReplayer(event, device="cpu", lazy=False).replay))
 
 
 def hta(step: str, path: str) -> dict[str, int]:
@@ -142,7 +128,7 @@ def _by_hand(name: str, args: dict):
     return partial(getattr(getattr(torch.ops, namespace), op), *values)
 
 
-TOOLS = {tool.__name__: tool for tool in (opreplay, tracelens, hta, script)}
+TOOLS = {tool.__name__: tool for tool in (opreplay, hta, script)}
 
 if __name__ == "__main__":
     sys.path.pop(0)  # this folder, whose files are no packages

@@ -6,10 +6,10 @@
 
 Steps, each in a fresh process with one thread: list the unique ops of a trace with their arguments; build the call of
 each with its tensors; replay the 20 heaviest for 20 ms each. `benchmarks/peer_steps.py` has each tool's way to do it.
-What is listed differs: opreplay, TraceLens and the script take ops that launch kernels, HTA all ops.
+What is listed differs: opreplay and the script take ops that launch kernels, HTA all ops.
 
-TraceLens (AMD-AGI) and BackendBench (meta-pytorch) are not on PyPI; the `tracelens` there is another project. TraceLens
-takes part if FOLDER/bin/pip installed it from a checkout. BackendBench reads lists of calls, no profiles.
+TraceLens (AMD-AGI) and BackendBench (meta-pytorch) are not on PyPI, so they are not run: the `tracelens` there is another
+project, and BackendBench reads lists of calls, no profiles.
 """
 
 from __future__ import annotations
@@ -47,10 +47,12 @@ class Tool(NamedTuple):
 
 TOOLS = {
     "opreplay": Tool("opreplay", "opreplay"),
-    "tracelens": Tool("TraceLens", "TraceLens", source="not on PyPI, whose tracelens is another project"),
+    "tracelens": Tool("TraceLens", "TraceLens", steps=(), source="not on PyPI, whose tracelens is another project"),
     "hta": Tool("HTA", "hta.trace_analysis", steps=("list",)),
     "script": Tool("pandas + orjson", "pandas, orjson, torch"),
-    "backendbench": Tool("BackendBench", "BackendBench", steps=(), source="not on PyPI"),
+    "backendbench": Tool(
+        "BackendBench", "BackendBench", steps=(), source="not on PyPI; reads lists of calls, no profiles"
+    ),
 }
 
 
@@ -71,7 +73,7 @@ def lacking(name: str, folder: Path) -> str:
     """Return why a tool cannot take part; "" if it can."""
     tool = TOOLS[name]
     if not tool.steps:
-        return f"{tool.source}; reads lists of calls, no profiles"
+        return tool.source
     failure = cost_of([python_of(name, folder), "-c", f"import {tool.module}"], cwd=folder).failure
     return f"{tool.source}; {failure}" if failure else ""
 

@@ -8,8 +8,8 @@ Steps, each in a fresh process with one thread: list the unique ops of a trace w
 each with its tensors; replay the 20 heaviest for 20 ms each. `benchmarks/peer_steps.py` has each tool's way to do it.
 What is listed differs: opreplay and the script take ops that launch kernels, HTA all ops.
 
-TraceLens (AMD-AGI) and BackendBench (meta-pytorch) are not on PyPI, so they are not run: the `tracelens` there is another
-project, and BackendBench reads lists of calls, no profiles.
+TraceLens (AMD-AGI) and BackendBench (meta-pytorch) are not on PyPI, so they are not run: the `tracelens` there is
+another project, and BackendBench reads lists of calls, no profiles.
 """
 
 from __future__ import annotations

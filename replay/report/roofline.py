@@ -142,7 +142,7 @@ def head_line(roofline: Roofline) -> str:
     where = f"{time_text(most.lost_us)} in {safe(most.name)} ({share_text(most.peak_share)} of peak)"
     if covered < LEAST_COVERED:
         return f"only {share_text(covered)} of {total} has a known share of the peak of {device}; most lost: {where}"
-    unknown = f"; unknown for {share_text(1.0 - covered)} of it" if covered <= 1.0 - LEAST_UNKNOWN else ""
+    unknown = f"; unknown for {share_text(1.0 - covered)} of the device time" if covered <= 1.0 - LEAST_UNKNOWN else ""
     return f"{time_text(lost_us)} of {total} lost below the roof of {device}, {where}{unknown}"
 
 

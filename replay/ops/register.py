@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 from opreplay.replay.ops.calls import call_with, taken
 from opreplay.replay.ops.catalog import ALIASES, LIBRARIES, PROFILER_WRAPPERS
 from opreplay.replay.ops.modes import computed, is_computed, untaken_modes
-from opreplay.replay.ops.table import Reference, find, row, rows
+from opreplay.replay.ops.table import Reference, find, loading, row, rows
 from opreplay.traces.dtypes import SCALAR_TYPE_CODES
 
 _NAME = re.compile(r"[A-Za-z_]\w*::[A-Za-z_]\w*(\.[A-Za-z_]\w*)?")
@@ -110,9 +110,10 @@ def register_namespace(namespace: str) -> tuple[str, ...]:
 
 def register_op(name: str) -> bool:
     """Do the same for one op; return whether "namespace::op" runs an implementation of this package."""
-    if name not in _registered and (versions := _versions(name)) and not _exists(name):
-        _registered[name] = tuple(_define(version, overload) for version, overload in versions)
-    return name in _registered
+    with loading:
+        if name not in _registered and (versions := _versions(name)) and not _exists(name):
+            _registered[name] = tuple(_define(version, overload) for version, overload in versions)
+        return name in _registered
 
 
 def overloads_defined() -> int:

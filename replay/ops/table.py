@@ -13,7 +13,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cache
 from importlib import import_module
+from os import register_at_fork
 from pkgutil import walk_packages
+from threading import RLock
 from typing import TYPE_CHECKING, Any, Literal
 
 from opreplay.initializers.base import InitializerError
@@ -27,6 +29,9 @@ if TYPE_CHECKING:
     from opreplay.initializers.amounts import Work
     from opreplay.initializers.base import BatchLengths, InitContext
 
+loading = RLock()
+"""Held while modules are imported, and references declared and registered, which threads may ask for at once."""
+register_at_fork(before=loading.acquire, after_in_parent=loading.release, after_in_child=loading.release)
 Cost = Callable[[OpView], Iterable[KernelCall]]
 """The kernels that one call becomes on the device; raises DoesNotFit for arguments that it makes no sense of."""
 Counter = Callable[["InitContext", "BatchLengths | None"], "Work | None"]
@@ -126,18 +131,20 @@ class Row:
     @property
     def references(self) -> list[Reference]:
         """Return its reference implementations. Imports the reference modules of its folder, and with them torch."""
-        if self.folder:
-            load("references", self.folder)
-        if not self.settled() and self.like:
-            import_module(f"{room.__name__}.declared").declare_like(self)
-        return self.settled()
+        with loading:
+            if self.folder:
+                load("references", self.folder)
+            if not self.settled() and self.like:
+                import_module(f"{room.__name__}.declared").declare_like(self)
+            return self.settled()
 
     def settled(self) -> list[Reference]:
         """Run what was declared so far; return the references."""
-        waiting, self.declarations = self.declarations, []
-        for declare in waiting:
-            declare()
-        return self.declared
+        with loading:
+            waiting, self.declarations = self.declarations, []
+            for declare in waiting:
+                declare()
+            return self.declared
 
     def give(self, **aspects: Any) -> None:
         """Set fields that are not set yet. Raises ValueError for a field that is already set."""
@@ -265,11 +272,13 @@ _loaded: set[tuple[Part, str | None]] = set()
 
 def load(part: Part, folder: str | None = None) -> None:
     """Import the modules of one part, of one folder or of all. References import torch."""
-    if (part, folder) not in _loaded:
-        _loaded.add((part, folder))
+    if (part, folder) in _loaded:
+        return
+    with loading:
         for place, module in _modules()[part]:
             if folder in (None, place):
                 import_module(module)
+        _loaded.add((part, folder))
 
 
 def rows() -> Iterator[Row]:

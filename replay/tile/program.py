@@ -165,8 +165,8 @@ def _results(
             hint=("Pass reference= or results= to @tile.kernel, or give the result in the case: y=bf16[4096,1024]."),
         )
     try:
-        with torch.no_grad(), torch.device("meta"):  # also for tensors that a reference creates, such as masks
-            outputs = function(*inputs)
+        with torch.no_grad():
+            outputs = _called(function, inputs)
     except OpReplayError:
         raise
     except Exception as error:
@@ -185,6 +185,23 @@ def _results(
             hint="Return tensors; empty or meta tensors suffice if only sizes and dtypes matter.",
         )
     return [TensorMeta(shape=tuple(t.shape), dtype=str(t.dtype).removeprefix("torch.")) for t in listed[:count]]
+
+
+def _called(function: Callable[..., Any], inputs: Sequence[Any]) -> Any:
+    """Call a function of meta tensors with those that it creates on meta too, such as masks; if that fails, without,
+    as it may read them.
+    """
+    import torch
+
+    try:
+        with torch.device("meta"):
+            return function(*inputs)
+    except Exception:
+        try:
+            return function(*inputs)
+        except Exception:
+            pass
+        raise
 
 
 def reference_of(program: Program) -> Callable[..., Any] | None:

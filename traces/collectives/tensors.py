@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from math import prod
 from typing import cast
 
-from opreplay.traces.collectives.names import EXPERTS, Kind
+from opreplay.traces.collectives.names import EXPERTS, Kind, operation_of
 from opreplay.traces.dtypes import ITEMSIZE_BYTES, torch_dtype_name
 from opreplay.traces.model import Dims, OpSignature
 
@@ -19,7 +19,7 @@ _DTYPES = {
     "complexdouble": "complex128", "float8_e4m3fn": "float8_e4m3fn", "float8_e5m2": "float8_e5m2",
 }  # fmt: skip
 """Names of dtypes as `record_param_comms` and HCCL write them, in lower case → torch's."""
-_WITH_PRODUCT = re.compile(r"(^|_)(mm|matmul)(_|$)")
+_WITH_PRODUCT = re.compile(r"(^|_)(g?mm|matmul)(_|$)")
 """Names of ops that multiply matrices as well ("npu_mm_all_reduce_base", "fused_all_gather_matmul")."""
 _OUT_FIRST = ("alltoall_base_", "_allgather_base_", "_reduce_scatter_base_", "_out", "reg_all_gather_into_tensor")
 """Ends of names of ops whose first tensor is the result and whose second goes in."""
@@ -79,7 +79,7 @@ def sizes_of_tensors(kind: Kind, signature: OpSignature) -> Sizes | None:
     if EXPERTS in signature.name:
         return _of_experts(signature)
     if with_product(signature.name):
-        return _of_product(kind, signature)
+        return _of_product(signature)
     arguments = tensors_of(signature)
     if not arguments:
         return None
@@ -109,15 +109,27 @@ def with_product(name: str) -> bool:
     return _WITH_PRODUCT.search(name.rpartition("::")[2]) is not None
 
 
-def _of_product(kind: Kind, signature: OpSignature) -> Sizes | None:
-    """Return sizes for a product of (..., K) with (K, N): the input is gathered, the output is reduced."""
+def sends_operand(name: str) -> bool:
+    """Check whether an op with a product communicates before it multiplies ("npu_all_to_all_matmul")."""
+    plain = name.rpartition("::")[2]
+    found = _WITH_PRODUCT.search(plain)
+    return found is not None and operation_of(plain[: found.start()]) is not None
+
+
+def is_turned(inner: int, second: Sequence[int]) -> bool:
+    """Check whether the second operand of a product is (N, K), as its sizes allow no other reading."""
+    return second[-1] == inner != second[-2]
+
+
+def _of_product(signature: OpSignature) -> Sizes | None:
+    """Return sizes for a product of (..., K) with (K, N) or (N, K): of the operand or of the result, as is sent."""
     shapes = [entry[0] for entry in _shapes_of(signature) if len(entry[0][0]) > 1]
     if len(shapes) < 2 or not shapes[0][1]:
         return None
     (first, dtype), (second, _) = shapes[:2]
-    if kind == "all_gather":
+    if sends_operand(signature.name):
         return prod(first), None, dtype, ()
-    return prod(first[:-1]) * second[-1], None, dtype, ()
+    return prod(first[:-1]) * second[-2 if is_turned(first[-1], second) else -1], None, dtype, ()
 
 
 def _of_experts(signature: OpSignature) -> Sizes | None:

@@ -98,9 +98,11 @@ def fit_calls(tables: Sequence[CallTable], device: DeviceProfile, contents: Cont
                 row=row,
                 before=log_ratio,
                 held_out=log_ratio - by_others,
-                contradicted=row.call in known.contradicted,
+                contradicted=place in known.contradicted,
             )
-            for row, log_ratio, by_others in zip(after.measured, before, known.leave_one_out(), strict=True)
+            for place, (row, log_ratio, by_others) in enumerate(
+                zip(after.measured, before, known.leave_one_out(), strict=True)
+            )
         ),
         rows=sum(table.rows for table in tables),
         dropped=dict(dropped),

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from functools import cached_property, lru_cache
 from math import exp, inf, log, log2, sqrt
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import msgspec
 
@@ -45,6 +45,10 @@ PRIOR_ROWS = 5.0
 """Weight, in measured calls, of the bands as they were, when the measured errors scale the bands of the rest."""
 MOST_SCALE = 3.0
 """Most by which measured errors widen the bands of the rest; they never narrow them, as what is measured is large."""
+MEDIAN_SQUARE = 0.455
+"""Median of the square of a standard normal variable."""
+CONTRADICTED = 9.0
+"""Squared deviation from what the other calls say, over its usual size, from which a row is named to the user."""
 LEAST_BAND = 1.05
 TOLD_SHARE = 0.1
 """Share of the variance of a call's error that measurements must explain for its prediction to rest on them."""
@@ -116,6 +120,15 @@ def covariances(first: Sequence[Estimate], second: Sequence[Estimate]) -> Array:
     return alike * np.where(same("state"), 1.0, OTHER_STATE) * deviations[0][:, None] * deviations[1][None, :]
 
 
+class _Doubt(NamedTuple):
+    """What is against a row, and what is made of it."""
+
+    unlikely: float
+    """Squared deviation from what the other calls say, over its usual size."""
+    variance: float
+    """Further variance of its call."""
+
+
 class Measured:
     """Measured calls, ready to adjust other predictions."""
 
@@ -132,14 +145,21 @@ class Measured:
         self._names = {field: {getattr(call, field) for call in calls} for field in ("call", "op", "family")}
 
     @cached_property
+    def _noisy(self) -> Array:
+        """The covariances of the measured errors."""
+        import numpy as np
+
+        return covariances(self._calls, self._calls) + np.diag(self._noise)
+
+    @cached_property
     def _inverse(self) -> Array:
-        return self._inverse_with(self.contradicted)
+        return self._inverse_with(self._further)
 
     def _inverse_with(self, variances: Mapping[str, float]) -> Array:
         """Return the inverse of the covariances, where some calls have a further variance of their own."""
         import numpy as np
 
-        noisy: Array = covariances(self._calls, self._calls) + np.diag(self._noise)
+        noisy = self._noisy.copy()
         for call, variance in variances.items():
             rows = self._calls_of[call]
             noisy[np.ix_(rows, rows)] += variance * np.array(
@@ -148,25 +168,56 @@ class Measured:
         return np.linalg.inv(noisy).astype(np.float64)
 
     @cached_property
-    def contradicted(self) -> dict[str, float]:
-        """Calls that the other calls contradict → further variance of each, which other calls do not share.
+    def contradicted(self) -> list[int]:
+        """Rows that the other calls contradict: `CONTRADICTED` times as unlikely as rows usually are."""
+        return [row for row, doubt in self._doubts.items() if doubt.unlikely > CONTRADICTED]
 
-        It makes the measured time at most `DOUBTED` times as unlikely as usual. So a wrong row, or a call that differs
-        from all others, is still predicted as measured, and says little of other calls.
+    @cached_property
+    def _doubts(self) -> dict[int, _Doubt]:
+        """Doubted rows, those that the others make less likely than the prediction does by itself.
+
+        A call gets a further variance, which other calls do not share, so that none of its rows is more than `DOUBTED`
+        times as unlikely as rows usually are. So a wrong row, or a call that differs from all others, is still
+        predicted as measured, and says little of other calls; rows that agree, and those that the others say nothing
+        of, are believed, however far from the prediction.
         """
         import numpy as np
 
+        alone: Array = np.diag(self._noisy)
+        off, left = self._against_others({})
+        told = left <= (1.0 - TOLD_SHARE) * alone
+        out: dict[int, _Doubt] = {}
+        for look in range(LOOKS):
+            if look:
+                off, left = self._against_others(self._of_calls(out))
+            squares = off**2 / left
+            usual = max(1.0, float(np.median([*squares, *[MEDIAN_SQUARE] * int(PRIOR_ROWS)])) / MEDIAN_SQUARE)
+            rows = told & (squares > np.maximum(DOUBTED * usual, self._logs**2 / alone))
+            times: list[float] = (squares / usual).tolist()
+            more: list[float] = (left * (squares / (DOUBTED * usual) - 1.0)).tolist()
+            out = {row: _Doubt(times[row], more[row]) for row in np.flatnonzero(rows).tolist()}
+        return out
+
+    def _against_others(self, further: Mapping[str, float]) -> tuple[Array, Array]:
+        """Return how far each row is from what the rows of other calls say, and the variance expected of that."""
+        import numpy as np
+
+        inverse = self._inverse_with(further)
+        left: Array = np.zeros(len(self._calls))
+        for call, rows in self._calls_of.items():
+            left[rows] = np.diag(np.linalg.inv(inverse[np.ix_(rows, rows)])) - further.get(call, 0.0)
+        return self._logs - self._others(inverse), left
+
+    @cached_property
+    def _further(self) -> dict[str, float]:
+        """Calls with doubted rows → further variance of each."""
+        return self._of_calls(self._doubts)
+
+    def _of_calls(self, doubts: Mapping[int, _Doubt]) -> dict[str, float]:
         out: dict[str, float] = {}
-        for _ in range(LOOKS):
-            inverse = self._inverse_with(out)
-            off = self._logs - self._others(inverse)
-            further: dict[str, float] = {}
-            for call, rows in self._calls_of.items():
-                expected = np.diag(np.linalg.inv(inverse[np.ix_(rows, rows)])) - out.get(call, 0.0)
-                more = float((off[rows] ** 2 / DOUBTED - expected).max())
-                if more > 0.0:
-                    further[call] = more
-            out = further
+        for row, doubt in doubts.items():
+            call = self._calls[row].call
+            out[call] = max(doubt.variance, out.get(call, 0.0))
         return out
 
     @cached_property
@@ -179,17 +230,18 @@ class Measured:
     def ask(self, estimate: Estimate) -> Adjustment:
         """Return the factor on a predicted time, and the band around the result."""
         alike: Array = covariances([estimate], self._calls)[0]
-        further = self.contradicted.get(estimate.call, 0.0)
+        further = self._further.get(estimate.call, 0.0)
         if further:
             rows = self._calls_of[estimate.call]
             alike[rows] += further * self._same_call(estimate.state, rows)
         weights: Array = alike @ self._inverse
+        least, most = min(0.0, float(self._logs.min())), max(0.0, float(self._logs.max()))
         prior = estimate.deviation**2 + further
         left = max(0.0, prior - float(weights @ alike))
         deviation = sqrt(left * self._scale**2 + REPEAT_ERROR**2)
         explained = 1.0 - left / prior
         return Adjustment(
-            factor=exp(float(weights @ self._logs)),
+            factor=exp(min(most, max(least, float(weights @ self._logs)))),
             band=exp(QUANTILE * deviation),
             nearest=self._nearest(estimate) if explained >= TOLD_SHARE else "",
         )

@@ -18,6 +18,7 @@ from opreplay.replay.check.cases import Case, Trait, Values
 from opreplay.replay.execute.executors.torch.caches import copied
 from opreplay.replay.execute.executors.torch.device import TorchExecutor
 from opreplay.replay.resolve.schema import OpSpec
+from opreplay.traces.dtypes import SCALAR_TYPE_CODES
 
 WIDER = {
     torch.float16: torch.float64,
@@ -257,10 +258,7 @@ class Bench:
         function = self.reference.function_for(case.op.overload)
         if function is None:
             return self.call_of(case, arguments)
-        defaults = {
-            arg.name: arg.default for arg in self.spec(case).args if isinstance(arg.default, bool | int | float)
-        }
-        return adapted(function, arguments, defaults)
+        return adapted(function, arguments, _defaults(self.spec(case)))
 
     def refer(self, case: Case, arguments: Arguments) -> Results:
         """Call the reference on these arguments, which it may write to. Exceptions pass through."""
@@ -422,6 +420,17 @@ def widened(arguments: Arguments) -> Arguments:
 def contiguous(arguments: Arguments) -> Arguments:
     """Return contiguous copies with the same values, in separate memory."""
     return arguments.changed(lambda tensor: tensor.detach().clone(memory_format=torch.contiguous_format))
+
+
+def _defaults(spec: OpSpec) -> dict[str, Any]:
+    """Return the defaults of an op's arguments as Python values; layouts and memory formats are left out."""
+    return {
+        arg.name: getattr(torch, SCALAR_TYPE_CODES[arg.default])
+        if arg.kind == "ScalarType" and isinstance(arg.default, int)
+        else arg.default
+        for arg in spec.args
+        if arg.has_default and (arg.default is None or arg.kind not in ("Layout", "MemoryFormat"))
+    }
 
 
 def adapted(function: Callable[..., Any], arguments: Arguments, defaults: Mapping[str, Any]) -> Callable[[], Any]:

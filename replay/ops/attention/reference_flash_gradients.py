@@ -93,8 +93,9 @@ def xformers_flash_bwd(c: Call) -> tuple[Tensor, Tensor, Tensor]:
     packed = c.query.dim() == 3
     bounds = (c.window_left, 0 if c.is_causal else c.window_right)
     lengths = (c.cu_seqlens_q, c.cu_seqlens_k) if packed else (None, None)
-    tensors = but(c, dout=c.grad, q=c.query, k=c.key, v=c.value, softmax_lse=c.lse)
-    return gradients(tensors, lengths, c.softmax_scale, bounds)[:3]
+    return gradients(
+        but(c, dout=c.grad, q=c.query, k=c.key, v=c.value, softmax_lse=c.lse), lengths, c.softmax_scale, bounds
+    )[:3]
 
 
 @stands_for("xformers_flash3::flash_bwd", fake=_fake_three)

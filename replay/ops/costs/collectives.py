@@ -10,13 +10,14 @@ from math import prod
 import msgspec
 
 from opreplay.replay.collectives.model import POINT_TO_POINT, Collective
-from opreplay.replay.ir.kernel import KernelCall, TensorSpec
+from opreplay.replay.ir.kernel import KernelCall, TensorSpec, itemsize
+from opreplay.replay.ops.costs.layers import moe
 from opreplay.replay.ops.costs.products import matmul
 from opreplay.replay.ops.op_view import DoesNotFit, OpView, kernel, spec
 from opreplay.replay.ops.table import costs, costs_like
 from opreplay.traces.collectives.names import EXPERTS, operation_of
-from opreplay.traces.collectives.tensors import with_product
-from opreplay.traces.model import TensorMeta
+from opreplay.traces.collectives.tensors import is_turned, sends_operand, with_product
+from opreplay.traces.model import MOST_ELEMENTS, TensorMeta
 
 OF_KINDS: dict[str, str] = {
     "all_reduce": "hcom_allReduce_",
@@ -116,30 +117,62 @@ def by_name(op: OpView) -> Iterable[KernelCall]:
         raise DoesNotFit("no operation is named")
     if with_product(op.op.name):
         return _with_product(op, OF_KINDS[kind])
-    if "gmm" in op.op.name:
-        op.assume("the collective alone: its grouped product is left out")
     return _lowered(op, OF_KINDS[kind])
 
 
 def _with_product(op: OpView, kind: str) -> list[KernelCall]:
-    """Return the product x1 (rows, K) @ x2 (K, N), and the collective that gathers its rows or combines its results."""
-    a, b = op.need("x1", "self", at=0, rank=2), op.need("x2", "mat2", at=1, rank=2)
-    world = op.integer("world_size", "tpRankSize", default=0) or op.op.ranks or 0
+    """Return the products of x1 (rows, K) with x2 (K, N) or (N, K), or with the weights of experts, and the collective
+    of x1 before them or of the result after them.
+    """
+    a = op.need("x1", "self", "gmm_x", at=0, rank=2)
+    world = op.integer("world_size", "tpRankSize", "ep_world_size", default=0) or op.op.ranks or 0
     if world <= 0:
         op.note("number of ranks not recorded: one server of 8 assumed")
+    op.note("waiting for other ranks is not part of the prediction")
     op.assume("product and collective added up: how far CANN overlaps them was never measured")
-    rows, ranks = prod(a.shape[:-1]), world if world > 0 else 8
-    gathers = kind == "hcom_allGather_"
-    multiplied = TensorMeta(shape=(rows * ranks if gathers else rows, a.shape[-1]), dtype=a.dtype)
-    product = matmul.product(op, multiplied, b)
-    out = spec((rows, b.shape[-1]), "bfloat16" if a.dtype == "int8" else a.dtype)
-    moved = {
-        "hcom_allGather_": (spec((rows, a.shape[-1]), a.dtype), spec(multiplied.shape, a.dtype)),
-        "hcom_reduceScatter_": (out, spec((max(1, rows // ranks), b.shape[-1]), out.dtype)),
-    }.get(kind, (out, out))
+    rows, inner, ranks = prod(a.shape[:-1]), a.shape[-1], world if world > 0 else 8
+    if rows * inner * ranks > MOST_ELEMENTS:
+        raise DoesNotFit(f"{ranks:g} ranks")
     attrs = {"world_size": world} if world > 0 else {}
-    collective = kernel(kind, moved[:1], moved[1:], **attrs)
-    return [collective, product] if gathers else [product, collective]
+    if not sends_operand(op.op.name):
+        products = _products(op, TensorMeta(shape=(rows, inner), dtype=a.dtype))
+        (result,) = filter(None, products[0].outputs)
+        return [*products, kernel(kind, *_moved(kind, result, ranks), **attrs), *_normed(op, result)]
+    sent, got = _moved(kind, spec((rows, inner), a.dtype), ranks)
+    grouped = "gmm" in op.op.name
+    size = (max(1, rows // ranks), inner * ranks) if kind == "hcom_alltoallv_" and not grouped else got[0].shape
+    return [kernel(kind, sent, got, **attrs), *_products(op, TensorMeta(shape=size, dtype=a.dtype))]
+
+
+def _products(op: OpView, a: TensorMeta) -> list[KernelCall]:
+    """Return the products of a (rows, K) with each second operand."""
+    if "gmm" in op.op.name:
+        shared = [meta for name in ("mm_x", "mm_weight") if name in op.args for meta in op.metas(name)]
+        return [*moe.grouped_product(op), *([matmul.product(op, shared[0], shared[1])] if len(shared) == 2 else [])]
+    factors = op.metas("Bs") if "Bs" in op.args else [op.need("x2", "mat2", at=1, rank=2)]
+    if not factors or any(len(b.shape) < 2 for b in factors):
+        raise DoesNotFit("a product needs two matrices")
+    eight = [itemsize(a.dtype) == itemsize(b.dtype) == 1 for b in factors]
+    return [
+        matmul.of_eight_bits(op, a, b) if narrow else matmul.product(op, a, b, weight=is_turned(a.shape[-1], b.shape))
+        for narrow, b in zip(eight, factors, strict=True)
+    ]
+
+
+def _moved(kind: str, sent: TensorSpec, ranks: int) -> tuple[list[TensorSpec], list[TensorSpec]]:
+    """Return what a rank sends, and what it gets."""
+    rows, columns = prod(sent.shape[:-1]), sent.shape[-1]
+    got = {"hcom_allGather_": rows * ranks, "hcom_reduceScatter_": max(1, rows // ranks)}.get(kind, rows)
+    return [sent], [spec((got, columns), sent.dtype)]
+
+
+def _normed(op: OpView, x: TensorSpec) -> list[KernelCall]:
+    """Return the sum of the result with a residual and its norm, for an op that has them as well."""
+    gamma = op.meta("gamma") if "gamma" in op.args else None
+    if gamma is None:
+        return []
+    norm = [x, spec((*x.shape[:-1], 1), "float32"), x]
+    return [kernel("AddRmsNorm", [x, x, spec(gamma.shape, gamma.dtype)], norm)]
 
 
 @costs("record_param_comms")

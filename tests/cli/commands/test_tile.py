@@ -162,11 +162,18 @@ def test_where_smaller_sizes_have_one_block_races_are_undecided(file: Path) -> N
         assert wide["values_note"].endswith(f"right at {smaller}")
 
 
-def test_a_reference_may_create_tensors_without_a_device(file: Path) -> None:
+@pytest.mark.parametrize(
+    "doubled",
+    [
+        "torch.where(torch.ones(x.shape[0], x.shape[1], dtype=torch.bool), x * 2, torch.tensor(0.0))",
+        "x * torch.tensor(4.0).sqrt().item()",
+    ],
+)
+def test_a_reference_may_create_tensors_without_a_device(file: Path, doubled: str) -> None:
     file.write_text(
         "import torch\nfrom opreplay import tile\n\n\n"
         "def masked(x):\n"
-        "    return torch.where(torch.ones(x.shape[0], x.shape[1], dtype=torch.bool), x * 2, torch.tensor(0.0))\n\n\n"
+        f"    return {doubled}\n\n\n"
         "@tile.kernel('mylib::masked', reference=masked, dtypes=['float32'], checks=['x=f32[4,64]'])\n"
         "def kernel(x, y: tile.Out, *, rows=4):\n"
         "    for r in tile.blocks(x.shape[0], rows):\n"

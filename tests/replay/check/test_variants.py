@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
 
 from opreplay.initializers.user_code import load_user_code
 from opreplay.replay.check import variants
@@ -184,6 +185,21 @@ def test_a_reference_without_a_default_gets_that_of_the_op(tmp_path: Path) -> No
         f"{file}:scaled", against=f"{file}:reference", shapes=["4x8"], points=["correctness"], isolation="none"
     )
     assert found.point("correctness").verdict == "pass"
+
+
+def test_defaults_of_the_op_are_given_as_python_values(tmp_path: Path) -> None:
+    arguments = "(Tensor x, ScalarType dtype=6, Tensor? scale=None, str how='up')"
+    torch.library.define("check_defaults::cast", f"{arguments} -> Tensor")
+    torch.library.impl("check_defaults::cast", "default", lambda x, *_: x.to(torch.float32, copy=True))
+    (tmp_path / "cast.py").write_text(
+        "import torch\n\n\ndef cast(x, dtype, scale, how):\n"
+        "    assert (dtype, scale, how) == (torch.float32, None, 'up')\n    return x.to(dtype)\n"
+    )
+    against = f"{tmp_path / 'cast.py'}:cast"
+    found = check(
+        "check_defaults::cast", against=against, shapes=["bf16[4,8]"], points=["determinism"], isolation="none"
+    )
+    assert found.point("determinism").verdict == "pass"
 
 
 def test_a_number_that_equals_a_size_stays_where_the_call_is_refused_otherwise() -> None:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from threading import Barrier
+from time import sleep
 
 import pytest
 
@@ -96,3 +99,20 @@ def test_what_says_how_arguments_are_filled_is_for_the_ops_that_are_filled_so(in
 
 def test_each_way_to_fill_row_numbers_is_some_ops_role() -> None:
     assert set(row_numbers.ROLES) == {row.role for row in rows() if row.inputs == "row_numbers"}
+
+
+def test_threads_that_ask_for_references_at_once_all_get_them() -> None:
+    row, both = table.Row("table_test::slow"), Barrier(2)
+    known = table.Reference(name=row.name, overload="", schema="", since="", run=len, fake=None)
+
+    def declare() -> None:
+        sleep(0.05)
+        row.declared.append(known)
+
+    def ask() -> list[table.Reference]:
+        both.wait()
+        return list(row.references)
+
+    row.declarations.append(declare)
+    with ThreadPoolExecutor(2) as pool:
+        assert [one.result() for one in (pool.submit(ask), pool.submit(ask))] == [[known]] * 2

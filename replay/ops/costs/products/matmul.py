@@ -116,7 +116,11 @@ def quantized(op: OpView) -> Iterable[KernelCall]:
     operands = [t for t in (*metas, *op.tensors) if len(t.shape) >= 2]
     if len(operands) < 2:
         raise DoesNotFit("a product needs two matrices")
-    a, b = operands[:2]
+    return [of_eight_bits(op, *operands[:2])]
+
+
+def of_eight_bits(op: OpView, a: TensorMeta, b: TensorMeta) -> KernelCall:
+    """Return the kernel for A @ B of 8-bit operands, or A @ B^T if only that fits."""
     if "float8" in a.dtype:
         op.note("8-bit floats are not supported on this SoC; costed as int8")
     _, ta = operand(op, TensorMeta(shape=a.shape, dtype="int8", strides=a.strides))
@@ -128,4 +132,4 @@ def quantized(op: OpView) -> Iterable[KernelCall]:
     rows = prod(a.shape[len(batch) : -1])
     a_size = (a.shape[-1], rows) if ta else (rows, a.shape[-1])
     a_spec, result = spec((*batch, *a_size), "int8"), spec((*batch, rows, n), out.dtype)
-    return [kernel("QuantBatchMatmulV3", [a_spec, b_spec], [result], transpose_a=ta, transpose_b=tb is not weight)]
+    return kernel("QuantBatchMatmulV3", [a_spec, b_spec], [result], transpose_a=ta, transpose_b=tb is not weight)

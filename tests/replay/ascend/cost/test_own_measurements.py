@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from math import log
+from collections.abc import Sequence
+from math import exp, log
+from random import Random
 from typing import Any
 
 import pytest
@@ -79,17 +81,42 @@ def test_one_absurd_measurement_does_not_spread() -> None:
 def test_a_wrong_row_moves_its_own_call_alone() -> None:
     calls = [(estimate(name), 1.1) for name in "abcdef"]
     right, wrong = measured(*calls, (BIG, 1.1)), measured(*calls, (BIG, 11.0))
-    assert (list(right.contradicted), list(wrong.contradicted)) == ([], ["big"])
+    assert (right.contradicted, wrong.contradicted) == ([], [len(calls)])
     for other in (estimate("x"), estimate("y", op="BatchMatMul"), estimate("a")):
         assert wrong.ask(other).factor == pytest.approx(right.ask(other).factor, rel=0.05)
     assert wrong.ask(BIG).factor == pytest.approx(11.0, rel=0.02)  # it may be the op's time after all
     assert wrong.leave_one_out()[-1] == pytest.approx(log(1.1), abs=0.05)
 
 
-def test_calls_that_agree_are_believed_however_far_from_the_prediction() -> None:
-    known = measured(*((estimate(name), 6.0) for name in "abcdef"))
+@pytest.mark.parametrize(("families", "least"), [(["MatMul"], 4.5), ("abcdef", 2.4)])
+def test_calls_that_agree_are_believed_however_far_from_the_prediction(families: Sequence[str], least: float) -> None:
+    calls = [estimate(f"{name}{at}", op=name, family=name) for name in families for at in range(6 // len(families))]
+    known = measured(*((call, 6.0) for call in calls))
     assert not known.contradicted
-    assert known.ask(estimate("x")).factor > 4.5
+    assert known.ask(estimate("x", op=families[0], family=families[0])).factor > least
+
+
+def test_rows_that_scatter_are_seldom_contradicted() -> None:
+    rows = ((estimate(f"{at}"), exp(Random(at).gauss(0.0, 0.5))) for at in range(60))
+    assert len(measured(*rows).contradicted) <= 1
+
+
+def test_one_row_alone_is_contradicted_by_none() -> None:
+    known = measured((BIG, 6.0))
+    assert not known.contradicted
+    assert known.ask(estimate("x")).factor > 2.0
+
+
+def test_of_two_states_of_a_call_the_wrong_one_is_named() -> None:
+    calls = [(estimate(name), 1.1) for name in "abcdef"]
+    known = measured(*calls, (BIG, 1.1), (estimate("big", state="warm"), 11.0))
+    assert known.contradicted == [7]
+    assert known.ask(BIG).factor == pytest.approx(1.1, rel=0.02)
+
+
+def test_no_call_is_adjusted_by_more_than_the_largest_measured_factor() -> None:
+    known = measured((estimate("sure", band=1.05), 3.0))
+    assert known.ask(estimate("unsure", band=3.0)).factor == pytest.approx(3.0)
 
 
 def test_a_call_that_is_left_out_is_predicted_by_other_calls_alone() -> None:

@@ -633,16 +633,34 @@ def test_delta_gates_are_one_pass_that_writes_float32_decays() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "rows", "moved"),
+    ("name", "second", "product", "moved"),
     [
-        ("npu_mm_all_reduce_base", 32, ("hcom_allReduce_", (32, 16), (32, 16))),
-        ("npu_all_gather_base_mm", 4 * 32, ("hcom_allGather_", (32, 64), (128, 64))),
-        ("npu_mm_reduce_scatter_base", 32, ("hcom_reduceScatter_", (32, 16), (8, 16))),
+        ("npu_mm_all_reduce_base", (64, 16), (32, 64), ("hcom_allReduce_", (32, 16), (32, 16))),
+        ("npu_mm_all_reduce_base", (16, 64), (32, 64), ("hcom_allReduce_", (32, 16), (32, 16))),
+        ("npu_all_gather_base_mm", (64, 16), (128, 64), ("hcom_allGather_", (32, 64), (128, 64))),
+        ("npu_mm_reduce_scatter_base", (64, 16), (32, 64), ("hcom_reduceScatter_", (32, 16), (8, 16))),
+        ("npu_all_to_all_matmul", (256, 16), (8, 256), ("hcom_alltoallv_", (32, 64), (32, 64))),
+        ("npu_matmul_all_to_all", (64, 16), (32, 64), ("hcom_alltoallv_", (32, 16), (32, 16))),
     ],
 )
-def test_a_product_with_a_collective_has_the_time_of_both(name: str, rows: int, moved: tuple[object, ...]) -> None:
-    made = lower(op(f"npu::{name}", x1=meta(32, 64), x2=meta(64, 16), world_size=4))
+def test_a_product_with_a_collective_has_the_time_of_both(
+    name: str, second: tuple[int, int], product: tuple[int, int], moved: tuple[object, ...]
+) -> None:
+    made = lower(op(f"npu::{name}", x1=meta(32, 64), x2=meta(*second), world_size=4))
     assert made.assumed
-    assert macs(tuple(call for call in made.kernels if call.type == "MatMulV3")) == rows * 64 * 16
+    (one,) = (call for call in made.kernels if call.type == "MatMulV3")
+    assert [tensor and tensor.shape for tensor in one.inputs][:1] == [product]
+    assert macs((one,)) == product[0] * product[1] * 16
     (call,) = (call for call in made.kernels if call.type != "MatMulV3")
     assert (call.type, *(tensor.shape for tensor in (*call.inputs, *call.outputs) if tensor)) == moved
+
+
+def test_products_with_collectives_have_each_weight_and_the_norm() -> None:
+    rows, weight = meta(32, 64), meta(64, 16)
+    (_, *products) = lower(op("symm_mem::fused_all_gather_matmul", A_shard=rows, Bs=[weight] * 3)).kernels
+    assert [call.type for call in products] == ["MatMulV3"] * 3
+    normed: dict[str, Any] = {"residual": meta(32, 16), "gamma": meta(16)}
+    layer = lower(op("_C_ascend::matmul_allreduce_add_rmsnorm", x1=rows, x2=weight, **normed)).kernels
+    assert [call.type for call in layer] == ["MatMulV3", "hcom_allReduce_", "AddRmsNorm"]
+    sent, experts = lower(op("npu::npu_alltoallv_gmm", gmm_x=rows, gmm_weight=meta(4, 64, 16))).kernels
+    assert (experts.type, [tensor and tensor.shape for tensor in sent.inputs]) == ("GroupedMatmul", [(32, 64)])

@@ -181,6 +181,8 @@ def test_what_a_functional_all_to_all_gets_follows_from_its_splits_and_a_wait_is
         ("npu::npu_mm_all_reduce_base", "all_reduce", (32 * 16, 32 * 16)),
         ("npu::npu_all_gather_base_mm", "all_gather", (32 * 64, 4 * 32 * 64)),
         ("npu::npu_mm_reduce_scatter_base", "reduce_scatter", (32 * 16, 8 * 16)),
+        ("npu::npu_all_to_all_matmul", "all_to_all", (32 * 64, 32 * 64)),
+        ("npu::npu_matmul_all_to_all", "all_to_all", (32 * 16, 32 * 16)),
     ],
 )
 def test_of_an_op_that_multiplies_as_well_the_collective_runs(

@@ -451,14 +451,20 @@ def plan_of(
     return plan
 
 
-def recorded_plan_of(trace: Trace, selection: Selection) -> RecordedPlan:
-    """Return the ops of a plan of a trace as they were recorded, without torch. Raises as `plan_of` does."""
-    from opreplay.replay.plan.recorded.ops import recorded_plan
+def recorded_plan_of(read: Trace | ReplayPlan, selection: Selection) -> RecordedPlan:
+    """Return the ops of a plan as they were recorded, without torch. Raises as `plan_of` does."""
+    from opreplay.replay.ir.describe import describe_inputs
+    from opreplay.replay.ir.model import ReplayPlan
+    from opreplay.replay.plan.recorded.ops import RecordedPlan, recorded_plan
     from opreplay.replay.plan.select import refuse_lists
 
-    refuse_lists(selection.exclude, [signature.name for signature in trace.signatures])
-    recorded = recorded_plan(trace, selection)
-    _refuse_none(recorded.plan, trace, selection)
+    if isinstance(read, ReplayPlan):
+        plan = _part_of(read, selection)
+        recorded = RecordedPlan(plan, {op.id: describe_inputs(op) for op in plan.ops})
+    else:
+        refuse_lists(selection.exclude, [signature.name for signature in read.signatures])
+        recorded = recorded_plan(read, selection)
+    _refuse_none(recorded.plan, read, selection)
     return recorded
 
 
@@ -516,13 +522,24 @@ def names_by_time(trace: Trace) -> list[str]:
 def restricted(plan: ReplayPlan, selection: Selection, *, device: str) -> ReplayPlan:
     """Return a plan with missing overloads and outputs filled in, and the filters applied; its order is kept.
 
-    Raises UsageError for another --select than the plan was made with, since the plan lacks the other ops.
+    Raises UsageError as `_part_of` does.
     """
-    from opreplay.replay.plan.passes import total_of, weight_of
-    from opreplay.replay.plan.select import keep_heaviest, keeps_name, no_such_phase
     from opreplay.replay.resolve.by_argument_name import resolve_named
     from opreplay.replay.resolve.meta.outputs import with_outputs
     from opreplay.replay.resolve.policy import Policy
+
+    policy = Policy(allow_imports=selection.allow_imports)
+    return with_outputs(resolve_named(_part_of(plan, selection), policy, device=device), policy=policy)
+
+
+def _part_of(plan: ReplayPlan, selection: Selection) -> ReplayPlan:
+    """Return a plan with the ops that the filters keep.
+
+    Raises UsageError for another --select than the plan was made with, since the plan lacks the other ops, and for a
+    phase that it has no ops of.
+    """
+    from opreplay.replay.plan.passes import total_of, weight_of
+    from opreplay.replay.plan.select import keep_heaviest, keeps_name, no_such_phase
 
     if selection.select not in ("owner", plan.selection):
         raise UsageError(
@@ -537,9 +554,7 @@ def restricted(plan: ReplayPlan, selection: Selection, *, device: str) -> Replay
         if not ops:
             raise no_such_phase(batches, selection.phase)
     heaviest = keep_heaviest(ops, selection, total_of(plan), weight_of(plan))
-    policy = Policy(allow_imports=selection.allow_imports)
-    resolved = resolve_named(msgspec.structs.replace(plan, ops=tuple(heaviest)), policy, device=device)
-    return with_outputs(resolved, policy=policy)
+    return msgspec.structs.replace(plan, ops=tuple(heaviest))
 
 
 def with_recorded_children(plan: ReplayPlan, read: Trace | ReplayPlan) -> ReplayPlan:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, NamedTuple
 
+from opreplay.replay.host.needs_torch import require_torch
 from opreplay.replay.ir.model import ReplayPlan
 from opreplay.replay.ir.step import StepReport
 from opreplay.replay.plan.inputs import names_several, open_input, open_trace, plan_dialect
@@ -119,14 +120,17 @@ def step(trace: str | os.PathLike[str], soc: str | Sequence[str] = ()) -> ShownS
 
     Raises UsageError for a file without the times of events, and for an unknown device.
     """
-    from opreplay.replay.ops.work.expected import expected_contents
-    from opreplay.replay.plan.inputs import open_input
     from opreplay.replay.timeline.timeline import step_of
-    from opreplay.traces.errors import UsageError
 
     read = open_input(os.fspath(trace), activity=True)
     devices = list(devices_of(soc).values())
-    report = step_of(read, devices=devices, contents=expected_contents() if devices else None)
+    contents = None
+    if devices:
+        require_torch()
+        from opreplay.replay.ops.work.expected import expected_contents
+
+        contents = expected_contents()
+    report = step_of(read, devices=devices, contents=contents)
     if report is None:
         raise UsageError(
             f"{os.fspath(trace)} does not record when events ran", hint="Record a profile with event times."

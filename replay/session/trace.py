@@ -10,6 +10,7 @@ from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypedDict
 
 from opreplay.replay.execute.options import RunOptions
+from opreplay.replay.host.needs_torch import require_torch
 from opreplay.replay.ir.describe import describe_inputs
 from opreplay.replay.ir.model import ReplayPlan
 from opreplay.replay.job.job import Job
@@ -72,6 +73,7 @@ class OpenTrace(Tabular):
         settings = Settings.of(options, order=True, keep="torch" not in sys.modules, **more)
         if not isinstance(self.read, Files):
             return Job.open(self.read, self._selection, settings, several(soc))
+        require_torch()
         from opreplay.replay.batch.job import Traces
 
         known = self._merged.get(settings.check_kernels)
@@ -112,11 +114,13 @@ class OpenTrace(Tabular):
         return {"ops": self._recorded, "plan": partial(of_plan, "ops"), "reasons": partial(of_plan, "reasons")}
 
     def _recorded(self) -> AnyTable:
-        """Return the ops of a trace without resolving them, which takes torch."""
+        """Return the ops of a trace or plan without resolving them, which takes torch; those of several traces are
+        merged, which resolves them.
+        """
         from opreplay.replay.plan.inputs import recorded_plan_of
         from opreplay.replay.report.views.recorded import table
 
-        if isinstance(self.read, Trace):
+        if not isinstance(self.read, Files):
             return table(*recorded_plan_of(self.read, self._selection))
         return table(self.plan, {op.id: describe_inputs(op) for op in self.plan.ops})
 

@@ -539,8 +539,9 @@ def _part_of(plan: ReplayPlan, selection: Selection) -> ReplayPlan:
     phase that it has no ops of.
     """
     from opreplay.replay.plan.passes import total_of, weight_of
-    from opreplay.replay.plan.select import keep_heaviest, keeps_name, no_such_phase
+    from opreplay.replay.plan.select import keep_heaviest, keeps_name, no_such_phase, refuse_lists
 
+    refuse_lists(selection.exclude, [op.name for op in plan.ops])
     if selection.select not in ("owner", plan.selection):
         raise UsageError(
             f"the plan of {plan.source} contains the ops selected by {plan.selection}, not those by {selection.select}",

@@ -191,6 +191,8 @@ def open(
     """
     if top is not None and top < 1:
         raise UsageError(f"top is {top}", hint="It must be at least 1; None takes all.")
+    if min_share is not None and not 0 <= min_share <= 1:
+        raise UsageError(f"min_share is {min_share}", hint="It must be between 0 and 1: 0.001 for 0.1 %.")
     imports = named_modules(allow_imports)
     named = (*several(plugins), *several(custom_op_dirs))
     load_plugins(named)

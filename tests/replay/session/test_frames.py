@@ -68,6 +68,8 @@ def test_ops_of_a_written_plan_are_those_of_its_trace(tmp_path: Path) -> None:
     path = tmp_path / "plan.json"
     path.write_bytes(msgspec.json.encode(opreplay.plan(SAMPLE)))
     columns = ["id", "name", "count", "recorded_host_us", "recorded_share", "flops", "bytes"]
+    with pytest.raises(UsageError, match="one pattern"):
+        opreplay.open(path, exclude="aten::mm,aten::add").frame()
     of_plan, of_trace = (opreplay.open(file, exclude="aten::l*", top=3).frame()[columns] for file in (path, SAMPLE))
     pandas.testing.assert_frame_equal(of_plan, of_trace)
 

@@ -303,12 +303,7 @@ def join_notes(joined: Trace) -> list[str]:
     from opreplay.traces.joins.kernel_details import join_text
 
     table = joined.info.kernel_details
-    name = file_name(joined.info.path)
-    of_table = [
-        *loss_notes(joined.info.report.losses, name),
-        *impossible_notes(joined, name),
-        *collision_notes(joined, name),
-    ]
+    of_table = warnings_of(joined)
     if table is not None:
         of_table.append(f"opreplay: {join_text(table)}")
     if joined.info.graphs is not None:
@@ -331,6 +326,18 @@ def join_notes(joined: Trace) -> list[str]:
     return [*notes, *of_table]
 
 
+def warnings_of(read: Trace | ReplayPlan) -> list[str]:
+    """Return warnings about what was lost when reading, and about times and owners that are wrong or unknown."""
+    from opreplay.traces.model import Trace
+
+    if not isinstance(read, Trace):
+        return loss_notes(read.losses, read.source)
+    name = file_name(read.info.path)
+    return [*loss_notes(read.info.report.losses, name), *impossible_notes(read, name), *collision_notes(read, name)]
+
+
+WARNING = "opreplay: warning: "
+"""What a line about wrong or missing data begins with."""
 MOST_NAMED = 8
 """Most processes or threads that a warning names."""
 
@@ -359,7 +366,7 @@ def impossible_notes(trace: Trace, name: str) -> list[str]:
             f"{outlier.others:,} others of its name in {outlier.op} of the same shapes take "
             f"{outlier.usual_us:,.3g} µs: totals and shares rest on it"
         )
-    return [f"opreplay: warning: {name}: {note}" for note in notes]
+    return [f"{WARNING}{name}: {note}" for note in notes]
 
 
 def collision_notes(trace: Trace, name: str) -> list[str]:
@@ -378,14 +385,14 @@ def collision_notes(trace: Trace, name: str) -> list[str]:
         of = "" if collided.same_thread else "processes "
         of += f"{', '.join(collided.of[:MOST_NAMED])}{', ...' if len(collided.of) > MOST_NAMED else ''}"
         notes.append(
-            f"opreplay: warning: {name}: ids collide: {100 * collided_share(trace):.0f} % of the device time has no "
+            f"{WARNING}{name}: ids collide: {100 * collided_share(trace):.0f} % of the device time has no "
             f"certain owner: {which} of {of} {why}; read the processes' own files instead"
         )
     if links.displaced:
         some = "1 kernel starts" if links.displaced == 1 else f"{links.displaced:,} kernels start up to"
         early_ms = links.displaced_by_ns / 1e6
         notes.append(
-            f"opreplay: warning: {name}: {some} {early_ms:,.2f} ms before the launch of the same id: a wrong "
+            f"{WARNING}{name}: {some} {early_ms:,.2f} ms before the launch of the same id: a wrong "
             "time, or the launch is of another process; no op owns that device time"
         )
     return notes
@@ -394,7 +401,7 @@ def collision_notes(trace: Trace, name: str) -> list[str]:
 def loss_notes(losses: Mapping[str, int], name: str) -> list[str]:
     """Return a warning with what was lost when reading the named trace or plan; empty if nothing was."""
     text = loss_text(losses, "what is shown is")
-    return [f"opreplay: warning: {name}: {text}"] if text else []
+    return [f"{WARNING}{name}: {text}"] if text else []
 
 
 def trace_facts(trace: Trace | ReplayPlan) -> dict[str, object]:

@@ -22,7 +22,7 @@ from opreplay.replay.plugins import load_plugins, plugin_files
 from opreplay.replay.resolve.policy import Imports, named_modules
 from opreplay.replay.session.display import Tabular
 from opreplay.replay.session.op import Op, alone
-from opreplay.replay.session.setting import Setting, several, warned
+from opreplay.replay.session.setting import Setting, several, warned, warned_of
 from opreplay.traces import Limits
 from opreplay.traces.errors import UsageError
 from opreplay.traces.model import Trace
@@ -223,11 +223,13 @@ def _read(
         return Files(patterns, execution_traces, limits or Limits())
     if len(execution_traces) > 1:
         raise UsageError("one trace takes one ExecutionTrace", hint="Name the traces that the others belong to.")
-    return open_input(
-        patterns[0],
-        limits=limits,
-        execution_trace=next(iter(execution_traces), None),
-        kernel_details=kernel_details,
+    return warned_of(
+        open_input(
+            patterns[0],
+            limits=limits,
+            execution_trace=next(iter(execution_traces), None),
+            kernel_details=kernel_details,
+        )
     )
 
 
@@ -283,4 +285,4 @@ def recorded_trace(
     if names_several(paths):
         raise UsageError("inspect takes one trace", hint="Name one file of them; `run` and `timeline` take several.")
     named = Named(kernel_details=kernel_details, capture=capture)
-    return open_trace(paths[0], limits=limits, named=named, process=process, activity=True)
+    return warned_of(open_trace(paths[0], limits=limits, named=named, process=process, activity=True))

@@ -107,8 +107,8 @@ class OpReplayGroup(click.Group):
         sys.exit(self._exit_code(*args, **extra))
 
     def invoke(self, ctx: click.Context) -> Any:
-        """Run the subcommand; click itself would turn a broken pipe into exit code 1. Raises EnvironmentRefused without
-        torch if the subcommand needs it.
+        """Run the subcommand; click itself would turn a broken pipe into exit code 1. Raises EnvironmentRefused if the
+        subcommand needs torch, which is not there or cannot be imported.
         """
         try:
             result = super().invoke(ctx)
@@ -116,11 +116,10 @@ class OpReplayGroup(click.Group):
         except BrokenPipeError:
             _discard_stdout()
             return ExitCode.OK
-        except ModuleNotFoundError as error:
-            if error.name == "torch":
-                from opreplay.replay.host.needs_torch import require_torch
+        except (ImportError, OSError) as error:
+            from opreplay.replay.host.needs_torch import refuse_unloadable
 
-                require_torch()
+            refuse_unloadable(error)
             raise
         return result
 

@@ -156,6 +156,16 @@ def check_writable(path: Path, *, force: bool) -> None:
         raise UsageError(f"cannot write {path}", hint="Name a file in an existing folder.")
 
 
+def check_plan_file(path: Path, *, force: bool) -> None:
+    """Raise UsageError for a name that promises another format than JSON, and as `check_writable` does."""
+    if path.suffix.lower() in (*PAGES, *LINES):
+        raise UsageError(
+            f"a plan is written as JSON, not as {path.suffix}",
+            hint=f"Name it {path.stem}.json; results of `run` are written as {', '.join((*LINES, *PAGES))}.",
+        )
+    check_writable(path, force=force)
+
+
 def write_file(path: Path, text: str, *, force: bool) -> None:
     """Write a text file in UTF-8. Raises UsageError if it exists without `force`, or cannot be written."""
     write_bytes(path, text.encode(errors="backslashreplace"), force=force)

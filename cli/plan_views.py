@@ -134,6 +134,8 @@ def show_dry_run(job: Job, showing: Showing) -> ExitCode:
         from opreplay.replay.arguments.supplied import check_values_file
 
         check_values_file(job.plan, job.settings.values)
+    if showing.output:
+        console.narrate(f"opreplay: --dry-run measures nothing and writes no results: {', '.join(showing.output)}")
     show_plan(job, format_=showing.format_, everything=showing.notes, all_rows=showing.all_rows)
     return plan_code(job, None, max_failed=showing.max_failed)
 

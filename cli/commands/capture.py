@@ -237,10 +237,10 @@ def command(
         raise UsageError("--soc and --cluster need --vary", hint="To simulate one plan, run `opreplay timeline PLAN`.")
     check_target(target)
 
-    from opreplay.cli.outputs import check_writable, write_file
+    from opreplay.cli.outputs import check_plan_file, write_file
 
     for output in outputs:
-        check_writable(Path(output), force=force)
+        check_plan_file(Path(output), force=force)
 
     from opreplay.replay.capture.capture import capture_target, check_made
     from opreplay.replay.capture.serving.form import as_served

@@ -85,14 +85,14 @@ def command(
     simulated device. --meta also calls each op on meta tensors, which have sizes but no contents, so nothing is
     computed. If time depends on lengths and routes, they are the ones that a run with the same settings would use.
     """
-    from opreplay.cli.outputs import check_writable
+    from opreplay.cli.outputs import check_plan_file
     from opreplay.cli.plan_views import narrate_checks, plan_code, save, show_explanation, show_plan
     from opreplay.cli.setup import conclude, open_job, prepare
     from opreplay.replay.job.settings import Settings
     from opreplay.replay.plan.make import check_on_meta
 
     if output not in (None, "-"):
-        check_writable(Path(output), force=force)
+        check_plan_file(Path(output), force=force)
     settings = Settings(
         device=device,
         l2=l2,

@@ -634,7 +634,7 @@ def row(op: Json, result: Json) -> str:
     """Return a line of the table: recorded time, measured times, and what ran."""
     times = f"{'failed':>12}   {'':12}  {'':6}"
     if result["status"] == "replayed":
-        spread = f"{result['spread']:.0%}" if result["spread"] is not None else "-"
+        spread = f"{100 * result['spread']:.0f} %" if result["spread"] is not None else "-"
         mark = "*" if result["interrupted"] else " "
         times = f"{result['median_us']:12.1f}{mark}  {result['min_us']:12.1f}  {spread:>6}"
     said = f"via {result['via']}" if result.get("via") else result.get("reason", "")

@@ -20,3 +20,19 @@ def require_torch() -> None:
             hint=f"{INSTALL_TORCH}, or the build for your device: https://pytorch.org/get-started/locally. "
             "inspect, timeline, compare, show and trim work without it.",
         )
+
+
+def refuse_unloadable(error: ImportError | OSError) -> None:
+    """Raise EnvironmentRefused for an error of an import of torch: it is not installed, or does not load here."""
+    if isinstance(error, ModuleNotFoundError) and error.name == "torch":
+        require_torch()
+    if "torch" in sys.modules or (spec := find_spec("torch")) is None or spec.origin is None:
+        return
+    frame = error.__traceback__
+    while frame is not None:
+        if frame.tb_frame.f_code.co_filename == spec.origin:
+            raise EnvironmentRefused(
+                f"torch is installed, but cannot be imported: {error}",
+                hint="Install the build for this machine: https://pytorch.org/get-started/locally.",
+            ) from error
+        frame = frame.tb_next

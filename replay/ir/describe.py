@@ -90,7 +90,7 @@ def describe_signature(signature: OpSignature) -> str:
             known = tuple(steps) if is_whole_numbers(steps) and len(steps) == len(dims) else None
             parts.append(describe_tensor(TensorMeta(shape=tuple(dims), dtype=dtype, strides=known)))
         elif dims and not is_whole_numbers(dims):
-            parts.append(f"({len(dims)} tensors)")
+            parts.append(f"({len(dims)} tensor{'' if len(dims) == 1 else 's'})")
     return " · ".join(parts)
 
 

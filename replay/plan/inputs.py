@@ -303,12 +303,7 @@ def join_notes(joined: Trace) -> list[str]:
     from opreplay.traces.joins.kernel_details import join_text
 
     table = joined.info.kernel_details
-    name = file_name(joined.info.path)
-    of_table = [
-        *loss_notes(joined.info.report.losses, name),
-        *impossible_notes(joined, name),
-        *collision_notes(joined, name),
-    ]
+    of_table = warnings_of(joined)
     if table is not None:
         of_table.append(f"opreplay: {join_text(table)}")
     if joined.info.graphs is not None:
@@ -331,6 +326,18 @@ def join_notes(joined: Trace) -> list[str]:
     return [*notes, *of_table]
 
 
+def warnings_of(read: Trace | ReplayPlan) -> list[str]:
+    """Return warnings about what was lost when reading, and about times and owners that are wrong or unknown."""
+    from opreplay.traces.model import Trace
+
+    if not isinstance(read, Trace):
+        return loss_notes(read.losses, read.source)
+    name = file_name(read.info.path)
+    return [*loss_notes(read.info.report.losses, name), *impossible_notes(read, name), *collision_notes(read, name)]
+
+
+WARNING = "opreplay: warning: "
+"""What a line about wrong or missing data begins with."""
 MOST_NAMED = 8
 """Most processes or threads that a warning names."""
 
@@ -359,7 +366,7 @@ def impossible_notes(trace: Trace, name: str) -> list[str]:
             f"{outlier.others:,} others of its name in {outlier.op} of the same shapes take "
             f"{outlier.usual_us:,.3g} µs: totals and shares rest on it"
         )
-    return [f"opreplay: warning: {name}: {note}" for note in notes]
+    return [f"{WARNING}{name}: {note}" for note in notes]
 
 
 def collision_notes(trace: Trace, name: str) -> list[str]:
@@ -378,14 +385,14 @@ def collision_notes(trace: Trace, name: str) -> list[str]:
         of = "" if collided.same_thread else "processes "
         of += f"{', '.join(collided.of[:MOST_NAMED])}{', ...' if len(collided.of) > MOST_NAMED else ''}"
         notes.append(
-            f"opreplay: warning: {name}: ids collide: {100 * collided_share(trace):.0f} % of the device time has no "
+            f"{WARNING}{name}: ids collide: {100 * collided_share(trace):.0f} % of the device time has no "
             f"certain owner: {which} of {of} {why}; read the processes' own files instead"
         )
     if links.displaced:
         some = "1 kernel starts" if links.displaced == 1 else f"{links.displaced:,} kernels start up to"
         early_ms = links.displaced_by_ns / 1e6
         notes.append(
-            f"opreplay: warning: {name}: {some} {early_ms:,.2f} ms before the launch of the same id: a wrong "
+            f"{WARNING}{name}: {some} {early_ms:,.2f} ms before the launch of the same id: a wrong "
             "time, or the launch is of another process; no op owns that device time"
         )
     return notes
@@ -394,7 +401,7 @@ def collision_notes(trace: Trace, name: str) -> list[str]:
 def loss_notes(losses: Mapping[str, int], name: str) -> list[str]:
     """Return a warning with what was lost when reading the named trace or plan; empty if nothing was."""
     text = loss_text(losses, "what is shown is")
-    return [f"opreplay: warning: {name}: {text}"] if text else []
+    return [f"{WARNING}{name}: {text}"] if text else []
 
 
 def trace_facts(trace: Trace | ReplayPlan) -> dict[str, object]:
@@ -451,14 +458,20 @@ def plan_of(
     return plan
 
 
-def recorded_plan_of(trace: Trace, selection: Selection) -> RecordedPlan:
-    """Return the ops of a plan of a trace as they were recorded, without torch. Raises as `plan_of` does."""
-    from opreplay.replay.plan.recorded.ops import recorded_plan
+def recorded_plan_of(read: Trace | ReplayPlan, selection: Selection) -> RecordedPlan:
+    """Return the ops of a plan as they were recorded, without torch. Raises as `plan_of` does."""
+    from opreplay.replay.ir.describe import describe_inputs
+    from opreplay.replay.ir.model import ReplayPlan
+    from opreplay.replay.plan.recorded.ops import RecordedPlan, recorded_plan
     from opreplay.replay.plan.select import refuse_lists
 
-    refuse_lists(selection.exclude, [signature.name for signature in trace.signatures])
-    recorded = recorded_plan(trace, selection)
-    _refuse_none(recorded.plan, trace, selection)
+    if isinstance(read, ReplayPlan):
+        plan = _part_of(read, selection)
+        recorded = RecordedPlan(plan, {op.id: describe_inputs(op) for op in plan.ops})
+    else:
+        refuse_lists(selection.exclude, [signature.name for signature in read.signatures])
+        recorded = recorded_plan(read, selection)
+    _refuse_none(recorded.plan, read, selection)
     return recorded
 
 
@@ -516,14 +529,26 @@ def names_by_time(trace: Trace) -> list[str]:
 def restricted(plan: ReplayPlan, selection: Selection, *, device: str) -> ReplayPlan:
     """Return a plan with missing overloads and outputs filled in, and the filters applied; its order is kept.
 
-    Raises UsageError for another --select than the plan was made with, since the plan lacks the other ops.
+    Raises UsageError as `_part_of` does.
     """
-    from opreplay.replay.plan.passes import total_of, weight_of
-    from opreplay.replay.plan.select import keep_heaviest, keeps_name, no_such_phase
     from opreplay.replay.resolve.by_argument_name import resolve_named
     from opreplay.replay.resolve.meta.outputs import with_outputs
     from opreplay.replay.resolve.policy import Policy
 
+    policy = Policy(allow_imports=selection.allow_imports)
+    return with_outputs(resolve_named(_part_of(plan, selection), policy, device=device), policy=policy)
+
+
+def _part_of(plan: ReplayPlan, selection: Selection) -> ReplayPlan:
+    """Return a plan with the ops that the filters keep.
+
+    Raises UsageError for another --select than the plan was made with, since the plan lacks the other ops, and for a
+    phase that it has no ops of.
+    """
+    from opreplay.replay.plan.passes import total_of, weight_of
+    from opreplay.replay.plan.select import keep_heaviest, keeps_name, no_such_phase, refuse_lists
+
+    refuse_lists(selection.exclude, [op.name for op in plan.ops])
     if selection.select not in ("owner", plan.selection):
         raise UsageError(
             f"the plan of {plan.source} contains the ops selected by {plan.selection}, not those by {selection.select}",
@@ -537,9 +562,7 @@ def restricted(plan: ReplayPlan, selection: Selection, *, device: str) -> Replay
         if not ops:
             raise no_such_phase(batches, selection.phase)
     heaviest = keep_heaviest(ops, selection, total_of(plan), weight_of(plan))
-    policy = Policy(allow_imports=selection.allow_imports)
-    resolved = resolve_named(msgspec.structs.replace(plan, ops=tuple(heaviest)), policy, device=device)
-    return with_outputs(resolved, policy=policy)
+    return msgspec.structs.replace(plan, ops=tuple(heaviest))
 
 
 def with_recorded_children(plan: ReplayPlan, read: Trace | ReplayPlan) -> ReplayPlan:

@@ -143,9 +143,8 @@ def __getattr__(name: str) -> Any:
     elif name in _HOMES:
         try:
             home = import_module(f"opreplay.{_HOMES[name]}")
-        except ModuleNotFoundError as error:
-            if error.name == "torch":
-                import_module("opreplay.replay.host.needs_torch").require_torch()
+        except (ImportError, OSError) as error:
+            import_module("opreplay.replay.host.needs_torch").refuse_unloadable(error)
             raise
         # `tile` is a package of names.
         value = getattr(home, name) if hasattr(home, name) else import_module(f"{home.__name__}.{name}")

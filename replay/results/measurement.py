@@ -31,7 +31,7 @@ KINDS: tuple[WarningKind, ...] = get_args(WarningKind)
 
 _TEXTS: dict[WarningKind, str] = {
     "few samples": "{samples:.0f} of {wanted:.0f}",
-    "noisy": "quartiles {iqr_share:.0%} of the median apart",
+    "noisy": "quartiles {iqr_share:.0f} % of the median apart",
     "timer resolution": "{resolution_us:.3g} us for samples of {sample_us:.3g} us",
     "unstable clock": "a fixed piece of work took {before_us:.3g} us before the op and {after_us:.3g} us after it",
     "other load": "a fixed piece of work took {times:.2f} times its best time of this run",
@@ -42,8 +42,8 @@ _TEXTS: dict[WarningKind, str] = {
     "first call": "--set op_limit left no time for a second; what it set up is in its {first_s:.3g} s",
     "not settled": "the last two calls took {before_us:.3g} and {last_us:.3g} us; a longer --set op_limit may help",
     "interrupted": (
-        "other programs had the processor in {interrupted:.0f} of {samples:.0f} samples; {left_out_share:.0%} of their "
-        "time, spent waiting for it, is left out"
+        "other programs had the processor in {interrupted:.0f} of {samples:.0f} samples; {left_out_share:.0f} % of "
+        "their time, spent waiting for it, is left out"
     ),
     "one thread": "{threads:.0f} threads, which had to wait for processors, took {threads_us:.3g} us",
     "threads waited": "{threads:.0f} threads waited {waited_s:.3g} s for processors in the {took_s:.3g} s of measuring",
@@ -60,8 +60,9 @@ class MeasureWarning(msgspec.Struct, frozen=True, kw_only=True):
 
     def __str__(self) -> str:
         """Return "few samples: 3 of 8", or only the kind if a file lacks the numbers."""
+        percent = {name: 100 * value for name, value in self.data.items() if name.endswith("_share")}
         try:
-            return f"{self.kind}: {_TEXTS[self.kind].format(**self.data)}"
+            return f"{self.kind}: {_TEXTS[self.kind].format(**{**self.data, **percent})}"
         except KeyError:
             return self.kind
 

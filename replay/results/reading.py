@@ -27,6 +27,8 @@ from opreplay.traces.errors import FormatError
 from opreplay.traces.folders import open_regular
 from opreplay.traces.reading.source import open_pipe
 
+_GZIP = b"\x1f"
+"""First byte of a compressed file."""
 UNDECODABLE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 DAMAGED = "The file was changed or is damaged."
 MAX_BYTES = 1 << 30
@@ -124,7 +126,7 @@ def _opened(path: str | Path) -> BufferedReader:
 
 
 def _complete_lines(path: str | Path) -> Iterator[bytes]:
-    """Yield the complete lines, at least one, of which the first is a JSON object. Raises FormatError.
+    """Yield the complete lines, of which the first starts as a JSON object. Raises FormatError.
 
     One line at a time: the text of a large file takes as much memory as the records of it.
     """
@@ -132,6 +134,8 @@ def _complete_lines(path: str | Path) -> Iterator[bytes]:
     try:
         with _opened(path) as stream:
             line = stream.read(1)
+            if line == _GZIP:
+                raise FormatError(f"{path} is compressed", hint="gunzip it first.")
             if line not in (b"{", b""):
                 raise FormatError(f"{path} is not an opreplay result: its first line is not a header", hint=_HEADER)
             while line := line + stream.readline(MAX_BYTES + 1 - seen):

@@ -8,6 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from opreplay.replay.execute.options import RunOptions
+from opreplay.replay.host.needs_torch import require_torch
 from opreplay.replay.results.measurement import CacheState, Measurement
 from opreplay.replay.session.setting import Setting, executor_on
 from opreplay.traces.errors import UsageError
@@ -45,6 +46,7 @@ def benchmark(
     Runs in the caller's gradient mode, on as many CPU threads as are idle. Exceptions of the function are not caught.
     Raises UsageError for tensors on several devices, and if no tensor says which accelerator to synchronise.
     """
+    require_torch()
     import torch
 
     from opreplay.replay.execute.engines import worker_config

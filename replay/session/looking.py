@@ -8,12 +8,13 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, NamedTuple
 
+from opreplay.replay.host.needs_torch import require_torch
 from opreplay.replay.ir.model import ReplayPlan
 from opreplay.replay.ir.step import StepReport
 from opreplay.replay.plan.inputs import names_several, open_input, open_trace, plan_dialect
 from opreplay.replay.plugins import load_plugins
 from opreplay.replay.session.display import Tabular
-from opreplay.replay.session.setting import devices_of, several, warned
+from opreplay.replay.session.setting import devices_of, several, warned, warned_of
 from opreplay.replay.session.trace import OpenTrace, Path, Source, paths_of, recorded_trace
 from opreplay.traces import Limits, Trace, TraceSummary, summarize
 from opreplay.traces.errors import UsageError
@@ -119,14 +120,17 @@ def step(trace: str | os.PathLike[str], soc: str | Sequence[str] = ()) -> ShownS
 
     Raises UsageError for a file without the times of events, and for an unknown device.
     """
-    from opreplay.replay.ops.work.expected import expected_contents
-    from opreplay.replay.plan.inputs import open_input
     from opreplay.replay.timeline.timeline import step_of
-    from opreplay.traces.errors import UsageError
 
-    read = open_input(os.fspath(trace), activity=True)
+    read = warned_of(open_input(os.fspath(trace), activity=True))
     devices = list(devices_of(soc).values())
-    report = step_of(read, devices=devices, contents=expected_contents() if devices else None)
+    contents = None
+    if devices:
+        require_torch()
+        from opreplay.replay.ops.work.expected import expected_contents
+
+        contents = expected_contents()
+    report = step_of(read, devices=devices, contents=contents)
     if report is None:
         raise UsageError(
             f"{os.fspath(trace)} does not record when events ran", hint="Record a profile with event times."
@@ -261,7 +265,7 @@ def _of_ranks(paths: tuple[str, ...], how: _How, limits: Limits | None) -> Timel
     from opreplay.replay.report.page.of_timeline import view_of_ranks
     from opreplay.replay.timeline.job.study import job_timeline
 
-    traces = open_ranks(paths, lambda path: open_trace(path, limits=limits, activity=True), warned)
+    traces = open_ranks(paths, lambda path: warned_of(open_trace(path, limits=limits, activity=True)), warned)
     planned = [_planned(trace, how.devices) for _, trace in traces]
     plans = [plan for plan, _ in planned if plan is not None]
     study = job_timeline(traces, plans=plans, contents=planned[-1][1], **how._asdict())

@@ -6,7 +6,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
 
@@ -16,7 +16,10 @@ from opreplay.traces.errors import UsageError
 if TYPE_CHECKING:
     from opreplay.replay.ascend import DeviceProfile
     from opreplay.replay.execute.executors.torch.device import TorchExecutor
+    from opreplay.replay.ir.model import ReplayPlan
+    from opreplay.traces import Trace
 
+Read = TypeVar("Read", bound="Trace | ReplayPlan")
 DEFAULT_SOC = "910b3"
 
 
@@ -68,6 +71,15 @@ def executor_on(options: RunOptions) -> Generator[TorchExecutor, None, None]:
 def warned(line: str) -> None:
     """Warn of what the command line says on stderr beside its answer."""
     warnings.warn(line, stacklevel=2)
+
+
+def warned_of(read: Read) -> Read:
+    """Return what was read from a file, with warnings about what is lost, wrong or unknown in it."""
+    from opreplay.replay.plan.inputs import WARNING, warnings_of
+
+    for line in warnings_of(read):
+        warned(line.removeprefix(WARNING))
+    return read
 
 
 def several(given: str | Sequence[str]) -> tuple[str, ...]:

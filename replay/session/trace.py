@@ -10,6 +10,7 @@ from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypedDict
 
 from opreplay.replay.execute.options import RunOptions
+from opreplay.replay.host.needs_torch import require_torch
 from opreplay.replay.ir.describe import describe_inputs
 from opreplay.replay.ir.model import ReplayPlan
 from opreplay.replay.job.job import Job
@@ -21,7 +22,7 @@ from opreplay.replay.plugins import load_plugins, plugin_files
 from opreplay.replay.resolve.policy import Imports, named_modules
 from opreplay.replay.session.display import Tabular
 from opreplay.replay.session.op import Op, alone
-from opreplay.replay.session.setting import Setting, several, warned
+from opreplay.replay.session.setting import Setting, several, warned, warned_of
 from opreplay.traces import Limits
 from opreplay.traces.errors import UsageError
 from opreplay.traces.model import Trace
@@ -72,6 +73,7 @@ class OpenTrace(Tabular):
         settings = Settings.of(options, order=True, keep="torch" not in sys.modules, **more)
         if not isinstance(self.read, Files):
             return Job.open(self.read, self._selection, settings, several(soc))
+        require_torch()
         from opreplay.replay.batch.job import Traces
 
         known = self._merged.get(settings.check_kernels)
@@ -112,11 +114,13 @@ class OpenTrace(Tabular):
         return {"ops": self._recorded, "plan": partial(of_plan, "ops"), "reasons": partial(of_plan, "reasons")}
 
     def _recorded(self) -> AnyTable:
-        """Return the ops of a trace without resolving them, which takes torch."""
+        """Return the ops of a trace or plan without resolving them, which takes torch; those of several traces are
+        merged, which resolves them.
+        """
         from opreplay.replay.plan.inputs import recorded_plan_of
         from opreplay.replay.report.views.recorded import table
 
-        if isinstance(self.read, Trace):
+        if not isinstance(self.read, Files):
             return table(*recorded_plan_of(self.read, self._selection))
         return table(self.plan, {op.id: describe_inputs(op) for op in self.plan.ops})
 
@@ -187,6 +191,8 @@ def open(
     """
     if top is not None and top < 1:
         raise UsageError(f"top is {top}", hint="It must be at least 1; None takes all.")
+    if min_share is not None and not 0 <= min_share <= 1:
+        raise UsageError(f"min_share is {min_share}", hint="It must be between 0 and 1: 0.001 for 0.1 %.")
     imports = named_modules(allow_imports)
     named = (*several(plugins), *several(custom_op_dirs))
     load_plugins(named)
@@ -217,11 +223,13 @@ def _read(
         return Files(patterns, execution_traces, limits or Limits())
     if len(execution_traces) > 1:
         raise UsageError("one trace takes one ExecutionTrace", hint="Name the traces that the others belong to.")
-    return open_input(
-        patterns[0],
-        limits=limits,
-        execution_trace=next(iter(execution_traces), None),
-        kernel_details=kernel_details,
+    return warned_of(
+        open_input(
+            patterns[0],
+            limits=limits,
+            execution_trace=next(iter(execution_traces), None),
+            kernel_details=kernel_details,
+        )
     )
 
 
@@ -277,4 +285,4 @@ def recorded_trace(
     if names_several(paths):
         raise UsageError("inspect takes one trace", hint="Name one file of them; `run` and `timeline` take several.")
     named = Named(kernel_details=kernel_details, capture=capture)
-    return open_trace(paths[0], limits=limits, named=named, process=process, activity=True)
+    return warned_of(open_trace(paths[0], limits=limits, named=named, process=process, activity=True))

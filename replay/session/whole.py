@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from opreplay.replay.execute.options import RunOptions
+from opreplay.replay.host.needs_torch import require_torch
 from opreplay.replay.results.compare.judge import DEFAULT_THRESHOLD, Method, OpComparison
 from opreplay.replay.results.compare.judge import Comparison as Judged
 from opreplay.replay.results.reading import ResultFile, read_result_file
@@ -103,6 +104,7 @@ def run(
     Raises UsageError if worker processes lack what this program registered and for another output, EnvironmentRefused
     if the device is missing.
     """
+    require_torch()
     from opreplay.replay.execute.processes.lanes import lane_devices
     from opreplay.replay.host.device_lock import held
     from opreplay.replay.job.consumers import deliver, write_to

@@ -34,10 +34,11 @@ class Condition(msgspec.Struct, frozen=True, kw_only=True):
         """Return one line for each violation; empty if there is none."""
         if self.untested(comparison):
             return []
+        lost, unclear, power = len(comparison.of("lost")), comparison.unclear_share, comparison.power or 0.0
         measures = {
-            "lost": (len(comparison.of("lost")), "{:d} ops are no longer replayed"),
-            "unclear": (comparison.unclear_share, "{:.0%} of the ops cannot be judged"),
-            "power": (comparison.power or 0.0, "only changes of {:.0%} or more would have been found in most ops"),
+            "lost": (lost, f"{lost} ops are no longer replayed"),
+            "unclear": (unclear, f"{100 * unclear:.0f} % of the ops cannot be judged"),
+            "power": (power, f"only changes of {100 * power:.0f} % or more would have been found in most ops"),
         }
         if self.what == "slower":
             slower = ((op, op.ratio or 0.0) for op in comparison.of("slower"))
@@ -46,7 +47,7 @@ class Condition(msgspec.Struct, frozen=True, kw_only=True):
             lines = _total_violations(comparison, 1.0 + self.limit)
         else:
             value, text = measures[self.what]
-            lines = [text.format(value)] if value > self.limit else []
+            lines = [text] if value > self.limit else []
         return [f"{self}: {line}" for line in lines]
 
     def untested(self, comparison: Comparison) -> str:

@@ -174,7 +174,7 @@ def test_unclear_ops_can_fail_a_build(before: Path, tmp_path: Path) -> None:
     assert run(before, few, "--fail-if", "unclear>25%").exit_code == 0
     result = run(before, few, "--fail-if", "unclear>20%")
     assert result.exit_code == 5
-    assert "unclear>20%: 25% of the ops cannot be judged" in result.stderr
+    assert "unclear>20%: 25 % of the ops cannot be judged" in result.stderr
 
 
 def with_gauge(source: Path, target: Path, *, gauge: float, times: float = 1.0, error: float = 0.005, **of_op: object):
@@ -327,7 +327,7 @@ def test_a_build_can_fail_on_what_it_could_not_have_seen(before: Path) -> None:
     wide = msgspec.structs.replace(base, applied=0.45, power=0.4)
     conditions = [parse_condition("slower>5%"), parse_condition("power>20%")]
     assert violations(conditions[:1], wide) == []
-    assert violations(conditions, wide) == ["power>20%: only changes of 40% or more would have been found in most ops"]
+    assert violations(conditions, wide) == ["power>20%: only changes of 40 % or more would have been found in most ops"]
     assert warnings_of(conditions, wide)[0].startswith("changes below 45 % do not show")
     assert warnings_of([], wide) == []
     unknown = msgspec.structs.replace(base, power=None)

@@ -96,3 +96,17 @@ def test_without_the_flag_a_plan_is_of_what_run_measures_by_default(plan: Path) 
     assert invoke("run", plan, "--dry-run").stdout == dry["cold"]
     assert invoke("run", plan, "--dry-run", "--cache", "warm").stdout == dry["warm"]
     assert dry["cold"] != dry["warm"]
+
+
+@pytest.mark.parametrize("suffix", [".csv", ".jsonl", ".html"])
+def test_a_plan_is_not_written_under_the_name_of_another_format(plan: Path, suffix: str) -> None:
+    path = plan.with_suffix(suffix)
+    assert invoke("plan", plan, "--output", path).exit_code == 2
+    assert not path.exists()
+
+
+def test_a_dry_run_names_the_files_that_it_does_not_write(plan: Path) -> None:
+    path = plan.with_suffix(".csv")
+    done = invoke("run", plan, "--dry-run", "--output", path)
+    assert (done.exit_code, path.exists()) == (0, False)
+    assert str(path) in done.stderr.replace("\n", "")

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -27,10 +29,15 @@ PYTHON = (
     WITHOUT_TORCH
     + """
 import opreplay
+opreplay.step(sys.argv[1])
 uses = (
     lambda: opreplay.open(sys.argv[1])["#1"],
     lambda: opreplay.capture,
     lambda: opreplay.op("aten::mm(f32[2,2], f32[2,2])"),
+    lambda: opreplay.open([sys.argv[1], sys.argv[1]]).frame(),
+    lambda: opreplay.run(sys.argv[1]),
+    lambda: opreplay.step(sys.argv[1], soc="910b3"),
+    lambda: opreplay.benchmark(len, ()),
 )
 for use in uses:
     try:
@@ -41,8 +48,14 @@ for use in uses:
 )
 
 
-def run(program: str, *arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, "-c", program, *arguments], capture_output=True, text=True, check=False)
+def run(program: str, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-c", program, *arguments],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, **environment},
+    )
 
 
 @pytest.mark.parametrize("arguments", [("plan", SAMPLE), ("check", "aten::mm"), ("list", "initializers")])
@@ -59,5 +72,15 @@ def test_a_step_is_explained_without_torch() -> None:
 
 def test_the_library_says_how_to_install_it() -> None:
     lines = run(PYTHON, SAMPLE).stdout.splitlines()
-    assert len(lines) == 3
+    assert len(lines) == 7
     assert all(line.startswith(f"EnvironmentRefused {INSTALL_TORCH}") for line in lines)
+
+
+@pytest.mark.parametrize("error", ["ImportError", "OSError"])
+def test_a_torch_that_does_not_load_is_named(tmp_path: Path, error: str) -> None:
+    (tmp_path / "torch").mkdir()
+    (tmp_path / "torch" / "__init__.py").write_text(f'raise {error}("libcudart.so.12: cannot open")')
+    done = run("from opreplay.cli.start import main; main()", "plan", SAMPLE, PYTHONPATH=str(tmp_path))
+    assert (done.returncode, done.stdout) == (4, "")
+    assert "libcudart.so.12" in done.stderr
+    assert "Traceback" not in done.stderr

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 from collections.abc import Callable
 from pathlib import Path
 
@@ -125,3 +126,10 @@ def test_lines_are_written_in_as_many_pieces_as_the_system_takes() -> None:
 
     write_whole(write, b"0123456789")
     assert bytes(written) == b"0123456789"
+
+
+def test_a_compressed_result_says_that_it_is(tmp_path: Path) -> None:
+    path = tmp_path / "r.jsonl.gz"
+    path.write_bytes(gzip.compress(b"{}"))
+    with pytest.raises(FormatError, match="compressed"):
+        read_result_file(path)

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 import opreplay
@@ -59,6 +60,18 @@ def test_rows_are_those_of_the_trace() -> None:
     planned = read.frame("plan")
     for column in ("id", "name", "inputs", "count", "recorded_share"):
         assert list(frame[column]) == list(planned[column])
+
+
+def test_ops_of_a_written_plan_are_those_of_its_trace(tmp_path: Path) -> None:
+    import pandas
+
+    path = tmp_path / "plan.json"
+    path.write_bytes(msgspec.json.encode(opreplay.plan(SAMPLE)))
+    columns = ["id", "name", "count", "recorded_host_us", "recorded_share", "flops", "bytes"]
+    with pytest.raises(UsageError, match="one pattern"):
+        opreplay.open(path, exclude="aten::mm,aten::add").frame()
+    of_plan, of_trace = (opreplay.open(file, exclude="aten::l*", top=3).frame()[columns] for file in (path, SAMPLE))
+    pandas.testing.assert_frame_equal(of_plan, of_trace)
 
 
 def test_a_selection_that_keeps_no_op_names_the_nearest() -> None:

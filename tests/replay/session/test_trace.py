@@ -91,3 +91,12 @@ def test_a_plan_is_one_line_at_a_prompt() -> None:
     plan = opreplay.plan(sample_path("transformer_infer"))
     assert repr(plan).startswith("ReplayPlan of 'transformer_infer.json.gz': 89 ops")
     assert len(repr(plan)) < 100
+
+
+@pytest.mark.parametrize("opened", [opreplay.open, opreplay.inspect, opreplay.timeline, opreplay.step])
+def test_what_a_file_lacks_is_a_warning(opened: Any, tmp_path: Path) -> None:
+    text = json.dumps({"traceEvents": [event("aten::mm", 20 * at, 9, **MM) for at in range(9)]})
+    path = tmp_path / "cut.json"
+    path.write_text(text[: len(text) // 2])
+    with pytest.warns(UserWarning, match="truncated file"):
+        opened(path)

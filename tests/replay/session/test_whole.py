@@ -60,6 +60,7 @@ def test_results_are_those_of_the_file(tmp_path: Path) -> None:
         lambda: opreplay.run(SAMPLE, top=1, options=FAKE, workers=0),
         lambda: opreplay.run(SAMPLE, top=1, options=FAKE, repeats=0),
         lambda: opreplay.run(SAMPLE, top=0, options=FAKE),
+        lambda: opreplay.open(SAMPLE, min_share=2.0),
         lambda: opreplay.run(SAMPLE, top=1, options=FAKE, output="results.csv"),
     ],
 )

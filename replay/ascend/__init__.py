@@ -4,8 +4,9 @@
 The names are looked up when they are first used, since an import of any module in this folder imports this one.
 """
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from opreplay.replay.host.lazy_names import lazy_names
 
 if TYPE_CHECKING:
     from opreplay.replay.ascend.cost.predict import predict_kernel
@@ -50,13 +51,4 @@ _HOMES = {
 }
 """Where each name is defined, below `opreplay`."""
 
-
-def __getattr__(name: str) -> Any:
-    """Import a name when it is first used."""
-    if name not in _HOMES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"opreplay.{_HOMES[name]}"), name)
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+__getattr__, __dir__ = lazy_names(__name__, _HOMES)

@@ -2,10 +2,10 @@
 
     python packages.py [PYTHON...] [--torch REQUIREMENT | --torch-in FOLDER | --link-torch] [--out FOLDER]
 
-PYTHON: interpreters to build for, by default every python3.10 to python3.13 that runs here. Each wheel is used without
-torch first (smoke.py), then with it: `--torch torch==2.13.0` installs it, `--torch-in` names a folder with torch for
-Python 3.x in its folder 3.x, and `--link-torch` takes that of the Python that runs this script, for an equal Python.
-`--out` keeps the files.
+PYTHON: interpreters to build for, by default every python3.10 to python3.13 that runs here. Each wheel is used
+without torch first (smoke.py), then with it: `--torch torch==2.13.0` installs it, `--torch-in FOLDER` uses the
+torch in FOLDER/3.x for Python 3.x, and `--link-torch` uses the torch of the Python that runs this script, if the
+versions are equal. `--out` keeps the files.
 """
 
 from __future__ import annotations

@@ -174,25 +174,25 @@ class Measured:
 
     @cached_property
     def _doubts(self) -> dict[int, _Doubt]:
-        """Doubted rows, those that the others make less likely than the prediction does by itself.
+        """Rows to doubt: the other calls make their times less likely than the prediction alone does.
 
-        A call gets a further variance, which other calls do not share, so that none of its rows is more than `DOUBTED`
-        times as unlikely as rows usually are. So a wrong row, or a call that differs from all others, is still
-        predicted as measured, and says little of other calls; rows that agree, and those that the others say nothing
-        of, are believed, however far from the prediction.
+        The call of such a row gets a further variance, which other calls do not share. It is just so large that no row
+        of the call is more than `DOUBTED` times as unlikely as rows usually are. So a wrong row is still predicted as
+        measured and hardly changes other calls. Rows that agree with each other are believed, however far they are from
+        the prediction, and so are rows about which the other calls say nothing.
         """
         import numpy as np
 
         alone: Array = np.diag(self._noisy)
         off, left = self._against_others({})
-        told = left <= (1.0 - TOLD_SHARE) * alone
+        explained = left <= (1.0 - TOLD_SHARE) * alone
         out: dict[int, _Doubt] = {}
         for look in range(LOOKS):
             if look:
                 off, left = self._against_others(self._of_calls(out))
             squares = off**2 / left
             usual = max(1.0, float(np.median([*squares, *[MEDIAN_SQUARE] * int(PRIOR_ROWS)])) / MEDIAN_SQUARE)
-            rows = told & (squares > np.maximum(DOUBTED * usual, self._logs**2 / alone))
+            rows = explained & (squares > np.maximum(DOUBTED * usual, self._logs**2 / alone))
             times: list[float] = (squares / usual).tolist()
             more: list[float] = (left * (squares / (DOUBTED * usual) - 1.0)).tolist()
             out = {row: _Doubt(times[row], more[row]) for row in np.flatnonzero(rows).tolist()}

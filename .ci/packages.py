@@ -22,7 +22,10 @@ from importlib import metadata
 from pathlib import Path
 from time import monotonic
 
-import tomllib
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib  # opreplay requires it there
 
 HERE = Path(__file__).parent
 ROOT = HERE.parent

@@ -75,7 +75,7 @@ def serve_sequence(
         run = SequenceRun(parts, task, seed, op_bytes, limit, beat)
         try:
             run.make_ready()
-            return run.measured(run.settled(tell), options, executor.clock.resolution_us, tell)
+            return run.measured(options, executor.clock.resolution_us, tell)
         except TimeIsUp:
             return SequenceOutcome(outcomes=run.left_out())
 
@@ -167,8 +167,9 @@ class SequenceRun:
             self._unknown |= findings.unknown
             del program  # its tensors are gone before others are made
 
-    def measured(self, program: Program, options: MeasureOptions, resolution_us: float, tell: Tell) -> SequenceOutcome:
-        """Run the measured passes and return the outcome."""
+    def measured(self, options: MeasureOptions, resolution_us: float, tell: Tell) -> SequenceOutcome:
+        """Run the checking passes, then the measured ones, and return the outcome."""
+        program = self.settled(tell)  # held by no caller: its tensors are gone before those of another one are made
         assert self._plan is not None
         calls = self.calls()
         samples: dict[int, array[float]] = defaultdict(lambda: array("d"))

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch._C._dynamo import eval_frame
 
 from opreplay.replay.execute.executors.timers import HostTimer
 from opreplay.replay.execute.executors.torch.device import TorchExecutor
@@ -252,6 +253,15 @@ def test_the_tensors_of_a_program_are_gone_before_those_of_the_next_are_made(las
         executor.close()
     assert list(reasons_of(outcome)) == [ADD_.id]
     assert executor.held[0] == 0, "whether it raised in the first pass or in one that counts"
+
+
+def test_they_are_gone_also_where_python_frames_run_through_dynamo() -> None:
+    """Then a caller keeps the arguments of a call until it returns."""
+    before = eval_frame.set_eval_frame(False)
+    try:
+        test_the_tensors_of_a_program_are_gone_before_those_of_the_next_are_made(3)
+    finally:
+        eval_frame.set_eval_frame(before)
 
 
 def test_a_program_made_anew_during_the_passes_is_looked_at_as_well() -> None:

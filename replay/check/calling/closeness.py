@@ -68,9 +68,9 @@ def compare(
     """Compare a result with the reference's: `exact` in a wider dtype, `same` in the result's own dtype, if available.
 
     `terms`: the maximum number of elements that one result depends on. `perturbed`: exact results for arguments that
-    differ by a rounding error; twice that change is tolerated. `reach`: the largest number among the arguments; if all
-    results are small, some units in its last place are tolerated. Integers and booleans must be equal; if the reference
-    itself rounds to other integers from wider inputs, that difference is tolerated.
+    differ by a rounding error; twice that change is tolerated, times the root of `terms`. `reach`: the largest number
+    among the arguments; if all results are small, some units in its last place are tolerated. Integers and booleans
+    must be equal; if the reference itself rounds to other integers from wider inputs, that difference is tolerated.
     """
     actual, exact = actual.detach().cpu(), exact.detach().cpu()
     same = None if same is None else same.detach().cpu()
@@ -86,7 +86,20 @@ def compare(
     for other in perturbed:
         moved = 2 * (other.detach().cpu().double() - exact.double()).abs().nan_to_num(0.0, 0.0, 0.0)
         spared = moved if spared is None else torch.maximum(spared, moved)
+    if spared is not None:
+        # The change says how much a rounding error is amplified, e.g. where a row is constant: x - mean(x). A sum of
+        # many terms makes larger ones than the rounding of an argument.
+        eps = torch.finfo(actual.dtype).eps
+        spared = spared * (_root(actual.dtype, terms) / eps)
     return _floats(actual, exact, same, terms, reach, spared)
+
+
+def _root(dtype: torch.dtype, terms: float) -> float:
+    """Return the relative rounding error of a sum of so many terms; sums of 16-bit numbers are computed in float32."""
+    info = torch.finfo(dtype)
+    if info.bits <= 16:
+        return max(info.eps, torch.finfo(torch.float32).eps * terms**0.5)
+    return info.eps * max(1.0, terms) ** 0.5
 
 
 def _complex(
@@ -188,8 +201,7 @@ def _measured(
     # Neighbours of numbers below the smallest normal one lie as far apart as there.
     allowed = allowed + info.smallest_normal * info.eps
     if terms > 1:
-        root = max(info.eps, torch.finfo(torch.float32).eps * terms**0.5) if info.bits <= 16 else info.eps * terms**0.5
-        allowed = allowed + OF_LARGEST * root * largest
+        allowed = allowed + OF_LARGEST * _root(dtype, terms) * largest
     if spared is not None:
         allowed = allowed + spared
     agrees = torch.zeros_like(finite)

@@ -51,3 +51,13 @@ def test_two_numbers_are_printed_so_that_they_differ() -> None:
     assert contrast(1.5, 2.0) == "1.5, not 2"
     assert contrast(6.2151508, 6.2151494) == "6.215151, not 6.215149"
     assert contrast(1.0, 1.0 + 2**-52) == "1, not 1.0000000000000002"
+
+
+def test_what_rounding_changes_is_larger_for_a_sum_of_many_terms() -> None:
+    """x - mean(x) of a constant row is nothing but the rounding errors of the sum."""
+    exact = torch.zeros(2, dtype=torch.float64)
+    off = torch.tensor([3e-4, 0.0])
+    perturbed = [torch.full((2,), 4e-5, dtype=torch.float64)]
+    assert not compare(off, exact, perturbed=perturbed).fits
+    assert compare(off, exact, perturbed=perturbed, terms=64.0).fits
+    assert not compare(off.half(), exact, perturbed=perturbed, terms=64.0).fits

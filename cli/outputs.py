@@ -94,8 +94,9 @@ class Outputs:
             if path.suffix.lower() in LINES:
                 self._lines.append(JsonLinesSink.open(path, force=path in self._replaced))
             else:
-                write_file(path, "", force=path in self._replaced)
                 _refuse_full_disk(path)
+                if path not in self._replaced:
+                    write_file(path, "", force=False)
         if self.to_stdout:
             sink = JsonLinesSink(console.stdout().buffer)
             for record in self.memory.records():
@@ -179,7 +180,6 @@ def _refuse_full_disk(path: Path) -> None:
     """Raise EnvironmentRefused if there is no room for a page that will be written at the end."""
     free = shutil.disk_usage(path.absolute().parent).free
     if free < ROOM_BYTES:
-        path.unlink(missing_ok=True)
         raise EnvironmentRefused(
             f"not enough space for {path}: only {free // 1024} KiB are free",
             hint="Free some space, or name a file on another disk.",

@@ -160,10 +160,10 @@ def block_pairs(caches: str) -> Kind:
     """Fill [n, 2] with source and destination blocks of a cache; sources come first, so that no block is both."""
 
     def kind(context: InitContext, tensor: torch.Tensor) -> str:
-        half = max(1, _size(caches)(context) // 2)
-        places = torch.arange(extent(tensor), device=tensor.device) % half
-        fill.assign(tensor, torch.stack((places, places + (half if half > 0 else 0)), 1)[:, : tensor.shape[-1]])
-        return f"blocks 0 to {half} to those after them"
+        half = _size(caches)(context) // 2
+        places = torch.arange(extent(tensor), device=tensor.device) % max(1, half)
+        fill.assign(tensor, torch.stack((places, places + half), 1)[:, : tensor.shape[-1]])
+        return f"the first {half} blocks to those after them" if half else "block 0 to itself"
 
     return kind
 

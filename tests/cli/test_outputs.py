@@ -50,6 +50,25 @@ def test_a_full_disk_is_told_before_anything_is_measured(tmp_path: Path, monkeyp
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_report_that_is_to_be_replaced_stays_until_the_new_one_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A full disk, or a run that is killed, must not cost the report of an earlier run."""
+    page = tmp_path / "r.csv"
+    page.write_text("earlier")
+    with Outputs([str(page)], force=True) as outputs:
+        outputs.write(HEADER)
+        assert page.read_text() == "earlier"
+        outputs.write(OP)
+        outputs.write(SUMMARY)
+    written = page.read_text()
+    assert "aten::mm" in written
+    monkeypatch.setattr("shutil.disk_usage", lambda path: shutil._ntuple_diskusage(9, 9, 4096))  # type: ignore[attr-defined]
+    with pytest.raises(EnvironmentRefused, match="4 KiB are free"), Outputs([str(page)], force=True) as outputs:
+        outputs.write(HEADER)
+    assert page.read_text() == written
+
+
 def test_an_op_that_no_file_has_room_for_is_in_no_report(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It was counted in a part of the covered share and not in the sum."""
     with Outputs([str(tmp_path / "r.jsonl")], force=False) as outputs:

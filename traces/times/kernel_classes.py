@@ -68,6 +68,10 @@ _PATTERNS: tuple[tuple[str, str], ...] = (
                     r"|aiCore_(mul|add|sub|div|real|cast|maximum)|tensoropwithscalar|addcmul|addcdiv"),
 )  # fmt: skip
 _COMPILED = tuple((kind, re.compile(pattern, re.IGNORECASE)) for kind, pattern in _PATTERNS)
+_LOOPS = re.compile(r"triton_(poi|red|per|for)_fused")
+"""Names that inductor gives to the pointwise, reduction and foreach kernels that it generates."""
+_TEMPLATE = re.compile(r"triton_tem_fused_.*?((?P<attention>attention)|(?P<convolution>conv)|(?P<GEMM>mm))")
+"""Names that inductor gives to kernels from its templates."""
 _LAYERS = re.compile(r"moe_forward|moe_fwd|(ck|asm|fused|marlin|scale)_moe|\bfmoe|experts", re.IGNORECASE)
 """Names of ops that route, multiply and sum up: layers of experts."""
 _NODES = ("autograd::engine::", "torch::autograd::")
@@ -82,12 +86,17 @@ def class_named(text: str) -> str | None:
 def class_of(name: str) -> str:
     """Return the class of a kernel ("ampere_bf16_s16816gemm_...", "Memcpy DtoD") from only its name.
 
-    A Triton kernel has the class that its name gives if inductor or an author wrote one ("triton_red_fused__softmax" is
-    "softmax"), else "Triton". Unknown names are "other".
+    A Triton kernel of inductor is "GEMM", "attention" or "convolution" if it was made from a template
+    ("triton_tem_fused_addmm_relu_3"); its loops ("triton_red_fused__softmax_0") are "Triton", because they fuse work of
+    several classes. Unknown names are "other".
     """
     if is_communication(name):
         return "communication"
     text = name[:400]
+    if _LOOPS.match(text):
+        return "Triton"
+    if template := _TEMPLATE.match(text):
+        return next(kind for kind in ("attention", "convolution", "GEMM") if template.group(kind) is not None)
     for kind, pattern in _COMPILED:
         if pattern.search(text):
             return "Triton" if text.startswith("triton_") and kind not in ("GEMM", "attention") else kind

@@ -108,6 +108,8 @@ def test_blocks_are_copied_to_others() -> None:
     caches = [torch.randn(8, 2)]
     fill("_C_cache_ops::copy_blocks", key_caches=caches, value_caches=caches, block_mapping=pairs)
     assert pairs.tolist() == [[0, 4], [1, 5], [2, 6]]
+    fill("_C_cache_ops::copy_blocks", key_caches=[torch.randn(1, 2)], value_caches=caches, block_mapping=pairs)
+    assert pairs.tolist() == [[0, 0]] * 3
 
 
 def test_places_lie_inside_each_dimension() -> None:
